@@ -1,0 +1,7 @@
+"""`python -m paragan` is `paragan`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

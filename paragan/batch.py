@@ -1,0 +1,33 @@
+"""The words that data, objectives and the game share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from .rng import Draw
+
+Net = Callable[[Tensor, Tensor | None], Tensor]  # D: (images, labels) -> logits [N]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some lanes' images at one position, and random numbers of their own.
+
+    images : [N, C, H, W] float32 in [-1, 1] (or whatever the two networks speak of)
+    labels : [N] int64, or None in an unconditional game
+    """
+
+    images: Tensor
+    labels: Tensor | None
+    draw: Draw
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a player minimises (a scalar), and what is worth showing of it (scalars, detached)."""
+
+    total: Tensor
+    parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])

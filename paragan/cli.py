@@ -1,0 +1,360 @@
+"""The command line. Status: 0 done, 1 failed while running, 2 unusable input, 3 stopped by a signal, resumable."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .errors import Failed, Interrupted, Unusable
+
+EXAMPLES = """examples:
+  paragan train digits                                   a first GAN, in about a minute
+  paragan train folder --data photos/ --kimg 500         your own images (PATH/<class>/*.png, or an .npz)
+  paragan train digits --ranks 2                         the same training on two processes
+  torchrun --nproc-per-node 4 -m paragan train digits    ... under any launcher, on any number of hosts
+  paragan train digits --g.optimizer.lr=5e-4 -n          change any field; -n only shows the run and its cost
+  paragan sample runs/00000-* --labels 3,7 --out grid.png
+"""
+
+TRAIN_HELP = """The same command again goes on where it stopped. Any field of the run can be set: --some.field=value.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Unusable(f"{message} (`{self.prog} --help` shows how)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options, rest = _parser().parse_known_args(arguments)
+        return options.command(options, rest, arguments)
+    except Unusable as error:
+        return _end(2, str(error), first_only=True)
+    except Failed as error:
+        return _end(1, str(error), first_only=error.everywhere)
+    except Interrupted as error:
+        return _end(3, f"{error}; the same command goes on from here", first_only=True)
+    except KeyboardInterrupt:
+        return _end(3, "interrupted", first_only=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _end(status: int, message: str, first_only: bool) -> int:
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    if rank == "0" or not first_only:
+        sys.stderr.write(f"paragan: {' '.join(message.split())}\n")
+    return status
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="paragan",
+        description="Train generative adversarial networks on one device, on many, and across slow networks.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_train_parser, _sample_parser, _eval_parser, _report_parser, _recipes_parser):
+        add(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, action: Any, about: str, **more: Any) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}. {more.pop('more', '')}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        **more,
+    )
+    parser.set_defaults(command=action)
+    return parser
+
+
+# train ------------------------------------------------------------------------------------------------
+
+# shorthand -> the field it sets
+SHORTHANDS = {
+    "data": "data.path",
+    "strategy": "strategy",
+    "batch": "batch",
+    "lanes": "lanes",
+    "kimg": "kimg",
+    "seed": "seed",
+    "init_from": "init_from",
+    "mirror": "data.mirror",
+}
+
+
+def _train_parser(commands: Any) -> None:
+    p = _command(commands, "train", _train, "train a recipe, or go on with it", more=TRAIN_HELP, epilog=EXAMPLES)
+    p.add_argument("recipe", metavar="RECIPE | RUN.yaml", help="a named recipe, or the record of a run")
+    p.add_argument("--data", metavar="PATH", help="`digits`, an .npz (images uint8 NHWC, labels) or PATH/<class>/*.png")
+    p.add_argument("--strategy", metavar="S", help="how ranks work together (default: sync)")
+    p.add_argument("--batch", metavar="N", help="total batch, over all ranks")
+    p.add_argument("--lanes", metavar="L", help="logical workers that share the batch: as many ranks can take part")
+    p.add_argument("--kimg", metavar="K", help="how long, in thousands of real images shown to D")
+    p.add_argument("--seed", metavar="N")
+    p.add_argument("--mirror", action="store_const", const="true", help="also train on flipped images")
+    p.add_argument("--init-from", metavar="MODEL", help="start from the model of another run")
+    p.add_argument("--outdir", default="runs", metavar="DIR", help="where numbered run folders are made (runs)")
+    p.add_argument("--run-dir", metavar="DIR", help="this very folder instead")
+    p.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="PATH: a run folder to go on with")
+    p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
+    p.add_argument("-n", "--dry-run", action="store_true", help="show the resolved run and its cost; train nothing")
+    p.add_argument("--fields", action="store_true", help="list every field that can be set, with its default")
+
+
+def _train(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .comm.world import Place
+
+    if options.fields:
+        return _list_fields()
+    run, wanted = _resolve(options, rest)
+    place = Place.from_environment()
+    ranks = place.size if place.size > 1 else options.ranks or 1
+    if ranks < 1:
+        raise Unusable(f"--ranks {ranks} must be 1 or more")
+    run.check(ranks)
+    if options.dry_run:
+        return _dry_run(run, ranks)
+    if options.ranks and options.ranks > 1 and place.size == 1 and "RANK" not in os.environ:
+        from .train.launch import launch
+
+        return launch(options.ranks, _without_ranks(arguments))
+    return _in_world(run, place, lambda world, screen: _execute(run, world, wanted, screen))
+
+
+def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any]:
+    """The run and the folder a train command asks for."""
+    from .config import build, from_yaml, override, plain
+    from .recipes import recipe
+    from .train.folder import Wanted, existing
+    from .train.run import Run
+
+    given = [(field, value) for name, field in SHORTHANDS.items() if (value := getattr(options, name)) is not None]
+    name, run_dir = options.recipe, options.run_dir and Path(options.run_dir)
+    is_file = Path(name).suffix in (".yaml", ".yml")
+    if is_file and not Path(name).exists():
+        raise Unusable(f"{name} does not exist")
+    data = from_yaml(Path(name).read_text(), name) if is_file else plain(recipe(name))
+    run = build(Run, override(data, [*given, *_settings(rest)]))
+    if run.data.path not in ("", "digits"):
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=str(Path(run.data.path).absolute())))
+    if run.init_from:
+        run = dataclasses.replace(run, init_from=str(Path(run.init_from).absolute()))
+    if options.resume not in ("auto", "never"):
+        if run_dir:
+            raise Unusable("--resume PATH and --run-dir name two folders: give one of them")
+        run_dir = existing(Path(options.resume))
+    return run, Wanted(Path(options.outdir), run_dir, options.resume)
+
+
+def _settings(rest: list[str]) -> list[tuple[str, str]]:
+    """--a.b=value and --a.b value -> (a.b, value)."""
+    settings, words = [], list(rest)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise Unusable(f"{word} is not understood; fields are set as --some.field=value")
+        name, equals, value = word[2:].partition("=")
+        if not equals:
+            if not words or words[0].startswith("--"):
+                raise Unusable(f"{word} needs a value: {word}=...")
+            value = words.pop(0)
+        settings.append((name.replace("-", "_"), value))
+    return settings
+
+
+def _without_ranks(arguments: list[str]) -> list[str]:
+    kept, words = [], list(arguments)
+    while words:
+        word = words.pop(0)
+        if word == "--ranks":
+            words.pop(0)
+        elif not word.startswith("--ranks="):
+            kept.append(word)
+    return kept
+
+
+def _in_world(run: Any, place: Any, action: Any) -> int:
+    """Do it among all ranks of the launcher, and leave them in good order."""
+    from .comm.world import World
+    from .train.progress import Screen
+    from .train.run import pick_device
+
+    device = pick_device(run.device.kind, place.local_rank)
+    world = World.join(place, device, run.timeout_s)
+    try:
+        action(world, Screen(world.first))
+    except Unusable:
+        world.close()
+        raise
+    except Interrupted:
+        world.close()
+        raise
+    except BaseException:
+        world.abandon()
+        raise
+    world.close()
+    return 0
+
+
+def _execute(run: Any, world: Any, wanted: Any, screen: Any) -> None:
+    from .report.records import read
+    from .train.start import execute
+
+    folder = execute(run, world, wanted, screen)
+    rows = read(folder / "metrics.jsonl") if world.first else []
+    last = [row for row in rows if row.get("kimg") == rows[-1].get("kimg")]
+    scores = "  ".join(f"{row['name']} {row['value']:.4g}" for row in last)
+    screen.say(f"done: {scores}; look at {folder}/report.html")
+
+
+def _dry_run(run: Any, ranks: int) -> int:
+    from .config import to_yaml
+    from .plan.cost import cost, imagined
+    from .train.run import build_game, build_nets, load_images, resolve, spec_of
+
+    images = load_images(run)
+    run, world = resolve(run, images), imagined(ranks)
+    game = build_game(run, build_nets(run, spec_of(run, images), world.device), images, world.device)
+    role = run.strategy.role(game, world, run.lanes)
+    penalties = (run.objective.r1 > 0) + (run.objective.gp > 0)
+    counted = cost(game, role, rounds=run.images // run.round, batch=run.batch, penalties=penalties)
+    comments = [*images.describe().splitlines(), *counted.lines()]
+    sys.stdout.write(to_yaml(run) + "\n" + "".join(f"# {line}\n" for line in comments))
+    return 0
+
+
+def _list_fields() -> int:
+    from .config import fields_help
+    from .train.run import Run
+
+    for name, kind, default in fields_help(Run):
+        sys.stdout.write(f"--{name:<36} {kind}{f'  [{default}]' if default else ''}\n")
+    return 0
+
+
+# sample, eval, report, recipes -------------------------------------------------------------------------
+
+
+def _sample_parser(commands: Any) -> None:
+    p = _command(commands, "sample", _sample, "make images with a trained model")
+    p.add_argument("run_dir", metavar="RUN_DIR", help="a run folder, or a model folder")
+    p.add_argument("--count", type=int, default=64, metavar="N")
+    p.add_argument("--labels", metavar="3,7", help="classes by number or name, in turn (default: as in the data)")
+    p.add_argument("--truncation", type=float, default=1.0, metavar="PSI", help="below 1: less variety (1)")
+    p.add_argument("--seed", type=int, default=0, metavar="N")
+    p.add_argument("--out", required=True, metavar="FILE|FOLDER", help="grid.png, samples.npz or a folder")
+
+
+def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .data.grid import save_images
+    from .train.model import load_model, read_labels
+
+    _nothing_left(rest)
+    if options.count < 1:
+        raise Unusable(f"--count {options.count} must be 1 or more")
+    _check_truncation(options.truncation)
+    if options.seed < 0:
+        raise Unusable(f"--seed {options.seed} must be 0 or more")
+    model = load_model(Path(options.run_dir))
+    indices = range(options.count)
+    if options.labels:
+        labels = read_labels(options.labels, model, options.count)
+    else:
+        labels = model.sampler.labels(indices, options.seed)
+    images = model.sampler.images(indices, labels, options.seed, options.truncation)
+    save_images(images.permute(0, 2, 3, 1).numpy(), labels, Path(options.out))
+    sys.stdout.write(f"{options.count} images in {options.out}\n")
+    return 0
+
+
+def _eval_parser(commands: Any) -> None:
+    p = _command(commands, "eval", _eval, "score a trained model against its data")
+    p.add_argument("run_dir", metavar="RUN_DIR")
+    p.add_argument("--metrics", metavar="fd,kid,prdc", help="also fid50k_full, is50k, ... (with --inception)")
+    p.add_argument("--count", type=int, metavar="N", help="how many fakes (default: as the run says)")
+    p.add_argument("--features", metavar="SPACE", help="pixels or inception (default: as the run says)")
+    p.add_argument("--inception", metavar="FILE", help="weights of the 2015-12-05 Inception")
+    p.add_argument("--data", metavar="PATH", help="other reals than those the run was trained on")
+    p.add_argument("--truncation", type=float, default=1.0, metavar="PSI")
+    p.add_argument("--seed", type=int, default=0, metavar="N")
+
+
+def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .comm.world import Place
+    from .config import build, from_yaml, plain
+    from .train.folder import existing
+    from .train.run import Evaluation, Run
+    from .train.scoring import rescore
+
+    _nothing_left(rest)
+    _check_truncation(options.truncation)
+    folder = existing(Path(options.run_dir))
+    run = build(Run, from_yaml((folder / "run.yaml").read_text(), str(folder / "run.yaml")))
+    wanted = plain(run.evaluation)
+    wanted |= {name: getattr(options, name) for name in ("count", "features", "inception") if getattr(options, name)}
+    if options.count is not None:
+        wanted["count"] = options.count
+    if options.metrics:
+        wanted["metrics"] = options.metrics.split(",")
+        if options.features is None and any(m.startswith(("fid", "is")) or "50k" in m for m in wanted["metrics"]):
+            wanted["features"] = "inception"
+    evaluation = build(Evaluation, wanted)
+
+    def action(world: Any, screen: Any) -> None:
+        rescore(folder, run, evaluation, world, screen, options.data, options.truncation, options.seed)
+
+    return _in_world(run, Place.from_environment(), action)
+
+
+def _report_parser(commands: Any) -> None:
+    p = _command(commands, "report", _report, "write a run's report.html anew")
+    p.add_argument("run_dir", metavar="RUN_DIR")
+
+
+def _report(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .report.page import write_report
+
+    _nothing_left(rest)
+    sys.stdout.write(f"{write_report(Path(options.run_dir))}\n")
+    return 0
+
+
+def _recipes_parser(commands: Any) -> None:
+    _command(commands, "recipes", _recipes, "list the named recipes")
+
+
+def _recipes(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .recipes import RECIPES
+
+    _nothing_left(rest)
+    for name, make in RECIPES.items():
+        sys.stdout.write(f"{name:<12} {(make.__doc__ or '').splitlines()[0]}\n")
+    return 0
+
+
+def _nothing_left(rest: list[str]) -> None:
+    if rest:
+        raise Unusable(f"{rest[0]} is not an option of this command")
+
+
+def _check_truncation(truncation: float) -> None:
+    if not 0.05 <= truncation <= 1:
+        raise Unusable(f"--truncation {truncation} must be between 0.05 and 1 (1: none)")

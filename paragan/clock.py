@@ -1,0 +1,30 @@
+"""Time is counted in real images shown to the discriminator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Clock:
+    """Where a run stands. step: rounds played; images: real images D has seen (kimg * 1000)."""
+
+    duration: int  # images
+    step: int = 0
+    images: int = 0
+
+    @property
+    def kimg(self) -> float:
+        return self.images / 1000
+
+    @property
+    def done(self) -> bool:
+        return self.images >= self.duration
+
+    def advance(self, images: int) -> None:
+        self.step += 1
+        self.images += images
+
+    def crossed(self, every: int, images: int) -> bool:
+        """Whether the round just played, of `images`, passed a multiple of `every` images."""
+        return every > 0 and self.images // every > (self.images - images) // every

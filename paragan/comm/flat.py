@@ -1,0 +1,164 @@
+"""A network's parameters and gradients as two vectors, cut into buckets that can travel."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+    from .meter import Traffic
+    from .world import Work
+
+ALIGN = 64  # bytes: a cache line, and the widest vector instruction
+BUCKET_BYTES = 16 << 20
+
+
+class Moment(enum.Enum):
+    """What an exchange may wait for besides work."""
+
+    GRADIENT = "this bucket's gradient is complete"
+    BACKWARD = "every gradient of the beat is complete: nobody differentiates through us"
+
+
+GRADIENT, BACKWARD = Moment.GRADIENT, Moment.BACKWARD
+
+
+class Bucket:
+    """A slice of one player's vectors: the unit every exchange works on.
+
+    params, grads : [n] views into the player's vectors; writing here writes the network.
+    memory(name)  : [n] vector that survives the step and is checkpointed (zero at first).
+    """
+
+    def __init__(self, params: Tensor, grads: Tensor, tensors: int):
+        self.params, self.grads, self.tensors = params, grads, tensors
+        self.memories: dict[str, Tensor] = {}
+
+    def memory(self, name: str) -> Tensor:
+        if name not in self.memories:
+            self.memories[name] = torch.zeros_like(self.grads)
+        return self.memories[name]
+
+
+class Flat:
+    """Lays `net` out in two contiguous vectors, last layer first: the order in which backward visits it.
+
+    Class, names and strides (channels_last) of the network do not change; every tensor starts aligned, and
+    the padding between tensors stays zero. Parameters that do not require a gradient are left where they are.
+    """
+
+    def __init__(self, net: nn.Module, bucket_bytes: int = BUCKET_BYTES):
+        self.parameters = [p for p in net.parameters() if p.requires_grad][::-1]
+        step = ALIGN // 4
+        starts, total = [], 0
+        for p in self.parameters:
+            starts.append(total)
+            total += -(-p.numel() // step) * step
+        device = self.parameters[0].device
+        self.params = torch.zeros(total, device=device)
+        self.grads = torch.zeros(total, device=device)
+        self.slices: list[tuple[int, int]] = []  # (start, numel) of every parameter
+        self.buckets: list[Bucket] = []
+        self._home: dict[Tensor, int] = {}
+        first = tensors = 0
+        for i, (p, start) in enumerate(zip(self.parameters, starts)):
+            self._adopt(p, start)
+            tensors += 1
+            end = starts[i + 1] if i + 1 < len(starts) else total
+            if 4 * (end - first) >= bucket_bytes or end == total:
+                self.buckets.append(Bucket(self.params[first:end], self.grads[first:end], tensors))
+                first, tensors = end, 0
+        self._hooked = False
+        self._running: list[Iterator[Work | Moment]] = []
+        self._awaited: list[Work | Moment | None] = []
+        self._missing: list[int] = []
+        self._ready = 0
+
+    @torch.no_grad()
+    def _adopt(self, p: nn.Parameter, start: int) -> None:
+        dense = p if _is_dense(p) else p.contiguous()
+        view = self.params.as_strided(p.shape, dense.stride(), start)
+        view.copy_(p)
+        p.data = view
+        p.grad = self.grads.as_strided(p.shape, dense.stride(), start)
+        self.slices.append((start, p.numel()))
+        self._home[p] = len(self.buckets)
+
+    @contextlib.contextmanager
+    def exchanging(self, exchange: Exchange, step: int, passes: int = 1) -> Iterator[None]:
+        """Run `exchange` on every bucket around the `passes` backward calls made inside.
+
+        All start at once. One that yields GRADIENT goes on when the last backward has filled its bucket - in
+        bucket order, so that ranks agree, and at the latest when all passes are over, so that a parameter
+        the loss never reached leaves as zeros. One that yields work or BACKWARD goes on at the end.
+        """
+        self.grads.zero_()
+        self._running = [exchange(bucket, step) for bucket in self.buckets]
+        self._awaited = [next(running, None) for running in self._running]
+        self._missing = [bucket.tensors * passes for bucket in self.buckets]
+        self._ready = 0
+        if not self._hooked and GRADIENT in self._awaited:
+            self._hook()
+        yield
+        self.filled()
+        for i, running in enumerate(self._running):  # receive, in the order sent
+            while (awaited := self._awaited[i]) is not None:
+                if not isinstance(awaited, Moment):
+                    awaited.wait()
+                self._awaited[i] = next(running, None)
+        self._running = []
+
+    def filled(self) -> None:
+        """All passes are over: what the loss never reached leaves too, as zeros. Called before anything else
+        is sent, so that ranks that reached different parameters still send in the same order."""
+        self._missing = [0] * len(self.buckets)
+        self._resume_ready()
+
+    def traffic(self, exchange: Exchange) -> Traffic:
+        """What one rank sends in one step for this network."""
+        first, *rest = (exchange.traffic(bucket.grads.numel()) for bucket in self.buckets)
+        return sum(rest, start=first)
+
+    def _hook(self) -> None:
+        for p in self.parameters:
+            p.register_post_accumulate_grad_hook(self._on_grad)
+        self._hooked = True
+
+    def _on_grad(self, p: Tensor) -> None:
+        self._missing[self._home[p]] -= 1
+        self._resume_ready()
+
+    def _resume_ready(self) -> None:
+        while self._ready < len(self._awaited) and self._missing[self._ready] == 0:
+            i, self._ready = self._ready, self._ready + 1
+            while self._awaited[i] is GRADIENT:
+                self._awaited[i] = next(self._running[i], None)
+
+    def memories(self) -> dict[str, Tensor]:
+        """Every bucket memory as one vector over the whole network: {name: [total]}."""
+        names = sorted({name for bucket in self.buckets for name in bucket.memories})
+        return {name: torch.cat([bucket.memory(name) for bucket in self.buckets]) for name in names}
+
+    def load_memories(self, memories: Mapping[str, Tensor]) -> None:
+        sizes = [bucket.grads.numel() for bucket in self.buckets]
+        for bucket in self.buckets:
+            bucket.memories = {}
+        for name, vector in memories.items():
+            for bucket, part in zip(self.buckets, vector.split(sizes)):
+                bucket.memory(name).copy_(part)
+
+
+def _is_dense(p: Tensor) -> bool:
+    """Whether p fills its memory without holes or repeats, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(p.stride(), p.shape) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

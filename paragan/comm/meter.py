@@ -1,0 +1,39 @@
+"""What an exchange costs: predicted as `Traffic`, counted by a `Meter`, in the same units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one rank sends in one step."""
+
+    sent_bytes: int = 0
+    messages: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.sent_bytes + other.sent_bytes, self.messages + other.messages)
+
+
+def ring_all_reduce(nbytes: int, size: int) -> Traffic:
+    """A sum over `size` ranks: every rank sends 2 (size - 1) pieces of 1/size (Patarasuk & Yuan 2009)."""
+    return Traffic(2 * (size - 1) * nbytes // size, 2 * (size - 1))
+
+
+def ring_all_gather(nbytes: int, size: int) -> Traffic:
+    """Everyone's `nbytes` to everyone: each rank passes on size - 1 pieces."""
+    return Traffic((size - 1) * nbytes, size - 1)
+
+
+@dataclass
+class Meter:
+    """Bytes and messages one rank has sent, and the time in which its host waited for others."""
+
+    sent_bytes: int = 0
+    messages: int = 0
+    wait_s: float = 0.0
+
+    def count(self, traffic: Traffic) -> None:
+        self.sent_bytes += traffic.sent_bytes
+        self.messages += traffic.messages

@@ -1,0 +1,303 @@
+"""Ranks and groups of ranks: the only door to torch.distributed, and where bytes are counted."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import Failed, Unusable
+from .meter import Meter, Traffic, ring_all_gather, ring_all_reduce
+
+T = TypeVar("T")
+
+POLL_S = 0.02
+FAULT_WINDOW_S = 4.0  # how long the survivors of a broken exchange listen for the one who knows why
+
+
+class Lost(Failed):
+    """An exchange failed: another rank died, hangs, or gave up. The step was not applied."""
+
+
+class Work(Protocol):
+    """Something on its way; `wait` returns when it has arrived (on CUDA: orders the stream, not the host)."""
+
+    def wait(self) -> None: ...
+
+
+class Group(Protocol):
+    """Some ranks that talk."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def metered(self, meter: Meter) -> Group:
+        """The same ranks, counting into `meter`."""
+        ...
+
+    def sum(self, x: Tensor) -> Work:
+        """Sum of everyone's x [...], in place, the same bits on every rank."""
+        ...
+
+    def gather(self, x: Tensor) -> tuple[Tensor, Work]:
+        """[k] of everyone -> [size, k], row j from rank j."""
+        ...
+
+
+class _Arrived:
+    def wait(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Solo:
+    """A group of one: nothing travels."""
+
+    rank: int = 0
+    size: int = 1
+
+    def metered(self, meter: Meter) -> Group:
+        return self
+
+    def sum(self, x: Tensor) -> Work:
+        return _Arrived()
+
+    def gather(self, x: Tensor) -> tuple[Tensor, Work]:
+        return x[None].clone(), _Arrived()
+
+
+@dataclass(frozen=True)
+class _Travelling:
+    work: dist.Work
+    meter: Meter
+
+    def wait(self) -> None:
+        start = time.perf_counter()
+        _or_lost(self.work.wait)
+        self.meter.wait_s += time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A process group."""
+
+    process_group: dist.ProcessGroup
+    meter: Meter = field(default_factory=Meter)
+
+    @property
+    def rank(self) -> int:
+        return self.process_group.rank()
+
+    @property
+    def size(self) -> int:
+        return self.process_group.size()
+
+    def metered(self, meter: Meter) -> Group:
+        return Ranks(self.process_group, meter)
+
+    def sum(self, x: Tensor) -> Work:
+        start = lambda: dist.all_reduce(x, group=self.process_group, async_op=True)  # noqa: E731
+        return self._send(start, ring_all_reduce(x.nbytes, self.size))
+
+    def gather(self, x: Tensor) -> tuple[Tensor, Work]:
+        rows = x.new_empty(self.size, *x.shape)
+        start = lambda: dist.all_gather(  # noqa: E731
+            list(rows), x.contiguous(), group=self.process_group, async_op=True
+        )
+        return rows, self._send(start, ring_all_gather(x.nbytes, self.size))
+
+    def _send(self, start: Callable[[], dist.Work | None], traffic: Traffic) -> Work:
+        self.meter.count(traffic)
+        work = _or_lost(start)
+        return _Arrived() if work is None else _Travelling(work, self.meter)
+
+
+def _or_lost(action: Callable[[], T]) -> T:
+    try:
+        return action()
+    except RuntimeError as error:  # what torch raises for closed pairs, timeouts and aborted communicators
+        raise Lost(str(error).splitlines()[0]) from error
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a launcher put this process."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @staticmethod
+    def from_environment(env: Mapping[str, str] = os.environ) -> Place:
+        """Reads torchrun's variables, else those srun gives its tasks; a single process without either."""
+        if "RANK" in env and "WORLD_SIZE" in env:
+            names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        elif "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env:
+            names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+        else:
+            return Place()
+        rank, size = _number(env, names[0]), _number(env, names[1])
+        local_rank = _number(env, names[2], 0)
+        local_size = _number(env, names[3], 1)
+        if not 0 <= rank < size:
+            raise Unusable(f"{names[0]}={rank} must be between 0 and {names[1]} - 1 = {size - 1}")
+        return Place(rank, size, local_rank, max(local_size, local_rank + 1))
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = env.get(name, "" if default is None else str(default))
+    digits = text.split("(")[0].split(",")[0]  # SLURM writes 4(x2): 4 tasks on each of 2 nodes
+    if not digits.isdigit():
+        raise Unusable(f"{name}={text!r} must be a number, as torchrun and srun set it")
+    return int(digits)
+
+
+def rendezvous(place: Place, env: Mapping[str, str], timeout_s: float) -> dist.Store:
+    """The key-value store all ranks share. Waits at most `timeout_s` for rank 0 to serve it."""
+    address = env.get("MASTER_ADDR") or _first_host(env.get("SLURM_STEP_NODELIST", ""))
+    if not address:
+        raise Unusable("MASTER_ADDR is not set: start with torchrun, srun or --ranks N")
+    job = _number(env, "SLURM_JOB_ID", 0)
+    port = _number(env, "MASTER_PORT", 29500 + job % 10000)
+    served = place.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    limit = timedelta(seconds=timeout_s)
+    try:
+        return dist.TCPStore(address, port, place.size, served, limit, wait_for_workers=False)
+    except (RuntimeError, ValueError) as error:  # DistNetworkError and its kin
+        reason = str(error).splitlines()[0]
+        raise Unusable(f"rank {place.rank} cannot reach rank 0 at {address}:{port}: {reason}") from error
+
+
+def _first_host(nodes: str) -> str:
+    """The first of SLURM's list of hosts: 'gpu[03-07,12],cpu1' -> 'gpu03'."""
+    head, bracket, rest = nodes.partition("[")
+    if not bracket or "," in head:
+        return head.split(",")[0]
+    return head + rest.split("]")[0].split(",")[0].split("-")[0]
+
+
+class World:
+    """All ranks, this one's place among them, its device and its store; deals out groups.
+
+    `World.solo()` needs no process group, so every strategy also runs in one process.
+    """
+
+    def __init__(self, place: Place, device: torch.device, store: dist.Store, everyone: Group, timeout_s: float):
+        self.place, self.device, self.store, self.everyone = place, device, store, everyone
+        self.timeout_s = timeout_s
+        self._agreed = 0
+
+    @staticmethod
+    def solo(device: torch.device | str = "cpu") -> World:
+        return World(Place(), torch.device(device), dist.HashStore(), Solo(), 60.0)
+
+    @staticmethod
+    def join(place: Place, device: torch.device, timeout_s: float, env: Mapping[str, str] = os.environ) -> World:
+        """Meet the other ranks. Every collective of this world fails after `timeout_s`, none hangs."""
+        if place.size == 1:
+            return World(place, device, dist.HashStore(), Solo(), timeout_s)
+        store = rendezvous(place, env, timeout_s)
+        attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives its restarts
+        world = World(place, device, dist.PrefixStore(f"paragan/{attempt}", store), Solo(), timeout_s)
+        world.agree("")  # all are there; a missing rank is named
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=dist.PrefixStore(f"group/{attempt}", store),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        process_group = dist.group.WORLD
+        assert process_group is not None
+        world.everyone = Ranks(process_group)
+        return world
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def size(self) -> int:
+        return self.place.size
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank speaks and writes for all."""
+        return self.place.rank == 0
+
+    def group(self, ranks: Sequence[int]) -> Group | None:
+        """A group of some ranks, or None where this rank is not among them. Every rank calls this, in the
+        same order."""
+        if self.size == 1 or len(ranks) == 1:
+            return Solo() if self.rank in ranks else None
+        process_group = dist.new_group(list(ranks), timeout=timedelta(seconds=self.timeout_s))
+        return Ranks(process_group) if self.rank in ranks else None
+
+    def agree(self, word: str, timeout_s: float | None = None) -> list[str]:
+        """Everyone's word, in rank order, once all have spoken. Costs store round trips: not for steps."""
+        self._agreed += 1
+        name = f"agree/{self._agreed}"
+        self.store.set(f"{name}/{self.rank}", word)
+        return self._words(name, timeout_s or self.timeout_s)
+
+    def _words(self, name: str, timeout_s: float) -> list[str]:
+        missing, words = list(range(self.size)), dict[int, str]()
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for rank in [r for r in missing if self.store.check([f"{name}/{r}"])]:
+                words[rank] = self.store.get(f"{name}/{rank}").decode()
+                missing.remove(rank)
+            if not missing:
+                return [words[rank] for rank in range(self.size)]
+            if time.monotonic() > deadline:
+                raise Lost(f"rank {', '.join(map(str, missing))} did not arrive within {timeout_s:g} s")
+            time.sleep(POLL_S)
+
+    def explain(self, error: BaseException, step: int) -> str:
+        """Tell the others why this rank gives up, and learn who began: one line with rank and step."""
+        if self.size == 1:
+            return f"step {step}: {error}"
+        own = f"rank {self.rank}, step {step}: {error}"
+        try:
+            self.store.set(f"fault/{self.rank}", ("lost " if isinstance(error, Lost) else "") + own)
+            return own if not isinstance(error, Lost) else self._first_fault(own, step)
+        except (RuntimeError, ConnectionError):
+            return f"rank 0 was lost at step {step} (it held the store); rank {self.rank} saw: {error}"
+
+    def _first_fault(self, own: str, step: int) -> str:
+        deadline = time.monotonic() + FAULT_WINDOW_S
+        silent = [r for r in range(self.size) if r != self.rank]
+        while silent and time.monotonic() < deadline:
+            for rank in [r for r in silent if self.store.check([f"fault/{r}"])]:
+                fault = self.store.get(f"fault/{rank}").decode()
+                if not fault.startswith("lost "):
+                    return fault
+                silent.remove(rank)
+            time.sleep(POLL_S)
+        if not silent:
+            return own
+        ranks = ", ".join(map(str, silent))
+        return f"rank {ranks} was lost at step {step} (killed, or out of reach); {own}"
+
+    def close(self) -> None:
+        """Leave in good order: rank 0, which may hold the store, goes last."""
+        if self.size == 1:
+            return
+        self.store.set(f"bye/{self.rank}", "")
+        if self.first:
+            self._words("bye", self.timeout_s)
+        dist.destroy_process_group()
+
+    def abandon(self) -> None:
+        """Leave after a failure, without waiting for ranks that may be gone."""
+        if isinstance(self.everyone, Ranks):
+            self.everyone.process_group.abort()

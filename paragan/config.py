@@ -1,0 +1,170 @@
+"""Runs as data: YAML in, dotted overrides, one clear line for what is wrong, YAML out."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import pydantic.dataclasses
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from .errors import Unusable
+
+T = TypeVar("T")
+
+
+@typing.dataclass_transform(frozen_default=True)
+def record(kind: type[T]) -> type[T]:
+    """A frozen dataclass whose fields are checked and whose unknown fields are refused."""
+    return pydantic.dataclasses.dataclass(kind, frozen=True, config=ConfigDict(extra="forbid"))  # pyright: ignore
+
+
+def build(kind: type[T], data: Mapping[str, Any]) -> T:
+    """A validated `kind` (a pydantic dataclass) from plain data. Unusable names the field and what fits."""
+    try:
+        return TypeAdapter(kind).validate_python(data)
+    except ValidationError as error:
+        raise Unusable(_one_line(kind, error)) from error
+
+
+def plain(value: Any) -> Any:
+    """A dataclass as dicts, lists and scalars."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def to_yaml(value: Any) -> str:
+    return yaml.safe_dump(plain(value), sort_keys=False, default_flow_style=None, width=100)
+
+
+def from_yaml(text: str, name: str) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise Unusable(f"{name} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise Unusable(f"{name} must hold fields with values, as `paragan train RECIPE -n` prints them")
+    return data
+
+
+def override(data: dict[str, Any], settings: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Set dotted fields: ("g.optimizer.lr", "1e-3"). A part with a `name` may be set by its name alone, and
+    then takes the other fields of that part's defaults."""
+    data = _copied(data)
+    for path, text in settings:
+        *parents, last = path.split(".")
+        at = data
+        for parent in parents:
+            if isinstance(at.get(parent), str):
+                at[parent] = {"name": at[parent]}
+            at = at.setdefault(parent, {})
+            if not isinstance(at, dict):
+                raise Unusable(f"--{path}: {parent} is a value, not a group of fields")
+        value = _scalar(text)
+        named = isinstance(at.get(last), dict) and "name" in at[last]
+        at[last] = {"name": value} if named and isinstance(value, str) else value
+    return data
+
+
+def differences(a: Any, b: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """(dotted field, value in a, value in b) wherever two plain records differ."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = [*a, *(key for key in b if key not in a)]
+        return [d for k in keys for d in differences(a.get(k), b.get(k), f"{path}.{k}" if path else str(k))]
+    return [] if a == b else [(path, a, b)]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """'; did you mean X?' or the list of what there is."""
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(names)}"
+
+
+def fields_help(kind: Any, prefix: str = "") -> list[tuple[str, str, str]]:
+    """(dotted field, its type, its default) of a dataclass and those inside it, for --help."""
+    rows: list[tuple[str, str, str]] = []
+    hints = typing.get_type_hints(kind)
+    for f in dataclasses.fields(kind):
+        name = f"{prefix}{f.name}"
+        inner = _choices(hints[f.name])
+        default = f.default if f.default is not dataclasses.MISSING else None
+        if inner and len(inner) > 1:
+            rows.append((name, " | ".join(_tag(c) for c in inner), getattr(default, "name", "")))
+        for choice in inner:
+            rows += [r for r in fields_help(choice, f"{name}.") if not r[0].endswith(".name")]
+        if not inner and f.name != "name":
+            rows.append((name, _type_name(hints[f.name]), "" if default is None else str(plain(default))))
+    return list(dict.fromkeys(rows))
+
+
+def _choices(hint: Any) -> list[Any]:
+    """The dataclasses a type hint admits."""
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return [m for m in members if dataclasses.is_dataclass(m)]
+
+
+def _tag(kind: Any) -> str:
+    return next(f.default for f in dataclasses.fields(kind) if f.name == "name")
+
+
+def _type_name(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return " | ".join(map(str, typing.get_args(hint)))
+    return getattr(hint, "__name__", str(hint)) if not typing.get_args(hint) else str(hint)
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _copied(data: Any) -> Any:
+    return {k: _copied(v) for k, v in data.items()} if isinstance(data, dict) else data
+
+
+def _one_line(kind: type, error: ValidationError) -> str:
+    first = error.errors()[0]
+    path = _dotted(kind, first["loc"])
+    kind_of, message, given = first["type"], first["msg"], first["input"]
+    if kind_of in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = [row[0] for row in fields_help(kind)]
+        return f"there is no field {path}{nearest(path, known)}"
+    if kind_of in ("missing", "missing_argument"):
+        return f"{path} is missing"
+    if kind_of == "union_tag_invalid":
+        known = [tag.strip("'") for tag in first["ctx"]["expected_tags"].split(", ")]
+        return f"{path}: there is no {first['ctx']['tag']}{nearest(first['ctx']['tag'], known)}"
+    message = message[0].lower() + message[1:]
+    return f"{path}: {message}" if isinstance(given, dict) else f"{path}={_shown(given)}: {message}"
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _dotted(kind: Any, loc: tuple[Any, ...]) -> str:
+    """The field a user would type for a pydantic location, which also names the chosen class of a union."""
+    parts: list[str] = []
+    rest = list(loc)
+    while rest:
+        part = rest.pop(0)
+        parts.append(str(part))
+        hint = typing.get_type_hints(kind).get(part) if dataclasses.is_dataclass(kind) else None
+        choices = _choices(hint)
+        if len(choices) > 1 and rest and rest[0] in [_tag(c) for c in choices]:
+            kind = next(c for c in choices if _tag(c) == rest[0])
+            rest.pop(0)
+        else:
+            kind = choices[0] if choices else None
+    return ".".join(parts)

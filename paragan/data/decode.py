@@ -1,0 +1,214 @@
+"""Image files to squares of uint8, on all cores.
+
+Declared once, here: EXIF orientation is applied; transparency is composited on white; of 16 bits the high
+byte is kept; of an animation the first frame; `fit` crops to the largest square in the centre and resizes
+with LANCZOS.
+"""
+
+import os
+import struct
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from paragan.errors import Unusable
+
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
+
+# What Pillow raises on damaged files, beside its own UnidentifiedImageError (an OSError).
+_DAMAGE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+)
+
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+T = TypeVar("T")
+
+_STRETCH = 64  # images a task: one future an image would itself fill the memory at ImageNet's size
+
+
+class DecodeError(Exception):
+    """One image cannot be decoded; the message is the reason, without the file's name."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says about its image before it is decoded. Sizes are as stored, before any turn by EXIF."""
+
+    width: int
+    height: int
+    grey: bool  # no colour in the mode, or none in the palette
+    clear: bool  # some transparency may be in it
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Image `index` of a set cannot be decoded, and why."""
+
+    index: int
+    reason: str
+
+
+def header(path: Path) -> Header:
+    """Read what the file says about its image. Raises `DecodeError`."""
+    with _opened(path) as image:
+        return Header(*image.size, grey=_grey(image), clear=_clear(image))
+
+
+def picture(path: Path) -> Image.Image:
+    """Decode a file: upright, opaque, in mode L or RGB, at its own size. Raises `DecodeError`."""
+    with _opened(path) as image:
+        image.load()
+        turn = _TURNS.get(_orientation(image))
+        plain = _plain(image)
+        return plain if turn is None else plain.transpose(turn)
+
+
+def fit(image: Image.Image, resolution: int, channels: int) -> np.ndarray:
+    """The largest centred square of `image`, resized with LANCZOS: [R, R, C] uint8.
+
+    An image that has the size already is untouched, bit for bit. Grey becomes RGB by repetition; RGB becomes
+    grey by Pillow's "L" (ITU-R 601 luma).
+    """
+    image = image.convert("L" if channels == 1 else "RGB")
+    side = min(image.size)
+    if image.width != image.height:
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        image = image.crop((left, top, left + side, top + side))
+    if side != resolution:
+        image = image.resize((resolution, resolution), Image.Resampling.LANCZOS)
+    return np.asarray(image).reshape(resolution, resolution, channels)
+
+
+def each(count: int, work: Callable[[int], T]) -> list[T | Fault]:
+    """`[work(0), ..., work(count - 1)]`, on all cores; a `Fault` where `work` raises `DecodeError`."""
+
+    def attempt(index: int) -> T | Fault:
+        try:
+            return work(index)
+        except DecodeError as error:
+            return Fault(index, str(error))
+
+    def stretch(start: int) -> list[T | Fault]:
+        return [attempt(index) for index in range(start, min(start + _STRETCH, count))]
+
+    Image.init()  # the plugins are imported here, not by several threads at once
+    with _bombs_are_errors(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        return [result for part in pool.map(stretch, range(0, count, _STRETCH)) for result in part]
+
+
+def fill(
+    count: int, read: Callable[[int], Image.Image], resolution: int, channels: int
+) -> tuple[np.ndarray, list[Fault]]:
+    """All images fitted into one array: ([N, R, R, C] uint8, those that could not be decoded).
+
+    Raises `Unusable` before anything is allocated if the array is larger than half of this machine's memory.
+    """
+    refuse_beyond_memory(count, resolution, resolution, channels)
+    out = np.empty((count, resolution, resolution, channels), np.uint8)
+
+    def place(index: int) -> None:
+        out[index] = fit(read(index), resolution, channels)
+
+    return out, [result for result in each(count, place) if isinstance(result, Fault)]
+
+
+def refuse_beyond_memory(count: int, height: int, width: int, channels: int) -> None:
+    """Raise `Unusable` if [count, height, width, channels] uint8 take more than half of the memory."""
+    need, limit = count * height * width * channels, ram_bytes() // 2
+    if need <= limit:
+        return
+    sides = [side for side in (8, 16, 32, 64, 128, 256, 512, 1024) if count * side * side * channels <= limit]
+    remedy = f"use resolution {sides[-1]} or less" if sides else "use fewer images"
+    raise Unusable(
+        f"data: {count:,} images of {width} x {height} x {channels} need {need / 2**30:,.1f} GiB, "
+        f"more than half of this machine's {2 * limit / 2**30:,.1f} GiB of memory: {remedy}"
+    )
+
+
+def ram_bytes() -> int:
+    """The memory of this machine, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """The image in a file, with everything Pillow may raise while it is read turned into `DecodeError`."""
+    try:
+        with path.open("rb") as file, Image.open(file, formats=sorted(set(FORMATS.values()))) as image:
+            yield image
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise DecodeError(
+            f"more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, too many to decode safely"
+        ) from None
+    except UnidentifiedImageError:
+        raise DecodeError("not a PNG, JPEG, WebP or BMP image") from None
+    except _DAMAGE as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DecodeError(" ".join(reason.split()) or type(error).__name__) from None
+
+
+@contextmanager
+def _bombs_are_errors() -> Iterator[None]:
+    """Pillow only warns of images up to twice too large. Its other warnings are about EXIF, not pixels."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning)
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; unreadable EXIF turns nothing, as in any viewer."""
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except _DAMAGE:
+        return 1
+
+
+def _grey(image: Image.Image) -> bool:
+    if image.mode in ("P", "PA"):
+        palette = np.array(image.getpalette("RGB") or [0, 0, 0]).reshape(-1, 3)  # [colours, 3]
+        return bool((palette == palette[:, :1]).all())
+    return image.mode in ("1", "L", "LA") or image.mode.startswith("I")
+
+
+def _clear(image: Image.Image) -> bool:
+    return image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """Any mode to L or RGB, opaque."""
+    if image.mode.startswith("I"):  # 16-bit grey: its high byte, which is what Pillow keeps of 16-bit colour
+        return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+    grey = _grey(image)
+    if _clear(image):
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return (
+        image.convert("RGB").convert("L") if grey else image.convert("RGB")
+    )  # grey survives the detour exactly

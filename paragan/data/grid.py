@@ -1,0 +1,130 @@
+"""Images for people and for other programs: a grid, an `.npz`, or a folder of PNGs."""
+
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image
+
+from paragan.errors import Unusable
+
+FORMS = "grid.png, samples.npz, or a folder (a name without extension)"
+
+
+def grid(images: np.ndarray, columns: int | None = None, scale: int = 1) -> Image.Image:
+    """Tile `images` [N, H, W, C] uint8, C 1 or 3, row by row without gaps; the rest of the last row is black.
+
+    `columns` None makes it as square as possible. Each pixel becomes `scale` x `scale` pixels. Raises
+    `Unusable` for other arrays, and for columns or scale below 1.
+    """
+    _check(images, None)
+    if columns is not None and columns < 1:
+        raise Unusable(f"columns: {columns} is not possible: use 1 or more")
+    if scale < 1:
+        raise Unusable(f"scale: {scale} is not possible: use 1 or more")
+    count, height, width, channels = images.shape
+    columns = columns or math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    tiles = np.zeros((rows * columns, height, width, channels), np.uint8)
+    tiles[:count] = images
+    sheet = tiles.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
+    sheet = sheet.reshape(rows * height, columns * width, channels)
+    return _image(sheet.repeat(scale, axis=0).repeat(scale, axis=1))
+
+
+def save_images(images: np.ndarray, labels: np.ndarray | None, out: Path) -> None:
+    """Write `images` [N, H, W, C] uint8, with `labels` [N] integers or None, in the form that `out` names.
+
+    `.png` is a grid (without labels); `.npz` holds `images` uint8 [N, H, W, C] and, if there are any,
+    `labels` int64 [N]; a name without extension is a folder, `out/<label>/000000.png`, or `out/000000.png`
+    without labels. Labels are padded with zeros to one width, so that the order of names is theirs. A file
+    appears complete or not at all and replaces an older one; a folder must be new or empty. Raises `Unusable`
+    for any other name, and if it cannot be written.
+    """
+    out = Path(out)
+    _check(images, labels)
+    try:
+        _writer(out)(images, labels, out)
+    except OSError as error:
+        raise Unusable(f"out: {error.filename or out} cannot be written: {error.strerror or error}") from None
+
+
+def _writer(out: Path) -> Callable[[np.ndarray, np.ndarray | None, Path], None]:
+    suffix = "" if out.is_dir() else out.suffix.lower()
+    writers = {".png": _write_grid, ".npz": _write_npz, "": _write_folder}
+    if suffix not in writers:
+        raise Unusable(f"out: {out} has the unknown extension {suffix}: use {FORMS}")
+    return writers[suffix]
+
+
+def _write_grid(images: np.ndarray, labels: np.ndarray | None, out: Path) -> None:
+    _aside(out, lambda file: grid(images).save(file, format="PNG"))
+
+
+def _write_npz(images: np.ndarray, labels: np.ndarray | None, out: Path) -> None:
+    def write(file: BinaryIO) -> None:
+        if labels is None:
+            np.savez(file, images=images)
+        else:
+            np.savez(file, images=images, labels=labels.astype(np.int64))
+
+    _aside(out, write)
+
+
+def _write_folder(images: np.ndarray, labels: np.ndarray | None, out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise Unusable(f"out: {out} is a file: use {FORMS}")
+    if out.is_dir() and any(out.iterdir()):
+        raise Unusable(f"out: the folder {out} is not empty: name a new one")
+    paths = [out / name for name in _names(len(images), labels)]
+    for folder in sorted({path.parent for path in paths}):
+        folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda path, image: _image(image).save(path), paths, images))
+
+
+def _names(count: int, labels: np.ndarray | None) -> list[str]:
+    if labels is None:
+        return [f"{index:06d}.png" for index in range(count)]
+    width = len(str(labels.max()))
+    seen: dict[int, int] = {}
+    names = []
+    for label in labels.tolist():
+        names.append(f"{label:0{width}d}/{seen.get(label, 0):06d}.png")
+        seen[label] = seen.get(label, 0) + 1
+    return names
+
+
+def _aside(out: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file next to `out` and rename it, so that `out` is never half written."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            write(file)
+        aside.replace(out)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _check(images: np.ndarray, labels: np.ndarray | None) -> None:
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape:
+        raise Unusable(
+            f"images: {images.dtype} {list(images.shape)} is not possible: "
+            "use uint8 [N, H, W, C] with N at least 1, C 1 or 3"
+        )
+    if labels is not None and (
+        labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0
+    ):
+        raise Unusable(
+            f"labels: {labels.dtype} {list(labels.shape)} is not possible: "
+            f"use integers from 0 on, [{len(images)}]"
+        )
+
+
+def _image(pixels: np.ndarray) -> Image.Image:  # [H, W, C] uint8
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)

@@ -1,0 +1,23 @@
+"""The two ways in which a run ends badly, each shown as one line and never as a traceback."""
+
+
+class Unusable(Exception):
+    """Arguments or input that cannot be used. The message names the field and a value that would work.
+
+    The command line prints it and ends with status 2; nothing was written or lost.
+    """
+
+
+class Failed(Exception):
+    """Something went wrong while running; the last complete checkpoint stands. Status 1.
+
+    everywhere: all ranks saw it in the same words, so one of them says it.
+    """
+
+    def __init__(self, message: str, everywhere: bool = False):
+        super().__init__(message)
+        self.everywhere = everywhere
+
+
+class Interrupted(Exception):
+    """A signal asked for the end; a checkpoint was written first. Status 3, resumable."""

@@ -1,0 +1,252 @@
+"""Feature spaces: what a score sees of an image.
+
+    space = by_name("pixels", resolution=32, channels=3)
+    space(images)                        # uint8 [N, 3, 32, 32] -> float32 [N, 3072]
+
+A space is a description; its network is built when it is first used, so that one can be named, refused or
+written into a record at no cost. Its name and hash are part of every score's protocol.
+"""
+
+import contextlib
+import copy
+import difflib
+import hashlib
+import pickle
+import re
+import shutil
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from paragan.errors import Unusable
+from paragan.eval import inception as network
+
+INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
+INCEPTION_URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{INCEPTION_FILE}"
+INCEPTION_SHA256 = "6726825d"  # how the file's digest starts
+NAMES = ("pixels", "inception")
+
+
+@dataclass(frozen=True)
+class FeatureSpace:
+    """A named map from images to vectors, uint8 [N, C, H, W] -> float32 [N, num_features].
+
+    `build` makes the module that does it. A module that also classifies has `logits(features) -> [N,
+    num_logits]`; `num_logits` is 0 where there is none. `resizer` says how images reach the module's own
+    resolution.
+    """
+
+    name: str
+    hash: str
+    num_features: int
+    build: Callable[[], nn.Module] = field(repr=False, compare=False)
+    num_logits: int = 0
+    resizer: str = "none"
+
+    @property
+    def is_inception(self) -> bool:
+        """Whether this is the Inception of 2015-12-05: only there is a Fréchet distance called FID."""
+        return self.name == "inception" and self.hash.startswith(INCEPTION_SHA256)
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The network, built once, in evaluation mode and without gradients."""
+        return self.build().eval().requires_grad_(False)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Features, on the images' device.
+
+        Autocast and TF32 are off, so that a score does not depend on how one trains. Raises `Unusable` where
+        the module returns another shape than the space states.
+        """
+        device = images.device
+        module = self.module.to(device)
+        with torch.no_grad(), torch.autocast(device.type, enabled=False), exact_convolutions(device):
+            features = module(images).float()
+        if features.shape != (len(images), self.num_features):
+            stated = f"[{len(images)}, {self.num_features}]"
+            raise Unusable(
+                f"space: {self.name} gave features {list(features.shape)} where {stated} was stated"
+            )
+        return features
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Class logits [N, num_logits] of features [N, num_features], only where `num_logits` is not 0."""
+        with torch.no_grad():
+            return self.module.to(features.device).logits(features)  # pyright: ignore[reportCallIssue]
+
+
+@contextlib.contextmanager
+def exact_convolutions(device: torch.device) -> Iterator[None]:
+    """Keep cuDNN from rounding a convolution's inputs to 10 bits (TF32), which it does by default."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
+    before = cudnn.fp32_precision
+    cudnn.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        cudnn.fp32_precision = before
+
+
+def by_name(name: str, resolution: int, channels: int, path: str | Path | None = None) -> FeatureSpace:
+    """The space a user names: `pixels`, or `inception` with its weights at `path`.
+
+    `resolution` in pixels, of square images. Raises `Unusable` for another name, and for `inception` where
+    its file is missing or not the one of 2015-12-05.
+    """
+    if name not in NAMES:
+        nearest = difflib.get_close_matches(name, NAMES, n=1, cutoff=0)[0]
+        raise Unusable(f"space: {name!r} is none of {', '.join(NAMES)}; did you mean {nearest}?")
+    return pixels(resolution, channels) if name == "pixels" else inception_2015(path)
+
+
+# pixels -----------------------------------------------------------------------------------------------------
+
+
+def pixels(resolution: int, channels: int) -> FeatureSpace:
+    """The images themselves, scaled to [0, 1] and flattened, at their own resolution: needs no weights."""
+    shape = (channels, resolution, resolution)
+    described = f"pixels / 255, {shape}"
+    return FeatureSpace(
+        "pixels", _sha256(described.encode()), channels * resolution**2, partial(Pixels, shape)
+    )
+
+
+class Pixels(nn.Module):
+    def __init__(self, shape: tuple[int, int, int]):
+        super().__init__()
+        self.shape = shape
+        self.num_features = shape[0] * shape[1] * shape[2]
+
+    def forward(self, images: Tensor) -> Tensor:
+        if tuple(images.shape[1:]) != self.shape:
+            raise Unusable(f"space: these pixels are {self.shape}, the images {tuple(images.shape[1:])}")
+        return images.flatten(1).float() / 255
+
+
+# one's own --------------------------------------------------------------------------------------------------
+
+
+def module_features(name: str, module: nn.Module, num_features: int, *, num_logits: int = 0) -> FeatureSpace:
+    """Any module that maps uint8 [N, C, H, W] to [N, num_features]; scores are called `fd_<name>` and so on.
+
+    The module is copied, so training it further does not change the space. With `num_logits`, it has a method
+    `logits(features) -> [N, num_logits]`. Raises `Unusable` for a name that is taken or has odd characters.
+    """
+    frozen = copy.deepcopy(module)
+    return FeatureSpace(_own_name(name), state_hash(frozen), num_features, lambda: frozen, num_logits)
+
+
+def state_hash(module: nn.Module) -> str:
+    """Digest of a module's class, and of the names and values of its state."""
+    digest = hashlib.sha256(type(module).__qualname__.encode())
+    for key, value in sorted(module.state_dict().items()):
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _own_name(name: str) -> str:
+    if name in (*NAMES, "fid") or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise Unusable(
+            f"space: {name!r} is taken, or not of letters, digits, - and _; one that works: my-classifier"
+        )
+    return name
+
+
+# Inception --------------------------------------------------------------------------------------------------
+
+
+def inception_path() -> Path:
+    """Where the Inception file is looked for when no path is given."""
+    return Path.home() / ".cache" / "paragan" / INCEPTION_FILE
+
+
+def inception_2015(
+    path: str | Path | None = None, *, name: str = "inception", download: bool = False
+) -> FeatureSpace:
+    """The Inception of 2015-12-05, its weights in pytorch-fid's file; refused if the file is another.
+
+    With a `name` of your own, any weights of the same network will do: then nothing is checked but names and
+    shapes, and what is measured in the space is not called FID. Nothing is fetched unless `download` asks for
+    it.
+
+    Raises `Unusable` where the file is missing, has another digest, or cannot be fetched.
+    """
+    file = inception_path() if path is None else Path(path).expanduser()
+    if download and not file.is_file():
+        fetch(file)
+    if not file.is_file():
+        raise Unusable(missing(file))
+    digest = _file_sha256(file)
+    if name == "inception":
+        _check_digest(file, digest)
+    return FeatureSpace(
+        name if name == "inception" else _own_name(name),
+        digest[:16],
+        network.NUM_FEATURES,
+        partial(_load_inception, file),
+        num_logits=network.NUM_LOGITS,
+        resizer=f"tf1-bilinear-{network.SIDE}",
+    )
+
+
+def missing(file: Path) -> str:
+    """One line that says how to come by the Inception file, and what works without it."""
+    return (
+        f"inception: no file {file}; fetch {INCEPTION_URL} (its sha256 starts with {INCEPTION_SHA256}) "
+        "and put it there, or name its place with --inception PATH; "
+        "without it, fd works in the run's own feature space"
+    )
+
+
+def fetch(file: Path, url: str = INCEPTION_URL, timeout_s: float = 60) -> None:
+    """Download the Inception file, 91 MB, to `file`: complete and with the right digest, or not at all.
+
+    `timeout_s` bounds each wait for data. Raises `Unusable` where the address cannot be read or holds another
+    file.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial_file = file.with_name(f"{file.name}.part")
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as source, partial_file.open("wb") as target:
+            shutil.copyfileobj(source, target)
+        _check_digest(file, _file_sha256(partial_file))
+        partial_file.replace(file)
+    except OSError as error:
+        raise Unusable(f"inception: cannot fetch {url} ({error}); {missing(file)}") from error
+    finally:
+        partial_file.unlink(missing_ok=True)
+
+
+def _check_digest(file: Path, digest: str) -> None:
+    if not digest.startswith(INCEPTION_SHA256):
+        raise Unusable(
+            f"inception: {file} is not the network of 2015-12-05: its sha256 starts with {digest[:8]}, not "
+            f"{INCEPTION_SHA256}; fetch {INCEPTION_URL}, or give these weights a name of their own"
+        )
+
+
+def _load_inception(file: Path) -> nn.Module:
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise Unusable(f"inception: {file} holds no weights that can be read safely") from error
+    return network.load(state)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _file_sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

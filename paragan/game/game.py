@@ -1,0 +1,79 @@
+"""The game: two players, what they want, and what they play against; everything but who does what where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..batch import Batch, Loss, Net
+from ..comm.exchange import Exchange
+from ..comm.world import Group
+from .objective import Objective
+from .player import Player
+from .turn import Turn
+
+Fakes = Callable[[Batch, int], Batch]  # (hand, step) -> fakes for D to judge
+Critic = Callable[[int], Net]  # step -> the D that G plays against
+
+
+@dataclass(frozen=True)
+class Game:
+    """G and D, an objective, and where latents and labels come from.
+
+    latent   : size of z; z is standard normal [N, latent]
+    labels   : the labels of the data, from which those of the fakes are drawn; None: unconditional
+    autocast : the precision the losses are computed in
+    """
+
+    g: Player
+    d: Player
+    objective: Objective
+    latent: int
+    labels: np.ndarray | None = None
+    d_steps: int = 1
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    @property
+    def players(self) -> tuple[Player, Player]:
+        return self.g, self.d
+
+    def d_turn(self, fakes: Fakes, exchange: Exchange, team: Group, weight: float = 1.0) -> Turn:
+        """D's turn, against the images of `fakes`."""
+
+        def loss(hand: Batch, step: int) -> Loss:
+            with self.autocast():
+                return self.objective.discriminator(self.d.net, hand, fakes(hand, step), step)
+
+        return Turn(self.d, loss, exchange, team, weight)
+
+    def g_turn(self, critic: Critic, exchange: Exchange, team: Group, weight: float = 1.0) -> Turn:
+        """G's turn, against the D that `critic` gives."""
+
+        def loss(hand: Batch, step: int) -> Loss:
+            with self.autocast():
+                return self.objective.generator(critic(step), self.make(hand, "G"), hand, step)
+
+        return Turn(self.g, loss, exchange, team, weight, fresh=False)
+
+    def make(self, hand: Batch, turn: str) -> Batch:
+        """Fakes for a hand: as many, from latents and labels of its lanes' own streams."""
+        z = hand.draw.normal(f"latent/{turn}", self.latent)
+        y = self.draw_labels(hand, turn)
+        return Batch(self.g.net(z, y), y, hand.draw)
+
+    def draw_labels(self, hand: Batch, turn: str) -> Tensor | None:
+        return None if self.labels is None else hand.draw.choice(f"label/{turn}", self.labels)
+
+    @torch.no_grad()
+    def live_fakes(self, hand: Batch, step: int) -> Batch:
+        """What G makes as it now is."""
+        return self.make(hand, "D")
+
+    def live_critic(self, step: int) -> Net:
+        """D as it now is."""
+        return self.d.net

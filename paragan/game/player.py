@@ -1,0 +1,117 @@
+"""A player: one network that moves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from ..comm.flat import Flat
+from ..comm.meter import Meter
+from ..comm.world import Group, Work
+from .average import Average, Decay
+
+Optimizer = torch.optim.Optimizer
+
+
+@runtime_checkable
+class BatchCoupled(Protocol):
+    """A layer whose statistics couple the images of a lane (our batch norm).
+
+    moments: [m] sums over the lanes seen this step, counted where `tracking` is on; the player lays the
+    moments of all layers out in one vector, sums it over the team, and lets every layer settle.
+    """
+
+    lane_batch: int | None
+    tracking: bool
+    moments: Tensor
+
+    def settle(self) -> None: ...
+
+
+class Player:
+    """Its network, its flat vectors, its optimizer, its average.
+
+    optimizer : (parameters) -> torch optimizer. Element-wise ones get the flat vector as one parameter,
+                layer-wise ones the network's own.
+    rate      : images seen so far -> the factor on the optimizer's learning rate (warm-up, schedules).
+    iterate   : what happens to the network once per step, before its first lane (power iteration).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        net: nn.Module,
+        optimizer: Callable[[list[nn.Parameter]], Optimizer],
+        *,
+        elementwise: bool = True,
+        lane_batch: int | None = None,
+        average: Decay | None = None,
+        rate: Callable[[int], float] = lambda images: 1.0,
+        iterate: Callable[[nn.Module], None] = lambda net: None,
+    ):
+        self.name, self.net, self.rate, self.iterate = name, net, rate, iterate
+        self.flat = Flat(net)
+        self.meter = Meter()
+        self.optimizer = optimizer([_as_parameter(self.flat)] if elementwise else self.flat.parameters)
+        self.average = Average(self.flat.params, average) if average else None
+        self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.coupled = [layer for layer in net.modules() if isinstance(layer, BatchCoupled)]
+        self.moments = self._lay_out_moments(lane_batch)
+        net.requires_grad_(False)
+
+    def _lay_out_moments(self, lane_batch: int | None) -> Tensor:
+        sizes = [layer.moments.numel() for layer in self.coupled]
+        moments = self.flat.params.new_zeros(sum(sizes))
+        for layer, part in zip(self.coupled, moments.split(sizes)):
+            layer.moments, layer.lane_batch = part, lane_batch
+        return moments
+
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """Inside, the network's weights get gradients and its batch statistics are counted; nowhere else."""
+        try:
+            self._set(True)
+            yield
+        finally:
+            self._set(False)
+
+    def _set(self, moving: bool) -> None:
+        for p in self.flat.parameters:
+            p.requires_grad_(moving)
+        for layer in self.coupled:
+            layer.tracking = moving
+
+    def share_moments(self, team: Group) -> Work | None:
+        """Start the sum of the batch moments over the team."""
+        return team.sum(self.moments) if self.coupled else None
+
+    def move(self, images: int, moved: int) -> None:
+        """The optimizer step, then what follows from it. images: seen so far; moved: by this step."""
+        for group, base in zip(self.optimizer.param_groups, self._base_rates):
+            group["lr"] = base * self.rate(images)
+        self.optimizer.step()
+        for layer in self.coupled:
+            layer.settle()
+        if self.average:
+            self.average.follow(self.flat.params, images, moved)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """The network with its average in place of its parameters, for as long as the context lasts."""
+        here = self.flat.params.clone()
+        if self.average:
+            self.flat.params.copy_(self.average.params)
+        try:
+            yield self.net
+        finally:
+            self.flat.params.copy_(here)
+
+
+def _as_parameter(flat: Flat) -> nn.Parameter:
+    vector = nn.Parameter(flat.params)
+    vector.grad = flat.grads
+    return vector

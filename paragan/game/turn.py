@@ -1,0 +1,77 @@
+"""One optimizer step of one player, and several that move together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..batch import Batch, Loss
+from ..comm.exchange import Exchange
+from ..comm.world import Group
+from .player import Player
+
+
+def nothing(step: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a player's step is computed against, with whom it is agreed, and what others get to see of it.
+
+    weight : this rank's share of the team's gradient, own lanes / team lanes (see comm/exchange.py).
+    fresh  : whether it wants a new batch of reals, or plays on with the last one.
+    """
+
+    player: Player
+    loss: Callable[[Batch, int], Loss]
+    exchange: Exchange
+    team: Group
+    weight: float = 1.0
+    fresh: bool = True
+    after: Callable[[int], None] = nothing
+
+    def differentiate(self, hands: Sequence[Batch], step: int) -> Iterator[tuple[Turn, Loss, int]]:
+        """Backward through every hand: what one pass over some of this rank's lanes sees. The opponent is
+        frozen: no weight gradients that nobody wants."""
+        self.player.iterate(self.player.net)
+        share = sum(len(hand.draw.lanes) for hand in hands)
+        with self.player.moving():
+            for hand in hands:
+                loss = self.loss(hand, step)
+                weight = self.weight * len(hand.draw.lanes) / share
+                (loss.total if weight == 1 else loss.total * weight).backward()
+                yield self, loss, len(hand.draw.lanes)
+        self.player.flat.filled()
+
+
+Beat = tuple[Turn, ...]  # turns computed at one point, which then move together
+
+
+def play(beat: Beat, hands: Sequence[Batch], step: int, images: int, moved: int) -> list[tuple[Turn, Loss, int]]:
+    """Play one beat. images: real images seen after this round; moved: by this round.
+
+    Returns what each pass lost, and on how many lanes."""
+    with contextlib.ExitStack() as mail:
+        for turn in beat:
+            mail.enter_context(turn.player.flat.exchanging(turn.exchange, step, passes=len(hands)))
+        losses = [played for turn in beat for played in turn.differentiate(hands, step)]
+        moments = [turn.player.share_moments(turn.team) for turn in beat]
+    for work in moments:
+        if work is not None:
+            work.wait()
+    for turn in beat:
+        turn.player.move(images, moved)
+        turn.after(step)
+    return losses
+
+
+def alternately(d: Turn, g: Turn, d_steps: int) -> tuple[Beat, ...]:
+    """D, `d_steps` times, then G against the D that results."""
+    return (*((d,) for _ in range(d_steps)), (g,))
+
+
+def together(d: Turn, g: Turn, d_steps: int) -> tuple[Beat, ...]:
+    """D and G at once, both from where they stand; further steps of D come first."""
+    return (*((d,) for _ in range(d_steps - 1)), (d, g))

@@ -1,0 +1,30 @@
+"""Gradient penalties on D: they differentiate it twice."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch, Net
+
+
+def r1(d: Net, real: Batch) -> Tensor:
+    """E |grad_x D(x)|^2 on reals (Mescheder et al. 2018, eq. 9, without gamma / 2). Scalar."""
+    images = real.images.detach().requires_grad_(True)
+    return _slope(d, images, real.labels).square().sum(1).mean()
+
+
+def gradient_penalty(d: Net, real: Batch, fake: Batch) -> Tensor:
+    """E (|grad_x D(x)| - 1)^2 between reals and fakes (Gulrajani et al. 2017, eq. 3, without lambda). Scalar."""
+    alpha = real.draw.uniform("gradient penalty", *[1] * (real.images.dim() - 1))
+    between = torch.lerp(real.images.detach(), fake.images.detach().to(real.images.dtype), alpha)
+    slope = _slope(d, between.requires_grad_(True), real.labels)
+    return ((slope.square().sum(1) + 1e-12).sqrt() - 1).square().mean()
+
+
+def _slope(d: Net, images: Tensor, labels: Tensor | None) -> Tensor:
+    """[N, CHW] the gradient of every logit with respect to its image."""
+    with torch.enable_grad():
+        logits = d(images, labels)
+        (slope,) = torch.autograd.grad(logits.sum(), images, create_graph=True)
+    return slope.flatten(1).float()

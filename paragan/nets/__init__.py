@@ -1,0 +1,13 @@
+"""Backbones: a resolution is an argument, never a file."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from paragan.nets.dcgan import DCGAN
+from paragan.nets.sngan import SNGAN
+from paragan.nets.spec import Spec
+
+Nets = Annotated[DCGAN | SNGAN, Field(discriminator="name")]
+
+__all__ = ["DCGAN", "SNGAN", "Nets", "Spec"]

@@ -1,0 +1,133 @@
+"""DCGAN at any resolution: Radford, Metz and Chintala, "Unsupervised Representation Learning ...", 2016.
+
+Channels double from `width` beside the image down to 4x4, and stop at 8 `width`: at 64 px these are the
+paper's nets. Departures: a linear discriminator head over the 4x4 features (the same as the usual 4x4
+convolution), spectral norm in place of the discriminator's batch norm unless asked, class-conditional batch
+norm and projection with classes. At 8 px a single stride-2 stage would make one-layer nets, so there the
+image ends meet a 3x3 convolution at full size.
+"""
+
+import itertools
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from paragan.nets.norm import LaneBatchNorm2d, batch_norm
+from paragan.nets.projection import Projection
+from paragan.nets.spec import Spec, need_power_of_two
+from paragan.nets.spectral import spectral as spectrally
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class DCGAN:
+    """Plain convolutional generator and discriminator, for any power of two from 8 px."""
+
+    name: Literal["dcgan"] = "dcgan"
+    """Which networks these are."""
+    width: int = Field(default=64, ge=1)
+    """Channels of both networks beside the image; they double downward, to at most 8 times as many."""
+    latent: int = Field(default=128, ge=1)
+    """Length of the latent vector z."""
+    spectral: bool = True
+    """Spectral norm in the discriminator: trains stably on small data."""
+    batch_norm: bool = False
+    """Batch norm in the discriminator after all convolutions but the first, as in the paper."""
+
+    def generator(self, spec: Spec) -> nn.Module:
+        """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
+        self.check(spec)
+        return Generator(spec, self.width, self.latent)
+
+    def discriminator(self, spec: Spec) -> nn.Module:
+        """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
+        self.check(spec)
+        return Discriminator(spec, self.width, self.spectral, self.batch_norm)
+
+    def check(self, spec: Spec) -> None:
+        """Raise `Unusable` for a resolution that is not a power of two of at least 8, naming the nearest."""
+        need_power_of_two(spec, least=8)
+
+
+class Generator(nn.Module):
+    """z [N, latent], y int64 [N] -> images [N, C, R, R] in [-1, 1], dtype of z. No classes: y unused."""
+
+    def __init__(self, spec: Spec, width: int, latent: int):
+        super().__init__()
+        self.latent = latent
+        widths, stride = _widths(spec.resolution, width), _stride(spec.resolution)
+        self.start = nn.Linear(latent, widths[0] * 4 * 4, bias=False)
+        ups = [_up(a, b, bias=False) for a, b in itertools.pairwise(widths)]
+        self.ups = nn.ModuleList([nn.Identity(), *ups])  # to 4x4, 8x8, ...
+        self.norms = nn.ModuleList([batch_norm(channels, spec.classes) for channels in widths])
+        self.image = _up(widths[-1], spec.channels, stride)
+        for layer in self.modules():
+            _initialise(layer)
+
+    def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
+        h = self.start(z).view(len(z), -1, 4, 4)
+        for up, norm in zip(self.ups, self.norms):
+            h = F.relu(norm(up(h), y), inplace=True)
+        return torch.tanh(self.image(h)).to(z.dtype)
+
+
+class Discriminator(nn.Module):
+    """Images [N, C, R, R], y int64 [N] -> logits [N], float32 or wider. No classes: y unused."""
+
+    def __init__(self, spec: Spec, width: int, spectral: bool = True, batch_norm: bool = False):
+        super().__init__()
+        widths, stride = _widths(spec.resolution, width)[::-1], _stride(spec.resolution)
+        layers = [_down(spec.channels, widths[0], spectral, stride), _leaky()]
+        for a, b in itertools.pairwise(widths):
+            norm = [_initialise(LaneBatchNorm2d(b))] if batch_norm else []
+            layers += [_down(a, b, spectral, bias=not batch_norm), *norm, _leaky()]
+        self.body = nn.Sequential(*layers)  # [N, C, R, R] -> [N, widths[-1], 4, 4]
+        self.head = Projection(widths[-1] * 4 * 4, spec.classes, _normal, spectral)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        return self.head(self.body(x).flatten(1), y)
+
+
+def _stride(resolution: int) -> int:
+    """Of the convolution at the image: 2, but 1 at 8 px."""
+    return 1 if resolution == 8 else 2
+
+
+def _widths(resolution: int, width: int) -> list[int]:
+    """Channels at 4x4, 8x8, ... up to the last layer before the image."""
+    top = resolution // _stride(resolution)
+    sizes = [4 << i for i in range((top // 4).bit_length())]
+    return [width * min(top // size, 8) for size in sizes]
+
+
+def _up(a: int, b: int, stride: int = 2, bias: bool = True) -> nn.Module:
+    return nn.ConvTranspose2d(a, b, 2 + stride, stride, padding=1, bias=bias)
+
+
+def _down(a: int, b: int, spectral: bool, stride: int = 2, bias: bool = True) -> nn.Module:
+    layer = _initialise(nn.Conv2d(a, b, 2 + stride, stride, padding=1, bias=bias))
+    return spectrally(layer) if spectral else layer
+
+
+def _leaky() -> nn.Module:
+    return nn.LeakyReLU(0.2, inplace=True)
+
+
+def _normal(weight: Tensor) -> Tensor:
+    return nn.init.normal_(weight, 0, 0.02)
+
+
+def _initialise(layer: nn.Module) -> nn.Module:
+    """Weights N(0, 0.02), gains of a plain batch norm N(1, 0.02), biases 0, as in the paper and its code."""
+    if isinstance(layer, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
+        _normal(layer.weight)
+    elif isinstance(layer, LaneBatchNorm2d) and layer.affine:
+        nn.init.normal_(layer.weight, 1, 0.02)
+    else:
+        return layer
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer

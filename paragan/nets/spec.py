@@ -1,0 +1,25 @@
+"""What a pair of networks is built for."""
+
+from dataclasses import dataclass
+
+from paragan.errors import Unusable
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Square images [channels, resolution, resolution] (pixels) of `classes` classes (0: unconditional)."""
+
+    resolution: int
+    channels: int
+    classes: int = 0
+
+
+def need_power_of_two(spec: Spec, least: int) -> None:
+    """Raise `Unusable`, naming the nearest that fits, unless the resolution is a power of two >= `least`."""
+    size = spec.resolution
+    below = 1 << max(size, 1).bit_length() - 1
+    nearest = max(least, below if size - below < 2 * below - size else 2 * below)
+    if size < least or size != below:
+        raise Unusable(
+            f"resolution: needs a power of two of at least {least} pixels, not {size}; {nearest} would work"
+        )

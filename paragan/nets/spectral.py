@@ -1,0 +1,73 @@
+"""Spectral norm with one law: power iteration runs once per optimizer step, before the first lane.
+
+Miyato et al., "Spectral Normalization for Generative Adversarial Networks", 2018. Torch iterates at every
+forward in training mode, so the number of forwards (lanes, ranks, penalties) would change what is trained.
+Here the vectors u, v are held during forwards, and only `power_iteration` moves them:
+
+    train_mode(net)                # instead of net.train()
+    for step in range(steps):
+        power_iteration(net)
+        ...                        # any number of forwards
+
+Works on any network, with torch's parametrization or its older hook; u and v are in the state dict.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm as SpectralHook  # torch's older form
+
+
+def spectral(module: nn.Module) -> nn.Module:
+    """`module` itself, its weight divided by its largest singular value. Initialise the weight before."""
+    return parametrizations.spectral_norm(module)
+
+
+def train_mode(net: nn.Module) -> nn.Module:
+    """`net.train()`, except that forwards do not iterate; returns `net`."""
+    return hold(net.train())
+
+
+def hold(net: nn.Module) -> nn.Module:
+    """Keep forwards from iterating, until the next `net.train()`; returns `net`.
+
+    A module with torch's older hook iterates when it is itself in training mode: it is put in eval mode,
+    which a convolution, linear or embedding layer does not otherwise notice.
+    """
+    for part in net.modules():
+        if isinstance(part, _SpectralNorm) or any(_hooks(part)):
+            part.training = False
+    return net
+
+
+@torch.no_grad()
+def power_iteration(net: nn.Module) -> None:
+    """One update of u and v in every spectral norm of `net`, from the weights as they are now.
+
+    An update is torch's own: `n_power_iterations` of them, 1 unless the network's author asked for more.
+    """
+    for part in net.modules():
+        if isinstance(part, ParametrizationList):
+            _iterate(part)
+        for hook in _hooks(part):
+            hook.compute_weight(part, do_power_iteration=True)
+
+
+def _iterate(chain: ParametrizationList) -> None:
+    """Evaluate the chain once, spectral norms in training mode: each sees the result of those before it."""
+    norms = [part for part in chain if isinstance(part, _SpectralNorm)]
+    if not norms:
+        return
+    for norm in norms:
+        norm.training = True
+    chain()
+    for norm in norms:
+        norm.training = False
+
+
+def _hooks(module: nn.Module) -> Iterator[SpectralHook]:
+    return (hook for hook in module._forward_pre_hooks.values() if isinstance(hook, SpectralHook))

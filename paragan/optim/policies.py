@@ -1,0 +1,84 @@
+"""Optimizers by name, their learning-rate schedules, and how a rate grows with the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from ..config import record
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+@record
+class Adam:
+    """Adam (Kingma & Ba 2015); with weight_decay, AdamW (Loshchilov & Hutter 2019)."""
+
+    name: Literal["adam"] = "adam"
+    lr: Rate = 2e-4
+    betas: tuple[Beta, Beta] = (0.0, 0.99)
+    eps: Rate = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    fused: bool = True
+    elementwise: ClassVar[bool] = True
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        kind = torch.optim.AdamW if self.weight_decay else torch.optim.Adam
+        options = {"fused": True} if self.fused else {"foreach": False}
+        return kind(
+            parameters, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, **options
+        )
+
+
+@record
+class SGD:
+    """Plain gradient descent, with momentum if wanted."""
+
+    name: Literal["sgd"] = "sgd"
+    lr: Rate = 1e-2
+    momentum: Beta = 0.0
+    fused: bool = True
+    elementwise: ClassVar[bool] = True
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        options = {"fused": True} if self.fused else {"foreach": False}
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, **options)
+
+
+@record
+class RMSprop:
+    """RMSprop (Tieleman & Hinton 2012), the original Wasserstein GAN's choice."""
+
+    name: Literal["rmsprop"] = "rmsprop"
+    lr: Rate = 5e-5
+    alpha: Beta = 0.99
+    eps: Rate = 1e-8
+    elementwise: ClassVar[bool] = True
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(parameters, lr=self.lr, alpha=self.alpha, eps=self.eps, foreach=False)
+
+
+Optimizer = Annotated[Adam | SGD | RMSprop, Field(discriminator="name")]
+
+
+def warm_up(kimg: float) -> Callable[[int], float]:
+    """images -> factor on the learning rate, linear from 0 to 1 over the first `kimg` thousand images."""
+    return lambda images: min(1.0, images / (1000 * kimg)) if kimg > 0 else 1.0
+
+
+RULES: dict[str, Callable[[float], float]] = {
+    "linear": lambda ratio: ratio,  # Goyal et al. 2017
+    "sqrt": lambda ratio: ratio**0.5,  # Krizhevsky 2014, Hoffer et al. 2017: usual with Adam
+    "none": lambda ratio: 1.0,
+}
+
+
+def scaled_rate(lr: float, rule: Literal["linear", "sqrt", "none"], batch: int, base_batch: int) -> float:
+    """The learning rate for `batch`, when `lr` is right for `base_batch`."""
+    return lr * RULES[rule](batch / base_batch)

@@ -1,0 +1,99 @@
+"""What a run costs, counted before it is paid for: operations, memory, bytes on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..comm.meter import Meter, Traffic, ring_all_reduce
+from ..comm.world import Group, Place, Solo, Work, World
+from ..game.game import Game
+from ..game.player import Player
+from ..strategies.role import Role
+
+COUNTED = 2  # images in the passes that are counted
+
+
+@dataclass(frozen=True)
+class Imagined:
+    """A group that is not there: enough for wiring, and for counting what would be sent."""
+
+    size: int
+    rank: int = 0
+
+    def metered(self, meter: Meter) -> Group:
+        return self
+
+    def sum(self, x: torch.Tensor) -> Work:
+        raise NotImplementedError("an imagined group sends nothing")
+
+    def gather(self, x: torch.Tensor) -> tuple[torch.Tensor, Work]:
+        raise NotImplementedError("an imagined group sends nothing")
+
+
+def imagined(ranks: int) -> World:
+    """A world of so many ranks, seen from rank 0, without starting any."""
+    group = Imagined(ranks) if ranks > 1 else Solo()
+    return World(Place(0, ranks), torch.device("cpu"), World.solo().store, group, 60.0)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one round (d_steps turns of D and one of G) over all ranks, and of the whole run."""
+
+    rounds: int
+    parameters: tuple[int, int]  # G, D
+    flops: float  # of one round: multiplications and additions, counted separately
+    state_bytes: int  # on every rank: parameters, gradients, two moments of Adam, the average of G
+    traffic: Traffic  # what one rank sends in one round
+
+    def lines(self) -> list[str]:
+        g, d = self.parameters
+        return [
+            f"{self.rounds:,} rounds; G has {g:,} parameters, D {d:,}; {self.state_bytes / 1e6:.1f} MB of state a rank",
+            f"{self.flops / 1e9:.3g} GFLOP a round, {self.flops * self.rounds / 1e12:.3g} TFLOP in all",
+            f"each rank sends {self.traffic.sent_bytes / 1e6:.3g} MB in {self.traffic.messages} messages a round",
+        ]
+
+
+def cost(game: Game, role: Role, *, rounds: int, batch: int, penalties: int) -> Cost:
+    """Count a game and a role that were built but not played. penalties: gradient penalties in D's turn."""
+    g, d = forward_flops(game)
+    state = sum(4 * 4 * p.flat.params.numel() for p in game.players) + 4 * game.g.flat.params.numel()
+    turns = [turn for beat in role.round for turn in beat]
+    traffic = sum(
+        (turn.player.flat.traffic(turn.exchange) + _moments(turn.player, turn.team) for turn in turns), Traffic()
+    )
+    counts = tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players)
+    return Cost(rounds, (counts[0], counts[1]), round_flops(g, d, batch, game.d_steps, penalties), state, traffic)
+
+
+def _moments(player: Player, team: Group) -> Traffic:
+    return ring_all_reduce(player.moments.nbytes, team.size) if player.coupled else Traffic()
+
+
+def forward_flops(game: Game) -> tuple[float, float]:
+    """Operations of one image's forward pass through G and through D."""
+    device = game.g.flat.params.device
+    per_lane = max([COUNTED, *(layer.lane_batch or 0 for layer in game.g.coupled)])
+    z = torch.zeros(per_lane, game.latent, device=device)
+    y = None if game.labels is None else torch.zeros(per_lane, dtype=torch.int64, device=device)
+    with torch.no_grad():
+        with FlopCounterMode(display=False) as of_g:
+            images = game.g.net(z, y)
+        with FlopCounterMode(display=False) as of_d:
+            game.d.net(images, y)
+    return of_g.get_total_flops() / per_lane, of_d.get_total_flops() / per_lane
+
+
+def round_flops(g: float, d: float, batch: int, d_steps: int, penalties: int) -> float:
+    """Operations of one round. A backward pass costs a forward for the inputs and one for the weights.
+
+    D's turn: G forward, D forward and backward on reals and fakes, and for every gradient penalty a forward, a
+    backward to the images, and the backward of both. G's turn: both forward, D's inputs and all of G backward.
+    """
+    d_turn = g + 2 * 3 * d + penalties * 6 * d
+    g_turn = 3 * g + 2 * d
+    return batch * (d_steps * d_turn + g_turn)

@@ -1,0 +1,41 @@
+"""Runs on images the user brings."""
+
+from __future__ import annotations
+
+from ..game.average import Decay
+from ..losses.adversarial import Adversarial
+from ..nets import SNGAN
+from ..optim.policies import Adam
+from ..train.run import Data, Evaluation, Output, Run, Side
+
+
+def fashion() -> Run:
+    """Fashion-MNIST (28 -> 32 px, grey, 10 classes): give --data PATH.npz with images and labels."""
+    return Run(
+        recipe="fashion",
+        data=Data(resolution=32, channels=1),
+        nets=SNGAN(width=64),
+        objective=Adversarial(loss="hinge"),
+        g=Side(Adam(lr=2e-4, betas=(0.0, 0.9))),
+        d=Side(Adam(lr=4e-4, betas=(0.0, 0.9))),
+        average=Decay(half_life_kimg=20.0),
+        batch=64,
+        kimg=500.0,
+        evaluation=Evaluation(metrics=("fd", "kid", "prdc"), count=10_000),
+        output=Output(tick_kimg=2.0, fakes_kimg=20.0, checkpoint_kimg=50.0),
+    )
+
+
+def folder() -> Run:
+    """Any images, 32 to 64 px, with or without classes: give --data PATH (an .npz or PATH/<class>/*.png)."""
+    return Run(
+        recipe="folder",
+        nets=SNGAN(width=128),
+        objective=Adversarial(loss="hinge"),
+        g=Side(Adam(lr=2e-4, betas=(0.0, 0.9))),
+        d=Side(Adam(lr=2e-4, betas=(0.0, 0.9))),
+        average=Decay(half_life_kimg=20.0),
+        batch=64,
+        kimg=2000.0,
+        output=Output(tick_kimg=4.0, fakes_kimg=50.0, checkpoint_kimg=100.0),
+    )

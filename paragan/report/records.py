@@ -1,0 +1,152 @@
+"""Rows of numbers in a file: one JSON object a line, only ever appended to."""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from paragan.errors import Unusable
+
+Row = dict[str, Any]
+
+
+class Records:
+    """The writer of a `stats.jsonl` or a `metrics.jsonl`.
+
+    >>> stats = Records(run_dir / "stats.jsonl")
+    >>> stats.truncate_after(1000)                                # resumed from the checkpoint of step 1000
+    >>> stats.append({"Progress/step": 1010, "Loss/G/loss": math.nan})
+    {"Progress/step": 1010, "Loss/G/loss": null, "nonfinite": ["Loss/G/loss"]}     <- the line
+
+    Holds no file open: a line is out of this process when `append` returns.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one line. A value that is not plain (a tensor, say) is a TypeError that names its key."""
+        line = _line(row)
+        with self.path.open("a+b") as file:
+            _mend(file)
+            file.write(line)
+
+    def truncate_after(self, last: float, key: str = "Progress/step") -> None:
+        """Drop the rows whose `key` is beyond `last`; the others keep their bytes, also those without `key`.
+
+        What a resumed run appends then continues the file that an undisturbed run would have. Scores have no
+        step: `truncate_after(kimg, key="kimg")`.
+        """
+        if not self.path.exists():
+            return
+        kept = b"".join(line for line, row in _lines(self.path) if not _beyond(row.get(key), last))
+        if kept != self.path.read_bytes():
+            write_whole(self.path, kept)
+
+
+def read(path: Path) -> list[Row]:
+    """All rows; none where there is no file yet.
+
+    A last line without an end is what a crash leaves: it is left out. Any other line that is no JSON object
+    is Unusable.
+    """
+    return [row for _, row in _lines(path)] if path.exists() else []
+
+
+def columns(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:
+    """`(kimg, values)` of the rows that have a number under `key`; one that was not finite is nan."""
+    kimg, values = [], []
+    for row in rows:
+        at, value = row.get("Progress/kimg", row.get("kimg")), row.get(key)
+        if value is None and key in row.get("nonfinite", ()):
+            value = math.nan
+        if is_number(at) and math.isfinite(at) and is_number(value):
+            kimg.append(float(at))
+            values.append(float(value))
+    return kimg, values
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write aside, then rename: whoever looks and whatever crashes, `path` is the old file or the new one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _beyond(value: object, last: float) -> bool:
+    return isinstance(value, int | float) and value > last
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    lost = list(row.get("nonfinite", ()))
+    plain = {key: _plain(value, key, lost) for key, value in row.items() if key != "nonfinite"}
+    if lost:
+        plain["nonfinite"] = lost
+    return json.dumps(plain, allow_nan=False).encode() + b"\n"
+
+
+def _plain(value: Any, key: str, lost: list[str]) -> Any:
+    """`value` as JSON has it; the keys of floats that JSON lacks (nan, inf) are added to `lost`."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        number = float(value)
+        if math.isfinite(number):
+            return number
+        lost.append(key)
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item, f"{key}.{name}", lost) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{key}.{place}", lost) for place, item in enumerate(value)]
+    raise TypeError(f"{key}: a {type(value).__name__} is no plain value; make it a number or a string first")
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, Row]]:
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        row = _parse(line)
+        if row is not None:
+            yield line if line.endswith(b"\n") else line + b"\n", row
+        elif line.endswith(b"\n") and line.strip():
+            raise Unusable(
+                f"{path}, line {number}: not a JSON object: {line[:60].decode(errors='replace').strip()!r}; "
+                "mend or delete that line"
+            )
+
+
+def _parse(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _mend(file: Any) -> None:
+    """Let `file`, open for appending, end with a whole line: what a crash left would spoil the next one."""
+    end = file.seek(0, os.SEEK_END)
+    file.seek(max(end - 1, 0))
+    if file.read(1) in (b"", b"\n"):
+        return
+    file.seek(0)
+    start = file.read().rfind(b"\n") + 1
+    file.seek(start)
+    if _parse(file.read()) is None:
+        file.truncate(start)
+    else:
+        file.write(b"\n")

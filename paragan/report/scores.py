@@ -1,0 +1,124 @@
+"""The scores of a run, and which of them may be compared: those of one name under one protocol."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paragan.report import words
+from paragan.report.records import Row, columns, is_number
+
+LOWER = {"fid", "kid", "cmmd", "mmd", "swd", "ppl", "fd"}
+HIGHER = {"is", "inception", "precision", "recall", "density", "coverage", "accuracy"}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How scores were taken. Two are the same if nothing in them differs, their fingerprint included."""
+
+    number: int  # in order of appearance, from 1
+    entries: Mapping[str, str]  # in words
+    fingerprint: str
+
+    @property
+    def label(self) -> str:
+        return f"P{self.number}"
+
+    @property
+    def words(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.entries.items()) or "no protocol recorded"
+
+    def differences(self, other: "Protocol") -> list[str]:
+        """What differs from `other`, in words: `["generated 10,000, not 50,000"]`."""
+        found = [
+            f"{name} {self.entries.get(name, 'not recorded')}, not {other.entries.get(name, 'recorded')}"
+            for name in {**self.entries, **other.entries}
+            if self.entries.get(name) != other.entries.get(name)
+        ]
+        return found or ["fingerprint"]
+
+
+@dataclass(frozen=True)
+class Score:
+    kimg: float
+    value: float  # nan where it was not finite
+    seconds: float | None
+    notes: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """The scores of one name under one protocol, in the order of kimg."""
+
+    name: str
+    protocol: Protocol
+    scores: tuple[Score, ...]
+    differs: tuple[str, ...]  # from the first protocol under this name, if there are several
+    current: bool  # the protocol under which this name was measured last
+
+    @property
+    def last(self) -> Score:
+        return self.scores[-1]
+
+    @property
+    def better(self) -> str | None:
+        """Which way is better, lower or higher; None for a name that we do not know."""
+        tokens = set(re.findall("[a-z]+", self.name.lower()))
+        return "lower" if tokens & LOWER else "higher" if tokens & HIGHER else None
+
+    @property
+    def best(self) -> Score | None:
+        finite = [score for score in self.scores if math.isfinite(score.value)]
+        if not finite or self.better is None:
+            return None
+        pick = min if self.better == "lower" else max
+        return pick(finite, key=lambda score: score.value)
+
+
+def series(rows: Sequence[Row]) -> list[Series]:
+    """Rows of metrics.jsonl, put beside what they may be compared with; names in order of appearance."""
+    known: dict[str, Protocol] = {}
+    by_name: dict[str, dict[str, list[Row]]] = {}
+    newest: dict[str, str] = {}
+    for row in rows:
+        name, key = str(row.get("name", "unnamed")), _identity(row)
+        known.setdefault(key, _protocol(len(known) + 1, row))
+        by_name.setdefault(name, {}).setdefault(key, []).append(row)
+        newest[name] = key
+    found = []
+    for name, by_protocol in by_name.items():
+        first = known[next(iter(by_protocol))]
+        for key, members in by_protocol.items():
+            scores = tuple(sorted(_scores(members), key=lambda score: score.kimg))
+            differs = tuple(known[key].differences(first)) if known[key] is not first else ()
+            if scores:
+                found.append(Series(name, known[key], scores, differs, current=key == newest[name]))
+    return found
+
+
+def protocols(measured: Iterable[Series]) -> list[Protocol]:
+    """Every protocol once, in order of appearance."""
+    return sorted({one.protocol.number: one.protocol for one in measured}.values(), key=lambda p: p.number)
+
+
+def _identity(row: Row) -> str:
+    return json.dumps([row.get("fingerprint"), row.get("protocol")], sort_keys=True, default=str)
+
+
+def _protocol(number: int, row: Row) -> Protocol:
+    protocol = row.get("protocol")
+    entries = protocol if isinstance(protocol, Mapping) else {"protocol": protocol} if protocol else {}
+    return Protocol(number, dict(words.entries(entries)), str(row.get("fingerprint") or ""))
+
+
+def _scores(rows: Iterable[Row]) -> Iterable[Score]:
+    for row in rows:
+        for kimg, value in zip(*columns([row], "value")):
+            seconds = row.get("seconds")
+            yield Score(kimg, value, seconds if is_number(seconds) else None, _notes(row.get("notes")))
+
+
+def _notes(notes: Any) -> str:
+    return "; ".join(map(str, notes)) if isinstance(notes, list) else str(notes or "")

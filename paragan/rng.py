@@ -1,0 +1,59 @@
+"""Randomness as a function of position: nothing to save, nothing to restore.
+
+Philox is a counter-based generator: (key, counter) -> numbers. The key is (seed, stream), the counter
+(lane, position), so what a lane draws depends neither on the rank that owns it nor on what was drawn before.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def generator(seed: int, stream: str, lane: int = 0, position: int = 0) -> np.random.Generator:
+    """The random numbers of `stream` for one lane at one position (in images) of the run with this seed."""
+    key = np.array([seed, zlib.crc32(stream.encode())], dtype=np.uint64)
+    counter = np.array([0, lane, position, 0], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+@lru_cache(maxsize=4)
+def shuffled(seed: int, epoch: int, size: int) -> np.ndarray:
+    """[size] the order in which one epoch visits the data."""
+    return generator(seed, "data order", position=epoch).permutation(size)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The random numbers of some lanes at one position, every lane from streams of its own.
+
+    The first dimension of what it returns is len(lanes) * per_lane: the images of the lanes, one lane
+    after the other.
+    """
+
+    seed: int
+    position: int  # in images
+    lanes: tuple[int, ...]
+    per_lane: int
+    device: torch.device = torch.device("cpu")
+
+    def normal(self, stream: str, *shape: int) -> Tensor:
+        """[N, *shape] float32, standard normal."""
+        return self._each(stream, lambda g: g.standard_normal((self.per_lane, *shape), dtype=np.float32))
+
+    def uniform(self, stream: str, *shape: int) -> Tensor:
+        """[N, *shape] float32 in [0, 1)."""
+        return self._each(stream, lambda g: g.random((self.per_lane, *shape), dtype=np.float32))
+
+    def choice(self, stream: str, values: np.ndarray) -> Tensor:
+        """[N] of `values`, each with equal chance."""
+        return self._each(stream, lambda g: values[g.integers(len(values), size=self.per_lane)])
+
+    def _each(self, stream: str, draw) -> Tensor:
+        parts = [draw(generator(self.seed, stream, lane, self.position)) for lane in self.lanes]
+        return torch.from_numpy(np.concatenate(parts)).to(self.device, non_blocking=True)

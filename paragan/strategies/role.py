@@ -1,0 +1,62 @@
+"""What a strategy decides once per rank: who moves, agreed with whom, on which lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..comm.exchange import Exchange
+from ..comm.world import Group, World
+from ..errors import Unusable
+from ..game.game import Game
+from ..game.player import Player
+from ..game.turn import Beat, Turn
+
+Order = Callable[[Turn, Turn, int], tuple[Beat, ...]]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The lanes of the total batch that one rank works on, out of `of`."""
+
+    lanes: tuple[int, ...]
+    of: int
+
+    @property
+    def weight(self) -> float:
+        """This rank's part of the team's gradient."""
+        return len(self.lanes) / self.of
+
+
+@dataclass(frozen=True)
+class Role:
+    """A rank's round (the beats it repeats), its share of the data, and whether all ranks hold the same
+    players (then one of them writes the checkpoint for all)."""
+
+    round: tuple[Beat, ...]
+    share: Share
+    replicated: bool = True
+
+
+class Strategy(Protocol):
+    """Pure wiring, called once per rank."""
+
+    def role(self, game: Game, world: World, lanes: int) -> Role: ...
+
+
+def deal(lanes: int, rank: int, size: int) -> Share:
+    """Lanes in contiguous runs, as even as can be: 8 lanes on 3 ranks are 3, 2 and 3."""
+    if size > lanes:
+        raise Unusable(
+            f"{size} ranks cannot share --lanes {lanes}: start at most {lanes} ranks, or give --lanes {size} or more"
+        )
+    ends = [round((r + 1) * lanes / size) for r in range(size)]
+    return Share(tuple(range(ends[rank - 1] if rank else 0, ends[rank])), lanes)
+
+
+def lockstep(game: Game, team: Group, share: Share, exchange: Callable[[Player], Exchange], order: Order) -> Role:
+    """D and G, each against the other as it now is."""
+    d = game.d_turn(game.live_fakes, exchange(game.d), team.metered(game.d.meter), share.weight)
+    g = game.g_turn(game.live_critic, exchange(game.g), team.metered(game.g.meter), share.weight)
+    return Role(order(d, g, game.d_steps), share)

@@ -1,0 +1,252 @@
+"""Checkpoints: complete or absent, safetensors and json, no code in them.
+
+checkpoints/00001234/          named by the round it follows
+    rank0000.safetensors       one file for every rank that has something of its own to say
+    checkpoint.json            written last: format, clock, ranks, and size and checksum of every file
+
+A folder is written aside, synced and renamed. Randomness and data are functions of position, so the clock
+stands for both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ..comm.world import World
+from ..errors import Failed, Unusable
+from ..game.player import Player
+
+FORMAT = 1
+Tensors = dict[str, Tensor]
+
+
+class Damaged(Exception):
+    """A checkpoint that cannot be read, and why."""
+
+
+# What a player is -------------------------------------------------------------------------------------
+
+
+def player_state(player: Player) -> Tensors:
+    """Everything of a player that its replicas share, by name."""
+    state = {"params": player.flat.params}
+    if player.average:
+        state["average"] = player.average.params
+    for i, entry in player.optimizer.state_dict()["state"].items():
+        state |= {f"optimizer/{i}/{key}": torch.as_tensor(value) for key, value in entry.items()}
+    state |= {f"buffer/{name}": buffer for name, buffer in buffers(player).items()}
+    return {f"{player.name}/{name}": value for name, value in state.items()}
+
+
+def player_memories(player: Player) -> Tensors:
+    """What a rank's exchanges keep of a player: its own, on every rank."""
+    return {f"{player.name}/memory/{name}": value for name, value in player.flat.memories().items()}
+
+
+def buffers(player: Player) -> Tensors:
+    """The network's saved buffers (running statistics, spectral-norm vectors)."""
+    learnt = {name for name, _ in player.net.named_parameters()}
+    return {name: value for name, value in player.net.state_dict().items() if name not in learnt}
+
+
+@torch.no_grad()
+def restore(player: Player, tensors: Mapping[str, Tensor]) -> None:
+    """Put `player_state` and `player_memories` back."""
+    own = {name.removeprefix(player.name + "/"): t for name, t in tensors.items() if name.startswith(player.name + "/")}
+    if "params" not in own or own["params"].shape != player.flat.params.shape:
+        raise Damaged(f"it holds another network for {player.name}")
+    player.flat.params.copy_(own["params"])
+    if player.average:
+        player.average.params.copy_(own["average"])
+    for name, buffer in buffers(player).items():
+        buffer.copy_(own[f"buffer/{name}"])
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in own.items():
+        if name.startswith("optimizer/"):
+            _, i, key = name.split("/")
+            state.setdefault(int(i), {})[key] = value
+    groups = player.optimizer.state_dict()["param_groups"]
+    player.optimizer.load_state_dict({"state": state, "param_groups": groups})
+    memories = {name.removeprefix("memory/"): t for name, t in own.items() if name.startswith("memory/")}
+    player.flat.load_memories(memories)
+
+
+def mean(states: Iterable[Tensors]) -> Tensors:
+    """The rule for a changed world: every per-rank vector becomes the mean over the old ranks that had it."""
+    found: dict[str, list[Tensor]] = {}
+    for state in states:
+        for name, value in state.items():
+            found.setdefault(name, []).append(value)
+    return {
+        name: torch.stack([v.double() for v in values]).mean(0).to(values[0].dtype) if len(values) > 1 else values[0]
+        for name, values in found.items()
+    }
+
+
+# Writing ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints of a run folder; the newest `keep` stay."""
+
+    folder: Path
+    world: World
+    keep: int = 2
+
+    def clear_unfinished(self) -> None:
+        """Remove what an interrupted save left aside (rank 0, holding the folder's lock)."""
+        for path in self.folder.glob(".writing-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def save(self, players: Iterable[Player], clock: Mapping[str, int], record: Mapping[str, Any], replicated: bool) -> Path:
+        """Write a complete checkpoint, or none: if any rank fails, all do, and nothing else is touched."""
+        name = f"{clock['step']:08d}"
+        aside, target = self.folder / f".writing-{name}", self.folder / name
+        tensors: Tensors = {}
+        for player in players:
+            tensors |= player_memories(player)
+            if self.world.first or not replicated:
+                tensors |= player_state(player)
+        error, size, crc = None, 0, 0
+        try:
+            aside.mkdir(parents=True, exist_ok=True)
+            if tensors:
+                size, crc = _write(aside / _file(self.world.rank), safetensors.torch.save(_for_disk(tensors)))
+        except OSError as problem:
+            error = problem
+        rows, work = self.world.everyone.gather(torch.tensor([error is not None, size, crc]))
+        work.wait()
+        bad = [rank for rank, row in enumerate(rows.tolist()) if row[0]]
+        if not bad and self.world.first:
+            error = self._finish(aside, target, rows.tolist(), clock, record)
+        if bad or error:
+            shutil.rmtree(aside, ignore_errors=True)
+            reason = error or f"rank {bad[0]} could not write its part"
+            raise Failed(f"checkpoint {target} was not written: {reason}; {self.standing()}")
+        return target
+
+    def _finish(
+        self, aside: Path, target: Path, rows: list[list[int]], clock: Mapping[str, int], record: Mapping[str, Any]
+    ) -> OSError | None:
+        files = {_file(rank): {"bytes": size, "crc32": crc} for rank, (_, size, crc) in enumerate(rows) if size}
+        about = {"format": FORMAT, "clock": dict(clock), "ranks": self.world.size, "files": files, **record}
+        try:
+            _write(aside / "checkpoint.json", json.dumps(about, indent=1).encode())
+            _sync_folder(aside)
+            if target.exists():
+                shutil.rmtree(target)
+            aside.rename(target)
+            _sync_folder(self.folder)
+        except OSError as problem:
+            return problem
+        for old in complete(self.folder)[self.keep :]:
+            shutil.rmtree(old, ignore_errors=True)
+        return None
+
+    def standing(self) -> str:
+        """For messages: which checkpoint one may go on from."""
+        there = complete(self.folder)
+        return f"the last good checkpoint is {there[0]}" if there else "there is no checkpoint yet"
+
+
+def complete(folder: Path) -> list[Path]:
+    """The finished checkpoints in a folder, newest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if p.name.isdigit() and p.is_dir()), reverse=True)
+
+
+def _file(rank: int) -> str:
+    return f"rank{rank:04d}.safetensors"
+
+
+def _for_disk(tensors: Tensors) -> Tensors:
+    return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+
+
+def _write(path: Path, data: bytes) -> tuple[int, int]:
+    """Write and sync; (bytes, crc32)."""
+    with path.open("wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+    return len(data), zlib.crc32(data)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# Reading ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint as read for one rank."""
+
+    path: Path
+    step: int
+    images: int
+    about: dict[str, Any]
+    tensors: Tensors
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """A checkpoint's checkpoint.json. Damaged if it is absent or broken; Unusable if a newer paragan wrote it."""
+    try:
+        about = json.loads((path / "checkpoint.json").read_text())
+        written = int(about["format"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"checkpoint.json: {error}") from error
+    if written > FORMAT:
+        raise Unusable(f"{path} has checkpoint format {written}, this paragan reads up to {FORMAT}: use a newer paragan")
+    return about
+
+
+def read(path: Path, rank: int, ranks: int) -> Loaded:
+    """One rank's view of a checkpoint: shared state, and its own memories, or their mean in a changed world.
+
+    Damaged names what is wrong: a missing file, another size or checksum.
+    """
+    about = read_about(path)
+    states: dict[str, Tensors] = {}
+    try:
+        for name, facts in about["files"].items():
+            states[name] = _read_file(path / name, facts["bytes"], facts["crc32"])
+        step, images = int(about["clock"]["step"]), int(about["clock"]["images"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise Damaged(f"checkpoint.json: {error!r}") from error
+    own = states.get(_file(rank), {}) if ranks == about["ranks"] else {}
+    return Loaded(path, step, images, about, mean(states.values()) | own)
+
+
+def _read_file(path: Path, size: int, crc: int) -> Tensors:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise Damaged(f"{path.name}: {error.strerror}") from error
+    if len(data) != size:
+        raise Damaged(f"{path.name} has {len(data)} bytes, not {size}: it was cut off")
+    if zlib.crc32(data) != crc:
+        raise Damaged(f"{path.name} does not match its checksum")
+    try:
+        return safetensors.torch.load(data)
+    except safetensors.SafetensorError as error:
+        raise Damaged(f"{path.name}: {error}") from error

@@ -1,0 +1,165 @@
+"""The run folder: choosing it, owning it, and telling whether it holds the same run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from ..config import differences, from_yaml, nearest, plain, to_yaml
+from ..errors import Unusable
+from . import checkpoint
+from .run import Run, differing
+
+NUMBERED = re.compile(r"(\d{5,})-")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line says about where to write and what to go on from."""
+
+    outdir: Path = Path("runs")
+    run_dir: Path | None = None
+    resume: str = "auto"
+
+
+class RunFolder:
+    """A folder this process owns until it ends: one run at a time writes there."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock: TextIO | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def images_seen(self) -> int:
+        """How far the run in this folder has come, by its newest readable checkpoint."""
+        for path in checkpoint.complete(self.checkpoints):
+            try:
+                return int(checkpoint.read_about(path)["clock"]["images"])
+            except (checkpoint.Damaged, KeyError, TypeError):
+                continue
+        return 0
+
+    def record(self) -> dict[str, Any] | None:
+        """The plain run.yaml, or None in a folder that has none."""
+        path = self.path / "run.yaml"
+        return from_yaml(path.read_text(), str(path)) if path.exists() else None
+
+    def lock(self) -> bool:
+        """Own the folder, until this process ends, however it ends. False if somebody else does."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.path / ".lock").open("a+")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        self._lock.truncate(0)
+        self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        self._lock.flush()
+        return True
+
+    def owner(self) -> str:
+        return (self.path / ".lock").read_text() or "another process"
+
+    def release(self) -> None:
+        if self._lock:
+            self._lock.close()
+
+    def write_record(self, run: Run) -> None:
+        aside = self.path / ".run.yaml.writing"
+        aside.write_text(to_yaml(run))
+        aside.rename(self.path / "run.yaml")
+
+
+def choose(wanted: Wanted, run: Run, ranks: int) -> RunFolder:
+    """The folder for this run, locked: a given one, the newest unfinished one of the same record, or a new one."""
+    if wanted.run_dir:
+        return _given(wanted.run_dir, wanted.resume, run)
+    if wanted.resume == "auto":
+        for path in _numbered(wanted.outdir)[::-1]:
+            folder = RunFolder(path)
+            if _unfinished(folder, run) and folder.lock():
+                return folder
+            folder.release()
+    return _new(wanted.outdir, run, ranks)
+
+
+def _given(path: Path, resume: str, run: Run) -> RunFolder:
+    folder = RunFolder(path)
+    former = folder.record()
+    if former is None and path.is_dir() and any(p.name != ".lock" for p in path.iterdir()):
+        raise Unusable(f"{path} has files in it but no run.yaml: give an empty or a new folder as --run-dir")
+    if former is not None and resume == "never":
+        raise Unusable(f"{path} holds a run already; --resume never needs another --run-dir")
+    if former is not None:
+        refuse_differences(former, run, path)
+    if not folder.lock():
+        raise Unusable(f"{path} is being written by {folder.owner()}: stop that run, or give another --run-dir")
+    return folder
+
+
+def _unfinished(folder: RunFolder, run: Run) -> bool:
+    try:
+        former = folder.record()
+    except (Unusable, OSError):
+        return False
+    if former is None or changed(former, run):
+        return False
+    round_ = run.round
+    return folder.images_seen < -(-int(float(former.get("kimg", 0)) * 1000) // round_) * round_
+
+
+def changed(former: dict[str, Any], run: Run) -> list[tuple[str, Any, Any]]:
+    """The fields in which a run differs from the one of a record, but for those that may."""
+    return [d for d in differences(former, plain(run)) if not differing(d[0])]
+
+
+def refuse_differences(former: dict[str, Any], run: Run, path: Path) -> None:
+    found = changed(former, run)
+    if found:
+        listed = "; ".join(f"{name} was {a!r}, is {b!r}" for name, a, b in found[:8])
+        raise Unusable(f"{path} holds another run: {listed}. Repeat its settings, or give another --run-dir")
+
+
+def _numbered(outdir: Path) -> list[Path]:
+    return sorted(p for p in outdir.glob("[0-9]*-*") if p.is_dir() and NUMBERED.match(p.name)) if outdir.is_dir() else []
+
+
+def _new(outdir: Path, run: Run, ranks: int) -> RunFolder:
+    there = [int(match[1]) for p in _numbered(outdir) if (match := NUMBERED.match(p.name))]
+    number = max(there, default=-1) + 1
+    while True:
+        name = f"{number:05d}-{run.recipe}-{run.nets.name}-{run.strategy.name}-r{ranks}-b{run.batch}"
+        folder = RunFolder(outdir / name)
+        try:
+            outdir.mkdir(parents=True, exist_ok=True)
+            folder.path.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        except OSError as error:
+            raise Unusable(f"--outdir {outdir} cannot be written: {error.strerror}") from error
+        folder.lock()
+        return folder
+
+
+def existing(path: Path) -> Path:
+    """A run folder that is there, for `sample`, `eval`, `report` and --resume."""
+    if (path / "run.yaml").exists():
+        return path
+    if not path.exists():
+        siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
+        hint = nearest(path.name, siblings) if siblings else ""
+        raise Unusable(f"{path} does not exist{hint}")
+    inside = [str(p.parent) for p in sorted(path.glob("*/run.yaml"))]
+    hint = f"; there are runs in it: {', '.join(inside[-3:])}" if inside else ""
+    raise Unusable(f"{path} is no run folder (it has no run.yaml){hint}")
+

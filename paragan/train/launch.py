@@ -1,0 +1,59 @@
+"""Several ranks on this machine, for those who have no launcher: `--ranks N`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+GRACE_S = 30.0  # what a broken run's other ranks get to end by themselves
+
+
+def launch(ranks: int, arguments: Sequence[str]) -> int:
+    """Run `paragan ARGUMENTS` on `ranks` processes here; pass signals on; the exit status of the run."""
+    port = _free_port()
+    processes = [_start(rank, ranks, port, arguments) for rank in range(ranks)]
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    former = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        return _watch(processes)
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        for process in processes:
+            process.kill()
+
+
+def _start(rank: int, ranks: int, port: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    env = os.environ | {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    return subprocess.Popen([sys.executable, "-m", "paragan", *arguments], env=env)
+
+
+def _watch(processes: list[subprocess.Popen[bytes]]) -> int:
+    deadline = None
+    while any(process.poll() is None for process in processes):
+        if deadline is None and any(process.poll() not in (None, 0) for process in processes):
+            deadline = time.monotonic() + GRACE_S
+        if deadline and time.monotonic() > deadline:
+            for process in processes:
+                process.terminate() if time.monotonic() < deadline + 5 else process.kill()
+        time.sleep(0.05)
+    codes = {process.returncode for process in processes}
+    return next((code for code in (2, 3) if codes <= {0, code} and code in codes), 0 if codes == {0} else 1)
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]

@@ -1,0 +1,68 @@
+"""The loop: rounds of beats until the clock has run out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..clock import Clock
+from ..comm.world import World
+from ..data.lanes import Lanes
+from ..errors import Failed, Interrupted
+from ..game.game import Game
+from ..game.turn import play
+from ..strategies.role import Role
+from .run import Run
+from .stats import Stats
+from .stop import Stop
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run under way on one rank."""
+
+    run: Run
+    world: World
+    game: Game
+    role: Role
+    clock: Clock
+    lanes: Lanes
+    stats: Stats
+
+
+Observer = Callable[[Session], None]
+
+
+def play_round(session: Session) -> None:
+    """Every beat of the role once; D's beats each take the next batch of reals."""
+    s, run = session, session.run
+    for beat in s.role.round:
+        if any(turn.fresh for turn in beat):
+            start = time.perf_counter()
+            s.lanes.next()
+            s.stats.data_wait_s += time.perf_counter() - start
+        s.stats.add(play(beat, s.lanes.hands, s.clock.step, s.clock.images + run.round, run.round))
+    s.clock.advance(run.round)
+
+
+def train(session: Session, observers: list[Observer], at_stop: Observer) -> None:
+    """Play until the end. Each observer looks after every round and knows when it has something to do;
+    `at_stop` writes the checkpoint with which a run that was asked to stop ends (Interrupted)."""
+    clock, world = session.clock, session.world
+    with Stop(world) as stop:
+        try:
+            while not clock.done:
+                if stop.due(clock.step):
+                    at_stop(session)
+                    raise Interrupted(f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})")
+                play_round(session)
+                for observer in observers:
+                    observer(session)
+        except Failed as error:
+            raise Failed(world.explain(error, clock.step)) from error
+        except (Interrupted, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            world.explain(error, clock.step)
+            raise

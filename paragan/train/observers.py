@@ -1,0 +1,199 @@
+"""What looks on between rounds: each observer knows when it has something to do."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..config import plain
+from ..data.grid import grid
+from ..data.source import Images
+from ..errors import Failed
+from ..report.records import Records
+from .checkpoint import Checkpoints
+from .loop import Session
+from .model import Prior, Sampler, model_config, save_model, standing
+from .progress import Screen
+from .run import spec_of
+
+GRID_SEED = 0
+
+
+def every(session: Session, kimg: float) -> bool:
+    """Whether the round just played crossed a multiple of `kimg`."""
+    return session.clock.crossed(round(1000 * kimg), session.run.round)
+
+
+@dataclass
+class Log:
+    """A line of stats every tick, the first after the first round; stops the run where a loss is not finite."""
+
+    folder: Path
+    screen: Screen
+    standing: Callable[[], str]  # for messages: which checkpoint stands
+    stats: Records = field(init=False)
+    _written: int = -1
+    _board: Any = None
+
+    def __post_init__(self) -> None:
+        self.stats = Records(self.folder / "stats.jsonl")
+
+    def __call__(self, session: Session) -> None:
+        if session.clock.step == 1 or every(session, session.run.output.tick_kimg) or session.clock.done:
+            self.write(session)
+
+    def write(self, session: Session) -> None:
+        """End the tick here (once a step)."""
+        if self._written == session.clock.step:
+            return
+        self._written = session.clock.step
+        line = session.stats.tick(session.clock.images, session.clock.step)
+        if session.world.first:
+            self.stats.append(line)
+            self.screen.tick(line)
+            for name, value in line.items():
+                self.board.add_scalar(name, value, session.clock.images)
+        for name, value in line.items():
+            if name.startswith("Loss/") and not math.isfinite(value):
+                raise Failed(
+                    f"{name} is {value} at {session.clock.kimg:.1f} kimg: the game diverged; {self.standing()}. "
+                    "Lower --d.optimizer.lr and --g.optimizer.lr, or add --objective.r1",
+                    everywhere=True,
+                )
+
+    @property
+    def board(self) -> Any:
+        """TensorBoard's writer, made when first wanted: its import takes a second."""
+        if self._board is None:
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            self._board = SummaryWriter(str(self.folder))
+        return self._board
+
+    def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Sample grids of the averaged generator, always from the same latents."""
+
+    folder: Path
+    images: Images
+    log: Log
+
+    def __call__(self, session: Session) -> None:
+        if session.world.first and (every(session, session.run.output.fakes_kimg) or session.clock.done):
+            self.draw(session)
+
+    def draw(self, session: Session) -> None:
+        indices, labels, columns = _layout(session.game.labels, len(self.images.classes))
+        with averaged_sampler(session) as sampler:
+            fakes = sampler.images(indices, labels, GRID_SEED).permute(0, 2, 3, 1).numpy()
+        path = self.folder / f"fakes{round(session.clock.kimg):06d}.png"
+        _save(fakes, columns, path)
+        picture = fakes if fakes.shape[-1] == 3 else fakes.repeat(3, axis=-1)
+        self.log.board.add_images("fakes", picture[:64], session.clock.images, dataformats="NHWC")
+
+    def draw_reals(self, labelled: bool) -> None:
+        """reals.png, in the layout of the fakes."""
+        labels = self.images.labels if labelled else None
+        indices, wanted, columns = _layout(labels, len(self.images.classes))
+        chosen = np.arange(len(indices)) % len(self.images.images)
+        if wanted is not None and labels is not None:
+            seen: dict[int, int] = {}
+            for i, label in enumerate(wanted.tolist()):
+                of_label = np.flatnonzero(labels == label)
+                chosen[i] = of_label[seen.get(label, 0) % len(of_label)]
+                seen[label] = seen.get(label, 0) + 1
+        _save(self.images.images[chosen], columns, self.folder / "reals.png")
+
+
+def _layout(labels: np.ndarray | None, classes: int) -> tuple[list[int], np.ndarray | None, int]:
+    """(sample indices, labels, columns) of a grid: a column a class (the first 16), else 10 x 10."""
+    if labels is None or not classes:
+        return list(range(100)), None, 10
+    columns = min(classes, 16)
+    rows = max(6, min(10, 100 // columns))
+    return list(range(rows * columns)), np.tile(np.arange(columns), rows).astype(np.int64), columns
+
+
+def _save(images: np.ndarray, columns: int, path: Path) -> None:
+    aside = path.with_name(f".{path.name}")
+    grid(images, columns, scale=max(1, 32 // images.shape[1])).save(aside, format="png")
+    aside.rename(path)
+
+
+@contextlib.contextmanager
+def averaged_sampler(session: Session) -> Iterator[Sampler]:
+    """The averaged generator of a session, with standing statistics, as a Sampler."""
+    game = session.game
+    classes = 0 if game.labels is None else int(game.labels.max()) + 1
+    with standing(game.g, game.latent, game.labels, session.run.seed) as g:
+        yield Sampler(g, game.latent, Prior.of(game.labels, classes), session.world.device)
+
+
+@dataclass
+class Save:
+    """Checkpoints, and the model beside them."""
+
+    folder: Path
+    checkpoints: Checkpoints
+    images: Images
+    log: Log
+    _saved: int = -1
+
+    def __call__(self, session: Session) -> None:
+        if every(session, session.run.output.checkpoint_kimg) or session.clock.done:
+            self.save(session)
+
+    def save(self, session: Session) -> None:
+        """Write a checkpoint (once a step) of a state that was checked to be finite."""
+        clock = session.clock
+        if self._saved == clock.step:
+            return
+        self.log.write(session)
+        self._refuse_nonfinite(session)
+        record = {"run": plain(session.run), "data": self.images.fingerprint, "threads": torch.get_num_threads()}
+        now = {"step": clock.step, "images": clock.images}
+        self.checkpoints.save(session.game.players, now, record, session.role.replicated)
+        self._saved = clock.step
+        if session.world.first:
+            self.write_model(session)
+
+    def _refuse_nonfinite(self, session: Session) -> None:
+        flags = torch.stack([p.flat.params.isfinite().all().logical_not() for p in session.game.players])
+        counts = flags.float().cpu()
+        session.world.everyone.sum(counts).wait()
+        for player, count in zip(session.game.players, counts.tolist()):
+            if count:
+                raise Failed(
+                    f"{player.name} has weights that are not finite at {session.clock.kimg:.1f} kimg; "
+                    f"nothing was written, {self.log.standing()}",
+                    everywhere=True,
+                )
+
+    def write_model(self, session: Session) -> None:
+        game, run = session.game, session.run
+        classes = self.images.classes if game.labels is not None else ()
+        config = model_config(
+            run.nets,
+            spec_of(run, self.images),
+            Prior.of(game.labels, len(classes)),
+            classes,
+            recipe=run.recipe,
+            kimg=session.clock.kimg,
+            half_life_kimg=run.average.half_life_kimg,
+            batch_norm="standing" if game.g.coupled else "none",
+            data=self.images.fingerprint,
+        )
+        with standing(game.g, game.latent, game.labels, run.seed) as g:
+            save_model(self.folder / "model", g, game.d.net, config)

@@ -1,0 +1,67 @@
+"""What a person sees while a run goes on."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+PLAIN_EVERY_S = 10.0
+
+
+class Screen:
+    """A live line on a terminal; a line every ten seconds elsewhere; nothing on ranks that do not speak."""
+
+    def __init__(self, speaks: bool = True, console: Console | None = None):
+        self.console = console or Console(quiet=not speaks, highlight=False, soft_wrap=True)
+        self._bar: Progress | None = None
+        self._shown = 0.0
+        self._duration = 0.0
+
+    def say(self, text: str = "") -> None:
+        """A line that stays."""
+        self.console.print(Text(text))
+
+    def start(self, kimg: float, duration: float) -> None:
+        self._duration = duration
+        if self.console.is_terminal and not self.console.quiet:
+            self._bar = Progress(
+                TextColumn("{task.completed:.1f}/{task.total:g} kimg"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.fields[shown]}"),
+                TimeRemainingColumn(),
+                TextColumn("left"),
+                console=self.console,
+            )
+            self._task = self._bar.add_task("", total=duration, completed=kimg, shown="")
+            self._bar.start()
+
+    def tick(self, line: dict[str, float]) -> None:
+        """Show a line of stats."""
+        shown = describe(line)
+        if self._bar:
+            self._bar.update(self._task, completed=line["Progress/kimg"], shown=shown)
+        elif time.monotonic() - self._shown >= PLAIN_EVERY_S:
+            self._shown = time.monotonic()
+            left = (self._duration - line["Progress/kimg"]) * line["Timing/sec_per_kimg"]
+            self.say(f"{line['Progress/kimg']:.1f}/{self._duration:g} kimg  {shown}  {clock(left)} left")
+
+    def stop(self) -> None:
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+
+def describe(line: dict[str, float]) -> str:
+    rate = line["Timing/img_per_sec"]
+    parts = [f"{rate:,.0f} img/s" if rate >= 10 else f"{rate:.2g} img/s"]
+    parts += [f"{name} {line[key]:.3f}" for name, key in (("G", "Loss/G/loss"), ("D", "Loss/D/loss")) if key in line]
+    return "  ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    seconds = round(max(seconds, 0))
+    hours, minutes = divmod(seconds // 60, 60)
+    return f"{hours}:{minutes:02d}:{seconds % 60:02d}" if hours else f"{minutes}:{seconds % 60:02d}"

@@ -1,0 +1,248 @@
+"""A run: everything that decides what a training does, as one frozen record; and the game built from it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from ..nets import DCGAN, Nets, Spec
+from ..nets.norm import convert
+from ..nets.spectral import power_iteration, train_mode
+from ..comm.world import World
+from ..config import record
+from ..data.source import Images, load
+from ..errors import Unusable
+from ..game.average import Decay
+from ..game.game import Game
+from ..game.player import Player
+from ..losses.adversarial import Adversarial
+from ..optim.policies import Adam, Optimizer, warm_up
+from ..strategies.sync import Sync
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Kimg = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@record
+class Data:
+    """What to train on.
+
+    path       : `digits`, an .npz (images uint8 NHWC, labels) or a folder PATH/<class>/*.png|jpg; "" asks for --data
+    resolution : images are cropped to a square and resized to this (0: chosen from the data)
+    channels   : 1 grey, 3 RGB (0: chosen from the data)
+    labels     : whether G and D are told the class
+    mirror     : flip every second image left to right
+    """
+
+    path: str = ""
+    resolution: Count = 0
+    channels: Literal[0, 1, 3] = 0
+    labels: bool = True
+    mirror: bool = False
+
+
+@record
+class Side:
+    """How one player learns. warm_up_kimg: the learning rate grows from 0 over this time."""
+
+    optimizer: Optimizer = Adam()
+    warm_up_kimg: Kimg = 0.0
+
+
+@record
+class Evaluation:
+    """What is scored, on how many fakes, every how many kimg (0: at the end only)."""
+
+    metrics: tuple[str, ...] = ("fd", "kid", "prdc")
+    count: Positive = 10_000
+    every_kimg: Kimg = 0.0
+    features: str = "pixels"
+    inception: str = ""
+
+
+@record
+class Output:
+    """What is written while training. Times in kimg; keep: how many checkpoints stay."""
+
+    tick_kimg: Kimg = 4.0
+    fakes_kimg: Kimg = 40.0
+    checkpoint_kimg: Kimg = 40.0
+    keep: Positive = 2
+
+
+@record
+class Device:
+    """Where and how the numbers are computed; the results change by rounding only.
+
+    kind      : cpu, cuda, or auto (cuda where there is one)
+    precision : float32, bf16 (autocast), or auto (bf16 on CUDA)
+    threads   : CPU threads of each rank (0: the cores shared out over the ranks of a host)
+    merge     : lanes that share one pass (0: all of a rank's; fewer take less memory)
+    """
+
+    kind: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    channels_last: bool = True
+    compile: bool = False
+    threads: Count = 0
+    merge: Count = 0
+
+
+@record
+class Run:
+    """A complete training run. `paragan train run.yaml` repeats it.
+
+    batch : images of a step, over all ranks;  lanes : logical workers that share it
+    kimg  : how long, in thousands of real images shown to D
+    """
+
+    recipe: str = "custom"
+    data: Data = Data()
+    nets: Nets = DCGAN()
+    objective: Adversarial = Adversarial()
+    g: Side = Side()
+    d: Side = Side()
+    d_steps: Positive = 1
+    average: Decay = Decay()
+    strategy: Sync = Sync()
+    batch: Positive = 64
+    lanes: Positive = 8
+    kimg: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    init_from: str = ""
+    evaluation: Evaluation = Evaluation()
+    output: Output = Output()
+    device: Device = Device()
+    timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 60.0
+
+    @property
+    def images(self) -> int:
+        """How long the run is, in whole rounds of images."""
+        return math.ceil(self.kimg * 1000 / self.round) * self.round
+
+    @property
+    def round(self) -> int:
+        """Real images of one round."""
+        return self.batch * self.d_steps
+
+    def check(self, ranks: int = 1) -> None:
+        """Refuse what cannot work, before anything is made."""
+        if self.batch % self.lanes:
+            down = self.batch - self.batch % self.lanes or self.lanes
+            raise Unusable(
+                f"--batch {self.batch} does not divide into --lanes {self.lanes}: try --batch {down} or {down + self.lanes}"
+            )
+        if ranks > self.lanes:
+            raise Unusable(f"{ranks} ranks cannot share --lanes {self.lanes}: start at most {self.lanes} ranks")
+        if not self.data.path:
+            raise Unusable(
+                f"{self.recipe} needs --data PATH: an .npz (images uint8 NHWC, labels) or a folder PATH/<class>/*.png"
+            )
+
+
+def differing(name: str) -> bool:
+    """Whether a resumed run may differ in this field: how long, where, and what it writes."""
+    may = ("kimg", "timeout_s", "output", "device.kind", "device.threads", "evaluation")
+    return any(name == field or name.startswith(field + ".") for field in may)
+
+
+def spec_of(run: Run, images: Images) -> Spec:
+    """What the networks of a run are built for."""
+    _, resolution, _, channels = images.images.shape
+    return Spec(resolution, channels, len(images.classes) if run.data.labels else 0)
+
+
+def load_images(run: Run) -> Images:
+    """The data of a run, in memory."""
+    data = run.data
+    return load(data.path, resolution=data.resolution or None, channels=data.channels or None, labels=data.labels)
+
+
+def resolve(run: Run, images: Images) -> Run:
+    """The record with everything filled in that was left to the data."""
+    _, resolution, _, channels = images.images.shape
+    labelled = run.data.labels and images.labels is not None
+    data = dataclasses.replace(run.data, resolution=resolution, channels=channels, labels=labelled)
+    run = dataclasses.replace(run, data=data)
+    run.nets.check(spec_of(run, images))
+    return run
+
+
+def pick_device(kind: str, local_rank: int = 0) -> torch.device:
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise Unusable("--device.kind=cuda: torch sees no CUDA device here; use --device.kind=cpu")
+    if kind == "cuda" and local_rank >= torch.cuda.device_count():
+        raise Unusable(f"this host has {torch.cuda.device_count()} CUDA devices: start at most as many ranks on it")
+    return torch.device("cuda", local_rank) if kind == "cuda" else torch.device("cpu")
+
+
+def autocast(device: torch.device, precision: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """The context losses are computed in. Parameters, gradients and averages stay float32."""
+    if precision == "float32" or (precision == "auto" and device.type == "cpu"):
+        return contextlib.nullcontext
+    return lambda: torch.autocast(device.type, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two networks on their device, ready to become players."""
+
+    g: nn.Module
+    d: nn.Module
+
+
+def build_nets(run: Run, spec: Spec, device: torch.device) -> Pair:
+    """The two networks, initialised from the run's seed whatever else has drawn random numbers."""
+    run.nets.check(spec)
+    with torch.random.fork_rng():
+        torch.manual_seed(run.seed)
+        g, d = run.nets.generator(spec), run.nets.discriminator(spec)
+    layout = torch.channels_last if run.device.channels_last else torch.contiguous_format
+    return Pair(*(net.to(device).to(memory_format=layout) for net in (g, d)))
+
+
+def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Game:
+    """Players, objective and label source of a run."""
+    unconverted = [name for net in (pair.g, pair.d) for name in convert(net)]
+    if unconverted and run.device.merge != 1:
+        raise Unusable(
+            f"{unconverted[0]} normalises over the batch in a way lanes cannot see; use --device.merge=1 (lane by lane)"
+        )
+    if run.device.compile:
+        for net in (pair.g,) if run.objective.second_order else (pair.g, pair.d):
+            net.compile()
+
+    def player(name: str, net: nn.Module, side: Side, average: Decay | None = None) -> Player:
+        train_mode(net)
+        return Player(
+            name,
+            net,
+            side.optimizer.build,
+            elementwise=side.optimizer.elementwise,
+            lane_batch=run.batch // run.lanes,
+            average=average,
+            rate=warm_up(side.warm_up_kimg),
+            iterate=power_iteration,
+        )
+
+    return Game(
+        g=player("G", pair.g, run.g, run.average),
+        d=player("D", pair.d, run.d),
+        objective=run.objective,
+        latent=run.nets.latent,
+        labels=images.labels if run.data.labels else None,
+        d_steps=run.d_steps,
+        autocast=autocast(device, run.device.precision),
+    )
+

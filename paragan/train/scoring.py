@@ -1,0 +1,124 @@
+"""Scores of a run's averaged generator, while it trains and afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from ..comm.world import Group, World
+from ..data.source import Images
+from ..eval.evaluate import Protocol, Score, comparable, evaluate
+from ..eval.features import FeatureSpace, by_name
+from ..report.records import Records, read
+from .loop import Session
+from .model import Sampler, load_model
+from .observers import averaged_sampler, every
+from .progress import Screen
+from .run import Evaluation, Run, load_images
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """An observer: scores at the times the run asks for and at its end, shared by all ranks."""
+
+    folder: Path
+    images: Images
+    screen: Screen
+
+    def __call__(self, session: Session) -> None:
+        wanted = session.run.evaluation
+        if not (every(session, wanted.every_kimg) or session.clock.done) or self._has(session.clock.kimg):
+            return
+        batch_norm = "standing" if session.game.g.coupled else "none"
+        with averaged_sampler(session) as sampler:
+            protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=session.run.seed)
+            scores = score(sampler, self.images, wanted, protocol, session.world.everyone)
+        if session.world.first:
+            append(self.folder, scores, session.clock.kimg)
+            self.screen.say(f"{session.clock.kimg:g} kimg: {summary(scores)}")
+
+    def _has(self, kimg: float) -> bool:
+        """Whether this moment was scored already (a finished run that is opened again)."""
+        return any(row.get("kimg") == kimg for row in read(self.folder / "metrics.jsonl"))
+
+
+def score(
+    sampler: Sampler, images: Images, wanted: Evaluation, protocol: Protocol, group: Group, truncation: float = 1.0
+) -> list[Score]:
+    """The scores a run asks for, every rank sampling its share of the fakes."""
+    _, resolution, _, channels = images.images.shape
+    seed = protocol.seed
+
+    def sample(indices: range) -> Tensor:
+        rows = list(indices)
+        return sampler.images(rows, sampler.labels(rows, seed), seed, truncation)
+
+    return evaluate(
+        sample,
+        images.images,
+        space=feature_space(wanted, resolution, channels),
+        metrics=list(wanted.metrics),
+        count=wanted.count,
+        group=group,
+        protocol=_described(protocol, images, sampler),
+    )
+
+
+def feature_space(wanted: Evaluation, resolution: int, channels: int) -> FeatureSpace:
+    return by_name(wanted.features, resolution, channels, wanted.inception or None)
+
+
+def _described(protocol: Protocol, images: Images, sampler: Sampler) -> Protocol:
+    _, resolution, _, channels = images.images.shape
+    return dataclasses.replace(
+        protocol,
+        data=f"{images.fingerprint} {resolution}x{resolution}x{channels}, square crop, Lanczos",
+        split="all",
+        labels="as in the data" if sampler.prior.shares else "none",
+    )
+
+
+def append(folder: Path, scores: Sequence[Score], kimg: float) -> None:
+    records = Records(folder / "metrics.jsonl")
+    for one in scores:
+        records.append(one.to_json(kimg))
+
+
+def summary(scores: Sequence[Score]) -> str:
+    """fd_pixels 1.23  precision_pixels 0.91 ..."""
+    return "  ".join(f"{one.name} {one.value:.4g}" for one in scores)
+
+
+
+def rescore(
+    folder: Path,
+    run: Run,
+    wanted: Evaluation,
+    world: World,
+    screen: Screen,
+    data: str | None = None,
+    truncation: float = 1.0,
+    seed: int = 0,
+) -> list[Score]:
+    """Score the model of a finished (or running) run, add the scores to its metrics.jsonl, and say where
+    they were measured differently from those that stand there."""
+    if data:
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=data))
+    images = load_images(run)
+    model = load_model(folder, world.device)
+    batch_norm = str(model.config["batch_norm"])
+    protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=truncation, seed=seed)
+    scores = score(model.sampler, images, wanted, protocol, world.everyone, truncation)
+    if world.first:
+        former = read(folder / "metrics.jsonl")
+        append(folder, scores, float(model.config["kimg"]))
+        for one in scores:
+            screen.say(f"{one.name} {one.value:.4g}" + "".join(f"  ({note})" for note in one.notes))
+            other = next((row for row in reversed(former) if row.get("name") == one.name), None)
+            if other and (fields := comparable(one, other)):
+                screen.say(f"  not comparable with the {other['value']:.4g} before: other {', '.join(fields)}")
+    return scores

@@ -1,0 +1,90 @@
+"""Ending at a step all ranks agree on, without a collective in every step.
+
+A signal to any rank is told to all through the store. Every rank then answers with a bound, a step it will
+not pass before it knows the decision; the run stops at the largest bound. No rank can have passed it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+
+from ..comm.world import Lost, World
+
+POLL_S = 0.2
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class Stop:
+    """Catches the signals that end a run, as a context manager in the main thread."""
+
+    def __init__(self, world: World):
+        self.world = world
+        self.step = 0  # the round that is being played; the loop keeps it true
+        self.reason = ""
+        self._wanted = threading.Event()
+        self._over = threading.Event()
+        self._bound: int | None = None
+        self._lock = threading.Lock()
+        self._former: dict[signal.Signals, object] = {}
+        self._watcher = threading.Thread(target=self._watch, daemon=True, name="stop")
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is threading.main_thread():
+            self._former = {s: signal.signal(s, self._on_signal) for s in SIGNALS}
+        if self.world.size > 1:
+            self._watcher.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)  # pyright: ignore
+        self._over.set()
+        if self._watcher.is_alive():
+            self._watcher.join(5)
+
+    def request(self, reason: str) -> None:
+        """Ask for the end, as a signal would."""
+        self.reason = self.reason or reason
+        self._wanted.set()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._wanted.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt  # asked twice: at once
+        self.request(signal.Signals(number).name)
+
+    def due(self, step: int) -> bool:
+        """Whether the run ends before round `step` is played. Costs nothing while nobody asks."""
+        if self.world.size == 1:
+            return self._wanted.is_set()
+        with self._lock:
+            self.step = step
+            bound = self._bound
+        return bound is not None and step >= bound and step >= self._decision()
+
+    def _decision(self) -> int:
+        """The step all ranks stop at: the largest bound."""
+        store, names = self.world.store, [f"stop/bound/{rank}" for rank in range(self.world.size)]
+        deadline = time.monotonic() + self.world.timeout_s
+        while not store.check(names):
+            if time.monotonic() > deadline:
+                raise Lost("a rank did not answer the request to stop")
+            time.sleep(0.01)
+        self.reason = self.reason or store.get("stop/reason").decode()
+        return max(int(store.get(name)) for name in names)
+
+    def _watch(self) -> None:
+        store = self.world.store
+        try:
+            while not self._over.wait(POLL_S):
+                if self._wanted.is_set() and not store.check(["stop/reason"]):
+                    store.set("stop/reason", f"{self.reason} on rank {self.world.rank}")
+                if store.check(["stop/reason"]):
+                    with self._lock:
+                        self._bound = self.step + 1
+                    store.set(f"stop/bound/{self.world.rank}", str(self._bound))
+                    return
+        except RuntimeError:
+            return  # the store is gone, and with it its rank: the next exchange says so

@@ -1,0 +1,126 @@
+"""Grids and saved sets: what is written is what was given."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paragan.data.grid import grid, save_images
+from paragan.data.source import load
+from paragan.errors import Unusable
+
+RNG = np.random.default_rng(0)
+
+
+def noise(*shape: int) -> np.ndarray:
+    return RNG.integers(0, 256, shape, np.uint8)
+
+
+def refusal(call, *args, **how) -> str:
+    with pytest.raises(Unusable) as caught:
+        call(*args, **how)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_tiles_lie_row_by_row_without_gaps(channels):
+    images = noise(5, 4, 6, channels)
+    sheet = grid(images, columns=3, scale=2)
+    assert sheet.size == (3 * 6 * 2, 2 * 4 * 2)
+    assert sheet.mode == ("L" if channels == 1 else "RGB")
+    pixels = np.asarray(sheet).reshape(16, 36, channels)[::2, ::2]
+    for index, image in enumerate(images):
+        row, column = divmod(index, 3)
+        assert (pixels[4 * row : 4 * row + 4, 6 * column : 6 * column + 6] == image).all()
+    assert (pixels[4:, 12:] == 0).all()
+    assert (np.asarray(sheet)[::2] == np.asarray(sheet)[1::2]).all()
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, (4, 4)), (2, (8, 4)), (9, (12, 12)), (10, (16, 12))])
+def test_a_grid_is_about_square(count, size):
+    assert grid(noise(count, 4, 4, 1)).size == size
+
+
+def test_more_columns_than_images_leave_black():
+    assert grid(noise(2, 4, 4, 1), columns=10).size == (40, 4)
+
+
+def test_impossible_grids():
+    assert "uint8" in refusal(grid, np.zeros((1, 4, 4, 3)))
+    assert "at least 1" in refusal(grid, noise(0, 4, 4, 3))
+    assert "C 1 or 3" in refusal(grid, noise(1, 3, 4, 4))
+    assert "columns: 0" in refusal(grid, noise(1, 4, 4, 1), columns=0)
+    assert "scale: 0" in refusal(grid, noise(1, 4, 4, 1), scale=0)
+
+
+def test_png_is_the_grid(tmp_path):
+    images = noise(4, 8, 8, 3)
+    for _ in range(2):  # an older one is replaced
+        save_images(images, np.arange(4), tmp_path / "new" / "a.png")
+    with Image.open(tmp_path / "new" / "a.png") as image:
+        assert (np.asarray(image) == np.asarray(grid(images))).all()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.png"]
+
+
+def test_npz_holds_images_and_labels_and_loads_again(tmp_path):
+    images, labels = noise(4, 8, 8, 3), np.array([0, 1, 1, 0], np.int32)
+    save_images(images, labels, tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz") as stored:
+        assert sorted(stored) == ["images", "labels"]
+        assert (stored["images"] == images).all()
+        assert stored["labels"].dtype == np.int64
+    assert (load(str(tmp_path / "a.npz"), resolution=None).images == images).all()
+    save_images(images, None, tmp_path / "b.npz")
+    with np.load(tmp_path / "b.npz") as stored:
+        assert sorted(stored) == ["images"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_folder_holds_a_folder_a_label_and_loads_again(tmp_path):
+    images, labels = noise(24, 8, 8, 1), np.tile(np.arange(12), 2)
+    save_images(images, labels, tmp_path / "out")
+    assert (tmp_path / "out" / "03" / "000001.png").exists()
+    found = load(str(tmp_path / "out"), resolution=None)
+    assert found.labels is not None
+    assert found.labels.tolist() == sorted(labels)
+    assert (found.images == images[np.argsort(labels, kind="stable")]).all()
+    save_images(images[:2], np.array([3, 7]), tmp_path / "few")
+    assert (tmp_path / "few" / "7" / "000000.png").exists()
+
+
+def test_a_folder_without_labels_is_flat(tmp_path):
+    images = noise(3, 8, 8, 3)
+    (tmp_path / "v1.5").mkdir()  # an empty folder may be filled, whatever its name
+    save_images(images, None, tmp_path / "v1.5")
+    assert sorted(path.name for path in (tmp_path / "v1.5").iterdir()) == [f"00000{i}.png" for i in range(3)]
+    assert (load(str(tmp_path / "v1.5"), resolution=None).images == images).all()
+
+
+def test_nothing_is_overwritten_or_guessed(tmp_path):
+    images = noise(2, 8, 8, 1)
+    save_images(images, None, tmp_path / "out")
+    (tmp_path / "file").write_text("precious")
+    assert "is not empty" in refusal(save_images, images, None, tmp_path / "out")
+    assert "is a file" in refusal(save_images, images, None, tmp_path / "file")
+    for name in ("a.jpg", "a.gif"):
+        message = refusal(save_images, images, None, tmp_path / name)
+        assert all(form in message for form in (".png", ".npz", "folder"))
+    assert "cannot be written" in refusal(save_images, images, None, tmp_path / "file" / "a.png")
+    assert "labels: int64 [3]" in refusal(save_images, images, np.arange(3), tmp_path / "b.npz")
+    assert "labels: float64" in refusal(save_images, images, np.zeros(2), tmp_path / "b.npz")
+    assert not (tmp_path / "b.npz").exists()
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    images = noise(2, 8, 8, 1)
+    save_images(images, None, tmp_path / "a.npz")
+    before = (tmp_path / "a.npz").read_bytes()
+
+    def full(file, **arrays):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    assert "No space left on device" in refusal(save_images, images[:1], None, tmp_path / "a.npz")
+    assert (tmp_path / "a.npz").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]

@@ -1,0 +1,240 @@
+"""Lanes: groups equal slices, moments equal their mean, and torch's own layer when there is one group."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from paragan.errors import Unusable
+from paragan.nets.norm import (
+    ConditionalBatchNorm2d,
+    LaneBatchNorm,
+    LaneBatchNorm1d,
+    LaneBatchNorm2d,
+    LaneBatchNorm3d,
+    convert,
+)
+
+KINDS = [
+    (LaneBatchNorm1d, nn.BatchNorm1d, (12, 3)),
+    (LaneBatchNorm1d, nn.BatchNorm1d, (12, 3, 5)),
+    (LaneBatchNorm2d, nn.BatchNorm2d, (12, 3, 4, 5)),
+    (LaneBatchNorm3d, nn.BatchNorm3d, (12, 3, 2, 3, 2)),
+]
+
+
+def pair(lane, plain, lane_batch=None):
+    torch.manual_seed(0)
+    ours, theirs = lane(3), plain(3)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_()
+    ours.load_state_dict(theirs.state_dict())
+    ours.lane_batch = lane_batch
+    return ours, theirs
+
+
+@pytest.mark.parametrize(("lane", "plain", "shape"), KINDS)
+def test_groups_equal_a_loop_over_slices(lane, plain, shape):
+    ours, theirs = pair(lane, plain, lane_batch=4)
+    x, weight = torch.randn(shape) * 3 + 1, torch.randn(shape)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    out, expected = ours(a), torch.cat([theirs(part) for part in b.split(4)])
+    (out * weight).sum().backward()
+    (expected * weight).sum().backward()
+    assert torch.equal(out, expected)
+    assert torch.equal(a.grad, b.grad)
+    for p, q in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lane_batch", [None, 12])
+def test_one_group_is_torch_bit_for_bit(lane_batch, dtype):
+    ours, theirs = pair(LaneBatchNorm2d, nn.BatchNorm2d, lane_batch)
+    x = torch.randn(12, 3, 4, 4).to(dtype)
+    assert torch.equal(ours(x), F.batch_norm(x, None, None, theirs.weight, theirs.bias, training=True))
+
+
+def test_eval_uses_running_statistics_whatever_the_lanes():
+    ours, theirs = pair(LaneBatchNorm2d, nn.BatchNorm2d, lane_batch=5)
+    x = torch.randn(12, 3, 4, 4)
+    theirs(x)
+    ours.load_state_dict(theirs.state_dict())
+    assert torch.equal(ours.eval()(x), theirs.eval()(x))
+
+
+def test_forward_leaves_running_statistics_and_tracks_only_when_asked():
+    norm = LaneBatchNorm2d(3)
+    before = copy.deepcopy(norm.state_dict())
+    x = torch.randn(6, 3, 4, 4)
+    norm(x)
+    norm.tracking = True
+    norm.eval()(x)
+    assert not norm.moments.any()
+    norm.train()(x)
+    assert norm.moments.any()
+    assert all(torch.equal(before[key], value) for key, value in norm.state_dict().items())
+    assert "moments" not in before
+
+
+def test_settle_applies_the_mean_over_groups_once():
+    ours, _ = pair(LaneBatchNorm2d, nn.BatchNorm2d, lane_batch=4)
+    ours.tracking = True
+    x = torch.randn(12, 3, 4, 4, dtype=torch.float32) * 2 + 1
+    ours(x[:4])  # lanes one by one, or merged: the same moments
+    ours(x[4:])
+    mean = torch.stack([part.mean((0, 2, 3)) for part in x.split(4)]).mean(0)
+    var = torch.stack([part.var((0, 2, 3)) for part in x.split(4)]).mean(0)
+    ours.settle()
+    torch.testing.assert_close(ours.running_mean, 0.1 * mean)
+    torch.testing.assert_close(ours.running_var, 0.9 + 0.1 * var)
+    assert ours.num_batches_tracked == 1
+    assert not ours.moments.any()
+
+
+def test_settle_of_one_group_is_torchs_update():
+    ours, theirs = pair(LaneBatchNorm2d, nn.BatchNorm2d)
+    ours.tracking = True
+    for _ in range(5):
+        x = torch.randn(12, 3, 4, 4)
+        ours(x), theirs(x), ours.settle()
+    for key, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[key], value)
+
+
+def test_settle_without_moments_changes_nothing():
+    for momentum in (0.1, None):
+        norm = LaneBatchNorm2d(3, momentum=momentum)
+        before = copy.deepcopy(norm.state_dict())
+        norm.settle()
+        assert all(torch.equal(before[key], value) for key, value in norm.state_dict().items())
+
+
+def test_momentum_none_is_the_cumulative_average():
+    norm = LaneBatchNorm1d(3, momentum=None)
+    norm.tracking, norm.lane_batch = True, 4
+    steps = torch.randn(5, 8, 3)
+    for x in steps:
+        norm(x)
+        norm.settle()
+    torch.testing.assert_close(norm.running_mean, steps.mean((0, 1)))
+
+
+def test_moments_may_be_a_view_of_a_shared_vector():
+    norm, flat = LaneBatchNorm2d(3), torch.zeros(20)
+    norm.moments, norm.tracking = flat[4:11], True
+    norm(torch.randn(6, 3, 2, 2))
+    assert flat[10] == 1
+    norm.settle()
+    assert not flat.any()
+
+
+def test_lanes_that_do_not_divide_the_batch_are_refused():
+    norm = LaneBatchNorm2d(3)
+    norm.lane_batch = 8
+    with pytest.raises(Unusable, match=r"lane_batch: 20 images .* lanes of 8; 16 images would"):
+        norm(torch.randn(20, 3, 2, 2))
+
+
+@pytest.mark.parametrize("layer", [LaneBatchNorm2d(3), ConditionalBatchNorm2d(3, 5)])
+def test_memory_format_and_autocast_dtype_are_kept(layer):
+    getattr(layer, "norm", layer).lane_batch = 2
+    y = torch.arange(6) % 5
+    x = torch.randn(6, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16):
+            out = layer(x.to(dtype), y)
+            assert out.dtype == dtype
+            assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_bf16_statistics_are_float32():
+    norm = LaneBatchNorm2d(3, affine=False)
+    norm.tracking = True
+    x = (torch.randn(64, 3, 8, 8) + 10).bfloat16()
+    norm(x)
+    torch.testing.assert_close(norm.moments[:3], x.float().mean((0, 2, 3)))
+    torch.testing.assert_close(norm.moments[3:6], x.float().var((0, 2, 3)), rtol=1e-4, atol=1e-4)
+
+
+def test_two_forwards_before_one_backward():
+    norm = LaneBatchNorm2d(3)
+    norm.tracking, norm.lane_batch = True, 2
+    (norm(torch.randn(4, 3, 2, 2)) * norm(torch.randn(4, 3, 2, 2))).sum().backward()
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_double_backward(conditional):
+    torch.manual_seed(0)
+    norm = ConditionalBatchNorm2d(2, 3) if conditional else LaneBatchNorm2d(2)
+    getattr(norm, "norm", norm).lane_batch = 3
+    norm.double()
+    y = torch.tensor([0, 1, 2, 0, 0, 1])
+    x = torch.randn(6, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: norm(x, y), x)
+    assert torch.autograd.gradgradcheck(lambda x: norm(x, y), x)
+
+
+def test_conditional_is_a_gain_and_bias_per_class():
+    torch.manual_seed(0)
+    norm = ConditionalBatchNorm2d(3, 5)
+    nn.init.normal_(norm.gain.weight), nn.init.normal_(norm.bias.weight)
+    x, y = torch.randn(8, 3, 4, 4), torch.randint(5, (8,))
+    for lane_batch, training in ((None, True), (4, True), (4, False)):
+        norm.norm.lane_batch = lane_batch
+        norm.train(training)
+        groups = x.split(lane_batch or 8) if training else [x]
+        plain = torch.cat([nn.BatchNorm2d(3, affine=False).train(training)(part) for part in groups])
+        expected = norm.gain(y)[:, :, None, None] * plain + norm.bias(y)[:, :, None, None]
+        torch.testing.assert_close(norm(x, y), expected)
+    with pytest.raises(Unusable, match="y: "):
+        norm(x, None)
+
+
+class Own(nn.BatchNorm2d):
+    pass
+
+
+def test_convert_keeps_objects_and_names_and_tells_what_is_left():
+    net = nn.Sequential(
+        nn.BatchNorm1d(2), nn.BatchNorm2d(3), nn.BatchNorm3d(4), nn.SyncBatchNorm(5), nn.InstanceNorm2d(3),
+        nn.Sequential(Own(3), nn.LazyBatchNorm2d(), nn.GroupNorm(1, 3), nn.BatchNorm2d(6, track_running_stats=False)),
+        LaneBatchNorm2d(3),
+    )  # fmt: skip
+    tensors, keys = [*net.parameters(), *net.buffers()], list(net.state_dict())
+    assert convert(net) == ["5.0", "5.1"]
+    kinds = [type(net[i]) for i in range(4)]
+    assert kinds == [LaneBatchNorm1d, LaneBatchNorm2d, LaneBatchNorm3d, LaneBatchNorm]
+    assert isinstance(net[1], nn.BatchNorm2d)
+    assert type(net[4]) is nn.InstanceNorm2d
+    assert type(net[5][0]) is Own
+    assert list(net.state_dict()) == keys
+    now = {id(t) for t in [*net.parameters(), *net.buffers()]}
+    assert {id(t) for t in tensors} <= now
+    assert convert(net) == ["5.0", "5.1"]
+
+
+def test_a_converted_network_equals_the_user_s_lane_by_lane():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5), nn.BatchNorm1d(5)
+    )
+    twin = copy.deepcopy(net)
+    assert convert(twin) == []
+    for part in twin.modules():
+        if isinstance(part, LaneBatchNorm):
+            part.lane_batch = 4
+    x = torch.randn(8, 3, 4, 4)
+    torch.testing.assert_close(twin(x), torch.cat([net(part) for part in x.split(4)]))
+
+
+def test_without_running_statistics_the_batch_serves_in_eval_mode_too():
+    net = nn.BatchNorm2d(3, track_running_stats=False)
+    x = torch.randn(4, 3, 2, 2)
+    expected = net.eval()(x)
+    assert convert(net) == []
+    assert torch.equal(net(x), expected)
+    net.settle()

@@ -1,0 +1,105 @@
+"""Power iteration: once per step, never in a forward, and the same numbers as torch's own."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from paragan.nets.spectral import hold, power_iteration, spectral, train_mode
+
+NETS = {
+    "ours": lambda: nn.Sequential(spectral(nn.Conv2d(3, 4, 3)), nn.Flatten(), spectral(nn.Linear(16, 5))),
+    "convtranspose": lambda: nn.Sequential(spectral_norm(nn.ConvTranspose2d(3, 4, 3))),
+    "three": lambda: nn.Sequential(spectral_norm(nn.Conv2d(3, 4, 3), n_power_iterations=3)),
+    "hooks": lambda: nn.Sequential(nn.utils.spectral_norm(nn.Conv2d(3, 4, 3)), nn.BatchNorm2d(4)),
+}
+
+
+def step(net, x):
+    loss = net(x).square().mean()
+    net.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= 0.1 * parameter.grad
+
+
+def same(a, b):
+    return all(torch.equal(value, b.state_dict()[key]) for key, value in a.state_dict().items())
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_equals_torchs_own_when_there_is_one_forward_a_step(name):
+    torch.manual_seed(0)
+    theirs = NETS[name]()
+    ours, x = train_mode(copy.deepcopy(theirs)), torch.randn(2, 3, 4, 4)
+    for _ in range(4):
+        power_iteration(ours)
+        step(ours, x)
+        step(theirs, x)
+    assert same(ours, theirs)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_forwards_do_not_iterate(name):
+    torch.manual_seed(0)
+    net = NETS[name]()
+    x = torch.randn(2, 3, 4, 4)
+    hold(net.train())
+    before = {k: v.clone() for k, v in net.state_dict().items() if k.endswith(("_u", "_v"))}
+    out = net(x)
+    net(x * 2)
+    assert torch.equal(net(x), out)
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in before.items())
+
+
+def test_train_mode_is_train_mode_for_everything_else():
+    net = nn.Sequential(spectral(nn.Linear(3, 3)), nn.BatchNorm1d(3), nn.Dropout())
+    net.eval()
+    assert train_mode(net) is net
+    assert all(part.training for part in (net, *net))
+
+
+def test_power_iteration_finds_the_largest_singular_value():
+    net = train_mode(nn.Sequential(spectral(nn.Linear(6, 5))))
+    for _ in range(200):
+        power_iteration(net)
+    assert torch.linalg.svdvals(net[0].weight)[0].item() == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_save_and_load_continue_exactly(name):
+    torch.manual_seed(0)
+    net, x = train_mode(NETS[name]()), torch.randn(2, 3, 4, 4)
+    other = train_mode(NETS[name]())
+    for i in range(4):
+        if i == 2:
+            other.load_state_dict(net.state_dict())
+        power_iteration(net)
+        step(net, x)
+    for _ in range(2):
+        power_iteration(other)
+        step(other, x)
+    assert same(net, other)
+    assert torch.equal(net(x), other(x))
+
+
+def test_after_other_parametrizations():
+    class Double(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    layer = nn.Linear(3, 3)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Double())
+    train_mode(spectral(layer))
+    for _ in range(200):
+        power_iteration(layer)
+    assert torch.linalg.svdvals(layer.weight)[0].item() == pytest.approx(1, abs=1e-3)
+
+
+def test_networks_without_spectral_norm_are_left_alone():
+    net = train_mode(nn.Sequential(nn.Linear(2, 2)))
+    power_iteration(net)
+    assert net.training

@@ -1,0 +1,115 @@
+import re
+
+import numpy as np
+import pytest
+
+from paragan.report import words
+from paragan.report.curves import POINTS, Line, chart, limits, thin
+
+
+def line(values, name="G"):
+    return Line(name, list(range(len(values))), list(values), "g")
+
+
+def test_thinning_keeps_ends_spikes_and_gaps():
+    values = np.sin(np.arange(100_000.0))
+    values[12_345], values[54_321], values[77_777] = 9, -9, np.nan
+    shown = thin(values)
+    assert shown.size <= POINTS
+    assert {0, 12_345, 54_321, 77_777, 99_999} <= set(shown)
+    assert (np.diff(shown) > 0).all()
+
+
+def test_few_points_are_all_shown():
+    assert (thin(np.zeros(POINTS)) == np.arange(POINTS)).all()
+
+
+def test_one_explosion_does_not_flatten_the_curve():
+    values = np.random.default_rng(0).normal(size=1000)
+    values[500] = 1e9
+    low, high = limits(values)
+    assert low < values.min()
+    assert high < 20
+    made = chart("Losses", "", [line(values)])
+    assert made is not None
+    assert made.notes == ("1 of 1,000 beyond the axis",)
+
+
+@pytest.mark.parametrize(
+    ("values", "floor", "expected"),
+    [
+        ([5, 5], np.inf, (4.5, 5.5)),
+        ([0, 0], np.inf, (-1, 1)),
+        ([0, 100], np.inf, (-6, 106)),
+        ([50, 100], 0, (0, 106)),
+    ],
+)
+def test_limits(values, floor, expected):
+    assert limits(np.array(values, float), floor) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("values", [[], [np.nan, np.inf], [1e300]])
+def test_nothing_to_draw_is_no_chart(values):
+    assert chart("Losses", "", [line(values)]) is None
+
+
+def test_values_that_are_not_finite_are_counted_and_left_open():
+    made = chart("Losses", "", [line([1, np.nan, 2, np.inf, 3, 1e300, 4])])
+    assert made is not None
+    assert made.notes == ("2 of 7 not finite", "1 of 7 beyond the axis")
+
+
+def test_tick_labels_are_exact():
+    made = chart("kid", "", [line([0, 0.1])])
+    assert made is not None
+    labels = [
+        float(text.replace(words.MINUS, "-")) for text in re.findall(r"<text[^>]*>([^<]+)</text>", made.svg)
+    ]
+    heights = labels[-5:]
+    assert heights == pytest.approx([0, 0.025, 0.05, 0.075, 0.1])
+
+
+def test_a_drawing_is_an_element_of_its_page():
+    svg = str(chart("Losses", "", [line(np.arange(900.0))], 0).svg)  # pyright: ignore
+    assert svg == str(chart("Losses", "", [line(np.arange(900.0))], 0).svg)  # pyright: ignore
+    assert "http" not in svg
+    assert "font-family" not in svg
+    assert not re.search("#[0-9a-f]{6}", svg)
+    assert "var(--g)" in svg
+    assert len(svg) < 20_000
+
+
+def test_a_hostile_name_stays_text():
+    made = chart('"><script>', "", [line([1, 2])])
+    assert made is not None
+    assert "<script>" not in made.svg
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (42.13, "42.1 s"),
+        (185, "3 min 5 s"),
+        (3599.7, "1 h 0 min"),
+        (7980, "2 h 13 min"),
+        (372_000, "4 d 7 h"),
+    ],
+)
+def test_durations(seconds, text):
+    assert words.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (7.4182, "7.418"),
+        (0.00123, "0.00123"),
+        (12345.6, "12,346"),
+        (-2, "\N{MINUS SIGN}2"),
+        (np.nan, "not finite"),
+        (None, "not finite"),
+    ],
+)
+def test_numbers(value, text):
+    assert words.number(value) == text

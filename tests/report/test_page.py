@@ -1,0 +1,323 @@
+import base64
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paragan.errors import Unusable
+from paragan.report.page import LARGEST, time_spent, write_report
+from paragan.report.pictures import GRIDS, gallery, grids, spread
+
+VOID = {"meta", "img", "input", "br", "link", "hr"}
+
+
+class Page(HTMLParser):
+    """A parsed page: its elements, its text outside scripts and styles; complains about what does not nest."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.text = [], [], ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text += data
+
+    def attributes(self, *names):
+        return [attrs[name] for _, attrs in self.elements for name in names if name in attrs]
+
+    @property
+    def words(self):
+        return " ".join(self.text.split())
+
+
+def page(run_dir):
+    path = write_report(run_dir)
+    assert path == run_dir / "report.html"
+    assert not list(run_dir.glob(".report*"))
+    assert path.stat().st_size < LARGEST
+    return Page(path.read_text("utf-8"))
+
+
+def noise(path, side=16, kind="L", seed=0):
+    shape = (side, side) if kind == "L" else (side, side, 3)
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    Image.fromarray(pixels).save(path, compress_level=1)
+
+
+def tick(place, **more):
+    return {
+        "Progress/kimg": place * 2,
+        "Progress/step": place * 20,
+        "Loss/G/loss": 1.0 + place % 3,
+        "Loss/D/loss": 1.5,
+        "Loss/scores/real": 0.5,
+        "Loss/scores/fake": -0.5,
+        "Timing/sec_per_kimg": 0.5,
+        "Timing/img_per_sec": 2000,
+        "Timing/data_wait_s": 0.1,
+        "Timing/exchange_wait_s": 0.2,
+        "Timing/total_s": place * 1.25,
+        "Comm/G/sent_bytes": 3_000_000,
+        "Comm/D/sent_bytes": 0,
+        "Resources/peak_mem_gb": 2.5,
+        "Async/staleness_mean": place % 5,
+        **more,
+    }
+
+
+def score(value, kimg, **more):
+    return {
+        "name": "fid10k",
+        "value": value,
+        "kimg": kimg,
+        "protocol": {"features": "inception", "generated": 10_000},
+        "fingerprint": "abc",
+        "seconds": 12.5,
+        **more,
+    }
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    run_dir = tmp_path / "00000-digits"
+    run_dir.mkdir()
+    (run_dir / "run.yaml").write_text(
+        "recipe: digits\nkimg: 40\nstrategy: {name: gossip, wire: int8}\nbatch: 64\n"
+    )
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(fresh):
+    lines(fresh / "stats.jsonl", [tick(place) for place in range(1, 21)])
+    lines(fresh / "metrics.jsonl", [score(30, 0), score(7.4182, 20), score(8, 40)])
+    for kimg in range(0, 41, 10):
+        noise(fresh / f"fakes{kimg:06d}.png", seed=kimg)
+    noise(fresh / "reals.png", seed=99)
+    return fresh
+
+
+def test_a_finished_run(run_dir):
+    words = page(run_dir).words
+    for text in (
+        "digits finished",
+        "strategy gossip · batch 64",
+        "images seen 40 of 40 kimg",
+        "2,000 images/s",
+        "time 25 s",
+        "fid10k, lower is better 8 at 40 kimg best 7.418 at 20 kimg features inception, generated 10,000",
+        "Bytes sent MB a tick",
+        "Async/staleness_mean",
+        "computing 14 s 56.0 %",
+        "waiting for data 2 s 8.0 %",
+        "waiting for other ranks 4 s 16.0 %",
+        "between ticks (scores, samples, checkpoints) 5 s 20.0 %",
+        "strategy: {name: gossip, wire: int8}",
+    ):
+        assert text in words
+    assert "Not comparable" not in words
+
+
+def test_the_page_needs_nothing_but_itself(run_dir):
+    text = write_report(run_dir).read_text("utf-8")
+    parsed = Page(text)
+    references = parsed.attributes("src", "href", "xlink:href", "srcset", "data", "poster", "action")
+    assert references
+    assert all(reference.startswith(("data:", "#")) for reference in references)
+    assert not re.search(r"@import|url\((?!#)|https?://|<link|<iframe", text)
+    ids = parsed.attributes("id")
+    assert len(ids) == len(set(ids))
+    assert {link[1:] for link in references if link.startswith("#")} <= set(ids)
+    assert "default-src 'none'" in text
+
+
+def test_the_grids_are_the_files_newest_first(run_dir):
+    images = page(run_dir).attributes("src")
+    names = [*(f"fakes{kimg:06d}.png" for kimg in (40, 30, 20, 10, 0)), "reals.png"]
+    decoded = [base64.b64decode(image.removeprefix("data:image/png;base64,")) for image in images]
+    assert decoded == [(run_dir / name).read_bytes() for name in names]
+
+
+def test_a_run_that_has_not_begun_says_so(fresh):
+    words = page(fresh).words
+    for text in (
+        "digits not started",
+        "No sample grids yet",
+        "No ticks yet",
+        "No scores yet",
+        "No time recorded yet",
+    ):
+        assert text in words
+
+
+def test_a_run_under_way_says_so(run_dir):
+    lines(run_dir / "stats.jsonl", [tick(place) for place in range(1, 11)])
+    (run_dir / "metrics.jsonl").unlink()
+    words = page(run_dir).words
+    assert "digits unfinished" in words
+    assert "20 of 40 kimg" in words
+    assert "No scores yet" in words
+
+
+def test_a_crash_leaves_a_page(run_dir):
+    with (run_dir / "stats.jsonl").open("a") as file:
+        file.write('{"Progress/kimg": 41, "Loss/G')
+    (run_dir / "fakes000050.png").write_bytes((run_dir / "fakes000040.png").read_bytes()[:-20])
+    (run_dir / "fakes000060.png").write_bytes(b"")
+    words = page(run_dir).words
+    assert "40 of 40 kimg" in words
+    assert "fakes000050.png is no whole picture" in words
+    assert "fakes000060.png is no whole picture" in words
+    assert "at 40 kimg, the latest" in words
+
+
+def test_values_that_are_not_finite_are_told(run_dir):
+    rows = [tick(place) for place in range(1, 21)]
+    rows[4] |= {"Loss/G/loss": None, "nonfinite": ["Loss/G/loss"]}
+    rows[5] |= {"Loss/G/loss": float("nan")}  # as another writer would have it
+    lines(run_dir / "stats.jsonl", rows)
+    lines(run_dir / "metrics.jsonl", [score(None, 40, nonfinite=["value"])])
+    words = page(run_dir).words
+    assert "Loss/G/loss was not finite at 2 of 20 ticks, first at 10 kimg." in words
+    assert "fid10k, lower is better not finite at 40 kimg" in words
+
+
+def test_nothing_but_values_that_are_not_finite(fresh):
+    rows = [dict.fromkeys(tick(1), None) | {"Progress/kimg": 1, "nonfinite": list(tick(1))}]
+    lines(fresh / "stats.jsonl", rows)
+    assert "Loss/D/loss was not finite at 1 of 1 ticks" in page(fresh).words
+
+
+def test_scores_under_different_protocols_are_marked(run_dir):
+    other = {"features": "inception", "generated": 50_000}
+    lines(
+        run_dir / "metrics.jsonl",
+        [score(8, 40), score(6, 40, protocol=other, fingerprint="d", notes="by hand")],
+    )
+    words = page(run_dir).words
+    assert words.count("Not comparable with the first fid10k: generated 50,000, not 10,000.") == 2
+    assert "by hand" in words
+    assert "generated 10,000 50,000 fingerprint abc d" in words
+
+
+def test_hostile_text_stays_text(tmp_path):
+    evil = "<script>alert(1)</script><img src=x onerror=alert(1)> \"'&{{ 7*7 }}"
+    run_dir = tmp_path / re.sub("/", "", evil)
+    run_dir.mkdir()
+    (run_dir / "run.yaml").write_text(json.dumps({"recipe": evil, "strategy": {"name": evil}, "kimg": evil}))
+    lines(run_dir / "stats.jsonl", [tick(place, **{evil: place, "none": None}) for place in (1, 2)])
+    protocol = {evil: {evil: [evil, {evil: evil}]}}
+    rows = [
+        score(place, place, name=evil, protocol=protocol, fingerprint=evil, notes=evil) for place in (1, 2)
+    ]
+    lines(
+        run_dir / "metrics.jsonl", [*rows, score(3, 3, name=evil), {"name": None}, {"value": [], "kimg": {}}]
+    )
+    plain = page(run_dir)
+    assert sum(tag == "script" for tag, _ in plain.elements) == 1
+    assert not plain.attributes("onerror", "src")
+    assert evil in plain.text
+    assert "{{ 7*7 }}" in plain.words
+
+
+@pytest.mark.parametrize("side", [200, 700])
+def test_many_large_grids_stay_under_the_bound(fresh, side):
+    for kimg in range(20):
+        noise(fresh / f"fakes{kimg:06d}.png", side, "RGB", kimg)
+    noise(fresh / "reals.png", side, "RGB", 99)
+    images = page(fresh).attributes("src")
+    shown = [Image.open(io.BytesIO(base64.b64decode(image.partition(",")[2]))) for image in images]
+    assert len(shown) == GRIDS + 1
+    assert shown[0].width == side
+    assert shown[-1].width == side
+
+
+def test_very_large_grids_are_fewer_and_smaller(fresh):
+    for kimg in range(5):
+        Image.new("RGB", (3000, 3000)).save(fresh / f"fakes{kimg:06d}.png")
+    fakes, reals, notes = vars(gallery(fresh, room=20_000)).values()
+    assert [kimg for kimg, _ in fakes] == [0, 4]
+    assert sum(len(picture.uri) for _, picture in fakes) < 20_000
+    assert reals is None
+    assert notes[0] == "2 of the run's 5 grids."
+
+
+def test_grids_go_by_number(fresh):
+    for name in ("fakes1000000.png", "fakes999999.png", "fakes000001.png", "fakes1.png", "fakesinit.png"):
+        (fresh / name).touch()
+    assert [kimg for kimg, _ in grids(fresh)] == [1, 999_999, 1_000_000]
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "places"),
+    [(0, 4, []), (1, 4, [0]), (4, 4, [0, 1, 2, 3]), (9, 3, [0, 4, 8]), (9, 2, [0, 8]), (9, 1, [8])],
+)
+def test_spread(count, most, places):
+    assert spread(count, most) == places
+
+
+def test_time_goes_on_over_a_clock_that_was_set_back():
+    rows = [
+        {"Progress/kimg": kimg, "Timing/total_s": total} for kimg, total in ((1, 5), (2, 9), (3, 2), (4, 6))
+    ]
+    assert [share.seconds for share in time_spent(rows)] == [15, 0, 0, 0]
+    assert time_spent([{"Progress/kimg": 1}]) == []
+
+
+def test_a_folder_without_a_run_names_the_runs_near_it(run_dir):
+    with pytest.raises(Unusable, match=r"run\.yaml is missing; under it are the run folders .*00000-digits$"):
+        write_report(run_dir.parent)
+    with pytest.raises(Unusable, match=r"under it are the run folders .*00000-digits$"):
+        write_report(run_dir.parent.parent) if len(
+            list(run_dir.parent.parent.iterdir())
+        ) == 1 else write_report(run_dir.parent)
+    (run_dir / "checkpoints").mkdir()
+    with pytest.raises(Unusable, match=r"it is inside the run folder .*00000-digits$"):
+        write_report(run_dir / "checkpoints")
+    assert not (run_dir.parent / "report.html").exists()
+
+
+def test_a_folder_with_nothing_near_it(tmp_path):
+    with pytest.raises(Unusable, match=r"run\.yaml is missing; `paragan train` makes run folders"):
+        write_report(tmp_path)
+    with pytest.raises(Unusable, match="does not exist"):
+        write_report(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(Unusable, match="is a file"):
+        write_report(tmp_path / "file")
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1", "", "a: \x00", "!!python/object:os.system x"])
+def test_a_run_that_is_no_yaml_is_unusable(fresh, text):
+    (fresh / "run.yaml").write_text(text)
+    with pytest.raises(Unusable, match=r"run\.yaml: ") as error:
+        write_report(fresh)
+    assert "\n" not in str(error.value)
+    assert not (fresh / "report.html").exists()
+
+
+def test_a_long_run_record_is_cut(fresh):
+    (fresh / "run.yaml").write_text("recipe: digits\nlong: " + "x" * 300_000)
+    assert "more characters in run.yaml" in page(fresh).words

@@ -1,0 +1,138 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from paragan.errors import Unusable
+from paragan.report.records import Records, columns, read, write_whole
+
+
+def tick(step, **more):
+    return {"Progress/kimg": step / 10, "Progress/step": step, "Loss/G/loss": 1 / step, **more}
+
+
+def written(path, steps):
+    records = Records(path)
+    for step in steps:
+        records.append(tick(step))
+    return records
+
+
+def strict(line):
+    def refuse(name):
+        raise AssertionError(name)
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def test_what_is_appended_is_read(tmp_path):
+    written(tmp_path / "stats.jsonl", range(1, 11))
+    assert read(tmp_path / "stats.jsonl") == [tick(step) for step in range(1, 11)]
+
+
+def test_no_file_is_no_rows(tmp_path):
+    assert read(tmp_path / "stats.jsonl") == []
+    Records(tmp_path / "stats.jsonl").truncate_after(3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_line_is_whole_as_soon_as_it_is_appended(tmp_path):
+    records = Records(tmp_path / "stats.jsonl")
+    for step in range(1, 4):
+        records.append(tick(step, name="ü\n"))
+        lines = records.path.read_bytes().split(b"\n")
+        assert lines[-1] == b""
+        assert [strict(line)["Progress/step"] for line in lines[:-1]] == list(range(1, step + 1))
+
+
+def test_numbers_that_json_lacks_are_null_and_named(tmp_path):
+    records = Records(tmp_path / "metrics.jsonl")
+    records.append(
+        {"value": math.nan, "kimg": np.float32(0.5), "n": np.int64(3), "protocol": {"a": [1, -math.inf]}}
+    )
+    row = strict(records.path.read_bytes())
+    assert row == {
+        "value": None,
+        "kimg": 0.5,
+        "n": 3,
+        "protocol": {"a": [1, None]},
+        "nonfinite": ["value", "protocol.a.1"],
+    }
+    again = Records(tmp_path / "again.jsonl")
+    again.append(row)
+    assert again.path.read_bytes() == records.path.read_bytes()
+
+
+def test_what_is_not_plain_is_refused_by_name_and_nothing_is_written(tmp_path):
+    records = Records(tmp_path / "stats.jsonl")
+    with pytest.raises(TypeError, match=r"Loss/parts\.r1: a ndarray"):
+        records.append({"Loss/parts": {"r1": np.zeros(2)}})
+    assert not records.path.exists()
+
+
+@pytest.mark.parametrize("step", [0, 1, 6, 9, 99])
+def test_a_resumed_file_is_the_undisturbed_one(tmp_path, step):
+    undisturbed = written(tmp_path / "undisturbed.jsonl", range(1, 11))
+    resumed = written(tmp_path / "resumed.jsonl", range(1, 10))
+    resumed.truncate_after(step)
+    for later in range(min(step, 9) + 1, 11):
+        resumed.append(tick(later))
+    assert resumed.path.read_bytes() == undisturbed.path.read_bytes()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_truncation_by_another_key_keeps_rows_without_it(tmp_path):
+    scores = Records(tmp_path / "metrics.jsonl")
+    for row in ({"kimg": 1}, {"name": "note"}, {"kimg": 2.5}):
+        scores.append(row)
+    scores.truncate_after(2, key="kimg")
+    assert read(scores.path) == [{"kimg": 1}, {"name": "note"}]
+
+
+def test_wherever_a_crash_cuts_the_last_line_reading_and_appending_go_on(tmp_path):
+    whole = written(tmp_path / "whole.jsonl", [1, 2]).path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for cut in range(first, len(whole)):
+        records = Records(tmp_path / "cut.jsonl")
+        records.path.write_bytes(whole[:cut])
+        kept = read(records.path)
+        assert kept == [tick(1), tick(2)][: 1 + (cut == len(whole) - 1)]
+        records.append(tick(3))
+        assert read(records.path) == [*kept, tick(3)]
+        records.path.write_bytes(whole[:cut])
+        records.truncate_after(2)
+        assert records.path.read_bytes() == whole[: len(whole) if len(kept) == 2 else first]
+
+
+@pytest.mark.parametrize("line", [b'{"a": 1', b"[1, 2]", b"\xff\xfe{}", b"[" * 100_000, b"\0\0\0"])
+def test_a_corrupt_line_in_the_middle_is_named(tmp_path, line):
+    path = tmp_path / "stats.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + line + b'\n{"a": 2}\n')
+    with pytest.raises(Unusable, match=r"stats\.jsonl, line 2: not a JSON object") as error:
+        read(path)
+    assert "\n" not in str(error.value)
+
+
+def test_columns_keep_what_was_not_finite_and_skip_what_is_missing():
+    rows = [
+        {"Progress/kimg": 1, "x": 2},
+        {"Progress/kimg": 2, "x": None, "nonfinite": ["x"]},
+        {"Progress/kimg": 3, "x": None},
+        {"Progress/kimg": 4},
+        {"Progress/kimg": 5, "x": "text"},
+        {"x": 6},
+        {"kimg": 7, "x": True},
+        {"kimg": 8, "x": 0.5},
+    ]
+    kimg, values = columns(rows, "x")
+    assert kimg == [1, 2, 8]
+    np.testing.assert_equal(values, [2, math.nan, 0.5])
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError):
+        write_whole(tmp_path / "taken", b"new")
+    write_whole(tmp_path / "free", b"new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["free", "taken"]

@@ -1,0 +1,58 @@
+import math
+
+import pytest
+
+from paragan.report.scores import protocols, series
+
+PROTOCOL = {"features": "inception", "generated": 50_000, "real": {"split": "train"}}
+
+
+def row(value, kimg=1, name="fid50k_full", protocol=PROTOCOL, **more):
+    return {"name": name, "value": value, "kimg": kimg, "protocol": protocol, "fingerprint": "f", **more}
+
+
+def test_last_is_by_kimg_and_best_by_direction():
+    (fid,) = series([row(9, 3), row(12, 1), row(7, 2)])
+    assert (fid.last.value, fid.best.value) == (9, 7)
+    (score,) = series([row(2, 1, "is50k"), row(8, 2, "is50k"), row(5, 3, "is50k")])
+    assert (score.last.value, score.best.value) == (5, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [("fid", "lower"), ("kid50k", "lower"), ("prdc_coverage", "higher"), ("is", "higher"), ("this", None)],
+)
+def test_a_score_of_an_unknown_kind_has_no_best(name, better):
+    (one,) = series([row(1, name=name)])
+    assert one.better == better
+    assert (one.best is None) == (better is None)
+
+
+def test_a_score_that_is_not_finite_is_kept_and_never_best():
+    (fid,) = series([row(9, 1), row(None, 2, nonfinite=["value"])])
+    assert math.isnan(fid.last.value)
+    assert fid.best.value == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"protocol": {**PROTOCOL, "generated": 10_000}}, "generated 10,000, not 50,000"),
+        ({"protocol": {**PROTOCOL, "real": {"split": "test"}}}, "real split test, not train"),
+        ({"protocol": {**PROTOCOL, "crop": True}}, "crop yes, not recorded"),
+        ({"protocol": None}, "features not recorded, not inception"),
+        ({"fingerprint": "g"}, "fingerprint"),
+    ],
+)
+def test_scores_under_different_protocols_are_apart(change, differs):
+    first, second = series([row(9, 1), row(8, 2), row(7, 3) | change])
+    assert (len(first.scores), len(second.scores)) == (2, 1)
+    assert (first.differs, second.differs[0]) == ((), differs)
+    assert (first.current, second.current) == (False, True)
+    assert [protocol.label for protocol in protocols([second, first])] == ["P1", "P2"]
+
+
+def test_different_scores_may_share_a_protocol():
+    fid, score = series([row(9), row(8, name="is50k")])
+    assert fid.protocol is score.protocol
+    assert not score.differs
