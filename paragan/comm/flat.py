@@ -127,7 +127,9 @@ class Flat:
 
     def _hook(self) -> None:
         for p in self.parameters:
-            p.register_post_accumulate_grad_hook(self._on_grad)
+            frozen = not p.requires_grad
+            p.requires_grad_(True).register_post_accumulate_grad_hook(self._on_grad)  # refused on frozen ones
+            p.requires_grad_(not frozen)
         self._hooked = True
 
     def _on_grad(self, p: Tensor) -> None:

@@ -1,16 +1,8 @@
-from paragan.eval.evaluate import (
-    METRICS,
-    Protocol,
-    Score,
-    Summary,
-    comparable,
-    evaluate,
-    metric_names,
-    number_of_fakes,
-    summarize,
-)
+from paragan.eval.evaluate import Protocol, Score, comparable, evaluate, summarize
 from paragan.eval.features import FeatureSpace, by_name, inception_2015, module_features, pixels
+from paragan.eval.metrics import METRICS, metric_names, number_of_fakes
 from paragan.eval.shares import Summing
+from paragan.eval.summary import Summary
 
 __all__ = [
     "METRICS",

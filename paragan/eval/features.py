@@ -11,11 +11,12 @@ import contextlib
 import copy
 import difflib
 import hashlib
+import os
 import pickle
 import re
 import shutil
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -103,9 +104,15 @@ def by_name(name: str, resolution: int, channels: int, path: str | Path | None =
     its file is missing or not the one of 2015-12-05.
     """
     if name not in NAMES:
-        nearest = difflib.get_close_matches(name, NAMES, n=1, cutoff=0)[0]
-        raise Unusable(f"space: {name!r} is none of {', '.join(NAMES)}; did you mean {nearest}?")
+        raise Unusable(f"space: {name!r} is none of {', '.join(NAMES)}; did you mean {nearest(name, NAMES)}?")
     return pixels(resolution, channels) if name == "pixels" else inception_2015(path)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The one of `names` that was meant, if any: one that starts so, else the most similar."""
+    name, names = name.lower(), list(names)
+    starts = [other for other in names if other.startswith(name)]
+    return (starts or difflib.get_close_matches(name, names, n=1, cutoff=0))[0]
 
 
 # pixels -----------------------------------------------------------------------------------------------------
@@ -185,7 +192,10 @@ def inception_2015(
     if download and not file.is_file():
         fetch(file)
     if not file.is_file():
-        raise Unusable(missing(file))
+        raise Unusable(
+            f"inception: missing {source(file)}; put it there, or name its place with --inception PATH; "
+            "without it, fd works in the run's own feature space"
+        )
     digest = _file_sha256(file)
     if name == "inception":
         _check_digest(file, digest)
@@ -199,13 +209,9 @@ def inception_2015(
     )
 
 
-def missing(file: Path) -> str:
-    """One line that says how to come by the Inception file, and what works without it."""
-    return (
-        f"inception: no file {file}; fetch {INCEPTION_URL} (its sha256 starts with {INCEPTION_SHA256}) "
-        "and put it there, or name its place with --inception PATH; "
-        "without it, fd works in the run's own feature space"
-    )
+def source(file: Path) -> str:
+    """Where the Inception file is kept, and how to come by it."""
+    return f"{file}, from {INCEPTION_URL} (its sha256 starts with {INCEPTION_SHA256})"
 
 
 def fetch(file: Path, url: str = INCEPTION_URL, timeout_s: float = 60) -> None:
@@ -215,14 +221,14 @@ def fetch(file: Path, url: str = INCEPTION_URL, timeout_s: float = 60) -> None:
     file.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial_file = file.with_name(f"{file.name}.part")
+    partial_file = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as source, partial_file.open("wb") as target:
-            shutil.copyfileobj(source, target)
+        with urllib.request.urlopen(url, timeout=timeout_s) as remote, partial_file.open("wb") as target:
+            shutil.copyfileobj(remote, target)
         _check_digest(file, _file_sha256(partial_file))
         partial_file.replace(file)
     except OSError as error:
-        raise Unusable(f"inception: cannot fetch {url} ({error}); {missing(file)}") from error
+        raise Unusable(f"inception: cannot fetch {url} ({error}); the file belongs at {file}") from error
     finally:
         partial_file.unlink(missing_ok=True)
 

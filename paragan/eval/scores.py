@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torchmetrics.image.inception import InceptionScore
-from torchmetrics.image.kid import KernelInceptionDistance
 
 from paragan.errors import Unusable
 from paragan.eval.shares import ALONE, Summing, dealt
@@ -100,6 +98,8 @@ def kid(real: Tensor, fake: Tensor, *, subsets: int = 100, subset_size: int = 10
     The kernel is (x.y / F + 1)^3. Being unbiased, it is as often negative as positive for equal
     distributions. Subsets are of at most N and M vectors, and follow from `seed`.
     """
+    from torchmetrics.image.kid import KernelInceptionDistance  # here, for it takes a second
+
     subset_size = min(subset_size, len(real), len(fake))
     with quiet(), seeded(seed):
         metric = KernelInceptionDistance(nn.Identity(), subsets, subset_size, sync_on_compute=False)
@@ -110,9 +110,13 @@ def kid(real: Tensor, fake: Tensor, *, subsets: int = 100, subset_size: int = 10
 
 def inception_score(logits: Tensor, *, splits: int = 10, seed: int = 0) -> float:
     """exp of the mean KL(p(y|x) | p(y)) of logits [N, K], mean over random splits; between 1 and K."""
+    from torchmetrics.image.inception import InceptionScore  # likewise
+
+    logits = logits.double()
+    logits = logits.maximum(logits.amax(1, keepdim=True) - 600)  # torchmetrics makes 0 log 0 a NaN
     with quiet(), seeded(seed):
         metric = InceptionScore(nn.Identity(), splits, sync_on_compute=False)
-        metric.update(logits.double())
+        metric.update(logits)
         return metric.compute()[0].item()
 
 

@@ -68,7 +68,7 @@ class Generator(nn.Module):
             _initialise(layer)
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
-        h = self.start(z).view(len(z), -1, 4, 4)
+        h = self.start(z).unflatten(1, (-1, 4, 4))
         for up, norm in zip(self.ups, self.norms):
             h = F.relu(norm(up(h), y), inplace=True)
         return torch.tanh(self.image(h)).to(z.dtype)

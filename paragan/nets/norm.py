@@ -5,6 +5,8 @@ normalised with its own moments. Running statistics follow one law: the moments 
 averaged and applied once per step. Hence a forward pass only collects (`moments`), and `settle` applies.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,12 +50,14 @@ class LaneBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training and self.running_mean is not None:
             return [self._shifted(input, self.running_mean, self.running_var, training=False)]
-        groups = self._groups(len(input))
+        groups = self._groups(input.shape[0])
         seen = torch.zeros(groups, 2, self.num_features, dtype=self._dtype(input), device=input.device)
-        parts = input.chunk(groups) if groups > 1 else (input,)
         # Momentum 1 makes the kernel write the mean and unbiased variance it computes anyway into `seen`. On
-        # CPU slices and cat are 3 to 6 times faster than var_mean on a view and a scale-and-shift.
-        out = [self._shifted(part, mean, var, training=True) for part, (mean, var) in zip(parts, seen)]
+        # CPU slices and cat are 3 to 7 times faster than var_mean on a view and a scale-and-shift.
+        out = [
+            self._shifted(part, mean, var, training=True)
+            for part, (mean, var) in zip(_cut(input, groups), seen)
+        ]
         if self.tracking and self.training:
             self._track(seen)
         return out
@@ -134,9 +138,10 @@ class ConditionalBatchNorm2d(nn.Module):
         if y is None:
             raise Unusable("y: a conditional network needs labels, int64 [N], not None")
         parts = self.norm.normalised(x)
-        gains = self.gain(y)[:, :, None, None].to(x.dtype).chunk(len(parts))  # [N / groups, C, 1, 1] each
-        biases = self.bias(y)[:, :, None, None].to(x.dtype).chunk(len(parts))
-        return _join([torch.addcmul(b, part, g) for part, g, b in zip(parts, gains, biases)])
+        gains = _cut(self.gain(y)[:, :, None, None].to(x.dtype), len(parts))  # [N / groups, C, 1, 1] each
+        biases = _cut(self.bias(y)[:, :, None, None].to(x.dtype), len(parts))
+        # As fast as addcmul on CPU, and up to twice as fast in bf16.
+        return _join([(part * g).add_(b) for part, g, b in zip(parts, gains, biases)])
 
 
 def batch_norm(channels: int, classes: int = 0) -> nn.Module:
@@ -177,6 +182,10 @@ def _adopt(norm: nn.Module) -> None:
     device = None if near is None else near.device
     moments = torch.zeros(2 * norm.num_features + 1, dtype=torch.float32, device=device)
     norm.register_buffer("moments", moments, persistent=False)
+
+
+def _cut(x: Tensor, groups: int) -> Sequence[Tensor]:
+    return (x,) if groups == 1 else x.chunk(groups)
 
 
 def _join(parts: list[Tensor]) -> Tensor:

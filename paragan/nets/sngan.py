@@ -72,7 +72,7 @@ class Generator(nn.Module):
         self.image = _glorot(nn.Conv2d(widths[-1], spec.channels, 3, padding=1))
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
-        h = self.start(z).view(len(z), -1, 4, 4)
+        h = self.start(z).unflatten(1, (-1, 4, 4))
         for block in self.blocks:
             h = block(h, y)
         h = F.relu(self.norm(h), inplace=True)

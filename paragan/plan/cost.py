@@ -62,16 +62,16 @@ def cost(game: Game, role: Role, *, rounds: int, batch: int, penalties: int) -> 
     """Count a game and a role that were built but not played. penalties: gradient penalties in D's turn."""
     g, d = forward_flops(game)
     state = sum(4 * 4 * p.flat.params.numel() for p in game.players) + 4 * game.g.flat.params.numel()
-    turns = [turn for beat in role.round for turn in beat]
-    traffic = sum(
-        (turn.player.flat.traffic(turn.exchange) + _moments(turn.player, turn.team) for turn in turns), Traffic()
-    )
+    traffic = sum((player_traffic(role, player) for player in game.players), Traffic())
     counts = tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players)
     return Cost(rounds, (counts[0], counts[1]), round_flops(g, d, batch, game.d_steps, penalties), state, traffic)
 
 
-def _moments(player: Player, team: Group) -> Traffic:
-    return ring_all_reduce(player.moments.nbytes, team.size) if player.coupled else Traffic()
+def player_traffic(role: Role, player: Player) -> Traffic:
+    """What one rank sends for a player in one round: gradients (or what the exchange sends) and batch moments."""
+    turns = [turn for beat in role.round for turn in beat if turn.player is player]
+    moments = (ring_all_reduce(player.moments.nbytes, turn.team.size) for turn in turns if player.coupled)
+    return sum(moments, sum((player.flat.traffic(turn.exchange) for turn in turns), Traffic()))
 
 
 def forward_flops(game: Game) -> tuple[float, float]:

@@ -2,24 +2,22 @@
 
 import datetime
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import yaml
 from jinja2 import Environment, StrictUndefined
 
-from paragan.errors import Unusable
 from paragan.report import words
 from paragan.report.curves import Chart, Line, chart
+from paragan.report.folder import Folder, Stats, read_folder
 from paragan.report.pictures import Gallery, gallery
-from paragan.report.records import Row, columns, is_number, read, write_whole
+from paragan.report.records import is_number, write_whole
 from paragan.report.scores import Series, protocols, series
 
 LARGEST = 5_000_000  # bytes of a page
-TEXT = 100_000  # characters of run.yaml on it
 ROWS = 400  # scores listed one by one
 EXTRA = 12  # curves of keys that no chart below names
 
@@ -32,17 +30,6 @@ CHARTS = (  # title, unit, where the axis begins at the latest, (name of the lin
 )
 FACTS = ("strategy", "data", "batch", "lanes", "ranks", "seed")  # of run.yaml, where it has them
 SHOWN_ELSEWHERE = {"Progress/kimg", "Progress/step", "Timing/total_s", "Timing/sec_per_kimg"}
-
-
-@dataclass(frozen=True)
-class Folder:
-    """What is read from a run folder, but for its pictures."""
-
-    path: Path
-    text: str  # run.yaml
-    run: Mapping[str, Any]
-    stats: list[Row]
-    scores: list[Row]
 
 
 @dataclass(frozen=True)
@@ -61,7 +48,7 @@ def write_report(run_dir: Path) -> Path:
     A run that has not finished, or has no scores or no ticks yet, gets a page that says so. Unusable is a
     folder that holds no run, or one with a file that cannot be read.
     """
-    folder = _read(run_dir)
+    folder = read_folder(run_dir)
     measured = series(folder.scores)
     taken = sorted(((one, score) for one in measured for score in one.scores), key=lambda pair: pair[1].kimg)
     known = protocols(measured)
@@ -86,18 +73,18 @@ def write_report(run_dir: Path) -> Path:
     return target
 
 
-def time_spent(stats: Sequence[Row]) -> list[Share]:
+def time_spent(stats: Stats) -> list[Share]:
     """The run's seconds by what they went into; nothing where no time was recorded.
 
     `Timing/total_s` is the whole; it may start again at 0 where a run was resumed. The waits are those of
     each tick. What ticks do not account for is what lies between them: scores, samples, checkpoints.
     """
-    total = _run_up(columns(stats, "Timing/total_s")[1])
-    kimg, pace = columns(stats, "Timing/sec_per_kimg")
+    total = _run_up(stats.finite("Timing/total_s"))
+    kimg, pace = stats.column("Timing/sec_per_kimg")
     steps = [max(now - before, 0) for before, now in zip([0.0, *kimg], kimg)]
     ticks = sum(step * seconds for step, seconds in zip(steps, pace) if math.isfinite(seconds)) or total
-    data = min(sum(filter(math.isfinite, columns(stats, "Timing/data_wait_s")[1])), ticks)
-    exchange = min(sum(filter(math.isfinite, columns(stats, "Timing/exchange_wait_s")[1])), ticks - data)
+    data = min(sum(stats.finite("Timing/data_wait_s")), ticks)
+    exchange = min(sum(stats.finite("Timing/exchange_wait_s")), ticks - data)
     parts = {
         "computing": ("g", ticks - data - exchange),
         "waiting for data": ("d", data),
@@ -112,7 +99,6 @@ def time_spent(stats: Sequence[Row]) -> list[Share]:
 
 def _run_up(clock: Sequence[float]) -> float:
     """What a clock that may have been set back to zero has counted in all."""
-    clock = [time for time in clock if math.isfinite(time)]
     return sum(now - before if now >= before else now for before, now in zip([0.0, *clock], clock))
 
 
@@ -122,53 +108,17 @@ def _render(**facts: Any) -> str:
     return pages.from_string(Path(__file__).with_name("page.html").read_text("utf-8")).render(**facts)
 
 
-# what is in the folder ------------------------------------------------------------------------------
-
-
-def _read(run_dir: Path) -> Folder:
-    path = Path(run_dir)
-    file = path / "run.yaml"
-    if not file.is_file():
-        raise Unusable(_no_run(path))
-    try:
-        text = file.read_text("utf-8")
-        run = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Unusable(f"{file}: not readable as YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(run, Mapping):
-        raise Unusable(f"{file}: holds no run; the resolved run that `paragan train` wrote belongs there")
-    if len(text) > TEXT:
-        text = f"{text[:TEXT]}\n... {len(text) - TEXT:,} more characters in run.yaml"
-    return Folder(path, text, run, read(path / "stats.jsonl"), read(path / "metrics.jsonl"))
-
-
-def _no_run(path: Path) -> str:
-    if not path.is_dir():
-        return f"RUN_DIR {path}: {'is a file, not a folder' if path.exists() else 'does not exist'}"
-    for pattern in ("*/run.yaml", "*/*/run.yaml"):
-        near = sorted(str(found.parent) for found in path.glob(pattern))
-        if near:
-            found = ", ".join(near[-4:]) + (f" and {len(near) - 4} more" if len(near) > 4 else "")
-            return f"RUN_DIR {path}: run.yaml is missing; under it are the run folders {found}"
-    above = next((str(parent) for parent in path.resolve().parents if (parent / "run.yaml").is_file()), None)
-    hint = f"; it is inside the run folder {above}" if above else "; `paragan train` makes run folders"
-    return f"RUN_DIR {path}: run.yaml is missing{hint}"
-
-
-# what the page says ---------------------------------------------------------------------------------
-
-
 def _headline(folder: Folder) -> dict[str, Any]:
-    done = max(filter(math.isfinite, columns(folder.stats, "Progress/kimg")[0]), default=0.0)
-    total = _setting(folder.run, "kimg", "duration.kimg")
+    done = max(folder.stats.finite("Progress/kimg"), default=0.0)
+    total = folder.setting("kimg", "duration.kimg")
     total = float(total) if is_number(total) else None
-    speeds = [speed for speed in columns(folder.stats, "Timing/img_per_sec")[1] if math.isfinite(speed)]
-    memory = [size for size in columns(folder.stats, "Resources/peak_mem_gb")[1] if math.isfinite(size)]
+    speeds = folder.stats.finite("Timing/img_per_sec")
+    memory = folder.stats.finite("Resources/peak_mem_gb")
     name = folder.path.resolve().name
-    facts = {key: _short(_setting(folder.run, key)) for key in FACTS}
+    facts = {key: folder.word(key) for key in FACTS}
     return {
         "name": name,
-        "recipe": _short(_setting(folder.run, "recipe", "name")) or name,
+        "recipe": folder.word("recipe", "name") or name,
         "state": _state(folder, done, total),
         "kimg": done,
         "total": total,
@@ -180,42 +130,20 @@ def _headline(folder: Folder) -> dict[str, Any]:
 
 
 def _state(folder: Folder, done: float, total: float | None) -> str:
-    if not folder.stats:
-        return "not started"
+    if not folder.stats.keys:
+        return "no ticks yet"
     if total is None:
         return "finished" if (folder.path / "model" / "model.safetensors").exists() else "unfinished"
     return "finished" if done >= total * (1 - 1e-6) else "unfinished"
 
 
-def _setting(run: Mapping[str, Any], *places: str) -> Any:
-    """The first of some dotted places in the run that is set."""
-    for place in places:
-        item: Any = run
-        for key in place.split("."):
-            item = item.get(key) if isinstance(item, Mapping) else None
-        if item is not None:
-            return item
-    return None
-
-
-def _short(setting: Any) -> str:
-    """A setting in a word: itself, or the name of what it describes."""
-    if isinstance(setting, Mapping):
-        setting = next((setting[key] for key in ("name", "kind", "type", "source") if key in setting), None)
-    return "" if setting is None or isinstance(setting, Mapping | list) else words.value(setting)
-
-
-def _problems(stats: Sequence[Row]) -> Iterator[str]:
-    for key in _keys(stats):
-        kimg, values = columns(stats, key)
+def _problems(stats: Stats) -> Iterator[str]:
+    for key in stats.keys:
+        kimg, values = stats.column(key)
         lost = [at for at, value in zip(kimg, values) if not math.isfinite(value)]
         if lost:
             first = words.number(lost[0])
             yield f"{key} was not finite at {len(lost):,} of {len(values):,} ticks, first at {first} kimg."
-
-
-def _keys(stats: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(key for row in stats for key in row if key != "nonfinite"))
 
 
 def _score_charts(measured: Sequence[Series]) -> Iterator[Chart]:
@@ -238,9 +166,9 @@ def _score_charts(measured: Sequence[Series]) -> Iterator[Chart]:
             yield made
 
 
-def _named_charts(stats: Sequence[Row]) -> Iterator[Chart]:
+def _named_charts(stats: Stats) -> Iterator[Chart]:
     for title, unit, floor, wanted in CHARTS:
-        lines = [Line(name, *columns(stats, key), colour) for name, key, colour in wanted]
+        lines = [Line(name, *stats.column(key), colour) for name, key, colour in wanted]
         if unit == "bytes":
             unit, lines = _in_units_of_bytes([line for line in lines if any(line.values)])
         made = chart(title, unit, [line for line in lines if line.values], floor)
@@ -248,7 +176,7 @@ def _named_charts(stats: Sequence[Row]) -> Iterator[Chart]:
             yield made
 
 
-def _in_units_of_bytes(lines: list[Line]) -> tuple[str, list[Line]]:
+def _in_units_of_bytes(lines: Sequence[Line]) -> tuple[str, list[Line]]:
     most = max((value for line in lines for value in line.values if math.isfinite(value)), default=0)
     units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1))
     unit, size = next((unit, size) for unit, size in units if most >= size or size == 1)
@@ -256,17 +184,15 @@ def _in_units_of_bytes(lines: list[Line]) -> tuple[str, list[Line]]:
     return f"{unit} a tick", scaled
 
 
-def _extra_charts(stats: Sequence[Row]) -> list[Chart]:
+def _extra_charts(stats: Stats) -> list[Chart]:
     named = SHOWN_ELSEWHERE | {key for *_, wanted in CHARTS for _, key, _ in wanted}
-    lines = [Line(key, *columns(stats, key), "other") for key in _keys(stats) if key not in named]
+    lines = [Line(key, *stats.column(key), "other") for key in stats.keys if key not in named]
     moving = [line for line in lines if len(set(line.values)) > 1][:EXTRA]
     return [made for line in moving if (made := chart(line.name[: words.LONGEST], "", [line]))]
 
 
-def _values(stats: Sequence[Row]) -> Iterator[tuple[str, float, float, float]]:
+def _values(stats: Stats) -> Iterator[tuple[str, float, float, float]]:
     """`(key, last, lowest, highest)` of every number that was recorded."""
-    for key in _keys(stats)[:ROWS]:
-        values = columns(stats, key)[1]
-        finite = [value for value in values if math.isfinite(value)]
-        if values:
-            yield key, values[-1], min(finite, default=math.nan), max(finite, default=math.nan)
+    for key in stats.keys[:ROWS]:
+        last, finite = stats.column(key)[1][-1], stats.finite(key)
+        yield key, last, min(finite, default=math.nan), max(finite, default=math.nan)

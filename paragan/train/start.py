@@ -110,15 +110,10 @@ def open_session(
     found = together(world, lambda: Found(find_checkpoint(checkpoints, run, images, screen)))
     if run.init_from and not found.path:
         initialise(pair, Path(run.init_from))
-    game = build_game(run, pair, images, world.device)
-    role = run.strategy.role(game, world, run.lanes)
-    clock = Clock(run.images)
+    session = assemble(run, world, images, pair, found.path)
+    clock = session.clock
     if found.path:
-        loaded = checkpoint.read(found.path, world.rank, world.size)
-        for player in game.players:
-            checkpoint.restore(player, loaded.tensors)
-        clock.step, clock.images = loaded.step, loaded.images
-        warn_threads(loaded.about.get("threads"), screen)
+        warn_threads(checkpoint.read_about(found.path).get("threads"), screen)
         screen.say(f"resumed from {found.path} at {clock.kimg:g} kimg")
     log = Log(folder.path, screen, checkpoints.standing)
     if world.first:
@@ -128,7 +123,25 @@ def open_session(
     world.agree("open")
     pictures, save = Pictures(folder.path, images, log), Save(folder.path, checkpoints, images, log)
     if world.first and not (folder.path / "reals.png").exists():
-        pictures.draw_reals(game.labels is not None)
+        pictures.draw_reals(session.game.labels is not None)
+    try:
+        yield session, [log, pictures, save, Scoring(folder.path, images, screen)], save
+    finally:
+        screen.stop()
+        session.lanes.close()
+        log.close()
+
+
+def assemble(run: Run, world: World, images: Images, pair: Pair, start: Path | None = None) -> Session:
+    """A session on this rank, from a checkpoint or from the beginning."""
+    game = build_game(run, pair, images, world.device)
+    role = run.strategy.role(game, world, run.lanes)
+    clock = Clock(run.images)
+    if start:
+        loaded = checkpoint.read(start, world.rank, world.size)
+        for player in game.players:
+            checkpoint.restore(player, loaded.tensors)
+        clock.step, clock.images = loaded.step, loaded.images
     stats = Stats(world, game.players)
     stats.start_at(clock.images)
     lanes = Lanes(
@@ -144,13 +157,7 @@ def open_session(
         device=world.device,
         channels_last=run.device.channels_last,
     )
-    session = Session(run, world, game, role, clock, lanes, stats)
-    try:
-        yield session, [log, pictures, save, Scoring(folder.path, images, screen)], save
-    finally:
-        screen.stop()
-        lanes.close()
-        log.close()
+    return Session(run, world, game, role, clock, lanes, stats)
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def test_sngan_has_the_published_sizes_on_cifar10():
 
 
 def test_dcgan_has_radfords_layers_at_64():
-    """The usual one (latent 100, width 64) has 3,576,704 and 2,765,568; its 4x4 ends are our linear layers."""
+    """The usual one (latent 100, width 64) has 3,576,704 and 2,765,568; its 4x4 ends are linear here."""
     G, D = build(DCGAN(latent=100, spectral=False, batch_norm=True), Spec(64, 3))
     assert count(G) == 3_576_704 + 3  # a bias at the image
     assert count(D) == 2_765_568 + 64 + 1  # biases of the first and of the last layer

@@ -199,11 +199,9 @@ class Own(nn.BatchNorm2d):
 
 
 def test_convert_keeps_objects_and_names_and_tells_what_is_left():
-    net = nn.Sequential(
-        nn.BatchNorm1d(2), nn.BatchNorm2d(3), nn.BatchNorm3d(4), nn.SyncBatchNorm(5), nn.InstanceNorm2d(3),
-        nn.Sequential(Own(3), nn.LazyBatchNorm2d(), nn.GroupNorm(1, 3), nn.BatchNorm2d(6, track_running_stats=False)),
-        LaneBatchNorm2d(3),
-    )  # fmt: skip
+    plain = [nn.BatchNorm1d(2), nn.BatchNorm2d(3), nn.BatchNorm3d(4), nn.SyncBatchNorm(5)]
+    inner = nn.Sequential(Own(3), nn.LazyBatchNorm2d(), nn.GroupNorm(1, 3), nn.BatchNorm2d(6))
+    net = nn.Sequential(*plain, nn.InstanceNorm2d(3), inner, LaneBatchNorm2d(3))
     tensors, keys = [*net.parameters(), *net.buffers()], list(net.state_dict())
     assert convert(net) == ["5.0", "5.1"]
     kinds = [type(net[i]) for i in range(4)]

@@ -1,0 +1,93 @@
+"""What stands in a run folder, but for its pictures."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paragan.errors import Unusable
+from paragan.report import words
+from paragan.report.records import Row, columns, read
+
+TEXT = 100_000  # characters of run.yaml that are kept
+
+
+class Stats:
+    """The columns of stats.jsonl by key, in order of appearance."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        keys = dict.fromkeys(key for row in rows for key in row if key != "nonfinite")
+        found = {key: columns(rows, key) for key in keys}
+        self._columns = {key: column for key, column in found.items() if column[1]}
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._columns)
+
+    def column(self, key: str) -> tuple[list[float], list[float]]:
+        """`(kimg, values)`; empty for a key that was never recorded."""
+        return self._columns.get(key, ([], []))
+
+    def finite(self, key: str) -> list[float]:
+        return [value for value in self.column(key)[1] if math.isfinite(value)]
+
+
+@dataclass(frozen=True)
+class Folder:
+    path: Path
+    text: str  # run.yaml
+    run: Mapping[str, Any]  # the same
+    stats: Stats
+    scores: list[Row]
+
+    def setting(self, *places: str) -> Any:
+        """The first of some dotted places in the run that is set."""
+        for place in places:
+            item: Any = self.run
+            for key in place.split("."):
+                item = item.get(key) if isinstance(item, Mapping) else None
+            if item is not None:
+                return item
+        return None
+
+    def word(self, *places: str) -> str:
+        """A setting in a word: itself, or the name of what it describes; empty where there is none."""
+        setting = self.setting(*places)
+        if isinstance(setting, Mapping):
+            names = (setting[key] for key in ("name", "kind", "type", "source") if key in setting)
+            setting = next(names, None)
+        return "" if setting is None or isinstance(setting, Mapping | list) else words.value(setting)
+
+
+def read_folder(run_dir: Path) -> Folder:
+    """Unusable is a folder that holds no run, or one with a file that cannot be read."""
+    path = Path(run_dir)
+    file = path / "run.yaml"
+    if not file.is_file():
+        raise Unusable(_no_run(path))
+    try:
+        text = file.read_text("utf-8")
+        run = yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise Unusable(f"{file}: not readable as YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(run, Mapping):
+        raise Unusable(f"{file}: holds no run; the resolved run that `paragan train` wrote belongs there")
+    if len(text) > TEXT:
+        text = f"{text[:TEXT]}\n... {len(text) - TEXT:,} more characters in run.yaml"
+    return Folder(path, text, run, Stats(read(path / "stats.jsonl")), read(path / "metrics.jsonl"))
+
+
+def _no_run(path: Path) -> str:
+    if not path.is_dir():
+        return f"RUN_DIR {path}: {'is a file, not a folder' if path.exists() else 'does not exist'}"
+    for pattern in ("*/run.yaml", "*/*/run.yaml"):
+        near = sorted(str(found.parent) for found in path.glob(pattern))
+        if near:
+            found = ", ".join(near[-4:]) + (f" and {len(near) - 4} more" if len(near) > 4 else "")
+            return f"RUN_DIR {path}: run.yaml is missing; under it are the run folders {found}"
+    above = next((str(parent) for parent in path.resolve().parents if (parent / "run.yaml").is_file()), None)
+    hint = f"; it is inside the run folder {above}" if above else "; `paragan train` makes run folders"
+    return f"RUN_DIR {path}: run.yaml is missing{hint}"

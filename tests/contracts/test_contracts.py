@@ -1,0 +1,148 @@
+"""What must hold for every strategy."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+import toy
+
+from paragan.comm.world import Place, World
+from paragan.errors import Unusable
+from paragan.plan.cost import imagined
+from paragan.strategies.role import deal
+from paragan.train.checkpoint import Checkpoints
+from paragan.train.loop import play_round
+
+spec = importlib.util.spec_from_file_location("table", Path(__file__).with_name("table.py"))
+table = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(table)
+every_strategy = pytest.mark.parametrize("settings", table.STRATEGIES.values(), ids=table.STRATEGIES)
+
+VARIANTS = {
+    "plain": (),
+    "r1": ("objective.r1=1", "objective.loss=nonsaturating"),
+    "gp": ("objective.gp=10", "objective.loss=wasserstein", "d_steps=2"),
+    "unconditional": ("data.labels=false",),
+    "lane by lane": ("device.merge=1",),
+}
+
+
+@every_strategy
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_n_ranks_equal_one(pool, settings, variant, ranks):
+    run = toy.run(*settings, *variant, "nets.batch_norm=true", "nets.spectral=true")
+    one = toy.play(run, 6)
+    several = pool(ranks, lambda world: toy.play(run, 6, world))
+    for network in ("G/", "D/"):
+        assert toy.distance(several[0], one, network) < 2e-4
+    for name in one:  # every buffer, one by one
+        torch.testing.assert_close(several[0][name], one[name], rtol=2e-2, atol=2e-3, msg=name)
+
+
+@every_strategy
+def test_replicas_are_identical(pool, settings):
+    run = toy.run(*settings, "objective.r1=1")
+    states = pool(3, lambda world: toy.play(run, 5, world))
+    assert all(toy.same(states[0], other) for other in states[1:])
+
+
+@every_strategy
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_six_and_four_rounds_equal_ten(pool, settings, optimizer, ranks, tmp_path):
+    settings = (*settings, "objective.r1=1", f"g.optimizer={optimizer}", f"d.optimizer={optimizer}")
+    run = toy.run(*settings, "nets.batch_norm=true")
+    folder = tmp_path / "checkpoints"
+
+    def ten(world):
+        return toy.play(run, 10, world)
+
+    def six_and_four(world):
+        s = toy.session(run, world)
+        for _ in range(6):
+            play_round(s)
+        s.lanes.close()
+        clock = {"step": s.clock.step, "images": s.clock.images}
+        saved = Checkpoints(folder, world).save(s.game.players, clock, {}, s.role.replicated)
+        s = toy.session(run, world, saved)
+        assert s.clock.step == 6
+        for _ in range(4):
+            play_round(s)
+        s.lanes.close()
+        return toy.state(s)
+
+    if ranks == 1:
+        a, b = [ten(World.solo())], [six_and_four(World.solo())]
+    else:
+        a, b = pool(ranks, ten), pool(ranks, six_and_four)
+    assert all(toy.same(x, y) for x, y in zip(a, b, strict=True))
+
+
+@every_strategy
+def test_four_ranks_then_two_equal_one(pool, settings, tmp_path):
+    run = toy.run(*settings)
+    folder = tmp_path / "checkpoints"
+
+    def first(world):
+        s = toy.session(run, world)
+        for _ in range(4):
+            play_round(s)
+        s.lanes.close()
+        clock = {"step": s.clock.step, "images": s.clock.images}
+        return Checkpoints(folder, world).save(s.game.players, clock, {}, s.role.replicated)
+
+    saved = pool(4, first)[0]
+
+    def then(world):
+        s = toy.session(run, world, saved)
+        for _ in range(4):
+            play_round(s)
+        s.lanes.close()
+        return toy.state(s)
+
+    assert toy.distance(pool(2, then)[0], toy.play(run, 8), "G/") < 2e-4
+
+
+@every_strategy
+def test_bytes_counted_are_bytes_predicted(pool, settings):
+    run = toy.run(*settings, "nets.batch_norm=true")
+
+    def counted(world):
+        s = toy.session(run, world)
+        for _ in range(3):
+            play_round(s)
+        s.lanes.close()
+        turns = [turn for beat in s.role.round for turn in beat]
+        return [(p.meter.sent_bytes, p.meter.messages) for p in s.game.players], len(turns)
+
+    def predicted(ranks):
+        from paragan.plan.cost import player_traffic
+
+        s = toy.session(run, imagined(ranks))
+        s.lanes.close()
+        totals = [player_traffic(s.role, player) for player in s.game.players]
+        return [(3 * t.sent_bytes, 3 * t.messages) for t in totals]
+
+    for ranks in (2, 3):
+        assert all(row == predicted(ranks) for row, _ in pool(ranks, counted))
+
+
+@every_strategy
+def test_every_lane_has_one_owner(settings):
+    for ranks in range(1, 9):
+        shares = [deal(8, rank, ranks) for rank in range(ranks)]
+        assert sorted(lane for share in shares for lane in share.lanes) == list(range(8))
+        assert sum(share.weight for share in shares) == pytest.approx(1)
+
+
+@every_strategy
+def test_too_many_ranks_are_refused_with_those_that_work(settings):
+    run = toy.run(*settings)
+    world = imagined(9)
+    with pytest.raises(Unusable, match="at most 8 ranks"):
+        toy.session(run, world)
+    assert Place().size == 1

@@ -1,0 +1,273 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paragan.errors import Unusable
+from paragan.eval import (
+    METRICS,
+    FeatureSpace,
+    Protocol,
+    comparable,
+    evaluate,
+    metric_names,
+    module_features,
+    number_of_fakes,
+    pixels,
+    summarize,
+)
+
+PIXELS = pixels(8, 1)
+INCEPTION = FeatureSpace("inception", "6726825d" + "0" * 8, 2048, nn.Identity, num_logits=1008)
+EVERYTHING = ["fd", "kid", "is", "prdc"]
+
+
+class Classifier(nn.Module):
+    """Mean rows as features; logits that tell some digits apart."""
+
+    def forward(self, images):
+        return images.float().mean(3).flatten(1) / 255
+
+    def logits(self, features):
+        return 9 * features
+
+
+CLASSIFIER = module_features("rows", Classifier(), 8, num_logits=8)
+
+
+def test_every_metric_yields_its_scores(digits, blurred):
+    protocol = Protocol(data="digits-8", split="train", ema=True, seed=4)
+    found = evaluate(
+        blurred, digits, space=CLASSIFIER, metrics=EVERYTHING, protocol=protocol, count=300, batch=50
+    )
+    names = [
+        "fd_rows",
+        "kid_rows",
+        "is_rows",
+        "precision_rows",
+        "recall_rows",
+        "density_rows",
+        "coverage_rows",
+    ]
+    assert [score.name for score in found] == names
+    assert all(np.isfinite(score.value) and score.seconds > 0 for score in found)
+    fd, distance, inception_score, precision, *_ = found
+    assert fd.protocol == {
+        "space": "rows",
+        "space_hash": CLASSIFIER.hash,
+        "resizer": "none",
+        "image": "1x8x8",
+        "reals": 1797,
+        "fakes": 300,
+        "data": "digits-8",
+        "split": "train",
+        "labels": None,
+        "batch_norm": None,
+        "ema": True,
+        "truncation": None,
+        "seed": 4,
+    }
+    assert distance.protocol == {**fd.protocol, "subsets": 100, "subset_size": 1000}
+    assert inception_score.protocol == {**fd.protocol, "splits": 10, "reals": None}
+    assert precision.protocol == {**fd.protocol, "k": 5}
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_scores_do_not_depend_on_the_number_of_ranks(on_ranks, digits, blurred, size):
+    def scores(group=None):
+        more = {} if group is None else {"group": group}
+        return evaluate(blurred, digits, space=CLASSIFIER, metrics=EVERYTHING, count=333, batch=50, **more)
+
+    alone = {score.name: score.value for score in scores()}
+    ranks = [{score.name: score.value for score in found} for found in on_ranks(size, scores)]
+    assert all(rank == ranks[0] for rank in ranks)
+    assert ranks[0] == pytest.approx(alone, rel=1e-9)
+
+
+def test_pixel_distance_does_not_depend_on_the_number_of_ranks(on_ranks, digits, blurred):
+    def distance(group):
+        return evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=40, batch=16, group=group)[0]
+
+    alone = evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=40, batch=16)[0]
+    for score in on_ranks(2, distance):
+        assert score.value == pytest.approx(alone.value, rel=1e-9)
+        assert not comparable(score, alone)
+
+
+def test_each_rank_draws_only_its_share_in_the_same_batches(on_ranks, digits, blurred):
+    def drawn(group):
+        asked = []
+        fakes = lambda rows: asked.append(rows) or blurred(rows)  # noqa: E731
+        evaluate(fakes, digits, space=PIXELS, metrics=["fd"], count=100, batch=30, group=group)
+        return asked
+
+    one, two = on_ranks(2, drawn)
+    assert one == [range(30), range(60, 90)]
+    assert two == [range(30, 60), range(90, 100)]
+
+
+def test_reals_are_summarized_once_and_serve_many_times(digits, blurred):
+    reals = summarize(digits, space=PIXELS, metrics=["fd", "prdc"])
+    ask = {"space": PIXELS, "metrics": ["fd", "prdc"], "count": 100}
+    again, fresh = evaluate(blurred, reals, **ask), evaluate(blurred, digits, **ask)
+    assert [(s.name, s.value, s.protocol) for s in again] == [(s.name, s.value, s.protocol) for s in fresh]
+    with pytest.raises(Unusable, match="summarized in the space pixels, not rows"):
+        evaluate(blurred, reals, space=CLASSIFIER, metrics=["fd"], count=100)
+    with pytest.raises(Unusable, match="name kid or prdc when summarizing"):
+        evaluate(blurred, summarize(digits, space=PIXELS, metrics=["fd"]), **ask)
+    with pytest.raises(Unusable, match="name fd or fid when summarizing"):
+        evaluate(blurred, summarize(digits, space=PIXELS, metrics=["kid"]), **ask)
+
+
+def test_a_score_of_too_few_images_says_so(digits, blurred):
+    few, many = (
+        evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=count)[0] for count in (64, 65)
+    )
+    assert few.notes == ("64 fakes for 64 features: biased upwards",)
+    assert many.notes == ()
+    assert evaluate(blurred, None, space=CLASSIFIER, metrics=["is"], count=8)[0].notes
+
+
+def test_a_line_of_metrics_jsonl_reads_back(digits, blurred):
+    score = evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=20)[0]
+    line = json.loads(json.dumps(score.to_json(kimg=1.5), allow_nan=False))
+    assert list(line) == ["name", "value", "kimg", "protocol", "fingerprint", "seconds", "notes"]
+    assert "kimg" not in score.to_json()
+    assert len(line["fingerprint"]) == 12
+    assert comparable(line, score) == []
+
+
+def test_scores_of_other_protocols_are_not_comparable(digits, blurred):
+    ask = {"space": PIXELS, "metrics": ["fd", "kid"]}
+    one, kid = evaluate(blurred, digits, count=100, protocol=Protocol(split="train"), **ask)
+    two, _ = evaluate(blurred, digits, count=200, protocol=Protocol(split="test"), **ask)
+    assert comparable(one, two) == ["fakes", "split"]
+    assert one.fingerprint != two.fingerprint
+    assert comparable(one, kid) == ["name", "subset_size", "subsets"]
+    assert comparable(one, dataclasses.replace(one, value=7.0, seconds=9.0)) == []
+
+
+# names
+
+
+@pytest.mark.parametrize(
+    ("requested", "in_inception", "in_pixels"),
+    [
+        ("fd", ("fd_inception",), ("fd_pixels",)),
+        ("fid", ("fid",), None),
+        ("fid50k_full", ("fid50k_full",), None),
+        ("kid", ("kid",), ("kid_pixels",)),
+        ("kid50k_full", ("kid50k_full",), ("kid50k_full_pixels",)),
+        ("is", ("is",), None),
+        ("is50k", ("is50k",), None),
+        (
+            "pr50k3_full",
+            ("pr50k3_full_precision_inception", "pr50k3_full_recall_inception"),
+            ("pr50k3_full_precision_pixels", "pr50k3_full_recall_pixels"),
+        ),
+        (
+            "prdc",
+            ("precision_inception", "recall_inception", "density_inception", "coverage_inception"),
+            ("precision_pixels", "recall_pixels", "density_pixels", "coverage_pixels"),
+        ),
+    ],
+)
+def test_names_say_the_space(requested, in_inception, in_pixels):
+    assert metric_names(requested, INCEPTION) == in_inception
+    if in_pixels is None:
+        with pytest.raises(Unusable, match="fd"):
+            metric_names(requested, PIXELS)
+    else:
+        assert metric_names(requested, PIXELS) == in_pixels
+
+
+def test_all_metrics_have_a_named_row():
+    for name in METRICS:
+        assert metric_names(name, INCEPTION)
+
+
+@pytest.mark.parametrize("space", [PIXELS, CLASSIFIER, dataclasses.replace(INCEPTION, hash="0" * 16)])
+def test_nothing_is_called_fid_but_fid(space):
+    with pytest.raises(Unusable, match=r"Inception space only.*where fd works.*6726825d\.pth"):
+        metric_names("fid50k_full", space)
+
+
+def test_the_nearest_metric_is_named():
+    for said, meant in (("fid50k", "fid50k_full"), ("FD", "fd"), ("iss", "is"), ("", "fd")):
+        with pytest.raises(Unusable, match=rf"did you mean {meant}\?"):
+            metric_names(said, INCEPTION)
+
+
+def test_a_covariance_too_large_is_refused():
+    with pytest.raises(Unusable, match="pixels has 12288 features; kid and prdc"):
+        metric_names("fd", pixels(64, 3))
+
+
+def test_a_name_with_a_number_keeps_its_promise():
+    assert number_of_fakes(["fd"], 7) == 7
+    assert number_of_fakes(["fd", "fid50k_full"]) == number_of_fakes(["is50k"], 50_000) == 50_000
+    with pytest.raises(Unusable, match="fid50k_full is of 50000 fakes, not 10; ask for fid,"):
+        number_of_fakes(["fid50k_full"], 10)
+    with pytest.raises(Unusable, match="ask for prdc,"):
+        number_of_fakes(["pr50k3_full"], 10)
+
+
+# what is refused
+
+
+def test_bad_metrics_are_refused_before_anything_is_drawn(digits):
+    def never(rows):
+        raise AssertionError
+
+    for metrics, count in ((["fd", "fids"], 10), (["is"], 10), (["kid50k_full"], 10)):
+        with pytest.raises(Unusable, match=r"metrics|count"):
+            evaluate(never, digits, space=PIXELS, metrics=metrics, count=count)
+
+
+@pytest.mark.parametrize(
+    ("fakes", "says"),
+    [
+        (torch.zeros(10, 1, 8, 8), r"want uint8 images \[10, C, H, W\] in \[0, 255\], not torch.float32"),
+        (torch.zeros(9, 1, 8, 8, dtype=torch.uint8), r"not torch.uint8 \[9, 1, 8, 8\]"),
+    ],
+)
+def test_fakes_that_are_no_images_are_refused(digits, fakes, says):
+    with pytest.raises(Unusable, match=says):
+        evaluate(lambda rows: fakes, digits, space=PIXELS, metrics=["fd"], count=10)
+
+
+def test_fakes_of_another_shape_are_refused(digits):
+    def tall(rows):
+        return torch.zeros(len(rows), 1, 16, 8, dtype=torch.uint8)
+
+    with pytest.raises(Unusable, match=r"images are 1x8x8 .* the fakes 1x16x8"):
+        evaluate(tall, digits, space=module_features("flat", Corner(), 4), metrics=["kid"], count=10)
+
+
+class Corner(nn.Module):
+    def forward(self, images):
+        return images[:, 0, 0, :4].float() / (1 - images[:, :1, 0, 0].float())
+
+
+def test_reals_that_are_no_images_are_refused(blurred):
+    for reals in (np.zeros((10, 8, 8), np.uint8), np.zeros((10, 8, 8, 1), np.float32)):
+        with pytest.raises(Unusable, match=r"reals: want uint8 images \[N, H, W, C\]"):
+            evaluate(blurred, reals, space=PIXELS, metrics=["fd"], count=10)
+    with pytest.raises(Unusable, match="fd compares with real images"):
+        evaluate(blurred, None, space=PIXELS, metrics=["fd"], count=10)
+
+
+def test_features_that_are_not_finite_are_refused(digits):
+    def ones(rows):
+        return torch.ones(len(rows), 1, 8, 8, dtype=torch.uint8)
+
+    with pytest.raises(Unusable, match="features that are not finite"):
+        evaluate(ones, digits, space=module_features("corner", Corner(), 4), metrics=["kid"], count=10)
+
+
+def test_one_image_is_no_score(digits, blurred):
+    with pytest.raises(Unusable, match="at least 2 images, not 1"):
+        evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=1)

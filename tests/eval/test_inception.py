@@ -1,0 +1,107 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paragan.errors import Unusable
+from paragan.eval import inception as network
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    return network.Inception().eval()
+
+
+def test_has_as_many_parameters_as_published(net):
+    assert sum(p.numel() for p in net.parameters()) == network.NUM_PARAMETERS == 23_850_960
+    assert sum(p.numel() for p in net.fc.parameters()) == 2048 * 1008 + 1008
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("Conv2d_1a_3x3.conv.weight", (32, 3, 3, 3)),
+        ("Conv2d_4a_3x3.bn.running_var", (192,)),
+        ("Mixed_5b.branch5x5_2.conv.weight", (64, 48, 5, 5)),
+        ("Mixed_5d.branch_pool.conv.weight", (64, 288, 1, 1)),
+        ("Mixed_6a.branch3x3dbl_3.conv.weight", (96, 96, 3, 3)),
+        ("Mixed_6b.branch7x7dbl_2.conv.weight", (128, 128, 7, 1)),
+        ("Mixed_6e.branch7x7_2.conv.weight", (192, 192, 1, 7)),
+        ("Mixed_7a.branch7x7x3_4.conv.weight", (192, 192, 3, 3)),
+        ("Mixed_7b.branch3x3dbl_3a.conv.weight", (384, 384, 1, 3)),
+        ("Mixed_7c.branch_pool.bn.bias", (192,)),
+        ("fc.weight", (1008, 2048)),
+        ("fc.bias", (1008,)),
+    ],
+)
+def test_names_and_shapes_are_the_file_s(net, name, shape):
+    assert tuple(net.state_dict()[name].shape) == shape
+
+
+def test_gives_features_and_logits_without_bias(net):
+    with torch.no_grad():
+        features = net(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8))
+        assert features.shape == (2, 2048)
+        assert net.logits(features.double()).dtype == torch.float64
+        torch.testing.assert_close(net.logits(features), net.fc(features) - net.fc.bias)
+
+
+def test_grey_is_grey_in_three_channels_and_four_are_refused():
+    grey = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
+    assert torch.equal(network.three_channels(grey), grey.repeat(1, 3, 1, 1))
+    with pytest.raises(Unusable, match="1 or 3 channels, not 4"):
+        network.three_channels(torch.zeros(1, 4, 8, 8, dtype=torch.uint8))
+
+
+def plain(layer, x, padding=0):
+    return F.relu(layer.bn(F.conv2d(x, layer.conv.weight, padding=padding)))
+
+
+def test_last_block_pools_by_maximum_and_forks_twice(net):
+    block, x = net.Mixed_7c, torch.randn(1, 2048, 8, 8)
+    with torch.no_grad():
+        a = plain(block.branch3x3_1, x)
+        b = plain(block.branch3x3dbl_2, plain(block.branch3x3dbl_1, x), 1)
+        expected = [
+            plain(block.branch1x1, x),
+            plain(block.branch3x3_2a, a, (0, 1)),
+            plain(block.branch3x3_2b, a, (1, 0)),
+            plain(block.branch3x3dbl_3a, b, (0, 1)),
+            plain(block.branch3x3dbl_3b, b, (1, 0)),
+            plain(block.branch_pool, F.max_pool2d(x, 3, 1, 1)),
+        ]
+        torch.testing.assert_close(block(x), torch.cat(expected, 1))
+
+
+def test_average_pools_leave_their_padding_out():
+    constant = torch.full((1, 2, 5, 5), 3.0)
+    assert torch.equal(network.AVERAGE(constant), constant)
+    pools = {name: block[-1][0] for name, block in network.BLOCKS.items()}
+    assert all(
+        pools[name] is network.AVERAGE for name in pools if name[-2:] in ("5b", "5c", "5d", "6b", "6e", "7b")
+    )
+    assert pools["Mixed_7c"] is network.MAXIMUM
+
+
+@pytest.mark.parametrize(("size", "side"), [(8, 19), (19, 8), (7, 7)])
+def test_resizes_like_tensorflow_1(size, side):
+    image = torch.rand(size, size)
+    expected = torch.empty(side, side)
+    for i in range(side):
+        for j in range(side):
+            y, x = i * size / side, j * size / side
+            top, left = math.floor(y), math.floor(x)
+            low, right = min(top + 1, size - 1), min(left + 1, size - 1)
+            above = image[top, left] * (1 - (x - left)) + image[top, right] * (x - left)
+            below = image[low, left] * (1 - (x - left)) + image[low, right] * (x - left)
+            expected[i, j] = above * (1 - (y - top)) + below * (y - top)
+    torch.testing.assert_close(network.resize_like_tf1(image[None, None], side)[0, 0], expected)
+
+
+def test_other_weights_are_refused():
+    with pytest.raises(Unusable, match=r"names of this network, see Conv2d_1a_3x3\.conv\.weight"):
+        network.load({"conv1.weight": torch.zeros(1)})
+    with pytest.raises(Unusable, match=r"not the weights of this network: .*fc\.bias"):
+        network.load({"fc.bias": torch.zeros(1000)})

@@ -1,0 +1,68 @@
+"""Ranks for tests: gloo processes that are started once and stay warm."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import socket
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+TIMEOUT_S = 60
+
+
+def _work(connection: Any) -> None:
+    import torch
+
+    from paragan.comm.world import Place, World
+
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    while (task := connection.recv()) is not None:
+        rank, size, port, call = task
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        try:
+            world = World.join(Place(rank, size, rank, size), torch.device("cpu"), 20.0, env)
+            result = cloudpickle.loads(call)(world)
+            world.close()
+            connection.send((True, cloudpickle.dumps(result)))
+        except BaseException:
+            connection.send((False, traceback.format_exc()))
+
+
+class Pool:
+    """`pool(4, job)` runs job(world) on four ranks and returns what each returned."""
+
+    def __init__(self, most: int = 4):
+        context = mp.get_context("spawn")
+        self._ends, self._processes = [], []
+        for _ in range(most):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs,), daemon=True)
+            process.start()
+            self._ends.append(ours)
+            self._processes.append(process)
+
+    def __call__(self, size: int, job: Callable[[Any], Any]) -> list[Any]:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        call = cloudpickle.dumps(job)
+        for rank in range(size):
+            self._ends[rank].send((rank, size, port, call))
+        results = []
+        for rank in range(size):
+            assert self._ends[rank].poll(TIMEOUT_S), f"rank {rank} did not answer"
+            results.append(self._ends[rank].recv())
+        for rank, (fine, answer) in enumerate(results):
+            assert fine, f"rank {rank}:\n{answer}"
+        return [cloudpickle.loads(answer) for _, answer in results]
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.send(None)
+        for process in self._processes:
+            process.join(10)
