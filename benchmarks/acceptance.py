@@ -26,7 +26,18 @@ def sample(run_dir: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "samples.npz"
         labels = ",".join(map(str, range(10)))
-        command = ["sample", run_dir, "--labels", labels, "--count", "1000", "--seed", str(seed), "--out", str(out)]
+        command = [
+            "sample",
+            run_dir,
+            "--labels",
+            labels,
+            "--count",
+            "1000",
+            "--seed",
+            str(seed),
+            "--out",
+            str(out),
+        ]
         subprocess.run([sys.executable, "-m", "paragan", *command], check=True, stdout=subprocess.DEVNULL)
         data = np.load(out)
         return data["images"][..., 0] * (16 / 255), data["labels"]

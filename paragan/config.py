@@ -113,7 +113,7 @@ def _choices(hint: Any) -> list[Any]:
 
 
 def _tag(kind: Any) -> str:
-    return next(f.default for f in dataclasses.fields(kind) if f.name == "name")
+    return next(str(f.default) for f in dataclasses.fields(kind) if f.name == "name")
 
 
 def _type_name(hint: Any) -> str:
@@ -143,8 +143,9 @@ def _one_line(kind: type, error: ValidationError) -> str:
     if kind_of in ("missing", "missing_argument"):
         return f"{path} is missing"
     if kind_of == "union_tag_invalid":
-        known = [tag.strip("'") for tag in first["ctx"]["expected_tags"].split(", ")]
-        return f"{path}: there is no {first['ctx']['tag']}{nearest(first['ctx']['tag'], known)}"
+        about = first.get("ctx", {})
+        known = [tag.strip("'") for tag in about["expected_tags"].split(", ")]
+        return f"{path}: there is no {about['tag']}{nearest(about['tag'], known)}"
     message = message[0].lower() + message[1:]
     return f"{path}: {message}" if isinstance(given, dict) else f"{path}={_shown(given)}: {message}"
 

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+CPU = torch.device("cpu")
+
 
 def generator(seed: int, stream: str, lane: int = 0, position: int = 0) -> np.random.Generator:
     """The random numbers of `stream` for one lane at one position (in images) of the run with this seed."""
@@ -40,7 +42,7 @@ class Draw:
     position: int  # in images
     lanes: tuple[int, ...]
     per_lane: int
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     def normal(self, stream: str, *shape: int) -> Tensor:
         """[N, *shape] float32, standard normal."""

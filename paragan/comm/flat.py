@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,7 +56,8 @@ class Flat:
     def __init__(self, net: nn.Module, bucket_bytes: int = BUCKET_BYTES):
         self.parameters = [p for p in net.parameters() if p.requires_grad][::-1]
         step = ALIGN // 4
-        starts, total = [], 0
+        starts: list[int] = []
+        total = 0
         for p in self.parameters:
             starts.append(total)
             total += -(-p.numel() // step) * step
@@ -91,7 +92,7 @@ class Flat:
         self._home[p] = len(self.buckets)
 
     @contextlib.contextmanager
-    def exchanging(self, exchange: Exchange, step: int, passes: int = 1) -> Iterator[None]:
+    def exchanging(self, exchange: Exchange, step: int, passes: int = 1) -> Generator[None]:
         """Run `exchange` on every bucket around the `passes` backward calls made inside.
 
         All start at once. One that yields GRADIENT goes on when the last backward has filled its bucket - in
@@ -128,7 +129,8 @@ class Flat:
     def _hook(self) -> None:
         for p in self.parameters:
             frozen = not p.requires_grad
-            p.requires_grad_(True).register_post_accumulate_grad_hook(self._on_grad)  # refused on frozen ones
+            p.requires_grad_(True)  # a hook on a frozen tensor is refused
+            p.register_post_accumulate_grad_hook(self._on_grad)  # pyright: ignore[reportUnknownMemberType]
             p.requires_grad_(not frozen)
         self._hooked = True
 
@@ -148,12 +150,14 @@ class Flat:
         return {name: torch.cat([bucket.memory(name) for bucket in self.buckets]) for name in names}
 
     def load_memories(self, memories: Mapping[str, Tensor]) -> None:
-        sizes = [bucket.grads.numel() for bucket in self.buckets]
         for bucket in self.buckets:
             bucket.memories = {}
         for name, vector in memories.items():
-            for bucket, part in zip(self.buckets, vector.split(sizes)):
-                bucket.memory(name).copy_(part)
+            start = 0
+            for bucket in self.buckets:
+                end = start + bucket.grads.numel()
+                bucket.memory(name).copy_(vector[start:end])
+                start = end
 
 
 def _is_dense(p: Tensor) -> bool:

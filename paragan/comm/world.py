@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from ..errors import Failed, Unusable
 from .meter import Meter, Traffic, ring_all_gather, ring_all_reduce
 
 T = TypeVar("T")
+c10d: Any = dist  # torch leaves most of it untyped
 
 POLL_S = 0.02
 FAULT_WINDOW_S = 4.0  # how long the survivors of a broken exchange listen for the one who knows why
@@ -24,6 +25,14 @@ FAULT_WINDOW_S = 4.0  # how long the survivors of a broken exchange listen for t
 
 class Lost(Failed):
     """An exchange failed: another rank died, hangs, or gave up. The step was not applied."""
+
+
+class Store(Protocol):
+    """What is used of torch's key-value stores. Nothing that waits: they are shared by threads."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
 
 
 class Work(Protocol):
@@ -104,12 +113,12 @@ class Ranks:
         return Ranks(self.process_group, meter)
 
     def sum(self, x: Tensor) -> Work:
-        start = lambda: dist.all_reduce(x, group=self.process_group, async_op=True)  # noqa: E731
+        start = lambda: c10d.all_reduce(x, group=self.process_group, async_op=True)  # noqa: E731
         return self._send(start, ring_all_reduce(x.nbytes, self.size))
 
     def gather(self, x: Tensor) -> tuple[Tensor, Work]:
         rows = x.new_empty(self.size, *x.shape)
-        start = lambda: dist.all_gather(  # noqa: E731
+        start = lambda: c10d.all_gather(  # noqa: E731
             list(rows), x.contiguous(), group=self.process_group, async_op=True
         )
         return rows, self._send(start, ring_all_gather(x.nbytes, self.size))
@@ -161,7 +170,7 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
     return int(digits)
 
 
-def rendezvous(place: Place, env: Mapping[str, str], timeout_s: float) -> dist.Store:
+def rendezvous(place: Place, env: Mapping[str, str], timeout_s: float) -> Store:
     """The key-value store all ranks share. Waits at most `timeout_s` for rank 0 to serve it."""
     address = env.get("MASTER_ADDR") or _first_host(env.get("SLURM_STEP_NODELIST", ""))
     if not address:
@@ -171,7 +180,7 @@ def rendezvous(place: Place, env: Mapping[str, str], timeout_s: float) -> dist.S
     served = place.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     limit = timedelta(seconds=timeout_s)
     try:
-        return dist.TCPStore(address, port, place.size, served, limit, wait_for_workers=False)
+        return c10d.TCPStore(address, port, place.size, served, limit, wait_for_workers=False)
     except (RuntimeError, ValueError) as error:  # DistNetworkError and its kin
         reason = str(error).splitlines()[0]
         raise Unusable(f"rank {place.rank} cannot reach rank 0 at {address}:{port}: {reason}") from error
@@ -191,33 +200,32 @@ class World:
     `World.solo()` needs no process group, so every strategy also runs in one process.
     """
 
-    def __init__(self, place: Place, device: torch.device, store: dist.Store, everyone: Group, timeout_s: float):
+    def __init__(self, place: Place, device: torch.device, store: Store, everyone: Group, timeout_s: float):
         self.place, self.device, self.store, self.everyone = place, device, store, everyone
         self.timeout_s = timeout_s
         self._agreed = 0
 
     @staticmethod
     def solo(device: torch.device | str = "cpu") -> World:
-        return World(Place(), torch.device(device), dist.HashStore(), Solo(), 60.0)
+        return World(Place(), torch.device(device), c10d.HashStore(), Solo(), 60.0)
 
     @staticmethod
     def join(place: Place, device: torch.device, timeout_s: float, env: Mapping[str, str] = os.environ) -> World:
         """Meet the other ranks. Every collective of this world fails after `timeout_s`, none hangs."""
         if place.size == 1:
-            return World(place, device, dist.HashStore(), Solo(), timeout_s)
+            return World(place, device, c10d.HashStore(), Solo(), timeout_s)
         store = rendezvous(place, env, timeout_s)
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives its restarts
-        world = World(place, device, dist.PrefixStore(f"paragan/{attempt}", store), Solo(), timeout_s)
+        world = World(place, device, c10d.PrefixStore(f"paragan/{attempt}", store), Solo(), timeout_s)
         world.agree("")  # all are there; a missing rank is named
-        dist.init_process_group(
+        c10d.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore(f"group/{attempt}", store),
+            store=c10d.PrefixStore(f"group/{attempt}", store),
             rank=place.rank,
             world_size=place.size,
             timeout=timedelta(seconds=timeout_s),
         )
-        process_group = dist.group.WORLD
-        assert process_group is not None
+        process_group = c10d.group.WORLD
         world.everyone = Ranks(process_group)
         return world
 
@@ -239,7 +247,7 @@ class World:
         same order."""
         if self.size == 1 or len(ranks) == 1:
             return Solo() if self.rank in ranks else None
-        process_group = dist.new_group(list(ranks), timeout=timedelta(seconds=self.timeout_s))
+        process_group = c10d.new_group(list(ranks), timeout=timedelta(seconds=self.timeout_s))
         return Ranks(process_group) if self.rank in ranks else None
 
     def agree(self, word: str, timeout_s: float | None = None) -> list[str]:
@@ -295,7 +303,7 @@ class World:
         self.store.set(f"bye/{self.rank}", "")
         if self.first:
             self._words("bye", self.timeout_s)
-        dist.destroy_process_group()
+        c10d.destroy_process_group()
 
     def abandon(self) -> None:
         """Leave after a failure, without waiting for ranks that may be gone."""

@@ -163,9 +163,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         with path.open("rb") as file, Image.open(file, formats=sorted(set(FORMATS.values()))) as image:
             yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise DecodeError(
-            f"more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, too many to decode safely"
-        ) from None
+        raise DecodeError(f"more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, too many to decode safely") from None
     except UnidentifiedImageError:
         raise DecodeError("not a PNG, JPEG, WebP or BMP image") from None
     except _DAMAGE as error:
@@ -209,6 +207,4 @@ def _plain(image: Image.Image) -> Image.Image:
     if _clear(image):
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
-    return (
-        image.convert("RGB").convert("L") if grey else image.convert("RGB")
-    )  # grey survives the detour exactly
+    return image.convert("RGB").convert("L") if grey else image.convert("RGB")  # grey survives the detour exactly

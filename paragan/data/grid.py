@@ -117,12 +117,9 @@ def _check(images: np.ndarray, labels: np.ndarray | None) -> None:
             f"images: {images.dtype} {list(images.shape)} is not possible: "
             "use uint8 [N, H, W, C] with N at least 1, C 1 or 3"
         )
-    if labels is not None and (
-        labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0
-    ):
+    if labels is not None and (labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0):
         raise Unusable(
-            f"labels: {labels.dtype} {list(labels.shape)} is not possible: "
-            f"use integers from 0 on, [{len(images)}]"
+            f"labels: {labels.dtype} {list(labels.shape)} is not possible: use integers from 0 on, [{len(images)}]"
         )
 
 

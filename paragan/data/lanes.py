@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch
-from ..rng import Draw, generator, shuffled
+from ..rng import CPU, Draw, generator, shuffled
 
 AHEAD = 2  # batches made before they are wanted
 
@@ -39,7 +39,7 @@ class Lanes:
         start: int = 0,
         mirror: bool = False,
         merge: int = 0,
-        device: torch.device = torch.device("cpu"),
+        device: torch.device = CPU,
         channels_last: bool = True,
     ):
         self.images, self.labels, self.mirror = images, labels, mirror

@@ -16,9 +16,7 @@ import numpy as np
 from paragan.data.decode import ram_bytes
 from paragan.errors import Unusable
 
-WANTED = (
-    "images (uint8 [N, H, W, C] or [N, H, W]), labels (integers [N], optional), classes (names [K], optional)"
-)
+WANTED = "images (uint8 [N, H, W, C] or [N, H, W]), labels (integers [N], optional), classes (names [K], optional)"
 
 _DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError),  # of the archive
@@ -66,20 +64,14 @@ def check_labels(labels: np.ndarray, name: str, classes: int | None) -> None:
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest < 0:
         count = int((labels < 0).sum())
-        raise Unusable(
-            f"data: {name}: {count:,} of {len(labels):,} labels are negative ({lowest}): count from 0"
-        )
+        raise Unusable(f"data: {name}: {count:,} of {len(labels):,} labels are negative ({lowest}): count from 0")
     if classes is not None:
         if highest >= classes:
-            raise Unusable(
-                f"data: {name}: label {highest} but {classes} classes: labels must lie in 0..{classes - 1}"
-            )
+            raise Unusable(f"data: {name}: label {highest} but {classes} classes: labels must lie in 0..{classes - 1}")
         return
     seen = np.unique(labels)
     if missing := highest + 1 - len(seen):
-        candidates = np.arange(
-            min(highest + 1, len(seen) + 5)
-        )  # holds the first five, however large the labels
+        candidates = np.arange(min(highest + 1, len(seen) + 5))  # holds the first five, however large the labels
         first = ", ".join(str(label) for label in np.setdiff1d(candidates, seen)[:5])
         raise Unusable(
             f"data: {name}: labels go up to {highest}, but {missing:,} of these classes have no image "
@@ -113,9 +105,7 @@ def _images(archive: zipfile.ZipFile, name: str) -> np.ndarray:  # [N, H, W, C] 
             f"images.transpose(0, 2, 3, 1) moves the channels"
         )
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
-        raise Unusable(
-            f"data: {name}: images are {list(shape)}, wanted [N, H, W, C] with C 1 or 3, or [N, H, W]"
-        )
+        raise Unusable(f"data: {name}: images are {list(shape)}, wanted [N, H, W, C] with C 1 or 3, or [N, H, W]")
     if 0 in shape:
         raise Unusable(f"data: {name}: images are {list(shape)}, no image: give at least one")
     return np.ascontiguousarray(_array(archive, name, "images")).reshape(*shape[:3], -1)
@@ -137,8 +127,7 @@ def _classes(archive: zipfile.ZipFile, name: str) -> tuple[str, ...]:
     shape, dtype = _header(archive, name, "classes")
     if dtype.kind != "U" or len(shape) != 1 or not shape[0]:
         raise Unusable(
-            f"data: {name}: classes are {dtype} {list(shape)}, wanted one name a class: "
-            f"np.array(names, dtype=str)"
+            f"data: {name}: classes are {dtype} {list(shape)}, wanted one name a class: np.array(names, dtype=str)"
         )
     names = tuple(str(one) for one in _array(archive, name, "classes"))
     twice, count = Counter(names).most_common(1)[0]
@@ -151,9 +140,7 @@ def _conversion(dtype: np.dtype) -> str:
     if dtype.kind == "O":
         return "these are pickled objects, which are never loaded; np.stack(images) of equal uint8 arrays"
     if dtype.kind == "f":
-        return (
-            "(images * 255).round().astype(np.uint8) from [0, 1]; from [-1, 1] the same of (images + 1) / 2"
-        )
+        return "(images * 255).round().astype(np.uint8) from [0, 1]; from [-1, 1] the same of (images + 1) / 2"
     if dtype.kind == "b":
         return "images.astype(np.uint8) * 255"
     return "images.astype(np.uint8) if they are in 0..255"
@@ -163,9 +150,7 @@ def _header(archive: zipfile.ZipFile, name: str, key: str) -> tuple[tuple[int, .
     """Shape and type of an array, without its data; refused if it could not be held."""
     with _reading(name), archive.open(f"{key}.npy") as file:
         version = np.lib.format.read_magic(file)
-        parse = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
+        parse = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = parse(file)
     need, limit = dtype.itemsize * math.prod(shape), ram_bytes() // 2
     if need > limit:

@@ -35,9 +35,7 @@ class Images:
         count, side, _, channels = self.images.shape
         what = f"{count:,} image{'s' * (count != 1)}, {side} x {side}, {'grey' if channels == 1 else 'RGB'}"
         lines = [what, self._classes(), *self.notes]
-        return "\n".join(
-            textwrap.fill(line, 100, subsequent_indent="  ", break_long_words=False) for line in lines
-        )
+        return "\n".join(textwrap.fill(line, 100, subsequent_indent="  ", break_long_words=False) for line in lines)
 
     def _classes(self) -> str:
         if self.labels is None:
@@ -85,9 +83,7 @@ def load(where: str, *, resolution: int | None, channels: int | None = None, lab
         return _decode(found, resolution or choose_resolution(found.sizes), resolution is None, channels)
     except OSError as error:
         name = _shown(error.filename or where)
-        raise Unusable(
-            f"data: {name} cannot be read: {error.strerror or error}; check path and permissions"
-        ) from None
+        raise Unusable(f"data: {name} cannot be read: {error.strerror or error}; check path and permissions") from None
 
 
 def choose_resolution(sizes: np.ndarray) -> int:
@@ -184,9 +180,7 @@ def _find(path: Path, labels: bool) -> _Found:
         notes = (f"ignored keys: {', '.join(map(_shown, stored.ignored))}",) if stored.ignored else ()
         return _array(stored.images, stored.labels, stored.classes, notes, _shown(path))
     if path.suffix.lower() in FORMATS:
-        raise Unusable(
-            f"data: {_shown(path)} is one image: give the folder it lies in, {_shown(path.parent)}"
-        )
+        raise Unusable(f"data: {_shown(path)} is one image: give the folder it lies in, {_shown(path.parent)}")
     raise Unusable(f"data: {_shown(path)} has {_extensions([path])}, no format known here: give {FORMS}")
 
 
@@ -251,14 +245,10 @@ def _folder(path: Path) -> _Found:
         raise Unusable(_bare(path, folders, members, everything, deeper))
     labels = np.repeat(np.arange(len(folders)), [len(member) for member in members])  # [N] int64
     classes = tuple(_shown(folder.name) for folder in folders)
-    return _files(
-        [image for member in members for image in member], labels, classes, _ignored(everything, deeper)
-    )
+    return _files([image for member in members for image in member], labels, classes, _ignored(everything, deeper))
 
 
-def _files(
-    paths: list[Path], labels: np.ndarray | None, classes: tuple[str, ...], notes: list[str]
-) -> _Found:
+def _files(paths: list[Path], labels: np.ndarray | None, classes: tuple[str, ...], notes: list[str]) -> _Found:
     def decode(index: int) -> Image.Image:
         return picture(paths[index])
 
@@ -308,9 +298,7 @@ def _nothing(path: Path, files: list[Path]) -> str:
     return f"data: {_shown(path)} holds no image, only {others}: {wanted}"
 
 
-def _bare(
-    path: Path, folders: list[Path], members: list[list[Path]], files: list[Path], deeper: list[Path]
-) -> str:
+def _bare(path: Path, folders: list[Path], members: list[list[Path]], files: list[Path], deeper: list[Path]) -> str:
     """Some class has no image; or all have none, and `path` probably is a level too high."""
     bare = [folder for folder, member in zip(folders, members, strict=True) if not member]
     if len(bare) < len(folders):

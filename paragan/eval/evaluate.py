@@ -116,9 +116,7 @@ def evaluate(
     real = _seen(reals, against, how) if against else None
     fake = summarize(fakes, metrics=metrics, count=count, **how)
     if real is not None and real.image != fake.image:
-        raise Unusable(
-            f"reals: images are {_x(real.image)} (CxHxW), the fakes {_x(fake.image)}; they must agree"
-        )
+        raise Unusable(f"reals: images are {_x(real.image)} (CxHxW), the fakes {_x(fake.image)}; they must agree")
     shared = time.perf_counter() - start
     result = []
     for name, called in names.items():
@@ -136,15 +134,11 @@ def evaluate(
 def _seen(reals: np.ndarray | Summary | None, metrics: Sequence[str], how: Mapping[str, Any]) -> Summary:
     """A summary of reals that serves these metrics, made if it was not given."""
     if reals is None:
-        raise Unusable(
-            f"reals: {metrics[0]} compares with real images, uint8 [N, H, W, C], and none were given"
-        )
+        raise Unusable(f"reals: {metrics[0]} compares with real images, uint8 [N, H, W, C], and none were given")
     if not isinstance(reals, Summary):
         return summarize(reals, metrics=metrics, **how)
     if reals.space != how["space"]:
-        raise Unusable(
-            f"reals: summarized in the space {reals.space.name}, not {how['space'].name}; do it again"
-        )
+        raise Unusable(f"reals: summarized in the space {reals.space.name}, not {how['space'].name}; do it again")
     for name in metrics:
         METRICS[name].reads(reals)
     return reals

@@ -71,9 +71,7 @@ class FeatureSpace:
             features = module(images).float()
         if features.shape != (len(images), self.num_features):
             stated = f"[{len(images)}, {self.num_features}]"
-            raise Unusable(
-                f"space: {self.name} gave features {list(features.shape)} where {stated} was stated"
-            )
+            raise Unusable(f"space: {self.name} gave features {list(features.shape)} where {stated} was stated")
         return features
 
     def logits(self, features: Tensor) -> Tensor:
@@ -122,9 +120,7 @@ def pixels(resolution: int, channels: int) -> FeatureSpace:
     """The images themselves, scaled to [0, 1] and flattened, at their own resolution: needs no weights."""
     shape = (channels, resolution, resolution)
     described = f"pixels / 255, {shape}"
-    return FeatureSpace(
-        "pixels", _sha256(described.encode()), channels * resolution**2, partial(Pixels, shape)
-    )
+    return FeatureSpace("pixels", _sha256(described.encode()), channels * resolution**2, partial(Pixels, shape))
 
 
 class Pixels(nn.Module):
@@ -163,9 +159,7 @@ def state_hash(module: nn.Module) -> str:
 
 def _own_name(name: str) -> str:
     if name in (*NAMES, "fid") or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise Unusable(
-            f"space: {name!r} is taken, or not of letters, digits, - and _; one that works: my-classifier"
-        )
+        raise Unusable(f"space: {name!r} is taken, or not of letters, digits, - and _; one that works: my-classifier")
     return name
 
 
@@ -177,9 +171,7 @@ def inception_path() -> Path:
     return Path.home() / ".cache" / "paragan" / INCEPTION_FILE
 
 
-def inception_2015(
-    path: str | Path | None = None, *, name: str = "inception", download: bool = False
-) -> FeatureSpace:
+def inception_2015(path: str | Path | None = None, *, name: str = "inception", download: bool = False) -> FeatureSpace:
     """The Inception of 2015-12-05, its weights in pytorch-fid's file; refused if the file is another.
 
     With a `name` of your own, any weights of the same network will do: then nothing is checked but names and

@@ -244,9 +244,7 @@ def load(state: dict[str, Tensor]) -> Inception:
     try:
         missing, unexpected = network.load_state_dict(state, strict=False)
     except (RuntimeError, AttributeError) as error:
-        raise Unusable(
-            f"inception: not the weights of this network: {' '.join(str(error).split())}"
-        ) from error
+        raise Unusable(f"inception: not the weights of this network: {' '.join(str(error).split())}") from error
     wrong = [name for name in [*missing, *unexpected] if not name.endswith("num_batches_tracked")]
     if wrong:
         raise Unusable(f"inception: the file has not the names of this network, see {', '.join(wrong[:3])}")

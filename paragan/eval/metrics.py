@@ -27,9 +27,7 @@ def _kid(real: Summary, fake: Summary, *, group: Summing, seed: int, **settings:
 def _is(real: Summary | None, fake: Summary, *, group: Summing, seed: int, splits: int) -> list[float]:
     y = features_of(fake)
     logits = fake.space.logits
-    return [
-        agreed(group, lambda: scores.inception_score(logits(y.double()), splits=splits, seed=seed), y.device)
-    ]
+    return [agreed(group, lambda: scores.inception_score(logits(y.double()), splits=splits, seed=seed), y.device)]
 
 
 def _prdc(real: Summary, fake: Summary, *, group: Summing, seed: int, k: int) -> list[float]:
@@ -43,9 +41,7 @@ def _anywhere(name: str, space: FeatureSpace) -> None:
 def _where_covariance_fits(name: str, space: FeatureSpace) -> None:
     if space.num_features > MOST_FEATURES:
         have = f"{space.name} has {space.num_features} features"
-        raise Unusable(
-            f"metrics: {name} takes at most {MOST_FEATURES} features and {have}; kid and prdc take them"
-        )
+        raise Unusable(f"metrics: {name} takes at most {MOST_FEATURES} features and {have}; kid and prdc take them")
 
 
 def _in_inception(name: str, space: FeatureSpace) -> None:
@@ -108,9 +104,7 @@ _PRDC = Metric(("precision_{}", "recall_{}", "density_{}", "coverage_{}"), _prdc
 METRICS: Mapping[str, Metric] = {
     "fd": dataclasses.replace(_FRECHET, scores=("fd_{}",), require=_where_covariance_fits),
     "fid": dataclasses.replace(_FRECHET, scores=("fid",), require=_in_inception),
-    "fid50k_full": dataclasses.replace(
-        _FRECHET, scores=("fid50k_full",), require=_in_inception, fakes=50_000
-    ),
+    "fid50k_full": dataclasses.replace(_FRECHET, scores=("fid50k_full",), require=_in_inception, fakes=50_000),
     "kid": _KID,
     "kid50k_full": dataclasses.replace(_KID, scores=("kid50k_full",), fakes=50_000),
     "is": _IS,
@@ -143,9 +137,7 @@ def number_of_fakes(metrics: Sequence[str], count: int | None = None) -> int:
         promised = metric_named(name).fakes
         if promised and count not in (None, promised):
             plain = name.partition("50k")[0].replace("pr", "prdc")
-            raise Unusable(
-                f"count: {name} is of {promised} fakes, not {count}; ask for {plain}, or leave count out"
-            )
+            raise Unusable(f"count: {name} is of {promised} fakes, not {count}; ask for {plain}, or leave count out")
     return COUNT if count is None else count
 
 

@@ -154,9 +154,7 @@ def prdc(real: Tensor, fake: Tensor, k: int = 5, *, chunk: int = 1024, group: Su
     max(N, M) bytes. Raises `Unusable` where either set has not more than k vectors.
     """
     if min(len(real), len(fake)) <= k:
-        raise Unusable(
-            f"count: {k} nearest neighbours need at least {k + 1} images, not {min(len(real), len(fake))}"
-        )
+        raise Unusable(f"count: {k} nearest neighbours need at least {k + 1} images, not {min(len(real), len(fake))}")
     centre = real.double().mean(0)
     x, y = real.double() - centre, fake.double() - centre
     # Distances come from a matrix product, so equal vectors end up 1e-8 of their length apart; equal counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -66,12 +66,14 @@ class Player:
     def _lay_out_moments(self, lane_batch: int | None) -> Tensor:
         sizes = [layer.moments.numel() for layer in self.coupled]
         moments = self.flat.params.new_zeros(sum(sizes))
-        for layer, part in zip(self.coupled, moments.split(sizes)):
-            layer.moments, layer.lane_batch = part, lane_batch
+        start = 0
+        for layer, size in zip(self.coupled, sizes):
+            layer.moments, layer.lane_batch = moments[start : start + size], lane_batch
+            start += size
         return moments
 
     @contextlib.contextmanager
-    def moving(self) -> Iterator[None]:
+    def moving(self) -> Generator[None]:
         """Inside, the network's weights get gradients and its batch statistics are counted; nowhere else."""
         try:
             self._set(True)
@@ -100,7 +102,7 @@ class Player:
             self.average.follow(self.flat.params, images, moved)
 
     @contextlib.contextmanager
-    def averaged(self) -> Iterator[nn.Module]:
+    def averaged(self) -> Generator[nn.Module]:
         """The network with its average in place of its parameters, for as long as the context lasts."""
         here = self.flat.params.clone()
         if self.average:

@@ -41,7 +41,8 @@ class Turn:
             for hand in hands:
                 loss = self.loss(hand, step)
                 weight = self.weight * len(hand.draw.lanes) / share
-                (loss.total if weight == 1 else loss.total * weight).backward()
+                total = loss.total if weight == 1 else loss.total * weight
+                total.backward()  # pyright: ignore[reportUnknownMemberType]
                 yield self, loss, len(hand.draw.lanes)
         self.player.flat.filled()
 

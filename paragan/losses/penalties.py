@@ -16,8 +16,9 @@ def r1(d: Net, real: Batch) -> Tensor:
 
 def gradient_penalty(d: Net, real: Batch, fake: Batch) -> Tensor:
     """E (|grad_x D(x)| - 1)^2 between reals and fakes (Gulrajani et al. 2017, eq. 3, without lambda). Scalar."""
-    alpha = real.draw.uniform("gradient penalty", *[1] * (real.images.dim() - 1))
-    between = torch.lerp(real.images.detach(), fake.images.detach().to(real.images.dtype), alpha)
+    x = real.images.detach()
+    alpha = real.draw.uniform("gradient penalty", *[1] * (x.dim() - 1)).to(x.dtype)
+    between = torch.lerp(x, fake.images.detach().to(x.dtype), alpha)
     slope = _slope(d, between.requires_grad_(True), real.labels)
     return ((slope.square().sum(1) + 1e-12).sqrt() - 1).square().mean()
 
@@ -27,4 +28,4 @@ def _slope(d: Net, images: Tensor, labels: Tensor | None) -> Tensor:
     with torch.enable_grad():
         logits = d(images, labels)
         (slope,) = torch.autograd.grad(logits.sum(), images, create_graph=True)
-    return slope.flatten(1).float()
+    return slope.flatten(1)

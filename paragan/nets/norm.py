@@ -54,10 +54,7 @@ class LaneBatchNorm(_BatchNorm):
         seen = torch.zeros(groups, 2, self.num_features, dtype=self._dtype(input), device=input.device)
         # Momentum 1 makes the kernel write the mean and unbiased variance it computes anyway into `seen`. On
         # CPU slices and cat are 3 to 7 times faster than var_mean on a view and a scale-and-shift.
-        out = [
-            self._shifted(part, mean, var, training=True)
-            for part, (mean, var) in zip(_cut(input, groups), seen)
-        ]
+        out = [self._shifted(part, mean, var, training=True) for part, (mean, var) in zip(_cut(input, groups), seen)]
         if self.tracking and self.training:
             self._track(seen)
         return out

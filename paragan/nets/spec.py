@@ -20,6 +20,4 @@ def need_power_of_two(spec: Spec, least: int) -> None:
     below = 1 << max(size, 1).bit_length() - 1
     nearest = max(least, below if size - below < 2 * below - size else 2 * below)
     if size < least or size != below:
-        raise Unusable(
-            f"resolution: needs a power of two of at least {least} pixels, not {size}; {nearest} would work"
-        )
+        raise Unusable(f"resolution: needs a power of two of at least {least} pixels, not {size}; {nearest} would work")

@@ -30,9 +30,7 @@ class Adam:
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         kind = torch.optim.AdamW if self.weight_decay else torch.optim.Adam
         options = {"fused": True} if self.fused else {"foreach": False}
-        return kind(
-            parameters, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, **options
-        )
+        return kind(parameters, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, **options)
 
 
 @record

@@ -57,7 +57,7 @@ class Folder:
         """A setting in a word: itself, or the name of what it describes; empty where there is none."""
         setting = self.setting(*places)
         if isinstance(setting, Mapping):
-            names = (setting[key] for key in ("name", "kind", "type", "source") if key in setting)
+            names = (setting[key] for key in ("name", "kind", "source", "path") if key in setting)
             setting = next(names, None)
         return "" if setting is None or isinstance(setting, Mapping | list) else words.value(setting)
 

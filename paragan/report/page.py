@@ -15,7 +15,7 @@ from paragan.report.curves import Chart, Line, chart
 from paragan.report.folder import Folder, Stats, read_folder
 from paragan.report.pictures import Gallery, gallery
 from paragan.report.records import is_number, write_whole
-from paragan.report.scores import Series, protocols, series
+from paragan.report.scores import Series, protocols, series, shared
 
 LARGEST = 5_000_000  # bytes of a page
 ROWS = 400  # scores listed one by one
@@ -57,6 +57,7 @@ def write_report(run_dir: Path) -> Path:
         "problems": list(_problems(folder.stats)),
         "series": measured,
         "taken": taken[-ROWS:],
+        "shared": shared([one.protocol for one in measured if one.current]),
         "protocols": known,
         "protocol_names": list(dict.fromkeys(name for protocol in known for name in protocol.entries)),
         "charts": [*_score_charts(measured), *_named_charts(folder.stats)],
@@ -77,7 +78,7 @@ def time_spent(stats: Stats) -> list[Share]:
     """The run's seconds by what they went into; nothing where no time was recorded.
 
     `Timing/total_s` is the whole; it may start again at 0 where a run was resumed. The waits are those of
-    each tick. What ticks do not account for is what lies between them: scores, samples, checkpoints.
+    each tick. A trainer whose ticks leave out scores, samples and checkpoints spends time between them.
     """
     total = _run_up(stats.finite("Timing/total_s"))
     kimg, pace = stats.column("Timing/sec_per_kimg")
@@ -86,7 +87,7 @@ def time_spent(stats: Stats) -> list[Share]:
     data = min(sum(stats.finite("Timing/data_wait_s")), ticks)
     exchange = min(sum(stats.finite("Timing/exchange_wait_s")), ticks - data)
     parts = {
-        "computing": ("g", ticks - data - exchange),
+        "computing and the rest": ("g", ticks - data - exchange),
         "waiting for data": ("d", data),
         "waiting for other ranks": ("real", exchange),
         "between ticks (scores, samples, checkpoints)": ("other", max(total - ticks, 0)),
@@ -94,7 +95,7 @@ def time_spent(stats: Stats) -> list[Share]:
     whole = sum(seconds for _, seconds in parts.values())
     if not whole:
         return []
-    return [Share(name, colour, seconds, seconds / whole) for name, (colour, seconds) in parts.items()]
+    return [Share(name, colour, spent, spent / whole) for name, (colour, spent) in parts.items() if spent]
 
 
 def _run_up(clock: Sequence[float]) -> float:

@@ -26,9 +26,12 @@ class Protocol:
     def label(self) -> str:
         return f"P{self.number}"
 
-    @property
-    def words(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in self.entries.items()) or "no protocol recorded"
+    def words(self, without: "Protocol | None" = None) -> str:
+        """What a reader wants to know first: all but hashes, and but what `without` says already."""
+        said = without.entries if without else {}
+        return ", ".join(
+            f"{name} {value}" for name, value in self.entries.items() if name not in said and not name.endswith("hash")
+        )
 
     def differences(self, other: "Protocol") -> list[str]:
         """What differs from `other`, in words: `["generated 10,000, not 50,000"]`."""
@@ -96,6 +99,13 @@ def series(rows: Sequence[Row]) -> list[Series]:
             if scores:
                 found.append(Series(name, known[key], scores, differs, current=key == newest[name]))
     return found
+
+
+def shared(known: Sequence[Protocol]) -> Protocol:
+    """What several protocols have in common, to be said once."""
+    entries = known[0].entries if known else {}
+    same = {name: value for name, value in entries.items() if all(p.entries.get(name) == value for p in known)}
+    return Protocol(0, same, "")
 
 
 def protocols(measured: Iterable[Series]) -> list[Protocol]:

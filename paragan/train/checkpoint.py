@@ -111,7 +111,9 @@ class Checkpoints:
         for path in self.folder.glob(".writing-*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def save(self, players: Iterable[Player], clock: Mapping[str, int], record: Mapping[str, Any], replicated: bool) -> Path:
+    def save(
+        self, players: Iterable[Player], clock: Mapping[str, int], record: Mapping[str, Any], replicated: bool
+    ) -> Path:
         """Write a complete checkpoint, or none: if any rank fails, all do, and nothing else is touched."""
         name = f"{clock['step']:08d}"
         aside, target = self.folder / f".writing-{name}", self.folder / name
@@ -139,7 +141,12 @@ class Checkpoints:
         return target
 
     def _finish(
-        self, aside: Path, target: Path, rows: list[list[int]], clock: Mapping[str, int], record: Mapping[str, Any]
+        self,
+        aside: Path,
+        target: Path,
+        rows: list[list[int]],
+        clock: Mapping[str, int],
+        record: Mapping[str, Any],
     ) -> OSError | None:
         files = {_file(rank): {"bytes": size, "crc32": crc} for rank, (_, size, crc) in enumerate(rows) if size}
         about = {"format": FORMAT, "clock": dict(clock), "ranks": self.world.size, "files": files, **record}
@@ -216,7 +223,9 @@ def read_about(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"checkpoint.json: {error}") from error
     if written > FORMAT:
-        raise Unusable(f"{path} has checkpoint format {written}, this paragan reads up to {FORMAT}: use a newer paragan")
+        raise Unusable(
+            f"{path} has checkpoint format {written}, this paragan reads up to {FORMAT}: use a newer paragan"
+        )
     return about
 
 

@@ -130,7 +130,9 @@ def refuse_differences(former: dict[str, Any], run: Run, path: Path) -> None:
 
 
 def _numbered(outdir: Path) -> list[Path]:
-    return sorted(p for p in outdir.glob("[0-9]*-*") if p.is_dir() and NUMBERED.match(p.name)) if outdir.is_dir() else []
+    return (
+        sorted(p for p in outdir.glob("[0-9]*-*") if p.is_dir() and NUMBERED.match(p.name)) if outdir.is_dir() else []
+    )
 
 
 def _new(outdir: Path, run: Run, ranks: int) -> RunFolder:
@@ -162,4 +164,3 @@ def existing(path: Path) -> Path:
     inside = [str(p.parent) for p in sorted(path.glob("*/run.yaml"))]
     hint = f"; there are runs in it: {', '.join(inside[-3:])}" if inside else ""
     raise Unusable(f"{path} is no run folder (it has no run.yaml){hint}")
-

@@ -35,7 +35,13 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
 
 
 def _start(rank: int, ranks: int, port: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    place = {
+        "RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_PORT": port,
+    }
     env = os.environ | {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
     return subprocess.Popen([sys.executable, "-m", "paragan", *arguments], env=env)
 

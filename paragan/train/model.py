@@ -16,12 +16,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ..nets import Nets, Spec
-from ..nets.spectral import train_mode
 from ..config import build, plain
 from ..errors import Unusable
-from ..game.player import BatchCoupled, Player
-from ..rng import generator
+from ..game.player import Player
+from ..nets import Nets, Spec
+from ..nets.spectral import train_mode
+from ..rng import CPU, generator
 
 FORMAT = 1
 STANDING_IMAGES = 1024
@@ -52,7 +52,7 @@ class Sampler:
     g: nn.Module
     latent: int
     prior: Prior
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     batch: int = 256
 
     def labels(self, indices: Sequence[int], seed: int) -> np.ndarray | None:
@@ -60,7 +60,9 @@ class Sampler:
         return np.array([self.prior.label(seed, i) for i in indices], np.int64) if self.prior.shares else None
 
     @torch.no_grad()
-    def images(self, indices: Sequence[int], labels: np.ndarray | None, seed: int = 0, truncation: float = 1.0) -> Tensor:
+    def images(
+        self, indices: Sequence[int], labels: np.ndarray | None, seed: int = 0, truncation: float = 1.0
+    ) -> Tensor:
         """[n, C, H, W] uint8 on the CPU. truncation: latents beyond this size are drawn again (1: all kept).
 
         The truncation trick of BigGAN (Brock et al. 2019): values over the threshold are resampled; here
@@ -101,7 +103,11 @@ def standing(player: Player, latent_size: int, labels: np.ndarray | None, seed: 
     """
     layers = [layer for layer in player.coupled if isinstance(layer, nn.Module) and hasattr(layer, "running_mean")]
     with player.averaged() as net, torch.no_grad():
-        kept = {name: value.clone() for name, value in net.state_dict().items() if "running_" in name or "num_batches" in name}
+        kept = {
+            name: value.clone()
+            for name, value in net.state_dict().items()
+            if "running_" in name or "num_batches" in name
+        }
         try:
             _measure(net, layers, latent_size, labels, seed)
             net.eval()
@@ -173,7 +179,7 @@ def model_config(net: Any, spec: Spec, prior: Prior, classes: Sequence[str], **m
     return about | more
 
 
-def load_model(path: Path, device: torch.device = torch.device("cpu")) -> Model:
+def load_model(path: Path, device: torch.device = CPU) -> Model:
     """A generator from a run folder, its model folder, or model.safetensors. Runs no code from the files."""
     folder = _model_folder(path)
     try:
@@ -217,7 +223,9 @@ def _model_folder(path: Path) -> Path:
             return folder
     if not path.exists():
         raise Unusable(f"{path} does not exist; give a run folder, as `paragan train` prints it")
-    raise Unusable(f"{path} holds no model yet (model/model.safetensors): `paragan train` writes one with each checkpoint")
+    raise Unusable(
+        f"{path} holds no model yet (model/model.safetensors): `paragan train` writes one with each checkpoint"
+    )
 
 
 def read_labels(text: str, model: Model, count: int) -> np.ndarray:
@@ -232,5 +240,7 @@ def read_labels(text: str, model: Model, count: int) -> np.ndarray:
         elif word.isdigit() and int(word) < len(classes):
             chosen.append(int(word))
         else:
-            raise Unusable(f"--labels: there is no class {word!r}; classes are 0 to {len(classes) - 1}: {', '.join(classes[:20])}")
+            raise Unusable(
+                f"--labels: there is no class {word!r}; classes are 0 to {len(classes) - 1}: {', '.join(classes[:20])}"
+            )
     return np.array(chosen, np.int64)[np.arange(count) % len(chosen)]

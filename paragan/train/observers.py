@@ -162,7 +162,11 @@ class Save:
             return
         self.log.write(session)
         self._refuse_nonfinite(session)
-        record = {"run": plain(session.run), "data": self.images.fingerprint, "threads": torch.get_num_threads()}
+        record = {
+            "run": plain(session.run),
+            "data": self.images.fingerprint,
+            "threads": torch.get_num_threads(),
+        }
         now = {"step": clock.step, "images": clock.images}
         self.checkpoints.save(session.game.players, now, record, session.role.replicated)
         self._saved = clock.step

@@ -35,7 +35,8 @@ class Screen:
                 TextColumn("left"),
                 console=self.console,
             )
-            self._task = self._bar.add_task("", total=duration, completed=kimg, shown="")
+            self._task = self._bar.add_task("", total=duration, shown="")
+            self._bar.update(self._task, completed=kimg)
             self._bar.start()
 
     def tick(self, line: dict[str, float]) -> None:

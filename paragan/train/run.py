@@ -13,10 +13,6 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from ..nets import DCGAN, Nets, Spec
-from ..nets.norm import convert
-from ..nets.spectral import power_iteration, train_mode
-from ..comm.world import World
 from ..config import record
 from ..data.source import Images, load
 from ..errors import Unusable
@@ -24,6 +20,9 @@ from ..game.average import Decay
 from ..game.game import Game
 from ..game.player import Player
 from ..losses.adversarial import Adversarial
+from ..nets import DCGAN, Nets, Spec
+from ..nets.norm import convert
+from ..nets.spectral import power_iteration, train_mode
 from ..optim.policies import Adam, Optimizer, warm_up
 from ..strategies.sync import Sync
 
@@ -139,7 +138,8 @@ class Run:
         if self.batch % self.lanes:
             down = self.batch - self.batch % self.lanes or self.lanes
             raise Unusable(
-                f"--batch {self.batch} does not divide into --lanes {self.lanes}: try --batch {down} or {down + self.lanes}"
+                f"--batch {self.batch} does not divide into --lanes {self.lanes}: "
+                f"try --batch {down} or {down + self.lanes}"
             )
         if ranks > self.lanes:
             raise Unusable(f"{ranks} ranks cannot share --lanes {self.lanes}: start at most {self.lanes} ranks")
@@ -196,10 +196,11 @@ def autocast(device: torch.device, precision: str) -> Callable[[], contextlib.Ab
 
 @dataclass(frozen=True)
 class Pair:
-    """Two networks on their device, ready to become players."""
+    """Two networks on their device, ready to become players, and the size of the latent G takes."""
 
     g: nn.Module
     d: nn.Module
+    latent: int
 
 
 def build_nets(run: Run, spec: Spec, device: torch.device) -> Pair:
@@ -208,8 +209,15 @@ def build_nets(run: Run, spec: Spec, device: torch.device) -> Pair:
     with torch.random.fork_rng():
         torch.manual_seed(run.seed)
         g, d = run.nets.generator(spec), run.nets.discriminator(spec)
+    return placed(run, Pair(g, d, run.nets.latent), device)
+
+
+def placed(run: Run, pair: Pair, device: torch.device) -> Pair:
+    """The two networks on the device, in the layout the run asks for."""
     layout = torch.channels_last if run.device.channels_last else torch.contiguous_format
-    return Pair(*(net.to(device).to(memory_format=layout) for net in (g, d)))
+    for net in (pair.g, pair.d):
+        net.to(device=device, memory_format=layout)  # pyright: ignore[reportCallIssue]
+    return pair
 
 
 def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Game:
@@ -240,9 +248,8 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
         g=player("G", pair.g, run.g, run.average),
         d=player("D", pair.d, run.d),
         objective=run.objective,
-        latent=run.nets.latent,
+        latent=pair.latent,
         labels=images.labels if run.data.labels else None,
         d_steps=run.d_steps,
         autocast=autocast(device, run.device.precision),
     )
-

@@ -47,7 +47,12 @@ class Scoring:
 
 
 def score(
-    sampler: Sampler, images: Images, wanted: Evaluation, protocol: Protocol, group: Group, truncation: float = 1.0
+    sampler: Sampler,
+    images: Images,
+    wanted: Evaluation,
+    protocol: Protocol,
+    group: Group,
+    truncation: float = 1.0,
 ) -> list[Score]:
     """The scores a run asks for, every rank sampling its share of the fakes."""
     _, resolution, _, channels = images.images.shape
@@ -65,6 +70,7 @@ def score(
         count=wanted.count,
         group=group,
         protocol=_described(protocol, images, sampler),
+        device=sampler.device,
     )
 
 
@@ -91,7 +97,6 @@ def append(folder: Path, scores: Sequence[Score], kimg: float) -> None:
 def summary(scores: Sequence[Score]) -> str:
     """fd_pixels 1.23  precision_pixels 0.91 ..."""
     return "  ".join(f"{one.name} {one.value:.4g}" for one in scores)
-
 
 
 def rescore(

@@ -65,7 +65,9 @@ def together(world: World, action: Callable[[], T], timeout_s: float | None = No
         distinct = dict.fromkeys(r for r in reasons if r)
         ranks = {r: [i for i, other in enumerate(reasons) if other == r] for r in distinct}
         some = len(ranks) > 1 or any(len(who) < world.size for who in ranks.values())
-        raise Unusable("; ".join((f"rank {', '.join(map(str, who))}: " if some else "") + r for r, who in ranks.items()))
+        raise Unusable(
+            "; ".join((f"rank {', '.join(map(str, who))}: " if some else "") + r for r, who in ranks.items())
+        )
     assert result is not None
     return result
 
@@ -174,7 +176,9 @@ def find_checkpoint(checkpoints: Checkpoints, run: Run, images: Images, screen: 
             screen.say(f"checkpoint {path} is damaged ({error}); trying the one before")
             continue
         if about["data"] != images.fingerprint:
-            raise Unusable(f"--data {run.data.path} holds other images than those this run was trained on; {path} stays")
+            raise Unusable(
+                f"--data {run.data.path} holds other images than those this run was trained on; {path} stays"
+            )
         refuse_differences(about["run"], run, path)
         return path
     if checkpoint.complete(checkpoints.folder):
@@ -198,4 +202,3 @@ def warn_threads(threads: int | None, screen: Screen) -> None:
             f"this checkpoint was made with {threads} CPU threads, now there are {torch.get_num_threads()}: the same "
             f"training, but rounded differently (--device.threads={threads} repeats it bit for bit)"
         )
-

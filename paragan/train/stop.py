@@ -38,7 +38,9 @@ class Stop:
             self._watcher.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)  # pyright: ignore
         self._over.set()

@@ -203,9 +203,7 @@ def test_exif_orientation_is_undone(tmp_path, orientation, suffix):
 
 
 def test_damaged_exif_turns_nothing(tmp_path):
-    for index, exif in enumerate(
-        (b"Exif\x00\x00garbage", b"Exif\x00\x00II*\x00\x08\x00\x00\x00\x09\x00", b"\x00")
-    ):
+    for index, exif in enumerate((b"Exif\x00\x00garbage", b"Exif\x00\x00II*\x00\x08\x00\x00\x00\x09\x00", b"\x00")):
         put(tmp_path / f"{index}.jpg", np.full((8, 8, 3), 77, np.uint8), exif=exif)
     assert load(str(tmp_path), resolution=8).images.shape == (3, 8, 8, 3)
 
@@ -283,9 +281,7 @@ def test_npz_keeps_pixels_labels_and_names(tmp_path, dtype):
 def test_npz_without_names_counts_classes_and_without_labels_has_none(tmp_path):
     labelled = load(npz(tmp_path / "a.npz", images=noise(3, 8, 8, 1), labels=[2, 0, 1]), resolution=None)
     assert labelled.classes == ("0", "1", "2")
-    plain = load(
-        npz(tmp_path / "b.npz", images=np.asfortranarray(noise(3, 8, 8, 3)), extra=[1]), resolution=None
-    )
+    plain = load(npz(tmp_path / "b.npz", images=np.asfortranarray(noise(3, 8, 8, 3)), extra=[1]), resolution=None)
     assert plain.labels is None
     assert plain.classes == ()
     assert "ignored keys: extra" in plain.describe()
@@ -548,9 +544,7 @@ def test_other_files_are_told_the_formats(tmp_path):
     (tmp_path / "a.tar").write_text("")
     (tmp_path / "noext").write_text("")
     put(tmp_path / "a.png")
-    assert "has .tar, no format known here: give `digits`, an .npz, or a folder" in refusal(
-        tmp_path / "a.tar"
-    )
+    assert "has .tar, no format known here: give `digits`, an .npz, or a folder" in refusal(tmp_path / "a.tar")
     assert "(no extension)" in refusal(tmp_path / "noext")
     assert f"is one image: give the folder it lies in, {tmp_path}" in refusal(tmp_path / "a.png")
 

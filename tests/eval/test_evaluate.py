@@ -40,9 +40,7 @@ CLASSIFIER = module_features("rows", Classifier(), 8, num_logits=8)
 
 def test_every_metric_yields_its_scores(digits, blurred):
     protocol = Protocol(data="digits-8", split="train", ema=True, seed=4)
-    found = evaluate(
-        blurred, digits, space=CLASSIFIER, metrics=EVERYTHING, protocol=protocol, count=300, batch=50
-    )
+    found = evaluate(blurred, digits, space=CLASSIFIER, metrics=EVERYTHING, protocol=protocol, count=300, batch=50)
     names = [
         "fd_rows",
         "kid_rows",
@@ -123,9 +121,7 @@ def test_reals_are_summarized_once_and_serve_many_times(digits, blurred):
 
 
 def test_a_score_of_too_few_images_says_so(digits, blurred):
-    few, many = (
-        evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=count)[0] for count in (64, 65)
-    )
+    few, many = (evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=count)[0] for count in (64, 65))
     assert few.notes == ("64 fakes for 64 features: biased upwards",)
     assert many.notes == ()
     assert evaluate(blurred, None, space=CLASSIFIER, metrics=["is"], count=8)[0].notes

@@ -42,9 +42,7 @@ def test_without_its_file_inception_says_where_to_get_it(monkeypatch, tmp_path):
         by_name("inception", 32, 3)
     line = str(error.value)
     place = tmp_path / ".cache/paragan/pt_inception-2015-12-05-6726825d.pth"
-    assert all(
-        part in line for part in (str(place), features.INCEPTION_URL, "sha256 starts with 6726825d", "fd ")
-    )
+    assert all(part in line for part in (str(place), features.INCEPTION_URL, "sha256 starts with 6726825d", "fd "))
     assert "\n" not in line
 
 
@@ -60,9 +58,7 @@ def test_other_weights_are_not_inception_but_a_space_of_their_own(inception_file
 
 
 def test_the_right_digest_makes_it_inception(monkeypatch, inception_file):
-    monkeypatch.setattr(
-        features, "INCEPTION_SHA256", hashlib.sha256(inception_file.read_bytes()).hexdigest()[:8]
-    )
+    monkeypatch.setattr(features, "INCEPTION_SHA256", hashlib.sha256(inception_file.read_bytes()).hexdigest()[:8])
     space = by_name("inception", 32, 3, path=str(inception_file))
     assert (space.name, space.is_inception, space.resizer) == ("inception", True, "tf1-bilinear-299")
 

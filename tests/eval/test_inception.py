@@ -79,9 +79,7 @@ def test_average_pools_leave_their_padding_out():
     constant = torch.full((1, 2, 5, 5), 3.0)
     assert torch.equal(network.AVERAGE(constant), constant)
     pools = {name: block[-1][0] for name, block in network.BLOCKS.items()}
-    assert all(
-        pools[name] is network.AVERAGE for name in pools if name[-2:] in ("5b", "5c", "5d", "6b", "6e", "7b")
-    )
+    assert all(pools[name] is network.AVERAGE for name in pools if name[-2:] in ("5b", "5c", "5d", "6b", "6e", "7b"))
     assert pools["Mixed_7c"] is network.MAXIMUM
 
 

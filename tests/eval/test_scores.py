@@ -109,9 +109,7 @@ def brute_force_mmd(x, y):
         return (sum(p * q for p, q in zip(a, b, strict=True)) / len(a) + 1) ** 3
 
     x, y = x.tolist(), y.tolist()
-    within = [
-        sum(kernel(a, b) for i, a in enumerate(z) for b in z[:i]) * 2 / len(z) / (len(z) - 1) for z in (x, y)
-    ]
+    within = [sum(kernel(a, b) for i, a in enumerate(z) for b in z[:i]) * 2 / len(z) / (len(z) - 1) for z in (x, y)]
     return sum(within) - 2 * sum(kernel(a, b) for a in x for b in y) / len(x) / len(y)
 
 
@@ -125,9 +123,7 @@ def test_kid_follows_from_its_seed_alone():
     first = kid(x, y, subsets=3, subset_size=50, seed=1)
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    assert (
-        kid(x, y, subsets=3, subset_size=50, seed=1) == first != kid(x, y, subsets=3, subset_size=50, seed=2)
-    )
+    assert kid(x, y, subsets=3, subset_size=50, seed=1) == first != kid(x, y, subsets=3, subset_size=50, seed=2)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -152,9 +148,7 @@ def test_inception_score_is_the_formula():
 
 def brute_force_prdc(x, y, k):
     def reach(z):
-        return [
-            sorted(np.linalg.norm(a - b) for j, b in enumerate(z) if j != i)[k - 1] for i, a in enumerate(z)
-        ]
+        return [sorted(np.linalg.norm(a - b) for j, b in enumerate(z) if j != i)[k - 1] for i, a in enumerate(z)]
 
     apart = np.linalg.norm(x[:, None] - y[None], axis=2)
     in_real, in_fake = apart <= np.array(reach(x))[:, None], apart <= np.array(reach(y))[None]
@@ -172,9 +166,7 @@ def test_prdc_is_the_definition(k):
 
 def test_prdc_of_equal_and_of_distant_sets():
     x, _ = two_sets(50)
-    assert prdc(x, x, 5) == pytest.approx(
-        (1, 1, 6 / 5, 1)
-    )  # each lies in its own ball and in 5 more on average
+    assert prdc(x, x, 5) == pytest.approx((1, 1, 6 / 5, 1))  # each lies in its own ball and in 5 more on average
     assert prdc(x, x + 100, 5) == (0, 0, 0, 0)
 
 

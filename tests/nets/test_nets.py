@@ -113,9 +113,7 @@ def test_bf16_autocast(name, classes):
         loss = F.softplus(logits).mean()
     assert fake.dtype == logits.dtype == torch.float32
     loss.backward()
-    assert all(
-        p.grad is not None and p.grad.dtype == torch.float32 for p in (*G.parameters(), *D.parameters())
-    )
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in (*G.parameters(), *D.parameters()))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

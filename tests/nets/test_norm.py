@@ -217,9 +217,7 @@ def test_convert_keeps_objects_and_names_and_tells_what_is_left():
 
 def test_a_converted_network_equals_the_user_s_lane_by_lane():
     torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5), nn.BatchNorm1d(5)
-    )
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5), nn.BatchNorm1d(5))
     twin = copy.deepcopy(net)
     assert convert(twin) == []
     for part in twin.modules():

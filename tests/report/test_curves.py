@@ -62,9 +62,7 @@ def test_values_that_are_not_finite_are_counted_and_left_open():
 def test_tick_labels_are_exact():
     made = chart("kid", "", [line([0, 0.1])])
     assert made is not None
-    labels = [
-        float(text.replace(words.MINUS, "-")) for text in re.findall(r"<text[^>]*>([^<]+)</text>", made.svg)
-    ]
+    labels = [float(text.replace(words.MINUS, "-")) for text in re.findall(r"<text[^>]*>([^<]+)</text>", made.svg)]
     heights = labels[-5:]
     assert heights == pytest.approx([0, 0.025, 0.05, 0.075, 0.1])
 

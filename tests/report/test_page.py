@@ -104,9 +104,7 @@ def lines(path, rows):
 def fresh(tmp_path):
     run_dir = tmp_path / "00000-digits"
     run_dir.mkdir()
-    (run_dir / "run.yaml").write_text(
-        "recipe: digits\nkimg: 40\nstrategy: {name: gossip, wire: int8}\nbatch: 64\n"
-    )
+    (run_dir / "run.yaml").write_text("recipe: digits\nkimg: 40\nstrategy: {name: gossip, wire: int8}\nbatch: 64\n")
     return run_dir
 
 
@@ -128,10 +126,11 @@ def test_a_finished_run(run_dir):
         "images seen 40 of 40 kimg",
         "2,000 images/s",
         "time 25 s",
-        "fid10k, lower is better 8 at 40 kimg best 7.418 at 20 kimg features inception, generated 10,000",
+        "fid10k, lower is better 8 at 40 kimg best 7.418 at 20 kimg",
+        "Protocol: features inception, generated 10,000.",
         "Bytes sent MB a tick",
         "Async/staleness_mean",
-        "computing 14 s 56.0 %",
+        "computing and the rest 14 s 56.0 %",
         "waiting for data 2 s 8.0 %",
         "waiting for other ranks 4 s 16.0 %",
         "between ticks (scores, samples, checkpoints) 5 s 20.0 %",
@@ -230,12 +229,8 @@ def test_hostile_text_stays_text(tmp_path):
     (run_dir / "run.yaml").write_text(json.dumps({"recipe": evil, "strategy": {"name": evil}, "kimg": evil}))
     lines(run_dir / "stats.jsonl", [tick(place, **{evil: place, "none": None}) for place in (1, 2)])
     protocol = {evil: {evil: [evil, {evil: evil}]}}
-    rows = [
-        score(place, place, name=evil, protocol=protocol, fingerprint=evil, notes=evil) for place in (1, 2)
-    ]
-    lines(
-        run_dir / "metrics.jsonl", [*rows, score(3, 3, name=evil), {"name": None}, {"value": [], "kimg": {}}]
-    )
+    rows = [score(place, place, name=evil, protocol=protocol, fingerprint=evil, notes=evil) for place in (1, 2)]
+    lines(run_dir / "metrics.jsonl", [*rows, score(3, 3, name=evil), {"name": None}, {"value": [], "kimg": {}}])
     plain = page(run_dir)
     assert sum(tag == "script" for tag, _ in plain.elements) == 1
     assert not plain.attributes("onerror", "src")
@@ -284,10 +279,8 @@ def test_spread(count, most, places):
 
 
 def test_time_goes_on_over_a_clock_that_was_set_back():
-    rows = [
-        {"Progress/kimg": kimg, "Timing/total_s": total} for kimg, total in ((1, 5), (2, 9), (3, 2), (4, 6))
-    ]
-    assert [share.seconds for share in time_spent(Stats(rows))] == [15, 0, 0, 0]
+    rows = [{"Progress/kimg": kimg, "Timing/total_s": total} for kimg, total in ((1, 5), (2, 9), (3, 2), (4, 6))]
+    assert [share.seconds for share in time_spent(Stats(rows))] == [15]
     assert time_spent(Stats([{"Progress/kimg": 1}])) == []
 
 

@@ -48,9 +48,7 @@ def test_every_line_is_whole_as_soon_as_it_is_appended(tmp_path):
 
 def test_numbers_that_json_lacks_are_null_and_named(tmp_path):
     records = Records(tmp_path / "metrics.jsonl")
-    records.append(
-        {"value": math.nan, "kimg": np.float32(0.5), "n": np.int64(3), "protocol": {"a": [1, -math.inf]}}
-    )
+    records.append({"value": math.nan, "kimg": np.float32(0.5), "n": np.int64(3), "protocol": {"a": [1, -math.inf]}})
     row = strict(records.path.read_bytes())
     assert row == {
         "value": None,

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from paragan.report.scores import protocols, series
+from paragan.report.scores import protocols, series, shared
 
 PROTOCOL = {"features": "inception", "generated": 50_000, "real": {"split": "train"}}
 
@@ -56,3 +56,12 @@ def test_different_scores_may_share_a_protocol():
     fid, score = series([row(9), row(8, name="is50k")])
     assert fid.protocol is score.protocol
     assert not score.differs
+
+
+def test_what_protocols_share_is_said_once():
+    fid, kid = series([row(9), row(8, name="kid50k", protocol={**PROTOCOL, "subsets": 100, "space_hash": "5d"})])
+    both = shared([fid.protocol, kid.protocol])
+    assert both.words() == "features inception, generated 50,000, real split train"
+    assert fid.protocol.words(both) == ""
+    assert kid.protocol.words(both) == "subsets 100"
+    assert shared([]).words() == ""

@@ -1,0 +1,24 @@
+# `make train` and `make test` work on a fresh machine: each makes .venv on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+.PHONY: train test check clean
+
+train: .venv/installed
+	$(BIN)/paragan train digits
+
+test: .venv/installed check
+	$(BIN)/python -m pytest
+
+check: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "paragan needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info

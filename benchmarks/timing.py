@@ -1,0 +1,144 @@
+"""What all benchmarks share: timing in turns, ratios with their spread, and what machine it was.
+
+A shared or warming machine drifts by more than the differences that matter here. So contestants take turns
+in short blocks, A B C, B C A, ..., ratios are formed within a round, where the drift hits both sides alike,
+and what is reported is the median over rounds with the 95 % confidence interval of that median.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
+Play = Callable[[int], None]  # n -> play n steps
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median, the 95 % confidence interval of it, and the quartiles."""
+
+    median: float
+    low: float
+    high: float
+    quartiles: tuple[float, float]
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread:
+        """The interval is that of order statistics: it assumes nothing but independent rounds."""
+        ordered, n = sorted(values), len(values)
+        reach = 0.98 * math.sqrt(n)  # 1.96 standard deviations of a binomial count with p = 1/2
+        low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach) - 1)
+        q1, _, q3 = statistics.quantiles(ordered, n=4, method="inclusive") if n > 1 else ordered * 3
+        return Spread(statistics.median(ordered), ordered[low], ordered[max(low, high)], (q1, q3))
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"median": self.median, "ci95": [self.low, self.high], "quartiles": list(self.quartiles)}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds a step of every contestant, one number a round."""
+
+    ms: Mapping[str, Sequence[float]]
+
+    def of(self, name: str) -> Spread:
+        return Spread.of(self.ms[name])
+
+    def ratio(self, name: str, to: str) -> Spread:
+        """How long `name` takes beside `to`: below 1 it is faster."""
+        return Spread.of([a / b for a, b in zip(self.ms[name], self.ms[to])])
+
+    def to_json(self, to: str) -> dict[str, Any]:
+        return {
+            name: {
+                "ms": self.of(name).to_json(),
+                f"ratio to {to}": self.ratio(name, to).to_json(),
+                "rounds": list(self.ms[name]),
+            }
+            for name in self.ms
+        }
+
+
+def interleave(
+    contestants: Mapping[str, Play], *, rounds: int, steps: int, meet: Callable[[], object] = lambda: None
+) -> Times:
+    """Every contestant plays `steps` steps a round, after one that is not timed (caches, threads).
+
+    meet: what ends a block for sure: a barrier of ranks, `torch.cuda.synchronize`.
+    """
+    names = list(contestants)
+    ms: dict[str, list[float]] = {name: [] for name in names}
+    for r in range(rounds):
+        for name in names[r % len(names) :] + names[: r % len(names)]:
+            contestants[name](1)
+            meet()
+            start = time.perf_counter()
+            contestants[name](steps)
+            meet()
+            ms[name].append(1000 * (time.perf_counter() - start) / steps)
+    return Times(ms)
+
+
+def steps_for(seconds: float, play: Play) -> int:
+    """How many steps fill a block of so many seconds."""
+    play(2)
+    start = time.perf_counter()
+    play(2)
+    return max(1, round(2 * seconds / (time.perf_counter() - start)))
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on, and whether it was busy with something else."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    facts = dict(line.split(":", 1) for line in info.split("\n\n")[0].splitlines() if ":" in line)
+    facts = {key.strip(): value.strip() for key, value in facts.items()}
+    flags = facts.get("flags", "").split()
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "processor": facts.get("model name", platform.processor() or platform.machine()),
+        "features": [name for name in FEATURES if name in flags],
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "kernels": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def describe(about: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k} {' '.join(v) if isinstance(v, list) else v}" for k, v in about.items())
+
+
+def has_bf16() -> bool:
+    """Whether the processor multiplies bf16 in hardware; elsewhere it is emulated, and slower than float32."""
+    return bool({"avx512_bf16", "amx_bf16"} & set(machine()["features"]))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Aligned columns, the first to the left."""
+    cells = [[str(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    lines = ["  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))) for row in cells]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def save(path: str | None, found: Mapping[str, Any]) -> None:
+    """Write what was found, if a file was asked for."""
+    if path:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps(found, indent=1) + "\n")

@@ -1,0 +1,33 @@
+"""paragan trains generative adversarial networks on one device, on many, and across slow networks."""
+
+from .api import Config, Estimator, ScalingManager
+from .batch import Batch, Loss
+from .data.source import Images, load
+from .errors import Failed, Interrupted, Unusable
+from .losses.adversarial import Adversarial
+from .optim.policies import SGD, Adam, RMSprop
+from .train.model import load_model
+from .train.run import Data, Device, Evaluation, Run, Side
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "Adversarial",
+    "Batch",
+    "Config",
+    "Data",
+    "Device",
+    "Estimator",
+    "Evaluation",
+    "Failed",
+    "Images",
+    "Interrupted",
+    "Loss",
+    "RMSprop",
+    "Run",
+    "ScalingManager",
+    "Side",
+    "Unusable",
+    "load",
+    "load_model",
+]

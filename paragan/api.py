@@ -1,0 +1,261 @@
+"""The interface of the ParaGAN paper (Fig. 5), as it is printed there.
+
+scale_mgr = pg.ScalingManager(config=cfg, bs=2048, num_workers=128)
+gan = pg.Estimator(Generator(), Discriminator())
+for step in range(cfg.max_steps):
+    scale_mgr.train(gan)
+scale_mgr.eval(metric="fid")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from .comm.world import Place, World
+from .config import record
+from .data.source import Images
+from .errors import Unusable
+from .eval.evaluate import Protocol, Score
+from .eval.features import inception_path
+from .game.average import Decay
+from .losses.adversarial import Adversarial
+from .optim.policies import Adam, scaled_rate
+from .strategies.sync import Sync
+from .train.loop import Session, play_round
+from .train.observers import averaged_sampler
+from .train.progress import Screen, describe
+from .train.run import Data, Device, Evaluation, Pair, Run, Side, load_images, pick_device, placed, resolve
+from .train.scoring import score, summary
+from .train.start import assemble, set_threads, together
+
+Rule = Literal["linear", "sqrt", "none"]
+
+
+@record
+class Config:
+    """What ScalingManager scales: a game whose settings are right for `base_bs` images a step.
+
+    g, d           : optimizers with the learning rates for `base_bs`
+    g_rule, d_rule : how a rate grows with the batch (linear, sqrt, none)
+    warm_up_steps  : steps over which the rates grow from 0, for each doubling of the batch beyond base_bs
+    latent         : size of z, where the generator has no attribute `latent` of its own
+    """
+
+    data: Data = Data(path="digits")
+    max_steps: Annotated[int, Field(ge=1)] = 1000
+    base_bs: Annotated[int, Field(ge=1)] = 64
+    g: Side = Side(Adam(lr=2e-4, betas=(0.0, 0.9)))
+    d: Side = Side(Adam(lr=2e-4, betas=(0.0, 0.9)))
+    g_rule: Rule = "sqrt"
+    d_rule: Rule = "sqrt"
+    warm_up_steps: Annotated[int, Field(ge=0)] = 100
+    objective: Adversarial = Adversarial()
+    d_steps: Annotated[int, Field(ge=1)] = 1
+    average: Decay = Decay()
+    strategy: Sync = Sync()
+    latent: Annotated[int, Field(ge=1)] = 128
+    seed: Annotated[int, Field(ge=0)] = 0
+    evaluation: Evaluation = Evaluation()
+    device: Device = Device()
+    timeout_s: Annotated[float, Field(ge=1)] = 60.0
+
+
+class Estimator:
+    """A generator and a discriminator.
+
+    Either `nn.Module`s, called as G(z [N, latent], y [N] or None) -> images [N, C, H, W] in [-1, 1] and
+    D(x, y) -> logits [N]; or objects with `model_fn(latent_var, y)` and `model_fn(x, y) -> output, out_logit`,
+    as the paper writes them, that keep their layers as attributes.
+    """
+
+    def __init__(self, generator: Any, discriminator: Any):
+        self.generator, self.discriminator = _Generator(generator), _Discriminator(discriminator)
+        self.latent: int | None = getattr(generator, "latent", None)
+
+
+class _Player(nn.Module):
+    """A user's network or `model_fn` object, as a module."""
+
+    def __init__(self, given: Any, role: str):
+        super().__init__()
+        if not isinstance(given, nn.Module) and not hasattr(given, "model_fn"):
+            raise Unusable(f"the {role} is neither an nn.Module nor an object with model_fn")
+        for name, layer in [("given", given)] if isinstance(given, nn.Module) else _layers(given):
+            self.add_module(name, layer)
+        self._call: Any = given.model_fn if hasattr(given, "model_fn") else given
+        if not any(p.requires_grad for p in self.parameters()):
+            raise Unusable(f"the {role} has no parameters to train; keep its layers as attributes, in __init__")
+
+
+class _Generator(_Player):
+    def __init__(self, given: Any):
+        super().__init__(given, "generator")
+
+    def forward(self, z: Tensor, y: Tensor | None) -> Tensor:
+        return self._call(z, y)
+
+
+class _Discriminator(_Player):
+    def __init__(self, given: Any):
+        super().__init__(given, "discriminator")
+
+    def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
+        out = self._call(x, y)
+        logits = out[-1] if isinstance(out, tuple) else out  # model_fn: (output, out_logit)
+        return logits.flatten(1).mean(1) if logits.dim() > 1 else logits
+
+
+def _layers(given: Any) -> Iterator[tuple[str, nn.Module]]:
+    """The layers a plain object keeps as attributes, also in lists and dictionaries."""
+    for name, value in vars(given).items():
+        if isinstance(value, nn.Module):
+            yield name, value
+        elif isinstance(value, list | tuple) and value and all(isinstance(v, nn.Module) for v in value):
+            yield name, nn.ModuleList(value)
+        elif isinstance(value, dict) and value and all(isinstance(v, nn.Module) for v in value.values()):
+            yield name, nn.ModuleDict(value)
+
+
+class ScalingManager:
+    """Scales a game to a total batch and a number of logical workers, and plays it.
+
+    config      : what is played, right for `config.base_bs`
+    bs          : the total batch, over all workers
+    num_workers : logical workers (lanes), dealt to however many ranks there are: the same script gives the same
+                  training on one machine, where they share a rank, and on 128
+
+    Learning rates follow the rule of each network, and a warm-up the growth of the batch; both are printed.
+    Under torchrun or srun every process runs the same script.
+    """
+
+    def __init__(self, config: Config, bs: int, num_workers: int):
+        self.config = config
+        place = Place.from_environment()
+        self.world = World.join(place, pick_device(config.device.kind, place.local_rank), config.timeout_s)
+        self.screen = Screen(self.world.first)
+        self.run = scaled(config, bs, num_workers)
+        self.run.check(self.world.size)
+        set_threads(self.run, self.world)
+        self.images: Images = together(self.world, lambda: load_images(self.run), 1800.0)
+        self.run = resolve(self.run, self.images)
+        for line in reasons(config, self.run):
+            self.screen.say(line)
+        self._session: Session | None = None
+        self._estimator: Estimator | None = None
+
+    def train(self, gan: Estimator) -> dict[str, float]:
+        """Play one round (`d_steps` steps of D, one of G) over all workers; every 100th is shown.
+
+        Returns that line of statistics, {} in between.
+        """
+        session = self._session_of(gan)
+        play_round(session)
+        if session.clock.step % 100 and session.clock.step != 1:
+            return {}
+        line = session.stats.tick(session.clock.images, session.clock.step)
+        self.screen.say(f"step {session.clock.step}  {session.clock.kimg:.1f} kimg  {describe(line)}")
+        return line
+
+    def eval(self, metric: str = "fid", count: int | None = None) -> Score:
+        """Score the averaged generator, shared by all ranks. Without the 2015-12-05 Inception "fid" becomes the
+        Fréchet distance in pixels, is said to, and is named `fd_pixels`: it is no FID."""
+        if self._session is None:
+            raise Unusable("eval comes after train: nothing was trained yet")
+        wanted = self.config.evaluation
+        features = wanted.features
+        if metric.startswith("fid"):
+            there = wanted.inception or inception_path().exists()
+            metric, features = (metric, "inception") if there else ("fd", features)
+            if not there:
+                self.screen.say("no Inception weights: this is the Fréchet distance in pixels, not FID")
+        wanted = Evaluation((metric,), count or wanted.count, 0.0, features, wanted.inception)
+        batch_norm = "standing" if self._session.game.g.coupled else "none"
+        with averaged_sampler(self._session) as sampler:
+            protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=self.run.seed)
+            scores = score(sampler, self.images, wanted, protocol, self.world.everyone)
+        self.screen.say(summary(scores))
+        return scores[0]
+
+    def close(self) -> None:
+        """Stop the data thread and leave the other ranks in good order."""
+        if self._session is not None:
+            self._session.lanes.close()
+        self.world.close()
+
+    def __enter__(self) -> ScalingManager:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _session_of(self, gan: Estimator) -> Session:
+        if self._session is None:
+            latent = gan.latent or self.config.latent
+            pair = placed(self.run, Pair(gan.generator, gan.discriminator, latent), self.world.device)
+            self._agree_on_weights(pair)
+            self._session, self._estimator = assemble(self.run, self.world, self.images, pair), gan
+        elif gan is not self._estimator:
+            raise Unusable("this ScalingManager trains another Estimator already: make one for each")
+        return self._session
+
+    def _agree_on_weights(self, pair: Pair) -> None:
+        """Everyone starts from rank 0's weights, whatever each process drew."""
+        with torch.no_grad():
+            for net in (pair.g, pair.d):
+                for tensor in net.state_dict().values():
+                    of_first = tensor.contiguous() if self.world.first else torch.zeros_like(tensor).contiguous()
+                    self.world.everyone.sum(of_first).wait()
+                    tensor.copy_(of_first)
+
+
+def scaled(config: Config, bs: int, num_workers: int) -> Run:
+    """The run of a config at a total batch of `bs`."""
+    if bs < 1 or num_workers < 1:
+        raise Unusable(f"bs={bs} and num_workers={num_workers} must be 1 or more")
+    return Run(
+        recipe="estimator",
+        data=config.data,
+        objective=config.objective,
+        g=_scaled_side(config, config.g, config.g_rule, bs),
+        d=_scaled_side(config, config.d, config.d_rule, bs),
+        d_steps=config.d_steps,
+        average=config.average,
+        strategy=config.strategy,
+        batch=bs,
+        lanes=num_workers,
+        kimg=config.max_steps * bs * config.d_steps / 1000,
+        seed=config.seed,
+        evaluation=config.evaluation,
+        device=config.device,
+        timeout_s=config.timeout_s,
+    )
+
+
+def _scaled_side(config: Config, side: Side, rule: Rule, bs: int) -> Side:
+    lr = scaled_rate(side.optimizer.lr, rule, bs, config.base_bs)
+    doublings = max(0.0, math.log2(bs / config.base_bs))
+    steps = config.warm_up_steps * doublings if rule != "none" else 0.0
+    warm_up = max(side.warm_up_kimg, steps * bs * config.d_steps / 1000)
+    return Side(dataclasses.replace(side.optimizer, lr=lr), warm_up)
+
+
+def reasons(config: Config, run: Run) -> list[str]:
+    """What was chosen, and why, a line each."""
+    lines = [f"batch {run.batch} over {run.lanes} workers of {run.batch // run.lanes} images"]
+    ratio = run.batch / config.base_bs
+    for name, before, side, rule in (
+        ("G", config.g, run.g, config.g_rule),
+        ("D", config.d, run.d, config.d_rule),
+    ):
+        lines.append(
+            f"{name}: learning rate {side.optimizer.lr:.3g} = {before.optimizer.lr:.3g} x {rule}({ratio:g}) for "
+            f"batch {run.batch} over {config.base_bs}, warm-up {side.warm_up_kimg:g} kimg"
+        )
+    return lines

@@ -1,0 +1,150 @@
+"""One rank with the synchronous strategy equals a plain PyTorch loop, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import toy
+import torch
+from torch import nn
+from torch.nn.functional import relu, softplus
+
+from paragan.train.loop import play_round
+from paragan.train.run import Pair, resolve
+from paragan.train.start import assemble
+
+
+class G(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.start = nn.Embedding(10, 8), nn.Linear(16, 16 * 16)
+        self.norm, self.up = nn.BatchNorm2d(16), nn.ConvTranspose2d(16, 8, 4, 2, 1)
+        self.last = nn.Conv2d(8, 1, 3, padding=1)
+
+    def forward(self, z, y):
+        h = self.start(torch.cat([z, self.embed(y)], 1)).view(-1, 16, 4, 4)
+        return self.last(relu(self.up(relu(self.norm(h))))).tanh()
+
+
+class D(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 16, 4, 2, 1)
+        self.logit, self.embed = nn.Linear(256, 1), nn.Embedding(10, 256)
+
+    def forward(self, x, y):
+        h = softplus(self.second(softplus(self.first(x)))).flatten(1)
+        return self.logit(h).squeeze(1) + (h * self.embed(y)).sum(1)
+
+
+def nets(run) -> Pair:
+    torch.manual_seed(3)
+    layout = torch.channels_last if run.device.channels_last else torch.contiguous_format
+    return Pair(G().to(memory_format=layout), D().to(memory_format=layout), 8)
+
+
+def penalty(run, d, real, fake, draw):
+    x = real[0].detach().requires_grad_(True) if run.objective.r1 else None
+    if run.objective.gp:
+        x = torch.lerp(real[0], fake[0], draw.uniform("gradient penalty", 1, 1, 1)).requires_grad_(True)
+    if x is None:
+        return 0
+    slope = torch.autograd.grad(d(x, real[1]).sum(), x, create_graph=True)[0].flatten(1).square().sum(1)
+    if run.objective.r1:
+        return run.objective.r1 / 2 * slope.mean()
+    return run.objective.gp * ((slope + 1e-12).sqrt() - 1).square().mean()
+
+
+def plain_loop(run, rounds):
+    """What a person would write for one process: two networks, two optimizers, no paragan but its data and latents."""
+    s = toy.session(run)  # for its lanes only
+    pair = nets(run)
+    g, d = pair.g, pair.d
+    adam = lambda side, net: torch.optim.Adam(  # noqa: E731
+        net.parameters(), side.optimizer.lr, side.optimizer.betas, foreach=False, fused=side.optimizer.fused
+    )
+    g_opt, d_opt = adam(run.g, g), adam(run.d, d)
+    average = copy.deepcopy(g)
+
+    def fakes(hand, turn, momentum):
+        g.norm.momentum = momentum  # running statistics follow G's own turns
+        z, y = hand.draw.normal(f"latent/{turn}", 8), hand.draw.choice(f"label/{turn}", s.game.labels)
+        return g(z, y), y
+
+    def d_loss(hand):
+        real = (hand.images, hand.labels)
+        with torch.no_grad():
+            fake = fakes(hand, "D", 0.0)
+        on_real, on_fake = d(*real), d(*fake)
+        hinge = (relu(1 - on_real) + relu(1 + on_fake)).mean()
+        return hinge + penalty(run, d, real, fake, hand.draw)
+
+    for step in range(rounds):
+        for i in range(run.d_steps):
+            (hand,) = s.lanes.next()
+            together = run.strategy.order == "together" and i == run.d_steps - 1
+            if together:
+                g_grads = torch.autograd.grad(-d(*fakes(hand, "G", 0.1)).mean(), list(g.parameters()))
+            d_opt.zero_grad()
+            d_loss(hand).backward()
+            d_opt.step()
+        if not together:
+            g_grads = torch.autograd.grad(-d(*fakes(hand, "G", 0.1)).mean(), list(g.parameters()))
+        for p, grad in zip(g.parameters(), g_grads, strict=True):
+            p.grad = grad
+        g_opt.step()
+        weight = 1 - run.average.weight((step + 1) * run.round, run.round)
+        with torch.no_grad():
+            for p, q in zip(average.parameters(), g.parameters(), strict=True):
+                p.lerp_(q, weight)
+    s.lanes.close()
+    found = {f"{name}/{k}": v for name, net in (("G", g), ("D", d)) for k, v in net.state_dict().items()}
+    return found, {k: v for k, v in average.named_parameters()}
+
+
+def ours(run, rounds):
+    images = toy.images()
+    run = resolve(run, images)
+    s = assemble(run, toy.World.solo(), images, nets(run))
+    for _ in range(rounds):
+        play_round(s)
+    s.lanes.close()
+    state = toy.state(s)
+    with s.game.g.averaged() as net:
+        average = {k: v.detach().clone() for k, v in net.named_parameters()}
+    return state, average
+
+
+CASES = {
+    "alternating": (),
+    "simultaneous": ("strategy.order=together",),
+    "three steps of D": ("d_steps=3",),
+    "r1": ("objective.r1=1",),
+    "r1 simultaneous": ("objective.r1=1", "strategy.order=together"),
+    "gradient penalty": ("objective.gp=10",),
+    "contiguous": ("device.channels_last=false", "objective.r1=1"),
+}
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain optimizer", "fused optimizer"])
+@pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
+def test_one_rank_equals_a_plain_loop(settings, fused):
+    adam = [f"{side}.optimizer.fused={str(fused).lower()}" for side in ("g", "d")]
+    run = toy.run(*settings, *adam, lanes=1)
+    (a, a_average), (b, b_average) = ours(run, 8), plain_loop(run, 8)
+    for name, value in b.items():
+        if not name.endswith("num_batches_tracked"):  # a plain loop counts forwards, a run counts steps
+            compare(a[name], value, name, fused)
+    for name, value in b_average.items():
+        compare(a_average[name], value, f"average of {name}", fused)
+    assert a["G/norm.num_batches_tracked"] == 8
+
+
+def compare(a, b, name, fused):
+    if "running" in name:  # torch's kernel keeps the moments in float64 until it applies them, we cannot
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7, msg=name)
+    elif fused:  # torch's fused kernel rounds a whole vector's ends otherwise than many small tensors'
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=name)
+    else:
+        assert torch.equal(a, b), f"{name}: {(a - b).abs().max()}"

@@ -1,0 +1,86 @@
+"""Losses against their formulas, penalties against finite differences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from paragan.batch import Batch
+from paragan.losses.adversarial import LOSSES, Adversarial
+from paragan.losses.penalties import gradient_penalty, r1
+from paragan.rng import Draw
+
+
+def batch(seed, n=6):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(n, 1, 3, 3, generator=generator, dtype=torch.float64)
+    return Batch(images, None, Draw(0, 0, (0,), n))
+
+
+def critic():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.Softplus(), nn.Linear(16, 1)).double()
+    return lambda x, y: net(x).squeeze(1)
+
+
+def test_formulas():
+    real, fake = torch.tensor([2.0, -1.0]), torch.tensor([0.5, -3.0])
+    sigmoid = torch.sigmoid
+    expected = {
+        "hinge": ((1 - real).clamp(0) + (1 + fake).clamp(0), -fake),
+        "nonsaturating": (-sigmoid(real).log() - (1 - sigmoid(fake)).log(), -sigmoid(fake).log()),
+        "wasserstein": (fake - real, -fake),
+    }
+    for name, (d, g) in expected.items():
+        torch.testing.assert_close(LOSSES[name][0](real, fake), d)
+        torch.testing.assert_close(LOSSES[name][1](fake), g)
+
+
+def slopes(d, x, eps=1e-6):
+    """[N, 9] gradients by central differences."""
+    out = torch.zeros(len(x), 9, dtype=x.dtype)
+    for i in range(9):
+        step = torch.zeros(9, dtype=x.dtype)
+        step[i] = eps
+        step = step.view(1, 1, 3, 3)
+        out[:, i] = (d(x + step, None) - d(x - step, None)).detach() / (2 * eps)
+    return out
+
+
+def test_r1_is_the_squared_slope_at_reals():
+    d, real = critic(), batch(1)
+    expected = slopes(d, real.images).square().sum(1).mean()
+    torch.testing.assert_close(r1(d, real).double(), expected, rtol=1e-5, atol=0)
+
+
+def test_gradient_penalty_is_taken_between_reals_and_fakes():
+    d, real, fake = critic(), batch(1), batch(2)
+    alpha = real.draw.uniform("gradient penalty", 1, 1, 1).double()
+    between = real.images + alpha * (fake.images - real.images)
+    expected = (slopes(d, between).norm(dim=1) - 1).square().mean()
+    torch.testing.assert_close(gradient_penalty(d, real, fake).double(), expected, rtol=1e-5, atol=0)
+
+
+def test_lazy_r1_weighs_the_same():
+    d, real, fake = critic(), batch(1), batch(2)
+    plain = Adversarial("wasserstein").discriminator(d, real, fake, 0).total
+    every = [Adversarial("wasserstein", r1=3).discriminator(d, real, fake, s).total - plain for s in range(4)]
+    lazy = [Adversarial("wasserstein", r1=3, r1_every=4).discriminator(d, real, fake, s).total - plain for s in range(4)]
+    torch.testing.assert_close(sum(lazy), sum(every))
+    assert lazy[1] == lazy[2] == lazy[3] == 0
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_players_want_opposite_things(loss):
+    """A step of each player moves the fake logits its own way."""
+    objective, real = Adversarial(loss), batch(1)
+    shift = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    d = lambda x, y: x.flatten(1).mean(1) + shift  # noqa: E731
+    fake = Batch(batch(2).images, None, real.draw)
+    (of_g,) = torch.autograd.grad(objective.generator(d, fake, real, 0).total, shift)
+    (of_d,) = torch.autograd.grad(
+        objective.discriminator(lambda x, y: d(x, y) if x is fake.images else d(x, y).detach(), real, fake, 0).total,
+        shift,
+    )
+    assert of_g < 0 < of_d

@@ -1,0 +1,89 @@
+"""Optimizers on the flat vector do what they do on the network's own parameters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from paragan.comm.exchange import Local
+from paragan.game.average import Average, Decay
+from paragan.game.player import Player
+from paragan.optim.policies import SGD, Adam, RMSprop, scaled_rate, warm_up
+
+CASES = {
+    "adam": Adam(lr=0.1, fused=False),
+    "adam fused": Adam(lr=0.1),
+    "adamw": Adam(lr=0.1, weight_decay=0.1, fused=False),
+    "sgd": SGD(lr=0.1, momentum=0.9, fused=False),
+    "sgd fused": SGD(lr=0.1),
+    "rmsprop": RMSprop(lr=0.01),
+}
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def loss(model, step):
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+    return model(x).square().sum()
+
+
+@pytest.mark.parametrize("optimizer", CASES.values(), ids=CASES)
+def test_the_flat_vector_moves_as_the_parameters_would(optimizer):
+    plain, flat = net(), net()
+    theirs = optimizer.build(list(plain.parameters()))
+    player = Player("P", flat, optimizer.build)
+    for step in range(10):
+        theirs.zero_grad()
+        loss(plain, step).backward()
+        theirs.step()
+        with player.flat.exchanging(Local(), step), player.moving():
+            loss(flat, step).backward()
+        player.move(step + 1, 1)
+    for p, q in zip(plain.parameters(), flat.parameters(), strict=True):
+        if getattr(optimizer, "fused", False):
+            torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+        else:
+            assert torch.equal(p, q)
+
+
+def test_layer_wise_optimizers_get_the_parameters():
+    seen = []
+    Player("P", net(), lambda ps: seen.append(ps) or torch.optim.SGD(ps, lr=1), elementwise=False)
+    assert [p.dim() for p in seen[0]] == [1, 2, 1, 2]
+
+
+def test_warm_up_is_linear_and_the_live_rate():
+    player = Player("P", net(), SGD(lr=0.5).build, rate=warm_up(0.1))
+    for images, expected in ((25, 0.125), (50, 0.25), (100, 0.5), (900, 0.5)):
+        player.move(images, 25)
+        assert player.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+
+
+def test_rules():
+    assert scaled_rate(1e-3, "linear", 256, 64) == pytest.approx(4e-3)
+    assert scaled_rate(1e-3, "sqrt", 256, 64) == pytest.approx(2e-3)
+    assert scaled_rate(1e-3, "none", 256, 64) == 1e-3
+
+
+def test_the_average_halves_its_distance_every_half_life():
+    average = Average(torch.zeros(1), Decay(half_life_kimg=1.0, rampup=0.0))
+    for i in range(100):
+        average.follow(torch.ones(1), 10 * (i + 1), 10)
+    assert average.params.item() == pytest.approx(0.5, abs=1e-6)
+
+
+def test_a_young_average_follows_closely():
+    assert Decay(10, rampup=0.05).weight(1000, 50) == pytest.approx(0.5)
+    assert Decay(10, rampup=0.0).weight(1000, 10_000) == pytest.approx(0.5)
+
+
+def test_moving_never_leaks():
+    player = Player("P", net(), SGD().build)
+    with pytest.raises(ZeroDivisionError), player.moving():
+        assert all(p.requires_grad for p in player.net.parameters())
+        raise ZeroDivisionError
+    assert not any(p.requires_grad for p in player.net.parameters())

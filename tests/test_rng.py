@@ -1,0 +1,86 @@
+"""Randomness and data are functions of (seed, lane, position)."""
+
+from __future__ import annotations
+
+import numpy as np
+import toy
+import torch
+
+from paragan.data.lanes import Lanes
+from paragan.rng import Draw, generator, shuffled
+
+
+def test_a_stream_is_a_function_of_its_position():
+    a = generator(1, "latent", 2, 64).standard_normal(5)
+    assert np.array_equal(a, generator(1, "latent", 2, 64).standard_normal(5))
+    for other in ((2, "latent", 2, 64), (1, "label", 2, 64), (1, "latent", 3, 64), (1, "latent", 2, 65)):
+        assert not np.array_equal(a, generator(*other).standard_normal(5))
+
+
+def test_lanes_draw_the_same_merged_or_apart():
+    merged = Draw(5, 128, (0, 1, 2, 3), 4)
+    apart = [Draw(5, 128, (lane,), 4) for lane in range(4)]
+    assert torch.equal(merged.normal("z", 7), torch.cat([d.normal("z", 7) for d in apart]))
+    assert torch.equal(merged.uniform("u", 1, 1), torch.cat([d.uniform("u", 1, 1) for d in apart]))
+    values = np.array([3, 5, 9])
+    assert torch.equal(merged.choice("y", values), torch.cat([d.choice("y", values) for d in apart]))
+
+
+def test_an_epoch_visits_every_image_once():
+    assert sorted(shuffled(3, 0, 100)) == list(range(100))
+    assert not np.array_equal(shuffled(3, 0, 100), shuffled(3, 1, 100))
+
+
+def lanes(owned, start=0, mirror=False, merge=0):
+    data = toy.images()
+    return Lanes(
+        data.images, data.labels, owned=owned, lanes=8, batch=64, seed=9, start=start, mirror=mirror, merge=merge
+    )
+
+
+def take(source, count):
+    hands = [[hand for hand in source.next()] for _ in range(count)]
+    source.close()
+    return [
+        (torch.cat([h.images for h in hand]), torch.cat([h.labels for h in hand]), torch.cat([h.draw.normal("z", 3) for h in hand]))
+        for hand in hands
+    ]
+
+
+def test_any_deal_of_the_lanes_draws_the_same():
+    """300 images and a batch of 64: the epochs end in the middle of a batch."""
+    whole = take(lanes(tuple(range(8)), mirror=True), 12)
+    parts = [take(lanes(owned, mirror=True), 12) for owned in ((0, 1, 2), (3,), (4, 5, 6, 7))]
+    for step in range(12):
+        for i in range(3):
+            assert torch.equal(whole[step][i], torch.cat([part[step][i] for part in parts]))
+
+
+def test_merging_does_not_change_what_is_drawn():
+    one, several = take(lanes((0, 1, 2, 3)), 3), take(lanes((0, 1, 2, 3), merge=1), 3)
+    assert all(torch.equal(a, b) for x, y in zip(one, several, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_going_on_in_the_middle_is_going_on():
+    whole, rest = take(lanes((2, 3)), 10), take(lanes((2, 3), start=6 * 64), 4)
+    assert all(torch.equal(a, b) for x, y in zip(whole[6:], rest, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_every_image_is_seen_once_an_epoch():
+    source = lanes(tuple(range(8)))
+    seen = np.concatenate([source.index(64 * step, lane) for step in range(75) for lane in range(8)])
+    source.close()
+    assert np.array_equal(np.bincount(seen), np.full(300, 64 * 75 // 300))
+
+
+def test_a_fault_in_the_data_thread_reaches_the_loop():
+    source = lanes((0,))
+    source.close()
+    source = lanes((0,))
+    source.images = None
+    try:
+        for _ in range(5):
+            source.next()
+    except TypeError:
+        return
+    raise AssertionError("the loop went on")
