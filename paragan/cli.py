@@ -102,7 +102,7 @@ SHORTHANDS = {
 
 def _train_parser(commands: Any) -> None:
     p = _command(commands, "train", _train, "train a recipe, or go on with it", more=TRAIN_HELP, epilog=EXAMPLES)
-    p.add_argument("recipe", metavar="RECIPE | RUN.yaml", help="a named recipe, or the record of a run")
+    p.add_argument("recipe", nargs="?", metavar="RECIPE | RUN.yaml", help="a named recipe, or the record of a run")
     p.add_argument("--data", metavar="PATH", help="`digits`, an .npz (images uint8 NHWC, labels) or PATH/<class>/*.png")
     p.add_argument("--strategy", metavar="S", help="how ranks work together (default: sync)")
     p.add_argument("--batch", metavar="N", help="total batch, over all ranks")
@@ -124,6 +124,8 @@ def _train(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 
     if options.fields:
         return _list_fields()
+    if options.recipe is None:
+        raise Unusable("which recipe? `paragan recipes` lists them; `paragan train digits` needs nothing else")
     run, wanted = _resolve(options, rest)
     place = Place.from_environment()
     ranks = place.size if place.size > 1 else options.ranks or 1

@@ -90,20 +90,20 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def fields_help(kind: Any, prefix: str = "") -> list[tuple[str, str, str]]:
-    """(dotted field, its type, its default) of a dataclass and those inside it, for --help."""
+    """(dotted field, what it takes, its default) of a dataclass and those inside it, for --help."""
     rows: list[tuple[str, str, str]] = []
     hints = typing.get_type_hints(kind)
     for f in dataclasses.fields(kind):
-        name = f"{prefix}{f.name}"
-        inner = _choices(hints[f.name])
-        default = f.default if f.default is not dataclasses.MISSING else None
-        if inner and len(inner) > 1:
-            rows.append((name, " | ".join(_tag(c) for c in inner), getattr(default, "name", "")))
-        for choice in inner:
-            rows += [r for r in fields_help(choice, f"{name}.") if not r[0].endswith(".name")]
-        if not inner and f.name != "name":
-            rows.append((name, _type_name(hints[f.name]), "" if default is None else str(plain(default))))
-    return list(dict.fromkeys(rows))
+        name, choices = f"{prefix}{f.name}", _choices(hints[f.name])
+        if len(choices) > 1:
+            rows.append((name, " | ".join(_tag(c) for c in choices), _tag(type(f.default))))
+        for choice in choices:
+            where = f" (of {_tag(choice)})" if len(choices) > 1 else ""
+            rows += [(inner, what + where, default) for inner, what, default in fields_help(choice, f"{name}.")]
+        if not choices and f.name != "name":
+            default = "" if f.default is dataclasses.MISSING else plain(f.default)
+            rows.append((name, _type_name(hints[f.name]), str(default)))
+    return rows
 
 
 def _choices(hint: Any) -> list[Any]:

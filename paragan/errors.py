@@ -5,7 +5,13 @@ class Unusable(Exception):
     """Arguments or input that cannot be used. The message names the field and a value that would work.
 
     The command line prints it and ends with status 2; nothing was written or lost.
+
+    everywhere: all ranks see it in the same words, so one of them says it.
     """
+
+    def __init__(self, message: str, everywhere: bool = True):
+        super().__init__(message)
+        self.everywhere = everywhere
 
 
 class Failed(Exception):

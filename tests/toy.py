@@ -14,7 +14,7 @@ from paragan.data.source import Images, load
 from paragan.nets import DCGAN
 from paragan.optim.policies import Adam
 from paragan.train.loop import Session, play_round
-from paragan.train.run import Data, Run, Side, build_nets, resolve, spec_of
+from paragan.train.run import Data, Device, Run, Side, build_nets, resolve, spec_of
 from paragan.train.start import assemble
 
 
@@ -29,6 +29,7 @@ def run(*settings: str, **fields: Any) -> Run:
         batch=16,
         lanes=8,
         kimg=1.0,
+        device=Device(precision="float32"),
     )
     base = dataclasses.replace(base, **fields)
     return build(Run, override(plain(base), [tuple(s.split("=", 1)) for s in settings]))

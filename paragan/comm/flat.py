@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..errors import Unusable
+
 if TYPE_CHECKING:
     from .exchange import Exchange
     from .meter import Traffic
@@ -55,15 +57,19 @@ class Flat:
 
     def __init__(self, net: nn.Module, bucket_bytes: int = BUCKET_BYTES):
         self.parameters = [p for p in net.parameters() if p.requires_grad][::-1]
-        step = ALIGN // 4
+        if not self.parameters:
+            raise Unusable(f"{type(net).__name__} has no parameters to train")
+        like = self.parameters[0]
+        if any((p.dtype, p.device) != (like.dtype, like.device) for p in self.parameters):
+            raise Unusable("the parameters of a network must be of one dtype, on one device")
+        step = ALIGN // like.itemsize
         starts: list[int] = []
         total = 0
         for p in self.parameters:
             starts.append(total)
             total += -(-p.numel() // step) * step
-        device = self.parameters[0].device
-        self.params = torch.zeros(total, device=device)
-        self.grads = torch.zeros(total, device=device)
+        self.params = torch.zeros(total, dtype=like.dtype, device=like.device)
+        self.grads = torch.zeros_like(self.params)
         self.slices: list[tuple[int, int]] = []  # (start, numel) of every parameter
         self.buckets: list[Bucket] = []
         self._home: dict[Tensor, int] = {}
@@ -72,7 +78,7 @@ class Flat:
             self._adopt(p, start)
             tensors += 1
             end = starts[i + 1] if i + 1 < len(starts) else total
-            if 4 * (end - first) >= bucket_bytes or end == total:
+            if like.itemsize * (end - first) >= bucket_bytes or end == total:
                 self.buckets.append(Bucket(self.params[first:end], self.grads[first:end], tensors))
                 first, tensors = end, 0
         self._hooked = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -152,13 +153,15 @@ class Place:
             names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         elif "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env:
             names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+        elif "RANK" in env or "WORLD_SIZE" in env:
+            raise Unusable("RANK and WORLD_SIZE belong together: set both, as torchrun does, or neither", everywhere=False)
         else:
             return Place()
         rank, size = _number(env, names[0]), _number(env, names[1])
         local_rank = _number(env, names[2], 0)
         local_size = _number(env, names[3], 1)
         if not 0 <= rank < size:
-            raise Unusable(f"{names[0]}={rank} must be between 0 and {names[1]} - 1 = {size - 1}")
+            raise Unusable(f"{names[0]}={rank} must be less than {names[1]}={size}", everywhere=False)
         return Place(rank, size, local_rank, max(local_size, local_rank + 1))
 
 
@@ -166,7 +169,7 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
     text = env.get(name, "" if default is None else str(default))
     digits = text.split("(")[0].split(",")[0]  # SLURM writes 4(x2): 4 tasks on each of 2 nodes
     if not digits.isdigit():
-        raise Unusable(f"{name}={text!r} must be a number, as torchrun and srun set it")
+        raise Unusable(f"{name}={text!r} must be a number, as torchrun and srun set it", everywhere=False)
     return int(digits)
 
 
@@ -183,7 +186,8 @@ def rendezvous(place: Place, env: Mapping[str, str], timeout_s: float) -> Store:
         return c10d.TCPStore(address, port, place.size, served, limit, wait_for_workers=False)
     except (RuntimeError, ValueError) as error:  # DistNetworkError and its kin
         reason = str(error).splitlines()[0]
-        raise Unusable(f"rank {place.rank} cannot reach rank 0 at {address}:{port}: {reason}") from error
+        what = "serve the others" if served else "reach rank 0"
+        raise Lost(f"rank {place.rank} cannot {what} at {address}:{port} (MASTER_ADDR:MASTER_PORT): {reason}") from error
 
 
 def _first_host(nodes: str) -> str:
@@ -253,11 +257,10 @@ class World:
     def agree(self, word: str, timeout_s: float | None = None) -> list[str]:
         """Everyone's word, in rank order, once all have spoken. Costs store round trips: not for steps."""
         self._agreed += 1
-        name = f"agree/{self._agreed}"
-        self.store.set(f"{name}/{self.rank}", word)
-        return self._words(name, timeout_s or self.timeout_s)
+        return _or_lost(lambda: self._words(f"agree/{self._agreed}", word, timeout_s or self.timeout_s))
 
-    def _words(self, name: str, timeout_s: float) -> list[str]:
+    def _words(self, name: str, word: str, timeout_s: float) -> list[str]:
+        self.store.set(f"{name}/{self.rank}", word)
         missing, words = list(range(self.size)), dict[int, str]()
         deadline = time.monotonic() + timeout_s
         while True:
@@ -300,12 +303,22 @@ class World:
         """Leave in good order: rank 0, which may hold the store, goes last."""
         if self.size == 1:
             return
-        self.store.set(f"bye/{self.rank}", "")
         if self.first:
-            self._words("bye", self.timeout_s)
+            _or_lost(lambda: self._words("bye", "", self.timeout_s))
+        else:
+            _or_lost(lambda: self.store.set(f"bye/{self.rank}", ""))
         c10d.destroy_process_group()
 
     def abandon(self) -> None:
-        """Leave after a failure, without waiting for ranks that may be gone."""
+        """Leave after a failure. Rank 0, which may hold the store, lets the others read there who began."""
         if isinstance(self.everyone, Ranks):
             self.everyone.process_group.abort()
+            if self.first:
+                self._await_faults()
+
+    def _await_faults(self) -> None:
+        faults = [f"fault/{rank}" for rank in range(self.size)]
+        deadline = time.monotonic() + FAULT_WINDOW_S
+        with contextlib.suppress(RuntimeError):  # the store may be torchrun's, and gone
+            while not self.store.check(faults) and time.monotonic() < deadline:
+                time.sleep(POLL_S)

@@ -8,29 +8,29 @@ image ends meet a 3x3 convolution at full size.
 """
 
 import itertools
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor, nn
 
+from paragan.config import record
 from paragan.nets.norm import LaneBatchNorm2d, batch_norm
 from paragan.nets.projection import Projection
 from paragan.nets.spec import Spec, need_power_of_two
 from paragan.nets.spectral import spectral as spectrally
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@record
 class DCGAN:
     """Plain convolutional generator and discriminator, for any power of two from 8 px."""
 
     name: Literal["dcgan"] = "dcgan"
     """Which networks these are."""
-    width: int = Field(default=64, ge=1)
+    width: Annotated[int, Field(ge=1)] = 64
     """Channels of both networks beside the image; they double downward, to at most 8 times as many."""
-    latent: int = Field(default=128, ge=1)
+    latent: Annotated[int, Field(ge=1)] = 128
     """Length of the latent vector z."""
     spectral: bool = True
     """Spectral norm in the discriminator: trains stably on small data."""

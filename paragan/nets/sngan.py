@@ -10,21 +10,21 @@ the low resolution; a 3x3 convolution after upsampling or before pooling is one 
 
 import itertools
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor, nn
 
+from paragan.config import record
 from paragan.nets.norm import LaneBatchNorm2d, batch_norm
 from paragan.nets.projection import Projection
 from paragan.nets.spec import Spec, need_power_of_two
 from paragan.nets.spectral import spectral as spectrally
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@record
 class SNGAN:
     """Residual generator and spectrally normalised residual discriminator, for any power of two from 8 px.
 
@@ -35,11 +35,11 @@ class SNGAN:
 
     name: Literal["sngan"] = "sngan"
     """Which networks these are."""
-    width: int = Field(default=256, ge=1)
+    width: Annotated[int, Field(ge=1)] = 256
     """Channels of the generator: throughout up to 32 px, beside the image above."""
-    d_width: int | None = Field(default=None, ge=1)
+    d_width: Annotated[int | None, Field(ge=1)] = None
     """Channels of the discriminator, likewise; half of `width` if not given."""
-    latent: int = Field(default=128, ge=1)
+    latent: Annotated[int, Field(ge=1)] = 128
     """Length of the latent vector z."""
     spectral: bool = True
     """Spectral norm in the discriminator."""

@@ -6,7 +6,7 @@ from ..game.average import Decay
 from ..losses.adversarial import Adversarial
 from ..nets import DCGAN
 from ..optim.policies import Adam
-from ..train.run import Data, Evaluation, Output, Run, Side
+from ..train.run import Data, Device, Evaluation, Output, Run, Side
 
 
 def digits() -> Run:
@@ -22,5 +22,6 @@ def digits() -> Run:
         batch=128,
         kimg=120.0,
         evaluation=Evaluation(metrics=("fd", "kid", "prdc"), count=5000),
+        device=Device(precision="float32"),  # too small to gain from bf16
         output=Output(tick_kimg=2.0, fakes_kimg=20.0, checkpoint_kimg=20.0),
     )

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -83,7 +84,7 @@ class Device:
     """Where and how the numbers are computed; the results change by rounding only.
 
     kind      : cpu, cuda, or auto (cuda where there is one)
-    precision : float32, bf16 (autocast), or auto (bf16 on CUDA)
+    precision : float32, bf16 (autocast), or auto (bf16 where the device multiplies it in hardware)
     threads   : CPU threads of each rank (0: the cores shared out over the ranks of a host)
     merge     : lanes that share one pass (0: all of a rank's; fewer take less memory)
     """
@@ -168,11 +169,15 @@ def load_images(run: Run) -> Images:
 
 
 def resolve(run: Run, images: Images) -> Run:
-    """The record with everything filled in that was left to the data."""
+    """The record with everything filled in that was left to the data or to the device."""
     _, resolution, _, channels = images.images.shape
     labelled = run.data.labels and images.labels is not None
     data = dataclasses.replace(run.data, resolution=resolution, channels=channels, labels=labelled)
-    run = dataclasses.replace(run, data=data)
+    device = run.device
+    if device.precision == "auto":
+        fast = pick_device(device.kind).type == "cuda" or cpu_has_bf16()
+        device = dataclasses.replace(device, precision="bf16" if fast else "float32")
+    run = dataclasses.replace(run, data=data, device=device)
     run.nets.check(spec_of(run, images))
     return run
 
@@ -187,11 +192,16 @@ def pick_device(kind: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank) if kind == "cuda" else torch.device("cpu")
 
 
+def cpu_has_bf16() -> bool:
+    """Whether this processor multiplies bf16 in hardware (AVX512-BF16 or AMX), as far as Linux tells."""
+    about = Path("/proc/cpuinfo")
+    words = about.read_text().split() if about.exists() else []
+    return "avx512_bf16" in words or "amx_bf16" in words
+
+
 def autocast(device: torch.device, precision: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """The context losses are computed in. Parameters, gradients and averages stay float32."""
-    if precision == "float32" or (precision == "auto" and device.type == "cpu"):
-        return contextlib.nullcontext
-    return lambda: torch.autocast(device.type, torch.bfloat16)
+    return contextlib.nullcontext if precision == "float32" else lambda: torch.autocast(device.type, torch.bfloat16)
 
 
 @dataclass(frozen=True)

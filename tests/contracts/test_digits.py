@@ -1,0 +1,69 @@
+"""The default recipe itself: any number of ranks gives the same model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import toy
+import torch
+from torch import nn
+
+from paragan.data.source import load
+from paragan.recipes import recipe
+from paragan.train.loop import play_round
+from paragan.train.model import standing
+from paragan.train.run import Pair, build_nets, spec_of
+from paragan.train.start import assemble
+
+
+def two_kimg(world):
+    """What model.safetensors holds after 2 kimg of `paragan train digits`."""
+    run = dataclasses.replace(recipe("digits"), kimg=2.0)
+    images = load("digits", resolution=8)
+    s = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
+    while not s.clock.done:
+        play_round(s)
+    s.lanes.close()
+    with standing(s.game.g, s.game.latent, s.game.labels, run.seed) as g:
+        return {name: value.clone() for name, value in g.state_dict().items()}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_give_the_model_of_one(pool, ranks):
+    """To rounding, which Adam's first steps (plus or minus the whole rate, whatever the gradient) amplify."""
+    one = two_kimg(toy.World.solo())
+    for several in pool(ranks, two_kimg):
+        assert toy.distance(several, one, "") < 5e-3
+        assert all(torch.equal(several[n], v) for n, v in one.items() if not v.is_floating_point())
+
+
+class Double(nn.Module):
+    """A network computed in float64, where rounding is not worth a word."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net.double()
+
+    def forward(self, x, y):
+        return self.net(x.double(), y)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_in_float64_ranks_give_the_networks_of_one(pool, ranks):
+    """The same 2 kimg: what differs in float32 is rounding and nothing else."""
+
+    def job(world):
+        run = dataclasses.replace(recipe("digits"), kimg=2.0)
+        images = load("digits", resolution=8)
+        pair = build_nets(run, spec_of(run, images), world.device)
+        s = assemble(run, world, images, Pair(Double(pair.g), Double(pair.d), pair.latent))
+        while not s.clock.done:
+            play_round(s)
+        s.lanes.close()
+        return {name: value for name, value in toy.state(s).items() if "running" not in name}  # float32 moments
+
+    one = job(toy.World.solo())
+    for several in pool(ranks, job):
+        for network in ("G/", "D/"):
+            assert toy.distance(several, one, network) < 1e-9
