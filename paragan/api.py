@@ -64,7 +64,7 @@ class Config:
     seed: Annotated[int, Field(ge=0)] = 0
     evaluation: Evaluation = Evaluation()
     device: Device = Device()
-    timeout_s: Annotated[float, Field(ge=1)] = 60.0
+    timeout_s: Annotated[float, Field(ge=1)] = 300.0
 
 
 class Estimator:

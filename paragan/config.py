@@ -7,6 +7,7 @@ import difflib
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic.dataclasses
@@ -43,6 +44,16 @@ def plain(value: Any) -> Any:
 
 def to_yaml(value: Any) -> str:
     return yaml.safe_dump(plain(value), sort_keys=False, default_flow_style=None, width=100)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The plain record in a file. Unusable names the file and what is wrong with it."""
+    try:
+        return from_yaml(path.read_text("utf-8"), str(path))
+    except FileNotFoundError as error:
+        raise Unusable(f"{path} does not exist") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unusable(f"{path} cannot be read: {error}") from error
 
 
 def from_yaml(text: str, name: str) -> dict[str, Any]:
@@ -139,7 +150,8 @@ def _one_line(kind: type, error: ValidationError) -> str:
     kind_of, message, given = first["type"], first["msg"], first["input"]
     if kind_of in ("extra_forbidden", "unexpected_keyword_argument"):
         known = [row[0] for row in fields_help(kind)]
-        return f"there is no field {path}{nearest(path, known)}"
+        beside = [name for name in known if name.startswith(f"{path.rpartition('.')[0]}.")]
+        return f"there is no field {path}{nearest(path, beside or known)}"
     if kind_of in ("missing", "missing_argument"):
         return f"{path} is missing"
     if kind_of == "union_tag_invalid":

@@ -13,6 +13,7 @@ from paragan.config import build, override, plain
 from paragan.data.source import Images, load
 from paragan.nets import DCGAN
 from paragan.optim.policies import Adam
+from paragan.train import checkpoint
 from paragan.train.loop import Session, play_round
 from paragan.train.run import Data, Device, Run, Side, build_nets, resolve, spec_of
 from paragan.train.start import assemble
@@ -44,7 +45,8 @@ def session(of: Run, world: World | None = None, start: Any = None) -> Session:
     world = world or World.solo()
     data = images()
     of = resolve(of, data)
-    return assemble(of, world, data, build_nets(of, spec_of(of, data), world.device), start)
+    loaded = start and checkpoint.read(start, world.rank, world.size)
+    return assemble(of, world, data, build_nets(of, spec_of(of, data), world.device), loaded)
 
 
 def play(of: Run, rounds: int, world: World | None = None) -> dict[str, Tensor]:

@@ -91,7 +91,7 @@ class _Travelling:
 
     def wait(self) -> None:
         start = time.perf_counter()
-        _or_lost(self.work.wait)
+        or_lost(self.work.wait)
         self.meter.wait_s += time.perf_counter() - start
 
 
@@ -126,14 +126,15 @@ class Ranks:
 
     def _send(self, start: Callable[[], dist.Work | None], traffic: Traffic) -> Work:
         self.meter.count(traffic)
-        work = _or_lost(start)
+        work = or_lost(start)
         return _Arrived() if work is None else _Travelling(work, self.meter)
 
 
-def _or_lost(action: Callable[[], T]) -> T:
+def or_lost(action: Callable[[], T]) -> T:
+    """Do it; what torch raises for closed pairs, timeouts, aborted communicators and absent stores is Lost."""
     try:
         return action()
-    except RuntimeError as error:  # what torch raises for closed pairs, timeouts and aborted communicators
+    except RuntimeError as error:
         raise Lost(str(error).splitlines()[0]) from error
 
 
@@ -257,7 +258,7 @@ class World:
     def agree(self, word: str, timeout_s: float | None = None) -> list[str]:
         """Everyone's word, in rank order, once all have spoken. Costs store round trips: not for steps."""
         self._agreed += 1
-        return _or_lost(lambda: self._words(f"agree/{self._agreed}", word, timeout_s or self.timeout_s))
+        return or_lost(lambda: self._words(f"agree/{self._agreed}", word, timeout_s or self.timeout_s))
 
     def _words(self, name: str, word: str, timeout_s: float) -> list[str]:
         self.store.set(f"{name}/{self.rank}", word)
@@ -304,9 +305,9 @@ class World:
         if self.size == 1:
             return
         if self.first:
-            _or_lost(lambda: self._words("bye", "", self.timeout_s))
+            or_lost(lambda: self._words("bye", "", self.timeout_s))
         else:
-            _or_lost(lambda: self.store.set(f"bye/{self.rank}", ""))
+            or_lost(lambda: self.store.set(f"bye/{self.rank}", ""))
         c10d.destroy_process_group()
 
     def abandon(self) -> None:

@@ -19,7 +19,7 @@ def fashion() -> Run:
         g=Side(Adam(lr=2e-4, betas=(0.0, 0.9))),
         d=Side(Adam(lr=4e-4, betas=(0.0, 0.9))),
         average=Decay(half_life_kimg=20.0),
-        batch=64,
+        batch=128,
         kimg=500.0,
         evaluation=Evaluation(metrics=("fd", "kid", "prdc"), count=10_000),
         output=Output(tick_kimg=2.0, fakes_kimg=20.0, checkpoint_kimg=50.0),
@@ -35,7 +35,7 @@ def folder() -> Run:
         g=Side(Adam(lr=2e-4, betas=(0.0, 0.9))),
         d=Side(Adam(lr=2e-4, betas=(0.0, 0.9))),
         average=Decay(half_life_kimg=20.0),
-        batch=64,
+        batch=128,
         kimg=2000.0,
         output=Output(tick_kimg=4.0, fakes_kimg=50.0, checkpoint_kimg=100.0),
     )

@@ -129,16 +129,22 @@ class Checkpoints:
                 size, crc = _write(aside / _file(self.world.rank), safetensors.torch.save(_for_disk(tensors)))
         except OSError as problem:
             error = problem
-        rows, work = self.world.everyone.gather(torch.tensor([error is not None, size, crc]))
-        work.wait()
-        bad = [rank for rank, row in enumerate(rows.tolist()) if row[0]]
-        if not bad and self.world.first:
-            error = self._finish(aside, target, rows.tolist(), clock, record)
-        if bad or error:
+        rows = self._together([error is not None, size, crc])
+        if not any(failed for failed, _, _ in rows):
+            error = self._finish(aside, target, rows, clock, record) if self.world.first else None
+            rows = self._together([error is not None])
+        bad = [rank for rank, row in enumerate(rows) if row[0]]
+        if bad:
             shutil.rmtree(aside, ignore_errors=True)
             reason = error or f"rank {bad[0]} could not write its part"
             raise Failed(f"checkpoint {target} was not written: {reason}; {self.standing()}")
         return target
+
+    def _together(self, row: list[int]) -> list[list[int]]:
+        """Everyone's row, in rank order."""
+        rows, work = self.world.everyone.gather(torch.tensor(row))
+        work.wait()
+        return rows.tolist()
 
     def _finish(
         self,
@@ -151,7 +157,7 @@ class Checkpoints:
         files = {_file(rank): {"bytes": size, "crc32": crc} for rank, (_, size, crc) in enumerate(rows) if size}
         about = {"format": FORMAT, "clock": dict(clock), "ranks": self.world.size, "files": files, **record}
         try:
-            _write(aside / "checkpoint.json", json.dumps(about, indent=1).encode())
+            _write(aside / "checkpoint.json", json.dumps({"crc32": _checksum(about), **about}, indent=1).encode())
             _sync_folder(aside)
             if target.exists():
                 shutil.rmtree(target)
@@ -159,7 +165,8 @@ class Checkpoints:
             _sync_folder(self.folder)
         except OSError as problem:
             return problem
-        for old in complete(self.folder)[self.keep :]:
+        before = [path for path in complete(self.folder) if path.name <= target.name]  # a damaged one may be ahead
+        for old in before[self.keep :]:
             shutil.rmtree(old, ignore_errors=True)
         return None
 
@@ -193,6 +200,10 @@ def _write(path: Path, data: bytes) -> tuple[int, int]:
     return len(data), zlib.crc32(data)
 
 
+def _checksum(about: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(about, sort_keys=True).encode())
+
+
 def _sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -219,13 +230,15 @@ def read_about(path: Path) -> dict[str, Any]:
     """A checkpoint's checkpoint.json. Damaged if it is absent or broken; Unusable if a newer paragan wrote it."""
     try:
         about = json.loads((path / "checkpoint.json").read_text())
-        written = int(about["format"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        written, checksum = int(about["format"]), about.pop("crc32", None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"checkpoint.json: {error}") from error
     if written > FORMAT:
         raise Unusable(
             f"{path} has checkpoint format {written}, this paragan reads up to {FORMAT}: use a newer paragan"
         )
+    if checksum != _checksum(about):
+        raise Damaged("checkpoint.json does not match its checksum")
     return about
 
 
@@ -244,6 +257,17 @@ def read(path: Path, rank: int, ranks: int) -> Loaded:
         raise Damaged(f"checkpoint.json: {error!r}") from error
     own = states.get(_file(rank), {}) if ranks == about["ranks"] else {}
     return Loaded(path, step, images, about, mean(states.values()) | own)
+
+
+def newest(paths: Iterable[Path], rank: int, ranks: int) -> tuple[Loaded | None, list[tuple[Path, str]]]:
+    """The first of `paths` that can be read, and those before it that cannot, with the reason."""
+    damaged: list[tuple[Path, str]] = []
+    for path in paths:
+        try:
+            return read(path, rank, ranks), damaged
+        except Damaged as error:
+            damaged.append((path, str(error)))
+    return None, damaged
 
 
 def _read_file(path: Path, size: int, crc: int) -> Tensors:

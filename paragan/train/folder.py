@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..config import differences, from_yaml, nearest, plain, to_yaml
+from ..config import build, differences, nearest, plain, read_yaml, to_yaml
 from ..errors import Unusable
+from ..report.records import read
 from . import checkpoint
 from .run import Run, differing
 
@@ -51,7 +52,7 @@ class RunFolder:
     def record(self) -> dict[str, Any] | None:
         """The plain run.yaml, or None in a folder that has none."""
         path = self.path / "run.yaml"
-        return from_yaml(path.read_text(), str(path)) if path.exists() else None
+        return read_yaml(path) if path.exists() else None
 
     def lock(self) -> bool:
         """Own the folder, until this process ends, however it ends. False if somebody else does."""
@@ -95,26 +96,35 @@ def choose(wanted: Wanted, run: Run, ranks: int) -> RunFolder:
 def _given(path: Path, resume: str, run: Run) -> RunFolder:
     folder = RunFolder(path)
     former = folder.record()
-    if former is None and path.is_dir() and any(p.name != ".lock" for p in path.iterdir()):
+    if former is None and path.is_dir() and any(not p.name.startswith(".") for p in path.iterdir()):
         raise Unusable(f"{path} has files in it but no run.yaml: give an empty or a new folder as --run-dir")
     if former is not None and resume == "never":
         raise Unusable(f"{path} holds a run already; --resume never needs another --run-dir")
     if former is not None:
         refuse_differences(former, run, path)
-    if not folder.lock():
+    try:
+        locked = folder.lock()
+    except OSError as error:
+        raise Unusable(f"--run-dir {path} cannot be written: {error.strerror}") from error
+    if not locked:
         raise Unusable(f"{path} is being written by {folder.owner()}: stop that run, or give another --run-dir")
     return folder
 
 
 def _unfinished(folder: RunFolder, run: Run) -> bool:
+    """Whether this run was begun in a folder, and lacks images or its last scores."""
     try:
         former = folder.record()
-    except (Unusable, OSError):
+        if former is None or changed(former, run):
+            return False
+        begun = build(Run, former)
+    except Unusable:
         return False
-    if former is None or changed(former, run):
-        return False
-    round_ = run.round
-    return folder.images_seen < -(-int(float(former.get("kimg", 0)) * 1000) // round_) * round_
+    seen = folder.images_seen
+    scored = not begun.evaluation.metrics or any(
+        row.get("kimg") == seen / 1000 for row in read(folder.path / "metrics.jsonl")
+    )
+    return seen < begun.images or not scored
 
 
 def changed(former: dict[str, Any], run: Run) -> list[tuple[str, Any, Any]]:
@@ -136,13 +146,16 @@ def _numbered(outdir: Path) -> list[Path]:
 
 
 def _new(outdir: Path, run: Run, ranks: int) -> RunFolder:
+    try:
+        outdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unusable(f"--outdir {outdir} cannot be written: {error.strerror}") from error
     there = [int(match[1]) for p in _numbered(outdir) if (match := NUMBERED.match(p.name))]
     number = max(there, default=-1) + 1
     while True:
         name = f"{number:05d}-{run.recipe}-{run.nets.name}-{run.strategy.name}-r{ranks}-b{run.batch}"
         folder = RunFolder(outdir / name)
         try:
-            outdir.mkdir(parents=True, exist_ok=True)
             folder.path.mkdir()
         except FileExistsError:
             number += 1

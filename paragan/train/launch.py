@@ -17,7 +17,7 @@ GRACE_S = 30.0  # what a broken run's other ranks get to end by themselves
 def launch(ranks: int, arguments: Sequence[str]) -> int:
     """Run `paragan ARGUMENTS` on `ranks` processes here; pass signals on; the exit status of the run."""
     port = _free_port()
-    processes = [_start(rank, ranks, port, arguments) for rank in range(ranks)]
+    processes: list[subprocess.Popen[bytes]] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         for process in processes:
@@ -26,6 +26,8 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
 
     former = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     try:
+        for rank in range(ranks):
+            processes.append(_start(rank, ranks, port, arguments))
         return _watch(processes)
     finally:
         for number, handler in former.items():
@@ -43,7 +45,8 @@ def _start(rank: int, ranks: int, port: int, arguments: Sequence[str]) -> subpro
         "MASTER_PORT": port,
     }
     env = os.environ | {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
-    return subprocess.Popen([sys.executable, "-m", "paragan", *arguments], env=env)
+    command = [sys.executable, "-m", "paragan", *arguments]
+    return subprocess.Popen(command, env=env, process_group=0)  # a terminal's Ctrl-C reaches it once: through us
 
 
 def _watch(processes: list[subprocess.Popen[bytes]]) -> int:

@@ -59,8 +59,9 @@ def train(session: Session, observers: list[Observer], at_stop: Observer) -> Non
                 play_round(session)
                 for observer in observers:
                     observer(session)
-        except Failed as error:
-            raise Failed(world.explain(error, clock.step)) from error
+        except (Failed, OSError) as error:
+            everywhere = isinstance(error, Failed) and error.everywhere
+            raise Failed(world.explain(error, clock.step), everywhere) from error
         except (Interrupted, KeyboardInterrupt):
             raise
         except BaseException as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,13 @@ class Log:
             self.screen.tick(line)
             for name, value in line.items():
                 self.board.add_scalar(name, value, session.clock.images)
+        self.refuse_nonfinite(line, session.clock.kimg)
+
+    def refuse_nonfinite(self, line: Mapping[str, float], kimg: float) -> None:
         for name, value in line.items():
             if name.startswith("Loss/") and not math.isfinite(value):
                 raise Failed(
-                    f"{name} is {value} at {session.clock.kimg:.1f} kimg: the game diverged; {self.standing()}. "
+                    f"{name} is {value} at {kimg:.1f} kimg: the game diverged; {self.standing()}. "
                     "Lower --d.optimizer.lr and --g.optimizer.lr, or add --objective.r1",
                     everywhere=True,
                 )
@@ -160,7 +163,7 @@ class Save:
         clock = session.clock
         if self._saved == clock.step:
             return
-        self.log.write(session)
+        self.log.refuse_nonfinite(session.stats.losses(), clock.kimg)
         self._refuse_nonfinite(session)
         record = {
             "run": plain(session.run),

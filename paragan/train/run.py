@@ -103,6 +103,7 @@ class Run:
 
     batch : images of a step, over all ranks;  lanes : logical workers that share it
     kimg  : how long, in thousands of real images shown to D
+    timeout_s : how long an exchange may take; a rank that died is noticed at once, one that hangs after this
     """
 
     recipe: str = "custom"
@@ -122,7 +123,7 @@ class Run:
     evaluation: Evaluation = Evaluation()
     output: Output = Output()
     device: Device = Device()
-    timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 60.0
+    timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 300.0
 
     @property
     def images(self) -> int:
@@ -189,7 +190,11 @@ def pick_device(kind: str, local_rank: int = 0) -> torch.device:
         raise Unusable("--device.kind=cuda: torch sees no CUDA device here; use --device.kind=cpu")
     if kind == "cuda" and local_rank >= torch.cuda.device_count():
         raise Unusable(f"this host has {torch.cuda.device_count()} CUDA devices: start at most as many ranks on it")
-    return torch.device("cuda", local_rank) if kind == "cuda" else torch.device("cpu")
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 def cpu_has_bf16() -> bool:

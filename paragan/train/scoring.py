@@ -13,6 +13,7 @@ from ..comm.world import Group, World
 from ..data.source import Images
 from ..eval.evaluate import Protocol, Score, comparable, evaluate
 from ..eval.features import FeatureSpace, by_name
+from ..eval.metrics import metric_names, number_of_fakes
 from ..report.records import Records, read
 from .loop import Session
 from .model import Sampler, load_model
@@ -72,6 +73,15 @@ def score(
         protocol=_described(protocol, images, sampler),
         device=sampler.device,
     )
+
+
+def check(wanted: Evaluation, images: Images) -> None:
+    """Refuse what could not be scored, before anything is trained."""
+    _, resolution, _, channels = images.images.shape
+    space = feature_space(wanted, resolution, channels)
+    for name in wanted.metrics:
+        metric_names(name, space)
+    number_of_fakes(wanted.metrics, wanted.count)
 
 
 def feature_space(wanted: Evaluation, resolution: int, channels: int) -> FeatureSpace:

@@ -19,9 +19,9 @@ from ..errors import Unusable
 from ..report.page import write_report
 from ..report.records import Records
 from . import checkpoint
-from .checkpoint import Checkpoints, Damaged
+from .checkpoint import Checkpoints, Loaded
 from .folder import RunFolder, Wanted, choose, refuse_differences
-from .loop import Observer, Session, train
+from .loop import Session, train
 from .model import load_weights
 from .observers import Log, Pictures, Save
 from .progress import Screen
@@ -41,12 +41,12 @@ def execute(run: Run, world: World, wanted: Wanted, screen: Screen) -> Path:
     screen.say(images.describe())
     with owned_folder(run, world, wanted) as folder:
         screen.say(f"run folder {folder.path}")
-        with open_session(run, world, folder, images, screen) as opened:
-            session, observers, save = opened
+        with open_session(run, world, folder, images, screen) as (session, desk):
             if session.clock.done:
                 screen.say(f"{folder.path} is complete at {session.clock.kimg:g} kimg; --kimg extends it")
+                desk.scoring(session)  # it may have been stopped while it was scored
             screen.start(session.clock.kimg, session.run.images / 1000)
-            train(session, observers, save.save)
+            train(session, [desk.log, desk.pictures, desk.save, desk.scoring], desk.save.save)
             screen.stop()
         if world.first:
             write_report(folder.path)
@@ -102,48 +102,61 @@ def owned_folder(run: Run, world: World, wanted: Wanted) -> Iterator[RunFolder]:
             mine.release()
 
 
+@dataclass(frozen=True)
+class Desk:
+    """Who looks on while a session is played."""
+
+    log: Log
+    pictures: Pictures
+    save: Save
+    scoring: Scoring
+
+
 @contextlib.contextmanager
 def open_session(
     run: Run, world: World, folder: RunFolder, images: Images, screen: Screen
-) -> Iterator[tuple[Session, list[Observer], Save]]:
+) -> Iterator[tuple[Session, Desk]]:
     """Everything a run needs, from its newest good checkpoint on."""
     pair = build_nets(run, spec_of(run, images), world.device)
     checkpoints = Checkpoints(folder.checkpoints, world, run.output.keep)
-    found = together(world, lambda: Found(find_checkpoint(checkpoints, run, images, screen)))
-    if run.init_from and not found.path:
-        initialise(pair, Path(run.init_from))
-    session = assemble(run, world, images, pair, found.path)
-    clock = session.clock
-    if found.path:
-        warn_threads(checkpoint.read_about(found.path).get("threads"), screen)
-        screen.say(f"resumed from {found.path} at {clock.kimg:g} kimg")
+    start = find_checkpoint(checkpoints, run, images, screen)
+    if run.init_from and not start:
+        together(world, lambda: initialise(pair, Path(run.init_from)))
+    session = assemble(run, world, images, pair, start)
     log = Log(folder.path, screen, checkpoints.standing)
+    desk = Desk(
+        log,
+        Pictures(folder.path, images, log),
+        Save(folder.path, checkpoints, images, log),
+        Scoring(folder.path, images, screen),
+    )
+    if start:
+        warn_threads(start.about.get("threads"), screen)
+        screen.say(f"resumed from {start.path} at {session.clock.kimg:g} kimg")
     if world.first:
         checkpoints.clear_unfinished()
-        log.stats.truncate_after(clock.step)
-        Records(folder.path / "metrics.jsonl").truncate_after(clock.kimg, key="kimg")
-    world.agree("open")
-    pictures, save = Pictures(folder.path, images, log), Save(folder.path, checkpoints, images, log)
-    if world.first and not (folder.path / "reals.png").exists():
-        pictures.draw_reals(session.game.labels is not None)
+        log.stats.truncate_after(session.clock.step)
+        Records(folder.path / "metrics.jsonl").truncate_after(session.clock.kimg, key="kimg")
+        if not (folder.path / "reals.png").exists():
+            desk.pictures.draw_reals(session.game.labels is not None)
     try:
-        yield session, [log, pictures, save, Scoring(folder.path, images, screen)], save
+        world.agree("open")
+        yield session, desk
     finally:
         screen.stop()
         session.lanes.close()
         log.close()
 
 
-def assemble(run: Run, world: World, images: Images, pair: Pair, start: Path | None = None) -> Session:
+def assemble(run: Run, world: World, images: Images, pair: Pair, start: Loaded | None = None) -> Session:
     """A session on this rank, from a checkpoint or from the beginning."""
     game = build_game(run, pair, images, world.device)
     role = run.strategy.role(game, world, run.lanes)
     clock = Clock(run.images)
     if start:
-        loaded = checkpoint.read(start, world.rank, world.size)
         for player in game.players:
-            checkpoint.restore(player, loaded.tensors)
-        clock.step, clock.images = loaded.step, loaded.images
+            checkpoint.restore(player, start.tensors)
+        clock.step, clock.images = start.step, start.images
     stats = Stats(world, game.players)
     stats.start_at(clock.images)
     lanes = Lanes(
@@ -162,31 +175,34 @@ def assemble(run: Run, world: World, images: Images, pair: Pair, start: Path | N
     return Session(run, world, game, role, clock, lanes, stats)
 
 
-@dataclass(frozen=True)
-class Found:
-    path: Path | None
+def find_checkpoint(checkpoints: Checkpoints, run: Run, images: Images, screen: Screen) -> Loaded | None:
+    """The newest checkpoint that is whole; damaged ones are named and set aside. All ranks find the same."""
+    world, there = checkpoints.world, checkpoint.complete(checkpoints.folder)
+    loaded: Loaded | None = None
+
+    def newest() -> str:
+        nonlocal loaded
+        loaded, damaged = checkpoint.newest(there, world.rank, world.size)
+        for path, reason in damaged:
+            screen.say(f"checkpoint {path} is damaged ({reason}); trying the one before")
+        if damaged and not loaded:
+            raise Unusable(f"every checkpoint in {checkpoints.folder} is damaged: start again with another --run-dir")
+        if loaded and loaded.about["data"] != images.fingerprint:
+            raise Unusable(f"--data {run.data.path} holds other images than those that {loaded.path} was trained on")
+        if loaded:
+            refuse_differences(loaded.about["run"], run, loaded.path)
+        return str(loaded and loaded.path.name)
+
+    found = world.agree(together(world, newest))
+    if len(set(found)) > 1:
+        raise Unusable(f"ranks see other checkpoints ({', '.join(found)}): put the run folder on storage they share")
+    if world.first:
+        for path in there[: there.index(loaded.path) if loaded else 0]:
+            path.rename(path.with_name(f"damaged-{path.name}"))
+    return loaded
 
 
-def find_checkpoint(checkpoints: Checkpoints, run: Run, images: Images, screen: Screen) -> Path | None:
-    """The newest checkpoint that is whole; says which ones are not. Every rank reads, so all find the same."""
-    for path in checkpoint.complete(checkpoints.folder):
-        try:
-            about = checkpoint.read(path, checkpoints.world.rank, checkpoints.world.size).about
-        except Damaged as error:
-            screen.say(f"checkpoint {path} is damaged ({error}); trying the one before")
-            continue
-        if about["data"] != images.fingerprint:
-            raise Unusable(
-                f"--data {run.data.path} holds other images than those this run was trained on; {path} stays"
-            )
-        refuse_differences(about["run"], run, path)
-        return path
-    if checkpoint.complete(checkpoints.folder):
-        raise Unusable(f"every checkpoint in {checkpoints.folder} is damaged: start again with another --run-dir")
-    return None
-
-
-def initialise(pair: Pair, model: Path) -> None:
+def initialise(pair: Pair, model: Path) -> Pair:
     """Start from another run's model: its averaged generator, and its discriminator where there is one."""
     folder = next((f for f in (model, model / "model", model.parent) if (f / "model.safetensors").exists()), None)
     if folder is None:
@@ -194,6 +210,7 @@ def initialise(pair: Pair, model: Path) -> None:
     load_weights(pair.g, folder / "model.safetensors")
     if (folder / "discriminator.safetensors").exists():
         load_weights(pair.d, folder / "discriminator.safetensors")
+    return pair
 
 
 def warn_threads(threads: int | None, screen: Screen) -> None:

@@ -38,7 +38,7 @@ class Stats:
     def tick(self, images: int, step: int) -> dict[str, float]:
         """The line of stats.jsonl for what happened since the last tick; starts the next."""
         line = {"Progress/kimg": images / 1000, "Progress/step": float(step)}
-        line |= self._losses()
+        line |= self.losses()
         now, shown = time.perf_counter(), images - self._images
         seconds = max(now - self._last, 1e-9)
         line["Timing/img_per_sec"] = shown / seconds
@@ -52,6 +52,7 @@ class Stats:
             self._sent[player.name] = player.meter.sent_bytes
         line["Resources/peak_mem_gb"] = peak_memory_gb(self.world.device)
         self._last, self._images, self._waited, self.data_wait_s = now, images, waited, 0.0
+        self._sums, self._counts = {}, {}
         return line
 
     def start_at(self, images: int) -> None:
@@ -59,7 +60,7 @@ class Stats:
         self._images = images
         self._start = self._last = time.perf_counter()
 
-    def _losses(self) -> dict[str, float]:
+    def losses(self) -> dict[str, float]:
         """Means since the last tick, over all ranks."""
         names = sorted(self._sums)
         if not names:
@@ -68,7 +69,6 @@ class Stats:
         counts = torch.tensor([self._counts[name] for name in names], dtype=torch.float64)
         both = torch.stack([sums, counts])
         self.world.everyone.sum(both).wait()
-        self._sums, self._counts = {}, {}
         return dict(zip(names, (both[0] / both[1]).tolist()))
 
 

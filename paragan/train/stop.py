@@ -11,7 +11,7 @@ import threading
 import time
 from types import FrameType, TracebackType
 
-from ..comm.world import Lost, World
+from ..comm.world import Lost, World, or_lost
 
 POLL_S = 0.2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -64,7 +64,7 @@ class Stop:
         with self._lock:
             self.step = step
             bound = self._bound
-        return bound is not None and step >= bound and step >= self._decision()
+        return bound is not None and step >= bound and step >= or_lost(self._decision)
 
     def _decision(self) -> int:
         """The step all ranks stop at: the largest bound."""
