@@ -1,14 +1,14 @@
 """Our step against PyTorch's DistributedDataParallel: `python benchmarks/ddp.py [--json F] [--rounds N]`.
 
-Two ranks (gloo), one thread each, float32, the same networks from the same seed, one lane a rank:
+Two ranks (gloo), one thread each, the same networks from the same seed and precision, one lane a rank:
 
     ours  paragan's session as `paragan train` assembles it: lanes, gradients summed from the backward hooks,
           batch moments agreed over ranks, statistics of the losses, average
     ddp   two networks in DistributedDataParallel, written with care (`Careful`)
     one   the same loop without DDP in one process: the total batch, two threads, the other rank asleep
 
-First ours and ddp are fed the same images, latents and labels, and must lose the same (to 1e-3): they are the
-same computation. Then all three are timed in turns. What ddp and one are given for free: their data is an
+First ours and ddp are fed the same images, latents and labels, and must lose the same (to 1e-3 in float32): they
+are the same computation. Then all three are timed in turns. What ddp and one are given for free: their data is an
 index into a float tensor in memory and torch.randn, where ours decodes, shuffles and draws lane by lane; their
 batch statistics stay local (rank 0's would be saved), where ours are agreed.
 """
@@ -25,27 +25,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import ours
+import plain
 import torch
-import torch.nn.functional as F
+from ours import CPU
+from timing import Times, describe, interleave, machine, repeated, save, steps_for, table
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import plain
 from paragan.comm.world import Place, World
 from paragan.data.source import Images, load
 from paragan.nets import DCGAN
 from paragan.nets.spectral import power_iteration, train_mode
 from paragan.recipes import recipe
 from paragan.train.loop import Session, play_round
-from paragan.train.run import Run, build_nets, resolve, spec_of
-from paragan.train.start import assemble
-from timing import Times, describe, interleave, machine, save, steps_for, table
+from paragan.train.run import Device, Run, autocast, build_nets, resolve, spec_of
 
 RANKS = 2
 CHECKED = 5  # steps in which the losses must agree
+TOLERANCE = {"float32": 1e-3, "bf16": 2e-2}
 BLOCK_S = 2.0
-CPU = torch.device("cpu")
 
 
 # What is trained ------------------------------------------------------------------------------------------
@@ -60,22 +59,20 @@ class Size:
     images: Images
 
 
-def small() -> Size:
+def small(precision: str) -> Size:
     """The digits recipe, penalty and all: some milliseconds a step, so that overheads show."""
-    return _size("small", recipe("digits"), load("digits", resolution=8))
+    return _size("small", recipe("digits"), load("digits", resolution=8), precision)
 
 
-def large() -> Size:
+def large(precision: str) -> Size:
     """DCGAN at 32 px with 9.5 million parameters on random pixels: 38 MB of gradients a step."""
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (512, 32, 32, 3), np.uint8)
-    made = Images(images, rng.integers(0, 10, 512), tuple("0123456789"), "random")
     run = dataclasses.replace(recipe("folder"), nets=DCGAN(width=160), batch=16)
-    return _size("large", run, made)
+    return _size("large", run, ours.noise(32, 3), precision)
 
 
-def _size(name: str, run: Run, images: Images) -> Size:
-    run = dataclasses.replace(run, lanes=RANKS, kimg=1e6, data=dataclasses.replace(run.data, path=name))
+def _size(name: str, run: Run, images: Images, precision: str) -> Size:
+    device, data = Device(kind="cpu", precision=precision), dataclasses.replace(run.data, path=name)
+    run = dataclasses.replace(run, lanes=RANKS, kimg=1e6, data=data, device=device)
     return Size(name, resolve(run, images), images)
 
 
@@ -110,6 +107,7 @@ class Careful:
     def __init__(self, size: Size, feed: Feed, wrap: Wrap = lambda net: net):
         run, pair = size.run, build_nets(size.run, spec_of(size.run, size.images), CPU)
         self.run, self.feed = run, feed
+        self.autocast = autocast(CPU, run.device.precision)
         self.g, self.d = (train_mode(plain.norms(net)) for net in (pair.g, pair.d))
         self.wrapped_g, self.wrapped_d = wrap(self.g), wrap(self.d)
         self.g_optimizer, self.d_optimizer = (
@@ -130,13 +128,14 @@ class Careful:
 
     def move_d(self, dealt: Dealt) -> Tensor:
         power_iteration(self.d)
-        with torch.no_grad():
-            fake = self.g(dealt.z_d, dealt.y_d)
         real = dealt.real.detach().requires_grad_(self.run.objective.r1 > 0)
-        on_real, on_fake = self.wrapped_d(real, dealt.y), self.wrapped_d(fake, dealt.y_d)
-        loss = self.d_loss(on_real, on_fake).mean()
-        if self.run.objective.r1:
-            loss = loss + self.run.objective.r1 / 2 * plain.r1(on_real, real)
+        with self.autocast():
+            with torch.no_grad():
+                fake = self.g(dealt.z_d, dealt.y_d)
+            on_real, on_fake = self.wrapped_d(real, dealt.y), self.wrapped_d(fake, dealt.y_d)
+            loss = self.d_loss(on_real, on_fake).mean()
+            if self.run.objective.r1:
+                loss = loss + self.run.objective.r1 / 2 * plain.r1(on_real, real)
         self.d_optimizer.zero_grad()
         loss.backward()
         self.d_optimizer.step()
@@ -144,7 +143,8 @@ class Careful:
 
     def move_g(self, dealt: Dealt) -> Tensor:
         self.d.requires_grad_(False)
-        loss = self.g_loss(self.d(self.wrapped_g(dealt.z_g, dealt.y_g), dealt.y_g)).mean()
+        with self.autocast():
+            loss = self.g_loss(self.d(self.wrapped_g(dealt.z_g, dealt.y_g), dealt.y_g)).mean()
         self.g_optimizer.zero_grad()
         loss.backward()
         self.d.requires_grad_(True)
@@ -191,15 +191,9 @@ def feed_of(session: Session) -> Feed:
 # The comparison -------------------------------------------------------------------------------------------
 
 
-def session_of(size: Size, world: World) -> Session:
-    """Our side, assembled as `paragan train` does."""
-    pair = build_nets(size.run, spec_of(size.run, size.images), world.device)
-    return assemble(size.run, world, size.images, pair)
-
-
 def check(size: Size, world: World) -> list[dict[str, list[float]]]:
     """The losses of the first steps of both, means over ranks: [{"D": [ours, ddp], "G": ...}, ...]."""
-    session = session_of(size, world)
+    session = ours.session(size.run, size.images, world)
     theirs = Careful(size, feed_of(session), distributed)
     found = []
     for _ in range(CHECKED):
@@ -209,7 +203,7 @@ def check(size: Size, world: World) -> list[dict[str, list[float]]]:
         world.everyone.sum(losses).wait()
         found.append({name: [line[f"Loss/{name}/loss"], float(b)] for name, b in zip("DG", losses)})
     session.lanes.close()
-    if worst(found) > 1e-3:
+    if worst(found) > TOLERANCE[size.run.device.precision]:
         raise SystemExit(f"ours and ddp are not the same computation: {found}")
     return found
 
@@ -221,32 +215,22 @@ def worst(losses: list[dict[str, list[float]]]) -> float:
 def compare(size: Size, world: World, rounds: int) -> dict[str, Any]:
     """Check, then time all three in turns."""
     agreed = check(size, world)
-    session = session_of(size, world)
+    session = ours.session(size.run, size.images, world)
     ddp = Careful(size, cheap_feed(size, size.run.batch // world.size), distributed)
     one = Careful(size, cheap_feed(size, size.run.batch)) if world.first else None
 
-    def play_ours(n: int) -> None:
-        for _ in range(n):
-            play_round(session)
-
-    def play_ddp(n: int) -> None:
-        for _ in range(n):
-            ddp.step()
-
     def play_one(n: int) -> None:
-        if one is None:
-            return
-        torch.set_num_threads(world.size)
-        for _ in range(n):
-            one.step()
-        torch.set_num_threads(1)
+        if one:
+            torch.set_num_threads(world.size)
+            repeated(one.step)(n)
+            torch.set_num_threads(1)
 
     def meet() -> None:
         world.everyone.sum(torch.zeros(1)).wait()
 
-    steps = torch.tensor([float(steps_for(BLOCK_S, play_ddp))])
+    steps = torch.tensor([float(steps_for(BLOCK_S, repeated(ddp.step)))])
     world.everyone.sum(steps).wait()
-    contestants = {"ours": play_ours, "ddp": play_ddp, "one": play_one}
+    contestants = {"ours": ours.playing(session), "ddp": repeated(ddp.step), "one": play_one}
     times = interleave(contestants, rounds=rounds, steps=round(steps.item() / world.size), meet=meet)
     session.lanes.close()
     return {**about(size, session), **summary(times), "losses": agreed, "worst_difference": worst(agreed)}
@@ -271,7 +255,7 @@ def work(rank: int, port: int, options: argparse.Namespace, answers: Any) -> Non
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     world = World.join(Place(rank, RANKS, rank, RANKS), CPU, 120.0, env)
     for make in (small,) if options.small_only else (small, large):
-        size = make()
+        size = make(options.precision)
         found = compare(size, world, options.rounds)
         if world.first:
             answers.send((size.name, found))
@@ -281,17 +265,17 @@ def work(rank: int, port: int, options: argparse.Namespace, answers: Any) -> Non
 def start(options: argparse.Namespace) -> dict[str, Any]:
     """Both ranks as processes of their own; what rank 0 found."""
     context = mp.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
+    answers, ranks_end = context.Pipe(duplex=False)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    processes = [context.Process(target=work, args=(r, port, options, theirs), daemon=True) for r in range(RANKS)]
+    processes = [context.Process(target=work, args=(r, port, options, ranks_end), daemon=True) for r in range(RANKS)]
     for process in processes:
         process.start()
-    theirs.close()
+    ranks_end.close()
     found: dict[str, Any] = {}
     for _ in range(1 if options.small_only else 2):
-        name, found[name] = ours.recv()
+        name, found[name] = answers.recv()
         print(report(name, found[name]), flush=True)
     for process in processes:
         process.join()
@@ -318,12 +302,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--small-only", action="store_true")
+    parser.add_argument("--precision", default="float32", choices=["float32", "bf16"])
     parser.add_argument("--json", metavar="F", help="also write everything to this file")
     options = parser.parse_args()
     where = machine()
     print(describe(where))
     found = start(options)
-    save(options.json, {"machine": where, "ranks": RANKS, "threads_a_rank": 1, "sizes": found})
+    save(
+        options.json,
+        {"machine": where, "ranks": RANKS, "threads_a_rank": 1, "precision": options.precision, "sizes": found},
+    )
     return 0 if all(size["ours"]["ci95"][0] <= 1.0 for size in found.values()) else 1
 
 

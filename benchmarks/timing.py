@@ -94,6 +94,16 @@ def interleave(
     return Times(ms)
 
 
+def repeated(step: Callable[[], object]) -> Play:
+    """`step` as often as is asked for."""
+
+    def play(n: int) -> None:
+        for _ in range(n):
+            step()
+
+    return play
+
+
 def steps_for(seconds: float, play: Play) -> int:
     """How many steps fill a block of so many seconds."""
     play(2)
@@ -122,11 +132,6 @@ def machine() -> dict[str, Any]:
 
 def describe(about: Mapping[str, Any]) -> str:
     return ", ".join(f"{k} {' '.join(v) if isinstance(v, list) else v}" for k, v in about.items())
-
-
-def has_bf16() -> bool:
-    """Whether the processor multiplies bf16 in hardware; elsewhere it is emulated, and slower than float32."""
-    return bool({"avx512_bf16", "amx_bf16"} & set(machine()["features"]))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

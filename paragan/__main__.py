@@ -1,7 +1,5 @@
 """`python -m paragan` is `paragan`."""
 
-import sys
+from .cli import program
 
-from .cli import main
-
-sys.exit(main())
+program()

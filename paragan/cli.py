@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,19 @@ class Parser(argparse.ArgumentParser):
         raise Unusable(f"{message} (`{self.prog} --help` shows how)")
 
 
+def program() -> NoReturn:
+    """The program: `main` in a process of its own.
+
+    A rank ends on the spot, its output flushed: torch's threads, met by the end of the interpreter, abort now and then.
+    """
+    status = main()
+    if os.environ.get("WORLD_SIZE", os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -39,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options, rest = _parser().parse_known_args(arguments)
         return options.command(options, rest, arguments)
     except Unusable as error:
-        return _end(2, str(error), first_only=True)
+        return _end(2, str(error), first_only=error.everywhere)
     except Failed as error:
         return _end(1, str(error), first_only=error.everywhere)
     except Interrupted as error:
@@ -49,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        return _end(1, str(error), first_only=False)
 
 
 def _end(status: int, message: str, first_only: bool) -> int:
@@ -89,15 +105,14 @@ def _command(commands: Any, name: str, action: Any, about: str, **more: Any) -> 
 
 # shorthand -> the field it sets
 SHORTHANDS = {
-    "data": "data.path",
     "strategy": "strategy",
     "batch": "batch",
     "lanes": "lanes",
     "kimg": "kimg",
     "seed": "seed",
-    "init_from": "init_from",
     "mirror": "data.mirror",
 }
+PATHS = {"data": "data.path", "init_from": "init_from"}  # taken as they are: `--data 2024` is a folder
 
 
 def _train_parser(commands: Any) -> None:
@@ -128,32 +143,34 @@ def _train(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
         raise Unusable("which recipe? `paragan recipes` lists them; `paragan train digits` needs nothing else")
     run, wanted = _resolve(options, rest)
     place = Place.from_environment()
-    ranks = place.size if place.size > 1 else options.ranks or 1
+    launched = place.size > 1 or "RANK" in os.environ
+    ranks = place.size if options.ranks is None else options.ranks
     if ranks < 1:
         raise Unusable(f"--ranks {ranks} must be 1 or more")
+    if launched and ranks != place.size:
+        raise Unusable(f"--ranks {ranks} where a launcher started {place.size}: leave --ranks out")
     run.check(ranks)
     if options.dry_run:
         return _dry_run(run, ranks)
-    if options.ranks and options.ranks > 1 and place.size == 1 and "RANK" not in os.environ:
+    if ranks > 1 and not launched:
         from .train.launch import launch
 
-        return launch(options.ranks, _without_ranks(arguments))
+        return launch(ranks, _without_ranks(arguments))
     return _in_world(run, place, lambda world, screen: _execute(run, world, wanted, screen))
 
 
 def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any]:
     """The run and the folder a train command asks for."""
-    from .config import build, from_yaml, override, plain
+    from .config import build, override, plain, read_yaml
     from .recipes import recipe
     from .train.folder import Wanted, existing
     from .train.run import Run
 
     given = [(field, value) for name, field in SHORTHANDS.items() if (value := getattr(options, name)) is not None]
+    given += [(field, json.dumps(value)) for name, field in PATHS.items() if (value := getattr(options, name))]
     name, run_dir = options.recipe, options.run_dir and Path(options.run_dir)
     is_file = Path(name).suffix in (".yaml", ".yml")
-    if is_file and not Path(name).exists():
-        raise Unusable(f"{name} does not exist")
-    data = from_yaml(Path(name).read_text(), name) if is_file else plain(recipe(name))
+    data = read_yaml(Path(name)) if is_file else plain(recipe(name))
     run = build(Run, override(data, [*given, *_settings(rest)]))
     if run.data.path not in ("", "digits"):
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=str(Path(run.data.path).absolute())))
@@ -230,10 +247,11 @@ def _execute(run: Any, world: Any, wanted: Any, screen: Any) -> None:
 def _dry_run(run: Any, ranks: int) -> int:
     from .config import to_yaml
     from .plan.cost import cost, imagined
-    from .train.run import build_game, build_nets, load_images, resolve, spec_of
+    from .train.run import build_game, build_nets, load_images, spec_of
+    from .train.start import resolved
 
     images = load_images(run)
-    run, world = resolve(run, images), imagined(ranks)
+    run, world = resolved(run, images), imagined(ranks)
     game = build_game(run, build_nets(run, spec_of(run, images), world.device), images, world.device)
     role = run.strategy.role(game, world, run.lanes)
     penalties = (run.objective.r1 > 0) + (run.objective.gp > 0)
@@ -273,8 +291,7 @@ def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     if options.count < 1:
         raise Unusable(f"--count {options.count} must be 1 or more")
     _check_truncation(options.truncation)
-    if options.seed < 0:
-        raise Unusable(f"--seed {options.seed} must be 0 or more")
+    _check_seed(options.seed)
     model = load_model(Path(options.run_dir))
     indices = range(options.count)
     if options.labels:
@@ -301,15 +318,16 @@ def _eval_parser(commands: Any) -> None:
 
 def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from .comm.world import Place
-    from .config import build, from_yaml, plain
+    from .config import build, plain, read_yaml
     from .train.folder import existing
     from .train.run import Evaluation, Run
     from .train.scoring import rescore
 
     _nothing_left(rest)
     _check_truncation(options.truncation)
+    _check_seed(options.seed)
     folder = existing(Path(options.run_dir))
-    run = build(Run, from_yaml((folder / "run.yaml").read_text(), str(folder / "run.yaml")))
+    run = build(Run, read_yaml(folder / "run.yaml"))
     wanted = plain(run.evaluation)
     wanted |= {name: getattr(options, name) for name in ("count", "features", "inception") if getattr(options, name)}
     if options.count is not None:
@@ -355,6 +373,11 @@ def _recipes(options: argparse.Namespace, rest: list[str], arguments: list[str])
 def _nothing_left(rest: list[str]) -> None:
     if rest:
         raise Unusable(f"{rest[0]} is not an option of this command")
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise Unusable(f"--seed {seed} must be 0 or more, and less than 2^63")
 
 
 def _check_truncation(truncation: float) -> None:

@@ -135,7 +135,7 @@ def _type_name(hint: Any) -> str:
 
 def _scalar(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.safe_load(text) if text else ""
     except yaml.YAMLError:
         return text
 
@@ -158,6 +158,8 @@ def _one_line(kind: type, error: ValidationError) -> str:
         about = first.get("ctx", {})
         known = [tag.strip("'") for tag in about["expected_tags"].split(", ")]
         return f"{path}: there is no {about['tag']}{nearest(about['tag'], known)}"
+    if kind_of == "tuple_type":
+        return f"{path}={_shown(given)}: input should be a list: --{path}=[{_shown(given)}]"
     message = message[0].lower() + message[1:]
     return f"{path}: {message}" if isinstance(given, dict) else f"{path}={_shown(given)}: {message}"
 

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # `import ranks, toy` from any t
 
 import ranks
 import toy
+from processes import LONG, Processes, train, trained
 
 torch.set_num_threads(1)
 cloudpickle.register_pickle_by_value(toy)
@@ -22,6 +23,35 @@ def pool() -> Iterator[ranks.Pool]:
     pool = ranks.Pool()
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    started = Processes(tmp_path)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny run that came to its end. Look, do not touch."""
+    return trained(tmp_path_factory.mktemp("finished") / "run", "--kimg=0.16")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `LONG` that nobody disturbed."""
+    return trained(tmp_path_factory.mktemp("undisturbed") / "run", LONG)
+
+
+@pytest.fixture(scope="session")
+def undisturbed_by_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same on two ranks."""
+    processes = Processes(tmp_path_factory.mktemp("undisturbed"))
+    ranks = processes.ranks(2, *train(processes.folder / "run", LONG))
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    yield processes.folder / "run"
+    processes.close()
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -135,7 +138,8 @@ def or_lost(action: Callable[[], T]) -> T:
     try:
         return action()
     except RuntimeError as error:
-        raise Lost(str(error).splitlines()[0]) from error
+        first = re.sub(r"^\[[^]]*:\d+\] ", "", str(error).splitlines()[0])  # without gloo's source line,
+        raise Lost(first.split(". This is typically")[0]) from error  # and without its advice
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,8 @@ class Place:
         elif "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env:
             names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
         elif "RANK" in env or "WORLD_SIZE" in env:
-            raise Unusable("RANK and WORLD_SIZE belong together: set both, as torchrun does, or neither", everywhere=False)
+            both = "RANK and WORLD_SIZE belong together: set both, as torchrun does, or neither"
+            raise Unusable(both, everywhere=False)
         else:
             return Place()
         rank, size = _number(env, names[0]), _number(env, names[1])
@@ -181,14 +186,30 @@ def rendezvous(place: Place, env: Mapping[str, str], timeout_s: float) -> Store:
         raise Unusable("MASTER_ADDR is not set: start with torchrun, srun or --ranks N")
     job = _number(env, "SLURM_JOB_ID", 0)
     port = _number(env, "MASTER_PORT", 29500 + job % 10000)
+    if not 0 < port < 65536:
+        raise Unusable(f"MASTER_PORT={port} must be between 1 and 65535", everywhere=False)
     served = place.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    limit = timedelta(seconds=timeout_s)
     try:
-        return c10d.TCPStore(address, port, place.size, served, limit, wait_for_workers=False)
-    except (RuntimeError, ValueError) as error:  # DistNetworkError and its kin
+        if not served:
+            _await_server(address, port, timeout_s)
+        return c10d.TCPStore(address, port, place.size, served, timedelta(seconds=timeout_s), wait_for_workers=False)
+    except (RuntimeError, ValueError, OSError) as error:  # DistNetworkError and its kin
         reason = str(error).splitlines()[0]
-        what = "serve the others" if served else "reach rank 0"
-        raise Lost(f"rank {place.rank} cannot {what} at {address}:{port} (MASTER_ADDR:MASTER_PORT): {reason}") from error
+        what = f"rank 0 cannot serve {address}:{port}" if served else f"rank 0 is not at {address}:{port}"
+        raise Lost(f"{what} (MASTER_ADDR:MASTER_PORT), says rank {place.rank}: {reason}") from error
+
+
+def _await_server(address: str, port: int, timeout_s: float) -> None:
+    """Return when somebody listens there: torch's own attempts print a stack trace each."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=max(deadline - time.monotonic(), POLL_S)).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_S)
 
 
 def _first_host(nodes: str) -> str:
@@ -209,6 +230,8 @@ class World:
         self.place, self.device, self.store, self.everyone = place, device, store, everyone
         self.timeout_s = timeout_s
         self._agreed = 0
+        self._silent = list[int]()  # ranks that did not say why they left
+        self._not_ours = set[int]()  # sockets that are no link between ranks
 
     @staticmethod
     def solo(device: torch.device | str = "cpu") -> World:
@@ -223,6 +246,7 @@ class World:
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives its restarts
         world = World(place, device, c10d.PrefixStore(f"paragan/{attempt}", store), Solo(), timeout_s)
         world.agree("")  # all are there; a missing rank is named
+        world._not_ours = _sockets()
         c10d.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=c10d.PrefixStore(f"group/{attempt}", store),
@@ -278,16 +302,18 @@ class World:
         """Tell the others why this rank gives up, and learn who began: one line with rank and step."""
         if self.size == 1:
             return f"step {step}: {error}"
-        own = f"rank {self.rank}, step {step}: {error}"
+        own, lost = f"rank {self.rank}, step {step}: {error}", isinstance(error, Lost)
         try:
-            self.store.set(f"fault/{self.rank}", ("lost " if isinstance(error, Lost) else "") + own)
-            return own if not isinstance(error, Lost) else self._first_fault(own, step)
-        except (RuntimeError, ConnectionError):
+            self.store.set(f"fault/{self.rank}", ("lost " if lost else "") + own)
+            told = self._first_fault(own, step) if lost else own
+            self.store.set(f"told/{self.rank}", "")
+            return told
+        except RuntimeError:
             return f"rank 0 was lost at step {step} (it held the store); rank {self.rank} saw: {error}"
 
     def _first_fault(self, own: str, step: int) -> str:
         deadline = time.monotonic() + FAULT_WINDOW_S
-        silent = [r for r in range(self.size) if r != self.rank]
+        self._silent = silent = [r for r in range(self.size) if r != self.rank]
         while silent and time.monotonic() < deadline:
             for rank in [r for r in silent if self.store.check([f"fault/{r}"])]:
                 fault = self.store.get(f"fault/{rank}").decode()
@@ -311,15 +337,30 @@ class World:
         c10d.destroy_process_group()
 
     def abandon(self) -> None:
-        """Leave after a failure. Rank 0, which may hold the store, lets the others read there who began."""
+        """Leave after a failure: hang up, so that the others notice. Rank 0, which may hold the store, then
+        lets them read there who began."""
         if isinstance(self.everyone, Ranks):
-            self.everyone.process_group.abort()
+            self.everyone.process_group.abort()  # means nothing to gloo, whose links live until the process ends
+            for descriptor in _sockets() - self._not_ours:
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as link:
+                    if not link.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # gloo minds for its listener
+                        link.shutdown(socket.SHUT_RDWR)
             if self.first:
-                self._await_faults()
+                self._await_told()
 
-    def _await_faults(self) -> None:
-        faults = [f"fault/{rank}" for rank in range(self.size)]
+    def _await_told(self) -> None:
+        told = [f"told/{rank}" for rank in range(self.size) if rank not in self._silent]
         deadline = time.monotonic() + FAULT_WINDOW_S
         with contextlib.suppress(RuntimeError):  # the store may be torchrun's, and gone
-            while not self.store.check(faults) and time.monotonic() < deadline:
+            while not self.store.check(told) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
+
+
+def _sockets() -> set[int]:
+    """This process's open sockets (Linux; none where the system does not tell)."""
+    found = set[int]()
+    for entry in Path("/proc/self/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            if str(entry.readlink()).startswith("socket:"):
+                found.add(int(entry.name))
+    return found

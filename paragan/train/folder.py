@@ -14,6 +14,7 @@ from ..config import build, differences, nearest, plain, read_yaml, to_yaml
 from ..errors import Unusable
 from ..report.records import read
 from . import checkpoint
+from .model import folder_to_start_from
 from .run import Run, differing
 
 NUMBERED = re.compile(r"(\d{5,})-")
@@ -61,6 +62,7 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            self.release()
             return False
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -73,6 +75,7 @@ class RunFolder:
     def release(self) -> None:
         if self._lock:
             self._lock.close()
+        self._lock = None
 
     def write_record(self, run: Run) -> None:
         aside = self.path / ".run.yaml.writing"
@@ -81,7 +84,10 @@ class RunFolder:
 
 
 def choose(wanted: Wanted, run: Run, ranks: int) -> RunFolder:
-    """The folder for this run, locked: a given one, the newest unfinished one of the same record, or a new one."""
+    """The folder for this run, locked: a given one, the newest unfinished one of the same record, or a new one.
+
+    Nothing is made for a run that could not begin.
+    """
     if wanted.run_dir:
         return _given(wanted.run_dir, wanted.resume, run)
     if wanted.resume == "auto":
@@ -89,7 +95,6 @@ def choose(wanted: Wanted, run: Run, ranks: int) -> RunFolder:
             folder = RunFolder(path)
             if _unfinished(folder, run) and folder.lock():
                 return folder
-            folder.release()
     return _new(wanted.outdir, run, ranks)
 
 
@@ -98,6 +103,8 @@ def _given(path: Path, resume: str, run: Run) -> RunFolder:
     former = folder.record()
     if former is None and path.is_dir() and any(not p.name.startswith(".") for p in path.iterdir()):
         raise Unusable(f"{path} has files in it but no run.yaml: give an empty or a new folder as --run-dir")
+    if former is None and run.init_from:
+        folder_to_start_from(Path(run.init_from))
     if former is not None and resume == "never":
         raise Unusable(f"{path} holds a run already; --resume never needs another --run-dir")
     if former is not None:
@@ -146,6 +153,8 @@ def _numbered(outdir: Path) -> list[Path]:
 
 
 def _new(outdir: Path, run: Run, ranks: int) -> RunFolder:
+    if run.init_from:
+        folder_to_start_from(Path(run.init_from))
     try:
         outdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -171,8 +180,8 @@ def existing(path: Path) -> Path:
     if (path / "run.yaml").exists():
         return path
     if not path.exists():
-        siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
-        hint = nearest(path.name, siblings) if siblings else ""
+        beside = [str(p.parent) for p in sorted(path.parent.glob("*/run.yaml"))][-9:]
+        hint = nearest(str(path), beside) if beside else ""
         raise Unusable(f"{path} does not exist{hint}")
     inside = [str(p.parent) for p in sorted(path.glob("*/run.yaml"))]
     hint = f"; there are runs in it: {', '.join(inside[-3:])}" if inside else ""

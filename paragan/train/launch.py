@@ -45,6 +45,7 @@ def _start(rank: int, ranks: int, port: int, arguments: Sequence[str]) -> subpro
         "MASTER_PORT": port,
     }
     env = os.environ | {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else torch prints stack traces where a rank dies
     command = [sys.executable, "-m", "paragan", *arguments]
     return subprocess.Popen(command, env=env, process_group=0)  # a terminal's Ctrl-C reaches it once: through us
 

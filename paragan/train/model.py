@@ -228,6 +228,14 @@ def _model_folder(path: Path) -> Path:
     )
 
 
+def folder_to_start_from(path: Path) -> Path:
+    """The model folder that --init-from names."""
+    for folder in (path, path / "model", path.parent):
+        if (folder / "model.safetensors").exists():
+            return folder
+    raise Unusable(f"--init-from {path}: there is no model.safetensors; give a run folder or its model folder")
+
+
 def read_labels(text: str, model: Model, count: int) -> np.ndarray:
     """'3,7' or class names -> [count] int64, in turn."""
     classes = model.classes

@@ -87,14 +87,15 @@ class Log:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Sample grids of the averaged generator, always from the same latents."""
+    """Sample grids of the averaged generator, always from the same latents; the first after the first round."""
 
     folder: Path
     images: Images
     log: Log
 
     def __call__(self, session: Session) -> None:
-        if session.world.first and (every(session, session.run.output.fakes_kimg) or session.clock.done):
+        due = session.clock.step == 1 or every(session, session.run.output.fakes_kimg) or session.clock.done
+        if session.world.first and due:
             self.draw(session)
 
     def draw(self, session: Session) -> None:
@@ -131,7 +132,7 @@ def _layout(labels: np.ndarray | None, classes: int) -> tuple[list[int], np.ndar
 
 def _save(images: np.ndarray, columns: int, path: Path) -> None:
     aside = path.with_name(f".{path.name}")
-    grid(images, columns, scale=max(1, 32 // images.shape[1])).save(aside, format="png")
+    grid(images, columns, scale=max(1, 64 // images.shape[1])).save(aside, format="png")
     aside.rename(path)
 
 
@@ -173,8 +174,7 @@ class Save:
         now = {"step": clock.step, "images": clock.images}
         self.checkpoints.save(session.game.players, now, record, session.role.replicated)
         self._saved = clock.step
-        if session.world.first:
-            self.write_model(session)
+        self.write_model(session)
 
     def _refuse_nonfinite(self, session: Session) -> None:
         flags = torch.stack([p.flat.params.isfinite().all().logical_not() for p in session.game.players])
@@ -189,6 +189,8 @@ class Save:
                 )
 
     def write_model(self, session: Session) -> None:
+        if not session.world.first:
+            return
         game, run = session.game, session.run
         classes = self.images.classes if game.labels is not None else ()
         config = model_config(

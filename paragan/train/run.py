@@ -63,7 +63,7 @@ class Evaluation:
     """What is scored, on how many fakes, every how many kimg (0: at the end only)."""
 
     metrics: tuple[str, ...] = ("fd", "kid", "prdc")
-    count: Positive = 10_000
+    count: Annotated[int, Field(ge=2)] = 10_000
     every_kimg: Kimg = 0.0
     features: str = "pixels"
     inception: str = ""
@@ -189,7 +189,8 @@ def pick_device(kind: str, local_rank: int = 0) -> torch.device:
     if kind == "cuda" and not torch.cuda.is_available():
         raise Unusable("--device.kind=cuda: torch sees no CUDA device here; use --device.kind=cpu")
     if kind == "cuda" and local_rank >= torch.cuda.device_count():
-        raise Unusable(f"this host has {torch.cuda.device_count()} CUDA devices: start at most as many ranks on it")
+        here = torch.cuda.device_count()
+        raise Unusable(f"this host has {here} CUDA devices: start at most as many ranks on it", everywhere=False)
     if kind == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", local_rank)

@@ -19,14 +19,14 @@ from ..errors import Unusable
 from ..report.page import write_report
 from ..report.records import Records
 from . import checkpoint
-from .checkpoint import Checkpoints, Loaded
+from .checkpoint import Checkpoints, Damaged, Loaded
 from .folder import RunFolder, Wanted, choose, refuse_differences
 from .loop import Session, train
-from .model import load_weights
+from .model import folder_to_start_from, load_weights
 from .observers import Log, Pictures, Save
 from .progress import Screen
 from .run import Pair, Run, build_game, build_nets, load_images, resolve, spec_of
-from .scoring import Scoring
+from .scoring import Scoring, check
 from .stats import Stats
 
 T = TypeVar("T")
@@ -37,14 +37,15 @@ def execute(run: Run, world: World, wanted: Wanted, screen: Screen) -> Path:
     """Train as the record says, on this rank of this world, and leave a complete run folder."""
     set_threads(run, world)
     images = together(world, lambda: load_images(run), LOAD_TIMEOUT_S)
-    run = together(world, lambda: resolve(run, images))
+    run = together(world, lambda: resolved(run, images))
     screen.say(images.describe())
     with owned_folder(run, world, wanted) as folder:
         screen.say(f"run folder {folder.path}")
         with open_session(run, world, folder, images, screen) as (session, desk):
             if session.clock.done:
                 screen.say(f"{folder.path} is complete at {session.clock.kimg:g} kimg; --kimg extends it")
-                desk.scoring(session)  # it may have been stopped while it was scored
+                desk.save.write_model(session)  # it may have been stopped right after its last checkpoint,
+                desk.scoring(session)  # or while it was scored
             screen.start(session.clock.kimg, session.run.images / 1000)
             train(session, [desk.log, desk.pictures, desk.save, desk.scoring], desk.save.save)
             screen.stop()
@@ -53,12 +54,19 @@ def execute(run: Run, world: World, wanted: Wanted, screen: Screen) -> Path:
         return folder.path
 
 
+def resolved(run: Run, images: Images) -> Run:
+    """The complete record. Unusable is what could not be trained, or not be scored."""
+    run = resolve(run, images)
+    check(run.evaluation, images)
+    return run
+
+
 def together(world: World, action: Callable[[], T], timeout_s: float | None = None) -> T:
     """Do it on every rank, and go on only if all could: else every rank refuses, with everyone's reasons."""
     result, reason = None, ""
     try:
         result = action()
-    except Unusable as error:
+    except (Unusable, OSError) as error:
         reason = str(error)
     reasons = world.agree(reason, timeout_s)
     if any(reasons):
@@ -154,8 +162,11 @@ def assemble(run: Run, world: World, images: Images, pair: Pair, start: Loaded |
     role = run.strategy.role(game, world, run.lanes)
     clock = Clock(run.images)
     if start:
-        for player in game.players:
-            checkpoint.restore(player, start.tensors)
+        try:
+            for player in game.players:
+                checkpoint.restore(player, start.tensors)
+        except Damaged as error:
+            raise Unusable(f"{start.path}: {error}; the paragan that wrote it may have been another") from error
         clock.step, clock.images = start.step, start.images
     stats = Stats(world, game.players)
     stats.start_at(clock.images)
@@ -204,9 +215,7 @@ def find_checkpoint(checkpoints: Checkpoints, run: Run, images: Images, screen: 
 
 def initialise(pair: Pair, model: Path) -> Pair:
     """Start from another run's model: its averaged generator, and its discriminator where there is one."""
-    folder = next((f for f in (model, model / "model", model.parent) if (f / "model.safetensors").exists()), None)
-    if folder is None:
-        raise Unusable(f"--init-from {model}: there is no model.safetensors; give a run folder or its model folder")
+    folder = folder_to_start_from(model)
     load_weights(pair.g, folder / "model.safetensors")
     if (folder / "discriminator.safetensors").exists():
         load_weights(pair.d, folder / "discriminator.safetensors")

@@ -74,7 +74,7 @@ class Stop:
             if time.monotonic() > deadline:
                 raise Lost("a rank did not answer the request to stop")
             time.sleep(0.01)
-        self.reason = self.reason or store.get("stop/reason").decode()
+        self.reason = store.get("stop/reason").decode()
         return max(int(store.get(name)) for name in names)
 
     def _watch(self) -> None:

@@ -1,0 +1,476 @@
+"""One GPU, measured in one command of at most eight minutes: `python benchmarks/gpu.py --json F`.
+
+    tests       python -m pytest -m gpu
+    limits      what this card does at best, in this very run: bf16 and float32 matrix products, a copy
+    throughput  digits, fashion and SNGAN at CIFAR's size (width 256, batch 64 and 512): paragan in several
+                settings, and plain PyTorch loops of the same networks with the same weights (plain.py)
+    quality     --cifar FOLDER (train_part*of3.npz): about two minutes of SNGAN in bf16, then `paragan eval`;
+                with --resnet20 FILE also a Frechet distance in that classifier's features (not an FID)
+
+Needs nothing installed but what paragan imports; says what is missing. The file is written anew after every
+part, so that a run cut off keeps what it had. `--tiny` goes through everything in a minute on a CPU, to test
+this script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))  # a bare machine has no paragan installed
+NEEDED = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "pydantic": "pydantic",
+    "yaml": "pyyaml",
+    "safetensors": "safetensors",
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "torchmetrics": "torchmetrics",
+    "tensorboard": "tensorboard",
+    "matplotlib": "matplotlib",
+    "jinja2": "jinja2",
+    "rich": "rich",
+}
+WANTED = {"pytest": "pytest", "pytest_timeout": "pytest-timeout", "cloudpickle": "cloudpickle"}  # for the tests
+
+
+def missing(names: dict[str, str]) -> list[str]:
+    return [package for module, package in names.items() if importlib.util.find_spec(module) is None]
+
+
+if lacking := missing(NEEDED):
+    sys.exit(f"paragan needs {', '.join(lacking)}: not on this machine; carry the wheels, or pip install them")
+
+import numpy as np  # noqa: E402
+import ours  # noqa: E402
+import plain  # noqa: E402
+import torch  # noqa: E402
+from timing import Play, Spread, machine, repeated, save, table  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from paragan.comm.world import World  # noqa: E402
+from paragan.data.source import Images, load  # noqa: E402
+from paragan.plan.cost import forward_flops, round_flops  # noqa: E402
+from paragan.train.run import Run, pick_device  # noqa: E402
+
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all parts need: the device, how small to be, and when to be done."""
+
+    device: torch.device
+    tiny: bool
+    deadline: float
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def sync(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+
+
+def say(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+# Tests ----------------------------------------------------------------------------------------------------
+
+
+def tests(bench: Bench) -> Found:
+    """The tests marked `gpu`, in a process of their own."""
+    if lacking := missing(WANTED):
+        return {"skipped": f"missing: {', '.join(lacking)}"}
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests"]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=180)
+    return {"status": done.returncode, "tail": done.stdout.splitlines()[-15:]}
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+
+
+# Limits ---------------------------------------------------------------------------------------------------
+
+
+def limits(bench: Bench) -> Found:
+    """Best of ten, on random data (zeros would run faster)."""
+    n = 256 if bench.tiny else 8192
+    found: Found = {}
+    for name, dtype in (("bf16", torch.bfloat16), ("float32", torch.float32)):
+        a, b = torch.randn(2, n, n, device=bench.device, dtype=dtype)
+        found[f"{name}_matmul_tflops"] = 2e-12 * n**3 / best(bench, lambda a=a, b=b: a @ b)
+    x = torch.empty(1 << (20 if bench.tiny else 31), dtype=torch.uint8, device=bench.device)
+    y = torch.empty_like(x)
+    found["copy_gb_per_s"] = 2e-9 * x.numel() / best(bench, lambda: y.copy_(x))  # read and written
+    return found
+
+
+def best(bench: Bench, action: Callable[[], object]) -> float:
+    """Seconds of the fastest of ten, after three."""
+    seconds = []
+    for i in range(13):
+        bench.sync()
+        start = time.perf_counter()
+        action()
+        bench.sync()
+        if i >= 3:
+            seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+# Throughput -----------------------------------------------------------------------------------------------
+
+# name: settings, and an ingredient taken out
+SETTINGS: dict[str, tuple[tuple[str, ...], ours.Change]] = {
+    "float32": (("device.precision=float32",), ours.unchanged),
+    "bf16": (("device.precision=bf16",), ours.unchanged),
+    "bf16, one lane": (("device.precision=bf16", "lanes=1"), ours.unchanged),
+    "bf16, contiguous": (("device.precision=bf16", "device.channels_last=false"), ours.unchanged),
+    "bf16, convolutions as written": (("device.precision=bf16",), ours.convolve_as_written),
+    "bf16, compiled": (("device.precision=bf16", "device.compile=true"), ours.unchanged),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One recipe at one size, and what is measured of it."""
+
+    name: str
+    recipe: str
+    images: Images
+    settings: tuple[str, ...]
+    variants: tuple[str, ...]
+
+    def run(self, *settings: str) -> Run:
+        return ours.endless(self.recipe, self.images, *self.settings, *settings)
+
+
+def workloads(bench: Bench, fashion: str | None) -> list[Workload]:
+    grey = load(fashion, resolution=32) if fashion else ours.noise(32, 1)
+    colour, few = ours.noise(32, 3), ("float32", "bf16")
+    most = ("float32", "bf16", "bf16, one lane", "bf16, contiguous", "bf16, convolutions as written", "bf16, compiled")
+    sngan = ("nets.name=sngan", f"nets.width={8 if bench.tiny else 256}")
+    small = ("nets.width=8", "batch=16") if bench.tiny else ()
+    return [
+        Workload("sngan256 batch 64", "folder", colour, (*sngan, f"batch={16 if bench.tiny else 64}"), most),
+        Workload("sngan256 batch 512", "folder", colour, (*sngan, f"batch={32 if bench.tiny else 512}"), most[:-1]),
+        Workload("fashion", "fashion", grey, small, most),
+        Workload("digits", "digits", load("digits", resolution=8), small, (*few, "bf16, one lane")),
+    ]
+
+
+def throughput(bench: Bench, fashion: str | None, peak_tflops: float) -> Found:
+    """img/s, ms a round, peak memory, share of the measured peak; compiled variants last, for they take longest."""
+    loads = workloads(bench, fashion)
+    found: Found = {w.name: {"batch": w.run().batch, "gflop_a_round": gflop(w, bench), "rows": {}} for w in loads}
+    for w, variant in sorted(
+        ((w, v) for w in loads for v in (*w.variants, *PLAIN)), key=lambda job: "compiled" in job[1]
+    ):
+        if bench.left_s < (60 if "compiled" in variant else 15):
+            found[w.name]["rows"][variant] = {"skipped": "no time left"}
+            continue
+        found[w.name]["rows"][variant] = row = guarded(lambda w=w, v=variant: measure(w, v, bench))
+        if "ms" in row:
+            row["share_of_peak"] = found[w.name]["gflop_a_round"] / row["ms"]["median"] / peak_tflops
+        say(f"{w.name}, {variant}: {brief(row)}")
+    return found
+
+
+PLAIN = ("plain float32", "plain bf16", "plain bf16, compiled")
+
+
+def gflop(w: Workload, bench: Bench) -> float:
+    """Of one round, as paragan computes it: the same count for every variant, so shares compare."""
+    run = w.run("device.precision=float32", f"device.kind={bench.device.type}")
+    session = ours.session(run, w.images, World.solo(bench.device))
+    session.lanes.close()
+    g, d = forward_flops(session.game)
+    penalties = (run.objective.r1 > 0) + (run.objective.gp > 0)
+    return round_flops(g, d, run.batch, run.d_steps, penalties) / 1e9
+
+
+def measure(w: Workload, variant: str, bench: Bench) -> Found:
+    """One variant alone on the device."""
+    if bench.cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    torch._dynamo.reset()
+    with contestant(w, variant, bench) as play:
+        start = time.perf_counter()
+        play(3)
+        bench.sync()
+        first_s = time.perf_counter() - start
+        ms = timed(play, bench)
+    row = {"ms": ms.to_json(), "img_per_s": 1000 * w.run().batch / ms.median, "first_three_s": first_s}
+    return row | ({"peak_gb": torch.cuda.max_memory_allocated() / 1e9} if bench.cuda else {})
+
+
+@contextlib.contextmanager
+def contestant(w: Workload, variant: str, bench: Bench) -> Iterator[Play]:
+    if variant in PLAIN:
+        run = w.run("device.channels_last=false")
+        loop = plain.Naive(run, w.images, bench.device, bf16="bf16" in variant)
+        if "compiled" in variant:
+            loop.g.compile()
+            loop.d.compile()
+        yield repeated(loop.step)
+        return
+    settings, change = SETTINGS[variant]
+    run = w.run(*settings, f"device.kind={bench.device.type}")
+    session = ours.session(run, w.images, World.solo(bench.device), change)
+    try:
+        yield ours.playing(session)
+    finally:
+        session.lanes.close()
+
+
+def timed(play: Play, bench: Bench) -> Spread:
+    """Milliseconds a round over seven blocks of 0.4 s."""
+    block_s, blocks = (0.02, 2) if bench.tiny else (0.4, 7)
+    n, seconds = 1, 0.0
+    while seconds < block_s / 2:  # as many as fill a block
+        n *= 2
+        seconds = block(play, n, bench)
+    n = max(1, round(n * block_s / seconds))
+    return Spread.of([1000 * block(play, n, bench) / n for _ in range(blocks)])
+
+
+def block(play: Play, n: int, bench: Bench) -> float:
+    bench.sync()
+    start = time.perf_counter()
+    play(n)
+    bench.sync()
+    return time.perf_counter() - start
+
+
+def guarded(action: Callable[[], Found]) -> Found:
+    """A part that fails is a finding, not the end."""
+    try:
+        return action()
+    except Exception as error:
+        traceback.print_exc(limit=-3)
+        return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+
+
+def brief(row: Found) -> str:
+    if "ms" not in row:
+        return str(row)
+    memory = f", {row['peak_gb']:.2f} GB" if "peak_gb" in row else ""
+    share = f", {row['share_of_peak']:.1%} of peak" if "share_of_peak" in row else ""
+    return f"{row['img_per_s']:,.0f} img/s, {row['ms']['median']:.2f} ms a round{memory}{share}"
+
+
+# Quality --------------------------------------------------------------------------------------------------
+
+
+def quality(bench: Bench, cifar: Path, resnet20: Path | None, img_per_s: float, batch: int, folder: Path) -> Found:
+    """Two minutes of training at the speed just measured, scored by the command line."""
+    data, seconds = folder / "cifar.npz", 2 if bench.tiny else max(30.0, min(120.0, bench.left_s - 90))
+    parts = join_parts(cifar, data, 200 if bench.tiny else None)
+    kimg = max(0.25, round(img_per_s * seconds / 1000, 2))
+    width, count = (8, 50) if bench.tiny else (256, 10_000)
+    settings = [f"--data={data}", f"--kimg={kimg}", f"--batch={batch}", f"--nets.width={width}", "--nets.name=sngan"]
+    settings += ["--device.precision=bf16", f"--output.checkpoint_kimg={kimg}", f"--output.fakes_kimg={kimg}"]
+    run_dir = folder / "run"
+    start = time.monotonic()
+    scored = ["--evaluation.metrics=[fd]", f"--evaluation.count={count}"]
+    paragan("train", "folder", "--run-dir", str(run_dir), "--resume=never", *settings, *scored)
+    found: Found = {"parts": parts, "kimg": kimg, "batch": batch, "train_and_score_s": time.monotonic() - start}
+    paragan("eval", str(run_dir), "--metrics", "fd", "--count", str(count))
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    found["paragan eval"] = lines[-1]
+    say(f"{lines[-1]['name']} {lines[-1]['value']:.4g} after {kimg:g} kimg")
+    if resnet20:
+        found["resnet20"] = guarded(lambda: in_classifier(bench, run_dir, data, cifar, resnet20, count))
+        say(f"resnet20: {found['resnet20']}")
+    return found
+
+
+def paragan(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "paragan", *arguments], env=environment(), capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"paragan {arguments[0]}: status {done.returncode}: {done.stderr.strip()[-500:]}")
+
+
+def join_parts(cifar: Path, target: Path, most: int | None) -> int:
+    """Whichever thirds of the training set are there, as one file."""
+    files = sorted(cifar.glob("train_part*of3.npz"))
+    if not files:
+        raise FileNotFoundError(f"{cifar}: no train_part*of3.npz")
+    parts = [np.load(file) for file in files]
+    images, labels = (np.concatenate([part[key] for part in parts])[:most] for key in ("images", "labels"))
+    np.savez(target, images=images, labels=labels)
+    return len(files)
+
+
+def in_classifier(bench: Bench, run_dir: Path, data: Path, cifar: Path, weights: Path, count: int) -> Found:
+    """Frechet distance in the features of a classifier of CIFAR-10: `fd_resnet20`, which is not FID.
+
+    Beside it, what as many real images get: the least that can be expected."""
+    from paragan.eval.evaluate import evaluate
+    from paragan.eval.features import module_features
+    from paragan.train.model import load_model
+
+    net = ResNet20()
+    net.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+    space = module_features("resnet20", net.eval(), 64)
+    sampler, reals = load_model(run_dir, bench.device).sampler, np.load(data)["images"]
+    some = torch.from_numpy(reals[np.random.default_rng(0).permutation(len(reals))[:count]]).permute(0, 3, 1, 2)
+
+    def fakes(indices: range) -> Tensor:
+        return sampler.images(list(indices), sampler.labels(list(indices), 0), 0)
+
+    samples = {"fd_resnet20": fakes, "of real images": lambda indices: some[indices.start : indices.stop]}
+    how: Found = {"space": space, "metrics": ["fd"], "count": min(count, len(some)), "device": bench.device}
+    found = {name: evaluate(sample, reals, **how)[0].value for name, sample in samples.items()}
+    return found | {"accuracy_on_test1k": accuracy(net.to(bench.device), cifar / "test1k_exact.npz", bench.device)}
+
+
+def accuracy(net: ResNet20, file: Path, device: torch.device) -> float | None:
+    """Whether the classifier is the one it should be: 91.5 % of the first 1,000 test images."""
+    if not file.exists():
+        return None
+    data = np.load(file)
+    with torch.no_grad():
+        x = torch.from_numpy(data["images"]).permute(0, 3, 1, 2).to(device)
+        return float((net.linear(net(x)).argmax(1).cpu() == torch.from_numpy(data["labels"]).long()).float().mean())
+
+
+class ResNet20(nn.Module):
+    """He et al. 2015, section 4.2, for CIFAR-10: uint8 [N, 3, 32, 32] -> pooled features [N, 64]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.layer1 = nn.Sequential(*(Residual(16, 16) for _ in range(3)))
+        self.layer2 = nn.Sequential(Residual(16, 32), Residual(32, 32), Residual(32, 32))
+        self.layer3 = nn.Sequential(Residual(32, 64), Residual(64, 64), Residual(64, 64))
+        self.linear = nn.Linear(64, 10)
+        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406])[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225])[:, None, None], persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        h = (images.float() / 255 - self.mean) / self.std
+        h = torch.relu(self.bn1(self.conv1(h)))
+        return self.layer3(self.layer2(self.layer1(h))).mean((2, 3))
+
+
+class Residual(nn.Module):
+    """Two convolutions and a shortcut without parameters: every second pixel, channels padded with zeros."""
+
+    def __init__(self, a: int, b: int):
+        super().__init__()
+        self.stride, self.pad = (1, 0) if a == b else (2, (b - a) // 2)
+        self.conv1, self.bn1 = nn.Conv2d(a, b, 3, self.stride, padding=1, bias=False), nn.BatchNorm2d(b)
+        self.conv2, self.bn2 = nn.Conv2d(b, b, 3, padding=1, bias=False), nn.BatchNorm2d(b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        short = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.pad, self.pad))
+        return torch.relu(h + short)
+
+
+# All of it ------------------------------------------------------------------------------------------------
+
+
+def card(device: torch.device) -> Found:
+    """Which GPU, which versions, what is missing."""
+    about: Found = {"missing": missing(WANTED), "numpy": np.__version__}
+    if device.type != "cuda":
+        return about | {"card": "none: this ran on the CPU"}
+    p = torch.cuda.get_device_properties(device)
+    about |= {"card": p.name, "memory_gb": round(p.total_memory / 1e9, 1), "multiprocessors": p.multi_processor_count}
+    versions = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    tf32 = {"convolutions_tf32": torch.backends.cudnn.allow_tf32, "matmul_tf32": torch.backends.cuda.matmul.allow_tf32}
+    return about | versions | tf32
+
+
+def shown(found: Found) -> str:
+    """The throughput tables, for people."""
+    lines = []
+    for name, entry in found.items():
+        rows = [[variant, *_cells(row)] for variant, row in entry["rows"].items()]
+        head = ["", "img/s", "ms", "low", "high", "GB", "of peak"]
+        lines.append(f"\n{name}: {entry['gflop_a_round']:.1f} GFLOP a round of {entry['batch']}\n{table(head, rows)}")
+    return "\n".join(lines)
+
+
+def _cells(row: Found) -> list[str]:
+    if "ms" not in row:
+        return [row.get("error") or row["skipped"], *[""] * 5]
+    ms = row["ms"]
+    times = [f"{x:.2f}" for x in (ms["median"], *ms["ci95"])]
+    return [f"{row['img_per_s']:,.0f}", *times, f"{row.get('peak_gb', 0):.2f}", f"{row['share_of_peak']:.1%}"]
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = Path(os.environ.get("OUT", ".")) / "gpu.json"
+    parser.add_argument("--json", metavar="F", default=str(default), help=f"where everything is written ({default})")
+    parser.add_argument("--data", metavar="NPZ", help="Fashion-MNIST, for fashion (else random images)")
+    parser.add_argument("--cifar", metavar="FOLDER", type=Path, help="with train_part*of3.npz: also a quality run")
+    parser.add_argument("--resnet20", metavar="FILE", type=Path, help="state dict: also fd_resnet20")
+    parser.add_argument("--quality-batch", type=int, default=64, metavar="N")
+    parser.add_argument("--minutes", type=float, default=7.5, help="skip what does not fit (7.5)")
+    parser.add_argument("--no-tests", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="everything, very small")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parsed()
+    warnings.simplefilter("ignore")
+    end = time.monotonic() + 60 * options.minutes
+    bench = Bench(pick_device("auto"), options.tiny, end)
+    found: Found = {"machine": machine() | card(bench.device), "tiny": options.tiny}
+    say(json.dumps(found["machine"]))
+
+    def part(name: str, action: Callable[[], Found]) -> Found:
+        found[name] = guarded(action)
+        save(options.json, found)
+        return found[name]
+
+    if not options.no_tests:
+        say(f"tests: {part('tests', lambda: tests(bench))}")
+    say(f"limits: {part('limits', lambda: limits(bench))}")
+    peak = found["limits"].get("bf16_matmul_tflops", float("nan"))
+    kept_s = (60 if options.tiny else 210) if options.cifar else 0  # for the quality run
+    measured = part("throughput", lambda: throughput(Bench(bench.device, bench.tiny, end - kept_s), options.data, peak))
+    if "error" not in measured:
+        print(shown(measured))
+    if options.cifar:
+        row = measured.get("sngan256 batch 64", {}).get("rows", {}).get("bf16", {})
+        rounds_per_s = 1000 / row["ms"]["median"] if "ms" in row else 10.0
+        with tempfile.TemporaryDirectory() as folder:
+            args = (options.cifar, options.resnet20, rounds_per_s * options.quality_batch, options.quality_batch)
+            say(f"quality: {part('quality', lambda: quality(bench, *args, Path(folder)))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

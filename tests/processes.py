@@ -1,0 +1,225 @@
+"""Command lines in processes of their own: real signals, real files, real ranks.
+
+`Processes.warm` forks them from a server that has imported everything (0.1 s instead of 3 s);
+`Processes.cold` starts `python -m paragan` as a user does. Whatever still runs when a test ends is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import multiprocessing as mp
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+PRELOADED = [
+    "sklearn.datasets",
+    "torch.utils.tensorboard.writer",
+    "paragan.cli",
+    "paragan.eval.scores",
+    "paragan.recipes",
+    "paragan.train.start",
+]
+TINY = [
+    *("digits", "--nets.width=4", "--nets.latent=8", "--objective.r1=0"),
+    *("--batch=16", "--lanes=2", "--output.tick_kimg=0.016"),  # a line of stats every step
+    *("--evaluation.metrics=[fd]", "--evaluation.count=16"),
+    *("--device.threads=1", "--device.precision=float32"),
+]
+LONG = "--kimg=1.6"  # 100 steps: long enough to be caught in the middle
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def _main(arguments: list[str], log: str, env: dict[str, str], patch: str) -> None:
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{log}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.environ.update(env)
+    exec(patch, {})
+    from paragan.cli import main
+
+    sys.exit(main(arguments))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+def call(*arguments: str | Path) -> Ended:
+    """A command line in this process."""
+    from paragan.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main([str(argument) for argument in arguments])
+    return Ended(status, out.getvalue(), err.getvalue())
+
+
+def refused(*arguments: str | Path) -> str:
+    """The one line with which a command line is refused."""
+    ended = call(*arguments)
+    assert ended.status == 2, ended
+    assert ended.err.count("\n") == 1
+    assert ended.err.startswith("paragan: ")
+    return ended.err
+
+
+def train(folder: Path, *more: str) -> list[str]:
+    """The command line of a tiny run."""
+    return ["train", *TINY, f"--run-dir={folder}", *more]
+
+
+def trained(folder: Path, *more: str) -> Path:
+    """A tiny run, to its end, in this process."""
+    ended = call(*train(folder, *more))
+    assert ended.status == 0, ended
+    return folder
+
+
+@contextlib.contextmanager
+def during(step: int, action: Callable[[], object]) -> Iterator[None]:
+    """Inside, runs of this process do something while they play a round (counted from 0)."""
+    from paragan.train import loop
+
+    original = loop.play_round
+
+    def play_round(session: Any) -> None:
+        if session.clock.step == step:
+            action()
+        original(session)
+
+    with mock.patch.object(loop, "play_round", play_round):
+        yield
+
+
+def interrupted(folder: Path, step: int, *more: str, number: signal.Signals = signal.SIGTERM) -> Path:
+    """A tiny run that got a signal while it played round `step`."""
+    with during(step, lambda: signal.raise_signal(number)):
+        ended = call(*train(folder, *more))
+    assert ended.status == 3, ended
+    return folder
+
+
+class Process:
+    """A command that was started; its output goes to LOG.out and LOG.err."""
+
+    def __init__(self, process: Any, log: Path):
+        self._process, self._log, self.pid = process, log, process.pid
+
+    def status(self) -> int | None:
+        """The exit status; minus the signal that ended it; None while it runs."""
+        cold = isinstance(self._process, subprocess.Popen)
+        return self._process.poll() if cold else self._process.exitcode
+
+    def wait(self, timeout_s: float = 60) -> int:
+        until(lambda: self.status() is not None, timeout_s, f"{self._log.name} ends")
+        status = self.status()
+        assert status is not None
+        return status
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    @property
+    def out(self) -> str:
+        return self._log.with_name(f"{self._log.name}.out").read_text()
+
+    @property
+    def err(self) -> str:
+        return self._log.with_name(f"{self._log.name}.err").read_text()
+
+
+class Processes:
+    """Starts commands, and ends those that are left."""
+
+    def __init__(self, folder: Path):
+        self.folder, self._started = folder, list[Any]()
+        self._server = mp.get_context("forkserver")
+        self._server.set_forkserver_preload(PRELOADED)
+
+    def warm(self, *arguments: str, patch: str = "", **env: str) -> Process:
+        """`patch` is run first: code that breaks something in there."""
+        log = self._log()
+        process = self._server.Process(target=_main, args=(list(arguments), str(log), env, patch))
+        process.start()
+        self._started.append(process)
+        return Process(process, log)
+
+    def cold(self, *arguments: str, **env: str) -> Process:
+        log = self._log()
+        with Path(f"{log}.out").open("wb") as out, Path(f"{log}.err").open("wb") as err:
+            command = [sys.executable, "-m", "paragan", *arguments]
+            process = subprocess.Popen(command, stdout=out, stderr=err, env=os.environ | env, start_new_session=True)
+        self._started.append(process)
+        return Process(process, log)
+
+    def ranks(self, size: int, *arguments: str, start: Callable[..., Process] | None = None) -> list[Process]:
+        """As a launcher would start them: independent processes that know their place."""
+        port = str(free_port())
+        places = [(str(r), str(size), str(r), str(size), "127.0.0.1", port) for r in range(size)]
+        return [(start or self.warm)(*arguments, **dict(zip(PLACE, place, strict=True))) for place in places]
+
+    def close(self) -> None:
+        for process in self._started:
+            process.kill()
+        for process in self._started:
+            process.wait() if isinstance(process, subprocess.Popen) else process.join()
+
+    def _log(self) -> Path:
+        return self.folder / f"process{len(self._started)}"
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 60, what: str = "it happens") -> Any:
+    """Poll; returns what the condition returned."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s until {what}"
+        time.sleep(0.005)
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps in stats.jsonl, but for a line that is being written."""
+    path = folder / "stats.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [int(json.loads(line)["Progress/step"]) for line in lines if line.endswith("\n")]
+
+
+def playing(folder: Path, step: int = 5) -> None:
+    """Return when a run has come as far as this step."""
+    until(lambda: (steps(folder) or [0])[-1] >= step, what=f"step {step}")
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Oldest first."""
+    inside = folder / "checkpoints"
+    return sorted(p for p in inside.iterdir() if p.name.isdigit()) if inside.exists() else []
+
+
+def outcome(folder: Path) -> dict[str, bytes]:
+    """What a run has learnt, to the last bit: the model and the tensors of its newest checkpoint."""
+    last = checkpoints(folder)[-1]
+    files = [*(folder / "model").glob("*.safetensors"), *last.glob("*.safetensors")]
+    found = {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    assert len(found) >= 3
+    return found

@@ -1,0 +1,322 @@
+"""The command line: what it answers, and the one line with which it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from processes import TINY, call, outcome, refused, trained
+
+from paragan.config import from_yaml
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+# Refused before anything is made --------------------------------------------------------------------------
+
+BAD = {  # command line: what its one line must say
+    "": ["COMMAND"],
+    "tarin digits": ["tarin", "train"],
+    "train": ["paragan recipes"],
+    "train digts": ["digts", "did you mean digits?"],
+    "train xyzzy": ["xyzzy", "digits, fashion, folder"],
+    "train digits --bach 64": ["bach", "did you mean batch?"],
+    "train digits --g.optimiser.lr=1": ["did you mean g.optimizer?"],
+    "train digits --g.optimizer.rl=1": ["did you mean g.optimizer.lr?"],
+    "train digits --nets.foo=1": ["nets.foo", "nets.width"],
+    "train digits --batch many": ["batch=many", "integer"],
+    "train digits --batch": ["--batch", "expected one argument"],
+    "train digits --g.optimizer.lr": ["--g.optimizer.lr needs a value"],
+    "train digits --g.optimizer.lr --batch=16": ["--g.optimizer.lr needs a value"],
+    "train digits --g.optimizer.lr=-1": ["g.optimizer.lr=-1", "greater than 0"],
+    "train digits --g.optimizer=adamm": ["adamm", "did you mean adam?"],
+    "train digits --g=3 --g.optimizer.lr=1": ["g is a value"],
+    "train digits --nets=dcgam": ["dcgam", "did you mean dcgan?"],
+    "train digits --seed -1": ["seed=-1", "0"],
+    "train digits --seed 1.5": ["seed=1.5", "integer"],
+    "train digits --kimg 0": ["kimg=0", "greater than 0"],
+    "train digits --kimg inf": ["kimg=inf", "finite"],
+    "train digits --strategy gosip": ["gosip", "sync"],
+    "train digits --device.kind=gpu": ["gpu", "'auto', 'cpu' or 'cuda'"],
+    "train digits more": ["more"],
+    "train digits --batch 60": ["--batch 60", "--lanes 8", "56 or 64"],
+    "train digits --batch 4": ["--batch 4", "8 or 16"],
+    "train digits --ranks 9": ["9 ranks", "at most 8"],
+    "train digits --ranks 0": ["--ranks 0", "1 or more"],
+    "train digits --ranks -1": ["--ranks -1", "1 or more"],
+    "train digits --ranks two": ["two"],
+    "train digits --resume nowhere": ["nowhere does not exist"],
+    "train digits --resume . --run-dir here": ["--resume", "--run-dir"],
+    "train digits --init-from nowhere": ["--init-from", "nowhere"],
+    "train digits --evaluation.metrics=fd": ["--evaluation.metrics=[fd]"],
+    "train digits --evaluation.metrics=[fod]": ["fod", "did you mean fd?"],
+    "train digits --evaluation.metrics=[fid]": ["fid", "fd works"],
+    "train digits --evaluation.features=inception --evaluation.inception=nowhere": ["missing nowhere"],
+    "train digits --evaluation.count=1": ["evaluation.count=1", "2"],
+    "train fashion": ["fashion needs --data", ".npz"],
+    "train folder --data nowhere": ["nowhere does not exist"],
+    "train folder --data 2024": ["2024 does not exist"],
+    "train nowhere.yaml": ["nowhere.yaml does not exist"],
+    "sample nowhere --out a.png": ["nowhere does not exist"],
+    "sample . --out a.png": ["no model yet"],
+    "sample . --out a.png --count 0": ["--count 0"],
+    "sample . --out a.png --count 2.5": ["--count", "2.5"],
+    "sample . --out a.png --truncation 0": ["--truncation 0", "between 0.05 and 1"],
+    "sample . --out a.png --truncation 2": ["--truncation 2", "between 0.05 and 1"],
+    "sample . --out a.png --truncation nan": ["--truncation nan"],
+    "sample . --out a.png --seed -1": ["--seed -1"],
+    "sample . --out a.png --fast": ["--fast"],
+    "sample .": ["--out"],
+    "eval nowhere": ["nowhere does not exist"],
+    "eval .": ["no run folder"],
+    "eval . --seed -1": ["--seed -1"],
+    "report nowhere": ["nowhere"],
+    "recipes all": ["all"],
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_is_one_line_and_makes_nothing(line, tmp_path):
+    said = refused(*line.split())
+    assert all(words in said for words in BAD[line]), said
+    assert not list(tmp_path.iterdir())
+
+
+FILES = {  # contents of run.yaml: what is said of them
+    b"a: [1": ["run.yaml is not YAML"],
+    b"\xff\xfe\x00": ["run.yaml cannot be read"],
+    b"- digits": ["run.yaml must hold fields"],
+    b"": ["run.yaml must hold fields"],
+    b"recipe: digits\nbach: 64": ["bach", "did you mean batch?"],
+    b"data: null": ["data=None"],
+    b"1: 2": ["1"],
+    b"data: {path: digits}\ng: {optimizer: {name: adam, learning_rate: 1}}": ["g.optimizer.learning_rate"],
+}
+
+
+@pytest.mark.parametrize("contents", FILES)
+def test_a_file_that_is_no_run_is_refused(contents):
+    Path("run.yaml").write_bytes(contents)
+    said = refused("train", "run.yaml")
+    assert all(words in said for words in FILES[contents]), said
+
+
+def test_a_folder_is_no_run_file():
+    Path("run.yaml").mkdir()
+    assert "run.yaml cannot be read" in refused("train", "run.yaml")
+
+
+def picture(path: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (8, 8)).save(path)
+
+
+def no_images() -> str:
+    Path("data").mkdir()
+    return "data is empty"
+
+
+def class_without_images() -> str:
+    picture("data/cat/1.png")
+    Path("data/dog").mkdir()
+    return "data/dog: this class has no image"
+
+
+def corrupt_image() -> str:
+    picture("data/cat/1.png")
+    Path("data/cat/2.png").write_bytes(Path("data/cat/1.png").read_bytes()[:40])
+    return "data/cat/2.png cannot be decoded"
+
+
+def labels_out_of_range() -> str:
+    np.savez("data.npz", images=np.zeros((4, 8, 8, 1), np.uint8), labels=np.array([0, 1, -1, 1]))
+    return "labels"
+
+
+def wrong_keys() -> str:
+    np.savez("data.npz", pictures=np.zeros((4, 8, 8, 1), np.uint8))
+    return "images"
+
+
+def text_file() -> str:
+    Path("data.npz").write_text("images")
+    return "data.npz"
+
+
+@pytest.mark.parametrize(
+    "make", [no_images, class_without_images, corrupt_image, labels_out_of_range, wrong_keys, text_file]
+)
+def test_data_that_cannot_be_used_is_refused(make):
+    words = make()
+    said = refused("train", "folder", "--nets=dcgan", "--data", next(Path().glob("data*")))
+    assert said.startswith("paragan: data: ")
+    assert words in said
+    assert not Path("runs").exists()
+
+
+PLACES = {
+    "RANK=2 WORLD_SIZE=2": "RANK=2 must be less than WORLD_SIZE=2",
+    "RANK=1 WORLD_SIZE=1": "RANK=1 must be less than WORLD_SIZE=1",
+    "RANK=first WORLD_SIZE=2": "RANK='first' must be a number",
+    "RANK=1 WORLD_SIZE=-2": "WORLD_SIZE='-2' must be a number",
+    "RANK=1": "RANK and WORLD_SIZE belong together",
+    "WORLD_SIZE=2": "RANK and WORLD_SIZE belong together",
+    "RANK=0 WORLD_SIZE=2": "MASTER_ADDR is not set",
+    "RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=x": "MASTER_PORT='x' must be a number",
+    "RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=99999": "MASTER_PORT=99999",
+    "RANK=0 WORLD_SIZE=3": "3 ranks cannot share --lanes 2",
+}
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_a_place_among_ranks_that_makes_no_sense_is_refused(places, monkeypatch):
+    for place in places.split():
+        monkeypatch.setenv(*place.split("="))
+    assert PLACES[places] in refused("train", *TINY)
+
+
+def test_ranks_are_for_those_without_a_launcher(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "leave --ranks out" in refused("train", *TINY, "--ranks=2")
+
+
+def test_files_in_the_way_are_refused():
+    Path("file").write_text("")
+    assert "file" in refused("train", *TINY, "--run-dir=file")
+    assert "--outdir file cannot be written" in refused("train", *TINY, "--outdir=file")
+    Path("folder").mkdir()
+    Path("folder/thesis.txt").write_text("")
+    assert "folder has files in it but no run.yaml" in refused("train", *TINY, "--run-dir=folder")
+    assert [path.name for path in Path("folder").iterdir()] == ["thesis.txt"]
+
+
+# Shown without training -----------------------------------------------------------------------------------
+
+
+def test_a_dry_run_prints_a_record_that_reproduces_itself_and_makes_nothing(tmp_path):
+    first = call("train", *TINY, "--g.optimizer=sgd", "--average.half_life_kimg=3", "-n")
+    assert first.status == 0
+    assert not list(tmp_path.iterdir())
+    Path("that.yaml").write_text(first.out)
+    assert call("train", "that.yaml", "-n") == first
+    assert from_yaml(first.out, "")["g"]["optimizer"]["name"] == "sgd"
+
+
+def test_a_dry_run_tells_the_cost_of_more_ranks():
+    alone, two = (call("train", *TINY, "-n", f"--ranks={n}").out for n in (1, 2))
+    assert "# each rank sends 0 MB" in alone
+    assert "# each rank sends 0 MB" not in two
+
+
+def test_recipes_and_fields_are_listed():
+    listed = call("recipes")
+    assert [line.split()[0] for line in listed.out.splitlines()] == ["digits", "fashion", "folder"]
+    fields = call("train", "--fields")
+    assert fields.status == 0
+    for name in ("batch", "g.optimizer.lr", "nets.width", "objective.r1", "strategy.order", "device.threads"):
+        assert f"--{name} " in fields.out
+
+
+def test_help_is_no_mistake(capsys):
+    for words in ([], ["train"], ["sample"], ["eval"]):
+        with pytest.raises(SystemExit) as ended:
+            call(*words, "--help")
+        assert ended.value.code == 0
+
+
+# Runs that stand ------------------------------------------------------------------------------------------
+
+
+def test_a_record_repeats_its_run_bit_for_bit(finished):
+    ended = call("train", finished / "run.yaml", "--run-dir=again")
+    assert ended.status == 0
+    assert outcome(Path("again")) == outcome(finished)
+    assert Path("again/run.yaml").read_bytes() == (finished / "run.yaml").read_bytes()
+
+
+def test_another_seed_is_another_run(finished):
+    assert outcome(trained(Path("run"), "--kimg=0.16", "--seed=1")) != outcome(finished)
+
+
+def test_a_folder_keeps_to_its_run(finished):
+    shutil.copytree(finished, "run")
+    before = outcome(Path("run"))
+    said = refused("train", *TINY, "--run-dir=run", "--batch=32", "--lanes=4")
+    assert "batch was 16, is 32" in said
+    assert "lanes was 2, is 4" in said
+    assert "recipe was 'digits', is 'folder'" in refused("train", "folder", "--data=digits", "--resume=run")
+    assert "--resume never" in refused("train", *TINY, "--run-dir=run", "--resume=never")
+    assert outcome(Path("run")) == before
+    assert call("train", *TINY, "--resume=run", "--kimg=0.176").status == 0  # a run may become longer
+
+
+def test_samples_as_a_grid_an_archive_or_a_folder(finished):
+    for out in ("grid.png", "samples.npz", "folder"):
+        assert call("sample", finished, "--count=12", "--labels=3,7", "--out", out).status == 0
+    with Image.open("grid.png") as grid:
+        assert grid.size == (32, 24)
+    with np.load("samples.npz") as made:
+        assert made["images"].shape == (12, 8, 8, 1)
+        assert made["images"].dtype == np.uint8
+        assert made["labels"].tolist() == [3, 7] * 6
+    assert sorted(path.name for path in Path("folder").iterdir()) == ["3", "7"]
+
+
+def test_a_sample_depends_on_seed_and_index_alone(finished):
+    def images(*more: str) -> np.ndarray:
+        assert call("sample", finished, "--labels=3", "--out=samples.npz", *more).status == 0
+        with np.load("samples.npz") as made:
+            return made["images"]
+
+    few, many, other = images("--count=5"), images("--count=300"), images("--count=5", "--seed=1")
+    assert np.array_equal(few, many[:5])
+    assert not np.array_equal(few, other)
+    assert not np.array_equal(few, images("--count=5", "--truncation=0.5"))
+
+
+def test_samples_that_cannot_be_made_are_refused(finished):
+    assert "there is no class '10'" in refused("sample", finished, "--labels=10", "--out=a.png")
+    assert "there is no class 'x'" in refused("sample", finished, "--labels=3,x", "--out=a.png")
+    assert "unknown extension .gif" in refused("sample", finished, "--out=a.gif")
+    Path("file").write_text("")
+    assert "cannot be written" in refused("sample", finished, "--out=file/a.png")
+
+
+def test_labels_are_refused_where_there_are_no_classes():
+    trained(Path("run"), "--kimg=0.016", "--data.labels=false")
+    assert "without classes" in refused("sample", "run", "--labels=3", "--out=a.png")
+    assert call("sample", "run", "--out=a.png").status == 0
+
+
+def test_scores_are_added_with_their_protocol(finished):
+    shutil.copytree(finished, "run")
+    ended = call("eval", "run", "--metrics=fd,kid", "--count=32")
+    assert ended.status == 0
+    assert "fd_pixels" in ended.out
+    assert "not comparable" in ended.out  # the run itself scored 16 fakes
+    rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert [row["name"] for row in rows] == ["fd_pixels", "fd_pixels", "kid_pixels"]
+    assert [row["protocol"]["fakes"] for row in rows] == [16, 32, 32]
+
+
+def test_scores_that_cannot_be_measured_are_refused(finished):
+    shutil.copytree(finished, "run")
+    before = Path("run/metrics.jsonl").read_bytes()
+    assert "did you mean" in refused("eval", "run", "--metrics=foo")
+    assert "missing nowhere" in refused("eval", "run", "--metrics=fid", "--inception=nowhere")
+    assert "count=0" in refused("eval", "run", "--count=0")
+    assert "nowhere does not exist" in refused("eval", "run", "--data=nowhere")
+    assert Path("run/metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_may_start_from_the_model_of_another(finished):
+    a, b = (trained(Path(name), "--kimg=0.016", "--init-from", str(finished)) for name in ("a", "b"))
+    assert outcome(a) == outcome(b) != outcome(trained(Path("c"), "--kimg=0.016"))
