@@ -101,7 +101,8 @@ class Careful:
     Right: in a turn only the network that moves goes through its wrapper, and only its parameters want
     gradients; no fake of D's turn carries G's graph. Fast: buckets are the gradients (gradient_as_bucket_view),
     buffers are not broadcast (spectral-norm vectors follow from the weights, and are equal without), fused
-    Adam, one foreach call for the average, R1 on the logits that the loss needs anyway.
+    Adam, one foreach call for the average, R1 on the logits that the loss needs anyway. A static graph and other
+    bucket sizes were no faster.
     """
 
     def __init__(self, size: Size, feed: Feed, wrap: Wrap = lambda net: net):
@@ -275,7 +276,10 @@ def start(options: argparse.Namespace) -> dict[str, Any]:
     ranks_end.close()
     found: dict[str, Any] = {}
     for _ in range(1 if options.small_only else 2):
-        name, found[name] = answers.recv()
+        try:
+            name, found[name] = answers.recv()
+        except EOFError:
+            sys.exit("a rank failed, see above")
         print(report(name, found[name]), flush=True)
     for process in processes:
         process.join()

@@ -91,15 +91,15 @@ def trained(folder: Path, *more: str) -> Path:
 
 
 @contextlib.contextmanager
-def during(step: int, action: Callable[[], object]) -> Iterator[None]:
-    """Inside, runs of this process do something while they play a round (counted from 0)."""
+def during(step: int, action: Callable[[Any], object]) -> Iterator[None]:
+    """Inside, runs of this process do something as they play a round (counted from 0)."""
     from paragan.train import loop
 
     original = loop.play_round
 
     def play_round(session: Any) -> None:
         if session.clock.step == step:
-            action()
+            action(session)
         original(session)
 
     with mock.patch.object(loop, "play_round", play_round):
@@ -108,7 +108,7 @@ def during(step: int, action: Callable[[], object]) -> Iterator[None]:
 
 def interrupted(folder: Path, step: int, *more: str, number: signal.Signals = signal.SIGTERM) -> Path:
     """A tiny run that got a signal while it played round `step`."""
-    with during(step, lambda: signal.raise_signal(number)):
+    with during(step, lambda session: signal.raise_signal(number)):
         ended = call(*train(folder, *more))
     assert ended.status == 3, ended
     return folder

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import toy
 import torch
+import toy
 from torch import nn
 
 import paragan as pg

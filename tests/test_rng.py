@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import toy
 import torch
+import toy
 
 from paragan.data.lanes import Lanes
 from paragan.rng import Draw, generator, shuffled
@@ -39,12 +39,14 @@ def lanes(owned, start=0, mirror=False, merge=0):
 
 
 def take(source, count):
-    hands = [[hand for hand in source.next()] for _ in range(count)]
+    batches = [list(source.next()) for _ in range(count)]
     source.close()
-    return [
-        (torch.cat([h.images for h in hand]), torch.cat([h.labels for h in hand]), torch.cat([h.draw.normal("z", 3) for h in hand]))
-        for hand in hands
-    ]
+
+    def whole(hands):
+        parts = zip(*((h.images, h.labels, h.draw.normal("z", 3)) for h in hands), strict=True)
+        return tuple(torch.cat(part) for part in parts)
+
+    return [whole(hands) for hands in batches]
 
 
 def test_any_deal_of_the_lanes_draws_the_same():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import toy
 import torch
+import toy
 from torch import nn
 
 from paragan.data.source import load

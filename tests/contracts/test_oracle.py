@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 
 import pytest
-import toy
 import torch
+import toy
 from torch import nn
 from torch.nn.functional import relu, softplus
 
@@ -100,7 +100,7 @@ def plain_loop(run, rounds):
                 p.lerp_(q, weight)
     s.lanes.close()
     found = {f"{name}/{k}": v for name, net in (("G", g), ("D", d)) for k, v in net.state_dict().items()}
-    return found, {k: v for k, v in average.named_parameters()}
+    return found, dict(average.named_parameters())
 
 
 def ours(run, rounds):

@@ -83,7 +83,12 @@ def test_a_young_average_follows_closely():
 
 def test_moving_never_leaks():
     player = Player("P", net(), SGD().build)
-    with pytest.raises(ZeroDivisionError), player.moving():
-        assert all(p.requires_grad for p in player.net.parameters())
-        raise ZeroDivisionError
+
+    def turn_that_fails():
+        with player.moving():
+            assert all(p.requires_grad for p in player.net.parameters())
+            return 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        turn_that_fails()
     assert not any(p.requires_grad for p in player.net.parameters())

@@ -1,0 +1,102 @@
+"""What a GPU must not change: the same training, the same draws, the same files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import toy
+
+from paragan.comm.world import World
+from paragan.eval.features import exact_convolutions
+from paragan.rng import Draw
+from paragan.train.checkpoint import Checkpoints
+from paragan.train.loop import play_round
+
+pytestmark = pytest.mark.gpu
+
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+SETTINGS = {
+    "hinge": (),
+    "r1": ("objective.r1=1", "objective.loss=nonsaturating"),
+    "gp": ("objective.gp=10", "objective.loss=wasserstein"),
+    "unconditional": ("data.labels=false",),
+    "lane by lane": ("device.merge=1",),
+}
+
+
+@pytest.fixture(autouse=True)
+def _exact() -> Iterator[None]:
+    """Without TF32, which rounds a convolution's inputs to 10 bits."""
+    with exact_convolutions(GPU):
+        yield
+
+
+def close(a, b, tolerance=2e-3):
+    """Relative distance of the parameters of both players and of the average, wherever they lie."""
+    a, b = ({name: value.cpu() for name, value in state.items()} for state in (a, b))
+    for prefix in ("G/", "D/", "G/average"):
+        assert toy.distance(a, b, prefix) < tolerance, prefix
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_three_rounds_equal_those_on_the_cpu(settings):
+    run = toy.run(*settings, "nets.batch_norm=true")
+    close(toy.play(run, 3, World.solo(GPU)), toy.play(run, 3))
+
+
+def test_bf16_stays_finite_and_near():
+    run = toy.run("device.precision=bf16", "objective.r1=1")
+    found, exact = toy.play(run, 3, World.solo(GPU)), toy.play(toy.run("objective.r1=1"), 3)
+    assert all(value.isfinite().all() for value in found.values())
+    assert all(value.dtype == exact[name].dtype for name, value in found.items())
+    close(found, exact, tolerance=0.05)
+
+
+def test_a_checkpoint_of_the_gpu_goes_on_on_the_cpu(tmp_path):
+    run = toy.run("nets.batch_norm=true")
+    s = toy.session(run, World.solo(GPU))
+    for _ in range(3):
+        play_round(s)
+    s.lanes.close()
+    clock = {"step": s.clock.step, "images": s.clock.images}
+    saved = Checkpoints(tmp_path, s.world).save(s.game.players, clock, {}, s.role.replicated)
+
+    then = toy.session(run, World.solo(CPU), saved)
+    assert toy.same(toy.state(then), {name: value.cpu() for name, value in toy.state(s).items()})
+    play_round(then)
+    then.lanes.close()
+    close(toy.state(then), toy.play(run, 4))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("settings", [(), ("objective.r1=1",)], ids=["both", "G alone, for R1 differentiates D twice"])
+@pytest.mark.filterwarnings("default")  # of the compiler, about itself
+def test_compiled_networks_play_the_same(settings):
+    run = toy.run(*settings)
+    compiled = toy.run(*settings, "device.compile=true")
+    close(toy.play(compiled, 3, World.solo(GPU)), toy.play(run, 3, World.solo(GPU)))
+
+
+def test_draws_are_the_same_on_both():
+    here, there = (Draw(3, 640, (0, 5), 4, device) for device in (CPU, GPU))
+    assert there.normal("latent/G", 16).device.type == GPU.type
+    assert torch.equal(here.normal("latent/G", 16), there.normal("latent/G", 16).cpu())
+    assert torch.equal(here.uniform("any", 2, 3), there.uniform("any", 2, 3).cpu())
+    labels = toy.images().labels
+    assert torch.equal(here.choice("label/D", labels), there.choice("label/D", labels).cpu())
+
+
+def test_lanes_bring_the_same_images():
+    run = toy.run("data.mirror=true")
+    for a, b in zip(*(hands(run, device) for device in (CPU, GPU)), strict=True):
+        assert torch.equal(a.images, b.images.cpu())
+        assert torch.equal(a.labels, b.labels.cpu())
+
+
+def hands(run, device):
+    s = toy.session(run, World.solo(device))
+    found = [s.lanes.next()[0] for _ in range(3)]
+    s.lanes.close()
+    return found

@@ -1,0 +1,95 @@
+"""Where a launcher put us: torchrun's variables, or srun's, or none."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from paragan.comm.world import Lost, Place, _first_host, rendezvous
+from paragan.errors import Unusable
+
+
+def test_without_a_launcher_we_are_alone():
+    assert Place.from_environment({}) == Place(0, 1, 0, 1)
+    assert Place.from_environment({"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}) == Place()  # sbatch, without srun
+
+
+def test_torchrun():
+    env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    assert Place.from_environment(env) == Place(5, 8, 1, 4)
+
+
+def test_ranks_that_were_started_by_hand():
+    assert Place.from_environment({"RANK": "1", "WORLD_SIZE": "2"}) == Place(1, 2, 0, 1)
+
+
+@pytest.mark.parametrize(("tasks", "local_size"), [("4(x2)", 4), ("4(x2),3", 4), ("8", 8), ("2,1", 2)])
+def test_srun(tasks, local_size):
+    env = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": tasks}
+    assert Place.from_environment(env) == Place(5, 8, 1, local_size)
+
+
+def test_torchrun_under_slurm_is_torchrun():
+    env = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "RANK": "6", "WORLD_SIZE": "8"}
+    assert Place.from_environment(env).rank == 6
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "0"},
+        {"RANK": "-1", "WORLD_SIZE": "2"},
+        {"RANK": "one", "WORLD_SIZE": "2"},
+        {"RANK": "", "WORLD_SIZE": "2"},
+        {"RANK": "0"},
+        {"WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "x"},
+        {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "2"},
+    ],
+    ids=str,
+)
+def test_places_that_make_no_sense_are_refused_on_every_rank(env):
+    with pytest.raises(Unusable) as refused:
+        Place.from_environment(env)
+    assert not refused.value.everywhere  # rank 0 cannot say it for the others
+    assert any(name in str(refused.value) for name in env)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    {
+        "gpu1": "gpu1",
+        "gpu1,gpu2": "gpu1",
+        "gpu[03-07,12],cpu1": "gpu03",
+        "gpu[12,03-07]": "gpu12",
+        "gpu[3]": "gpu3",
+        "login,gpu[03-07]": "login",
+        "rack2-gpu[001-128]": "rack2-gpu001",
+        "": "",
+    }.items(),
+)
+def test_the_first_host_of_slurms_list(nodes, host):
+    assert _first_host(nodes) == host
+
+
+def test_rank_0_is_awaited_for_the_timeout_and_named():
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}  # nobody is there
+    with pytest.raises(Lost, match=r"rank 0 is not at 127.0.0.1:9 \(MASTER_ADDR:MASTER_PORT\), says rank 1: "):
+        rendezvous(Place(1, 2), env, 0.2)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(Lost, match=f"rank 0 cannot serve 127.0.0.1:{port}"):
+            rendezvous(Place(0, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}, 1.0)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "http"])
+def test_a_port_that_is_none_is_refused(port):
+    with pytest.raises(Unusable, match="MASTER_PORT"):
+        rendezvous(Place(0, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}, 1.0)

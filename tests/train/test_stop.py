@@ -1,0 +1,98 @@
+"""A request to stop, on any rank at any time, ends all ranks at the same step."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from paragan.comm.world import Lost, World
+from paragan.train import stop as module
+from paragan.train.stop import Stop
+
+REPETITIONS = 30
+
+
+@pytest.mark.parametrize("coupled", [True, False], ids=["in step", "each at its own pace"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_all_ranks_stop_at_the_same_step(pool, ranks, coupled):
+    def job(world):
+        import torch.distributed as dist
+
+        module.POLL_S = 0.01
+        stopped = []
+        for repetition in range(REPETITIONS):
+            store = dist.PrefixStore(f"repetition {repetition}", world.store)
+            again = World(world.place, world.device, store, world.everyone, 20.0)
+            chance = random.Random(f"{repetition} {world.rank}")
+            with Stop(again) as stop:
+                asks = world.rank == repetition % world.size or chance.random() < 0.3  # sometimes several ask
+                timer = threading.Timer(chance.uniform(0, 0.05), stop.request, ["the test"])
+                if asks:
+                    timer.start()
+                step = 0
+                while not stop.due(step):
+                    if coupled:
+                        world.everyone.sum(torch.zeros(1)).wait()
+                    else:
+                        time.sleep(chance.uniform(0, 0.005))
+                    step += 1
+                stopped.append((step, stop.reason.startswith("the test on rank ")))
+                if asks:
+                    timer.join()
+        return stopped
+
+    first, *others = pool(ranks, job)
+    assert others == [first] * (ranks - 1)
+    assert all(told for _, told in first)
+    assert len({step for step, _ in first}) > 1
+
+
+def test_alone_it_stops_before_the_next_round():
+    with Stop(World.solo()) as stop:
+        assert not stop.due(0)
+        stop.request("enough")
+        assert stop.due(1)
+        assert stop.reason == "enough"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name)
+def test_signals_ask_and_are_given_back(number):
+    before = signal.getsignal(number)
+    with Stop(World.solo()) as stop:
+        signal.raise_signal(number)
+        assert stop.due(0)
+        assert stop.reason == number.name
+    assert signal.getsignal(number) is before
+
+
+def test_ctrl_c_twice_is_at_once():
+    with Stop(World.solo()):
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_nobody_waits_for_ever_for_a_rank_that_does_not_answer(pool):
+    def job(world):
+        module.POLL_S = 0.01
+        world.timeout_s = 0.5
+        if world.rank == 1:
+            return "silent"
+        with Stop(world) as stop:
+            stop.request("enough")
+            with pytest.raises(Lost, match="did not answer"):
+                play(stop)
+        return "gave up"
+
+    def play(stop):
+        for step in range(500):
+            if stop.due(step):
+                return
+            time.sleep(0.01)
+
+    assert pool(2, job) == ["gave up", "silent"]
