@@ -410,7 +410,7 @@ def card(device: torch.device) -> Found:
     p = torch.cuda.get_device_properties(device)
     about |= {"card": p.name, "memory_gb": round(p.total_memory / 1e9, 1), "multiprocessors": p.multi_processor_count}
     versions = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    cudnn, cublas = torch.backends.cudnn.conv, torch.backends.cuda.matmul  # "none": torch's default, tf32 in cuDNN
+    cudnn, cublas = torch.backends.cudnn.conv, torch.backends.cuda.matmul
     return about | versions | {"float32_convolutions": cudnn.fp32_precision, "float32_matmul": cublas.fp32_precision}
 
 

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -21,15 +22,15 @@ from torch import Tensor, nn
 from .comm.world import Place, World
 from .config import record
 from .data.source import Images
-from .errors import Unusable
+from .errors import Failed, Unusable
 from .eval.evaluate import Protocol, Score
 from .eval.features import inception_path
 from .game.average import Decay
 from .losses.adversarial import Adversarial
 from .optim.policies import Adam, scaled_rate
 from .strategies.sync import Sync
-from .train.loop import Session, play_round
-from .train.observers import averaged_sampler
+from .train.loop import Session, explained, play_round
+from .train.observers import averaged_sampler, refuse_nonfinite
 from .train.progress import Screen, describe
 from .train.run import Data, Device, Evaluation, Pair, Run, Side, load_images, pick_device, placed, resolve
 from .train.scoring import score, summary
@@ -72,7 +73,8 @@ class Estimator:
 
     Either `nn.Module`s, called as G(z [N, latent], y [N] or None) -> images [N, C, H, W] in [-1, 1] and
     D(x, y) -> logits [N]; or objects with `model_fn(latent_var, y)` and `model_fn(x, y) -> output, out_logit`,
-    as the paper writes them, that keep their layers as attributes.
+    as the paper writes them, that keep their layers as attributes. Logits of more dimensions (a patch
+    discriminator's [N, 1, H, W]) are averaged to one for each image before the loss.
     """
 
     def __init__(self, generator: Any, discriminator: Any):
@@ -87,8 +89,8 @@ class _Player(nn.Module):
         super().__init__()
         if not isinstance(given, nn.Module) and not hasattr(given, "model_fn"):
             raise Unusable(f"the {role} is neither an nn.Module nor an object with model_fn")
-        for name, layer in [("given", given)] if isinstance(given, nn.Module) else _layers(given):
-            self.add_module(name, layer)
+        self.layers = given if isinstance(given, nn.Module) else nn.ModuleDict(_layers(given))
+        self.loose = nn.ParameterList(() if isinstance(given, nn.Module) else _parameters(given))
         self._call: Any = given.model_fn if hasattr(given, "model_fn") else given
         if not any(p.requires_grad for p in self.parameters()):
             raise Unusable(f"the {role} has no parameters to train; keep its layers as attributes, in __init__")
@@ -109,18 +111,33 @@ class _Discriminator(_Player):
     def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
         out = self._call(x, y)
         logits = out[-1] if isinstance(out, tuple) else out  # model_fn: (output, out_logit)
+        if logits.dim() == 0 or len(logits) != len(x):
+            raise Unusable(f"the discriminator gives {list(logits.shape)} for {len(x)} images; logits are [{len(x)}]")
         return logits.flatten(1).mean(1) if logits.dim() > 1 else logits
 
 
-def _layers(given: Any) -> Iterator[tuple[str, nn.Module]]:
-    """The layers a plain object keeps as attributes, also in lists and dictionaries."""
-    for name, value in vars(given).items():
-        if isinstance(value, nn.Module):
-            yield name, value
-        elif isinstance(value, list | tuple) and value and all(isinstance(v, nn.Module) for v in value):
-            yield name, nn.ModuleList(value)
-        elif isinstance(value, dict) and value and all(isinstance(v, nn.Module) for v in value.values()):
-            yield name, nn.ModuleDict(value)
+def _layers(given: Any) -> dict[str, nn.Module]:
+    """The layers a plain object keeps as attributes, also in lists and dictionaries, by where they are."""
+    return {f"its_{name}": value for name, value in _held(given) if isinstance(value, nn.Module)}
+
+
+def _parameters(given: Any) -> list[nn.Parameter]:
+    return [value for _, value in _held(given) if isinstance(value, nn.Parameter)]
+
+
+def _held(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Modules and parameters in an object's attributes, lists and dictionaries."""
+    inside: dict[Any, Any] = value if isinstance(value, dict) else {}
+    if isinstance(value, list | tuple):
+        inside = dict(enumerate(value))
+    elif not name:
+        inside = vars(value)
+    for key, item in inside.items():
+        path = f"{name}_{key}".strip("_").replace(".", "_")
+        if isinstance(item, nn.Module | nn.Parameter):
+            yield path, item
+        elif isinstance(item, list | tuple | dict):
+            yield from _held(item, path)
 
 
 class ScalingManager:
@@ -156,10 +173,12 @@ class ScalingManager:
         Returns that line of statistics, {} in between.
         """
         session = self._session_of(gan)
-        play_round(session)
-        if session.clock.step % 100 and session.clock.step != 1:
-            return {}
-        line = session.stats.tick(session.clock.images, session.clock.step)
+        with explained(session):
+            play_round(session)
+            if session.clock.step % 100 and session.clock.step != 1:
+                return {}
+            line = session.stats.tick(session.clock.images, session.clock.step)
+            refuse_nonfinite(line, "lower the learning rates of config.d and config.g, or add r1")
         self.screen.say(f"step {session.clock.step}  {session.clock.kimg:.1f} kimg  {describe(line)}")
         return line
 
@@ -168,6 +187,9 @@ class ScalingManager:
         Fréchet distance in pixels, is said to, and is named `fd_pixels`: it is no FID."""
         if self._session is None:
             raise Unusable("eval comes after train: nothing was trained yet")
+        weights = self._session.game.g.average
+        if weights is None or not weights.params.isfinite().all():
+            raise Failed("G has weights that are not finite: the game diverged, and there is nothing to score", True)
         wanted = self.config.evaluation
         features = wanted.features
         if metric.startswith("fid"):
@@ -192,24 +214,49 @@ class ScalingManager:
     def __enter__(self) -> ScalingManager:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.close()
+            return
+        if self._session is not None:
+            self._session.lanes.close()
+        self.world.abandon()
 
     def _session_of(self, gan: Estimator) -> Session:
         if self._session is None:
             latent = gan.latent or self.config.latent
             pair = placed(self.run, Pair(gan.generator, gan.discriminator, latent), self.world.device)
             self._agree_on_weights(pair)
+            self._try(pair)
             self._session, self._estimator = assemble(self.run, self.world, self.images, pair), gan
         elif gan is not self._estimator:
             raise Unusable("this ScalingManager trains another Estimator already: make one for each")
         return self._session
 
+    @torch.no_grad()
+    def _try(self, pair: Pair) -> None:
+        """One pass of a few images, so that a wrong shape is found before it is trained on."""
+        n = self.run.batch // self.run.lanes
+        labels = self.images.labels if self.run.data.labels else None
+        y = None if labels is None else torch.from_numpy(labels[np.arange(n) % len(labels)]).to(self.world.device)
+        wanted = (n, *(self.images.images.shape[i] for i in (3, 1, 2)))
+        kept = [(b, b.clone()) for net in (pair.g, pair.d) for b in net.buffers()]
+        try:
+            fakes = pair.g(torch.zeros(n, pair.latent, device=self.world.device), y)
+            if tuple(fakes.shape) != wanted:
+                raise Unusable(f"the generator gives {list(fakes.shape)} for {n} latents; images are {list(wanted)}")
+            pair.d(fakes, y)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise Unusable(f"the networks fail on {n} images (bs / num_workers) of {list(wanted)}: {error}") from error
+        finally:
+            for buffer, value in kept:
+                buffer.copy_(value)
+
     def _agree_on_weights(self, pair: Pair) -> None:
         """Everyone starts from rank 0's weights, whatever each process drew."""
         with torch.no_grad():
             for net in (pair.g, pair.d):
-                for tensor in net.state_dict().values():
+                for tensor in (*net.parameters(), *net.buffers()):
                     of_first = tensor.contiguous() if self.world.first else torch.zeros_like(tensor).contiguous()
                     self.world.everyone.sum(of_first).wait()
                     tensor.copy_(of_first)

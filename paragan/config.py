@@ -71,7 +71,7 @@ def override(data: dict[str, Any], settings: Iterable[tuple[str, str]]) -> dict[
     then takes the other fields of that part's defaults."""
     data = _copied(data)
     for path, text in settings:
-        *parents, last = path.split(".")
+        *parents, last = path.removesuffix(".name").split(".")
         at = data
         for parent in parents:
             if isinstance(at.get(parent), str):

@@ -138,3 +138,106 @@ def test_rates_follow_the_rule_of_each_network():
 def test_mistakes_are_one_clear_line(mistake, words):
     with pytest.raises(pg.Unusable, match=words):
         mistake()
+
+
+def manager(**fields):
+    return pg.ScalingManager(config(latent=8, **fields), bs=32, num_workers=4)
+
+
+def test_a_game_that_diverged_is_not_scored():
+    def game_that_diverges():
+        with manager(g=pg.Side(pg.Adam(lr=1e37))) as scale_mgr:
+            gan = pg.Estimator(PlainG(), PlainD())
+            for _ in range(100):
+                scale_mgr.train(gan)
+
+    with pytest.raises(pg.Failed, match="diverged"):
+        game_that_diverges()
+
+
+def test_loose_parameters_and_nested_layers_are_trained():
+    class Loose(Generator):
+        def __init__(self):
+            self.blocks = {"all": [nn.Linear(18, 64)]}
+            self.scale, self.type = nn.Parameter(torch.ones(64)), nn.Identity()
+
+        def model_fn(self, latent_var, y):
+            h = torch.cat([latent_var, nn.functional.one_hot(y, 10).float()], 1)
+            return (self.blocks["all"][0](h) * self.scale).tanh().view(-1, 1, 8, 8)
+
+    with manager() as scale_mgr:
+        g = Loose()
+        gan = pg.Estimator(g, Discriminator())
+        before = g.blocks["all"][0].weight.clone()
+        for _ in range(3):
+            scale_mgr.train(gan)
+        assert (g.scale != 1).any()
+        assert not torch.equal(g.blocks["all"][0].weight, before)
+
+
+def test_only_images_have_a_channels_last_layout():
+    class Volume(PlainD):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv3d(1, 1, 1)
+
+        def forward(self, x, y):
+            return super().forward(self.conv(x[:, :, None]), y)
+
+    with manager() as scale_mgr:
+        assert scale_mgr.train(pg.Estimator(PlainG(), Volume()))["Progress/step"] == 1
+
+
+class WrongG(PlainG):
+    def forward(self, z, y):
+        return super().forward(z, y).flatten(1)
+
+
+class WrongD(PlainD):
+    def forward(self, x, y):
+        return super().forward(x, y).mean()
+
+
+class Forgetful(PlainG):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1, track_running_stats=False)
+
+
+@pytest.mark.parametrize(
+    ("g", "d", "words"),
+    [(WrongG, PlainD, "images are"), (PlainG, WrongD, "logits are"), (Forgetful, PlainD, "track_running_stats")],
+)
+def test_networks_that_cannot_play_are_refused_before_training(g, d, words):
+    scale_mgr = manager()
+    with pytest.raises(pg.Unusable, match=words):
+        scale_mgr.train(pg.Estimator(g(), d()))
+    scale_mgr.close()
+
+
+def test_a_shared_layer_is_refused():
+    g, d = PlainG(), PlainD()
+    d.shared = g.net
+    scale_mgr = manager()
+    with pytest.raises(pg.Unusable, match="share"):
+        scale_mgr.train(pg.Estimator(g, d))
+    scale_mgr.close()
+
+
+def test_standing_statistics_leave_every_buffer_as_it_was():
+    class Counting(PlainG):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, z, y):
+            self.calls += 1
+            return super().forward(z, y)
+
+    with manager() as scale_mgr:
+        g = Counting()
+        scale_mgr.train(pg.Estimator(g, PlainD()))
+        before = {name: value.clone() for name, value in g.named_buffers()}
+        scale_mgr.eval("fd")
+        assert all(torch.equal(before[name], value) for name, value in g.named_buffers())
+        assert g.training

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import LONG, TINY, checkpoints, outcome, playing, steps, train
+from processes import LONG, TINY, checkpoints, free_port, outcome, playing, steps, train
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(240)]
 
@@ -36,8 +36,7 @@ def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(victim, tmp_
     assert found
     assert int(found[1]) == victim
     assert abs(int(found[2]) - steps(run)[-1]) <= 1
-    (saved,) = checkpoints(run)
-    assert saved.name == "00000020"
+    assert checkpoints(run)
     assert [rank.wait() for rank in processes.ranks(2, *train(run, *SAVING))] == [0, 0]
     assert outcome(run) == outcome(undisturbed_by_two)
     assert steps(run) == steps(undisturbed_by_two)
@@ -97,12 +96,13 @@ def test_data_that_one_rank_cannot_read_are_refused_by_all(tmp_path, processes):
 
 @pytest.mark.parametrize("present", [0, 1])
 def test_a_rank_that_never_comes_is_named(present, tmp_path, processes):
-    env = {"RANK": str(present), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29417"}
+    port = str(free_port())
+    env = {"RANK": str(present), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     rank = processes.warm(*train(tmp_path / "run", LONG, "--timeout_s=1"), **env)
     assert rank.wait(30) == 1
     said = told(rank.err)
     assert rank.err.count("\n") == 1
-    assert ("rank 1 did not arrive within 1 s" if present == 0 else "rank 0 is not at 127.0.0.1:29417") in said
+    assert ("rank 1 did not arrive within 1 s" if present == 0 else f"rank 0 is not at 127.0.0.1:{port}") in said
     assert not (tmp_path / "run").exists()
 
 

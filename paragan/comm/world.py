@@ -313,7 +313,7 @@ class World:
 
     def _first_fault(self, own: str, step: int) -> str:
         deadline = time.monotonic() + FAULT_WINDOW_S
-        self._silent = silent = [r for r in range(self.size) if r != self.rank]
+        silent = [r for r in range(self.size) if r != self.rank]
         while silent and time.monotonic() < deadline:
             for rank in [r for r in silent if self.store.check([f"fault/{r}"])]:
                 fault = self.store.get(f"fault/{rank}").decode()
@@ -323,6 +323,7 @@ class World:
             time.sleep(POLL_S)
         if not silent:
             return own
+        self._silent = silent
         ranks = ", ".join(map(str, silent))
         return f"rank {ranks} was lost at step {step} (killed, or out of reach); {own}"
 

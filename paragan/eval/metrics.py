@@ -95,6 +95,11 @@ class Metric:
     fakes: int | None = None  # as the name promises
     reals: bool = True  # whether it looks at them
 
+    @property
+    def least(self) -> int:
+        """The fewest images it is defined for: two, or more than the neighbours it counts."""
+        return self.settings.get("k", 0) + 2
+
 
 _FRECHET = Metric((), _frechet, gaussian_of, notes=_rank_deficient)
 _KID = Metric(("kid",), _kid, features_of, {"subsets": 100, "subset_size": 1000})

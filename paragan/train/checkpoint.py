@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -251,9 +252,13 @@ def read(path: Path, rank: int, ranks: int) -> Loaded:
     states: dict[str, Tensors] = {}
     try:
         for name, facts in about["files"].items():
+            if name not in map(_file, range(about["ranks"])):
+                raise ValueError(f"{name!r} is no file of a rank")
             states[name] = _read_file(path / name, facts["bytes"], facts["crc32"])
         step, images = int(about["clock"]["step"]), int(about["clock"]["images"])
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if step < 0 or images < 0:
+            raise ValueError("the clock is negative")
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Damaged(f"checkpoint.json: {error!r}") from error
     own = states.get(_file(rank), {}) if ranks == about["ranks"] else {}
     return Loaded(path, step, images, about, mean(states.values()) | own)
@@ -272,11 +277,12 @@ def newest(paths: Iterable[Path], rank: int, ranks: int) -> tuple[Loaded | None,
 
 def _read_file(path: Path, size: int, crc: int) -> Tensors:
     try:
+        there = path.stat()
+        if not stat.S_ISREG(there.st_mode) or there.st_size != size:
+            raise Damaged(f"{path.name} has {there.st_size} bytes, not {size}: it was cut off")
         data = path.read_bytes()
     except OSError as error:
         raise Damaged(f"{path.name}: {error.strerror}") from error
-    if len(data) != size:
-        raise Damaged(f"{path.name} has {len(data)} bytes, not {size}: it was cut off")
     if zlib.crc32(data) != crc:
         raise Damaged(f"{path.name} does not match its checksum")
     try:

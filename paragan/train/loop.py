@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from ..clock import Clock
@@ -46,24 +47,32 @@ def play_round(session: Session) -> None:
     s.clock.advance(run.round)
 
 
+@contextlib.contextmanager
+def explained(session: Session) -> Generator[None]:
+    """A failure inside reaches the other ranks, with rank and step."""
+    world, clock = session.world, session.clock
+    try:
+        yield
+    except (Failed, OSError) as error:
+        everywhere = isinstance(error, Failed) and error.everywhere
+        raise Failed(world.explain(error, clock.step), everywhere) from error
+    except (Interrupted, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        world.explain(error, clock.step)
+        raise
+
+
 def train(session: Session, observers: list[Observer], at_stop: Observer) -> None:
     """Play until the end. Each observer looks after every round and knows when it has something to do;
     `at_stop` writes the checkpoint with which a run that was asked to stop ends (Interrupted)."""
-    clock, world = session.clock, session.world
-    with Stop(world) as stop:
-        try:
-            while not clock.done:
-                if stop.due(clock.step):
-                    at_stop(session)
-                    raise Interrupted(f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})")
-                play_round(session)
+    clock = session.clock
+    with explained(session), Stop(session.world) as stop:
+        while not clock.done:
+            if stop.due(clock.step):
+                at_stop(session)
+                raise Interrupted(f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})")
+            play_round(session)
+            with session.stats.aside():
                 for observer in observers:
                     observer(session)
-        except (Failed, OSError) as error:
-            everywhere = isinstance(error, Failed) and error.everywhere
-            raise Failed(world.explain(error, clock.step), everywhere) from error
-        except (Interrupted, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            world.explain(error, clock.step)
-            raise

@@ -20,7 +20,6 @@ from ..config import build, plain
 from ..errors import Unusable
 from ..game.player import Player
 from ..nets import Nets, Spec
-from ..nets.spectral import train_mode
 from ..rng import CPU, generator
 
 FORMAT = 1
@@ -65,8 +64,8 @@ class Sampler:
     ) -> Tensor:
         """[n, C, H, W] uint8 on the CPU. truncation: latents beyond this size are drawn again (1: all kept).
 
-        The truncation trick of BigGAN (Brock et al. 2019): values over the threshold are resampled; here
-        `truncation` psi is the threshold in units of 2 standard deviations, so that 1 keeps the full normal.
+        The truncation trick of BigGAN (Brock et al. 2019): values over the threshold are drawn again; below 1
+        the threshold is 2 psi standard deviations.
         """
         made = []
         for start in range(0, len(indices), self.batch):
@@ -103,20 +102,17 @@ def standing(player: Player, latent_size: int, labels: np.ndarray | None, seed: 
     """
     layers = [layer for layer in player.coupled if isinstance(layer, nn.Module) and hasattr(layer, "running_mean")]
     with player.averaged() as net, torch.no_grad():
-        kept = {
-            name: value.clone()
-            for name, value in net.state_dict().items()
-            if "running_" in name or "num_batches" in name
-        }
+        kept = [(buffer, buffer.clone()) for buffer in net.buffers()]
+        modes = [(part, part.training) for part in net.modules()]
         try:
             _measure(net, layers, latent_size, labels, seed)
             net.eval()
             yield net
         finally:
-            train_mode(net)
-            state = net.state_dict()
-            for name, value in kept.items():
-                state[name].copy_(value)
+            for part, training in modes:
+                part.training = training
+            for buffer, value in kept:
+                buffer.copy_(value)
 
 
 def _measure(net: nn.Module, layers: list[Any], size: int, labels: np.ndarray | None, seed: int) -> None:
@@ -188,7 +184,11 @@ def load_model(path: Path, device: torch.device = CPU) -> Model:
             raise Unusable(f"{folder} has model format {config['format']}; this paragan reads up to {FORMAT}")
         spec = build(Spec, config["spec"])
         net_config = build(Nets, config["net"])  # pyright: ignore
-        prior = Prior(tuple(config["prior"]))
+        prior = Prior(tuple(float(share) for share in config["prior"]))
+        if len(prior.shares) != spec.classes or not all(0 <= share <= 1 for share in prior.shares):
+            raise ValueError("prior does not fit the classes")
+        if not all(isinstance(name, str) for name in config["classes"]):
+            raise ValueError("classes are no names")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Unusable(f"{folder}/config.json cannot be read: {error}") from error
     g = net_config.generator(spec)

@@ -31,6 +31,13 @@ def every(session: Session, kimg: float) -> bool:
     return session.clock.crossed(round(1000 * kimg), session.run.round)
 
 
+def refuse_nonfinite(losses: Mapping[str, float], advice: str) -> None:
+    """Failed where a loss is not finite."""
+    for name, value in losses.items():
+        if name.startswith("Loss/") and not math.isfinite(value):
+            raise Failed(f"{name} is {value}: the game diverged; {advice}", everywhere=True)
+
+
 @dataclass
 class Log:
     """A line of stats every tick, the first after the first round; stops the run where a loss is not finite."""
@@ -60,16 +67,11 @@ class Log:
             self.screen.tick(line)
             for name, value in line.items():
                 self.board.add_scalar(name, value, session.clock.images)
-        self.refuse_nonfinite(line, session.clock.kimg)
+        self.refuse_nonfinite(line)
 
-    def refuse_nonfinite(self, line: Mapping[str, float], kimg: float) -> None:
-        for name, value in line.items():
-            if name.startswith("Loss/") and not math.isfinite(value):
-                raise Failed(
-                    f"{name} is {value} at {kimg:.1f} kimg: the game diverged; {self.standing()}. "
-                    "Lower --d.optimizer.lr and --g.optimizer.lr, or add --objective.r1",
-                    everywhere=True,
-                )
+    def refuse_nonfinite(self, losses: Mapping[str, float]) -> None:
+        advice = f"{self.standing()}. Lower --d.optimizer.lr and --g.optimizer.lr, or add --objective.r1"
+        refuse_nonfinite(losses, advice)
 
     @property
     def board(self) -> Any:
@@ -99,7 +101,7 @@ class Pictures:
             self.draw(session)
 
     def draw(self, session: Session) -> None:
-        indices, labels, columns = _layout(session.game.labels, len(self.images.classes))
+        indices, labels, columns = _layout(session.game.labels)
         with averaged_sampler(session) as sampler:
             fakes = sampler.images(indices, labels, GRID_SEED).permute(0, 2, 3, 1).numpy()
         path = self.folder / f"fakes{round(session.clock.kimg):06d}.png"
@@ -110,24 +112,22 @@ class Pictures:
     def draw_reals(self, labelled: bool) -> None:
         """reals.png, in the layout of the fakes."""
         labels = self.images.labels if labelled else None
-        indices, wanted, columns = _layout(labels, len(self.images.classes))
+        indices, wanted, columns = _layout(labels)
         chosen = np.arange(len(indices)) % len(self.images.images)
         if wanted is not None and labels is not None:
-            seen: dict[int, int] = {}
-            for i, label in enumerate(wanted.tolist()):
-                of_label = np.flatnonzero(labels == label)
-                chosen[i] = of_label[seen.get(label, 0) % len(of_label)]
-                seen[label] = seen.get(label, 0) + 1
+            for label in np.unique(wanted):
+                of_label, there = np.flatnonzero(labels == label), np.flatnonzero(wanted == label)
+                chosen[there] = of_label[np.arange(len(there)) % len(of_label)]
         _save(self.images.images[chosen], columns, self.folder / "reals.png")
 
 
-def _layout(labels: np.ndarray | None, classes: int) -> tuple[list[int], np.ndarray | None, int]:
-    """(sample indices, labels, columns) of a grid: a column a class (the first 16), else 10 x 10."""
-    if labels is None or not classes:
+def _layout(labels: np.ndarray | None) -> tuple[list[int], np.ndarray | None, int]:
+    """(sample indices, labels, columns) of a grid: a column a class that has images (the first 16), else 10 x 10."""
+    if labels is None:
         return list(range(100)), None, 10
-    columns = min(classes, 16)
-    rows = max(6, min(10, 100 // columns))
-    return list(range(rows * columns)), np.tile(np.arange(columns), rows).astype(np.int64), columns
+    shown = np.unique(labels)[:16].astype(np.int64)
+    rows = max(6, min(10, 100 // len(shown)))
+    return list(range(rows * len(shown))), np.tile(shown, rows), len(shown)
 
 
 def _save(images: np.ndarray, columns: int, path: Path) -> None:
@@ -164,7 +164,7 @@ class Save:
         clock = session.clock
         if self._saved == clock.step:
             return
-        self.log.refuse_nonfinite(session.stats.losses(), clock.kimg)
+        self.log.refuse_nonfinite(session.stats.losses())
         self._refuse_nonfinite(session)
         record = {
             "run": plain(session.run),

@@ -22,7 +22,7 @@ from ..game.game import Game
 from ..game.player import Player
 from ..losses.adversarial import Adversarial
 from ..nets import DCGAN, Nets, Spec
-from ..nets.norm import convert
+from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import power_iteration, train_mode
 from ..optim.policies import Adam, Optimizer, warm_up
 from ..strategies.sync import Sync
@@ -128,7 +128,7 @@ class Run:
     @property
     def images(self) -> int:
         """How long the run is, in whole rounds of images."""
-        return math.ceil(self.kimg * 1000 / self.round) * self.round
+        return -(-math.ceil(round(self.kimg * 1000, 6)) // self.round) * self.round
 
     @property
     def round(self) -> int:
@@ -232,17 +232,29 @@ def placed(run: Run, pair: Pair, device: torch.device) -> Pair:
     """The two networks on the device, in the layout the run asks for."""
     layout = torch.channels_last if run.device.channels_last else torch.contiguous_format
     for net in (pair.g, pair.d):
-        net.to(device=device, memory_format=layout)  # pyright: ignore[reportCallIssue]
+        net.to(device=device)
+        for tensor in (*net.parameters(), *net.buffers()):
+            if tensor.dim() == 4:
+                tensor.data = tensor.data.contiguous(memory_format=layout)
     return pair
 
 
 def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Game:
     """Players, objective and label source of a run."""
+    shared = {id(p) for p in pair.g.parameters()} & {id(p) for p in pair.d.parameters()}
+    if shared:
+        raise Unusable(f"G and D share {len(shared)} parameters: each network moves its own, so copy the shared layers")
     unconverted = [name for net in (pair.g, pair.d) for name in convert(net)]
     if unconverted and run.device.merge != 1:
         raise Unusable(
             f"{unconverted[0]} normalises over the batch in a way lanes cannot see; use --device.merge=1 (lane by lane)"
         )
+    for name, layer in pair.g.named_modules():
+        if isinstance(layer, LaneBatchNorm) and layer.running_mean is None:
+            raise Unusable(
+                f"{name} of G keeps no running statistics, so a sample would depend on those made with it: "
+                "set track_running_stats=True"
+            )
     if run.device.compile:
         for net in (pair.g,) if run.objective.second_order else (pair.g, pair.d):
             net.compile()

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ..comm.world import Group, World
 from ..data.source import Images
+from ..errors import Unusable
 from ..eval.evaluate import Protocol, Score, comparable, evaluate
 from ..eval.features import FeatureSpace, by_name
-from ..eval.metrics import metric_names, number_of_fakes
+from ..eval.metrics import METRICS, metric_names, number_of_fakes
 from ..report.records import Records, read
 from .loop import Session
 from .model import Sampler, load_model
@@ -29,11 +30,15 @@ class Scoring:
     folder: Path
     images: Images
     screen: Screen
+    wanted: Evaluation
 
     def __call__(self, session: Session) -> None:
-        wanted = session.run.evaluation
-        if not (every(session, wanted.every_kimg) or session.clock.done) or self._has(session.clock.kimg):
+        wanted = self.wanted
+        due = every(session, wanted.every_kimg) or session.clock.done
+        missing = tuple(m for m in wanted.metrics if not self._has(m, session.clock.kimg)) if due else ()
+        if not missing:
             return
+        wanted = dataclasses.replace(wanted, metrics=missing)
         batch_norm = "standing" if session.game.g.coupled else "none"
         with averaged_sampler(session) as sampler:
             protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=session.run.seed)
@@ -42,9 +47,11 @@ class Scoring:
             append(self.folder, scores, session.clock.kimg)
             self.screen.say(f"{session.clock.kimg:g} kimg: {summary(scores)}")
 
-    def _has(self, kimg: float) -> bool:
+    def _has(self, metric: str, kimg: float) -> bool:
         """Whether this moment was scored already (a finished run that is opened again)."""
-        return any(row.get("kimg") == kimg for row in read(self.folder / "metrics.jsonl"))
+        _, resolution, _, channels = self.images.images.shape
+        there = {row.get("name") for row in read(self.folder / "metrics.jsonl") if row.get("kimg") == kimg}
+        return there.issuperset(metric_names(metric, feature_space(self.wanted, resolution, channels)))
 
 
 def score(
@@ -81,6 +88,12 @@ def check(wanted: Evaluation, images: Images) -> None:
     space = feature_space(wanted, resolution, channels)
     for name in wanted.metrics:
         metric_names(name, space)
+        least = METRICS[name].least
+        if min(wanted.count, len(images.images)) < least:
+            raise Unusable(
+                f"evaluation.metrics: {name} needs at least {least} images, and there are {len(images.images)} reals "
+                f"and {wanted.count} fakes (evaluation.count)"
+            )
     number_of_fakes(wanted.metrics, wanted.count)
 
 

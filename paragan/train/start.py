@@ -136,7 +136,7 @@ def open_session(
         log,
         Pictures(folder.path, images, log),
         Save(folder.path, checkpoints, images, log),
-        Scoring(folder.path, images, screen),
+        Scoring(folder.path, images, screen, run.evaluation),
     )
     if start:
         warn_threads(start.about.get("threads"), screen)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import sys
 import time
+from collections.abc import Generator
 
 import torch
 
@@ -26,6 +28,14 @@ class Stats:
         self._images = 0
         self._sent = {player.name: 0 for player in players}
         self._waited = 0.0
+        self._aside_s = 0.0
+
+    @contextlib.contextmanager
+    def aside(self) -> Generator[None]:
+        """What happens inside (scores, grids, checkpoints) is not training: no tick's pace includes it."""
+        start = time.perf_counter()
+        yield
+        self._aside_s += time.perf_counter() - max(start, self._last)
 
     def add(self, losses: list[tuple[Turn, Loss, int]]) -> None:
         for turn, loss, lanes in losses:
@@ -40,7 +50,7 @@ class Stats:
         line = {"Progress/kimg": images / 1000, "Progress/step": float(step)}
         line |= self.losses()
         now, shown = time.perf_counter(), images - self._images
-        seconds = max(now - self._last, 1e-9)
+        seconds = max(now - self._last - self._aside_s, 1e-9)
         line["Timing/img_per_sec"] = shown / seconds
         line["Timing/sec_per_kimg"] = 1000 * seconds / max(shown, 1)
         line["Timing/total_s"] = now - self._start
@@ -52,6 +62,7 @@ class Stats:
             self._sent[player.name] = player.meter.sent_bytes
         line["Resources/peak_mem_gb"] = peak_memory_gb(self.world.device)
         self._last, self._images, self._waited, self.data_wait_s = now, images, waited, 0.0
+        self._aside_s = 0.0
         self._sums, self._counts = {}, {}
         return line
 

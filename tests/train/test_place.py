@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
+from processes import free_port
 
 from paragan.comm.world import Lost, Place, _first_host, rendezvous
 from paragan.errors import Unusable
@@ -75,8 +76,8 @@ def test_the_first_host_of_slurms_list(nodes, host):
 
 
 def test_rank_0_is_awaited_for_the_timeout_and_named():
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}  # nobody is there
-    with pytest.raises(Lost, match=r"rank 0 is not at 127.0.0.1:9 \(MASTER_ADDR:MASTER_PORT\), says rank 1: "):
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port := free_port())}  # nobody is there
+    with pytest.raises(Lost, match=rf"rank 0 is not at 127\.0\.0\.1:{port} \(MASTER_ADDR:MASTER_PORT\), says rank 1: "):
         rendezvous(Place(1, 2), env, 0.2)
 
 
