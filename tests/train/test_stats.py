@@ -1,0 +1,42 @@
+"""A line of stats says what happened since the one before, and only that."""
+
+from __future__ import annotations
+
+import time
+
+import toy
+import torch
+
+from paragan.train.loop import play_round
+from paragan.train.stats import Stats
+
+
+def test_scores_and_pictures_do_not_slow_the_pace_that_is_shown():
+    stats = Stats(toy.World.solo(), ())
+    time.sleep(0.02)
+    with stats.aside():
+        time.sleep(0.5)
+    line = stats.tick(1000, 1)
+    assert line["Timing/total_s"] > 0.5
+    assert line["Timing/sec_per_kimg"] < 0.3
+
+
+def test_what_follows_a_tick_inside_counts_to_the_next():
+    stats = Stats(toy.World.solo(), ())
+    with stats.aside():
+        stats.tick(0, 0)
+        time.sleep(0.5)
+    assert stats.tick(1000, 1)["Timing/sec_per_kimg"] < 0.3
+
+
+def test_losses_are_means_over_lanes_however_they_are_merged():
+    def losses(merge):
+        s = toy.session(toy.run("objective.r1=1", f"device.merge={merge}"))
+        play_round(s)
+        s.lanes.close()
+        return s.stats.losses()
+
+    whole = losses(0)
+    for merge in (1, 3):  # 3: passes of 3, 3 and 2 lanes
+        for name, value in losses(merge).items():
+            torch.testing.assert_close(value, whole[name], rtol=1e-5, atol=1e-6, msg=name)
