@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import toy
 from torch import nn
 
 import paragan as pg
+import toy
 from paragan.api import scaled
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from processes import TINY, call, outcome, refused, trained
 
 from paragan.config import from_yaml
+from processes import TINY, call, outcome, refused, trained
 
 
 @pytest.fixture(autouse=True)

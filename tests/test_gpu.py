@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import toy
 
+import toy
 from paragan.comm.world import World
 from paragan.eval.features import exact_convolutions
 from paragan.rng import Draw

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from processes import LONG, TINY, checkpoints, free_port, outcome, playing, steps, train
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(240)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import toy
 
+import toy
 from paragan.data.lanes import Lanes
 from paragan.rng import Draw, generator, shuffled
 

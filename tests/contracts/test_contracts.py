@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import toy
 
+import toy
 from paragan.comm.world import Place, World
 from paragan.errors import Unusable
 from paragan.plan.cost import imagined

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-import toy
 from torch import nn
 
+import toy
 from paragan.data.source import load
 from paragan.recipes import recipe
 from paragan.train.loop import play_round

@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-import toy
 from torch import nn
 from torch.nn.functional import relu, softplus
 
+import toy
 from paragan.train.loop import play_round
 from paragan.train.run import Pair, resolve
 from paragan.train.start import assemble

@@ -14,12 +14,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-import toy
-from processes import call, checkpoints, during, interrupted, outcome, refused, steps, train, trained
 
+import toy
 from paragan.errors import Failed
 from paragan.train.checkpoint import Checkpoints, mean, read
 from paragan.train.loop import Session
+from processes import call, checkpoints, during, interrupted, outcome, refused, steps, train, trained
 
 SHORT = ("--kimg=0.16", "--output.checkpoint_kimg=0.064")  # as `finished`, with checkpoints after 4, 8 and 10 rounds
 

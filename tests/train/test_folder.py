@@ -8,6 +8,7 @@ import signal
 from unittest import mock
 
 import pytest
+
 from processes import LONG, TINY, call, checkpoints, interrupted, outcome, playing, refused, steps, train, trained
 
 SHORT = "--kimg=0.16"  # as `finished`

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 
 import pytest
-from processes import free_port
 
 from paragan.comm.world import Lost, Place, _first_host, rendezvous
 from paragan.errors import Unusable
+from processes import free_port
 
 
 def test_without_a_launcher_we_are_alone():

@@ -8,7 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from processes import LONG, call, checkpoints, interrupted, outcome, playing, steps, train, trained, until
+
+from processes import LONG, call, checkpoints, interrupted, outcome, playing, steps, train, trained
 
 SHORT = "--kimg=0.16"  # as `finished`
 
@@ -103,7 +104,7 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.timeout(240)
 def test_launched_ranks_stop_on_a_signal_to_one_of_them_and_on_ctrl_c(tmp_path, processes, undisturbed_by_two):
-    """`--ranks 2` as a user types it: a signal to one rank, then Ctrl-C in the terminal, then nothing."""
+    """`--ranks 2` as a user types it: a signal to one rank, then Ctrl-C in the terminal; then to the end."""
     run, command = tmp_path / "run", train(tmp_path / "run", LONG, "--ranks=2")
     launcher = processes.cold(*command)
     playing(run)
@@ -118,8 +119,6 @@ def test_launched_ranks_stop_on_a_signal_to_one_of_them_and_on_ctrl_c(tmp_path, 
     assert "SIGINT" in launcher.err
     assert launcher.err.count("\n") == 1
     assert int(checkpoints(run)[-1].name) > first
-    launcher = processes.cold(*command)
-    until(lambda: launcher.status() is not None, what="the launcher ends")
-    assert launcher.wait() == 0
+    assert [process.wait() for process in processes.ranks(2, *train(run, LONG))] == [0, 0]
     assert outcome(run) == outcome(undisturbed_by_two)
     assert steps(run) == steps(undisturbed_by_two)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from processes import TINY, call, refused
 
 from paragan.report.records import read
+from processes import TINY, call, refused
 
 
 def npz(path, **arrays):

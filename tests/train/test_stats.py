@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-import toy
 import torch
 
+import toy
 from paragan.train.loop import play_round
 from paragan.train.stats import Stats
 
