@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import relu, softplus
+from torch.nn.utils.parametrize import cached
 
 from ..batch import Batch, Loss, Net
 from ..config import record
@@ -44,7 +45,8 @@ class Adversarial:
         return self.r1 > 0 or self.gp > 0
 
     def discriminator(self, d: Net, real: Batch, fake: Batch, step: int) -> Loss:
-        on_real, on_fake = d(real.images, real.labels), d(fake.images, fake.labels)
+        with cached():  # spectral norm divides D's weights once for both calls
+            on_real, on_fake = d(real.images, real.labels), d(fake.images, fake.labels)
         total = LOSSES[self.loss][0](on_real, on_fake).mean()
         parts = {"scores/real": on_real.detach().mean(), "scores/fake": on_fake.detach().mean()}
         if self.r1 > 0 and step % self.r1_every == 0:
