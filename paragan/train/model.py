@@ -175,9 +175,9 @@ def model_config(net: Any, spec: Spec, prior: Prior, classes: Sequence[str], **m
     return about | more
 
 
-def load_model(path: Path, device: torch.device = CPU) -> Model:
+def load_model(path: str | Path, device: torch.device = CPU) -> Model:
     """A generator from a run folder, its model folder, or model.safetensors. Runs no code from the files."""
-    folder = _model_folder(path)
+    folder = _model_folder(Path(path))
     try:
         config = json.loads((folder / "config.json").read_text())
         if config["format"] > FORMAT:
