@@ -254,7 +254,7 @@ def _dry_run(run: Any, ranks: int) -> int:
     run, world = resolved(run, images), imagined(ranks)
     game = build_game(run, build_nets(run, spec_of(run, images), world.device), images, world.device)
     role = run.strategy.role(game, world, run.lanes)
-    penalties = (run.objective.r1 > 0) + (run.objective.gp > 0)
+    penalties = 5 * (run.objective.r1 > 0) / run.objective.r1_every + 6 * (run.objective.gp > 0)  # passes of D
     counted = cost(game, role, rounds=run.images // run.round, batch=run.batch, penalties=penalties)
     comments = [*images.describe().splitlines(), *counted.lines()]
     sys.stdout.write(to_yaml(run) + "\n" + "".join(f"# {line}\n" for line in comments))

@@ -45,12 +45,14 @@ class Adversarial:
         return self.r1 > 0 or self.gp > 0
 
     def discriminator(self, d: Net, real: Batch, fake: Batch, step: int) -> Loss:
+        penalised = self.r1 > 0 and step % self.r1_every == 0
+        images = real.images.detach().requires_grad_(True) if penalised else real.images
         with cached():  # spectral norm divides D's weights once for both calls
-            on_real, on_fake = d(real.images, real.labels), d(fake.images, fake.labels)
+            on_real, on_fake = d(images, real.labels), d(fake.images, fake.labels)
         total = LOSSES[self.loss][0](on_real, on_fake).mean()
         parts = {"scores/real": on_real.detach().mean(), "scores/fake": on_fake.detach().mean()}
-        if self.r1 > 0 and step % self.r1_every == 0:
-            penalty = r1(d, real)
+        if penalised:
+            penalty = r1(on_real, images)
             total = total + self.r1 / 2 * self.r1_every * penalty
             parts["D/r1"] = penalty.detach()
         if self.gp > 0:

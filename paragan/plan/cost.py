@@ -58,8 +58,8 @@ class Cost:
         ]
 
 
-def cost(game: Game, role: Role, *, rounds: int, batch: int, penalties: int) -> Cost:
-    """Count a game and a role that were built but not played. penalties: gradient penalties in D's turn."""
+def cost(game: Game, role: Role, *, rounds: int, batch: int, penalties: float) -> Cost:
+    """Count a game and a role that were built but not played. penalties: passes of D that they add to its turn."""
     g, d = forward_flops(game)
     state = sum(4 * 4 * p.flat.params.numel() for p in game.players) + 4 * game.g.flat.params.numel()
     traffic = sum((player_traffic(role, player) for player in game.players), Traffic())
@@ -88,12 +88,13 @@ def forward_flops(game: Game) -> tuple[float, float]:
     return of_g.get_total_flops() / per_lane, of_d.get_total_flops() / per_lane
 
 
-def round_flops(g: float, d: float, batch: int, d_steps: int, penalties: int) -> float:
+def round_flops(g: float, d: float, batch: int, d_steps: int, penalties: float) -> float:
     """Operations of one round. A backward pass costs a forward for the inputs and one for the weights.
 
-    D's turn: G forward, D forward and backward on reals and fakes, and for every gradient penalty a forward, a
-    backward to the images, and the backward of both. G's turn: both forward, D's inputs and all of G backward.
+    D's turn: G forward, D forward and backward on reals and fakes, and for a gradient penalty a forward (R1 has one
+    already), a backward to the images, and the backward of both. G's turn: both forward, D's inputs and all of G
+    backward.
     """
-    d_turn = g + 2 * 3 * d + penalties * 6 * d
+    d_turn = g + 2 * 3 * d + penalties * d
     g_turn = 3 * g + 2 * d
     return batch * (d_steps * d_turn + g_turn)

@@ -44,16 +44,17 @@ def nets(run) -> Pair:
     return Pair(G().to(memory_format=layout), D().to(memory_format=layout), 8)
 
 
-def penalty(run, d, real, fake, draw):
-    x = real[0].detach().requires_grad_(True) if run.objective.r1 else None
+def slopes(logits, x):
+    return torch.autograd.grad(logits.sum(), x, create_graph=True)[0].flatten(1).square().sum(1)
+
+
+def penalty(run, d, real, fake, on_real, draw):
+    if run.objective.r1:
+        return run.objective.r1 / 2 * slopes(on_real, real[0]).mean()
     if run.objective.gp:
         x = torch.lerp(real[0], fake[0], draw.uniform("gradient penalty", 1, 1, 1)).requires_grad_(True)
-    if x is None:
-        return 0
-    slope = torch.autograd.grad(d(x, real[1]).sum(), x, create_graph=True)[0].flatten(1).square().sum(1)
-    if run.objective.r1:
-        return run.objective.r1 / 2 * slope.mean()
-    return run.objective.gp * ((slope + 1e-12).sqrt() - 1).square().mean()
+        return run.objective.gp * ((slopes(d(x, real[1]), x) + 1e-12).sqrt() - 1).square().mean()
+    return 0
 
 
 def plain_loop(run, rounds):
@@ -73,12 +74,12 @@ def plain_loop(run, rounds):
         return g(z, y), y
 
     def d_loss(hand):
-        real = (hand.images, hand.labels)
+        real = (hand.images.clone().requires_grad_(bool(run.objective.r1)), hand.labels)
         with torch.no_grad():
             fake = fakes(hand, "D", 0.0)
         on_real, on_fake = d(*real), d(*fake)
         hinge = (relu(1 - on_real) + relu(1 + on_fake)).mean()
-        return hinge + penalty(run, d, real, fake, hand.draw)
+        return hinge + penalty(run, d, real, fake, on_real, hand.draw)
 
     for step in range(rounds):
         for i in range(run.d_steps):
