@@ -203,7 +203,6 @@ def check(size: Size, world: World) -> list[dict[str, list[float]]]:
         losses = torch.stack(theirs.step()) / world.size
         world.everyone.sum(losses).wait()
         found.append({name: [line[f"Loss/{name}/loss"], float(b)] for name, b in zip("DG", losses)})
-    session.lanes.close()
     if worst(found) > TOLERANCE[size.run.device.precision]:
         raise SystemExit(f"ours and ddp are not the same computation: {found}")
     return found
@@ -233,7 +232,6 @@ def compare(size: Size, world: World, rounds: int) -> dict[str, Any]:
     world.everyone.sum(steps).wait()
     contestants = {"ours": ours.playing(session), "ddp": repeated(ddp.step), "one": play_one}
     times = interleave(contestants, rounds=rounds, steps=round(steps.item() / world.size), meet=meet)
-    session.lanes.close()
     return {**about(size, session), **summary(times), "losses": agreed, "worst_difference": worst(agreed)}
 
 

@@ -207,7 +207,6 @@ def gflop(w: Workload, bench: Bench) -> float:
     """Of one round, as paragan computes it: the same count for every variant, so shares compare."""
     run = w.run("device.precision=float32", f"device.kind={bench.device.type}")
     session = ours.session(run, w.images, World.solo(bench.device))
-    session.lanes.close()
     g, d = forward_flops(session.game)
     penalties = (run.objective.r1 > 0) + (run.objective.gp > 0)
     return round_flops(g, d, run.batch, run.d_steps, penalties) / 1e9
@@ -243,10 +242,7 @@ def contestant(w: Workload, variant: str, bench: Bench) -> Iterator[Play]:
     settings, change = SETTINGS[variant]
     run = w.run(*settings, f"device.kind={bench.device.type}")
     session = ours.session(run, w.images, World.solo(bench.device), change)
-    try:
-        yield ours.playing(session)
-    finally:
-        session.lanes.close()
+    yield ours.playing(session)
 
 
 def timed(play: Play, bench: Bench) -> Spread:

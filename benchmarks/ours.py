@@ -60,7 +60,7 @@ def thaw(session: Session) -> None:
     """D's weights get gradients in G's turn too, which nobody uses."""
     for player in session.game.players:
         player.net.requires_grad_(True)
-        player._set = lambda moving, layers=player.coupled: [setattr(x, "tracking", moving) for x in layers]
+        player._thaw = lambda moving: None
 
 
 def convolve_as_written(session: Session) -> None:

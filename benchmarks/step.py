@@ -23,7 +23,6 @@ from ours import Change, convolve_as_written, endless, noise, playing, session, 
 from timing import Play, Spread, Times, describe, interleave, machine, repeated, save, steps_for, table
 
 from paragan.data.source import Images, load
-from paragan.train.loop import Session
 
 BLOCK_S = 1.0
 
@@ -53,21 +52,18 @@ def fashion(rounds: int, bf16: bool) -> Times:
         for name, (settings, change) in without(bf16).items()
     }
     contestants = {"naive": repeated(naive.step)} | {name: playing(s) for name, s in sessions.items()}
-    return timed(contestants, "fast", list(sessions.values()), rounds)
+    return timed(contestants, "fast", rounds)
 
 
 def precisions(name: str, images: Images, rounds: int) -> Times:
     """bf16 against float32."""
     sessions = {p: session(endless(name, images, f"device.precision={p}"), images) for p in ("float32", "bf16")}
-    return timed({p: playing(s) for p, s in sessions.items()}, "bf16", list(sessions.values()), rounds)
+    return timed({p: playing(s) for p, s in sessions.items()}, "bf16", rounds)
 
 
-def timed(contestants: dict[str, Play], block: str, sessions: list[Session], rounds: int) -> Times:
+def timed(contestants: dict[str, Play], block: str, rounds: int) -> Times:
     """`block`: the contestant whose blocks last BLOCK_S."""
-    times = interleave(contestants, rounds=rounds, steps=steps_for(BLOCK_S, contestants[block]))
-    for s in sessions:
-        s.lanes.close()
-    return times
+    return interleave(contestants, rounds=rounds, steps=steps_for(BLOCK_S, contestants[block]))
 
 
 def shown(times: Times, to: str) -> str:

@@ -206,9 +206,7 @@ class ScalingManager:
         return scores[0]
 
     def close(self) -> None:
-        """Stop the data thread and leave the other ranks in good order."""
-        if self._session is not None:
-            self._session.lanes.close()
+        """Leave the other ranks in good order."""
         self.world.close()
 
     def __enter__(self) -> ScalingManager:
@@ -217,10 +215,8 @@ class ScalingManager:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
-            return
-        if self._session is not None:
-            self._session.lanes.close()
-        self.world.abandon()
+        else:
+            self.world.abandon()
 
     def _session_of(self, gan: Estimator) -> Session:
         if self._session is None:

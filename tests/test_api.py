@@ -94,7 +94,6 @@ def test_workers_are_logical(pool):
         gan = pg.Estimator(seeded(Generator), seeded(Discriminator))
         for _ in range(5):
             scale_mgr.train(gan)
-        scale_mgr._session.lanes.close()
         return torch.cat([p.flatten() for p in gan.generator.parameters()])
 
     one = job(toy.World.solo())
@@ -109,7 +108,6 @@ def test_ranks_start_from_the_weights_of_rank_0(pool):
         scale_mgr.world = world
         gan = pg.Estimator(Generator(), Discriminator())
         scale_mgr.train(gan)
-        scale_mgr._session.lanes.close()
         return torch.cat([p.flatten() for p in gan.generator.parameters()])
 
     a, b = pool(2, job)

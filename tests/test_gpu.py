@@ -59,14 +59,12 @@ def test_a_checkpoint_of_the_gpu_goes_on_on_the_cpu(tmp_path):
     s = toy.session(run, World.solo(GPU))
     for _ in range(3):
         play_round(s)
-    s.lanes.close()
     clock = {"step": s.clock.step, "images": s.clock.images}
     saved = Checkpoints(tmp_path, s.world).save(s.game.players, clock, {}, s.role.replicated)
 
     then = toy.session(run, World.solo(CPU), saved)
     assert toy.same(toy.state(then), {name: value.cpu() for name, value in toy.state(s).items()})
     play_round(then)
-    then.lanes.close()
     close(toy.state(then), toy.play(run, 4))
 
 
@@ -97,6 +95,4 @@ def test_lanes_bring_the_same_images():
 
 def hands(run, device):
     s = toy.session(run, World.solo(device))
-    found = [s.lanes.next()[0] for _ in range(3)]
-    s.lanes.close()
-    return found
+    return [s.lanes.next()[0] for _ in range(3)]

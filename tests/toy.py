@@ -54,7 +54,6 @@ def play(of: Run, rounds: int, world: World | None = None) -> dict[str, Tensor]:
     s = session(of, world)
     for _ in range(rounds):
         play_round(s)
-    s.lanes.close()
     return state(s)
 
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..batch import Batch
 from ..rng import CPU, Draw, generator, shuffled
-
-AHEAD = 2  # batches made before they are wanted
 
 
 class Lanes:
@@ -48,40 +42,14 @@ class Lanes:
         self.passes = [owned[i : i + size] for i in range(0, len(owned), size)]
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.hands: list[Batch] = []
-        self._made: queue.Queue[list[Batch] | BaseException] = queue.Queue(AHEAD)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._make_ahead, args=(start,), daemon=True, name="lanes")
-        self._thread.start()
+        self._next = start
 
     def next(self) -> list[Batch]:
-        """The hands of the next position: one Batch a pass."""
-        made = self._made.get(timeout=600)
-        if isinstance(made, BaseException):
-            raise made
-        self.hands = made
-        return made
-
-    def close(self) -> None:
-        self._closed.set()
-        while self._thread.is_alive():
-            while not self._made.empty():
-                self._made.get_nowait()
-            self._thread.join(0.05)
-
-    def _make_ahead(self, start: int) -> None:
-        try:
-            for hands in self._from(start):
-                self._made.put(hands)
-                if self._closed.is_set():
-                    return
-        except BaseException as error:
-            self._made.put(error)
-
-    def _from(self, start: int) -> Iterator[list[Batch]]:
-        position = start
-        while True:
-            yield [self.hand(position, lanes) for lanes in self.passes]
-            position += self.batch
+        """The hands of the next position: one Batch a pass. Made here and now: a thread that makes images in
+        memory ahead costs more, by taking turns with this one, than they do."""
+        self.hands = [self.hand(self._next, lanes) for lanes in self.passes]
+        self._next += self.batch
+        return self.hands
 
     def hand(self, position: int, lanes: tuple[int, ...]) -> Batch:
         """What these lanes see at this position."""

@@ -21,8 +21,8 @@ Optimizer = torch.optim.Optimizer
 class BatchCoupled(Protocol):
     """A layer whose statistics couple the images of a lane (our batch norm).
 
-    moments: [m] sums over the lanes seen this step, counted where `tracking` is on; the player lays the
-    moments of all layers out in one vector, sums it over the team, and lets every layer settle.
+    moments: [m] sums over the lanes seen this step, counted in forward passes where `tracking` is on; the
+    player lays the moments of all layers out in one vector, sums it over the team, and lets every layer settle.
     """
 
     lane_batch: int | None
@@ -61,6 +61,7 @@ class Player:
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.coupled = [layer for layer in net.modules() if isinstance(layer, BatchCoupled)]
         self.moments = self._lay_out_moments(lane_batch)
+        self._moments_on_their_way: Work | None = None
         net.requires_grad_(False)
 
     def _lay_out_moments(self, lane_batch: int | None) -> Tensor:
@@ -74,28 +75,40 @@ class Player:
 
     @contextlib.contextmanager
     def moving(self) -> Generator[None]:
-        """Inside, the network's weights get gradients and its batch statistics are counted; nowhere else."""
+        """Inside, the network's weights get gradients; nowhere else."""
         try:
-            self._set(True)
+            self._thaw(True)
             yield
         finally:
-            self._set(False)
+            self._thaw(False)
 
-    def _set(self, moving: bool) -> None:
+    def _thaw(self, moving: bool) -> None:
         for p in self.flat.parameters:
             p.requires_grad_(moving)
-        for layer in self.coupled:
-            layer.tracking = moving
 
-    def share_moments(self, team: Group) -> Work | None:
-        """Start the sum of the batch moments over the team."""
-        return team.sum(self.moments) if self.coupled else None
+    @contextlib.contextmanager
+    def counting(self) -> Generator[None]:
+        """Inside, batch moments are counted: in the forward pass of a turn, and not when backward repeats it."""
+        try:
+            for layer in self.coupled:
+                layer.tracking = True
+            yield
+        finally:
+            for layer in self.coupled:
+                layer.tracking = False
+
+    def share_moments(self, team: Group) -> None:
+        """Start the sum of the batch moments over the team, all forward passes being over; `move` waits."""
+        if self.coupled:
+            self._moments_on_their_way = team.sum(self.moments)
 
     def move(self, images: int, moved: int) -> None:
         """The optimizer step, then what follows from it. images: seen so far; moved: by this step."""
         for group, base in zip(self.optimizer.param_groups, self._base_rates):
             group["lr"] = base * self.rate(images)
         self.optimizer.step()
+        if self._moments_on_their_way:
+            self._moments_on_their_way.wait()
         for layer in self.coupled:
             layer.settle()
         if self.average:

@@ -38,8 +38,11 @@ class Turn:
         self.player.iterate(self.player.net)
         share = sum(len(hand.draw.lanes) for hand in hands)
         with self.player.moving():
-            for hand in hands:
-                loss = self.loss(hand, step)
+            for i, hand in enumerate(hands, 1):
+                with self.player.counting():
+                    loss = self.loss(hand, step)
+                if i == len(hands):
+                    self.player.share_moments(self.team)  # travels under backward
                 weight = self.weight * len(hand.draw.lanes) / share
                 total = loss.total if weight == 1 else loss.total * weight
                 total.backward()  # pyright: ignore[reportUnknownMemberType]
@@ -58,10 +61,6 @@ def play(beat: Beat, hands: Sequence[Batch], step: int, images: int, moved: int)
         for turn in beat:
             mail.enter_context(turn.player.flat.exchanging(turn.exchange, step, passes=len(hands)))
         losses = [played for turn in beat for played in turn.differentiate(hands, step)]
-        moments = [turn.player.share_moments(turn.team) for turn in beat]
-    for work in moments:
-        if work is not None:
-            work.wait()
     for turn in beat:
         turn.player.move(images, moved)
         turn.after(step)

@@ -98,8 +98,8 @@ class LaneBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _track(self, seen: Tensor) -> None:
-        self.moments[:-1] += seen.sum(0).flatten()  # [groups, 2, C]
-        self.moments[-1] += len(seen)
+        self.moments[:-1].add_(seen.sum(0).flatten())  # [groups, 2, C]; += would copy besides
+        self.moments[-1].add_(len(seen))
 
 
 class LaneBatchNorm1d(nn.BatchNorm1d, LaneBatchNorm):

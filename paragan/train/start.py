@@ -152,7 +152,6 @@ def open_session(
         yield session, desk
     finally:
         screen.stop()
-        session.lanes.close()
         log.close()
 
 

@@ -65,14 +65,12 @@ def test_six_and_four_rounds_equal_ten(pool, settings, optimizer, ranks, tmp_pat
         s = toy.session(run, world)
         for _ in range(6):
             play_round(s)
-        s.lanes.close()
         clock = {"step": s.clock.step, "images": s.clock.images}
         saved = Checkpoints(folder, world).save(s.game.players, clock, {}, s.role.replicated)
         s = toy.session(run, world, saved)
         assert s.clock.step == 6
         for _ in range(4):
             play_round(s)
-        s.lanes.close()
         return toy.state(s)
 
     if ranks == 1:
@@ -91,7 +89,6 @@ def test_four_ranks_then_two_equal_one(pool, settings, tmp_path):
         s = toy.session(run, world)
         for _ in range(4):
             play_round(s)
-        s.lanes.close()
         clock = {"step": s.clock.step, "images": s.clock.images}
         return Checkpoints(folder, world).save(s.game.players, clock, {}, s.role.replicated)
 
@@ -101,7 +98,6 @@ def test_four_ranks_then_two_equal_one(pool, settings, tmp_path):
         s = toy.session(run, world, saved)
         for _ in range(4):
             play_round(s)
-        s.lanes.close()
         return toy.state(s)
 
     assert toy.distance(pool(2, then)[0], toy.play(run, 8), "G/") < 2e-4
@@ -115,7 +111,6 @@ def test_bytes_counted_are_bytes_predicted(pool, settings):
         s = toy.session(run, world)
         for _ in range(3):
             play_round(s)
-        s.lanes.close()
         turns = [turn for beat in s.role.round for turn in beat]
         return [(p.meter.sent_bytes, p.meter.messages) for p in s.game.players], len(turns)
 
@@ -123,7 +118,6 @@ def test_bytes_counted_are_bytes_predicted(pool, settings):
         from paragan.plan.cost import player_traffic
 
         s = toy.session(run, imagined(ranks))
-        s.lanes.close()
         totals = [player_traffic(s.role, player) for player in s.game.players]
         return [(3 * t.sent_bytes, 3 * t.messages) for t in totals]
 

@@ -24,7 +24,6 @@ def two_kimg(world):
     s = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
     while not s.clock.done:
         play_round(s)
-    s.lanes.close()
     with standing(s.game.g, s.game.latent, s.game.labels, run.seed) as g:
         return {name: value.clone() for name, value in g.state_dict().items()}
 
@@ -60,7 +59,6 @@ def test_in_float64_ranks_give_the_networks_of_one(pool, ranks):
         s = assemble(run, world, images, Pair(Double(pair.g), Double(pair.d), pair.latent))
         while not s.clock.done:
             play_round(s)
-        s.lanes.close()
         return {name: value for name, value in toy.state(s).items() if "running" not in name}  # float32 moments
 
     one = job(toy.World.solo())

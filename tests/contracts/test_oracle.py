@@ -99,7 +99,6 @@ def plain_loop(run, rounds):
         with torch.no_grad():
             for p, q in zip(average.parameters(), g.parameters(), strict=True):
                 p.lerp_(q, weight)
-    s.lanes.close()
     found = {f"{name}/{k}": v for name, net in (("G", g), ("D", d)) for k, v in net.state_dict().items()}
     return found, dict(average.named_parameters())
 
@@ -110,7 +109,6 @@ def ours(run, rounds):
     s = assemble(run, toy.World.solo(), images, nets(run))
     for _ in range(rounds):
         play_round(s)
-    s.lanes.close()
     state = toy.state(s)
     with s.game.g.averaged() as net:
         average = {k: v.detach().clone() for k, v in net.named_parameters()}

@@ -212,7 +212,6 @@ def test_if_one_rank_cannot_write_none_does(pool, tmp_path):
 
     def job(world):
         s = toy.session(toy.run("lanes=2"), world)
-        s.lanes.close()
 
         def save(step: int) -> None:
             clock = {"step": step, "images": 16 * step}

@@ -33,7 +33,6 @@ def test_losses_are_means_over_lanes_however_they_are_merged():
     def losses(merge):
         s = toy.session(toy.run("objective.r1=1", f"device.merge={merge}"))
         play_round(s)
-        s.lanes.close()
         return s.stats.losses()
 
     whole = losses(0)
