@@ -58,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _end(1, str(error), first_only=error.everywhere)
     except Interrupted as error:
         return _end(3, f"{error}; the same command goes on from here", first_only=True)
-    except KeyboardInterrupt:
-        return _end(3, "interrupted", first_only=True)
+    except KeyboardInterrupt as error:
+        return _end(3, str(error) or "interrupted", first_only=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -118,7 +118,9 @@ PATHS = {"data": "data.path", "init_from": "init_from"}  # taken as they are: `-
 def _train_parser(commands: Any) -> None:
     p = _command(commands, "train", _train, "train a recipe, or go on with it", more=TRAIN_HELP, epilog=EXAMPLES)
     p.add_argument("recipe", nargs="?", metavar="RECIPE | RUN.yaml", help="a named recipe, or the record of a run")
-    p.add_argument("--data", metavar="PATH", help="`digits`, an .npz (images uint8 NHWC, labels) or PATH/<class>/*.png")
+    p.add_argument(
+        "--data", metavar="PATH", help="digits, an .npz (images uint8 NHWC, labels), PATH/<class>/*.png or PATH/*.png"
+    )
     p.add_argument("--strategy", metavar="S", help="how ranks work together (default: sync)")
     p.add_argument("--batch", metavar="N", help="total batch, over all ranks")
     p.add_argument("--lanes", metavar="L", help="logical workers that share the batch: as many ranks can take part")
@@ -135,12 +137,19 @@ def _train_parser(commands: Any) -> None:
 
 
 def _train(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from .comm.world import Place
+    from .train.stop import at_once
 
     if options.fields:
         return _list_fields()
     if options.recipe is None:
         raise Unusable("which recipe? `paragan recipes` lists them; `paragan train digits` needs nothing else")
+    with at_once():
+        return _train_run(options, rest, arguments)
+
+
+def _train_run(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .comm.world import Place
+
     run, wanted = _resolve(options, rest)
     place = Place.from_environment()
     launched = place.size > 1 or "RANK" in os.environ

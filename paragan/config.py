@@ -12,11 +12,14 @@ from typing import Any, TypeVar
 
 import pydantic.dataclasses
 import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from .errors import Unusable
 
 T = TypeVar("T")
+
+# A part that is one of several records may be given by its name alone: `strategy: sync`.
+by_name = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 
 
 @typing.dataclass_transform(frozen_default=True)
@@ -67,8 +70,8 @@ def from_yaml(text: str, name: str) -> dict[str, Any]:
 
 
 def override(data: dict[str, Any], settings: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Set dotted fields: ("g.optimizer.lr", "1e-3"). A part with a `name` may be set by its name alone, and
-    then takes the other fields of that part's defaults."""
+    """Set dotted fields: ("g.optimizer.lr", "1e-3"). A part that is set by its name alone takes the other fields of
+    that part's defaults."""
     data = _copied(data)
     for path, text in settings:
         *parents, last = path.removesuffix(".name").split(".")
@@ -79,9 +82,7 @@ def override(data: dict[str, Any], settings: Iterable[tuple[str, str]]) -> dict[
             at = at.setdefault(parent, {})
             if not isinstance(at, dict):
                 raise Unusable(f"--{path}: {parent} is a value, not a group of fields")
-        value = _scalar(text)
-        named = isinstance(at.get(last), dict) and "name" in at[last]
-        at[last] = {"name": value} if named and isinstance(value, str) else value
+        at[last] = _scalar(text)
     return data
 
 

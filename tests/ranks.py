@@ -34,12 +34,15 @@ def _work(connection: Any) -> None:
 
 
 class Pool:
-    """`pool(4, job)` runs job(world) on four ranks and returns what each returned."""
+    """`pool(4, job)` runs job(world) on four ranks and returns what each returned. More are started when wanted."""
 
-    def __init__(self, most: int = 4):
-        context = mp.get_context("spawn")
+    def __init__(self, ready: int = 4):
         self._ends, self._processes = [], []
-        for _ in range(most):
+        self._grow(ready)
+
+    def _grow(self, size: int) -> None:
+        context = mp.get_context("spawn")
+        while len(self._ends) < size:
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs,), daemon=True)
             process.start()
@@ -47,6 +50,7 @@ class Pool:
             self._processes.append(process)
 
     def __call__(self, size: int, job: Callable[[Any], Any]) -> list[Any]:
+        self._grow(size)
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]

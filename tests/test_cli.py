@@ -55,8 +55,8 @@ BAD = {  # command line: what its one line must say
     "train digits --resume nowhere": ["nowhere does not exist"],
     "train digits --resume . --run-dir here": ["--resume", "--run-dir"],
     "train digits --init-from nowhere": ["--init-from", "nowhere"],
-    "train digits --evaluation.metrics=fd": ["--evaluation.metrics=[fd]"],
-    "train digits --evaluation.metrics=[fod]": ["fod", "did you mean fd?"],
+    "train digits --g.optimizer.betas=0.5": ["--g.optimizer.betas=[0.5]"],
+    "train digits --evaluation.metrics=kid,fod": ["fod", "did you mean fd?"],
     "train digits --evaluation.metrics=[fid]": ["fid", "fd works"],
     "train digits --evaluation.features=inception --evaluation.inception=nowhere": ["missing nowhere"],
     "train digits --evaluation.count=1": ["evaluation.count=1", "2"],
@@ -262,7 +262,7 @@ def test_samples_as_a_grid_an_archive_or_a_folder(finished):
     for out in ("grid.png", "samples.npz", "folder"):
         assert call("sample", finished, "--count=12", "--labels=3,7", "--out", out).status == 0
     with Image.open("grid.png") as grid:
-        assert grid.size == (32, 24)
+        assert grid.size == (4 * 64, 3 * 64)
     with np.load("samples.npz") as made:
         assert made["images"].shape == (12, 8, 8, 1)
         assert made["images"].dtype == np.uint8

@@ -94,7 +94,7 @@ WRONG = {  # (field, value): how the refusal begins
     ("g.optimizer.betas", "[0, 1]"): "g.optimizer.betas.1=1: input should be less than 1",
     ("d.optimizer", "adan"): "d.optimizer: there is no adan; did you mean adam?",
     ("objective.loss", "hinged"): "objective.loss=hinged: input should be 'hinge'",
-    ("evaluation.metrics", "fd"): "evaluation.metrics=fd: input should be a list: --evaluation.metrics=[fd]",
+    ("g.optimizer.betas", "0.5"): "g.optimizer.betas=0.5: input should be a list: --g.optimizer.betas=[0.5]",
     ("data", "null"): "data=None: input should be",
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import LONG, TINY, checkpoints, free_port, outcome, playing, steps, train
+from processes import LONG, TINY, checkpoints, free_port, outcome, playing, steps, train, until
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(240)]
 
@@ -113,3 +113,12 @@ def test_a_rank_that_hangs_is_noticed_after_the_timeout(tmp_path, processes):
     ranks[1].send(signal.SIGSTOP)
     assert ranks[0].wait(30) == 1
     assert "rank 1 was lost at step" in told(ranks[0].err)
+
+
+def test_a_signal_before_training_begins_is_status_3_too(tmp_path, processes):
+    run = tmp_path / "run"
+    started = processes.cold(*train(run), "--ranks=2")
+    until((run / "run.yaml").exists, what="the folder is chosen")
+    started.send(signal.SIGTERM)
+    assert started.wait(30) == 3
+    assert "SIGTERM" in told(started.err)

@@ -1,10 +1,52 @@
-"""Wires: what a float vector becomes while it travels. `Exact` leaves it as it is."""
+"""Wires: what a float vector becomes while it travels.
+
+A lossy one is a delta-approximate compressor Q: E|Q(v) - v|^2 <= (1 - delta) |v|^2 for every v, which is what error
+feedback needs (Karimireddy et al. 2019; Chen et al. 2020). Each states its size and its delta, so plans need no
+measurement. A compressor of your own is a class with these methods and a `lossy` of True.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import math
+from typing import Annotated, ClassVar, Literal, Protocol
 
-from ..config import record
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ..config import by_name, record
+from . import blocks
+from .sparse import decode_positions, encode_positions, position_bytes
+
+Block = Annotated[int, Field(ge=64, le=4096, multiple_of=64)]
+Rounding = Literal["nearest", "stochastic"]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class Compressor(Protocol):
+    """A float vector to bytes and back. Pure: the same vector and seed give the same bytes."""
+
+    lossy: ClassVar[bool]
+
+    @property
+    def name(self) -> str: ...
+
+    def nbytes(self, n: int) -> int:
+        """Bytes that n numbers take on the wire: a multiple of 4, or of 2."""
+        ...
+
+    def delta(self, n: int) -> float:
+        """How much of |v|^2 arrives at least, in expectation, for n numbers; 0 where no such promise holds."""
+        ...
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        """x [n] float32 -> out [nbytes(n)] uint8, at a multiple of 4 bytes. What is not finite stays so.
+        seed: of whatever is drawn, from 0 to 2^31 - 1."""
+        ...
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        """data [nbytes(n)] uint8 -> out [n] float32."""
+        ...
 
 
 @record
@@ -15,5 +57,238 @@ class Exact:
     lossy: ClassVar[bool] = False
 
     def nbytes(self, n: int) -> int:
-        """Bytes that n numbers take on the wire."""
         return 4 * n
+
+    def delta(self, n: int) -> float:
+        return 1.0
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        out.view(torch.float32).copy_(x)
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        out.copy_(data.view(torch.float32))
+
+
+class _Half:
+    """16 bits a number. delta holds for numbers that are normal in this format; smaller ones wait in the residual."""
+
+    lossy: ClassVar[bool] = True
+    dtype: ClassVar[torch.dtype]
+    significant: ClassVar[int]  # bits
+
+    def nbytes(self, n: int) -> int:
+        return 2 * n
+
+    def delta(self, n: int) -> float:
+        return 1 - 4.0**-self.significant
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        out.view(self.dtype).copy_(x)
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        out.copy_(data.view(self.dtype))
+
+
+@record
+class BF16(_Half):
+    """bfloat16: float32's range, 8 significant bits."""
+
+    name: Literal["bf16"] = "bf16"
+    dtype: ClassVar[torch.dtype] = torch.bfloat16
+    significant: ClassVar[int] = 8
+
+
+@record
+class FP16(_Half):
+    """float16: 11 significant bits, from 6e-5 to 65504 (what is larger is refused, not clipped)."""
+
+    name: Literal["fp16"] = "fp16"
+    dtype: ClassVar[torch.dtype] = torch.float16
+    significant: ClassVar[int] = 11
+
+
+class _Levels:
+    """Equal levels -top .. top of a block's largest magnitude (`block` numbers share a scale)."""
+
+    lossy: ClassVar[bool] = True
+    bits: ClassVar[int]
+    block: int
+    rounding: Rounding
+
+    @property
+    def top(self) -> int:
+        return (1 << (self.bits - 1)) - 1
+
+    def nbytes(self, n: int) -> int:
+        return blocks.records(n, self.block) * blocks.record_bytes(self.block, self.bits)
+
+    def delta(self, n: int) -> float:
+        """The worst block has one large number, sent exactly, and all others at the step's worst place."""
+        others = (min(self.block, n) - 1) / self.top**2
+        if self.rounding == "nearest":
+            return 1 / (1 + others / 4)
+        return max(0.0, 1 - (math.sqrt(1 + others) - 1) / 2)
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        stochastic = self.rounding == "stochastic"
+        blocks.encode_levels(
+            x, out, block=self.block, bits=self.bits, top=self.top, rule="largest", stochastic=stochastic, seed=seed
+        )
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        blocks.decode_levels(data, out, block=self.block, bits=self.bits, top=self.top)
+
+
+@record
+class Int8(_Levels):
+    """8 bits a number: 255 levels of a block's largest magnitude."""
+
+    name: Literal["int8"] = "int8"
+    block: Block = 256
+    rounding: Rounding = "nearest"
+    bits: ClassVar[int] = 8
+
+
+@record
+class Int4(_Levels):
+    """4 bits a number: 15 levels of a block's largest magnitude."""
+
+    name: Literal["int4"] = "int4"
+    block: Block = 256
+    rounding: Rounding = "nearest"
+    bits: ClassVar[int] = 4
+
+
+@record
+class Int2(_Levels):
+    """2 bits a number: nothing, or plus or minus a block's largest magnitude."""
+
+    name: Literal["int2"] = "int2"
+    block: Block = 64
+    rounding: Rounding = "nearest"
+    bits: ClassVar[int] = 2
+
+
+@record
+class QSGD:
+    """Levels of a block's norm, rounded at random so that the mean is right (Alistarh et al. 2017)."""
+
+    name: Literal["qsgd"] = "qsgd"
+    levels: Annotated[int, Field(ge=1, le=127)] = 127
+    block: Block = 256
+    lossy: ClassVar[bool] = True
+
+    @property
+    def bits(self) -> int:
+        """Few enough for -levels .. levels, and a power of two."""
+        return 2 if self.levels == 1 else 4 if self.levels <= 7 else 8
+
+    def nbytes(self, n: int) -> int:
+        return blocks.records(n, self.block) * blocks.record_bytes(self.block, self.bits)
+
+    def delta(self, n: int) -> float:
+        """Their lemma 3.1."""
+        size = min(self.block, n)
+        return max(0.0, 1 - min(size / self.levels**2, math.sqrt(size) / self.levels))
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        blocks.encode_levels(
+            x, out, block=self.block, bits=self.bits, top=self.levels, rule="norm", stochastic=True, seed=seed
+        )
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        blocks.decode_levels(data, out, block=self.block, bits=self.bits, top=self.levels)
+
+
+@record
+class Sign:
+    """1 bit a number, times the mean magnitude of its block (Karimireddy et al. 2019)."""
+
+    name: Literal["sign"] = "sign"
+    block: Block = 256
+    lossy: ClassVar[bool] = True
+
+    def nbytes(self, n: int) -> int:
+        return blocks.records(n, self.block) * blocks.record_bytes(self.block, 1)
+
+    def delta(self, n: int) -> float:
+        return 1 / min(self.block, n)
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        blocks.encode_signs(x, out, block=self.block)
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        blocks.decode_signs(data, out, block=self.block)
+
+
+class _Some:
+    """A share of the numbers as they are, with their positions; the others as nothing."""
+
+    lossy: ClassVar[bool] = True
+    fraction: float
+
+    def kept(self, n: int) -> int:
+        """How many of n numbers travel: at least one."""
+        return max(1, int(self.fraction * n))
+
+    def delta(self, n: int) -> float:
+        return self.kept(n) / n
+
+
+@record
+class TopK(_Some):
+    """The largest `fraction` of the numbers as they are (Stich et al. 2018)."""
+
+    name: Literal["topk"] = "topk"
+    fraction: Fraction = 0.01
+
+    def nbytes(self, n: int) -> int:
+        return 4 * self.kept(n) + -(-position_bytes(n, self.kept(n)) // 4) * 4
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        k = self.kept(len(x))
+        positions = x.abs().topk(k, sorted=False).indices.sort().values
+        out[: 4 * k].view(torch.float32).copy_(_values(x, positions))
+        encode_positions(positions, len(x), out[4 * k :][: position_bytes(len(x), k)])
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        k = self.kept(len(out))
+        positions = decode_positions(data[4 * k :][: position_bytes(len(out), k)], len(out), k)
+        out.zero_()[positions] = data[: 4 * k].view(torch.float32)
+
+
+@record
+class RandomK(_Some):
+    """A random `fraction` of the numbers as they are; their positions follow from a seed that travels along."""
+
+    name: Literal["randomk"] = "randomk"
+    fraction: Fraction = 0.01
+
+    def nbytes(self, n: int) -> int:
+        return 4 + 4 * self.kept(n)
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        out[:4].view(torch.int32).fill_(seed)
+        positions = self._positions(seed, len(x), x.device)
+        out[4:].view(torch.float32).copy_(_values(x, positions))
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        seed = int(data[:4].view(torch.int32))
+        out.zero_()[self._positions(seed, len(out), out.device)] = data[4:].view(torch.float32)
+
+    def _positions(self, seed: int, n: int, device: torch.device) -> Tensor:
+        """[k] distinct, every one with equal chance."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randperm(n, generator=generator)[: self.kept(n)].to(device)
+
+
+def _values(x: Tensor, positions: Tensor) -> Tensor:
+    """The numbers that travel, or NaN where any of x is not finite: it might be one that stays."""
+    return torch.where(x.isfinite().all(), x[positions], torch.nan)
+
+
+Wire = Annotated[
+    Exact | BF16 | FP16 | Int8 | Int4 | Int2 | QSGD | Sign | TopK | RandomK,
+    Field(discriminator="name"),
+    by_name,
+]

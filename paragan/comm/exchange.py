@@ -1,9 +1,9 @@
 """Exchanges: how the replicas of one player agree, written as generators over a bucket.
 
-A generator starts before the forward pass. `yield GRADIENT` waits until backward has filled the bucket,
-`yield BACKWARD` until all gradients of the beat are there; yielding work waits until it has arrived, which
-is looked at after backward. The optimizer steps when every generator has ended. What must outlive a step
-is a `bucket.memory(name)`, and is checkpointed as a matter of course.
+A generator starts before the forward pass. `yield GRADIENT` waits until backward has filled the bucket; yielding
+work waits until it has arrived, which is looked at after backward; `yield ARRIVED` waits until all work of the beat
+has, so that nobody differentiates through us any more and the step will be taken. The optimizer steps when every
+generator has ended. What must outlive a step is a `bucket.memory(name)`, and is checkpointed as a matter of course.
 
 A rank's gradient is its *share*: the sum over its lanes divided by all lanes of the team. The team's
 gradient is therefore a sum, whatever the lanes each rank owns, and never a mean of rank means.
@@ -11,13 +11,19 @@ gradient is therefore a sum, whatever the lanes each rank owns, and never a mean
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from .flat import GRADIENT, Bucket, Moment
-from .meter import Traffic, ring_all_reduce
-from .world import Group, Work
+import torch
+from torch import Tensor
+
+from ..errors import Failed
+from .compress import Compressor
+from .flat import ARRIVED, GRADIENT, Bucket, Moment
+from .meter import Traffic, all_to_all, ring_all_gather, ring_all_reduce
+from .world import Group, Lost, Work
 
 
 class Exchange(Protocol):
@@ -53,3 +59,113 @@ class AllReduce:
 
     def traffic(self, n: int) -> Traffic:
         return ring_all_reduce(4 * n, self.group.size)
+
+
+@dataclass(frozen=True)
+class CompressedSum:
+    """Every rank gets the sum of the group's shares, over a lossy wire both ways; what the wire loses is kept
+    and sent with the next step (Chen et al. 2020, with each rank in the server's place for one shard).
+
+        p = g + e;  send Q(p);  e <- p - Q(p)          every rank, for every shard
+        s = sum of Q(p);  send Q(s);  e += s - Q(s)    the shard's owner, since that loss is owed to the sum
+        g <- Q(s)
+
+    A rank sends 2 (size - 1) / size of the encoded vector however many ranks there are. The residual is kept in
+    units of the whole gradient, not of this rank's share: its mean over ranks is what is owed, and the rule for a
+    changed world conserves it. A gradient that is not finite reaches every rank as NaN: all refuse the step, and the
+    residuals stay as they were.
+    """
+
+    wire: Compressor
+    group: Group
+    feedback: bool = True
+
+    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+        size, rank, n = self.group.size, self.group.rank, bucket.grads.numel()
+        shard = self.shard(n)
+        nbytes = self.wire.nbytes(shard)
+        sent, left = (bucket.scratch(name, size, shard) for name in ("sent", "left"))
+        codes, inbox = (bucket.scratch(name, size, nbytes, dtype=torch.uint8) for name in ("codes", "inbox"))
+        seed = zlib.crc32(f"{step} {rank} {bucket.index}".encode()) >> 2  # 2 for encoding twice
+        yield GRADIENT
+
+        owed = sent.view(-1)[:n].copy_(bucket.grads)
+        if self.feedback:
+            owed.add_(bucket.memory("error"), alpha=1 / size)
+        for to in range(size):
+            self.wire.encode(sent[to], codes[to], 2 * seed)
+            self.wire.decode(codes[to], left[to])
+        torch.sub(sent, left, out=left)
+        yield self.group.transpose(codes, inbox)
+
+        total, part = bucket.scratch("total", shard), bucket.scratch("part", shard)
+        self.wire.decode(inbox[0], total)
+        for row in inbox[1:]:
+            self.wire.decode(row, part)
+            total += part
+        self.wire.encode(total, codes[0], 2 * seed + 1)
+        self.wire.decode(codes[0], part)
+        left[rank] += total.sub_(part)
+        everyone, work = self.group.gather(codes[0], inbox)
+        yield work
+
+        whole = bucket.scratch("whole", size, shard)
+        for row, out in zip(everyone, whole):
+            self.wire.decode(row, out)
+        bucket.grads.copy_(whole.view(-1)[:n])
+        refuse_unless_finite(bucket, owed, self.wire)
+        yield ARRIVED
+
+        if self.feedback:
+            torch.mul(left.view(-1)[:n], size, out=bucket.memory("error"))
+
+    def shard(self, n: int) -> int:
+        """How many numbers each rank adds up; ranks after the last number add up zeros."""
+        return max(1, -(-n // self.group.size))
+
+    def traffic(self, n: int) -> Traffic:
+        size, nbytes = self.group.size, self.wire.nbytes(self.shard(n))
+        return all_to_all(size * nbytes, size) + ring_all_gather(nbytes, size)
+
+
+def refuse_unless_finite(bucket: Bucket, own: Tensor, wire: Compressor) -> None:
+    """Every rank refuses a step in which one rank's gradient was not finite; that rank says where."""
+    if bucket.grads.sum().isfinite():
+        return
+    bad = own.isfinite().logical_not().nonzero()
+    if len(bad):
+        raise Failed(f"the gradient of {bucket.parameter_at(int(bad[0]))} is not finite: the step was refused")
+    raise Lost(f"the {wire.name} wire brought numbers that are not finite: the step was refused")
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """Optimistic mirror descent: the gradient is taken one step ahead, with the one before it, and the step
+    itself made from where we were (Chen et al. 2020; Popov 1980).
+
+        w_half = w - rate (F_prev + e);  F = gradient at w_half;  then `inner`, then w <- w - rate F
+
+    F_prev is this rank's own last gradient; e is its residual where `inner` keeps one, and `residual` can leave it out.
+    The optimizer has to be plain gradient descent with the same rate. weight: this rank's share of the gradient.
+    """
+
+    inner: Exchange
+    rate: Callable[[], float]
+    weight: float = 1.0
+    residual: bool = True
+
+    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+        here = bucket.scratch("here", bucket.params.numel()).copy_(bucket.params)
+        previous = bucket.memory("previous")
+        bucket.params.sub_(previous, alpha=self.rate())
+        if self.residual and "error" in bucket.memories:
+            bucket.params.sub_(bucket.memory("error"), alpha=self.rate())
+        yield GRADIENT
+        own = torch.div(bucket.grads, self.weight, out=bucket.scratch("own", bucket.grads.numel()))
+        yield from self.inner(bucket, step)
+        yield ARRIVED
+        previous.copy_(own)
+        bucket.params.copy_(here)
+
+    def traffic(self, n: int) -> Traffic:
+        return self.inner.traffic(n)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import enum
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -25,10 +27,10 @@ class Moment(enum.Enum):
     """What an exchange may wait for besides work."""
 
     GRADIENT = "this bucket's gradient is complete"
-    BACKWARD = "every gradient of the beat is complete: nobody differentiates through us"
+    ARRIVED = "backward is over, all messages of the beat are here, and nobody refused it: the step will be taken"
 
 
-GRADIENT, BACKWARD = Moment.GRADIENT, Moment.BACKWARD
+GRADIENT, ARRIVED = Moment.GRADIENT, Moment.ARRIVED
 
 
 class Bucket:
@@ -36,16 +38,30 @@ class Bucket:
 
     params, grads : [n] views into the player's vectors; writing here writes the network.
     memory(name)  : [n] vector that survives the step and is checkpointed (zero at first).
+    scratch(name) : a vector that does not: the same storage at every step, since fresh pages cost more than
+                    what is written to them.
+    names         : what lies where, (first number, the parameter's name), in rising order.
     """
 
-    def __init__(self, params: Tensor, grads: Tensor, tensors: int):
-        self.params, self.grads, self.tensors = params, grads, tensors
+    def __init__(self, params: Tensor, grads: Tensor, index: int, names: list[tuple[int, str]]):
+        self.params, self.grads, self.index, self.names = params, grads, index, names
         self.memories: dict[str, Tensor] = {}
+        self._scratch: dict[str, Tensor] = {}
 
     def memory(self, name: str) -> Tensor:
         if name not in self.memories:
             self.memories[name] = torch.zeros_like(self.grads)
         return self.memories[name]
+
+    def scratch(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[*shape], as it was left, zeros at first."""
+        if name not in self._scratch or self._scratch[name].shape != shape:
+            self._scratch[name] = torch.zeros(shape, dtype=dtype, device=self.grads.device)
+        return self._scratch[name]
+
+    def parameter_at(self, position: int) -> str:
+        """The name of the parameter that a number of this bucket belongs to."""
+        return self.names[bisect.bisect_right(self.names, position, key=lambda entry: entry[0]) - 1][1]
 
 
 class Flat:
@@ -56,7 +72,8 @@ class Flat:
     """
 
     def __init__(self, net: nn.Module, bucket_bytes: int = BUCKET_BYTES):
-        self.parameters = [p for p in net.parameters() if p.requires_grad][::-1]
+        named = [(name, p) for name, p in net.named_parameters() if p.requires_grad][::-1]
+        self.parameters = [p for _, p in named]
         if not self.parameters:
             raise Unusable(f"{type(net).__name__} has no parameters to train")
         like = self.parameters[0]
@@ -73,14 +90,15 @@ class Flat:
         self.slices: list[tuple[int, int]] = []  # (start, numel) of every parameter
         self.buckets: list[Bucket] = []
         self._home: dict[Tensor, int] = {}
-        first = tensors = 0
-        for i, (p, start) in enumerate(zip(self.parameters, starts)):
+        first, names = 0, list[tuple[int, str]]()
+        for i, ((name, p), start) in enumerate(zip(named, starts)):
             self._adopt(p, start)
-            tensors += 1
+            names.append((start - first, name))
             end = starts[i + 1] if i + 1 < len(starts) else total
             if like.itemsize * (end - first) >= bucket_bytes or end == total:
-                self.buckets.append(Bucket(self.params[first:end], self.grads[first:end], tensors))
-                first, tensors = end, 0
+                bucket = Bucket(self.params[first:end], self.grads[first:end], len(self.buckets), names)
+                self.buckets.append(bucket)
+                first, names = end, []
         self._hooked = False
         self._running: list[Iterator[Work | Moment]] = []
         self._awaited: list[Work | Moment | None] = []
@@ -103,21 +121,33 @@ class Flat:
 
         All start at once. One that yields GRADIENT goes on when the last backward has filled its bucket - in
         bucket order, so that ranks agree, and at the latest when all passes are over, so that a parameter
-        the loss never reached leaves as zeros. One that yields work or BACKWARD goes on at the end.
+        the loss never reached leaves as zeros. One that yields work goes on at the end, in turns, so
+        that one bucket's next message leaves while another's is awaited. What waits for ARRIVED goes on in `conclude`.
         """
         self.grads.zero_()
         self._running = [exchange(bucket, step) for bucket in self.buckets]
         self._awaited = [next(running, None) for running in self._running]
-        self._missing = [bucket.tensors * passes for bucket in self.buckets]
+        self._missing = [len(bucket.names) * passes for bucket in self.buckets]
         self._ready = 0
         if not self._hooked and GRADIENT in self._awaited:
             self._hook()
         yield
         self.filled()
-        for i, running in enumerate(self._running):  # receive, in the order sent
-            while (awaited := self._awaited[i]) is not None:
-                if not isinstance(awaited, Moment):
-                    awaited.wait()
+        under_way = deque(range(len(self.buckets)))
+        while under_way:  # receive, in the order sent
+            i = under_way.popleft()
+            awaited = self._awaited[i]
+            if awaited is None or awaited is ARRIVED:
+                continue
+            if not isinstance(awaited, Moment):
+                awaited.wait()
+            self._awaited[i] = next(self._running[i], None)
+            under_way.append(i)
+
+    def conclude(self) -> None:
+        """Every player's messages of the beat have arrived: exchanges that waited for it may end."""
+        for i, running in enumerate(self._running):
+            while self._awaited[i] is not None:
                 self._awaited[i] = next(running, None)
         self._running = []
 

@@ -26,6 +26,11 @@ def ring_all_gather(nbytes: int, size: int) -> Traffic:
     return Traffic((size - 1) * nbytes, size - 1)
 
 
+def all_to_all(nbytes: int, size: int) -> Traffic:
+    """One of `size` equal parts of `nbytes` to every other rank."""
+    return Traffic((size - 1) * (nbytes // size), size - 1)
+
+
 @dataclass
 class Meter:
     """Bytes and messages one rank has sent, and the time in which its host waited for others."""

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import Failed, Unusable
-from .meter import Meter, Traffic, ring_all_gather, ring_all_reduce
+from .meter import Meter, Traffic, all_to_all, ring_all_gather, ring_all_reduce
 
 T = TypeVar("T")
 c10d: Any = dist  # torch leaves most of it untyped
@@ -60,8 +60,12 @@ class Group(Protocol):
         """Sum of everyone's x [...], in place, the same bits on every rank."""
         ...
 
-    def gather(self, x: Tensor) -> tuple[Tensor, Work]:
-        """[k] of everyone -> [size, k], row j from rank j."""
+    def gather(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Work]:
+        """[k] of everyone -> [size, k], row j from rank j; into `out` where given."""
+        ...
+
+    def transpose(self, x: Tensor, out: Tensor) -> Work:
+        """[size, k], row j for rank j -> out [size, k], row j from rank j."""
         ...
 
 
@@ -83,8 +87,12 @@ class Solo:
     def sum(self, x: Tensor) -> Work:
         return _Arrived()
 
-    def gather(self, x: Tensor) -> tuple[Tensor, Work]:
-        return x[None].clone(), _Arrived()
+    def gather(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Work]:
+        return x[None].clone() if out is None else out.copy_(x[None]), _Arrived()
+
+    def transpose(self, x: Tensor, out: Tensor) -> Work:
+        out.copy_(x)
+        return _Arrived()
 
 
 @dataclass(frozen=True)
@@ -120,12 +128,16 @@ class Ranks:
         start = lambda: c10d.all_reduce(x, group=self.process_group, async_op=True)  # noqa: E731
         return self._send(start, ring_all_reduce(x.nbytes, self.size))
 
-    def gather(self, x: Tensor) -> tuple[Tensor, Work]:
-        rows = x.new_empty(self.size, *x.shape)
+    def gather(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Work]:
+        rows = x.new_empty(self.size, *x.shape) if out is None else out
         start = lambda: c10d.all_gather(  # noqa: E731
             list(rows), x.contiguous(), group=self.process_group, async_op=True
         )
         return rows, self._send(start, ring_all_gather(x.nbytes, self.size))
+
+    def transpose(self, x: Tensor, out: Tensor) -> Work:
+        start = lambda: c10d.all_to_all_single(out, x, group=self.process_group, async_op=True)  # noqa: E731
+        return self._send(start, all_to_all(x.nbytes, self.size))
 
     def _send(self, start: Callable[[], dist.Work | None], traffic: Traffic) -> Work:
         self.meter.count(traffic)

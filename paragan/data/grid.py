@@ -36,6 +36,11 @@ def grid(images: np.ndarray, columns: int | None = None, scale: int = 1) -> Imag
     return _image(sheet.repeat(scale, axis=0).repeat(scale, axis=1))
 
 
+def readable(images: np.ndarray) -> int:
+    """How much to enlarge images [N, H, W, C] so that people see them: to about 64 pixels."""
+    return max(1, 64 // images.shape[1])
+
+
 def save_images(images: np.ndarray, labels: np.ndarray | None, out: Path) -> None:
     """Write `images` [N, H, W, C] uint8, with `labels` [N] integers or None, in the form that `out` names.
 
@@ -62,7 +67,7 @@ def _writer(out: Path) -> Callable[[np.ndarray, np.ndarray | None, Path], None]:
 
 
 def _write_grid(images: np.ndarray, labels: np.ndarray | None, out: Path) -> None:
-    _aside(out, lambda file: grid(images).save(file, format="PNG"))
+    _aside(out, lambda file: grid(images, scale=readable(images)).save(file, format="PNG"))
 
 
 def _write_npz(images: np.ndarray, labels: np.ndarray | None, out: Path) -> None:

@@ -41,7 +41,7 @@ def _anywhere(name: str, space: FeatureSpace) -> None:
 def _where_covariance_fits(name: str, space: FeatureSpace) -> None:
     if space.num_features > MOST_FEATURES:
         have = f"{space.name} has {space.num_features} features"
-        raise Unusable(f"metrics: {name} takes at most {MOST_FEATURES} features and {have}; kid and prdc take them")
+        raise Unusable(f"metrics: {name} takes at most {MOST_FEATURES} features and {have}; kid,prdc take more")
 
 
 def _in_inception(name: str, space: FeatureSpace) -> None:

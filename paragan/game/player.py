@@ -102,10 +102,21 @@ class Player:
         if self.coupled:
             self._moments_on_their_way = team.sum(self.moments)
 
-    def move(self, images: int, moved: int) -> None:
-        """The optimizer step, then what follows from it. images: seen so far; moved: by this step."""
+    def prepare(self, images: int) -> None:
+        """What comes before a step, while all replicas still stand at one point: the learning rate, and what happens
+        to the network once a step. images: seen when the step has been taken."""
         for group, base in zip(self.optimizer.param_groups, self._base_rates):
             group["lr"] = base * self.rate(images)
+        self.iterate(self.net)
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the step being computed."""
+        return self.optimizer.param_groups[0]["lr"]
+
+    def move(self, images: int, moved: int) -> None:
+        """The optimizer step, then what follows from it. images: seen so far; moved: by this step."""
+        self.flat.conclude()
         self.optimizer.step()
         if self._moments_on_their_way:
             self._moments_on_their_way.wait()

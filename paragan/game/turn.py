@@ -35,7 +35,6 @@ class Turn:
     def differentiate(self, hands: Sequence[Batch], step: int) -> Iterator[tuple[Turn, Loss, int]]:
         """Backward through every hand: what one pass over some of this rank's lanes sees. The opponent is
         frozen: no weight gradients that nobody wants."""
-        self.player.iterate(self.player.net)
         share = sum(len(hand.draw.lanes) for hand in hands)
         with self.player.moving():
             for i, hand in enumerate(hands, 1):
@@ -59,6 +58,7 @@ def play(beat: Beat, hands: Sequence[Batch], step: int, images: int, moved: int)
     Returns what each pass lost, and on how many lanes."""
     with contextlib.ExitStack() as mail:
         for turn in beat:
+            turn.player.prepare(images)
             mail.enter_context(turn.player.flat.exchanging(turn.exchange, step, passes=len(hands)))
         losses = [played for turn in beat for played in turn.differentiate(hands, step)]
     for turn in beat:

@@ -4,10 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from paragan.config import by_name
 from paragan.nets.dcgan import DCGAN
 from paragan.nets.sngan import SNGAN
 from paragan.nets.spec import Spec
 
-Nets = Annotated[DCGAN | SNGAN, Field(discriminator="name")]
+Nets = Annotated[DCGAN | SNGAN, Field(discriminator="name"), by_name]
 
 __all__ = ["DCGAN", "SNGAN", "Nets", "Spec"]

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from ..config import record
+from ..config import by_name, record
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -62,7 +62,7 @@ class RMSprop:
         return torch.optim.RMSprop(parameters, lr=self.lr, alpha=self.alpha, eps=self.eps, foreach=False)
 
 
-Optimizer = Annotated[Adam | SGD | RMSprop, Field(discriminator="name")]
+Optimizer = Annotated[Adam | SGD | RMSprop, Field(discriminator="name"), by_name]
 
 
 def warm_up(kimg: float) -> Callable[[int], float]:

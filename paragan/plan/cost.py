@@ -29,7 +29,10 @@ class Imagined:
     def sum(self, x: torch.Tensor) -> Work:
         raise NotImplementedError("an imagined group sends nothing")
 
-    def gather(self, x: torch.Tensor) -> tuple[torch.Tensor, Work]:
+    def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> tuple[torch.Tensor, Work]:
+        raise NotImplementedError("an imagined group sends nothing")
+
+    def transpose(self, x: torch.Tensor, out: torch.Tensor) -> Work:
         raise NotImplementedError("an imagined group sends nothing")
 
 

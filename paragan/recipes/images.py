@@ -37,5 +37,6 @@ def folder() -> Run:
         average=Decay(half_life_kimg=20.0),
         batch=128,
         kimg=2000.0,
+        evaluation=Evaluation(metrics=("kid", "prdc")),  # fd takes at most 8192 features: 48 x 48 in colour
         output=Output(tick_kimg=4.0, fakes_kimg=50.0, checkpoint_kimg=100.0),
     )

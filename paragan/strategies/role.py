@@ -42,6 +42,16 @@ class Role:
 class Strategy(Protocol):
     """Pure wiring, called once per rank."""
 
+    @property
+    def optimism(self) -> str:
+        """What optimizers are wrapped in where the run does not say (optim/optimism.py)."""
+        ...
+
+    @property
+    def plain_descent(self) -> bool:
+        """Whether its update is a gradient step, so that optimizers have to be gradient descent."""
+        ...
+
     def role(self, game: Game, world: World, lanes: int) -> Role: ...
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from ..comm.compress import Exact
-from ..comm.exchange import AllReduce, Exchange, Local
+from ..comm.compress import Compressor, Exact, Wire
+from ..comm.exchange import AllReduce, CompressedSum, Exchange, Local
 from ..comm.world import Group, World
 from ..config import record
 from ..game.game import Game
@@ -16,9 +16,11 @@ from .role import Order, Role, deal, lockstep
 ORDERS: dict[str, Order] = {"alternately": alternately, "together": together}
 
 
-def average(wire: Exact, team: Group) -> Exchange:
-    """The exchange that gives everyone in the team the gradient of all its lanes."""
-    return Local() if team.size == 1 else AllReduce(team)
+def average(wire: Compressor, team: Group, feedback: bool = True) -> Exchange:
+    """The exchange that gives everyone in the team the gradient of all its lanes; alone, nothing travels."""
+    if team.size == 1:
+        return Local()
+    return CompressedSum(wire, team, feedback) if wire.lossy else AllReduce(team)
 
 
 @record
@@ -26,12 +28,15 @@ class Sync:
     """Every rank plays both players against each other and sums gradients with all the others, so that n
     ranks do what one does.
 
+    wire  : the form gradients travel in; what a lossy one loses is sent with the next step
     order : "alternately" (D, then G) or "together" (both from the same point).
     """
 
     name: Literal["sync"] = "sync"
-    wire: Exact = Exact()
+    wire: Wire = Exact()
     order: Literal["alternately", "together"] = "alternately"
+    optimism: ClassVar[Literal["none"]] = "none"
+    plain_descent: ClassVar[bool] = False
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
         def exchange(player: Player) -> Exchange:

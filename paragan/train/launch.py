@@ -19,7 +19,10 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
     port = _free_port()
     processes: list[subprocess.Popen[bytes]] = []
 
+    passed_on: list[int] = []
+
     def pass_on(number: int, frame: FrameType | None) -> None:
+        passed_on.append(number)
         for process in processes:
             if process.poll() is None:
                 process.send_signal(number)
@@ -28,7 +31,11 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
     try:
         for rank in range(ranks):
             processes.append(_start(rank, ranks, port, arguments))
-        return _watch(processes)
+        status = _watch(processes)
+        if status == 1 and {p.returncode for p in processes} <= {0, 3, *(-number for number in passed_on)}:
+            names = ", ".join(signal.Signals(number).name for number in dict.fromkeys(passed_on))
+            raise KeyboardInterrupt(f"{names} while nothing was being trained")  # before a rank could listen
+        return status
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

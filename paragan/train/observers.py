@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..config import plain
-from ..data.grid import grid
+from ..data.grid import grid, readable
 from ..data.source import Images
 from ..errors import Failed
 from ..report.records import Records
@@ -132,7 +132,7 @@ def _layout(labels: np.ndarray | None) -> tuple[list[int], np.ndarray | None, in
 
 def _save(images: np.ndarray, columns: int, path: Path) -> None:
     aside = path.with_name(f".{path.name}")
-    grid(images, columns, scale=max(1, 64 // images.shape[1])).save(aside, format="png")
+    grid(images, columns, scale=readable(images)).save(aside, format="png")
     aside.rename(path)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import nn
 
-from ..config import record
+from ..config import by_name, record
 from ..data.source import Images, load
 from ..errors import Unusable
 from ..game.average import Decay
@@ -24,12 +24,15 @@ from ..losses.adversarial import Adversarial
 from ..nets import DCGAN, Nets, Spec
 from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import power_iteration, train_mode
-from ..optim.policies import Adam, Optimizer, warm_up
+from ..optim.optimism import WRAPPERS
+from ..optim.policies import SGD, Adam, Optimizer, warm_up
+from ..strategies.quantized import CPOAdam, CPOAdamGQ, Quantized
 from ..strategies.sync import Sync
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Kimg = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Strategy = Annotated[Sync | Quantized | CPOAdam | CPOAdamGQ, Field(discriminator="name"), by_name]
 
 
 @record
@@ -52,17 +55,27 @@ class Data:
 
 @record
 class Side:
-    """How one player learns. warm_up_kimg: the learning rate grows from 0 over this time."""
+    """How one player learns.
+
+    warm_up_kimg : the learning rate grows from 0 over this time
+    optimism     : what the optimizer is wrapped in (auto: what the strategy asks for)
+    """
 
     optimizer: Optimizer = Adam()
     warm_up_kimg: Kimg = 0.0
+    optimism: Literal["auto", "none", "optimistic", "extragradient"] = "auto"
+
+
+def _listed(value: Any) -> Any:
+    """`fd,kid` is a list too."""
+    return tuple(value.split(",")) if isinstance(value, str) else value
 
 
 @record
 class Evaluation:
     """What is scored, on how many fakes, every how many kimg (0: at the end only)."""
 
-    metrics: tuple[str, ...] = ("fd", "kid", "prdc")
+    metrics: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("fd", "kid", "prdc")
     count: Annotated[int, Field(ge=2)] = 10_000
     every_kimg: Kimg = 0.0
     features: str = "pixels"
@@ -114,7 +127,7 @@ class Run:
     d: Side = Side()
     d_steps: Positive = 1
     average: Decay = Decay()
-    strategy: Sync = Sync()
+    strategy: Strategy = Sync()
     batch: Positive = 64
     lanes: Positive = 8
     kimg: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
@@ -178,9 +191,22 @@ def resolve(run: Run, images: Images) -> Run:
     if device.precision == "auto":
         fast = pick_device(device.kind).type == "cuda" or cpu_has_bf16()
         device = dataclasses.replace(device, precision="bf16" if fast else "float32")
-    run = dataclasses.replace(run, data=data, device=device)
+    g, d = (learning(side, run.strategy) for side in (run.g, run.d))
+    run = dataclasses.replace(run, data=data, device=device, g=g, d=d)
     run.nets.check(spec_of(run, images))
     return run
+
+
+def learning(side: Side, strategy: Strategy) -> Side:
+    """How a player learns under a strategy that has an optimizer or a wrapper of its own."""
+    optimizer, optimism = side.optimizer, side.optimism
+    if strategy.plain_descent:
+        optimizer = optimizer if optimizer.name == "sgd" and not optimizer.momentum else SGD(lr=optimizer.lr)
+        if optimism not in ("auto", "none"):
+            raise Unusable(f"optimism={optimism}: --strategy.exact=true is optimistic by itself; use none")
+    return dataclasses.replace(
+        side, optimizer=optimizer, optimism=strategy.optimism if optimism == "auto" else optimism
+    )
 
 
 def pick_device(kind: str, local_rank: int = 0) -> torch.device:
@@ -261,10 +287,11 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
 
     def player(name: str, net: nn.Module, side: Side, average: Decay | None = None) -> Player:
         train_mode(net)
+        side = learning(side, run.strategy)
         return Player(
             name,
             net,
-            side.optimizer.build,
+            lambda parameters: WRAPPERS[side.optimism](side.optimizer.build(parameters)),
             elementwise=side.optimizer.elementwise,
             lane_batch=run.batch // run.lanes,
             average=average,

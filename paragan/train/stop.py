@@ -6,15 +6,44 @@ not pass before it knows the decision; the run stops at the largest bound. No ra
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
+from collections.abc import Callable, Generator
 from types import FrameType, TracebackType
 
 from ..comm.world import Lost, World, or_lost
 
 POLL_S = 0.2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+Handler = Callable[[int, FrameType | None], None]
+
+
+@contextlib.contextmanager
+def at_once() -> Generator[None]:
+    """Outside of training there is nothing to write first: inside, a signal ends the program on the spot. While it
+    trains, `Stop` takes over."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(f"{signal.Signals(number).name} while nothing was being trained")
+
+    former = _caught(leave)
+    try:
+        yield
+    finally:
+        _back(former)
+
+
+def _caught(handler: Handler) -> dict[signal.Signals, object]:
+    """Handle the signals so from here on, where this thread may; what did before."""
+    mine = threading.current_thread() is threading.main_thread()
+    return {s: signal.signal(s, handler) for s in SIGNALS} if mine else {}
+
+
+def _back(former: dict[signal.Signals, object]) -> None:
+    for number, handler in former.items():
+        signal.signal(number, handler)  # pyright: ignore
 
 
 class Stop:
@@ -32,8 +61,7 @@ class Stop:
         self._watcher = threading.Thread(target=self._watch, daemon=True, name="stop")
 
     def __enter__(self) -> Stop:
-        if threading.current_thread() is threading.main_thread():
-            self._former = {s: signal.signal(s, self._on_signal) for s in SIGNALS}
+        self._former = _caught(self._on_signal)
         if self.world.size > 1:
             self._watcher.start()
         return self
@@ -41,8 +69,7 @@ class Stop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)  # pyright: ignore
+        _back(self._former)
         self._over.set()
         if self._watcher.is_alive():
             self._watcher.join(5)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from paragan.comm.exchange import AllReduce, Local
-from paragan.comm.flat import ALIGN, BACKWARD, GRADIENT, Flat
+from paragan.comm.flat import ALIGN, ARRIVED, GRADIENT, Flat
 from paragan.comm.meter import Traffic, ring_all_reduce
 
 
@@ -68,8 +68,8 @@ class Diary:
         self.lines.append(("open", me))
         yield GRADIENT
         self.lines.append(("gradient", me))
-        yield BACKWARD
-        self.lines.append(("backward", me))
+        yield ARRIVED
+        self.lines.append(("arrived", me))
 
     def traffic(self, n):
         return Traffic(n, 1)
@@ -80,6 +80,8 @@ def play(flat, model, diary, passes=1, forward=gradients):
         for _ in range(passes):
             forward(model)
         diary.lines.append(("end of passes", 0))
+    diary.lines.append(("end of the beat", 0))
+    flat.conclude()
     return [word for word, _ in diary.lines], [at for word, at in diary.lines if word == "gradient"]
 
 
@@ -89,7 +91,7 @@ def test_gradients_leave_in_bucket_order_during_the_last_backward():
     assert len(flat.buckets) >= 3
     words, order = play(flat, model, Diary(), passes=2)
     n = len(flat.buckets)
-    assert words == ["open"] * n + ["gradient"] * n + ["end of passes"] + ["backward"] * n
+    assert words == ["open"] * n + ["gradient"] * n + ["end of passes", "end of the beat"] + ["arrived"] * n
     assert order == [bucket.params.data_ptr() for bucket in flat.buckets]
 
 
@@ -98,7 +100,7 @@ def test_a_parameter_the_loss_never_reached_leaves_as_zeros():
     flat = Flat(model, bucket_bytes=256)
     words, order = play(flat, model, Diary(), forward=lambda m: m[0](torch.ones(1, 3, 8, 8)).sum().backward())
     n = len(flat.buckets)
-    assert words == ["open"] * n + ["end of passes"] + ["gradient"] * n + ["backward"] * n
+    assert words == ["open"] * n + ["end of passes"] + ["gradient"] * n + ["end of the beat"] + ["arrived"] * n
     assert len(order) == n
     assert not flat.buckets[0].grads.any()
 
@@ -138,7 +140,7 @@ def test_overlapped_equals_not_overlapped(pool, size):
     def job(world):
         class Afterwards:
             def __call__(self, bucket, step):
-                yield BACKWARD
+                yield world.everyone.sum(torch.zeros(1))  # awaited when all passes are over
                 yield world.everyone.sum(bucket.grads)
 
             def traffic(self, n):

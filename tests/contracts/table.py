@@ -3,4 +3,12 @@
 STRATEGIES = {
     "sync": ("strategy=sync",),
     "sync together": ("strategy=sync", "strategy.order=together"),
+    "sync int4": ("strategy=sync", "strategy.wire=int4"),
+    "quantized": ("strategy=quantized",),
+    "quantized exact": ("strategy=quantized", "strategy.exact=true", "strategy.wire=sign"),
+    "CPOAdam": ("strategy=CPOAdam",),
+    "CPOAdam-GQ": ("strategy=CPOAdam-GQ",),
 }
+
+# Whose ranks do together what one would do alone: those whose wire is exact, and who do not look ahead on their own.
+ANY_NUMBER_OF_RANKS = ("sync", "sync together", "CPOAdam")

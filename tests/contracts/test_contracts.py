@@ -21,6 +21,10 @@ table = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(table)
 every_strategy = pytest.mark.parametrize("settings", table.STRATEGIES.values(), ids=table.STRATEGIES)
 
+as_one_rank = pytest.mark.parametrize(
+    "settings", [table.STRATEGIES[name] for name in table.ANY_NUMBER_OF_RANKS], ids=table.ANY_NUMBER_OF_RANKS
+)
+
 VARIANTS = {
     "plain": (),
     "r1": ("objective.r1=1", "objective.loss=nonsaturating"),
@@ -30,7 +34,7 @@ VARIANTS = {
 }
 
 
-@every_strategy
+@as_one_rank
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_n_ranks_equal_one(pool, settings, variant, ranks):
@@ -80,7 +84,7 @@ def test_six_and_four_rounds_equal_ten(pool, settings, optimizer, ranks, tmp_pat
     assert all(toy.same(x, y) for x, y in zip(a, b, strict=True))
 
 
-@every_strategy
+@as_one_rank
 def test_four_ranks_then_two_equal_one(pool, settings, tmp_path):
     run = toy.run(*settings)
     folder = tmp_path / "checkpoints"

@@ -198,7 +198,7 @@ def test_the_nearest_metric_is_named():
 
 
 def test_a_covariance_too_large_is_refused():
-    with pytest.raises(Unusable, match="pixels has 12288 features; kid and prdc"):
+    with pytest.raises(Unusable, match="pixels has 12288 features; kid,prdc"):
         metric_names("fd", pixels(64, 3))
 
 

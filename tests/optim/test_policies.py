@@ -59,8 +59,8 @@ def test_layer_wise_optimizers_get_the_parameters():
 def test_warm_up_is_linear_and_the_live_rate():
     player = Player("P", net(), SGD(lr=0.5).build, rate=warm_up(0.1))
     for images, expected in ((25, 0.125), (50, 0.25), (100, 0.5), (900, 0.5)):
-        player.move(images, 25)
-        assert player.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+        player.prepare(images)
+        assert player.learning_rate == pytest.approx(expected)
 
 
 def test_rules():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import threading
@@ -12,7 +13,7 @@ import torch
 
 from paragan.comm.world import Lost, World
 from paragan.train import stop as module
-from paragan.train.stop import Stop
+from paragan.train.stop import SIGNALS, Stop, at_once
 
 REPETITIONS = 30
 
@@ -96,3 +97,17 @@ def test_nobody_waits_for_ever_for_a_rank_that_does_not_answer(pool):
             time.sleep(0.01)
 
     assert pool(2, job) == ["gave up", "silent"]
+
+
+def killed_inside(number):
+    with at_once():
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+
+
+def test_outside_of_training_a_signal_ends_the_program_at_once():
+    before = [signal.getsignal(s) for s in SIGNALS]
+    for number in SIGNALS:
+        with pytest.raises(KeyboardInterrupt, match=f"{number.name} while nothing was being trained"):
+            killed_inside(number)
+    assert [signal.getsignal(s) for s in SIGNALS] == before

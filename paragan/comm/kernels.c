@@ -1,0 +1,159 @@
+/* The block quantizers of blocks.py, fused: one pass over memory each way, the same bits as the plain form there.
+
+   A block of B numbers becomes a float32 scale and B bits / 8 bytes; a byte holds elements k, k + W, k + 2 W ... of its
+   block, W = B bits / 8, lowest bits first, so that whole vectors are loaded and shifted together. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { LANES = 16, MOST = 4096 };
+enum { LARGEST, NORM, MEAN };
+
+static const float TINY = 0x1p-96f; /* below, reciprocals overflow */
+static const uint32_t INFINITE = 0x7f800000u;
+
+static float scale_of(const float *x, int count, int rule) {
+    uint32_t most[LANES] = {0};
+    float sums[LANES] = {0};
+    uint32_t bits, m = 0;
+    float total = 0;
+    for (int k = 0; k < count; k += LANES)
+        for (int j = 0; j < LANES; j++) {
+            memcpy(&bits, x + k + j, 4);
+            bits &= 0x7fffffffu;
+            most[j] = bits > most[j] ? bits : most[j];
+        }
+    for (int j = 0; j < LANES; j++) m = most[j] > m ? most[j] : m;
+    if (m >= INFINITE) return NAN;
+    float largest;
+    memcpy(&largest, &m, 4);
+    if (rule == LARGEST) return largest;
+    if (rule == MEAN) {
+        for (int k = 0; k < count; k += LANES)
+            for (int j = 0; j < LANES; j++) sums[j] += fabsf(x[k + j]);
+        for (int j = 0; j < LANES; j++) total += sums[j];
+        return total;
+    }
+    if (largest == 0) return 0;
+    for (int k = 0; k < count; k += LANES)
+        for (int j = 0; j < LANES; j++) {
+            float v = x[k + j] / largest;
+            sums[j] += v * v;
+        }
+    for (int j = 0; j < LANES; j++) total += sums[j];
+    return largest * sqrtf(total);
+}
+
+/* A random number in [0, 1) from a counter (Ellis, "lowbias32"). */
+static inline float uniform(uint32_t counter, uint32_t seed) {
+    uint32_t h = counter * 0x9e3779b9u + seed;
+    h = (h ^ (h >> 16)) * 0x21f0aaadu;
+    h = (h ^ (h >> 15)) * 0x735a2d97u;
+    h ^= h >> 15;
+    return (float)(int32_t)(h >> 8) * 0x1p-24f;
+}
+
+void encode_levels(const float *x, int64_t n, uint8_t *out, int block, int bits, int top, int rule, int stochastic,
+                   uint32_t seed) {
+    const int width = block * bits / 8, per = 8 / bits, middle = 1 << (bits - 1);
+    float tail[MOST], level[MOST];
+    for (int64_t start = 0; start < n; start += block, x += block, out += 4 + width) {
+        const float *v = x;
+        if (n - start < block) {
+            memset(tail, 0, sizeof tail);
+            memcpy(tail, x, (n - start) * sizeof(float));
+            v = tail;
+        }
+        const float scale = scale_of(v, block, rule);
+        const float up = scale >= TINY ? (float)top / scale : 0.0f;
+        if (scale >= TINY)
+            for (int k = 0; k < block; k++) level[k] = v[k] * up;
+        else if (scale > 0)
+            for (int k = 0; k < block; k++) level[k] = v[k] / scale * (float)top;
+        else
+            memset(level, 0, sizeof level);
+        if (stochastic)
+            for (int k = 0; k < block; k++) level[k] = floorf(level[k] + uniform((uint32_t)(start + k), seed));
+        else
+            for (int k = 0; k < block; k++) level[k] = rintf(level[k]);
+        for (int k = 0; k < block; k++) { /* rounding may lead one level too far */
+            const float low = level[k] > -(float)top ? level[k] : -(float)top;
+            level[k] = low < (float)top ? low : (float)top;
+        }
+        memcpy(out, &scale, 4);
+        uint8_t *to = out + 4;
+        if (per == 1)
+            for (int k = 0; k < width; k++) to[k] = (uint8_t)((int32_t)level[k] + middle);
+        else if (per == 2)
+            for (int k = 0; k < width; k++)
+                to[k] = (uint8_t)(((int32_t)level[k] + middle) | ((int32_t)level[k + width] + middle) << 4);
+        else
+            for (int k = 0; k < width; k++)
+                to[k] = (uint8_t)(((int32_t)level[k] + middle) | ((int32_t)level[k + width] + middle) << 2 |
+                                  ((int32_t)level[k + 2 * width] + middle) << 4 |
+                                  ((int32_t)level[k + 3 * width] + middle) << 6);
+    }
+}
+
+void decode_levels(const uint8_t *in, int64_t n, float *out, int block, int bits, int top) {
+    const int width = block * bits / 8, per = 8 / bits, middle = 1 << (bits - 1), mask = (1 << bits) - 1;
+    float tail[MOST];
+    for (int64_t start = 0; start < n; start += block, in += 4 + width, out += block) {
+        float scale;
+        memcpy(&scale, in, 4);
+        float *to = n - start < block ? tail : out;
+        const uint8_t *from = in + 4;
+        const float down = scale / (float)top;
+        if (scale >= TINY || scale == 0)
+            for (int j = 0; j < per; j++)
+                for (int k = 0; k < width; k++)
+                    to[j * width + k] = (float)(((from[k] >> (bits * j)) & mask) - middle) * down;
+        else /* denormal, or no number */
+            for (int j = 0; j < per; j++)
+                for (int k = 0; k < width; k++)
+                    to[j * width + k] = (float)(((from[k] >> (bits * j)) & mask) - middle) / (float)top * scale;
+        if (to == tail) memcpy(out, tail, (n - start) * sizeof(float));
+    }
+}
+
+void encode_signs(const float *x, int64_t n, uint8_t *out, int block) {
+    const int width = block / 8;
+    float tail[MOST];
+    for (int64_t start = 0; start < n; start += block, x += block, out += 4 + width) {
+        const float *v = x;
+        int count = block;
+        if (n - start < block) {
+            memset(tail, 0, sizeof tail);
+            memcpy(tail, x, (n - start) * sizeof(float));
+            v = tail, count = (int)(n - start);
+        }
+        const float scale = scale_of(v, block, MEAN) / (float)count;
+        memcpy(out, &scale, 4);
+        uint8_t *to = out + 4;
+        memset(to, 0, width);
+        for (int j = 0; j < 8; j++)
+            for (int k = 0; k < width; k++) {
+                uint32_t bits;
+                memcpy(&bits, v + j * width + k, 4);
+                to[k] |= (uint8_t)((bits >> 31) << j);
+            }
+    }
+}
+
+void decode_signs(const uint8_t *in, int64_t n, float *out, int block) {
+    const int width = block / 8;
+    float tail[MOST];
+    for (int64_t start = 0; start < n; start += block, in += 4 + width, out += block) {
+        uint32_t scale;
+        memcpy(&scale, in, 4);
+        float *to = n - start < block ? tail : out;
+        const uint8_t *from = in + 4;
+        for (int j = 0; j < 8; j++)
+            for (int k = 0; k < width; k++) {
+                const uint32_t bits = scale ^ ((uint32_t)(from[k] >> j) << 31);
+                memcpy(to + j * width + k, &bits, 4);
+            }
+        if (to == tail) memcpy(out, tail, (n - start) * sizeof(float));
+    }
+}

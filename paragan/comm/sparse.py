@@ -1,0 +1,62 @@
+"""Sorted positions in few bytes: Elias-Fano, at most 2 + log2(n / k) bits each, near the least there can be.
+
+Elias 1974, Fano 1971. The low bits of every position are written out; the high bits, which rise, become a bit vector
+with a one at (high + rank). The size is fixed by n and k.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def position_bytes(n: int, k: int) -> int:
+    """Bytes for k of n positions."""
+    low = _low_bits(n, k)
+    return -(-k * low // 8) + -(-_high_length(n, k, low) // 8)
+
+
+def encode_positions(positions: Tensor, n: int, out: Tensor) -> None:
+    """positions [k] int64, ascending and distinct, below n; out [position_bytes(n, k)] uint8."""
+    k = len(positions)
+    low = _low_bits(n, k)
+    split = -(-k * low // 8)
+    if low:
+        out[:split].copy_(_packed(((positions[:, None] >> _range(low, out)) & 1).flatten()))
+    ones = torch.zeros(_high_length(n, k, low), dtype=torch.int64, device=out.device)
+    ones[(positions >> low) + _range(k, out)] = 1
+    out[split:].copy_(_packed(ones))
+
+
+def decode_positions(data: Tensor, n: int, k: int) -> Tensor:
+    """[k] int64."""
+    low = _low_bits(n, k)
+    split = -(-k * low // 8)
+    ones = _unpacked(data[split:])
+    high = torch.argsort(ones, descending=True, stable=True)[:k] - _range(k, data)  # no sync, unlike nonzero
+    if not low:
+        return high
+    bits = _unpacked(data[:split])[: k * low].view(k, low)
+    return (high << low) | (bits << _range(low, data)).sum(1)
+
+
+def _low_bits(n: int, k: int) -> int:
+    return (n // k).bit_length() - 1
+
+
+def _high_length(n: int, k: int, low: int) -> int:
+    return k + ((n - 1) >> low) + 1
+
+
+def _range(k: int, like: Tensor) -> Tensor:
+    return torch.arange(k, device=like.device)
+
+
+def _packed(bits: Tensor) -> Tensor:
+    """[m] of 0 and 1 -> [ceil(m / 8)] uint8, lowest bit first."""
+    rows = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(-1, 8)
+    return (rows << _range(8, bits)).sum(1).to(torch.uint8)
+
+
+def _unpacked(data: Tensor) -> Tensor:
+    return ((data[:, None].long() >> _range(8, data)) & 1).flatten()

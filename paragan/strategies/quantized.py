@@ -1,0 +1,75 @@
+"""Quantized training: gradients over a lossy wire with error feedback, on optimistic descent.
+
+Chen, Yang, Shen and Pang, "A Distributed Training Algorithm of Generative Adversarial Networks with Quantized
+Gradients" (DQGAN), arXiv 2010.13359.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..comm.compress import Exact, Int8, Wire
+from ..comm.exchange import Exchange, Lookahead
+from ..comm.world import World
+from ..config import record
+from ..game.game import Game
+from ..game.player import Player
+from .role import Role, deal, lockstep
+from .sync import ORDERS, average
+
+
+@record
+class Quantized:
+    """Both players move at once, optimistically, and sum gradients over a lossy wire; what the wire loses is sent
+    with the next step.
+
+    wire     : the form gradients travel in
+    feedback : whether what the wire lost is sent later (error feedback)
+    exact    : the paper's own update, optimistic mirror descent: a plain gradient step with each player's learning
+               rate, the gradient taken one step ahead. Otherwise each player's optimizer, made optimistic.
+    residual : with exact, whether what is still owed moves the point where the gradient is taken
+    """
+
+    name: Literal["quantized"] = "quantized"
+    wire: Wire = Int8()
+    order: Literal["alternately", "together"] = "together"
+    feedback: bool = True
+    exact: bool = False
+    residual: bool = True
+
+    @property
+    def optimism(self) -> Literal["none", "optimistic"]:
+        """What the optimizers of both players are to be, where the run does not say."""
+        return "none" if self.exact else "optimistic"
+
+    @property
+    def plain_descent(self) -> bool:
+        """Whether the optimizers have to be gradient descent."""
+        return self.exact
+
+    def role(self, game: Game, world: World, lanes: int) -> Role:
+        share = deal(lanes, world.rank, world.size)
+
+        def exchange(player: Player) -> Exchange:
+            inner = average(self.wire, world.everyone.metered(player.meter), self.feedback)
+            if not self.exact:
+                return inner
+            return Lookahead(inner, lambda: player.learning_rate, share.weight, self.residual)
+
+        return lockstep(game, world.everyone, share, exchange, ORDERS[self.order])
+
+
+@record
+class CPOAdam(Quantized):
+    """The paper's first baseline: optimistic Adam on exact gradients."""
+
+    name: Literal["CPOAdam"] = "CPOAdam"  # pyright: ignore[reportIncompatibleVariableOverride]
+    wire: Wire = Exact()
+
+
+@record
+class CPOAdamGQ(Quantized):
+    """The paper's second baseline: optimistic Adam on quantized gradients, without feedback."""
+
+    name: Literal["CPOAdam-GQ"] = "CPOAdam-GQ"  # pyright: ignore[reportIncompatibleVariableOverride]
+    feedback: bool = False

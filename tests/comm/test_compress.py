@@ -1,0 +1,186 @@
+"""Every wire: its size, its delta, what it does to numbers that are not finite, and both forms of its kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paragan.comm import blocks, native
+from paragan.comm.compress import BF16, FP16, QSGD, Exact, Int2, Int4, Int8, RandomK, Sign, TopK
+from paragan.comm.sparse import decode_positions, encode_positions, position_bytes
+from paragan.config import build
+from paragan.errors import Unusable
+from paragan.train.run import Run
+
+WIRES = {
+    "exact": Exact(),
+    "bf16": BF16(),
+    "fp16": FP16(),
+    "int8": Int8(),
+    "int8 stochastic": Int8(rounding="stochastic"),
+    "int8 block 64": Int8(block=64),
+    "int4": Int4(),
+    "int4 stochastic": Int4(rounding="stochastic"),
+    "int2": Int2(),
+    "qsgd": QSGD(),
+    "qsgd 20": QSGD(levels=20),
+    "qsgd 7": QSGD(levels=7),
+    "qsgd 1": QSGD(levels=1),
+    "sign": Sign(),
+    "topk": TopK(),
+    "topk all": TopK(fraction=1.0),
+    "randomk": RandomK(fraction=0.1),
+}
+SIZES = (1, 2, 63, 64, 65, 1000, 4097)
+every_wire = pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
+
+
+def vectors(n):
+    g = torch.Generator().manual_seed(n)
+    x = torch.randn(n, generator=g)
+    yield "normal", x
+    yield "sparse", x * (torch.rand(n, generator=g) < 0.03)
+    yield "constant", torch.full((n,), -3.3)
+    yield "one large", x * torch.where(torch.arange(n) == n // 2, 1e4, 1.0)
+    yield "steps apart", torch.where(torch.arange(n) == 0, 1.0, 1 / 14)  # in the middle of int4's levels
+    yield "denormal", x * 1e-40
+    yield "huge", x * 1e36
+    yield "zero", torch.zeros(n)
+
+
+def through(wire, x, seed=5):
+    data, out = torch.full((wire.nbytes(len(x)),), 99, dtype=torch.uint8), torch.full_like(x, 99.0)
+    wire.encode(x, data, seed)
+    wire.decode(data, out)
+    return out
+
+
+@every_wire
+@pytest.mark.parametrize("n", SIZES)
+def test_the_delta_holds(wire, n):
+    """E|Q(v) - v|^2 <= (1 - delta) |v|^2: for every vector, in the mean over seeds where something is drawn."""
+    for kind, x in vectors(n):
+        if isinstance(wire, BF16 | FP16) and kind in ("denormal", "huge"):
+            continue  # outside of what they promise
+        error = sum((through(wire, x, seed).double() - x).square().sum() for seed in range(40)) / 40
+        norm = x.double().square().sum()
+        drawn = isinstance(wire, QSGD | RandomK) or getattr(wire, "rounding", "") == "stochastic"
+        bound = (1 - wire.delta(n)) * norm * (1.5 if drawn else 1.0)  # of a mean over 40 seeds
+        assert wire.delta(n) == 0 or error <= bound + 1e-6 * norm, kind
+
+
+@every_wire
+def test_the_same_seed_gives_the_same_bytes(wire):
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(through(wire, x, 3), through(wire, x, 3))
+
+
+@pytest.mark.parametrize("wire", [Int8(rounding="stochastic"), Int4(rounding="stochastic"), QSGD(levels=7)])
+def test_stochastic_rounding_is_right_in_the_mean(wire):
+    x = torch.randn(256, generator=torch.Generator().manual_seed(0))
+    mean = sum(through(wire, x, seed).double() for seed in range(4000)) / 4000
+    step = 16.0 / 7 if isinstance(wire, QSGD) else 4.0 / wire.top
+    assert (mean - x).abs().max() < 5 * step / 2 / 4000**0.5
+
+
+@every_wire
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_never_hidden(wire, bad):
+    for n in (1, 300, 1000):
+        for at in {0, n // 2, n - 1}:
+            x = torch.randn(n)
+            x[at] = bad
+            assert not through(wire, x).isfinite().all()
+
+
+def test_float16_does_not_clip():
+    assert through(FP16(), torch.tensor([1e5, 1.0])).isinf()[0]
+
+
+@every_wire
+def test_sizes_are_whole_words_so_that_rows_are_aligned(wire):
+    word = 2 if isinstance(wire, BF16 | FP16) else 4
+    assert all(wire.nbytes(n) % word == 0 for n in range(1, 200))
+
+
+@pytest.mark.parametrize(
+    ("wire", "bits"), [(Int8(), 8.13), (Int4(), 4.13), (Int2(), 2.5), (Sign(), 1.13), (TopK(), 0.41)]
+)
+def test_bits_a_number(wire, bits):
+    assert 8 * wire.nbytes(1 << 20) / (1 << 20) == pytest.approx(bits, abs=0.01)
+
+
+@pytest.mark.parametrize(("bits", "top"), [(8, 127), (8, 100), (4, 7), (2, 1)])
+@pytest.mark.parametrize("rule", ["largest", "norm"])
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_compiled_levels_are_the_plain_ones_bit_for_bit(bits, top, rule, stochastic):
+    assert native.library() is not None, "no C compiler here: compressors would run ten times slower"
+    for n in (1, 255, 256, 5000):
+        for kind, x in vectors(n):
+            codes = [
+                torch.zeros(blocks.records(n, 256) * blocks.record_bytes(256, bits), dtype=torch.uint8) for _ in "ab"
+            ]
+            settings = {"block": 256, "bits": bits, "top": top, "rule": rule, "stochastic": stochastic, "seed": 77}
+            blocks.encode_levels(x, codes[0], **settings)
+            blocks.plain_encode_levels(x, codes[1], **settings)
+            assert torch.equal(*codes), kind
+            fast, plain = torch.empty(n), torch.empty(n)
+            blocks.decode_levels(codes[0], fast, block=256, bits=bits, top=top)
+            blocks.plain_decode_levels(codes[0], plain, block=256, bits=bits, top=top)
+            assert torch.equal(fast, plain), kind
+
+
+def test_compiled_signs_are_the_plain_ones_bit_for_bit():
+    for n in (1, 255, 256, 5000):
+        for kind, x in vectors(n):
+            codes = [torch.zeros(blocks.records(n, 256) * blocks.record_bytes(256, 1), dtype=torch.uint8) for _ in "ab"]
+            blocks.encode_signs(x, codes[0], block=256)
+            blocks.plain_encode_signs(x, codes[1], 256)
+            assert torch.equal(*codes), kind
+            fast, plain = torch.empty(n), torch.empty(n)
+            blocks.decode_signs(codes[0], fast, block=256)
+            blocks.plain_decode_signs(codes[0], plain, 256)
+            assert torch.equal(fast, plain), kind
+
+
+def test_without_a_compiler_it_is_said_once_and_works(monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    native.library.cache_clear()
+    try:
+        x = torch.randn(1000)
+        with pytest.warns(UserWarning, match="plain PyTorch.*no C compiler") as said:
+            plain, *_ = [through(Int8(), x) for _ in range(3)]
+        assert len(said) == 1
+    finally:
+        monkeypatch.undo()
+        native.library.cache_clear()
+    assert torch.equal(plain, through(Int8(), x))
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (10, 1), (10, 10), (1000, 7), (1 << 20, 1000), (129, 128)])
+def test_positions_survive_in_few_bytes(n, k):
+    positions = torch.randperm(n, generator=torch.Generator().manual_seed(k))[:k].sort().values
+    data = torch.zeros(position_bytes(n, k), dtype=torch.uint8)
+    encode_positions(positions, n, data)
+    assert torch.equal(decode_positions(data, n, k), positions)
+    bits = torch.tensor(n / k).log2() + 2
+    assert 8 * len(data) <= k * bits + 16
+
+
+@pytest.mark.parametrize(
+    ("wire", "line"),
+    [
+        ("int9", "there is no int9; did you mean int8"),
+        ({"name": "int8", "block": 100}, "strategy.wire.block=100"),
+        ({"name": "int8", "block": 0}, "strategy.wire.block=0"),
+        ({"name": "qsgd", "levels": 128}, "strategy.wire.levels=128"),
+        ({"name": "qsgd", "levels": 0}, "strategy.wire.levels=0"),
+        ({"name": "topk", "fraction": 0}, "strategy.wire.fraction=0"),
+        ({"name": "randomk", "fraction": 1.5}, "strategy.wire.fraction=1.5"),
+        ({"name": "int4", "rounding": "up"}, "strategy.wire.rounding=up"),
+        ({"name": "sign", "levels": 3}, "there is no field strategy.wire.levels"),
+    ],
+)
+def test_wires_that_cannot_be_are_named(wire, line):
+    with pytest.raises(Unusable, match=line):
+        build(Run, {"strategy": {"name": "sync", "wire": wire}})

@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from paragan.optim.optimism import extragradient, optimistic
+from paragan.optim.policies import SGD, Adam, RMSprop
+
+
+def start():
+    return torch.nn.Parameter(torch.arange(1.0, 7.0))
+
+
+def gradient(step, w):
+    return torch.sin(3 * w.detach() + step)
+
+
+POLICIES = [Adam(lr=0.1), Adam(lr=0.1, fused=False), SGD(lr=0.1, momentum=0.5), RMSprop(lr=0.1)]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_an_optimistic_step_is_twice_this_one_less_the_last(policy):
+    """w <- w - 2 u + u_before, with u what the optimizer would do alone at the same gradients."""
+    w, alone = start(), start()
+    wrapped, plain = optimistic(policy.build([w])), policy.build([alone])
+    before = torch.zeros(6)
+    for step in range(5):
+        here = w.detach().clone()
+        w.grad = alone.grad = gradient(step, w)
+        there = alone.detach().clone()
+        plain.step()
+        u = there - alone.detach()
+        wrapped.step()
+        torch.testing.assert_close(w.detach(), here - 2 * u + before, rtol=1e-5, atol=1e-6)
+        before = u
+
+
+def test_an_extragradient_iteration_steps_from_where_it_began():
+    w = start()
+    optimizer = extragradient(SGD(lr=0.1).build([w]))
+    for _ in range(3):
+        here = w.detach().clone()
+        w.grad = gradient(0, w)
+        optimizer.step()
+        ahead = here - 0.1 * gradient(0, here)
+        torch.testing.assert_close(w.detach(), ahead)
+        w.grad = gradient(1, w)
+        optimizer.step()
+        torch.testing.assert_close(w.detach(), here - 0.1 * gradient(1, ahead))
+
+
+@pytest.mark.parametrize("wrapper", [optimistic, extragradient])
+@pytest.mark.parametrize("policy", [Adam(lr=0.1), SGD(lr=0.1), RMSprop(lr=0.1)])
+@pytest.mark.parametrize("saved_after", [1, 2, 3])
+def test_it_resumes_bit_for_bit(wrapper, policy, saved_after):
+    def play(w, optimizer, steps):
+        for step in steps:
+            w.grad = gradient(step, w)
+            optimizer.step()
+        return w, optimizer
+
+    whole, _ = play(*made(wrapper, policy, start()), range(6))
+    w, optimizer = play(*made(wrapper, policy, start()), range(saved_after))
+    again, fresh = made(wrapper, policy, torch.nn.Parameter(w.detach().clone()))
+    fresh.load_state_dict(optimizer.state_dict())
+    play(again, fresh, range(saved_after, 6))
+    assert torch.equal(again, whole)
+
+
+def made(wrapper, policy, w):
+    return w, wrapper(policy.build([w]))
+
+
+@pytest.mark.parametrize("wrapper", [optimistic, extragradient, None])
+def test_players_of_a_bilinear_game_meet_only_with_optimism(wrapper):
+    """min_x max_y x y from (1, 1): plain simultaneous descent spirals away."""
+    x, y = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+    optimizers = [SGD(lr=0.2).build([w]) for w in (x, y)]
+    if wrapper:
+        optimizers = [wrapper(optimizer) for optimizer in optimizers]
+    for _ in range(1000):
+        x.grad, y.grad = y.detach().clone(), -x.detach().clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    distance = float(torch.hypot(x.detach(), y.detach()))
+    assert distance < 1e-3 if wrapper else distance > 1e2

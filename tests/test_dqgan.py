@@ -1,0 +1,132 @@
+"""What DQGAN's theory promises, on games small enough to see it: its exchanges and its look-ahead on real ranks."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+from paragan.comm import blocks
+from paragan.comm.compress import Exact
+from paragan.comm.exchange import AllReduce, CompressedSum, Local, Lookahead
+from paragan.comm.flat import Flat
+
+SIZE = 64  # of each player
+
+
+class ThreeBits:
+    """A compressor of one's own: levels -3 .. 3."""
+
+    name, lossy = "three bits", True
+
+    def nbytes(self, n):
+        return blocks.records(n, 64) * blocks.record_bytes(64, 4)
+
+    def delta(self, n):
+        return 1 / (1 + 63 / 36)
+
+    def encode(self, x, out, seed):
+        blocks.encode_levels(x, out, block=64, bits=4, top=3, rule="largest", stochastic=False, seed=seed)
+
+    def decode(self, data, out):
+        blocks.decode_levels(data, out, block=64, bits=4, top=3)
+
+
+class Point(nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(SIZE, generator=torch.Generator().manual_seed(seed)))
+
+
+def bilinear(exchange, rank, ranks, steps, *, rate=0.4, noise=0.0, loud=0.0):
+    """min_x max_y sum of a_i x_i y_i, as this rank plays it: the norm of its gradient, root mean square over the last
+    quarter. noise: of every number's gradient; loud: of the first number's, which the norm leaves out."""
+    a = torch.linspace(0.5, 1.0, SIZE)
+    x, y = Flat(Point(1)), Flat(Point(2))
+    g = torch.Generator().manual_seed(rank)
+    loudness = torch.full((SIZE,), noise)
+    loudness[0] += loud
+    seen = []
+    for step in range(steps):
+        with contextlib.ExitStack() as beat:
+            for player in (x, y):
+                beat.enter_context(player.exchanging(exchange(rate), step))
+            x.grads.copy_(a * y.params + loudness * torch.randn(SIZE, generator=g)).div_(ranks)
+            y.grads.copy_(-a * x.params + loudness * torch.randn(SIZE, generator=g)).div_(ranks)
+        for player in (x, y):
+            player.conclude()
+            player.params.sub_(player.grads, alpha=rate)
+        seen.append(torch.hypot((a * y.params)[1:].norm(), (a * x.params)[1:].norm()))
+    return float(torch.stack(seen[-steps // 4 :]).square().mean().sqrt())
+
+
+def test_looking_ahead_converges_where_descent_diverges():
+    assert bilinear(lambda rate: Lookahead(Local(), lambda: rate), 0, 1, 600) < 1e-3
+    assert bilinear(lambda rate: Local(), 0, 1, 600) > 1e3
+
+
+def on_ranks(pool, ranks, inner, steps, **settings):
+    """The same game on several ranks, each looking ahead by itself; `inner` makes the exchange of a world."""
+
+    def job(world):
+        exchange = inner(world)
+        return bilinear(lambda rate: Lookahead(exchange, lambda: rate, 1 / ranks), world.rank, ranks, steps, **settings)
+
+    return pool(ranks, job)[0]
+
+
+def test_three_bits_with_feedback_end_five_times_closer(pool):
+    kept = on_ranks(pool, 2, lambda world: CompressedSum(ThreeBits(), world.everyone, True), 500, loud=4.0)
+    lost = on_ranks(pool, 2, lambda world: CompressedSum(ThreeBits(), world.everyone, False), 500, loud=4.0)
+    assert kept < lost / 5
+
+
+def test_workers_cut_the_noise_as_one_over_their_number(pool):
+    """The squared floor under gradient noise, times the workers, is one number: linear speed-up."""
+    floors = {1: bilinear(lambda rate: Lookahead(Local(), lambda: rate), 0, 1, 240, noise=0.1) ** 2}
+    for ranks in (2, 4, 8):
+        floors[ranks] = ranks * on_ranks(pool, ranks, lambda world: AllReduce(world.everyone), 240, noise=0.1) ** 2
+    assert max(floors.values()) < 1.35 * min(floors.values())
+
+
+@pytest.mark.parametrize("wire", [Exact(), ThreeBits()], ids=["exact", "three bits"])
+def test_four_ranks_are_the_papers_pseudo_code(pool, wire):
+    """Algorithm 2 in plain PyTorch, all workers in one process."""
+    ranks, rate, steps, n = 4, 0.2, 8, SIZE
+
+    def job(world):
+        flat = Flat(Point(1))
+        g = torch.Generator().manual_seed(world.rank)
+        exchange = Lookahead(CompressedSum(wire, world.everyone), lambda: rate, 1 / ranks)
+        for step in range(steps):
+            with flat.exchanging(exchange, step):
+                flat.grads.copy_((torch.sin(3 * flat.params) + torch.randn(n, generator=g)) / ranks)
+            flat.conclude()
+            flat.params.sub_(flat.grads, alpha=rate)
+        return flat.params.clone()
+
+    def coded(x):
+        data, out = torch.zeros(wire.nbytes(len(x)), dtype=torch.uint8), torch.empty_like(x)
+        wire.encode(x.contiguous(), data, 0)
+        wire.decode(data, out)
+        return out
+
+    w, shard = Point(1).w.detach().clone(), n // ranks
+    before, owed = torch.zeros(ranks, n), torch.zeros(ranks, n)
+    drawn = [torch.Generator().manual_seed(m) for m in range(ranks)]
+    for _ in range(steps):
+        half = w - rate * (before + owed)  # every worker at a point of its own
+        before = torch.stack([torch.sin(3 * half[m]) + torch.randn(n, generator=drawn[m]) for m in range(ranks)])
+        p = before + owed
+        sent = torch.stack([torch.cat([coded(s) for s in row.split(shard)]) for row in p])
+        owed = p - sent
+        mean = sent.mean(0)
+        answer = torch.cat([coded(s) for s in mean.split(shard)])
+        for server in range(ranks):
+            part = slice(server * shard, (server + 1) * shard)
+            owed[server, part] += ranks * (mean - answer)[part]
+        w = w - rate * answer
+    for found in pool(ranks, job):
+        torch.testing.assert_close(found, w, rtol=1e-5, atol=1e-5)
