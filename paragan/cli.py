@@ -22,6 +22,10 @@ EXAMPLES = """examples:
   paragan sample runs/00000-* --labels 3,7 --out grid.png
 """
 
+BENCH_HELP = """Under any launcher (torchrun, srun, benchmarks/lab.py), or --ranks N: the game has no networks,
+so what is timed is agreeing. `sync+int4` is a strategy with another wire.
+"""
+
 TRAIN_HELP = """The same command again goes on where it stopped. Any field of the run can be set: --some.field=value.
 """
 
@@ -83,7 +87,7 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_train_parser, _sample_parser, _eval_parser, _report_parser, _recipes_parser):
+    for add in (_train_parser, _sample_parser, _eval_parser, _report_parser, _bench_parser, _recipes_parser):
         add(commands)
     return parser
 
@@ -392,3 +396,90 @@ def _check_seed(seed: int) -> None:
 def _check_truncation(truncation: float) -> None:
     if not 0.05 <= truncation <= 1:
         raise Unusable(f"--truncation {truncation} must be between 0.05 and 1 (1: none)")
+
+
+# bench ------------------------------------------------------------------------------------------------
+
+
+def _bench_parser(commands: Any) -> None:
+    p = _command(commands, "bench", _bench, "measure what strategies cost on the links there are", more=BENCH_HELP)
+    p.add_argument("what", choices=["strategies"])
+    p.add_argument("--strategies", default="sync,quantized", metavar="S,S+WIRE", help="in turn (sync,quantized)")
+    size = p.add_mutually_exclusive_group()
+    size.add_argument("--params", default="8M", metavar="N", help="parameters of both players together (8M)")
+    size.add_argument("--recipe", metavar="R", help="as many parameters as this recipe has")
+    p.add_argument("--compute-ms", type=float, default=0.0, metavar="X", help="wait so long a step, as computing would")
+    p.add_argument("--compute-share", type=float, default=0.5, metavar="X", help="D's part of it (0.5)")
+    p.add_argument("--rounds", type=int, default=10, metavar="N", help="steps that are timed (10)")
+    p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
+    p.add_argument("--json", metavar="F", help="also write the rows to this file")
+
+
+def _bench(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .comm.world import Place
+    from .train.run import Run
+
+    _nothing_left(rest)
+    if options.rounds < 1 or options.compute_ms < 0 or not 0 <= options.compute_share <= 1:
+        raise Unusable("--rounds must be 1 or more, --compute-ms 0 or more, --compute-share between 0 and 1")
+    strategies = {name: _strategy(name) for name in options.strategies.split(",")}
+    place = Place.from_environment()
+    if options.ranks and place.size == 1:
+        from .train.launch import launch
+
+        return launch(options.ranks, _without_ranks(arguments))
+    run = dataclasses.replace(Run(), device=dataclasses.replace(Run().device, kind="cpu"))
+    return _in_world(run, place, lambda world, screen: _probe(options, strategies, world))
+
+
+def _strategy(name: str) -> Any:
+    """A strategy by its name, or `name+wire`."""
+    from .config import build
+    from .train.run import Run
+
+    kind, plus, wire = name.partition("+")
+    return build(Run, {"strategy": {"name": kind, **({"wire": wire} if plus else {})}}).strategy
+
+
+def _probe(options: argparse.Namespace, strategies: dict[str, Any], world: Any) -> None:
+    import torch
+
+    from .plan.probe import probe
+
+    torch.set_num_threads(1)
+    params = _parameters_of(options.recipe) if options.recipe else _count(options.params)
+    rows = []
+    for name, strategy in strategies.items():
+        settings = {"compute_ms": options.compute_ms, "share": options.compute_share, "rounds": options.rounds}
+        row = probe(strategy, name, world, params=params, **settings)
+        rows.append(dataclasses.asdict(row))
+        if world.first:
+            if len(rows) == 1:
+                sys.stdout.write(f"{'strategy':<16}{'wire':<10}{'ranks':>5}{'ms':>10}{'sent':>14}{'predicted':>14}\n")
+            line = f"{row.strategy:<16}{row.wire:<10}{row.ranks:>5}{row.step_ms:>10.1f}{row.sent_bytes:>14,}"
+            hidden = "" if row.overlap is None else f"  overlap {row.overlap:.0%}, efficiency {row.efficiency:.0%}"
+            sys.stdout.write(f"{line}{row.predicted_bytes:>14,}{hidden}\n")
+            sys.stdout.flush()
+    if world.first and options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _count(text: str) -> int:
+    """8M, 500k or a plain number."""
+    unit = {"k": 1_000, "M": 1_000_000, "G": 1_000_000_000}.get(text[-1:], 1)
+    try:
+        return int(float(text[:-1] if unit > 1 else text) * unit)
+    except ValueError:
+        raise Unusable(f"--params {text} is not a number: 8M, 500k or 8000000") from None
+
+
+def _parameters_of(name: str) -> int:
+    import torch
+
+    from .nets import Spec
+    from .recipes import recipe
+    from .train.run import build_nets
+
+    run = recipe(name)
+    pair = build_nets(run, Spec(run.data.resolution or 64, run.data.channels or 3, 10), torch.device("cpu"))
+    return sum(p.numel() for net in (pair.g, pair.d) for p in net.parameters())

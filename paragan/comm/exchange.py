@@ -66,14 +66,13 @@ class CompressedSum:
     """Every rank gets the sum of the group's shares, over a lossy wire both ways; what the wire loses is kept
     and sent with the next step (Chen et al. 2020, with each rank in the server's place for one shard).
 
-        p = g + e;  send Q(p);  e <- p - Q(p)          every rank, for every shard
-        s = sum of Q(p);  send Q(s);  e += s - Q(s)    the shard's owner, since that loss is owed to the sum
-        g <- Q(s)
+        p = g + e;  send Q(p);  e <- p - Q(p)          every rank, for every shard; g is its share times the ranks
+        m = mean of Q(p);  send Q(m);  e += ranks (m - Q(m))    the shard's owner: that loss is owed to the mean
+        g <- Q(m)
 
-    A rank sends 2 (size - 1) / size of the encoded vector however many ranks there are. The residual is kept in
-    units of the whole gradient, not of this rank's share: its mean over ranks is what is owed, and the rule for a
-    changed world conserves it. A gradient that is not finite reaches every rank as NaN: all refuse the step, and the
-    residuals stay as they were.
+    A rank sends 2 (size - 1) / size of the encoded vector however many ranks there are. The mean of the residuals
+    over ranks is what is owed, and the rule for a changed world conserves it. A gradient that is not finite reaches
+    every rank as NaN: all refuse the step, and the residuals stay as they were.
     """
 
     wire: Compressor
@@ -89,39 +88,50 @@ class CompressedSum:
         seed = zlib.crc32(f"{step} {rank} {bucket.index}".encode()) >> 2  # 2 for encoding twice
         yield GRADIENT
 
-        owed = sent.view(-1)[:n].copy_(bucket.grads)
-        if self.feedback:
-            owed.add_(bucket.memory("error"), alpha=1 / size)
-        for to in range(size):
+        error = bucket.memory("error") if self.feedback else None
+        for to, here in enumerate(self.shards(n)):  # one by one, while it is in the cache
+            own = sent[to, : here.stop - here.start]
+            if error is None:
+                torch.mul(bucket.grads[here], size, out=own)
+            else:
+                torch.add(error[here], bucket.grads[here], alpha=size, out=own)
             self.wire.encode(sent[to], codes[to], 2 * seed)
             self.wire.decode(codes[to], left[to])
-        torch.sub(sent, left, out=left)
+            torch.sub(sent[to], left[to], out=left[to])
         yield self.group.transpose(codes, inbox)
 
-        total, part = bucket.scratch("total", shard), bucket.scratch("part", shard)
-        self.wire.decode(inbox[0], total)
+        mean, part = bucket.scratch("mean", shard), bucket.scratch("part", shard)
+        self.wire.decode(inbox[0], mean)
         for row in inbox[1:]:
             self.wire.decode(row, part)
-            total += part
-        self.wire.encode(total, codes[0], 2 * seed + 1)
+            mean += part
+        mean /= size
+        self.wire.encode(mean, codes[0], 2 * seed + 1)
         self.wire.decode(codes[0], part)
-        left[rank] += total.sub_(part)
+        left[rank].add_(mean.sub_(part), alpha=size)
         everyone, work = self.group.gather(codes[0], inbox)
         yield work
 
-        whole = bucket.scratch("whole", size, shard)
-        for row, out in zip(everyone, whole):
-            self.wire.decode(row, out)
-        bucket.grads.copy_(whole.view(-1)[:n])
-        refuse_unless_finite(bucket, owed, self.wire)
+        for row, here in zip(everyone, self.shards(n)):
+            if here.stop - here.start == shard:
+                self.wire.decode(row, bucket.grads[here])
+            elif here.stop > here.start:  # the last, filled up
+                self.wire.decode(row, part)
+                bucket.grads[here].copy_(part[: here.stop - here.start])
+        refuse_unless_finite(bucket, sent.view(-1)[:n], self.wire)
         yield ARRIVED
 
-        if self.feedback:
-            torch.mul(left.view(-1)[:n], size, out=bucket.memory("error"))
+        if error is not None:
+            error.copy_(left.view(-1)[:n])
 
     def shard(self, n: int) -> int:
-        """How many numbers each rank adds up; ranks after the last number add up zeros."""
+        """How many numbers travel to each rank, filled up with zeros."""
         return max(1, -(-n // self.group.size))
+
+    def shards(self, n: int) -> list[slice]:
+        """Which of n numbers each rank adds up: the last ones may have fewer than `shard`, or none."""
+        shard = self.shard(n)
+        return [slice(min(r * shard, n), min((r + 1) * shard, n)) for r in range(self.group.size)]
 
     def traffic(self, n: int) -> Traffic:
         size, nbytes = self.group.size, self.wire.nbytes(self.shard(n))

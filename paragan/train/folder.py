@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -15,7 +16,7 @@ from ..errors import Unusable
 from ..report.records import read
 from . import checkpoint
 from .model import folder_to_start_from
-from .run import Run, differing
+from .run import Run, differing, settled
 
 NUMBERED = re.compile(r"(\d{5,})-")
 
@@ -135,7 +136,10 @@ def _unfinished(folder: RunFolder, run: Run) -> bool:
 
 
 def changed(former: dict[str, Any], run: Run) -> list[tuple[str, Any, Any]]:
-    """The fields in which a run differs from the one of a record, but for those that may."""
+    """The fields in which a run differs from the one of a record, but for those that may. What an older paragan did
+    not know has its default."""
+    with contextlib.suppress(Unusable):
+        former = plain(settled(build(Run, former)))
     return [d for d in differences(former, plain(run)) if not differing(d[0])]
 
 

@@ -191,10 +191,14 @@ def resolve(run: Run, images: Images) -> Run:
     if device.precision == "auto":
         fast = pick_device(device.kind).type == "cuda" or cpu_has_bf16()
         device = dataclasses.replace(device, precision="bf16" if fast else "float32")
-    g, d = (learning(side, run.strategy) for side in (run.g, run.d))
-    run = dataclasses.replace(run, data=data, device=device, g=g, d=d)
+    run = settled(dataclasses.replace(run, data=data, device=device))
     run.nets.check(spec_of(run, images))
     return run
+
+
+def settled(run: Run) -> Run:
+    """The record with everything filled in that follows from its other fields."""
+    return dataclasses.replace(run, g=learning(run.g, run.strategy), d=learning(run.d, run.strategy))
 
 
 def learning(side: Side, strategy: Strategy) -> Side:

@@ -39,6 +39,7 @@ class Scoring:
         if not missing:
             return
         wanted = dataclasses.replace(wanted, metrics=missing)
+        self.screen.say(f"scoring {wanted.count:,} fakes: {', '.join(missing)}")
         batch_norm = "standing" if session.game.g.coupled else "none"
         with averaged_sampler(session) as sampler:
             protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=session.run.seed)
@@ -140,6 +141,7 @@ def rescore(
     model = load_model(folder, world.device)
     batch_norm = str(model.config["batch_norm"])
     protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=truncation, seed=seed)
+    screen.say(f"scoring {wanted.count:,} fakes: {', '.join(wanted.metrics)}")
     scores = score(model.sampler, images, wanted, protocol, world.everyone, truncation)
     if world.first:
         former = read(folder / "metrics.jsonl")

@@ -42,24 +42,24 @@ def exchanged(world, exchange, steps, bucket_bytes=256):
 
 
 def simulated(wire, size, steps, buckets, feedback):
-    """The paper's server and workers as one process, shard by shard: p = g + e, Q(p), e = p - Q(p), Q of the sum."""
+    """The paper's server and workers as one process, shard by shard: p = g + e, Q(p), e = p - Q(p), Q of the mean."""
     n, found = sum(buckets), []
     errors = [torch.zeros(n) for _ in range(size)]
     for step in range(steps):
         sums, first = [], 0
         for length in buckets:
             here, shard = slice(first, first + length), -(-length // size)
-            owed = [gradient(r, step, n)[here] + errors[r][here] / size for r in range(size)]
+            owed = [size * gradient(r, step, n)[here] + errors[r][here] for r in range(size)]
             owed = [nn.functional.pad(p, (0, shard * size - length)).view(size, shard) for p in owed]
             sent = [torch.stack([coded(wire, row) for row in p]) for p in owed]
             left = [p - q for p, q in zip(owed, sent)]
-            total = torch.stack([sum(q[owner] for q in sent) for owner in range(size)])
-            answer = torch.stack([coded(wire, row) for row in total])
+            mean = torch.stack([sum(q[owner] for q in sent) / size for owner in range(size)])
+            answer = torch.stack([coded(wire, row) for row in mean])
             for owner in range(size):
-                left[owner][owner] += total[owner] - answer[owner]
+                left[owner][owner] += size * (mean[owner] - answer[owner])
             sums.append(answer.view(-1)[:length])
             for r in range(size):
-                errors[r][here] = feedback * size * left[r].view(-1)[:length]
+                errors[r][here] = feedback * left[r].view(-1)[:length]
             first += length
         found.append(torch.cat(sums))
     return found, errors
@@ -80,8 +80,9 @@ def test_it_is_the_papers_server(pool, wire, feedback, size):
             assert error is None
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 100])
-def test_three_ranks_and_vectors_shorter_than_the_ranks(pool, n):
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("size", [3, 4])
+def test_vectors_that_do_not_divide_or_are_shorter_than_the_ranks(pool, n, size):
     def job(world):
         bucket = Bucket(torch.zeros(n), gradient(world.rank, 0, n), 0, [(0, "w")])
         for awaited in CompressedSum(Exact(), world.everyone)(bucket, 0):
@@ -89,8 +90,8 @@ def test_three_ranks_and_vectors_shorter_than_the_ranks(pool, n):
                 awaited.wait()
         return bucket.grads, bucket.memory("error")
 
-    for found, error in pool(3, job):
-        torch.testing.assert_close(found, sum(gradient(r, 0, n) for r in range(3)))
+    for found, error in pool(size, job):
+        torch.testing.assert_close(found, sum(gradient(r, 0, n) for r in range(size)))
         assert error.abs().max() == 0
 
 

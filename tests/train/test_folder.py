@@ -9,6 +9,10 @@ from unittest import mock
 
 import pytest
 
+import toy
+from paragan.config import plain
+from paragan.train.folder import changed
+from paragan.train.run import settled
 from processes import LONG, TINY, call, checkpoints, interrupted, outcome, playing, refused, steps, train, trained
 
 SHORT = "--kimg=0.16"  # as `finished`
@@ -124,3 +128,12 @@ def test_one_run_at_a_time_writes_in_a_folder(tmp_path, processes, undisturbed):
     owner.wait()
     assert call(*train(run, LONG)).status == 0  # the lock died with its owner
     assert outcome(run) == outcome(undisturbed)
+
+
+def test_a_record_from_before_a_field_was_has_its_default():
+    run = settled(toy.run("strategy=quantized"))
+    former = plain(run)
+    del former["g"]["optimism"], former["strategy"]["feedback"]
+    assert changed(former, run) == []
+    assert [name for name, _, _ in changed(former | {"batch": 32}, run)] == ["batch"]
+    assert "strategy.name" in [name for name, _, _ in changed(former, settled(toy.run()))]

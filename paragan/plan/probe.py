@@ -1,0 +1,190 @@
+"""What a strategy's exchanges cost on the links there are: a game without networks, played through the real loop.
+
+The players are vectors; computing is waiting, and fills the buckets as backward would, so that many hosts on few cores
+measure the network and not the cores.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..batch import Batch, Loss, Net
+from ..comm.meter import Traffic
+from ..comm.world import World
+from ..errors import Unusable
+from ..game.game import Game
+from ..game.player import Player
+from ..game.turn import play
+from ..rng import Draw
+from ..strategies.role import Role, Strategy
+from .cost import player_traffic
+
+LAYERS = 24  # of each player
+WARM_UP = 2  # rounds
+
+
+@dataclass(frozen=True)
+class Probed:
+    """One strategy on these links: a row of the file. Times are medians of the slowest rank, in ms; bytes are what rank
+    0 sends in a round, counted, predicted, and seen by the kernel on the interface that GLOO_SOCKET_IFNAME names."""
+
+    strategy: str
+    wire: str
+    topology: str
+    ranks: int
+    params: int
+    step_ms: float
+    compute_ms: float
+    overlap: float | None  # share of the exchanges' own time that is hidden behind computing
+    efficiency: float | None  # computing over the step
+    sent_bytes: int
+    predicted_bytes: int
+    kernel_bytes: int | None
+
+
+def probe(
+    strategy: Strategy, name: str, world: World, *, params: int, compute_ms: float, share: float, rounds: int
+) -> Probed:
+    """Play a strategy on this world; every rank calls this, and learns the same.
+
+    params: of both players together; compute_ms: of a round; share: D's part of it.
+    """
+    step_ms, sent, kernel, role, game = _played(strategy, world, params, compute_ms, share, rounds)
+    overlap = efficiency = None
+    if compute_ms > 0 and world.size > 1:
+        alone_ms = _played(strategy, world, params, 0.0, share, rounds)[0]
+        computing_ms = _played(strategy, World.solo(), params, compute_ms, share, rounds)[0]
+        computing_ms = _slowest(world, [computing_ms])[0]
+        overlap = min(1.0, max(0.0, 1 - (step_ms - computing_ms) / alone_ms))
+        efficiency = computing_ms / step_ms
+    predicted = sum((player_traffic(role, player) for player in game.players), Traffic())
+    wire = getattr(getattr(strategy, "wire", None), "name", "")
+    return Probed(
+        strategy=name.partition("+")[0],
+        wire=wire,
+        topology="all",
+        ranks=world.size,
+        params=params,
+        step_ms=step_ms,
+        compute_ms=compute_ms,
+        overlap=overlap,
+        efficiency=efficiency,
+        sent_bytes=sent,
+        predicted_bytes=predicted.sent_bytes,
+        kernel_bytes=kernel,
+    )
+
+
+def _played(
+    strategy: Strategy, world: World, params: int, compute_ms: float, share: float, rounds: int
+) -> tuple[float, int, int | None, Role, Game]:
+    """ms a round; bytes sent in one, by the meter and by the kernel; and what was played."""
+    game = _game(params, compute_ms / 1000, share)
+    role = strategy.role(game, world, max(world.size, 8))
+    hands = [Batch(torch.zeros(1, 1), None, Draw(0, 0, role.share.lanes, 1))]
+    for step in range(WARM_UP):
+        _round(role, hands, step)
+    times: list[float] = []
+    sent, seen = sum(p.meter.sent_bytes for p in game.players), _sent_by_kernel()
+    for step in range(WARM_UP, WARM_UP + rounds):
+        world.everyone.sum(torch.zeros(1)).wait()
+        start = time.perf_counter()
+        _round(role, hands, step)
+        times.append(1000 * (time.perf_counter() - start))
+    world.everyone.sum(torch.zeros(1)).wait()
+    sent = sum(p.meter.sent_bytes for p in game.players) - sent
+    now = _sent_by_kernel()
+    kernel = None if seen is None or now is None or world.size == 1 else (now - seen) // rounds
+    return statistics.median(_slowest(world, times)), sent // rounds, kernel, role, game
+
+
+def _round(role: Role, hands: list[Batch], step: int) -> None:
+    for beat in role.round:
+        play(beat, hands, step, step, 1)
+
+
+def _slowest(world: World, times: Sequence[float]) -> list[float]:
+    rows, work = world.everyone.gather(torch.tensor(times, dtype=torch.float64))
+    work.wait()
+    return rows.amax(0).tolist()
+
+
+def _sent_by_kernel() -> int | None:
+    """Bytes that have left by the interface gloo was told to use, as the kernel counts them."""
+    counter = Path("/sys/class/net") / os.environ.get("GLOO_SOCKET_IFNAME", "-") / "statistics/tx_bytes"
+    return int(counter.read_text()) if counter.exists() else None
+
+
+# a game without networks ----------------------------------------------------------------------------------------------
+
+
+class _Fill(torch.autograd.Function):
+    """Waits as a layer would, forward and twice as long backward, and gives its weight a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor, seconds: float) -> Tensor:
+        ctx.gradient, ctx.seconds = gradient, seconds
+        _wait(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        moving = ctx.needs_input_grad[1]
+        _wait(ctx.seconds * (2 if moving else 1))
+        return grads[0], ctx.gradient if moving else None, None, None
+
+
+def _wait(seconds: float) -> None:
+    if seconds > 0:
+        time.sleep(seconds)
+
+
+class _Vector(nn.Module):
+    """A network of so many parameters that computes nothing."""
+
+    def __init__(self, params: int, seconds: float):
+        super().__init__()
+        sizes = [params // LAYERS + (i < params % LAYERS) for i in range(LAYERS)]
+        self.layers = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes if size])
+        self.gradients = [torch.randn(len(p)) for p in self.layers]
+        self.seconds = seconds / len(self.layers)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        for weight, gradient in zip(self.layers, self.gradients):
+            x = _Fill.apply(x, weight, gradient, self.seconds)  # pyright: ignore
+        return x
+
+
+class _Nothing:
+    """Losses that lead through both networks."""
+
+    second_order = False
+
+    def discriminator(self, d: Net, real: Batch, fake: Batch, step: int) -> Loss:
+        return Loss(d(fake.images.detach(), None).sum())
+
+    def generator(self, d: Net, fake: Batch, real: Batch, step: int) -> Loss:
+        return Loss(d(fake.images, None).sum())
+
+
+def _game(params: int, seconds: float, share: float) -> Game:
+    """D's turn is a pass of G and three of D (one forward, one backward twice as long), G's four of G and two of D."""
+    if params < 2:
+        raise Unusable(f"--params {params} must be 2 or more: both players need one")
+
+    def player(name: str, size: int, passes: float) -> Player:
+        return Player(
+            name, _Vector(size, passes), lambda parameters: torch.optim.SGD(parameters, lr=1e-9, foreach=False)
+        )
+
+    g, d = player("G", params - params // 2, (1 - share) * seconds / 4), player("D", params // 2, share * seconds / 5)
+    return Game(g=g, d=d, objective=_Nothing(), latent=1)

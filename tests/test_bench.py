@@ -1,0 +1,146 @@
+"""`paragan bench strategies`, and the laboratory it may run in."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from processes import call, refused
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+LAB = BENCHMARKS / "lab.py"
+KEYS = {"strategy", "wire", "topology", "ranks", "params", "step_ms", "sent_bytes", "predicted_bytes"}
+
+
+def rows(path):
+    return json.loads(path.read_text())
+
+
+def test_two_ranks_send_what_was_predicted(tmp_path, processes):
+    file = tmp_path / "rows.json"
+    strategies = "--strategies=sync,sync+int4,quantized,CPOAdam-GQ+sign"
+    settings = ("--params=100k", "--rounds=2", "--compute-ms=5", f"--json={file}")
+    for rank in processes.ranks(2, "bench", "strategies", strategies, *settings):
+        assert rank.wait() == 0, rank.err
+    found = rows(file)
+    assert [(row["strategy"], row["wire"]) for row in found] == [
+        ("sync", "exact"),
+        ("sync", "int4"),
+        ("quantized", "int8"),
+        ("CPOAdam-GQ", "sign"),
+    ]
+    for row in found:
+        assert row.keys() >= KEYS
+        assert row["sent_bytes"] == row["predicted_bytes"] > 0
+        assert row["step_ms"] >= 5
+        assert 0 <= row["overlap"] <= 1
+    assert found[1]["sent_bytes"] < found[0]["sent_bytes"] / 7
+
+
+def test_alone_nothing_is_sent_and_a_recipe_says_how_much_there_is(tmp_path):
+    assert call("bench", "strategies", "--recipe=digits", "--rounds=1", "--json", tmp_path / "a.json").status == 0
+    (sync, quantized) = rows(tmp_path / "a.json")
+    assert sync["sent_bytes"] == quantized["sent_bytes"] == 0
+    assert sync["params"] == 144_930
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--strategies=sink", "there is no sink; did you mean sync?"),
+        ("--strategies=sync+int5", "did you mean int"),
+        ("--params=many", "--params many is not a number: 8M"),
+        ("--params=1", "must be 2 or more"),
+        ("--rounds=0", "--rounds must be 1 or more"),
+        ("--compute-share=2", "between 0 and 1"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(argument, said):
+    assert said in refused("bench", "strategies", argument)
+
+
+# the laboratory
+
+
+def load_lab():
+    spec = importlib.util.spec_from_file_location("lab", LAB)
+    lab = importlib.util.module_from_spec(spec)
+    sys.modules["lab"] = lab
+    spec.loader.exec_module(lab)
+    return lab
+
+
+def test_rates_and_times():
+    lab = load_lab()
+    assert [lab.bits(text) for text in ("200mbit", "1gbit", "56k", "1000")] == [200e6, 1e9, 56e3, 1000]
+    assert [lab.seconds(text) for text in ("20ms", "50us", "1s")] == pytest.approx([0.02, 5e-5, 1])
+
+
+def can_build():
+    if os.geteuid() or not all(map(shutil.which, ("ip", "tc", "unshare"))) or not Path("/dev/net/tun").exists():
+        return False
+    there = subprocess.run("unshare --net ip link add name v0 type veth peer name v1".split(), capture_output=True)
+    return there.returncode == 0 and os.access("/run", os.W_OK)
+
+
+in_the_lab = pytest.mark.skipif(not can_build(), reason="network namespaces need root, iproute2 and /dev/net/tun")
+SCRIPT = """
+import os, socket, time
+rank, first = int(os.environ["RANK"]), os.environ["MASTER_ADDR"]
+print("interface", os.environ["GLOO_SOCKET_IFNAME"], flush=True)
+if rank == 0:
+    server = socket.create_server((first, 29500))
+    other, _ = server.accept()
+    start, got = time.monotonic(), 0
+    while chunk := other.recv(1 << 20):
+        got += len(chunk)
+    print("seconds", time.monotonic() - start, got, flush=True)
+else:
+    for _ in range(100):
+        try:
+            link = socket.create_connection((first, 29500))
+            break
+        except OSError:
+            time.sleep(0.05)
+    link.sendall(bytes(2_000_000))
+    link.close()
+"""
+
+
+@in_the_lab
+@pytest.mark.parametrize("latency", [(), ("--latency=20ms",)], ids=["tbf", "latency"])
+def test_a_link_is_as_slow_as_asked_and_nothing_is_left(tmp_path, latency):
+    before = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    command = [
+        sys.executable,
+        LAB,
+        "--hosts=2",
+        "--rate=20mbit",
+        *latency,
+        f"--logs={tmp_path}",
+        f"--json={tmp_path}/l",
+    ]
+    done = subprocess.run([*command, "--", sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = (tmp_path / "host0.log").read_text().split()
+    assert words[:3] == ["interface", "eth0", "seconds"]
+    assert words[4] == "2000000"
+    assert 0.6 < float(words[3]) < 1.6  # 2 MB at 20 Mbit/s are 0.8 s
+    report = json.loads((tmp_path / "l").read_text())
+    assert report["status"] == [0, 0]
+    assert report["sent_bytes"][1] > 2_000_000
+    assert subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout == before
+
+
+@in_the_lab
+def test_a_host_that_fails_ends_the_laboratory(tmp_path):
+    fails = "import os, sys; sys.exit(3 if os.environ['RANK'] == '1' else 0)"
+    command = [sys.executable, LAB, "--hosts=2", f"--logs={tmp_path}", "--", sys.executable, "-c", fails]
+    assert subprocess.run(command, capture_output=True, timeout=90).returncode == 3
