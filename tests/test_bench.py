@@ -86,7 +86,8 @@ def test_rates_and_times():
 def can_build():
     if os.geteuid() or not all(map(shutil.which, ("ip", "tc", "unshare"))) or not Path("/dev/net/tun").exists():
         return False
-    there = subprocess.run("unshare --net ip link add name v0 type veth peer name v1".split(), capture_output=True)
+    command = ["unshare", "--net", "ip", "link", "add", "name", "v0", "type", "veth", "peer", "name", "v1"]
+    there = subprocess.run(command, capture_output=True)
     return there.returncode == 0 and os.access("/run", os.W_OK)
 
 
