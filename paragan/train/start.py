@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 
 from ..clock import Clock
 from ..comm.world import World
+from ..config import differences, plain
 from ..data.lanes import Lanes
 from ..data.source import Images
 from ..errors import Unusable
@@ -38,6 +40,7 @@ def execute(run: Run, world: World, wanted: Wanted, screen: Screen) -> Path:
     set_threads(run, world)
     images = together(world, lambda: load_images(run), LOAD_TIMEOUT_S)
     run = together(world, lambda: resolved(run, images))
+    refuse_disagreement(run, world)
     screen.say(images.describe())
     with owned_folder(run, world, wanted) as folder:
         screen.say(f"run folder {folder.path}")
@@ -59,6 +62,19 @@ def resolved(run: Run, images: Images) -> Run:
     run = resolve(run, images)
     check(run.evaluation, images)
     return run
+
+
+def refuse_disagreement(run: Run, world: World) -> None:
+    """All ranks must have been started with one run: what is not, is named on all of them."""
+    runs = [json.loads(word) for word in world.agree(json.dumps(plain(run)))]
+    may = ("data.path", "init_from", "device.kind", "device.threads", "timeout_s")  # differ from host to host
+    named: list[str] = []
+    for rank, other in enumerate(runs):
+        for name, first, value in differences(runs[0], other):
+            if name not in may:
+                named.append(f"{name} is {first!r} on rank 0, {value!r} on rank {rank}")
+    if named:
+        raise Unusable(f"ranks were started with different runs: {'; '.join(named[:8])}. Give all the same command")
 
 
 def together(world: World, action: Callable[[], T], timeout_s: float | None = None) -> T:

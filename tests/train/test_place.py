@@ -6,8 +6,10 @@ import socket
 
 import pytest
 
+import toy
 from paragan.comm.world import Lost, Place, _first_host, rendezvous
 from paragan.errors import Unusable
+from paragan.train.start import refuse_disagreement
 from processes import free_port
 
 
@@ -94,3 +96,19 @@ def test_a_port_that_is_taken_is_named():
 def test_a_port_that_is_none_is_refused(port):
     with pytest.raises(Unusable, match="MASTER_PORT"):
         rendezvous(Place(0, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}, 1.0)
+
+
+def test_ranks_that_disagree_on_the_run_are_all_named(pool):
+    def job(world):
+        wire = {0: "int8", 1: "int4", 2: "int8"}[world.rank]
+        run = toy.run(f"strategy.wire={wire}", f"batch={32 if world.rank == 2 else 16}", f"kimg={1 + world.rank}")
+        try:
+            refuse_disagreement(run, world)
+        except Unusable as error:
+            return str(error)
+
+    said = pool(3, job)
+    assert len(set(said)) == 1
+    assert "strategy.wire.name is 'int8' on rank 0, 'int4' on rank 1" in said[0]
+    assert "batch is 16 on rank 0, 32 on rank 2" in said[0]
+    assert "kimg is 1.0 on rank 0, 2.0 on rank 1" in said[0]
