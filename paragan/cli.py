@@ -444,7 +444,7 @@ def _strategy(name: str) -> Any:
 def _probe(options: argparse.Namespace, strategies: dict[str, Any], world: Any) -> None:
     import torch
 
-    from .plan.probe import probe
+    from .plan.probe import HEADING, probe
 
     torch.set_num_threads(1)
     params = _parameters_of(options.recipe) if options.recipe else _count(options.params)
@@ -454,11 +454,7 @@ def _probe(options: argparse.Namespace, strategies: dict[str, Any], world: Any) 
         row = probe(strategy, name, world, params=params, **settings)
         rows.append(dataclasses.asdict(row))
         if world.first:
-            if len(rows) == 1:
-                sys.stdout.write(f"{'strategy':<16}{'wire':<10}{'ranks':>5}{'ms':>10}{'sent':>14}{'predicted':>14}\n")
-            line = f"{row.strategy:<16}{row.wire:<10}{row.ranks:>5}{row.step_ms:>10.1f}{row.sent_bytes:>14,}"
-            hidden = "" if row.overlap is None else f"  overlap {row.overlap:.0%}, efficiency {row.efficiency:.0%}"
-            sys.stdout.write(f"{line}{row.predicted_bytes:>14,}{hidden}\n")
+            sys.stdout.write((HEADING + "\n" if len(rows) == 1 else "") + row.line() + "\n")
             sys.stdout.flush()
     if world.first and options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")

@@ -24,8 +24,8 @@ from .native import library
 LANES = 16  # partial sums, as in kernels.c
 TINY = 2.0**-96  # below, reciprocals overflow
 
-Rule = Literal["largest", "norm", "mean"]
-RULES: dict[Rule, int] = {"largest": 0, "norm": 1, "mean": 2}
+Rule = Literal["largest", "norm", "sum"]
+RULES: dict[Rule, int] = {"largest": 0, "norm": 1, "sum": 2}
 
 
 def records(n: int, block: int) -> int:
@@ -145,7 +145,7 @@ def plain_encode_signs(x: Tensor, out: Tensor, block: int) -> None:
     count = torch.full((len(blocks), 1), float(block), device=x.device)
     count[-1] = x.numel() - (len(blocks) - 1) * block
     into = out.view(len(blocks), record_bytes(block, 1))
-    into[:, :4].view(torch.float32).copy_(_scales(blocks, "mean") / count)
+    into[:, :4].view(torch.float32).copy_(_scales(blocks, "sum") / count)
     parts = torch.signbit(blocks).to(torch.uint8).view(len(blocks), 8, -1)
     code = parts[:, 0]
     for j in range(1, 8):
@@ -172,7 +172,7 @@ def _scales(blocks: Tensor, rule: Rule) -> Tensor:
     finite = blocks.isfinite().all(1, keepdim=True)
     if rule == "largest":
         scale = largest
-    elif rule == "mean":
+    elif rule == "sum":
         scale = _sum(blocks.abs())
     else:
         near = blocks / torch.where(largest > 0, largest, 1.0)

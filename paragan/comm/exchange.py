@@ -23,6 +23,7 @@ from ..errors import Failed
 from .compress import Compressor
 from .flat import ARRIVED, GRADIENT, Bucket, Moment
 from .meter import Traffic, all_to_all, ring_all_gather, ring_all_reduce
+from .shards import Shards, shard_length
 from .world import Group, Lost, Work
 
 
@@ -80,61 +81,22 @@ class CompressedSum:
     feedback: bool = True
 
     def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
-        size, rank, n = self.group.size, self.group.rank, bucket.grads.numel()
-        shard = self.shard(n)
-        nbytes = self.wire.nbytes(shard)
-        sent, left = (bucket.scratch(name, size, shard) for name in ("sent", "left"))
-        codes, inbox = (bucket.scratch(name, size, nbytes, dtype=torch.uint8) for name in ("codes", "inbox"))
-        seed = zlib.crc32(f"{step} {rank} {bucket.index}".encode()) >> 2  # 2 for encoding twice
-        yield GRADIENT
-
+        size, rank = self.group.size, self.group.rank
+        shards = Shards(bucket, self.wire, size)
         error = bucket.memory("error") if self.feedback else None
-        for to, here in enumerate(self.shards(n)):  # one by one, while it is in the cache
-            own = sent[to, : here.stop - here.start]
-            if error is None:
-                torch.mul(bucket.grads[here], size, out=own)
-            else:
-                torch.add(error[here], bucket.grads[here], alpha=size, out=own)
-            self.wire.encode(sent[to], codes[to], 2 * seed)
-            self.wire.decode(codes[to], left[to])
-            torch.sub(sent[to], left[to], out=left[to])
-        yield self.group.transpose(codes, inbox)
-
-        mean, part = bucket.scratch("mean", shard), bucket.scratch("part", shard)
-        self.wire.decode(inbox[0], mean)
-        for row in inbox[1:]:
-            self.wire.decode(row, part)
-            mean += part
-        mean /= size
-        self.wire.encode(mean, codes[0], 2 * seed + 1)
-        self.wire.decode(codes[0], part)
-        left[rank].add_(mean.sub_(part), alpha=size)
-        everyone, work = self.group.gather(codes[0], inbox)
+        seed = zlib.crc32(f"{step} {rank} {bucket.index}".encode()) >> 1 & ~1  # and seed + 1, for the answer
+        yield GRADIENT
+        yield self.group.transpose(shards.offer(error, seed), shards.inbox)
+        answers, work = self.group.gather(shards.answer(rank, seed + 1), shards.inbox)
         yield work
-
-        for row, here in zip(everyone, self.shards(n)):
-            if here.stop - here.start == shard:
-                self.wire.decode(row, bucket.grads[here])
-            elif here.stop > here.start:  # the last, filled up
-                self.wire.decode(row, part)
-                bucket.grads[here].copy_(part[: here.stop - here.start])
-        refuse_unless_finite(bucket, sent.view(-1)[:n], self.wire)
+        shards.take(answers)
+        refuse_unless_finite(bucket, shards.whole(shards.sent), self.wire)
         yield ARRIVED
-
         if error is not None:
-            error.copy_(left.view(-1)[:n])
-
-    def shard(self, n: int) -> int:
-        """How many numbers travel to each rank, filled up with zeros."""
-        return max(1, -(-n // self.group.size))
-
-    def shards(self, n: int) -> list[slice]:
-        """Which of n numbers each rank adds up: the last ones may have fewer than `shard`, or none."""
-        shard = self.shard(n)
-        return [slice(min(r * shard, n), min((r + 1) * shard, n)) for r in range(self.group.size)]
+            error.copy_(shards.whole(shards.left))
 
     def traffic(self, n: int) -> Traffic:
-        size, nbytes = self.group.size, self.wire.nbytes(self.shard(n))
+        size, nbytes = self.group.size, self.wire.nbytes(shard_length(n, self.group.size))
         return all_to_all(size * nbytes, size) + ring_all_gather(nbytes, size)
 
 

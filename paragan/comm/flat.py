@@ -69,9 +69,10 @@ class Flat:
 
     Class, names and strides (channels_last) of the network do not change; every tensor starts aligned, and
     the padding between tensors stays zero. Parameters that do not require a gradient are left where they are.
+    `owner`, a player's name, stands before the names of its parameters in messages.
     """
 
-    def __init__(self, net: nn.Module, bucket_bytes: int = BUCKET_BYTES):
+    def __init__(self, net: nn.Module, bucket_bytes: int = BUCKET_BYTES, owner: str = ""):
         named = [(name, p) for name, p in net.named_parameters() if p.requires_grad][::-1]
         self.parameters = [p for _, p in named]
         if not self.parameters:
@@ -93,7 +94,7 @@ class Flat:
         first, names = 0, list[tuple[int, str]]()
         for i, ((name, p), start) in enumerate(zip(named, starts)):
             self._adopt(p, start)
-            names.append((start - first, name))
+            names.append((start - first, f"{owner} {name}".strip()))
             end = starts[i + 1] if i + 1 < len(starts) else total
             if like.itemsize * (end - first) >= bucket_bytes or end == total:
                 bucket = Bucket(self.params[first:end], self.grads[first:end], len(self.buckets), names)

@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum { LANES = 16, MOST = 4096 };
-enum { LARGEST, NORM, MEAN };
+enum { LARGEST, NORM, SUM };
 
 static const float TINY = 0x1p-96f; /* below, reciprocals overflow */
 static const uint32_t INFINITE = 0x7f800000u;
@@ -29,7 +29,7 @@ static float scale_of(const float *x, int count, int rule) {
     float largest;
     memcpy(&largest, &m, 4);
     if (rule == LARGEST) return largest;
-    if (rule == MEAN) {
+    if (rule == SUM) {
         for (int k = 0; k < count; k += LANES)
             for (int j = 0; j < LANES; j++) sums[j] += fabsf(x[k + j]);
         for (int j = 0; j < LANES; j++) total += sums[j];
@@ -43,6 +43,13 @@ static float scale_of(const float *x, int count, int rule) {
         }
     for (int j = 0; j < LANES; j++) total += sums[j];
     return largest * sqrtf(total);
+}
+
+/* A block's numbers: where fewer are left, in `tail`, filled up with zeros. */
+static const float *filled_up(const float *x, int64_t left, int block, float *tail) {
+    if (left >= block) return x;
+    memset(tail, 0, block * sizeof(float));
+    return memcpy(tail, x, left * sizeof(float));
 }
 
 /* A random number in [0, 1) from a counter (Ellis, "lowbias32"). */
@@ -59,12 +66,7 @@ void encode_levels(const float *x, int64_t n, uint8_t *out, int block, int bits,
     const int width = block * bits / 8, per = 8 / bits, middle = 1 << (bits - 1);
     float tail[MOST], level[MOST];
     for (int64_t start = 0; start < n; start += block, x += block, out += 4 + width) {
-        const float *v = x;
-        if (n - start < block) {
-            memset(tail, 0, sizeof tail);
-            memcpy(tail, x, (n - start) * sizeof(float));
-            v = tail;
-        }
+        const float *v = filled_up(x, n - start, block, tail);
         const float scale = scale_of(v, block, rule);
         const float up = scale >= TINY ? (float)top / scale : 0.0f;
         if (scale >= TINY)
@@ -121,14 +123,9 @@ void encode_signs(const float *x, int64_t n, uint8_t *out, int block) {
     const int width = block / 8;
     float tail[MOST];
     for (int64_t start = 0; start < n; start += block, x += block, out += 4 + width) {
-        const float *v = x;
-        int count = block;
-        if (n - start < block) {
-            memset(tail, 0, sizeof tail);
-            memcpy(tail, x, (n - start) * sizeof(float));
-            v = tail, count = (int)(n - start);
-        }
-        const float scale = scale_of(v, block, MEAN) / (float)count;
+        const float *v = filled_up(x, n - start, block, tail);
+        const int count = v == tail ? (int)(n - start) : block;
+        const float scale = scale_of(v, block, SUM) / (float)count;
         memcpy(out, &scale, 4);
         uint8_t *to = out + 4;
         memset(to, 0, width);

@@ -27,7 +27,7 @@ def library() -> ctypes.CDLL | None:
         if compiler is None:
             raise OSError("there is no C compiler (cc, or what CC names)")
         return ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home
         reason = getattr(error, "stderr", None) or error
         first = str(reason).strip().splitlines()[0]
         warnings.warn(f"compressors run in plain PyTorch, about ten times slower: {first}", stacklevel=2)

@@ -54,7 +54,7 @@ class Player:
         iterate: Callable[[nn.Module], None] = lambda net: None,
     ):
         self.name, self.net, self.rate, self.iterate = name, net, rate, iterate
-        self.flat = Flat(net)
+        self.flat = Flat(net, owner=name)
         self.meter = Meter()
         self.optimizer = optimizer([_as_parameter(self.flat)] if elementwise else self.flat.parameters)
         self.average = Average(self.flat.params, average) if average else None

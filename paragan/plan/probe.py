@@ -50,6 +50,15 @@ class Probed:
     predicted_bytes: int
     kernel_bytes: int | None
 
+    def line(self) -> str:
+        """A row of the table on the screen."""
+        hidden = "" if self.overlap is None else f"  overlap {self.overlap:.0%}, efficiency {self.efficiency:.0%}"
+        line = f"{self.strategy:<16}{self.wire:<10}{self.ranks:>5}{self.step_ms:>10.1f}{self.sent_bytes:>14,}"
+        return f"{line}{self.predicted_bytes:>14,}{hidden}"
+
+
+HEADING = f"{'strategy':<16}{'wire':<10}{'ranks':>5}{'ms':>10}{'sent':>14}{'predicted':>14}"
+
 
 def probe(
     strategy: Strategy, name: str, world: World, *, params: int, compute_ms: float, share: float, rounds: int

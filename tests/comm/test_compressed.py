@@ -126,7 +126,7 @@ def test_bytes_counted_are_bytes_predicted(pool, size):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_refused_by_all_and_nothing_moves(pool, bad):
     def job(world):
-        flat = Flat(net(), bucket_bytes=256)
+        flat = Flat(net(), bucket_bytes=256, owner="D")
         exchange = CompressedSum(Int4(), world.everyone)
         with flat.exchanging(exchange, 0):
             flat.grads.copy_(gradient(world.rank, 0, len(flat.grads)))
@@ -145,7 +145,7 @@ def test_what_is_not_finite_is_refused_by_all_and_nothing_moves(pool, bad):
     for rank, (said, untouched) in enumerate(pool(3, job)):
         assert untouched
         if rank == 1:
-            assert said == (Failed, "the gradient of 1.weight is not finite: the step was refused")
+            assert said == (Failed, "the gradient of D 1.weight is not finite: the step was refused")
         else:
             assert said[0] is Lost
             assert "int4 wire brought numbers that are not finite" in said[1]

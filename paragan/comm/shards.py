@@ -1,0 +1,73 @@
+"""A bucket's gradients, cut into one shard a rank and encoded: what `CompressedSum` sends, and what it does with it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .compress import Compressor
+from .flat import Bucket
+
+
+def shard_length(n: int, size: int) -> int:
+    """How many of n numbers travel to each of `size` ranks, filled up with zeros."""
+    return max(1, -(-n // size))
+
+
+class Shards:
+    """The vectors of one bucket in one step, all in its scratch memory.
+
+    sent  : [size, length] what this rank is to send: `size` times its gradient, and what it still owes
+    left  : [size, length] what the wire lost of it
+    codes : [size, bytes] the same encoded, row j for rank j;  inbox: row j from rank j
+    """
+
+    def __init__(self, bucket: Bucket, wire: Compressor, size: int):
+        self.bucket, self.wire, self.size = bucket, wire, size
+        n = bucket.grads.numel()
+        self.length = length = shard_length(n, size)
+        self.slices = [slice(min(r * length, n), min((r + 1) * length, n)) for r in range(size)]
+        self.sent, self.left = (bucket.scratch(name, size, length) for name in ("sent", "left"))
+        nbytes = wire.nbytes(length)
+        self.codes, self.inbox = (bucket.scratch(name, size, nbytes, dtype=torch.uint8) for name in ("codes", "inbox"))
+
+    def offer(self, error: Tensor | None, seed: int) -> Tensor:
+        """p = g + e, and Q(p), shard by shard while it is in the cache: `codes`."""
+        for to, here in enumerate(self.slices):
+            own = self.sent[to, : here.stop - here.start]  # beyond it stay zeros
+            if error is None:
+                torch.mul(self.bucket.grads[here], self.size, out=own)
+            else:
+                torch.add(error[here], self.bucket.grads[here], alpha=self.size, out=own)
+            self.wire.encode(self.sent[to], self.codes[to], seed)
+            self.wire.decode(self.codes[to], self.left[to])
+            torch.sub(self.sent[to], self.left[to], out=self.left[to])
+        return self.codes
+
+    def answer(self, rank: int, seed: int) -> Tensor:
+        """m, the mean of what `inbox` brought for this rank's shard, and Q(m): one row of codes."""
+        mean, part = (self.bucket.scratch(name, self.length) for name in ("mean", "part"))
+        self.wire.decode(self.inbox[0], mean)
+        for row in self.inbox[1:]:
+            self.wire.decode(row, part)
+            mean += part
+        mean /= self.size
+        self.wire.encode(mean, self.codes[0], seed)
+        self.wire.decode(self.codes[0], part)
+        self.left[rank].add_(mean.sub_(part), alpha=self.size)
+        return self.codes[0]
+
+    def take(self, answers: Tensor) -> None:
+        """Everyone's answers [size, bytes] become the gradients."""
+        part = self.bucket.scratch("part", self.length)
+        for row, here in zip(answers, self.slices):
+            count = here.stop - here.start
+            if count == self.length:
+                self.wire.decode(row, self.bucket.grads[here])
+            elif count:  # the last, filled up
+                self.wire.decode(row, part)
+                self.bucket.grads[here].copy_(part[:count])
+
+    def whole(self, rows: Tensor) -> Tensor:
+        """[size, length] as the bucket's [n]."""
+        return rows.view(-1)[: self.bucket.grads.numel()]
