@@ -1,4 +1,4 @@
-"""DistributedDataParallel and torch's own compression hook, on the links there are: the other side of
+"""DistributedDataParallel and torch's own compression hooks, on the links there are: the other side of
 `paragan bench strategies`, and under the same launchers (`benchmarks/lab.py`, torchrun).
 
     python benchmarks/lab.py --hosts 4 --rate 200mbit -- python benchmarks/hooks.py --params 8M
@@ -21,11 +21,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 LAYERS = 24
-WARM_UP = 2
+WARM_UP = 4
+WHOLE_MB = 1024  # more than a network: torch's PowerSGD waits inside callbacks, which hold gloo's two threads, so that
+# two buckets under way at once wait for each other for ever
 
 
 class Matrices(nn.Module):
@@ -41,17 +43,35 @@ class Matrices(nn.Module):
         return torch.stack([(layer @ self.x).sum() for layer in self.layers]).sum()
 
 
-HOOKS: dict[str, Callable[[DistributedDataParallel], None]] = {
-    "ddp": lambda ddp: None,
-    "ddp+fp16": lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
+def plain(net: nn.Module) -> DistributedDataParallel:
+    return DistributedDataParallel(net, gradient_as_bucket_view=True)
+
+
+def fp16(net: nn.Module) -> DistributedDataParallel:
+    ddp = plain(net)
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return ddp
+
+
+def power_sgd(net: nn.Module, rank: int) -> DistributedDataParallel:
+    """Factors of this rank for every matrix, and a residual; the first two steps are not compressed."""
+    ddp = DistributedDataParallel(net, bucket_cap_mb=WHOLE_MB)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return ddp
+
+
+HOOKS: dict[str, Callable[[nn.Module], DistributedDataParallel]] = {
+    "ddp": plain,
+    "ddp+fp16": fp16,
+    "ddp+powersgd1": lambda net: power_sgd(net, 1),
+    "ddp+powersgd4": lambda net: power_sgd(net, 4),
 }
 
 
-def step_ms(register: Callable[[DistributedDataParallel], None], params: int, rounds: int) -> float:
+def step_ms(distributed: Callable[[nn.Module], DistributedDataParallel], params: int, rounds: int) -> float:
     """Median over rounds of the slowest rank's."""
-    players = [DistributedDataParallel(Matrices(params // 2), gradient_as_bucket_view=True) for _ in "DG"]
-    for player in players:
-        register(player)
+    players = [distributed(Matrices(params // 2)) for _ in "DG"]
     times = []
     for round in range(WARM_UP + rounds):
         dist.barrier()
@@ -76,8 +96,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     rows = []
-    for name, register in HOOKS.items():
-        ms = step_ms(register, params, options.rounds)
+    for name, distributed in HOOKS.items():
+        ms = step_ms(distributed, params, options.rounds)
         rows.append({"strategy": name, "ranks": dist.get_world_size(), "params": params, "step_ms": ms})
         if dist.get_rank() == 0:
             print(f"{name:<16}{ms:>10.1f} ms", flush=True)

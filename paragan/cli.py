@@ -340,7 +340,9 @@ def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     _check_truncation(options.truncation)
     _check_seed(options.seed)
     folder = existing(Path(options.run_dir))
-    run = build(Run, read_yaml(folder / "run.yaml"))
+    record = read_yaml(folder / "run.yaml")
+    record.pop("strategy", None)  # scores do not depend on it, and its wire may be code
+    run = build(Run, record)
     wanted = plain(run.evaluation)
     wanted |= {name: getattr(options, name) for name in ("count", "features", "inception") if getattr(options, name)}
     if options.count is not None:

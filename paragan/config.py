@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
+import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic.dataclasses
 import yaml
-from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic.dataclasses import is_pydantic_dataclass
 
 from .errors import Unusable
 
@@ -20,6 +30,37 @@ T = TypeVar("T")
 
 # A part that is one of several records may be given by its name alone: `strategy: sync`.
 by_name = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
+
+
+def or_own(*needed: str) -> WrapValidator:
+    """A part may also be a record of the user's own, given as `module:Class` (with fields beside it, like any other);
+    `needed` are the attributes it must have. Its field `name` holds how it was given, so that the record of the run
+    finds it again."""
+
+    def part(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
+        name = value.get("name", "") if isinstance(value, Mapping) else getattr(value, "name", "")
+        if not isinstance(name, str) or ":" not in name:
+            return known(value)
+        return build(_own(name, needed), value) if isinstance(value, Mapping) else value
+
+    return WrapValidator(part)
+
+
+def _own(name: str, needed: Sequence[str]) -> type:
+    module, _, attribute = name.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # where a script's own modules lie, as with `python -m`
+    try:
+        kind = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise Unusable(f"{name}: {error} (a class of your own is given as module:Class)") from error
+    if not isinstance(kind, type) or not is_pydantic_dataclass(kind):
+        raise Unusable(f"{name} is not a class under @paragan.config.record")
+    fields = [f.name for f in dataclasses.fields(kind)]
+    missing = [word for word in ("name", *needed) if word not in fields and not hasattr(kind, word)]
+    if missing:
+        raise Unusable(f"{name} has no {', '.join(missing)}")
+    return kind
 
 
 @typing.dataclass_transform(frozen_default=True)

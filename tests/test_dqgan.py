@@ -19,7 +19,7 @@ SIZE = 64  # of each player
 class ThreeBits:
     """A compressor of one's own: levels -3 .. 3."""
 
-    name, lossy = "three bits", True
+    name, lossy, feedback = "three bits", True, 1.0
 
     def nbytes(self, n):
         return blocks.records(n, 64) * blocks.record_bytes(64, 4)
@@ -78,8 +78,8 @@ def on_ranks(pool, ranks, inner, steps, **settings):
 
 
 def test_three_bits_with_feedback_end_five_times_closer(pool):
-    kept = on_ranks(pool, 2, lambda world: CompressedSum(ThreeBits(), world.everyone, True), 500, loud=4.0)
-    lost = on_ranks(pool, 2, lambda world: CompressedSum(ThreeBits(), world.everyone, False), 500, loud=4.0)
+    kept = on_ranks(pool, 2, lambda world: CompressedSum(ThreeBits(), world.everyone, 1.0), 500, loud=4.0)
+    lost = on_ranks(pool, 2, lambda world: CompressedSum(ThreeBits(), world.everyone, 0.0), 500, loud=4.0)
     assert kept < lost / 5
 
 

@@ -2,7 +2,7 @@
 
 A lossy one is a delta-approximate compressor Q: E|Q(v) - v|^2 <= (1 - delta) |v|^2 for every v, which is what error
 feedback needs (Karimireddy et al. 2019; Chen et al. 2020). Each states its size and its delta, so plans need no
-measurement. A compressor of your own is a class with these methods and a `lossy` of True.
+measurement. A compressor of your own is a record with these methods, given as `module:Class`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..config import by_name, record
+from ..config import by_name, or_own, record
 from . import blocks
 from .sparse import decode_positions, encode_positions, position_bytes
 
@@ -24,9 +24,14 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 class Compressor(Protocol):
-    """A float vector to bytes and back. Pure: the same vector and seed give the same bytes."""
+    """A float vector to bytes and back. Pure: the same vector and seed give the same bytes.
+
+    feedback : the share of what is lost that is sent with the next step, where nobody says otherwise. All of it, unless
+               so much is lost that debts would be paid long after the opponent they are about has moved on.
+    """
 
     lossy: ClassVar[bool]
+    feedback: ClassVar[float]
 
     @property
     def name(self) -> str: ...
@@ -55,6 +60,7 @@ class Exact:
 
     name: Literal["exact"] = "exact"
     lossy: ClassVar[bool] = False
+    feedback: ClassVar[float] = 0.0
 
     def nbytes(self, n: int) -> int:
         return 4 * n
@@ -73,6 +79,7 @@ class _Half:
     """16 bits a number. delta holds for numbers that are normal in this format; smaller ones wait in the residual."""
 
     lossy: ClassVar[bool] = True
+    feedback: ClassVar[float] = 1.0
     dtype: ClassVar[torch.dtype]
     significant: ClassVar[int]  # bits
 
@@ -111,6 +118,7 @@ class _Levels:
     """Equal levels -top .. top of a block's largest magnitude (`block` numbers share a scale)."""
 
     lossy: ClassVar[bool] = True
+    feedback: ClassVar[float] = 1.0
     bits: ClassVar[int]
     block: int
     rounding: Rounding
@@ -177,6 +185,7 @@ class QSGD:
     levels: Annotated[int, Field(ge=1, le=127)] = 127
     block: Block = 256
     lossy: ClassVar[bool] = True
+    feedback: ClassVar[float] = 1.0
 
     @property
     def bits(self) -> int:
@@ -207,6 +216,7 @@ class Sign:
     name: Literal["sign"] = "sign"
     block: Block = 256
     lossy: ClassVar[bool] = True
+    feedback: ClassVar[float] = 0.5
 
     def nbytes(self, n: int) -> int:
         return blocks.records(n, self.block) * blocks.record_bytes(self.block, 1)
@@ -225,6 +235,7 @@ class _Some:
     """A share of the numbers as they are, with their positions; the others as nothing."""
 
     lossy: ClassVar[bool] = True
+    feedback: ClassVar[float] = 1.0
     fraction: float
 
     def kept(self, n: int) -> int:
@@ -290,5 +301,6 @@ def _values(x: Tensor, positions: Tensor) -> Tensor:
 Wire = Annotated[
     Exact | BF16 | FP16 | Int8 | Int4 | Int2 | QSGD | Sign | TopK | RandomK,
     Field(discriminator="name"),
+    or_own("lossy", "feedback", "nbytes", "delta", "encode", "decode"),
     by_name,
 ]

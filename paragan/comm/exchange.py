@@ -73,12 +73,13 @@ class CompressedSum:
 
     A rank sends 2 (size - 1) / size of the encoded vector however many ranks there are. The mean of the residuals
     over ranks is what is owed, and the rule for a changed world conserves it. A gradient that is not finite reaches
-    every rank as NaN: all refuse the step, and the residuals stay as they were.
+    every rank as NaN: all refuse the step, and the residuals stay as they were. With a `feedback` below 1 that share of
+    e is kept: an old debt is about an opponent that has moved on.
     """
 
     wire: Compressor
     group: Group
-    feedback: bool = True
+    feedback: float = 1.0
 
     def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
         size, rank = self.group.size, self.group.rank
@@ -93,7 +94,7 @@ class CompressedSum:
         refuse_unless_finite(bucket, shards.whole(shards.sent), self.wire)
         yield ARRIVED
         if error is not None:
-            error.copy_(shards.whole(shards.left))
+            torch.mul(shards.whole(shards.left), self.feedback, out=error)
 
     def traffic(self, n: int) -> Traffic:
         size, nbytes = self.group.size, self.wire.nbytes(shard_length(n, self.group.size))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .world import Work
 
 ALIGN = 64  # bytes: a cache line, and the widest vector instruction
-BUCKET_BYTES = 4 << 20
+BUCKET_BYTES = 2 << 20
 
 
 class Moment(enum.Enum):

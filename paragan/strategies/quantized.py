@@ -15,7 +15,7 @@ from ..config import record
 from ..game.game import Game
 from ..game.player import Player
 from .role import Role, deal, lockstep
-from .sync import ORDERS, average
+from .sync import ORDERS, Feedback, average
 
 
 @record
@@ -24,7 +24,8 @@ class Quantized:
     with the next step.
 
     wire     : the form gradients travel in
-    feedback : whether what the wire lost is sent later (error feedback)
+    feedback : the share of what the wire loses that is sent with the next step (None: what the wire asks for, and all
+               of it with exact)
     exact    : the paper's own update, optimistic mirror descent: a plain gradient step with each player's learning
                rate, the gradient taken one step ahead. Otherwise each player's optimizer, made optimistic.
     residual : with exact, whether what is still owed moves the point where the gradient is taken
@@ -33,7 +34,7 @@ class Quantized:
     name: Literal["quantized"] = "quantized"
     wire: Wire = Int8()
     order: Literal["alternately", "together"] = "together"
-    feedback: bool = True
+    feedback: Feedback = None
     exact: bool = False
     residual: bool = True
 
@@ -49,9 +50,10 @@ class Quantized:
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
         share = deal(lanes, world.rank, world.size)
+        feedback = 1.0 if self.exact and self.feedback is None else self.feedback
 
         def exchange(player: Player) -> Exchange:
-            inner = average(self.wire, world.everyone.metered(player.meter), self.feedback)
+            inner = average(self.wire, world.everyone.metered(player.meter), feedback)
             if not self.exact:
                 return inner
             return Lookahead(inner, lambda: player.learning_rate, share.weight, self.residual)
@@ -72,4 +74,4 @@ class CPOAdamGQ(Quantized):
     """The paper's second baseline: optimistic Adam on quantized gradients, without feedback."""
 
     name: Literal["CPOAdam-GQ"] = "CPOAdam-GQ"  # pyright: ignore[reportIncompatibleVariableOverride]
-    feedback: bool = False
+    feedback: Feedback = 0.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from ..comm.compress import Compressor, Exact, Wire
 from ..comm.exchange import AllReduce, CompressedSum, Exchange, Local
@@ -13,14 +15,17 @@ from ..game.player import Player
 from ..game.turn import alternately, together
 from .role import Order, Role, deal, lockstep
 
+Feedback = Annotated[float, Field(ge=0, le=1)] | None
 ORDERS: dict[str, Order] = {"alternately": alternately, "together": together}
 
 
-def average(wire: Compressor, team: Group, feedback: bool = True) -> Exchange:
-    """The exchange that gives everyone in the team the gradient of all its lanes; alone, nothing travels."""
+def average(wire: Compressor, team: Group, feedback: float | None = None) -> Exchange:
+    """The exchange that gives everyone in the team the gradient of all its lanes; alone, nothing travels.
+    feedback: the share of what the wire loses that is sent later (None: what the wire asks for)."""
     if team.size == 1:
         return Local()
-    return CompressedSum(wire, team, feedback) if wire.lossy else AllReduce(team)
+    kept = wire.feedback if feedback is None else feedback
+    return CompressedSum(wire, team, kept) if wire.lossy else AllReduce(team)
 
 
 @record
@@ -28,18 +33,20 @@ class Sync:
     """Every rank plays both players against each other and sums gradients with all the others, so that n
     ranks do what one does.
 
-    wire  : the form gradients travel in; what a lossy one loses is sent with the next step
-    order : "alternately" (D, then G) or "together" (both from the same point).
+    wire     : the form gradients travel in
+    feedback : the share of what the wire loses that is sent with the next step (None: what the wire asks for)
+    order    : "alternately" (D, then G) or "together" (both from the same point).
     """
 
     name: Literal["sync"] = "sync"
     wire: Wire = Exact()
+    feedback: Feedback = None
     order: Literal["alternately", "together"] = "alternately"
     optimism: ClassVar[Literal["none"]] = "none"
     plain_descent: ClassVar[bool] = False
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
         def exchange(player: Player) -> Exchange:
-            return average(self.wire, world.everyone.metered(player.meter))
+            return average(self.wire, world.everyone.metered(player.meter), self.feedback)
 
         return lockstep(game, world.everyone, deal(lanes, world.rank, world.size), exchange, ORDERS[self.order])

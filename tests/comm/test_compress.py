@@ -8,9 +8,16 @@ import torch
 from paragan.comm import blocks, native
 from paragan.comm.compress import BF16, FP16, QSGD, Exact, Int2, Int4, Int8, RandomK, Sign, TopK
 from paragan.comm.sparse import decode_positions, encode_positions, position_bytes
-from paragan.config import build
+from paragan.config import build, from_yaml, plain, to_yaml
 from paragan.errors import Unusable
 from paragan.train.run import Run
+
+OWN = "examples.own_wire:Ternary"  # as a user has one
+
+
+def asked_for(wire):
+    return build(Run, {"strategy": {"name": "sync", "wire": wire}}).strategy.wire
+
 
 WIRES = {
     "exact": Exact(),
@@ -30,6 +37,7 @@ WIRES = {
     "topk": TopK(),
     "topk all": TopK(fraction=1.0),
     "randomk": RandomK(fraction=0.1),
+    "own": asked_for(OWN),
 }
 SIZES = (1, 2, 63, 64, 65, 1000, 4097)
 every_wire = pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
@@ -179,8 +187,26 @@ def test_positions_survive_in_few_bytes(n, k):
         ({"name": "randomk", "fraction": 1.5}, "strategy.wire.fraction=1.5"),
         ({"name": "int4", "rounding": "up"}, "strategy.wire.rounding=up"),
         ({"name": "sign", "levels": 3}, "there is no field strategy.wire.levels"),
+        ({"name": OWN, "levels": 3}, "there is no field levels; there are: threshold"),
+        ({"name": OWN, "threshold": "high"}, "threshold=high"),
+        ("examples.own_wire:Binary", "examples.own_wire:Binary: module .* has no attribute 'Binary'"),
+        ("nowhere:Ternary", "nowhere:Ternary: No module named 'nowhere'"),
+        ("os:system", "os:system is not a class under @paragan.config.record"),
+        ("paragan.comm.compress:", "is given as module:Class"),
+        (
+            "paragan.train.run:Data",
+            "paragan.train.run:Data has no name, lossy, feedback, nbytes, delta, enc",
+        ),
     ],
 )
 def test_wires_that_cannot_be_are_named(wire, line):
     with pytest.raises(Unusable, match=line):
-        build(Run, {"strategy": {"name": "sync", "wire": wire}})
+        asked_for(wire)
+
+
+def test_a_wire_of_ones_own_is_found_again_from_the_record():
+    wire = asked_for({"name": OWN, "threshold": 0.5})
+    run = build(Run, {"strategy": {"name": "quantized", "wire": plain(wire)}})
+    assert run.strategy.wire == wire
+    assert plain(run)["strategy"]["wire"] == {"name": OWN, "threshold": 0.5}
+    assert build(Run, from_yaml(to_yaml(run), "it")) == run

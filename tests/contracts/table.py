@@ -4,6 +4,7 @@ STRATEGIES = {
     "sync": ("strategy=sync",),
     "sync together": ("strategy=sync", "strategy.order=together"),
     "sync int4": ("strategy=sync", "strategy.wire=int4"),
+    "sync, a wire of one's own": ("strategy=sync", "strategy.wire=examples.own_wire:Ternary"),
     "quantized": ("strategy=quantized",),
     "quantized exact": ("strategy=quantized", "strategy.exact=true", "strategy.wire=sign"),
     "CPOAdam": ("strategy=CPOAdam",),

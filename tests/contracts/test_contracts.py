@@ -108,6 +108,39 @@ def test_four_ranks_then_two_equal_one(pool, settings, tmp_path):
 
 
 @every_strategy
+def test_what_four_ranks_remember_two_go_on_with_as_its_mean(pool, settings, tmp_path):
+    run = toy.run(*settings)
+    folder = tmp_path / "checkpoints"
+
+    def remembered(session):
+        return {f"{p.name} {k}": v.clone() for p in session.game.players for k, v in p.flat.memories().items()}
+
+    def first(world):
+        s = toy.session(run, world)
+        for _ in range(3):
+            play_round(s)
+        clock = {"step": s.clock.step, "images": s.clock.images}
+        return Checkpoints(folder, world).save(s.game.players, clock, {}, s.role.replicated), remembered(s)
+
+    before = pool(4, first)
+    saved = before[0][0]
+
+    def then(world):
+        s = toy.session(run, world, saved)
+        owed = remembered(s)
+        play_round(s)
+        return owed, toy.state(s)
+
+    after = pool(2, then)
+    for owed, _ in after:
+        assert owed.keys() == before[0][1].keys()
+        for name, vector in owed.items():
+            torch.testing.assert_close(vector, torch.stack([memories[name] for _, memories in before]).mean(0))
+            assert vector.any()
+    assert toy.same(after[0][1], after[1][1])
+
+
+@every_strategy
 def test_bytes_counted_are_bytes_predicted(pool, settings):
     run = toy.run(*settings, "nets.batch_norm=true")
 

@@ -1,0 +1,169 @@
+"""What a wire costs in quality: one recipe at equal images, the same seeds for every case, judged from outside.
+
+    python benchmarks/quality.py digits --seeds 0,1,2 [--cases exact,int4,...] [--json F]
+    python benchmarks/quality.py fashion --data fashion_mnist.npz --seeds 0,1,2 [--json F]
+
+Every run is two ranks of `paragan train`; a run that is there already is not repeated. Asked about each: the Fréchet
+distance in pixel space (`fd`), how often an SVM fitted on real images sees the label that was asked for (`recognised`),
+and the standard deviation of pixels within a label beside that of real images (`diversity`), both of 1,000 images.
+A case is within the seeds' spread if its median is no worse than the worst seed of the exact wire.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from acceptance import spread
+from numpy.typing import NDArray
+from sklearn.svm import SVC
+from timing import describe, machine, save, table
+
+from paragan.config import build, read_yaml
+from paragan.train.run import Run, load_images
+
+ADAM = ("--g.optimizer.betas=[0.5, 0.99]", "--d.optimizer.betas=[0.5, 0.99]")
+RECIPES: dict[str, tuple[str, ...]] = {  # what is trained
+    "digits": ("digits",),
+    "fashion": (  # small enough for many runs
+        *("fashion", "--data.resolution=16", "--nets=dcgan", "--nets.width=32", "--kimg=120"),
+        *("--g.optimizer.lr=5e-4", "--d.optimizer.lr=1e-3", *ADAM, "--average.half_life_kimg=5"),
+        *("--device.precision=float32", "--device.threads=1"),
+    ),
+}
+CASES: dict[str, tuple[str, ...]] = {
+    "exact": (),
+    "int8": ("--strategy.wire=int8",),
+    "int4": ("--strategy.wire=int4",),
+    "sign": ("--strategy.wire=sign",),
+    "int4, feedback 0": ("--strategy.wire=int4", "--strategy.feedback=0"),
+    "sign, feedback 0": ("--strategy.wire=sign", "--strategy.feedback=0"),
+    "sign, feedback 1": ("--strategy.wire=sign", "--strategy.feedback=1"),
+}
+STRATEGIES = {"sync": ("--strategy=sync",), "quantized": ("--strategy=quantized", "--strategy.wire=exact")}
+BETTER = {"fd": -1, "recognised": 1, "diversity": 1}
+FITTED = 10_000  # reals the SVM sees at most
+
+
+def paragan(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "paragan", *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def trained(folder: Path, settings: Sequence[str]) -> Path:
+    """A finished run."""
+    if not (folder / "metrics.jsonl").exists():
+        fixed = ("--ranks=2", "--evaluation.metrics=fd", "--output.checkpoint_kimg=1e9", f"--run-dir={folder}")
+        paragan("train", *settings, *fixed)
+    return folder
+
+
+class Judge:
+    """Knows the real images of a run."""
+
+    def __init__(self, run_dir: Path):
+        record = read_yaml(run_dir / "run.yaml")
+        reals = load_images(build(Run, record))
+        assert reals.labels is not None
+        self.images, self.labels = reals.images.squeeze(-1), reals.labels
+        some = np.random.default_rng(0).permutation(len(self.images))
+        fitted, self.unseen = some[:FITTED], some[FITTED:][:1000]
+        self.svm = SVC(C=10).fit(_flat(self.images[fitted]), self.labels[fitted])
+
+    @property
+    def recognised(self) -> float | None:
+        """Of real images that the SVM was not fitted on, where some are left."""
+        if not len(self.unseen):
+            return None
+        return float((self.svm.predict(_flat(self.images[self.unseen])) == self.labels[self.unseen]).mean())
+
+    def judge(self, run_dir: Path) -> dict[str, float]:
+        images, labels = sampled(run_dir)
+        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        return {
+            "fd": next(row["value"] for row in rows if row["name"].startswith("fd")),
+            "recognised": float((self.svm.predict(_flat(images)) == labels).mean()),
+            "diversity": spread(images, labels) / spread(self.images, self.labels),
+        }
+
+
+def _flat(images: NDArray[Any]) -> NDArray[np.float64]:
+    return images.reshape(len(images), -1) / 255.0
+
+
+def sampled(run_dir: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """1,000 images [1000, R, R], 100 of each label."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = f"{folder}/samples.npz"
+        paragan("sample", str(run_dir), "--labels=0,1,2,3,4,5,6,7,8,9", "--count=1000", f"--out={out}")
+        data = np.load(out)
+        return data["images"][..., 0], data["labels"]
+
+
+def within(found: Sequence[Mapping[str, float]], exact: Sequence[Mapping[str, float]]) -> dict[str, bool]:
+    """Whether the median of every figure is no worse than the worst seed of the exact wire."""
+    verdict = {}
+    for name, sign in BETTER.items():
+        worst = min(sign * row[name] for row in exact)
+        verdict[name] = statistics.median(sign * row[name] for row in found) >= worst
+    return verdict
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", choices=RECIPES)
+    parser.add_argument("--data", metavar="PATH")
+    parser.add_argument("--strategy", choices=STRATEGIES, default="sync")
+    parser.add_argument("--cases", default=";".join(CASES), help="names, separated by ; (default: all)")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--runs", default="runs/quality", metavar="DIR", help="where the runs are")
+    parser.add_argument("--json", metavar="F")
+    options = parser.parse_args()
+    about, judge = machine(), None
+    print(describe(about))
+    fixed = (
+        *RECIPES[options.recipe],
+        *STRATEGIES[options.strategy],
+        *((f"--data={options.data}",) * bool(options.data)),
+    )
+    rows: list[dict[str, Any]] = []
+    for seed in options.seeds.split(","):
+        for case in options.cases.split(";"):
+            name = "-".join((options.recipe, options.strategy, *case.replace(",", "").split(), seed))
+            run_dir = trained(Path(options.runs) / name, (*fixed, *CASES[case], f"--seed={seed}"))
+            judge = judge or Judge(run_dir)
+            rows.append({"case": case, "seed": int(seed), **judge.judge(run_dir)})
+            print(rows[-1], flush=True)
+            found = {"recipe": options.recipe, "strategy": options.strategy, "settings": fixed, "machine": about}
+            found |= {"real images recognised": judge.recognised, "rows": rows, "cases": summary(rows)}
+            save(options.json, found)
+    print(table(("case", *BETTER, "within"), [line(case, about) for case, about in summary(rows).items()]))
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """By case: [lowest, median, highest] of every figure, and whether it is within the exact wire's spread."""
+    cases = {row["case"]: [r for r in rows if r["case"] == row["case"]] for row in rows}
+    about: dict[str, Any] = {}
+    for case, found in cases.items():
+        about[case] = {name: [f(row[name] for row in found) for f in (min, statistics.median, max)] for name in BETTER}
+        if "exact" in cases:
+            about[case]["within"] = within(found, cases["exact"])
+    return about
+
+
+def line(case: str, about: Mapping[str, Any]) -> tuple[str, ...]:
+    cells = [f"{about[n][1]:.3g} [{about[n][0]:.3g}, {about[n][2]:.3g}]" for n in BETTER]
+    verdict = about.get("within", {})
+    outside = [name for name, inside in verdict.items() if not inside]
+    return (case, *cells, "" if not verdict else f"not {', '.join(outside)}" if outside else "yes")
+
+
+if __name__ == "__main__":
+    main()
