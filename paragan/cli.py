@@ -425,6 +425,8 @@ def _bench(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
     if options.rounds < 1 or options.compute_ms < 0 or not 0 <= options.compute_share <= 1:
         raise Unusable("--rounds must be 1 or more, --compute-ms 0 or more, --compute-share between 0 and 1")
     strategies = {name: _strategy(name) for name in options.strategies.split(",")}
+    if options.json and not os.access(Path(options.json).absolute().parent, os.W_OK):
+        raise Unusable(f"--json {options.json}: its folder is not there, or cannot be written")
     place = Place.from_environment()
     if options.ranks and place.size == 1:
         from .train.launch import launch

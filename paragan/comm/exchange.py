@@ -14,10 +14,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Never, Protocol
 
 import torch
-from torch import Tensor
 
 from ..errors import Failed
 from .compress import Compressor
@@ -91,7 +90,8 @@ class CompressedSum:
         answers, work = self.group.gather(shards.answer(rank, seed + 1), shards.inbox)
         yield work
         shards.take(answers)
-        refuse_unless_finite(bucket, shards.whole(shards.sent), self.wire)
+        if not bucket.grads.sum().isfinite():
+            refuse(bucket, shards, self.wire)
         yield ARRIVED
         if error is not None:
             torch.mul(shards.whole(shards.left), self.feedback, out=error)
@@ -101,13 +101,13 @@ class CompressedSum:
         return all_to_all(size * nbytes, size) + ring_all_gather(nbytes, size)
 
 
-def refuse_unless_finite(bucket: Bucket, own: Tensor, wire: Compressor) -> None:
+def refuse(bucket: Bucket, shards: Shards, wire: Compressor) -> Never:
     """Every rank refuses a step in which one rank's gradient was not finite; that rank says where."""
-    if bucket.grads.sum().isfinite():
-        return
-    bad = own.isfinite().logical_not().nonzero()
-    if len(bad):
-        raise Failed(f"the gradient of {bucket.parameter_at(int(bad[0]))} is not finite: the step was refused")
+    for vector, what in ((shards.sent, "not finite"), (shards.arriving(seed=0), f"too large for the {wire.name} wire")):
+        bad = shards.whole(vector).isfinite().logical_not().nonzero()
+        if len(bad):
+            name = bucket.parameter_at(int(bad[0]))
+            raise Failed(f"the gradient of {name} is {what}: the step was refused")
     raise Lost(f"the {wire.name} wire brought numbers that are not finite: the step was refused")
 
 

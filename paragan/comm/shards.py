@@ -44,6 +44,13 @@ class Shards:
             torch.sub(self.sent[to], self.left[to], out=self.left[to])
         return self.codes
 
+    def arriving(self, seed: int) -> Tensor:
+        """What becomes of `sent` on the wire, [size, length]; `codes` and `left` are overwritten."""
+        for row, code, out in zip(self.sent, self.codes, self.left):
+            self.wire.encode(row, code, seed)
+            self.wire.decode(code, out)
+        return self.left
+
     def answer(self, rank: int, seed: int) -> Tensor:
         """m, the mean of what `inbox` brought for this rank's shard, and Q(m): one row of codes."""
         mean, part = (self.bucket.scratch(name, self.length) for name in ("mean", "part"))

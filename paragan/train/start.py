@@ -44,6 +44,8 @@ def execute(run: Run, world: World, wanted: Wanted, screen: Screen) -> Path:
     screen.say(images.describe())
     with owned_folder(run, world, wanted) as folder:
         screen.say(f"run folder {folder.path}")
+        if world.size == 1 and run.strategy.wire.lossy:
+            screen.say(f"one rank sends nothing: the {run.strategy.wire.name} wire has no effect")
         with open_session(run, world, folder, images, screen) as (session, desk):
             if session.clock.done:
                 screen.say(f"{folder.path} is complete at {session.clock.kimg:g} kimg; --kimg extends it")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.comm.compress import Exact, Int4, Int8, RandomK, Sign, TopK
+from paragan.comm.compress import FP16, Exact, Int4, Int8, RandomK, Sign, TopK
 from paragan.comm.exchange import CompressedSum, Local, Lookahead
 from paragan.comm.flat import Bucket, Flat, Moment
 from paragan.comm.meter import Meter
@@ -149,6 +149,23 @@ def test_what_is_not_finite_is_refused_by_all_and_nothing_moves(pool, bad):
         else:
             assert said[0] is Lost
             assert "int4 wire brought numbers that are not finite" in said[1]
+
+
+def test_what_is_too_large_for_the_wire_is_refused_by_name(pool):
+    def job(world):
+        flat = Flat(net(), bucket_bytes=256, owner="D")
+        try:
+            with flat.exchanging(CompressedSum(FP16(), world.everyone), 0):
+                if world.rank == 1:
+                    flat.parameters[1].grad.view(-1)[3] = 7e4  # float32 holds it
+            said = None
+        except Failed as error:
+            said = str(error)
+        return said
+
+    said = pool(2, job)
+    assert said[1] == "the gradient of D 1.weight is too large for the fp16 wire: the step was refused"
+    assert "fp16 wire brought numbers that are not finite" in said[0]
 
 
 def test_lookahead_takes_the_gradient_ahead_and_steps_from_where_it_was():

@@ -1,0 +1,91 @@
+"""The plots of docs/quantized.md from benchmarks/results/: `python benchmarks/figures.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+RESULTS, DOCS = Path(__file__).parent / "results", Path(__file__).parent.parent / "docs/figures"
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "paragan",
+    "svg.fonttype": "none",
+    "legend.frameon": False,
+}
+OURS, THEIRS, LIMIT, EXACT = "#2a6f97", "#a9b4bd", "#c1121f", "#d9e2e8"
+FIGURES = {"fd": "Fréchet distance (lower is better)", "recognised": "recognised", "diversity": "diversity"}
+
+
+def speed(laboratories: dict[str, Any]) -> Figure:
+    """How much faster than float32 a step is, and could be by its bytes."""
+    ours, torch = laboratories["200 Mbit/s"]["rows"], laboratories["200 Mbit/s, torch"]["rows"]
+    exact = ours[0]
+    bars = [(f"{r['strategy']}, {r['wire']}", r["step_ms"], r["sent_bytes"], OURS) for r in ours[1:]]
+    bars += [(r["strategy"].replace("ddp", "torch DDP").replace("+", ", "), r["step_ms"], 0, THEIRS) for r in torch]
+    figure = Figure(figsize=(7, 0.3 * len(bars) + 0.9), layout="constrained")
+    axes = figure.add_subplot()
+    for i, (_, ms, sent, colour) in enumerate(bars):
+        faster = exact["step_ms"] / ms
+        axes.barh(i, faster, 0.7, color=colour)
+        axes.text(faster, i, f"  {faster:.3g}", va="center")
+        if sent:
+            limit = exact["sent_bytes"] / sent
+            axes.plot([limit, limit], [i - 0.4, i + 0.4], color=LIMIT, lw=2, label=None if i else "limit by bytes")
+    axes.set_yticks(range(len(bars)), [name for name, *_ in bars])
+    axes.invert_yaxis()
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
+    axes.set_xlabel("times faster than float32, 4 hosts at 200 Mbit/s, 8M parameters")
+    axes.legend(loc="lower right")
+    return figure
+
+
+def quality(found: list[dict[str, Any]]) -> Figure:
+    """Every seed of every case as a dot, the exact wire's spread as a band."""
+    cases = list(found[0]["cases"])
+    figure = Figure(figsize=(9, 2.1 * len(found)), layout="constrained")
+    grid: Any = figure.subplots(len(found), len(FIGURES), squeeze=False, sharey=False)
+    for row, one in zip(grid, found):
+        here = [case for case in cases if case in one["cases"]]
+        for axes, (name, label) in zip(row, FIGURES.items()):
+            _dots(axes, one["rows"], here, name)
+            axes.set_title(f"{one['recipe']}, {one['strategy']}: {label}", fontsize=8, loc="left")
+        for axes in row[1:]:
+            axes.set_yticklabels([])
+    return figure
+
+
+def _dots(axes: Axes, rows: list[dict[str, Any]], cases: list[str], name: str) -> None:
+    exact = [row[name] for row in rows if row["case"] == "exact"]
+    axes.axvspan(min(exact), max(exact), color=EXACT)
+    for i, case in enumerate(cases):
+        values = [row[name] for row in rows if row["case"] == case]
+        axes.plot(values, [i] * len(values), "o", ms=4, color=OURS, alpha=0.8, clip_on=False)
+    axes.set_yticks(range(len(cases)), cases)
+    axes.set_ylim(len(cases) - 0.5, -0.5)
+
+
+def main() -> None:
+    DOCS.mkdir(exist_ok=True)
+
+    def read(name: str) -> dict[str, Any]:
+        return json.loads((RESULTS / f"{name}.json").read_text())
+
+    with matplotlib.rc_context(STYLE):
+        judged = [read(f"quality_{name}") for name in ("digits_sync", "digits_quantized", "fashion_sync")]
+        for name, figure in (
+            ("quantized_speed", speed(read("lab")["laboratories"])),
+            ("quantized_quality", quality(judged)),
+        ):
+            figure.savefig(DOCS / f"{name}.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The figures of docs/quantized.md about slow links: `sudo python benchmarks/slow_links.py [--only NAME] [--json F]`.
+
+Each laboratory is one call of `lab.py`, with `paragan bench strategies` or torch's own hooks (`hooks.py`) inside.
+About ten minutes, on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from timing import describe, machine, save
+
+HERE = Path(__file__).parent
+EVERY_WIRE = "sync,sync+bf16,sync+int8,sync+int4,sync+int2,sync+sign,sync+topk,quantized,CPOAdam"
+HOSTS = "--hosts=4"
+LABS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # links, command
+    "200 Mbit/s": ((HOSTS, "--rate=200mbit"), ("strategies", f"--strategies={EVERY_WIRE}", "--rounds=8")),
+    "200 Mbit/s, torch": ((HOSTS, "--rate=200mbit"), ("hooks", "--rounds=8")),
+    "200 Mbit/s, 20 ms": (
+        (HOSTS, "--rate=200mbit", "--latency=20ms"),
+        ("strategies", "--strategies=sync,sync+int8,sync+sign", "--rounds=4"),
+    ),
+    "one link of 20 Mbit/s": (
+        (HOSTS, "--rates=20mbit,200mbit"),
+        ("strategies", "--strategies=sync,sync+int8,sync+sign", "--rounds=4"),
+    ),
+    "200 Mbit/s, computing 1 s": (
+        (HOSTS, "--rate=200mbit"),
+        ("strategies", "--strategies=sync,sync+int8,quantized", "--rounds=4", "--compute-ms=1000"),
+    ),
+}
+
+
+def measured(links: tuple[str, ...], command: tuple[str, ...]) -> dict[str, Any]:
+    """What a laboratory was, and what was found in it."""
+    what, *options = command
+    program = ["-m", "paragan", "bench", "strategies"] if what == "strategies" else [str(HERE / "hooks.py")]
+    with tempfile.TemporaryDirectory() as folder:
+        lab, rows = Path(folder) / "lab.json", Path(folder) / "rows.json"
+        inside = [sys.executable, *program, *options, f"--json={rows}"]
+        subprocess.run([sys.executable, HERE / "lab.py", *links, f"--json={lab}", "--", *inside], check=True)
+        report = json.loads(lab.read_text())
+        kept = {name: report[name] for name in ("hosts", "rates_mbit", "latency_ms", "mtu", "shaped_by")}
+        command_line = f"lab.py {' '.join(links)} -- {what} {' '.join(options)}"
+        return {"laboratory": kept, "command": command_line, "rows": json.loads(rows.read_text())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=LABS)
+    parser.add_argument("--json", metavar="F")
+    options = parser.parse_args()
+    about = machine()
+    print(describe(about))
+    found: dict[str, Any] = {"machine": about, "laboratories": {}}
+    for name, (links, command) in LABS.items():
+        if options.only in (None, name):
+            print(f"\n{name}", flush=True)
+            found["laboratories"][name] = measured(links, command)
+            save(options.json, found)
+
+
+if __name__ == "__main__":
+    main()
