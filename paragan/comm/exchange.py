@@ -112,6 +112,37 @@ def refuse(bucket: Bucket, shards: Shards, wire: Compressor) -> Never:
 
 
 @dataclass(frozen=True)
+class Now:
+    """`inner`, waited for on the spot, before the forward pass: what follows sees its result."""
+
+    inner: Exchange
+
+    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+        for awaited in self.inner(bucket, step):
+            assert not isinstance(awaited, Moment), "there is no gradient yet"
+            awaited.wait()
+        yield from ()
+
+    def traffic(self, n: int) -> Traffic:
+        return self.inner.traffic(n)
+
+
+@dataclass(frozen=True)
+class Then:
+    """One exchange after another."""
+
+    first: Exchange
+    second: Exchange
+
+    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+        yield from self.first(bucket, step)
+        yield from self.second(bucket, step)
+
+    def traffic(self, n: int) -> Traffic:
+        return self.first.traffic(n) + self.second.traffic(n)
+
+
+@dataclass(frozen=True)
 class Lookahead:
     """Optimistic mirror descent: the gradient is taken one step ahead, with the one before it, and the step
     itself made from where we were (Chen et al. 2020; Popov 1980).

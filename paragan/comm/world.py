@@ -68,6 +68,11 @@ class Group(Protocol):
         """[size, k], row j for rank j -> out [size, k], row j from rank j."""
         ...
 
+    def swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor]) -> Work:
+        """A tensor to each of some ranks, and one from each of some, which may be others. What is told must stay as
+        it is until the work is done. Pairs must post in one order."""
+        ...
+
 
 class _Arrived:
     def wait(self) -> None:
@@ -94,6 +99,9 @@ class Solo:
         out.copy_(x)
         return _Arrived()
 
+    def swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor]) -> Work:
+        return _Arrived()
+
 
 @dataclass(frozen=True)
 class _Travelling:
@@ -104,6 +112,15 @@ class _Travelling:
         start = time.perf_counter()
         or_lost(self.work.wait)
         self.meter.wait_s += time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class _All:
+    works: Sequence[Work]
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
 
 
 @dataclass(frozen=True)
@@ -138,6 +155,14 @@ class Ranks:
     def transpose(self, x: Tensor, out: Tensor) -> Work:
         start = lambda: c10d.all_to_all_single(out, x, group=self.process_group, async_op=True)  # noqa: E731
         return self._send(start, all_to_all(x.nbytes, self.size))
+
+    def swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor]) -> Work:
+        self.meter.count(Traffic(sum(x.nbytes for x in tell.values()), len(tell)))
+        group = self.process_group
+        ops = [c10d.P2POp(c10d.isend, x, group=group, group_peer=rank) for rank, x in sorted(tell.items())]
+        ops += [c10d.P2POp(c10d.irecv, x, group=group, group_peer=rank) for rank, x in sorted(hear.items())]
+        works: list[dist.Work] = or_lost(lambda: c10d.batch_isend_irecv(ops)) if ops else []
+        return _All([_Travelling(work, self.meter) for work in works])
 
     def _send(self, start: Callable[[], dist.Work | None], traffic: Traffic) -> Work:
         self.meter.count(traffic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,9 @@ class Imagined:
         raise NotImplementedError("an imagined group sends nothing")
 
     def transpose(self, x: torch.Tensor, out: torch.Tensor) -> Work:
+        raise NotImplementedError("an imagined group sends nothing")
+
+    def swap(self, tell: Mapping[int, torch.Tensor], hear: Mapping[int, torch.Tensor]) -> Work:
         raise NotImplementedError("an imagined group sends nothing")
 
 

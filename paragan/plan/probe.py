@@ -53,11 +53,12 @@ class Probed:
     def line(self) -> str:
         """A row of the table on the screen."""
         hidden = "" if self.overlap is None else f"  overlap {self.overlap:.0%}, efficiency {self.efficiency:.0%}"
-        line = f"{self.strategy:<16}{self.wire:<10}{self.ranks:>5}{self.step_ms:>10.1f}{self.sent_bytes:>14,}"
+        who = f"{self.strategy:<16}{self.wire:<10}{self.topology:<13}{self.ranks:>5}"
+        line = f"{who}{self.step_ms:>10.1f}{self.sent_bytes:>14,}"
         return f"{line}{self.predicted_bytes:>14,}{hidden}"
 
 
-HEADING = f"{'strategy':<16}{'wire':<10}{'ranks':>5}{'ms':>10}{'sent':>14}{'predicted':>14}"
+HEADING = f"{'strategy':<16}{'wire':<10}{'topology':<13}{'ranks':>5}{'ms':>10}{'sent':>14}{'predicted':>14}"
 
 
 def probe(
@@ -80,7 +81,7 @@ def probe(
     return Probed(
         strategy=name.partition("+")[0],
         wire=wire,
-        topology="all",
+        topology=getattr(getattr(strategy, "topology", None), "name", "all"),
         ranks=world.size,
         params=params,
         step_ms=step_ms,

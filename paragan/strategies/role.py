@@ -65,8 +65,18 @@ def deal(lanes: int, rank: int, size: int) -> Share:
     return Share(tuple(range(ends[rank - 1] if rank else 0, ends[rank])), lanes)
 
 
-def lockstep(game: Game, team: Group, share: Share, exchange: Callable[[Player], Exchange], order: Order) -> Role:
-    """D and G, each against the other as it now is."""
-    d = game.d_turn(game.live_fakes, exchange(game.d), team.metered(game.d.meter), share.weight)
-    g = game.g_turn(game.live_critic, exchange(game.g), team.metered(game.g.meter), share.weight)
-    return Role(order(d, g, game.d_steps), share)
+def lockstep(
+    game: Game,
+    team: Group,
+    share: Share,
+    exchange: Callable[[Player], Exchange],
+    order: Order,
+    *,
+    weight: float | None = None,
+    replicated: bool = True,
+) -> Role:
+    """D and G, each against the other as it now is. weight: of this rank's gradient (its share of the team's)."""
+    weight = share.weight if weight is None else weight
+    d = game.d_turn(game.live_fakes, exchange(game.d), team.metered(game.d.meter), weight)
+    g = game.g_turn(game.live_critic, exchange(game.g), team.metered(game.g.meter), weight)
+    return Role(order(d, g, game.d_steps), share, replicated)

@@ -18,6 +18,7 @@ from ..data.source import Images
 from ..errors import Failed
 from ..report.records import Records
 from .checkpoint import Checkpoints
+from .consensus import consensus, network_mean
 from .loop import Session
 from .model import Prior, Sampler, model_config, save_model, standing
 from .progress import Screen
@@ -61,7 +62,7 @@ class Log:
         if self._written == session.clock.step:
             return
         self._written = session.clock.step
-        line = session.stats.tick(session.clock.images, session.clock.step)
+        line = session.stats.tick(session.clock.images, session.clock.step) | consensus(session)
         if session.world.first:
             self.stats.append(line)
             self.screen.tick(line)
@@ -97,12 +98,14 @@ class Pictures:
 
     def __call__(self, session: Session) -> None:
         due = session.clock.step == 1 or every(session, session.run.output.fakes_kimg) or session.clock.done
-        if session.world.first and due:
+        if due and (session.world.first or not session.role.replicated):
             self.draw(session)
 
     def draw(self, session: Session) -> None:
         indices, labels, columns = _layout(session.game.labels)
         with averaged_sampler(session) as sampler:
+            if not session.world.first:
+                return
             fakes = sampler.images(indices, labels, GRID_SEED).permute(0, 2, 3, 1).numpy()
         path = self.folder / f"fakes{round(session.clock.kimg):06d}.png"
         _save(fakes, columns, path)
@@ -138,10 +141,11 @@ def _save(images: np.ndarray, columns: int, path: Path) -> None:
 
 @contextlib.contextmanager
 def averaged_sampler(session: Session) -> Iterator[Sampler]:
-    """The averaged generator of a session, with standing statistics, as a Sampler."""
+    """The averaged generator of a session, with standing statistics, as a Sampler. Where ranks hold players of their
+    own it is their mean, and all ranks enter together."""
     game = session.game
     classes = 0 if game.labels is None else int(game.labels.max()) + 1
-    with standing(game.g, game.latent, game.labels, session.run.seed) as g:
+    with network_mean(session), standing(game.g, game.latent, game.labels, session.run.seed) as g:
         yield Sampler(g, game.latent, Prior.of(game.labels, classes), session.world.device)
 
 
@@ -189,7 +193,7 @@ class Save:
                 )
 
     def write_model(self, session: Session) -> None:
-        if not session.world.first:
+        if session.role.replicated and not session.world.first:
             return
         game, run = session.game, session.run
         classes = self.images.classes if game.labels is not None else ()
@@ -204,5 +208,6 @@ class Save:
             batch_norm="standing" if game.g.coupled else "none",
             data=self.images.fingerprint,
         )
-        with standing(game.g, game.latent, game.labels, run.seed) as g:
-            save_model(self.folder / "model", g, game.d.net, config)
+        with network_mean(session), standing(game.g, game.latent, game.labels, run.seed) as g:
+            if session.world.first:
+                save_model(self.folder / "model", g, game.d.net, config)

@@ -26,13 +26,18 @@ from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import power_iteration, train_mode
 from ..optim.optimism import WRAPPERS
 from ..optim.policies import SGD, Adam, Optimizer, warm_up
+from ..strategies.gossip import DPOSG, CPOAdamCentral, Decentralized, DPOAdam, RandDPOAdam
 from ..strategies.quantized import CPOAdam, CPOAdamGQ, Quantized
 from ..strategies.sync import Sync
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Kimg = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Strategy = Annotated[Sync | Quantized | CPOAdam | CPOAdamGQ, Field(discriminator="name"), by_name]
+Strategy = Annotated[
+    Sync | Quantized | CPOAdam | CPOAdamGQ | Decentralized | DPOSG | DPOAdam | RandDPOAdam | CPOAdamCentral,
+    Field(discriminator="name"),
+    by_name,
+]
 
 
 @record

@@ -9,7 +9,14 @@ STRATEGIES = {
     "quantized exact": ("strategy=quantized", "strategy.exact=true", "strategy.wire=sign"),
     "CPOAdam": ("strategy=CPOAdam",),
     "CPOAdam-GQ": ("strategy=CPOAdam-GQ",),
+    "gossip": ("strategy=gossip",),
+    "gossip int8": ("strategy=gossip", "strategy.wire=int8", "strategy.topology=ring", "strategy.rounds=2"),
+    "DPOSG": ("strategy=DPOSG",),
+    "Rand-DP-OAdam": ("strategy=Rand-DP-OAdam",),
 }
 
 # Whose ranks do together what one would do alone: those whose wire is exact, and who do not look ahead on their own.
 ANY_NUMBER_OF_RANKS = ("sync", "sync together", "CPOAdam")
+
+# Whose ranks hold players of their own, that agree only in the long run.
+OWN_PLAYERS = ("gossip", "gossip int8", "DPOSG", "Rand-DP-OAdam")

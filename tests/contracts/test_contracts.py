@@ -14,6 +14,7 @@ from paragan.errors import Unusable
 from paragan.plan.cost import imagined
 from paragan.strategies.role import deal
 from paragan.train.checkpoint import Checkpoints
+from paragan.train.consensus import consensus, network_mean
 from paragan.train.loop import play_round
 
 spec = importlib.util.spec_from_file_location("table", Path(__file__).with_name("table.py"))
@@ -23,6 +24,15 @@ every_strategy = pytest.mark.parametrize("settings", table.STRATEGIES.values(), 
 
 as_one_rank = pytest.mark.parametrize(
     "settings", [table.STRATEGIES[name] for name in table.ANY_NUMBER_OF_RANKS], ids=table.ANY_NUMBER_OF_RANKS
+)
+
+replicated = pytest.mark.parametrize(
+    "settings", [s for name, s in table.STRATEGIES.items() if name not in table.OWN_PLAYERS],
+    ids=[name for name in table.STRATEGIES if name not in table.OWN_PLAYERS],
+)  # fmt: skip
+
+with_own_players = pytest.mark.parametrize(
+    "settings", [table.STRATEGIES[name] for name in table.OWN_PLAYERS], ids=table.OWN_PLAYERS
 )
 
 VARIANTS = {
@@ -47,11 +57,35 @@ def test_n_ranks_equal_one(pool, settings, variant, ranks):
         torch.testing.assert_close(several[0][name], one[name], rtol=2e-2, atol=2e-3, msg=name)
 
 
-@every_strategy
+@replicated
 def test_replicas_are_identical(pool, settings):
     run = toy.run(*settings, "objective.r1=1")
     states = pool(3, lambda world: toy.play(run, 5, world))
     assert all(toy.same(states[0], other) for other in states[1:])
+
+
+@with_own_players
+def test_what_one_evaluates_is_the_mean_over_ranks(pool, settings):
+    run = toy.run(*settings, "nets.batch_norm=true")
+
+    def job(world):
+        s = toy.session(run, world)
+        for _ in range(3):
+            play_round(s)
+        before, apart = toy.state(s), consensus(s)
+        with network_mean(s):
+            mean = toy.state(s)
+        return before, mean, apart, toy.same(before, toy.state(s))
+
+    found = pool(4, job)
+    averages = torch.stack([before["G/average"] for before, *_ in found])
+    for _, mean, apart, restored in found:
+        torch.testing.assert_close(mean["G/average"], averages.mean(0))
+        assert all(torch.equal(mean[name], found[0][1][name]) for name in mean if name.startswith("D/"))
+        assert restored
+        assert apart == found[0][2]
+        assert 0 < apart["Consensus/D"] < 1
+    assert not toy.same(found[0][0], found[1][0])
 
 
 @every_strategy
@@ -137,7 +171,7 @@ def test_what_four_ranks_remember_two_go_on_with_as_its_mean(pool, settings, tmp
         for name, vector in owed.items():
             torch.testing.assert_close(vector, torch.stack([memories[name] for _, memories in before]).mean(0))
             assert vector.any()
-    assert toy.same(after[0][1], after[1][1])
+    assert settings in map(table.STRATEGIES.get, table.OWN_PLAYERS) or toy.same(after[0][1], after[1][1])
 
 
 @every_strategy

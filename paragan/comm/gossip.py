@@ -1,0 +1,93 @@
+"""Gossip: replicas that agree on parameters, each with a few others, and on the mean of all only in the long run."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from .compress import Compressor
+from .flat import Bucket, Moment
+from .meter import Traffic
+from .topology import Topology, mates, messages
+from .world import Group, Work
+
+
+@dataclass(frozen=True)
+class Gossip:
+    """Parameters drift towards the neighbours': x_i <- sum_j W_ij x_j, `rounds` times a step (Liu et al. 2020: W^t).
+
+    The first message leaves before the forward pass and is mixed in after backward, before the optimizer steps.
+    """
+
+    topology: Topology
+    group: Group
+    rounds: int = 1
+
+    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+        size, rank = self.group.size, self.group.rank
+        for turn in range(step * self.rounds, (step + 1) * self.rounds):
+            those = mates(self.topology, size, rank, turn)
+            heard = {j: bucket.scratch(f"heard {j}", bucket.params.numel()) for j in those.hears}
+            yield self.group.swap(dict.fromkeys(those.tells, bucket.params), heard)
+            bucket.params.mul_(those.own)
+            for j, weight in those.hears.items():
+                bucket.params.add_(heard[j], alpha=weight)
+
+    def traffic(self, n: int) -> Traffic:
+        sent = self.rounds * messages(self.topology, self.group.size)
+        return Traffic(round(sent * 4 * n), round(sent))
+
+
+@dataclass(frozen=True)
+class CompressedGossip:
+    """Gossip on public copies that follow the parameters over a lossy wire (CHOCO: Koloskova, Stich and Jaggi 2019).
+
+    Every link i -> j has a copy of x_i, the same at both ends, moved by what travels on it:
+
+        i sends Q(x_i - copy_ij);  copy_ij += Q(...), at i and at j
+        x_i += rate * sum_j (W_ij copy_ji - W_ji copy_ij)
+
+    A link that every step uses has CHOCO's copies; one that only some use keeps its own, so that graphs may change.
+    The mean over ranks stays as it was for every doubly stochastic W. Copies are bucket memories, two for each link.
+    """
+
+    topology: Topology
+    group: Group
+    wire: Compressor
+    rounds: int = 1
+    rate: float = 1.0
+
+    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+        size, rank, n = self.group.size, self.group.rank, bucket.params.numel()
+        nbytes = self.wire.nbytes(n)
+        moved = bucket.scratch("moved", n)
+        for turn in range(step * self.rounds, (step + 1) * self.rounds):
+            those = mates(self.topology, size, rank, turn)
+            codes, inbox = (
+                {j: bucket.scratch(f"{name} {j}", nbytes, dtype=torch.uint8) for j in ranks}
+                for name, ranks in (("code", those.tells), ("inbox", those.hears))
+            )
+            for j in those.tells:
+                seed = zlib.crc32(f"{turn} {rank} {j} {bucket.index}".encode()) >> 1
+                self.wire.encode(torch.sub(bucket.params, self._told(bucket, j), out=moved), codes[j], seed)
+            yield self.group.swap(codes, inbox)
+            for j in those.tells:
+                self.wire.decode(codes[j], moved)
+                weight = mates(self.topology, size, j, turn).hears[rank]
+                bucket.params.sub_(self._told(bucket, j).add_(moved), alpha=self.rate * weight)
+            for j, weight in those.hears.items():
+                self.wire.decode(inbox[j], moved)
+                bucket.params.add_(self._heard(bucket, j).add_(moved), alpha=self.rate * weight)
+
+    def _told(self, bucket: Bucket, j: int) -> torch.Tensor:
+        return bucket.memory(f"told +{(j - self.group.rank) % self.group.size}")
+
+    def _heard(self, bucket: Bucket, j: int) -> torch.Tensor:
+        return bucket.memory(f"heard -{(self.group.rank - j) % self.group.size}")
+
+    def traffic(self, n: int) -> Traffic:
+        sent = self.rounds * messages(self.topology, self.group.size)
+        return Traffic(round(sent * self.wire.nbytes(n)), round(sent))

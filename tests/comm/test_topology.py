@@ -1,0 +1,156 @@
+"""Mixing matrices: doubly stochastic, as fast as they say, and refused where they do not fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paragan.comm.topology import (
+    EVERY,
+    Complete,
+    Exponential,
+    Graph,
+    Hypercube,
+    Matching,
+    OnePeer,
+    RandomRing,
+    Ring,
+    Star,
+    Torus,
+    check,
+    contraction,
+    mates,
+    messages,
+    rounds_for,
+)
+from paragan.errors import Unusable
+
+every_topology = pytest.mark.parametrize("topology", EVERY, ids=lambda t: t.name)
+SIZES = (1, 2, 3, 4, 6, 8, 9, 16, 32)
+
+
+def spread(met, size):
+    for _ in range(size):
+        met = met | met @ met
+    return met
+
+
+@every_topology
+def test_every_matrix_is_doubly_stochastic_and_connects(topology):
+    for size in (n for n in SIZES if not topology.misfit(n)):
+        met = np.eye(size, dtype=bool)
+        for step in range(topology.period(size) or 60):
+            w = topology.matrix(size, step)
+            assert w.shape == (size, size)
+            assert (w >= 0).all()
+            np.testing.assert_allclose(w.sum(0), 1, atol=1e-12)
+            np.testing.assert_allclose(w.sum(1), 1, atol=1e-12)
+            met |= (w > 0) @ met
+        assert (met | met.T if topology.period(size) != 1 else spread(met, size)).all()
+
+
+@every_topology
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_the_distance_to_the_mean_falls_as_stated(topology, size):
+    """At worst a step leaves `contraction` of it; and from the worst start it does (a fixed W), or on average."""
+    stated, period = contraction(topology, size), topology.period(size)
+    if period:
+        product = np.eye(size)
+        for step in range(3 * period):
+            product = topology.matrix(size, step) @ product
+        assert np.linalg.norm(product - 1 / size, 2) <= stated ** (3 * period) + 1e-12
+        if period == 1:
+            w = topology.matrix(size, 0)
+            assert np.linalg.norm(w - 1 / size, 2) == pytest.approx(stated, abs=1e-12)
+        return
+    x = np.random.default_rng(0).standard_normal(size)
+    x -= x.mean()
+    left = [np.square(topology.matrix(size, step) @ x).sum() / np.square(x).sum() for step in range(4000)]
+    assert np.mean(left) ** 0.5 == pytest.approx(stated, rel=0.02)
+
+
+def test_second_eigenvalues_that_are_known():
+    assert [round(contraction(Ring(), n), 3) for n in (4, 8, 16, 32)] == [0.333, 0.805, 0.949, 0.987]
+    assert [rounds_for(Ring(), n, 1e-2) for n in (4, 8, 16, 32)] == [5, 22, 89, 358]
+    assert contraction(Complete(), 8) == 0
+    assert contraction(Star(), 8) == pytest.approx(1 - 1 / 8)
+    assert contraction(Matching(), 8) == pytest.approx((6 / 14) ** 0.5)
+    assert contraction(Hypercube(), 8) == pytest.approx(0.5)
+    assert contraction(Exponential(), 8) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16, 64])
+def test_one_peer_reaches_the_mean_in_log2_steps(size):
+    product = np.eye(size)
+    for step in range(size.bit_length() - 1):
+        product = OnePeer().matrix(size, step) @ product
+    np.testing.assert_allclose(product, 1 / size, atol=1e-15)
+    assert contraction(OnePeer(), size) == 0
+
+
+def test_messages_a_step():
+    sent = {t.name: messages(t, 16) for t in EVERY}
+    assert sent == {
+        "ring": 2, "torus": 4, "hypercube": 4, "exponential": 4, "one-peer": 1, "complete": 15,
+        "star": 30 / 16, "matching": 1, "random-ring": 2,
+    }  # fmt: skip
+
+
+@every_topology
+def test_what_one_hears_another_tells(topology):
+    for size in (n for n in SIZES if not topology.misfit(n)):
+        for step in (0, 1, 5):
+            those = [mates(topology, size, rank, step) for rank in range(size)]
+            assert all(j in those[i].hears for j in range(size) for i in those[j].tells)
+            assert sum(len(m.tells) for m in those) == sum(len(m.hears) for m in those)
+            assert all(m.own + sum(m.hears.values()) == pytest.approx(1) for m in those)
+
+
+def test_random_graphs_differ_from_step_to_step_and_follow_the_seed():
+    assert not np.array_equal(RandomRing().matrix(8, 0), RandomRing().matrix(8, 1))
+    assert np.array_equal(Matching(seed=3).matrix(8, 7), Matching(seed=3).matrix(8, 7))
+    assert not np.array_equal(Matching(seed=3).matrix(8, 7), Matching(seed=4).matrix(8, 7))
+
+
+@pytest.mark.parametrize(
+    ("topology", "size", "said"),
+    [
+        (Hypercube(), 6, "topology=hypercube on 6 ranks: it needs a power of two; for 6 there are ring, torus, exp"),
+        (Torus(), 7, "torus on 7 ranks: it needs a number of ranks with divisors; for 7 there are ring, exp"),
+    ],
+)
+def test_what_does_not_fit_names_what_does(topology, size, said):
+    with pytest.raises(Unusable, match=said):
+        check(topology, size)
+
+
+RING4 = "0.5,0.25,0,0.25\n0.25,0.5,0.25,0\n0,0.25,0.5,0.25\n0.25,0,0.25,0.5\n"
+
+
+def test_a_graph_from_a_file(tmp_path):
+    file = tmp_path / "ring.csv"
+    file.write_text(RING4)
+    graph = Graph(path=str(file))
+    check(graph, 4)
+    assert contraction(graph, 4) == pytest.approx(0.5)
+    assert mates(graph, 4, 0, 3).hears == {1: 0.25, 3: 0.25}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (RING4.replace("0.5,0.25,0,0.25", "0.6,0.25,0,0.25"), "row 0 of .* adds up to 1.1"),
+        ("0.5,0.5\n", "as many numbers in every line as lines"),
+        ("0.5 half\n0.5 0.5\n", "could not convert"),
+        ("1 0 0 0\n0 1 0 0\n0 0 .5 .5\n0 0 .5 .5\n", "ranks 0 never meet others"),
+        (".5 .5 0 0\n.5 .5 0 0\n0 0 .5 .5\n0 0 .5 .5\n", "ranks 0, 1 never meet others"),
+        ("0 1 0 0\n1 0 0 0\n0 1 0 0\n0 0 0 1\n", "column 1 of .* adds up to 2"),
+        ("1.5 -.5 0 0\n-.5 1.5 0 0\n0 0 1 0\n0 0 0 1\n", "row 0 of .* has a weight below 0"),
+        ("1\n", "on 4 ranks: .* has a matrix for 1; for 4 there are ring"),
+    ],
+)
+def test_a_graph_that_cannot_be_is_refused(tmp_path, text, said):
+    file = tmp_path / "graph.csv"
+    file.write_text(text)
+    with pytest.raises(Unusable, match=said):
+        check(Graph(path=str(file)), 4)

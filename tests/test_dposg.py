@@ -1,0 +1,239 @@
+"""Decentralized training: every named algorithm against its pseudo-code with all ranks in one process, and the laws of
+mixing on real ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paragan.comm.compress import BF16, Exact, Int4, Int8, Sign
+from paragan.comm.exchange import Local, Lookahead, Now, Then
+from paragan.comm.flat import Flat
+from paragan.comm.gossip import CompressedGossip, Gossip
+from paragan.comm.meter import Meter
+from paragan.comm.topology import Complete, Matching, OnePeer, RandomRing, Ring, contraction
+from paragan.optim.optimism import optimistic
+
+SIZE = 96
+RATE = 0.1
+
+
+class Point(nn.Module):
+    """Two parameters, so that there are two buckets; every rank may start elsewhere."""
+
+    def __init__(self, rank):
+        super().__init__()
+        g = torch.Generator().manual_seed(100 + rank)
+        self.a, self.b = (nn.Parameter(torch.randn(SIZE // 2, generator=g)) for _ in "ab")
+
+
+def start(rank):
+    return Flat(Point(rank), bucket_bytes=SIZE)
+
+
+def slope(w, rank, step, n):
+    """A gradient that is neither linear nor the same on two ranks."""
+    g = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.sin(3 * w) + 0.3 * torch.randn(n, generator=g)
+
+
+def stepped(world, exchange, optimizer, steps):
+    """What a rank's parameters are after some steps."""
+    flat = start(world.rank)
+    vector = nn.Parameter(flat.params)
+    vector.grad = flat.grads
+    move = optimizer([vector])
+    for step in range(steps):
+        with flat.exchanging(exchange, step):
+            flat.grads.copy_(slope(flat.params, world.rank, step, len(flat.params)))
+        flat.conclude()
+        move.step()
+    return flat.params.clone()
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=RATE)
+
+
+def optimistic_adam(parameters):
+    return optimistic(torch.optim.Adam(parameters, lr=RATE, betas=(0.5, 0.9)))
+
+
+def starts(ranks):
+    return torch.stack([start(rank).params.clone() for rank in range(ranks)])
+
+
+def powers(topology, ranks, step, rounds):
+    """W of the whole step: the product over its rounds."""
+    product = np.eye(ranks)
+    for turn in range(step * rounds, (step + 1) * rounds):
+        period = topology.period(ranks)
+        product = topology.matrix(ranks, turn % period if period else turn) @ product
+    return torch.from_numpy(product).float()
+
+
+def check(found, expected, atol=1e-5):
+    for rank, params in enumerate(found):
+        torch.testing.assert_close(params, expected[rank], rtol=1e-4, atol=atol)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_dposg_is_the_papers_pseudo_code(pool, ranks, rounds):
+    """mix = W^t X;  Z = mix - eta g(Z before);  X = mix - eta g(Z), a gradient an iteration."""
+
+    def job(world):
+        exchange = Then(Now(Gossip(Ring(), world.everyone, rounds)), Lookahead(Local(), lambda: RATE))
+        return stepped(world, exchange, sgd, 6)
+
+    x = starts(ranks)
+    before = torch.zeros_like(x)
+    for step in range(6):
+        mix = powers(Ring(), ranks, step, rounds) @ x
+        z = mix - RATE * before
+        before = torch.stack([slope(z[i], i, step, x.shape[1]) for i in range(ranks)])
+        x = mix - RATE * before
+    check(pool(ranks, job), x)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize("topology", [Ring(), RandomRing(), OnePeer(), Matching()], ids=lambda t: t.name)
+def test_dp_oadam_is_the_papers_pseudo_code(pool, ranks, topology):
+    """theta_i <- sum_j W_ij theta_j - 2 lr u + lr (u before); u from gradients at theta_i, moments of one's own."""
+    beta1, beta2, eps, steps = 0.5, 0.9, 1e-8, 7
+    found = pool(ranks, lambda world: stepped(world, Gossip(topology, world.everyone), optimistic_adam, steps))
+    x = starts(ranks)
+    m, v, before = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
+    for step in range(steps):
+        g = torch.stack([slope(x[i], i, step, x.shape[1]) for i in range(ranks)])
+        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+        u = (m / (1 - beta1 ** (step + 1))) / ((v / (1 - beta2 ** (step + 1))).sqrt() + eps)
+        x = powers(topology, ranks, step, 1) @ x - 2 * RATE * u + RATE * before
+        before = u
+    check(found, x)
+
+
+@pytest.mark.parametrize("wire", [Exact(), BF16(), Int8(), Sign()], ids=lambda w: w.name)
+@pytest.mark.parametrize("topology", [Ring(), OnePeer(), RandomRing()], ids=lambda t: t.name)
+def test_compressed_gossip_is_choco_with_a_copy_on_every_link(pool, wire, topology):
+    ranks, steps, rate = 4, 6, 0.5
+
+    def job(world):
+        return stepped(world, CompressedGossip(topology, world.everyone, wire, rate=rate), sgd, steps)
+
+    def coded(x):
+        data, out = torch.zeros(wire.nbytes(len(x)), dtype=torch.uint8), torch.empty_like(x)
+        wire.encode(x.contiguous(), data, 0)
+        wire.decode(data, out)
+        return out
+
+    x = starts(ranks)
+    copies = torch.zeros(ranks, ranks, x.shape[1])  # [i, j]: what j knows of i
+    bucket = x.shape[1] // 2
+    for step in range(steps):
+        g = torch.stack([slope(x[i], i, step, x.shape[1]) for i in range(ranks)])
+        w = powers(topology, ranks, step, 1)
+        links = [(i, j) for i in range(ranks) for j in range(ranks) if i != j and w[j, i]]
+        for i, j in links:
+            copies[i, j] += torch.cat([coded(part) for part in (x[i] - copies[i, j]).split(bucket)])
+        drift = torch.zeros_like(x)
+        for i, j in links:  # i tells j
+            drift[j] += w[j, i] * copies[i, j]
+            drift[i] -= w[j, i] * copies[i, j]
+        x = x + rate * drift - RATE * g
+    check(pool(ranks, job), x, atol=0.02 if wire.name == "int8" else 1e-5)  # a tie may fall either way
+
+
+def mixed(pool, ranks, exchange, steps):
+    """Nothing but mixing: [steps + 1, ranks, n]."""
+
+    def job(world):
+        flat, seen = start(world.rank), []
+        seen.append(flat.params.clone())
+        for step in range(steps):
+            with flat.exchanging(exchange(world.everyone), step):
+                pass
+            flat.conclude()
+            seen.append(flat.params.clone())
+        return seen
+
+    return torch.stack([torch.stack(seen) for seen in pool(ranks, job)]).transpose(0, 1).double()
+
+
+def distances(states):
+    return (states - states.mean(1, keepdim=True)).flatten(1).norm(dim=1)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "left"),
+    [
+        (lambda group: Gossip(Ring(), group), contraction(Ring(), 4)),
+        (lambda group: Gossip(Ring(), group, rounds=2), contraction(Ring(), 4) ** 2),
+        (lambda group: Gossip(Complete(), group), 1e-6),
+        (lambda group: CompressedGossip(Ring(), group, Int8()), 0.5),
+        (lambda group: CompressedGossip(Ring(), group, Int4()), 0.7),
+        (lambda group: CompressedGossip(OnePeer(), group, Int8()), 0.75),
+        (lambda group: CompressedGossip(Ring(), group, Sign(), rate=0.3), 0.97),
+    ],
+    ids=["ring", "two rounds", "complete", "ring int8", "ring int4", "one-peer int8", "ring sign"],
+)
+def test_mixing_keeps_the_mean_and_draws_everyone_to_it(pool, exchange, left):
+    states = mixed(pool, 4, exchange, 12)
+    torch.testing.assert_close(states.mean(1), states[0].mean(0).expand(13, -1), rtol=1e-5, atol=1e-5)
+    d = distances(states)
+    assert d[12] <= max(d[0] * (left * 1.05) ** 12, 2e-6 * states[0].norm())
+
+
+def test_one_peer_is_exact_after_log2_steps(pool):
+    d = distances(mixed(pool, 8, lambda group: Gossip(OnePeer(), group), 3))
+    assert d[2] > 0.1
+    assert d[3] < 1e-5
+
+
+def test_bytes_counted_are_bytes_predicted(pool):
+    def job(world):
+        found = []
+        for make in (
+            lambda group: Gossip(Ring(), group, 2),
+            lambda group: Gossip(OnePeer(), group),
+            lambda group: CompressedGossip(OnePeer(), group, Int4()),
+        ):
+            meter = Meter()
+            exchange, flat = make(world.everyone.metered(meter)), start(world.rank)
+            for step in range(3):
+                with flat.exchanging(exchange, step):
+                    pass
+                flat.conclude()
+            told = flat.traffic(exchange)
+            found.append((meter.sent_bytes, meter.messages, 3 * told.sent_bytes, 3 * told.messages))
+        return found
+
+    for rank in pool(4, job):
+        for sent, messages, predicted, predicted_messages in rank:
+            assert (sent, messages) == (predicted, predicted_messages)
+            assert sent > 0
+
+
+def test_dposg_converges_where_gossip_descent_diverges(pool):
+    """min_x max_y of a bilinear game whose parts are spread over the ranks: none of them has its solution alone."""
+
+    def play(world, ahead):
+        size, rank = world.size, world.rank
+        a = torch.linspace(0.5, 1.0, SIZE) + 0.4 * torch.cos(torch.arange(SIZE) + 2 * torch.pi * rank / size)
+        x, y = start(0), start(1)
+        mixing = Gossip(Ring(), world.everyone)
+        exchange = Then(Now(mixing), Lookahead(Local(), lambda: 0.2)) if ahead else mixing
+        for step in range(800):
+            with x.exchanging(exchange, step), y.exchanging(exchange, step):
+                x.grads.copy_(a * y.params)
+                y.grads.copy_(-a * x.params)
+            for player in (x, y):
+                player.conclude()
+                player.params.sub_(player.grads, alpha=0.2)
+        return float(torch.hypot(x.params.norm(), y.params.norm()))
+
+    began = float(torch.hypot(start(0).params.norm(), start(1).params.norm()))
+    assert max(pool(4, lambda world: play(world, True))) < 1e-3 * began
+    assert min(pool(4, lambda world: play(world, False))) > 10 * began
