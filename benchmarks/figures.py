@@ -19,7 +19,7 @@ STYLE = {
     "svg.fonttype": "none",
     "legend.frameon": False,
 }
-OURS, THEIRS, LIMIT, EXACT = "#2a6f97", "#a9b4bd", "#c1121f", "#d9e2e8"
+OURS, THEIRS, LIMIT, SPREAD = "#2a6f97", "#a9b4bd", "#c1121f", "#d9e2e8"
 FIGURES = {"fd": "Fréchet distance (lower is better)", "recognised": "recognised", "diversity": "diversity"}
 
 
@@ -48,7 +48,7 @@ def speed(laboratories: dict[str, Any]) -> Figure:
 
 
 def quality(found: list[dict[str, Any]]) -> Figure:
-    """Every seed of every case as a dot, the exact wire's spread as a band."""
+    """Every seed of every case as a dot, the first case's spread as a band."""
     cases = list(found[0]["cases"])
     figure = Figure(figsize=(9, 2.1 * len(found)), layout="constrained")
     grid: Any = figure.subplots(len(found), len(FIGURES), squeeze=False, sharey=False)
@@ -63,8 +63,8 @@ def quality(found: list[dict[str, Any]]) -> Figure:
 
 
 def _dots(axes: Axes, rows: list[dict[str, Any]], cases: list[str], name: str) -> None:
-    exact = [row[name] for row in rows if row["case"] == "exact"]
-    axes.axvspan(min(exact), max(exact), color=EXACT)
+    first = [row[name] for row in rows if row["case"] == cases[0]]
+    axes.axvspan(min(first), max(first), color=SPREAD)
     for i, case in enumerate(cases):
         values = [row[name] for row in rows if row["case"] == case]
         axes.plot(values, [i] * len(values), "o", ms=4, color=OURS, alpha=0.8, clip_on=False)

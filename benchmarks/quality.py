@@ -1,12 +1,13 @@
-"""What a wire costs in quality: one recipe at equal images, the same seeds for every case, judged from outside.
+"""What a wire or a topology costs in quality: equal images, the same seeds for every case, judged from outside.
 
-    python benchmarks/quality.py digits --seeds 0,1,2 [--cases exact,int4,...] [--json F]
+    python benchmarks/quality.py digits --seeds 0,1,2 [--strategy gossip --ranks 4] [--json F]
     python benchmarks/quality.py fashion --data fashion_mnist.npz --seeds 0,1,2 [--json F]
 
-Every run is two ranks of `paragan train`; a run that is there already is not repeated. Asked about each: the Fréchet
-distance in pixel space (`fd`), how often an SVM fitted on real images sees the label that was asked for (`recognised`),
-and the standard deviation of pixels within a label beside that of real images (`diversity`), both of 1,000 images.
-A case is within the seeds' spread if its median is no worse than the worst seed of the exact wire.
+Every run is `--ranks` ranks of `paragan train`; a run that is there already is not repeated. Asked about each: the
+Fréchet distance in pixel space (`fd`), how often an SVM fitted on real images sees the label that was asked for
+(`recognised`), and the standard deviation of pixels within a label beside that of real images (`diversity`), both of
+1,000 images.
+A case is within the seeds' spread if its median is no worse than the worst seed of the first case.
 """
 
 from __future__ import annotations
@@ -39,16 +40,33 @@ RECIPES: dict[str, tuple[str, ...]] = {  # what is trained
         *("--device.precision=float32", "--device.threads=1"),
     ),
 }
-CASES: dict[str, tuple[str, ...]] = {
-    "exact": (),
-    "int8": ("--strategy.wire=int8",),
-    "int4": ("--strategy.wire=int4",),
-    "sign": ("--strategy.wire=sign",),
-    "int4, feedback 0": ("--strategy.wire=int4", "--strategy.feedback=0"),
-    "sign, feedback 0": ("--strategy.wire=sign", "--strategy.feedback=0"),
-    "sign, feedback 1": ("--strategy.wire=sign", "--strategy.feedback=1"),
+SIGN, INT4, INT8 = ("--strategy.wire=sign",), ("--strategy.wire=int4",), ("--strategy.wire=int8",)
+GOSSIP = "--strategy=gossip"
+CASES: dict[str, dict[str, tuple[str, ...]]] = {  # the first is what the others are held against
+    "sync": {
+        "exact": (),
+        "int8": INT8,
+        "int4": INT4,
+        "sign": SIGN,
+        "int4, feedback 0": (*INT4, "--strategy.feedback=0"),
+        "sign, feedback 0": (*SIGN, "--strategy.feedback=0"),
+        "sign, feedback 1": (*SIGN, "--strategy.feedback=1"),
+    },
+    "quantized": {
+        "exact": ("--strategy=CPOAdam",),
+        "int8": ("--strategy=quantized",),
+        "int4": ("--strategy=quantized", *INT4),
+        "sign": ("--strategy=quantized", *SIGN),
+        "sign, feedback 0": ("--strategy=CPOAdam-GQ", *SIGN),
+    },
+    "gossip": {
+        "sync": (),
+        "one-peer": (GOSSIP,),
+        "ring": (GOSSIP, "--strategy.topology=ring"),
+        "random-ring": (GOSSIP, "--strategy.topology=random-ring"),
+        "one-peer, int8": (GOSSIP, *INT8),
+    },
 }
-STRATEGIES = {"sync": ("--strategy=sync",), "quantized": ("--strategy=quantized", "--strategy.wire=exact")}
 BETTER = {"fd": -1, "recognised": 1, "diversity": 1}
 FITTED = 10_000  # reals the SVM sees at most
 
@@ -57,10 +75,10 @@ def paragan(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "paragan", *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
-def trained(folder: Path, settings: Sequence[str]) -> Path:
+def trained(folder: Path, settings: Sequence[str], ranks: int) -> Path:
     """A finished run."""
     if not (folder / "metrics.jsonl").exists():
-        fixed = ("--ranks=2", "--evaluation.metrics=fd", "--output.checkpoint_kimg=1e9", f"--run-dir={folder}")
+        fixed = (f"--ranks={ranks}", "--evaluation.metrics=fd", "--output.checkpoint_kimg=1e9", f"--run-dir={folder}")
         paragan("train", *settings, *fixed)
     return folder
 
@@ -107,11 +125,11 @@ def sampled(run_dir: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         return data["images"][..., 0], data["labels"]
 
 
-def within(found: Sequence[Mapping[str, float]], exact: Sequence[Mapping[str, float]]) -> dict[str, bool]:
-    """Whether the median of every figure is no worse than the worst seed of the exact wire."""
+def within(found: Sequence[Mapping[str, float]], reference: Sequence[Mapping[str, float]]) -> dict[str, bool]:
+    """Whether the median of every figure is no worse than the worst seed of the reference."""
     verdict = {}
     for name, sign in BETTER.items():
-        worst = min(sign * row[name] for row in exact)
+        worst = min(sign * row[name] for row in reference)
         verdict[name] = statistics.median(sign * row[name] for row in found) >= worst
     return verdict
 
@@ -120,49 +138,48 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", choices=RECIPES)
     parser.add_argument("--data", metavar="PATH")
-    parser.add_argument("--strategy", choices=STRATEGIES, default="sync")
-    parser.add_argument("--cases", default=";".join(CASES), help="names, separated by ; (default: all)")
+    parser.add_argument("--strategy", choices=CASES, default="sync")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--cases", help="names, separated by ; (default: all)")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--runs", default="runs/quality", metavar="DIR", help="where the runs are")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
     about, judge = machine(), None
     print(describe(about))
-    fixed = (
-        *RECIPES[options.recipe],
-        *STRATEGIES[options.strategy],
-        *((f"--data={options.data}",) * bool(options.data)),
-    )
+    data = (f"--data={options.data}",) if options.data else ()
+    fixed, cases = (*RECIPES[options.recipe], *data), CASES[options.strategy]
+    found: dict[str, Any] = {"recipe": options.recipe, "strategy": options.strategy, "ranks": options.ranks}
+    found |= {"settings": fixed, "machine": about}
     rows: list[dict[str, Any]] = []
     for seed in options.seeds.split(","):
-        for case in options.cases.split(";"):
-            name = "-".join((options.recipe, options.strategy, *case.replace(",", "").split(), seed))
-            run_dir = trained(Path(options.runs) / name, (*fixed, *CASES[case], f"--seed={seed}"))
+        for case in options.cases.split(";") if options.cases else cases:
+            words = (options.recipe, options.strategy, str(options.ranks), *case.replace(",", "").split(), seed)
+            settings = (*fixed, *cases[case], f"--seed={seed}")
+            run_dir = trained(Path(options.runs) / "-".join(words), settings, options.ranks)
             judge = judge or Judge(run_dir)
             rows.append({"case": case, "seed": int(seed), **judge.judge(run_dir)})
             print(rows[-1], flush=True)
-            found = {"recipe": options.recipe, "strategy": options.strategy, "settings": fixed, "machine": about}
             found |= {"real images recognised": judge.recognised, "rows": rows, "cases": summary(rows)}
             save(options.json, found)
     print(table(("case", *BETTER, "within"), [line(case, about) for case, about in summary(rows).items()]))
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By case: [lowest, median, highest] of every figure, and whether it is within the exact wire's spread."""
+    """By case: [lowest, median, highest] of every figure, and whether it is within the first case's spread."""
     cases = {row["case"]: [r for r in rows if r["case"] == row["case"]] for row in rows}
     about: dict[str, Any] = {}
     for case, found in cases.items():
         about[case] = {name: [f(row[name] for row in found) for f in (min, statistics.median, max)] for name in BETTER}
-        if "exact" in cases:
-            about[case]["within"] = within(found, cases["exact"])
+        about[case]["within"] = within(found, next(iter(cases.values())))
     return about
 
 
 def line(case: str, about: Mapping[str, Any]) -> tuple[str, ...]:
     cells = [f"{about[n][1]:.3g} [{about[n][0]:.3g}, {about[n][2]:.3g}]" for n in BETTER]
-    verdict = about.get("within", {})
+    verdict = about["within"]
     outside = [name for name, inside in verdict.items() if not inside]
-    return (case, *cells, "" if not verdict else f"not {', '.join(outside)}" if outside else "yes")
+    return (case, *cells, f"not {', '.join(outside)}" if outside else "yes")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paragan.comm.compress import BF16, Exact, Int4, Int8, Sign
-from paragan.comm.exchange import Local, Lookahead, Now, Then
+from paragan.comm.exchange import Every, Local, Lookahead, Now, Then
 from paragan.comm.flat import Flat
 from paragan.comm.gossip import CompressedGossip, Gossip
 from paragan.comm.meter import Meter
@@ -190,6 +190,12 @@ def test_one_peer_is_exact_after_log2_steps(pool):
     d = distances(mixed(pool, 8, lambda group: Gossip(OnePeer(), group), 3))
     assert d[2] > 0.1
     assert d[3] < 1e-5
+
+
+def test_local_steps_mix_at_the_end_of_each_period(pool):
+    d = distances(mixed(pool, 4, lambda group: Every(Gossip(OnePeer(), group), 3), 6))
+    assert d[0] == d[1] == d[2] > d[3] == d[4] == d[5] > d[6]
+    assert d[6] < 1e-5  # the period's own steps are the topology's: two make the mean of four
 
 
 def test_bytes_counted_are_bytes_predicted(pool):

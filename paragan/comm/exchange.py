@@ -143,6 +143,22 @@ class Then:
 
 
 @dataclass(frozen=True)
+class Every:
+    """`inner` at the end of every `period` steps; nothing in between. `traffic` is the mean over a period."""
+
+    inner: Exchange
+    period: int
+
+    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+        if (step + 1) % self.period == 0:
+            yield from self.inner(bucket, step // self.period)
+
+    def traffic(self, n: int) -> Traffic:
+        once = self.inner.traffic(n)
+        return Traffic(round(once.sent_bytes / self.period), round(once.messages / self.period))
+
+
+@dataclass(frozen=True)
 class Lookahead:
     """Optimistic mirror descent: the gradient is taken one step ahead, with the one before it, and the step
     itself made from where we were (Chen et al. 2020; Popov 1980).

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ..comm import topology as graphs
 from ..comm.compress import Exact, Wire
-from ..comm.exchange import Exchange, Local, Lookahead, Now, Then
+from ..comm.exchange import Every, Exchange, Local, Lookahead, Now, Then
 from ..comm.gossip import CompressedGossip, Gossip
 from ..comm.topology import OnePeer, RandomRing, Ring, Topologies, rounds_for
 from ..comm.world import Group, Solo, World
@@ -29,18 +29,20 @@ class Decentralized:
     """Both players move at once, optimistically, each rank on its own gradient; parameters travel to neighbours
     while it is computed, and are mixed before the step.
 
-    topology  : who hears whom
-    rounds    : how often parameters are mixed in a step
-    consensus : instead of rounds: as many as leave this share of the distance between ranks
-    wire      : the form parameters travel in; over a lossy one, what travels is how they changed (CHOCO)
-    rate      : how far a mix over a lossy wire goes, 1 all the way; wires that lose much need less
-    exact     : the paper's own update: mixed first, then optimistic mirror descent with each player's learning rate
+    topology    : who hears whom
+    rounds      : how often parameters are mixed in a step
+    consensus   : instead of rounds: as many as leave this share of the distance between ranks
+    local_steps : mix only at the end of so many steps (local SGDA)
+    wire        : the form parameters travel in; over a lossy one, what travels is how they changed (CHOCO)
+    rate        : how far a mix over a lossy wire goes, 1 all the way; wires that lose much need less
+    exact       : the paper's own update: mixed first, then optimistic mirror descent with each player's learning rate
     """
 
     name: Literal["gossip"] = "gossip"
     topology: Topologies = OnePeer()
     rounds: Annotated[int, Field(ge=1)] = 1
     consensus: Annotated[float, Field(gt=0, lt=1)] | None = None
+    local_steps: Annotated[int, Field(ge=1)] = 1
     wire: Wire = Exact()
     rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     order: Literal["alternately", "together"] = "together"
@@ -61,7 +63,7 @@ class Decentralized:
         graphs.check(self.topology, size)
 
         def exchange(player: Player) -> Exchange:
-            mixing = self._mixing(world.everyone.metered(player.meter))
+            mixing = Every(self._mixing(world.everyone.metered(player.meter)), self.local_steps)
             return Then(Now(mixing), Lookahead(Local(), lambda: player.learning_rate)) if self.exact else mixing
 
         # a rank's gradient is the mean over its own lanes; where ranks own unequally many, those of more weigh more
