@@ -79,7 +79,7 @@ def main() -> None:
         return json.loads((RESULTS / f"{name}.json").read_text())
 
     with matplotlib.rc_context(STYLE):
-        judged = [read(f"quality_{name}") for name in ("digits_sync", "digits_quantized", "fashion_sync")]
+        judged = [read(f"quality_{name}") for name in ("digits_sync", "fashion_sync")]
         for name, figure in (
             ("quantized_speed", speed(read("lab")["laboratories"])),
             ("quantized_quality", quality(judged)),

@@ -6,7 +6,8 @@ Runs COMMAND on every host, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and 
 `paragan bench strategies` and `paragan train` read them. A host is a network namespace; its link is limited both ways.
 Without latency: a veth pair into a bridge, `tc tbf` on both ends. With --latency (one-way): `tc netem` besides, where
 the kernel has it; otherwise TAP devices and a small relay in user space do both. Output is shown host by host, and kept
-in --logs. Whatever happens, namespaces and devices are removed. Needs root, `ip` and `tc`.
+in --logs. At the end namespaces and devices are removed; after a SIGKILL, by the next laboratory. Needs root, `ip` and
+`tc`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pathlib import Path
 
 RELAY = Path(__file__).with_name("relay.py")
 PORT = "29500"
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 30.0  # what the other hosts get to end by themselves when one has failed
 QUEUE = 8 << 20  # bytes that wait for a slow link: few packets are dropped
 BURST = 128 << 10  # of tbf: two of the largest packets
@@ -78,18 +80,30 @@ def address(i: int) -> str:
 
 
 @contextlib.contextmanager
-def namespace(name: str) -> Iterator[None]:
-    """A network namespace; with it go all devices in it."""
-    shell(f"ip netns add {name}")
+def namespace(name: str, there: bool = False) -> Iterator[None]:
+    """A network namespace; with it go all devices in it, and all processes."""
+    if not there:
+        shell(f"ip netns add {name}")
     try:
         shell(f"ip -n {name} link set lo up")
         yield
     finally:
+        for number in ENDS:
+            signal.signal(number, signal.SIG_IGN)  # once cleaning has begun, nothing interrupts it
         pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def remove_leftovers() -> None:
+    """The namespaces of laboratories that were killed."""
+    for name in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split():
+        match = re.match(r"paragan-lab(\d+)-", name)
+        if match and not Path(f"/proc/{match[1]}").exists():
+            with namespace(name, there=True):
+                pass
 
 
 @contextlib.contextmanager
@@ -165,7 +179,7 @@ def sent_bytes(i: int) -> int:
 # The hosts --------------------------------------------------------------------------------------------------
 
 
-def start(i: int, hosts: int, command: list[str], log: Path) -> subprocess.Popen[str]:
+def start(i: int, hosts: int, command: list[str], log: Path) -> tuple[subprocess.Popen[str], threading.Thread]:
     place = {
         "RANK": i,
         "WORLD_SIZE": hosts,
@@ -177,12 +191,14 @@ def start(i: int, hosts: int, command: list[str], log: Path) -> subprocess.Popen
         "OMP_NUM_THREADS": 1,
     }
     env = os.environ | {name: str(value) for name, value in place.items()}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env.get('PATH', '')}"  # sudo has a PATH of its own
     process = subprocess.Popen(
         ["ip", "netns", "exec", host(i), *command],
         env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
-    threading.Thread(target=show, args=(i, process, log), daemon=True).start()
-    return process
+    reader = threading.Thread(target=show, args=(i, process, log), daemon=True)
+    reader.start()
+    return process, reader
 
 
 def show(i: int, process: subprocess.Popen[str], log: Path) -> None:
@@ -191,7 +207,8 @@ def show(i: int, process: subprocess.Popen[str], log: Path) -> None:
         for line in process.stdout:
             f.write(line)
             f.flush()
-            print(f"[{i}] {line}", end="", flush=True)
+            with contextlib.suppress(BrokenPipeError):  # the log has it
+                print(f"[{i}] {line}", end="", flush=True)
 
 
 def watch(processes: list[subprocess.Popen[str]], timeout_s: float) -> list[int]:
@@ -210,15 +227,19 @@ def watch(processes: list[subprocess.Popen[str]], timeout_s: float) -> list[int]
 
 def bits(text: str) -> float:
     """200mbit, 1gbit, 56kbit, or bit/s."""
-    match = re.fullmatch(r"([\d.]+)(k|m|g)?(bit)?", text.lower())
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text} is not a rate: 200mbit, 1gbit")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(k|m|g)?(bit)?", text.lower())
+    if not match or (float(match[1]) and float(match[1]) * {None: 1, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]] < 8e3):
+        raise argparse.ArgumentTypeError(f"{text} is not a rate of 8kbit or more: 200mbit, 1gbit")
     return float(match[1]) * {None: 1, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]]
+
+
+def all_bits(text: str) -> list[float]:
+    return [bits(rate) for rate in text.split(",")]
 
 
 def seconds(text: str) -> float:
     """20ms, 50us, 1s."""
-    match = re.fullmatch(r"([\d.]+)(us|ms|s)", text.lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", text.lower())
     if not match:
         raise argparse.ArgumentTypeError(f"{text} is not a time: 20ms, 50us")
     return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
@@ -228,7 +249,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, required=True, metavar="N")
     parser.add_argument("--rate", type=bits, default=0.0, help="of every link, each way: 200mbit (default: unlimited)")
-    parser.add_argument("--rates", help="of each host's link: 200mbit,20mbit,... (the last is repeated)")
+    parser.add_argument(
+        "--rates",
+        type=all_bits,
+        help="of each host's link: 200mbit,20mbit,... (the last is repeated)",
+    )
     parser.add_argument("--latency", type=seconds, default=0.0, help="one-way: 20ms (default: none added)")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S")
     parser.add_argument("--logs", metavar="DIR", help="keep every host's output here")
@@ -236,23 +261,33 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     options = parser.parse_args()
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    rates = [bits(r) for r in options.rates.split(",")] if options.rates else [options.rate]
+    rates = options.rates or [options.rate]
     if not command or options.hosts < 1 or len(rates) > options.hosts:
         parser.error("give -- COMMAND, at least one host, and at most as many rates")
     if os.geteuid() != 0:
         parser.error("network namespaces need root: run it with sudo")
+    if not options.timeout > 0:
+        parser.error(f"--timeout {options.timeout} must be above 0")
+    if options.json and not os.access(Path(options.json).absolute().parent, os.W_OK):
+        parser.error(f"--json {options.json}: its folder is not there, or cannot be written")
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         parser.error(f"{' and '.join(missing)} must be installed (iproute2)")
     rates += rates[-1:] * (options.hosts - len(rates))
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    remove_leftovers()
+    for number in ENDS:
         signal.signal(number, lambda n, frame: sys.exit(128 + n))
     logs = Path(options.logs or tempfile.mkdtemp(prefix="paragan-lab-"))
-    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--logs {logs} cannot be made: {error.strerror}")
     with network([Link(rate, options.latency) for rate in rates]) as (mtu, shaped_by):
         began = time.monotonic()
-        processes = [start(i, options.hosts, command, logs / f"host{i}.log") for i in range(options.hosts)]
-        status = watch(processes, options.timeout)
+        begun = [start(i, options.hosts, command, logs / f"host{i}.log") for i in range(options.hosts)]
+        status = watch([process for process, _ in begun], options.timeout)
+        for _, reader in begun:
+            reader.join(GRACE_S)
         took = time.monotonic() - began
         report = Report(
             options.hosts, [r / 1e6 for r in rates], 1e3 * options.latency, mtu, shaped_by, command, status,

@@ -192,7 +192,10 @@ def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any]:
     if options.resume not in ("auto", "never"):
         if run_dir:
             raise Unusable("--resume PATH and --run-dir name two folders: give one of them")
-        run_dir = existing(Path(options.resume))
+        try:
+            run_dir = existing(Path(options.resume))
+        except Unusable as error:  # it may be there for other ranks
+            raise Unusable(str(error), everywhere=False) from error
     return run, Wanted(Path(options.outdir), run_dir, options.resume)
 
 
@@ -422,8 +425,10 @@ def _bench(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
     from .train.run import Run
 
     _nothing_left(rest)
-    if options.rounds < 1 or options.compute_ms < 0 or not 0 <= options.compute_share <= 1:
-        raise Unusable("--rounds must be 1 or more, --compute-ms 0 or more, --compute-share between 0 and 1")
+    if options.rounds < 1 or not 0 <= options.compute_ms < 1e6 or not 0 <= options.compute_share <= 1:
+        raise Unusable("--rounds must be 1 or more, --compute-ms from 0 to 1e6, --compute-share between 0 and 1")
+    if options.ranks is not None and options.ranks < 1:
+        raise Unusable(f"--ranks {options.ranks} must be 1 or more")
     strategies = {name: _strategy(name) for name in options.strategies.split(",")}
     if options.json and not os.access(Path(options.json).absolute().parent, os.W_OK):
         raise Unusable(f"--json {options.json}: its folder is not there, or cannot be written")
@@ -469,7 +474,7 @@ def _count(text: str) -> int:
     unit = {"k": 1_000, "M": 1_000_000, "G": 1_000_000_000}.get(text[-1:], 1)
     try:
         return int(float(text[:-1] if unit > 1 else text) * unit)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise Unusable(f"--params {text} is not a number: 8M, 500k or 8000000") from None
 
 

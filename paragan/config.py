@@ -8,7 +8,7 @@ import importlib
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,16 +32,26 @@ T = TypeVar("T")
 by_name = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 
 
-def or_own(*needed: str) -> WrapValidator:
+def or_own(prove: Callable[[Any], None], *needed: str) -> WrapValidator:
     """A part may also be a record of the user's own, given as `module:Class` (with fields beside it, like any other);
-    `needed` are the attributes it must have. Its field `name` holds how it was given, so that the record of the run
-    finds it again."""
+    `needed` are the attributes it must have, `prove` tries it. Its field `name` holds how it was given, so that the
+    record of the run finds it again."""
 
     def part(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
         name = value.get("name", "") if isinstance(value, Mapping) else getattr(value, "name", "")
         if not isinstance(name, str) or ":" not in name:
             return known(value)
-        return build(_own(name, needed), value) if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping):
+            return value
+        kind = _own(name, needed)
+        try:
+            own = build(kind, value)
+            prove(own)
+        except Unusable as error:
+            raise Unusable(f"{name}: {error}") from error
+        except Exception as error:
+            raise Unusable(f"{name}: {type(error).__name__} where it was tried: {error}") from error
+        return own
 
     return WrapValidator(part)
 
@@ -52,8 +62,10 @@ def _own(name: str, needed: Sequence[str]) -> type:
         sys.path.append(str(Path.cwd()))  # where a script's own modules lie, as with `python -m`
     try:
         kind = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise Unusable(f"{name}: {error} (a class of your own is given as module:Class)") from error
+    except (Exception, SystemExit) as error:  # whatever a module may do
+        raise Unusable(
+            f"{name}: {error} (a class of your own is given as module:Class, from where the module lies)"
+        ) from error
     if not isinstance(kind, type) or not is_pydantic_dataclass(kind):
         raise Unusable(f"{name} is not a class under @paragan.config.record")
     fields = [f.name for f in dataclasses.fields(kind)]
@@ -172,6 +184,8 @@ def _tag(kind: Any) -> str:
 def _type_name(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return " | ".join(map(str, typing.get_args(hint)))
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return " | ".join("none" if part is type(None) else _type_name(part) for part in typing.get_args(hint))
     return getattr(hint, "__name__", str(hint)) if not typing.get_args(hint) else str(hint)
 
 
@@ -191,9 +205,11 @@ def _one_line(kind: type, error: ValidationError) -> str:
     path = _dotted(kind, first["loc"])
     kind_of, message, given = first["type"], first["msg"], first["input"]
     if kind_of in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = [row[0] for row in fields_help(kind)]
+        known = [row[0] for row in fields_help(kind) if row[0] != path]  # another choice may have a field of this name
         beside = [name for name in known if name.startswith(f"{path.rpartition('.')[0]}.")]
         return f"there is no field {path}{nearest(path, beside or known)}"
+    if kind_of == "union_tag_not_found":
+        return f"{path} has no name: --{path}=NAME says which one it is"
     if kind_of in ("missing", "missing_argument"):
         return f"{path} is missing"
     if kind_of == "union_tag_invalid":

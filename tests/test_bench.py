@@ -79,7 +79,7 @@ def load_lab():
 
 def test_rates_and_times():
     lab = load_lab()
-    assert [lab.bits(text) for text in ("200mbit", "1gbit", "56k", "1000")] == [200e6, 1e9, 56e3, 1000]
+    assert [lab.bits(text) for text in ("200mbit", "1gbit", "56k", "9000")] == [200e6, 1e9, 56e3, 9000]
     assert [lab.seconds(text) for text in ("20ms", "50us", "1s")] == pytest.approx([0.02, 5e-5, 1])
 
 
@@ -145,3 +145,40 @@ def test_a_host_that_fails_ends_the_laboratory(tmp_path):
     fails = "import os, sys; sys.exit(3 if os.environ['RANK'] == '1' else 0)"
     command = [sys.executable, LAB, "--hosts=2", f"--logs={tmp_path}", "--", sys.executable, "-c", fails]
     assert subprocess.run(command, capture_output=True, timeout=90).returncode == 3
+
+
+@in_the_lab
+def test_what_a_killed_laboratory_left_the_next_one_removes(tmp_path):
+    command = [sys.executable, LAB, "--hosts=2", f"--logs={tmp_path}", "--"]
+    killed = subprocess.Popen([*command, "sh", "-c", "echo began; sleep 600"], stdout=subprocess.PIPE, text=True)
+    assert "began" in killed.stdout.readline()
+    killed.kill()
+    killed.wait()
+    killed.stdout.close()
+
+    def left():
+        there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+        return [line for line in there.splitlines() if f"paragan-lab{killed.pid}-" in line]
+
+    assert left()
+    assert subprocess.run([*command, "true"], capture_output=True, timeout=90).returncode == 0
+    assert not left()
+
+
+@in_the_lab
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--rates=abc", "abc is not a rate of 8kbit or more"),
+        ("--rate=1bit", "1bit is not a rate"),
+        ("--timeout=0", "must be above 0"),
+        ("--json=/proc/nope/x", "cannot be written"),
+        ("--logs=/proc/nope", "cannot be made"),
+    ],
+)
+def test_what_the_laboratory_refuses(argument, said):
+    done = subprocess.run(
+        [sys.executable, LAB, "--hosts=2", argument, "--", "true"], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]

@@ -7,7 +7,9 @@ measurement. A compressor of your own is a record with these methods, given as `
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Generator
 from typing import Annotated, ClassVar, Literal, Protocol
 
 import torch
@@ -15,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ..config import by_name, or_own, record
+from ..errors import Failed, Unusable
 from . import blocks
 from .sparse import decode_positions, encode_positions, position_bytes
 
@@ -185,7 +188,7 @@ class QSGD:
     levels: Annotated[int, Field(ge=1, le=127)] = 127
     block: Block = 256
     lossy: ClassVar[bool] = True
-    feedback: ClassVar[float] = 1.0
+    feedback: ClassVar[float] = 0.0  # its mean is right without; with few levels delta is 0 and residuals grow for ever
 
     @property
     def bits(self) -> int:
@@ -293,6 +296,30 @@ class RandomK(_Some):
         return torch.randperm(n, generator=generator)[: self.kept(n)].to(device)
 
 
+@contextlib.contextmanager
+def naming(wire: Compressor) -> Generator[None]:
+    """Whatever happens inside is the wire's failure: one of the user's own may fail in any way."""
+    try:
+        yield
+    except Exception as error:
+        raise Failed(f"the {wire.name} wire failed: {type(error).__name__}: {error}") from error
+
+
+def prove(wire: Compressor) -> None:
+    """Unusable where a compressor of the user's own does not keep the contract on a few vectors."""
+    if not 0 <= wire.feedback <= 1:
+        raise Unusable(f"feedback={wire.feedback!r} must be from 0 to 1")
+    for x in (torch.linspace(-1, 1, 1000), torch.ones(1), torch.zeros(64)):
+        nbytes = wire.nbytes(len(x))
+        if type(nbytes) is not int or nbytes < 1 or nbytes % 2:
+            raise Unusable(f"nbytes({len(x)}) is {nbytes!r}; it must be a whole number, a multiple of 4 or of 2")
+        data, out = torch.zeros(nbytes, dtype=torch.uint8), torch.full_like(x, torch.nan)
+        wire.encode(x.clone(), data, 0)
+        wire.decode(data, out)
+        if not out.isfinite().all():
+            raise Unusable(f"decode(encode(x)) of {len(x)} finite numbers is not finite")
+
+
 def _values(x: Tensor, positions: Tensor) -> Tensor:
     """The numbers that travel, or NaN where any of x is not finite: it might be one that stays."""
     return torch.where(x.isfinite().all(), x[positions], torch.nan)
@@ -301,6 +328,6 @@ def _values(x: Tensor, positions: Tensor) -> Tensor:
 Wire = Annotated[
     Exact | BF16 | FP16 | Int8 | Int4 | Int2 | QSGD | Sign | TopK | RandomK,
     Field(discriminator="name"),
-    or_own("lossy", "feedback", "nbytes", "delta", "encode", "decode"),
+    or_own(prove, "lossy", "feedback", "nbytes", "delta", "encode", "decode"),
     by_name,
 ]

@@ -15,12 +15,20 @@ from torch import Tensor, nn
 from ..errors import Unusable
 
 if TYPE_CHECKING:
+    from .compress import Compressor
     from .exchange import Exchange
     from .meter import Traffic
     from .world import Work
 
 ALIGN = 64  # bytes: a cache line, and the widest vector instruction
 BUCKET_BYTES = 2 << 20
+MESSAGE_BYTES = BUCKET_BYTES // 4
+
+
+def bucket_bytes(wire: Compressor) -> int:
+    """How large a bucket should be whose numbers travel over `wire`: few messages, since each costs a latency and gloo
+    has two of them under way at a time; and small ones, since the last one's answer is awaited with the link idle."""
+    return max(BUCKET_BYTES, MESSAGE_BYTES * BUCKET_BYTES // wire.nbytes(BUCKET_BYTES // 4))
 
 
 class Moment(enum.Enum):

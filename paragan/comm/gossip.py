@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .compress import Compressor
+from .compress import Compressor, naming
 from .flat import Bucket, Moment
 from .meter import Traffic
 from .topology import Topology, mates, messages
@@ -72,14 +72,18 @@ class CompressedGossip:
             )
             for j in those.tells:
                 seed = zlib.crc32(f"{turn} {rank} {j} {bucket.index}".encode()) >> 1
-                self.wire.encode(torch.sub(bucket.params, self._told(bucket, j), out=moved), codes[j], seed)
+                torch.sub(bucket.params, self._told(bucket, j), out=moved)
+                with naming(self.wire):
+                    self.wire.encode(moved, codes[j], seed)
             yield self.group.swap(codes, inbox)
             for j in those.tells:
-                self.wire.decode(codes[j], moved)
+                with naming(self.wire):
+                    self.wire.decode(codes[j], moved)
                 weight = mates(self.topology, size, j, turn).hears[rank]
                 bucket.params.sub_(self._told(bucket, j).add_(moved), alpha=self.rate * weight)
             for j, weight in those.hears.items():
-                self.wire.decode(inbox[j], moved)
+                with naming(self.wire):
+                    self.wire.decode(inbox[j], moved)
                 bucket.params.add_(self._heard(bucket, j).add_(moved), alpha=self.rate * weight)
 
     def _told(self, bucket: Bucket, j: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -22,32 +23,39 @@ PATIENCE_S = 120.0
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where there is no C compiler, which is said once."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]  # CC may be "ccache gcc"
     try:
-        if compiler is None:
+        if shutil.which(compiler[0]) is None:
             raise OSError("there is no C compiler (cc, or what CC names)")
         return ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home
-        reason = getattr(error, "stderr", None) or error
-        first = str(reason).strip().splitlines()[0]
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home
+        lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        first = lines[0] if lines else repr(error)
         warnings.warn(f"compressors run in plain PyTorch, about ten times slower: {first}", stacklevel=2)
         return None
 
 
-def _compiled(compiler: str) -> Path:
-    """The library's path, named after all that decides what is in it; ranks that race each write the same."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+def _compiled(compiler: list[str]) -> Path:
+    """The library's path, named after all that decides what is in it; ranks that race each write the same. It ends with
+    its own checksum: a library that was cut off would kill whoever loads it."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=PATIENCE_S, check=True)
     about = (SOURCE.read_text(), " ".join(FLAGS), version.stdout, _processor())
     name = f"kernels-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.so"
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paragan"
-    if not (folder / name).exists():
+    if not _whole(folder / name):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as aside:
             made = Path(aside) / name
-            command = [compiler, *FLAGS, str(SOURCE), "-o", str(made), "-lm"]
+            command = [*compiler, *FLAGS, str(SOURCE), "-o", str(made), "-lm"]
             subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+            made.write_bytes(made.read_bytes() + hashlib.sha256(made.read_bytes()).digest())
             made.replace(folder / name)
     return folder / name
+
+
+def _whole(made: Path) -> bool:
+    data = made.read_bytes() if made.exists() else b""
+    return hashlib.sha256(data[:-32]).digest() == data[-32:]
 
 
 def _processor() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .compress import Compressor
+from .compress import Compressor, naming
 from .flat import Bucket
 
 
@@ -39,28 +39,28 @@ class Shards:
                 torch.mul(self.bucket.grads[here], self.size, out=own)
             else:
                 torch.add(error[here], self.bucket.grads[here], alpha=self.size, out=own)
-            self.wire.encode(self.sent[to], self.codes[to], seed)
-            self.wire.decode(self.codes[to], self.left[to])
+            self._encode(self.sent[to], self.codes[to], seed)
+            self._decode(self.codes[to], self.left[to])
             torch.sub(self.sent[to], self.left[to], out=self.left[to])
         return self.codes
 
     def arriving(self, seed: int) -> Tensor:
         """What becomes of `sent` on the wire, [size, length]; `codes` and `left` are overwritten."""
         for row, code, out in zip(self.sent, self.codes, self.left):
-            self.wire.encode(row, code, seed)
-            self.wire.decode(code, out)
+            self._encode(row, code, seed)
+            self._decode(code, out)
         return self.left
 
     def answer(self, rank: int, seed: int) -> Tensor:
         """m, the mean of what `inbox` brought for this rank's shard, and Q(m): one row of codes."""
         mean, part = (self.bucket.scratch(name, self.length) for name in ("mean", "part"))
-        self.wire.decode(self.inbox[0], mean)
+        self._decode(self.inbox[0], mean)
         for row in self.inbox[1:]:
-            self.wire.decode(row, part)
+            self._decode(row, part)
             mean += part
         mean /= self.size
-        self.wire.encode(mean, self.codes[0], seed)
-        self.wire.decode(self.codes[0], part)
+        self._encode(mean, self.codes[0], seed)
+        self._decode(self.codes[0], part)
         self.left[rank].add_(mean.sub_(part), alpha=self.size)
         return self.codes[0]
 
@@ -70,10 +70,18 @@ class Shards:
         for row, here in zip(answers, self.slices):
             count = here.stop - here.start
             if count == self.length:
-                self.wire.decode(row, self.bucket.grads[here])
+                self._decode(row, self.bucket.grads[here])
             elif count:  # the last, filled up
-                self.wire.decode(row, part)
+                self._decode(row, part)
                 self.bucket.grads[here].copy_(part[:count])
+
+    def _encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        with naming(self.wire):
+            self.wire.encode(x, out, seed)
+
+    def _decode(self, data: Tensor, out: Tensor) -> None:
+        with naming(self.wire):
+            self.wire.decode(data, out)
 
     def whole(self, rows: Tensor) -> Tensor:
         """[size, length] as the bucket's [n]."""

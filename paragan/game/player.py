@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..comm.flat import Flat
+from ..comm.flat import BUCKET_BYTES, Flat
 from ..comm.meter import Meter
 from ..comm.world import Group, Work
 from .average import Average, Decay
@@ -52,9 +52,10 @@ class Player:
         average: Decay | None = None,
         rate: Callable[[int], float] = lambda images: 1.0,
         iterate: Callable[[nn.Module], None] = lambda net: None,
+        bucket_bytes: int = BUCKET_BYTES,
     ):
         self.name, self.net, self.rate, self.iterate = name, net, rate, iterate
-        self.flat = Flat(net, owner=name)
+        self.flat = Flat(net, bucket_bytes, owner=name)
         self.meter = Meter()
         self.optimizer = optimizer([_as_parameter(self.flat)] if elementwise else self.flat.parameters)
         self.average = Average(self.flat.params, average) if average else None

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Loss, Net
+from ..comm.flat import bucket_bytes
 from ..comm.meter import Traffic
 from ..comm.world import World
 from ..errors import Unusable
@@ -77,7 +78,7 @@ def probe(
         overlap = min(1.0, max(0.0, 1 - (step_ms - computing_ms) / alone_ms))
         efficiency = computing_ms / step_ms
     predicted = sum((player_traffic(role, player) for player in game.players), Traffic())
-    wire = getattr(getattr(strategy, "wire", None), "name", "")
+    wire = strategy.wire.name
     return Probed(
         strategy=name.partition("+")[0],
         wire=wire,
@@ -98,7 +99,7 @@ def _played(
     strategy: Strategy, world: World, params: int, compute_ms: float, share: float, rounds: int
 ) -> tuple[float, int, int | None, Role, Game]:
     """ms a round; bytes sent in one, by the meter and by the kernel; and what was played."""
-    game = _game(params, compute_ms / 1000, share)
+    game = _game(params, compute_ms / 1000, share, bucket_bytes(strategy.wire))
     role = strategy.role(game, world, max(world.size, 8))
     hands = [Batch(torch.zeros(1, 1), None, Draw(0, 0, role.share.lanes, 1))]
     for step in range(WARM_UP):
@@ -186,14 +187,17 @@ class _Nothing:
         return Loss(d(fake.images, None).sum())
 
 
-def _game(params: int, seconds: float, share: float) -> Game:
+def _game(params: int, seconds: float, share: float, bucket: int) -> Game:
     """D's turn is a pass of G and three of D (one forward, one backward twice as long), G's four of G and two of D."""
     if params < 2:
         raise Unusable(f"--params {params} must be 2 or more: both players need one")
 
     def player(name: str, size: int, passes: float) -> Player:
         return Player(
-            name, _Vector(size, passes), lambda parameters: torch.optim.SGD(parameters, lr=1e-9, foreach=False)
+            name,
+            _Vector(size, passes),
+            lambda parameters: torch.optim.SGD(parameters, lr=1e-9, foreach=False),
+            bucket_bytes=bucket,
         )
 
     g, d = player("G", params - params // 2, (1 - share) * seconds / 4), player("D", params // 2, share * seconds / 5)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..comm.compress import Compressor
 from ..comm.exchange import Exchange
 from ..comm.world import Group, World
 from ..errors import Unusable
@@ -41,6 +42,11 @@ class Role:
 
 class Strategy(Protocol):
     """Pure wiring, called once per rank."""
+
+    @property
+    def wire(self) -> Compressor:
+        """The form in which gradients or parameters travel."""
+        ...
 
     @property
     def optimism(self) -> str:

@@ -166,7 +166,7 @@ def _new(outdir: Path, run: Run, ranks: int) -> RunFolder:
     there = [int(match[1]) for p in _numbered(outdir) if (match := NUMBERED.match(p.name))]
     number = max(there, default=-1) + 1
     while True:
-        name = f"{number:05d}-{run.recipe}-{run.nets.name}-{run.strategy.name}-r{ranks}-b{run.batch}"
+        name = f"{number:05d}-{run.recipe}-{run.nets.name}-{_how(run)}-r{ranks}-b{run.batch}"
         folder = RunFolder(outdir / name)
         try:
             folder.path.mkdir()
@@ -177,6 +177,12 @@ def _new(outdir: Path, run: Run, ranks: int) -> RunFolder:
             raise Unusable(f"--outdir {outdir} cannot be written: {error.strerror}") from error
         folder.lock()
         return folder
+
+
+def _how(run: Run) -> str:
+    """The strategy, with its wire where that loses something: sync-int4."""
+    wire = run.strategy.wire
+    return f"{run.strategy.name}-{wire.name.rpartition(':')[2]}" if wire.lossy else run.strategy.name
 
 
 def existing(path: Path) -> Path:

@@ -14,6 +14,7 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import nn
 
+from ..comm.flat import bucket_bytes
 from ..config import by_name, record
 from ..data.source import Images, load
 from ..errors import Unusable
@@ -306,6 +307,7 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
             average=average,
             rate=warm_up(side.warm_up_kimg),
             iterate=power_iteration,
+            bucket_bytes=bucket_bytes(run.strategy.wire),
         )
 
     return Game(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
+import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +35,7 @@ from .scoring import Scoring, check
 from .stats import Stats
 
 T = TypeVar("T")
+SHARED_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 1800.0  # ranks may find the data at very different speed
 
 
@@ -122,10 +126,32 @@ def owned_folder(run: Run, world: World, wanted: Wanted) -> Iterator[RunFolder]:
     picked = together(world, pick)
     path = Path(world.agree(picked)[0])
     try:
+        refuse_unshared(path, world)
         yield mine or RunFolder(path)
     finally:
         if mine:
             mine.release()
+
+
+def refuse_unshared(path: Path, world: World) -> None:
+    """Every rank must see the folder that rank 0 has: other ranks write parts of a checkpoint."""
+    mark = path / ".shared"
+    if world.first:
+        mark.write_text(secrets.token_hex(8))
+    token = world.agree(mark.read_text() if world.first else "")[0]
+
+    def look() -> bool:
+        deadline = time.monotonic() + SHARED_TIMEOUT_S
+        while not (mark.exists() and mark.read_text() == token):  # network file systems may show it late
+            if time.monotonic() > deadline:
+                here = socket.gethostname()
+                raise Unusable(f"host {here} does not see {path}: the run folder must be on storage all hosts share")
+            time.sleep(0.1)
+        return True
+
+    together(world, look)
+    if world.first:
+        mark.unlink()
 
 
 @dataclass(frozen=True)

@@ -210,3 +210,63 @@ def test_a_wire_of_ones_own_is_found_again_from_the_record():
     assert run.strategy.wire == wire
     assert plain(run)["strategy"]["wire"] == {"name": OWN, "threshold": 0.5}
     assert build(Run, from_yaml(to_yaml(run), "it")) == run
+
+
+OWN_WIRE = """
+from typing import ClassVar
+from paragan.config import record
+
+@record
+class W:
+    name: str = ""
+    lossy: ClassVar[bool] = True
+    feedback: ClassVar[float] = 1.0
+    def nbytes(self, n): return 4 * n
+    def delta(self, n): return 1.0
+    def encode(self, x, out, seed): out.copy_(x.view(out.dtype))
+    def decode(self, data, out): out.copy_(data.view(out.dtype))
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "before", "after", "said"),
+    [
+        ("fine", "", "", ""),
+        ("odd", "4 * n", "4 * n + 1", r"odd:W: nbytes\(1000\) is 4001; it must be a whole number, a multiple of 4"),
+        ("none", "4 * n", "None", r"none:W: nbytes\(1000\) is None"),
+        ("eager", "= 1.0", "= -3", "eager:W: feedback=-3 must be from 0 to 1"),
+        ("raises", "out.copy_(x", "boom(x", "raises:W: NameError where it was tried: name 'boom'"),
+        ("lost", "out.copy_(data.view(out.dtype))", "None", "lost:W: decode.* of 1000 finite numbers is not finite"),
+        ("syntax", "@record", "@@", "syntax:W: "),
+        ("leaves", "@record", "raise SystemExit(7)", "leaves:W: 7 .a class of your own"),
+        ("bare", "@record", "", "bare:W is not a class under @paragan.config.record"),
+    ],
+)
+def test_a_wire_of_ones_own_is_tried_before_anything_is_trained(tmp_path, monkeypatch, module, before, after, said):
+    module = f"own_{module}"
+    (tmp_path / f"{module}.py").write_text(OWN_WIRE.replace(before, after) if before else OWN_WIRE)
+    monkeypatch.syspath_prepend(tmp_path)
+    if not said:
+        assert asked_for(f"{module}:W").nbytes(3) == 12
+        return
+    with pytest.raises(Unusable, match=said):
+        asked_for(f"{module}:W")
+
+
+def test_a_damaged_library_is_compiled_again_and_a_compiler_may_have_arguments(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "cc -pipe")
+    try:
+        native.library.cache_clear()
+        assert native.library() is not None
+        (made,) = (tmp_path / "paragan").glob("*.so")
+        whole = made.read_bytes()
+        for damaged in (whole[:3000], b"", whole[:-1] + b"x"):
+            made.unlink()  # it is in use: a new file, as another process would find it
+            made.write_bytes(damaged)
+            native.library.cache_clear()
+            assert native.library() is not None
+            assert len(made.read_bytes()) == len(whole)
+    finally:
+        monkeypatch.undo()
+        native.library.cache_clear()

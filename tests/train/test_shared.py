@@ -1,0 +1,27 @@
+"""A run folder that only some hosts see is refused before anything is trained."""
+
+from __future__ import annotations
+
+from paragan.errors import Unusable
+from paragan.train import start
+
+
+def test_a_folder_that_one_host_does_not_see_is_refused_on_all(pool, tmp_path):
+    def job(world):
+        start.SHARED_TIMEOUT_S = 0.3
+        path = tmp_path / f"host{world.rank // 2}"
+        path.mkdir(exist_ok=True)
+        try:
+            start.refuse_unshared(path, world)
+        except Unusable as error:
+            return str(error)
+
+    said = pool(3, job)
+    assert len(set(said)) == 1
+    assert said[0].startswith("rank 2: host ")
+    assert "host1: the run folder must be on storage all hosts share" in said[0]
+
+
+def test_a_shared_folder_keeps_no_trace_of_the_question(pool, tmp_path):
+    assert pool(2, lambda world: start.refuse_unshared(tmp_path, world)) == [None, None]
+    assert list(tmp_path.iterdir()) == []
