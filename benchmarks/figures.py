@@ -20,7 +20,7 @@ STYLE = {
     "legend.frameon": False,
 }
 OURS, THEIRS, LIMIT, SPREAD = "#2a6f97", "#a9b4bd", "#c1121f", "#d9e2e8"
-FIGURES = {"fd": "Fréchet distance (lower is better)", "recognised": "recognised", "diversity": "diversity"}
+FIGURES = {"fd": "Fréchet distance", "recognised": "recognised", "diversity": "diversity"}
 
 
 def speed(laboratories: dict[str, Any]) -> Figure:
@@ -34,7 +34,7 @@ def speed(laboratories: dict[str, Any]) -> Figure:
     for i, (_, ms, sent, colour) in enumerate(bars):
         faster = exact["step_ms"] / ms
         axes.barh(i, faster, 0.7, color=colour)
-        axes.text(faster, i, f"  {faster:.3g}", va="center")
+        axes.text(faster, i, f"{faster:.3g} ", va="center", ha="right", color="white")
         if sent:
             limit = exact["sent_bytes"] / sent
             axes.plot([limit, limit], [i - 0.4, i + 0.4], color=LIMIT, lw=2, label=None if i else "limit by bytes")
