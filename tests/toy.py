@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +56,15 @@ def play(of: Run, rounds: int, world: World | None = None) -> dict[str, Tensor]:
     for _ in range(rounds):
         play_round(s)
     return state(s)
+
+
+def saved(of: Run, rounds: int, world: World, folder: Path) -> tuple[Path, Session]:
+    """The checkpoint after some rounds, and the session that wrote it."""
+    s = session(of, world)
+    for _ in range(rounds):
+        play_round(s)
+    clock = {"step": s.clock.step, "images": s.clock.images}
+    return checkpoint.Checkpoints(folder, world).save(s.game.players, clock, {}, s.role.replicated), s
 
 
 def state(s: Session) -> dict[str, Tensor]:

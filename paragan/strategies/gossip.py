@@ -20,12 +20,12 @@ from ..config import record
 from ..game.game import Game
 from ..game.player import Player
 from .quantized import CPOAdam
-from .role import Role, deal, lockstep
+from .role import Optimistic, Role, deal, lockstep
 from .sync import ORDERS
 
 
 @record
-class Decentralized:
+class Decentralized(Optimistic):
     """Both players move at once, optimistically, each rank on its own gradient; parameters travel to neighbours
     while it is computed, and are mixed before the step.
 
@@ -47,16 +47,6 @@ class Decentralized:
     rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     order: Literal["alternately", "together"] = "together"
     exact: bool = False
-
-    @property
-    def optimism(self) -> Literal["none", "optimistic"]:
-        """What the optimizers of both players are to be, where the run does not say."""
-        return "none" if self.exact else "optimistic"
-
-    @property
-    def plain_descent(self) -> bool:
-        """Whether the optimizers have to be gradient descent."""
-        return self.exact
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
         share, size = deal(lanes, world.rank, world.size), world.size

@@ -14,12 +14,12 @@ from ..comm.world import World
 from ..config import record
 from ..game.game import Game
 from ..game.player import Player
-from .role import Role, deal, lockstep
+from .role import Optimistic, Role, deal, lockstep
 from .sync import ORDERS, Feedback, average
 
 
 @record
-class Quantized:
+class Quantized(Optimistic):
     """Both players move at once, optimistically, and sum gradients over a lossy wire; what the wire loses is sent
     with the next step.
 
@@ -37,16 +37,6 @@ class Quantized:
     feedback: Feedback = None
     exact: bool = False
     residual: bool = True
-
-    @property
-    def optimism(self) -> Literal["none", "optimistic"]:
-        """What the optimizers of both players are to be, where the run does not say."""
-        return "none" if self.exact else "optimistic"
-
-    @property
-    def plain_descent(self) -> bool:
-        """Whether the optimizers have to be gradient descent."""
-        return self.exact
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
         share = deal(lanes, world.rank, world.size)

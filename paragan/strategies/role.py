@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ..comm.compress import Compressor
 from ..comm.exchange import Exchange
@@ -59,6 +59,20 @@ class Strategy(Protocol):
         ...
 
     def role(self, game: Game, world: World, lanes: int) -> Role: ...
+
+
+class Optimistic:
+    """What strategies share that are optimistic: by their optimizers, or with `exact` by looking ahead themselves."""
+
+    exact: bool
+
+    @property
+    def optimism(self) -> Literal["none", "optimistic"]:
+        return "none" if self.exact else "optimistic"
+
+    @property
+    def plain_descent(self) -> bool:
+        return self.exact
 
 
 def deal(lanes: int, rank: int, size: int) -> Share:

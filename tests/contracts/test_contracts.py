@@ -13,7 +13,6 @@ from paragan.comm.world import Place, World
 from paragan.errors import Unusable
 from paragan.plan.cost import imagined
 from paragan.strategies.role import deal
-from paragan.train.checkpoint import Checkpoints
 from paragan.train.consensus import consensus, network_mean
 from paragan.train.loop import play_round
 
@@ -94,17 +93,12 @@ def test_what_one_evaluates_is_the_mean_over_ranks(pool, settings):
 def test_six_and_four_rounds_equal_ten(pool, settings, optimizer, ranks, tmp_path):
     settings = (*settings, "objective.r1=1", f"g.optimizer={optimizer}", f"d.optimizer={optimizer}")
     run = toy.run(*settings, "nets.batch_norm=true")
-    folder = tmp_path / "checkpoints"
 
     def ten(world):
         return toy.play(run, 10, world)
 
     def six_and_four(world):
-        s = toy.session(run, world)
-        for _ in range(6):
-            play_round(s)
-        clock = {"step": s.clock.step, "images": s.clock.images}
-        saved = Checkpoints(folder, world).save(s.game.players, clock, {}, s.role.replicated)
+        saved, _ = toy.saved(run, 6, world, tmp_path)
         s = toy.session(run, world, saved)
         assert s.clock.step == 6
         for _ in range(4):
@@ -121,16 +115,8 @@ def test_six_and_four_rounds_equal_ten(pool, settings, optimizer, ranks, tmp_pat
 @as_one_rank
 def test_four_ranks_then_two_equal_one(pool, settings, tmp_path):
     run = toy.run(*settings)
-    folder = tmp_path / "checkpoints"
 
-    def first(world):
-        s = toy.session(run, world)
-        for _ in range(4):
-            play_round(s)
-        clock = {"step": s.clock.step, "images": s.clock.images}
-        return Checkpoints(folder, world).save(s.game.players, clock, {}, s.role.replicated)
-
-    saved = pool(4, first)[0]
+    saved = pool(4, lambda world: toy.saved(run, 4, world, tmp_path)[0])[0]
 
     def then(world):
         s = toy.session(run, world, saved)
@@ -144,17 +130,13 @@ def test_four_ranks_then_two_equal_one(pool, settings, tmp_path):
 @every_strategy
 def test_what_four_ranks_remember_two_go_on_with_as_its_mean(pool, settings, tmp_path):
     run = toy.run(*settings)
-    folder = tmp_path / "checkpoints"
 
     def remembered(session):
         return {f"{p.name} {k}": v.clone() for p in session.game.players for k, v in p.flat.memories().items()}
 
     def first(world):
-        s = toy.session(run, world)
-        for _ in range(3):
-            play_round(s)
-        clock = {"step": s.clock.step, "images": s.clock.images}
-        return Checkpoints(folder, world).save(s.game.players, clock, {}, s.role.replicated), remembered(s)
+        saved, s = toy.saved(run, 3, world, tmp_path)
+        return saved, remembered(s)
 
     before = pool(4, first)
     saved = before[0][0]
