@@ -43,6 +43,7 @@ BAD = {  # command line: what its one line must say
     "train digits --seed 1.5": ["seed=1.5", "integer"],
     "train digits --kimg 0": ["kimg=0", "greater than 0"],
     "train digits --kimg inf": ["kimg=inf", "finite"],
+    "train digits --strategy gossip --strategy.topology=hypercube --ranks 3": ["hypercube on 3 ranks", "one-peer"],
     "train digits --strategy gosip": ["gosip", "gossip"],
     "train digits --device.kind=gpu": ["gpu", "'auto', 'cpu' or 'cuda'"],
     "train digits more": ["more"],

@@ -48,9 +48,12 @@ class Decentralized(Optimistic):
     order: Literal["alternately", "together"] = "together"
     exact: bool = False
 
+    def check(self, ranks: int) -> None:
+        graphs.check(self.topology, ranks)
+
     def role(self, game: Game, world: World, lanes: int) -> Role:
         share, size = deal(lanes, world.rank, world.size), world.size
-        graphs.check(self.topology, size)
+        self.check(size)
 
         def exchange(player: Player) -> Exchange:
             mixing = Every(self._mixing(world.everyone.metered(player.meter)), self.local_steps)

@@ -58,6 +58,10 @@ class Strategy(Protocol):
         """Whether its update is a gradient step, so that optimizers have to be gradient descent."""
         ...
 
+    def check(self, ranks: int) -> None:
+        """Unusable where so many ranks cannot play it."""
+        ...
+
     def role(self, game: Game, world: World, lanes: int) -> Role: ...
 
 
@@ -73,6 +77,9 @@ class Optimistic:
     @property
     def plain_descent(self) -> bool:
         return self.exact
+
+    def check(self, ranks: int) -> None:
+        pass
 
 
 def deal(lanes: int, rank: int, size: int) -> Share:

@@ -45,6 +45,9 @@ class Sync:
     optimism: ClassVar[Literal["none"]] = "none"
     plain_descent: ClassVar[bool] = False
 
+    def check(self, ranks: int) -> None:
+        pass
+
     def role(self, game: Game, world: World, lanes: int) -> Role:
         def exchange(player: Player) -> Exchange:
             return average(self.wire, world.everyone.metered(player.meter), self.feedback)

@@ -164,6 +164,7 @@ class Run:
             )
         if ranks > self.lanes:
             raise Unusable(f"{ranks} ranks cannot share --lanes {self.lanes}: start at most {self.lanes} ranks")
+        self.strategy.check(ranks)
         if not self.data.path:
             raise Unusable(
                 f"{self.recipe} needs --data PATH: an .npz (images uint8 NHWC, labels) or a folder PATH/<class>/*.png"
