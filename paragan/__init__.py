@@ -1,5 +1,9 @@
 """paragan trains generative adversarial networks on one device, on many, and across slow networks."""
 
+import os
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings where a rank is lost are stack traces
+
 from .api import Config, Estimator, ScalingManager
 from .batch import Batch, Loss
 from .data.source import Images, load

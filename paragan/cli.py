@@ -168,8 +168,11 @@ def _train_run(options: argparse.Namespace, rest: list[str], arguments: list[str
     if ranks > 1 and not launched:
         from .train.launch import launch
 
-        return launch(ranks, _without_ranks(arguments))
-    return _in_world(run, place, lambda world, screen: _execute(run, world, wanted, screen))
+        return launch(ranks, _without_ranks(arguments), go_on=run.strategy.lost_after_s > 0)
+    from .train.start import Training
+
+    training = Training(run, place, wanted)
+    return _in_world(run, place, lambda world, screen: _train_in(training, world, screen), training.join)
 
 
 def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any]:
@@ -226,14 +229,14 @@ def _without_ranks(arguments: list[str]) -> list[str]:
     return kept
 
 
-def _in_world(run: Any, place: Any, action: Any) -> int:
+def _in_world(run: Any, place: Any, action: Any, join: Any = None) -> int:
     """Do it among all ranks of the launcher, and leave them in good order."""
     from .comm.world import World
     from .train.progress import Screen
     from .train.run import pick_device
 
     device = pick_device(run.device.kind, place.local_rank)
-    world = World.join(place, device, run.timeout_s)
+    world = join(device) if join else World.join(place, device, run.timeout_s)
     try:
         action(world, Screen(world.first))
     except Unusable:
@@ -249,11 +252,10 @@ def _in_world(run: Any, place: Any, action: Any) -> int:
     return 0
 
 
-def _execute(run: Any, world: Any, wanted: Any, screen: Any) -> None:
+def _train_in(training: Any, world: Any, screen: Any) -> None:
     from .report.records import read
-    from .train.start import execute
 
-    folder = execute(run, world, wanted, screen)
+    folder = training.play(world, screen)
     rows = read(folder / "metrics.jsonl") if world.first else []
     last = [row for row in rows if row.get("kimg") == rows[-1].get("kimg")]
     scores = "  ".join(f"{row['name']} {row['value']:.4g}" for row in last)

@@ -12,7 +12,7 @@ gradient is therefore a sum, whatever the lanes each rank owns, and never a mean
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Never, Protocol
 
@@ -29,7 +29,7 @@ from .world import Group, Lost, Work
 class Exchange(Protocol):
     """How one player's replicas agree."""
 
-    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]: ...
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]: ...
 
     def traffic(self, n: int) -> Traffic:
         """What one rank sends for a bucket of n numbers, in one step."""
@@ -40,7 +40,7 @@ class Exchange(Protocol):
 class Local:
     """No one to agree with."""
 
-    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
         yield from ()
 
     def traffic(self, n: int) -> Traffic:
@@ -53,7 +53,7 @@ class AllReduce:
 
     group: Group
 
-    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
         yield GRADIENT  # until backward has filled this bucket
         yield self.group.sum(bucket.grads)  # travels while backward goes on elsewhere
 
@@ -80,7 +80,7 @@ class CompressedSum:
     group: Group
     feedback: float = 1.0
 
-    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
         size, rank = self.group.size, self.group.rank
         shards = Shards(bucket, self.wire, size)
         error = bucket.memory("error") if self.feedback else None
@@ -117,7 +117,7 @@ class Now:
 
     inner: Exchange
 
-    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
         for awaited in self.inner(bucket, step):
             assert not isinstance(awaited, Moment), "there is no gradient yet"
             awaited.wait()
@@ -134,7 +134,7 @@ class Then:
     first: Exchange
     second: Exchange
 
-    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
         yield from self.first(bucket, step)
         yield from self.second(bucket, step)
 
@@ -149,7 +149,7 @@ class Every:
     inner: Exchange
     period: int
 
-    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
         if (step + 1) % self.period == 0:
             yield from self.inner(bucket, step // self.period)
 
@@ -174,18 +174,20 @@ class Lookahead:
     weight: float = 1.0
     residual: bool = True
 
-    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
         here = bucket.scratch("here", bucket.params.numel()).copy_(bucket.params)
         previous = bucket.memory("previous")
         bucket.params.sub_(previous, alpha=self.rate())
         if self.residual and "error" in bucket.memories:
             bucket.params.sub_(bucket.memory("error"), alpha=self.rate())
-        yield GRADIENT
-        own = torch.div(bucket.grads, self.weight, out=bucket.scratch("own", bucket.grads.numel()))
-        yield from self.inner(bucket, step)
-        yield ARRIVED
-        previous.copy_(own)
-        bucket.params.copy_(here)
+        try:
+            yield GRADIENT
+            own = torch.div(bucket.grads, self.weight, out=bucket.scratch("own", bucket.grads.numel()))
+            yield from self.inner(bucket, step)
+            yield ARRIVED
+            previous.copy_(own)
+        finally:  # also where the step is given up
+            bucket.params.copy_(here)
 
     def traffic(self, n: int) -> Traffic:
         return self.inner.traffic(n)

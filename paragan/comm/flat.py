@@ -6,7 +6,7 @@ import bisect
 import contextlib
 import enum
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -109,7 +109,7 @@ class Flat:
                 self.buckets.append(bucket)
                 first, names = end, []
         self._hooked = False
-        self._running: list[Iterator[Work | Moment]] = []
+        self._running: list[Generator[Work | Moment]] = []
         self._awaited: list[Work | Moment | None] = []
         self._missing: list[int] = []
         self._ready = 0
@@ -140,7 +140,14 @@ class Flat:
         self._ready = 0
         if not self._hooked and GRADIENT in self._awaited:
             self._hook()
-        yield
+        try:
+            yield
+            self._receive()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _receive(self) -> None:
         self.filled()
         under_way = deque(range(len(self.buckets)))
         while under_way:  # receive, in the order sent
@@ -152,6 +159,12 @@ class Flat:
                 awaited.wait()
             self._awaited[i] = next(self._running[i], None)
             under_way.append(i)
+
+    def _give_up(self) -> None:
+        """Leave the parameters as exchanges want them left that do not get to their end."""
+        for running in self._running:
+            running.close()
+        self._running, self._awaited, self._ready = [], [], 0
 
     def conclude(self) -> None:
         """Every player's messages of the beat have arrived: exchanges that waited for it may end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +26,7 @@ class Gossip:
     group: Group
     rounds: int = 1
 
-    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
         size, rank = self.group.size, self.group.rank
         for turn in range(step * self.rounds, (step + 1) * self.rounds):
             those = mates(self.topology, size, rank, turn)
@@ -60,7 +60,7 @@ class CompressedGossip:
     rounds: int = 1
     rate: float = 1.0
 
-    def __call__(self, bucket: Bucket, step: int) -> Iterator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
         size, rank, n = self.group.size, self.group.rank, bucket.params.numel()
         nbytes = self.wire.nbytes(n)
         moved = bucket.scratch("moved", n)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -53,6 +53,19 @@ def check(topology: Topology, size: int) -> None:
         others = [t.name for t in EVERY if not t.misfit(size)]
         there = ", ".join(others)
         raise Unusable(f"strategy.topology={topology.name} on {size} ranks: {misfit}; for {size} there are {there}")
+
+
+def among(topology: Topology, seats: Sequence[int], began: int) -> Topology:
+    """The topology of those who are left in `seats` of the `began` ranks it was chosen for: the same one where it
+    fits so many, else what is left of its links, or a ring where those do not connect everyone."""
+    size = len(seats)
+    if size == began or not topology.misfit(size):
+        check(topology, size)
+        return topology
+    matrices = [topology.matrix(began, step) for step in range(topology.period(began))]
+    linked = np.add.reduce(matrices)[np.ix_(seats, seats)]
+    left = Left(tuple((i, j) for i in range(size) for j in range(i) if linked[i, j] or linked[j, i]))
+    return left if size == 1 or contraction(left, size) < 1 - 1e-9 else Ring()
 
 
 @dataclass(frozen=True)
@@ -309,6 +322,17 @@ def _read(path: str) -> Matrix:
     if not rows or any(len(row) != len(rows) for row in rows):
         raise Unusable(f"strategy.topology.path={path}: it must have as many numbers in every line as lines")
     return np.array(rows)
+
+
+@dataclass(frozen=True)
+class Left(_Fixed):
+    """What is left of a graph: its links, with Metropolis weights."""
+
+    links: tuple[tuple[int, int], ...]
+    name: str = "left"
+
+    def matrix(self, size: int, step: int) -> Matrix:
+        return metropolis(size, self.links)
 
 
 Topologies = Annotated[

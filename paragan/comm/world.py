@@ -7,11 +7,11 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -127,7 +127,7 @@ class _All:
 class Ranks:
     """A process group."""
 
-    process_group: dist.ProcessGroup
+    process_group: Any  # a torch.distributed process group, or one of its backends
     meter: Meter = field(default_factory=Meter)
 
     @property
@@ -142,27 +142,31 @@ class Ranks:
         return Ranks(self.process_group, meter)
 
     def sum(self, x: Tensor) -> Work:
-        start = lambda: c10d.all_reduce(x, group=self.process_group, async_op=True)  # noqa: E731
+        start = lambda: self.process_group.allreduce([x])  # noqa: E731
         return self._send(start, ring_all_reduce(x.nbytes, self.size))
 
     def gather(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Work]:
         rows = x.new_empty(self.size, *x.shape) if out is None else out
-        start = lambda: c10d.all_gather(  # noqa: E731
-            list(rows), x.contiguous(), group=self.process_group, async_op=True
-        )
+        start = lambda: self.process_group.allgather([list(rows)], [x.contiguous()])  # noqa: E731
         return rows, self._send(start, ring_all_gather(x.nbytes, self.size))
 
     def transpose(self, x: Tensor, out: Tensor) -> Work:
-        start = lambda: c10d.all_to_all_single(out, x, group=self.process_group, async_op=True)  # noqa: E731
+        start = lambda: self.process_group.alltoall_base(out, x, [], [])  # noqa: E731
         return self._send(start, all_to_all(x.nbytes, self.size))
 
     def swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor]) -> Work:
         self.meter.count(Traffic(sum(x.nbytes for x in tell.values()), len(tell)))
+        works = or_lost(lambda: self._swap(tell, hear))
+        return _All([_Travelling(work, self.meter) for work in works])
+
+    def _swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor]) -> list[dist.Work]:
         group = self.process_group
+        if not any(x.is_cuda for x in (*tell.values(), *hear.values())):
+            sent = [group.send([x], rank, 0) for rank, x in sorted(tell.items())]
+            return sent + [group.recv([x], rank, 0) for rank, x in sorted(hear.items())]
         ops = [c10d.P2POp(c10d.isend, x, group=group, group_peer=rank) for rank, x in sorted(tell.items())]
         ops += [c10d.P2POp(c10d.irecv, x, group=group, group_peer=rank) for rank, x in sorted(hear.items())]
-        works: list[dist.Work] = or_lost(lambda: c10d.batch_isend_irecv(ops)) if ops else []
-        return _All([_Travelling(work, self.meter) for work in works])
+        return c10d.batch_isend_irecv(ops)  # NCCL wants them at once
 
     def _send(self, start: Callable[[], dist.Work | None], traffic: Traffic) -> Work:
         self.meter.count(traffic)
@@ -261,11 +265,16 @@ class World:
     """All ranks, this one's place among them, its device and its store; deals out groups.
 
     `World.solo()` needs no process group, so every strategy also runs in one process.
+
+    elastic : whether it can go on without a rank that was lost (comm/elastic.py)
+    began   : how many ranks it was started with
     """
+
+    elastic: ClassVar[bool] = False
 
     def __init__(self, place: Place, device: torch.device, store: Store, everyone: Group, timeout_s: float):
         self.place, self.device, self.store, self.everyone = place, device, store, everyone
-        self.timeout_s = timeout_s
+        self.timeout_s, self.began = timeout_s, place.size
         self._agreed = 0
         self._silent = list[int]()  # ranks that did not say why they left
         self._not_ours = set[int]()  # sockets that are no link between ranks
@@ -283,7 +292,7 @@ class World:
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives its restarts
         world = World(place, device, c10d.PrefixStore(f"paragan/{attempt}", store), Solo(), timeout_s)
         world.agree("")  # all are there; a missing rank is named
-        world._not_ours = _sockets()
+        world._not_ours = open_sockets()
         c10d.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=c10d.PrefixStore(f"group/{attempt}", store),
@@ -302,6 +311,11 @@ class World:
     @property
     def size(self) -> int:
         return self.place.size
+
+    @property
+    def seats(self) -> tuple[int, ...]:
+        """The numbers that the ranks of this world were started with, in rank order."""
+        return tuple(range(self.size))
 
     @property
     def first(self) -> bool:
@@ -379,10 +393,7 @@ class World:
         lets them read there who began."""
         if isinstance(self.everyone, Ranks):
             self.everyone.process_group.abort()  # means nothing to gloo, whose links live until the process ends
-            for descriptor in _sockets() - self._not_ours:
-                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as link:
-                    if not link.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # gloo minds for its listener
-                        link.shutdown(socket.SHUT_RDWR)
+            hang_up(open_sockets() - self._not_ours)
             if self.first:
                 self._await_told()
 
@@ -394,7 +405,15 @@ class World:
                 time.sleep(POLL_S)
 
 
-def _sockets() -> set[int]:
+def hang_up(links: Iterable[int]) -> None:
+    """Shut these sockets down, so that whoever waits at either end is told; but not those that listen."""
+    for descriptor in links:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as link:
+            if not link.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # gloo minds for its listener
+                link.shutdown(socket.SHUT_RDWR)
+
+
+def open_sockets() -> set[int]:
     """This process's open sockets (Linux; none where the system does not tell)."""
     found = set[int]()
     for entry in Path("/proc/self/fd").glob("*"):

@@ -14,9 +14,10 @@ from ..comm import topology as graphs
 from ..comm.compress import Exact, Wire
 from ..comm.exchange import Every, Exchange, Local, Lookahead, Now, Then
 from ..comm.gossip import CompressedGossip, Gossip
-from ..comm.topology import OnePeer, RandomRing, Ring, Topologies, rounds_for
+from ..comm.topology import OnePeer, RandomRing, Ring, Topologies, Topology, rounds_for
 from ..comm.world import Group, Solo, World
 from ..config import record
+from ..errors import Unusable
 from ..game.game import Game
 from ..game.player import Player
 from .quantized import CPOAdam
@@ -36,6 +37,8 @@ class Decentralized(Optimistic):
     wire        : the form parameters travel in; over a lossy one, what travels is how they changed (CHOCO)
     rate        : how far a mix over a lossy wire goes, 1 all the way; wires that lose much need less
     exact       : the paper's own update: mixed first, then optimistic mirror descent with each player's learning rate
+    lost_after_s: a rank that is silent for so long is left out, and the others go on; 0: the run ends with it. A rank
+                  that died is left out at once. On CPU, with ranks started one by one (docs/gossip.md)
     """
 
     name: Literal["gossip"] = "gossip"
@@ -47,16 +50,19 @@ class Decentralized(Optimistic):
     rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     order: Literal["alternately", "together"] = "together"
     exact: bool = False
+    lost_after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
 
     def check(self, ranks: int) -> None:
         graphs.check(self.topology, ranks)
+        if 0 < self.lost_after_s < 1:
+            raise Unusable(f"strategy.lost_after_s={self.lost_after_s:g} must be 1 or more, or 0: never go on without")
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
         share, size = deal(lanes, world.rank, world.size), world.size
-        self.check(size)
+        topology = graphs.among(self.topology, world.seats, world.began)
 
         def exchange(player: Player) -> Exchange:
-            mixing = Every(self._mixing(world.everyone.metered(player.meter)), self.local_steps)
+            mixing = Every(self._mixing(topology, world.everyone.metered(player.meter)), self.local_steps)
             return Then(Now(mixing), Lookahead(Local(), lambda: player.learning_rate)) if self.exact else mixing
 
         # a rank's gradient is the mean over its own lanes; where ranks own unequally many, those of more weigh more
@@ -64,13 +70,13 @@ class Decentralized(Optimistic):
             game, Solo(), share, exchange, ORDERS[self.order], weight=share.weight * size, replicated=size == 1
         )
 
-    def _mixing(self, team: Group) -> Exchange:
+    def _mixing(self, topology: Topology, team: Group) -> Exchange:
         if team.size == 1:
             return Local()
-        rounds = rounds_for(self.topology, team.size, self.consensus) if self.consensus else self.rounds
+        rounds = rounds_for(topology, team.size, self.consensus) if self.consensus else self.rounds
         if self.wire.lossy:
-            return CompressedGossip(self.topology, team, self.wire, rounds, self.rate)
-        return Gossip(self.topology, team, rounds)
+            return CompressedGossip(topology, team, self.wire, rounds, self.rate)
+        return Gossip(topology, team, rounds)
 
 
 @record

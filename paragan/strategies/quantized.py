@@ -6,7 +6,7 @@ Gradients" (DQGAN), arXiv 2010.13359.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ..comm.compress import Exact, Int8, Wire
 from ..comm.exchange import Exchange, Lookahead
@@ -37,6 +37,7 @@ class Quantized(Optimistic):
     feedback: Feedback = None
     exact: bool = False
     residual: bool = True
+    lost_after_s: ClassVar[float] = 0.0
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
         share = deal(lanes, world.rank, world.size)

@@ -58,6 +58,11 @@ class Strategy(Protocol):
         """Whether its update is a gradient step, so that optimizers have to be gradient descent."""
         ...
 
+    @property
+    def lost_after_s(self) -> float:
+        """How long a rank may be silent before the others go on without it; 0: the run ends with the first one lost."""
+        ...
+
     def check(self, ranks: int) -> None:
         """Unusable where so many ranks cannot play it."""
         ...

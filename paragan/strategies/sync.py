@@ -44,6 +44,7 @@ class Sync:
     order: Literal["alternately", "together"] = "alternately"
     optimism: ClassVar[Literal["none"]] = "none"
     plain_descent: ClassVar[bool] = False
+    lost_after_s: ClassVar[float] = 0.0
 
     def check(self, ranks: int) -> None:
         pass

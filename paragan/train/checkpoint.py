@@ -113,10 +113,15 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
     def save(
-        self, players: Iterable[Player], clock: Mapping[str, int], record: Mapping[str, Any], replicated: bool
+        self,
+        players: Iterable[Player],
+        clock: Mapping[str, int],
+        record: Mapping[str, Any],
+        replicated: bool,
+        suffix: str = "",
     ) -> Path:
         """Write a complete checkpoint, or none: if any rank fails, all do, and nothing else is touched."""
-        name = f"{clock['step']:08d}"
+        name = f"{clock['step']:08d}{suffix}"
         aside, target = self.folder / f".writing-{name}", self.folder / name
         tensors: Tensors = {}
         for player in players:
@@ -127,7 +132,7 @@ class Checkpoints:
         try:
             aside.mkdir(parents=True, exist_ok=True)
             if tensors:
-                size, crc = _write(aside / _file(self.world.rank), safetensors.torch.save(_for_disk(tensors)))
+                size, crc = _write(aside / _file(self.world.rank), safetensors.torch.save(for_disk(tensors)))
         except OSError as problem:
             error = problem
         rows = self._together([error is not None, size, crc])
@@ -188,7 +193,7 @@ def _file(rank: int) -> str:
     return f"rank{rank:04d}.safetensors"
 
 
-def _for_disk(tensors: Tensors) -> Tensors:
+def for_disk(tensors: Tensors) -> Tensors:
     return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..config import build, differences, nearest, plain, read_yaml, to_yaml
 from ..errors import Unusable
-from ..report.records import read
+from ..report.records import read, write_whole
 from . import checkpoint
 from .model import folder_to_start_from
 from .run import Run, differing, settled
@@ -58,6 +60,8 @@ class RunFolder:
 
     def lock(self) -> bool:
         """Own the folder, until this process ends, however it ends. False if somebody else does."""
+        if self._lock:
+            return True
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = (self.path / ".lock").open("a+")
         try:
@@ -78,6 +82,18 @@ class RunFolder:
             self._lock.close()
         self._lock = None
 
+    def write_members(self, addresses: Mapping[int, tuple[str, int]], data: str) -> None:
+        """Where the ranks of a run that can lose some listen for those who come back, and what they train on."""
+        write_whole(self.path / "members.json", json.dumps({"members": addresses, "data": data}).encode())
+
+    def members(self) -> tuple[dict[int, tuple[str, int]], str]:
+        """What was last written there; nobody where there is nothing to read."""
+        try:
+            about = json.loads((self.path / "members.json").read_text())
+            return {int(r): (str(host), int(port)) for r, (host, port) in about["members"].items()}, str(about["data"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}, ""
+
     def write_record(self, run: Run) -> None:
         aside = self.path / ".run.yaml.writing"
         aside.write_text(to_yaml(run))
@@ -97,6 +113,12 @@ def choose(wanted: Wanted, run: Run, ranks: int) -> RunFolder:
             if _unfinished(folder, run) and folder.lock():
                 return folder
     return _new(wanted.outdir, run, ranks)
+
+
+def under_way(wanted: Wanted) -> list[tuple[RunFolder, dict[int, tuple[str, int]], str]]:
+    """Folders whose ranks said where they listen, newest first: with their addresses and the data's fingerprint."""
+    paths = [wanted.run_dir] if wanted.run_dir else _numbered(wanted.outdir)[::-1] if wanted.resume == "auto" else []
+    return [(folder, *folder.members()) for folder in map(RunFolder, paths) if folder.members()[0]]
 
 
 def _given(path: Path, resume: str, run: Run) -> RunFolder:

@@ -14,8 +14,10 @@ from types import FrameType
 GRACE_S = 30.0  # what a broken run's other ranks get to end by themselves
 
 
-def launch(ranks: int, arguments: Sequence[str]) -> int:
-    """Run `paragan ARGUMENTS` on `ranks` processes here; pass signals on; the exit status of the run."""
+def launch(ranks: int, arguments: Sequence[str], go_on: bool = False) -> int:
+    """Run `paragan ARGUMENTS` on `ranks` processes here; pass signals on; the exit status of the run.
+
+    go_on: the others do without a rank that died; then the run has ended well if one of them did."""
     port = _free_port()
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -31,7 +33,7 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
     try:
         for rank in range(ranks):
             processes.append(_start(rank, ranks, port, arguments))
-        status = _watch(processes)
+        status = _watch(processes, go_on)
         if status == 1 and {p.returncode for p in processes} <= {0, 3, *(-number for number in passed_on)}:
             names = ", ".join(signal.Signals(number).name for number in dict.fromkeys(passed_on))
             raise KeyboardInterrupt(f"{names} while nothing was being trained")  # before a rank could listen
@@ -52,21 +54,22 @@ def _start(rank: int, ranks: int, port: int, arguments: Sequence[str]) -> subpro
         "MASTER_PORT": port,
     }
     env = os.environ | {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
-    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else torch prints stack traces where a rank dies
     command = [sys.executable, "-m", "paragan", *arguments]
     return subprocess.Popen(command, env=env, process_group=0)  # a terminal's Ctrl-C reaches it once: through us
 
 
-def _watch(processes: list[subprocess.Popen[bytes]]) -> int:
+def _watch(processes: list[subprocess.Popen[bytes]], go_on: bool) -> int:
     deadline = None
     while any(process.poll() is None for process in processes):
-        if deadline is None and any(process.poll() not in (None, 0) for process in processes):
+        if deadline is None and not go_on and any(process.poll() not in (None, 0) for process in processes):
             deadline = time.monotonic() + GRACE_S
         if deadline and time.monotonic() > deadline:
             for process in processes:
                 process.terminate() if time.monotonic() < deadline + 5 else process.kill()
         time.sleep(0.05)
     codes = {process.returncode for process in processes}
+    if go_on and 0 in codes:
+        return 0
     return next((code for code in (2, 3) if codes <= {0, code} and code in codes), 0 if codes == {0} else 1)
 
 

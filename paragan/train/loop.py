@@ -32,7 +32,7 @@ class Session:
     stats: Stats
 
 
-Observer = Callable[[Session], None]
+Observer = Callable[[Session], object]
 
 
 def play_round(session: Session) -> None:
@@ -66,13 +66,18 @@ def explained(session: Session) -> Generator[None]:
 def train(session: Session, observers: list[Observer], at_stop: Observer) -> None:
     """Play until the end. Each observer looks after every round and knows when it has something to do;
     `at_stop` writes the checkpoint with which a run that was asked to stop ends (Interrupted)."""
-    clock = session.clock
     with explained(session), Stop(session.world) as stop:
-        while not clock.done:
-            if stop.due(clock.step):
-                at_stop(session)
-                raise Interrupted(f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})")
-            play_round(session)
-            with session.stats.aside():
-                for observer in observers:
-                    observer(session)
+        rounds(session, observers, at_stop, stop)
+
+
+def rounds(session: Session, observers: list[Observer], at_stop: Observer, stop: Stop) -> None:
+    """Play on until the end, or until the stop that is due."""
+    clock = session.clock
+    while not clock.done:
+        if stop.due(clock.step):
+            at_stop(session)
+            raise Interrupted(f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})")
+        play_round(session)
+        with session.stats.aside():
+            for observer in observers:
+                observer(session)

@@ -163,11 +163,16 @@ class Save:
         if every(session, session.run.output.checkpoint_kimg) or session.clock.done:
             self.save(session)
 
-    def save(self, session: Session) -> None:
-        """Write a checkpoint (once a step) of a state that was checked to be finite."""
+    def again(self) -> None:
+        """Forget that this step was saved: not all ranks may have come so far."""
+        self._saved = -1
+
+    def save(self, session: Session, suffix: str = "") -> Path | None:
+        """Write a checkpoint (once a step) of a state that was checked to be finite: where, or None if it was already.
+        One with a suffix is not found by those who go on with the run."""
         clock = session.clock
-        if self._saved == clock.step:
-            return
+        if self._saved == clock.step and not suffix:
+            return None
         self.log.refuse_nonfinite(session.stats.losses())
         self._refuse_nonfinite(session)
         record = {
@@ -176,9 +181,11 @@ class Save:
             "threads": torch.get_num_threads(),
         }
         now = {"step": clock.step, "images": clock.images}
-        self.checkpoints.save(session.game.players, now, record, session.role.replicated)
+        path = self.checkpoints.save(session.game.players, now, record, session.role.replicated, suffix)
         self._saved = clock.step
-        self.write_model(session)
+        if not suffix:
+            self.write_model(session)
+        return path
 
     def _refuse_nonfinite(self, session: Session) -> None:
         flags = torch.stack([p.flat.params.isfinite().all().logical_not() for p in session.game.players])

@@ -20,11 +20,18 @@ class Screen:
         self._shown = 0.0
         self._duration = 0.0
 
+    def speak(self, speaks: bool) -> None:
+        """Whether this rank speaks, from here on."""
+        if self.console.quiet == speaks:
+            self.stop()
+            self.console.quiet = not speaks
+
     def say(self, text: str = "") -> None:
         """A line that stays."""
         self.console.print(Text(text))
 
     def start(self, kimg: float, duration: float) -> None:
+        self.stop()
         self._duration = duration
         if self.console.is_terminal and not self.console.quiet:
             self._bar = Progress(

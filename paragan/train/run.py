@@ -173,7 +173,7 @@ class Run:
 
 def differing(name: str) -> bool:
     """Whether a resumed run may differ in this field: how long, where, and what it writes."""
-    may = ("kimg", "timeout_s", "output", "device.kind", "device.threads", "evaluation")
+    may = ("kimg", "timeout_s", "output", "device.kind", "device.threads", "evaluation", "strategy.lost_after_s")
     return any(name == field or name.startswith(field + ".") for field in may)
 
 

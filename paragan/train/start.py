@@ -16,20 +16,23 @@ from typing import TypeVar
 import torch
 
 from ..clock import Clock
-from ..comm.world import World
+from ..comm.elastic import Elastic, somebody_at
+from ..comm.world import Place, World
 from ..config import differences, plain
 from ..data.lanes import Lanes
 from ..data.source import Images
 from ..errors import Unusable
+from ..game.game import Game
 from ..report.page import write_report
 from ..report.records import Records
 from . import checkpoint
 from .checkpoint import Checkpoints, Damaged, Loaded
-from .folder import RunFolder, Wanted, choose, refuse_differences
+from .folder import RunFolder, Wanted, changed, choose, refuse_differences, under_way
 from .loop import Session, train
 from .model import folder_to_start_from, load_weights
 from .observers import Log, Pictures, Save
 from .progress import Screen
+from .regroup import Table
 from .run import Pair, Run, build_game, build_nets, load_images, resolve, spec_of
 from .scoring import Scoring, check
 from .stats import Stats
@@ -37,6 +40,81 @@ from .stats import Stats
 T = TypeVar("T")
 SHARED_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 1800.0  # ranks may find the data at very different speed
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A run that this rank comes to while others play it."""
+
+    folder: RunFolder
+    run: Run
+    images: Images
+
+
+@dataclass
+class Training:
+    """What a train command asks of one rank."""
+
+    run: Run
+    place: Place
+    wanted: Wanted
+    there: UnderWay | None = None
+
+    def join(self, device: torch.device) -> World:
+        """Meet the other ranks: at MASTER_ADDR, or in the run where they play already (Elastic)."""
+        run, place, lost_after_s = self.run, self.place, self.run.strategy.lost_after_s
+        if place.size == 1 or not lost_after_s or device.type != "cpu":
+            return World.join(place, device, run.timeout_s)
+        for folder, addresses, data in under_way(self.wanted):
+            if not somebody_at(addresses.values()) or not (there := self._same(folder, data)):
+                continue
+            Screen().say(f"rank {place.rank} asks to be let into {folder.path}, at its next line of stats")
+            world = Elastic.enter(place, device, run.timeout_s, lost_after_s, addresses)
+            if world:
+                self.there = there
+                return world
+        return Elastic.begin(place, device, run.timeout_s, lost_after_s)
+
+    def _same(self, folder: RunFolder, data: str) -> UnderWay | None:
+        """The run in a folder, where it is ours; refused where it was given as --run-dir and is not."""
+        images, former = load_images(self.run), folder.record() or {}
+        run = resolved(self.run, images)
+        if self.wanted.run_dir:
+            refuse_differences(former, run, folder.path)
+        elif changed(former, run):
+            return None
+        if data != images.fingerprint:
+            raise Unusable(f"--data {run.data.path} holds other images than those that {folder.path} is trained on")
+        return UnderWay(folder, run, images)
+
+    def play(self, world: World, screen: Screen) -> Path:
+        """The training itself; where it is written."""
+        return join_in(self.there, world, screen) if self.there else execute(self.run, world, self.wanted, screen)
+
+
+def join_in(there: UnderWay, world: World, screen: Screen) -> Path:
+    """Train with those who play already, from where they are."""
+    run, images = there.run, there.images
+    set_threads(run, world)
+    session = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
+    checkpoints = Checkpoints(there.folder.checkpoints, world, run.output.keep)
+    with at_desk(run, there.folder, images, screen, checkpoints) as desk:
+        play(session, desk, there.folder, images, screen)
+    if world.first:
+        write_report(there.folder.path)
+    return there.folder.path
+
+
+def play(session: Session, desk: Desk, folder: RunFolder, images: Images, screen: Screen) -> None:
+    """From where the session stands to its end."""
+    world, observers = session.world, [desk.log, desk.pictures, desk.save, desk.scoring]
+    if isinstance(world, Elastic):
+        table = Table(world, folder, images, screen, desk.save, lambda s: seat(s.run, world, images, s.game, s.clock))
+        table.play(session, observers, desk.finish)
+    else:
+        screen.start(session.clock.kimg, session.run.images / 1000)
+        train(session, observers, desk.save.save)
+    screen.stop()
 
 
 def execute(run: Run, world: World, wanted: Wanted, screen: Screen) -> Path:
@@ -55,9 +133,7 @@ def execute(run: Run, world: World, wanted: Wanted, screen: Screen) -> Path:
                 screen.say(f"{folder.path} is complete at {session.clock.kimg:g} kimg; --kimg extends it")
                 desk.save.write_model(session)  # it may have been stopped right after its last checkpoint,
                 desk.scoring(session)  # or while it was scored
-            screen.start(session.clock.kimg, session.run.images / 1000)
-            train(session, [desk.log, desk.pictures, desk.save, desk.scoring], desk.save.save)
-            screen.stop()
+            play(session, desk, folder, images, screen)
         if world.first:
             write_report(folder.path)
         return folder.path
@@ -163,6 +239,27 @@ class Desk:
     save: Save
     scoring: Scoring
 
+    def finish(self, session: Session) -> None:
+        """What the end of a run leaves, whether or not somebody was lost while it was written."""
+        self.save.again()
+        self.save(session)
+        self.scoring(session)
+
+
+@contextlib.contextmanager
+def at_desk(run: Run, folder: RunFolder, images: Images, screen: Screen, checkpoints: Checkpoints) -> Iterator[Desk]:
+    log = Log(folder.path, screen, checkpoints.standing)
+    try:
+        yield Desk(
+            log,
+            Pictures(folder.path, images, log),
+            Save(folder.path, checkpoints, images, log),
+            Scoring(folder.path, images, screen, run.evaluation),
+        )
+    finally:
+        screen.stop()
+        log.close()
+
 
 @contextlib.contextmanager
 def open_session(
@@ -175,34 +272,23 @@ def open_session(
     if run.init_from and not start:
         together(world, lambda: initialise(pair, Path(run.init_from)))
     session = assemble(run, world, images, pair, start)
-    log = Log(folder.path, screen, checkpoints.standing)
-    desk = Desk(
-        log,
-        Pictures(folder.path, images, log),
-        Save(folder.path, checkpoints, images, log),
-        Scoring(folder.path, images, screen, run.evaluation),
-    )
-    if start:
-        warn_threads(start.about.get("threads"), screen)
-        screen.say(f"resumed from {start.path} at {session.clock.kimg:g} kimg")
-    if world.first:
-        checkpoints.clear_unfinished()
-        log.stats.truncate_after(session.clock.step)
-        Records(folder.path / "metrics.jsonl").truncate_after(session.clock.kimg, key="kimg")
-        if not (folder.path / "reals.png").exists():
-            desk.pictures.draw_reals(session.game.labels is not None)
-    try:
+    with at_desk(run, folder, images, screen, checkpoints) as desk:
+        if start:
+            warn_threads(start.about.get("threads"), screen)
+            screen.say(f"resumed from {start.path} at {session.clock.kimg:g} kimg")
+        if world.first:
+            checkpoints.clear_unfinished()
+            desk.log.stats.truncate_after(session.clock.step)
+            Records(folder.path / "metrics.jsonl").truncate_after(session.clock.kimg, key="kimg")
+            if not (folder.path / "reals.png").exists():
+                desk.pictures.draw_reals(session.game.labels is not None)
         world.agree("open")
         yield session, desk
-    finally:
-        screen.stop()
-        log.close()
 
 
 def assemble(run: Run, world: World, images: Images, pair: Pair, start: Loaded | None = None) -> Session:
     """A session on this rank, from a checkpoint or from the beginning."""
     game = build_game(run, pair, images, world.device)
-    role = run.strategy.role(game, world, run.lanes)
     clock = Clock(run.images)
     if start:
         try:
@@ -211,6 +297,12 @@ def assemble(run: Run, world: World, images: Images, pair: Pair, start: Loaded |
         except Damaged as error:
             raise Unusable(f"{start.path}: {error}; the paragan that wrote it may have been another") from error
         clock.step, clock.images = start.step, start.images
+    return seat(run, world, images, game, clock)
+
+
+def seat(run: Run, world: World, images: Images, game: Game, clock: Clock) -> Session:
+    """What a session has of its world, as it is now: role, lanes and stats."""
+    role = run.strategy.role(game, world, run.lanes)
     stats = Stats(world, game.players)
     stats.start_at(clock.images)
     lanes = Lanes(

@@ -58,20 +58,27 @@ class Stop:
         self._bound: int | None = None
         self._lock = threading.Lock()
         self._former: dict[signal.Signals, object] = {}
-        self._watcher = threading.Thread(target=self._watch, daemon=True, name="stop")
+        self._watcher: threading.Thread | None = None
 
     def __enter__(self) -> Stop:
         self._former = _caught(self._on_signal)
-        if self.world.size > 1:
-            self._watcher.start()
+        self.renew()
         return self
+
+    def renew(self) -> None:
+        """Listen in the world as it is now; who asked for the end before still does."""
+        self._over.set()
+        self._bound, self._over = None, threading.Event()
+        if self.world.size > 1:
+            self._watcher = threading.Thread(target=self._watch, args=(self._over,), daemon=True, name="stop")
+            self._watcher.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _back(self._former)
         self._over.set()
-        if self._watcher.is_alive():
+        if self._watcher:
             self._watcher.join(5)
 
     def request(self, reason: str) -> None:
@@ -104,16 +111,18 @@ class Stop:
         self.reason = store.get("stop/reason").decode()
         return max(int(store.get(name)) for name in names)
 
-    def _watch(self) -> None:
+    def _watch(self, over: threading.Event) -> None:
         store = self.world.store
         try:
-            while not self._over.wait(POLL_S):
+            while not over.wait(POLL_S):
                 if self._wanted.is_set() and not store.check(["stop/reason"]):
                     store.set("stop/reason", f"{self.reason} on rank {self.world.rank}")
                 if store.check(["stop/reason"]):
                     with self._lock:
+                        if over.is_set():
+                            return
                         self._bound = self.step + 1
                     store.set(f"stop/bound/{self.world.rank}", str(self._bound))
                     return
-        except RuntimeError:
+        except (RuntimeError, Lost):
             return  # the store is gone, and with it its rank: the next exchange says so
