@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Failed as error:
         return _end(1, str(error), first_only=error.everywhere)
     except Interrupted as error:
-        return _end(3, f"{error}; the same command goes on from here", first_only=True)
+        return _end(3, f"{error}; the same command goes on from here", first_only=error.everywhere)
     except KeyboardInterrupt as error:
         return _end(3, str(error) or "interrupted", first_only=True)
     except BrokenPipeError:

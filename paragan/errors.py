@@ -26,4 +26,11 @@ class Failed(Exception):
 
 
 class Interrupted(Exception):
-    """A signal asked for the end; a checkpoint was written first. Status 3, resumable."""
+    """A signal asked for the end, or too few ranks were left; a checkpoint was written first. Status 3, resumable.
+
+    everywhere: as above.
+    """
+
+    def __init__(self, message: str, everywhere: bool = True):
+        super().__init__(message)
+        self.everywhere = everywhere

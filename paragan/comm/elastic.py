@@ -21,18 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 
 from ..errors import Failed
-from .keys import Address, Board, Meeting, Named, Remote
-from .world import POLL_S, Lost, Place, Ranks, Solo, World, hang_up, open_sockets, rendezvous
-
-T = TypeVar("T")
-c10d: Any = dist
+from .keys import Address, Board, Named, Remote
+from .world import POLL_S, Group, Lost, Place, Solo, World, hang_up, meet, open_sockets, rendezvous
 
 PULSE_S = 0.25  # how often others are asked whether they are there
 FIRST_S = 20.0  # how long the first answer may take: programs start slowly
@@ -117,10 +112,10 @@ class Elastic(World):
     elastic: ClassVar[bool] = True
 
     def __init__(self, place: Place, device: torch.device, address: str, timeout_s: float, link_timeout_s: float):
-        super().__init__(place, device, c10d.HashStore(), Solo(), timeout_s)
+        self._board = Board(address)
+        super().__init__(place, device, self._board, Solo(), timeout_s)
         self.identity, self.late = place.rank, False
         self.link_timeout_s = link_timeout_s
-        self._board = Board(address)
         self.formation = Formation(-1, (), 0, self.identity, "", {})
         self.addresses: dict[int, Address] = {self.identity: self._board.address}  # of all who ever were there
         self._watches: dict[int, Watch] = {}
@@ -139,7 +134,7 @@ class Elastic(World):
         seed = rendezvous(place, env, timeout_s)
         world = Elastic(place, device, _own_address(env), timeout_s, link_timeout_s)
         world._seed = seed  # others may still be reading there
-        world.store = c10d.PrefixStore("paragan/" + env.get("TORCHELASTIC_RESTART_COUNT", "0"), seed)
+        world.store = Named(seed, "paragan/" + env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         there = dict(enumerate(json.loads(word) for word in world.agree(json.dumps(world._board.address))))
         addresses = {rank: (host, port) for rank, (host, port) in there.items()}
         world._form(Formation(0, tuple(addresses), 0, 0, "begin", addresses))
@@ -310,7 +305,7 @@ class Elastic(World):
 
     def _form(self, formation: Formation) -> None:
         """Meet the others of a formation, and be of it."""
-        self.store, self.everyone = c10d.HashStore(), Solo()
+        self.store, self.everyone = self._board, Solo()
         self._get_to_know(formation.addresses)
         members, me = formation.members, self.identity
         others = [r for r in members if r != me]
@@ -318,7 +313,7 @@ class Elastic(World):
         if others:
             not_ours = open_sockets()
             try:
-                self.everyone = Ranks(self._meet(Named(host, f"{formation.place}/group"), members, others))
+                self.everyone = self._meet(Named(host, f"{formation.place}/group"), members, others)
             finally:
                 self._links = {link for link in open_sockets() - not_ours if not self._is_of_a_board(link)}
         self.place = replace(self.place, rank=members.index(me), size=len(members))
@@ -328,19 +323,17 @@ class Elastic(World):
         self._agreed, self.formation = 0, formation
         self._standing = bool(others)
 
-    def _meet(self, words: Named, members: tuple[int, ...], others: list[int]) -> Any:
-        """The process group of these. Torch would wait for one who died meanwhile: a thread waits, and we look."""
-        found, errors = list[Any](), list[Exception]()
-        timeout = timedelta(seconds=self.timeout_s)
+    def _meet(self, words: Named, members: tuple[int, ...], others: list[int]) -> Group:
+        """The group of these. Torch would wait for one who died meanwhile: a thread waits, and we look."""
+        found, errors = list[Group](), list[Lost]()
 
-        def meet() -> None:
+        def wait() -> None:
             try:
-                store = Meeting(words, self.timeout_s)
-                found.append(c10d.ProcessGroupGloo(store, members.index(self.identity), len(members), timeout))
-            except (RuntimeError, Lost) as error:
+                found.append(meet(words, members.index(self.identity), len(members), self.timeout_s))
+            except Lost as error:
                 errors.append(error)
 
-        thread = threading.Thread(target=meet, daemon=True)
+        thread = threading.Thread(target=wait, daemon=True)
         thread.start()
         while thread.is_alive():
             thread.join(POLL_S)
@@ -350,7 +343,7 @@ class Elastic(World):
             if self._reports():
                 raise Lost("somebody could not come")
         if errors:
-            raise Lost(str(errors[0]).splitlines()[0]) from errors[0]
+            raise errors[0]
         return found[0]
 
     # taking some back ---------------------------------------------------------------------------------------------

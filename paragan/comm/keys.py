@@ -10,17 +10,11 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
 
-import torch.distributed as dist
-
-from .world import POLL_S, Lost
+from .world import Lost, Store
 
 Address = tuple[str, int]
-c10d: Any = dist
 
 
 class Board:
@@ -106,9 +100,9 @@ class Remote:
 
 @dataclass(frozen=True)
 class Named:
-    """The words on a board under one name: a Store."""
+    """The words on a board, or in another store, under one name."""
 
-    board: Board | Remote
+    board: Store
     name: str
 
     def set(self, key: str, value: str, /) -> None:
@@ -119,28 +113,3 @@ class Named:
 
     def check(self, keys: list[str], /) -> bool:
         return self.board.check([f"{self.name}/{key}" for key in keys])
-
-
-class Meeting(c10d.Store):  # pyright: ignore[reportUntypedBaseClass]
-    """The same as a torch store, for a process group to meet at."""
-
-    def __init__(self, words: Named, timeout_s: float):
-        super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        self.words, self.timeout_s = words, timeout_s
-
-    def set(self, key: str, value: bytes) -> None:
-        self.words.set(key, bytes(value).decode("latin-1"))
-
-    def get(self, key: str) -> bytes:
-        self.wait([key], timedelta(seconds=self.timeout_s))
-        return self.words.get(key).decode().encode("latin-1")
-
-    def check(self, keys: list[str]) -> bool:
-        return self.words.check(keys)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        deadline = time.monotonic() + (timeout.total_seconds() if timeout else self.timeout_s)
-        while not self.check(keys):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"waited for {keys} in vain")
-            time.sleep(POLL_S / 10)

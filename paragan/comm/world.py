@@ -174,6 +174,37 @@ class Ranks:
         return _Arrived() if work is None else _Travelling(work, self.meter)
 
 
+class _Meeting(c10d.Store):
+    """Words as torch wants to have them, for a process group to meet."""
+
+    def __init__(self, words: Store, timeout_s: float):
+        super().__init__()
+        self.words, self.timeout_s = words, timeout_s
+
+    def set(self, key: str, value: bytes) -> None:
+        self.words.set(key, bytes(value).decode("latin-1"))
+
+    def get(self, key: str) -> bytes:
+        self.wait([key], timedelta(seconds=self.timeout_s))
+        return self.words.get(key).decode().encode("latin-1")
+
+    def check(self, keys: list[str]) -> bool:
+        return self.words.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        deadline = time.monotonic() + (timeout.total_seconds() if timeout else self.timeout_s)
+        while not self.check(keys):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"waited for {keys} in vain")
+            time.sleep(POLL_S / 10)
+
+
+def meet(words: Store, rank: int, size: int, timeout_s: float) -> Group:
+    """A gloo group of its own, beside the default one. Returns when all are there; Lost after `timeout_s`."""
+    timeout = timedelta(seconds=timeout_s)
+    return Ranks(or_lost(lambda: c10d.ProcessGroupGloo(_Meeting(words, timeout_s), rank, size, timeout)))
+
+
 def or_lost(action: Callable[[], T]) -> T:
     """Do it; what torch raises for closed pairs, timeouts, aborted communicators and absent stores is Lost."""
     try:

@@ -76,7 +76,8 @@ def rounds(session: Session, observers: list[Observer], at_stop: Observer, stop:
     while not clock.done:
         if stop.due(clock.step):
             at_stop(session)
-            raise Interrupted(f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})")
+            what = f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})"
+            raise Interrupted(what, everywhere=not session.world.first)
         play_round(session)
         with session.stats.aside():
             for observer in observers:

@@ -86,7 +86,8 @@ class Table:
             path = self.save.save(session, private)
             advice = f"; to go on from it, rename it to {session.clock.step:08d}" if private else ""
             me, step = self.world.identity, session.clock.step
-            raise Interrupted(f"rank {me}, step {step}: {alone}; stopped with checkpoint {path}{advice}") from error
+            what = f"rank {me}, step {step}: {alone}; stopped with checkpoint {path}{advice}"
+            raise Interrupted(what, everywhere=not self.world.first) from error
 
     def _sit_down(self, session: Session, formation: Formation) -> Session:
         """This rank's session in a formation. What exchanges remember is dropped: those links are no more."""

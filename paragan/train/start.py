@@ -66,7 +66,11 @@ class Training:
         if place.size == 1 or not lost_after_s or device.type != "cpu":
             return World.join(place, device, run.timeout_s)
         for folder, addresses, data in under_way(self.wanted):
-            if not somebody_at(addresses.values()) or not (there := self._same(folder, data)):
+            try:
+                there = self._same(folder, data) if somebody_at(addresses.values()) else None
+            except Unusable as error:  # the others play on
+                raise Unusable(str(error), everywhere=False) from error
+            if not there:
                 continue
             Screen().say(f"rank {place.rank} asks to be let into {folder.path}, at its next line of stats")
             world = Elastic.enter(place, device, run.timeout_s, lost_after_s, addresses)
