@@ -264,12 +264,12 @@ def _train_in(training: Any, world: Any, screen: Any) -> None:
 
 def _dry_run(run: Any, ranks: int) -> int:
     from .config import to_yaml
-    from .plan.cost import cost, imagined
+    from .plan.cost import ImaginedWorld, cost
     from .train.run import build_game, build_nets, load_images, spec_of
     from .train.start import resolved
 
     images = load_images(run)
-    run, world = resolved(run, images), imagined(ranks)
+    run, world = resolved(run, images), ImaginedWorld(ranks)
     game = build_game(run, build_nets(run, spec_of(run, images), world.device), images, world.device)
     role = run.strategy.role(game, world, run.lanes)
     penalties = 5 * (run.objective.r1 > 0) / run.objective.r1_every + 6 * (run.objective.gp > 0)  # passes of D

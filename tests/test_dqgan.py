@@ -8,10 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+import toy
 from paragan.comm import blocks
-from paragan.comm.compress import Exact
+from paragan.comm.compress import Exact, Int8
 from paragan.comm.exchange import AllReduce, CompressedSum, Local, Lookahead
 from paragan.comm.flat import Flat
+from paragan.errors import Unusable
+from paragan.strategies.sync import Sync
+from paragan.train.run import build_game, build_nets, resolve, spec_of
 
 SIZE = 64  # of each player
 
@@ -130,3 +134,13 @@ def test_four_ranks_are_the_papers_pseudo_code(pool, wire):
         w = w - rate * answer
     for found in pool(ranks, job):
         torch.testing.assert_close(found, w, rtol=1e-5, atol=1e-5)
+
+
+def test_a_lossy_wire_carries_float32_only():
+    of = toy.run(strategy=Sync(wire=Int8()))
+    data = toy.images()
+    of = resolve(of, data)
+    pair = build_nets(of, spec_of(of, data), torch.device("cpu"))
+    pair.d.double()
+    with pytest.raises(Unusable, match="D has float64 parameters, which only"):
+        build_game(of, pair, data, torch.device("cpu"))

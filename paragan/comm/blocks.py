@@ -1,7 +1,7 @@
 """Block quantizers: a float vector as blocks of few-bit levels with one scale each.
 
-A message is ceil(n / block) records, each a float32 scale and block * bits / 8 bytes; the last block is filled up with
-zeros. Byte k of a block holds its elements k, k + W, k + 2 W ... (W bytes a block), lowest bits first.
+A message is ceil(n / block) records, each a scale of 16 bits and block * bits / 8 bytes; the last block is filled up
+with zeros. Byte k of a block holds its elements k, k + W, k + 2 W ... (W bytes a block), lowest bits first.
 
 What is not finite is never hidden: its whole block has a NaN scale and decodes to NaN.
 
@@ -34,7 +34,7 @@ def records(n: int, block: int) -> int:
 
 
 def record_bytes(block: int, bits: int) -> int:
-    return 4 + block * bits // 8
+    return 2 + block * bits // 8
 
 
 # what is called -----------------------------------------------------------------------------------------------------
@@ -110,7 +110,8 @@ def plain_encode_levels(
     x: Tensor, out: Tensor, block: int, bits: int, top: int, rule: Rule, stochastic: bool, seed: int
 ) -> None:
     blocks = _blocks(x, block)
-    scale = _scales(blocks, rule)
+    code_of_scale = _packed(_scales(blocks, rule))
+    scale = _unpacked(code_of_scale)
     large, some = scale >= TINY, scale > 0
     up = torch.where(large, torch.full_like(scale, top) / scale, 0.0)  # top / scale would be top times a reciprocal
     level = torch.where(large, blocks * up, torch.where(some, blocks / scale * top, 0.0))
@@ -120,19 +121,19 @@ def plain_encode_levels(
         level = level.round()
     level = level.clamp(-top, top).nan_to_num(0.0).to(torch.int16) + (1 << (bits - 1))
     into = out.view(len(blocks), record_bytes(block, bits))
-    into[:, :4].view(torch.float32).copy_(scale)
+    into[:, :2].view(torch.int16).copy_(code_of_scale)
     parts = level.to(torch.uint8).view(len(blocks), 8 // bits, -1)
     code = parts[:, 0]
     for j in range(1, 8 // bits):
         code = code | parts[:, j] << (bits * j)
-    into[:, 4:].copy_(code)
+    into[:, 2:].copy_(code)
 
 
 def plain_decode_levels(data: Tensor, out: Tensor, block: int, bits: int, top: int) -> None:
     rows = data.view(records(out.numel(), block), record_bytes(block, bits))
-    scale = rows[:, :4].view(torch.float32)
+    scale = _unpacked(rows[:, :2].view(torch.int16))
     mask, middle = (1 << bits) - 1, 1 << (bits - 1)
-    parts = [((rows[:, 4:] >> (bits * j)) & mask).float() - middle for j in range(8 // bits)]
+    parts = [((rows[:, 2:] >> (bits * j)) & mask).float() - middle for j in range(8 // bits)]
     level = torch.stack(parts, 1).view(len(rows), block)
     normal = (scale >= TINY) | (scale == 0)
     tops = torch.full_like(scale, top)
@@ -145,18 +146,18 @@ def plain_encode_signs(x: Tensor, out: Tensor, block: int) -> None:
     count = torch.full((len(blocks), 1), float(block), device=x.device)
     count[-1] = x.numel() - (len(blocks) - 1) * block
     into = out.view(len(blocks), record_bytes(block, 1))
-    into[:, :4].view(torch.float32).copy_(_scales(blocks, "sum") / count)
+    into[:, :2].view(torch.int16).copy_(_packed(_scales(blocks, "sum") / count))
     parts = torch.signbit(blocks).to(torch.uint8).view(len(blocks), 8, -1)
     code = parts[:, 0]
     for j in range(1, 8):
         code = code | parts[:, j] << j
-    into[:, 4:].copy_(code)
+    into[:, 2:].copy_(code)
 
 
 def plain_decode_signs(data: Tensor, out: Tensor, block: int) -> None:
     rows = data.view(records(out.numel(), block), record_bytes(block, 1))
-    scale = rows[:, :4].view(torch.float32)[:, None]
-    negative = torch.stack([(rows[:, 4:] >> j) & 1 for j in range(8)], 1).bool()
+    scale = _unpacked(rows[:, :2].view(torch.int16))[:, None]
+    negative = torch.stack([(rows[:, 2:] >> j) & 1 for j in range(8)], 1).bool()
     out.copy_(torch.where(negative, -scale, scale).view(-1)[: out.numel()])
 
 
@@ -178,6 +179,22 @@ def _scales(blocks: Tensor, rule: Rule) -> Tensor:
         near = blocks / torch.where(largest > 0, largest, 1.0)
         scale = largest * _sum(near * near).double().sqrt().float()  # torch's own in float32 may be one bit off
     return torch.where(finite, scale, torch.nan)
+
+
+def _packed(scale: Tensor) -> Tensor:
+    """[records, 1] float32, 0 or more, to 16 bits as int16: bfloat16, rounded up. Its sign, else unused, marks those
+    that are 2^64 times too large: scales may be denormal."""
+    small = scale < TINY
+    bits = torch.where(small, scale * 2.0**64, scale).view(torch.int32)
+    code = ((bits + 0xFFFF) >> 16).clamp(max=0x7F7F)
+    code = torch.where(scale.isnan(), 0x7FC0, code)
+    return torch.where(small, code - 0x8000, code).to(torch.int16)
+
+
+def _unpacked(code: Tensor) -> Tensor:
+    """The other way, to float32."""
+    scale = ((code.to(torch.int32) & 0x7FFF) << 16).view(torch.float32)
+    return torch.where(code < 0, scale * 2.0**-64, scale)
 
 
 def _sum(x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from .sparse import decode_positions, encode_positions, position_bytes
 
 Block = Annotated[int, Field(ge=64, le=4096, multiple_of=64)]
 Rounding = Literal["nearest", "stochastic"]
+SLACK = 2.0**-7  # how much greater a scale of 16 bits may be than what it stands for
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -134,11 +135,12 @@ class _Levels:
         return blocks.records(n, self.block) * blocks.record_bytes(self.block, self.bits)
 
     def delta(self, n: int) -> float:
-        """The worst block has one large number, sent exactly, and all others at the step's worst place."""
-        others = (min(self.block, n) - 1) / self.top**2
+        """The worst block has one large number, and all others at the step's worst place. The scale is up to SLACK
+        greater than that number."""
+        others, step = (min(self.block, n) - 1) * (1 + SLACK) ** 2 / self.top**2, (1 + SLACK) / self.top
         if self.rounding == "nearest":
-            return 1 / (1 + others / 4)
-        return max(0.0, 1 - (math.sqrt(1 + others) - 1) / 2)
+            return (1 - SLACK**2) / (1 + others / 4)
+        return max(0.0, 1 - (math.sqrt(1 + others) - 1) / 2 - min(SLACK * step, step**2 / 4))
 
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
         stochastic = self.rounding == "stochastic"
@@ -162,12 +164,14 @@ class Int8(_Levels):
 
 @record
 class Int4(_Levels):
-    """4 bits a number: 15 levels of a block's largest magnitude."""
+    """4 bits a number: 15 levels of a block's largest magnitude. With larger blocks, or with all of what is lost sent
+    again, GANs become worse (docs/quantized.md)."""
 
     name: Literal["int4"] = "int4"
-    block: Block = 256
+    block: Block = 64
     rounding: Rounding = "nearest"
     bits: ClassVar[int] = 4
+    feedback: ClassVar[float] = 0.5
 
 
 @record
@@ -199,9 +203,9 @@ class QSGD:
         return blocks.records(n, self.block) * blocks.record_bytes(self.block, self.bits)
 
     def delta(self, n: int) -> float:
-        """Their lemma 3.1."""
+        """Their lemma 3.1, with a step up to SLACK greater."""
         size = min(self.block, n)
-        return max(0.0, 1 - min(size / self.levels**2, math.sqrt(size) / self.levels))
+        return max(0.0, 1 - min(size / self.levels**2, math.sqrt(size) / self.levels) * (1 + SLACK) ** 2)
 
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
         blocks.encode_levels(
@@ -225,7 +229,7 @@ class Sign:
         return blocks.records(n, self.block) * blocks.record_bytes(self.block, 1)
 
     def delta(self, n: int) -> float:
-        return 1 / min(self.block, n)
+        return (1 - SLACK**2) / min(self.block, n)
 
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
         blocks.encode_signs(x, out, block=self.block)

@@ -19,7 +19,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -310,41 +310,45 @@ class Elastic(World):
         members, me = formation.members, self.identity
         others = [r for r in members if r != me]
         host = self._board_of(formation.host)
+        self.store, self._links = Named(host, formation.place), set()
         if others:
-            not_ours = open_sockets()
-            try:
-                self.everyone = self._meet(Named(host, f"{formation.place}/group"), members, others)
-            finally:
-                self._links = {link for link in open_sockets() - not_ours if not self._is_of_a_board(link)}
+            self.everyone = self._meet("group", members.index(me), len(members), others)
         self.place = replace(self.place, rank=members.index(me), size=len(members))
-        self.store = Named(host, f"{formation.place}/world")
         for epoch in range(self.formation.epoch, formation.epoch):
             self._board.set(f"past/{epoch}", "")
-        self._agreed, self.formation = 0, formation
+        self._agreed, self._linked, self.formation = 0, {}, formation
         self._standing = bool(others)
 
-    def _meet(self, words: Named, members: tuple[int, ...], others: list[int]) -> Group:
-        """The group of these. Torch would wait for one who died meanwhile: a thread waits, and we look."""
+    def _meet(self, name: str, rank: int, size: int, others: Sequence[int]) -> Group:
+        """Torch would wait for one who died meanwhile: a thread waits, and we look."""
         found, errors = list[Group](), list[Lost]()
 
         def wait() -> None:
             try:
-                found.append(meet(words, members.index(self.identity), len(members), self.timeout_s))
+                found.append(meet(self.store, name, rank, size, self.timeout_s))
             except Lost as error:
                 errors.append(error)
 
-        thread = threading.Thread(target=wait, daemon=True)
+        thread, not_ours = threading.Thread(target=wait, daemon=True), open_sockets()
         thread.start()
-        while thread.is_alive():
-            thread.join(POLL_S)
-            ill = [r for r in others if not self.well(r)]
-            if ill and thread.is_alive():
-                raise Lost(f"rank {', '.join(map(str, ill))} does not answer")
-            if self._reports():
-                raise Lost("somebody could not come")
+        try:
+            while thread.is_alive():
+                thread.join(POLL_S)
+                ill = [r for r in others if not self.well(r)]
+                if ill and thread.is_alive():
+                    raise Lost(f"rank {', '.join(map(str, ill))} does not answer")
+                if self._reports():
+                    raise Lost("somebody could not come")
+        finally:
+            self._links |= {link for link in open_sockets() - not_ours if not self._is_of_a_board(link)}
         if errors:
             raise errors[0]
         return found[0]
+
+    def link(self, other: int) -> Group:
+        pair = sorted((self.rank, other))
+        number = self._linked[other] = self._linked.get(other, 0) + 1
+        return self._meet(f"link/{pair[0]}-{pair[1]}/{number}", pair.index(self.rank), 2, [self.members[other]])
 
     # taking some back ---------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 /* The block quantizers of blocks.py, fused: one pass over memory each way, the same bits as the plain form there.
 
-   A block of B numbers becomes a float32 scale and B bits / 8 bytes; a byte holds elements k, k + W, k + 2 W ... of its
+   A block of B numbers becomes a scale of 16 bits and B bits / 8 bytes; a byte holds elements k, k + W, k + 2 W ... of its
    block, W = B bits / 8, lowest bits first, so that whole vectors are loaded and shifted together. */
 
 #include <math.h>
@@ -12,6 +12,27 @@ enum { LARGEST, NORM, SUM };
 
 static const float TINY = 0x1p-96f; /* below, reciprocals overflow */
 static const uint32_t INFINITE = 0x7f800000u;
+
+/* A scale in 16 bits: bfloat16, rounded up. Its sign, else unused, marks those that are 2^64 times too large. */
+static uint16_t packed(float scale) {
+    uint16_t mark = 0;
+    uint32_t bits;
+    if (isnan(scale)) return 0x7fc0;
+    if (scale < TINY) {
+        scale *= 0x1p64f;
+        mark = 0x8000;
+    }
+    memcpy(&bits, &scale, 4);
+    bits = (bits + 0xffffu) >> 16;
+    return mark | (uint16_t)(bits > 0x7f7f ? 0x7f7f : bits);
+}
+
+static float unpacked(uint16_t code) {
+    const uint32_t bits = (uint32_t)(code & 0x7fff) << 16;
+    float scale;
+    memcpy(&scale, &bits, 4);
+    return code & 0x8000 ? scale * 0x1p-64f : scale;
+}
 
 static float scale_of(const float *x, int count, int rule) {
     uint32_t most[LANES] = {0};
@@ -65,9 +86,10 @@ void encode_levels(const float *x, int64_t n, uint8_t *out, int block, int bits,
                    uint32_t seed) {
     const int width = block * bits / 8, per = 8 / bits, middle = 1 << (bits - 1);
     float tail[MOST], level[MOST];
-    for (int64_t start = 0; start < n; start += block, x += block, out += 4 + width) {
+    for (int64_t start = 0; start < n; start += block, x += block, out += 2 + width) {
         const float *v = filled_up(x, n - start, block, tail);
-        const float scale = scale_of(v, block, rule);
+        const uint16_t code = packed(scale_of(v, block, rule));
+        const float scale = unpacked(code);
         const float up = scale >= TINY ? (float)top / scale : 0.0f;
         if (scale >= TINY)
             for (int k = 0; k < block; k++) level[k] = v[k] * up;
@@ -83,8 +105,8 @@ void encode_levels(const float *x, int64_t n, uint8_t *out, int block, int bits,
             const float low = level[k] > -(float)top ? level[k] : -(float)top;
             level[k] = low < (float)top ? low : (float)top;
         }
-        memcpy(out, &scale, 4);
-        uint8_t *to = out + 4;
+        memcpy(out, &code, 2);
+        uint8_t *to = out + 2;
         if (per == 1)
             for (int k = 0; k < width; k++) to[k] = (uint8_t)((int32_t)level[k] + middle);
         else if (per == 2)
@@ -101,11 +123,12 @@ void encode_levels(const float *x, int64_t n, uint8_t *out, int block, int bits,
 void decode_levels(const uint8_t *in, int64_t n, float *out, int block, int bits, int top) {
     const int width = block * bits / 8, per = 8 / bits, middle = 1 << (bits - 1), mask = (1 << bits) - 1;
     float tail[MOST];
-    for (int64_t start = 0; start < n; start += block, in += 4 + width, out += block) {
-        float scale;
-        memcpy(&scale, in, 4);
+    for (int64_t start = 0; start < n; start += block, in += 2 + width, out += block) {
+        uint16_t code;
+        memcpy(&code, in, 2);
+        const float scale = unpacked(code);
         float *to = n - start < block ? tail : out;
-        const uint8_t *from = in + 4;
+        const uint8_t *from = in + 2;
         const float down = scale / (float)top;
         if (scale >= TINY || scale == 0)
             for (int j = 0; j < per; j++)
@@ -122,12 +145,12 @@ void decode_levels(const uint8_t *in, int64_t n, float *out, int block, int bits
 void encode_signs(const float *x, int64_t n, uint8_t *out, int block) {
     const int width = block / 8;
     float tail[MOST];
-    for (int64_t start = 0; start < n; start += block, x += block, out += 4 + width) {
+    for (int64_t start = 0; start < n; start += block, x += block, out += 2 + width) {
         const float *v = filled_up(x, n - start, block, tail);
         const int count = v == tail ? (int)(n - start) : block;
-        const float scale = scale_of(v, block, SUM) / (float)count;
-        memcpy(out, &scale, 4);
-        uint8_t *to = out + 4;
+        const uint16_t code = packed(scale_of(v, block, SUM) / (float)count);
+        memcpy(out, &code, 2);
+        uint8_t *to = out + 2;
         memset(to, 0, width);
         for (int j = 0; j < 8; j++)
             for (int k = 0; k < width; k++) {
@@ -141,11 +164,14 @@ void encode_signs(const float *x, int64_t n, uint8_t *out, int block) {
 void decode_signs(const uint8_t *in, int64_t n, float *out, int block) {
     const int width = block / 8;
     float tail[MOST];
-    for (int64_t start = 0; start < n; start += block, in += 4 + width, out += block) {
+    for (int64_t start = 0; start < n; start += block, in += 2 + width, out += block) {
+        uint16_t code;
+        memcpy(&code, in, 2);
+        const float magnitude = unpacked(code);
         uint32_t scale;
-        memcpy(&scale, in, 4);
+        memcpy(&scale, &magnitude, 4);
         float *to = n - start < block ? tail : out;
-        const uint8_t *from = in + 4;
+        const uint8_t *from = in + 2;
         for (int j = 0; j < 8; j++)
             for (int k = 0; k < width; k++) {
                 const uint32_t bits = scale ^ ((uint32_t)(from[k] >> j) << 31);

@@ -68,6 +68,11 @@ def among(topology: Topology, seats: Sequence[int], began: int) -> Topology:
     return left if size == 1 or contraction(left, size) < 1 - 1e-9 else Ring()
 
 
+def stays(topology: Topology, size: int) -> bool:
+    """Whether its links are the same at every step, and carry as much both ways."""
+    return topology.period(size) == 1 and np.allclose(topology.matrix(size, 0), topology.matrix(size, 0).T)
+
+
 @dataclass(frozen=True)
 class Mates:
     """What one rank does in one step: to whom it sends, whom it hears with what weight, and its own weight."""

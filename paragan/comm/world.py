@@ -68,9 +68,9 @@ class Group(Protocol):
         """[size, k], row j for rank j -> out [size, k], row j from rank j."""
         ...
 
-    def swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor]) -> Work:
+    def swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor], tag: int = 0) -> Work:
         """A tensor to each of some ranks, and one from each of some, which may be others. What is told must stay as
-        it is until the work is done. Pairs must post in one order."""
+        it is until the work is done. Pairs must post what has one tag in one order."""
         ...
 
 
@@ -99,7 +99,7 @@ class Solo:
         out.copy_(x)
         return _Arrived()
 
-    def swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor]) -> Work:
+    def swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor], tag: int = 0) -> Work:
         return _Arrived()
 
 
@@ -154,16 +154,16 @@ class Ranks:
         start = lambda: self.process_group.alltoall_base(out, x, [], [])  # noqa: E731
         return self._send(start, all_to_all(x.nbytes, self.size))
 
-    def swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor]) -> Work:
+    def swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor], tag: int = 0) -> Work:
         self.meter.count(Traffic(sum(x.nbytes for x in tell.values()), len(tell)))
-        works = or_lost(lambda: self._swap(tell, hear))
+        works = or_lost(lambda: self._swap(tell, hear, tag))
         return _All([_Travelling(work, self.meter) for work in works])
 
-    def _swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor]) -> list[dist.Work]:
+    def _swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor], tag: int) -> list[dist.Work]:
         group = self.process_group
         if not any(x.is_cuda for x in (*tell.values(), *hear.values())):
-            sent = [group.send([x], rank, 0) for rank, x in sorted(tell.items())]
-            return sent + [group.recv([x], rank, 0) for rank, x in sorted(hear.items())]
+            sent = [group.send([x], rank, tag) for rank, x in sorted(tell.items())]
+            return sent + [group.recv([x], rank, tag) for rank, x in sorted(hear.items())]
         ops = [c10d.P2POp(c10d.isend, x, group=group, group_peer=rank) for rank, x in sorted(tell.items())]
         ops += [c10d.P2POp(c10d.irecv, x, group=group, group_peer=rank) for rank, x in sorted(hear.items())]
         return c10d.batch_isend_irecv(ops)  # NCCL wants them at once
@@ -175,21 +175,21 @@ class Ranks:
 
 
 class _Meeting(c10d.Store):
-    """Words as torch wants to have them, for a process group to meet."""
+    """Words under a name, as torch wants to have them, for a process group to meet."""
 
-    def __init__(self, words: Store, timeout_s: float):
-        super().__init__()
-        self.words, self.timeout_s = words, timeout_s
+    def __init__(self, words: Store, name: str, timeout_s: float):
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self.words, self.name, self.timeout_s = words, name, timeout_s
 
     def set(self, key: str, value: bytes) -> None:
-        self.words.set(key, bytes(value).decode("latin-1"))
+        self.words.set(f"{self.name}/{key}", bytes(value).decode("latin-1"))
 
     def get(self, key: str) -> bytes:
         self.wait([key], timedelta(seconds=self.timeout_s))
-        return self.words.get(key).decode().encode("latin-1")
+        return self.words.get(f"{self.name}/{key}").decode().encode("latin-1")
 
     def check(self, keys: list[str]) -> bool:
-        return self.words.check(keys)
+        return self.words.check([f"{self.name}/{key}" for key in keys])
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         deadline = time.monotonic() + (timeout.total_seconds() if timeout else self.timeout_s)
@@ -199,10 +199,10 @@ class _Meeting(c10d.Store):
             time.sleep(POLL_S / 10)
 
 
-def meet(words: Store, rank: int, size: int, timeout_s: float) -> Group:
+def meet(words: Store, name: str, rank: int, size: int, timeout_s: float) -> Group:
     """A gloo group of its own, beside the default one. Returns when all are there; Lost after `timeout_s`."""
     timeout = timedelta(seconds=timeout_s)
-    return Ranks(or_lost(lambda: c10d.ProcessGroupGloo(_Meeting(words, timeout_s), rank, size, timeout)))
+    return Ranks(or_lost(lambda: c10d.ProcessGroupGloo(_Meeting(words, name, timeout_s), rank, size, timeout)))
 
 
 def or_lost(action: Callable[[], T]) -> T:
@@ -307,6 +307,7 @@ class World:
         self.place, self.device, self.store, self.everyone = place, device, store, everyone
         self.timeout_s, self.began = timeout_s, place.size
         self._agreed = 0
+        self._linked: dict[int, int] = {}  # how often this rank asked for a link to another
         self._silent = list[int]()  # ranks that did not say why they left
         self._not_ours = set[int]()  # sockets that are no link between ranks
 
@@ -360,6 +361,16 @@ class World:
             return Solo() if self.rank in ranks else None
         process_group = c10d.new_group(list(ranks), timeout=timedelta(seconds=self.timeout_s))
         return Ranks(process_group) if self.rank in ranks else None
+
+    def link(self, other: int) -> Group:
+        """A group of this rank and another one, on gloo, by which nobody else is held up. Both call this; a rank
+        calls it for its pairs in rising order."""
+        pair = sorted((self.rank, other))
+        number = self._linked[other] = self._linked.get(other, 0) + 1
+        return self._meet(f"link/{pair[0]}-{pair[1]}/{number}", pair.index(self.rank), 2, [other])
+
+    def _meet(self, name: str, rank: int, size: int, others: Sequence[int]) -> Group:
+        return meet(self.store, name, rank, size, self.timeout_s)
 
     def agree(self, word: str, timeout_s: float | None = None) -> list[str]:
         """Everyone's word, in rank order, once all have spoken. Costs store round trips: not for steps."""

@@ -36,14 +36,19 @@ class Imagined:
     def transpose(self, x: torch.Tensor, out: torch.Tensor) -> Work:
         raise NotImplementedError("an imagined group sends nothing")
 
-    def swap(self, tell: Mapping[int, torch.Tensor], hear: Mapping[int, torch.Tensor]) -> Work:
+    def swap(self, tell: Mapping[int, torch.Tensor], hear: Mapping[int, torch.Tensor], tag: int = 0) -> Work:
         raise NotImplementedError("an imagined group sends nothing")
 
 
-def imagined(ranks: int) -> World:
+class ImaginedWorld(World):
     """A world of so many ranks, seen from rank 0, without starting any."""
-    group = Imagined(ranks) if ranks > 1 else Solo()
-    return World(Place(0, ranks), torch.device("cpu"), World.solo().store, group, 60.0)
+
+    def __init__(self, ranks: int):
+        group = Imagined(ranks) if ranks > 1 else Solo()
+        super().__init__(Place(0, ranks), torch.device("cpu"), World.solo().store, group, 60.0)
+
+    def link(self, other: int) -> Group:
+        return Imagined(2)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Nets" (DPOSG), NeurIPS 2020, arXiv 1910.12999.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -14,6 +15,7 @@ from ..comm import topology as graphs
 from ..comm.compress import Exact, Wire
 from ..comm.exchange import Every, Exchange, Local, Lookahead, Now, Then
 from ..comm.gossip import CompressedGossip, Gossip
+from ..comm.late import LateGossip, Waiter, meet, settle
 from ..comm.topology import OnePeer, RandomRing, Ring, Topologies, Topology, rounds_for
 from ..comm.world import Group, Solo, World
 from ..config import record
@@ -24,6 +26,8 @@ from .quantized import CPOAdam
 from .role import Optimistic, Role, deal, lockstep
 from .sync import ORDERS
 
+TAGS = 1 << 16  # more than a player has buckets
+
 
 @record
 class Decentralized(Optimistic):
@@ -33,6 +37,8 @@ class Decentralized(Optimistic):
     topology    : who hears whom
     rounds      : how often parameters are mixed in a step
     consensus   : instead of rounds: as many as leave this share of the distance between ranks
+    staleness   : how many steps a message may be late: a slow link holds nobody up, and is mixed over as often as it
+                  allows (AD-PSGD). For undirected graphs that stay; what a run does then depends on the time
     local_steps : mix only at the end of so many steps (local SGDA)
     wire        : the form parameters travel in; over a lossy one, what travels is how they changed (CHOCO)
     rate        : how far a mix over a lossy wire goes, 1 all the way; wires that lose much need less
@@ -45,6 +51,7 @@ class Decentralized(Optimistic):
     topology: Topologies = OnePeer()
     rounds: Annotated[int, Field(ge=1)] = 1
     consensus: Annotated[float, Field(gt=0, lt=1)] | None = None
+    staleness: Annotated[int, Field(ge=0)] = 0
     local_steps: Annotated[int, Field(ge=1)] = 1
     wire: Wire = Exact()
     rate: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -56,19 +63,35 @@ class Decentralized(Optimistic):
         graphs.check(self.topology, ranks)
         if 0 < self.lost_after_s < 1:
             raise Unusable(f"strategy.lost_after_s={self.lost_after_s:g} must be 1 or more, or 0: never go on without")
+        if self.staleness:
+            self._check_staleness(ranks)
+
+    def _check_staleness(self, ranks: int) -> None:
+        alone = {"rounds": self.rounds == 1, "consensus": self.consensus is None, "wire": not self.wire.lossy}
+        for field, fits in (alone | {"exact": not self.exact}).items():
+            if not fits:
+                raise Unusable(f"strategy.staleness={self.staleness} does not go with strategy.{field}: leave it out")
+        if not graphs.stays(self.topology, ranks):
+            there = ", ".join(t.name for t in graphs.EVERY if not t.misfit(ranks) and graphs.stays(t, ranks))
+            raise Unusable(
+                f"strategy.topology={self.topology.name} changes or is directed, and strategy.staleness="
+                f"{self.staleness} needs links that stay: {there}"
+            )
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
         share, size = deal(lanes, world.rank, world.size), world.size
         topology = graphs.among(self.topology, world.seats, world.began)
+        late = Late(topology, world, self.staleness) if self.staleness and size > 1 else None
 
         def exchange(player: Player) -> Exchange:
-            mixing = Every(self._mixing(topology, world.everyone.metered(player.meter)), self.local_steps)
+            mixing = late.mixing(player) if late else self._mixing(topology, world.everyone.metered(player.meter))
+            mixing = Every(mixing, self.local_steps)
             return Then(Now(mixing), Lookahead(Local(), lambda: player.learning_rate)) if self.exact else mixing
 
         # a rank's gradient is the mean over its own lanes; where ranks own unequally many, those of more weigh more
-        return lockstep(
-            game, Solo(), share, exchange, ORDERS[self.order], weight=share.weight * size, replicated=size == 1
-        )
+        weight, order, alone = share.weight * size, ORDERS[self.order], size == 1
+        role = lockstep(game, Solo(), share, exchange, order, weight=weight, replicated=alone)
+        return replace(role, meet=late.meet, settle=late.settle) if late else role
 
     def _mixing(self, topology: Topology, team: Group) -> Exchange:
         if team.size == 1:
@@ -77,6 +100,38 @@ class Decentralized(Optimistic):
         if self.wire.lossy:
             return CompressedGossip(topology, team, self.wire, rounds, self.rate)
         return Gossip(topology, team, rounds)
+
+
+class Late:
+    """Links to the neighbours in a graph that stays, for both players."""
+
+    def __init__(self, topology: Topology, world: World, staleness: int):
+        self.weights = graphs.mates(topology, world.size, world.rank, 0).hears
+        self.world, self.staleness, self.mixings = world, staleness, list[LateGossip]()
+        pairs = sorted(self.weights, key=lambda j: sorted((world.rank, j)))
+        self.groups = {j: world.link(j) for j in pairs}
+        self.waiters = {j: Waiter(world.timeout_s) for j in pairs}
+
+    def mixing(self, player: Player) -> LateGossip:
+        groups = {j: group.metered(player.meter) for j, group in self.groups.items()}
+        tag = 1 + TAGS * len(self.mixings)
+        self.mixings.append(LateGossip(self.weights, groups, self.waiters, self.staleness, tag))
+        return self.mixings[-1]
+
+    def settle(self) -> None:
+        settle(self.mixings, self.world.everyone, self.world.timeout_s)
+
+    def meet(self) -> None:
+        meet(self.mixings, self.world.everyone, self.world.timeout_s)
+
+
+@record
+class AsyncGossip(Decentralized):
+    """A ring whose links may lag by up to 16 steps."""
+
+    name: Literal["async-gossip"] = "async-gossip"  # pyright: ignore[reportIncompatibleVariableOverride]
+    topology: Topologies = Ring()
+    staleness: Annotated[int, Field(ge=0)] = 16
 
 
 @record

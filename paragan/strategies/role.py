@@ -33,11 +33,17 @@ class Share:
 @dataclass(frozen=True)
 class Role:
     """A rank's round (the beats it repeats), its share of the data, and whether all ranks hold the same
-    players (then one of them writes the checkpoint for all)."""
+    players (then one of them writes the checkpoint for all).
+
+    meet   : where messages may be under way between rounds, what all ranks call before they do anything else together
+    settle : the same, and nothing is under way any more
+    """
 
     round: tuple[Beat, ...]
     share: Share
     replicated: bool = True
+    meet: Callable[[], None] | None = None
+    settle: Callable[[], None] | None = None
 
 
 class Strategy(Protocol):

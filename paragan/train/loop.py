@@ -47,6 +47,14 @@ def play_round(session: Session) -> None:
     s.clock.advance(run.round)
 
 
+def eventful(session: Session) -> bool:
+    """Whether observers may have something to do together after this round."""
+    run, clock = session.run, session.clock
+    output, scored = run.output, run.evaluation.every_kimg
+    times = (output.tick_kimg, output.fakes_kimg, output.checkpoint_kimg, scored)
+    return clock.step == 1 or clock.done or any(clock.crossed(round(1000 * kimg), run.round) for kimg in times)
+
+
 @contextlib.contextmanager
 def explained(session: Session) -> Generator[None]:
     """A failure inside reaches the other ranks, with rank and step."""
@@ -79,6 +87,8 @@ def rounds(session: Session, observers: list[Observer], at_stop: Observer, stop:
             what = f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})"
             raise Interrupted(what, everywhere=not session.world.first)
         play_round(session)
+        if session.role.meet and eventful(session):
+            session.role.meet()
         with session.stats.aside():
             for observer in observers:
                 observer(session)

@@ -173,6 +173,8 @@ class Save:
         clock = session.clock
         if self._saved == clock.step and not suffix:
             return None
+        if session.role.settle:
+            session.role.settle()
         self.log.refuse_nonfinite(session.stats.losses())
         self._refuse_nonfinite(session)
         record = {

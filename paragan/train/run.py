@@ -27,7 +27,7 @@ from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import power_iteration, train_mode
 from ..optim.optimism import WRAPPERS
 from ..optim.policies import SGD, Adam, Optimizer, warm_up
-from ..strategies.gossip import DPOSG, CPOAdamCentral, Decentralized, DPOAdam, RandDPOAdam
+from ..strategies.gossip import DPOSG, AsyncGossip, CPOAdamCentral, Decentralized, DPOAdam, RandDPOAdam
 from ..strategies.quantized import CPOAdam, CPOAdamGQ, Quantized
 from ..strategies.sync import Sync
 
@@ -35,7 +35,16 @@ Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Kimg = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Strategy = Annotated[
-    Sync | Quantized | CPOAdam | CPOAdamGQ | Decentralized | DPOSG | DPOAdam | RandDPOAdam | CPOAdamCentral,
+    Sync
+    | Quantized
+    | CPOAdam
+    | CPOAdamGQ
+    | Decentralized
+    | AsyncGossip
+    | DPOSG
+    | DPOAdam
+    | RandDPOAdam
+    | CPOAdamCentral,
     Field(discriminator="name"),
     by_name,
 ]
@@ -311,9 +320,14 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
             bucket_bytes=bucket_bytes(run.strategy.wire),
         )
 
+    g, d = player("G", pair.g, run.g, run.average), player("D", pair.d, run.d)
+    for one in (g, d):
+        if run.strategy.wire.lossy and one.flat.params.dtype != torch.float32:
+            kind = str(one.flat.params.dtype).removeprefix("torch.")
+            raise Unusable(f"{one.name} has {kind} parameters, which only --strategy.wire=exact carries")
     return Game(
-        g=player("G", pair.g, run.g, run.average),
-        d=player("D", pair.d, run.d),
+        g=g,
+        d=d,
         objective=run.objective,
         latent=pair.latent,
         labels=images.labels if run.data.labels else None,

@@ -11,7 +11,7 @@ import torch
 import toy
 from paragan.comm.world import Place, World
 from paragan.errors import Unusable
-from paragan.plan.cost import imagined
+from paragan.plan.cost import ImaginedWorld
 from paragan.strategies.role import deal
 from paragan.train.consensus import consensus, network_mean
 from paragan.train.loop import play_round
@@ -170,7 +170,7 @@ def test_bytes_counted_are_bytes_predicted(pool, settings):
     def predicted(ranks):
         from paragan.plan.cost import player_traffic
 
-        s = toy.session(run, imagined(ranks))
+        s = toy.session(run, ImaginedWorld(ranks))
         totals = [player_traffic(s.role, player) for player in s.game.players]
         return [(3 * t.sent_bytes, 3 * t.messages) for t in totals]
 
@@ -189,7 +189,7 @@ def test_every_lane_has_one_owner(settings):
 @every_strategy
 def test_too_many_ranks_are_refused_with_those_that_work(settings):
     run = toy.run(*settings)
-    world = imagined(9)
+    world = ImaginedWorld(9)
     with pytest.raises(Unusable, match="at most 8 ranks"):
         toy.session(run, world)
     assert Place().size == 1
