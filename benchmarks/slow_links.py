@@ -1,7 +1,9 @@
-"""The figures of docs/quantized.md about slow links: `sudo python benchmarks/slow_links.py [--only NAME] [--json F]`.
+"""The figures of docs/quantized.md and docs/gossip.md about slow links, on a machine that does nothing else:
+
+    sudo python benchmarks/slow_links.py wires [--only NAME] [--json F]      about ten minutes
+    sudo python benchmarks/slow_links.py gossip [--only NAME] [--json F]
 
 Each laboratory is one call of `lab.py`, with `paragan bench strategies` or torch's own hooks (`hooks.py`) inside.
-About ten minutes, on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from timing import describe, machine, save
 
 HERE = Path(__file__).parent
 EVERY_WIRE = "sync,sync+bf16,sync+int8,sync+int4,sync+int2,sync+sign,sync+topk,quantized,CPOAdam"
-HOSTS = "--hosts=4"
-LABS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # links, command
+HOSTS, EIGHT = "--hosts=4", "--hosts=8"
+Labs = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]  # links, command
+WIRES: Labs = {
     "200 Mbit/s": ((HOSTS, "--rate=200mbit"), ("strategies", f"--strategies={EVERY_WIRE}", "--rounds=8")),
     "200 Mbit/s, torch": ((HOSTS, "--rate=200mbit"), ("hooks", "--rounds=8")),
     "200 Mbit/s, 20 ms": (
@@ -35,6 +38,20 @@ LABS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # links, command
         ("strategies", "--strategies=sync,sync+int8,quantized", "--rounds=4", "--compute-ms=1000"),
     ),
 }
+LATE = ("strategies", "--strategies=sync,gossip,async-gossip", "--params=1M", "--rounds=30", "--compute-ms=500")
+GOSSIP: Labs = {
+    "100 Mbit/s": (
+        (EIGHT, "--rate=100mbit"),
+        ("strategies", "--strategies=sync,gossip,gossip+int8,gossip+int4", "--rounds=4"),
+    ),
+    "200 Mbit/s, 20 ms, 100k parameters": (
+        (EIGHT, "--rate=200mbit", "--latency=20ms"),
+        ("strategies", "--strategies=sync,gossip,gossip+int8", "--params=100k", "--rounds=10"),
+    ),
+    "100 Mbit/s, computing 0.5 s, 1M parameters": ((EIGHT, "--rate=100mbit"), LATE),
+    "one link of 10 Mbit/s, the same": ((EIGHT, "--rates=10mbit,100mbit"), LATE),
+}
+LABS = {"wires": WIRES, "gossip": GOSSIP}
 
 
 def measured(links: tuple[str, ...], command: tuple[str, ...]) -> dict[str, Any]:
@@ -53,13 +70,14 @@ def measured(links: tuple[str, ...], command: tuple[str, ...]) -> dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=LABS)
+    parser.add_argument("what", choices=LABS)
+    parser.add_argument("--only", choices=[*WIRES, *GOSSIP], metavar="NAME")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
     about = machine()
     print(describe(about))
     found: dict[str, Any] = {"machine": about, "laboratories": {}}
-    for name, (links, command) in LABS.items():
+    for name, (links, command) in LABS[options.what].items():
         if options.only in (None, name):
             print(f"\n{name}", flush=True)
             found["laboratories"][name] = measured(links, command)

@@ -15,6 +15,8 @@ from paragan.comm.gossip import CompressedGossip, Gossip
 from paragan.comm.meter import Meter
 from paragan.comm.topology import Complete, Matching, OnePeer, RandomRing, Ring, contraction
 from paragan.optim.optimism import optimistic
+from paragan.strategies.gossip import CPOAdamCentral
+from paragan.strategies.sync import average
 
 SIZE = 96
 RATE = 0.1
@@ -113,6 +115,34 @@ def test_dp_oadam_is_the_papers_pseudo_code(pool, ranks, topology):
         x = powers(topology, ranks, step, 1) @ x - 2 * RATE * u + RATE * before
         before = u
     check(found, x)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_cp_oadam_is_the_papers_pseudo_code(pool, ranks):
+    """theta <- theta - 2 lr u + lr (u before), u from the mean gradient of all ranks at theta."""
+    beta1, beta2, eps, steps = 0.5, 0.9, 1e-8, 7
+
+    def job(world):
+        flat = start(0)
+        vector = nn.Parameter(flat.params)
+        vector.grad = flat.grads
+        move = optimistic_adam([vector])
+        exchange = average(CPOAdamCentral().wire, world.everyone)
+        for step in range(steps):
+            with flat.exchanging(exchange, step):
+                flat.grads.copy_(slope(flat.params, world.rank, step, len(flat.params)) / ranks)
+            flat.conclude()
+            move.step()
+        return flat.params.clone()
+
+    x = start(0).params.clone()
+    m, v, before = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
+    for step in range(steps):
+        g = torch.stack([slope(x, i, step, len(x)) for i in range(ranks)]).mean(0)
+        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+        u = (m / (1 - beta1 ** (step + 1))) / ((v / (1 - beta2 ** (step + 1))).sqrt() + eps)
+        x, before = x - 2 * RATE * u + RATE * before, u
+    check(pool(ranks, job), [x] * ranks)
 
 
 @pytest.mark.parametrize("wire", [Exact(), BF16(), Int8(), Sign()], ids=lambda w: w.name)

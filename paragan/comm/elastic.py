@@ -90,14 +90,13 @@ class Watch:
     def _ask(self) -> None:
         while not self.over and not self.gone:
             try:
-                board = Remote(self.address, self.timeout_s)
-                while not self.over:
-                    epoch = self.epoch()
-                    if board.check([f"past/{epoch}"]):
-                        self._passed = epoch
-                    self.met, self.quiet_s = True, 0.0
-                    time.sleep(PULSE_S)
-                board.close()
+                with Remote(self.address, self.timeout_s) as board:
+                    while not self.over:
+                        epoch = self.epoch()
+                        if board.check([f"past/{epoch}"]):
+                            self._passed = epoch
+                        self.met, self.quiet_s = True, 0.0
+                        time.sleep(PULSE_S)
             except Lost as error:
                 self.gone = isinstance(error.__cause__, ConnectionRefusedError)
                 time.sleep(PULSE_S)
@@ -286,22 +285,18 @@ class Elastic(World):
     def _follow(self, leader: int, step: int) -> Formation:
         """Report to the leader, and be told."""
         nonce, watch = next(self._nonces), self._watches[leader]
-        board, answer = self._board_of(leader), f"answer/{self.identity}/{nonce}"
-        board.set(f"report/{self.identity}", json.dumps([nonce, step, self.formation.epoch]))
-        patience_s = 4 * PULSE_S
-        while not board.check([answer]):
-            if not self.well(leader):
-                raise Lost(f"rank {leader} does not answer")
-            if watch.moved_on:  # its answer to us, if there was one, is older than that
-                patience_s -= POLL_S
-                if patience_s < 0:
-                    raise LeftOut
-            time.sleep(POLL_S)
-        return Formation.from_json(board.get(answer).decode())
-
-    def _board_of(self, rank: int) -> Board | Remote:
-        mine = rank == self.identity
-        return self._board if mine else Remote(self.addresses[rank], self.link_timeout_s)
+        answer, patience_s = f"answer/{self.identity}/{nonce}", 4 * PULSE_S
+        with Remote(self.addresses[leader], self.link_timeout_s) as board:
+            board.set(f"report/{self.identity}", json.dumps([nonce, step, self.formation.epoch]))
+            while not board.check([answer]):
+                if not self.well(leader):
+                    raise Lost(f"rank {leader} does not answer")
+                if watch.moved_on:  # its answer to us, if there was one, is older than that
+                    patience_s -= POLL_S
+                    if patience_s < 0:
+                        raise LeftOut
+                time.sleep(POLL_S)
+            return Formation.from_json(board.get(answer).decode())
 
     def _form(self, formation: Formation) -> None:
         """Meet the others of a formation, and be of it."""
@@ -309,7 +304,8 @@ class Elastic(World):
         self._get_to_know(formation.addresses)
         members, me = formation.members, self.identity
         others = [r for r in members if r != me]
-        host = self._board_of(formation.host)
+        mine = formation.host == me
+        host = self._board if mine else Remote(formation.addresses[formation.host], self.link_timeout_s)
         self.store, self._links = Named(host, formation.place), set()
         if others:
             self.everyone = self._meet("group", members.index(me), len(members), others)
@@ -369,13 +365,14 @@ class Elastic(World):
 
     def _knock_at(self, rank: int, deadline: float) -> Formation:
         nonce = next(self._nonces)
-        board, answer = self._board_of(rank), f"answer/{self.identity}/{nonce}"
-        board.set(f"knock/{self.identity}", json.dumps([nonce, *self._board.address]))
-        while not board.check([answer]):
-            if time.monotonic() > deadline or not self.well(rank):
-                raise Lost(f"rank {rank} did not answer")
-            time.sleep(POLL_S)
-        return Formation.from_json(board.get(answer).decode())
+        answer = f"answer/{self.identity}/{nonce}"
+        with Remote(self.addresses[rank], self.link_timeout_s) as board:
+            board.set(f"knock/{self.identity}", json.dumps([nonce, *self._board.address]))
+            while not board.check([answer]):
+                if time.monotonic() > deadline or not self.well(rank):
+                    raise Lost(f"rank {rank} did not answer")
+                time.sleep(POLL_S)
+            return Formation.from_json(board.get(answer).decode())
 
     def admit(self, step: int) -> Formation | None:
         """Let in who knocked. All members call this at the same step; it costs them nothing while all are there."""

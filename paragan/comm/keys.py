@@ -38,11 +38,21 @@ class Board:
     def pop(self, key: str) -> str | None:
         return self._words.pop(key, None)
 
+    def close(self) -> None:
+        """Take no more calls."""
+        with contextlib.suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)  # wakes who waits for one
+        self._door.close()
+
     def _welcome(self) -> None:
         while True:
-            with contextlib.suppress(OSError):
+            try:
                 guest, _ = self._door.accept()
-                threading.Thread(target=self._serve, args=(guest,), daemon=True, name="board").start()
+            except OSError:
+                if self._door.fileno() < 0:
+                    return  # closed
+                continue
+            threading.Thread(target=self._serve, args=(guest,), daemon=True, name="board").start()
 
     def _serve(self, guest: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError), guest, guest.makefile("rw", encoding="utf-8") as lines:
@@ -81,8 +91,15 @@ class Remote:
         return all(self._ask(key, None) is not None for key in keys)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._link.close()
+        with contextlib.suppress(OSError, ValueError):
+            self._lines.close()
+        self._link.close()
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _ask(self, key: str, value: str | None) -> str | None:
         with self._lock:

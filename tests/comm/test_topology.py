@@ -17,11 +17,13 @@ from paragan.comm.topology import (
     Ring,
     Star,
     Torus,
+    among,
     check,
     contraction,
     mates,
     messages,
     rounds_for,
+    stays,
 )
 from paragan.errors import Unusable
 
@@ -154,3 +156,27 @@ def test_a_graph_that_cannot_be_is_refused(tmp_path, text, said):
     file.write_text(text)
     with pytest.raises(Unusable, match=said):
         check(Graph(path=str(file)), 4)
+
+
+@pytest.mark.parametrize(
+    ("topology", "seats", "began", "left"),
+    [
+        (Ring(), (0, 1, 3), 4, "ring"),
+        (OnePeer(), (1, 2, 3), 4, "one-peer"),
+        (Hypercube(), (0, 1, 3), 4, "left"),  # what is left of the square is the path 0 - 1 - 3
+        (Hypercube(), (0, 3), 4, "hypercube"),
+        (Torus(), (0, 1, 2, 3, 4), 6, "left"),
+        (Hypercube(), (0, 3, 5), 8, "ring"),  # of the cube's corners no two of these are neighbours
+    ],
+)
+def test_survivors_have_a_graph_that_mixes(topology, seats, began, left):
+    found = among(topology, seats, began)
+    assert found.name == left
+    w = found.matrix(len(seats), 0)
+    np.testing.assert_allclose(w.sum(0), 1)
+    np.testing.assert_allclose(w.sum(1), 1)
+    assert contraction(found, len(seats)) < 1
+
+
+def test_which_graphs_stay():
+    assert [t.name for t in EVERY if stays(t, 8)] == ["ring", "torus", "hypercube", "complete", "star"]
