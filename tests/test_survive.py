@@ -15,8 +15,8 @@ from processes import PLACE, checkpoints, free_port, playing, refused, steps, tr
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(240)]
 
-GOSSIP = ("--strategy=gossip", "--lanes=4", "--strategy.lost_after_s=1.5", "--kimg=6.4")  # 400 steps
-LAST = 400
+GOSSIP = ("--strategy=gossip", "--lanes=4", "--strategy.lost_after_s=1.5", "--kimg=4.8")  # 300 steps
+LAST = 300
 
 
 class Team:
@@ -74,7 +74,7 @@ def test_three_go_on_without_one_who_was_killed_and_take_it_back(victim, tmp_pat
     team = Team(tmp_path / "run", processes)
     playing(team.run, 40)
     team.send(signal.SIGKILL, victim)
-    assert longest_pause(team.run, 4) < 4
+    assert longest_pause(team.run, 2) < 2
     others = [rank for rank in range(4) if rank != victim]
     lost = team.heard(lambda row: row["lost"] == [victim])
     assert lost["members"] == others
@@ -90,7 +90,7 @@ def test_a_frozen_rank_is_left_out_and_comes_back_when_it_wakes(tmp_path, proces
     team = Team(tmp_path / "run", processes)
     playing(team.run, 40)
     team.send(signal.SIGSTOP, 0)
-    assert longest_pause(team.run, 8) < 3 * 1.5
+    assert longest_pause(team.run, 5) < 3 * 1.5
     team.heard(lambda row: row["lost"] == [0])
     team.send(signal.SIGCONT, 0)
     team.heard(lambda row: row["joined"] == [0])
