@@ -38,7 +38,7 @@ WIRES: Labs = {
         ("strategies", "--strategies=sync,sync+int8,quantized", "--rounds=4", "--compute-ms=1000"),
     ),
 }
-LATE = ("strategies", "--strategies=sync,gossip,async-gossip", "--params=1M", "--rounds=30", "--compute-ms=500")
+LATE = ("strategies", "--strategies=sync,async-gossip", "--params=500k", "--rounds=20", "--compute-ms=500")
 GOSSIP: Labs = {
     "100 Mbit/s": (
         (EIGHT, "--rate=100mbit"),
@@ -48,7 +48,7 @@ GOSSIP: Labs = {
         (EIGHT, "--rate=200mbit", "--latency=20ms"),
         ("strategies", "--strategies=sync,gossip,gossip+int8", "--params=100k", "--rounds=10"),
     ),
-    "100 Mbit/s, computing 0.5 s, 1M parameters": ((EIGHT, "--rate=100mbit"), LATE),
+    "100 Mbit/s, computing 0.5 s, 500k parameters": ((EIGHT, "--rate=100mbit"), LATE),
     "one link of 10 Mbit/s, the same": ((EIGHT, "--rates=10mbit,100mbit"), LATE),
 }
 LABS = {"wires": WIRES, "gossip": GOSSIP}

@@ -121,6 +121,7 @@ class Elastic(World):
         self._links: set[int] = set()  # the sockets of the group
         self._nonces, self._attempts = itertools.count(1), itertools.count(1)
         self._answered: dict[int, int] = {}
+        self._hosting = False  # whether the group meets, or met, at our board
         self._standing = False  # whether the group is to be left once somebody is lost
         self._seed: Any = None
         threading.Thread(target=self._look_after, daemon=True, name="elastic").start()
@@ -217,7 +218,7 @@ class Elastic(World):
         A rank that was left out knocks, and comes back empty. Alone where too few are left: then the
         group is that of those few, for a last checkpoint.
         """
-        self._hang_up()
+        self._give_up()
         deadline = time.monotonic() + self.timeout_s
         while True:
             try:
@@ -226,7 +227,7 @@ class Elastic(World):
                 self._form(formation)
                 break
             except Lost:
-                self._hang_up()
+                self._give_up()
                 if time.monotonic() > deadline:
                     raise
             except LeftOut:
@@ -234,6 +235,12 @@ class Elastic(World):
         if formation.ending:
             raise Alone(formation.ending)
         return formation
+
+    def _give_up(self) -> None:
+        """Leave the group, or what was to become one; whoever still waits for it is told."""
+        self._hang_up()
+        if self._hosting:
+            self.store.set("over", "")
 
     def _lead(self, step: int) -> Formation:
         """Wait until all who are well have reported, and tell them who belongs to us."""
@@ -306,7 +313,7 @@ class Elastic(World):
         others = [r for r in members if r != me]
         mine = formation.host == me
         host = self._board if mine else Remote(formation.addresses[formation.host], self.link_timeout_s)
-        self.store, self._links = Named(host, formation.place), set()
+        self.store, self._links, self._hosting = Named(host, formation.place), set(), mine
         if others:
             self.everyone = self._meet("group", members.index(me), len(members), others)
         self.place = replace(self.place, rank=members.index(me), size=len(members))
@@ -333,7 +340,7 @@ class Elastic(World):
                 ill = [r for r in others if not self.well(r)]
                 if ill and thread.is_alive():
                     raise Lost(f"rank {', '.join(map(str, ill))} does not answer")
-                if self._reports():
+                if self._reports() if self._hosting else self.store.check(["over"]):
                     raise Lost("somebody could not come")
         finally:
             self._links |= {link for link in open_sockets() - not_ours if not self._is_of_a_board(link)}

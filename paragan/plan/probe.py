@@ -53,10 +53,11 @@ class Probed:
 
     def line(self) -> str:
         """A row of the table on the screen."""
-        hidden = "" if self.overlap is None else f"  overlap {self.overlap:.0%}, efficiency {self.efficiency:.0%}"
+        shares = {"overlap": self.overlap, "efficiency": self.efficiency}
+        hidden = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share is not None)
         who = f"{self.strategy:<16}{self.wire:<10}{self.topology:<13}{self.ranks:>5}"
         line = f"{who}{self.step_ms:>10.1f}{self.sent_bytes:>14,}"
-        return f"{line}{self.predicted_bytes:>14,}{hidden}"
+        return f"{line}{self.predicted_bytes:>14,}  {hidden}".rstrip()
 
 
 HEADING = f"{'strategy':<16}{'wire':<10}{'topology':<13}{'ranks':>5}{'ms':>10}{'sent':>14}{'predicted':>14}"
@@ -75,7 +76,8 @@ def probe(
         alone_ms = _played(strategy, world, params, 0.0, share, rounds)[0]
         computing_ms = _played(strategy, World.solo(), params, compute_ms, share, rounds)[0]
         computing_ms = _slowest(world, [computing_ms])[0]
-        overlap = min(1.0, max(0.0, 1 - (step_ms - computing_ms) / alone_ms))
+        if not role.settle:  # else the exchanges have no time of their own
+            overlap = min(1.0, max(0.0, 1 - (step_ms - computing_ms) / alone_ms))
         efficiency = computing_ms / step_ms
     predicted = sum((player_traffic(role, player) for player in game.players), Traffic())
     wire = strategy.wire.name
