@@ -110,6 +110,17 @@ def test_two_who_die_at_once_leave_two(tmp_path, processes):
     team.finished(2, 3)
 
 
+def test_one_dies_while_another_is_away(tmp_path, processes):
+    team = Team(tmp_path / "run", processes)
+    playing(team.run, 40)
+    team.send(signal.SIGKILL, 3)
+    team.heard(lambda row: row["lost"] == [3])
+    playing(team.run, steps(team.run)[-1] + 20)
+    team.send(signal.SIGKILL, 0)
+    team.heard(lambda row: row["members"] == [1, 2], 20)
+    team.finished(1, 2)
+
+
 def test_a_part_without_a_majority_stops_with_its_checkpoint(tmp_path, processes):
     """Two of four are silent: those who look cannot know whether they go on somewhere."""
     team = Team(tmp_path / "run", processes)

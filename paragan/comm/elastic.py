@@ -242,6 +242,13 @@ class Elastic(World):
         if self._hosting:
             self.store.set("over", "")
 
+    def _look(self) -> None:
+        ill = [r for r in self.members if not self.well(r)]
+        if self._standing and ill:
+            raise Lost(f"rank {', '.join(map(str, ill))} does not answer")
+        if self._reports() if self._hosting else self.store.check(["over"]):
+            raise Lost("somebody gave this group up")
+
     def _lead(self, step: int) -> Formation:
         """Wait until all who are well have reported, and tell them who belongs to us."""
         steps, nonces, epoch = {self.identity: step}, dict[int, int](), self.formation.epoch
@@ -320,6 +327,7 @@ class Elastic(World):
         for epoch in range(self.formation.epoch, formation.epoch):
             self._board.set(f"past/{epoch}", "")
         self._agreed, self._linked, self.formation = 0, {}, formation
+        self._answered |= {rank: nonce for rank, (nonce, _, _) in self._reports().items()}  # of attempts before
         self._standing = bool(others)
 
     def _meet(self, name: str, rank: int, size: int, others: Sequence[int]) -> Group:
@@ -340,8 +348,7 @@ class Elastic(World):
                 ill = [r for r in others if not self.well(r)]
                 if ill and thread.is_alive():
                     raise Lost(f"rank {', '.join(map(str, ill))} does not answer")
-                if self._reports() if self._hosting else self.store.check(["over"]):
-                    raise Lost("somebody could not come")
+                self._look()
         finally:
             self._links |= {link for link in open_sockets() - not_ours if not self._is_of_a_board(link)}
         if errors:

@@ -387,9 +387,13 @@ class World:
                 missing.remove(rank)
             if not missing:
                 return [words[rank] for rank in range(self.size)]
+            self._look()
             if time.monotonic() > deadline:
                 raise Lost(f"rank {', '.join(map(str, missing))} did not arrive within {timeout_s:g} s")
             time.sleep(POLL_S)
+
+    def _look(self) -> None:
+        """Lost, where waiting for others makes no sense any more."""
 
     def explain(self, error: BaseException, step: int) -> str:
         """Tell the others why this rank gives up, and learn who began: one line with rank and step."""
