@@ -1,4 +1,4 @@
-"""The plots of docs/quantized.md from benchmarks/results/: `python benchmarks/figures.py`."""
+"""The plots of docs/quantized.md and docs/gossip.md from benchmarks/results/: `python benchmarks/figures.py`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,14 @@ def speed(laboratories: dict[str, Any]) -> Figure:
     bars += [(r["strategy"].replace("ddp", "torch DDP").replace("+", ", "), r["step_ms"], 0, THEIRS) for r in torch]
     figure = Figure(figsize=(7, 0.3 * len(bars) + 0.9), layout="constrained")
     axes = figure.add_subplot()
+    _faster(axes, exact, bars)
+    axes.set_xlabel("times faster than float32, 4 hosts at 200 Mbit/s, 8M parameters")
+    axes.legend(loc="lower right")
+    return figure
+
+
+def _faster(axes: Axes, exact: dict[str, Any], bars: list[tuple[str, float, int, str]]) -> None:
+    """A bar for each (name, ms, bytes or 0, colour): how much faster than `exact`, and how much its bytes allow."""
     for i, (_, ms, sent, colour) in enumerate(bars):
         faster = exact["step_ms"] / ms
         axes.barh(i, faster, 0.7, color=colour)
@@ -42,8 +50,35 @@ def speed(laboratories: dict[str, Any]) -> Figure:
     axes.invert_yaxis()
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
-    axes.set_xlabel("times faster than float32, 4 hosts at 200 Mbit/s, 8M parameters")
-    axes.legend(loc="lower right")
+
+
+def gossip_speed(laboratories: dict[str, Any]) -> Figure:
+    """Gossip beside all-reduce: where bytes are dear, where hops are, and where one link is slow."""
+    figure = Figure(figsize=(9, 2.2), layout="constrained")
+    grid: Any = figure.subplots(1, 3)
+    for axes, lab, title, counted in (
+        (grid[0], "100 Mbit/s", "100 Mbit/s, 8M parameters", True),
+        (grid[1], "200 Mbit/s, 20 ms, 100k parameters", "20 ms one way, 100k parameters", False),
+    ):
+        exact, *rows = laboratories[lab]["rows"]
+        bars = [(f"gossip, {r['wire']}", r["step_ms"], r["sent_bytes"] if counted else 0, OURS) for r in rows]
+        _faster(axes, exact, bars)
+        axes.set_xlim(1, 20)
+        axes.set_xlabel("times faster than all-reduce")
+        axes.set_title(title, fontsize=8, loc="left")
+    grid[0].legend(loc="upper right", fontsize=7)
+    even, uneven = (
+        laboratories[lab]["rows"]
+        for lab in ("100 Mbit/s, computing 0.5 s, 500k parameters", "one link of 10 Mbit/s, the same")
+    )
+    kept = [a["step_ms"] / b["step_ms"] for a, b in zip(even, uneven)]
+    for i, share in enumerate(kept):
+        grid[2].barh(i, 100 * share, 0.7, color=OURS if i else THEIRS)
+        grid[2].text(100 * share, i, f"{share:.0%} ", va="center", ha="right", color="white")
+    grid[2].set_yticks(range(len(kept)), ["all-reduce", *(row["strategy"] for row in even[1:])])
+    grid[2].invert_yaxis()
+    grid[2].set_xlabel("pace kept, %")
+    grid[2].set_title("one of eight links ten times slower", fontsize=8, loc="left")
     return figure
 
 
@@ -56,7 +91,7 @@ def quality(found: list[dict[str, Any]]) -> Figure:
         here = [case for case in cases if case in one["cases"]]
         for axes, (name, label) in zip(row, FIGURES.items()):
             _dots(axes, one["rows"], here, name)
-            axes.set_title(f"{one['recipe']}, {one['strategy']}: {label}", fontsize=8, loc="left")
+            axes.set_title(f"{one['recipe']}, {one['ranks']} ranks: {label}", fontsize=8, loc="left")
         for axes in row[1:]:
             axes.set_yticklabels([])
     return figure
@@ -79,10 +114,13 @@ def main() -> None:
         return json.loads((RESULTS / f"{name}.json").read_text())
 
     with matplotlib.rc_context(STYLE):
-        judged = [read(f"quality_{name}") for name in ("digits_sync", "fashion_sync")]
+        quantized = [read(f"quality_{name}") for name in ("digits_sync", "fashion_sync")]
+        gossip = [read(f"quality_{name}") for name in ("digits_gossip4", "digits_gossip8", "fashion_gossip4")]
         for name, figure in (
             ("quantized_speed", speed(read("lab")["laboratories"])),
-            ("quantized_quality", quality(judged)),
+            ("quantized_quality", quality(quantized)),
+            ("gossip_speed", gossip_speed(read("gossip_lab")["laboratories"])),
+            ("gossip_quality", quality(gossip)),
         ):
             figure.savefig(DOCS / f"{name}.svg", metadata={"Date": None})
 

@@ -32,8 +32,9 @@ RELAY = Path(__file__).with_name("relay.py")
 PORT = "29500"
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 30.0  # what the other hosts get to end by themselves when one has failed
-QUEUE = 8 << 20  # bytes that wait for a slow link: few packets are dropped
+QUEUE = 512 << 10  # bytes that wait for a slow link, as in the port of a switch
 BURST = 128 << 10  # of tbf: two of the largest packets
+TCP = "cubic"  # as on most hosts, whatever this machine's is
 RELAY_MTU = 60_000
 
 
@@ -54,6 +55,7 @@ class Report:
     latency_ms: float
     mtu: int
     shaped_by: str
+    tcp: str
     command: list[str]
     status: list[int]
     seconds: float
@@ -73,6 +75,10 @@ def shell(command: str) -> str:
 
 def host(i: int) -> str:
     return f"paragan-lab{os.getpid()}-h{i}"
+
+
+def switch() -> str:
+    return f"paragan-lab{os.getpid()}-sw"
 
 
 def address(i: int) -> str:
@@ -120,18 +126,26 @@ def network(links: list[Link]) -> Iterator[tuple[int, str]]:
 
 
 def bridged(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
-    switch = f"paragan-lab{os.getpid()}-sw"
-    stack.enter_context(namespace(switch))
-    shell(f"ip -n {switch} link add br0 type bridge")
-    shell(f"ip -n {switch} link set br0 up")
+    stack.enter_context(namespace(switch()))
+    shell(f"ip -n {switch()} link add br0 type bridge")
+    shell(f"ip -n {switch()} link set br0 up")
     for i, link in enumerate(links):
-        shell(f"ip -n {switch} link add p{i} type veth peer name eth0 netns {host(i)}")
-        shell(f"ip -n {switch} link set p{i} master br0 up")
+        shell(f"ip -n {switch()} link add p{i} type veth peer name eth0 netns {host(i)}")
+        shell(f"ip -n {switch()} link set p{i} master br0 up")
         raise_interface(i)
-        for where, device in ((host(i), "eth0"), (switch, f"p{i}")):
+        for where, device in ((host(i), "eth0"), (switch(), f"p{i}")):
             shape(where, device, link)
     mtu = int(re.search(r"mtu (\d+)", shell(f"ip -n {host(0)} link show eth0"))[1])
     return mtu, "tbf and netem" if any(link.latency for link in links) else "tbf"
+
+
+def cut(i: int) -> None:
+    """Unplug a host."""
+    shell(f"ip -n {switch()} link set p{i} down")
+
+
+def mend(i: int) -> None:
+    shell(f"ip -n {switch()} link set p{i} up")
 
 
 def shape(where: str, device: str, link: Link) -> None:
@@ -170,6 +184,8 @@ def relayed(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
 def raise_interface(i: int) -> None:
     shell(f"ip -n {host(i)} address add {address(i)}/16 dev eth0")
     shell(f"ip -n {host(i)} link set eth0 up")
+    for route in json.loads(shell(f"ip -n {host(i)} -j route show dev eth0")):
+        shell(f"ip -n {host(i)} route change {route['dst']} dev eth0 src {address(i)} congctl {TCP}")
 
 
 def sent_bytes(i: int) -> int:
@@ -290,7 +306,7 @@ def main() -> int:
             reader.join(GRACE_S)
         took = time.monotonic() - began
         report = Report(
-            options.hosts, [r / 1e6 for r in rates], 1e3 * options.latency, mtu, shaped_by, command, status,
+            options.hosts, [r / 1e6 for r in rates], 1e3 * options.latency, mtu, shaped_by, TCP, command, status,
             round(took, 3), [sent_bytes(i) for i in range(options.hosts)],
         )  # fmt: skip
     print(

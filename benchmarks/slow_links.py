@@ -63,7 +63,7 @@ def measured(links: tuple[str, ...], command: tuple[str, ...]) -> dict[str, Any]
         inside = [sys.executable, *program, *options, f"--json={rows}"]
         subprocess.run([sys.executable, HERE / "lab.py", *links, f"--json={lab}", "--", *inside], check=True)
         report = json.loads(lab.read_text())
-        kept = {name: report[name] for name in ("hosts", "rates_mbit", "latency_ms", "mtu", "shaped_by")}
+        kept = {name: report[name] for name in ("hosts", "rates_mbit", "latency_ms", "mtu", "shaped_by", "tcp")}
         command_line = f"lab.py {' '.join(links)} -- {what} {' '.join(options)}"
         return {"laboratory": kept, "command": command_line, "rows": json.loads(rows.read_text())}
 

@@ -1,13 +1,16 @@
 """A rank of a gossip run is lost in the middle: `python benchmarks/survive.py [--cases killed-0,frozen-2] [--json F]`.
 
-Four ranks on this machine train `digits`, each a process of its own. At half time one is killed (SIGKILL) or frozen
-(SIGSTOP, and woken when the others have done without it). Asked: for how long nobody plays a step, whether the rank
-that was killed and started again, or woke up, is back at the end, and whether the result passes the digits acceptance.
+Four ranks on this machine train `digits`, each a process of its own. At half time one is killed (SIGKILL), frozen
+(SIGSTOP, and woken when the others have done without it), or cut off: each rank is a host of a laboratory (lab.py,
+needs root), and the link of one goes down. It has no majority, so it stops with its checkpoint; the link comes back,
+and it is started again. Asked: for how long nobody plays a step, whether the rank is back at the end, and whether the
+result passes the digits acceptance.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -19,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lab
 from acceptance import DIVERSITY, RECOGNISED, judge
 from timing import describe, machine, save, table
 
@@ -34,18 +38,21 @@ COLUMNS = ("case", "pause s", "members at the end", "recognised", "diversity", "
 class Team:
     """The ranks of a run, which can be started again one by one."""
 
-    def __init__(self, run: Path):
+    def __init__(self, run: Path, hosts: bool):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
-        self.run = run
+        self.run, self.hosts = run, hosts
         self.ranks = [self.start(rank) for rank in range(RANKS)]
 
     def start(self, rank: int) -> subprocess.Popen[bytes]:
         place = {"RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": RANKS}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port}
+        if self.hosts:
+            place |= {"MASTER_ADDR": lab.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+        where = ["ip", "netns", "exec", lab.host(rank)] if self.hosts else []
         env = os.environ | {name: str(value) for name, value in place.items()}
-        command = [sys.executable, "-m", "paragan", *TRAIN, f"--run-dir={self.run}"]
+        command = [*where, sys.executable, "-m", "paragan", *TRAIN, f"--run-dir={self.run}"]
         return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
 
     @property
@@ -72,19 +79,35 @@ class Team:
         return longest
 
 
+def lose(team: Team, kind: str, victim: int) -> float:
+    """Lose a rank, and get it back; the longest time without a step."""
+    process = team.ranks[victim]
+    if kind == "frozen":
+        process.send_signal(signal.SIGSTOP)
+        pause = team.pause(5 * LOST_AFTER_S)
+        process.send_signal(signal.SIGCONT)
+        return pause
+    if kind == "killed":
+        process.send_signal(signal.SIGKILL)
+    else:
+        lab.cut(victim)
+    pause = team.pause(5 * LOST_AFTER_S)
+    process.wait()
+    if kind == "cut":
+        lab.mend(victim)
+    team.ranks[victim] = team.start(victim)
+    return pause
+
+
 def lost(kind: str, victim: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        team = Team(Path(folder) / "run")
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        if kind == "cut":
+            stack.enter_context(lab.network([lab.Link(0, 0)] * RANKS))
+        team = Team(Path(folder) / "run", hosts=kind == "cut")
         while team.kimg < HALF_KIMG:
             time.sleep(0.05)
-        process = team.ranks[victim]
-        process.send_signal(signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
-        pause = team.pause(8 if kind == "killed" else 5 * LOST_AFTER_S)
-        if kind == "killed":
-            process.wait()
-            team.ranks[victim] = team.start(victim)
-        else:
-            process.send_signal(signal.SIGCONT)
+        pause = lose(team, kind, victim)
         status = [rank.wait() for rank in team.ranks]
         if any(status):
             raise SystemExit(f"{kind}-{victim}: the ranks ended with {status}")
@@ -95,7 +118,8 @@ def lost(kind: str, victim: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default="killed-0,killed-2,frozen-0,frozen-3", help="killed-RANK or frozen-RANK")
+    cases = "killed-0,killed-2,frozen-0,frozen-3"
+    parser.add_argument("--cases", default=cases, help="killed-RANK, frozen-RANK, cut-RANK")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
     about = machine()

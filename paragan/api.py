@@ -34,7 +34,8 @@ from .train.observers import averaged_sampler, refuse_nonfinite
 from .train.progress import Screen, describe
 from .train.run import Data, Device, Evaluation, Pair, Run, Side, load_images, pick_device, placed, resolve
 from .train.scoring import score, summary
-from .train.start import assemble, set_threads, together
+from .train.start import assemble, set_threads
+from .train.together import together
 
 Rule = Literal["linear", "sqrt", "none"]
 

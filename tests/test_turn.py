@@ -3,10 +3,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from paragan.batch import Batch, Loss
-from paragan.comm.exchange import Local
-from paragan.comm.world import Solo
+from paragan.comm.exchange import Local, Then
+from paragan.comm.flat import TURN
+from paragan.comm.groups import Solo
+from paragan.comm.meter import Traffic
 from paragan.game.player import Player
-from paragan.game.turn import Turn, play
+from paragan.game.turn import Turn, alternately, begin, play
 from paragan.nets.norm import convert
 from paragan.rng import Draw
 
@@ -41,3 +43,66 @@ def test_a_forward_that_backward_repeats_is_counted_once():
     for plain, repeated in zip(moments(False), moments(True), strict=True):
         assert torch.equal(plain, repeated)
     assert moments(True)[0][-1] == 4  # lanes
+
+
+class Diary:
+    """Says when it begins, when its player's turn does, and when it ends."""
+
+    def __init__(self, name, lines):
+        self.name, self.lines = name, lines
+
+    def __call__(self, bucket, step):
+        self.lines.append(f"{self.name} leaves in {step}")
+        yield TURN
+        self.lines.append(f"{self.name} takes its turn in {step}")
+
+    def traffic(self, n):
+        return Traffic()
+
+
+def table_of_two(lines, d_steps):
+    def turn(name, exchange):
+        player = Player(name, nn.Linear(3, 1), lambda p: torch.optim.SGD(p, lr=0.1))
+        return Turn(player, lambda hand, step: Loss(player.net(hand.images).sum()), exchange, Solo())
+
+    d, g = turn("D", Diary("D", lines)), turn("G", Then(Diary("G", lines), Diary("then G", lines)))
+    return alternately(d, g, d_steps)
+
+
+HANDS = [Batch(torch.ones(4, 3), None, Draw(0, 0, (0,), 4))]
+
+
+def test_messages_leave_when_the_round_begins():
+    """G's parameters are known before D's turn: they travel during it. D's are known again when it has moved."""
+    lines = []
+    beats = table_of_two(lines, d_steps=2)
+    begin(beats, 7)
+    assert lines == ["D leaves in 7", "G leaves in 7"]
+    for beat in beats:
+        play(beat, HANDS, 7, 16, 16)
+    assert lines[2:] == [
+        "D takes its turn in 7",
+        "D leaves in 7",
+        "D takes its turn in 7",
+        "G takes its turn in 7",
+        "then G leaves in 7",
+        "then G takes its turn in 7",
+    ]
+
+
+def test_what_a_failed_round_left_is_dropped():
+    lines = []
+    beats = table_of_two(lines, d_steps=1)
+    begin(beats, 0)
+    play(beats[0], HANDS, 0, 16, 16)  # and G's turn is never played
+    begin(beats, 1)
+    for beat in beats:
+        play(beat, HANDS, 1, 16, 16)
+    assert [line for line in lines if line.endswith("in 1")] == [
+        "D leaves in 1",
+        "G leaves in 1",
+        "D takes its turn in 1",
+        "G takes its turn in 1",
+        "then G leaves in 1",
+        "then G takes its turn in 1",
+    ]

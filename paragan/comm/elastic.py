@@ -13,25 +13,29 @@ is admitted by all at a step they agree on.
 from __future__ import annotations
 
 import contextlib
+import enum
 import itertools
 import json
 import os
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
 from ..errors import Failed
-from .keys import Address, Board, Named, Remote
-from .world import POLL_S, Group, Lost, Place, Solo, World, hang_up, meet, open_sockets, rendezvous
+from .groups import POLL_S, Group, Link, Lost, Solo, Waiter, hang_up, hung_up, listens, meet, open_sockets, still_open
+from .keys import Address, Board, Leavable, Named, Remote, answers, towards
+from .members import NOWHERE, PULSE_S, Formation, Now, Watch
+from .world import Place, World, rendezvous
 
-PULSE_S = 0.25  # how often others are asked whether they are there
 FIRST_S = 20.0  # how long the first answer may take: programs start slowly
-LISTEN_S = 2.0  # how long one who may be there has to take a call
+ANSWER_S = 1.0  # how long an answer may take when ranks form a group: who is slower is asked again
+LIFE = 1 << 30  # more than the words that a rank numbers in its life
 
 
 class Alone(Failed):
@@ -42,64 +46,12 @@ class LeftOut(Exception):
     """The others went on without this rank."""
 
 
-@dataclass(frozen=True)
-class Formation:
-    """Who belongs to the world from a step on. Ranks are called by the numbers they were started with.
+class State(enum.Enum):
+    """Of the group a rank is in."""
 
-    host, place : on whose board they meet, and under which name there, another for every attempt
-    empty       : those who have no parameters yet
-    ending      : why it is for a last checkpoint only, or nothing
-    private     : whether others, out of reach, may be going on with this run
-    """
-
-    epoch: int
-    members: tuple[int, ...]
-    step: int
-    host: int
-    place: str
-    addresses: dict[int, Address]
-    empty: tuple[int, ...] = ()
-    ending: str = ""
-    private: bool = False
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> Formation:
-        data = json.loads(text)
-        data["addresses"] = {int(r): (host, port) for r, (host, port) in data["addresses"].items()}
-        return Formation(**data | {"members": tuple(data["members"]), "empty": tuple(data["empty"])})
-
-
-class Watch:
-    """Asks one other rank, again and again, whether it is there and whether it went on without us."""
-
-    def __init__(self, address: Address, epoch: Callable[[], int], timeout_s: float):
-        self.address, self.epoch, self.timeout_s = address, epoch, timeout_s
-        self.quiet_s = 0.0  # time of ours without an answer: time for which we are frozen ourselves does not count
-        self.met = self.gone = self.over = False
-        self._passed = -1
-        threading.Thread(target=self._ask, daemon=True, name=f"watch {address}").start()
-
-    @property
-    def moved_on(self) -> bool:
-        """Whether it is in a formation after ours."""
-        return self._passed == self.epoch()
-
-    def _ask(self) -> None:
-        while not self.over and not self.gone:
-            try:
-                with Remote(self.address, self.timeout_s) as board:
-                    while not self.over:
-                        epoch = self.epoch()
-                        if board.check([f"past/{epoch}"]):
-                            self._passed = epoch
-                        self.met, self.quiet_s = True, 0.0
-                        time.sleep(PULSE_S)
-            except Lost as error:
-                self.gone = isinstance(error.__cause__, ConnectionRefusedError)
-                time.sleep(PULSE_S)
+    FORMING = "it is left, or not there yet, or nobody minds any more"
+    STANDING = "it is to be left once somebody is lost"
+    BROKEN = "somebody is lost: nobody is to wait for anything"
 
 
 class Elastic(World):
@@ -115,14 +67,20 @@ class Elastic(World):
         super().__init__(place, device, self._board, Solo(), timeout_s)
         self.identity, self.late = place.rank, False
         self.link_timeout_s = link_timeout_s
-        self.formation = Formation(-1, (), 0, self.identity, "", {})
+        self.formation = Formation(-1, (), 0, self.identity, "", {}, {})
+        self.awake_s = 0.0  # time of ours, without that for which we were frozen
         self.addresses: dict[int, Address] = {self.identity: self._board.address}  # of all who ever were there
         self._watches: dict[int, Watch] = {}
-        self._links: set[int] = set()  # the sockets of the group
-        self._nonces, self._attempts = itertools.count(1), itertools.count(1)
-        self._answered: dict[int, int] = {}
+        self._state, self._lock = State.FORMING, threading.Lock()
+        self._links = set[Link]()  # the sockets of the group,
+        self._waiters: list[Waiter] = []  # those who wait at it,
+        self._with: tuple[int, ...] = ()  # and the others who belong to it, or are to
         self._hosting = False  # whether the group meets, or met, at our board
-        self._standing = False  # whether the group is to be left once somebody is lost
+        self._nonces = itertools.count(secrets.randbits(60))  # of our reports and knocks; not those of a former life
+        self._settled: dict[int, int] = {}  # the last of others that something came of, or that they gave up
+        self._live: dict[int, int] = {}  # reports that were seen to be waited for
+        self._attempts = itertools.count(1)
+        self._closed = False
         self._seed: Any = None
         threading.Thread(target=self._look_after, daemon=True, name="elastic").start()
 
@@ -132,12 +90,12 @@ class Elastic(World):
     ) -> Elastic:
         """All ranks together, at MASTER_ADDR: the only time it is needed."""
         seed = rendezvous(place, env, timeout_s)
-        world = Elastic(place, device, _own_address(env), timeout_s, link_timeout_s)
+        world = Elastic(place, device, towards((env.get("MASTER_ADDR") or "127.0.0.1", 9)), timeout_s, link_timeout_s)
         world._seed = seed  # others may still be reading there
         world.store = Named(seed, "paragan/" + env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         there = dict(enumerate(json.loads(word) for word in world.agree(json.dumps(world._board.address))))
         addresses = {rank: (host, port) for rank, (host, port) in there.items()}
-        world._form(Formation(0, tuple(addresses), 0, 0, "begin", addresses))
+        world._form(Formation(0, tuple(addresses), 0, 0, "begin", addresses, {}))
         return world
 
     @staticmethod
@@ -149,10 +107,10 @@ class Elastic(World):
         members: Mapping[int, Address],
     ) -> Elastic | None:
         """Join a run that is under way, or None where none of its members is there."""
-        there = {rank: at for rank, at in members.items() if rank != place.rank and _listens(at)}
+        there = {rank: at for rank, at in members.items() if rank != place.rank and answers(at)}
         if not there:
             return None
-        world = Elastic(place, device, _towards(next(iter(there.values()))), timeout_s, link_timeout_s)
+        world = Elastic(place, device, towards(next(iter(there.values()))), timeout_s, link_timeout_s)
         world.late = True
         world._get_to_know(there)
         world.knock()
@@ -167,6 +125,10 @@ class Elastic(World):
     @property
     def seats(self) -> tuple[int, ...]:
         return self.formation.members
+
+    @property
+    def epoch(self) -> int:
+        return self.formation.epoch
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -187,28 +149,49 @@ class Elastic(World):
             if rank != self.identity and (former is None or former.address != address or former.gone):
                 if former:
                     former.over = True
-                self._watches[rank] = Watch(address, lambda: self.formation.epoch, self.link_timeout_s)
+                self._watches[rank] = Watch(address, self.link_timeout_s)
 
     def _look_after(self) -> None:
         """Hang up once a member is lost, so that no exchange waits for it."""
-        while True:
+        while not self._closed:
             time.sleep(PULSE_S)
-            for watch in self._watches.values():
+            self.awake_s += PULSE_S
+            for watch in list(self._watches.values()):
                 watch.quiet_s += PULSE_S
-            if self._standing and not all(self.well(r) for r in self.members):
-                self._hang_up()
+            with self._lock:
+                if self._state is State.STANDING and (self._trouble() or any(map(hung_up, self._links))):
+                    self._hang_up(State.BROKEN)
 
-    def _is_of_a_board(self, descriptor: int) -> bool:
-        boards = {address[1] for address in self.addresses.values()}
-        try:
-            with socket.socket(fileno=os.dup(descriptor)) as link:
-                return link.getsockname()[1] in boards or link.getpeername()[1] in boards
-        except OSError:
+    def _trouble(self) -> str:
+        """Why this group is to be left, if it is."""
+        if ill := [r for r in self._with if not self.well(r)]:
+            return f"rank {', '.join(map(str, ill))} does not answer"
+        return "somebody gave this group up" if self._reports(self._with) else ""
+
+    def look(self) -> None:
+        if trouble := self._trouble():
+            raise Lost(trouble)
+        if self._state is State.BROKEN or (not self._hosting and self.store.check(["over"])):
+            raise Lost("this group was given up")
+
+    def _is_link(self, found: Link) -> bool:
+        """Whether this socket is a link of the group: neither its door nor a board's."""
+        boards, handle = {port for _, port in self.addresses.values()}, still_open(found)
+        if not handle:
             return False
+        with handle:
+            try:
+                if handle.family == socket.AF_UNIX or listens(handle):
+                    return False
+                return not {handle.getsockname()[1], handle.getpeername()[1]} & boards
+            except OSError:
+                return False
 
-    def _hang_up(self) -> None:
-        self._standing = False
+    def _hang_up(self, state: State) -> None:
+        self._state = state
         hang_up(self._links)
+        for waiter in self._waiters:
+            waiter.give_up()
 
     # going on without some ----------------------------------------------------------------------------------------
 
@@ -218,18 +201,20 @@ class Elastic(World):
         A rank that was left out knocks, and comes back empty. Alone where too few are left: then the
         group is that of those few, for a last checkpoint.
         """
-        self._give_up()
-        deadline = time.monotonic() + self.timeout_s
+        deadline = self.awake_s + self.timeout_s
         while True:
+            self._give_up()
             try:
-                leader = min(r for r in self.members if self.well(r))
-                formation = self._lead(step) if leader == self.identity else self._follow(leader, step)
+                leader = self._leader()
+                formation = self._lead(step, deadline) if leader == self.identity else self._follow(leader, step)
+                if self.identity not in formation.members:
+                    raise Alone(f"the others stop: {formation.ending}")
                 self._form(formation)
                 break
             except Lost:
-                self._give_up()
-                if time.monotonic() > deadline:
+                if self.awake_s > deadline:
                     raise
+                time.sleep(POLL_S)
             except LeftOut:
                 return self.knock()
         if formation.ending:
@@ -238,105 +223,141 @@ class Elastic(World):
 
     def _give_up(self) -> None:
         """Leave the group, or what was to become one; whoever still waits for it is told."""
-        self._hang_up()
+        with self._lock:
+            self._hang_up(State.FORMING)
         if self._hosting:
             self.store.set("over", "")
 
-    def _look(self) -> None:
-        ill = [r for r in self.members if not self.well(r)]
-        if self._standing and ill:
-            raise Lost(f"rank {', '.join(map(str, ill))} does not answer")
-        if self._reports() if self._hosting else self.store.check(["over"]):
-            raise Lost("somebody gave this group up")
+    def _newest(self) -> Now:
+        """The newest formation that somebody is in, of those that have us. LeftOut where others are in one as new as
+        ours that has not."""
+        newest = Now(self.formation.epoch, self.members)
+        there = [self._watches[r].now for r in self.members if r in self._watches]
+        if any(now.epoch >= newest.epoch and self.identity not in now.members for now in there):
+            raise LeftOut
+        return max(newest, *there, key=lambda now: now.epoch) if there else newest
 
-    def _lead(self, step: int) -> Formation:
+    def _leader(self) -> int:
+        """The lowest of those who are well, and did not come back since."""
+        there = [r for r in self._newest().members if r == self.identity or (self.well(r) and not self._knocks([r]))]
+        return min(there, default=self.identity)
+
+    def _keeps(self, leader: int) -> None:
+        if self._leader() != leader:
+            raise Lost(f"rank {leader} leads no more")
+
+    def _lead(self, step: int, deadline: float) -> Formation:
         """Wait until all who are well have reported, and tell them who belongs to us."""
-        steps, nonces, epoch = {self.identity: step}, dict[int, int](), self.formation.epoch
-        deadline = time.monotonic() + self.timeout_s
         while True:
-            for rank, (nonce, at, past) in self._reports().items():
+            self._keeps(self.identity)
+            steps, nonces, epoch = {self.identity: step}, {self.identity: next(self._nonces)}, self.formation.epoch
+            newest = self._newest()
+            for rank, (nonce, at, past) in self._reports(newest.members).items():
                 steps[rank], nonces[rank], epoch = at, nonce, max(epoch, past)
-            waited = [r for r in self.members if r not in steps and self.well(r) and not self._knocks([r])]
+            waited = [r for r in newest.members if r not in steps and self.well(r) and not self._knocks([r])]
             if not waited:
                 break
-            if any(self._watches[r].moved_on for r in waited):
-                raise LeftOut
-            if time.monotonic() > deadline:
+            if self.awake_s > deadline:
                 raise Lost(f"rank {', '.join(map(str, waited))} did not report within {self.timeout_s:g} s")
             time.sleep(POLL_S / 4)
-        formation = self._next(epoch + 1, steps)
-        for rank, nonce in nonces.items():
-            self._answered[rank] = nonce
-            self._board.set(f"answer/{rank}/{nonce}", formation.to_json())
+        formation = self._next(max(epoch, newest.epoch) + 1, newest.members, steps, nonces)
+        for rank in nonces.keys() - {self.identity}:
+            self._board.set(f"answer/{rank}/{nonces[rank]}", formation.to_json())
         return formation
 
-    def _reports(self) -> dict[int, tuple[int, int, int]]:
-        """Who reported here and was not answered yet: (nonce, step, epoch)."""
+    def _reports(self, ranks: Iterable[int]) -> dict[int, tuple[int, int, int]]:
+        """Which of these reported here, and wait for what comes of it: (nonce, step, epoch)."""
         found = dict[int, tuple[int, int, int]]()
-        for rank in self.members:
-            if rank != self.identity and self._board.check([f"report/{rank}"]):
-                nonce, step, epoch = json.loads(self._board.get(f"report/{rank}"))
-                if nonce > self._answered.get(rank, 0) and epoch >= self.formation.epoch - 1:
+        for rank in ranks:
+            word = self._board.read(f"report/{rank}")
+            if rank != self.identity and word is not None:
+                nonce, step, epoch = json.loads(word)
+                if not self._void(rank, nonce) and not self._knocks([rank]) and self._waits(rank, nonce):
                     found[rank] = nonce, step, epoch
         return found
 
-    def _next(self, epoch: int, steps: Mapping[int, int]) -> Formation:
+    def _waits(self, rank: int, nonce: int) -> bool:
+        """Whether a rank waits for what comes of a report: it may be old, or have come while we were frozen."""
+        if self._live.get(rank) != nonce:
+            try:
+                with Remote(self.addresses[rank], ANSWER_S) as board:
+                    waits = board.read("waits")
+            except Lost:
+                return False
+            if waits != str(nonce):
+                self._settled[rank] = nonce
+                return False
+            self._live[rank] = nonce
+        return True
+
+    def _void(self, rank: int, nonce: int) -> bool:
+        """Whether this is what something came of, or older. Another life of the rank has quite other numbers."""
+        return 0 <= self._settled.get(rank, -1) - nonce < LIFE
+
+    def _next(self, epoch: int, before: Sequence[int], steps: Mapping[int, int], settled: dict[int, int]) -> Formation:
         here = tuple(sorted(steps))
-        lost = [r for r in self.members if r not in here]
-        gone = [r for r in lost if self._watches[r].gone]
+        lost = [r for r in before if r not in here]
+        gone = [r for r in lost if r not in self._watches or self._watches[r].gone]
         empty = tuple(r for r, step in steps.items() if step < 0)
         missing, ending = ", ".join(map(str, lost)), ""
         if len(here) == len(empty):
             ending = "no rank that has parameters is left"
+        elif 2 * len(here) <= len(before) - len(gone):
+            verb = "is" if len(here) == 1 else "are"
+            ending = f"rank {missing} cannot be reached, and rank {', '.join(map(str, here))} {verb} no majority"
         elif len(here) == 1:
             ending = f"rank {missing} {'is' if len(lost) == 1 else 'are'} gone: every other rank"
-        elif 2 * len(here) <= len(self.members) - len(gone):
-            ending = f"rank {missing} cannot be reached, and rank {', '.join(map(str, here))} are no majority"
+        if ending and len(here) > len(empty):  # those who have nothing have nothing to save
+            here, empty = tuple(r for r in here if r not in empty), ()
         addresses = {r: self.addresses[r] for r in here}
         place, step, private = f"again {next(self._attempts)}", max(steps.values()), len(gone) < len(lost)
-        return Formation(epoch, here, step, self.identity, place, addresses, empty, ending, private)
+        return Formation(epoch, here, step, self.identity, place, addresses, settled, empty, ending, private)
 
     def _follow(self, leader: int, step: int) -> Formation:
         """Report to the leader, and be told."""
-        nonce, watch = next(self._nonces), self._watches[leader]
-        answer, patience_s = f"answer/{self.identity}/{nonce}", 4 * PULSE_S
-        with Remote(self.addresses[leader], self.link_timeout_s) as board:
-            board.set(f"report/{self.identity}", json.dumps([nonce, step, self.formation.epoch]))
-            while not board.check([answer]):
-                if not self.well(leader):
-                    raise Lost(f"rank {leader} does not answer")
-                if watch.moved_on:  # its answer to us, if there was one, is older than that
-                    patience_s -= POLL_S
-                    if patience_s < 0:
-                        raise LeftOut
-                time.sleep(POLL_S)
-            return Formation.from_json(board.get(answer).decode())
+        nonce = next(self._nonces)
+        answer = f"answer/{self.identity}/{nonce}"
+        self._board.set("waits", str(nonce))
+        try:
+            with Remote(self.addresses[leader], ANSWER_S) as board:
+                board.set(f"report/{self.identity}", json.dumps([nonce, step, self.formation.epoch]))
+                while not board.check([answer]):
+                    self._keeps(leader)
+                    time.sleep(POLL_S)
+                return Formation.from_json(board.get(answer).decode())
+        finally:
+            self._board.set("waits", "")
 
     def _form(self, formation: Formation) -> None:
         """Meet the others of a formation, and be of it."""
-        self.store, self.everyone = self._board, Solo()
-        self._get_to_know(formation.addresses)
         members, me = formation.members, self.identity
-        others = [r for r in members if r != me]
+        others = tuple(r for r in members if r != me)
         mine = formation.host == me
+        self._get_to_know(formation.addresses)
+        with self._lock:
+            self._settled |= formation.settled
+            self._links, self._waiters, self._with, self._hosting = set[Link](), [], others, mine
+        self.store, self.everyone = self._board, Solo()
         host = self._board if mine else Remote(formation.addresses[formation.host], self.link_timeout_s)
-        self.store, self._links, self._hosting = Named(host, formation.place), set(), mine
+        self.store = Named(host, formation.place)
         if others:
             self.everyone = self._meet("group", members.index(me), len(members), others)
         self.place = replace(self.place, rank=members.index(me), size=len(members))
-        for epoch in range(self.formation.epoch, formation.epoch):
-            self._board.set(f"past/{epoch}", "")
         self._agreed, self._linked, self.formation = 0, {}, formation
-        self._answered |= {rank: nonce for rank, (nonce, _, _) in self._reports().items()}  # of attempts before
-        self._standing = bool(others)
+        if not formation.ending:
+            self._board.set("now", Now(formation.epoch, members).to_json())
+        with self._lock:
+            self._state = State.STANDING if others else State.FORMING
 
     def _meet(self, name: str, rank: int, size: int, others: Sequence[int]) -> Group:
         """Torch would wait for one who died meanwhile: a thread waits, and we look."""
-        found, errors = list[Group](), list[Lost]()
+        found, errors, waiter, words = list[Group](), list[Lost](), Waiter(self.timeout_s), Leavable(self.store)
+        self._waiters.append(waiter)
+        patience_s = self.awake_s + max(FIRST_S, 3 * self.link_timeout_s)
 
         def wait() -> None:
             try:
-                found.append(meet(self.store, name, rank, size, self.timeout_s))
+                found.append(meet(words, name, rank, size, self.timeout_s, waiter))
             except Lost as error:
                 errors.append(error)
 
@@ -345,12 +366,14 @@ class Elastic(World):
         try:
             while thread.is_alive():
                 thread.join(POLL_S)
-                ill = [r for r in others if not self.well(r)]
-                if ill and thread.is_alive():
-                    raise Lost(f"rank {', '.join(map(str, ill))} does not answer")
-                self._look()
+                self.look()
+                if self._state is State.FORMING:
+                    self._newest()
+                if self.awake_s > patience_s:
+                    raise Lost("not all came to where they were to meet")
         finally:
-            self._links |= {link for link in open_sockets() - not_ours if not self._is_of_a_board(link)}
+            words.over = True
+            self._links = self._links | set(filter(self._is_link, open_sockets() - not_ours))  # others may be reading
         if errors:
             raise errors[0]
         return found[0]
@@ -363,30 +386,35 @@ class Elastic(World):
     # taking some back ---------------------------------------------------------------------------------------------
 
     def knock(self) -> Formation:
-        """Ask a member to be let in, and wait for it. This rank comes empty."""
-        self._hang_up()
-        self._nonces = itertools.count(time.time_ns() // 1_000_000)  # greater than those of a former life
-        deadline = time.monotonic() + self.timeout_s
+        """Ask all who are there to be let in, and wait for the members among them. This rank comes empty."""
+        self.formation = replace(self.formation, epoch=NOWHERE.epoch, members=NOWHERE.members)
+        self._board.set("now", NOWHERE.to_json())
         while True:
-            for rank in (r for r in sorted(self.addresses) if r != self.identity and self.well(r)):
-                with contextlib.suppress(Lost):
-                    formation = self._knock_at(rank, deadline)
-                    self._form(formation)
-                    return formation
-            if time.monotonic() > deadline or not any(map(self.well, self._watches)):
-                raise Lost("no member of the run let this rank in")
-            time.sleep(PULSE_S)
+            self._give_up()
+            formation = self._let_in()
+            with contextlib.suppress(Lost):
+                self._form(formation)
+                return formation
 
-    def _knock_at(self, rank: int, deadline: float) -> Formation:
-        nonce = next(self._nonces)
-        answer = f"answer/{self.identity}/{nonce}"
-        with Remote(self.addresses[rank], self.link_timeout_s) as board:
-            board.set(f"knock/{self.identity}", json.dumps([nonce, *self._board.address]))
-            while not board.check([answer]):
-                if time.monotonic() > deadline or not self.well(rank):
-                    raise Lost(f"rank {rank} did not answer")
+    def _let_in(self) -> Formation:
+        """Knock, until somebody answers. While members are there this takes what it takes: they look once a tick."""
+        nonce, boards = next(self._nonces), dict[int, Remote]()
+        deadline = self.awake_s + self.timeout_s
+        with contextlib.ExitStack() as stack:
+            while True:
+                there = [r for r in self._watches if self.well(r)]
+                if any(self._watches[r].now.members for r in there):
+                    deadline = self.awake_s + self.timeout_s
+                elif not there or self.awake_s > deadline:
+                    raise Lost("no member of the run let this rank in")
+                for rank in there:
+                    with contextlib.suppress(Lost):
+                        if rank not in boards:
+                            boards[rank] = stack.enter_context(Remote(self.addresses[rank], ANSWER_S))
+                            boards[rank].set(f"knock/{self.identity}", json.dumps([nonce, *self._board.address]))
+                        if answer := boards[rank].read(f"answer/{self.identity}/{nonce}"):
+                            return Formation.from_json(answer)
                 time.sleep(POLL_S)
-            return Formation.from_json(board.get(answer).decode())
 
     def admit(self, step: int) -> Formation | None:
         """Let in who knocked. All members call this at the same step; it costs them nothing while all are there."""
@@ -400,19 +428,23 @@ class Elastic(World):
         addresses |= {r: (host, port) for r, (_, host, port) in knocks.items()}
         members, host = tuple(sorted(addresses)), min(self.members)
         epoch = self.formation.epoch + 1
-        formation = Formation(epoch, members, step, host, f"admit {epoch}", addresses, tuple(knocks))
-        self._standing = False
-        for rank, (nonce, *_) in mine.items():
-            self._board.pop(f"knock/{rank}")
+        settled = {rank: nonce for rank, (nonce, *_) in knocks.items()}
+        formation = Formation(epoch, members, step, host, f"admit {epoch}", addresses, settled, tuple(knocks))
+        for rank, nonce in settled.items():
             self._board.set(f"answer/{rank}/{nonce}", formation.to_json())
-        hang_up(self._links)
+        with self._lock:
+            self._state = State.FORMING
+            hang_up(self._links)
+            for waiter in self._waiters:
+                waiter.end()
         self._form(formation)
         return formation
 
     def _knocks(self, ranks: Iterable[int]) -> dict[int, list[Any]]:
-        """Which of these asked here to be let in: [nonce, host, port]."""
-        there = [rank for rank in ranks if self._board.check([f"knock/{rank}"])]
-        return {rank: json.loads(self._board.get(f"knock/{rank}")) for rank in there}
+        """Which of these ask here to be let in: [nonce, host, port]."""
+        words = {rank: self._board.read(f"knock/{rank}") for rank in ranks}
+        knocks = {rank: json.loads(word) for rank, word in words.items() if word}
+        return {rank: knock for rank, knock in knocks.items() if not self._void(rank, knock[0])}
 
     # failures and the end -----------------------------------------------------------------------------------------
 
@@ -421,40 +453,16 @@ class Elastic(World):
 
     def close(self) -> None:
         """Leave in good order: nobody hangs up before all are done."""
-        self._standing = False
+        with self._lock:
+            self._state = State.FORMING
         if self.size > 1:
             with contextlib.suppress(Failed):
                 self.everyone.sum(torch.zeros(1)).wait()
+        self._closed = True
+        for watch in self._watches.values():
+            watch.over = True
+        self._board.close()
 
     def abandon(self) -> None:
-        self._hang_up()
-
-
-def _own_address(env: Mapping[str, str]) -> str:
-    """The address of this host on the way to MASTER_ADDR."""
-    return _towards((env.get("MASTER_ADDR") or "127.0.0.1", 9))
-
-
-def _towards(address: Address) -> str:
-    def name() -> str:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:  # sends nothing
-            s.connect(address)
-            return s.getsockname()[0]
-
-    try:
-        return name()
-    except OSError as error:
-        raise Lost(f"{address[0]} cannot be reached: {error}") from error
-
-
-def somebody_at(addresses: Iterable[Address]) -> bool:
-    """Whether any of these answers."""
-    return any(map(_listens, addresses))
-
-
-def _listens(address: Address) -> bool:
-    try:
-        socket.create_connection(address, timeout=LISTEN_S).close()
-        return True
-    except OSError:
-        return False
+        with self._lock:
+            self._hang_up(State.BROKEN)

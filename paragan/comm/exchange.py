@@ -1,6 +1,7 @@
 """Exchanges: how the replicas of one player agree, written as generators over a bucket.
 
-A generator starts before the forward pass. `yield GRADIENT` waits until backward has filled the bucket; yielding
+A generator starts when the round does. `yield TURN` waits until this player's turn begins: before it nobody may move
+the parameters, since others play against them. `yield GRADIENT` waits until backward has filled the bucket; yielding
 work waits until it has arrived, which is looked at after backward; `yield ARRIVED` waits until all work of the beat
 has, so that nobody differentiates through us any more and the step will be taken. The optimizer steps when every
 generator has ended. What must outlive a step is a `bucket.memory(name)`, and is checkpointed as a matter of course.
@@ -20,10 +21,10 @@ import torch
 
 from ..errors import Failed
 from .compress import Compressor
-from .flat import ARRIVED, GRADIENT, Bucket, Moment
+from .flat import ARRIVED, GRADIENT, TURN, Bucket, Moment
+from .groups import Group, Lost, Work
 from .meter import Traffic, all_to_all, ring_all_gather, ring_all_reduce
 from .shards import Shards, shard_length
-from .world import Group, Lost, Work
 
 
 class Exchange(Protocol):
@@ -118,10 +119,10 @@ class Now:
     inner: Exchange
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
+        yield TURN
         for awaited in self.inner(bucket, step):
             assert not isinstance(awaited, Moment), "there is no gradient yet"
             awaited.wait()
-        yield from ()
 
     def traffic(self, n: int) -> Traffic:
         return self.inner.traffic(n)
@@ -175,6 +176,7 @@ class Lookahead:
     residual: bool = True
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
+        yield TURN
         here = bucket.scratch("here", bucket.params.numel()).copy_(bucket.params)
         previous = bucket.memory("previous")
         bucket.params.sub_(previous, alpha=self.rate())

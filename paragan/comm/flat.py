@@ -17,8 +17,8 @@ from ..errors import Unusable
 if TYPE_CHECKING:
     from .compress import Compressor
     from .exchange import Exchange
+    from .groups import Work
     from .meter import Traffic
-    from .world import Work
 
 ALIGN = 64  # bytes: a cache line, and the widest vector instruction
 BUCKET_BYTES = 2 << 20
@@ -34,11 +34,12 @@ def bucket_bytes(wire: Compressor) -> int:
 class Moment(enum.Enum):
     """What an exchange may wait for besides work."""
 
+    TURN = "the player's turn begins"
     GRADIENT = "this bucket's gradient is complete"
     ARRIVED = "backward is over, all messages of the beat are here, and nobody refused it: the step will be taken"
 
 
-GRADIENT, ARRIVED = Moment.GRADIENT, Moment.ARRIVED
+TURN, GRADIENT, ARRIVED = Moment.TURN, Moment.GRADIENT, Moment.ARRIVED
 
 
 class Bucket:
@@ -128,14 +129,17 @@ class Flat:
     def exchanging(self, exchange: Exchange, step: int, passes: int = 1) -> Generator[None]:
         """Run `exchange` on every bucket around the `passes` backward calls made inside.
 
-        All start at once. One that yields GRADIENT goes on when the last backward has filled its bucket - in
-        bucket order, so that ranks agree, and at the latest when all passes are over, so that a parameter
-        the loss never reached leaves as zeros. One that yields work goes on at the end, in turns, so
-        that one bucket's next message leaves while another's is awaited. What waits for ARRIVED goes on in `conclude`.
+        All start at once, if they did not with the round. One that yields GRADIENT goes on when the last backward has
+        filled its bucket - in bucket order, so that ranks agree, and at the latest when all passes are over, so that a
+        parameter the loss never reached leaves as zeros. One that yields work goes on at the end, in turns, so that one
+        bucket's next message leaves while another's is awaited. What waits for ARRIVED goes on in `conclude`.
         """
         self.grads.zero_()
-        self._running = [exchange(bucket, step) for bucket in self.buckets]
-        self._awaited = [next(running, None) for running in self._running]
+        if not self._running:
+            self.begin(exchange, step)
+        for i, running in enumerate(self._running):
+            while self._awaited[i] is TURN:
+                self._awaited[i] = next(running, None)
         self._missing = [len(bucket.names) * passes for bucket in self.buckets]
         self._ready = 0
         if not self._hooked and GRADIENT in self._awaited:
@@ -144,8 +148,13 @@ class Flat:
             yield
             self._receive()
         except BaseException:
-            self._give_up()
+            self.give_up()
             raise
+
+    def begin(self, exchange: Exchange, step: int) -> None:
+        """Start `exchange` on every bucket, before the player's turn."""
+        self._running = [exchange(bucket, step) for bucket in self.buckets]
+        self._awaited = [next(running, None) for running in self._running]
 
     def _receive(self) -> None:
         self.filled()
@@ -160,7 +169,7 @@ class Flat:
             self._awaited[i] = next(self._running[i], None)
             under_way.append(i)
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
         """Leave the parameters as exchanges want them left that do not get to their end."""
         for running in self._running:
             running.close()

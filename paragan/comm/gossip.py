@@ -10,16 +10,16 @@ import torch
 
 from .compress import Compressor, naming
 from .flat import Bucket, Moment
+from .groups import Group, Work
 from .meter import Traffic
 from .topology import Topology, mates, messages
-from .world import Group, Work
 
 
 @dataclass(frozen=True)
 class Gossip:
     """Parameters drift towards the neighbours': x_i <- sum_j W_ij x_j, `rounds` times a step (Liu et al. 2020: W^t).
 
-    The first message leaves before the forward pass and is mixed in after backward, before the optimizer steps.
+    The first message leaves when the round begins, and is mixed in after backward, before the optimizer steps.
     """
 
     topology: Topology

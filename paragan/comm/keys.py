@@ -10,11 +10,14 @@ import contextlib
 import json
 import socket
 import threading
+import time
+from collections.abc import Generator
 from dataclasses import dataclass
 
-from .world import Lost, Store
+from .groups import POLL_S, Lost, Store
 
 Address = tuple[str, int]
+LISTEN_S = 2.0  # how long one who may be there has to take a call
 
 
 class Board:
@@ -35,8 +38,8 @@ class Board:
     def check(self, keys: list[str], /) -> bool:
         return all(key in self._words for key in keys)
 
-    def pop(self, key: str) -> str | None:
-        return self._words.pop(key, None)
+    def read(self, key: str) -> str | None:
+        return self._words.get(key)
 
     def close(self) -> None:
         """Take no more calls."""
@@ -48,15 +51,16 @@ class Board:
         while True:
             try:
                 guest, _ = self._door.accept()
-            except OSError:
+                threading.Thread(target=self._serve, args=(guest,), daemon=True, name="board").start()
+            except (OSError, RuntimeError):  # out of descriptors, or of threads: perhaps not for long
                 if self._door.fileno() < 0:
                     return  # closed
-                continue
-            threading.Thread(target=self._serve, args=(guest,), daemon=True, name="board").start()
+                time.sleep(POLL_S)
 
     def _serve(self, guest: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError), guest, guest.makefile("rw", encoding="utf-8") as lines:
             guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            guest.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for line in lines:
                 key, value = json.loads(line)
                 if value is not None:
@@ -66,17 +70,14 @@ class Board:
 
 
 class Remote:
-    """Another rank's board. Lost where it does not answer in time."""
+    """Another rank's board. Lost where it does not answer in time; the next question is asked on a new link."""
 
     def __init__(self, address: Address, timeout_s: float):
         self.address, self.timeout_s = address, timeout_s
         self._lock = threading.Lock()
-        try:
-            self._link = socket.create_connection(address, timeout=timeout_s)
-            self._link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._lines = self._link.makefile("rw", encoding="utf-8")
-        except OSError as error:
-            raise Lost(f"{address[0]}:{address[1]} does not answer: {error}") from error
+        self._link: socket.socket | None = None
+        with self._lock, self._answering():
+            self._open()
 
     def set(self, key: str, value: str, /) -> None:
         self._ask(key, value)
@@ -90,10 +91,13 @@ class Remote:
     def check(self, keys: list[str], /) -> bool:
         return all(self._ask(key, None) is not None for key in keys)
 
+    def read(self, key: str) -> str | None:
+        return self._ask(key, None)
+
     def close(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._lines.close()
-        self._link.close()
+        if self._link:
+            self._link.close()
+        self._link = None
 
     def __enter__(self) -> Remote:
         return self
@@ -101,18 +105,31 @@ class Remote:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _open(self) -> socket.socket:
+        if not self._link:
+            self._link = socket.create_connection(self.address, timeout=self.timeout_s)
+            self._link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return self._link
+
+    @contextlib.contextmanager
+    def _answering(self) -> Generator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self.close()  # an answer that comes late would be taken for the next one's
+            raise Lost(f"{self.address[0]}:{self.address[1]} does not answer: {error}") from error
+
     def _ask(self, key: str, value: str | None) -> str | None:
-        with self._lock:
-            try:
-                self._lines.write(json.dumps([key, value]) + "\n")
-                self._lines.flush()
-                answer = self._lines.readline()
-                if not answer.endswith("\n"):
+        with self._lock, self._answering():
+            link = self._open()
+            link.sendall((json.dumps([key, value]) + "\n").encode())
+            answer = b""
+            while not answer.endswith(b"\n"):
+                more = link.recv(65536)
+                if not more:
                     raise OSError("it hung up")
-                return json.loads(answer)
-            except (OSError, ValueError) as error:
-                self.close()  # an answer that comes late would be taken for the next one's
-                raise Lost(f"{self.address[0]}:{self.address[1]} does not answer: {error}") from error
+                answer += more
+            return json.loads(answer)
 
 
 @dataclass(frozen=True)
@@ -130,3 +147,41 @@ class Named:
 
     def check(self, keys: list[str], /) -> bool:
         return self.board.check([f"{self.name}/{key}" for key in keys])
+
+
+@dataclass
+class Leavable:
+    """Words that whoever waits for them can be told to wait for no more: `over`."""
+
+    store: Store
+    over: bool = False
+
+    def set(self, key: str, value: str, /) -> None:
+        self.store.set(key, value)
+
+    def get(self, key: str, /) -> bytes:
+        return self.store.get(key)
+
+    def check(self, keys: list[str], /) -> bool:
+        if self.over:
+            raise Lost("nobody waits for this any more")
+        return self.store.check(keys)
+
+
+def towards(address: Address) -> str:
+    """The address of this host on the way to that one."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:  # sends nothing
+            s.connect(address)
+            return s.getsockname()[0]
+    except OSError as error:
+        raise Lost(f"{address[0]} cannot be reached: {error}") from error
+
+
+def answers(address: Address) -> bool:
+    """Whether somebody takes calls there."""
+    try:
+        socket.create_connection(address, timeout=LISTEN_S).close()
+        return True
+    except OSError:
+        return False

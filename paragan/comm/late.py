@@ -12,8 +12,6 @@ is where all ranks come together, `settle` where nothing is left under way.
 from __future__ import annotations
 
 import itertools
-import queue
-import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,54 +20,10 @@ import torch
 from torch import Tensor
 
 from .flat import ARRIVED, Bucket, Moment
+from .groups import Group, Lost, Pending, Waiter, Work
 from .meter import Traffic
-from .world import Group, Lost, Work
 
 LOOK_S = 0.001
-
-
-class Pending:
-    """Work that a thread waits for, so that one can look whether it is over."""
-
-    def __init__(self, work: Work, timeout_s: float):
-        self.work, self.timeout_s = work, timeout_s
-        self.over, self.error = threading.Event(), list[Lost]()
-
-    @property
-    def arrived(self) -> bool:
-        if self.error:
-            raise self.error[0]
-        return self.over.is_set()
-
-    def wait(self) -> None:
-        if not self.over.wait(self.timeout_s):
-            raise Lost(f"a link was silent for {self.timeout_s:g} s")
-        assert self.arrived
-
-
-class Waiter:
-    """A thread that does nothing but wait for what it was given, in that order."""
-
-    def __init__(self, timeout_s: float):
-        self.timeout_s = timeout_s
-        self._under_way = queue.SimpleQueue[Pending | None]()
-        threading.Thread(target=self._wait, daemon=True, name="waiter").start()
-
-    def give(self, work: Work) -> Pending:
-        pending = Pending(work, self.timeout_s)
-        self._under_way.put(pending)
-        return pending
-
-    def end(self) -> None:
-        self._under_way.put(None)
-
-    def _wait(self) -> None:
-        while pending := self._under_way.get():
-            try:
-                pending.work.wait()
-            except Lost as lost:
-                pending.error.append(lost)
-            pending.over.set()
 
 
 @dataclass(frozen=True)

@@ -1,217 +1,22 @@
-"""Ranks and groups of ranks: the only door to torch.distributed, and where bytes are counted."""
+"""The ranks of a run: where each was put, how they meet, agree, and tell each other of failures."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import ClassVar
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
-from ..errors import Failed, Unusable
-from .meter import Meter, Traffic, all_to_all, ring_all_gather, ring_all_reduce
+from ..errors import Unusable
+from .groups import POLL_S, Group, Link, Lost, Ranks, Solo, Store, c10d, hang_up, meet, open_sockets, or_lost
 
-T = TypeVar("T")
-c10d: Any = dist  # torch leaves most of it untyped
-
-POLL_S = 0.02
 FAULT_WINDOW_S = 4.0  # how long the survivors of a broken exchange listen for the one who knows why
-
-
-class Lost(Failed):
-    """An exchange failed: another rank died, hangs, or gave up. The step was not applied."""
-
-
-class Store(Protocol):
-    """What is used of torch's key-value stores. Nothing that waits: they are shared by threads."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def check(self, keys: list[str], /) -> bool: ...
-
-
-class Work(Protocol):
-    """Something on its way; `wait` returns when it has arrived (on CUDA: orders the stream, not the host)."""
-
-    def wait(self) -> None: ...
-
-
-class Group(Protocol):
-    """Some ranks that talk."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    def metered(self, meter: Meter) -> Group:
-        """The same ranks, counting into `meter`."""
-        ...
-
-    def sum(self, x: Tensor) -> Work:
-        """Sum of everyone's x [...], in place, the same bits on every rank."""
-        ...
-
-    def gather(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Work]:
-        """[k] of everyone -> [size, k], row j from rank j; into `out` where given."""
-        ...
-
-    def transpose(self, x: Tensor, out: Tensor) -> Work:
-        """[size, k], row j for rank j -> out [size, k], row j from rank j."""
-        ...
-
-    def swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor], tag: int = 0) -> Work:
-        """A tensor to each of some ranks, and one from each of some, which may be others. What is told must stay as
-        it is until the work is done. Pairs must post what has one tag in one order."""
-        ...
-
-
-class _Arrived:
-    def wait(self) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class Solo:
-    """A group of one: nothing travels."""
-
-    rank: int = 0
-    size: int = 1
-
-    def metered(self, meter: Meter) -> Group:
-        return self
-
-    def sum(self, x: Tensor) -> Work:
-        return _Arrived()
-
-    def gather(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Work]:
-        return x[None].clone() if out is None else out.copy_(x[None]), _Arrived()
-
-    def transpose(self, x: Tensor, out: Tensor) -> Work:
-        out.copy_(x)
-        return _Arrived()
-
-    def swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor], tag: int = 0) -> Work:
-        return _Arrived()
-
-
-@dataclass(frozen=True)
-class _Travelling:
-    work: dist.Work
-    meter: Meter
-
-    def wait(self) -> None:
-        start = time.perf_counter()
-        or_lost(self.work.wait)
-        self.meter.wait_s += time.perf_counter() - start
-
-
-@dataclass(frozen=True)
-class _All:
-    works: Sequence[Work]
-
-    def wait(self) -> None:
-        for work in self.works:
-            work.wait()
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """A process group."""
-
-    process_group: Any  # a torch.distributed process group, or one of its backends
-    meter: Meter = field(default_factory=Meter)
-
-    @property
-    def rank(self) -> int:
-        return self.process_group.rank()
-
-    @property
-    def size(self) -> int:
-        return self.process_group.size()
-
-    def metered(self, meter: Meter) -> Group:
-        return Ranks(self.process_group, meter)
-
-    def sum(self, x: Tensor) -> Work:
-        start = lambda: self.process_group.allreduce([x])  # noqa: E731
-        return self._send(start, ring_all_reduce(x.nbytes, self.size))
-
-    def gather(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Work]:
-        rows = x.new_empty(self.size, *x.shape) if out is None else out
-        start = lambda: self.process_group.allgather([list(rows)], [x.contiguous()])  # noqa: E731
-        return rows, self._send(start, ring_all_gather(x.nbytes, self.size))
-
-    def transpose(self, x: Tensor, out: Tensor) -> Work:
-        start = lambda: self.process_group.alltoall_base(out, x, [], [])  # noqa: E731
-        return self._send(start, all_to_all(x.nbytes, self.size))
-
-    def swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor], tag: int = 0) -> Work:
-        self.meter.count(Traffic(sum(x.nbytes for x in tell.values()), len(tell)))
-        works = or_lost(lambda: self._swap(tell, hear, tag))
-        return _All([_Travelling(work, self.meter) for work in works])
-
-    def _swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor], tag: int) -> list[dist.Work]:
-        group = self.process_group
-        if not any(x.is_cuda for x in (*tell.values(), *hear.values())):
-            sent = [group.send([x], rank, tag) for rank, x in sorted(tell.items())]
-            return sent + [group.recv([x], rank, tag) for rank, x in sorted(hear.items())]
-        ops = [c10d.P2POp(c10d.isend, x, group=group, group_peer=rank) for rank, x in sorted(tell.items())]
-        ops += [c10d.P2POp(c10d.irecv, x, group=group, group_peer=rank) for rank, x in sorted(hear.items())]
-        return c10d.batch_isend_irecv(ops)  # NCCL wants them at once
-
-    def _send(self, start: Callable[[], dist.Work | None], traffic: Traffic) -> Work:
-        self.meter.count(traffic)
-        work = or_lost(start)
-        return _Arrived() if work is None else _Travelling(work, self.meter)
-
-
-class _Meeting(c10d.Store):
-    """Words under a name, as torch wants to have them, for a process group to meet."""
-
-    def __init__(self, words: Store, name: str, timeout_s: float):
-        super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        self.words, self.name, self.timeout_s = words, name, timeout_s
-
-    def set(self, key: str, value: bytes) -> None:
-        self.words.set(f"{self.name}/{key}", bytes(value).decode("latin-1"))
-
-    def get(self, key: str) -> bytes:
-        self.wait([key], timedelta(seconds=self.timeout_s))
-        return self.words.get(f"{self.name}/{key}").decode().encode("latin-1")
-
-    def check(self, keys: list[str]) -> bool:
-        return self.words.check([f"{self.name}/{key}" for key in keys])
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        deadline = time.monotonic() + (timeout.total_seconds() if timeout else self.timeout_s)
-        while not self.check(keys):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"waited for {keys} in vain")
-            time.sleep(POLL_S / 10)
-
-
-def meet(words: Store, name: str, rank: int, size: int, timeout_s: float) -> Group:
-    """A gloo group of its own, beside the default one. Returns when all are there; Lost after `timeout_s`."""
-    timeout = timedelta(seconds=timeout_s)
-    return Ranks(or_lost(lambda: c10d.ProcessGroupGloo(_Meeting(words, name, timeout_s), rank, size, timeout)))
-
-
-def or_lost(action: Callable[[], T]) -> T:
-    """Do it; what torch raises for closed pairs, timeouts, aborted communicators and absent stores is Lost."""
-    try:
-        return action()
-    except RuntimeError as error:
-        first = re.sub(r"^\[[^]]*:\d+\] ", "", str(error).splitlines()[0])  # without gloo's source line,
-        raise Lost(first.split(". This is typically")[0]) from error  # and without its advice
 
 
 @dataclass(frozen=True)
@@ -309,7 +114,7 @@ class World:
         self._agreed = 0
         self._linked: dict[int, int] = {}  # how often this rank asked for a link to another
         self._silent = list[int]()  # ranks that did not say why they left
-        self._not_ours = set[int]()  # sockets that are no link between ranks
+        self._not_ours = set[Link]()  # sockets that are no link between ranks
 
     @staticmethod
     def solo(device: torch.device | str = "cpu") -> World:
@@ -350,6 +155,11 @@ class World:
         return tuple(range(self.size))
 
     @property
+    def epoch(self) -> int:
+        """How often the ranks that belong to it have changed."""
+        return 0
+
+    @property
     def first(self) -> bool:
         """Whether this rank speaks and writes for all."""
         return self.place.rank == 0
@@ -387,12 +197,12 @@ class World:
                 missing.remove(rank)
             if not missing:
                 return [words[rank] for rank in range(self.size)]
-            self._look()
+            self.look()
             if time.monotonic() > deadline:
                 raise Lost(f"rank {', '.join(map(str, missing))} did not arrive within {timeout_s:g} s")
             time.sleep(POLL_S)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Lost, where waiting for others makes no sense any more."""
 
     def explain(self, error: BaseException, step: int) -> str:
@@ -449,21 +259,3 @@ class World:
         with contextlib.suppress(RuntimeError):  # the store may be torchrun's, and gone
             while not self.store.check(told) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
-
-
-def hang_up(links: Iterable[int]) -> None:
-    """Shut these sockets down, so that whoever waits at either end is told; but not those that listen."""
-    for descriptor in links:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as link:
-            if not link.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # gloo minds for its listener
-                link.shutdown(socket.SHUT_RDWR)
-
-
-def open_sockets() -> set[int]:
-    """This process's open sockets (Linux; none where the system does not tell)."""
-    found = set[int]()
-    for entry in Path("/proc/self/fd").glob("*"):
-        with contextlib.suppress(OSError):
-            if str(entry.readlink()).startswith("socket:"):
-                found.add(int(entry.name))
-    return found

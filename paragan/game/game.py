@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..batch import Batch, Loss, Net
 from ..comm.exchange import Exchange
-from ..comm.world import Group
+from ..comm.groups import Group
 from .objective import Objective
 from .player import Player
 from .turn import Turn

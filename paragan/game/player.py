@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..comm.flat import BUCKET_BYTES, Flat
+from ..comm.groups import Group, Work
 from ..comm.meter import Meter
-from ..comm.world import Group, Work
 from .average import Average, Decay
 
 Optimizer = torch.optim.Optimizer

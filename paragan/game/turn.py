@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..batch import Batch, Loss
 from ..comm.exchange import Exchange
-from ..comm.world import Group
+from ..comm.groups import Group
 from .player import Player
 
 
@@ -50,6 +50,15 @@ class Turn:
 
 
 Beat = tuple[Turn, ...]  # turns computed at one point, which then move together
+
+
+def begin(beats: Sequence[Beat], step: int) -> None:
+    """A round begins, and with it the exchange of every player's first turn: what is known leaves. What a round that
+    failed has left is dropped."""
+    first = {turn.player: turn for beat in reversed(beats) for turn in reversed(beat)}
+    for player, turn in reversed(first.items()):
+        player.flat.give_up()
+        player.flat.begin(turn.exchange, step)
 
 
 def play(beat: Beat, hands: Sequence[Batch], step: int, images: int, moved: int) -> list[tuple[Turn, Loss, int]]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..comm.groups import Group, Solo, Work
 from ..comm.meter import Meter, Traffic, ring_all_reduce
-from ..comm.world import Group, Place, Solo, Work, World
+from ..comm.world import Place, World
 from ..game.game import Game
 from ..game.player import Player
 from ..strategies.role import Role

@@ -24,7 +24,7 @@ from ..comm.world import World
 from ..errors import Unusable
 from ..game.game import Game
 from ..game.player import Player
-from ..game.turn import play
+from ..game.turn import begin, play
 from ..rng import Draw
 from ..strategies.role import Role, Strategy
 from .cost import player_traffic
@@ -126,6 +126,7 @@ def _played(
 
 
 def _round(role: Role, hands: list[Batch], step: int) -> None:
+    begin(role.round, step)
     for beat in role.round:
         play(beat, hands, step, step, 1)
 

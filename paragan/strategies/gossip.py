@@ -6,6 +6,7 @@ Nets" (DPOSG), NeurIPS 2020, arXiv 1910.12999.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -15,9 +16,10 @@ from ..comm import topology as graphs
 from ..comm.compress import Exact, Wire
 from ..comm.exchange import Every, Exchange, Local, Lookahead, Now, Then
 from ..comm.gossip import CompressedGossip, Gossip
+from ..comm.groups import Group, Solo
 from ..comm.late import LateGossip, Waiter, meet, settle
 from ..comm.topology import OnePeer, RandomRing, Ring, Topologies, Topology, rounds_for
-from ..comm.world import Group, Solo, World
+from ..comm.world import World
 from ..config import record
 from ..errors import Unusable
 from ..game.game import Game
@@ -111,6 +113,8 @@ class Late:
         pairs = sorted(self.weights, key=lambda j: sorted((world.rank, j)))
         self.groups = {j: world.link(j) for j in pairs}
         self.waiters = {j: Waiter(world.timeout_s) for j in pairs}
+        for waiter in self.waiters.values():
+            weakref.finalize(self, waiter.end)
 
     def mixing(self, player: Player) -> LateGossip:
         groups = {j: group.metered(player.meter) for j, group in self.groups.items()}

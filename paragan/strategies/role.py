@@ -8,7 +8,8 @@ from typing import Literal, Protocol
 
 from ..comm.compress import Compressor
 from ..comm.exchange import Exchange
-from ..comm.world import Group, World
+from ..comm.groups import Group
+from ..comm.world import World
 from ..errors import Unusable
 from ..game.game import Game
 from ..game.player import Player

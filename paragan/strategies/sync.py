@@ -8,7 +8,8 @@ from pydantic import Field
 
 from ..comm.compress import Compressor, Exact, Wire
 from ..comm.exchange import AllReduce, CompressedSum, Exchange, Local
-from ..comm.world import Group, World
+from ..comm.groups import Group
+from ..comm.world import World
 from ..config import record
 from ..game.game import Game
 from ..game.player import Player

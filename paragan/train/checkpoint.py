@@ -122,7 +122,7 @@ class Checkpoints:
     ) -> Path:
         """Write a complete checkpoint, or none: if any rank fails, all do, and nothing else is touched."""
         name = f"{clock['step']:08d}{suffix}"
-        aside, target = self.folder / f".writing-{name}", self.folder / name
+        aside, target = self.folder / f".writing-{name}-{self.world.epoch}", self.folder / name
         tensors: Tensors = {}
         for player in players:
             tensors |= player_memories(player)

@@ -18,20 +18,23 @@ def network_mean(session: Session) -> Iterator[None]:
     if session.role.replicated:
         yield
         return
-    group, kept = session.world.everyone, list[tuple[torch.Tensor, torch.Tensor]]()
+    group, kept = session.world.everyone, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
     for player in session.game.players:
         vector = player.average.params if player.average else player.flat.params
-        kept.append((vector, vector.clone()))
-        group.sum(vector).wait()
-        vector /= group.size
+        total = vector.clone()  # a sum that fails leaves what it summed undefined
+        group.sum(total).wait()
+        kept.append((vector, vector.clone(), total / group.size))
         for buffer in buffers(player).values():
-            kept.append((buffer, buffer.clone()))
-            group.sum(buffer if group.rank == 0 else buffer.zero_()).wait()
+            total = buffer.clone() if group.rank == 0 else torch.zeros_like(buffer)
+            group.sum(total).wait()
+            kept.append((buffer, buffer.clone(), total))
     try:
+        for tensor, _, mean in kept:
+            tensor.copy_(mean)
         yield
     finally:
-        for tensor, value in kept:
-            tensor.copy_(value)
+        for tensor, own, _ in kept:
+            tensor.copy_(own)
 
 
 def consensus(session: Session) -> dict[str, float]:

@@ -12,7 +12,7 @@ from ..comm.world import World
 from ..data.lanes import Lanes
 from ..errors import Failed, Interrupted
 from ..game.game import Game
-from ..game.turn import play
+from ..game.turn import begin, play
 from ..strategies.role import Role
 from .run import Run
 from .stats import Stats
@@ -38,6 +38,7 @@ Observer = Callable[[Session], object]
 def play_round(session: Session) -> None:
     """Every beat of the role once; D's beats each take the next batch of reals."""
     s, run = session, session.run
+    begin(s.role.round, s.clock.step)
     for beat in s.role.round:
         if any(turn.fresh for turn in beat):
             start = time.perf_counter()

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from ..comm.elastic import Alone, Elastic, Formation
-from ..comm.world import Lost
+from ..comm.groups import Lost
 from ..data.source import Images
 from ..errors import Interrupted
 from ..game.game import Game
@@ -91,9 +91,10 @@ class Table:
 
     def _sit_down(self, session: Session, formation: Formation) -> Session:
         """This rank's session in a formation. What exchanges remember is dropped: those links are no more."""
-        clock = session.clock
+        clock, self._empty = session.clock, self.world.identity in formation.empty
         clock.step, clock.images = formation.step, formation.step * session.run.round
         for player in session.game.players:
+            player.flat.give_up()
             player.flat.load_memories({})
         share_state(session.game, self.world, formation)
         self._empty = False

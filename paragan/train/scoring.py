@@ -9,7 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..comm.world import Group, World
+from ..comm.groups import Group
+from ..comm.world import World
 from ..data.source import Images
 from ..errors import Unusable
 from ..eval.evaluate import Protocol, Score, comparable, evaluate

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
-import socket
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
 from ..clock import Clock
-from ..comm.elastic import Elastic, somebody_at
+from ..comm.elastic import Elastic
+from ..comm.keys import answers
 from ..comm.world import Place, World
-from ..config import differences, plain
 from ..data.lanes import Lanes
 from ..data.source import Images
 from ..errors import Unusable
@@ -27,7 +22,7 @@ from ..report.page import write_report
 from ..report.records import Records
 from . import checkpoint
 from .checkpoint import Checkpoints, Damaged, Loaded
-from .folder import RunFolder, Wanted, changed, choose, refuse_differences, under_way
+from .folder import RunFolder, Wanted, changed, refuse_differences, under_way
 from .loop import Session, train
 from .model import folder_to_start_from, load_weights
 from .observers import Log, Pictures, Save
@@ -36,9 +31,8 @@ from .regroup import Table
 from .run import Pair, Run, build_game, build_nets, load_images, resolve, spec_of
 from .scoring import Scoring, check
 from .stats import Stats
+from .together import owned_folder, refuse_disagreement, together
 
-T = TypeVar("T")
-SHARED_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 1800.0  # ranks may find the data at very different speed
 
 
@@ -67,7 +61,7 @@ class Training:
             return World.join(place, device, run.timeout_s)
         for folder, addresses, data in under_way(self.wanted):
             try:
-                there = self._same(folder, data) if somebody_at(addresses.values()) else None
+                there = self._same(folder, data) if any(map(answers, addresses.values())) else None
             except Unusable as error:  # the others play on
                 raise Unusable(str(error), everywhere=False) from error
             if not there:
@@ -100,7 +94,8 @@ def join_in(there: UnderWay, world: World, screen: Screen) -> Path:
     """Train with those who play already, from where they are."""
     run, images = there.run, there.images
     set_threads(run, world)
-    session = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
+    alone = assemble(run, World.solo(world.device), images, build_nets(run, spec_of(run, images), world.device))
+    session = replace(alone, world=world)  # the others are met when it is their turn to meet: Table seats it anew
     checkpoints = Checkpoints(there.folder.checkpoints, world, run.output.keep)
     with at_desk(run, there.folder, images, screen, checkpoints) as desk:
         play(session, desk, there.folder, images, screen)
@@ -150,88 +145,12 @@ def resolved(run: Run, images: Images) -> Run:
     return run
 
 
-def refuse_disagreement(run: Run, world: World) -> None:
-    """All ranks must have been started with one run: what is not, is named on all of them."""
-    runs = [json.loads(word) for word in world.agree(json.dumps(plain(run)))]
-    may = ("data.path", "init_from", "device.kind", "device.threads", "timeout_s")  # differ from host to host
-    named: list[str] = []
-    for rank, other in enumerate(runs):
-        for name, first, value in differences(runs[0], other):
-            if name not in may:
-                named.append(f"{name} is {first!r} on rank 0, {value!r} on rank {rank}")
-    if named:
-        raise Unusable(f"ranks were started with different runs: {'; '.join(named[:8])}. Give all the same command")
-
-
-def together(world: World, action: Callable[[], T], timeout_s: float | None = None) -> T:
-    """Do it on every rank, and go on only if all could: else every rank refuses, with everyone's reasons."""
-    result, reason = None, ""
-    try:
-        result = action()
-    except (Unusable, OSError) as error:
-        reason = str(error)
-    reasons = world.agree(reason, timeout_s)
-    if any(reasons):
-        distinct = dict.fromkeys(r for r in reasons if r)
-        ranks = {r: [i for i, other in enumerate(reasons) if other == r] for r in distinct}
-        some = len(ranks) > 1 or any(len(who) < world.size for who in ranks.values())
-        raise Unusable(
-            "; ".join((f"rank {', '.join(map(str, who))}: " if some else "") + r for r, who in ranks.items())
-        )
-    assert result is not None
-    return result
-
-
 def set_threads(run: Run, world: World) -> None:
     """This rank's part of the host's cores, unless the run says otherwise."""
     if run.device.threads:
         torch.set_num_threads(run.device.threads)
     elif world.place.local_size > 1:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.place.local_size))
-
-
-@contextlib.contextmanager
-def owned_folder(run: Run, world: World, wanted: Wanted) -> Iterator[RunFolder]:
-    """The run's folder, chosen and locked by rank 0."""
-    mine: RunFolder | None = None
-
-    def pick() -> str:
-        nonlocal mine
-        if world.first:
-            mine = choose(wanted, run, world.size)
-            mine.write_record(run)
-            return str(mine.path)
-        return "."
-
-    picked = together(world, pick)
-    path = Path(world.agree(picked)[0])
-    try:
-        refuse_unshared(path, world)
-        yield mine or RunFolder(path)
-    finally:
-        if mine:
-            mine.release()
-
-
-def refuse_unshared(path: Path, world: World) -> None:
-    """Every rank must see the folder that rank 0 has: other ranks write parts of a checkpoint."""
-    mark = path / ".shared"
-    if world.first:
-        mark.write_text(secrets.token_hex(8))
-    token = world.agree(mark.read_text() if world.first else "")[0]
-
-    def look() -> bool:
-        deadline = time.monotonic() + SHARED_TIMEOUT_S
-        while not (mark.exists() and mark.read_text() == token):  # network file systems may show it late
-            if time.monotonic() > deadline:
-                here = socket.gethostname()
-                raise Unusable(f"host {here} does not see {path}: the run folder must be on storage all hosts share")
-            time.sleep(0.1)
-        return True
-
-    together(world, look)
-    if world.first:
-        mark.unlink()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Generator
 from types import FrameType, TracebackType
 
-from ..comm.world import Lost, World, or_lost
+from ..comm.groups import Lost, Store, or_lost
+from ..comm.world import World
 
 POLL_S = 0.2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -67,8 +68,9 @@ class Stop:
 
     def renew(self) -> None:
         """Listen in the world as it is now; who asked for the end before still does."""
-        self._over.set()
-        self._bound, self._over = None, threading.Event()
+        with self._lock:
+            self._over.set()
+            self._bound, self._over = None, threading.Event()
         if self.world.size > 1:
             self._watcher = threading.Thread(target=self._watch, args=(self._over,), daemon=True, name="stop")
             self._watcher.start()
@@ -105,6 +107,7 @@ class Stop:
         store, names = self.world.store, [f"stop/bound/{rank}" for rank in range(self.world.size)]
         deadline = time.monotonic() + self.world.timeout_s
         while not store.check(names):
+            self.world.look()
             if time.monotonic() > deadline:
                 raise Lost("a rank did not answer the request to stop")
             time.sleep(0.01)
@@ -113,16 +116,24 @@ class Stop:
 
     def _watch(self, over: threading.Event) -> None:
         store = self.world.store
-        try:
-            while not over.wait(POLL_S):
-                if self._wanted.is_set() and not store.check(["stop/reason"]):
-                    store.set("stop/reason", f"{self.reason} on rank {self.world.rank}")
-                if store.check(["stop/reason"]):
-                    with self._lock:
-                        if over.is_set():
-                            return
-                        self._bound = self.step + 1
-                    store.set(f"stop/bound/{self.world.rank}", str(self._bound))
+        while not over.wait(POLL_S):
+            try:
+                if self._answered(store, over):
                     return
-        except (RuntimeError, Lost):
-            return  # the store is gone, and with it its rank: the next exchange says so
+            except Lost:
+                continue  # it did not answer in time
+            except RuntimeError:
+                return  # the store is gone, and with it its rank: the next exchange says so
+
+    def _answered(self, store: Store, over: threading.Event) -> bool:
+        """Pass on what was asked for here, and answer what was asked for anywhere."""
+        if self._wanted.is_set() and not store.check(["stop/reason"]):
+            store.set("stop/reason", f"{self.reason} on rank {self.world.rank}")
+        if not store.check(["stop/reason"]):
+            return False
+        with self._lock:
+            if over.is_set():
+                return True
+            self._bound = self._bound or self.step + 1
+        store.set(f"stop/bound/{self.world.rank}", str(self._bound))
+        return True

@@ -9,8 +9,8 @@ from torch import nn
 from paragan.comm.compress import FP16, Exact, Int4, Int8, RandomK, Sign, TopK
 from paragan.comm.exchange import CompressedSum, Local, Lookahead
 from paragan.comm.flat import Bucket, Flat, Moment
+from paragan.comm.groups import Lost
 from paragan.comm.meter import Meter
-from paragan.comm.world import Lost
 from paragan.errors import Failed
 
 

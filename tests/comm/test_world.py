@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 
-from paragan.comm.world import Lost, World
+from paragan.comm.groups import Lost
+from paragan.comm.world import World
 
 
 def test_sum_and_gather(pool):

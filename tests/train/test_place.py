@@ -7,9 +7,10 @@ import socket
 import pytest
 
 import toy
-from paragan.comm.world import Lost, Place, _first_host, rendezvous
+from paragan.comm.groups import Lost
+from paragan.comm.world import Place, _first_host, rendezvous
 from paragan.errors import Unusable
-from paragan.train.start import refuse_disagreement
+from paragan.train.together import refuse_disagreement
 from processes import free_port
 
 

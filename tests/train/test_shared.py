@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from paragan.errors import Unusable
-from paragan.train import start
+from paragan.train import together
 
 
 def test_a_folder_that_one_host_does_not_see_is_refused_on_all(pool, tmp_path):
     def job(world):
-        start.SHARED_TIMEOUT_S = 0.3
+        together.SHARED_TIMEOUT_S = 0.3
         path = tmp_path / f"host{world.rank // 2}"
         path.mkdir(exist_ok=True)
         try:
-            start.refuse_unshared(path, world)
+            together.refuse_unshared(path, world)
         except Unusable as error:
             return str(error)
 
@@ -23,5 +23,5 @@ def test_a_folder_that_one_host_does_not_see_is_refused_on_all(pool, tmp_path):
 
 
 def test_a_shared_folder_keeps_no_trace_of_the_question(pool, tmp_path):
-    assert pool(2, lambda world: start.refuse_unshared(tmp_path, world)) == [None, None]
+    assert pool(2, lambda world: together.refuse_unshared(tmp_path, world)) == [None, None]
     assert list(tmp_path.iterdir()) == []

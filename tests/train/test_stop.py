@@ -11,7 +11,8 @@ import time
 import pytest
 import torch
 
-from paragan.comm.world import Lost, World
+from paragan.comm.groups import Lost
+from paragan.comm.world import World
 from paragan.train import stop as module
 from paragan.train.stop import SIGNALS, Stop, at_once
 
