@@ -6,8 +6,11 @@ answer for `link_timeout_s` is *silent*, which may be its fault or the network's
 
 Once somebody is lost every rank hangs up (so that all notice), reports to the lowest rank that is well, and is told the
 next `Formation`: who belongs to it, and from which step on. Those who are there must be more than half of those who are
-not known to be gone. Who was left out - frozen, cut off, or killed and started again - knocks at a member, and
-is admitted by all at a step they agree on.
+not known to be gone. Who was left out - frozen, cut off, or killed and started again - knocks at all who are there, and
+is admitted by the members at a step they agree on.
+
+Ranks may see others lost at different times, and wake in the middle. So nobody waits without looking again at who
+leads, which formations others are in, and who reports to it. What does not fit is given up (Lost), and tried anew.
 """
 
 from __future__ import annotations
