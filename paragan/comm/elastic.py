@@ -36,7 +36,7 @@ from .keys import Address, Board, Leavable, Named, Remote, answers, towards
 from .members import NOWHERE, PULSE_S, Formation, Now, Watch
 from .world import Place, World, rendezvous
 
-FIRST_S = 20.0  # how long the first answer may take: programs start slowly
+FIRST_S = 20.0  # how long an answer may take while programs start: importing and loading may stop everything else
 ANSWER_S = 1.0  # how long an answer may take when ranks form a group: who is slower is asked again
 LIFE = 1 << 30  # more than the words that a rank numbers in its life
 
@@ -60,7 +60,8 @@ class State(enum.Enum):
 class Elastic(World):
     """A world on gloo whose ranks may be lost and come back; `place` and `everyone` change with every formation.
 
-    identity : the number this rank was started with, of `began`;  late : whether it joined a run that was under way
+    identity  : the number this rank was started with, of `began`;  late : whether it joined a run that was under way
+    under_way : whether the game has begun: before, who is silent is given more time
     """
 
     elastic: ClassVar[bool] = True
@@ -69,7 +70,7 @@ class Elastic(World):
         self._board = Board(address)
         super().__init__(place, device, self._board, Solo(), timeout_s)
         self.identity, self.late = place.rank, False
-        self.link_timeout_s = link_timeout_s
+        self.link_timeout_s, self.under_way = link_timeout_s, False
         self.formation = Formation(-1, (), 0, self.identity, "", {}, {})
         self.awake_s = 0.0  # time of ours, without that for which we were frozen
         self.addresses: dict[int, Address] = {self.identity: self._board.address}  # of all who ever were there
@@ -143,7 +144,8 @@ class Elastic(World):
         watch = self._watches.get(rank)
         if watch is None or watch.gone:
             return False
-        return watch.quiet_s < (self.link_timeout_s if watch.met else max(self.link_timeout_s, FIRST_S))
+        ready = watch.met and self.under_way
+        return watch.quiet_s < (self.link_timeout_s if ready else max(self.link_timeout_s, FIRST_S))
 
     def _get_to_know(self, addresses: Mapping[int, Address]) -> None:
         self.addresses.update(addresses)

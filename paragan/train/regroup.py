@@ -46,6 +46,7 @@ class Table:
     def play(self, session: Session, observers: list[Observer], finish: Observer) -> None:
         """`train`, with whoever is there. Interrupted, with a checkpoint, where too few are left."""
         world, here = self.world, self.world.formation.members
+        world.under_way = True
         self._empty = world.late
         news = world.formation if world.late else None
         self._take_over(session)
