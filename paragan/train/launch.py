@@ -68,8 +68,8 @@ def _watch(processes: list[subprocess.Popen[bytes]], go_on: bool) -> int:
                 process.terminate() if time.monotonic() < deadline + 5 else process.kill()
         time.sleep(0.05)
     codes = {process.returncode for process in processes}
-    if go_on and 0 in codes:
-        return 0
+    if go_on:  # some may have been lost on the way
+        return next((code for code in (0, 3, 2) if code in codes), 1)
     return next((code for code in (2, 3) if codes <= {0, code} and code in codes), 0 if codes == {0} else 1)
 
 

@@ -85,7 +85,8 @@ class Table:
             session = self._sit_down(session, formation)
             private = "-ranks-" + "-".join(map(str, formation.members)) if formation.private else ""
             path = self.save.save(session, private)
-            advice = f"; to go on from it, rename it to {session.clock.step:08d}" if private else ""
+            others = "others may be going on with this run, or if none is, rename it"
+            advice = f" ({others} to {session.clock.step:08d})" if private else ""
             me, step = self.world.identity, session.clock.step
             what = f"rank {me}, step {step}: {alone}; stopped with checkpoint {path}{advice}"
             raise Interrupted(what, everywhere=not self.world.first) from error

@@ -1,0 +1,28 @@
+"""What a launcher says of its ranks."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from paragan.train.launch import _watch
+
+
+@pytest.mark.parametrize(
+    ("ends", "go_on", "status"),
+    [
+        (("exit 0", "exit 0"), False, 0),
+        (("exit 2", "exit 2"), False, 2),
+        (("exit 3", "exit 0"), False, 3),
+        (("exit 1", "exit 0"), False, 1),
+        (("kill -9 $$", "exit 3"), False, 1),
+        (("kill -9 $$", "exit 0"), True, 0),
+        (("kill -9 $$", "exit 3"), True, 3),
+        (("exit 1", "exit 3"), True, 3),
+        (("exit 2", "exit 2"), True, 2),
+        (("kill -9 $$", "exit 1"), True, 1),
+    ],
+)
+def test_the_status_of_all(ends, go_on, status):
+    assert _watch([subprocess.Popen(["sh", "-c", end]) for end in ends], go_on) == status
