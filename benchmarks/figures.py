@@ -115,12 +115,11 @@ def main() -> None:
 
     with matplotlib.rc_context(STYLE):
         quantized = [read(f"quality_{name}") for name in ("digits_sync", "fashion_sync")]
-        gossip = [read(f"quality_{name}") for name in ("digits_gossip4", "digits_gossip8", "fashion_gossip4")]
         for name, figure in (
             ("quantized_speed", speed(read("lab")["laboratories"])),
             ("quantized_quality", quality(quantized)),
             ("gossip_speed", gossip_speed(read("gossip_lab")["laboratories"])),
-            ("gossip_quality", quality(gossip)),
+            ("gossip_quality", quality([read("quality_digits_gossip4")])),
         ):
             figure.savefig(DOCS / f"{name}.svg", metadata={"Date": None})
 

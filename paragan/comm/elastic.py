@@ -346,7 +346,7 @@ class Elastic(World):
         host = self._board if mine else Remote(formation.addresses[formation.host], self.link_timeout_s)
         self.store = Named(host, formation.place)
         if others:
-            self.everyone = self._meet("group", members.index(me), len(members), others)
+            self.everyone = self._meet("group", members.index(me), len(members), others, self.waiter())
         self.place = replace(self.place, rank=members.index(me), size=len(members))
         self._agreed, self._linked, self.formation = 0, {}, formation
         if not formation.ending:
@@ -354,10 +354,13 @@ class Elastic(World):
         with self._lock:
             self._state = State.STANDING if others else State.FORMING
 
-    def _meet(self, name: str, rank: int, size: int, others: Sequence[int]) -> Group:
+    def waiter(self, group: Group | None = None) -> Waiter:
+        self._waiters.append(super().waiter(group))
+        return self._waiters[-1]
+
+    def _meet(self, name: str, rank: int, size: int, others: Sequence[int], waiter: Waiter | None = None) -> Group:
         """Torch would wait for one who died meanwhile: a thread waits, and we look."""
-        found, errors, waiter, words = list[Group](), list[Lost](), Waiter(self.timeout_s), Leavable(self.store)
-        self._waiters.append(waiter)
+        found, errors, words = list[Group](), list[Lost](), Leavable(self.store)
         patience_s = self.awake_s + max(FIRST_S, 3 * self.link_timeout_s)
 
         def wait() -> None:

@@ -56,9 +56,10 @@ class LateGossip:
         self._buckets: dict[int, Bucket] = {}
         self._swaps: dict[tuple[int, int], Swap] = {}  # under way, by (neighbour, bucket)
         self._begun: dict[tuple[int, int], int] = {}
+        self._step = 0  # the last one that was taken
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
-        self._buckets[bucket.index] = bucket
+        self._buckets[bucket.index], self._step = bucket, step
         for j in self.weights:
             if (j, bucket.index) not in self._swaps:
                 self._begin(j, bucket, step)
@@ -76,14 +77,15 @@ class LateGossip:
         return Traffic(len(self.weights) * 4 * n, len(self.weights))
 
     def serve(self) -> None:
-        """Go on swapping without a step."""
+        """Go on swapping without a step. What is begun here is as old as the last step, not older: ranks that leave off
+        serving and then wait at once, each for the next one round a ring, would wait for ever."""
         for (j, i), swap in list(self._swaps.items()):
             if swap.pending.arrived:
                 self._mix(j, self._buckets[i])
-                self._begin(j, self._buckets[i], swap.begun)
+                self._begin(j, self._buckets[i], self._step)
         for j, i in itertools.product(self.weights, self._buckets):
             if (j, i) not in self._swaps:
-                self._begin(j, self._buckets[i], 0)
+                self._begin(j, self._buckets[i], self._step)
 
     def conclude(self) -> None:
         """Finish what is under way, where no rank takes steps. Each end begins a swap only when the one before has

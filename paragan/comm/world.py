@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 
 from ..errors import Unusable
-from .groups import POLL_S, Group, Link, Lost, Ranks, Solo, Store, c10d, hang_up, meet, open_sockets, or_lost
+from .groups import POLL_S, Group, Link, Lost, Ranks, Solo, Store, Waiter, c10d, hang_up, meet, open_sockets, or_lost
 
 FAULT_WINDOW_S = 4.0  # how long the survivors of a broken exchange listen for the one who knows why
 
@@ -178,6 +178,12 @@ class World:
         pair = sorted((self.rank, other))
         number = self._linked[other] = self._linked.get(other, 0) + 1
         return self._meet(f"link/{pair[0]}-{pair[1]}/{number}", pair.index(self.rank), 2, [other])
+
+    def waiter(self, group: Group | None = None) -> Waiter:
+        """Who waits for a link, and is told when it is given up."""
+        waiter = Waiter(self.timeout_s)
+        waiter.group = group
+        return waiter
 
     def _meet(self, name: str, rank: int, size: int, others: Sequence[int]) -> Group:
         return meet(self.store, name, rank, size, self.timeout_s)

@@ -17,7 +17,7 @@ from ..comm.compress import Exact, Wire
 from ..comm.exchange import Every, Exchange, Local, Lookahead, Now, Then
 from ..comm.gossip import CompressedGossip, Gossip
 from ..comm.groups import Group, Solo
-from ..comm.late import LateGossip, Waiter, meet, settle
+from ..comm.late import LateGossip, meet, settle
 from ..comm.topology import OnePeer, RandomRing, Ring, Topologies, Topology, rounds_for
 from ..comm.world import World
 from ..config import record
@@ -112,7 +112,7 @@ class Late:
         self.world, self.staleness, self.mixings = world, staleness, list[LateGossip]()
         pairs = sorted(self.weights, key=lambda j: sorted((world.rank, j)))
         self.groups = {j: world.link(j) for j in pairs}
-        self.waiters = {j: Waiter(world.timeout_s) for j in pairs}
+        self.waiters = {j: world.waiter(self.groups[j]) for j in pairs}
         for waiter in self.waiters.values():
             weakref.finalize(self, waiter.end)
 
