@@ -140,9 +140,8 @@ class Waiter:
     whose message was half sent or half here (`Pair::signalException`, torch 2.13): that one would wait for the timeout.
     """
 
-    def __init__(self, timeout_s: float):
-        self.timeout_s, self.in_vain = timeout_s, False
-        self.group: Any = None  # the process group whose work this is
+    def __init__(self, timeout_s: float, group: object = None):
+        self.timeout_s, self.group, self.in_vain = timeout_s, group, False  # whose work this is
         self._under_way = queue.SimpleQueue[Pending | None]()
         threading.Thread(target=self._wait, daemon=True, name="waiter").start()
 

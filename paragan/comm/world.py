@@ -181,9 +181,7 @@ class World:
 
     def waiter(self, group: Group | None = None) -> Waiter:
         """Who waits for a link, and is told when it is given up."""
-        waiter = Waiter(self.timeout_s)
-        waiter.group = group
-        return waiter
+        return Waiter(self.timeout_s, group)
 
     def _meet(self, name: str, rank: int, size: int, others: Sequence[int]) -> Group:
         return meet(self.store, name, rank, size, self.timeout_s)

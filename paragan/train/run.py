@@ -285,8 +285,8 @@ def placed(run: Run, pair: Pair, device: torch.device) -> Pair:
     return pair
 
 
-def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Game:
-    """Players, objective and label source of a run."""
+def refuse_unfit(run: Run, pair: Pair) -> None:
+    """Networks that cannot be trained as the run says; what normalises over the batch is made to see lanes."""
     shared = {id(p) for p in pair.g.parameters()} & {id(p) for p in pair.d.parameters()}
     if shared:
         raise Unusable(f"G and D share {len(shared)} parameters: each network moves its own, so copy the shared layers")
@@ -301,6 +301,11 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
                 f"{name} of G keeps no running statistics, so a sample would depend on those made with it: "
                 "set track_running_stats=True"
             )
+
+
+def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Game:
+    """Players, objective and label source of a run."""
+    refuse_unfit(run, pair)
     if run.device.compile:
         for net in (pair.g,) if run.objective.second_order else (pair.g, pair.d):
             net.compile()
