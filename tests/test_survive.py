@@ -138,8 +138,10 @@ def test_a_part_without_a_majority_stops_with_its_checkpoint(tmp_path, processes
     """Two of four are silent: those who look cannot know whether they go on somewhere."""
     team = Team(tmp_path / "run", processes)
     playing(team.run, 40)
+    members = (team.run / "members.json").read_bytes()
     team.send(signal.SIGSTOP, 2, 3)
     assert [team.ranks[rank].wait() for rank in (0, 1)] == [3, 3]
+    assert (team.run / "members.json").read_bytes() == members  # where others may be asked to be let in
     assert "rank 2, 3 cannot be reached, and rank 0, 1 are no majority" in team.ranks[0].err
     (private,) = (team.run / "checkpoints").glob("*-ranks-0-1")
     assert json.loads((private / "checkpoint.json").read_text())["ranks"] == 2

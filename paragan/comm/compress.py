@@ -28,7 +28,7 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 class Compressor(Protocol):
-    """A float vector to bytes and back. Pure: the same vector and seed give the same bytes.
+    """A float vector of one number or more to bytes and back. Pure: the same vector and seed give the same bytes.
 
     feedback : the share of what is lost that is sent with the next step, where nobody says otherwise. All of it, unless
                so much is lost that debts would be paid long after the opponent they are about has moved on.
@@ -246,8 +246,8 @@ class _Some:
     fraction: float
 
     def kept(self, n: int) -> int:
-        """How many of n numbers travel: at least one."""
-        return max(1, int(self.fraction * n))
+        """How many of n numbers travel: no less than their share."""
+        return min(n, math.ceil(self.fraction * n))
 
     def delta(self, n: int) -> float:
         return self.kept(n) / n

@@ -20,25 +20,23 @@ import enum
 import itertools
 import json
 import os
-import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
 from ..errors import Failed
+from .asking import ANSWER_S, Asking, Knock, Report
 from .groups import POLL_S, Group, Link, Lost, Solo, Waiter, hang_up, hung_up, listens, meet, open_sockets, still_open
 from .keys import Address, Board, Leavable, Named, Remote, answers, towards
 from .members import NOWHERE, PULSE_S, Formation, Now, Watch
 from .world import Place, World, rendezvous
 
 FIRST_S = 20.0  # how long an answer may take while programs start: importing and loading may stop everything else
-ANSWER_S = 1.0  # how long an answer may take when ranks form a group: who is slower is asked again
-LIFE = 1 << 30  # more than the words that a rank numbers in its life
 
 
 class Alone(Failed):
@@ -80,9 +78,7 @@ class Elastic(World):
         self._waiters: list[Waiter] = []  # those who wait at it,
         self._with: tuple[int, ...] = ()  # and the others who belong to it, or are to
         self._hosting = False  # whether the group meets, or met, at our board
-        self._nonces = itertools.count(secrets.randbits(60))  # of our reports and knocks; not those of a former life
-        self._settled: dict[int, int] = {}  # the last of others that something came of, or that they gave up
-        self._live: dict[int, int] = {}  # reports that were seen to be waited for
+        self._asking = Asking(self.identity, self._board, self.addresses)
         self._attempts = itertools.count(1)
         self._closed = False
         self._seed: Any = None
@@ -99,7 +95,13 @@ class Elastic(World):
         world.store = Named(seed, "paragan/" + env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         there = dict(enumerate(json.loads(word) for word in world.agree(json.dumps(world._board.address))))
         addresses = {rank: (host, port) for rank, (host, port) in there.items()}
-        world._form(Formation(0, tuple(addresses), 0, 0, "begin", addresses, {}))
+        try:
+            world._form(Formation(0, tuple(addresses), 0, 0, "begin", addresses, {}))
+        except Lost as error:
+            raise Failed(
+                f"rank {place.rank} could not begin with the others: {error}; if they began earlier and go on somewhere, "
+                "end them, or give another MASTER_PORT"
+            ) from error
         return world
 
     @staticmethod
@@ -171,7 +173,7 @@ class Elastic(World):
         """Why this group is to be left, if it is."""
         if ill := [r for r in self._with if not self.well(r)]:
             return f"rank {', '.join(map(str, ill))} does not answer"
-        return "somebody gave this group up" if self._reports(self._with) else ""
+        return "somebody gave this group up" if self._asking.reports(self._with) else ""
 
     def look(self) -> None:
         if trouble := self._trouble():
@@ -244,8 +246,10 @@ class Elastic(World):
 
     def _leader(self) -> int:
         """The lowest of those who are well, and did not come back since."""
-        there = [r for r in self._newest().members if r == self.identity or (self.well(r) and not self._knocks([r]))]
-        return min(there, default=self.identity)
+        return min((r for r in self._newest().members if self._stays(r)), default=self.identity)
+
+    def _stays(self, rank: int) -> bool:
+        return rank == self.identity or (self.well(rank) and not self._asking.knocks([rank]))
 
     def _keeps(self, leader: int) -> None:
         if self._leader() != leader:
@@ -255,83 +259,51 @@ class Elastic(World):
         """Wait until all who are well have reported, and tell them who belongs to us."""
         while True:
             self._keeps(self.identity)
-            steps, nonces, epoch = {self.identity: step}, {self.identity: next(self._nonces)}, self.formation.epoch
             newest = self._newest()
-            for rank, (nonce, at, past) in self._reports(newest.members).items():
-                steps[rank], nonces[rank], epoch = at, nonce, max(epoch, past)
-            waited = [r for r in newest.members if r not in steps and self.well(r) and not self._knocks([r])]
+            reports = self._asking.reports(newest.members)
+            reports[self.identity] = Report(self._asking.number(), step, self.formation.epoch)
+            waited = [r for r in newest.members if r not in reports and self._stays(r)]
             if not waited:
                 break
             if self.awake_s > deadline:
                 raise Lost(f"rank {', '.join(map(str, waited))} did not report within {self.timeout_s:g} s")
             time.sleep(POLL_S / 4)
-        formation = self._next(max(epoch, newest.epoch) + 1, newest.members, steps, nonces)
-        for rank in nonces.keys() - {self.identity}:
-            self._board.set(f"answer/{rank}/{nonces[rank]}", formation.to_json())
+        formation = self._next(newest, reports)
+        self._asking.tell(formation)
         return formation
 
-    def _reports(self, ranks: Iterable[int]) -> dict[int, tuple[int, int, int]]:
-        """Which of these reported here, and wait for what comes of it: (nonce, step, epoch)."""
-        found = dict[int, tuple[int, int, int]]()
-        for rank in ranks:
-            word = self._board.read(f"report/{rank}")
-            if rank != self.identity and word is not None:
-                nonce, step, epoch = json.loads(word)
-                if not self._void(rank, nonce) and not self._knocks([rank]) and self._waits(rank, nonce):
-                    found[rank] = nonce, step, epoch
-        return found
-
-    def _waits(self, rank: int, nonce: int) -> bool:
-        """Whether a rank waits for what comes of a report: it may be old, or have come while we were frozen."""
-        if self._live.get(rank) != nonce:
-            try:
-                with Remote(self.addresses[rank], ANSWER_S) as board:
-                    waits = board.read("waits")
-            except Lost:
-                return False
-            if waits != str(nonce):
-                self._settled[rank] = nonce
-                return False
-            self._live[rank] = nonce
-        return True
-
-    def _void(self, rank: int, nonce: int) -> bool:
-        """Whether this is what something came of, or older. Another life of the rank has quite other numbers."""
-        return 0 <= self._settled.get(rank, -1) - nonce < LIFE
-
-    def _next(self, epoch: int, before: Sequence[int], steps: Mapping[int, int], settled: dict[int, int]) -> Formation:
-        here = tuple(sorted(steps))
+    def _next(self, newest: Now, reports: Mapping[int, Report]) -> Formation:
+        """The formation of those who reported, where they were in none newer than this."""
+        here, before = tuple(sorted(reports)), newest.members
         lost = [r for r in before if r not in here]
         gone = [r for r in lost if r not in self._watches or self._watches[r].gone]
-        empty = tuple(r for r, step in steps.items() if step < 0)
-        missing, ending = ", ".join(map(str, lost)), ""
-        if len(here) == len(empty):
-            ending = "no rank that has parameters is left"
-        elif 2 * len(here) <= len(before) - len(gone):
-            verb = "is" if len(here) == 1 else "are"
-            ending = f"rank {missing} cannot be reached, and rank {', '.join(map(str, here))} {verb} no majority"
-        elif len(here) == 1:
-            ending = f"rank {missing} {'is' if len(lost) == 1 else 'are'} gone: every other rank"
+        empty = tuple(r for r in here if reports[r].step < 0)
+        ending = why_it_ends(before, here, empty, gone)
         if ending and len(here) > len(empty):  # those who have nothing have nothing to save
             here, empty = tuple(r for r in here if r not in empty), ()
-        addresses = {r: self.addresses[r] for r in here}
-        place, step, private = f"again {next(self._attempts)}", max(steps.values()), len(gone) < len(lost)
-        return Formation(epoch, here, step, self.identity, place, addresses, settled, empty, ending, private)
+        return Formation(
+            epoch=max(newest.epoch, *(report.epoch for report in reports.values())) + 1,
+            members=here,
+            step=max(report.step for report in reports.values()),
+            host=self.identity,
+            place=f"again {next(self._attempts)}",
+            addresses={r: self.addresses[r] for r in here},
+            settled={r: report.number for r, report in reports.items()},
+            empty=empty,
+            ending=ending,
+            private=bool(ending) and len(gone) < len(lost),
+        )
 
     def _follow(self, leader: int, step: int) -> Formation:
         """Report to the leader, and be told."""
-        nonce = next(self._nonces)
-        answer = f"answer/{self.identity}/{nonce}"
-        self._board.set("waits", str(nonce))
-        try:
-            with Remote(self.addresses[leader], ANSWER_S) as board:
-                board.set(f"report/{self.identity}", json.dumps([nonce, step, self.formation.epoch]))
-                while not board.check([answer]):
-                    self._keeps(leader)
-                    time.sleep(POLL_S)
-                return Formation.from_json(board.get(answer).decode())
-        finally:
-            self._board.set("waits", "")
+        with (
+            Remote(self.addresses[leader], ANSWER_S) as board,
+            self._asking.report(board, step, self.formation.epoch) as number,
+        ):
+            while not (formation := self._asking.told(board, number)):
+                self._keeps(leader)
+                time.sleep(POLL_S)
+            return formation
 
     def _form(self, formation: Formation) -> None:
         """Meet the others of a formation, and be of it."""
@@ -340,7 +312,7 @@ class Elastic(World):
         mine = formation.host == me
         self._get_to_know(formation.addresses)
         with self._lock:
-            self._settled |= formation.settled
+            self._asking.settle(formation)
             self._links, self._waiters, self._with, self._hosting = set[Link](), [], others, mine
         self.store, self.everyone = self._board, Solo()
         host = self._board if mine else Remote(formation.addresses[formation.host], self.link_timeout_s)
@@ -406,7 +378,7 @@ class Elastic(World):
 
     def _let_in(self) -> Formation:
         """Knock, until somebody answers. While members are there this takes what it takes: they look once a tick."""
-        nonce, boards = next(self._nonces), dict[int, Remote]()
+        number, boards = self._asking.number(), dict[int, Remote]()
         deadline = self.awake_s + self.timeout_s
         with contextlib.ExitStack() as stack:
             while True:
@@ -419,27 +391,26 @@ class Elastic(World):
                     with contextlib.suppress(Lost):
                         if rank not in boards:
                             boards[rank] = stack.enter_context(Remote(self.addresses[rank], ANSWER_S))
-                            boards[rank].set(f"knock/{self.identity}", json.dumps([nonce, *self._board.address]))
-                        if answer := boards[rank].read(f"answer/{self.identity}/{nonce}"):
-                            return Formation.from_json(answer)
+                            self._asking.knock(boards[rank], number)
+                        if formation := self._asking.told(boards[rank], number):
+                            return formation
                 time.sleep(POLL_S)
 
     def admit(self, step: int) -> Formation | None:
         """Let in who knocked. All members call this at the same step; it costs them nothing while all are there."""
         if not self.absent:
             return None
-        mine = self._knocks(self.absent)
-        knocks = {int(r): knock for word in self.agree(json.dumps(mine)) for r, knock in json.loads(word).items()}
+        mine = json.dumps(self._asking.knocks(self.absent))
+        knocks = {int(r): Knock(*knock) for word in self.agree(mine) for r, knock in json.loads(word).items()}
         if not knocks:
             return None
         addresses = {r: self.addresses[r] for r in self.members}
-        addresses |= {r: (host, port) for r, (_, host, port) in knocks.items()}
+        addresses |= {r: (knock.host, knock.port) for r, knock in knocks.items()}
         members, host = tuple(sorted(addresses)), min(self.members)
         epoch = self.formation.epoch + 1
-        settled = {rank: nonce for rank, (nonce, *_) in knocks.items()}
+        settled = {rank: knock.number for rank, knock in knocks.items()}
         formation = Formation(epoch, members, step, host, f"admit {epoch}", addresses, settled, tuple(knocks))
-        for rank, nonce in settled.items():
-            self._board.set(f"answer/{rank}/{nonce}", formation.to_json())
+        self._asking.tell(formation)
         with self._lock:
             self._state = State.FORMING
             hang_up(self._links)
@@ -447,12 +418,6 @@ class Elastic(World):
                 waiter.end()
         self._form(formation)
         return formation
-
-    def _knocks(self, ranks: Iterable[int]) -> dict[int, list[Any]]:
-        """Which of these ask here to be let in: [nonce, host, port]."""
-        words = {rank: self._board.read(f"knock/{rank}") for rank in ranks}
-        knocks = {rank: json.loads(word) for rank, word in words.items() if word}
-        return {rank: knock for rank, knock in knocks.items() if not self._void(rank, knock[0])}
 
     # failures and the end -----------------------------------------------------------------------------------------
 
@@ -474,3 +439,16 @@ class Elastic(World):
     def abandon(self) -> None:
         with self._lock:
             self._hang_up(State.BROKEN)
+
+
+def why_it_ends(before: Sequence[int], here: Sequence[int], empty: Sequence[int], gone: Sequence[int]) -> str:
+    """Why those who are here are too few to go on, or nothing; some of those who are not are gone for sure."""
+    lost = [r for r in before if r not in here]
+    names, missing = ", ".join(map(str, here)), ", ".join(map(str, lost))
+    if len(here) == len(empty):
+        return "no rank that has parameters is left"
+    if 2 * len(here) <= len(before) - len(gone):
+        return f"rank {missing} cannot be reached, and rank {names} {'is' if len(here) == 1 else 'are'} no majority"
+    if len(here) == 1:
+        return f"rank {missing} {'is' if len(lost) == 1 else 'are'} gone: every other rank"
+    return ""

@@ -21,7 +21,7 @@ class Formation:
     settled     : the number of the last word of each that this answers: its reports up to that one are void
     empty       : those who have no parameters yet
     ending      : why it is for a last checkpoint only, or nothing
-    private     : whether others, out of reach, may be going on with this run
+    private     : whether it ends because others are out of reach: they may be going on, and the run is theirs
     """
 
     epoch: int

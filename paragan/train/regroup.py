@@ -109,6 +109,8 @@ class Table:
         """The first of those who are there speaks, owns the folder, and says where the members are found."""
         world = self.world
         self.screen.speak(world.first)
+        if world.formation.private:
+            return
         if world.first:
             self.folder.lock()  # a frozen rank may hold it yet
             self.folder.write_members(world.formation.addresses, self.images.fingerprint)
