@@ -99,7 +99,7 @@ class Elastic(World):
             world._form(Formation(0, tuple(addresses), 0, 0, "begin", addresses, {}))
         except Lost as error:
             raise Failed(
-                f"rank {place.rank} could not begin with the others: {error}; if they began earlier and go on somewhere, "
+                f"rank {place.rank} could not begin with the others: {error}; if they began earlier and go on, "
                 "end them, or give another MASTER_PORT"
             ) from error
         return world
