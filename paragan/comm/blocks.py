@@ -1,7 +1,7 @@
 """Block quantizers: a float vector as blocks of few-bit levels with one scale each.
 
-A message is ceil(n / block) records, each a scale of 16 bits and block * bits / 8 bytes; the last block is filled up
-with zeros. Byte k of a block holds its elements k, k + W, k + 2 W ... (W bytes a block), lowest bits first.
+A message is ceil(n / block) records, each a scale of 16 bits (with a sign) and block * bits / 8 bytes; the last block is
+filled up with zeros. Byte k of a block holds its elements k, k + W, k + 2 W ... (W bytes a block), lowest bits first.
 
 What is not finite is never hidden: its whole block has a NaN scale and decodes to NaN.
 
@@ -24,8 +24,8 @@ from .native import library
 LANES = 16  # partial sums, as in kernels.c
 TINY = 2.0**-96  # below, reciprocals overflow
 
-Rule = Literal["largest", "norm", "sum"]
-RULES: dict[Rule, int] = {"largest": 0, "norm": 1, "sum": 2}
+Rule = Literal["extreme", "largest", "norm", "sum"]
+RULES: dict[Rule, int] = {"extreme": 0, "largest": 1, "norm": 2, "sum": 3}
 
 
 def records(n: int, block: int) -> int:
@@ -43,7 +43,8 @@ def record_bytes(block: int, bits: int) -> int:
 def encode_levels(
     x: Tensor, out: Tensor, *, block: int, bits: int, top: int, rule: Rule, stochastic: bool, seed: int
 ) -> None:
-    """x [n] float32 to levels -top .. top, in units of scale / top. out: [records * record_bytes] uint8."""
+    """x [n] float32 to levels -top .. top, in units of scale / top; out: [records * record_bytes] uint8. Where top is
+    2^(bits - 1) there is no level +top. The rule "extreme" scales so that the largest number becomes -top."""
     if native := _native(x, out):
         native.encode_levels(
             _at(x),
@@ -112,14 +113,15 @@ def plain_encode_levels(
     blocks = _blocks(x, block)
     code_of_scale = _packed(_scales(blocks, rule))
     scale = _unpacked(code_of_scale)
-    large, some = scale >= TINY, scale > 0
+    large, some = scale.abs() >= TINY, scale.abs() > 0
     up = torch.where(large, torch.full_like(scale, top) / scale, 0.0)  # top / scale would be top times a reciprocal
     level = torch.where(large, blocks * up, torch.where(some, blocks / scale * top, 0.0))
     if stochastic:
         level = (level + _uniform(blocks.shape, seed, x.device)).floor()
     else:
         level = level.round()
-    level = level.clamp(-top, top).nan_to_num(0.0).to(torch.int16) + (1 << (bits - 1))
+    middle = 1 << (bits - 1)
+    level = level.clamp(-top, min(top, middle - 1)).nan_to_num(0.0).to(torch.int16) + middle
     into = out.view(len(blocks), record_bytes(block, bits))
     into[:, :2].view(torch.int16).copy_(code_of_scale)
     parts = level.to(torch.uint8).view(len(blocks), 8 // bits, -1)
@@ -135,7 +137,7 @@ def plain_decode_levels(data: Tensor, out: Tensor, block: int, bits: int, top: i
     mask, middle = (1 << bits) - 1, 1 << (bits - 1)
     parts = [((rows[:, 2:] >> (bits * j)) & mask).float() - middle for j in range(8 // bits)]
     level = torch.stack(parts, 1).view(len(rows), block)
-    normal = (scale >= TINY) | (scale == 0)
+    normal = (scale.abs() >= TINY) | (scale == 0)
     tops = torch.full_like(scale, top)
     value = torch.where(normal, level * (scale / tops), level / tops * scale)
     out.copy_(value.view(-1)[: out.numel()])
@@ -167,12 +169,14 @@ def _blocks(x: Tensor, block: int) -> Tensor:
 
 
 def _scales(blocks: Tensor, rule: Rule) -> Tensor:
-    """[records, block] -> [records, 1]: the largest magnitude, the norm, or the sum of magnitudes; NaN where one
-    is not finite. Sums are taken in the order of kernels.c."""
+    """[records, block] -> [records, 1]: the number of largest magnitude, negated ("extreme"), that magnitude, the norm,
+    or the sum of magnitudes; NaN where one is not finite. Sums are taken in the order of kernels.c."""
     largest = blocks.abs().amax(1, keepdim=True)
     finite = blocks.isfinite().all(1, keepdim=True)
     if rule == "largest":
         scale = largest
+    elif rule == "extreme":
+        scale = torch.where(blocks.amin(1, keepdim=True) == -largest, largest, -largest)
     elif rule == "sum":
         scale = _sum(blocks.abs())
     else:
@@ -182,19 +186,21 @@ def _scales(blocks: Tensor, rule: Rule) -> Tensor:
 
 
 def _packed(scale: Tensor) -> Tensor:
-    """[records, 1] float32, 0 or more, to 16 bits as int16: bfloat16, rounded up. Its sign, else unused, marks those
-    that are 2^64 times too large: scales may be denormal."""
-    small = scale < TINY
-    bits = torch.where(small, scale * 2.0**64, scale).view(torch.int32)
-    code = ((bits + 0xFFFF) >> 16).clamp(max=0x7F7F)
+    """[records, 1] float32 to 16 bits as int16: the exponent and 6 bits of the fraction, rounded up, then the sign. The
+    first bit marks those that are 2^64 times too large: scales may be denormal."""
+    size = scale.abs()
+    small = size < TINY
+    bits = torch.where(small, size * 2.0**64, size).view(torch.int32)
+    code = ((bits + 0x1FFFF) >> 17 << 1).clamp(max=0x7F7E) + (scale < 0)
     code = torch.where(scale.isnan(), 0x7FC0, code)
     return torch.where(small, code - 0x8000, code).to(torch.int16)
 
 
 def _unpacked(code: Tensor) -> Tensor:
     """The other way, to float32."""
-    scale = ((code.to(torch.int32) & 0x7FFF) << 16).view(torch.float32)
-    return torch.where(code < 0, scale * 2.0**-64, scale)
+    scale = ((code.to(torch.int32) & 0x7FFE) << 16).view(torch.float32)
+    scale = torch.where(code < 0, scale * 2.0**-64, scale)
+    return torch.where((code & 1) == 1, -scale, scale)
 
 
 def _sum(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from .sparse import decode_positions, encode_positions, position_bytes
 
 Block = Annotated[int, Field(ge=64, le=4096, multiple_of=64)]
 Rounding = Literal["nearest", "stochastic"]
-SLACK = 2.0**-7  # how much greater a scale of 16 bits may be than what it stands for
+SLACK = 2.0**-6  # how much greater a scale of 16 bits may be than what it stands for
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -119,7 +119,9 @@ class FP16(_Half):
 
 
 class _Levels:
-    """Equal levels -top .. top of a block's largest magnitude (`block` numbers share a scale)."""
+    """Equal levels of a block's largest number, and all of them used: -2^(bits - 1), which that number becomes, to
+    2^(bits - 1) - 1 (`block` numbers share a scale and its sign). Rounded at random there are as many on either side,
+    so that the mean is right."""
 
     lossy: ClassVar[bool] = True
     feedback: ClassVar[float] = 1.0
@@ -129,7 +131,8 @@ class _Levels:
 
     @property
     def top(self) -> int:
-        return (1 << (self.bits - 1)) - 1
+        half = 1 << (self.bits - 1)
+        return half if self.rounding == "nearest" else half - 1
 
     def nbytes(self, n: int) -> int:
         return blocks.records(n, self.block) * blocks.record_bytes(self.block, self.bits)
@@ -139,13 +142,15 @@ class _Levels:
         greater than that number."""
         others, step = (min(self.block, n) - 1) * (1 + SLACK) ** 2 / self.top**2, (1 + SLACK) / self.top
         if self.rounding == "nearest":
-            return (1 - SLACK**2) / (1 + others / 4)
+            opposite = 1 / self.top**2  # what is lost of a number as large as the largest, of the other sign
+            return min((1 - SLACK**2) / (1 + others / 4), 1 - opposite)
         return max(0.0, 1 - (math.sqrt(1 + others) - 1) / 2 - min(SLACK * step, step**2 / 4))
 
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
         stochastic = self.rounding == "stochastic"
+        rule = "largest" if stochastic else "extreme"
         blocks.encode_levels(
-            x, out, block=self.block, bits=self.bits, top=self.top, rule="largest", stochastic=stochastic, seed=seed
+            x, out, block=self.block, bits=self.bits, top=self.top, rule=rule, stochastic=stochastic, seed=seed
         )
 
     def decode(self, data: Tensor, out: Tensor) -> None:
@@ -154,7 +159,7 @@ class _Levels:
 
 @record
 class Int8(_Levels):
-    """8 bits a number: 255 levels of a block's largest magnitude."""
+    """8 bits a number: 256 levels of a block's largest."""
 
     name: Literal["int8"] = "int8"
     block: Block = 256
@@ -164,7 +169,7 @@ class Int8(_Levels):
 
 @record
 class Int4(_Levels):
-    """4 bits a number: 15 levels of a block's largest magnitude. With larger blocks, or with all of what is lost sent
+    """4 bits a number: 16 levels of a block's largest. With larger blocks, or with all of what is lost sent
     again, GANs become worse (docs/quantized.md)."""
 
     name: Literal["int4"] = "int4"
@@ -176,7 +181,7 @@ class Int4(_Levels):
 
 @record
 class Int2(_Levels):
-    """2 bits a number: nothing, or plus or minus a block's largest magnitude."""
+    """2 bits a number: a block's largest, half of it, nothing, or minus half of it."""
 
     name: Literal["int2"] = "int2"
     block: Block = 64

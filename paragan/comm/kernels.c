@@ -8,27 +8,30 @@
 #include <string.h>
 
 enum { LANES = 16, MOST = 4096 };
-enum { LARGEST, NORM, SUM };
+enum { EXTREME, LARGEST, NORM, SUM };
 
 static const float TINY = 0x1p-96f; /* below, reciprocals overflow */
 static const uint32_t INFINITE = 0x7f800000u;
 
-/* A scale in 16 bits: bfloat16, rounded up. Its sign, else unused, marks those that are 2^64 times too large. */
+/* A scale in 16 bits: the exponent and 6 bits of the fraction, rounded up, then the sign. The first bit marks those that
+   are 2^64 times too large. */
 static uint16_t packed(float scale) {
+    const uint16_t negative = scale < 0;
     uint16_t mark = 0;
     uint32_t bits;
     if (isnan(scale)) return 0x7fc0;
+    scale = fabsf(scale);
     if (scale < TINY) {
         scale *= 0x1p64f;
         mark = 0x8000;
     }
     memcpy(&bits, &scale, 4);
-    bits = (bits + 0xffffu) >> 16;
-    return mark | (uint16_t)(bits > 0x7f7f ? 0x7f7f : bits);
+    bits = (bits + 0x1ffffu) >> 17 << 1;
+    return mark | negative | (uint16_t)(bits > 0x7f7e ? 0x7f7e : bits);
 }
 
 static float unpacked(uint16_t code) {
-    const uint32_t bits = (uint32_t)(code & 0x7fff) << 16;
+    const uint32_t bits = (uint32_t)(code & 0x7ffe) << 16 | (uint32_t)code << 31;
     float scale;
     memcpy(&scale, &bits, 4);
     return code & 0x8000 ? scale * 0x1p-64f : scale;
@@ -42,14 +45,17 @@ static float scale_of(const float *x, int count, int rule) {
     for (int k = 0; k < count; k += LANES)
         for (int j = 0; j < LANES; j++) {
             memcpy(&bits, x + k + j, 4);
-            bits &= 0x7fffffffu;
+            bits = bits << 1 | bits >> 31; /* the magnitude, then the sign */
             most[j] = bits > most[j] ? bits : most[j];
         }
     for (int j = 0; j < LANES; j++) m = most[j] > m ? most[j] : m;
+    const int negative = m & 1;
+    m >>= 1;
     if (m >= INFINITE) return NAN;
     float largest;
     memcpy(&largest, &m, 4);
     if (rule == LARGEST) return largest;
+    if (rule == EXTREME) return negative ? largest : -largest;
     if (rule == SUM) {
         for (int k = 0; k < count; k += LANES)
             for (int j = 0; j < LANES; j++) sums[j] += fabsf(x[k + j]);
@@ -85,15 +91,16 @@ static inline float uniform(uint32_t counter, uint32_t seed) {
 void encode_levels(const float *x, int64_t n, uint8_t *out, int block, int bits, int top, int rule, int stochastic,
                    uint32_t seed) {
     const int width = block * bits / 8, per = 8 / bits, middle = 1 << (bits - 1);
+    const float bottom = -(float)top, high = (float)(top < middle ? top : middle - 1);
     float tail[MOST], level[MOST];
     for (int64_t start = 0; start < n; start += block, x += block, out += 2 + width) {
         const float *v = filled_up(x, n - start, block, tail);
         const uint16_t code = packed(scale_of(v, block, rule));
         const float scale = unpacked(code);
-        const float up = scale >= TINY ? (float)top / scale : 0.0f;
-        if (scale >= TINY)
+        const float up = fabsf(scale) >= TINY ? (float)top / scale : 0.0f;
+        if (fabsf(scale) >= TINY)
             for (int k = 0; k < block; k++) level[k] = v[k] * up;
-        else if (scale > 0)
+        else if (fabsf(scale) > 0)
             for (int k = 0; k < block; k++) level[k] = v[k] / scale * (float)top;
         else
             memset(level, 0, sizeof level);
@@ -101,9 +108,9 @@ void encode_levels(const float *x, int64_t n, uint8_t *out, int block, int bits,
             for (int k = 0; k < block; k++) level[k] = floorf(level[k] + uniform((uint32_t)(start + k), seed));
         else
             for (int k = 0; k < block; k++) level[k] = rintf(level[k]);
-        for (int k = 0; k < block; k++) { /* rounding may lead one level too far */
-            const float low = level[k] > -(float)top ? level[k] : -(float)top;
-            level[k] = low < (float)top ? low : (float)top;
+        for (int k = 0; k < block; k++) { /* there is one positive level less than negative ones, if top is middle */
+            const float low = level[k] > bottom ? level[k] : bottom;
+            level[k] = low < high ? low : high;
         }
         memcpy(out, &code, 2);
         uint8_t *to = out + 2;
@@ -130,7 +137,7 @@ void decode_levels(const uint8_t *in, int64_t n, float *out, int block, int bits
         float *to = n - start < block ? tail : out;
         const uint8_t *from = in + 2;
         const float down = scale / (float)top;
-        if (scale >= TINY || scale == 0)
+        if (fabsf(scale) >= TINY || scale == 0)
             for (int j = 0; j < per; j++)
                 for (int k = 0; k < width; k++)
                     to[j * width + k] = (float)(((from[k] >> (bits * j)) & mask) - middle) * down;

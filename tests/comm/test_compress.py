@@ -50,10 +50,12 @@ def vectors(n):
     yield "sparse", x * (torch.rand(n, generator=g) < 0.03)
     yield "constant", torch.full((n,), -3.3)
     yield "one large", x * torch.where(torch.arange(n) == n // 2, 1e4, 1.0)
-    yield "steps apart", torch.where(torch.arange(n) == 0, 1.0, 1 / 14)  # in the middle of int4's levels
+    yield "steps apart", torch.where(torch.arange(n) == 0, 1.0, 1 / 16)  # in the middle of int4's levels
+    yield "opposite", torch.where(torch.arange(n) % 3 == 0, 2.0, -2.0)  # there is no level for one of both
     yield "denormal", x * 1e-40
     yield "huge", x * 1e36
     yield "zero", torch.zeros(n)
+    yield "minus zero", -torch.zeros(n)
 
 
 def through(wire, x, seed=5):
@@ -118,8 +120,8 @@ def test_bits_a_number(wire, bits):
     assert 8 * wire.nbytes(1 << 20) / (1 << 20) == pytest.approx(bits, abs=0.01)
 
 
-@pytest.mark.parametrize(("bits", "top"), [(8, 127), (8, 100), (4, 7), (2, 1)])
-@pytest.mark.parametrize("rule", ["largest", "norm"])
+@pytest.mark.parametrize(("bits", "top"), [(8, 128), (8, 127), (8, 100), (4, 8), (4, 7), (2, 2), (2, 1)])
+@pytest.mark.parametrize("rule", ["extreme", "largest", "norm"])
 @pytest.mark.parametrize("stochastic", [False, True])
 def test_compiled_levels_are_the_plain_ones_bit_for_bit(bits, top, rule, stochastic):
     assert native.library() is not None, "no C compiler here: compressors would run ten times slower"
