@@ -9,7 +9,7 @@ from .batch import Batch, Loss
 from .data.source import Images, load
 from .errors import Failed, Interrupted, Unusable
 from .losses.adversarial import Adversarial
-from .optim.policies import SGD, Adam, RMSprop
+from .optim.optimizers import SGD, Adam, RMSprop
 from .train.model import load_model
 from .train.run import Data, Device, Evaluation, Run, Side
 

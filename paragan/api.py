@@ -27,7 +27,7 @@ from .eval.evaluate import Protocol, Score
 from .eval.features import inception_path
 from .game.average import Decay
 from .losses.adversarial import Adversarial
-from .optim.policies import Adam, scaled_rate
+from .optim.optimizers import Adam, scaled_rate
 from .strategies.sync import Sync
 from .train.loop import Session, explained, play_round
 from .train.observers import averaged_sampler, refuse_nonfinite

@@ -92,7 +92,7 @@ WRONG = {  # (field, value): how the refusal begins
     ("nets.width", "0"): "nets.width=0: input should be greater than or equal to 1",
     ("g.optimizer.lr", "-1"): "g.optimizer.lr=-1: input should be greater than 0",
     ("g.optimizer.betas", "[0, 1]"): "g.optimizer.betas.1=1: input should be less than 1",
-    ("d.optimizer", "adan"): "d.optimizer: there is no adan; did you mean adam?",
+    ("d.optimizer", "adamm"): "d.optimizer: there is no adamm; did you mean adam?",
     ("objective.loss", "hinged"): "objective.loss=hinged: input should be 'hinge'",
     ("g.optimizer.betas", "0.5"): "g.optimizer.betas=0.5: input should be a list: --g.optimizer.betas=[0.5]",
     ("data", "null"): "data=None: input should be",

@@ -13,7 +13,7 @@ from paragan.comm.world import World
 from paragan.config import build, override, plain
 from paragan.data.source import Images, load
 from paragan.nets import DCGAN
-from paragan.optim.policies import Adam
+from paragan.optim.optimizers import Adam
 from paragan.train import checkpoint
 from paragan.train.loop import Session, play_round
 from paragan.train.run import Data, Device, Run, Side, build_nets, resolve, spec_of

@@ -1,7 +1,8 @@
 """Block quantizers: a float vector as blocks of few-bit levels with one scale each.
 
-A message is ceil(n / block) records, each a scale of 16 bits (with a sign) and block * bits / 8 bytes; the last block is
-filled up with zeros. Byte k of a block holds its elements k, k + W, k + 2 W ... (W bytes a block), lowest bits first.
+A message is ceil(n / block) records, each a scale of 16 bits, with a sign, and block * bits / 8 bytes; the last block
+is filled up with zeros. Byte k of a block holds its elements k, k + W, k + 2 W ... (W bytes a block), lowest bits
+first.
 
 What is not finite is never hidden: its whole block has a NaN scale and decodes to NaN.
 

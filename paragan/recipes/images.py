@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..game.average import Decay
 from ..losses.adversarial import Adversarial
 from ..nets import SNGAN
-from ..optim.policies import Adam
+from ..optim.optimizers import Adam
 from ..train.run import Data, Evaluation, Output, Run, Side
 
 

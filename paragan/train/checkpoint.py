@@ -28,6 +28,7 @@ from torch import Tensor
 from ..comm.world import World
 from ..errors import Failed, Unusable
 from ..game.player import Player
+from ..optim import state as optimizer_state
 
 FORMAT = 1
 Tensors = dict[str, Tensor]
@@ -45,8 +46,7 @@ def player_state(player: Player) -> Tensors:
     state = {"params": player.flat.params}
     if player.average:
         state["average"] = player.average.params
-    for i, entry in player.optimizer.state_dict()["state"].items():
-        state |= {f"optimizer/{i}/{key}": torch.as_tensor(value) for key, value in entry.items()}
+    state |= {f"optimizer/{name}": value for name, value in optimizer_state.to_tensors(player.optimizer).items()}
     state |= {f"buffer/{name}": buffer for name, buffer in buffers(player).items()}
     return {f"{player.name}/{name}": value for name, value in state.items()}
 
@@ -65,7 +65,7 @@ def buffers(player: Player) -> Tensors:
 @torch.no_grad()
 def restore(player: Player, tensors: Mapping[str, Tensor]) -> None:
     """Put `player_state` and `player_memories` back."""
-    own = {name.removeprefix(player.name + "/"): t for name, t in tensors.items() if name.startswith(player.name + "/")}
+    own = _under(player.name + "/", tensors)
     if "params" not in own or own["params"].shape != player.flat.params.shape:
         raise Damaged(f"it holds another network for {player.name}")
     player.flat.params.copy_(own["params"])
@@ -73,15 +73,12 @@ def restore(player: Player, tensors: Mapping[str, Tensor]) -> None:
         player.average.params.copy_(own["average"])
     for name, buffer in buffers(player).items():
         buffer.copy_(own[f"buffer/{name}"])
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in own.items():
-        if name.startswith("optimizer/"):
-            _, i, key = name.split("/")
-            state.setdefault(int(i), {})[key] = value
-    groups = player.optimizer.state_dict()["param_groups"]
-    player.optimizer.load_state_dict({"state": state, "param_groups": groups})
-    memories = {name.removeprefix("memory/"): t for name, t in own.items() if name.startswith("memory/")}
-    player.flat.load_memories(memories)
+    optimizer_state.from_tensors(player.optimizer, _under("optimizer/", own))
+    player.flat.load_memories(_under("memory/", own))
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
 def mean(states: Iterable[Tensors]) -> Tensors:

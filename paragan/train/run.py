@@ -26,7 +26,7 @@ from ..nets import DCGAN, Nets, Spec
 from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import power_iteration, train_mode
 from ..optim.optimism import WRAPPERS
-from ..optim.policies import SGD, Adam, Optimizer, warm_up
+from ..optim.optimizers import SGD, Adam, Optimizer, warm_up
 from ..strategies.gossip import DPOSG, AsyncGossip, CPOAdamCentral, Decentralized, DPOAdam, RandDPOAdam
 from ..strategies.quantized import CPOAdam, CPOAdamGQ, Quantized
 from ..strategies.sync import Sync
@@ -72,6 +72,7 @@ class Data:
 class Side:
     """How one player learns.
 
+    optimizer    : adam, sgd, rmsprop, lookahead (around another), or one of the pytorch-optimizer library by its name
     warm_up_kimg : the learning rate grows from 0 over this time
     optimism     : what the optimizer is wrapped in (auto: what the strategy asks for)
     """

@@ -112,6 +112,11 @@ def test_six_and_four_rounds_equal_ten(pool, settings, optimizer, ranks, tmp_pat
     assert all(toy.same(x, y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.parametrize("optimizer", ["adabelief", "lamb", "lookahead"])
+def test_so_they_do_with_an_optimizer_of_the_library(optimizer, tmp_path):
+    test_six_and_four_rounds_equal_ten(None, ("strategy=sync",), optimizer, 1, tmp_path)
+
+
 @as_one_rank
 def test_four_ranks_then_two_equal_one(pool, settings, tmp_path):
     run = toy.run(*settings)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from paragan.optim.optimism import extragradient, optimistic
-from paragan.optim.policies import SGD, Adam, RMSprop
+from paragan.optim.optimizers import SGD, Adam, RMSprop
 
 
 def start():

@@ -10,6 +10,8 @@ from pydantic import Field
 from torch import nn
 
 from ..config import by_name, record
+from .library import or_library
+from .lookahead import lookahead
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -62,7 +64,34 @@ class RMSprop:
         return torch.optim.RMSprop(parameters, lr=self.lr, alpha=self.alpha, eps=self.eps, foreach=False)
 
 
-Optimizer = Annotated[Adam | SGD | RMSprop, Field(discriminator="name"), by_name]
+OWN = ("adam", "sgd", "rmsprop", "lookahead")
+Fast = Annotated[Adam | SGD | RMSprop, Field(discriminator="name"), or_library(*OWN), by_name]
+
+
+@record
+class Lookahead:
+    """Any other optimizer, `inner`, whose weights are drawn back every k steps to a point alpha of the way
+    (Zhang et al. 2019)."""
+
+    name: Literal["lookahead"] = "lookahead"
+    inner: Fast = Adam()
+    k: Annotated[int, Field(ge=1)] = 5
+    alpha: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+    @property
+    def lr(self) -> float:
+        return self.inner.lr
+
+    @property
+    def elementwise(self) -> bool:
+        return self.inner.elementwise
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return lookahead(self.inner.build(parameters), self.k, self.alpha)
+
+
+# beside these, every optimizer of the pytorch-optimizer library that can train a game
+Optimizer = Annotated[Adam | SGD | RMSprop | Lookahead, Field(discriminator="name"), or_library(*OWN), by_name]
 
 
 def warm_up(kimg: float) -> Callable[[int], float]:

@@ -9,7 +9,7 @@ from torch import nn
 from paragan.comm.exchange import Local
 from paragan.game.average import Average, Decay
 from paragan.game.player import Player
-from paragan.optim.policies import SGD, Adam, RMSprop, scaled_rate, warm_up
+from paragan.optim.optimizers import SGD, Adam, RMSprop, scaled_rate, warm_up
 
 CASES = {
     "adam": Adam(lr=0.1, fused=False),

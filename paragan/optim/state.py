@@ -1,0 +1,62 @@
+"""An optimizer's state as named tensors, and back: what a checkpoint has of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NUMBER = "="  # ends the name of what was a plain number,
+CHANNELS_LAST = "~"  # and of what lies in memory so, on which the order of sums depends
+
+
+class NotTensors(ValueError):
+    """An optimizer keeps something else than tensors and numbers."""
+
+
+def to_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """{"0/exp_avg": ...} for the state of every parameter, and {"group0/step=": ...} for what of a group is not as it
+    was given. The learning rate is set before each step, so it is left out."""
+    saved, tensors = optimizer.state_dict(), dict[str, Tensor]()
+    for i, entry in saved["state"].items():
+        if not isinstance(i, int):
+            raise NotTensors(f"{i}, which belongs to no parameter")
+        for key, value in entry.items():
+            tensors |= _named(f"{i}/{key}", value)
+    for i, group in enumerate(saved["param_groups"]):
+        given = optimizer.defaults
+        for key, value in group.items():
+            if key not in ("params", "lr", "initial_lr") and not (key in given and _same(given[key], value)):
+                tensors |= _named(f"group{i}/{key}", value)
+    return tensors
+
+
+def from_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put `to_tensors` back."""
+    groups: list[dict[str, Any]] = optimizer.state_dict()["param_groups"]
+    state: dict[int, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        owner, _, key = name.partition("/")
+        value = tensor.tolist() if key.endswith(NUMBER) else tensor
+        if key.endswith(CHANNELS_LAST):
+            value = tensor.contiguous(memory_format=torch.channels_last)
+        entry = groups[int(owner[5:])] if owner.startswith("group") else state.setdefault(int(owner), {})
+        entry[key.rstrip(NUMBER + CHANNELS_LAST)] = value
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _named(name: str, value: Any) -> dict[str, Tensor]:
+    if isinstance(value, Tensor):
+        spread = value.dim() == 4 and not value.is_contiguous()
+        return {name + CHANNELS_LAST if spread else name: value}
+    if value is None:
+        return {}
+    if isinstance(value, bool | int | float):
+        return {name + NUMBER: torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)}
+    raise NotTensors(f"{name} is a {type(value).__name__}")
+
+
+def _same(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b) and a == b

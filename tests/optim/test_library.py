@@ -1,0 +1,116 @@
+"""Optimizers of the pytorch-optimizer library, by name, and Lookahead around any."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from paragan.config import build, from_yaml, plain, to_yaml
+from paragan.errors import Unusable
+from paragan.optim import library, state
+from paragan.optim.lookahead import lookahead
+from paragan.optim.optimizers import OWN, SGD, Adam
+from paragan.train.run import Run
+
+
+def asked_for(**settings):
+    return build(Run, {"g": {"optimizer": settings}}).g.optimizer
+
+
+@pytest.mark.parametrize("name", ["adabelief", "lamb", "lars", "radam", "lookahead", "ranger", "prodigy", "yogi"])
+def test_one_is_asked_for_by_name_and_the_record_finds_it_again(name):
+    run = build(Run, {"g": {"optimizer": name}})
+    again = build(Run, from_yaml(to_yaml(run), "run.yaml"))
+    assert again == run
+    assert plain(again)["g"]["optimizer"]["name"] == name
+    assert run.d.optimizer == Adam()
+
+
+def test_its_arguments_are_fields():
+    found = asked_for(name="adabelief", lr=2e-4, betas=[0.5, 0.999], eps=1e-12, rectify=True)
+    built = found.build([nn.Parameter(torch.zeros(3))])
+    assert type(built).__name__ == "AdaBelief"
+    group = built.param_groups[0]
+    assert (group["lr"], group["betas"], group["eps"], group["rectify"]) == (2e-4, (0.5, 0.999), 1e-12, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "adabeleif"}, "g.optimizer: there is no adabeleif; did you mean adabelief?"),
+        ({"name": "adabelief", "betta": 1}, "g.optimizer: adabelief: there is no field betta; did you mean betas?"),
+        ({"name": "adabelief", "lr": 0}, "g.optimizer: adabelief: lr=0: input should be greater than 0"),
+        ({"name": "adabelief", "betas": [2, 0.9]}, "g.optimizer: adabelief: it cannot train a game: ValueError: beta1"),
+        ({"name": "lbfgs"}, "g.optimizer: lbfgs: it cannot train a game: .*closure"),
+        ({"name": "aggmo"}, "what it keeps cannot be in a checkpoint .0/momentum_buffer is a dict."),
+        ({"name": "gravity"}, "it does not go on exactly from what a checkpoint has of it"),
+        ({"name": "schedulefreeadamw"}, "it keeps the weights to use apart"),
+        ({"name": "lookahead", "inner": "lookahead"}, "g.optimizer.inner: there is no lookahead"),
+        ({"name": "lookahead", "k": 0}, "g.optimizer.k=0"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(settings, words):
+    with pytest.raises(Unusable, match=words):
+        asked_for(**settings)
+
+
+def test_most_of_the_library_can_train_a_game():
+    """So that a new version of it that breaks many does not go unnoticed."""
+    some = library.names()[::4]
+    usable = []
+    for name in some:
+        try:
+            library.prove(build(library.kind(name), {"name": name}))
+            usable.append(name)
+        except Unusable:
+            pass
+    assert len(usable) > 0.6 * len(some), usable
+
+
+@pytest.mark.parametrize("name", sorted(library.ELEMENTWISE))
+def test_element_wise_ones_do_the_same_to_one_long_vector(name):
+    draw = torch.Generator().manual_seed(1)
+    apart = [nn.Parameter(torch.randn(shape, generator=draw)) for shape in library.SHAPES]
+    whole = nn.Parameter(torch.cat([p.detach().flatten() for p in apart]))
+    record = build(library.kind(name), {"name": name, "weight_decay": 0.01})
+    optimizers = record.build(apart), record.build([whole])
+    for _ in range(20):
+        gradient = torch.randn(len(whole), generator=draw)
+        whole.grad = gradient.clone()
+        for p, part in zip(apart, gradient.split([p.numel() for p in apart])):
+            p.grad = part.view(p.shape).clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(torch.cat([p.detach().flatten() for p in apart]), whole.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_lookahead_draws_back_every_k_steps():
+    w = nn.Parameter(torch.zeros(1))
+    optimizer = lookahead(SGD(lr=1.0, fused=False).build([w]), k=3, alpha=0.5)
+    seen = []
+    for _ in range(7):
+        w.grad = -torch.ones(1)
+        optimizer.step()
+        seen.append(w.item())
+    assert seen == [1, 2, 1.5, 2.5, 3.5, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("inner", ["adam", "sgd", "rmsprop", "adabelief", "lamb"])
+def test_lookahead_goes_on_exactly_from_a_checkpoint(inner):
+    library.prove(asked_for(name="lookahead", inner=inner))
+
+
+def test_numbers_and_moved_groups_are_kept():
+    record = asked_for(name="adabelief")
+    w = nn.Parameter(torch.ones(2))
+    optimizer = record.build([w])
+    w.grad = torch.ones(2)
+    optimizer.step()
+    kept = state.to_tensors(optimizer)
+    assert kept["group0/step="].item() == 1
+    assert not any(name.startswith("group0/") and "step" not in name for name in kept)
+
+
+def test_our_own_names_come_first():
+    assert {asked_for(name=name).__class__.__module__ for name in OWN} == {"paragan.optim.optimizers"}
