@@ -40,13 +40,14 @@ RECIPES: dict[str, tuple[str, ...]] = {  # what is trained
         *("--device.precision=float32", "--device.threads=1"),
     ),
 }
-SIGN, INT4, INT8 = ("--strategy.wire=sign",), ("--strategy.wire=int4",), ("--strategy.wire=int8",)
+SIGN, INT2, INT4, INT8 = (("--strategy.wire=" + wire,) for wire in ("sign", "int2", "int4", "int8"))
 GOSSIP = "--strategy=gossip"
 CASES: dict[str, dict[str, tuple[str, ...]]] = {  # the first is what the others are held against
     "sync": {
         "exact": (),
         "int8": INT8,
         "int4": INT4,
+        "int2": INT2,
         "sign": SIGN,
         "int4, feedback 0": (*INT4, "--strategy.feedback=0"),
         "sign, feedback 0": (*SIGN, "--strategy.feedback=0"),
