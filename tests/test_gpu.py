@@ -60,7 +60,7 @@ def test_a_checkpoint_of_the_gpu_goes_on_on_the_cpu(tmp_path):
     for _ in range(3):
         play_round(s)
     clock = {"step": s.clock.step, "images": s.clock.images}
-    saved = Checkpoints(tmp_path, s.world).save(s.game.players, clock, {}, s.role.replicated)
+    saved = Checkpoints(tmp_path, s.world).save(s.game.players, clock, {}, s.role)
 
     then = toy.session(run, World.solo(CPU), saved)
     assert toy.same(toy.state(then), {name: value.cpu() for name, value in toy.state(s).items()})

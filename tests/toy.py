@@ -64,7 +64,7 @@ def saved(of: Run, rounds: int, world: World, folder: Path) -> tuple[Path, Sessi
     for _ in range(rounds):
         play_round(s)
     clock = {"step": s.clock.step, "images": s.clock.images}
-    return checkpoint.Checkpoints(folder, world).save(s.game.players, clock, {}, s.role.replicated), s
+    return checkpoint.Checkpoints(folder, world).save(s.game.players, clock, {}, s.role), s
 
 
 def state(s: Session) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from .turn import Turn
 
 Fakes = Callable[[Batch, int], Batch]  # (hand, step) -> fakes for D to judge
 Critic = Callable[[int], Net]  # step -> the D that G plays against
+Post = Callable[[Batch, int], None]  # (what G made, step)
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,16 @@ class Game:
 
         return Turn(self.d, loss, exchange, team, weight)
 
-    def g_turn(self, critic: Critic, exchange: Exchange, team: Group, weight: float = 1.0) -> Turn:
-        """G's turn, against the D that `critic` gives."""
+    def g_turn(
+        self, critic: Critic, exchange: Exchange, team: Group, weight: float = 1.0, post: Post = lambda fake, step: None
+    ) -> Turn:
+        """G's turn, against the D that `critic` gives; `post` gets to see what it makes."""
 
         def loss(hand: Batch, step: int) -> Loss:
             with self.autocast():
-                return self.objective.generator(critic(step), self.make(hand, "G"), hand, step)
+                fake = self.make(hand, "G")
+                post(fake, step)
+                return self.objective.generator(critic(step), fake, hand, step)
 
         return Turn(self.g, loss, exchange, team, weight, fresh=False)
 

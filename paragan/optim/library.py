@@ -139,8 +139,5 @@ class _Trial:
             for p, q in zip(self.parameters, other.parameters):
                 p.copy_(q)
         self.steps = other.steps
-        kept = {
-            name: t.clone(memory_format=torch.contiguous_format)
-            for name, t in state.to_tensors(other.optimizer).items()
-        }
+        kept = {name: tensor.clone() for name, tensor in state.to_tensors(other.optimizer).items()}
         state.from_tensors(self.optimizer, kept)

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NUMBER = "="  # ends the name of what was a plain number,
-CHANNELS_LAST = "~"  # and of what lies in memory so, on which the order of sums depends
+NUMBER = "="  # ends the name of what was a plain number
 
 
 class NotTensors(ValueError):
@@ -40,17 +39,14 @@ def from_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
     for name, tensor in tensors.items():
         owner, _, key = name.partition("/")
         value = tensor.tolist() if key.endswith(NUMBER) else tensor
-        if key.endswith(CHANNELS_LAST):
-            value = tensor.contiguous(memory_format=torch.channels_last)
         entry = groups[int(owner[5:])] if owner.startswith("group") else state.setdefault(int(owner), {})
-        entry[key.rstrip(NUMBER + CHANNELS_LAST)] = value
+        entry[key.removesuffix(NUMBER)] = value
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _named(name: str, value: Any) -> dict[str, Tensor]:
     if isinstance(value, Tensor):
-        spread = value.dim() == 4 and not value.is_contiguous()
-        return {name + CHANNELS_LAST if spread else name: value}
+        return {name: value}
     if value is None:
         return {}
     if isinstance(value, bool | int | float):

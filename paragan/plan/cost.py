@@ -77,7 +77,8 @@ def cost(game: Game, role: Role, *, rounds: int, batch: int, penalties: float) -
     state = sum(4 * 4 * p.flat.params.numel() for p in game.players) + 4 * game.g.flat.params.numel()
     traffic = sum((player_traffic(role, player) for player in game.players), Traffic())
     counts = tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players)
-    return Cost(rounds, (counts[0], counts[1]), round_flops(g, d, batch, game.d_steps, penalties), state, traffic)
+    flops = round_flops(g, d, batch, game.d_steps, penalties, role.for_d)
+    return Cost(rounds, (counts[0], counts[1]), flops, state, traffic)
 
 
 def player_traffic(role: Role, player: Player) -> Traffic:
@@ -101,13 +102,13 @@ def forward_flops(game: Game) -> tuple[float, float]:
     return of_g.get_total_flops() / per_lane, of_d.get_total_flops() / per_lane
 
 
-def round_flops(g: float, d: float, batch: int, d_steps: int, penalties: float) -> float:
+def round_flops(g: float, d: float, batch: int, d_steps: int, penalties: float, for_d: float = 1.0) -> float:
     """Operations of one round. A backward pass costs a forward for the inputs and one for the weights.
 
-    D's turn: G forward, D forward and backward on reals and fakes, and for a gradient penalty a forward (R1 has one
-    already), a backward to the images, and the backward of both. G's turn: both forward, D's inputs and all of G
-    backward.
+    D's turn: G forward (in a share `for_d` of them), D forward and backward on reals and fakes, and for a gradient
+    penalty a forward (R1 has one already), a backward to the images, and the backward of both. G's turn: both forward,
+    D's inputs and all of G backward.
     """
-    d_turn = g + 2 * 3 * d + penalties * d
+    d_turn = for_d * g + 2 * 3 * d + penalties * d
     g_turn = 3 * g + 2 * d
     return batch * (d_steps * d_turn + g_turn)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from torch import Tensor
 
 from ..comm.compress import Compressor
 from ..comm.exchange import Exchange
@@ -16,6 +18,18 @@ from ..game.player import Player
 from ..game.turn import Beat, Turn
 
 Order = Callable[[Turn, Turn, int], tuple[Beat, ...]]
+
+
+class Past(Protocol):
+    """Images or players of former rounds: game/opponents.py."""
+
+    def state(self) -> dict[str, Tensor]:
+        """This rank's part, by names that no other rank's part has unless it is the same."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put the parts of all ranks back."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,8 @@ class Role:
     """A rank's round (the beats it repeats), its share of the data, and whether all ranks hold the same
     players (then one of them writes the checkpoint for all).
 
+    for_d  : the share of D's turns for which G makes images that are for D alone
+    past   : what of former rounds is played against, and has to be in a checkpoint
     meet   : where messages may be under way between rounds, what all ranks call before they do anything else together
     settle : the same, and nothing is under way any more
     """
@@ -43,6 +59,8 @@ class Role:
     round: tuple[Beat, ...]
     share: Share
     replicated: bool = True
+    for_d: float = 1.0
+    past: tuple[Past, ...] = ()
     meet: Callable[[], None] | None = None
     settle: Callable[[], None] | None = None
 

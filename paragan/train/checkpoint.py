@@ -29,8 +29,11 @@ from ..comm.world import World
 from ..errors import Failed, Unusable
 from ..game.player import Player
 from ..optim import state as optimizer_state
+from ..strategies.role import Role
 
 FORMAT = 1
+CHANNELS_LAST = "~"
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
 Tensors = dict[str, Tensor]
 
 
@@ -62,6 +65,16 @@ def buffers(player: Player) -> Tensors:
     return {name: value for name, value in player.net.state_dict().items() if name not in learnt}
 
 
+def past(role: Role) -> Tensors:
+    """What a rank keeps of former rounds."""
+    return {f"past/{i}/{name}": t for i, kept in enumerate(role.past) for name, t in kept.state().items()}
+
+
+def restore_past(role: Role, tensors: Mapping[str, Tensor]) -> None:
+    for i, kept in enumerate(role.past):
+        kept.load(_under(f"past/{i}/", tensors))
+
+
 @torch.no_grad()
 def restore(player: Player, tensors: Mapping[str, Tensor]) -> None:
     """Put `player_state` and `player_memories` back."""
@@ -82,7 +95,8 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def mean(states: Iterable[Tensors]) -> Tensors:
-    """The rule for a changed world: every per-rank vector becomes the mean over the old ranks that had it."""
+    """The rule for a changed world: every per-rank vector becomes the mean over the old ranks that had it. (What they
+    keep of former rounds has names of its own, or is the same.)"""
     found: dict[str, list[Tensor]] = {}
     for state in states:
         for name, value in state.items():
@@ -114,22 +128,22 @@ class Checkpoints:
         players: Iterable[Player],
         clock: Mapping[str, int],
         record: Mapping[str, Any],
-        replicated: bool,
+        role: Role,
         suffix: str = "",
     ) -> Path:
         """Write a complete checkpoint, or none: if any rank fails, all do, and nothing else is touched."""
         name = f"{clock['step']:08d}{suffix}"
         aside, target = self.folder / f".writing-{name}-{self.world.epoch}", self.folder / name
-        tensors: Tensors = {}
+        tensors = past(role)
         for player in players:
             tensors |= player_memories(player)
-            if self.world.first or not replicated:
+            if self.world.first or not role.replicated:
                 tensors |= player_state(player)
         error, size, crc = None, 0, 0
         try:
             aside.mkdir(parents=True, exist_ok=True)
             if tensors:
-                size, crc = _write(aside / _file(self.world.rank), safetensors.torch.save(for_disk(tensors)))
+                size, crc = _write(aside / _file(self.world.rank), packed(tensors))
         except OSError as problem:
             error = problem
         rows = self._together([error is not None, size, crc])
@@ -190,8 +204,21 @@ def _file(rank: int) -> str:
     return f"rank{rank:04d}.safetensors"
 
 
-def for_disk(tensors: Tensors) -> Tensors:
-    return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+def packed(tensors: Tensors) -> bytes:
+    """As safetensors, which know no layout: the name of what lies channels last in memory ends with "~"."""
+    spread = {name: t.dim() == 4 and not t.is_contiguous() for name, t in tensors.items()}
+    return safetensors.torch.save(
+        {name + CHANNELS_LAST * spread[name]: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    )
+
+
+def unpacked(data: bytes) -> Tensors:
+    """The other way."""
+    found: Tensors = {}
+    for name, tensor in safetensors.torch.load(data).items():
+        spread = name.endswith(CHANNELS_LAST)
+        found[name.removesuffix(CHANNELS_LAST)] = tensor.contiguous(memory_format=LAYOUTS[spread])
+    return found
 
 
 def _write(path: Path, data: bytes) -> tuple[int, int]:
@@ -288,6 +315,6 @@ def _read_file(path: Path, size: int, crc: int) -> Tensors:
     if zlib.crc32(data) != crc:
         raise Damaged(f"{path.name} does not match its checksum")
     try:
-        return safetensors.torch.load(data)
+        return unpacked(data)
     except safetensors.SafetensorError as error:
         raise Damaged(f"{path.name}: {error}") from error

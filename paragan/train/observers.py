@@ -183,7 +183,7 @@ class Save:
             "threads": torch.get_num_threads(),
         }
         now = {"step": clock.step, "images": clock.images}
-        path = self.checkpoints.save(session.game.players, now, record, session.role.replicated, suffix)
+        path = self.checkpoints.save(session.game.players, now, record, session.role, suffix)
         self._saved = clock.step
         if not suffix:
             self.write_model(session)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import safetensors.torch
 import torch
 
 from ..comm.elastic import Alone, Elastic, Formation
@@ -139,7 +138,7 @@ def share_state(game: Game, world: Elastic, formation: Formation) -> None:
     length = torch.zeros(1, dtype=torch.int64)
     if world.identity == giver:
         state = {name: t for player in game.players for name, t in checkpoint.player_state(player).items()}
-        data = torch.frombuffer(bytearray(safetensors.torch.save(checkpoint.for_disk(state))), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(checkpoint.packed(state)), dtype=torch.uint8)
         told = [members.index(r) for r in empty]
         world.everyone.swap(dict.fromkeys(told, length.fill_(len(data))), {}).wait()
         world.everyone.swap(dict.fromkeys(told, data), {}).wait()
@@ -148,7 +147,7 @@ def share_state(game: Game, world: Elastic, formation: Formation) -> None:
         world.everyone.swap({}, {heard: length}).wait()
         data = torch.empty(int(length), dtype=torch.uint8)
         world.everyone.swap({}, {heard: data}).wait()
-        tensors = safetensors.torch.load(data.numpy().tobytes())
+        tensors = checkpoint.unpacked(data.numpy().tobytes())
         for player in game.players:
             checkpoint.restore(player, tensors)
 

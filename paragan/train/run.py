@@ -27,6 +27,7 @@ from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import power_iteration, train_mode
 from ..optim.optimism import WRAPPERS
 from ..optim.optimizers import SGD, Adam, Optimizer, warm_up
+from ..strategies.asynchronous import Async
 from ..strategies.gossip import DPOSG, AsyncGossip, CPOAdamCentral, Decentralized, DPOAdam, RandDPOAdam
 from ..strategies.quantized import CPOAdam, CPOAdamGQ, Quantized
 from ..strategies.sync import Sync
@@ -44,7 +45,8 @@ Strategy = Annotated[
     | DPOSG
     | DPOAdam
     | RandDPOAdam
-    | CPOAdamCentral,
+    | CPOAdamCentral
+    | Async,
     Field(discriminator="name"),
     by_name,
 ]

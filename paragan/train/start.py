@@ -220,7 +220,10 @@ def assemble(run: Run, world: World, images: Images, pair: Pair, start: Loaded |
         except Damaged as error:
             raise Unusable(f"{start.path}: {error}; the paragan that wrote it may have been another") from error
         clock.step, clock.images = start.step, start.images
-    return seat(run, world, images, game, clock)
+    session = seat(run, world, images, game, clock)
+    if start:
+        checkpoint.restore_past(session.role, start.tensors)
+    return session
 
 
 def seat(run: Run, world: World, images: Images, game: Game, clock: Clock) -> Session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import resource
 import shutil
@@ -215,7 +216,8 @@ def test_if_one_rank_cannot_write_none_does(pool, tmp_path):
 
         def save(step: int) -> None:
             clock = {"step": step, "images": 16 * step}
-            Checkpoints(tmp_path, world).save(s.game.players, clock, {}, replicated=False)
+            role = dataclasses.replace(s.role, replicated=False)
+            Checkpoints(tmp_path, world).save(s.game.players, clock, {}, role)
 
         save(1)
         for step, failing in ((2, 1), (3, 0)):  # its own part
