@@ -27,7 +27,7 @@ from .eval.evaluate import Protocol, Score
 from .eval.features import inception_path
 from .game.average import Decay
 from .losses.adversarial import Adversarial
-from .optim.optimizers import Adam, scaled_rate
+from .optim.optimizers import Adam, at_rate, scaled_rate
 from .strategies.sync import Sync
 from .train.loop import Session, explained, play_round
 from .train.observers import averaged_sampler, refuse_nonfinite
@@ -287,7 +287,7 @@ def _scaled_side(config: Config, side: Side, rule: Rule, bs: int) -> Side:
     doublings = max(0.0, math.log2(bs / config.base_bs))
     steps = config.warm_up_steps * doublings if rule != "none" else 0.0
     warm_up = max(side.warm_up_kimg, steps * bs * config.d_steps / 1000)
-    return Side(dataclasses.replace(side.optimizer, lr=lr), warm_up)
+    return dataclasses.replace(side, optimizer=at_rate(side.optimizer, lr), warm_up_kimg=warm_up)
 
 
 def reasons(config: Config, run: Run) -> list[str]:

@@ -69,7 +69,7 @@ class PastFakes:
         newest = self._of(there[0], hand)
         mixed = Made(newest.images.clone(), None if newest.labels is None else newest.labels.clone())
         for age in range(1, len(there)):
-            rows = torch.from_numpy(np.flatnonzero(ages == age)).to(mixed.images.device)
+            rows = torch.as_tensor(np.flatnonzero(ages == age), device=mixed.images.device)
             old = self._of(there[age], hand)
             mixed.images[rows] = old.images[rows]
             if mixed.labels is not None and old.labels is not None:

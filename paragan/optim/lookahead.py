@@ -27,6 +27,8 @@ def lookahead(optimizer: torch.optim.Optimizer, k: int, alpha: float) -> torch.o
                 state = optimizer.state[p]
                 if p in started:
                     state["slow"], state["since"] = started.pop(p), 0
+                if "began" in state:  # in the middle of an extragradient iteration
+                    continue
                 state["since"] += 1
                 if state["since"] == k:
                     p.copy_(state["slow"].lerp_(p, alpha))

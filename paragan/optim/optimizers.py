@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -13,6 +14,7 @@ from ..config import by_name, record
 from .library import or_library
 from .lookahead import lookahead
 
+Wrapper = Callable[[torch.optim.Optimizer], torch.optim.Optimizer]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -87,11 +89,25 @@ class Lookahead:
         return self.inner.elementwise
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return lookahead(self.inner.build(parameters), self.k, self.alpha)
+        return built(self, parameters, lambda optimizer: optimizer)
 
 
 # beside these, every optimizer of the pytorch-optimizer library that can train a game
 Optimizer = Annotated[Adam | SGD | RMSprop | Lookahead, Field(discriminator="name"), or_library(*OWN), by_name]
+
+
+def built(optimizer: Optimizer, parameters: list[nn.Parameter], wrap: Wrapper) -> torch.optim.Optimizer:
+    """A record's optimizer in a wrapper (optimism.py), with slow weights around both."""
+    if isinstance(optimizer, Lookahead):
+        return lookahead(built(optimizer.inner, parameters, wrap), optimizer.k, optimizer.alpha)
+    return wrap(optimizer.build(parameters))
+
+
+def at_rate(optimizer: Optimizer, lr: float) -> Optimizer:
+    """The same with another learning rate."""
+    if isinstance(optimizer, Lookahead):
+        return replace(optimizer, inner=at_rate(optimizer.inner, lr))
+    return replace(optimizer, lr=lr)
 
 
 def warm_up(kimg: float) -> Callable[[int], float]:

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import Failed
+
 NUMBER = "="  # ends the name of what was a plain number
+RATE = ("params", "lr", "initial_lr")  # what is set anew before every step, and what is stepped
 
 
-class NotTensors(ValueError):
+class NotTensors(Failed):
     """An optimizer keeps something else than tensors and numbers."""
 
 
@@ -27,21 +30,28 @@ def to_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     for i, group in enumerate(saved["param_groups"]):
         given = optimizer.defaults
         for key, value in group.items():
-            if key not in ("params", "lr", "initial_lr") and not (key in given and _same(given[key], value)):
+            if key not in RATE and not (key in given and _same(given[key], value)):
                 tensors |= _named(f"group{i}/{key}", value)
     return tensors
 
 
 def from_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Put `to_tensors` back."""
-    groups: list[dict[str, Any]] = optimizer.state_dict()["param_groups"]
+    groups = [_as_given(group, optimizer.defaults) for group in optimizer.state_dict()["param_groups"]]
     state: dict[int, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         owner, _, key = name.partition("/")
-        value = tensor.tolist() if key.endswith(NUMBER) else tensor
-        entry = groups[int(owner[5:])] if owner.startswith("group") else state.setdefault(int(owner), {})
-        entry[key.removesuffix(NUMBER)] = value
+        in_group = owner.startswith("group")  # torch moves what is in the state to its parameter's device, but not this
+        value = tensor.to(optimizer.param_groups[int(owner[5:])]["params"][0].device) if in_group else tensor
+        entry = groups[int(owner[5:])] if in_group else state.setdefault(int(owner), {})
+        entry[key.removesuffix(NUMBER)] = value.tolist() if key.endswith(NUMBER) else value
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _as_given(group: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A group before its first step: this optimizer may have made some."""
+    fixed = {key: value for key, value in group.items() if key in RATE or not isinstance(value, int | float | Tensor)}
+    return fixed | {key: value for key, value in given.items() if key not in RATE}
 
 
 def _named(name: str, value: Any) -> dict[str, Tensor]:

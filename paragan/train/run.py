@@ -26,7 +26,7 @@ from ..nets import DCGAN, Nets, Spec
 from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import power_iteration, train_mode
 from ..optim.optimism import WRAPPERS
-from ..optim.optimizers import SGD, Adam, Optimizer, warm_up
+from ..optim.optimizers import SGD, Adam, Optimizer, built, warm_up
 from ..strategies.asynchronous import Async
 from ..strategies.gossip import DPOSG, AsyncGossip, CPOAdamCentral, Decentralized, DPOAdam, RandDPOAdam
 from ..strategies.quantized import CPOAdam, CPOAdamGQ, Quantized
@@ -319,7 +319,7 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
         return Player(
             name,
             net,
-            lambda parameters: WRAPPERS[side.optimism](side.optimizer.build(parameters)),
+            lambda parameters: built(side.optimizer, parameters, WRAPPERS[side.optimism]),
             elementwise=side.optimizer.elementwise,
             lane_batch=run.batch // run.lanes,
             average=average,

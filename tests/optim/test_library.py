@@ -8,9 +8,10 @@ from torch import nn
 
 from paragan.config import build, from_yaml, plain, to_yaml
 from paragan.errors import Unusable
-from paragan.optim import library, state
+from paragan.optim import library, state, trial
 from paragan.optim.lookahead import lookahead
-from paragan.optim.optimizers import OWN, SGD, Adam
+from paragan.optim.optimism import extragradient, optimistic
+from paragan.optim.optimizers import OWN, SGD, Adam, at_rate, built
 from paragan.train.run import Run
 
 
@@ -46,6 +47,11 @@ def test_its_arguments_are_fields():
         ({"name": "aggmo"}, "what it keeps cannot be in a checkpoint .0/momentum_buffer is a dict."),
         ({"name": "gravity"}, "it does not go on exactly from what a checkpoint has of it"),
         ({"name": "schedulefreeadamw"}, "it keeps the weights to use apart"),
+        ({"name": "ftrl"}, "it finds weights from what it has summed up"),
+        ({"name": "scionlight"}, "it keeps its momentum in the gradients"),
+        ({"name": "alice"}, "it does not go on exactly"),
+        ({"name": "a2grad"}, "it has no learning rate"),
+        ({"name": "flashadamw"}, "it keeps numbers in 8 bits"),
         ({"name": "lookahead", "inner": "lookahead"}, "g.optimizer.inner: there is no lookahead"),
         ({"name": "lookahead", "k": 0}, "g.optimizer.k=0"),
     ],
@@ -61,17 +67,17 @@ def test_most_of_the_library_can_train_a_game():
     usable = []
     for name in some:
         try:
-            library.prove(build(library.kind(name), {"name": name}))
+            trial.prove(build(library.kind(name), {"name": name}))
             usable.append(name)
         except Unusable:
             pass
-    assert len(usable) > 0.6 * len(some), usable
+    assert len(usable) > 0.5 * len(some), usable
 
 
 @pytest.mark.parametrize("name", sorted(library.ELEMENTWISE))
 def test_element_wise_ones_do_the_same_to_one_long_vector(name):
     draw = torch.Generator().manual_seed(1)
-    apart = [nn.Parameter(torch.randn(shape, generator=draw)) for shape in library.SHAPES]
+    apart = [nn.Parameter(torch.randn(shape, generator=draw)) for shape in trial.SHAPES]
     whole = nn.Parameter(torch.cat([p.detach().flatten() for p in apart]))
     record = build(library.kind(name), {"name": name, "weight_decay": 0.01})
     optimizers = record.build(apart), record.build([whole])
@@ -96,9 +102,44 @@ def test_lookahead_draws_back_every_k_steps():
     assert seen == [1, 2, 1.5, 2.5, 3.5, 3.0, 4.0]
 
 
+def positions(wrap, k, steps, alpha=0.5):
+    """Where weights go from 0 with a rate of 1 and a gradient of -1, with slow weights around a wrapper."""
+    w = nn.Parameter(torch.zeros(1))
+    record = asked_for(name="lookahead", inner={"name": "sgd", "lr": 1.0, "fused": False}, k=k, alpha=alpha)
+    optimizer, seen = built(record, [w], wrap), []
+    for _ in range(steps):
+        w.grad = -torch.ones(1)
+        optimizer.step()
+        seen.append(w.item())
+    return seen
+
+
+def test_slow_weights_are_around_the_optimism():
+    """Whole iterations count, and what is drawn back is where the optimistic step led."""
+    assert positions(extragradient, 2, 8) == [1, 1, 2, 1, 2, 2, 3, 2]
+    assert positions(optimistic, 3, 6) == [2, 3, 2, 3, 4, 3.5]
+
+
+def test_a_rate_is_set_inside():
+    assert at_rate(asked_for(name="lookahead", inner="adabelief"), 0.5).inner.lr == 0.5
+    assert at_rate(asked_for(name="lamb"), 0.5).lr == 0.5
+
+
+def test_what_an_optimizer_did_before_is_gone_when_another_state_is_loaded():
+    """A rank that comes back takes over another's state, also where that is as at the beginning."""
+    record = asked_for(name="prodigy")
+    fresh, stepped = (record.build([nn.Parameter(torch.ones(3))]) for _ in "ab")
+    for _ in range(5):
+        stepped.param_groups[0]["params"][0].grad = torch.ones(3)
+        stepped.step()
+    assert stepped.param_groups[0]["d"] != fresh.param_groups[0]["d"]
+    state.from_tensors(stepped, state.to_tensors(fresh))
+    assert stepped.state_dict() == fresh.state_dict()
+
+
 @pytest.mark.parametrize("inner", ["adam", "sgd", "rmsprop", "adabelief", "lamb"])
 def test_lookahead_goes_on_exactly_from_a_checkpoint(inner):
-    library.prove(asked_for(name="lookahead", inner=inner))
+    trial.prove(asked_for(name="lookahead", inner=inner))
 
 
 def test_numbers_and_moved_groups_are_kept():
