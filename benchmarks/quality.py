@@ -62,6 +62,7 @@ CASES: dict[str, dict[str, tuple[str, ...]]] = {  # the first is what the others
     },
     "gossip": {
         "sync": (),
+        "CP-OAdam": ("--strategy=CP-OAdam",),  # the optimizer of gossip, with all gradients summed
         "one-peer": (GOSSIP,),
         "ring": (GOSSIP, "--strategy.topology=ring"),
         "random-ring": (GOSSIP, "--strategy.topology=random-ring"),
