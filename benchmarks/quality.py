@@ -143,6 +143,8 @@ def main() -> None:
     parser.add_argument("--strategy", choices=CASES, default="sync")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--cases", help="names, separated by ; (default: all)")
+    parser.add_argument("--more", default="", help="settings beside those of the cases: '--g.optimizer.lr=1e-3 ...'")
+    parser.add_argument("--called", default="", help="what the cases are called with them: 'twice the rates'")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--runs", default="runs/quality", metavar="DIR", help="where the runs are")
     parser.add_argument("--json", metavar="F")
@@ -156,11 +158,12 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for seed in options.seeds.split(","):
         for case in options.cases.split(";") if options.cases else cases:
-            words = (options.recipe, options.strategy, str(options.ranks), *case.replace(",", "").split(), seed)
-            settings = (*fixed, *cases[case], f"--seed={seed}")
+            name = f"{case}, {options.called}" if options.called else case
+            words = (options.recipe, options.strategy, str(options.ranks), *name.replace(",", "").split(), seed)
+            settings = (*fixed, *cases[case], *options.more.split(), f"--seed={seed}")
             run_dir = trained(Path(options.runs) / "-".join(words), settings, options.ranks)
             judge = judge or Judge(run_dir)
-            rows.append({"case": case, "seed": int(seed), **judge.judge(run_dir)})
+            rows.append({"case": name, "seed": int(seed), **judge.judge(run_dir)})
             print(rows[-1], flush=True)
             found |= {"real images recognised": judge.recognised, "rows": rows, "cases": summary(rows)}
             save(options.json, found)
