@@ -84,7 +84,7 @@ def gossip_speed(laboratories: dict[str, Any]) -> Figure:
 
 def quality(found: list[dict[str, Any]]) -> Figure:
     """Every seed of every case as a dot, the first case's spread as a band."""
-    cases = list(found[0]["cases"])
+    cases = dict.fromkeys(case for one in found for case in one["cases"])
     figure = Figure(figsize=(9, 2.1 * len(found)), layout="constrained")
     grid: Any = figure.subplots(len(found), len(FIGURES), squeeze=False, sharey=False)
     for row, one in zip(grid, found):
@@ -115,11 +115,12 @@ def main() -> None:
 
     with matplotlib.rc_context(STYLE):
         quantized = [read(f"quality_{name}") for name in ("digits_sync", "fashion_sync")]
+        decentralized = ("digits_gossip4", "digits_gossip8", "fashion_gossip4", "fashion_gossip8")
         for name, figure in (
             ("quantized_speed", speed(read("lab")["laboratories"])),
             ("quantized_quality", quality(quantized)),
             ("gossip_speed", gossip_speed(read("gossip_lab")["laboratories"])),
-            ("gossip_quality", quality([read("quality_digits_gossip4")])),
+            ("gossip_quality", quality([read(f"quality_{name}") for name in decentralized])),
         ):
             figure.savefig(DOCS / f"{name}.svg", metadata={"Date": None})
 

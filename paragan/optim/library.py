@@ -36,7 +36,7 @@ def or_library(*own: str) -> WrapValidator:
         if not isinstance(value, Mapping):
             return value if all(hasattr(value, word) for word in ("build", "elementwise", "lr")) else known(value)
         if name not in names():
-            raise _refusal(f"there is no {name}{nearest(name, [*own, *names()])}")
+            raise _refusal(f"there is no {name}{nearest(name, dict.fromkeys([*own, *names()]))}")
         try:
             optimizer = build(kind(name), value)
             prove(optimizer)
@@ -72,7 +72,10 @@ def _type(name: str, default: Any) -> Any:
         return Annotated[float, Field(gt=0, allow_inf_nan=False)]
     if isinstance(default, tuple):
         return tuple[float, ...]
-    return int | float if type(default) is int else type(default)  # of a rate whose default is 0, too
+    if type(default) in (int, float):  # a rate may have the default 0
+        finite = Annotated[float, Field(allow_inf_nan=False)]
+        return int | finite if type(default) is int else finite
+    return type(default)
 
 
 def _build(self: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -224,6 +224,8 @@ def learning(side: Side, strategy: Strategy) -> Side:
     """How a player learns under a strategy that has an optimizer or a wrapper of its own."""
     optimizer, optimism = side.optimizer, side.optimism
     if strategy.plain_descent:
+        if optimizer.name not in ("adam", "sgd", "rmsprop"):
+            raise Unusable(f"optimizer={optimizer.name}: --strategy.exact=true moves by gradient descent; use sgd")
         optimizer = optimizer if optimizer.name == "sgd" and not optimizer.momentum else SGD(lr=optimizer.lr)
         if optimism not in ("auto", "none"):
             raise Unusable(f"optimism={optimism}: --strategy.exact=true is optimistic by itself; use none")
