@@ -286,7 +286,7 @@ def _list_fields() -> int:
     for name, kind, default in fields_help(Run):
         sys.stdout.write(f"--{name:<36} {kind}{f'  [{default}]' if default else ''}\n")
     sys.stdout.write(
-        "\ng.optimizer and d.optimizer are also those of the pytorch-optimizer library: adabelief, lamb, lion, radam, ...\n"
+        "\ng.optimizer and d.optimizer are also those of the pytorch-optimizer library: adabelief, lamb, lion, ...\n"
         "Their arguments are fields: --g.optimizer=adabelief --g.optimizer.eps=1e-12; `-n` shows them all.\n"
     )
     return 0
