@@ -15,6 +15,7 @@ TIMEOUT_S = 60
 
 
 def _work(connection: Any) -> None:
+    import pytest  # noqa: F401 - jobs use it, and the first import may take seconds
     import torch
 
     from paragan.comm.world import Place, World
@@ -57,6 +58,13 @@ class Pool:
         call = cloudpickle.dumps(job)
         for rank in range(size):
             self._ends[rank].send((rank, size, port, call))
+        try:
+            return self._answers(size)
+        except AssertionError:
+            self._start_anew()  # a rank that failed may have a group left, which the next job would trip over
+            raise
+
+    def _answers(self, size: int) -> list[Any]:
         results = []
         for rank in range(size):
             assert self._ends[rank].poll(TIMEOUT_S), f"rank {rank} did not answer"
@@ -64,6 +72,13 @@ class Pool:
         for rank, (fine, answer) in enumerate(results):
             assert fine, f"rank {rank}:\n{answer}"
         return [cloudpickle.loads(answer) for _, answer in results]
+
+    def _start_anew(self) -> None:
+        for end, process in zip(self._ends, self._processes):
+            process.kill()
+            process.join(10)
+            end.close()
+        self._ends, self._processes = [], []
 
     def close(self) -> None:
         for end in self._ends:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -72,7 +73,7 @@ def _type(name: str, default: Any) -> Any:
         return Annotated[float, Field(gt=0, allow_inf_nan=False)]
     if isinstance(default, tuple):
         return tuple[float, ...]
-    if type(default) in (int, float):  # a rate may have the default 0
+    if type(default) in (int, float) and math.isfinite(default):  # a rate may have the default 0
         finite = Annotated[float, Field(allow_inf_nan=False)]
         return int | finite if type(default) is int else finite
     return type(default)
