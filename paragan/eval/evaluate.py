@@ -118,17 +118,30 @@ def evaluate(
     if real is not None and real.image != fake.image:
         raise Unusable(f"reals: images are {_x(real.image)} (CxHxW), the fakes {_x(fake.image)}; they must agree")
     shared = time.perf_counter() - start
-    result = []
-    for name, called in names.items():
-        start = time.perf_counter()
-        metric = METRICS[name]
-        values = metric.measure(real, fake, group=group, seed=protocol.seed, **metric.settings)
-        seconds = shared + time.perf_counter() - start
-        record = _record(metric, protocol, real, fake)
-        notes = metric.notes(space, real, fake)
-        named = zip(called, values, strict=False)  # pr50k3_full reports but two of four
-        result += [Score(score, value, record, seconds, notes) for score, value in named]
-    return result
+    return [
+        score
+        for name, called in names.items()
+        for score in _scores(METRICS[name], called, real, fake, space, protocol, group, shared)
+    ]
+
+
+def _scores(
+    metric: Metric,
+    called: Sequence[str],
+    real: Summary | None,
+    fake: Summary,
+    space: FeatureSpace,
+    protocol: Protocol,
+    group: Summing,
+    shared_s: float,
+) -> list[Score]:
+    """One metric's, by the names they are called; shared_s: what seeing the images took."""
+    start = time.perf_counter()
+    values = metric.measure(real, fake, group=group, seed=protocol.seed, **metric.settings)
+    seconds = shared_s + time.perf_counter() - start
+    record, notes = _record(metric, protocol, real, fake), metric.notes(space, real, fake)
+    named = zip(called, values, strict=False)  # pr50k3_full reports but two of four
+    return [Score(score, value, record, seconds, notes) for score, value in named]
 
 
 def _seen(reals: np.ndarray | Summary | None, metrics: Sequence[str], how: Mapping[str, Any]) -> Summary:

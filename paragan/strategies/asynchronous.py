@@ -6,7 +6,7 @@ arXiv 2411.03999.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,14 +19,14 @@ from ..game.game import Game
 from ..game.opponents import PastCritic, PastFakes
 from ..game.player import Player
 from ..game.turn import together
-from .role import Role, deal
+from .role import Plain, Role, deal
 from .sync import Feedback, average
 
 Lags = Annotated[Pattern, Field(min_length=1)]
 
 
 @record
-class Async:
+class Async(Plain):
     """Both players move at once: D on images that G made in its own turn a round earlier, so that none are made for it,
     and G against D as it was before it moved. Every rank plays both, and sums gradients with all the others.
 
@@ -43,12 +43,6 @@ class Async:
     critic_lags: Lags = (0,)
     wire: Wire = Exact()
     feedback: Feedback = None
-    optimism: ClassVar[Literal["none"]] = "none"
-    plain_descent: ClassVar[bool] = False
-    lost_after_s: ClassVar[float] = 0.0
-
-    def check(self, ranks: int) -> None:
-        pass
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
         share, team = deal(lanes, world.rank, world.size), world.everyone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from torch import Tensor
 
@@ -93,6 +93,17 @@ class Strategy(Protocol):
         ...
 
     def role(self, game: Game, world: World, lanes: int) -> Role: ...
+
+
+class Plain:
+    """What strategies share that take any optimizers as they are, any number of ranks, and lose none."""
+
+    optimism: ClassVar[Literal["none"]] = "none"
+    plain_descent: ClassVar[bool] = False
+    lost_after_s: ClassVar[float] = 0.0
+
+    def check(self, ranks: int) -> None:
+        pass
 
 
 class Optimistic:

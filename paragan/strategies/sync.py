@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ from ..config import record
 from ..game.game import Game
 from ..game.player import Player
 from ..game.turn import alternately, together
-from .role import Order, Role, deal, lockstep
+from .role import Order, Plain, Role, deal, lockstep
 
 Feedback = Annotated[float, Field(ge=0, le=1)] | None
 ORDERS: dict[str, Order] = {"alternately": alternately, "together": together}
@@ -30,7 +30,7 @@ def average(wire: Compressor, team: Group, feedback: float | None = None) -> Exc
 
 
 @record
-class Sync:
+class Sync(Plain):
     """Every rank plays both players against each other and sums gradients with all the others, so that n
     ranks do what one does.
 
@@ -43,12 +43,6 @@ class Sync:
     wire: Wire = Exact()
     feedback: Feedback = None
     order: Literal["alternately", "together"] = "alternately"
-    optimism: ClassVar[Literal["none"]] = "none"
-    plain_descent: ClassVar[bool] = False
-    lost_after_s: ClassVar[float] = 0.0
-
-    def check(self, ranks: int) -> None:
-        pass
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
         def exchange(player: Player) -> Exchange:

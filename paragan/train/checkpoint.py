@@ -134,11 +134,7 @@ class Checkpoints:
         """Write a complete checkpoint, or none: if any rank fails, all do, and nothing else is touched."""
         name = f"{clock['step']:08d}{suffix}"
         aside, target = self.folder / f".writing-{name}-{self.world.epoch}", self.folder / name
-        tensors = past(role)
-        for player in players:
-            tensors |= player_memories(player)
-            if self.world.first or not role.replicated:
-                tensors |= player_state(player)
+        tensors = self._own(players, role)
         error, size, crc = None, 0, 0
         try:
             aside.mkdir(parents=True, exist_ok=True)
@@ -156,6 +152,15 @@ class Checkpoints:
             reason = error or f"rank {bad[0]} could not write its part"
             raise Failed(f"checkpoint {target} was not written: {reason}; {self.standing()}")
         return target
+
+    def _own(self, players: Iterable[Player], role: Role) -> Tensors:
+        """What this rank has to say."""
+        tensors = past(role)
+        for player in players:
+            tensors |= player_memories(player)
+            if self.world.first or not role.replicated:
+                tensors |= player_state(player)
+        return tensors
 
     def _together(self, row: list[int]) -> list[list[int]]:
         """Everyone's row, in rank order."""

@@ -308,6 +308,27 @@ def refuse_unfit(run: Run, pair: Pair) -> None:
             )
 
 
+def build_player(run: Run, name: str, net: nn.Module, side: Side, average: Decay | None = None) -> Player:
+    """A network that moves as the run says."""
+    train_mode(net)
+    side = learning(side, run.strategy)
+    player = Player(
+        name,
+        net,
+        lambda parameters: built(side.optimizer, parameters, WRAPPERS[side.optimism]),
+        elementwise=side.optimizer.elementwise,
+        lane_batch=run.batch // run.lanes,
+        average=average,
+        rate=warm_up(side.warm_up_kimg),
+        iterate=power_iteration,
+        bucket_bytes=bucket_bytes(run.strategy.wire),
+    )
+    if run.strategy.wire.lossy and player.flat.params.dtype != torch.float32:
+        kind = str(player.flat.params.dtype).removeprefix("torch.")
+        raise Unusable(f"{name} has {kind} parameters, which only --strategy.wire=exact carries")
+    return player
+
+
 def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Game:
     """Players, objective and label source of a run."""
     refuse_unfit(run, pair)
@@ -315,29 +336,9 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
         for net in (pair.g,) if run.objective.second_order else (pair.g, pair.d):
             net.compile()
 
-    def player(name: str, net: nn.Module, side: Side, average: Decay | None = None) -> Player:
-        train_mode(net)
-        side = learning(side, run.strategy)
-        return Player(
-            name,
-            net,
-            lambda parameters: built(side.optimizer, parameters, WRAPPERS[side.optimism]),
-            elementwise=side.optimizer.elementwise,
-            lane_batch=run.batch // run.lanes,
-            average=average,
-            rate=warm_up(side.warm_up_kimg),
-            iterate=power_iteration,
-            bucket_bytes=bucket_bytes(run.strategy.wire),
-        )
-
-    g, d = player("G", pair.g, run.g, run.average), player("D", pair.d, run.d)
-    for one in (g, d):
-        if run.strategy.wire.lossy and one.flat.params.dtype != torch.float32:
-            kind = str(one.flat.params.dtype).removeprefix("torch.")
-            raise Unusable(f"{one.name} has {kind} parameters, which only --strategy.wire=exact carries")
     return Game(
-        g=g,
-        d=d,
+        g=build_player(run, "G", pair.g, run.g, run.average),
+        d=build_player(run, "D", pair.d, run.d),
         objective=run.objective,
         latent=pair.latent,
         labels=images.labels if run.data.labels else None,
