@@ -83,19 +83,17 @@ class CompressedSum:
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
         size, rank = self.group.size, self.group.rank
-        shards = Shards(bucket, self.wire, size)
-        error = bucket.memory("error") if self.feedback else None
+        shards = Shards(bucket, self.wire, size, self.feedback)
         seed = zlib.crc32(f"{step} {rank} {bucket.index}".encode()) >> 1 & ~1  # and seed + 1, for the answer
         yield GRADIENT
-        yield self.group.transpose(shards.offer(error, seed), shards.inbox)
+        yield self.group.transpose(shards.offer(seed), shards.inbox)
         answers, work = self.group.gather(shards.answer(rank, seed + 1), shards.inbox)
         yield work
         shards.take(answers)
         if not bucket.grads.sum().isfinite():
             refuse(bucket, shards, self.wire)
         yield ARRIVED
-        if error is not None:
-            torch.mul(shards.whole(shards.left), self.feedback, out=error)
+        shards.keep()
 
     def traffic(self, n: int) -> Traffic:
         size, nbytes = self.group.size, self.wire.nbytes(shard_length(n, self.group.size))

@@ -18,30 +18,36 @@ class Shards:
     """The vectors of one bucket in one step, all in its scratch memory.
 
     sent  : [size, length] what this rank is to send: `size` times its gradient, and what it still owes
-    left  : [size, length] what the wire lost of it
+    left  : [size, length] what the wire lost of it, times `feedback`: what will be owed
     codes : [size, bytes] the same encoded, row j for rank j;  inbox: row j from rank j
     """
 
-    def __init__(self, bucket: Bucket, wire: Compressor, size: int):
-        self.bucket, self.wire, self.size = bucket, wire, size
+    def __init__(self, bucket: Bucket, wire: Compressor, size: int, feedback: float):
+        self.bucket, self.wire, self.size, self.feedback = bucket, wire, size, feedback
         n = bucket.grads.numel()
         self.length = length = shard_length(n, size)
         self.slices = [slice(min(r * length, n), min((r + 1) * length, n)) for r in range(size)]
-        self.sent, self.left = (bucket.scratch(name, size, length) for name in ("sent", "left"))
+        self.sent = bucket.scratch("sent", size, length)
+        self.owed = bucket.memory("error") if feedback else None
+        self.left = bucket.scratch("left", size, length)
+        if self.owed is not None and self.owed.data_ptr() == self.left.data_ptr():  # kept there by the step before
+            self.left = bucket.scratch("left, next", size, length)
         nbytes = wire.nbytes(length)
         self.codes, self.inbox = (bucket.scratch(name, size, nbytes, dtype=torch.uint8) for name in ("codes", "inbox"))
 
-    def offer(self, error: Tensor | None, seed: int) -> Tensor:
+    def offer(self, seed: int) -> Tensor:
         """p = g + e, and Q(p), shard by shard while it is in the cache: `codes`."""
         for to, here in enumerate(self.slices):
             own = self.sent[to, : here.stop - here.start]  # beyond it stay zeros
-            if error is None:
+            if self.owed is None:
                 torch.mul(self.bucket.grads[here], self.size, out=own)
             else:
-                torch.add(error[here], self.bucket.grads[here], alpha=self.size, out=own)
+                torch.add(self.owed[here], self.bucket.grads[here], alpha=self.size, out=own)
             self._encode(self.sent[to], self.codes[to], seed)
             self._decode(self.codes[to], self.left[to])
             torch.sub(self.sent[to], self.left[to], out=self.left[to])
+            if 0 < self.feedback < 1:
+                self.left[to] *= self.feedback
         return self.codes
 
     def arriving(self, seed: int) -> Tensor:
@@ -61,7 +67,7 @@ class Shards:
         mean /= self.size
         self._encode(mean, self.codes[0], seed)
         self._decode(self.codes[0], part)
-        self.left[rank].add_(mean.sub_(part), alpha=self.size)
+        self.left[rank].add_(mean.sub_(part), alpha=self.size * self.feedback)
         return self.codes[0]
 
     def take(self, answers: Tensor) -> None:
@@ -74,6 +80,11 @@ class Shards:
             elif count:  # the last, filled up
                 self._decode(row, part)
                 self.bucket.grads[here].copy_(part[:count])
+
+    def keep(self) -> None:
+        """What was lost becomes the bucket's memory as it lies: a step ends without a pass over it."""
+        if self.feedback:
+            self.bucket.memories["error"] = self.whole(self.left)
 
     def _encode(self, x: Tensor, out: Tensor, seed: int) -> None:
         with naming(self.wire):
