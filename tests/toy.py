@@ -55,7 +55,7 @@ def play(of: Run, rounds: int, world: World | None = None) -> dict[str, Tensor]:
     s = session(of, world)
     for _ in range(rounds):
         play_round(s)
-    return state(s)
+    return told(s)
 
 
 def saved(of: Run, rounds: int, world: World, folder: Path) -> tuple[Path, Session]:
@@ -63,6 +63,8 @@ def saved(of: Run, rounds: int, world: World, folder: Path) -> tuple[Path, Sessi
     s = session(of, world)
     for _ in range(rounds):
         play_round(s)
+    if s.role.settle:
+        s.role.settle()
     clock = {"step": s.clock.step, "images": s.clock.images}
     return checkpoint.Checkpoints(folder, world).save(s.game.players, clock, {}, s.role), s
 
@@ -71,6 +73,19 @@ def state(s: Session) -> dict[str, Tensor]:
     """Parameters, buffers and average of a session, by name."""
     found = {f"{p.name}/{k}": v.clone() for p in s.game.players for k, v in p.net.state_dict().items()}
     return found | {"G/average": s.game.g.average.params.clone()}
+
+
+def told(s: Session) -> dict[str, Tensor]:
+    """The state of both networks, each from a rank that moves it."""
+    found = state(s)
+    if s.role.teams:
+        assert s.role.settle
+        s.role.settle()
+        for name, value in found.items():
+            if s.world.rank != s.role.speakers["GD".index(name[0])]:
+                value.zero_()
+            s.world.everyone.sum(value).wait()
+    return found
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor], prefix: str) -> float:

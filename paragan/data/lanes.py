@@ -19,6 +19,7 @@ class Lanes:
     images : [N, H, W, C] uint8;  labels : [N] int64 or None
     owned  : the lanes of this rank, of `lanes` in all
     merge  : how many lanes share one pass (0: all that this rank owns)
+    stride : images from one position to the next (0: batch)
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Lanes:
         start: int = 0,
         mirror: bool = False,
         merge: int = 0,
+        stride: int = 0,
         device: torch.device = CPU,
         channels_last: bool = True,
     ):
@@ -42,13 +44,13 @@ class Lanes:
         self.passes = [owned[i : i + size] for i in range(0, len(owned), size)]
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.hands: list[Batch] = []
-        self._next = start
+        self._next, self.stride = start, stride or batch
 
     def next(self) -> list[Batch]:
         """The hands of the next position: one Batch a pass. Made here and now: a thread that makes images in
         memory ahead costs more, by taking turns with this one, than they do."""
         self.hands = [self.hand(self._next, lanes) for lanes in self.passes]
-        self._next += self.batch
+        self._next += self.stride
         return self.hands
 
     def hand(self, position: int, lanes: tuple[int, ...]) -> Batch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ class Game:
 
     latent   : size of z; z is standard normal [N, latent]
     labels   : the labels of the data, from which those of the fakes are drawn; None: unconditional
+    g_lane, d_lane : images of a lane in G's turn and in D's
     autocast : the precision the losses are computed in
     """
 
@@ -36,6 +37,8 @@ class Game:
     objective: Objective
     latent: int
     labels: np.ndarray | None = None
+    g_lane: int = 1
+    d_lane: int = 1
     d_steps: int = 1
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
 
@@ -43,12 +46,19 @@ class Game:
     def players(self) -> tuple[Player, Player]:
         return self.g, self.d
 
+    @property
+    def ratio(self) -> float:
+        """Images that G makes in its turn, for one that D sees in its."""
+        return self.g_lane / self.d_lane
+
     def d_turn(self, fakes: Fakes, exchange: Exchange, team: Group, weight: float = 1.0) -> Turn:
         """D's turn, against the images of `fakes`."""
 
         def loss(hand: Batch, step: int) -> Loss:
             with self.autocast():
-                return self.objective.discriminator(self.d.net, hand, fakes(hand, step), step)
+                fake = fakes(hand, step)
+                self.d.see_lanes_of(hand.draw.per_lane)
+                return self.objective.discriminator(self.d.net, hand, fake, step)
 
         return Turn(self.d, loss, exchange, team, weight)
 
@@ -58,8 +68,9 @@ class Game:
         """G's turn, against the D that `critic` gives; `post` gets to see what it makes."""
 
         def loss(hand: Batch, step: int) -> Loss:
+            mine = replace(hand, draw=replace(hand.draw, per_lane=hand.draw.per_lane * self.g_lane // self.d_lane))
             with self.autocast():
-                fake = self.make(hand, "G")
+                fake = self.make(mine, "G")
                 post(fake, step)
                 return self.objective.generator(critic(step), fake, hand, step)
 
@@ -67,6 +78,8 @@ class Game:
 
     def make(self, hand: Batch, turn: str) -> Batch:
         """Fakes for a hand: as many, from latents and labels of its lanes' own streams."""
+        for player in self.players:
+            player.see_lanes_of(hand.draw.per_lane)
         z = hand.draw.normal(f"latent/{turn}", self.latent)
         y = self.draw_labels(hand, turn)
         return Batch(self.g.net(z, y), y, hand.draw)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -25,9 +27,25 @@ class Made:
 
     images: Tensor
     labels: Tensor | None
+    ages: Ages | int = 0  # of each, in rounds before the newest
 
     def part(self, start: int, end: int) -> Made:
         return Made(self.images[start:end], None if self.labels is None else self.labels[start:end])
+
+    @staticmethod
+    def mixed(rounds: Sequence[Made], rows: Ages, ages: Ages) -> Made:
+        """Image i is row `rows[i]` of the round `ages[i]`."""
+        first = rounds[0]
+        at = torch.as_tensor(rows, device=first.images.device)
+        images = first.images[at]
+        labels = None if first.labels is None else first.labels[at]
+        for age in range(1, len(rounds)):
+            some = torch.as_tensor(np.flatnonzero(ages == age), device=images.device)
+            images[some] = rounds[age].images[at[some]]
+            old = rounds[age].labels
+            if labels is not None and old is not None:
+                labels[some] = old[at[some]]
+        return Made(images, labels, ages)
 
     @staticmethod
     def joined(parts: Iterable[Made]) -> Made:
@@ -36,55 +54,110 @@ class Made:
         return Made(torch.cat([part.images for part in some]), torch.cat(labels) if labels else None)
 
 
+@dataclass
+class Seen:
+    """How many rounds old was what a player saw. ages: of every image, or every opponent, since they were last asked
+    for; pattern: of the newest in each round."""
+
+    ages: Counter[int] = field(default_factory=Counter[int])
+    pattern: dict[int, int] = field(default_factory=dict[int, int])  # by step
+
+    def note(self, step: int, newest: int, ages: Counter[int]) -> None:
+        self.pattern[step] = step - newest
+        self.ages.update(ages)
+
+    def taken(self) -> tuple[Counter[int], dict[int, int]]:
+        """Both, which then begin anew."""
+        found = self.ages, self.pattern
+        self.ages, self.pattern = Counter(), {}
+        return found
+
+
+def _counted(step: int, there: Sequence[int], made: Made) -> Counter[int]:
+    """How many of them are how old."""
+    ages = np.bincount(np.broadcast_to(made.ages, len(made.images)))
+    return Counter({step - there[i]: int(n) for i, n in enumerate(ages) if n})
+
+
 class PastFakes:
     """The images that G made in its turns, and D draws from: a bounded buffer.
 
     live : makes images where there are none yet, and where the lag is 0
     lag  : how many rounds ago the newest that may be drawn were made (at the beginning: the oldest there are)
     most : the largest lag
+    ratio: images of G's batch for one of D's. Of more, a further step of D in a round takes the next ones; of fewer,
+           those of rounds before are drawn as well
     """
 
-    def __init__(self, policy: Policy, live: Callable[[Batch, int], Batch], lag: Lag, most: int):
-        self.policy, self.live, self.lag, self.kept = policy, live, lag, most + policy.last
+    def __init__(self, policy: Policy, live: Callable[[Batch, int], Batch], lag: Lag, most: int, ratio: float = 1.0):
+        self.policy, self.live, self.lag = policy, live, lag
+        self.last = max(policy.last, math.ceil(1 / ratio))
+        self.kept = most + self.last
         self.rounds: dict[int, dict[Lanes, Made]] = {}  # by step, then by the lanes of a pass
+        self.seen = Seen()
+        self._made_first: dict[Lanes, Batch] = {}
+        self._draws: tuple[int, Counter[Lanes]] = (-1, Counter())  # in the round that is being played
 
     def post(self, fake: Batch, step: int) -> None:
         """G made these in this step."""
-        self.rounds.setdefault(step, {})[fake.draw.lanes] = Made(fake.images.detach(), fake.labels)
+        self.keep(Made(fake.images.detach(), fake.labels), fake.draw.lanes, step)
+
+    def keep(self, made: Made, lanes: Lanes, step: int) -> None:
+        self.rounds.setdefault(step, {})[lanes] = made
         for old in [s for s in self.rounds if s <= step - self.kept]:
             del self.rounds[old]
 
     def __call__(self, hand: Batch, step: int) -> Batch:
         """As many as the hand has, for D to judge."""
         lag = self.lag(step)
-        if not lag or not self.rounds:
-            return self.live(hand, step)
-        newest = max((s for s in self.rounds if s <= step - lag), default=min(self.rounds))
-        there = sorted((s for s in self.rounds if s <= newest), reverse=True)[: self.policy.last]
-        ages = self.policy.ages(hand.draw, len(there))
-        made = self._of(there[0], hand) if ages is None else self._mixed(there, hand, ages)
+        before = [s for s in self.rounds if s < step]
+        if not lag or not before:
+            self.seen.note(step, step, Counter({0: len(hand.images)}))
+            return self._first(hand, step) if lag else self.live(hand, step)
+        self._made_first.clear()
+        newest = max((s for s in before if s <= step - lag), default=min(before))
+        there = sorted((s for s in self.rounds if s <= newest), reverse=True)[: self.last]
+        made = self._drawn(there, hand, self._turn(hand.draw.lanes, step))
+        self.seen.note(step, newest, _counted(step, there, made))
         return Batch(made.images, made.labels, hand.draw)
 
-    def _mixed(self, there: list[int], hand: Batch, ages: Ages) -> Made:
-        newest = self._of(there[0], hand)
-        mixed = Made(newest.images.clone(), None if newest.labels is None else newest.labels.clone())
-        for age in range(1, len(there)):
-            rows = torch.as_tensor(np.flatnonzero(ages == age), device=mixed.images.device)
-            old = self._of(there[age], hand)
-            mixed.images[rows] = old.images[rows]
-            if mixed.labels is not None and old.labels is not None:
-                mixed.labels[rows] = old.labels[rows]
-        return mixed
+    def _first(self, hand: Batch, step: int) -> Batch:
+        """What is made for the first round, of which all of its steps see the same: G may have moved in between."""
+        lanes = hand.draw.lanes
+        if lanes not in self._made_first:
+            self._made_first[lanes] = self.live(hand, step)
+        return replace(self._made_first[lanes], draw=hand.draw)
 
-    def _of(self, step: int, hand: Batch) -> Made:
-        """What was made in a step for the lanes of a hand, in their order."""
-        passes, lanes = self.rounds[step], hand.draw.lanes
-        if lanes in passes:
-            return passes[lanes]
-        return Made.joined(self._of_lane(passes, lane, hand.draw.per_lane) for lane in lanes)
+    def _turn(self, lanes: Lanes, step: int) -> int:
+        """How often these lanes have drawn in this round."""
+        if self._draws[0] != step:
+            self._draws = step, Counter()
+        self._draws[1][lanes] += 1
+        return self._draws[1][lanes] - 1
 
-    def _of_lane(self, passes: Mapping[Lanes, Made], lane: int, per_lane: int) -> Made:
+    def _drawn(self, there: list[int], hand: Batch, turn: int) -> Made:
+        """Row i of a lane is row i of what was made for it, at the age that the policy gives it; where G's batch is of
+        another size, rows are counted on, round after round."""
+        draw = hand.draw
+        rounds = [self._of(step, draw.lanes) for step in there]
+        made = len(rounds[0].images) // len(draw.lanes)
+        ages = self.policy.ages(draw, min(len(there), self.policy.last))
+        if ages is None and made == draw.per_lane:
+            return rounds[0]
+        rows = np.tile(turn * draw.per_lane + np.arange(draw.per_lane), len(draw.lanes))
+        if ages is None:
+            ages = rows // made % len(there) if made < draw.per_lane else np.zeros_like(rows)
+        at = np.repeat(np.arange(len(draw.lanes)) * made, draw.per_lane) + rows % made
+        return Made.mixed(rounds, at, ages)
+
+    def _of(self, step: int, lanes: Lanes) -> Made:
+        """What was made in a step for some lanes, in their order."""
+        passes = self.rounds[step]
+        return passes[lanes] if lanes in passes else Made.joined(self._of_lane(passes, lane) for lane in lanes)
+
+    def _of_lane(self, passes: Mapping[Lanes, Made], lane: int) -> Made:
         lanes, made = next((lanes, made) for lanes, made in passes.items() if lane in lanes)
+        per_lane = len(made.images) // len(lanes)
         at = lanes.index(lane) * per_lane
         return made.part(at, at + per_lane)
 
@@ -104,8 +177,8 @@ class PastFakes:
         """Put `state` of all ranks back."""
         self.rounds = {}
         for name, images in tensors.items():
-            kind, step, lane, what = name.split("/")
-            if (kind, what) == ("fakes", "images"):
+            if name.startswith("fakes/") and name.endswith("/images"):
+                _, step, lane, _ = name.split("/")
                 made = Made(images, tensors.get(f"fakes/{step}/{lane}/labels"))
                 self.rounds.setdefault(int(step), {})[(int(lane),)] = made
 
@@ -120,6 +193,7 @@ class PastCritic:
         self.d, self.lag, self.most = d, lag, most
         self.net = copy.deepcopy(d.net).requires_grad_(False) if most else d.net
         self.versions: dict[int, Tensors] = {}  # by step
+        self.seen = Seen()
         self._shown: int | None = None
 
     def __call__(self, step: int) -> Net:
@@ -130,8 +204,10 @@ class PastCritic:
                 del self.versions[old]
         lag = self.lag(step)
         if not lag:
+            self.seen.note(step, step, Counter({0: 1}))
             return self.d.net
         version = max((s for s in self.versions if s <= step - lag), default=min(self.versions))
+        self.seen.note(step, version, Counter({step - version: 1}))
         if version != self._shown:
             self.net.load_state_dict(self.versions[version])
             self._shown = version

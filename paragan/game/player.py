@@ -38,6 +38,7 @@ class Player:
     optimizer : (parameters) -> torch optimizer. Element-wise ones get the flat vector as one parameter,
                 layer-wise ones the network's own.
     rate      : images seen so far -> the factor on the optimizer's learning rate (warm-up, schedules).
+    lane_batch: images of a lane in its own turn, where layers couple them
     iterate   : what happens to the network once per step, before its first lane (power iteration).
     """
 
@@ -60,6 +61,7 @@ class Player:
         self.optimizer = optimizer([_as_parameter(self.flat)] if elementwise else self.flat.parameters)
         self.average = Average(self.flat.params, average) if average else None
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.lane_batch = lane_batch
         self.coupled = [layer for layer in net.modules() if isinstance(layer, BatchCoupled)]
         self.moments = self._lay_out_moments(lane_batch)
         self._moments_on_their_way: Work | None = None
@@ -73,6 +75,12 @@ class Player:
             layer.moments, layer.lane_batch = moments[start : start + size], lane_batch
             start += size
         return moments
+
+    def see_lanes_of(self, images: int) -> None:
+        """What comes next are lanes of so many images."""
+        for layer in self.coupled:
+            if layer.lane_batch:
+                layer.lane_batch = images
 
     @contextlib.contextmanager
     def moving(self) -> Generator[None]:

@@ -84,3 +84,8 @@ def alternately(d: Turn, g: Turn, d_steps: int) -> tuple[Beat, ...]:
 def together(d: Turn, g: Turn, d_steps: int) -> tuple[Beat, ...]:
     """D and G at once, both from where they stand; further steps of D come first."""
     return (*((d,) for _ in range(d_steps - 1)), (d, g))
+
+
+def apart(d: Turn, g: Turn, d_steps: int) -> tuple[Beat, ...]:
+    """D and G at once, both from where they stand when the round begins; further steps of D come after."""
+    return ((d, g), *((d,) for _ in range(d_steps - 1)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,8 +48,14 @@ class ImaginedWorld(World):
         group = Imagined(ranks) if ranks > 1 else Solo()
         super().__init__(Place(0, ranks), torch.device("cpu"), World.solo().store, group, 60.0)
 
+    def group(self, ranks: Sequence[int]) -> Group | None:
+        return (Imagined(len(ranks)) if len(ranks) > 1 else Solo()) if self.rank in ranks else None
+
     def link(self, other: int) -> Group:
         return Imagined(2)
+
+    def agree(self, word: str, timeout_s: float | None = None) -> list[str]:
+        return [word] * self.size
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def cost(game: Game, role: Role, *, rounds: int, batch: int, penalties: float) -
     state = sum(4 * 4 * p.flat.params.numel() for p in game.players) + 4 * game.g.flat.params.numel()
     traffic = sum((player_traffic(role, player) for player in game.players), Traffic())
     counts = tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players)
-    flops = round_flops(g, d, batch, game.d_steps, penalties, role.for_d)
+    flops = round_flops(g, d, batch, game.d_steps, penalties, role.for_d, game.ratio)
     return Cost(rounds, (counts[0], counts[1]), flops, state, traffic)
 
 
@@ -85,7 +91,8 @@ def player_traffic(role: Role, player: Player) -> Traffic:
     """What one rank sends for a player in one round: gradients (or what the exchange sends) and batch moments."""
     turns = [turn for beat in role.round for turn in beat if turn.player is player]
     moments = (ring_all_reduce(player.moments.nbytes, turn.team.size) for turn in turns if player.coupled)
-    return sum(moments, sum((player.flat.traffic(turn.exchange) for turn in turns), Traffic()))
+    posted = role.posts.get(player.name, Traffic())
+    return sum(moments, sum((player.flat.traffic(turn.exchange) for turn in turns), posted))
 
 
 def forward_flops(game: Game) -> tuple[float, float]:
@@ -102,8 +109,11 @@ def forward_flops(game: Game) -> tuple[float, float]:
     return of_g.get_total_flops() / per_lane, of_d.get_total_flops() / per_lane
 
 
-def round_flops(g: float, d: float, batch: int, d_steps: int, penalties: float, for_d: float = 1.0) -> float:
-    """Operations of one round. A backward pass costs a forward for the inputs and one for the weights.
+def round_flops(
+    g: float, d: float, batch: int, d_steps: int, penalties: float, for_d: float = 1.0, ratio: float = 1.0
+) -> float:
+    """Operations of one round; ratio: of G's batch to D's. A backward pass costs a forward for the inputs and one for
+    the weights.
 
     D's turn: G forward (in a share `for_d` of them), D forward and backward on reals and fakes, and for a gradient
     penalty a forward (R1 has one already), a backward to the images, and the backward of both. G's turn: both forward,
@@ -111,4 +121,4 @@ def round_flops(g: float, d: float, batch: int, d_steps: int, penalties: float, 
     """
     d_turn = for_d * g + 2 * 3 * d + penalties * d
     g_turn = 3 * g + 2 * d
-    return batch * (d_steps * d_turn + g_turn)
+    return batch * (d_steps * d_turn + ratio * g_turn)

@@ -6,53 +6,108 @@ arXiv 2411.03999.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ..comm.compress import Exact, Wire
 from ..comm.exchange import Exchange
+from ..comm.groups import Group
 from ..comm.world import World
 from ..config import record
+from ..errors import Unusable
 from ..game.buffer import Buffer, Newest, Pattern, lag
 from ..game.game import Game
 from ..game.opponents import PastCritic, PastFakes
 from ..game.player import Player
-from ..game.turn import together
+from ..game.turn import apart
 from .role import Plain, Role, deal
 from .sync import Feedback, average
+from .teams import Mail, counts, divided, not_minutes
 
-Lags = Annotated[Pattern, Field(min_length=1)]
+Lags = Annotated[Pattern, Field(min_length=1)] | None
+Split = Annotated[str, Field(pattern=r"^(auto|none|[1-9]\d*:[1-9]\d*)$"), BeforeValidator(not_minutes)]
 
 
 @record
 class Async(Plain):
-    """Both players move at once: D on images that G made in its own turn a round earlier, so that none are made for it,
-    and G against D as it was before it moved. Every rank plays both, and sums gradients with all the others.
+    """G and D move at once. On several ranks some play G and some D: D draws from the images that G posted, G plays
+    against the D that was posted last. On one rank, or where lags are given, every rank plays both: D on images
+    that G made in its own turn a round earlier, so that none are made for it.
 
-    buffer      : which of the images that G made D draws
-    fake_lags   : how many rounds ago the newest of them were made (0: made for D, now); repeated, step by step
-    critic_lags : how many rounds ago the D was that G plays against (0: as it is)
-    wire        : the form gradients travel in
-    feedback    : the share of what the wire loses that is sent with the next step (None: what the wire asks for)
+    split          : how many ranks play G and how many D, "2:6"; "auto": so that neither waits; "none": all play both
+    lead           : how many rounds a team may be ahead of the other; then it waits. 0: every run the same, to the bit
+    snapshot_every : rounds of D between the snapshots that it posts
+    buffer         : which of the images that G made D draws
+    fake_lags      : how many rounds ago the newest of them were made (0: made for D, now); repeated, step by step
+    critic_lags    : how many rounds ago the D was that G plays against (0: as it is)
+    wire           : the form gradients travel in
+    feedback       : the share of what the wire loses that is sent with the next step (None: what the wire asks for)
     """
 
     name: Literal["async"] = "async"
+    split: Split = "auto"
+    lead: Annotated[int, Field(ge=0, le=1024)] = 1
+    snapshot_every: Annotated[int, Field(ge=1)] = 1
     buffer: Buffer = Newest()
-    fake_lags: Lags = (1,)
-    critic_lags: Lags = (0,)
+    fake_lags: Lags = None
+    critic_lags: Lags = None
     wire: Wire = Exact()
     feedback: Feedback = None
 
+    def check(self, ranks: int) -> None:
+        divides = ":" in self.split
+        if divides and sum(counts(self.split)) != ranks:
+            g, d = counts(self.split)
+            here = "1 rank" if ranks == 1 else f"{ranks} ranks"
+            fits = f"; with {ranks} ranks use {max(1, ranks // 2)}:{ranks - max(1, ranks // 2)}" if ranks > 1 else ""
+            raise Unusable(f"strategy.split={self.split} wants {g + d} ranks, and there are {here}{fits}")
+        if divides and self.lagging:
+            raise Unusable(
+                "strategy.fake_lags and strategy.critic_lags are for ranks that play both players: leave them out, or "
+                f"strategy.split={self.split}"
+            )
+
+    @property
+    def lagging(self) -> bool:
+        return self.fake_lags is not None or self.critic_lags is not None
+
     def role(self, game: Game, world: World, lanes: int) -> Role:
-        share, team = deal(lanes, world.rank, world.size), world.everyone
-        fakes = PastFakes(self.buffer, game.live_fakes, lambda step: lag(self.fake_lags, step), max(self.fake_lags))
-        critic = PastCritic(game.d, lambda step: lag(self.critic_lags, step), max(self.critic_lags))
+        if world.size == 1 or self.split == "none" or self.lagging:
+            return self._both(game, world, lanes)
+        return self._one(game, world, lanes)
 
-        def exchange(player: Player) -> Exchange:
-            return average(self.wire, team.metered(player.meter), self.feedback)
+    def _exchange(self, player: Player, team: Group) -> Exchange:
+        return average(self.wire, team.metered(player.meter), self.feedback)
 
-        d = game.d_turn(fakes, exchange(game.d), team.metered(game.d.meter), share.weight)
-        g = game.g_turn(critic, exchange(game.g), team.metered(game.g.meter), share.weight, fakes.post)
-        live = sum(not back for back in self.fake_lags) / len(self.fake_lags)
-        return Role(together(d, g, game.d_steps), share, for_d=live, past=(fakes, critic))
+    def _both(self, game: Game, world: World, lanes: int) -> Role:
+        """Every rank plays both, and sums gradients with all the others."""
+        share, team, of_fakes, of_critic = deal(lanes, world.rank, world.size), world.everyone, *self._lags()
+        fakes = PastFakes(self.buffer, game.live_fakes, lambda k: lag(of_fakes, k), max(of_fakes), game.ratio)
+        critic = PastCritic(game.d, lambda k: lag(of_critic, k), max(of_critic))
+        d = game.d_turn(fakes, self._exchange(game.d, team), team.metered(game.d.meter), share.weight)
+        g = game.g_turn(critic, self._exchange(game.g, team), team.metered(game.g.meter), share.weight, fakes.post)
+        live = sum(not back for back in of_fakes) / len(of_fakes)
+        seen = {"fakes": fakes.seen, "critic": critic.seen}
+        return Role(apart(d, g, game.d_steps), share, for_d=live, past=(fakes, critic), seen=seen)
+
+    def _lags(self) -> tuple[Pattern, Pattern]:
+        return self.fake_lags or (1,), self.critic_lags or (0,)
+
+    def _one(self, game: Game, world: World, lanes: int) -> Role:
+        """This rank plays one player, and sums gradients with those who play it too."""
+        mail = Mail(game, world, lanes, divided(self.split, game, world), self.lead, self.snapshot_every)
+        share, team = mail.share, mail.team
+        if mail.plays_g:
+            post, critic = mail.fakes_post(), mail.critic_inbox()
+            g = game.g_turn(critic, self._exchange(game.g, team), team.metered(game.g.meter), share.weight, post)
+            role = Role(((replace(g, fresh=True),),), share, past=(critic,), seen={"critic": critic.seen})
+            return mail.bound(role, post.settle, critic.settle)
+        inbox, post = mail.fakes_inbox(), mail.critic_post()
+        fakes = PastFakes(self.buffer, game.live_fakes, inbox.lag, self.lead + 1, game.ratio)
+        inbox.fakes = fakes
+        d = game.d_turn(fakes, self._exchange(game.d, team), team.metered(game.d.meter), share.weight)
+        beats = (*(((d,),) * (game.d_steps - 1)), (replace(d, after=post),))
+        role = Role(beats, share, past=(fakes,), seen={"fakes": fakes.seen})
+        return mail.bound(role, inbox.settle, post.settle)

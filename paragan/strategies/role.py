@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
 from torch import Tensor
@@ -11,9 +11,11 @@ from torch import Tensor
 from ..comm.compress import Compressor
 from ..comm.exchange import Exchange
 from ..comm.groups import Group
+from ..comm.meter import Traffic
 from ..comm.world import World
 from ..errors import Unusable
 from ..game.game import Game
+from ..game.opponents import Seen
 from ..game.player import Player
 from ..game.turn import Beat, Turn
 
@@ -47,22 +49,49 @@ class Share:
 
 @dataclass(frozen=True)
 class Role:
-    """A rank's round (the beats it repeats), its share of the data, and whether all ranks hold the same
-    players (then one of them writes the checkpoint for all).
+    """A rank's round (the beats it repeats), its share of the data, and whether all ranks that move a player hold the
+    same one (then one of them writes the checkpoint for all).
 
-    for_d  : the share of D's turns for which G makes images that are for D alone
-    past   : what of former rounds is played against, and has to be in a checkpoint
-    meet   : where messages may be under way between rounds, what all ranks call before they do anything else together
-    settle : the same, and nothing is under way any more
+    speakers : the ranks that have G and D as they now are, where not all move both
+    for_d    : the share of D's turns for which G makes images that are for D alone
+    past     : what of former rounds is played against, and has to be in a checkpoint
+    seen     : how old that was, by name
+    posts    : what this rank sends beside gradients in one round, by player
+    meet     : where messages may be under way between rounds, what all ranks call before they do anything else together
+    settle   : the same, and nothing is under way any more
+    about    : who plays what, for the screen
     """
 
     round: tuple[Beat, ...]
     share: Share
     replicated: bool = True
+    speakers: tuple[int, int] = (0, 0)
     for_d: float = 1.0
     past: tuple[Past, ...] = ()
+    seen: Mapping[str, Seen] = field(default_factory=dict[str, Seen])
+    posts: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])
     meet: Callable[[], None] | None = None
     settle: Callable[[], None] | None = None
+    about: str = ""
+
+    @property
+    def moves(self) -> tuple[Player, ...]:
+        """The players that this rank moves."""
+        return tuple(dict.fromkeys(turn.player for beat in self.round for turn in beat))
+
+    @property
+    def teams(self) -> bool:
+        """Whether some ranks move G and others D."""
+        return self.speakers[0] != self.speakers[1]
+
+    @property
+    def first_has_all(self) -> bool:
+        """Whether rank 0 has both players as they are evaluated, without the others."""
+        return self.replicated and not self.teams
+
+    def speaker(self, player: Player) -> int:
+        """The rank that has this player as it now is."""
+        return self.speakers["GD".index(player.name)]
 
 
 class Strategy(Protocol):

@@ -67,12 +67,12 @@ def buffers(player: Player) -> Tensors:
 
 def past(role: Role) -> Tensors:
     """What a rank keeps of former rounds."""
-    return {f"past/{i}/{name}": t for i, kept in enumerate(role.past) for name, t in kept.state().items()}
+    return {f"past/{name}": t for kept in role.past for name, t in kept.state().items()}
 
 
 def restore_past(role: Role, tensors: Mapping[str, Tensor]) -> None:
-    for i, kept in enumerate(role.past):
-        kept.load(_under(f"past/{i}/", tensors))
+    for kept in role.past:
+        kept.load(_under("past/", tensors))
 
 
 @torch.no_grad()
@@ -157,8 +157,9 @@ class Checkpoints:
         """What this rank has to say."""
         tensors = past(role)
         for player in players:
-            tensors |= player_memories(player)
-            if self.world.first or not role.replicated:
+            if player in role.moves:
+                tensors |= player_memories(player)
+            if self.world.rank == role.speaker(player) or not role.replicated:
                 tensors |= player_state(player)
         return tensors
 

@@ -1,4 +1,5 @@
-"""Where every rank holds players of its own: their mean, which is what one evaluates, and how far they are from it."""
+"""Players that rank 0 has not as they are evaluated: where every rank holds its own, their mean; where ranks move one
+player only, the other one from those who move it. And how far ranks are from their mean."""
 
 from __future__ import annotations
 
@@ -12,22 +13,27 @@ from .loop import Session
 
 
 @contextlib.contextmanager
-def network_mean(session: Session) -> Iterator[None]:
-    """Inside, every rank holds the mean over ranks of the averaged networks, with the buffers of rank 0. All ranks
-    enter together; nothing happens where they are replicas."""
-    if session.role.replicated:
+def evaluated(session: Session) -> Iterator[None]:
+    """Inside, every rank holds the averaged networks that one evaluates: the mean over ranks with the buffers of rank 0
+    where each has its own, else those of the rank that speaks for a player. All ranks enter together, unless rank 0
+    has all there is."""
+    role = session.role
+    if role.first_has_all:
         yield
         return
     group, kept = session.world.everyone, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
-    for player in session.game.players:
-        vector = player.average.params if player.average else player.flat.params
-        total = vector.clone()  # a sum that fails leaves what it summed undefined
+
+    def sum_into(here: torch.Tensor, counts: bool, ranks: int = 1) -> None:
+        total = here.clone() if counts else torch.zeros_like(here)  # a sum that fails leaves what it summed undefined
         group.sum(total).wait()
-        kept.append((vector, vector.clone(), total / group.size))
+        kept.append((here, here.clone(), total / ranks if ranks > 1 else total))
+
+    for player in session.game.players:
+        speaks = group.rank == role.speaker(player)
+        vector = player.average.params if player.average else player.flat.params
+        sum_into(vector, speaks or not role.replicated, 1 if role.replicated else group.size)
         for buffer in buffers(player).values():
-            total = buffer.clone() if group.rank == 0 else torch.zeros_like(buffer)
-            group.sum(total).wait()
-            kept.append((buffer, buffer.clone(), total))
+            sum_into(buffer, speaks)
     try:
         for tensor, _, mean in kept:
             tensor.copy_(mean)

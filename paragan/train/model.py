@@ -105,7 +105,7 @@ def standing(player: Player, latent_size: int, labels: np.ndarray | None, seed: 
         kept = [(buffer, buffer.clone()) for buffer in net.buffers()]
         modes = [(part, part.training) for part in net.modules()]
         try:
-            _measure(net, layers, latent_size, labels, seed)
+            _measure(net, layers, player.lane_batch, latent_size, labels, seed)
             net.eval()
             yield net
         finally:
@@ -115,15 +115,16 @@ def standing(player: Player, latent_size: int, labels: np.ndarray | None, seed: 
                 buffer.copy_(value)
 
 
-def _measure(net: nn.Module, layers: list[Any], size: int, labels: np.ndarray | None, seed: int) -> None:
-    per_group = next((layer.lane_batch for layer in layers if layer.lane_batch), None)
-    if not per_group:
+def _measure(
+    net: nn.Module, layers: list[Any], per_group: int | None, size: int, labels: np.ndarray | None, seed: int
+) -> None:
+    if not per_group or not layers:
         return
     device = next(net.parameters()).device
-    momenta = [layer.momentum for layer in layers]
+    former = [(layer.momentum, layer.lane_batch) for layer in layers]
     for layer in layers:
         layer.reset_running_stats()
-        layer.momentum, layer.tracking = None, True
+        layer.momentum, layer.tracking, layer.lane_batch = None, True, per_group
     for batch in range(-(-STANDING_IMAGES // per_group)):
         rng = generator(seed, "standing", position=batch)
         z = torch.from_numpy(rng.standard_normal((per_group, size), dtype=np.float32)).to(device)
@@ -131,8 +132,8 @@ def _measure(net: nn.Module, layers: list[Any], size: int, labels: np.ndarray | 
         net(z, y)
         for layer in layers:
             layer.settle()
-    for layer, momentum in zip(layers, momenta):
-        layer.momentum, layer.tracking = momentum, False
+    for layer, (momentum, lane_batch) in zip(layers, former):
+        layer.momentum, layer.tracking, layer.lane_batch = momentum, False, lane_batch
 
 
 # Files ------------------------------------------------------------------------------------------------

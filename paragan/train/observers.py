@@ -18,7 +18,7 @@ from ..data.source import Images
 from ..errors import Failed
 from ..report.records import Records
 from .checkpoint import Checkpoints
-from .consensus import consensus, network_mean
+from .consensus import consensus, evaluated
 from .loop import Session
 from .model import Prior, Sampler, model_config, save_model, standing
 from .progress import Screen
@@ -47,11 +47,13 @@ class Log:
     screen: Screen
     standing: Callable[[], str]  # for messages: which checkpoint stands
     stats: Records = field(init=False)
+    lags: Records = field(init=False)
     _written: int = -1
     _board: Any = None
 
     def __post_init__(self) -> None:
         self.stats = Records(self.folder / "stats.jsonl")
+        self.lags = Records(self.folder / "lags.jsonl")
 
     def __call__(self, session: Session) -> None:
         if session.clock.step == 1 or every(session, session.run.output.tick_kimg) or session.clock.done:
@@ -65,6 +67,8 @@ class Log:
         line = session.stats.tick(session.clock.images, session.clock.step) | consensus(session)
         if session.world.first:
             self.stats.append(line)
+            if session.role.teams:
+                self.lags.append({"Progress/step": line["Progress/step"]} | session.stats.lags)
             self.screen.tick(line)
             for name, value in line.items():
                 self.board.add_scalar(name, value, session.clock.images)
@@ -98,7 +102,7 @@ class Pictures:
 
     def __call__(self, session: Session) -> None:
         due = session.clock.step == 1 or every(session, session.run.output.fakes_kimg) or session.clock.done
-        if due and (session.world.first or not session.role.replicated):
+        if due and (session.world.first or not session.role.first_has_all):
             self.draw(session)
 
     def draw(self, session: Session) -> None:
@@ -145,7 +149,7 @@ def averaged_sampler(session: Session) -> Iterator[Sampler]:
     own it is their mean, and all ranks enter together."""
     game = session.game
     classes = 0 if game.labels is None else int(game.labels.max()) + 1
-    with network_mean(session), standing(game.g, game.latent, game.labels, session.run.seed) as g:
+    with evaluated(session), standing(game.g, game.latent, game.labels, session.run.seed) as g:
         yield Sampler(g, game.latent, Prior.of(game.labels, classes), session.world.device)
 
 
@@ -202,7 +206,7 @@ class Save:
                 )
 
     def write_model(self, session: Session) -> None:
-        if session.role.replicated and not session.world.first:
+        if session.role.first_has_all and not session.world.first:
             return
         game, run = session.game, session.run
         classes = self.images.classes if game.labels is not None else ()
@@ -217,6 +221,6 @@ class Save:
             batch_norm="standing" if game.g.coupled else "none",
             data=self.images.fingerprint,
         )
-        with network_mean(session), standing(game.g, game.latent, game.labels, run.seed) as g:
+        with evaluated(session), standing(game.g, game.latent, game.labels, run.seed) as g:
             if session.world.first:
                 save_model(self.folder / "model", g, game.d.net, config)

@@ -133,6 +133,7 @@ class Run:
     """A complete training run. `paragan train run.yaml` repeats it.
 
     batch : images of a step, over all ranks;  lanes : logical workers that share it
+    g_batch : images that G makes in its turn (0: as many as batch)
     kimg  : how long, in thousands of real images shown to D
     timeout_s : how long an exchange may take; a rank that died is noticed at once, one that hangs after this
     """
@@ -147,6 +148,7 @@ class Run:
     average: Decay = Decay()
     strategy: Strategy = Sync()
     batch: Positive = 64
+    g_batch: Count = 0
     lanes: Positive = 8
     kimg: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -168,12 +170,13 @@ class Run:
 
     def check(self, ranks: int = 1) -> None:
         """Refuse what cannot work, before anything is made."""
-        if self.batch % self.lanes:
-            down = self.batch - self.batch % self.lanes or self.lanes
-            raise Unusable(
-                f"--batch {self.batch} does not divide into --lanes {self.lanes}: "
-                f"try --batch {down} or {down + self.lanes}"
-            )
+        for name, batch in (("--batch", self.batch), ("--g_batch", self.g_batch)):
+            if batch % self.lanes:
+                down = batch - batch % self.lanes or self.lanes
+                raise Unusable(
+                    f"{name} {batch} does not divide into --lanes {self.lanes}: try {name} {down} or "
+                    f"{down + self.lanes}"
+                )
         if ranks > self.lanes:
             raise Unusable(f"{ranks} ranks cannot share --lanes {self.lanes}: start at most {self.lanes} ranks")
         self.strategy.check(ranks)
@@ -308,7 +311,7 @@ def refuse_unfit(run: Run, pair: Pair) -> None:
             )
 
 
-def build_player(run: Run, name: str, net: nn.Module, side: Side, average: Decay | None = None) -> Player:
+def build_player(run: Run, name: str, net: nn.Module, side: Side, batch: int, average: Decay | None = None) -> Player:
     """A network that moves as the run says."""
     train_mode(net)
     side = learning(side, run.strategy)
@@ -317,7 +320,7 @@ def build_player(run: Run, name: str, net: nn.Module, side: Side, average: Decay
         net,
         lambda parameters: built(side.optimizer, parameters, WRAPPERS[side.optimism]),
         elementwise=side.optimizer.elementwise,
-        lane_batch=run.batch // run.lanes,
+        lane_batch=batch // run.lanes,
         average=average,
         rate=warm_up(side.warm_up_kimg),
         iterate=power_iteration,
@@ -337,11 +340,13 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
             net.compile()
 
     return Game(
-        g=build_player(run, "G", pair.g, run.g, run.average),
-        d=build_player(run, "D", pair.d, run.d),
+        g=build_player(run, "G", pair.g, run.g, run.g_batch or run.batch, run.average),
+        d=build_player(run, "D", pair.d, run.d, run.batch),
         objective=run.objective,
         latent=pair.latent,
         labels=images.labels if run.data.labels else None,
+        g_lane=(run.g_batch or run.batch) // run.lanes,
+        d_lane=run.batch // run.lanes,
         d_steps=run.d_steps,
         autocast=autocast(device, run.device.precision),
     )

@@ -132,6 +132,8 @@ def execute(run: Run, world: World, wanted: Wanted, screen: Screen) -> Path:
                 screen.say(f"{folder.path} is complete at {session.clock.kimg:g} kimg; --kimg extends it")
                 desk.save.write_model(session)  # it may have been stopped right after its last checkpoint,
                 desk.scoring(session)  # or while it was scored
+            if session.role.about:
+                screen.say(session.role.about)
             play(session, desk, folder, images, screen)
         if world.first:
             write_report(folder.path)
@@ -202,6 +204,7 @@ def open_session(
         if world.first:
             checkpoints.clear_unfinished()
             desk.log.stats.truncate_after(session.clock.step)
+            desk.log.lags.truncate_after(session.clock.step)
             Records(folder.path / "metrics.jsonl").truncate_after(session.clock.kimg, key="kimg")
             if not (folder.path / "reals.png").exists():
                 desk.pictures.draw_reals(session.game.labels is not None)
@@ -229,7 +232,7 @@ def assemble(run: Run, world: World, images: Images, pair: Pair, start: Loaded |
 def seat(run: Run, world: World, images: Images, game: Game, clock: Clock) -> Session:
     """What a session has of its world, as it is now: role, lanes and stats."""
     role = run.strategy.role(game, world, run.lanes)
-    stats = Stats(world, game.players)
+    stats = Stats(world, game.players, role)
     stats.start_at(clock.images)
     lanes = Lanes(
         images.images,
@@ -239,6 +242,7 @@ def seat(run: Run, world: World, images: Images, game: Game, clock: Clock) -> Se
         batch=run.batch,
         seed=run.seed,
         start=clock.images,
+        stride=0 if game.d in role.moves else run.round,  # G's turn goes with the first of D's
         mirror=run.data.mirror,
         merge=run.device.merge,
         device=world.device,

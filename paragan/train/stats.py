@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import resource
 import sys
 import time
 from collections.abc import Generator
+from typing import Any
 
 import torch
 
@@ -14,13 +16,20 @@ from ..batch import Loss
 from ..comm.world import World
 from ..game.player import Player
 from ..game.turn import Turn
+from ..strategies.role import Role
 
 
 class Stats:
-    """Collects the losses of every beat, and turns them into one line a tick, the same on all ranks."""
+    """Collects the losses of every beat, and turns them into one line a tick, the same on all ranks.
 
-    def __init__(self, world: World, players: tuple[Player, ...]):
+    lags : of every round since the tick before the last line, by player: how old was what it saw
+    """
+
+    def __init__(self, world: World, players: tuple[Player, ...], role: Role | None = None):
         self.world, self.players = world, players
+        self.seen = role.seen if role else {}
+        self.teams = role is not None and role.teams
+        self.lags: dict[str, list[int]] = {}
         self._sums: dict[str, torch.Tensor] = {}
         self._counts: dict[str, int] = {}
         self.data_wait_s = 0.0
@@ -48,7 +57,7 @@ class Stats:
     def tick(self, images: int, step: int) -> dict[str, float]:
         """The line of stats.jsonl for what happened since the last tick; starts the next."""
         line = {"Progress/kimg": images / 1000, "Progress/step": float(step)}
-        line |= self.losses()
+        line |= self.losses() | self._ages()
         now, shown = time.perf_counter(), images - self._images
         seconds = max(now - self._last - self._aside_s, 1e-9)
         line["Timing/img_per_sec"] = shown / seconds
@@ -57,9 +66,7 @@ class Stats:
         line["Timing/data_wait_s"] = self.data_wait_s
         waited = sum(player.meter.wait_s for player in self.players)
         line["Timing/exchange_wait_s"] = waited - self._waited
-        for player in self.players:
-            line[f"Comm/{player.name}/sent_bytes"] = float(player.meter.sent_bytes - self._sent[player.name])
-            self._sent[player.name] = player.meter.sent_bytes
+        line |= self._sent_bytes()
         line["Resources/peak_mem_gb"] = peak_memory_gb(self.world.device)
         self._last, self._images, self._waited, self.data_wait_s = now, images, waited, 0.0
         self._aside_s = 0.0
@@ -74,13 +81,43 @@ class Stats:
     def losses(self) -> dict[str, float]:
         """Means since the last tick, over all ranks."""
         names = sorted(self._sums)
+        if self.teams:  # each has losses of its own
+            names = sorted({name for told in self._tell(names) for name in told})
         if not names:
             return {}
-        sums = torch.stack([self._sums[name] for name in names]).cpu()
+        for name in names:
+            self._sums.setdefault(name, torch.zeros((), dtype=torch.float64))
+            self._counts.setdefault(name, 0)
+        sums = torch.stack([self._sums[name].cpu() for name in names])
         counts = torch.tensor([self._counts[name] for name in names], dtype=torch.float64)
         both = torch.stack([sums, counts])
         self.world.everyone.sum(both).wait()
         return dict(zip(names, (both[0] / both[1]).tolist()))
+
+    def _tell(self, word: Any) -> list[Any]:
+        """Everyone's, in rank order."""
+        return [json.loads(told) for told in self.world.agree(json.dumps(word))]
+
+    def _ages(self) -> dict[str, float]:
+        """Async/NAME_age/K: how many of what was seen were K rounds old."""
+        taken = {name: seen.taken() for name, seen in self.seen.items()}
+        mine = {name: (dict(ages), list(pattern.values())) for name, (ages, pattern) in taken.items()}
+        found: dict[str, float] = {}
+        self.lags = {}
+        for told in self._tell(mine) if self.teams else [mine]:
+            for name, (ages, pattern) in told.items():
+                self.lags.setdefault(name, pattern)
+                for age, count in ages.items():
+                    key = f"Async/{name}_age/{age}"
+                    found[key] = found.get(key, 0.0) + count
+        return found
+
+    def _sent_bytes(self) -> dict[str, float]:
+        """Of a rank that moves the player."""
+        mine = {player.name: player.meter.sent_bytes - self._sent[player.name] for player in self.players}
+        self._sent = {player.name: player.meter.sent_bytes for player in self.players}
+        everyone = self._tell(mine) if self.teams else [mine]
+        return {f"Comm/{name}/sent_bytes": float(max(told[name] for told in everyone)) for name in mine}
 
 
 def peak_memory_gb(device: torch.device) -> float:

@@ -9,7 +9,9 @@ STRATEGIES = {
     "quantized exact": ("strategy=quantized", "strategy.exact=true", "strategy.wire=sign"),
     "CPOAdam": ("strategy=CPOAdam",),
     "CPOAdam-GQ": ("strategy=CPOAdam-GQ",),
-    "async": ("strategy=async",),
+    "async": ("strategy=async", "strategy.split=none"),
+    "async teams": ("strategy=async", "strategy.lead=0"),
+    "async teams int8": ("strategy=async", "strategy.lead=0", "strategy.wire=int8", "g_batch=32"),
     "async, lags and replay": (
         *("strategy=async", "strategy.fake_lags=[2,1,0,3]", "strategy.critic_lags=[0,2]", "strategy.buffer=replay"),
         *("strategy.buffer.fraction=0.5", "strategy.buffer.last=3"),
@@ -21,7 +23,7 @@ STRATEGIES = {
 }
 
 # Whose ranks do together what one would do alone: those whose wire is exact, and who do not look ahead on their own.
-ANY_NUMBER_OF_RANKS = ("sync", "sync together", "CPOAdam", "async", "async, lags and replay")
+ANY_NUMBER_OF_RANKS = ("sync", "sync together", "CPOAdam", "async", "async teams", "async, lags and replay")
 
 # Whose ranks hold players of their own, that agree only in the long run.
 OWN_PLAYERS = ("gossip", "gossip int8", "DPOSG", "Rand-DP-OAdam")

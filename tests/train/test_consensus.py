@@ -11,7 +11,8 @@ from torch import nn
 from paragan.comm.groups import Lost, Solo
 from paragan.game.average import Decay
 from paragan.game.player import Player
-from paragan.train.consensus import network_mean
+from paragan.strategies.role import Role, Share
+from paragan.train.consensus import evaluated
 
 
 class Failing(Solo):
@@ -37,7 +38,7 @@ def table(at):
 
     players = [player("G", Decay()), player("D", None)]
     world, game = SimpleNamespace(everyone=Failing(at)), SimpleNamespace(players=players)
-    return SimpleNamespace(role=SimpleNamespace(replicated=False), world=world, game=game)
+    return SimpleNamespace(role=Role((), Share((), 1), replicated=False), world=world, game=game)
 
 
 def held(session):
@@ -49,7 +50,7 @@ def held(session):
 def test_a_sum_that_fails_leaves_everyone_as_he_was(at):
     session = table(at)
     before = held(session)
-    with pytest.raises(Lost), network_mean(session):
+    with pytest.raises(Lost), evaluated(session):
         pass
     for now, then in zip(held(session), before, strict=True):
         assert torch.equal(now, then)
