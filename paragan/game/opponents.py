@@ -112,7 +112,7 @@ class PastFakes:
         lag = self.lag(step)
         before = [s for s in self.rounds if s < step]
         if not lag or not before:
-            self.seen.note(step, step, Counter({0: len(hand.images)}))
+            self.seen.note(step, step - lag, Counter({0: len(hand.images)}))
             return self._first(hand, step) if lag else self.live(hand, step)
         self._made_first.clear()
         newest = max((s for s in before if s <= step - lag), default=min(before))

@@ -166,22 +166,27 @@ def test_what_four_ranks_remember_two_go_on_with_as_its_mean(pool, settings, tmp
 def test_bytes_counted_are_bytes_predicted(pool, settings):
     run = toy.run(*settings, "nets.batch_norm=true")
 
+    def predicted(s):
+        from paragan.plan.cost import player_traffic
+
+        totals = [player_traffic(s.role, player) for player in s.game.players]
+        return [(3 * t.sent_bytes, 3 * t.messages) for t in totals]
+
     def counted(world):
         s = toy.session(run, world)
         for _ in range(3):
             play_round(s)
-        turns = [turn for beat in s.role.round for turn in beat]
-        return [(p.meter.sent_bytes, p.meter.messages) for p in s.game.players], len(turns)
-
-    def predicted(ranks):
-        from paragan.plan.cost import player_traffic
-
-        s = toy.session(run, ImaginedWorld(ranks))
-        totals = [player_traffic(s.role, player) for player in s.game.players]
-        return [(3 * t.sent_bytes, 3 * t.messages) for t in totals]
+        if s.role.settle:
+            s.role.settle()
+        return [(p.meter.sent_bytes, p.meter.messages) for p in s.game.players], predicted(s), s.role.about
 
     for ranks in (2, 3):
-        assert all(row == predicted(ranks) for row, _ in pool(ranks, counted))
+        rows = pool(ranks, counted)
+        assert all(row == expected for row, expected, _ in rows)
+        assert any(any(row) for row, _, _ in rows)
+        imagined = toy.session(run, ImaginedWorld(ranks))
+        if imagined.role.about == rows[0][2]:  # who plays what was measured
+            assert predicted(imagined) == rows[0][0]
 
 
 @every_strategy
@@ -195,7 +200,7 @@ def test_every_lane_has_one_owner(settings):
 @every_strategy
 def test_too_many_ranks_are_refused_with_those_that_work(settings):
     run = toy.run(*settings)
-    world = ImaginedWorld(9)
+    world = ImaginedWorld(17)  # also more than two teams could share
     with pytest.raises(Unusable, match="at most 8 ranks"):
         toy.session(run, world)
     assert Place().size == 1

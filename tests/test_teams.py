@@ -1,0 +1,170 @@
+"""Some ranks play G, some D: what they post to each other, how late it may be, and what a run repeats."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+
+import toy
+from paragan.batch import Batch
+from paragan.comm.mail import Parcel
+from paragan.errors import Unusable
+from paragan.game.buffer import Newest, Uniform
+from paragan.game.opponents import Made, PastFakes
+from paragan.rng import Draw
+from paragan.strategies.teams import even, not_minutes
+from paragan.train.loop import play_round
+
+TEAMS = ("strategy=async", "nets.batch_norm=true")
+
+
+def delayed(run, rounds, delays):
+    """A job: play, waiting before every round; the state, the losses' line, and how old what was seen was."""
+
+    def job(world):
+        waits, s = random.Random(world.rank), toy.session(run, world)
+        for _ in range(rounds):
+            time.sleep(waits.random() * delays[world.rank % len(delays)])
+            play_round(s)
+        line = s.stats.tick(s.clock.images, s.clock.step)
+        return toy.told(s), line, s.stats.lags
+
+    return job
+
+
+@pytest.mark.parametrize(
+    ("settings", "delays"),
+    [
+        (("strategy.lead=3",), (0.03, 0.03)),
+        (("strategy.lead=2", "strategy.snapshot_every=3", "d_steps=2"), (0.0, 0.03)),
+        (("strategy.lead=2", "strategy.buffer=replay", "strategy.buffer.fraction=0.5", "g_batch=32"), (0.03, 0.0)),
+    ],
+)
+def test_a_recorded_pattern_repeats_the_run_to_the_bit(pool, settings, delays):
+    run = toy.run(*TEAMS, *settings)
+    state, _, lags = pool(2, delayed(run, 12, delays))[0]
+    assert len(lags["fakes"]) == len(lags["critic"]) == 12
+    assert len(set(lags["fakes"])) + len(set(lags["critic"])) > 2, "the ranks did not lag, so nothing was shown"
+    again = [s for s in settings if not s.startswith(("strategy.lead", "strategy.snapshot"))]
+    replay = toy.run(*TEAMS, *again, f"strategy.fake_lags={lags['fakes']}", f"strategy.critic_lags={lags['critic']}")
+    assert toy.same(pool(1, lambda world: toy.play(replay, 12))[0], state)
+
+
+@pytest.mark.parametrize(("slow", "lead"), [(0, 2), (1, 2), (0, 0), (1, 4)])
+def test_no_team_is_further_ahead_than_it_may(pool, slow, lead):
+    run = toy.run(*TEAMS, f"strategy.lead={lead}", "strategy.split=1:1")
+    _, line, lags = pool(2, delayed(run, 10, [0.08 * (rank == slow) for rank in (0, 1)]))[0]
+    assert max(lags["fakes"]) <= lead + 1
+    assert max(lags["critic"]) <= lead
+    assert max(lags["critic" if slow else "fakes"]) >= min(lead, 1) + (not slow), "the fast one ran ahead"
+    ages = {name: count for name, count in line.items() if name.startswith("Async/critic_age")}
+    assert sum(ages.values()) == 10
+    assert {"Loss/G/loss", "Loss/D/loss", "Comm/G/sent_bytes", "Comm/D/sent_bytes"} <= line.keys()
+    assert line["Comm/G/sent_bytes"] > 0 < line["Comm/D/sent_bytes"]
+
+
+@pytest.mark.parametrize("settings", [("strategy.snapshot_every=4",), ("strategy.buffer=uniform", "d_steps=2")])
+def test_it_goes_on_where_it_stopped(pool, settings, tmp_path):
+    run = toy.run(*TEAMS, *settings, "strategy.lead=0", "strategy.split=1:2")
+
+    def six_and_four(world):
+        saved, _ = toy.saved(run, 6, world, tmp_path)
+        s = toy.session(run, world, saved)
+        for _ in range(4):
+            play_round(s)
+        return toy.told(s)
+
+    assert toy.same(pool(3, six_and_four)[0], pool(3, lambda world: toy.play(run, 10, world))[0])
+
+
+def test_another_division_goes_on_with_what_was_saved(pool, tmp_path):
+    """3 ranks of G and 1 of D, then 1 and 2; the images that were made go to those that own their lanes now."""
+    first = toy.run(*TEAMS, "strategy.lead=0", "strategy.split=3:1")
+    then = toy.run(*TEAMS, "strategy.lead=0", "strategy.split=1:2")
+    saved = pool(4, lambda world: toy.saved(first, 4, world, tmp_path)[0])[0]
+
+    def go_on(world):
+        s = toy.session(then, world, saved)
+        for _ in range(4):
+            play_round(s)
+        return toy.told(s)
+
+    one = toy.play(first, 8)
+    state = pool(3, go_on)[0]
+    assert toy.distance(state, one, "G/") < 2e-4
+    assert toy.distance(state, one, "D/") < 2e-4
+
+
+@pytest.mark.parametrize(("g_per_lane", "d_per_lane"), [(4, 2), (2, 4), (3, 2), (2, 5), (1, 3)])
+@pytest.mark.parametrize("policy", [Newest(), Uniform(last=3)])
+def test_batches_of_any_size(g_per_lane, d_per_lane, policy):
+    """Every image is one that G made for that lane, with its label; of more than D needs, the next step has others."""
+    fakes = PastFakes(policy, lambda hand, step: hand, lambda step: 1, 1, g_per_lane / d_per_lane)
+    lanes = (2, 5)
+    for step in range(6):  # pixel: round, lane, row
+        rows = [[step, lane, i] for lane in lanes for i in range(g_per_lane)]
+        made = torch.tensor(rows, dtype=torch.float32)
+        fakes.post(Batch(made, made[:, 2].long() + 10, Draw(0, step, lanes, g_per_lane)), step)
+    hand = Batch(torch.zeros(2 * d_per_lane, 3), None, Draw(0, 96, lanes, d_per_lane))
+    first, second = fakes(hand, 6), fakes(hand, 6)
+    for drawn in (first, second):
+        assert len(drawn.images) == 2 * d_per_lane
+        assert drawn.images[:, 1].tolist() == [2.0] * d_per_lane + [5.0] * d_per_lane
+        assert (drawn.images[:, 2] + 10 == drawn.labels).all()
+        assert (drawn.images[:, 0] >= 6 - fakes.last).all()
+    if policy.name == "newest":
+        assert len({tuple(row) for row in first.images.tolist()}) == 2 * d_per_lane
+        if g_per_lane >= 2 * d_per_lane:
+            assert not set(map(tuple, first.images.tolist())) & set(map(tuple, second.images.tolist()))
+
+
+def test_a_lane_is_found_in_what_was_made_together():
+    fakes = PastFakes(Newest(), lambda hand, step: hand, lambda step: 1, 1)
+    fakes.keep(Made(torch.arange(8.0)[:, None], None), (0, 1, 2, 3), 0)
+    drawn = fakes(Batch(torch.zeros(4, 1), None, Draw(0, 16, (1, 3), 2)), 1)
+    assert drawn.images.flatten().tolist() == [2, 3, 6, 7]
+
+
+def test_parcels():
+    tensors = [torch.randn(3, 2).to(torch.bfloat16), torch.arange(5), torch.randn(2, 3, 4, 4), torch.empty(0)]
+    parcel = Parcel.of(tensors)
+    data = parcel.packed(tensors)
+    assert data.nbytes == parcel.nbytes
+    assert all(torch.equal(a, b) for a, b in zip(parcel.unpacked(data), tensors, strict=True))
+    assert Parcel((), ()).packed([]).nbytes == 1
+
+
+def test_the_division_with_which_neither_waits():
+    assert even(1.0, 1.0, 8) == (4, 4)
+    assert even(1.0, 3.0, 8) == (2, 6)
+    assert even(3.0, 1.0, 8) == (6, 2)
+    assert even(1.0, 1000.0, 4) == (1, 3)
+    assert even(1.0, 1.0, 2) == (1, 1)
+
+
+def test_what_is_refused():
+    with pytest.raises(Unusable, match=r"split=2:6 wants 8 ranks, and there are 4 ranks; with 4 ranks use 2:2"):
+        toy.run(*TEAMS, "strategy.split='2:6'").check(4)
+    with pytest.raises(Unusable, match="split=1:1 wants 2 ranks, and there are 1 rank"):
+        toy.run(*TEAMS, "strategy.split='1:1'").check(1)
+    with pytest.raises(Unusable, match="are for ranks that play both"):
+        toy.run(*TEAMS, "strategy.split='1:1'", "strategy.fake_lags=[2]").check(2)
+    for split in ("0:2", "1:0", "half", "1:2:3", "-1:3"):
+        with pytest.raises(Unusable, match=r"strategy\.split"):
+            toy.run(*TEAMS, f"strategy.split='{split}'")
+    for field, value in (("lead", -1), ("snapshot_every", 0), ("buffer.last", 0), ("lead", 5000)):
+        with pytest.raises(Unusable, match=rf"strategy\.{field}"):
+            toy.run(*TEAMS, "strategy.buffer=uniform", f"strategy.{field}={value}")
+    with pytest.raises(Unusable, match="--g_batch 12 does not divide into --lanes 8: try --g_batch 8 or 16"):
+        toy.run(*TEAMS, "g_batch=12").check(2)
+
+
+def test_yaml_has_no_minutes():
+    assert toy.run(*TEAMS, "strategy.split=2:6").strategy.split == "2:6"
+    assert not_minutes(126) == "2:6"
+    assert not_minutes("auto") == "auto"
+    with pytest.raises(Unusable):
+        toy.run(*TEAMS, "strategy.split=7")
