@@ -17,6 +17,7 @@ from paragan.game.opponents import Made, PastFakes
 from paragan.rng import Draw
 from paragan.strategies.teams import even, not_minutes
 from paragan.train.loop import play_round
+from paragan.train.run import settled
 
 TEAMS = ("strategy=async", "nets.batch_norm=true")
 
@@ -168,3 +169,22 @@ def test_yaml_has_no_minutes():
     assert not_minutes("auto") == "auto"
     with pytest.raises(Unusable):
         toy.run(*TEAMS, "strategy.split=7")
+
+
+def test_the_record_of_a_run(tmp_path):
+    path = tmp_path / "lags.jsonl"
+    asked = (*TEAMS, f"strategy.lags_of={tmp_path}")
+    with pytest.raises(Unusable, match=r"there is no .*lags\.jsonl"):
+        settled(toy.run(*asked))
+    path.write_text('{"first": 0, "fakes": [1, 2], "critic": [0, 0]}\n{"first": 2, "fakes": [2], "critic": [1]}\n')
+    strategy = settled(toy.run(*asked)).strategy
+    assert (strategy.fake_lags, strategy.critic_lags, strategy.lags_of) == ((1, 2, 2), (0, 0, 1), "")
+    with pytest.raises(Unusable, match="says what the lags are"):
+        settled(toy.run(*asked, "strategy.fake_lags=[1]"))
+    path.write_text('{"first": 0, "fakes": [1, 2], "critic": [0, 0]}\n{"first": 5, "fakes": [2], "critic": [1]}\n')
+    with pytest.raises(Unusable, match="lacks rounds 2 to 4: that run was stopped and resumed"):
+        settled(toy.run(*asked))
+    for broken in ('{"first": 0, "fakes": [-1], "critic": [0]}', '{"fakes": 3}', '{"first": 0, "fakes": ["a"]}'):
+        path.write_text(broken + "\n")
+        with pytest.raises(Unusable, match="no record of lags"):
+            settled(toy.run(*asked))

@@ -158,6 +158,40 @@ class Every:
 
 
 @dataclass(frozen=True)
+class Periodic:
+    """Steps on one's own gradient; every `period` steps, before the next, all go on from the mean of where they are
+    (local SGD: Stich 2019; for games: Deng and Mahdavi 2021). What travels is how far each has come since the last
+    mean, as a gradient does, so over any wire.
+
+    weight : this rank's share of the gradient. The mean counts every rank by it.
+    """
+
+    inner: Exchange
+    period: int
+    weight: float
+
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
+        anchor = bucket.memory("anchor")  # where all were when they agreed last
+        yield TURN
+        if step == 0:
+            anchor.copy_(bucket.params)
+        if step % self.period == 0:
+            torch.sub(anchor, bucket.params, out=bucket.grads).mul_(self.weight)
+            for awaited in self.inner(bucket, step):
+                if not isinstance(awaited, Moment):
+                    awaited.wait()
+            bucket.params.copy_(anchor.sub_(bucket.grads))
+            bucket.grads.zero_()
+        yield GRADIENT
+        bucket.grads.div_(self.weight)
+
+    def traffic(self, n: int) -> Traffic:
+        """The mean over a period."""
+        once = self.inner.traffic(n)
+        return Traffic(round(once.sent_bytes / self.period), round(once.messages / self.period))
+
+
+@dataclass(frozen=True)
 class Lookahead:
     """Optimistic mirror descent: the gradient is taken one step ahead, with the one before it, and the step
     itself made from where we were (Chen et al. 2020; Popov 1980).

@@ -216,6 +216,8 @@ class World:
         own, lost = f"rank {self.rank}, step {step}: {error}", isinstance(error, Lost)
         try:
             self.store.set(f"fault/{self.rank}", ("lost " if lost else "") + own)
+            if lost:
+                self._cut_links()  # who is not linked to the one that was lost learns of it from us
             told = self._first_fault(own, step) if lost else own
             self.store.set(f"told/{self.rank}", "")
             return told
@@ -253,9 +255,13 @@ class World:
         lets them read there who began."""
         if isinstance(self.everyone, Ranks):
             self.everyone.process_group.abort()  # means nothing to gloo, whose links live until the process ends
-            hang_up(open_sockets() - self._not_ours)
+            self._cut_links()
             if self.first:
                 self._await_told()
+
+    def _cut_links(self) -> None:
+        if isinstance(self.everyone, Ranks):
+            hang_up(open_sockets() - self._not_ours)
 
     def _await_told(self) -> None:
         told = [f"told/{rank}" for rank in range(self.size) if rank not in self._silent]

@@ -23,7 +23,7 @@ from ..game.opponents import PastCritic, PastFakes
 from ..game.player import Player
 from ..game.turn import apart
 from .role import Plain, Role, deal
-from .sync import Feedback, average
+from .sync import Feedback, Period, average
 from .teams import Mail, counts, divided, not_minutes
 
 Lags = Annotated[Pattern, Field(min_length=1)] | None
@@ -42,8 +42,10 @@ class Async(Plain):
     buffer         : which of the images that G made D draws
     fake_lags      : how many rounds ago the newest of them were made (0: made for D, now); repeated, step by step
     critic_lags    : how many rounds ago the D was that G plays against (0: as it is)
+    lags_of        : a run folder: both lags as they were there (train/lags.py)
     wire           : the form gradients travel in
     feedback       : the share of what the wire loses that is sent with the next step (None: what the wire asks for)
+    every          : 2 or more: ranks step on their own gradients, and go on from their team's mean every so many steps
     """
 
     name: Literal["async"] = "async"
@@ -53,8 +55,10 @@ class Async(Plain):
     buffer: Buffer = Newest()
     fake_lags: Lags = None
     critic_lags: Lags = None
+    lags_of: str = ""
     wire: Wire = Exact()
     feedback: Feedback = None
+    every: Period = 1
 
     def check(self, ranks: int) -> None:
         divides = ":" in self.split
@@ -78,19 +82,22 @@ class Async(Plain):
             return self._both(game, world, lanes)
         return self._one(game, world, lanes)
 
-    def _exchange(self, player: Player, team: Group) -> Exchange:
-        return average(self.wire, team.metered(player.meter), self.feedback)
+    def _agreed(self, player: Player, team: Group, weight: float) -> tuple[Exchange, Group, float]:
+        """With whom a player's turn is agreed, and how."""
+        metered = team.metered(player.meter)
+        return average(self.wire, metered, self.feedback, self.every, weight), metered, weight
 
     def _both(self, game: Game, world: World, lanes: int) -> Role:
         """Every rank plays both, and sums gradients with all the others."""
         share, team, of_fakes, of_critic = deal(lanes, world.rank, world.size), world.everyone, *self._lags()
         fakes = PastFakes(self.buffer, game.live_fakes, lambda k: lag(of_fakes, k), max(of_fakes), game.ratio)
         critic = PastCritic(game.d, lambda k: lag(of_critic, k), max(of_critic))
-        d = game.d_turn(fakes, self._exchange(game.d, team), team.metered(game.d.meter), share.weight)
-        g = game.g_turn(critic, self._exchange(game.g, team), team.metered(game.g.meter), share.weight, fakes.post)
+        d = game.d_turn(fakes, *self._agreed(game.d, team, share.weight))
+        g = game.g_turn(critic, *self._agreed(game.g, team, share.weight), fakes.post)
         live = sum(not back for back in of_fakes) / len(of_fakes)
+        replicated = self.every == 1 or team.size == 1
         seen = {"fakes": fakes.seen, "critic": critic.seen}
-        return Role(apart(d, g, game.d_steps), share, for_d=live, past=(fakes, critic), seen=seen)
+        return Role(apart(d, g, game.d_steps), share, replicated, for_d=live, past=(fakes, critic), seen=seen)
 
     def _lags(self) -> tuple[Pattern, Pattern]:
         return self.fake_lags or (1,), self.critic_lags or (0,)
@@ -101,13 +108,13 @@ class Async(Plain):
         share, team = mail.share, mail.team
         if mail.plays_g:
             post, critic = mail.fakes_post(), mail.critic_inbox()
-            g = game.g_turn(critic, self._exchange(game.g, team), team.metered(game.g.meter), share.weight, post)
+            g = game.g_turn(critic, *self._agreed(game.g, team, share.weight), post)
             role = Role(((replace(g, fresh=True),),), share, past=(critic,), seen={"critic": critic.seen})
-            return mail.bound(role, post.settle, critic.settle)
+            return mail.bound(role, self.every, post.settle, critic.settle)
         inbox, post = mail.fakes_inbox(), mail.critic_post()
         fakes = PastFakes(self.buffer, game.live_fakes, inbox.lag, self.lead + 1, game.ratio)
         inbox.fakes = fakes
-        d = game.d_turn(fakes, self._exchange(game.d, team), team.metered(game.d.meter), share.weight)
+        d = game.d_turn(fakes, *self._agreed(game.d, team, share.weight))
         beats = (*(((d,),) * (game.d_steps - 1)), (replace(d, after=post),))
         role = Role(beats, share, past=(fakes,), seen={"fakes": fakes.seen})
-        return mail.bound(role, inbox.settle, post.settle)
+        return mail.bound(role, self.every, inbox.settle, post.settle)

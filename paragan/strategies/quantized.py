@@ -12,10 +12,11 @@ from ..comm.compress import Exact, Int8, Wire
 from ..comm.exchange import Exchange, Lookahead
 from ..comm.world import World
 from ..config import record
+from ..errors import Unusable
 from ..game.game import Game
 from ..game.player import Player
 from .role import Optimistic, Role, deal, lockstep
-from .sync import ORDERS, Feedback, average
+from .sync import ORDERS, Feedback, Period, average
 
 
 @record
@@ -26,6 +27,7 @@ class Quantized(Optimistic):
     wire     : the form gradients travel in
     feedback : the share of what the wire loses that is sent with the next step (None: what the wire asks for, and all
                of it with exact)
+    every    : 2 or more: ranks step on their own gradients, and go on from their mean every so many steps
     exact    : the paper's own update, optimistic mirror descent: a plain gradient step with each player's learning
                rate, the gradient taken one step ahead. Otherwise each player's optimizer, made optimistic.
     residual : with exact, whether what is still owed moves the point where the gradient is taken
@@ -35,21 +37,28 @@ class Quantized(Optimistic):
     wire: Wire = Int8()
     order: Literal["alternately", "together"] = "together"
     feedback: Feedback = None
+    every: Period = 1
     exact: bool = False
     residual: bool = True
     lost_after_s: ClassVar[float] = 0.0
+
+    def check(self, ranks: int) -> None:
+        if self.exact and self.every > 1:
+            raise Unusable(f"strategy.every={self.every} does not go with strategy.exact=true: leave it out")
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
         share = deal(lanes, world.rank, world.size)
         feedback = 1.0 if self.exact and self.feedback is None else self.feedback
 
         def exchange(player: Player) -> Exchange:
-            inner = average(self.wire, world.everyone.metered(player.meter), feedback)
+            team = world.everyone.metered(player.meter)
+            inner = average(self.wire, team, feedback, self.every, share.weight)
             if not self.exact:
                 return inner
             return Lookahead(inner, lambda: player.learning_rate, share.weight, self.residual)
 
-        return lockstep(game, world.everyone, share, exchange, ORDERS[self.order])
+        together = self.every == 1 or world.size == 1
+        return lockstep(game, world.everyone, share, exchange, ORDERS[self.order], replicated=together)
 
 
 @record

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..comm.compress import Compressor, Exact, Wire
-from ..comm.exchange import AllReduce, CompressedSum, Exchange, Local
+from ..comm.exchange import AllReduce, CompressedSum, Exchange, Local, Periodic
 from ..comm.groups import Group
 from ..comm.world import World
 from ..config import record
@@ -17,16 +17,21 @@ from ..game.turn import alternately, together
 from .role import Order, Plain, Role, deal, lockstep
 
 Feedback = Annotated[float, Field(ge=0, le=1)] | None
+Period = Annotated[int, Field(ge=1, le=1 << 20)]
 ORDERS: dict[str, Order] = {"alternately": alternately, "together": together}
 
 
-def average(wire: Compressor, team: Group, feedback: float | None = None) -> Exchange:
+def average(
+    wire: Compressor, team: Group, feedback: float | None = None, every: int = 1, weight: float = 1.0
+) -> Exchange:
     """The exchange that gives everyone in the team the gradient of all its lanes; alone, nothing travels.
-    feedback: the share of what the wire loses that is sent later (None: what the wire asks for)."""
+    feedback: the share of what the wire loses that is sent later (None: what the wire asks for)
+    every   : more than 1: steps on one's own gradient, of which this rank's is `weight`, and a mean in so many steps"""
     if team.size == 1:
         return Local()
     kept = wire.feedback if feedback is None else feedback
-    return CompressedSum(wire, team, kept) if wire.lossy else AllReduce(team)
+    each = CompressedSum(wire, team, kept) if wire.lossy else AllReduce(team)
+    return each if every == 1 else Periodic(each, every, weight)
 
 
 @record
@@ -36,16 +41,20 @@ class Sync(Plain):
 
     wire     : the form gradients travel in
     feedback : the share of what the wire loses that is sent with the next step (None: what the wire asks for)
+    every    : 2 or more: ranks step on their own gradients, and go on from their mean every so many steps
     order    : "alternately" (D, then G) or "together" (both from the same point).
     """
 
     name: Literal["sync"] = "sync"
     wire: Wire = Exact()
     feedback: Feedback = None
+    every: Period = 1
     order: Literal["alternately", "together"] = "alternately"
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
-        def exchange(player: Player) -> Exchange:
-            return average(self.wire, world.everyone.metered(player.meter), self.feedback)
+        share, team = deal(lanes, world.rank, world.size), world.everyone
 
-        return lockstep(game, world.everyone, deal(lanes, world.rank, world.size), exchange, ORDERS[self.order])
+        def exchange(player: Player) -> Exchange:
+            return average(self.wire, team.metered(player.meter), self.feedback, self.every, share.weight)
+
+        return lockstep(game, team, share, exchange, ORDERS[self.order], replicated=self.every == 1 or world.size == 1)

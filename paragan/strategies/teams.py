@@ -162,7 +162,7 @@ class Mail:
             shapes, kinds = [*shapes, (count,)], [*kinds, made.labels.dtype]
         return Parcel(tuple(shapes), tuple(kinds))
 
-    def bound(self, role: Role, *settle: Callable[[], None]) -> Role:
+    def bound(self, role: Role, every: int, *settle: Callable[[], None]) -> Role:
         """A role in this team."""
         for waiter in self._waiters:
             weakref.finalize(self, waiter.end)
@@ -170,6 +170,7 @@ class Mail:
         about = f"{g} of {g + d} ranks play G, {d} play D"
         return replace(
             role,
+            replicated=every == 1,
             speakers=(0, g),
             for_d=0.0,
             posts=self._posts(),

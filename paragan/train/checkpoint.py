@@ -157,9 +157,10 @@ class Checkpoints:
         """What this rank has to say."""
         tensors = past(role)
         for player in players:
-            if player in role.moves:
+            moves = player in role.moves
+            if moves:
                 tensors |= player_memories(player)
-            if self.world.rank == role.speaker(player) or not role.replicated:
+            if self.world.rank == role.speaker(player) or (moves and not role.replicated):
                 tensors |= player_state(player)
         return tensors
 

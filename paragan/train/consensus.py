@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ..comm.groups import Group
 from .checkpoint import buffers
 from .loop import Session
 
@@ -23,7 +24,7 @@ def evaluated(session: Session) -> Iterator[None]:
         return
     group, kept = session.world.everyone, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
 
-    def sum_into(here: torch.Tensor, counts: bool, ranks: int = 1) -> None:
+    def sum_into(here: torch.Tensor, counts: bool, ranks: float = 1) -> None:
         total = here.clone() if counts else torch.zeros_like(here)  # a sum that fails leaves what it summed undefined
         group.sum(total).wait()
         kept.append((here, here.clone(), total / ranks if ranks > 1 else total))
@@ -31,7 +32,8 @@ def evaluated(session: Session) -> Iterator[None]:
     for player in session.game.players:
         speaks = group.rank == role.speaker(player)
         vector = player.average.params if player.average else player.flat.params
-        sum_into(vector, speaks or not role.replicated, 1 if role.replicated else group.size)
+        counts = speaks or (not role.replicated and player in role.moves)
+        sum_into(vector, counts, how_many(group, counts))
         for buffer in buffers(player).values():
             sum_into(buffer, speaks)
     try:
@@ -43,6 +45,13 @@ def evaluated(session: Session) -> Iterator[None]:
             tensor.copy_(own)
 
 
+def how_many(group: Group, counts: bool) -> float:
+    """Ranks of which this is true."""
+    number = torch.tensor([float(counts)])
+    group.sum(number).wait()
+    return float(number)
+
+
 def consensus(session: Session) -> dict[str, float]:
     """The root mean square over ranks of each player's distance to the mean, relative to the mean's norm; nothing where
     ranks are replicas. All ranks call this together."""
@@ -50,10 +59,12 @@ def consensus(session: Session) -> dict[str, float]:
         return {}
     group, found = session.world.everyone, dict[str, float]()
     for player in session.game.players:
-        mean = player.flat.params.clone()
+        counts = player in session.role.moves
+        ranks = how_many(group, counts)
+        mean = player.flat.params * counts
         group.sum(mean).wait()
-        mean /= group.size
-        apart = (player.flat.params - mean).double().square().sum().cpu()[None]
+        mean /= ranks
+        apart = (player.flat.params - mean).double().square().sum().cpu()[None] * counts
         group.sum(apart).wait()
-        found[f"Consensus/{player.name}"] = float((apart / group.size).sqrt() / mean.double().norm().cpu())
+        found[f"Consensus/{player.name}"] = float((apart / ranks).sqrt() / mean.double().norm().cpu())
     return found

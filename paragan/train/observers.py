@@ -17,6 +17,7 @@ from ..data.grid import grid, readable
 from ..data.source import Images
 from ..errors import Failed
 from ..report.records import Records
+from . import lags
 from .checkpoint import Checkpoints
 from .consensus import consensus, evaluated
 from .loop import Session
@@ -47,13 +48,11 @@ class Log:
     screen: Screen
     standing: Callable[[], str]  # for messages: which checkpoint stands
     stats: Records = field(init=False)
-    lags: Records = field(init=False)
     _written: int = -1
     _board: Any = None
 
     def __post_init__(self) -> None:
         self.stats = Records(self.folder / "stats.jsonl")
-        self.lags = Records(self.folder / "lags.jsonl")
 
     def __call__(self, session: Session) -> None:
         if session.clock.step == 1 or every(session, session.run.output.tick_kimg) or session.clock.done:
@@ -68,7 +67,7 @@ class Log:
         if session.world.first:
             self.stats.append(line)
             if session.role.teams:
-                self.lags.append({"Progress/step": line["Progress/step"]} | session.stats.lags)
+                lags.record(self.folder, session.clock.step, session.stats.lags)
             self.screen.tick(line)
             for name, value in line.items():
                 self.board.add_scalar(name, value, session.clock.images)

@@ -31,6 +31,7 @@ from ..strategies.asynchronous import Async
 from ..strategies.gossip import DPOSG, AsyncGossip, CPOAdamCentral, Decentralized, DPOAdam, RandDPOAdam
 from ..strategies.quantized import CPOAdam, CPOAdamGQ, Quantized
 from ..strategies.sync import Sync
+from .lags import repeating
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -220,6 +221,8 @@ def resolve(run: Run, images: Images) -> Run:
 
 def settled(run: Run) -> Run:
     """The record with everything filled in that follows from its other fields."""
+    if isinstance(run.strategy, Async):
+        run = dataclasses.replace(run, strategy=repeating(run.strategy))
     return dataclasses.replace(run, g=learning(run.g, run.strategy), d=learning(run.d, run.strategy))
 
 

@@ -20,7 +20,7 @@ from ..errors import Unusable
 from ..game.game import Game
 from ..report.page import write_report
 from ..report.records import Records
-from . import checkpoint
+from . import checkpoint, lags
 from .checkpoint import Checkpoints, Damaged, Loaded
 from .folder import RunFolder, Wanted, changed, refuse_differences, under_way
 from .loop import Session, train
@@ -204,7 +204,7 @@ def open_session(
         if world.first:
             checkpoints.clear_unfinished()
             desk.log.stats.truncate_after(session.clock.step)
-            desk.log.lags.truncate_after(session.clock.step)
+            Records(folder.path / lags.NAME).truncate_after(session.clock.step)
             Records(folder.path / "metrics.jsonl").truncate_after(session.clock.kimg, key="kimg")
             if not (folder.path / "reals.png").exists():
                 desk.pictures.draw_reals(session.game.labels is not None)

@@ -96,6 +96,7 @@ class Stats:
 
     def _tell(self, word: Any) -> list[Any]:
         """Everyone's, in rank order."""
+        self.world.everyone.sum(torch.zeros(1)).wait()  # where one is gone, this says so at once
         return [json.loads(told) for told in self.world.agree(json.dumps(word))]
 
     def _ages(self) -> dict[str, float]:

@@ -9,6 +9,7 @@ STRATEGIES = {
     "quantized exact": ("strategy=quantized", "strategy.exact=true", "strategy.wire=sign"),
     "CPOAdam": ("strategy=CPOAdam",),
     "CPOAdam-GQ": ("strategy=CPOAdam-GQ",),
+    "sync every 2": ("strategy=sync", "strategy.every=2", "strategy.wire=int8"),
     "async": ("strategy=async", "strategy.split=none"),
     "async teams": ("strategy=async", "strategy.lead=0"),
     "async teams int8": ("strategy=async", "strategy.lead=0", "strategy.wire=int8", "g_batch=32"),
@@ -26,4 +27,4 @@ STRATEGIES = {
 ANY_NUMBER_OF_RANKS = ("sync", "sync together", "CPOAdam", "async", "async teams", "async, lags and replay")
 
 # Whose ranks hold players of their own, that agree only in the long run.
-OWN_PLAYERS = ("gossip", "gossip int8", "DPOSG", "Rand-DP-OAdam")
+OWN_PLAYERS = ("sync every 2", "gossip", "gossip int8", "DPOSG", "Rand-DP-OAdam")

@@ -1,0 +1,90 @@
+"""Ranks that step on their own, and agree on their mean every few steps: against ten lines that simulate them all."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn.functional import relu
+
+import toy
+from paragan.comm.world import World
+from paragan.train.loop import play_round
+
+PLAIN = ("nets.batch_norm=false", "nets.spectral=false", "g.optimizer=sgd", "d.optimizer=sgd")
+
+
+def simulated(run, ranks, rounds, every):
+    """Every rank's players in one process: steps of their own, and the mean before every `every`-th."""
+    from paragan.strategies.role import deal
+
+    base = toy.session(run)
+    games = [toy.session(run).game for _ in range(ranks)]
+    for step in range(rounds):
+        for name in ("d", "g"):
+            if step and step % every == 0:
+                mean = torch.stack([getattr(game, name).flat.params for game in games]).mean(0)
+                for game in games:
+                    getattr(game, name).flat.params.copy_(mean)
+            for rank, game in enumerate(games):
+                player = getattr(game, name)
+                mine = base.lanes.hand(step * run.batch, deal(run.lanes, rank, ranks).lanes)
+                z = mine.draw.normal(f"latent/{player.name}", 8)
+                y = mine.draw.choice(f"label/{player.name}", game.labels)
+                player.prepare((step + 1) * run.round)
+                player.flat.grads.zero_()
+                with player.moving():
+                    fake = game.g.net(z, y)
+                    if name == "d":
+                        real = relu(1 - game.d.net(mine.images, mine.labels))
+                        (real + relu(1 + game.d.net(fake.detach(), y))).mean().backward()
+                    else:
+                        (-game.d.net(fake, y).mean()).backward()
+                player.move((step + 1) * run.round, run.round)
+    return [{p.name: p.flat.params.clone() for p in game.players} for game in games]
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_it_equals_a_simulation_of_all_ranks(pool, every):
+    run = toy.run("strategy=sync", f"strategy.every={every}", *PLAIN)
+
+    def job(world):
+        s = toy.session(run, world)
+        for _ in range(7):
+            play_round(s)
+        return {p.name: p.flat.params.clone() for p in s.game.players}
+
+    for mine, expected in zip(pool(4, job), simulated(run, 4, 7, every), strict=True):
+        for name in mine:
+            torch.testing.assert_close(mine[name], expected[name], rtol=2e-4, atol=2e-5)
+
+
+def test_teams_keep_periods_of_their_own(pool):
+    """Two ranks of G and two of D: within a period they are apart, and what is evaluated is the mean of a team."""
+    from paragan.train.consensus import consensus, evaluated
+
+    run = toy.run("strategy=async", "strategy.split='2:2'", "strategy.every=2", "strategy.lead=0")
+
+    def job(world):
+        s = toy.session(run, world)
+        for _ in range(4):
+            play_round(s)
+        s.role.settle()
+        own, apart = copy.deepcopy([p.flat.params for p in s.game.players]), consensus(s)
+        with evaluated(s):
+            mean = s.game.d.flat.params.clone()
+        return own, apart, mean
+
+    found = pool(4, job)
+    assert not torch.equal(found[0][0][0], found[1][0][0])
+    assert not torch.equal(found[2][0][1], found[3][0][1])
+    assert all(0 < found[0][1][f"Consensus/{name}"] < 0.1 for name in "GD")
+    for _, _, mean in found:
+        torch.testing.assert_close(mean, (found[2][0][1] + found[3][0][1]) / 2)
+
+
+def test_alone_there_is_nothing_to_agree_on():
+    assert toy.same(
+        toy.play(toy.run("strategy=sync", "strategy.every=2"), 5, World.solo()), toy.play(toy.run("strategy=sync"), 5)
+    )
