@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..config import build, nearest
+from ..config import build
 from ..errors import Unusable
 from .optimizers import Side, at_rate, scaled_rate
 
@@ -120,9 +120,9 @@ POLICIES: dict[str, Callable[[str], Published]] = {p.__name__: p for p in (ttur,
 
 
 def policy(name: str, batch: int, g_batch: int = 0, nets: str = "") -> Policy:
-    """A policy for D's batch and G's (0: the same), and for the networks of that name. Unusable names the nearest."""
+    """A policy for a batch (G's own: g_batch) and for the networks of that name. Unusable names those there are."""
     if name not in POLICIES:
-        raise Unusable(f"there is no policy {name}{nearest(name, [*POLICIES, 'none'])}")
+        raise Unusable(f"there is no policy {name}; there are: {', '.join(POLICIES)}, none")
     published = POLICIES[name](nets)
     g, why_g = _side(published, published.g, g_batch or batch)
     d, why_d = _side(published, published.d, batch)
