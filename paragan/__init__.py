@@ -4,7 +4,7 @@ import os
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings where a rank is lost are stack traces
 
-from .api import Config, Estimator, ScalingManager
+from .api import Config, Estimator, ScalingManager, with_policy
 from .batch import Batch, Loss
 from .data.source import Images, load
 from .errors import Failed, Interrupted, Unusable
@@ -34,4 +34,5 @@ __all__ = [
     "Unusable",
     "load",
     "load_model",
+    "with_policy",
 ]

@@ -28,6 +28,7 @@ from .eval.features import inception_path
 from .game.average import Decay
 from .losses.adversarial import Adversarial
 from .optim.optimizers import Adam, at_rate, scaled_rate
+from .optim.policies import described, policy
 from .strategies.sync import Sync
 from .train.loop import Session, explained, play_round
 from .train.observers import averaged_sampler, refuse_nonfinite
@@ -48,6 +49,7 @@ class Config:
     g_rule, d_rule : how a rate grows with the batch (linear, sqrt, none)
     warm_up_steps  : steps over which the rates grow from 0, for each doubling of the batch beyond base_bs
     latent         : size of z, where the generator has no attribute `latent` of its own
+    about          : why it is as it is, a line each, said when ScalingManager starts
     """
 
     data: Data = Data(path="digits")
@@ -67,6 +69,22 @@ class Config:
     evaluation: Evaluation = Evaluation()
     device: Device = Device()
     timeout_s: Annotated[float, Field(ge=1)] = 300.0
+    about: tuple[str, ...] = ()
+
+
+def with_policy(config: Config, name: str, bs: int, nets: str = "") -> Config:
+    """A config whose players learn by a named policy (ttur, biggan, sngan, paragan, optimistic) at a total batch of
+    `bs`: `g`, `d` and `d_steps` are replaced, and any of them can be again. nets: "sngan" where D is like SN-GAN's."""
+    chosen = policy(name, bs, nets=nets)
+    about = (f"G {described(chosen.g)}", f"D {described(chosen.d)}", *chosen.reasons)
+    return dataclasses.replace(
+        config,
+        g=chosen.g,
+        d=chosen.d,
+        d_steps=chosen.d_steps,
+        base_bs=bs,
+        about=tuple(f"policy {name}: {line}" for line in about),
+    )
 
 
 class Estimator:
@@ -292,7 +310,7 @@ def _scaled_side(config: Config, side: Side, rule: Rule, bs: int) -> Side:
 
 def reasons(config: Config, run: Run) -> list[str]:
     """What was chosen, and why, a line each."""
-    lines = [f"batch {run.batch} over {run.lanes} workers of {run.batch // run.lanes} images"]
+    lines = [*config.about, f"batch {run.batch} over {run.lanes} workers of {run.batch // run.lanes} images"]
     ratio = run.batch / config.base_bs
     for name, before, side, rule in (
         ("G", config.g, run.g, config.g_rule),

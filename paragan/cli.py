@@ -18,6 +18,7 @@ EXAMPLES = """examples:
   paragan train folder --data photos/ --kimg 500         your own images (PATH/<class>/*.png, or an .npz)
   paragan train digits --ranks 2                         the same training on two processes
   torchrun --nproc-per-node 4 -m paragan train digits    ... under any launcher, on any number of hosts
+  paragan train digits --policy paragan                  AdaBelief for G, Adam for D: settings of a paper
   paragan train digits --g.optimizer.lr=5e-4 -n          change any field; -n only shows the run and its cost
   paragan sample runs/00000-* --labels 3,7 --out grid.png
 """
@@ -27,6 +28,8 @@ so what is timed is agreeing. `sync+int4` is a strategy with another wire.
 """
 
 TRAIN_HELP = """The same command again goes on where it stopped. Any field of the run can be set: --some.field=value.
+--policy ttur, biggan, sngan, paragan or optimistic replaces the recipe's g, d and d_steps by those of a paper; what you
+set yourself comes after: --policy paragan --g.optimizer.lr=1e-3. -n shows the values and where they are from.
 """
 
 
@@ -126,6 +129,7 @@ def _train_parser(commands: Any) -> None:
         "--data", metavar="PATH", help="digits, an .npz (images uint8 NHWC, labels), PATH/<class>/*.png or PATH/*.png"
     )
     p.add_argument("--strategy", metavar="S", help="how ranks work together (default: sync)")
+    p.add_argument("--policy", default="none", metavar="P", help="how G and D learn, as in a paper (see above)")
     p.add_argument("--batch", metavar="N", help="total batch, over all ranks")
     p.add_argument("--lanes", metavar="L", help="logical workers that share the batch: as many ranks can take part")
     p.add_argument("--kimg", metavar="K", help="how long, in thousands of real images shown to D")
@@ -154,7 +158,7 @@ def _train(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 def _train_run(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from .comm.world import Place
 
-    run, wanted = _resolve(options, rest)
+    run, wanted, reasons = _resolve(options, rest)
     place = Place.from_environment()
     launched = place.size > 1 or "RANK" in os.environ
     ranks = place.size if options.ranks is None else options.ranks
@@ -164,7 +168,7 @@ def _train_run(options: argparse.Namespace, rest: list[str], arguments: list[str
         raise Unusable(f"--ranks {ranks} where a launcher started {place.size}: leave --ranks out")
     run.check(ranks)
     if options.dry_run:
-        return _dry_run(run, ranks)
+        return _dry_run(run, ranks, reasons)
     if ranks > 1 and not launched:
         from .train.launch import launch
 
@@ -172,22 +176,21 @@ def _train_run(options: argparse.Namespace, rest: list[str], arguments: list[str
     from .train.start import Training
 
     training = Training(run, place, wanted)
-    return _in_world(run, place, lambda world, screen: _train_in(training, world, screen), training.join)
+    return _in_world(run, place, lambda world, screen: _train_in(training, world, screen, reasons), training.join)
 
 
-def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any]:
-    """The run and the folder a train command asks for."""
-    from .config import build, override, plain, read_yaml
-    from .recipes import recipe
+def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any, list[str]]:
+    """The run and the folder a train command asks for, and why a policy has it learn as it does."""
+    from .config import plain, read_yaml
+    from .recipes import asked, recipe
     from .train.folder import Wanted, existing
-    from .train.run import Run
 
     given = [(field, value) for name, field in SHORTHANDS.items() if (value := getattr(options, name)) is not None]
     given += [(field, json.dumps(value)) for name, field in PATHS.items() if (value := getattr(options, name))]
     name, run_dir = options.recipe, options.run_dir and Path(options.run_dir)
     is_file = Path(name).suffix in (".yaml", ".yml")
     data = read_yaml(Path(name)) if is_file else plain(recipe(name))
-    run = build(Run, override(data, [*given, *_settings(rest)]))
+    run, reasons = asked(data, [*given, *_settings(rest)], options.policy)
     if run.data.path not in ("", "digits"):
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=str(Path(run.data.path).absolute())))
     if run.init_from:
@@ -199,7 +202,7 @@ def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any]:
             run_dir = existing(Path(options.resume))
         except Unusable as error:  # it may be there for other ranks
             raise Unusable(str(error), everywhere=False) from error
-    return run, Wanted(Path(options.outdir), run_dir, options.resume)
+    return run, Wanted(Path(options.outdir), run_dir, options.resume), reasons
 
 
 def _settings(rest: list[str]) -> list[tuple[str, str]]:
@@ -252,9 +255,11 @@ def _in_world(run: Any, place: Any, action: Any, join: Any = None) -> int:
     return 0
 
 
-def _train_in(training: Any, world: Any, screen: Any) -> None:
+def _train_in(training: Any, world: Any, screen: Any, reasons: list[str]) -> None:
     from .report.records import read
 
+    for line in reasons:
+        screen.say(line)
     folder = training.play(world, screen)
     rows = read(folder / "metrics.jsonl") if world.first else []
     last = [row for row in rows if row.get("kimg") == rows[-1].get("kimg")]
@@ -262,7 +267,7 @@ def _train_in(training: Any, world: Any, screen: Any) -> None:
     screen.say(f"done: {scores}; look at {folder}/report.html")
 
 
-def _dry_run(run: Any, ranks: int) -> int:
+def _dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
     from .config import to_yaml
     from .plan.cost import ImaginedWorld, cost
     from .train.run import build_game, build_nets, load_images, spec_of
@@ -274,7 +279,7 @@ def _dry_run(run: Any, ranks: int) -> int:
     role = run.strategy.role(game, world, run.lanes)
     penalties = 5 * (run.objective.r1 > 0) / run.objective.r1_every + 6 * (run.objective.gp > 0)  # passes of D
     counted = cost(game, role, rounds=run.images // run.round, batch=run.batch, penalties=penalties)
-    comments = [*images.describe().splitlines(), *counted.lines()]
+    comments = [*reasons, *images.describe().splitlines(), *counted.lines()]
     sys.stdout.write(to_yaml(run) + "\n" + "".join(f"# {line}\n" for line in comments))
     return 0
 

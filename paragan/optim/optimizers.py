@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
@@ -17,6 +18,7 @@ from .lookahead import lookahead
 Wrapper = Callable[[torch.optim.Optimizer], torch.optim.Optimizer]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Kimg = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @record
@@ -96,6 +98,27 @@ class Lookahead:
 Optimizer = Annotated[Adam | SGD | RMSprop | Lookahead, Field(discriminator="name"), or_library(*OWN), by_name]
 
 
+@record
+class Side:
+    """How one player learns.
+
+    optimizer    : adam, sgd, rmsprop, lookahead (around another), or one of the pytorch-optimizer library by its name
+    warm_up_kimg : the learning rate grows from 0 over this time
+    schedule     : whether it then stays, or falls to 0 at the end of the run: in a line, or in half a cosine
+    optimism     : what the optimizer is wrapped in (auto: what the strategy asks for)
+    """
+
+    optimizer: Optimizer = Adam()
+    warm_up_kimg: Kimg = 0.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    optimism: Literal["auto", "none", "optimistic", "extragradient"] = "auto"
+
+    def rate(self, end: int) -> Callable[[int], float]:
+        """images -> factor on the learning rate, in a run of `end` images."""
+        grown, fall, begin = warm_up(self.warm_up_kimg), FALLS[self.schedule], 1000 * self.warm_up_kimg
+        return lambda images: grown(images) * fall(min(1.0, max(0.0, images - begin) / max(1.0, end - begin)))
+
+
 def built(optimizer: Optimizer, parameters: list[nn.Parameter], wrap: Wrapper) -> torch.optim.Optimizer:
     """A record's optimizer in a wrapper (optimism.py), with slow weights around both."""
     if isinstance(optimizer, Lookahead):
@@ -113,6 +136,14 @@ def at_rate(optimizer: Optimizer, lr: float) -> Optimizer:
 def warm_up(kimg: float) -> Callable[[int], float]:
     """images -> factor on the learning rate, linear from 0 to 1 over the first `kimg` thousand images."""
     return lambda images: min(1.0, images / (1000 * kimg)) if kimg > 0 else 1.0
+
+
+# the part of the time after the warm-up that is gone -> factor on the learning rate
+FALLS: dict[str, Callable[[float], float]] = {
+    "constant": lambda gone: 1.0,
+    "linear": lambda gone: 1.0 - gone,
+    "cosine": lambda gone: (1.0 + math.cos(math.pi * gone)) / 2,  # Loshchilov & Hutter 2017, without restarts
+}
 
 
 RULES: dict[str, Callable[[float], float]] = {

@@ -26,7 +26,7 @@ from ..nets import DCGAN, Nets, Spec
 from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import power_iteration, train_mode
 from ..optim.optimism import WRAPPERS
-from ..optim.optimizers import SGD, Adam, Optimizer, built, warm_up
+from ..optim.optimizers import SGD, Kimg, Side, built
 from ..strategies.asynchronous import Async
 from ..strategies.gossip import DPOSG, AsyncGossip, CPOAdamCentral, Decentralized, DPOAdam, RandDPOAdam
 from ..strategies.quantized import CPOAdam, CPOAdamGQ, Quantized
@@ -35,7 +35,6 @@ from .lags import repeating
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
-Kimg = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Strategy = Annotated[
     Sync
     | Quantized
@@ -69,20 +68,6 @@ class Data:
     channels: Literal[0, 1, 3] = 0
     labels: bool = True
     mirror: bool = False
-
-
-@record
-class Side:
-    """How one player learns.
-
-    optimizer    : adam, sgd, rmsprop, lookahead (around another), or one of the pytorch-optimizer library by its name
-    warm_up_kimg : the learning rate grows from 0 over this time
-    optimism     : what the optimizer is wrapped in (auto: what the strategy asks for)
-    """
-
-    optimizer: Optimizer = Adam()
-    warm_up_kimg: Kimg = 0.0
-    optimism: Literal["auto", "none", "optimistic", "extragradient"] = "auto"
 
 
 def _listed(value: Any) -> Any:
@@ -325,7 +310,7 @@ def build_player(run: Run, name: str, net: nn.Module, side: Side, batch: int, av
         elementwise=side.optimizer.elementwise,
         lane_batch=batch // run.lanes,
         average=average,
-        rate=warm_up(side.warm_up_kimg),
+        rate=side.rate(run.images),
         iterate=power_iteration,
         bucket_bytes=bucket_bytes(run.strategy.wire),
     )

@@ -81,6 +81,8 @@ class Training:
             refuse_differences(former, run, folder.path)
         elif changed(former, run):
             return None
+        if any(side.schedule != "constant" for side in (run.g, run.d)) and former.get("kimg") != run.kimg:
+            raise Unusable(f"{folder.path} ends at {former.get('kimg')} kimg, and rates fall until then: repeat --kimg")
         if data != images.fingerprint:
             raise Unusable(f"--data {run.data.path} holds other images than those that {folder.path} is trained on")
         return UnderWay(folder, run, images)
@@ -200,6 +202,7 @@ def open_session(
     with at_desk(run, folder, images, screen, checkpoints) as desk:
         if start:
             warn_threads(start.about.get("threads"), screen)
+            warn_schedules(run, start, screen)
             screen.say(f"resumed from {start.path} at {session.clock.kimg:g} kimg")
         if world.first:
             checkpoints.clear_unfinished()
@@ -293,3 +296,15 @@ def warn_threads(threads: int | None, screen: Screen) -> None:
             f"this checkpoint was made with {threads} CPU threads, now there are {torch.get_num_threads()}: the same "
             f"training, but rounded differently (--device.threads={threads} repeats it bit for bit)"
         )
+
+
+def warn_schedules(run: Run, start: Loaded, screen: Screen) -> None:
+    """A run may become longer or shorter; a rate that falls until its end then falls otherwise from here on."""
+    before = start.about["run"]["kimg"]
+    for name, side in (("g", run.g), ("d", run.d)):
+        if side.schedule != "constant" and before != run.kimg:
+            now = side.rate(run.images)(start.images)
+            screen.say(
+                f"{name}.schedule={side.schedule} now ends at {run.kimg:g} kimg, not at {before:g}: its rate goes on "
+                f"at {now:.0%} of the full one, and this is not what a run of {run.kimg:g} kimg would have been"
+            )

@@ -1,0 +1,156 @@
+"""Named policies: how G and D learn differently, each from the paper it is named after.
+
+A policy takes the place of `g`, `d` and `d_steps` of a recipe, before the user's own settings. What it gave are plain
+values in run.yaml, so nothing is decided again when a run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..config import build
+from ..errors import Unusable
+from .optimizers import Side, at_rate, scaled_rate
+
+MOST = 4.0  # times the published rate: further off it is a guess
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a paper says. g, d: fields of the players' optimizers, right for `batch` images a turn; both: fields of both
+    sides; sources: where each is from, a line each."""
+
+    batch: int
+    g: Mapping[str, Any]
+    d: Mapping[str, Any]
+    sources: tuple[str, ...]
+    d_steps: int = 1
+    both: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a policy gives, and why, a line each."""
+
+    g: Side
+    d: Side
+    d_steps: int
+    reasons: tuple[str, ...]
+
+
+def ttur(nets: str) -> Published:
+    """Two time scales: D learns four times as fast as G."""
+    adam = {"name": "adam", "betas": (0.0, 0.9)}
+    return Published(
+        batch=256,
+        g=adam | {"lr": 1e-4},
+        d=adam | {"lr": 4e-4},
+        sources=(
+            "a rate of its own for each player: Heusel et al. 2017 (TTUR), section 2",
+            "1e-4, 4e-4, betas (0, 0.9), one D step: Zhang et al. 2019 (SAGAN), sections 4.2 and 5; batch 256",
+        ),
+    )
+
+
+def biggan(nets: str) -> Published:
+    """Very large batches, slow rates, two steps of D."""
+    adam = {"name": "adam", "betas": (0.0, 0.999), "eps": 1e-6}
+    return Published(
+        batch=2048,
+        g=adam | {"lr": 5e-5},
+        d=adam | {"lr": 2e-4},
+        d_steps=2,
+        sources=(
+            "5e-5, 2e-4, betas (0, 0.999), two D steps, batch 2048: Brock et al. 2019 (BigGAN), appendix C",
+            "eps 1e-6: Brock's BigGAN-PyTorch, which with one D step has 1e-4 and 4e-4, at batch 64 as at 2048",
+        ),
+    )
+
+
+def sngan(nets: str) -> Published:
+    """Five steps of D for one of G, and a rate that falls to 0."""
+    adam = {"name": "adam", "lr": 2e-4, "betas": (0.0, 0.9)}
+    return Published(
+        batch=64,
+        g=adam,
+        d=adam,
+        d_steps=5,
+        both={"schedule": "linear"},
+        sources=(
+            "2e-4, betas (0, 0.9), five D steps, batch 64: Miyato et al. 2018 (SN-GAN), appendix B, residual nets",
+            "falls in a line from the first step on: their sngan_projection, configs/sn_cifar10_unconditional.yml",
+        ),
+    )
+
+
+def paragan(nets: str) -> Published:
+    """AdaBelief for G, Adam for D."""
+    spectral = nets == "sngan"
+    form = {"eps": 1e-16, "rectify": True} if spectral else {"eps": 1e-12}
+    why = "1e-16 with rectification for SN-GAN" if spectral else "1e-12 for a small GAN"
+    return Published(
+        batch=64,
+        g={"name": "adabelief", "lr": 2e-4, "betas": (0.5, 0.999), **form},
+        d={"name": "adam", "lr": 2e-4, "betas": (0.5, 0.999)},
+        sources=(
+            "AdaBelief for G with Adam for D: the best pair of Shi et al. 2024 (ParaGAN), as others report it",
+            f"2e-4, betas (0.5, 0.999), eps {why}: AdaBelief's own repository (Zhuang et al. 2020), its table",
+        ),
+    )
+
+
+def optimistic(nets: str) -> Published:
+    """Optimistic Adam for both, one step each."""
+    adam = {"name": "adam", "lr": 1e-4, "betas": (0.5, 0.9)}
+    return Published(
+        batch=64,
+        g=adam,
+        d=adam,
+        both={"optimism": "optimistic"},
+        sources=(
+            "optimistic Adam: Daskalakis et al. 2018, section 6, where one D step is compared with five",
+            "1e-4, betas (0.5, 0.9), batch 64: their optimistic_GAN_training, script/cifar10.py",
+        ),
+    )
+
+
+POLICIES: dict[str, Callable[[str], Published]] = {p.__name__: p for p in (ttur, biggan, sngan, paragan, optimistic)}
+
+
+def policy(name: str, batch: int, g_batch: int = 0, nets: str = "") -> Policy:
+    """A policy for a batch (G's own: g_batch) and for the networks of that name. Unusable names those there are."""
+    if name not in POLICIES:
+        raise Unusable(f"there is no policy {name}; there are: {', '.join(POLICIES)}, none")
+    published = POLICIES[name](nets)
+    g, why_g = _side(published, published.g, g_batch or batch)
+    d, why_d = _side(published, published.d, batch)
+    why = (why_d,) if why_d == why_g else (f"G: {why_g}", f"D: {why_d}")
+    return Policy(g, d, published.d_steps, (*published.sources, *why))
+
+
+def growth(batch: int, base: int) -> float:
+    """The factor on a rate that was published for `base` images. With the root of a larger batch, as usual with the
+    Adam family, at most MOST; none for a smaller one, because published rates do not fall with the batch."""
+    return min(MOST, max(1.0, scaled_rate(1.0, "sqrt", batch, base)))
+
+
+def _side(published: Published, optimizer: Mapping[str, Any], batch: int) -> tuple[Side, str]:
+    side, factor = build(Side, {"optimizer": optimizer, **published.both}), growth(batch, published.batch)
+    if factor > 1:
+        most = ", the most" if factor == MOST else ""
+        why = f"rates x {factor:g}{most}: the square root of {batch} images over the {published.batch} they are for"
+        return replace(side, optimizer=at_rate(side.optimizer, side.optimizer.lr * factor)), why
+    same = batch == published.batch
+    return side, f"rates as published{'' if same else f' for {published.batch} images: a smaller batch keeps them'}"
+
+
+def described(side: Side) -> str:
+    """How a player learns, in a line: adam lr 0.0001, betas (0.0, 0.9), eps 1e-08."""
+    optimizer = side.optimizer
+    more = [f"{word} {getattr(optimizer, word)}" for word in ("betas", "eps") if hasattr(optimizer, word)]
+    more += ["rectified"] if getattr(optimizer, "rectify", False) else []
+    more += [side.optimism] if side.optimism != "auto" else []
+    more += [f"{side.schedule} schedule"] if side.schedule != "constant" else []
+    return ", ".join([f"{optimizer.name} lr {optimizer.lr:g}", *more])

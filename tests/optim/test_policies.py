@@ -1,0 +1,242 @@
+"""Policies: what a paper says of two players, under what the user says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import toy
+from paragan import Config, Evaluation, ScalingManager, cli, with_policy
+from paragan.comm.world import Place, World
+from paragan.config import from_yaml, plain, to_yaml
+from paragan.errors import Unusable
+from paragan.optim.optimizers import SGD, Adam, Side
+from paragan.optim.policies import MOST, POLICIES, growth, policy
+from paragan.recipes import asked, recipe
+from paragan.train.folder import RunFolder, Wanted
+from paragan.train.loop import play_round
+from paragan.train.run import resolve
+from paragan.train.start import Training
+from processes import TINY, call, refused, trained
+
+every_policy = pytest.mark.parametrize("name", POLICIES)
+
+PUBLISHED = {  # at the batch of the paper: (optimizer, rate, betas, eps) of G and of D, D steps, schedule, optimism
+    "ttur": (256, ("adam", 1e-4, (0.0, 0.9), 1e-8), ("adam", 4e-4, (0.0, 0.9), 1e-8), 1, "constant", "auto"),
+    "biggan": (2048, ("adam", 5e-5, (0.0, 0.999), 1e-6), ("adam", 2e-4, (0.0, 0.999), 1e-6), 2, "constant", "auto"),
+    "sngan": (64, ("adam", 2e-4, (0.0, 0.9), 1e-8), ("adam", 2e-4, (0.0, 0.9), 1e-8), 5, "linear", "auto"),
+    "paragan": (
+        *(64, ("adabelief", 2e-4, (0.5, 0.999), 1e-12), ("adam", 2e-4, (0.5, 0.999), 1e-8)),
+        *(1, "constant", "auto"),
+    ),
+    "optimistic": (64, ("adam", 1e-4, (0.5, 0.9), 1e-8), ("adam", 1e-4, (0.5, 0.9), 1e-8), 1, "constant", "optimistic"),
+}
+
+
+def facts(side):
+    o = side.optimizer
+    return o.name, o.lr, o.betas, o.eps
+
+
+@every_policy
+def test_at_its_batch_a_policy_is_what_was_published(name):
+    batch, g, d, d_steps, schedule, optimism = PUBLISHED[name]
+    chosen = policy(name, batch)
+    assert (facts(chosen.g), facts(chosen.d), chosen.d_steps) == (g, d, d_steps)
+    assert {side.schedule for side in (chosen.g, chosen.d)} == {schedule}
+    assert {side.optimism for side in (chosen.g, chosen.d)} == {optimism}
+    assert chosen.reasons[-1] == "rates as published"
+
+
+def test_networks_decide_the_form_of_adabelief():
+    small, spectral = (policy("paragan", 64, nets=nets).g.optimizer for nets in ("dcgan", "sngan"))
+    assert (small.eps, small.rectify) == (1e-12, False)
+    assert (spectral.eps, spectral.rectify) == (1e-16, True)
+
+
+@pytest.mark.parametrize(("batch", "factor"), [(1, 1), (32, 1), (64, 1), (128, 2**0.5), (256, 2), (1 << 20, MOST)])
+def test_rates_grow_with_the_root_of_the_batch_never_fall_and_are_bounded(batch, factor):
+    assert growth(batch, 64) == pytest.approx(factor)
+    chosen = policy("sngan", batch)
+    assert chosen.g.optimizer.lr == pytest.approx(2e-4 * factor)
+    assert chosen.d.optimizer.lr == pytest.approx(2e-4 * factor)
+
+
+def test_each_player_has_the_rate_of_its_own_batch():
+    chosen = policy("paragan", 64, g_batch=256)
+    assert (chosen.g.optimizer.lr, chosen.d.optimizer.lr) == (pytest.approx(4e-4), 2e-4)
+    assert [line[:2] for line in chosen.reasons[-2:]] == ["G:", "D:"]
+
+
+@every_policy
+def test_under_a_policy_both_players_train(name):
+    run, _ = asked(plain(toy.run()), [], name)
+    s = toy.session(run)
+    before = toy.state(s)
+    for _ in range(3):
+        play_round(s)
+    after = toy.state(s)
+    assert s.clock.images == 3 * run.batch * PUBLISHED[name][3]
+    assert all(p.flat.params.isfinite().all() for p in s.game.players)
+    for player in ("G/", "D/"):
+        assert toy.distance(after, before, player) > 0
+    kinds = [type(p.optimizer).__name__ for p in s.game.players]
+    assert kinds == ["AdaBelief" if name == "paragan" else "Adam", "Adam"]
+    assert ("last_step" in s.game.g.optimizer.state_dict()["state"][0]) == (name == "optimistic")
+
+
+@pytest.mark.parametrize("strategy", ["quantized", "CPOAdam-GQ", "gossip", "Rand-DP-OAdam", "async"])
+def test_two_optimizers_go_with_every_strategy(pool, strategy):
+    run, _ = asked(plain(toy.run(f"strategy={strategy}")), [], "paragan")
+    states = pool(2, lambda world: toy.play(run, 3, world))
+    assert all(value.isfinite().all() for value in states[0].values())
+
+
+@pytest.mark.parametrize("name", ["paragan", "ttur"])
+def test_a_strategy_that_moves_by_plain_descent_refuses_a_policy_by_its_name(name):
+    data = plain(toy.run("strategy=quantized", "strategy.exact=true"))
+    first = "adabelief" if name == "paragan" else "adam"
+    with pytest.raises(Unusable, match=rf"--policy {name} gives G {first}, .*exact=true.*--g.optimizer=sgd"):
+        asked(data, [], name)
+    own = [("g.optimizer", "sgd"), ("d.optimizer", "sgd")]
+    run, _ = asked(data, own, name)
+    assert (run.g.optimizer, run.d.optimizer) == (SGD(), SGD())
+
+
+def test_what_the_user_sets_comes_last_and_is_named():
+    own = [("g.optimizer.lr", "1e-3"), ("g.optimizer.rectify", "true"), ("d.warm_up_kimg", "2"), ("batch", "64")]
+    run, lines = asked(plain(recipe("digits")), own, "paragan")
+    assert (run.g.optimizer.name, run.g.optimizer.lr, run.g.optimizer.rectify) == ("adabelief", 1e-3, True)
+    assert (run.d.optimizer.lr, run.d.optimizer.betas, run.d.warm_up_kimg) == (2e-4, (0.5, 0.999), 2.0)
+    assert "policy paragan: G adabelief lr 0.001, betas (0.5, 0.999), eps 1e-12, rectified" in lines
+    named = next(line for line in lines if "set by hand" in line)
+    assert named == "policy paragan: set by hand: g.optimizer.lr, g.optimizer.rectify, d.warm_up_kimg"
+
+
+def test_only_g_d_and_d_steps_are_replaced_and_by_plain_values():
+    before, (after, _) = recipe("digits"), asked(plain(recipe("digits")), [], "sngan")
+    changed = {name for name, value in plain(before).items() if plain(after)[name] != value}
+    assert changed == {"g", "d", "d_steps"}
+    again, lines = asked(from_yaml(to_yaml(after), "run.yaml"), [])
+    assert again == after
+    assert lines == []
+
+
+# Rates that fall ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("constant", (0.0, 0.5, 1.0, 1.0, 1.0, 1.0)),
+        ("linear", (0.0, 0.5, 1.0, 0.5, 0.0, 0.0)),
+        ("cosine", (0.0, 0.5, 1.0, 0.5, 0.0, 0.0)),
+    ],
+)
+def test_a_rate_at_the_begin_in_and_after_the_warm_up_half_way_at_the_end_and_beyond(kind, expected):
+    rate = Side(warm_up_kimg=0.2, schedule=kind).rate(1000)
+    assert [rate(images) for images in (0, 100, 200, 600, 1000, 1500)] == pytest.approx(expected)
+
+
+def test_a_cosine_is_flat_at_both_ends_and_a_line_is_not():
+    line, cosine = (Side(schedule=kind).rate(1000) for kind in ("linear", "cosine"))
+    assert (line(250), line(750)) == pytest.approx((0.75, 0.25))
+    assert (cosine(250), cosine(750)) == pytest.approx((0.5 + 0.5**1.5, 0.5 - 0.5**1.5))
+    assert line(0) == cosine(0) == 1
+
+
+def test_a_run_shorter_than_its_warm_up_only_grows():
+    rate = Side(warm_up_kimg=1.0, schedule="linear").rate(500)
+    assert [rate(images) for images in (0, 250, 500)] == [0, 0.25, 0.5]
+
+
+def test_the_players_of_a_run_have_the_rate():
+    s = toy.session(toy.run("kimg=0.16", "g.schedule=linear", "d.warm_up_kimg=0.08"))
+    seen = []
+    for _ in range(10):
+        play_round(s)
+        seen.append((s.game.g.learning_rate / 2e-3, s.game.d.learning_rate / 2e-3))
+    assert [g for g, _ in seen] == pytest.approx([1 - k / 10 for k in range(1, 11)])
+    assert [d for _, d in seen] == pytest.approx([min(1, k / 5) for k in range(1, 11)])
+
+
+def test_six_and_four_rounds_equal_ten_while_rates_fall(tmp_path):
+    own = [("kimg", "0.16"), ("g.schedule", "cosine"), ("d.schedule", "linear"), ("g.warm_up_kimg", "0.032")]
+    run, _ = asked(plain(toy.run()), own, "paragan")
+    world = World.solo()
+    saved, _ = toy.saved(run, 6, world, tmp_path)
+    s = toy.session(run, world, saved)
+    for _ in range(4):
+        play_round(s)
+    whole = toy.play(run, 10)
+    assert toy.same(toy.state(s), whole)
+    constant, _ = asked(plain(toy.run()), own[:1], "paragan")
+    assert not toy.same(toy.play(constant, 10), whole)
+
+
+# As a user asks for it ------------------------------------------------------------------------------------
+
+
+def test_the_command_line_says_what_it_chose_and_why(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = call("train", *TINY, "--policy=paragan", "-n")
+    assert shown.status == 0
+    said = [line for line in shown.out.splitlines() if line.startswith("# policy paragan: ")]
+    assert said[0] == "# policy paragan: G adabelief lr 0.0002, betas (0.5, 0.999), eps 1e-12"
+    assert any("ParaGAN" in line for line in said)
+    assert any("Zhuang et al. 2020" in line for line in said)
+    assert "policy" not in from_yaml(shown.out, "")
+    ended = call("train", *TINY, "--policy=sngan", "--kimg=0.16", "--run-dir=run")
+    assert ended.status == 0
+    assert "policy sngan: D adam lr 0.0002, betas (0.0, 0.9), eps 1e-08, linear schedule" in ended.out
+    assert "2 steps of G in 0.16 kimg" in ended.out
+    record = from_yaml(Path("run/run.yaml").read_text(), "run.yaml")
+    assert (record["d_steps"], record["g"]["schedule"]) == (5, "linear")
+    extended = call("train", "run/run.yaml", "--kimg=0.32", "--run-dir=run")
+    assert extended.status == 0
+    assert "g.schedule=linear now ends at 0.32 kimg, not at 0.16: its rate goes on at 50%" in extended.out
+
+
+def test_without_a_falling_rate_a_longer_run_says_nothing_of_it(tmp_path):
+    trained(tmp_path / "run", "--kimg=0.016")
+    longer = call("train", *TINY, "--run-dir", tmp_path / "run", "--kimg=0.032")
+    assert longer.status == 0
+    assert "resumed from" in longer.out
+    assert "schedule" not in longer.out
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear"])
+def test_a_rank_that_is_let_in_again_has_the_same_end_where_rates_fall(tmp_path, schedule):
+    images, longer = toy.images(), toy.run(f"g.schedule={schedule}", "kimg=2", "evaluation.metrics=[]")
+    folder = RunFolder(tmp_path)
+    folder.write_record(resolve(toy.run(f"g.schedule={schedule}", "kimg=1", "evaluation.metrics=[]"), images))
+    training = Training(longer, Place(), Wanted())
+    with pytest.raises(Unusable, match=r"ends at 1\.0 kimg" if schedule == "linear" else "other images"):
+        training._same(folder, "of other images")
+
+
+def test_an_unknown_policy_is_one_line_with_those_there_are():
+    said = refused("train", *TINY, "--policy=bigan")
+    assert "there is no policy bigan" in said
+    assert all(name in said for name in POLICIES)
+    assert "there is no field g.optimizer.eta" in refused("train", *TINY, "--policy=ttur", "--g.optimizer.eta=1")
+
+
+def test_the_help_teaches_it(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    said = capsys.readouterr().out
+    assert "--policy P" in said
+    assert all(name in said for name in POLICIES)
+
+
+def test_from_python_a_config_has_a_policy_and_says_so(capsys):
+    config = with_policy(Config(evaluation=Evaluation(count=16)), "ttur", bs=512)
+    assert config.g.optimizer == Adam(lr=1e-4 * 2**0.5, betas=(0.0, 0.9))
+    with ScalingManager(config, bs=512, num_workers=4) as manager:
+        assert manager.run.g.optimizer.lr == pytest.approx(1e-4 * 2**0.5)  # no rule on top
+        assert manager.run.d.optimizer.lr == pytest.approx(4e-4 * 2**0.5)
+    assert "policy ttur: rates x 1.41421" in capsys.readouterr().out
+    torch.set_num_threads(1)
