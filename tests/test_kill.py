@@ -43,6 +43,24 @@ def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(victim, tmp_
     assert steps(run) == steps(undisturbed_by_two)
 
 
+@pytest.mark.parametrize("victim", [1, 3])
+def test_a_killed_rank_of_a_team_ends_both(victim, tmp_path, processes):
+    """Two ranks of G and two of D, of which one has no link to it: all name it, and the run goes on."""
+    run, teams = tmp_path / "run", ("--strategy=async", "--strategy.split=2:2", "--lanes=4")
+    ranks = processes.ranks(4, *train(run, *SAVING, *teams))
+    playing(run, 25)
+    ranks[victim].send(signal.SIGKILL)
+    killed = time.monotonic()
+    others = [rank for i, rank in enumerate(ranks) if i != victim]
+    assert [rank.wait() for rank in others] == [1, 1, 1]
+    assert time.monotonic() - killed < 30
+    for rank in others:
+        assert re.search(rf"rank {victim} was lost at step \d+ \(killed", told(rank.err)), rank.err
+    assert [rank.wait() for rank in processes.ranks(2, *train(run, *SAVING, "--strategy=sync", "--lanes=4"))] == [2, 2]
+    assert [rank.wait() for rank in processes.ranks(4, *train(run, *SAVING, *teams))] == [0, 0, 0, 0]
+    assert steps(run)[-1] == 100
+
+
 def test_the_launcher_ends_with_its_ranks(tmp_path, processes):
     """`--ranks 2`: one is killed."""
     run = tmp_path / "run"

@@ -57,7 +57,8 @@ class Stats:
     def tick(self, images: int, step: int) -> dict[str, float]:
         """The line of stats.jsonl for what happened since the last tick; starts the next."""
         line = {"Progress/kimg": images / 1000, "Progress/step": float(step)}
-        line |= self.losses() | self._ages()
+        told = self._tell({"names": sorted(self._sums), "seen": self._taken(), "sent": self._sent_now()})
+        line |= self._means(told) | self._ages(told)
         now, shown = time.perf_counter(), images - self._images
         seconds = max(now - self._last - self._aside_s, 1e-9)
         line["Timing/img_per_sec"] = shown / seconds
@@ -66,7 +67,7 @@ class Stats:
         line["Timing/data_wait_s"] = self.data_wait_s
         waited = sum(player.meter.wait_s for player in self.players)
         line["Timing/exchange_wait_s"] = waited - self._waited
-        line |= self._sent_bytes()
+        line |= {f"Comm/{p.name}/sent_bytes": float(max(t["sent"][p.name] for t in told)) for p in self.players}
         line["Resources/peak_mem_gb"] = peak_memory_gb(self.world.device)
         self._last, self._images, self._waited, self.data_wait_s = now, images, waited, 0.0
         self._aside_s = 0.0
@@ -80,9 +81,17 @@ class Stats:
 
     def losses(self) -> dict[str, float]:
         """Means since the last tick, over all ranks."""
-        names = sorted(self._sums)
-        if self.teams:  # each has losses of its own
-            names = sorted({name for told in self._tell(names) for name in told})
+        return self._means(self._tell({"names": sorted(self._sums)}))
+
+    def _tell(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        """Where ranks have different things to say everyone's, in rank order; else this rank's."""
+        if not self.teams:
+            return [mine]
+        self.world.everyone.sum(torch.zeros(1)).wait()  # where one is gone, this says so at once
+        return [json.loads(word) for word in self.world.agree(json.dumps(mine))]
+
+    def _means(self, told: list[dict[str, Any]]) -> dict[str, float]:
+        names = sorted({name for row in told for name in row["names"]})
         if not names:
             return {}
         for name in names:
@@ -94,31 +103,28 @@ class Stats:
         self.world.everyone.sum(both).wait()
         return dict(zip(names, (both[0] / both[1]).tolist()))
 
-    def _tell(self, word: Any) -> list[Any]:
-        """Everyone's, in rank order."""
-        self.world.everyone.sum(torch.zeros(1)).wait()  # where one is gone, this says so at once
-        return [json.loads(told) for told in self.world.agree(json.dumps(word))]
-
-    def _ages(self) -> dict[str, float]:
-        """Async/NAME_age/K: how many of what was seen were K rounds old."""
+    def _taken(self) -> dict[str, tuple[dict[str, int], list[int]]]:
+        """How old was what this rank saw since the last tick, and round by round."""
         taken = {name: seen.taken() for name, seen in self.seen.items()}
-        mine = {name: (dict(ages), list(pattern.values())) for name, (ages, pattern) in taken.items()}
+        return {n: ({str(k): v for k, v in ages.items()}, [*lags.values()]) for n, (ages, lags) in taken.items()}
+
+    def _ages(self, told: list[dict[str, Any]]) -> dict[str, float]:
+        """Async/NAME_age/K: how many of what was seen were K rounds old."""
         found: dict[str, float] = {}
         self.lags = {}
-        for told in self._tell(mine) if self.teams else [mine]:
-            for name, (ages, pattern) in told.items():
-                self.lags.setdefault(name, pattern)
+        for row in told:
+            for name, (ages, lags) in row["seen"].items():
+                self.lags.setdefault(name, lags)
                 for age, count in ages.items():
                     key = f"Async/{name}_age/{age}"
                     found[key] = found.get(key, 0.0) + count
         return found
 
-    def _sent_bytes(self) -> dict[str, float]:
-        """Of a rank that moves the player."""
-        mine = {player.name: player.meter.sent_bytes - self._sent[player.name] for player in self.players}
+    def _sent_now(self) -> dict[str, int]:
+        """Bytes since the last tick, by player."""
+        sent = {player.name: player.meter.sent_bytes - self._sent[player.name] for player in self.players}
         self._sent = {player.name: player.meter.sent_bytes for player in self.players}
-        everyone = self._tell(mine) if self.teams else [mine]
-        return {f"Comm/{name}/sent_bytes": float(max(told[name] for told in everyone)) for name in mine}
+        return sent
 
 
 def peak_memory_gb(device: torch.device) -> float:
