@@ -1,6 +1,7 @@
 """What a wire or a topology costs in quality: equal images, the same seeds for every case, judged from outside.
 
     python benchmarks/quality.py digits --seeds 0,1,2 [--strategy gossip --ranks 4] [--json F]
+    python benchmarks/quality.py digits --strategy async --ranks 1 [--json F]
     python benchmarks/quality.py fashion --data fashion_mnist.npz --seeds 0,1,2 [--json F]
 
 Every run is `--ranks` ranks of `paragan train`; a run that is there already is not repeated. Asked about each: the
@@ -68,6 +69,24 @@ CASES: dict[str, dict[str, tuple[str, ...]]] = {  # the first is what the others
         "random-ring": (GOSSIP, "--strategy.topology=random-ring"),
         "one-peer, int8": (GOSSIP, *INT8),
     },
+}
+ASYNC = "--strategy=async"
+
+
+def lags(fakes: int, critic: int, *more: str) -> tuple[str, ...]:
+    return (ASYNC, f"--strategy.fake_lags=[{fakes}]", f"--strategy.critic_lags=[{critic}]", *more)
+
+
+CASES["async"] = {  # how many rounds old what D and what G saw was, on ranks that play both
+    "alternating": (),
+    "simultaneous": ("--strategy.order=together",),
+    "1, 0": lags(1, 0),
+    "2, 1": lags(2, 1),
+    "5, 4": lags(5, 4),
+    "17, 16": lags(17, 16),
+    "1, 0, uniform": lags(1, 0, "--strategy.buffer=uniform"),
+    "1, 0, replay": lags(1, 0, "--strategy.buffer=replay"),
+    "teams": (ASYNC,),  # with --ranks 2 or more
 }
 BETTER = {"fd": -1, "recognised": 1, "diversity": 1}
 FITTED = 10_000  # reals the SVM sees at most

@@ -16,6 +16,7 @@ from paragan.game.buffer import Newest, Uniform
 from paragan.game.opponents import Made, PastFakes
 from paragan.rng import Draw
 from paragan.strategies.teams import even, not_minutes
+from paragan.train.checkpoint import Checkpoints
 from paragan.train.loop import play_round
 from paragan.train.run import settled
 
@@ -41,6 +42,7 @@ def delayed(run, rounds, delays):
     [
         (("strategy.lead=3",), (0.03, 0.03)),
         (("strategy.lead=2", "strategy.snapshot_every=3", "d_steps=2"), (0.0, 0.03)),
+        (("strategy.lead=3", "g_batch=32"), (0.0, 0.03)),
         (("strategy.lead=2", "strategy.buffer=replay", "strategy.buffer.fraction=0.5", "g_batch=32"), (0.03, 0.0)),
     ],
 )
@@ -67,9 +69,16 @@ def test_no_team_is_further_ahead_than_it_may(pool, slow, lead):
     assert line["Comm/G/sent_bytes"] > 0 < line["Comm/D/sent_bytes"]
 
 
-@pytest.mark.parametrize("settings", [("strategy.snapshot_every=4",), ("strategy.buffer=uniform", "d_steps=2")])
-def test_it_goes_on_where_it_stopped(pool, settings, tmp_path):
-    run = toy.run(*TEAMS, *settings, "strategy.lead=0", "strategy.split=1:2")
+@pytest.mark.parametrize(
+    ("split", "settings"),
+    [
+        ("1:2", ("strategy.snapshot_every=4",)),
+        ("1:2", ("strategy.buffer=uniform", "d_steps=2")),
+        ("2:2", ("strategy.every=2", "strategy.snapshot_every=3", "strategy.wire=int8")),
+    ],
+)
+def test_it_goes_on_where_it_stopped(pool, split, settings, tmp_path):
+    run, ranks = toy.run(*TEAMS, *settings, "strategy.lead=0", f"strategy.split='{split}'"), int(split[0]) + 2
 
     def six_and_four(world):
         saved, _ = toy.saved(run, 6, world, tmp_path)
@@ -78,7 +87,7 @@ def test_it_goes_on_where_it_stopped(pool, settings, tmp_path):
             play_round(s)
         return toy.told(s)
 
-    assert toy.same(pool(3, six_and_four)[0], pool(3, lambda world: toy.play(run, 10, world))[0])
+    assert toy.same(pool(ranks, six_and_four)[0], pool(ranks, lambda world: toy.play(run, 10, world))[0])
 
 
 def test_another_division_goes_on_with_what_was_saved(pool, tmp_path):
@@ -188,3 +197,33 @@ def test_the_record_of_a_run(tmp_path):
         path.write_text(broken + "\n")
         with pytest.raises(Unusable, match="no record of lags"):
             settled(toy.run(*asked))
+
+
+def test_from_teams_to_one_rank_and_back(pool, tmp_path):
+    """What one rank does not play against is not kept for teams to find much later."""
+    run = toy.run(*TEAMS, "strategy.lead=0")
+
+    def on(saved, folder, rounds):
+        def job(world):
+            s = toy.session(run, world, saved)
+            for _ in range(rounds):
+                play_round(s)
+            clock = {"step": s.clock.step, "images": s.clock.images}
+            if s.role.settle:
+                s.role.settle()
+            ages = max((max(seen.pattern.values()) for seen in s.role.seen.values() if seen.pattern), default=0)
+            return Checkpoints(folder, world).save(s.game.players, clock, {}, s.role), toy.told(s), ages
+
+        return job
+
+    first = pool(2, on(None, tmp_path / "a", 3))[0][0]
+    second = pool(1, on(first, tmp_path / "b", 3))[0][0]
+    rows = pool(2, on(second, tmp_path / "c", 3))
+    assert max(ages for _, _, ages in rows) == 1
+    assert toy.distance(rows[0][1], toy.play(run, 9), "G/") < 2e-4
+
+
+def test_the_time_until_a_message_is_wanted_is_not_waited(pool):
+    run = toy.run(*TEAMS, "strategy.lead=4", "strategy.split=1:1")
+    slow = pool(2, delayed(run, 6, (0.2, 0.0)))[0][1]  # rank 0 sleeps, and does not wait
+    assert slow["Timing/exchange_wait_s"] < 0.5 * slow["Timing/total_s"]

@@ -49,6 +49,16 @@ class Local:
 
 
 @dataclass(frozen=True)
+class Alone(Local):
+    """No one to agree with any more: where they were, and what was owed to them, is forgotten."""
+
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
+        for name in ("anchor", "error"):
+            bucket.memories.pop(name, None)
+        yield from ()
+
+
+@dataclass(frozen=True)
 class AllReduce:
     """Every rank gets the sum of the group's shares: the gradient of the total batch."""
 
@@ -171,9 +181,10 @@ class Periodic:
     weight: float
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
-        anchor = bucket.memory("anchor")  # where all were when they agreed last
         yield TURN
-        if step == 0:
+        begun = "anchor" in bucket.memories
+        anchor = bucket.memory("anchor")  # where all were when they agreed last
+        if not begun:
             anchor.copy_(bucket.params)
         if step % self.period == 0:
             torch.sub(anchor, bucket.params, out=bucket.grads).mul_(self.weight)

@@ -113,8 +113,8 @@ class Solo:
 class Pending:
     """Work that a thread waits for, so that one can look whether it is over."""
 
-    def __init__(self, work: Awaitable, waiter: Waiter):
-        self.work, self.waiter = work, waiter
+    def __init__(self, work: Awaitable, waiter: Waiter, meter: Meter | None = None):
+        self.work, self.waiter, self.meter = work, waiter, meter
         self.over, self.error = threading.Event(), list[Lost]()
 
     @property
@@ -126,10 +126,12 @@ class Pending:
         return self.over.is_set()
 
     def wait(self) -> None:
-        deadline = time.monotonic() + self.waiter.timeout_s
+        start = time.monotonic()
         while not self.over.wait(POLL_S) and not self.arrived:
-            if time.monotonic() > deadline:
+            if time.monotonic() > start + self.waiter.timeout_s:
                 raise Lost(f"a link was silent for {self.waiter.timeout_s:g} s")
+        if self.meter:
+            self.meter.wait_s += time.monotonic() - start
         assert self.arrived
 
 
@@ -146,7 +148,8 @@ class Waiter:
         threading.Thread(target=self._wait, daemon=True, name="waiter").start()
 
     def give(self, work: Awaitable) -> Pending:
-        pending = Pending(work, self)
+        travels = isinstance(work, _Travelling)  # the time until somebody wants it is not waited
+        pending = Pending(work.work, self, work.meter) if travels else Pending(work, self)
         self._under_way.put(pending)
         return pending
 

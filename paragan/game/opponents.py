@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..batch import Batch, Net
 from .buffer import Ages, Policy
-from .player import Player
+from .player import BatchCoupled, Player
 
 Lag = Callable[[int], int]  # step -> how many rounds back
 Lanes = tuple[int, ...]
@@ -192,6 +192,7 @@ class PastCritic:
     def __init__(self, d: Player, lag: Lag, most: int):
         self.d, self.lag, self.most = d, lag, most
         self.net = copy.deepcopy(d.net).requires_grad_(False) if most else d.net
+        self._coupled = [layer for layer in self.net.modules() if isinstance(layer, BatchCoupled)]
         self.versions: dict[int, Tensors] = {}  # by step
         self.seen = Seen()
         self._shown: int | None = None
@@ -206,6 +207,8 @@ class PastCritic:
         if not lag:
             self.seen.note(step, step, Counter({0: 1}))
             return self.d.net
+        for mine, hers in zip(self._coupled, self.d.coupled, strict=True):
+            mine.lane_batch = hers.lane_batch
         version = max((s for s in self.versions if s <= step - lag), default=min(self.versions))
         self.seen.note(step, version, Counter({step - version: 1}))
         if version != self._shown:
@@ -220,5 +223,5 @@ class PastCritic:
         self.versions, self._shown = {}, None
         for name, tensor in tensors.items():
             kind, step, what = name.split("/", 2)
-            if kind == "critic":
+            if kind == "critic" and self.most:
                 self.versions.setdefault(int(step), {})[what] = tensor

@@ -139,7 +139,7 @@ class CriticInbox:
         if step != self._step:
             self._step = step
             self._receive(until=step, needed=step - 1 - self.lead)
-            newest = max([v for v in self._newer if v <= step], default=self.version or 0)
+            newest = max([v for v in self._newer if v <= step], default=step if self.version is None else self.version)
             self._show(newest_of_all(self.team, newest, self.d.flat.params.device))
             assert self.version is not None
             self.seen.note(step, self.version, Counter({step - self.version: 1}))
@@ -169,9 +169,11 @@ class CriticInbox:
             self._show(max(self._newer, default=self.version or 0))
 
     def state(self) -> Tensors:
-        if self.version is None or self.team.rank:
-            return {}
-        return {f"critic/{self.version}/{name}": t for name, t in self.d.net.state_dict().items()}
+        return (
+            {}
+            if self.version is None
+            else {f"critic/{self.version}/{name}": t for name, t in self.d.net.state_dict().items()}
+        )
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:

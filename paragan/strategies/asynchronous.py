@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from ..comm.compress import Exact, Wire
 from ..comm.exchange import Exchange
-from ..comm.groups import Group
+from ..comm.groups import Group, Solo
 from ..comm.world import World
 from ..config import record
 from ..errors import Unusable
@@ -50,8 +50,8 @@ class Async(Plain):
 
     name: Literal["async"] = "async"
     split: Split = "auto"
-    lead: Annotated[int, Field(ge=0, le=1024)] = 1
-    snapshot_every: Annotated[int, Field(ge=1)] = 1
+    lead: Annotated[int, Field(ge=0, le=512)] = 1
+    snapshot_every: Annotated[int, Field(ge=1, le=512)] = 1
     buffer: Buffer = Newest()
     fake_lags: Lags = None
     critic_lags: Lags = None
@@ -67,7 +67,7 @@ class Async(Plain):
             here = "1 rank" if ranks == 1 else f"{ranks} ranks"
             fits = f"; with {ranks} ranks use {max(1, ranks // 2)}:{ranks - max(1, ranks // 2)}" if ranks > 1 else ""
             raise Unusable(f"strategy.split={self.split} wants {g + d} ranks, and there are {here}{fits}")
-        if divides and self.lagging:
+        if divides and (self.lagging or self.lags_of):
             raise Unusable(
                 "strategy.fake_lags and strategy.critic_lags are for ranks that play both players: leave them out, or "
                 f"strategy.split={self.split}"
@@ -85,7 +85,8 @@ class Async(Plain):
     def _agreed(self, player: Player, team: Group, weight: float) -> tuple[Exchange, Group, float]:
         """With whom a player's turn is agreed, and how."""
         metered = team.metered(player.meter)
-        return average(self.wire, metered, self.feedback, self.every, weight), metered, weight
+        exchange = average(self.wire, metered, self.feedback, self.every, weight)
+        return exchange, metered if self.every == 1 else Solo(), weight
 
     def _both(self, game: Game, world: World, lanes: int) -> Role:
         """Every rank plays both, and sums gradients with all the others."""

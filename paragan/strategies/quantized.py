@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 from ..comm.compress import Exact, Int8, Wire
 from ..comm.exchange import Exchange, Lookahead
+from ..comm.groups import Solo
 from ..comm.world import World
 from ..config import record
 from ..errors import Unusable
@@ -57,8 +58,9 @@ class Quantized(Optimistic):
                 return inner
             return Lookahead(inner, lambda: player.learning_rate, share.weight, self.residual)
 
-        together = self.every == 1 or world.size == 1
-        return lockstep(game, world.everyone, share, exchange, ORDERS[self.order], replicated=together)
+        at_one = self.every == 1 or world.size == 1
+        everyone = world.everyone if at_one else Solo()
+        return lockstep(game, everyone, share, exchange, ORDERS[self.order], replicated=at_one)
 
 
 @record

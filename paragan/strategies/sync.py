@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..comm.compress import Compressor, Exact, Wire
-from ..comm.exchange import AllReduce, CompressedSum, Exchange, Local, Periodic
-from ..comm.groups import Group
+from ..comm.exchange import AllReduce, Alone, CompressedSum, Exchange, Local, Periodic
+from ..comm.groups import Group, Solo
 from ..comm.world import World
 from ..config import record
 from ..game.game import Game
@@ -28,7 +28,7 @@ def average(
     feedback: the share of what the wire loses that is sent later (None: what the wire asks for)
     every   : more than 1: steps on one's own gradient, of which this rank's is `weight`, and a mean in so many steps"""
     if team.size == 1:
-        return Local()
+        return Local() if every == 1 else Alone()
     kept = wire.feedback if feedback is None else feedback
     each = CompressedSum(wire, team, kept) if wire.lossy else AllReduce(team)
     return each if every == 1 else Periodic(each, every, weight)
@@ -57,4 +57,5 @@ class Sync(Plain):
         def exchange(player: Player) -> Exchange:
             return average(self.wire, team.metered(player.meter), self.feedback, self.every, share.weight)
 
-        return lockstep(game, team, share, exchange, ORDERS[self.order], replicated=self.every == 1 or world.size == 1)
+        at_one = self.every == 1 or world.size == 1
+        return lockstep(game, team if at_one else Solo(), share, exchange, ORDERS[self.order], replicated=at_one)

@@ -174,7 +174,16 @@ class Run:
 
 def differing(name: str) -> bool:
     """Whether a resumed run may differ in this field: how long, where, and what it writes."""
-    may = ("kimg", "timeout_s", "output", "device.kind", "device.threads", "evaluation", "strategy.lost_after_s")
+    may = (
+        "kimg",
+        "timeout_s",
+        "output",
+        "device.kind",
+        "device.threads",
+        "evaluation",
+        "strategy.lost_after_s",
+        "strategy.split",
+    )
     return any(name == field or name.startswith(field + ".") for field in may)
 
 

@@ -84,6 +84,23 @@ def test_teams_keep_periods_of_their_own(pool):
         torch.testing.assert_close(mean, (found[2][0][1] + found[3][0][1]) / 2)
 
 
+def test_several_steps_of_d_in_a_round(pool):
+    """Right after D's turn begins in a round that agrees, all ranks are at one point."""
+    run = toy.run("strategy=sync", "strategy.every=2", "d_steps=2", "objective.loss=wasserstein")
+
+    def job(world):
+        s, found = toy.session(run, world), []
+        prepare = s.game.d.net.register_forward_pre_hook(lambda *_: found.append(s.game.d.flat.params.clone()))
+        for _ in range(5):
+            found.clear()
+            play_round(s)
+        prepare.remove()
+        return found[0]
+
+    first, second = pool(2, job)
+    assert torch.equal(first, second)
+
+
 def test_alone_there_is_nothing_to_agree_on():
     assert toy.same(
         toy.play(toy.run("strategy=sync", "strategy.every=2"), 5, World.solo()), toy.play(toy.run("strategy=sync"), 5)
