@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import random
+import threading
 import time
 
 import pytest
@@ -10,6 +13,8 @@ import torch
 
 import toy
 from paragan.batch import Batch
+from paragan.clock import Clock
+from paragan.comm.groups import open_sockets
 from paragan.comm.mail import Parcel
 from paragan.errors import Unusable
 from paragan.game.buffer import Newest, Uniform
@@ -227,3 +232,26 @@ def test_the_time_until_a_message_is_wanted_is_not_waited(pool):
     run = toy.run(*TEAMS, "strategy.lead=4", "strategy.split=1:1")
     slow = pool(2, delayed(run, 6, (0.2, 0.0)))[0][1]  # rank 0 sleeps, and does not wait
     assert slow["Timing/exchange_wait_s"] < 0.5 * slow["Timing/total_s"]
+
+
+def test_links_that_are_dropped_leave_nothing(pool):
+    """No thread and no socket, however often a role is made and played."""
+    run = toy.run(*TEAMS, "strategy.split=1:1")
+
+    def job(world):
+        first, there = toy.session(run, world), []
+        for i in range(40):
+            s = dataclasses.replace(
+                first, role=run.strategy.role(first.game, world, run.lanes), clock=Clock(run.images)
+            )
+            play_round(s)
+            s.role.settle()
+            del s
+            if i in (9, 39):
+                gc.collect()
+                time.sleep(0.5)
+                there.append((threading.active_count(), len(open_sockets())))
+        return there
+
+    for early, late in pool(2, job):
+        assert late <= early
