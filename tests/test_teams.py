@@ -240,15 +240,15 @@ def test_links_that_are_dropped_leave_nothing(pool):
 
     def job(world):
         first, there = toy.session(run, world), []
-        for i in range(40):
+        for i in range(20):
             s = dataclasses.replace(
                 first, role=run.strategy.role(first.game, world, run.lanes), clock=Clock(run.images)
             )
             play_round(s)
             s.role.settle()
             del s
-            if i in (9, 39):
-                gc.collect()
+            gc.collect()
+            if i in (4, 19):
                 time.sleep(0.5)
                 there.append((threading.active_count(), len(open_sockets())))
         return there
