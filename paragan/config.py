@@ -167,7 +167,7 @@ def fields_help(kind: Any, prefix: str = "") -> list[tuple[str, str, str]]:
             rows += [(inner, what + where, default) for inner, what, default in fields_help(choice, f"{name}.")]
         if not choices and f.name != "name":
             default = "" if f.default is dataclasses.MISSING else plain(f.default)
-            rows.append((name, _type_name(hints[f.name]), str(default)))
+            rows.append((name, _type_name(hints[f.name]), "null" if default is None else str(default)))
     return rows
 
 
@@ -185,7 +185,7 @@ def _type_name(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return " | ".join(map(str, typing.get_args(hint)))
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return " | ".join("none" if part is type(None) else _type_name(part) for part in typing.get_args(hint))
+        return " | ".join("null" if part is type(None) else _type_name(part) for part in typing.get_args(hint))
     return getattr(hint, "__name__", str(hint)) if not typing.get_args(hint) else str(hint)
 
 

@@ -16,10 +16,10 @@ from paragan.rng import Draw
 from paragan.train.loop import play_round
 
 LAGS = {
-    "one device": ((1,), (0,)),
+    "one device": ((0,), (0,)),
+    "images of the round before": ((1,), (0,)),
     "both lag": ((2,), (3,)),
     "patterns": ((1, 3, 2, 0), (0, 4)),
-    "none": ((0,), (0,)),
 }
 
 
@@ -29,9 +29,9 @@ def plain_loop(run, rounds, fake_lags, critic_lags):
     g, d, labels = s.game.g, s.game.d, s.game.labels
     made, critics = [], []
 
-    def fake(hand, turn):
-        y = hand.draw.choice(f"label/{turn}", labels)
-        return g.net(hand.draw.normal(f"latent/{turn}", 8), y), y
+    def fake(hand):
+        y = hand.draw.choice("label/G", labels)
+        return g.net(hand.draw.normal("latent/G", 8), y), y
 
     for step in range(rounds):
         (hand,) = s.lanes.next()
@@ -39,17 +39,17 @@ def plain_loop(run, rounds, fake_lags, critic_lags):
             player.prepare((step + 1) * run.round)
             player.flat.grads.zero_()
         critics.append(copy.deepcopy(d.net))
-        lag = fake_lags[step % len(fake_lags)]
-        with torch.no_grad():
-            x, y = made[max(step - lag, 0)] if lag and step else fake(hand, "D")
-        with d.moving():
-            (relu(1 - d.net(hand.images, hand.labels)) + relu(1 + d.net(x, y))).mean().backward()
         critic = critics[max(step - critic_lags[step % len(critic_lags)], 0)].requires_grad_(False)
         with g.moving(), g.counting():
-            x, y = fake(hand, "G")
+            x, y = fake(hand)
             (-critic(x, y).mean()).backward()
         g.share_moments(s.world.everyone)
         made.append((x.detach(), y))
+        lag = fake_lags[step % len(fake_lags)]
+        with torch.no_grad():
+            x, y = made[max(step - lag, 0)]
+        with d.moving():
+            (relu(1 - d.net(hand.images, hand.labels)) + relu(1 + d.net(x, y))).mean().backward()
         for player in (d, g):
             player.move((step + 1) * run.round, run.round)
     return toy.state(s)
@@ -69,21 +69,14 @@ def test_it_equals_a_plain_loop_with_the_same_lags(fake_lags, critic_lags):
     assert toy.same(toy.play(run, 9), plain_loop(run, 9, fake_lags, critic_lags))
 
 
-def test_without_lags_it_is_the_simultaneous_game():
-    settings = ("nets.batch_norm=true",)
-    a = toy.play(toy.run(*asked((0,), (0,)), *settings), 5)
-    assert toy.same(a, toy.play(toy.run("strategy=sync", "strategy.order=together", *settings), 5))
-
-
 def test_one_forward_of_g_less_a_round():
-    """Except in the first, where nothing was made yet."""
     s = toy.session(toy.run("strategy=async", "d_steps=3"))
     calls = []
     s.game.g.net.register_forward_hook(lambda *args: calls.append(torch.is_grad_enabled()))
-    for expected in ([False, True], [True], [True]):
+    for _ in range(3):
         calls.clear()
         play_round(s)
-        assert calls == expected
+        assert calls == [True]
 
 
 def test_what_is_kept_is_bounded():
@@ -117,7 +110,7 @@ def test_replayed_images_keep_their_labels():
     for _ in range(5):
         play_round(s)
     fakes = s.role.past[0]
-    drawn = fakes(s.lanes.hands[0], 5)
+    drawn = fakes(s.lanes.hands[0], 4)
     lanes = s.lanes.hands[0].draw.lanes
     rounds = [fakes.rounds[step][lanes] for step in (4, 3, 2)]
     for i, (image, label) in enumerate(zip(drawn.images, drawn.labels)):

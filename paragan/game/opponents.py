@@ -6,7 +6,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -82,20 +82,18 @@ def _counted(step: int, there: Sequence[int], made: Made) -> Counter[int]:
 class PastFakes:
     """The images that G made in its turns, and D draws from: a bounded buffer.
 
-    live : makes images where there are none yet, and where the lag is 0
     lag  : how many rounds ago the newest that may be drawn were made (at the beginning: the oldest there are)
     most : the largest lag
     ratio: images of G's batch for one of D's. Of more, a further step of D in a round takes the next ones; of fewer,
            those of rounds before are drawn as well
     """
 
-    def __init__(self, policy: Policy, live: Callable[[Batch, int], Batch], lag: Lag, most: int, ratio: float = 1.0):
-        self.policy, self.live, self.lag = policy, live, lag
+    def __init__(self, policy: Policy, lag: Lag, most: int, ratio: float = 1.0):
+        self.policy, self.lag = policy, lag
         self.last = max(policy.last, math.ceil(1 / ratio))
         self.kept = most + self.last
         self.rounds: dict[int, dict[Lanes, Made]] = {}  # by step, then by the lanes of a pass
         self.seen = Seen()
-        self._made_first: dict[Lanes, Batch] = {}
         self._draws: tuple[int, Counter[Lanes]] = (-1, Counter())  # in the round that is being played
 
     def post(self, fake: Batch, step: int) -> None:
@@ -110,23 +108,11 @@ class PastFakes:
     def __call__(self, hand: Batch, step: int) -> Batch:
         """As many as the hand has, for D to judge."""
         lag = self.lag(step)
-        before = [s for s in self.rounds if s < step]
-        if not lag or not before:
-            self.seen.note(step, step - lag, Counter({0: len(hand.images)}))
-            return self._first(hand, step) if lag else self.live(hand, step)
-        self._made_first.clear()
-        newest = max((s for s in before if s <= step - lag), default=min(before))
+        newest = max((s for s in self.rounds if s <= step - lag), default=min(self.rounds))
         there = sorted((s for s in self.rounds if s <= newest), reverse=True)[: self.last]
         made = self._drawn(there, hand, self._turn(hand.draw.lanes, step))
         self.seen.note(step, newest, _counted(step, there, made))
         return Batch(made.images, made.labels, hand.draw)
-
-    def _first(self, hand: Batch, step: int) -> Batch:
-        """What is made for the first round, of which all of its steps see the same: G may have moved in between."""
-        lanes = hand.draw.lanes
-        if lanes not in self._made_first:
-            self._made_first[lanes] = self.live(hand, step)
-        return replace(self._made_first[lanes], draw=hand.draw)
 
     def _turn(self, lanes: Lanes, step: int) -> int:
         """How often these lanes have drawn in this round."""

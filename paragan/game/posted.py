@@ -1,9 +1,10 @@
 """What the other team posts: to D the images of G, to G snapshots of D. Each is used as soon as everyone in the team
-has it, and waited for when it would be more than `lead` rounds late.
+has it, and waited for when without it a team would begin more than `lead` rounds that the other has not ended.
 
 Both ends count rounds, so they know what message k holds: the images that G made in round k; whether D's carries a
-snapshot. In round k D may draw what was made before round k, and G play against D as it was before round k, not against
+snapshot. In round k D may draw what was made up to round k, and G play against D as it was before round k, not against
 anything later: what came early waits. So every run is one of the patterns that `PastFakes` and `PastCritic` can repeat.
+G posts before it plays, so with a lead of 1 the slower team does not wait.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class FakesInbox:
         if self._step < 0:  # what a checkpoint had is complete
             self._arrived = dict.fromkeys(self.boxes, max(self.fakes.rounds, default=-1))
         if step != self._step:
-            self._receive(until=step, needed=max(0, step - 1 - self.lead) if step else -1)
-            mine = min(step - 1, *self._arrived.values())
+            self._receive(until=step, needed=step - self.lead + 1 if self.fakes.rounds else step)
+            mine = min(step, *self._arrived.values())
             self._step, self._lag = step, step - newest_of_all(self.team, mine, self.device)
         return self._lag
 
@@ -138,7 +139,7 @@ class CriticInbox:
     def __call__(self, step: int) -> Net:
         if step != self._step:
             self._step = step
-            self._receive(until=step, needed=step - 1 - self.lead)
+            self._receive(until=step, needed=step - self.lead)
             newest = max([v for v in self._newer if v <= step], default=step if self.version is None else self.version)
             self._show(newest_of_all(self.team, newest, self.d.flat.params.device))
             assert self.version is not None

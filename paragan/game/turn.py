@@ -87,5 +87,6 @@ def together(d: Turn, g: Turn, d_steps: int) -> tuple[Beat, ...]:
 
 
 def apart(d: Turn, g: Turn, d_steps: int) -> tuple[Beat, ...]:
-    """D and G at once, both from where they stand when the round begins; further steps of D come after."""
-    return ((d, g), *((d,) for _ in range(d_steps - 1)))
+    """D and G at once, both from where they stand when the round begins, G's images first; further steps of D come
+    after."""
+    return ((g, d), *((d,) for _ in range(d_steps - 1)))

@@ -6,16 +6,18 @@ Each is hooked around `optimizer.step` and keeps what it needs in the optimizer'
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def optimistic(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def optimistic(optimizer: torch.optim.Optimizer, extrapolation: float = 1.0) -> torch.optim.Optimizer:
     """w <- w - 2 u + u_before, where the optimizer alone would make w <- w - u (Daskalakis et al. 2018: OAdam).
 
-    u is the step as made, learning rate and all.
+    u is the step as made, learning rate and all. extrapolation: another weight for what is looked ahead,
+    w <- w - u - extrapolation (u - u_before) (Mokhtari et al. 2020: generalized OGDA).
     """
     here: dict[Tensor, Tensor] = {}
 
@@ -29,9 +31,9 @@ def optimistic(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         for p in _parameters(optimizer):
             step = here[p].sub_(p)  # u
             state = optimizer.state[p]
-            p.sub_(step)
+            p.sub_(step, alpha=extrapolation)
             if "last_step" in state:
-                p.add_(state["last_step"])
+                p.add_(state["last_step"], alpha=extrapolation)
                 here[p], state["last_step"] = state["last_step"], step
             else:
                 state["last_step"] = step
@@ -67,11 +69,15 @@ def extragradient(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-WRAPPERS: dict[str, Callable[[torch.optim.Optimizer], torch.optim.Optimizer]] = {
-    "none": lambda optimizer: optimizer,
-    "optimistic": optimistic,
-    "extragradient": extragradient,
-}
+def wrapper(name: str, extrapolation: float | None) -> Callable[[torch.optim.Optimizer], torch.optim.Optimizer]:
+    """What is put around an optimizer."""
+    match name:
+        case "optimistic":
+            return partial(optimistic, extrapolation=1.0 if extrapolation is None else extrapolation)
+        case "extragradient":
+            return extragradient
+        case _:
+            return lambda optimizer: optimizer
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

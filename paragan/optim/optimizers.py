@@ -106,12 +106,14 @@ class Side:
     warm_up_kimg : the learning rate grows from 0 over this time
     schedule     : whether it then stays, or falls to 0 at the end of the run: in a line, or in half a cosine
     optimism     : what the optimizer is wrapped in (auto: what the strategy asks for)
+    extrapolation: by how many of its steps an optimistic one looks ahead (None: by what the strategy asks for)
     """
 
     optimizer: Optimizer = Adam()
     warm_up_kimg: Kimg = 0.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     optimism: Literal["auto", "none", "optimistic", "extragradient"] = "auto"
+    extrapolation: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     def rate(self, end: int) -> Callable[[int], float]:
         """images -> factor on the learning rate, in a run of `end` images."""

@@ -110,14 +110,14 @@ def forward_flops(game: Game) -> tuple[float, float]:
 
 
 def round_flops(
-    g: float, d: float, batch: int, d_steps: int, penalties: float, for_d: float = 1.0, ratio: float = 1.0
+    g: float, d: float, batch: int, d_steps: int, penalties: float, for_d: bool = True, ratio: float = 1.0
 ) -> float:
     """Operations of one round; ratio: of G's batch to D's. A backward pass costs a forward for the inputs and one for
     the weights.
 
-    D's turn: G forward (in a share `for_d` of them), D forward and backward on reals and fakes, and for a gradient
-    penalty a forward (R1 has one already), a backward to the images, and the backward of both. G's turn: both forward,
-    D's inputs and all of G backward.
+    D's turn: G forward (`for_d`: where its images are for D alone), D forward and backward on reals and fakes, and for
+    a gradient penalty a forward (R1 has one already), a backward to the images, and the backward of both. G's turn:
+    both forward, D's inputs and all of G backward.
     """
     d_turn = for_d * g + 2 * 3 * d + penalties * d
     g_turn = 3 * g + 2 * d

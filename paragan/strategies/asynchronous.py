@@ -7,7 +7,7 @@ arXiv 2411.03999.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -33,14 +33,15 @@ Split = Annotated[str, Field(pattern=r"^(auto|none|[1-9]\d*:[1-9]\d*)$"), Before
 @record
 class Async(Plain):
     """G and D move at once. On several ranks some play G and some D: D draws from the images that G posted, G plays
-    against the D that was posted last. On one rank, or where lags are given, every rank plays both: D on images
-    that G made in its own turn a round earlier, so that none are made for it.
+    against the D that was posted last. On one rank, or where lags are given, every rank plays both: D on the images
+    that G makes in its own turn, so that none are made for it alone.
 
     split          : how many ranks play G and how many D, "2:6"; "auto": so that neither waits; "none": all play both
-    lead           : how many rounds a team may be ahead of the other; then it waits. 0: every run the same, to the bit
+    lead           : how many rounds a team may begin before the other has ended the first of them; then it waits.
+                     1: nothing that is seen is older than the round, and every run is the same, to the bit
     snapshot_every : rounds of D between the snapshots that it posts
     buffer         : which of the images that G made D draws
-    fake_lags      : how many rounds ago the newest of them were made (0: made for D, now); repeated, step by step
+    fake_lags      : how many rounds ago the newest of them were made; repeated, step by step
     critic_lags    : how many rounds ago the D was that G plays against (0: as it is)
     lags_of        : a run folder: both lags as they were there (train/lags.py)
     wire           : the form gradients travel in
@@ -48,9 +49,11 @@ class Async(Plain):
     every          : 2 or more: ranks step on their own gradients, and go on from their team's mean every so many steps
     """
 
+    optimism: ClassVar[str] = "optimistic"
+    extrapolation: ClassVar[float] = 2.0  # what makes up for moving at once and for a round of lag: docs/async.md
     name: Literal["async"] = "async"
     split: Split = "auto"
-    lead: Annotated[int, Field(ge=0, le=512)] = 1
+    lead: Annotated[int, Field(ge=1, le=512)] = 1
     snapshot_every: Annotated[int, Field(ge=1, le=512)] = 1
     buffer: Buffer = Newest()
     fake_lags: Lags = None
@@ -91,17 +94,16 @@ class Async(Plain):
     def _both(self, game: Game, world: World, lanes: int) -> Role:
         """Every rank plays both, and sums gradients with all the others."""
         share, team, of_fakes, of_critic = deal(lanes, world.rank, world.size), world.everyone, *self._lags()
-        fakes = PastFakes(self.buffer, game.live_fakes, lambda k: lag(of_fakes, k), max(of_fakes), game.ratio)
+        fakes = PastFakes(self.buffer, lambda k: lag(of_fakes, k), max(of_fakes), game.ratio)
         critic = PastCritic(game.d, lambda k: lag(of_critic, k), max(of_critic))
         d = game.d_turn(fakes, *self._agreed(game.d, team, share.weight))
         g = game.g_turn(critic, *self._agreed(game.g, team, share.weight), fakes.post)
-        live = sum(not back for back in of_fakes) / len(of_fakes)
         replicated = self.every == 1 or team.size == 1
         seen = {"fakes": fakes.seen, "critic": critic.seen}
-        return Role(apart(d, g, game.d_steps), share, replicated, for_d=live, past=(fakes, critic), seen=seen)
+        return Role(apart(d, g, game.d_steps), share, replicated, for_d=False, past=(fakes, critic), seen=seen)
 
     def _lags(self) -> tuple[Pattern, Pattern]:
-        return self.fake_lags or (1,), self.critic_lags or (0,)
+        return self.fake_lags or (0,), self.critic_lags or (0,)
 
     def _one(self, game: Game, world: World, lanes: int) -> Role:
         """This rank plays one player, and sums gradients with those who play it too."""
@@ -113,7 +115,7 @@ class Async(Plain):
             role = Role(((replace(g, fresh=True),),), share, past=(critic,), seen={"critic": critic.seen})
             return mail.bound(role, self.every, post.settle, critic.settle)
         inbox, post = mail.fakes_inbox(), mail.critic_post()
-        fakes = PastFakes(self.buffer, game.live_fakes, inbox.lag, self.lead + 1, game.ratio)
+        fakes = PastFakes(self.buffer, inbox.lag, self.lead - 1, game.ratio)
         inbox.fakes = fakes
         d = game.d_turn(fakes, *self._agreed(game.d, team, share.weight))
         beats = (*(((d,),) * (game.d_steps - 1)), (replace(d, after=post),))

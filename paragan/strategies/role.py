@@ -53,7 +53,7 @@ class Role:
     same one (then one of them writes the checkpoint for all).
 
     speakers : the ranks that have G and D as they now are, where not all move both
-    for_d    : the share of D's turns for which G makes images that are for D alone
+    for_d    : whether G makes images that are for D alone
     past     : what of former rounds is played against, and has to be in a checkpoint
     seen     : how old that was, by name
     posts    : what this rank sends beside gradients in one round, by player
@@ -66,7 +66,7 @@ class Role:
     share: Share
     replicated: bool = True
     speakers: tuple[int, int] = (0, 0)
-    for_d: float = 1.0
+    for_d: bool = True
     past: tuple[Past, ...] = ()
     seen: Mapping[str, Seen] = field(default_factory=dict[str, Seen])
     posts: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])
@@ -108,6 +108,11 @@ class Strategy(Protocol):
         ...
 
     @property
+    def extrapolation(self) -> float:
+        """By how many steps they then look ahead, if they are optimistic."""
+        ...
+
+    @property
     def plain_descent(self) -> bool:
         """Whether its update is a gradient step, so that optimizers have to be gradient descent."""
         ...
@@ -127,7 +132,8 @@ class Strategy(Protocol):
 class Plain:
     """What strategies share that take any optimizers as they are, any number of ranks, and lose none."""
 
-    optimism: ClassVar[Literal["none"]] = "none"
+    optimism: ClassVar[str] = "none"
+    extrapolation: ClassVar[float] = 1.0
     plain_descent: ClassVar[bool] = False
     lost_after_s: ClassVar[float] = 0.0
 
@@ -139,6 +145,7 @@ class Optimistic:
     """What strategies share that are optimistic: by their optimizers, or with `exact` by looking ahead themselves."""
 
     exact: bool
+    extrapolation: ClassVar[float] = 1.0
 
     @property
     def optimism(self) -> Literal["none", "optimistic"]:

@@ -172,7 +172,7 @@ class Mail:
             role,
             replicated=every == 1,
             speakers=(0, g),
-            for_d=0.0,
+            for_d=False,
             posts=self._posts(),
             settle=lambda: _each(settle, self),
             about=about,

@@ -25,7 +25,7 @@ from ..losses.adversarial import Adversarial
 from ..nets import DCGAN, Nets, Spec
 from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import power_iteration, train_mode
-from ..optim.optimism import WRAPPERS
+from ..optim.optimism import wrapper
 from ..optim.optimizers import SGD, Kimg, Side, built
 from ..strategies.asynchronous import Async
 from ..strategies.gossip import DPOSG, AsyncGossip, CPOAdamCentral, Decentralized, DPOAdam, RandDPOAdam
@@ -229,9 +229,13 @@ def learning(side: Side, strategy: Strategy) -> Side:
         optimizer = optimizer if optimizer.name == "sgd" and not optimizer.momentum else SGD(lr=optimizer.lr)
         if optimism not in ("auto", "none"):
             raise Unusable(f"optimism={optimism}: --strategy.exact=true is optimistic by itself; use none")
-    return dataclasses.replace(
-        side, optimizer=optimizer, optimism=strategy.optimism if optimism == "auto" else optimism
-    )
+    optimism = strategy.optimism if optimism == "auto" else optimism
+    ahead = side.extrapolation
+    if optimism != "optimistic" and ahead is not None:
+        raise Unusable(f"extrapolation={ahead} is for optimism=optimistic, and it is {optimism}: leave it out")
+    if optimism == "optimistic" and ahead is None:
+        ahead = strategy.extrapolation
+    return dataclasses.replace(side, optimizer=optimizer, optimism=optimism, extrapolation=ahead)
 
 
 def pick_device(kind: str, local_rank: int = 0) -> torch.device:
@@ -315,7 +319,7 @@ def build_player(run: Run, name: str, net: nn.Module, side: Side, batch: int, av
     player = Player(
         name,
         net,
-        lambda parameters: built(side.optimizer, parameters, WRAPPERS[side.optimism]),
+        lambda parameters: built(side.optimizer, parameters, wrapper(side.optimism, side.extrapolation)),
         elementwise=side.optimizer.elementwise,
         lane_batch=batch // run.lanes,
         average=average,

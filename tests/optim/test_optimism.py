@@ -16,11 +16,12 @@ def gradient(step, w):
 POLICIES = [Adam(lr=0.1), Adam(lr=0.1, fused=False), SGD(lr=0.1, momentum=0.5), RMSprop(lr=0.1)]
 
 
+@pytest.mark.parametrize("ahead", [1.0, 2.5])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-def test_an_optimistic_step_is_twice_this_one_less_the_last(policy):
-    """w <- w - 2 u + u_before, with u what the optimizer would do alone at the same gradients."""
+def test_an_optimistic_step_looks_ahead_by_what_this_one_would_repeat(policy, ahead):
+    """w <- w - u - ahead (u - u_before), with u what the optimizer would do alone at the same gradients."""
     w, alone = start(), start()
-    wrapped, plain = optimistic(policy.build([w])), policy.build([alone])
+    wrapped, plain = optimistic(policy.build([w]), ahead), policy.build([alone])
     before = torch.zeros(6)
     for step in range(5):
         here = w.detach().clone()
@@ -29,7 +30,7 @@ def test_an_optimistic_step_is_twice_this_one_less_the_last(policy):
         plain.step()
         u = there - alone.detach()
         wrapped.step()
-        torch.testing.assert_close(w.detach(), here - 2 * u + before, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(w.detach(), here - u - ahead * (u - before), rtol=1e-5, atol=1e-6)
         before = u
 
 
