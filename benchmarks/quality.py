@@ -1,13 +1,14 @@
-"""What a wire or a topology costs in quality: equal images, the same seeds for every case, judged from outside.
+"""What a wire, a topology, a lag or a policy costs in quality: equal images, the same seeds for every case, judged
+from outside.
 
     python benchmarks/quality.py digits --seeds 0,1,2 [--strategy gossip --ranks 4] [--json F]
-    python benchmarks/quality.py digits --strategy async --ranks 1 [--json F]
-    python benchmarks/quality.py fashion --data fashion_mnist.npz --seeds 0,1,2 [--json F]
+    python benchmarks/quality.py digits --strategy lags --ranks 1 [--json F]
+    python benchmarks/quality.py fashion --data fashion_mnist.npz --seeds 0,1,2 [--strategy policies --ranks 1] [--json F]
 
 Every run is `--ranks` ranks of `paragan train`; a run that is there already is not repeated. Asked about each: the
 Fréchet distance in pixel space (`fd`), how often an SVM fitted on real images sees the label that was asked for
 (`recognised`), and the standard deviation of pixels within a label beside that of real images (`diversity`), both of
-1,000 images.
+1,000 images; and how long the training itself took (`seconds`).
 A case is within the seeds' spread if its median is no worse than the worst seed of the first case.
 """
 
@@ -30,6 +31,7 @@ from sklearn.svm import SVC
 from timing import describe, machine, save, table
 
 from paragan.config import build, read_yaml
+from paragan.optim.policies import POLICIES
 from paragan.train.run import Run, load_images
 
 ADAM = ("--g.optimizer.betas=[0.5, 0.99]", "--d.optimizer.betas=[0.5, 0.99]")
@@ -77,17 +79,30 @@ def lags(fakes: int, critic: int, *more: str) -> tuple[str, ...]:
     return (ASYNC, f"--strategy.fake_lags=[{fakes}]", f"--strategy.critic_lags=[{critic}]", *more)
 
 
-CASES["async"] = {  # how many rounds old what D and what G saw was, on ranks that play both
+OPTIMISTIC, PLAIN = (tuple(f"--{side}.optimism={name}" for side in "gd") for name in ("optimistic", "none"))
+LAGS = ((0, 0), *((far, 0) for far in (1, 2, 4, 8, 16)), *((0, far) for far in (1, 2, 4, 8, 16)), (1, 1), (2, 2))
+CASES["lags"] = {  # how many rounds old what D and what G saw was, on ranks that play both
     "alternating": (),
+    "alternating, optimistic": OPTIMISTIC,
     "simultaneous": ("--strategy.order=together",),
-    "1, 0": lags(1, 0),
-    "2, 1": lags(2, 1),
-    "5, 4": lags(5, 4),
-    "17, 16": lags(17, 16),
-    "1, 0, uniform": lags(1, 0, "--strategy.buffer=uniform"),
-    "1, 0, replay": lags(1, 0, "--strategy.buffer=replay"),
-    "teams": (ASYNC,),  # with --ranks 2 or more
+    **{f"{fakes}, {critic}": lags(fakes, critic) for fakes, critic in LAGS},
+    **{f"{fakes}, {critic}, plain": lags(fakes, critic, *PLAIN) for fakes, critic in LAGS},
+    "0, 0, uniform": lags(0, 0, "--strategy.buffer=uniform"),
+    "0, 0, uniform of 16": lags(0, 0, "--strategy.buffer=uniform", "--strategy.buffer.last=16"),
+    "0, 0, replay": lags(0, 0, "--strategy.buffer=replay"),
+    "0, 0, replay a half": lags(0, 0, "--strategy.buffer=replay", "--strategy.buffer.fraction=0.5"),
 }
+CASES["async"] = {  # teams, with --ranks 2 or more
+    "sync": (),
+    "1:1": (ASYNC,),
+    "2:1": (ASYNC, "--g_batch=256"),
+    **{f"lead {lead}": (ASYNC, f"--strategy.lead={lead}") for lead in (2, 4, 8)},
+    **{
+        f"{split}, lead 2": (ASYNC, f"--strategy.split={split}", "--strategy.lead=2") for split in ("1:3", "2:2", "3:1")
+    },
+    "snapshots of every fourth D": (ASYNC, "--strategy.snapshot_every=4"),
+}
+CASES["policies"] = {"recipe": (), **{name: (f"--policy={name}",) for name in POLICIES}}
 BETTER = {"fd": -1, "recognised": 1, "diversity": 1}
 FITTED = 10_000  # reals the SVM sees at most
 
@@ -127,10 +142,18 @@ class Judge:
         images, labels = sampled(run_dir)
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         return {
+            "seconds": seconds(run_dir),
             "fd": next(row["value"] for row in rows if row["name"].startswith("fd")),
             "recognised": float((self.svm.predict(_flat(images)) == labels).mean()),
             "diversity": spread(images, labels) / spread(self.images, self.labels),
         }
+
+
+def seconds(run_dir: Path) -> float:
+    """That the rounds took, without start, pictures and scores."""
+    lines = [json.loads(line) for line in (run_dir / "stats.jsonl").read_text().splitlines()]
+    kimg = [0.0, *(line["Progress/kimg"] for line in lines)]
+    return sum((now - then) * line["Timing/sec_per_kimg"] for line, then, now in zip(lines, kimg, kimg[1:]))
 
 
 def _flat(images: NDArray[Any]) -> NDArray[np.float64]:
