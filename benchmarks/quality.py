@@ -3,7 +3,8 @@ from outside.
 
     python benchmarks/quality.py digits --seeds 0,1,2 [--strategy gossip --ranks 4] [--json F]
     python benchmarks/quality.py digits --strategy lags --ranks 1 [--json F]
-    python benchmarks/quality.py fashion --data fashion_mnist.npz --seeds 0,1,2 [--strategy policies --ranks 1] [--json F]
+    python benchmarks/quality.py fashion --data fashion_mnist.npz --seeds 0,1,2 [--json F]
+    python benchmarks/quality.py fashion --data fashion_mnist.npz --strategy policies --ranks 1 [--json F]
 
 Every run is `--ranks` ranks of `paragan train`; a run that is there already is not repeated. Asked about each: the
 Fréchet distance in pixel space (`fd`), how often an SVM fitted on real images sees the label that was asked for

@@ -420,12 +420,17 @@ def _check_truncation(truncation: float) -> None:
 def _bench_parser(commands: Any) -> None:
     p = _command(commands, "bench", _bench, "measure what strategies cost on the links there are", more=BENCH_HELP)
     p.add_argument("what", choices=["strategies"])
-    p.add_argument("--strategies", default="sync,quantized", metavar="S,S+WIRE", help="in turn (sync,quantized)")
+    p.add_argument(
+        "--strategies",
+        default="sync,quantized",
+        metavar="S,S+WIRE,S+FIELD=V",
+        help="in turn, with a wire and fields of their own: sync,sync+int8,async+lead=2+split=1:3 (sync,quantized)",
+    )
     size = p.add_mutually_exclusive_group()
     size.add_argument("--params", default="8M", metavar="N", help="parameters of both players together (8M)")
     size.add_argument("--recipe", metavar="R", help="as many parameters as this recipe has")
     p.add_argument("--compute-ms", type=float, default=0.0, metavar="X", help="wait so long a step, as computing would")
-    p.add_argument("--compute-share", type=float, default=0.5, metavar="X", help="D's part of it (0.5)")
+    p.add_argument("--compute-share", type=float, default=0.5, metavar="X", help="D's own part of it (0.5)")
     p.add_argument("--rounds", type=int, default=10, metavar="N", help="steps that are timed (10)")
     p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
     p.add_argument("--json", metavar="F", help="also write the rows to this file")
@@ -453,12 +458,14 @@ def _bench(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 
 
 def _strategy(name: str) -> Any:
-    """A strategy by its name, or `name+wire`."""
-    from .config import build
+    """A strategy by its name, with `+wire` and `+field=value`."""
+    from .config import build, override
     from .train.run import Run
 
-    kind, plus, wire = name.partition("+")
-    return build(Run, {"strategy": {"name": kind, **({"wire": wire} if plus else {})}}).strategy
+    kind, *more = name.split("+")
+    fields = [word if "=" in word else f"wire={word}" for word in more]
+    settings = [(f"strategy.{field}", value) for field, _, value in (word.partition("=") for word in fields)]
+    return build(Run, override({"strategy": {"name": kind}}, settings)).strategy
 
 
 def _probe(options: argparse.Namespace, strategies: dict[str, Any], world: Any) -> None:

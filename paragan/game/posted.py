@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..batch import Batch, Net
+from ..comm.compress import Compressor
 from ..comm.groups import Group
 from ..comm.mail import Inbox, Outbox, Parcel
+from ..errors import Unusable
 from .opponents import Lanes, Made, PastFakes, Seen, Tensors
 from .player import Player
 
@@ -102,35 +105,71 @@ class FakesInbox:
             self._receive(self._step, self._step)
 
 
-class CriticPost:
-    """D's rounds, told to the ranks of G that this one serves: with a snapshot every `every` rounds."""
+@dataclass(frozen=True)
+class Snapshots:
+    """How D travels: with every `every`-th of its messages, parameters over a wire and buffers as they are."""
 
-    def __init__(self, d: Player, to: Sequence[Outbox], every: int):
-        self.d, self.to, self.every = d, to, every
+    d: Player
+    every: int
+    wire: Compressor
+
+    def __post_init__(self) -> None:
+        if self.wire.lossy and self.d.flat.params.dtype != torch.float32:
+            kind = str(self.d.flat.params.dtype).removeprefix("torch.")
+            raise Unusable(f"D has {kind} parameters, which only --strategy.snapshot_wire=exact carries")
+
+    def due(self, number: int) -> bool:
+        return (number + 1) % self.every == 0
+
+    def nbytes(self, number: int) -> int:
+        return Parcel.of(self._tensors() if self.due(number) else []).nbytes
+
+    def packed(self, number: int) -> Tensor:
+        """D as it stands, or a message that says no more than that there is none."""
+        tensors = self._tensors() if self.due(number) else []
+        if tensors and self.wire.lossy:
+            self.wire.encode(self.d.flat.params.detach(), tensors[0], seed=number)
+        return Parcel.of(tensors).packed(tensors)
+
+    @torch.no_grad()
+    def show(self, data: Tensor) -> None:
+        """Make D what was packed."""
+        tensors = self._tensors()
+        for tensor, value in zip(tensors, Parcel.of(tensors).unpacked(data)):
+            tensor.copy_(value)
+        if self.wire.lossy:
+            self.wire.decode(tensors[0], self.d.flat.params)
+
+    def _tensors(self) -> list[Tensor]:
+        params = self.d.flat.params
+        if self.wire.lossy:
+            params = torch.empty(self.wire.nbytes(params.numel()), dtype=torch.uint8, device=params.device)
+        return [params, *self.d.net.buffers()]
+
+
+class CriticPost:
+    """D's rounds, told to the ranks of G that this one serves."""
+
+    def __init__(self, snapshots: Snapshots, to: Sequence[Outbox]):
+        self.snapshots, self.to = snapshots, to
 
     def __call__(self, step: int) -> None:
         """D has moved in this step."""
-        tensors = held(self.d) if (step + 1) % self.every == 0 else []
-        data = Parcel.of(tensors).packed(tensors) if self.to else None
-        for outbox in self.to:
-            assert data is not None
-            outbox.send(data)
+        if self.to:
+            data = self.snapshots.packed(step)
+            for outbox in self.to:
+                outbox.send(data)
 
     def settle(self) -> None:
         for outbox in self.to:
             outbox.settle()
 
 
-def held(player: Player) -> list[Tensor]:
-    """A player's network as it stands: its parameters, and its buffers."""
-    return [player.flat.params, *player.net.buffers()]
-
-
 class CriticInbox:
     """D as it was posted last, for G to play against: in this rank's own copy of D, which does not move."""
 
-    def __init__(self, d: Player, box: Inbox, every: int, team: Group, lead: int):
-        self.d, self.box, self.every, self.team, self.lead = d, box, every, team, lead
+    def __init__(self, snapshots: Snapshots, box: Inbox, team: Group, lead: int):
+        self.d, self.snapshots, self.box, self.team, self.lead = snapshots.d, snapshots, box, team, lead
         self.seen = Seen()
         self.version: int | None = None  # what the copy is: D after so many rounds
         self._newer: dict[int, Tensor] = {}
@@ -148,17 +187,14 @@ class CriticInbox:
 
     def _receive(self, until: int, needed: int) -> None:
         for number, data in self.box.receive(until, needed):
-            if (number + 1) % self.every == 0:
+            if self.snapshots.due(number):
                 self._newer[number + 1] = data
 
-    @torch.no_grad()
     def _show(self, version: int) -> None:
         if version == self.version:
             return
         if version in self._newer:
-            tensors = held(self.d)
-            for tensor, value in zip(tensors, Parcel.of(tensors).unpacked(self._newer[version])):
-                tensor.copy_(value)
+            self.snapshots.show(self._newer[version])
         self._newer = {v: data for v, data in self._newer.items() if v > version}
         self.version = version
         self.d.iterate(self.d.net)  # as D did when it went on from there

@@ -30,13 +30,16 @@ from ..strategies.role import Role, Strategy
 from .cost import player_traffic
 
 LAYERS = 24  # of each player
+LANES = 8  # of one image; more where there are more ranks
 WARM_UP = 2  # rounds
+NAMED = 32  # letters of a strategy in the table
 
 
 @dataclass(frozen=True)
 class Probed:
-    """One strategy on these links: a row of the file. Times are medians of the slowest rank, in ms; bytes are what rank
-    0 sends in a round, counted, predicted, and seen by the kernel on the interface that GLOO_SOCKET_IFNAME names."""
+    """One strategy on these links: a row of the file. Times are medians of the slowest rank, in ms; bytes are what the
+    rank that sends most sends in a round, counted, predicted, and seen by the kernel on the interface that
+    GLOO_SOCKET_IFNAME names."""
 
     strategy: str
     wire: str
@@ -55,12 +58,12 @@ class Probed:
         """A row of the table on the screen."""
         shares = {"overlap": self.overlap, "efficiency": self.efficiency}
         hidden = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share is not None)
-        who = f"{self.strategy:<16}{self.wire:<10}{self.topology:<13}{self.ranks:>5}"
+        who = f"{self.strategy:<{NAMED}}{self.wire:<10}{self.topology:<13}{self.ranks:>5}"
         line = f"{who}{self.step_ms:>10.1f}{self.sent_bytes:>14,}"
         return f"{line}{self.predicted_bytes:>14,}  {hidden}".rstrip()
 
 
-HEADING = f"{'strategy':<16}{'wire':<10}{'topology':<13}{'ranks':>5}{'ms':>10}{'sent':>14}{'predicted':>14}"
+HEADING = f"{'strategy':<{NAMED}}{'wire':<10}{'topology':<13}{'ranks':>5}{'ms':>10}{'sent':>14}{'predicted':>14}"
 
 
 def probe(
@@ -68,21 +71,23 @@ def probe(
 ) -> Probed:
     """Play a strategy on this world; every rank calls this, and learns the same.
 
-    params: of both players together; compute_ms: of a round; share: D's part of it.
+    params: of both players together; compute_ms: of a round, where a rank plays both on its part of the lanes; share:
+    D's own part of it.
     """
     step_ms, sent, kernel, role, game = _played(strategy, world, params, compute_ms, share, rounds)
     overlap = efficiency = None
     if compute_ms > 0 and world.size > 1:
         alone_ms = _played(strategy, world, params, 0.0, share, rounds)[0]
         computing_ms = _played(strategy, World.solo(), params, compute_ms, share, rounds)[0]
-        computing_ms = _slowest(world, [computing_ms])[0]
+        computing_ms = _most(world, [computing_ms])[0]
         if not role.settle:  # else the exchanges have no time of their own
             overlap = min(1.0, max(0.0, 1 - (step_ms - computing_ms) / alone_ms))
         efficiency = computing_ms / step_ms
     predicted = sum((player_traffic(role, player) for player in game.players), Traffic())
+    sent_most, predicted_most, kernel_most = map(int, _most(world, [sent, predicted.sent_bytes, kernel or 0]))
     wire = strategy.wire.name
     return Probed(
-        strategy=name.partition("+")[0],
+        strategy="+".join(word for word in name.split("+") if word != wire),
         wire=wire,
         topology=getattr(getattr(strategy, "topology", None), "name", "all"),
         ranks=world.size,
@@ -91,9 +96,9 @@ def probe(
         compute_ms=compute_ms,
         overlap=overlap,
         efficiency=efficiency,
-        sent_bytes=sent,
-        predicted_bytes=predicted.sent_bytes,
-        kernel_bytes=kernel,
+        sent_bytes=sent_most,
+        predicted_bytes=predicted_most,
+        kernel_bytes=None if kernel is None else kernel_most,
     )
 
 
@@ -101,9 +106,10 @@ def _played(
     strategy: Strategy, world: World, params: int, compute_ms: float, share: float, rounds: int
 ) -> tuple[float, int, int | None, Role, Game]:
     """ms a round; bytes sent in one, by the meter and by the kernel; and what was played."""
-    game = _game(params, compute_ms / 1000, share, bucket_bytes(strategy.wire))
-    role = strategy.role(game, world, max(world.size, 8))
-    hands = [Batch(torch.zeros(1, 1), None, Draw(0, 0, role.share.lanes, 1))]
+    lanes = max(world.size, LANES)
+    game = _game(params, compute_ms / 1000 * world.size / lanes, share, bucket_bytes(strategy.wire))
+    role = strategy.role(game, world, lanes)
+    hands = [Batch(torch.zeros(len(role.share.lanes), 1), None, Draw(0, 0, role.share.lanes, 1))]
     for step in range(WARM_UP):
         _round(role, hands, step)
     times: list[float] = []
@@ -122,7 +128,7 @@ def _played(
     sent = sum(p.meter.sent_bytes for p in game.players) - sent
     now = _sent_by_kernel()
     kernel = None if seen is None or now is None or world.size == 1 else (now - seen) // rounds
-    return statistics.median(_slowest(world, times)), sent // rounds, kernel, role, game
+    return statistics.median(_most(world, times)), sent // rounds, kernel, role, game
 
 
 def _round(role: Role, hands: list[Batch], step: int) -> None:
@@ -131,7 +137,7 @@ def _round(role: Role, hands: list[Batch], step: int) -> None:
         play(beat, hands, step, step, 1)
 
 
-def _slowest(world: World, times: Sequence[float]) -> list[float]:
+def _most(world: World, times: Sequence[float]) -> list[float]:
     rows, work = world.everyone.gather(torch.tensor(times, dtype=torch.float64))
     work.wait()
     return rows.amax(0).tolist()
@@ -147,12 +153,13 @@ def _sent_by_kernel() -> int | None:
 
 
 class _Fill(torch.autograd.Function):
-    """Waits as a layer would, forward and twice as long backward, and gives its weight a gradient."""
+    """Waits as a layer would, forward so many seconds an image and backward twice as long, and gives its weight a
+    gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor, seconds: float) -> Tensor:
-        ctx.gradient, ctx.seconds = gradient, seconds
-        _wait(seconds)
+        ctx.gradient, ctx.seconds = gradient, seconds * len(x)
+        _wait(ctx.seconds)
         return x.clone()
 
     @staticmethod
@@ -189,14 +196,15 @@ class _Nothing:
     second_order = False
 
     def discriminator(self, d: Net, real: Batch, fake: Batch, step: int) -> Loss:
-        return Loss(d(fake.images.detach(), None).sum())
+        return Loss(d(real.images, None).sum() + d(fake.images.detach(), None).sum())
 
     def generator(self, d: Net, fake: Batch, real: Batch, step: int) -> Loss:
         return Loss(d(fake.images, None).sum())
 
 
 def _game(params: int, seconds: float, share: float, bucket: int) -> Game:
-    """D's turn is a pass of G and three of D (one forward, one backward twice as long), G's four of G and two of D."""
+    """A lane's part of a round takes so many seconds, of which D itself has the share. D's turn is a pass of G and six
+    of D (forward, and backward twice as long, on reals and on fakes), G's three of G and two of D."""
     if params < 2:
         raise Unusable(f"--params {params} must be 2 or more: both players need one")
 
@@ -208,5 +216,5 @@ def _game(params: int, seconds: float, share: float, bucket: int) -> Game:
             bucket_bytes=bucket,
         )
 
-    g, d = player("G", params - params // 2, (1 - share) * seconds / 4), player("D", params // 2, share * seconds / 5)
+    g, d = player("G", params - params // 2, (1 - share) * seconds / 4), player("D", params // 2, share * seconds / 8)
     return Game(g=g, d=d, objective=_Nothing(), latent=1)

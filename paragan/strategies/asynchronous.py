@@ -21,6 +21,7 @@ from ..game.buffer import Buffer, Newest, Pattern, lag
 from ..game.game import Game
 from ..game.opponents import PastCritic, PastFakes
 from ..game.player import Player
+from ..game.posted import Snapshots
 from ..game.turn import apart
 from .role import Plain, Role, deal
 from .sync import Feedback, Period, average
@@ -40,6 +41,7 @@ class Async(Plain):
     lead           : how many rounds a team may begin before the other has ended the first of them; then it waits.
                      1: nothing that is seen is older than the round, and every run is the same, to the bit
     snapshot_every : rounds of D between the snapshots that it posts
+    snapshot_wire  : the form they travel in
     buffer         : which of the images that G made D draws
     fake_lags      : how many rounds ago the newest of them were made; repeated, step by step
     critic_lags    : how many rounds ago the D was that G plays against (0: as it is)
@@ -55,6 +57,7 @@ class Async(Plain):
     split: Split = "auto"
     lead: Annotated[int, Field(ge=1, le=512)] = 1
     snapshot_every: Annotated[int, Field(ge=1, le=512)] = 1
+    snapshot_wire: Wire = Exact()
     buffer: Buffer = Newest()
     fake_lags: Lags = None
     critic_lags: Lags = None
@@ -107,7 +110,8 @@ class Async(Plain):
 
     def _one(self, game: Game, world: World, lanes: int) -> Role:
         """This rank plays one player, and sums gradients with those who play it too."""
-        mail = Mail(game, world, lanes, divided(self.split, game, world), self.lead, self.snapshot_every)
+        snapshots = Snapshots(game.d, self.snapshot_every, self.snapshot_wire)
+        mail = Mail(game, world, lanes, divided(self.split, game, world), self.lead, snapshots)
         share, team = mail.share, mail.team
         if mail.plays_g:
             post, critic = mail.fakes_post(), mail.critic_inbox()

@@ -18,7 +18,7 @@ from ..comm.meter import Traffic
 from ..comm.world import World
 from ..game.game import Game
 from ..game.opponents import Lanes
-from ..game.posted import CriticInbox, CriticPost, FakesInbox, FakesPost, held
+from ..game.posted import CriticInbox, CriticPost, FakesInbox, FakesPost, Snapshots
 from ..rng import Draw
 from .role import Role, Share, deal
 
@@ -87,11 +87,11 @@ def _seconds(action: Callable[[], T], device: torch.device) -> tuple[float, T]:
 class Mail:
     """Who this rank is in its team, and its links to the other one.
 
-    split : ranks of G, ranks of D;  every: rounds between snapshots
+    split : ranks of G, ranks of D
     """
 
-    def __init__(self, game: Game, world: World, lanes: int, split: tuple[int, int], lead: int, every: int):
-        self.game, self.world, self.lead, self.every = game, world, lead, every
+    def __init__(self, game: Game, world: World, lanes: int, split: tuple[int, int], lead: int, snapshots: Snapshots):
+        self.game, self.world, self.lead, self.snapshots = game, world, lead, snapshots
         self.g, self.d = range(split[0]), range(split[0], world.size)
         self.split = split
         self.plays_g = world.rank in self.g
@@ -137,15 +137,11 @@ class Mail:
         return FakesInbox(boxes, by_lanes, self.team, self.lead, self.world.device, _layout(self._made().images))
 
     def critic_post(self) -> CriticPost:
-        return CriticPost(self.game.d, [self._outbox(rank, SNAPSHOTS) for rank in self.served], self.every)
+        return CriticPost(self.snapshots, [self._outbox(rank, SNAPSHOTS) for rank in self.served])
 
     def critic_inbox(self) -> CriticInbox:
         (server,) = self.served
-        box = self._inbox(server, SNAPSHOTS, lambda number: self._snapshot_bytes((number + 1) % self.every == 0))
-        return CriticInbox(self.game.d, box, self.every, self.team, self.lead)
-
-    def _snapshot_bytes(self, there: bool) -> int:
-        return Parcel.of(held(self.game.d) if there else []).nbytes
+        return CriticInbox(self.snapshots, self._inbox(server, SNAPSHOTS, self.snapshots.nbytes), self.team, self.lead)
 
     @torch.no_grad()
     def _made(self) -> Batch:
@@ -182,7 +178,7 @@ class Mail:
         if self.plays_g:
             sizes = [self._of_images(lanes).nbytes for lanes in self.shared.values() if lanes]
             return {"G": Traffic(sum(sizes), len(sizes))}
-        mean = (self._snapshot_bytes(True) + (self.every - 1) * self._snapshot_bytes(False)) / self.every
+        mean = statistics.fmean(self.snapshots.nbytes(number) for number in range(self.snapshots.every))
         return {"D": Traffic(round(mean * len(self.served)), len(self.served))}
 
 
