@@ -46,6 +46,12 @@ def test_three_rounds_equal_those_on_the_cpu(settings):
     close(toy.play(run, 3, World.solo(GPU)), toy.play(run, 3))
 
 
+@pytest.mark.parametrize("settings", [(), ("d_steps=2", "strategy.fake_lags=[1]", "objective.r1=1")])
+def test_two_players_on_two_streams_play_as_on_the_cpu(settings):
+    run = toy.run("strategy=async", *settings, "nets.batch_norm=true")
+    close(toy.play(run, 6, World.solo(GPU)), toy.play(run, 6))
+
+
 def test_bf16_stays_finite_and_near():
     run = toy.run("device.precision=bf16", "objective.r1=1")
     found, exact = toy.play(run, 3, World.solo(GPU)), toy.play(toy.run("objective.r1=1"), 3)

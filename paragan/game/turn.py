@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from ..batch import Batch, Loss
 from ..comm.exchange import Exchange
@@ -65,15 +68,41 @@ def play(beat: Beat, hands: Sequence[Batch], step: int, images: int, moved: int)
     """Play one beat. images: real images seen after this round; moved: by this round.
 
     Returns what each pass lost, and on how many lanes."""
+    losses: list[tuple[Turn, Loss, int]] = []
     with contextlib.ExitStack() as mail:
         for turn in beat:
             turn.player.prepare(images)
             mail.enter_context(turn.player.flat.exchanging(turn.exchange, step, passes=len(hands)))
-        losses = [played for turn in beat for played in turn.differentiate(hands, step)]
+        with beside(beat[0].player.flat.params.device, len(beat)) as streams:
+            for turn, stream in zip(beat, streams):
+                with stream:
+                    losses += turn.differentiate(hands, step)
     for turn in beat:
         turn.player.move(images, moved)
         turn.after(step)
     return losses
+
+
+@contextlib.contextmanager
+def beside(device: torch.device, turns: int) -> Generator[list[contextlib.AbstractContextManager[object]]]:
+    """Where each turn of a beat is computed: the first where everything is, on CUDA the others on streams of their own
+    beside it. What came before is waited for by all, and all by what comes after."""
+    here: list[contextlib.AbstractContextManager[object]] = [contextlib.nullcontext() for _ in range(turns)]
+    if device.type != "cuda" or turns == 1:
+        yield here
+        return
+    main, others = torch.cuda.current_stream(device), [_stream(device, i) for i in range(1, turns)]
+    for stream in others:
+        stream.wait_stream(main)
+    yield [here[0], *map(torch.cuda.stream, others)]
+    for stream in others:
+        main.wait_stream(stream)
+
+
+@functools.cache
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # gradients are added up on the main one
+    return torch.cuda.Stream(device)
 
 
 def alternately(d: Turn, g: Turn, d_steps: int) -> tuple[Beat, ...]:
