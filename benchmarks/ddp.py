@@ -17,10 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import multiprocessing as mp
-import socket
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +26,12 @@ import ours
 import plain
 import torch
 from ours import CPU
+from spawned import Tell, meet, told
 from timing import Times, describe, interleave, machine, repeated, save, steps_for, table
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paragan.comm.world import Place, World
+from paragan.comm.world import World
 from paragan.data.source import Images, load
 from paragan.nets import DCGAN
 from paragan.nets.spectral import power_iteration, train_mode
@@ -225,13 +223,10 @@ def compare(size: Size, world: World, rounds: int) -> dict[str, Any]:
             repeated(one.step)(n)
             torch.set_num_threads(1)
 
-    def meet() -> None:
-        world.everyone.sum(torch.zeros(1)).wait()
-
     steps = torch.tensor([float(steps_for(BLOCK_S, repeated(ddp.step)))])
     world.everyone.sum(steps).wait()
     contestants = {"ours": ours.playing(session), "ddp": repeated(ddp.step), "one": play_one}
-    times = interleave(contestants, rounds=rounds, steps=round(steps.item() / world.size), meet=meet)
+    times = interleave(contestants, rounds=rounds, steps=round(steps.item() / world.size), meet=lambda: meet(world))
     return {**about(size, session), **summary(times), "losses": agreed, "worst_difference": worst(agreed)}
 
 
@@ -247,40 +242,19 @@ def summary(times: Times) -> dict[str, Any]:
 # Ranks ----------------------------------------------------------------------------------------------------
 
 
-def work(rank: int, port: int, options: argparse.Namespace, answers: Any) -> None:
+def work(world: World, tell: Tell, options: argparse.Namespace) -> None:
     """One rank."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    world = World.join(Place(rank, RANKS, rank, RANKS), CPU, 120.0, env)
     for make in (small,) if options.small_only else (small, large):
         size = make(options.precision)
-        found = compare(size, world, options.rounds)
-        if world.first:
-            answers.send((size.name, found))
-    world.close()
+        tell((size.name, compare(size, world, options.rounds)))
 
 
 def start(options: argparse.Namespace) -> dict[str, Any]:
-    """Both ranks as processes of their own; what rank 0 found."""
-    context = mp.get_context("spawn")
-    answers, ranks_end = context.Pipe(duplex=False)
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    processes = [context.Process(target=work, args=(r, port, options, ranks_end), daemon=True) for r in range(RANKS)]
-    for process in processes:
-        process.start()
-    ranks_end.close()
+    """What rank 0 found."""
     found: dict[str, Any] = {}
-    for _ in range(1 if options.small_only else 2):
-        try:
-            name, found[name] = answers.recv()
-        except EOFError:
-            sys.exit("a rank failed, see above")
-        print(report(name, found[name]), flush=True)
-    for process in processes:
-        process.join()
+    for name, about in told(RANKS, work, options):
+        found[name] = about
+        print(report(name, about), flush=True)
     return found
 
 

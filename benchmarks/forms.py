@@ -1,6 +1,6 @@
 """What saving a forward pass of G gains: `python benchmarks/forms.py [--json F] [--rounds N]`. One process.
 
-With `--strategy async` D judges what G made in its own turn a round earlier; alternating training makes images for D
+With `--strategy async` D judges what G makes in its own turn; alternating training makes images for D
 alone. How many operations that saves is counted (plan/cost.py), how much time is measured, in turns: for `digits`, for
 `digits` with a G three times as wide, and for the networks of `fashion`.
 """
@@ -27,15 +27,15 @@ FORMS = {"alternating": (), "simultaneous": ("strategy.order=together",), "async
 WIDER = 3
 
 
-def session(name: str, images: Images, wider: int, *settings: str) -> Session:
+def session(name: str, images: Images, wider: int, *settings: str, world: World | None = None) -> Session:
     """A recipe's session, with a G that is `wider` times as wide as the recipe's."""
-    run, device = endless(name, images, *settings), torch.device("cpu")
+    run, device, world = endless(name, images, *settings), torch.device("cpu"), world or World.solo()
     spec = spec_of(run, images)
     pair = build_nets(run, spec, device)
     if wider > 1:
         wide = dataclasses.replace(run.nets, width=wider * run.nets.width)
         pair = placed(run, dataclasses.replace(pair, g=wide.generator(spec)), device)
-    return assemble(run, World.solo(), images, pair)
+    return assemble(run, world, images, pair)
 
 
 def measured(name: str, images: Images, wider: int, rounds: int) -> dict[str, Any]:

@@ -112,8 +112,15 @@ def forward_flops(game: Game) -> tuple[float, float]:
 def round_flops(
     g: float, d: float, batch: int, d_steps: int, penalties: float, for_d: bool = True, ratio: float = 1.0
 ) -> float:
-    """Operations of one round; ratio: of G's batch to D's. A backward pass costs a forward for the inputs and one for
-    the weights.
+    """Operations of one round: `turn_flops`, both players'."""
+    return sum(turn_flops(g, d, batch, d_steps, penalties, for_d, ratio))
+
+
+def turn_flops(
+    g: float, d: float, batch: int, d_steps: int, penalties: float, for_d: bool = True, ratio: float = 1.0
+) -> tuple[float, float]:
+    """Operations of G's turn of a round, and of D's. ratio: of G's batch to D's. A backward pass costs a forward for
+    the inputs and one for the weights.
 
     D's turn: G forward (`for_d`: where its images are for D alone), D forward and backward on reals and fakes, and for
     a gradient penalty a forward (R1 has one already), a backward to the images, and the backward of both. G's turn:
@@ -121,4 +128,4 @@ def round_flops(
     """
     d_turn = for_d * g + 2 * 3 * d + penalties * d
     g_turn = 3 * g + 2 * d
-    return batch * (d_steps * d_turn + ratio * g_turn)
+    return batch * ratio * g_turn, batch * d_steps * d_turn
