@@ -1,9 +1,9 @@
 """What it gains that one rank plays G and another D: `python benchmarks/teams.py [--json F] [--rounds N]`.
 
 Two ranks (gloo), one thread each, in turns: `--strategy async --strategy.split=1:1` and `--strategy sync`, where both
-play both on half of the lanes. What is to be expected is counted (plan/cost.py): sync needs half of all operations, teams as
-many as the player that needs more. Messages and exchanges are not in the count. For `digits`, for G's batch twice and a
-quarter of D's, and for a G three times as wide.
+play both on half of the lanes. What is to be expected is counted (plan/cost.py): sync needs half of all operations,
+teams as many as the player that needs more. Messages and exchanges are not in the count. For `digits`, for G's batch
+twice and a quarter of D's, and for a G three times as wide.
 """
 
 from __future__ import annotations

@@ -83,3 +83,26 @@ def test_players_of_a_bilinear_game_meet_only_with_optimism(wrapper):
             optimizer.step()
     distance = float(torch.hypot(x.detach(), y.detach()))
     assert distance < 1e-3 if wrapper else distance > 1e2
+
+
+@pytest.mark.parametrize("lags", [(0, 0), (1, 0), (0, 1), (1, 1), (3, 0)])
+@pytest.mark.parametrize("ahead", [0.0, 1.0, 2.0, 3.0])
+def test_looking_ahead_makes_up_for_half_of_both_lags_and_half_a_round(lags, ahead):
+    """The bilinear game, each player against the other as it was: docs/async.md, "Looking ahead"."""
+    x, y = (torch.nn.Parameter(torch.ones(1, dtype=torch.float64)) for _ in range(2))
+    optimizers = [SGD(lr=0.02).build([w]) for w in (x, y)]
+    if ahead:
+        optimizers = [optimistic(optimizer, ahead) for optimizer in optimizers]
+    were = []
+    for step in range(3000):
+        were.append((x.detach().clone(), y.detach().clone()))
+        x.grad = were[max(step - lags[1], 0)][1].clone()
+        y.grad = -were[max(step - lags[0], 0)][0].clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    late = sum(lags) / 2 + 1 / 2 - ahead
+    there = float(torch.hypot(x.detach(), y.detach())) / 2**0.5
+    if late:
+        assert (there > 1) == (late > 0)
+    else:
+        assert abs(there - 1) < 0.1
