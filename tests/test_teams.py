@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import random
 import threading
 import time
@@ -170,7 +171,7 @@ def test_what_is_refused():
     for split in ("0:2", "1:0", "half", "1:2:3", "-1:3"):
         with pytest.raises(Unusable, match=r"strategy\.split"):
             toy.run(*TEAMS, f"strategy.split='{split}'")
-    for field, value in (("lead", -1), ("snapshot_every", 0), ("buffer.last", 0), ("lead", 5000)):
+    for field, value in (("lead", 0), ("snapshot_every", 0), ("buffer.last", 0), ("lead", 5000)):
         with pytest.raises(Unusable, match=rf"strategy\.{field}"):
             toy.run(*TEAMS, "strategy.buffer=uniform", f"strategy.{field}={value}")
     with pytest.raises(Unusable, match="--g_batch 12 does not divide into --lanes 8: try --g_batch 8 or 16"):
@@ -234,8 +235,9 @@ def test_the_time_until_a_message_is_wanted_is_not_waited(pool):
     assert slow["Timing/exchange_wait_s"] < 0.5 * slow["Timing/total_s"]
 
 
+@pytest.mark.timeout(1200)
 def test_links_that_are_dropped_leave_nothing(pool):
-    """No thread and no socket, however often a role is made and played."""
+    """No thread and no socket, however often a role is made and played: 20 times, or PARAGAN_SOAK times 20."""
     run = toy.run(*TEAMS, "strategy.split=1:1")
 
     def job(world):
@@ -253,5 +255,6 @@ def test_links_that_are_dropped_leave_nothing(pool):
                 there.append((threading.active_count(), len(open_sockets())))
         return there
 
-    for early, late in pool(2, job):
-        assert late <= early
+    found = [pool(2, job) for _ in range(int(os.environ.get("PARAGAN_SOAK", "1")))]
+    for rank in (0, 1):
+        assert found[-1][rank][1] <= found[0][rank][0]
