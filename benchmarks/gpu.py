@@ -151,6 +151,7 @@ SETTINGS: dict[str, tuple[tuple[str, ...], ours.Change]] = {
     "bf16, one lane": (("device.precision=bf16", "lanes=1"), ours.unchanged),
     "bf16, contiguous": (("device.precision=bf16", "device.channels_last=false"), ours.unchanged),
     "bf16, convolutions as written": (("device.precision=bf16",), ours.convolve_as_written),
+    "bf16, async": (("device.precision=bf16", "strategy=async"), ours.unchanged),
     "bf16, compiled": (("device.precision=bf16", "device.compile=true"), ours.unchanged),
 }
 
@@ -177,7 +178,7 @@ def workloads(bench: Bench, fashion: str | None) -> list[Workload]:
     sngan = ("nets.name=sngan", f"nets.width={8 if bench.tiny else 256}")
     small = ("nets.width=8", "batch=16") if bench.tiny else ()
     every, steady = (*SETTINGS, *PLAIN), (*SETTINGS, *PLAIN[:2])
-    few = ("float32", "bf16", "bf16, one lane", *PLAIN[:2])
+    few = ("float32", "bf16", "bf16, one lane", "bf16, async", *PLAIN[:2])
     return [
         Workload("sngan256 batch 64", "folder", colour, (*sngan, f"batch={16 if bench.tiny else 64}"), every),
         Workload("fashion", "fashion", grey, small, steady),

@@ -1,7 +1,9 @@
-"""The figures of docs/quantized.md and docs/gossip.md about slow links, on a machine that does nothing else:
+"""The figures of docs/quantized.md, docs/gossip.md and docs/async.md about slow links, on a machine that does nothing
+else:
 
     sudo python benchmarks/slow_links.py wires [--only NAME] [--json F]      about ten minutes
     sudo python benchmarks/slow_links.py gossip [--only NAME] [--json F]
+    sudo python benchmarks/slow_links.py async [--json F]
 
 Each laboratory is one call of `lab.py`, with `paragan bench strategies` or torch's own hooks (`hooks.py`) inside.
 """
@@ -21,6 +23,7 @@ from timing import describe, machine, save
 HERE = Path(__file__).parent
 EVERY_WIRE = "sync,sync+bf16,sync+int8,sync+int4,sync+int2,sync+sign,sync+topk,quantized,CPOAdam"
 HOSTS, EIGHT = "--hosts=4", "--hosts=8"
+SHARE = "--compute-share=0.667"  # D's, where a pass of G costs as much as one of D
 Labs = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]  # links, command
 WIRES: Labs = {
     "200 Mbit/s": ((HOSTS, "--rate=200mbit"), ("strategies", f"--strategies={EVERY_WIRE}", "--rounds=8")),
@@ -51,7 +54,14 @@ GOSSIP: Labs = {
     "100 Mbit/s, computing 0.5 s, 500k parameters": ((EIGHT, "--rate=100mbit"), LATE),
     "one link of 10 Mbit/s, the same": ((EIGHT, "--rates=10mbit,100mbit"), LATE),
 }
-LABS = {"wires": WIRES, "gossip": GOSSIP}
+FORMS = "sync,async+snapshot_every=4,async+snapshot_wire=int8,async+lead=2+snapshot_wire=int8"
+TEAMS: Labs = {
+    "1 Gbit/s, 50M parameters, computing 1 s": (
+        (EIGHT, "--rate=1gbit"),
+        ("strategies", f"--strategies={FORMS}", "--params=50M", "--rounds=4", "--compute-ms=1000", SHARE),
+    ),
+}
+LABS = {"wires": WIRES, "gossip": GOSSIP, "async": TEAMS}
 
 
 def measured(links: tuple[str, ...], command: tuple[str, ...]) -> dict[str, Any]:
@@ -71,7 +81,7 @@ def measured(links: tuple[str, ...], command: tuple[str, ...]) -> dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=LABS)
-    parser.add_argument("--only", choices=[*WIRES, *GOSSIP], metavar="NAME")
+    parser.add_argument("--only", choices=[*WIRES, *GOSSIP, *TEAMS], metavar="NAME")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
     about = machine()
