@@ -1,8 +1,9 @@
-"""The plots of docs/quantized.md and docs/gossip.md from benchmarks/results/: `python benchmarks/figures.py`."""
+"""The plots of docs/quantized.md, gossip.md and async.md from benchmarks/results/: `python benchmarks/figures.py`."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,40 @@ def _dots(axes: Axes, rows: list[dict[str, Any]], cases: list[str], name: str) -
     axes.set_ylim(len(cases) - 0.5, -0.5)
 
 
+def lags(found: dict[str, Any]) -> Figure:
+    """Quality by how old what D and G saw was, and by the lag that is left when looking ahead is taken from it."""
+    figure = Figure(figsize=(9, 2.8), layout="constrained")
+    grid: Any = figure.subplots(1, 2, sharey=True)
+    fd = {row["case"]: row["fd"] for row in reversed(found["rows"])}  # the first seed
+    band = [row["fd"] for row in found["rows"] if row["case"] == "alternating"]
+    points: dict[tuple[int, int, bool], float] = {}
+    for case, value in fd.items():
+        ages = re.fullmatch(r"(\d+), (\d+)(, plain)?", case)
+        if ages:
+            points[int(ages[1]), int(ages[2]), not ages[3]] = value
+    for ahead, colour, said in ((False, THEIRS, "plain"), (True, OURS, "looking ahead by 2")):
+        for who, mark, whose in ((0, "o", "D's images"), (1, "^", "G's critic")):
+            line = sorted((p[who], v) for p, v in points.items() if p[2] == ahead and p[1 - who] == 0)
+            grid[0].plot(*zip(*line), mark + "-", ms=4, color=colour, label=f"{whose}, {said}")
+    grid[0].set_xscale("symlog", base=2, linthresh=1)
+    grid[0].set_xticks([0, 1, 2, 4, 8, 16], ["0", "1", "2", "4", "8", "16"])
+    grid[0].set_xlabel("rounds old")
+    grid[0].set_ylabel(FIGURES["fd"])
+    for (fakes, critic, ahead), value in points.items():
+        late = (fakes + critic + 1) / 2 - (2 if ahead else 0)
+        grid[1].plot(late, value, "o", ms=4, color=OURS if ahead else THEIRS)
+    for case, late in (("alternating", 0.0), ("simultaneous", 0.5), ("alternating, optimistic", -1.0)):
+        if case in fd:
+            grid[1].plot(late, fd[case], "s", ms=5, color=LIMIT)
+            grid[1].annotate(f" {case}", (late, fd[case]), fontsize=7, va="top")
+    grid[1].set_xlabel("rounds late: (both ages + 1) / 2 - steps ahead; alternating: 0")
+    for axes in grid:
+        axes.axhspan(min(band), max(band), color=SPREAD)
+        axes.set_yscale("log")
+    grid[0].legend(fontsize=7)
+    return figure
+
+
 def main() -> None:
     DOCS.mkdir(exist_ok=True)
 
@@ -120,6 +155,8 @@ def main() -> None:
             ("quantized_speed", speed(read("lab")["laboratories"])),
             ("quantized_quality", quality(quantized)),
             ("gossip_speed", gossip_speed(read("gossip_lab")["laboratories"])),
+            ("async_lags", lags(read("quality_digits_lags"))),
+            ("async_quality", quality([read("quality_digits_async"), read("quality_fashion_async")])),
             ("gossip_quality", quality([read(f"quality_{name}") for name in decentralized])),
         ):
             figure.savefig(DOCS / f"{name}.svg", metadata={"Date": None})

@@ -93,10 +93,10 @@ CASES["lags"] = {  # how many rounds old what D and what G saw was, on ranks tha
     "0, 0, replay": lags(0, 0, "--strategy.buffer=replay"),
     "0, 0, replay a half": lags(0, 0, "--strategy.buffer=replay", "--strategy.buffer.fraction=0.5"),
 }
-CASES["async"] = {  # teams, with --ranks 2 or more
+CASES["async"] = {  # teams, with --ranks 2 or more (4 for those with a division)
     "sync": (),
-    "1:1": (ASYNC,),
-    "2:1": (ASYNC, "--g_batch=256"),
+    "batches 1:1": (ASYNC,),
+    "batches 2:1": (ASYNC, "--g_batch=256"),
     **{f"lead {lead}": (ASYNC, f"--strategy.lead={lead}") for lead in (2, 4, 8)},
     **{
         f"{split}, lead 2": (ASYNC, f"--strategy.split={split}", "--strategy.lead=2") for split in ("1:3", "2:2", "3:1")

@@ -24,7 +24,8 @@ EXAMPLES = """examples:
 """
 
 BENCH_HELP = """Under any launcher (torchrun, srun, benchmarks/lab.py), or --ranks N: the game has no networks,
-so what is timed is agreeing. `sync+int4` is a strategy with another wire.
+so what is timed is agreeing. `sync+int4` is a strategy with another wire, `async+split=1:3+lead=2` with other fields
+(without commas); --rounds is rounded up to whole periods of snapshot_every and every.
 """
 
 TRAIN_HELP = """The same command again goes on where it stopped. Any field of the run can be set: --some.field=value.

@@ -1,4 +1,4 @@
-"""G and D against what the other was a while ago: the emulation, in one process or on several ranks."""
+"""G and D against what the other was a moment ago: the emulation, in one process or on several ranks."""
 
 from __future__ import annotations
 
@@ -52,6 +52,13 @@ def plain_loop(run, rounds, fake_lags, critic_lags):
             (relu(1 - d.net(hand.images, hand.labels)) + relu(1 + d.net(x, y))).mean().backward()
         for player in (d, g):
             player.move((step + 1) * run.round, run.round)
+        for _ in range(run.d_steps - 1):
+            (hand,) = s.lanes.next()
+            d.prepare((step + 1) * run.round)
+            d.flat.grads.zero_()
+            with d.moving():
+                (relu(1 - d.net(hand.images, hand.labels)) + relu(1 + d.net(x, y))).mean().backward()
+            d.move((step + 1) * run.round, run.round)
     return toy.state(s)
 
 
@@ -63,9 +70,10 @@ def asked(fake_lags, critic_lags):
     )
 
 
+@pytest.mark.parametrize("d_steps", [1, 3])
 @pytest.mark.parametrize(("fake_lags", "critic_lags"), LAGS.values(), ids=LAGS)
-def test_it_equals_a_plain_loop_with_the_same_lags(fake_lags, critic_lags):
-    run = toy.run(*asked(fake_lags, critic_lags), "nets.spectral=false")
+def test_it_equals_a_plain_loop_with_the_same_lags(fake_lags, critic_lags, d_steps):
+    run = toy.run(*asked(fake_lags, critic_lags), "nets.spectral=false", f"d_steps={d_steps}")
     assert toy.same(toy.play(run, 9), plain_loop(run, 9, fake_lags, critic_lags))
 
 

@@ -44,6 +44,20 @@ def test_two_ranks_send_what_was_predicted(tmp_path, processes):
     assert found[1]["sent_bytes"] < found[0]["sent_bytes"] / 7
 
 
+def test_fields_of_a_strategy_and_what_the_busiest_rank_sends(tmp_path, processes):
+    file = tmp_path / "rows.json"
+    strategies = (
+        "--strategies=async+split=1:1,async+split=1:1+snapshot_every=4+lead=3,async+split=1:1+snapshot_wire=int8"
+    )
+    for rank in processes.ranks(2, "bench", "strategies", strategies, "--params=100k", "--rounds=2", f"--json={file}"):
+        assert rank.wait() == 0, rank.err
+    found = rows(file)
+    assert [row["strategy"] for row in found][1] == "async+split=1:1+snapshot_every=4+lead=3"
+    for row, numbers in zip(found, (4, 1, 1)):
+        assert abs(row["sent_bytes"] - row["predicted_bytes"]) <= 1  # a fourth of a byte is no byte
+        assert 0 <= row["sent_bytes"] / (50_000 * numbers) - 1 < 0.05
+
+
 def test_alone_nothing_is_sent_and_a_recipe_says_how_much_there_is(tmp_path):
     assert call("bench", "strategies", "--recipe=digits", "--rounds=1", "--json", tmp_path / "a.json").status == 0
     (sync, quantized) = rows(tmp_path / "a.json")

@@ -48,8 +48,14 @@ def test_three_rounds_equal_those_on_the_cpu(settings):
 
 @pytest.mark.parametrize("settings", [(), ("d_steps=2", "strategy.fake_lags=[1]", "objective.r1=1")])
 def test_two_players_on_two_streams_play_as_on_the_cpu(settings):
+    """Both players are slow in turn, so that one that does not wait for the other's images or steps is caught."""
     run = toy.run("strategy=async", *settings, "nets.batch_norm=true")
-    close(toy.play(run, 6, World.solo(GPU)), toy.play(run, 6))
+    s = toy.session(run, World.solo(GPU))
+    for player in s.game.players:
+        player.net.register_forward_pre_hook(lambda *_: torch.cuda._sleep(20_000_000))
+    for _ in range(6):
+        play_round(s)
+    close(toy.state(s), toy.play(run, 6))
 
 
 def test_bf16_stays_finite_and_near():

@@ -68,7 +68,7 @@ def test_no_team_is_further_ahead_than_it_may(pool, slow, lead):
     _, line, lags = pool(2, delayed(run, 10, [0.08 * (rank == slow) for rank in (0, 1)]))[0]
     assert max(lags["fakes"]) < lead
     assert max(lags["critic"]) < lead
-    assert max(lags["critic" if slow else "fakes"]) >= min(lead - 1, 1), "the fast one ran ahead"
+    assert max(lags["critic" if slow else "fakes"]) == lead - 1, "the fast one ran ahead as far as it may"
     ages = {name: count for name, count in line.items() if name.startswith("Async/critic_age")}
     assert sum(ages.values()) == 10
     assert {"Loss/G/loss", "Loss/D/loss", "Comm/G/sent_bytes", "Comm/D/sent_bytes"} <= line.keys()
@@ -78,7 +78,7 @@ def test_no_team_is_further_ahead_than_it_may(pool, slow, lead):
 @pytest.mark.parametrize(
     ("split", "settings"),
     [
-        ("1:2", ("strategy.snapshot_every=4",)),
+        ("1:2", ("strategy.snapshot_every=4", "strategy.snapshot_wire=int8")),
         ("1:2", ("strategy.buffer=uniform", "d_steps=2")),
         ("2:2", ("strategy.every=2", "strategy.snapshot_every=3", "strategy.wire=int8")),
     ],
@@ -174,6 +174,8 @@ def test_what_is_refused():
     for field, value in (("lead", 0), ("snapshot_every", 0), ("buffer.last", 0), ("lead", 5000)):
         with pytest.raises(Unusable, match=rf"strategy\.{field}"):
             toy.run(*TEAMS, "strategy.buffer=uniform", f"strategy.{field}={value}")
+    with pytest.raises(Unusable, match=r"strategy\.snapshot_wire"):
+        toy.run(*TEAMS, "strategy.snapshot_wire=topk")
     with pytest.raises(Unusable, match="--g_batch 12 does not divide into --lanes 8: try --g_batch 8 or 16"):
         toy.run(*TEAMS, "g_batch=12").check(2)
 

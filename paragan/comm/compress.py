@@ -340,3 +340,6 @@ Wire = Annotated[
     or_own(prove, "lossy", "feedback", "nbytes", "delta", "encode", "decode"),
     by_name,
 ]
+
+# those that bring a vector itself, with nothing of it sent later
+Faithful = Annotated[Exact | BF16 | FP16 | Int8 | Int4, Field(discriminator="name"), by_name]

@@ -1,4 +1,5 @@
-"""What a player plays against where it is not the other as it now is: images that G made before, and D as it was."""
+"""What a player plays against where it is not the other as it now is: images that G made in its own turns, and D as it
+was."""
 
 from __future__ import annotations
 

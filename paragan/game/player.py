@@ -63,6 +63,8 @@ class Player:
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.lane_batch = lane_batch
         self.coupled = [layer for layer in net.modules() if isinstance(layer, BatchCoupled)]
+        counts = (layer for layer in net.modules() if getattr(layer, "track_running_stats", False))
+        self.written = any(layer not in self.coupled for layer in counts)  # by every pass through it
         self.moments = self._lay_out_moments(lane_batch)
         self._moments_on_their_way: Work | None = None
         net.requires_grad_(False)

@@ -4,7 +4,7 @@ has it, and waited for when without it a team would begin more than `lead` round
 Both ends count rounds, so they know what message k holds: the images that G made in round k; whether D's carries a
 snapshot. In round k D may draw what was made up to round k, and G play against D as it was before round k, not against
 anything later: what came early waits. So every run is one of the patterns that `PastFakes` and `PastCritic` can repeat.
-G posts before it plays, so with a lead of 1 the slower team does not wait.
+G posts before it plays, so with a lead of 1, and all lanes of a rank in one pass, the slower team does not wait.
 """
 
 from __future__ import annotations

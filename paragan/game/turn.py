@@ -73,7 +73,7 @@ def play(beat: Beat, hands: Sequence[Batch], step: int, images: int, moved: int)
         for turn in beat:
             turn.player.prepare(images)
             mail.enter_context(turn.player.flat.exchanging(turn.exchange, step, passes=len(hands)))
-        with beside(beat[0].player.flat.params.device, len(beat)) as streams:
+        with beside([turn.player for turn in beat]) as streams:
             for turn, stream in zip(beat, streams):
                 with stream:
                     losses += turn.differentiate(hands, step)
@@ -84,14 +84,16 @@ def play(beat: Beat, hands: Sequence[Batch], step: int, images: int, moved: int)
 
 
 @contextlib.contextmanager
-def beside(device: torch.device, turns: int) -> Generator[list[contextlib.AbstractContextManager[object]]]:
-    """Where each turn of a beat is computed: the first where everything is, on CUDA the others on streams of their own
-    beside it. What came before is waited for by all, and all by what comes after."""
-    here: list[contextlib.AbstractContextManager[object]] = [contextlib.nullcontext() for _ in range(turns)]
-    if device.type != "cuda" or turns == 1:
+def beside(players: Sequence[Player]) -> Generator[list[contextlib.AbstractContextManager[object]]]:
+    """Where the turn of each is computed: the first where everything is, on CUDA the others on streams of their own
+    beside it, if passing through a network does not write to it. What came before is waited for by all, and all by what
+    comes after."""
+    here: list[contextlib.AbstractContextManager[object]] = [contextlib.nullcontext() for _ in players]
+    device = players[0].flat.params.device
+    if device.type != "cuda" or any(player.written for player in players):
         yield here
         return
-    main, others = torch.cuda.current_stream(device), [_stream(device, i) for i in range(1, turns)]
+    main, others = torch.cuda.current_stream(device), [_stream(device, i) for i in range(1, len(players))]
     for stream in others:
         stream.wait_stream(main)
     yield [here[0], *map(torch.cuda.stream, others)]

@@ -73,10 +73,12 @@ def wrapper(name: str, extrapolation: float | None) -> Callable[[torch.optim.Opt
     """What is put around an optimizer."""
     match name:
         case "optimistic":
-            return partial(optimistic, extrapolation=1.0 if extrapolation is None else extrapolation)
+            assert extrapolation is not None
+            return partial(optimistic, extrapolation=extrapolation)
         case "extragradient":
             return extragradient
         case _:
+            assert name == "none", name
             return lambda optimizer: optimizer
 
 

@@ -108,7 +108,7 @@ def optimistic(nets: str) -> Published:
         batch=64,
         g=adam,
         d=adam,
-        both={"optimism": "optimistic"},
+        both={"optimism": "optimistic", "extrapolation": 1.0},
         sources=(
             "optimistic Adam: Daskalakis et al. 2018, section 6, where one D step is compared with five",
             "1e-4, betas (0.5, 0.9), batch 64: their optimistic_GAN_training, script/cifar10.py",
@@ -152,5 +152,6 @@ def described(side: Side) -> str:
     more = [f"{word} {getattr(optimizer, word)}" for word in ("betas", "eps") if hasattr(optimizer, word)]
     more += ["rectified"] if getattr(optimizer, "rectify", False) else []
     more += [side.optimism] if side.optimism != "auto" else []
+    more += [f"by {side.extrapolation:g}"] if side.extrapolation is not None else []
     more += [f"{side.schedule} schedule"] if side.schedule != "constant" else []
     return ", ".join([f"{optimizer.name} lr {optimizer.lr:g}", *more])

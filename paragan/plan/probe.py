@@ -6,6 +6,7 @@ measure the network and not the cores.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -30,7 +31,7 @@ from ..strategies.role import Role, Strategy
 from .cost import player_traffic
 
 LAYERS = 24  # of each player
-LANES = 8  # of one image; more where there are more ranks
+LANES = 8  # of one image, or more
 WARM_UP = 2  # rounds
 NAMED = 32  # letters of a strategy in the table
 
@@ -87,7 +88,7 @@ def probe(
     sent_most, predicted_most, kernel_most = map(int, _most(world, [sent, predicted.sent_bytes, kernel or 0]))
     wire = strategy.wire.name
     return Probed(
-        strategy="+".join(word for word in name.split("+") if word != wire),
+        strategy="+".join(word for word in name.split("+") if word not in (wire, f"wire={wire}")),
         wire=wire,
         topology=getattr(getattr(strategy, "topology", None), "name", "all"),
         ranks=world.size,
@@ -106,7 +107,9 @@ def _played(
     strategy: Strategy, world: World, params: int, compute_ms: float, share: float, rounds: int
 ) -> tuple[float, int, int | None, Role, Game]:
     """ms a round; bytes sent in one, by the meter and by the kernel; and what was played."""
-    lanes = max(world.size, LANES)
+    lanes = world.size * -(-LANES // world.size)  # as many on every rank
+    period = math.lcm(getattr(strategy, "every", 1), getattr(strategy, "snapshot_every", 1))
+    rounds = period * -(-rounds // period)
     game = _game(params, compute_ms / 1000 * world.size / lanes, share, bucket_bytes(strategy.wire))
     role = strategy.role(game, world, lanes)
     hands = [Batch(torch.zeros(len(role.share.lanes), 1), None, Draw(0, 0, role.share.lanes, 1))]

@@ -1,4 +1,4 @@
-"""Asynchronous training: G and D move at once, each against what the other was a while ago.
+"""Asynchronous training: G and D move at once, each against what the other was a moment ago.
 
 Shi, Li and You, "ParaGAN: A Scalable Distributed Training Framework for Generative Adversarial Networks", SoCC 2024,
 arXiv 2411.03999.
@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ..comm.compress import Exact, Wire
+from ..comm.compress import Exact, Faithful, Wire
 from ..comm.exchange import Exchange
 from ..comm.groups import Group, Solo
 from ..comm.world import World
@@ -39,7 +39,7 @@ class Async(Plain):
 
     split          : how many ranks play G and how many D, "2:6"; "auto": so that neither waits; "none": all play both
     lead           : how many rounds a team may begin before the other has ended the first of them; then it waits.
-                     1: nothing that is seen is older than the round, and every run is the same, to the bit
+                     1: none waits for the newest it can have, and every run is the same, to the bit
     snapshot_every : rounds of D between the snapshots that it posts
     snapshot_wire  : the form they travel in
     buffer         : which of the images that G made D draws
@@ -57,7 +57,7 @@ class Async(Plain):
     split: Split = "auto"
     lead: Annotated[int, Field(ge=1, le=512)] = 1
     snapshot_every: Annotated[int, Field(ge=1, le=512)] = 1
-    snapshot_wire: Wire = Exact()
+    snapshot_wire: Faithful = Exact()
     buffer: Buffer = Newest()
     fake_lags: Lags = None
     critic_lags: Lags = None

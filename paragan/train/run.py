@@ -231,10 +231,14 @@ def learning(side: Side, strategy: Strategy) -> Side:
             raise Unusable(f"optimism={optimism}: --strategy.exact=true is optimistic by itself; use none")
     optimism = strategy.optimism if optimism == "auto" else optimism
     ahead = side.extrapolation
-    if optimism != "optimistic" and ahead is not None:
-        raise Unusable(f"extrapolation={ahead} is for optimism=optimistic, and it is {optimism}: leave it out")
-    if optimism == "optimistic" and ahead is None:
-        ahead = strategy.extrapolation
+    if optimism == "optimistic":
+        ahead = strategy.extrapolation if ahead is None else ahead
+    elif ahead in (None, strategy.extrapolation):  # a run's own record has it
+        ahead = None
+    else:
+        raise Unusable(
+            f"extrapolation={ahead} is for optimism=optimistic, and it is {optimism}; use extrapolation=null"
+        )
     return dataclasses.replace(side, optimizer=optimizer, optimism=optimism, extrapolation=ahead)
 
 

@@ -11,8 +11,8 @@ STRATEGIES = {
     "CPOAdam-GQ": ("strategy=CPOAdam-GQ",),
     "sync every 2": ("strategy=sync", "strategy.every=2", "strategy.wire=int8"),
     "async": ("strategy=async", "strategy.split=none"),
-    "async teams": ("strategy=async", "strategy.lead=1"),
-    "async teams int8": ("strategy=async", "strategy.lead=1", "strategy.wire=int8", "g_batch=32"),
+    "async teams": ("strategy=async",),
+    "async teams int8": ("strategy=async", "strategy.wire=int8", "strategy.snapshot_wire=bf16", "g_batch=32"),
     "async, lags and replay": (
         *("strategy=async", "strategy.fake_lags=[2,1,0,3]", "strategy.critic_lags=[0,2]", "strategy.buffer=replay"),
         *("strategy.buffer.fraction=0.5", "strategy.buffer.last=3"),

@@ -1,8 +1,11 @@
 import pytest
 import torch
 
+import toy
+from paragan.errors import Unusable
 from paragan.optim.optimism import extragradient, optimistic
 from paragan.optim.optimizers import SGD, Adam, RMSprop
+from paragan.train.run import settled
 
 
 def start():
@@ -106,3 +109,26 @@ def test_looking_ahead_makes_up_for_half_of_both_lags_and_half_a_round(lags, ahe
         assert (there > 1) == (late > 0)
     else:
         assert abs(there - 1) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (("strategy=sync",), ("none", None)),
+        (("strategy=quantized",), ("optimistic", 1.0)),
+        (("strategy=async",), ("optimistic", 2.0)),
+        (("strategy=async", "g.extrapolation=1.5"), ("optimistic", 1.5)),
+        (("strategy=async", "g.optimism=none"), ("none", None)),
+        (("strategy=async", "g.optimism=extragradient", "g.extrapolation=2"), ("extragradient", None)),  # of a record
+        (("strategy=sync", "g.optimism=optimistic"), ("optimistic", 1.0)),
+    ],
+)
+def test_a_strategy_says_how_far_ahead_and_the_user_before_it(settings, expected):
+    run = settled(toy.run(*settings))
+    assert (run.g.optimism, run.g.extrapolation) == expected
+    assert settled(run) == run
+
+
+def test_nobody_looks_ahead_where_it_was_not_asked_for():
+    with pytest.raises(Unusable, match=r"extrapolation=3\.0 is for optimism=optimistic, and it is none"):
+        settled(toy.run("strategy=sync", "g.extrapolation=3"))
