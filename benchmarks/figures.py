@@ -109,7 +109,7 @@ def _dots(axes: Axes, rows: list[dict[str, Any]], cases: list[str], name: str) -
 
 
 def lags(found: dict[str, Any]) -> Figure:
-    """Quality by how old what D and G saw was, and by the lag that is left when looking ahead is taken from it."""
+    """Quality by how old what D or G saw was, and by how old both were together."""
     figure = Figure(figsize=(9, 2.8), layout="constrained")
     grid: Any = figure.subplots(1, 2, sharey=True)
     fd = {row["case"]: row["fd"] for row in reversed(found["rows"])}  # the first seed
@@ -123,21 +123,17 @@ def lags(found: dict[str, Any]) -> Figure:
         for who, mark, whose in ((0, "o", "D's images"), (1, "^", "G's critic")):
             line = sorted((p[who], v) for p, v in points.items() if p[2] == ahead and p[1 - who] == 0)
             grid[0].plot(*zip(*line), mark + "-", ms=4, color=colour, label=f"{whose}, {said}")
-    grid[0].set_xscale("symlog", base=2, linthresh=1)
-    grid[0].set_xticks([0, 1, 2, 4, 8, 16], ["0", "1", "2", "4", "8", "16"])
-    grid[0].set_xlabel("rounds old")
+    grid[0].set_xlabel("rounds old, the other 0")
     grid[0].set_ylabel(FIGURES["fd"])
     for (fakes, critic, ahead), value in points.items():
-        late = (fakes + critic + 1) / 2 - (2 if ahead else 0)
-        grid[1].plot(late, value, "o", ms=4, color=OURS if ahead else THEIRS)
-    for case, late in (("alternating", 0.0), ("simultaneous", 0.5), ("alternating, optimistic", -1.0)):
-        if case in fd:
-            grid[1].plot(late, fd[case], "s", ms=5, color=LIMIT)
-            grid[1].annotate(f" {case}", (late, fd[case]), fontsize=7, va="top")
-    grid[1].set_xlabel("rounds late: (both ages + 1) / 2 - steps ahead; alternating: 0")
+        mark = "s" if fakes and critic else "o" if fakes or not critic else "^"
+        grid[1].plot(fakes + critic, value, mark, ms=5, color=OURS if ahead else THEIRS, alpha=0.8)
+    grid[1].set_xlabel("rounds old, both together; squares: both are")
     for axes in grid:
         axes.axhspan(min(band), max(band), color=SPREAD)
         axes.set_yscale("log")
+        axes.set_xscale("symlog", base=2, linthresh=1)
+        axes.set_xticks([0, 1, 2, 4, 8, 16], ["0", "1", "2", "4", "8", "16"])
     grid[0].legend(fontsize=7)
     return figure
 
