@@ -103,7 +103,18 @@ CASES["async"] = {  # teams, with --ranks 2 or more (4 for those with a division
     },
     "snapshots of every fourth D": (ASYNC, "--strategy.snapshot_every=4"),
 }
-CASES["policies"] = {"recipe": (), **{name: (f"--policy={name}",) for name in POLICIES}}
+CASES["policies"] = {
+    "recipe": (),
+    **{name: (f"--policy={name}",) for name in POLICIES},
+    **{f"{name}, rates of the recipe": (f"--policy={name}",) for name in POLICIES},
+}
+
+
+def without_rates(settings: Sequence[str], case: str) -> list[str]:
+    """What a recipe sets beside the players' own, where a policy says how they learn."""
+    return [s for s in settings if case not in POLICIES or not s.startswith(("--g.", "--d."))]
+
+
 BETTER = {"fd": -1, "recognised": 1, "diversity": 1}
 FITTED = 10_000  # reals the SVM sees at most
 
@@ -203,7 +214,7 @@ def main() -> None:
         for case in options.cases.split(";") if options.cases else cases:
             name = f"{case}, {options.called}" if options.called else case
             words = (options.recipe, options.strategy, str(options.ranks), *name.replace(",", "").split(), seed)
-            settings = (*fixed, *cases[case], *options.more.split(), f"--seed={seed}")
+            settings = (*without_rates(fixed, case), *cases[case], *options.more.split(), f"--seed={seed}")
             run_dir = trained(Path(options.runs) / "-".join(words), settings, options.ranks)
             judge = judge or Judge(run_dir)
             rows.append({"case": name, "seed": int(seed), **judge.judge(run_dir)})

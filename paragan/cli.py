@@ -277,9 +277,13 @@ def _dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
     images = load_images(run)
     run, world = resolved(run, images), ImaginedWorld(ranks)
     game = build_game(run, build_nets(run, spec_of(run, images), world.device), images, world.device)
-    role = run.strategy.role(game, world, run.lanes)
+    roles = [run.strategy.role(game, world, run.lanes)]
+    if roles[0].teams:
+        g = roles[0].speakers[1]
+        divided = dataclasses.replace(run.strategy, split=f"{g}:{ranks - g}")
+        roles.append(divided.role(game, ImaginedWorld(ranks, g), run.lanes))
     penalties = 5 * (run.objective.r1 > 0) / run.objective.r1_every + 6 * (run.objective.gp > 0)  # passes of D
-    counted = cost(game, role, rounds=run.images // run.round, batch=run.batch, penalties=penalties)
+    counted = cost(game, roles, rounds=run.images // run.round, batch=run.batch, penalties=penalties)
     comments = [*reasons, *images.describe().splitlines(), *counted.lines()]
     sys.stdout.write(to_yaml(run) + "\n" + "".join(f"# {line}\n" for line in comments))
     return 0

@@ -218,6 +218,7 @@ def _one_line(kind: type, error: ValidationError) -> str:
         return f"{path}: there is no {about['tag']}{nearest(about['tag'], known)}"
     if kind_of == "tuple_type":
         return f"{path}={_shown(given)}: input should be a list: --{path}=[{_shown(given)}]"
+    message = message.removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     return f"{path}: {message}" if isinstance(given, dict) else f"{path}={_shown(given)}: {message}"
 

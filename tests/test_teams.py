@@ -21,7 +21,7 @@ from paragan.errors import Unusable
 from paragan.game.buffer import Newest, Uniform
 from paragan.game.opponents import Made, PastFakes
 from paragan.rng import Draw
-from paragan.strategies.teams import even, not_minutes
+from paragan.strategies.teams import as_split, even
 from paragan.train.checkpoint import Checkpoints
 from paragan.train.loop import play_round
 from paragan.train.run import settled
@@ -162,14 +162,14 @@ def test_the_division_with_which_neither_waits():
 
 
 def test_what_is_refused():
-    with pytest.raises(Unusable, match=r"split=2:6 wants 8 ranks, and there are 4 ranks; with 4 ranks use 2:2"):
+    with pytest.raises(Unusable, match=r"split=2:6 wants 8 ranks, and there are 4; use 2:2"):
         toy.run(*TEAMS, "strategy.split='2:6'").check(4)
-    with pytest.raises(Unusable, match="split=1:1 wants 2 ranks, and there are 1 rank"):
+    with pytest.raises(Unusable, match="split=1:1 wants 2 ranks, and there is 1; give --ranks 2"):
         toy.run(*TEAMS, "strategy.split='1:1'").check(1)
     with pytest.raises(Unusable, match="are for ranks that play both"):
         toy.run(*TEAMS, "strategy.split='1:1'", "strategy.fake_lags=[2]").check(2)
     for split in ("0:2", "1:0", "half", "1:2:3", "-1:3"):
-        with pytest.raises(Unusable, match=r"strategy\.split"):
+        with pytest.raises(Unusable, match=r"strategy\.split=.*: it should be auto, none, or"):
             toy.run(*TEAMS, f"strategy.split='{split}'")
     for field, value in (("lead", 0), ("snapshot_every", 0), ("buffer.last", 0), ("lead", 5000)):
         with pytest.raises(Unusable, match=rf"strategy\.{field}"):
@@ -182,8 +182,8 @@ def test_what_is_refused():
 
 def test_yaml_has_no_minutes():
     assert toy.run(*TEAMS, "strategy.split=2:6").strategy.split == "2:6"
-    assert not_minutes(126) == "2:6"
-    assert not_minutes("auto") == "auto"
+    assert as_split(126) == "2:6"
+    assert as_split("auto") == "auto"
     with pytest.raises(Unusable):
         toy.run(*TEAMS, "strategy.split=7")
 

@@ -42,11 +42,11 @@ class Imagined:
 
 
 class ImaginedWorld(World):
-    """A world of so many ranks, seen from rank 0, without starting any."""
+    """A world of so many ranks, seen from one of them, without starting any."""
 
-    def __init__(self, ranks: int):
-        group = Imagined(ranks) if ranks > 1 else Solo()
-        super().__init__(Place(0, ranks), torch.device("cpu"), World.solo().store, group, 60.0)
+    def __init__(self, ranks: int, rank: int = 0):
+        group = Imagined(ranks, rank) if ranks > 1 else Solo()
+        super().__init__(Place(rank, ranks), torch.device("cpu"), World.solo().store, group, 60.0)
 
     def group(self, ranks: Sequence[int]) -> Group | None:
         return (Imagined(len(ranks)) if len(ranks) > 1 else Solo()) if self.rank in ranks else None
@@ -66,25 +66,36 @@ class Cost:
     parameters: tuple[int, int]  # G, D
     flops: float  # of one round: multiplications and additions, counted separately
     state_bytes: int  # on every rank: parameters, gradients, two moments of Adam, the average of G
-    traffic: Traffic  # what one rank sends in one round
+    traffic: Mapping[str, Traffic]  # what one rank sends in one round, by who it is
 
     def lines(self) -> list[str]:
         g, d = self.parameters
         return [
             f"{self.rounds:,} rounds; G has {g:,} parameters, D {d:,}; {self.state_bytes / 1e6:.1f} MB of state a rank",
             f"{self.flops / 1e9:.3g} GFLOP a round, {self.flops * self.rounds / 1e12:.3g} TFLOP in all",
-            f"each rank sends {self.traffic.sent_bytes / 1e6:.3g} MB in {self.traffic.messages} messages a round",
+            *(
+                f"{who} sends {t.sent_bytes / 1e6:.3g} MB in {t.messages} messages a round"
+                for who, t in self.traffic.items()
+            ),
         ]
 
 
-def cost(game: Game, role: Role, *, rounds: int, batch: int, penalties: float) -> Cost:
-    """Count a game and a role that were built but not played. penalties: passes of D that they add to its turn."""
+def cost(game: Game, roles: Sequence[Role], *, rounds: int, batch: int, penalties: float) -> Cost:
+    """Count a game and roles that were built but not played: one that all ranks have, or one of either team.
+    penalties: passes of D that they add to its turn."""
     g, d = forward_flops(game)
     state = sum(4 * 4 * p.flat.params.numel() for p in game.players) + 4 * game.g.flat.params.numel()
-    traffic = sum((player_traffic(role, player) for player in game.players), Traffic())
+    traffic = {
+        f"a rank of {role.moves[0].name}" if role.teams else "each rank": role_traffic(role, game) for role in roles
+    }
     counts = tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players)
-    flops = round_flops(g, d, batch, game.d_steps, penalties, role.for_d, game.ratio)
+    flops = round_flops(g, d, batch, game.d_steps, penalties, roles[0].for_d, game.ratio)
     return Cost(rounds, (counts[0], counts[1]), flops, state, traffic)
+
+
+def role_traffic(role: Role, game: Game) -> Traffic:
+    """What one rank sends in one round."""
+    return sum((player_traffic(role, player) for player in game.players), Traffic())
 
 
 def player_traffic(role: Role, player: Player) -> Traffic:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Loss, Net
 from ..comm.flat import bucket_bytes
-from ..comm.meter import Traffic
 from ..comm.world import World
 from ..errors import Unusable
 from ..game.game import Game
@@ -28,7 +27,7 @@ from ..game.player import Player
 from ..game.turn import begin, play
 from ..rng import Draw
 from ..strategies.role import Role, Strategy
-from .cost import player_traffic
+from .cost import role_traffic
 
 LAYERS = 24  # of each player
 LANES = 8  # of one image, or more
@@ -84,7 +83,7 @@ def probe(
         if not role.settle:  # else the exchanges have no time of their own
             overlap = min(1.0, max(0.0, 1 - (step_ms - computing_ms) / alone_ms))
         efficiency = computing_ms / step_ms
-    predicted = sum((player_traffic(role, player) for player in game.players), Traffic())
+    predicted = role_traffic(role, game)
     sent_most, predicted_most, kernel_most = map(int, _most(world, [sent, predicted.sent_bytes, kernel or 0]))
     wire = strategy.wire.name
     return Probed(

@@ -25,10 +25,10 @@ from ..game.posted import Snapshots
 from ..game.turn import apart
 from .role import Plain, Role, deal
 from .sync import Feedback, Period, average
-from .teams import Mail, counts, divided, not_minutes
+from .teams import Mail, as_split, counts, divided
 
 Lags = Annotated[Pattern, Field(min_length=1)] | None
-Split = Annotated[str, Field(pattern=r"^(auto|none|[1-9]\d*:[1-9]\d*)$"), BeforeValidator(not_minutes)]
+Split = Annotated[str, BeforeValidator(as_split)]
 
 
 @record
@@ -70,9 +70,9 @@ class Async(Plain):
         divides = ":" in self.split
         if divides and sum(counts(self.split)) != ranks:
             g, d = counts(self.split)
-            here = "1 rank" if ranks == 1 else f"{ranks} ranks"
-            fits = f"; with {ranks} ranks use {max(1, ranks // 2)}:{ranks - max(1, ranks // 2)}" if ranks > 1 else ""
-            raise Unusable(f"strategy.split={self.split} wants {g + d} ranks, and there are {here}{fits}")
+            here = "is 1" if ranks == 1 else f"are {ranks}"
+            fits = f"use {ranks // 2}:{ranks - ranks // 2}" if ranks > 1 else f"give --ranks {g + d}, or leave it out"
+            raise Unusable(f"strategy.split={self.split} wants {g + d} ranks, and there {here}; {fits}")
         if divides and (self.lagging or self.lags_of):
             raise Unusable(
                 "strategy.fake_lags and strategy.critic_lags are for ranks that play both players: leave them out, or "

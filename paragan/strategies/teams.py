@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 import weakref
@@ -34,9 +35,12 @@ def counts(split: str) -> tuple[int, int]:
     return int(g), int(d)
 
 
-def not_minutes(split: Any) -> Any:
-    """YAML reads 2:6 as two minutes and six seconds."""
-    return "{}:{}".format(*divmod(split, 60)) if isinstance(split, int) and split >= 60 else split
+def as_split(split: Any) -> str:
+    """auto, none or 2:6, which YAML reads as two minutes and six seconds. ValueError says so."""
+    text = "{}:{}".format(*divmod(split, 60)) if isinstance(split, int) and split >= 60 else str(split)
+    if not re.fullmatch(r"auto|none|[1-9]\d*:[1-9]\d*", text):
+        raise ValueError("it should be auto, none, or how many ranks play G and how many D: 2:6")
+    return text
 
 
 def divided(split: str, game: Game, world: World) -> tuple[int, int]:
