@@ -54,7 +54,7 @@ GOSSIP: Labs = {
     "100 Mbit/s, computing 0.5 s, 500k parameters": ((EIGHT, "--rate=100mbit"), LATE),
     "one link of 10 Mbit/s, the same": ((EIGHT, "--rates=10mbit,100mbit"), LATE),
 }
-FORMS = "sync,async+snapshot_every=4,async+snapshot_wire=int8,async+lead=2+snapshot_wire=int8"
+FORMS = "sync,async+snapshot_every=4,async+snapshot_every=2+snapshot_wire=bf16"
 TEAMS: Labs = {
     "1 Gbit/s, 50M parameters, computing 1 s": (
         (EIGHT, "--rate=1gbit"),

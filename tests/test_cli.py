@@ -215,6 +215,9 @@ def test_a_dry_run_tells_the_cost_of_more_ranks():
     alone, two = (call("train", *TINY, "-n", f"--ranks={n}").out for n in (1, 2))
     assert "# each rank sends 0 MB" in alone
     assert "# each rank sends 0 MB" not in two
+    teams = call("train", *TINY, "--strategy=async", "-n", "--ranks=3", "--strategy.split=2:1").out
+    assert "# a rank of G sends" in teams
+    assert "# a rank of D sends" in teams
 
 
 def test_recipes_and_fields_are_listed():

@@ -258,5 +258,6 @@ def test_links_that_are_dropped_leave_nothing(pool):
         return there
 
     found = [pool(2, job) for _ in range(int(os.environ.get("PARAGAN_SOAK", "1")))]
+    early = found[:2][-1]  # what the job before has left is there until the next has begun
     for rank in (0, 1):
-        assert found[-1][rank][1] <= found[0][rank][0]
+        assert found[-1][rank][1] <= early[rank][0]

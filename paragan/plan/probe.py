@@ -6,6 +6,7 @@ measure the network and not the cores.
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import statistics
@@ -32,7 +33,7 @@ from .cost import role_traffic
 LAYERS = 24  # of each player
 LANES = 8  # of one image, or more
 WARM_UP = 2  # rounds
-NAMED = 32  # letters of a strategy in the table
+NAMED = 44  # letters of a strategy in the table
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,16 @@ def probe(
     params: of both players together; compute_ms: of a round, where a rank plays both on its part of the lanes; share:
     D's own part of it.
     """
-    step_ms, sent, kernel, role, game = _played(strategy, world, params, compute_ms, share, rounds)
+    played = _played(strategy, world, params, compute_ms, share, rounds)
     overlap = efficiency = None
     if compute_ms > 0 and world.size > 1:
-        alone_ms = _played(strategy, world, params, 0.0, share, rounds)[0]
-        computing_ms = _played(strategy, World.solo(), params, compute_ms, share, rounds)[0]
+        alone_ms = _played(strategy, world, params, 0.0, share, rounds).step_ms
+        computing_ms = _played(strategy, World.solo(), params, compute_ms, share, rounds).step_ms
         computing_ms = _most(world, [computing_ms])[0]
-        if not role.settle:  # else the exchanges have no time of their own
-            overlap = min(1.0, max(0.0, 1 - (step_ms - computing_ms) / alone_ms))
-        efficiency = computing_ms / step_ms
-    predicted = role_traffic(role, game)
-    sent_most, predicted_most, kernel_most = map(int, _most(world, [sent, predicted.sent_bytes, kernel or 0]))
+        if not played.lags:  # else the exchanges have no time of their own
+            overlap = min(1.0, max(0.0, 1 - (played.step_ms - computing_ms) / alone_ms))
+        efficiency = computing_ms / played.step_ms
+    sent, predicted, kernel = map(int, _most(world, [played.sent, played.predicted, played.kernel or 0]))
     wire = strategy.wire.name
     return Probed(
         strategy="+".join(word for word in name.split("+") if word not in (wire, f"wire={wire}")),
@@ -92,20 +92,29 @@ def probe(
         topology=getattr(getattr(strategy, "topology", None), "name", "all"),
         ranks=world.size,
         params=params,
-        step_ms=step_ms,
+        step_ms=played.step_ms,
         compute_ms=compute_ms,
         overlap=overlap,
         efficiency=efficiency,
-        sent_bytes=sent_most,
-        predicted_bytes=predicted_most,
-        kernel_bytes=None if kernel is None else kernel_most,
+        sent_bytes=sent,
+        predicted_bytes=predicted,
+        kernel_bytes=None if played.kernel is None else kernel,
     )
 
 
-def _played(
-    strategy: Strategy, world: World, params: int, compute_ms: float, share: float, rounds: int
-) -> tuple[float, int, int | None, Role, Game]:
-    """ms a round; bytes sent in one, by the meter and by the kernel; and what was played."""
+@dataclass(frozen=True)
+class _Played:
+    """ms a round, bytes that this rank sent in one, and whether its messages may lag."""
+
+    step_ms: float
+    sent: int
+    kernel: int | None
+    predicted: int
+    lags: bool
+
+
+def _played(strategy: Strategy, world: World, params: int, compute_ms: float, share: float, rounds: int) -> _Played:
+    gc.collect()  # of a large game before: two may be too much
     lanes = world.size * -(-LANES // world.size)  # as many on every rank
     period = math.lcm(getattr(strategy, "every", 1), getattr(strategy, "snapshot_every", 1))
     rounds = period * -(-rounds // period)
@@ -130,7 +139,8 @@ def _played(
     sent = sum(p.meter.sent_bytes for p in game.players) - sent
     now = _sent_by_kernel()
     kernel = None if seen is None or now is None or world.size == 1 else (now - seen) // rounds
-    return statistics.median(_most(world, times)), sent // rounds, kernel, role, game
+    predicted = role_traffic(role, game).sent_bytes
+    return _Played(statistics.median(_most(world, times)), sent // rounds, kernel, predicted, bool(role.settle))
 
 
 def _round(role: Role, hands: list[Batch], step: int) -> None:
