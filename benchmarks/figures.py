@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ STYLE = {
     "legend.frameon": False,
 }
 OURS, THEIRS, LIMIT, SPREAD = "#2a6f97", "#a9b4bd", "#c1121f", "#d9e2e8"
+BUFFERS = ("alternating", "0, 0", "0, 0, replay", "0, 0, replay a half", "0, 0, uniform")
 FIGURES = {"fd": "Fréchet distance", "recognised": "recognised", "diversity": "diversity"}
 
 
@@ -81,6 +83,12 @@ def gossip_speed(laboratories: dict[str, Any]) -> Figure:
     grid[2].set_xlabel("pace kept, %")
     grid[2].set_title("one of eight links ten times slower", fontsize=8, loc="left")
     return figure
+
+
+def some(found: dict[str, Any], cases: Sequence[str]) -> dict[str, Any]:
+    """Of what was found, these cases."""
+    rows = [row for row in found["rows"] if row["case"] in cases]
+    return {**found, "rows": rows, "cases": {case: found["cases"][case] for case in cases}}
 
 
 def quality(found: list[dict[str, Any]]) -> Figure:
@@ -153,6 +161,7 @@ def main() -> None:
             ("gossip_speed", gossip_speed(read("gossip_lab")["laboratories"])),
             ("async_lags", lags(read("quality_digits_lags"))),
             ("async_quality", quality([read("quality_digits_async"), read("quality_fashion_async")])),
+            ("async_choices", quality([some(read("quality_digits_lags"), BUFFERS), read("quality_digits_split")])),
             ("gossip_quality", quality([read(f"quality_{name}") for name in decentralized])),
         ):
             figure.savefig(DOCS / f"{name}.svg", metadata={"Date": None})
