@@ -76,14 +76,16 @@ def main() -> None:
     }.items():
         found[case] = measured(*given, options.rounds)
         save(options.json, {"machine": about, "cases": found})
+    print(gains(found))
+
+
+def gains(found: dict[str, Any]) -> str:
+    """What was counted and measured of every case, as a table."""
     rows = [
-        (case, *map(cell, (row["g over d"], row["gain counted"], *row["gain measured"]))) for case, row in found.items()
+        (case, *(f"{x:.3f}" for x in (row["g over d"], row["gain counted"], *row["gain measured"])))
+        for case, row in found.items()
     ]
-    print(table(("case", "G / D", "gain counted", "measured", "low", "high"), rows))
-
-
-def cell(value: float) -> str:
-    return f"{value:.3f}"
+    return table(("case", "G / D", "gain counted", "measured", "low", "high"), rows)
 
 
 if __name__ == "__main__":

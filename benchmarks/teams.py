@@ -12,10 +12,10 @@ import argparse
 from typing import Any
 
 import torch
-from forms import WIDER, gain, session
+from forms import WIDER, gain, gains, session
 from ours import playing
 from spawned import Tell, meet, told
-from timing import describe, interleave, machine, save, steps_for, table
+from timing import describe, interleave, machine, save, steps_for
 
 from paragan.comm.world import World
 from paragan.data.source import load
@@ -67,11 +67,7 @@ def main() -> None:
         found[case] = row
         save(options.json, {"machine": about, "cases": found})
         print(case, flush=True)
-    rows = [
-        (case, *(f"{x:.3f}" for x in (row["g over d"], row["gain counted"], *row["gain measured"])))
-        for case, row in found.items()
-    ]
-    print(table(("case", "G / D", "gain counted", "measured", "low", "high"), rows))
+    print(gains(found))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Async(Plain):
 
     split          : how many ranks play G and how many D, "2:6"; "auto": so that neither waits; "none": all play both
     lead           : how many rounds a team may begin before the other has ended the first of them; then it waits.
-                     1: none waits for the newest it can have, and every run is the same, to the bit
+                     1: both play the same round at once, and every run is the same, to the bit
     snapshot_every : rounds of D between the snapshots that it posts
     snapshot_wire  : the form they travel in
     buffer         : which of the images that G made D draws
