@@ -173,7 +173,9 @@ def _train_run(options: argparse.Namespace, rest: list[str], arguments: list[str
     if ranks > 1 and not launched:
         from .train.launch import launch
 
-        return launch(ranks, _without_ranks(arguments), go_on=run.strategy.lost_after_s > 0)
+        return launch(ranks, _without_ranks(arguments), go_on=run.strategy.lost_after_s > 0 or bool(run.per_label))
+    if run.per_label:
+        return _train_labels(run, place, wanted, reasons)
     from .train.start import Training
 
     training = Training(run, place, wanted)
@@ -240,29 +242,34 @@ def _in_world(run: Any, place: Any, action: Any, join: Any = None) -> int:
     from .train.run import pick_device
 
     device = pick_device(run.device.kind, place.local_rank)
-    world = join(device) if join else World.join(place, device, run.timeout_s)
-    try:
+    with join(device) if join else World.join(place, device, run.timeout_s) as world:
         action(world, Screen(world.first))
-    except Unusable:
-        world.close()
-        raise
-    except Interrupted:
-        world.close()
-        raise
-    except BaseException:
-        world.abandon()
-        raise
-    world.close()
+    return 0
+
+
+def _train_labels(run: Any, place: Any, wanted: Any, reasons: list[str]) -> int:
+    from .train.crew import train_labels
+    from .train.progress import Screen
+    from .train.run import pick_device
+
+    folder = train_labels(run, place, pick_device(run.device.kind, place.local_rank), wanted, reasons)
+    if place.rank == 0:
+        _say_done(folder, Screen())
     return 0
 
 
 def _train_in(training: Any, world: Any, screen: Any, reasons: list[str]) -> None:
-    from .report.records import read
-
     for line in reasons:
         screen.say(line)
     folder = training.play(world, screen)
-    rows = read(folder / "metrics.jsonl") if world.first else []
+    if world.first:
+        _say_done(folder, screen)
+
+
+def _say_done(folder: Path, screen: Any) -> None:
+    from .report.records import read
+
+    rows = read(folder / "metrics.jsonl")
     last = [row for row in rows if row.get("kimg") == rows[-1].get("kimg")]
     scores = "  ".join(f"{row['name']} {row['value']:.4g}" for row in last)
     screen.say(f"done: {scores}; look at {folder}/report.html")

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 @dataclass
 class Clock:
-    """Where a run stands. step: rounds played; images: real images D has seen (kimg * 1000)."""
+    """Where a run stands. step: rounds played; images: real images D has seen (kimg * 1000); seconds: that playing them
+    took, in all its sittings."""
 
     duration: int  # images
     step: int = 0
     images: int = 0
+    seconds: float = 0.0
 
     @property
     def kimg(self) -> float:
@@ -24,6 +26,10 @@ class Clock:
     def advance(self, images: int) -> None:
         self.step += 1
         self.images += images
+
+    def end(self) -> None:
+        """Let the run be done here."""
+        self.duration = self.images
 
     def crossed(self, every: int, images: int) -> bool:
         """Whether the round just played, of `images`, passed a multiple of `every` images."""

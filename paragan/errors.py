@@ -25,6 +25,10 @@ class Failed(Exception):
         self.everywhere = everywhere
 
 
+class Diverged(Failed):
+    """The game went where there are no numbers: the same again would end the same."""
+
+
 class Interrupted(Exception):
     """A signal asked for the end, or too few ranks were left; a checkpoint was written first. Status 3, resumable.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import time
@@ -13,8 +14,9 @@ from typing import ClassVar
 
 import torch
 
-from ..errors import Unusable
+from ..errors import Interrupted, Unusable
 from .groups import POLL_S, Group, Link, Lost, Ranks, Solo, Store, Waiter, c10d, hang_up, meet, open_sockets, or_lost
+from .keys import towards
 
 FAULT_WINDOW_S = 4.0  # how long the survivors of a broken exchange listen for the one who knows why
 
@@ -56,8 +58,8 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
     return int(digits)
 
 
-def rendezvous(place: Place, env: Mapping[str, str], timeout_s: float) -> Store:
-    """The key-value store all ranks share. Waits at most `timeout_s` for rank 0 to serve it."""
+def meeting_point(env: Mapping[str, str]) -> tuple[str, int]:
+    """Where rank 0 serves the store of all."""
     address = env.get("MASTER_ADDR") or _first_host(env.get("SLURM_STEP_NODELIST", ""))
     if not address:
         raise Unusable("MASTER_ADDR is not set: start with torchrun, srun or --ranks N")
@@ -65,6 +67,12 @@ def rendezvous(place: Place, env: Mapping[str, str], timeout_s: float) -> Store:
     port = _number(env, "MASTER_PORT", 29500 + job % 10000)
     if not 0 < port < 65536:
         raise Unusable(f"MASTER_PORT={port} must be between 1 and 65535", everywhere=False)
+    return address, port
+
+
+def rendezvous(place: Place, env: Mapping[str, str], timeout_s: float) -> Store:
+    """The key-value store all ranks share. Waits at most `timeout_s` for rank 0 to serve it."""
+    address, port = meeting_point(env)
     served = place.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         if not served:
@@ -239,6 +247,29 @@ class World:
         self._silent = silent
         ranks = ", ".join(map(str, silent))
         return f"rank {ranks} was lost at step {step} (killed, or out of reach); {own}"
+
+    def leave_with(self, ranks: Sequence[int], env: Mapping[str, str] = os.environ) -> World:
+        """A world of this rank and some others, which needs nobody else any more. Every rank calls this, with the ranks
+        that it leaves with; this world is closed."""
+        if self.size == 1:
+            return self
+        with socket.socket() as s:
+            s.bind(("", 0))
+            here = [towards(meeting_point(env)), s.getsockname()[1]]
+        host, port = json.loads(self.agree(json.dumps(here))[ranks[0]])
+        self.close()
+        place = Place(ranks.index(self.rank), len(ranks), self.place.local_rank, self.place.local_size)
+        return World.join(place, self.device, self.timeout_s, {"MASTER_ADDR": host, "MASTER_PORT": str(port)})
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Leave as it has ended: in good order where nothing broke."""
+        if error is None or isinstance(error, Unusable | Interrupted):
+            self.close()
+        else:
+            self.abandon()
 
     def close(self) -> None:
         """Leave in good order: rank 0, which may hold the store, goes last."""

@@ -37,6 +37,18 @@ class Images:
         lines = [what, self._classes(), *self.notes]
         return "\n".join(textwrap.fill(line, 100, subsequent_indent="  ", break_long_words=False) for line in lines)
 
+    def of_class(self, label: int) -> "Images":
+        """The images of one class, without labels. Unusable where there is no such class, or no image of it."""
+        if self.labels is None:
+            raise Unusable(f"data.only={label}: these images have no classes; leave data.only out")
+        if not 0 <= label < len(self.classes):
+            raise Unusable(f"data.only={label}: there is no such class; use a number from 0 to {len(self.classes) - 1}")
+        mine = self.images[self.labels == label]
+        if not len(mine):
+            raise Unusable(f"data.only={label}: class {self.classes[label]} has no image; add some, or take another")
+        note = f"class {label} ({self.classes[label]}) alone"
+        return Images(mine, None, (), fingerprint(mine, None), (*self.notes, note))
+
     def _classes(self) -> str:
         if self.labels is None:
             return "no classes"

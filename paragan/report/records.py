@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
@@ -82,6 +83,23 @@ def write_whole(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def create_once(path: Path, data: bytes) -> bool:
+    """Make a file that is not there yet, whole from the first moment on. False if it is there: of all processes that
+    try, on whatever hosts, one succeeds."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with aside.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(aside, path)
+        return True
+    except FileExistsError:
+        return False
     finally:
         aside.unlink(missing_ok=True)
 

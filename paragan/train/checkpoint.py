@@ -11,6 +11,7 @@ stands for both.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import stat
@@ -126,7 +127,7 @@ class Checkpoints:
     def save(
         self,
         players: Iterable[Player],
-        clock: Mapping[str, int],
+        clock: Mapping[str, float],
         record: Mapping[str, Any],
         role: Role,
         suffix: str = "",
@@ -175,7 +176,7 @@ class Checkpoints:
         aside: Path,
         target: Path,
         rows: list[list[int]],
-        clock: Mapping[str, int],
+        clock: Mapping[str, float],
         record: Mapping[str, Any],
     ) -> OSError | None:
         files = {_file(rank): {"bytes": size, "crc32": crc} for rank, (_, size, crc) in enumerate(rows) if size}
@@ -259,6 +260,7 @@ class Loaded:
     path: Path
     step: int
     images: int
+    seconds: float
     about: dict[str, Any]
     tensors: Tensors
 
@@ -292,12 +294,13 @@ def read(path: Path, rank: int, ranks: int) -> Loaded:
                 raise ValueError(f"{name!r} is no file of a rank")
             states[name] = _read_file(path / name, facts["bytes"], facts["crc32"])
         step, images = int(about["clock"]["step"]), int(about["clock"]["images"])
-        if step < 0 or images < 0:
+        seconds = float(about["clock"].get("seconds", 0.0))  # an older paragan did not count them
+        if step < 0 or images < 0 or not 0 <= seconds < math.inf:
             raise ValueError("the clock is negative")
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Damaged(f"checkpoint.json: {error!r}") from error
     own = states.get(_file(rank), {}) if ranks == about["ranks"] else {}
-    return Loaded(path, step, images, about, mean(states.values()) | own)
+    return Loaded(path, step, images, seconds, about, mean(states.values()) | own)
 
 
 def newest(paths: Iterable[Path], rank: int, ranks: int) -> tuple[Loaded | None, list[tuple[Path, str]]]:

@@ -8,14 +8,14 @@ import json
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..config import build, differences, nearest, plain, read_yaml, to_yaml
 from ..errors import Unusable
-from ..report.records import read, write_whole
+from ..report.records import create_once, read, write_whole
 from . import checkpoint
 from .model import folder_to_start_from
 from .run import Run, differing, settled
@@ -115,6 +115,43 @@ def choose(wanted: Wanted, run: Run, ranks: int) -> RunFolder:
     return _new(wanted.outdir, run, ranks)
 
 
+def join(wanted: Wanted, run: Run, finished: Callable[[Path], bool]) -> RunFolder:
+    """The folder of a run in which any number of processes work at once, and which none of them owns: a given one, the
+    newest unfinished one of the same record, or a new one. Processes that look for one at the same moment find the
+    same."""
+    path = wanted.run_dir
+    if path:
+        former = RunFolder(path).record()
+        if former is None and path.is_dir() and any(not p.name.startswith(".") for p in path.iterdir()):
+            raise Unusable(f"{path} has files in it but no run.yaml: give an empty or a new folder as --run-dir")
+        if former is not None and wanted.resume == "never":
+            raise Unusable(f"{path} holds a run already; --resume never needs another --run-dir")
+        refuse_differences(former or _begun(path, run), run, path)
+        return RunFolder(path)
+    if wanted.resume == "auto":
+        for there in _numbered(wanted.outdir)[::-1]:
+            former = RunFolder(there).record()
+            if former is not None and not changed(former, run) and not finished(there):
+                return RunFolder(there)
+    begun = [p for p in _numbered(wanted.outdir) if (p / "run.yaml").exists()]  # one without may be ours in a moment
+    number = max((int(m[1]) for p in begun if (m := NUMBERED.match(p.name))), default=-1) + 1
+    while changed(_begun(path := wanted.outdir / _name(number, run), run), run):
+        number += 1
+    return RunFolder(path)
+
+
+def _begun(path: Path, run: Run) -> dict[str, Any]:
+    """The record in a folder: this run's, unless another process was faster."""
+    if run.init_from:
+        folder_to_start_from(Path(run.init_from))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        create_once(path / "run.yaml", to_yaml(run).encode())
+    except OSError as error:
+        raise Unusable(f"{path} cannot be written: {error.strerror}; give another --run-dir or --outdir") from error
+    return RunFolder(path).record() or {}
+
+
 def under_way(wanted: Wanted) -> list[tuple[RunFolder, dict[int, tuple[str, int]], str]]:
     """Folders whose ranks said where they listen, newest first: with their addresses and the data's fingerprint."""
     paths = [wanted.run_dir] if wanted.run_dir else _numbered(wanted.outdir)[::-1] if wanted.resume == "auto" else []
@@ -188,8 +225,7 @@ def _new(outdir: Path, run: Run, ranks: int) -> RunFolder:
     there = [int(match[1]) for p in _numbered(outdir) if (match := NUMBERED.match(p.name))]
     number = max(there, default=-1) + 1
     while True:
-        name = f"{number:05d}-{run.recipe}-{run.nets.name}-{_how(run)}-r{ranks}-b{run.batch}"
-        folder = RunFolder(outdir / name)
+        folder = RunFolder(outdir / _name(number, run, ranks))
         try:
             folder.path.mkdir()
         except FileExistsError:
@@ -199,6 +235,12 @@ def _new(outdir: Path, run: Run, ranks: int) -> RunFolder:
             raise Unusable(f"--outdir {outdir} cannot be written: {error.strerror}") from error
         folder.lock()
         return folder
+
+
+def _name(number: int, run: Run, ranks: int = 0) -> str:
+    """00000-digits-dcgan-sync-r1-b128; without ranks where any number of workers may come and go."""
+    several = f"-r{ranks}" if ranks else ""
+    return f"{number:05d}-{run.recipe}-{run.nets.name}-{_how(run)}{several}-b{run.batch}"
 
 
 def _how(run: Run) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from ..clock import Clock
+from ..comm.groups import Lost
 from ..comm.world import World
 from ..data.lanes import Lanes
 from ..errors import Failed, Interrupted
@@ -64,7 +65,8 @@ def explained(session: Session) -> Generator[None]:
         yield
     except (Failed, OSError) as error:
         everywhere = isinstance(error, Failed) and error.everywhere
-        raise Failed(world.explain(error, clock.step), everywhere) from error
+        kind = Failed if isinstance(error, Lost | OSError) else type(error)
+        raise kind(world.explain(error, clock.step), everywhere) from error
     except (Interrupted, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -87,7 +89,9 @@ def rounds(session: Session, observers: list[Observer], at_stop: Observer, stop:
             at_stop(session)
             what = f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})"
             raise Interrupted(what, everywhere=not session.world.first)
+        start = time.perf_counter()
         play_round(session)
+        clock.seconds += time.perf_counter() - start
         if session.role.meet and eventful(session):
             session.role.meet()
         with session.stats.aside():

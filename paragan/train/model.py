@@ -1,10 +1,13 @@
-"""The model: the averaged generator as safetensors and json, and sampling from it."""
+"""The model: the averaged generator as safetensors and json; or a folder of such models, one for every label.
+
+model/config.json, model.safetensors, discriminator.safetensors
+model/config.json, 0000/, 0001/, ...         per label: what is common to all, and an ordinary model each
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,83 +17,19 @@ import numpy as np
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..config import build, plain
 from ..errors import Unusable
 from ..game.player import Player
 from ..nets import Nets, Spec
+from ..report.records import write_whole
 from ..rng import CPU, generator
+from .sampler import Merged, Prior, Sampler
 
 FORMAT = 1
+PER_LABEL = "per-label"
 STANDING_IMAGES = 1024
-
-
-@dataclass(frozen=True)
-class Prior:
-    """How often each label occurs in the data; () in an unconditional game."""
-
-    shares: tuple[float, ...]
-
-    @staticmethod
-    def of(labels: np.ndarray | None, classes: int) -> Prior:
-        if labels is None or classes == 0:
-            return Prior(())
-        return Prior(tuple(float(n) / len(labels) for n in np.bincount(labels, minlength=classes)))
-
-    def label(self, seed: int, index: int) -> int:
-        """The label of sample `index`, drawn with the chances of the data."""
-        chance = generator(seed, "sample label", position=index).random()
-        return min(int(np.searchsorted(np.cumsum(self.shares), chance, side="right")), len(self.shares) - 1)
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """Images from a generator: image i depends on (seed, i) alone, not on what is sampled with it."""
-
-    g: nn.Module
-    latent: int
-    prior: Prior
-    device: torch.device = CPU
-    batch: int = 256
-
-    def labels(self, indices: Sequence[int], seed: int) -> np.ndarray | None:
-        """[n] int64 labels drawn from the prior."""
-        return np.array([self.prior.label(seed, i) for i in indices], np.int64) if self.prior.shares else None
-
-    @torch.no_grad()
-    def images(
-        self, indices: Sequence[int], labels: np.ndarray | None, seed: int = 0, truncation: float = 1.0
-    ) -> Tensor:
-        """[n, C, H, W] uint8 on the CPU. truncation: latents beyond this size are drawn again (1: all kept).
-
-        The truncation trick of BigGAN (Brock et al. 2019): values over the threshold are drawn again; below 1
-        the threshold is 2 psi standard deviations.
-        """
-        made = []
-        for start in range(0, len(indices), self.batch):
-            part = indices[start : start + self.batch]
-            z = torch.from_numpy(np.stack([latent(seed, i, self.latent, truncation) for i in part])).to(self.device)
-            y = None
-            if labels is not None:
-                y = torch.from_numpy(np.asarray(labels[start : start + self.batch], np.int64)).to(self.device)
-            made.append(to_uint8(self.g(z, y)).cpu())
-        return torch.cat(made)
-
-
-def latent(seed: int, index: int, size: int, truncation: float = 1.0) -> np.ndarray:
-    """[size] float32 normal; with truncation < 1 cut off at 2 * truncation standard deviations."""
-    rng = generator(seed, "sample latent", position=index)
-    z = rng.standard_normal(size, dtype=np.float32)
-    if truncation < 1:
-        while (beyond := np.abs(z) > 2 * truncation).any():
-            z[beyond] = rng.standard_normal(int(beyond.sum()), dtype=np.float32)
-    return z
-
-
-def to_uint8(images: Tensor) -> Tensor:
-    """[-1, 1] float -> [0, 255] uint8, the inverse of what the lanes feed."""
-    return images.float().add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8)
 
 
 @contextlib.contextmanager
@@ -143,7 +82,7 @@ def _measure(
 class Model:
     """A generator that was loaded, with what it knows about itself."""
 
-    sampler: Sampler
+    sampler: Sampler | Merged
     spec: Spec
     config: dict[str, Any]
 
@@ -157,17 +96,32 @@ def save_model(folder: Path, g: nn.Module, d: nn.Module, config: dict[str, Any])
     folder.mkdir(parents=True, exist_ok=True)
     for name, net in (("model", g), ("discriminator", d)):
         tensors = {key: value.detach().cpu().contiguous() for key, value in net.state_dict().items()}
-        _replace(folder / f"{name}.safetensors", safetensors.torch.save(tensors))
-    _replace(folder / "config.json", json.dumps({"format": FORMAT, **config}, indent=1).encode())
+        write_whole(folder / f"{name}.safetensors", safetensors.torch.save(tensors))
+    _write_config(folder, config)
 
 
-def _replace(path: Path, data: bytes) -> None:
-    aside = path.with_name(f".{path.name}.writing")
-    with aside.open("wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    aside.rename(path)
+def _write_config(folder: Path, config: dict[str, Any]) -> None:
+    write_whole(folder / "config.json", json.dumps({"format": FORMAT, **config}, indent=1).encode())
+
+
+def begin_per_label(folder: Path, spec: Spec, prior: Prior, classes: Sequence[str], **more: Any) -> None:
+    """Make the folder of a model that is to have a generator for every label."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"kind": PER_LABEL, "spec": plain(spec), "prior": list(prior.shares), "classes": list(classes)}
+    _write_config(folder, about | more)
+
+
+def part(folder: Path, label: int) -> Path:
+    """Where the model of a label is."""
+    return folder / f"{label:04d}"
+
+
+def put_part(folder: Path, label: int, model: Path) -> None:
+    """Let the generator in the folder `model` be that of a label, from here on."""
+    target = part(folder, label)
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("model.safetensors", "config.json"):
+        write_whole(target / name, (model / name).read_bytes())
 
 
 def model_config(net: Any, spec: Spec, prior: Prior, classes: Sequence[str], **more: Any) -> dict[str, Any]:
@@ -183,8 +137,8 @@ def load_model(path: str | Path, device: torch.device = CPU) -> Model:
         config = json.loads((folder / "config.json").read_text())
         if config["format"] > FORMAT:
             raise Unusable(f"{folder} has model format {config['format']}; this paragan reads up to {FORMAT}")
-        spec = build(Spec, config["spec"])
-        net_config = build(Nets, config["net"])  # pyright: ignore
+        spec, per_label = build(Spec, config["spec"]), config.get("kind") == PER_LABEL
+        net_config = None if per_label else build(Nets, config["net"])  # pyright: ignore
         prior = Prior(tuple(float(share) for share in config["prior"]))
         if len(prior.shares) != spec.classes or not all(0 <= share <= 1 for share in prior.shares):
             raise ValueError("prior does not fit the classes")
@@ -192,10 +146,38 @@ def load_model(path: str | Path, device: torch.device = CPU) -> Model:
             raise ValueError("classes are no names")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Unusable(f"{folder}/config.json cannot be read: {error}") from error
+    if net_config is None:
+        config |= _of_parts(folder, len(prior.shares))
+        return Model(Merged(lambda label: _load_part(folder, spec, config, label, device), prior, device), spec, config)
     g = net_config.generator(spec)
     load_weights(g, folder / "model.safetensors")
     sampler = Sampler(g.to(device).eval(), net_config.latent, prior, device)
     return Model(sampler, spec, config)
+
+
+def _of_parts(folder: Path, labels: int) -> dict[str, Any]:
+    """What the models of all labels together are: how much they were trained, and their batch norm."""
+    kimg, kinds = 0.0, set[str]()
+    for label in range(labels):
+        try:
+            about = json.loads((part(folder, label) / "config.json").read_text())
+        except FileNotFoundError:
+            continue  # not trained yet
+        kimg += float(about["kimg"])
+        kinds.add(str(about["batch_norm"]))
+    return {"kimg": round(kimg, 6), "batch_norm": ", ".join(sorted(kinds)) or "none"}
+
+
+def _load_part(folder: Path, whole: Spec, config: dict[str, Any], label: int, device: torch.device) -> Sampler:
+    where, name = part(folder, label), config["classes"][label]
+    if not (where / "model.safetensors").exists():
+        raise Unusable(
+            f"{folder} has no generator for label {label} ({name}) yet: `paragan status` tells how far it is"
+        )
+    model = load_model(where, device)
+    if model.spec != Spec(whole.resolution, whole.channels, 0) or not isinstance(model.sampler, Sampler):
+        raise Unusable(f"{where} makes other images than the labels beside it: {model.spec}, not {whole}")
+    return model.sampler
 
 
 def load_weights(net: nn.Module, path: Path) -> None:
@@ -220,13 +202,20 @@ def _model_folder(path: Path) -> Path:
             raise Unusable(f"{path} is no safetensors file (pickles are refused: loading one can run code)")
         path = path.parent
     for folder in (path, path / "model"):
-        if (folder / "model.safetensors").exists():
+        if (folder / "model.safetensors").exists() or _is_per_label(folder):
             return folder
     if not path.exists():
         raise Unusable(f"{path} does not exist; give a run folder, as `paragan train` prints it")
     raise Unusable(
         f"{path} holds no model yet (model/model.safetensors): `paragan train` writes one with each checkpoint"
     )
+
+
+def _is_per_label(folder: Path) -> bool:
+    try:
+        return json.loads((folder / "config.json").read_text()).get("kind") == PER_LABEL
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def folder_to_start_from(path: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +16,16 @@ import torch
 from ..config import plain
 from ..data.grid import grid, readable
 from ..data.source import Images
-from ..errors import Failed
+from ..errors import Diverged
 from ..report.records import Records
 from . import lags
 from .checkpoint import Checkpoints
 from .consensus import consensus, evaluated
 from .loop import Session
-from .model import Prior, Sampler, model_config, save_model, standing
+from .model import model_config, save_model, standing
 from .progress import Screen
 from .run import spec_of
+from .sampler import Prior, Sampler
 
 GRID_SEED = 0
 
@@ -34,10 +36,10 @@ def every(session: Session, kimg: float) -> bool:
 
 
 def refuse_nonfinite(losses: Mapping[str, float], advice: str) -> None:
-    """Failed where a loss is not finite."""
+    """Diverged where a loss is not finite."""
     for name, value in losses.items():
         if name.startswith("Loss/") and not math.isfinite(value):
-            raise Failed(f"{name} is {value}: the game diverged; {advice}", everywhere=True)
+            raise Diverged(f"{name} is {value}: the game diverged; {advice}", everywhere=True)
 
 
 @dataclass
@@ -96,7 +98,6 @@ class Pictures:
     """Sample grids of the averaged generator, always from the same latents; the first after the first round."""
 
     folder: Path
-    images: Images
     log: Log
 
     def __call__(self, session: Session) -> None:
@@ -105,29 +106,33 @@ class Pictures:
             self.draw(session)
 
     def draw(self, session: Session) -> None:
-        indices, labels, columns = _layout(session.game.labels)
+        indices, labels, columns = layout(session.game.labels)
         with averaged_sampler(session) as sampler:
             if not session.world.first:
                 return
             fakes = sampler.images(indices, labels, GRID_SEED).permute(0, 2, 3, 1).numpy()
         path = self.folder / f"fakes{round(session.clock.kimg):06d}.png"
-        _save(fakes, columns, path)
+        save_grid(fakes, columns, path)
         picture = fakes if fakes.shape[-1] == 3 else fakes.repeat(3, axis=-1)
         self.log.board.add_images("fakes", picture[:64], session.clock.images, dataformats="NHWC")
 
-    def draw_reals(self, labelled: bool) -> None:
-        """reals.png, in the layout of the fakes."""
-        labels = self.images.labels if labelled else None
-        indices, wanted, columns = _layout(labels)
-        chosen = np.arange(len(indices)) % len(self.images.images)
-        if wanted is not None and labels is not None:
-            for label in np.unique(wanted):
-                of_label, there = np.flatnonzero(labels == label), np.flatnonzero(wanted == label)
-                chosen[there] = of_label[np.arange(len(there)) % len(of_label)]
-        _save(self.images.images[chosen], columns, self.folder / "reals.png")
+
+def draw_reals(images: Images, folder: Path, labelled: bool = True) -> None:
+    """reals.png, in the layout of the fakes, once."""
+    path = folder / "reals.png"
+    if path.exists():
+        return
+    labels = images.labels if labelled else None
+    indices, wanted, columns = layout(labels)
+    chosen = np.arange(len(indices)) % len(images.images)
+    if wanted is not None and labels is not None:
+        for label in np.unique(wanted):
+            of_label, there = np.flatnonzero(labels == label), np.flatnonzero(wanted == label)
+            chosen[there] = of_label[np.arange(len(there)) % len(of_label)]
+    save_grid(images.images[chosen], columns, path)
 
 
-def _layout(labels: np.ndarray | None) -> tuple[list[int], np.ndarray | None, int]:
+def layout(labels: np.ndarray | None) -> tuple[list[int], np.ndarray | None, int]:
     """(sample indices, labels, columns) of a grid: a column a class that has images (the first 16), else 10 x 10."""
     if labels is None:
         return list(range(100)), None, 10
@@ -136,8 +141,8 @@ def _layout(labels: np.ndarray | None) -> tuple[list[int], np.ndarray | None, in
     return list(range(rows * len(shown))), np.tile(shown, rows), len(shown)
 
 
-def _save(images: np.ndarray, columns: int, path: Path) -> None:
-    aside = path.with_name(f".{path.name}")
+def save_grid(images: np.ndarray, columns: int, path: Path) -> None:
+    aside = path.with_name(f".{os.getpid()}-{path.name}")
     grid(images, columns, scale=readable(images)).save(aside, format="png")
     aside.rename(path)
 
@@ -185,7 +190,7 @@ class Save:
             "data": self.images.fingerprint,
             "threads": torch.get_num_threads(),
         }
-        now = {"step": clock.step, "images": clock.images}
+        now = {"step": clock.step, "images": clock.images, "seconds": round(clock.seconds, 3)}
         path = self.checkpoints.save(session.game.players, now, record, session.role, suffix)
         self._saved = clock.step
         if not suffix:
@@ -198,7 +203,7 @@ class Save:
         session.world.everyone.sum(counts).wait()
         for player, count in zip(session.game.players, counts.tolist()):
             if count:
-                raise Failed(
+                raise Diverged(
                     f"{player.name} has weights that are not finite at {session.clock.kimg:.1f} kimg; "
                     f"nothing was written, {self.log.standing()}",
                     everywhere=True,

@@ -16,6 +16,7 @@ class Screen:
 
     def __init__(self, speaks: bool = True, console: Console | None = None):
         self.console = console or Console(quiet=not speaks, highlight=False, soft_wrap=True)
+        self.about = ""  # what else there is to say in every line
         self._bar: Progress | None = None
         self._shown = 0.0
         self._duration = 0.0
@@ -48,7 +49,7 @@ class Screen:
 
     def tick(self, line: dict[str, float]) -> None:
         """Show a line of stats."""
-        shown = describe(line)
+        shown = describe(line) + (f"  {self.about}" if self.about else "")
         if self._bar:
             self._bar.update(self._task, completed=line["Progress/kimg"], shown=shown)
         elif time.monotonic() - self._shown >= PLAIN_EVERY_S:

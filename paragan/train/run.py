@@ -28,28 +28,13 @@ from ..nets.spectral import power_iteration, train_mode
 from ..optim.optimism import wrapper
 from ..optim.optimizers import SGD, Kimg, Side, built
 from ..strategies.asynchronous import Async
-from ..strategies.gossip import DPOSG, AsyncGossip, CPOAdamCentral, Decentralized, DPOAdam, RandDPOAdam
-from ..strategies.quantized import CPOAdam, CPOAdamGQ, Quantized
+from ..strategies.per_label import Labels, Lockstep, Mixing, PerLabel
 from ..strategies.sync import Sync
 from .lags import repeating
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
-Strategy = Annotated[
-    Sync
-    | Quantized
-    | CPOAdam
-    | CPOAdamGQ
-    | Decentralized
-    | AsyncGossip
-    | DPOSG
-    | DPOAdam
-    | RandDPOAdam
-    | CPOAdamCentral
-    | Async,
-    Field(discriminator="name"),
-    by_name,
-]
+Strategy = Annotated[Lockstep | Mixing | Async | Labels, Field(discriminator="name"), by_name]
 
 
 @record
@@ -61,6 +46,7 @@ class Data:
     channels   : 1 grey, 3 RGB (0: chosen from the data)
     labels     : whether G and D are told the class
     mirror     : flip every second image left to right
+    only       : the images of this class alone, by its number (null: of all); nobody is told a class then
     """
 
     path: str = ""
@@ -68,6 +54,7 @@ class Data:
     channels: Literal[0, 1, 3] = 0
     labels: bool = True
     mirror: bool = False
+    only: Count | None = None
 
 
 def _listed(value: Any) -> Any:
@@ -150,6 +137,11 @@ class Run:
         return -(-math.ceil(round(self.kimg * 1000, 6)) // self.round) * self.round
 
     @property
+    def per_label(self) -> PerLabel | None:
+        """The strategy, where every label has a game of its own."""
+        return self.strategy if isinstance(self.strategy, PerLabel) else None
+
+    @property
     def round(self) -> int:
         """Real images of one round."""
         return self.batch * self.d_steps
@@ -163,7 +155,7 @@ class Run:
                     f"{name} {batch} does not divide into --lanes {self.lanes}: try {name} {down} or "
                     f"{down + self.lanes}"
                 )
-        if ranks > self.lanes:
+        if ranks > self.lanes and not self.per_label:
             raise Unusable(f"{ranks} ranks cannot share --lanes {self.lanes}: start at most {self.lanes} ranks")
         self.strategy.check(ranks)
         if not self.data.path:
@@ -183,6 +175,11 @@ def differing(name: str) -> bool:
         "evaluation",
         "strategy.lost_after_s",
         "strategy.split",
+        "strategy.minutes",
+        "strategy.ranks",
+        "strategy.rare",
+        "strategy.lease_s",
+        "strategy.wait",
     )
     return any(name == field or name.startswith(field + ".") for field in may)
 
@@ -195,8 +192,10 @@ def spec_of(run: Run, images: Images) -> Spec:
 
 def load_images(run: Run) -> Images:
     """The data of a run, in memory."""
-    data = run.data
-    return load(data.path, resolution=data.resolution or None, channels=data.channels or None, labels=data.labels)
+    data, alone = run.data, run.data.only is not None
+    labels = data.labels or alone
+    images = load(data.path, resolution=data.resolution or None, channels=data.channels or None, labels=labels)
+    return images if data.only is None else images.of_class(data.only)
 
 
 def resolve(run: Run, images: Images) -> Run:

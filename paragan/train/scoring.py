@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from ..comm.groups import Group
 from ..comm.world import World
 from ..data.source import Images
@@ -16,12 +14,14 @@ from ..errors import Unusable
 from ..eval.evaluate import Protocol, Score, comparable, evaluate
 from ..eval.features import FeatureSpace, by_name
 from ..eval.metrics import METRICS, metric_names, number_of_fakes
+from ..eval.shares import dealt
 from ..report.records import Records, read
 from .loop import Session
-from .model import Sampler, load_model
+from .model import load_model
 from .observers import averaged_sampler, every
 from .progress import Screen
 from .run import Evaluation, Run, load_images
+from .sampler import Merged, Sampler, ahead
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,11 @@ class Scoring:
         return there.issuperset(metric_names(metric, feature_space(self.wanted, resolution, channels)))
 
 
+BLOCK = 64  # images that are looked at together
+
+
 def score(
-    sampler: Sampler,
+    sampler: Sampler | Merged,
     images: Images,
     wanted: Evaluation,
     protocol: Protocol,
@@ -66,19 +69,15 @@ def score(
 ) -> list[Score]:
     """The scores a run asks for, every rank sampling its share of the fakes."""
     _, resolution, _, channels = images.images.shape
-    seed = protocol.seed
-
-    def sample(indices: range) -> Tensor:
-        rows = list(indices)
-        return sampler.images(rows, sampler.labels(rows, seed), seed, truncation)
-
+    mine = dealt(number_of_fakes(wanted.metrics, wanted.count), BLOCK, group.rank, group.size)
     return evaluate(
-        sample,
+        ahead(sampler, mine, protocol.seed, truncation),
         images.images,
         space=feature_space(wanted, resolution, channels),
         metrics=list(wanted.metrics),
         count=wanted.count,
         group=group,
+        batch=BLOCK,
         protocol=_described(protocol, images, sampler),
         device=sampler.device,
     )
@@ -103,7 +102,7 @@ def feature_space(wanted: Evaluation, resolution: int, channels: int) -> Feature
     return by_name(wanted.features, resolution, channels, wanted.inception or None)
 
 
-def _described(protocol: Protocol, images: Images, sampler: Sampler) -> Protocol:
+def _described(protocol: Protocol, images: Images, sampler: Sampler | Merged) -> Protocol:
     _, resolution, _, channels = images.images.shape
     return dataclasses.replace(
         protocol,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,9 +23,9 @@ from ..report.records import Records
 from . import checkpoint, lags
 from .checkpoint import Checkpoints, Damaged, Loaded
 from .folder import RunFolder, Wanted, changed, refuse_differences, under_way
-from .loop import Session, train
+from .loop import Observer, Session, train
 from .model import folder_to_start_from, load_weights
-from .observers import Log, Pictures, Save
+from .observers import Log, Pictures, Save, draw_reals
 from .progress import Screen
 from .regroup import Table
 from .run import Pair, Run, build_game, build_nets, load_images, resolve, spec_of
@@ -106,9 +106,16 @@ def join_in(there: UnderWay, world: World, screen: Screen) -> Path:
     return there.folder.path
 
 
-def play(session: Session, desk: Desk, folder: RunFolder, images: Images, screen: Screen) -> None:
+def play(
+    session: Session,
+    desk: Desk,
+    folder: RunFolder,
+    images: Images,
+    screen: Screen,
+    watchers: Sequence[Observer] = (),
+) -> None:
     """From where the session stands to its end."""
-    world, observers = session.world, [desk.log, desk.pictures, desk.save, desk.scoring]
+    world, observers = session.world, [*watchers, desk.log, desk.pictures, desk.save, desk.scoring]
     if isinstance(world, Elastic):
         table = Table(world, folder, images, screen, desk.save, lambda s: seat(s.run, world, images, s.game, s.clock))
         table.play(session, observers, desk.finish)
@@ -129,17 +136,28 @@ def execute(run: Run, world: World, wanted: Wanted, screen: Screen) -> Path:
         screen.say(f"run folder {folder.path}")
         if world.size == 1 and run.strategy.wire.lossy:
             screen.say(f"one rank sends nothing: the {run.strategy.wire.name} wire has no effect")
-        with open_session(run, world, folder, images, screen) as (session, desk):
-            if session.clock.done:
-                screen.say(f"{folder.path} is complete at {session.clock.kimg:g} kimg; --kimg extends it")
-                desk.save.write_model(session)  # it may have been stopped right after its last checkpoint,
-                desk.scoring(session)  # or while it was scored
-            if session.role.about:
-                screen.say(session.role.about)
-            play(session, desk, folder, images, screen)
-        if world.first:
-            write_report(folder.path)
+        play_in(folder, run, world, images, screen)
         return folder.path
+
+
+def play_in(
+    folder: RunFolder, run: Run, world: World, images: Images, screen: Screen, watchers: Sequence[Observer] = ()
+) -> Session:
+    """Train in a folder that is ours, until all is there that a run leaves. watchers: who looks on beside the desk,
+    before it, and before the first round too."""
+    with open_session(run, world, folder, images, screen) as (session, desk):
+        for watcher in watchers:
+            watcher(session)
+        if session.clock.done:
+            screen.say(f"{folder.path} is complete at {session.clock.kimg:g} kimg; --kimg extends it")
+            desk.save.write_model(session)  # it may have been stopped right after its last checkpoint,
+            desk.scoring(session)  # or while it was scored
+        if session.role.about:
+            screen.say(session.role.about)
+        play(session, desk, folder, images, screen, watchers)
+    if world.first:
+        write_report(folder.path)
+    return session
 
 
 def resolved(run: Run, images: Images) -> Run:
@@ -179,7 +197,7 @@ def at_desk(run: Run, folder: RunFolder, images: Images, screen: Screen, checkpo
     try:
         yield Desk(
             log,
-            Pictures(folder.path, images, log),
+            Pictures(folder.path, log),
             Save(folder.path, checkpoints, images, log),
             Scoring(folder.path, images, screen, run.evaluation),
         )
@@ -209,8 +227,7 @@ def open_session(
             desk.log.stats.truncate_after(session.clock.step)
             Records(folder.path / lags.NAME).truncate_after(session.clock.step)
             Records(folder.path / "metrics.jsonl").truncate_after(session.clock.kimg, key="kimg")
-            if not (folder.path / "reals.png").exists():
-                desk.pictures.draw_reals(session.game.labels is not None)
+            draw_reals(images, folder.path, session.game.labels is not None)
         world.agree("open")
         yield session, desk
 
@@ -225,7 +242,7 @@ def assemble(run: Run, world: World, images: Images, pair: Pair, start: Loaded |
                 checkpoint.restore(player, start.tensors)
         except Damaged as error:
             raise Unusable(f"{start.path}: {error}; the paragan that wrote it may have been another") from error
-        clock.step, clock.images = start.step, start.images
+        clock.step, clock.images, clock.seconds = start.step, start.images, start.seconds
     session = seat(run, world, images, game, clock)
     if start:
         checkpoint.restore_past(session.role, start.tensors)

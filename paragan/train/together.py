@@ -78,14 +78,14 @@ def owned_folder(run: Run, world: World, wanted: Wanted) -> Iterator[RunFolder]:
 
 def refuse_unshared(path: Path, world: World) -> None:
     """Every rank must see the folder that rank 0 has: other ranks write parts of a checkpoint."""
-    mark = path / ".shared"
+    mark = path / world.agree(f".shared-{secrets.token_hex(8)}")[0]  # many may look into one folder at once
     if world.first:
-        mark.write_text(secrets.token_hex(8))
-    token = world.agree(mark.read_text() if world.first else "")[0]
+        mark.touch()
+    world.agree("marked")
 
     def look() -> bool:
         deadline = time.monotonic() + SHARED_TIMEOUT_S
-        while not (mark.exists() and mark.read_text() == token):  # network file systems may show it late
+        while not mark.exists():  # network file systems may show it late
             if time.monotonic() > deadline:
                 here = socket.gethostname()
                 raise Unusable(f"host {here} does not see {path}: the run folder must be on storage all hosts share")

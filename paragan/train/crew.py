@@ -1,0 +1,128 @@
+"""Workers of a run per label: how the processes of a launcher find its folder, and part."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from ..comm.world import Place, World
+from ..config import build, differences, plain, read_yaml
+from ..data.source import Images
+from ..errors import Unusable
+from ..strategies.per_label import PerLabel
+from .folder import RunFolder, Wanted, join
+from .jobs import jobs, rare
+from .labels import POLL_S, POOLED, Worker, had
+from .leases import Leases
+from .model import begin_per_label
+from .observers import draw_reals
+from .progress import Screen
+from .run import Run, load_images, spec_of
+from .sampler import Prior
+from .start import LOAD_TIMEOUT_S, resolved, set_threads
+from .together import refuse_disagreement, refuse_unshared, together
+
+BUDGET = ("kimg", "strategy.minutes")  # how long each game is, so that all workers have to know it alike
+
+
+def train_labels(run: Run, place: Place, device: torch.device, wanted: Wanted, reasons: Sequence[str]) -> Path:
+    """Work on a run per label until it is done, as one of any number of processes: where it is. They meet to find the
+    folder, and exchange nothing afterwards, but for the ranks of one label. reasons: said first, a line each."""
+    screen = Screen(place.rank == 0)
+    world = World.join(place, device, run.timeout_s)
+    with left_if_broken(world):
+        set_threads(run, world)
+        images = together(world, lambda: load_images(run), LOAD_TIMEOUT_S)
+        run = together(world, lambda: resolved(run, images))
+        refuse_disagreement(run, world)
+        path = Path(world.agree(together(world, lambda: _enter(run, images, wanted, world)))[0])
+        refuse_unshared(path, world)
+        found, strategy = jobs(run, images, path), run.per_label
+        assert strategy is not None
+        team = strategy.team(world.rank, world.size, len(found))
+        together(world, lambda: _fit(run, strategy, len(team)))
+    for line in (*reasons, *images.describe().splitlines(), f"run folder {path}", rare(strategy, images)):
+        if line:
+            screen.say(line)
+    with world.leave_with(team) as mine:
+        Worker(run, images, found, path, mine, screen).work()
+    return path
+
+
+@contextlib.contextmanager
+def left_if_broken(world: World) -> Iterator[None]:
+    """Inside, whatever goes wrong ends this rank's part in the world; else it stays."""
+    try:
+        yield
+    except BaseException as error:
+        world.__exit__(type(error), error, None)
+        raise
+
+
+def _fit(run: Run, strategy: PerLabel, ranks: int) -> bool:
+    """Unusable where so many ranks cannot play a label together."""
+    if ranks > run.lanes:
+        raise Unusable(f"{ranks} ranks of a label cannot share --lanes {run.lanes}: use --strategy.ranks={run.lanes}")
+    strategy.within.check(ranks)
+    return True
+
+
+def _enter(run: Run, images: Images, wanted: Wanted, world: World) -> str:
+    """Rank 0 finds or makes the folder, and what all workers need in it."""
+    if not world.first:
+        return "."
+    jobs(run, images, Path())  # nothing is made for what could not begin
+    folder = join(wanted, run, lambda path: finished(path, images))
+    path = folder.path
+    try:
+        _probe(path)
+        _agree_on_budget(folder, run)
+        model = path / "model"
+        prior, classes = Prior.of(images.labels, len(images.classes)), images.classes
+        begin_per_label(model, spec_of(run, images), prior, classes, recipe=run.recipe, data=images.fingerprint)
+        draw_reals(images, path)
+    except OSError as error:
+        raise Unusable(f"{path} cannot be written: {error.strerror}; give another --run-dir or --outdir") from error
+    return str(path)
+
+
+def _probe(path: Path) -> None:
+    """OSError where nothing can be written."""
+    mark = path / f".probe-{secrets.token_hex(8)}"
+    mark.write_bytes(bytes(4096))
+    mark.unlink()
+
+
+def finished(path: Path, images: Images) -> bool:
+    """Whether nothing is left to do in a folder."""
+    try:
+        run = build(Run, read_yaml(path / "run.yaml"))
+        entries, found = Leases(path / "queue", 1.0).entries(), jobs(run, images, path)
+    except Unusable:
+        return True
+    done = {job.name for job in found if (e := entries.get(job.name)) and e.state == "done" and had(job, e)}
+    return len(done) == len(found) and POOLED in entries and entries[POOLED].state == "done"
+
+
+def _agree_on_budget(folder: RunFolder, run: Run) -> None:
+    """Another budget than before is everybody's: refused while somebody works with the former."""
+    former = folder.record() or {}
+    other = [d for d in differences(former, plain(run)) if d[0] in BUDGET]
+    if not other:
+        return
+    assert run.per_label is not None
+    leases = Leases(folder.path / "queue", run.per_label.lease_s)
+    while held := [e for e in leases.entries().values() if e.state == "held" and not leases.dead(e)]:
+        if leases.alive(held[0]):
+            name, before, now = other[0]
+            raise Unusable(
+                f"{folder.path} is being trained by {held[0].worker} with {name}={before}, not {now}: give the "
+                "same, or stop the others first"
+            )
+        time.sleep(POLL_S)
+    folder.write_record(run)

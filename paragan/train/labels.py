@@ -1,0 +1,247 @@
+"""A worker of a run per label: it takes one game after another from the run's folder, and trains it as any run.
+
+RUN/run.yaml          the run;  RUN/queue/ who works on which label, and what became of it (leases.py)
+RUN/labels/0003/      an ordinary run of label 3, which resumes by itself
+RUN/model/            the model of all labels
+
+Workers tell each other nothing but what they write there, so any number of them can be started and can die at any time,
+on any host that sees the folder. Where a label has several ranks they are one worker, with a world of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..comm.world import World
+from ..data.source import Images
+from ..errors import Diverged, Failed, Interrupted, Unusable
+from ..report.records import read
+from . import pooled
+from .folder import RunFolder
+from .jobs import Job
+from .leases import Entry, Lease, Leases
+from .loop import Session, eventful
+from .model import part, put_part
+from .progress import Screen
+from .run import Run
+from .start import play_in
+
+POLL_S = 1.0
+ATTEMPTS = 5  # workers that may end in a label, one after the other, without coming further
+POOLED = "all"  # the last job: what is made of all labels together
+END = "end"
+
+
+class Superseded(Failed):
+    """Another worker has taken the label over."""
+
+
+class TooShort(Unusable):
+    """A budget of time that is less than a step."""
+
+
+@dataclass(frozen=True)
+class Fence:
+    """An observer: nothing is written for a label that is another's by now."""
+
+    lease: Lease
+
+    def __call__(self, session: Session) -> None:
+        if self.lease.lost or (eventful(session) and not self.lease.look()):
+            raise Superseded(f"{self.lease.path.stem}: this worker was silent for too long, and another took it over")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An observer: the game ends where its time does. Ranks that play it together go by the first one's clock."""
+
+    seconds: float
+
+    def __call__(self, session: Session) -> None:
+        clock, world = session.clock, session.world
+        if not self.seconds or clock.done or (world.size > 1 and clock.step and not eventful(session)):
+            return
+        spent = clock.seconds if world.size == 1 else float(world.agree(str(clock.seconds))[0])
+        if spent < self.seconds:
+            return
+        if clock.step == 1:
+            raise TooShort(
+                f"--strategy.minutes leaves {self.seconds:.2g} s for this label, and its first step took {spent:.2g} "
+                f"s: use {2 * spent / self.seconds:.1g} times as much, or more"
+            )
+        clock.end()
+
+
+@dataclass
+class Worker:
+    """The ranks that train one label together, as one of them sees it.
+
+    jobs   : the games of the run, the longest first
+    world  : the ranks of this worker, and nobody else
+    before : labels that had failed when it was started: it tries them again
+    """
+
+    run: Run
+    images: Images
+    jobs: Sequence[Job]
+    folder: Path
+    world: World
+    screen: Screen
+    before: Mapping[str, int] = field(default_factory=dict[str, int])
+    lease: Lease | None = None
+
+    def __post_init__(self) -> None:
+        strategy = self.run.per_label
+        assert strategy is not None
+        self.wait, self.leases = strategy.wait, Leases(self.folder / "queue", strategy.lease_s)
+        self.before = {job: e.number for job, e in self.leases.entries().items() if e.state == "failed"}
+        self.named = {job.name: job for job in self.jobs}
+
+    def work(self) -> None:
+        """Take games until all are done, or none is left for this worker. Failed lists those that could not be trained."""
+        while (name := self.world.agree(self.next() if self.world.first else "")[0]) != END:
+            if name == POOLED:
+                self.conclude()
+            elif name:
+                self.train(self.named[name])
+            else:
+                time.sleep(POLL_S)
+        self.refuse_failed()
+
+    # What comes next -------------------------------------------------------------------------------------
+
+    def next(self) -> str:
+        """The name of a job that was taken for this worker; "" where it has to wait, END where all is done."""
+        entries = self.leases.entries()
+        left = [job for job in self.jobs if not self.settled(job, entries.get(job.name))]
+        self.screen.about = f"{len(self.jobs) - len(left)} of {len(self.jobs)} labels done" if self.jobs else ""
+        for job in left:
+            entry, source = entries.get(job.name), job.source
+            waits = source is not None and not self.settled(*self._with_entry(f"{source:04d}", entries))
+            if not waits and self.may_take(entry) and self.take(job, entry):
+                return job.name
+        if left:
+            return "" if self.wait else END
+        return self.next_pooled(entries)
+
+    def _with_entry(self, name: str, entries: Mapping[str, Entry]) -> tuple[Job, Entry | None]:
+        return self.named[name], entries.get(name)
+
+    def settled(self, job: Job, entry: Entry | None) -> bool:
+        """Whether there is nothing more to do for a label."""
+        if entry is None:
+            return False
+        if entry.state == "done":
+            return had(job, entry)
+        return entry.state == "failed" and not self.again(entry)
+
+    def again(self, entry: Entry) -> bool:
+        return self.before.get(entry.job) == entry.number
+
+    def may_take(self, entry: Entry | None) -> bool:
+        return entry is None or entry.state != "held" or self.leases.dead(entry)
+
+    def take(self, job: Job, entry: Entry | None) -> bool:
+        """Try to have a label; one in which workers end again and again is given up instead."""
+        reached = RunFolder(part(self.folder / "labels", job.label)).images_seen
+        ended = entry is not None and entry.state == "held" and entry.about.get("from") == reached
+        attempts = 1 + (int(entry.about.get("attempts", 1)) if entry and ended else 0)
+        about = {"label": job.label, "from": reached, "attempts": attempts}
+        self.lease = self.leases.take(job.name, entry.number if entry else 0, about)
+        if self.lease and attempts > ATTEMPTS:
+            reason = f"{ATTEMPTS} workers ended in it, one after the other, without a checkpoint"
+            self.lease.end("failed", images=reached, seconds=0.0, reason=reason)
+            return False
+        return self.lease is not None
+
+    def next_pooled(self, entries: Mapping[str, Entry]) -> str:
+        """All labels being settled: what is made of them together, once, by one worker."""
+        if any(entries[job.name].state == "failed" for job in self.jobs):
+            return END
+        entry, of = entries.get(POOLED), {job.name: entries[job.name].number for job in self.jobs}
+        if entry and entry.about.get("of") == of:
+            if entry.state == "done" or (entry.state == "failed" and not self.again(entry)):
+                return END
+            if entry.state == "held" and not self.leases.dead(entry):
+                return "" if self.wait else END
+        elif entry and not self.may_take(entry):
+            return "" if self.wait else END
+        self.lease = self.leases.take(POOLED, entry.number if entry else 0, {"of": of})
+        return POOLED if self.lease else ""
+
+    # What is done ----------------------------------------------------------------------------------------
+
+    def train(self, job: Job) -> None:
+        """Play a label's game to its end, or leave it as it is for another worker."""
+        folder = RunFolder(part(self.folder / "labels", job.label))
+        self.screen.say(f"label {job.label} ({job.title}): {job.of:,} images, {job.run.kimg:g} kimg; {folder.path}")
+        try:
+            with self.lease or contextlib.nullcontext():
+                self.play(job, folder)
+        except TooShort:
+            self.give_back("free", folder, job)
+            raise
+        except Superseded as error:
+            self.screen.say(str(error))
+            self.unless_alone(error)
+        except (Diverged, Unusable) as error:
+            self.give_back("failed", folder, job, reason=str(error))
+            self.screen.say(f"label {job.label} ({job.title}) failed: {error}")
+            self.unless_alone(error)
+        except (Failed, Interrupted, KeyboardInterrupt, OSError):
+            with contextlib.suppress(OSError):
+                self.give_back("free", folder, job)
+            raise
+
+    def play(self, job: Job, folder: RunFolder) -> None:
+        run, images = job.run, self.images.of_class(job.label)
+        if self.world.first:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            folder.write_record(run)
+        fence = [Fence(self.lease)] if self.lease else []
+        session = play_in(folder, run, self.world, images, self.screen, [*fence, Budget(job.seconds)])
+        if self.lease and self.lease.look():
+            put_part(self.folder / "model", job.label, folder.path / "model")
+            images_seen, seconds = session.clock.images, round(session.clock.seconds, 3)
+            self.lease.end("done", images=images_seen, seconds=seconds, scores=_scores(folder.path))
+
+    def give_back(self, state: str, folder: RunFolder, job: Job, **about: str) -> None:
+        """Let others have it, or know that it cannot be trained."""
+        if self.lease and self.lease.look():
+            self.lease.end(state, images=folder.images_seen, **about)
+
+    def unless_alone(self, error: Exception) -> None:
+        """Ranks that play together do not go on after a failure: their world is broken."""
+        if self.world.size > 1:
+            raise error
+
+    def conclude(self) -> None:
+        """Score and draw the model of all labels."""
+        if not self.lease:
+            return
+        with self.lease as lease:
+            pooled.conclude(self.run, self.images, self.jobs, self.folder, self.screen)
+            lease.end("done")
+
+    def refuse_failed(self) -> None:
+        entries = self.leases.entries()
+        failed = [(job, e) for job in self.jobs if (e := entries.get(job.name)) and e.state == "failed"]
+        if failed:
+            listed = "; ".join(f"label {job.label} ({job.title}): {e.about.get('reason')}" for job, e in failed[:4])
+            more = f" and {len(failed) - 4} more labels" if len(failed) > 4 else ""
+            raise Failed(f"{listed}{more}; the same command tries again", everywhere=True)
+
+
+def had(job: Job, entry: Entry) -> bool:
+    """Whether a label that is done has had the budget that it now has."""
+    return job.done(float(entry.about.get("images", 0)), float(entry.about.get("seconds", 0)))
+
+
+def _scores(folder: Path) -> dict[str, float]:
+    """The last ones of a label."""
+    rows = read(folder / "metrics.jsonl")
+    return {row["name"]: row["value"] for row in rows if row.get("kimg") == rows[-1].get("kimg")}

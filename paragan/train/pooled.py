@@ -1,0 +1,61 @@
+"""What is made of all labels together, when each is done: scores of the merged model, a grid, a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..comm.groups import Solo
+from ..data.source import Images
+from ..eval.evaluate import Protocol
+from ..report.page import write_report
+from ..report.records import Records, Row, read
+from .jobs import Job
+from .model import load_model, part
+from .observers import GRID_SEED, layout, save_grid
+from .progress import Screen
+from .run import Run
+from .scoring import append, score, summary
+
+SUMMED = ("Progress/kimg", "Progress/step", "Timing/img_per_sec", "Timing/total_s", "Timing/data_wait_s")
+LARGEST = ("Resources/peak_mem_gb",)
+
+
+def conclude(run: Run, images: Images, jobs: Sequence[Job], folder: Path, screen: Screen) -> None:
+    """Score the model of all labels, as a run does at its end, and write what people look at."""
+    model = load_model(folder)
+    kimg = float(model.config["kimg"])
+    if run.evaluation.metrics:
+        screen.say(f"scoring {run.evaluation.count:,} fakes of all labels: {', '.join(run.evaluation.metrics)}")
+        protocol = Protocol(batch_norm=str(model.config["batch_norm"]), ema=True, truncation=1.0, seed=run.seed)
+        scores = score(model.sampler, images, run.evaluation, protocol, Solo())
+        append(folder, scores, kimg)
+        screen.say(f"{kimg:g} kimg, all labels: {summary(scores)}")
+    indices, wanted, columns = layout(images.labels)
+    fakes = model.sampler.images(indices, wanted, GRID_SEED).permute(0, 2, 3, 1).numpy()
+    save_grid(fakes, columns, folder / f"fakes{round(kimg):06d}.png")
+    stats = folder / "stats.jsonl"
+    stats.unlink(missing_ok=True)
+    for row in together([read(part(folder / "labels", job.label) / "stats.jsonl") for job in jobs]):
+        Records(stats).append(row)
+    write_report(folder)
+
+
+def together(of_labels: Sequence[Sequence[Row]]) -> list[Row]:
+    """Stats of all labels as those of one run: what is counted is summed, the rest is the mean over labels, line by
+    line; a label that has fewer lines stays at its last."""
+    longest = max((len(rows) for rows in of_labels), default=0)
+    lines = list[Row]()
+    for number in range(longest):
+        rows = [rows[min(number, len(rows) - 1)] for rows in of_labels if rows]
+        keys = [key for key in rows[0] if all(isinstance(row.get(key), int | float) for row in rows)]
+        lines.append({key: _one(key, [float(row[key]) for row in rows]) for key in keys})
+    return lines
+
+
+def _one(key: str, values: Sequence[float]) -> float:
+    if key.startswith("Comm/") or key in SUMMED:
+        return sum(values)
+    return max(values) if key in LARGEST else float(np.mean(values))
