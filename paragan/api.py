@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from .comm.world import Place, World
-from .config import record
+from .config import build, override, plain, record
 from .data.source import Images
 from .errors import Failed, Unusable
 from .eval.evaluate import Protocol, Score
@@ -28,7 +28,7 @@ from .eval.features import inception_path
 from .game.average import Decay
 from .losses.adversarial import Adversarial
 from .optim.optimizers import Adam, at_rate, scaled_rate
-from .optim.policies import described, policy
+from .optim.policies import described, policy, stated, written
 from .strategies.sync import Sync
 from .train.loop import Session, explained, play_round
 from .train.observers import averaged_sampler, refuse_nonfinite
@@ -73,15 +73,27 @@ class Config:
 
 
 def with_policy(config: Config, name: str, bs: int, nets: str = "") -> Config:
-    """A config whose players learn by a named policy (ttur, biggan, sngan, paragan, optimistic) at a total batch of
-    `bs`: `g`, `d` and `d_steps` are replaced, and any of them can be again. nets: "sngan" where D is like SN-GAN's."""
+    """A config whose players learn by a named policy (ttur, biggan, sngan, paragan, optimistic, wcgan, wcgan-gp, dcgan)
+    at a total batch of `bs`: `g`, `d`, `d_steps` and the objective of a policy that has one are replaced, and any of
+    them can be again. Networks are yours: what a policy says of them is among the reasons, and not done. nets: "sngan"
+    where D is like SN-GAN's."""
     chosen = policy(name, bs, nets=nets)
-    about = (f"G {described(chosen.g)}", f"D {described(chosen.d)}", *chosen.reasons)
+    objective = {field: value for field, value in chosen.settings.items() if field.startswith("objective.")}
+    others = {field: value for field, value in chosen.settings.items() if field not in objective}
+    laid = override({"objective": plain(config.objective)}, written(objective))["objective"]
+    about = (
+        f"G {described(chosen.g)}",
+        f"D {described(chosen.d)}",
+        *([f"also sets {stated(objective)}"] if objective else []),
+        *([f"leaves to the networks, which are yours: {stated(others)}"] if others else []),
+        *chosen.reasons,
+    )
     return dataclasses.replace(
         config,
         g=chosen.g,
         d=chosen.d,
         d_steps=chosen.d_steps,
+        objective=build(Adversarial, laid),
         base_bs=bs,
         about=tuple(f"policy {name}: {line}" for line in about),
     )

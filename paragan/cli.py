@@ -29,8 +29,9 @@ so what is timed is agreeing. `sync+int4` is a strategy with another wire, `asyn
 """
 
 TRAIN_HELP = """The same command again goes on where it stopped. Any field of the run can be set: --some.field=value.
---policy ttur, biggan, sngan, paragan or optimistic replaces the recipe's g, d and d_steps by those of a paper; what you
-set yourself comes after: --policy paragan --g.optimizer.lr=1e-3. -n shows the values and where they are from.
+--policy ttur, biggan, sngan, paragan or optimistic replaces the recipe's g, d and d_steps by those of a paper; wcgan,
+wcgan-gp and dcgan its objective too, and the norm of D. What you set yourself comes after: --policy paragan
+--g.optimizer.lr=1e-3. -n shows the values and where they are from.
 """
 
 

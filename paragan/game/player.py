@@ -40,6 +40,7 @@ class Player:
     rate      : images seen so far -> the factor on the optimizer's learning rate (warm-up, schedules).
     lane_batch: images of a lane in its own turn, where layers couple them
     iterate   : what happens to the network once per step, before its first lane (power iteration).
+    bound     : every weight is put back into [-bound, bound] after the optimizer's step (None: left where it is).
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class Player:
         average: Decay | None = None,
         rate: Callable[[int], float] = lambda images: 1.0,
         iterate: Callable[[nn.Module], None] = lambda net: None,
+        bound: float | None = None,
         bucket_bytes: int = BUCKET_BYTES,
     ):
-        self.name, self.net, self.rate, self.iterate = name, net, rate, iterate
+        self.name, self.net, self.rate, self.iterate, self.bound = name, net, rate, iterate, bound
         self.flat = Flat(net, bucket_bytes, owner=name)
         self.meter = Meter()
         self.optimizer = optimizer([_as_parameter(self.flat)] if elementwise else self.flat.parameters)
@@ -129,6 +131,8 @@ class Player:
         """The optimizer step, then what follows from it. images: seen so far; moved: by this step."""
         self.flat.conclude()
         self.optimizer.step()
+        if self.bound is not None:
+            self.flat.params.clamp_(-self.bound, self.bound)
         if self._moments_on_their_way:
             self._moments_on_their_way.wait()
         for layer in self.coupled:

@@ -31,14 +31,16 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Adversarial:
     """A loss by name and the weights of its penalties.
 
-    r1 : gamma; adds gamma / 2 E|grad D|^2 on reals every `r1_every` steps, times r1_every ("lazy")
-    gp : lambda; adds lambda E(|grad D| - 1)^2 between reals and fakes
+    r1   : gamma; adds gamma / 2 E|grad D|^2 on reals every `r1_every` steps, times r1_every ("lazy")
+    gp   : lambda; adds lambda E(|grad D| - 1)^2 between reals and fakes
+    clip : c; after every step of D each of its weights is put back into [-c, c] (Arjovsky et al. 2017; 0: none)
     """
 
     loss: Literal["hinge", "nonsaturating", "wasserstein"] = "hinge"
     r1: Weight = 0.0
     r1_every: Annotated[int, Field(ge=1)] = 1
     gp: Weight = 0.0
+    clip: Weight = 0.0
 
     @property
     def second_order(self) -> bool:

@@ -27,6 +27,11 @@ def spectral(module: nn.Module) -> nn.Module:
     return parametrizations.spectral_norm(module)
 
 
+def normalised(net: nn.Module) -> bool:
+    """Whether any weight of `net` has a spectral norm."""
+    return any(isinstance(part, _SpectralNorm) or any(_hooks(part)) for part in net.modules())
+
+
 def train_mode(net: nn.Module) -> nn.Module:
     """`net.train()`, except that forwards do not iterate; returns `net`."""
     return hold(net.train())

@@ -1,11 +1,13 @@
 """Named policies: how G and D learn differently, each from the paper it is named after.
 
-A policy takes the place of `g`, `d` and `d_steps` of a recipe, before the user's own settings. What it gave are plain
-values in run.yaml, so nothing is decided again when a run goes on.
+A policy takes the place of `g`, `d` and `d_steps` of a recipe, before the user's own settings; one that is about a
+critic of another kind sets its objective too, and what its networks go without. What it gave are plain values in
+run.yaml, so nothing is decided again when a run goes on.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +22,7 @@ MOST = 4.0  # times the published rate: further off it is a guess
 @dataclass(frozen=True)
 class Published:
     """What a paper says. g, d: fields of the players' optimizers, right for `batch` images a turn; both: fields of both
-    sides; sources: where each is from, a line each."""
+    sides; settings: what else it sets, dotted fields of a run; sources: where each is from, a line each."""
 
     batch: int
     g: Mapping[str, Any]
@@ -28,15 +30,17 @@ class Published:
     sources: tuple[str, ...]
     d_steps: int = 1
     both: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a policy gives, and why, a line each."""
+    """What a policy gives, and why, a line each. settings: dotted fields of a run, beside those three."""
 
     g: Side
     d: Side
     d_steps: int
+    settings: Mapping[str, Any]
     reasons: tuple[str, ...]
 
 
@@ -116,7 +120,60 @@ def optimistic(nets: str) -> Published:
     )
 
 
-POLICIES: dict[str, Callable[[str], Published]] = {p.__name__: p for p in (ttur, biggan, sngan, paragan, optimistic)}
+def wcgan(nets: str) -> Published:
+    """A Wasserstein critic whose weights are clipped, five steps of it for one of G."""
+    adam = {"name": "adam", "lr": 1e-4, "betas": (0.5, 0.999)}
+    return Published(
+        batch=100,
+        g=adam,
+        d=adam,
+        d_steps=5,
+        settings=_objective("wasserstein", clip=0.01) | {"nets.spectral": False},
+        sources=(
+            "five D steps, weights clipped to 0.01: Arjovsky et al. 2017 (WGAN), algorithm 1, there with RMSprop 5e-5",
+            "1e-4, betas (0.5, 0.999), clip 0.01, batch 100: the code of Lupo Pasini and Yin 2022 (parallel W-CGAN)",
+        ),
+    )
+
+
+def wcgan_gp(nets: str) -> Published:
+    """A Wasserstein critic whose slopes are penalised, five steps of it for one of G."""
+    adam = {"name": "adam", "lr": 1e-4, "betas": (0.0, 0.9)}
+    return Published(
+        batch=64,
+        g=adam,
+        d=adam,
+        d_steps=5,
+        settings=_objective("wasserstein", gp=10) | {"nets.spectral": False},
+        sources=(
+            "lambda 10, five D steps, 1e-4, betas (0, 0.9), batch 64: Gulrajani et al. 2017 (WGAN-GP), algorithm 1",
+        ),
+    )
+
+
+def dcgan(nets: str) -> Published:
+    """DCGAN as it was published: batch norm in D, and no spectral norm."""
+    adam = {"name": "adam", "lr": 2e-4, "betas": (0.5, 0.999)}
+    own = {"nets.spectral": False, "nets.batch_norm": True}
+    return Published(
+        batch=128,
+        g=adam,
+        d=adam,
+        settings=_objective("nonsaturating") | ({} if nets == "dcgan" else {"nets": "dcgan"}) | own,
+        sources=("2e-4, betas (0.5, 0.999), batch 128, batch norm: Radford et al. 2016 (DCGAN), sections 3 and 4",),
+    )
+
+
+def _objective(loss: str, **weights: float) -> dict[str, Any]:
+    """A whole objective: what is not named is none."""
+    return {
+        f"objective.{name}": value for name, value in ({"loss": loss, "r1": 0, "gp": 0, "clip": 0} | weights).items()
+    }
+
+
+POLICIES: dict[str, Callable[[str], Published]] = {
+    p.__name__.replace("_", "-"): p for p in (ttur, biggan, sngan, paragan, optimistic, wcgan, wcgan_gp, dcgan)
+}
 
 
 def policy(name: str, batch: int, g_batch: int = 0, nets: str = "") -> Policy:
@@ -127,7 +184,17 @@ def policy(name: str, batch: int, g_batch: int = 0, nets: str = "") -> Policy:
     g, why_g = _side(published, published.g, g_batch or batch)
     d, why_d = _side(published, published.d, batch)
     why = (why_d,) if why_d == why_g else (f"G: {why_g}", f"D: {why_d}")
-    return Policy(g, d, published.d_steps, (*published.sources, *why))
+    return Policy(g, d, published.d_steps, published.settings, (*published.sources, *why))
+
+
+def written(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Settings of a policy as a user would type them."""
+    return [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in settings.items()]
+
+
+def stated(settings: Mapping[str, Any]) -> str:
+    """The same in one line."""
+    return ", ".join(f"{name}={value}" for name, value in written(settings))
 
 
 def growth(batch: int, base: int) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import build, differences, nearest, override, plain
 from ..errors import Unusable
-from ..optim.policies import described, policy
+from ..optim.policies import described, policy, stated, written
 from ..train.run import Run
 from .digits import digits
 from .images import fashion, folder
@@ -28,10 +28,15 @@ def asked(data: dict[str, Any], settings: Sequence[tuple[str, str]], by: str = "
     wanted = override(data, settings)
     if by == "none":
         return build(Run, wanted), []
-    fit = build(Run, {name: value for name, value in wanted.items() if name not in ("g", "d", "d_steps")})
-    chosen = policy(by, fit.batch, fit.g_batch, fit.nets.name)
+    fit = build(Run, {name: value for name, value in wanted.items() if name not in ("g", "d", "d_steps", "nets")})
+    nets = _name(wanted.get("nets", fit.nets.name))
+    chosen = policy(by, fit.batch, fit.g_batch, nets)
     given = {"g": plain(chosen.g), "d": plain(chosen.d), "d_steps": chosen.d_steps}
-    run = build(Run, override(data | given, settings))
+    by_name = [(name, text) for name, text in settings if name in ("nets", "nets.name")]  # then what is said of them
+    others = by_name and chosen.settings.get("nets", nets) != nets  # than those the policy is about
+    also = {name: value for name, value in chosen.settings.items() if not (others and name.startswith("nets"))}
+    rest = [setting for setting in settings if setting not in by_name]
+    run = build(Run, override(data | given, [*by_name, *written(also), *rest]))
     for name, side in (("g", run.g), ("d", run.d)):
         if run.strategy.plain_descent and side.optimizer.name != "sgd":
             raise Unusable(
@@ -39,12 +44,26 @@ def asked(data: dict[str, Any], settings: Sequence[tuple[str, str]], by: str = "
                 f"gradient descent: leave --policy out, or set --{name}.optimizer=sgd"
             )
     own = [name for name, _, _ in differences(given, {name: plain(run)[name] for name in given})]
+    own += [name for name, value in also.items() if _name(_at(plain(run), name)) != value]
+    own += ["nets"] if others else []
     steps = f"{run.d_steps} D steps for one of G" if run.d_steps > 1 else "one D step for one of G"
     lines = [
         f"G {described(run.g)}",
         f"D {described(run.d)}",
         f"{steps}: {run.images // run.round:,} steps of G in {run.kimg:g} kimg",
+        *([f"also sets {stated(also)}"] if also else []),
         *([f"set by hand: {', '.join(own)}"] if own else []),
         *chosen.reasons,
     ]
     return run, [f"policy {by}: {line}" for line in lines]
+
+
+def _at(data: dict[str, Any], path: str) -> Any:
+    """The value of a dotted field."""
+    first, _, rest = path.partition(".")
+    return _at(data[first], rest) if rest else data[first]
+
+
+def _name(part: Any) -> Any:
+    """What a part is called that may be given by its name alone."""
+    return part.get("name", "") if isinstance(part, dict) else part

@@ -24,7 +24,7 @@ from ..game.player import Player
 from ..losses.adversarial import Adversarial
 from ..nets import DCGAN, Nets, Spec
 from ..nets.norm import LaneBatchNorm, convert
-from ..nets.spectral import power_iteration, train_mode
+from ..nets.spectral import normalised, power_iteration, train_mode
 from ..optim.optimism import wrapper
 from ..optim.optimizers import SGD, Kimg, Side, built
 from ..strategies.asynchronous import Async
@@ -302,6 +302,7 @@ def refuse_unfit(run: Run, pair: Pair) -> None:
     shared = {id(p) for p in pair.g.parameters()} & {id(p) for p in pair.d.parameters()}
     if shared:
         raise Unusable(f"G and D share {len(shared)} parameters: each network moves its own, so copy the shared layers")
+    refuse_clip(run.objective, normalised(pair.d))
     unconverted = [name for net in (pair.g, pair.d) for name in convert(net)]
     if unconverted and run.device.merge != 1:
         raise Unusable(
@@ -315,7 +316,31 @@ def refuse_unfit(run: Run, pair: Pair) -> None:
             )
 
 
-def build_player(run: Run, name: str, net: nn.Module, side: Side, batch: int, average: Decay | None = None) -> Player:
+def refuse_clip(objective: Adversarial, spectral: bool) -> None:
+    """Weights that are clipped where something else bounds D already. spectral: whether D has spectral norm."""
+    if not objective.clip:
+        return
+    if spectral:
+        raise Unusable(
+            f"objective.clip={objective.clip:g} bounds weights that spectral norm rescales: use --nets.spectral=false "
+            "(a D without it), or objective.clip=0"
+        )
+    if objective.gp:
+        raise Unusable(
+            f"objective.clip={objective.clip:g} and objective.gp={objective.gp:g} are two ways to bound the slopes of "
+            "D: use objective.gp=0, or objective.clip=0"
+        )
+
+
+def build_player(
+    run: Run,
+    name: str,
+    net: nn.Module,
+    side: Side,
+    batch: int,
+    average: Decay | None = None,
+    bound: float | None = None,
+) -> Player:
     """A network that moves as the run says."""
     train_mode(net)
     side = learning(side, run.strategy)
@@ -328,6 +353,7 @@ def build_player(run: Run, name: str, net: nn.Module, side: Side, batch: int, av
         average=average,
         rate=side.rate(run.images),
         iterate=power_iteration,
+        bound=bound,
         bucket_bytes=bucket_bytes(run.strategy.wire),
     )
     if run.strategy.wire.lossy and player.flat.params.dtype != torch.float32:
@@ -345,7 +371,7 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
 
     return Game(
         g=build_player(run, "G", pair.g, run.g, run.g_batch or run.batch, run.average),
-        d=build_player(run, "D", pair.d, run.d, run.batch),
+        d=build_player(run, "D", pair.d, run.d, run.batch, bound=run.objective.clip or None),
         objective=run.objective,
         latent=pair.latent,
         labels=images.labels if run.data.labels else None,

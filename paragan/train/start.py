@@ -28,7 +28,7 @@ from .model import folder_to_start_from, load_weights
 from .observers import Log, Pictures, Save, draw_reals
 from .progress import Screen
 from .regroup import Table
-from .run import Pair, Run, build_game, build_nets, load_images, resolve, spec_of
+from .run import Pair, Run, build_game, build_nets, load_images, refuse_clip, resolve, spec_of
 from .scoring import Scoring, check
 from .stats import Stats
 from .together import owned_folder, refuse_disagreement, together
@@ -163,6 +163,7 @@ def play_in(
 def resolved(run: Run, images: Images) -> Run:
     """The complete record. Unusable is what could not be trained, or not be scored."""
     run = resolve(run, images)
+    refuse_clip(run.objective, run.nets.spectral)
     check(run.evaluation, images)
     return run
 

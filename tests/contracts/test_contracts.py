@@ -38,6 +38,7 @@ VARIANTS = {
     "plain": (),
     "r1": ("objective.r1=1", "objective.loss=nonsaturating"),
     "gp": ("objective.gp=10", "objective.loss=wasserstein", "d_steps=2"),
+    "clip": ("objective.clip=0.01", "objective.loss=wasserstein", "nets.spectral=false"),
     "unconditional": ("data.labels=false",),
     "lane by lane": ("device.merge=1",),
 }
@@ -47,7 +48,7 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_n_ranks_equal_one(pool, settings, variant, ranks):
-    run = toy.run(*settings, *variant, "nets.batch_norm=true", "nets.spectral=true")
+    run = toy.run(*settings, "nets.batch_norm=true", "nets.spectral=true", *variant)
     one = toy.play(run, 6)
     several = pool(ranks, lambda world: toy.play(run, 6, world))
     for network in ("G/", "D/"):
@@ -115,6 +116,33 @@ def test_six_and_four_rounds_equal_ten(pool, settings, optimizer, ranks, tmp_pat
 @pytest.mark.parametrize("optimizer", ["adabelief", "lamb", "lookahead"])
 def test_so_they_do_with_an_optimizer_of_the_library(optimizer, tmp_path):
     test_six_and_four_rounds_equal_ten(None, ("strategy=sync",), optimizer, 1, tmp_path)
+
+
+CLIPPED = VARIANTS["clip"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", ["sync", "quantized exact", "gossip int8", "async teams"])
+def test_so_they_do_where_weights_are_clipped(pool, name, ranks, tmp_path):
+    test_six_and_four_rounds_equal_ten(pool, (*table.STRATEGIES[name], *CLIPPED), "sgd", ranks, tmp_path)
+
+
+@every_strategy
+def test_clipped_weights_of_d_are_in_their_box_after_every_step_and_those_of_g_are_free(pool, settings):
+    run = toy.run(*settings, *CLIPPED, "nets.batch_norm=true")  # whose gains begin at 1
+
+    def largest(world):
+        s = toy.session(run, world)
+        rounds = []
+        for _ in range(3):
+            play_round(s)
+            rounds.append([float(player.flat.params.abs().max()) for player in s.game.players])
+        return rounds, s.game.d in s.role.moves
+
+    for rounds, moves_d in pool(2, largest):
+        for g, d in rounds:
+            assert g > 0.5
+            assert d <= float(torch.tensor(0.01)) or not moves_d
 
 
 @as_one_rank

@@ -78,8 +78,9 @@ def plain_loop(run, rounds):
         with torch.no_grad():
             fake = fakes(hand, "D", 0.0)
         on_real, on_fake = d(*real), d(*fake)
-        hinge = (relu(1 - on_real) + relu(1 + on_fake)).mean()
-        return hinge + penalty(run, d, real, fake, on_real, hand.draw)
+        wasserstein = run.objective.loss == "wasserstein"
+        loss = on_fake - on_real if wasserstein else relu(1 - on_real) + relu(1 + on_fake)
+        return loss.mean() + penalty(run, d, real, fake, on_real, hand.draw)
 
     for step in range(rounds):
         for i in range(run.d_steps):
@@ -90,6 +91,9 @@ def plain_loop(run, rounds):
             d_opt.zero_grad()
             d_loss(hand).backward()
             d_opt.step()
+            if run.objective.clip:
+                for p in d.parameters():
+                    p.data.clamp_(-run.objective.clip, run.objective.clip)
         if not together:
             g_grads = torch.autograd.grad(-d(*fakes(hand, "G", 0.1)).mean(), list(g.parameters()))
         for p, grad in zip(g.parameters(), g_grads, strict=True):
@@ -115,6 +119,7 @@ def ours(run, rounds):
     return state, average
 
 
+CLIPPED = ("objective.loss=wasserstein", "objective.clip=0.01", "nets.spectral=false")
 CASES = {
     "alternating": (),
     "simultaneous": ("strategy.order=together",),
@@ -122,6 +127,8 @@ CASES = {
     "r1": ("objective.r1=1",),
     "r1 simultaneous": ("objective.r1=1", "strategy.order=together"),
     "gradient penalty": ("objective.gp=10",),
+    "weights clipped": (*CLIPPED, "d_steps=5"),
+    "weights clipped, simultaneous": (*CLIPPED, "d_steps=2", "strategy.order=together"),
     "contiguous": ("device.channels_last=false", "objective.r1=1"),
 }
 

@@ -12,6 +12,8 @@ from paragan import Config, Evaluation, ScalingManager, cli, with_policy
 from paragan.comm.world import Place, World
 from paragan.config import from_yaml, plain, to_yaml
 from paragan.errors import Unusable
+from paragan.losses.adversarial import Adversarial
+from paragan.nets import DCGAN, SNGAN
 from paragan.optim.optimizers import SGD, Adam, Side
 from paragan.optim.policies import MOST, POLICIES, growth, policy
 from paragan.recipes import asked, recipe
@@ -32,6 +34,14 @@ PUBLISHED = {  # at the batch of the paper: (optimizer, rate, betas, eps) of G a
         *(1, "constant", "auto"),
     ),
     "optimistic": (64, ("adam", 1e-4, (0.5, 0.9), 1e-8), ("adam", 1e-4, (0.5, 0.9), 1e-8), 1, "constant", "optimistic"),
+    "wcgan": (100, ("adam", 1e-4, (0.5, 0.999), 1e-8), ("adam", 1e-4, (0.5, 0.999), 1e-8), 5, "constant", "auto"),
+    "wcgan-gp": (64, ("adam", 1e-4, (0.0, 0.9), 1e-8), ("adam", 1e-4, (0.0, 0.9), 1e-8), 5, "constant", "auto"),
+    "dcgan": (128, ("adam", 2e-4, (0.5, 0.999), 1e-8), ("adam", 2e-4, (0.5, 0.999), 1e-8), 1, "constant", "auto"),
+}
+ALSO = {  # what a policy sets besides: (loss, r1, gp, clip), of the networks
+    "wcgan": (("wasserstein", 0, 0, 0.01), {"nets.spectral": False}),
+    "wcgan-gp": (("wasserstein", 0, 10, 0), {"nets.spectral": False}),
+    "dcgan": (("nonsaturating", 0, 0, 0), {"nets.spectral": False, "nets.batch_norm": True}),
 }
 
 
@@ -48,6 +58,9 @@ def test_at_its_batch_a_policy_is_what_was_published(name):
     assert {side.schedule for side in (chosen.g, chosen.d)} == {schedule}
     assert {side.optimism for side in (chosen.g, chosen.d)} == {optimism}
     assert chosen.reasons[-1] == "rates as published"
+    objective, nets = ALSO.get(name, ((), {}))
+    words = (f"objective.{word}" for word in ("loss", "r1", "gp", "clip"))
+    assert policy(name, batch, nets="dcgan").settings == dict(zip(words, objective)) | nets
 
 
 def test_networks_decide_the_form_of_adabelief():
@@ -122,6 +135,82 @@ def test_only_g_d_and_d_steps_are_replaced_and_by_plain_values():
     again, lines = asked(from_yaml(to_yaml(after), "run.yaml"), [])
     assert again == after
     assert lines == []
+
+
+# What a policy sets besides -------------------------------------------------------------------------------
+
+
+def objective(run):
+    o = run.objective
+    return o.loss, o.r1, o.gp, o.clip
+
+
+@pytest.mark.parametrize("name", ALSO)
+@pytest.mark.parametrize("of", ["digits", "fashion"])
+def test_an_objective_is_replaced_whole_and_of_the_networks_what_a_paper_says(name, of):
+    before = plain(recipe(of)) | {"objective": plain(Adversarial("hinge", r1=2, gp=3, clip=1))}
+    after, lines = asked(before, [], name)
+    assert objective(after) == ALSO[name][0]
+    nets = plain(after.nets)
+    assert all(nets[field.removeprefix("nets.")] == value for field, value in ALSO[name][1].items())
+    same_kind = after.nets.name == before["nets"]["name"]
+    assert same_kind == (name != "dcgan" or of == "digits")
+    assert nets["width"] == (before["nets"]["width"] if same_kind else DCGAN().width)
+    changed = {field for field, value in plain(after).items() if before[field] != value}
+    assert changed == {"g", "d", "objective", "nets"} | ({"d_steps"} if after.d_steps > 1 else set())
+    (besides,) = [line for line in lines if "also sets" in line]
+    assert besides.startswith(f"policy {name}: also sets objective.loss={after.objective.loss}, objective.r1=0, ")
+    assert f"objective.clip={after.objective.clip:g}, " in besides
+    assert "nets.spectral=false" in besides
+    assert not any("by hand" in line for line in lines)
+    assert asked(from_yaml(to_yaml(after), "run.yaml"), []) == (after, [])
+
+
+def test_what_the_user_sets_of_it_comes_last_too():
+    own = [("objective.clip", "0.02"), ("nets.width", "16"), ("objective.r1_every", "4")]
+    run, lines = asked(plain(recipe("digits")), own, "wcgan")
+    assert objective(run) == ("wasserstein", 0, 0, 0.02)
+    assert (run.nets.width, run.objective.r1_every) == (16, 4)
+    assert "policy wcgan: set by hand: objective.clip" in lines
+
+
+def test_networks_that_the_user_names_come_before_what_a_policy_says_of_them():
+    for own in ([("nets", "dcgan"), ("nets.width", "16")], [("nets.width", "16"), ("nets.name", "dcgan")]):
+        run, lines = asked(plain(recipe("fashion")), own, "wcgan")
+        assert run.nets == DCGAN(width=16, spectral=False)
+        assert not any("by hand" in line for line in lines)
+    run, _ = asked(plain(recipe("fashion")), [("nets", "dcgan")], "dcgan")
+    assert run.nets == DCGAN(spectral=False, batch_norm=True)
+
+
+def test_networks_that_a_policy_is_not_about_are_left_as_the_user_wants_them():
+    run, lines = asked(plain(recipe("digits")), [("nets", "sngan"), ("nets.width", "16")], "dcgan")
+    assert run.nets == SNGAN(width=16)
+    assert run.objective.loss == "nonsaturating"
+    assert "policy dcgan: set by hand: nets" in lines
+    assert not any("nets.spectral" in line for line in lines)
+
+
+def test_a_field_of_the_networks_a_policy_brings_can_be_set():
+    run, _ = asked(plain(recipe("fashion")), [("nets.batch_norm", "false")], "dcgan")
+    assert run.nets == DCGAN(spectral=False, batch_norm=False)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_from_python_an_objective_is_set_and_networks_are_left_to_the_user(name):
+    config = Config(objective=Adversarial(r1=2))
+    chosen = with_policy(config, name, bs=64)
+    said = [line.removeprefix(f"policy {name}: ") for line in chosen.about]
+    if name not in ALSO:
+        assert chosen.objective == config.objective
+        assert not any("sets" in line or "networks" in line for line in said)
+        return
+    assert objective(chosen) == ALSO[name][0]
+    assert sum(line.startswith("also sets objective.loss=") for line in said) == 1
+    assert not any("nets" in line for line in said if line.startswith("also sets"))
+    (theirs,) = [line for line in said if line.startswith("leaves to the networks, which are yours: ")]
+    assert "nets.spectral=false" in theirs
+    assert ("nets.batch_norm=true" in theirs) == (name == "dcgan")
 
 
 # Rates that fall ------------------------------------------------------------------------------------------

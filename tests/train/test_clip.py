@@ -1,0 +1,61 @@
+"""Weights of D in a box: refused where something else bounds it, and then with what would work."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+import toy
+from paragan.comm.world import World
+from paragan.errors import Unusable
+from paragan.train.run import Pair, build_nets, resolve, spec_of
+from paragan.train.start import assemble
+from processes import TINY, call, refused
+
+SPECTRAL = (
+    "paragan: objective.clip=0.01 bounds weights that spectral norm rescales: use --nets.spectral=false (a D without "
+    "it), or objective.clip=0\n"
+)
+PENALISED = (
+    "paragan: objective.clip=0.02 and objective.gp=10 are two ways to bound the slopes of D: use objective.gp=0, or "
+    "objective.clip=0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "remedies"),
+    [
+        (("--objective.clip=0.01",), SPECTRAL, ("--nets.spectral=false", "--objective.clip=0")),
+        (("--nets=sngan", "--nets.width=4", "--objective.clip=0.01"), SPECTRAL, ("--nets.spectral=false",)),
+        (
+            ("--objective.clip=0.02", "--objective.gp=10", "--nets.spectral=false"),
+            PENALISED,
+            ("--objective.gp=0", "--objective.clip=0"),
+        ),
+    ],
+    ids=["spectral norm", "spectral norm of another D", "gradient penalty"],
+)
+def test_clip_beside_another_bound_is_refused_before_a_folder_is_made(tmp_path, settings, said, remedies):
+    command = ["train", *TINY, *settings, "--kimg=0.016", f"--run-dir={tmp_path / 'run'}"]
+    assert refused(*command) == refused(*command, "-n") == said
+    assert not (tmp_path / "run").exists()
+    for remedy in remedies:
+        assert call(*command, remedy, "-n").status == 0
+    assert call(*command, remedies[0]).status == 0
+
+
+@pytest.mark.parametrize("form", [spectral_norm, nn.utils.spectral_norm], ids=["parametrization", "hook"])
+def test_spectral_norm_of_the_users_own_d_is_found(form):
+    images, world = toy.images(), World.solo()
+    run = resolve(toy.run("objective.clip=0.01", "nets.spectral=false"), images)
+    pair = build_nets(run, spec_of(run, images), world.device)
+    own = Pair(pair.g, nn.Sequential(nn.Flatten(), nn.Sequential(form(nn.Linear(64, 1)))), pair.latent)
+    with pytest.raises(Unusable, match=r"objective\.clip=0\.01 bounds weights that spectral norm rescales"):
+        assemble(run, world, images, own)
+    assemble(run, world, images, Pair(form(nn.Linear(8, 64)), pair.d, pair.latent))  # G may have it
+
+
+@pytest.mark.parametrize("value", ["-0.01", ".inf", "much"])
+def test_a_box_has_a_size(value):
+    assert "objective.clip=" in refused("train", *TINY, f"--objective.clip={value}", "-n")
