@@ -143,6 +143,6 @@ def _refuse_too_short(run: Run, found: Sequence[Job], shares: Sequence[float]) -
     if 1000 * run.kimg * least < run.round:
         need = math.ceil(run.round / least / 10) / 100
         raise Unusable(
-            f"--kimg {run.kimg:g} over {len(found)} labels leaves {1000 * run.kimg * least:.3g} images for one of them, "
+            f"--kimg {run.kimg:g} over {len(found)} labels leaves {1000 * run.kimg * least:.3g} images for one, "
             f"and a step takes {run.round}: use --kimg {need:g} or more, or a smaller --batch"
         )

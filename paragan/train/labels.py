@@ -102,7 +102,7 @@ class Worker:
         self.named = {job.name: job for job in self.jobs}
 
     def work(self) -> None:
-        """Take games until all are done, or none is left for this worker. Failed lists those that could not be trained."""
+        """Take games until all are done, or none is left for us. Failed lists those that could not be trained."""
         while (name := self.world.agree(self.next() if self.world.first else "")[0]) != END:
             if name == POOLED:
                 self.conclude()
