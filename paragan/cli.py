@@ -92,7 +92,10 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_train_parser, _sample_parser, _eval_parser, _report_parser, _bench_parser, _recipes_parser):
+    for add in (
+        *(_train_parser, _status_parser, _sample_parser, _eval_parser, _report_parser, _export_parser, _label_parser),
+        *(_bench_parser, _recipes_parser),
+    ):
         add(commands)
     return parser
 
@@ -268,11 +271,10 @@ def _train_in(training: Any, world: Any, screen: Any, reasons: list[str]) -> Non
 
 
 def _say_done(folder: Path, screen: Any) -> None:
-    from .report.records import read
+    from .report.records import latest, read
 
-    rows = read(folder / "metrics.jsonl")
-    last = [row for row in rows if row.get("kimg") == rows[-1].get("kimg")]
-    scores = "  ".join(f"{row['name']} {row['value']:.4g}" for row in last)
+    found = latest(read(folder / "metrics.jsonl"))
+    scores = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
     screen.say(f"done: {scores}; look at {folder}/report.html")
 
 
@@ -282,8 +284,10 @@ def _dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
     from .train.run import build_game, build_nets, load_images, spec_of
     from .train.start import resolved
 
-    images = load_images(run)
-    run, world = resolved(run, images), ImaginedWorld(ranks)
+    whole = load_images(run)
+    whole_run = resolved(run, whole)
+    run, images, ranks, told = _one_game(whole_run, whole, ranks)
+    world = ImaginedWorld(ranks)
     game = build_game(run, build_nets(run, spec_of(run, images), world.device), images, world.device)
     roles = [run.strategy.role(game, world, run.lanes)]
     if roles[0].teams:
@@ -292,9 +296,30 @@ def _dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
         roles.append(divided.role(game, ImaginedWorld(ranks, g), run.lanes))
     penalties = 5 * (run.objective.r1 > 0) / run.objective.r1_every + 6 * (run.objective.gp > 0)  # passes of D
     counted = cost(game, roles, rounds=run.images // run.round, batch=run.batch, penalties=penalties)
-    comments = [*reasons, *images.describe().splitlines(), *counted.lines()]
-    sys.stdout.write(to_yaml(run) + "\n" + "".join(f"# {line}\n" for line in comments))
+    comments = [*reasons, *whole.describe().splitlines(), *told, *counted.lines()]
+    sys.stdout.write(to_yaml(whole_run) + "\n" + "".join(f"# {line}\n" for line in comments))
     return 0
+
+
+def _one_game(run: Any, images: Any, ranks: int) -> tuple[Any, Any, int, list[str]]:
+    """The game whose cost is counted: of the first label, where each has one; what to say of the others."""
+    if not run.per_label:
+        return run, images, ranks, []
+    from .train.jobs import jobs, rare
+    from .train.start import resolved
+
+    found = jobs(run, images, Path())
+    first, crew = found[0], run.per_label.team(0, ranks, len(found))
+    workers = len({run.per_label.team(rank, ranks, len(found)) for rank in range(ranks)})
+    time = f" or {first.seconds / 60:.3g} minutes" if first.seconds else ""
+    lines = [
+        f"{len(found)} labels, each a game of its own; nothing is sent between them; {ranks} rank{'s' * (ranks != 1)}: "
+        f"{workers} at a time, {len(crew)} rank{'s' * (len(crew) != 1)} each",
+        rare(run.per_label, images),
+        f"the first, label {first.label} ({first.title}): {first.run.kimg:g} kimg{time}",
+    ]
+    mine = images.of_class(first.label)
+    return resolved(first.run, mine), mine, len(crew), [line for line in lines if line]
 
 
 def _list_fields() -> int:
@@ -399,6 +424,59 @@ def _report(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     return 0
 
 
+def _status_parser(commands: Any) -> None:
+    p = _command(commands, "status", _status, "show what a run, or each of its labels, is doing")
+    p.add_argument("run_dir", metavar="RUN_DIR")
+
+
+def _status(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .train.status import status
+
+    _nothing_left(rest)
+    sys.stdout.write(f"{status(Path(options.run_dir))}\n")
+    return 0
+
+
+def _export_parser(commands: Any) -> None:
+    p = _command(commands, "export", _export, "copy what is needed to sample from a model into a folder of its own")
+    p.add_argument("run_dir", metavar="RUN_DIR")
+    p.add_argument("--format", choices=["safetensors"], default="safetensors")
+    p.add_argument("--out", required=True, metavar="FOLDER")
+
+
+def _export(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .train.model import export
+
+    _nothing_left(rest)
+    model = export(Path(options.run_dir), Path(options.out))
+    several = f" with {model.spec.classes} generators" if model.config.get("kind") else ""
+    sys.stdout.write(f"model{several} in {options.out}; paragan.load_model({options.out!r}) reads it\n")
+    return 0
+
+
+def _label_parser(commands: Any) -> None:
+    p = _command(commands, "label", _label, "train a label of a run per label again, or replace its generator")
+    p.add_argument("run_dir", metavar="RUN_DIR")
+    p.add_argument("labels", metavar="3,7", help="by number or name")
+    what = p.add_mutually_exclusive_group(required=True)
+    what.add_argument("--again", action="store_true", help="put it back into the queue, with another seed")
+    what.add_argument("--by", metavar="MODEL", help="an unconditional model of such images takes its place")
+    p.add_argument("--seed", type=int, metavar="N", help="the seed to train it again with (default: one not used yet)")
+
+
+def _label(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .train.relabel import again, replace
+
+    _nothing_left(rest)
+    folder = Path(options.run_dir)
+    if options.seed is not None:
+        _check_seed(options.seed)
+    by = options.by and Path(options.by)
+    lines = replace(folder, options.labels, by) if by else again(folder, options.labels, options.seed)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0
+
+
 def _recipes_parser(commands: Any) -> None:
     _command(commands, "recipes", _recipes, "list the named recipes")
 
@@ -477,6 +555,8 @@ def _strategy(name: str) -> Any:
 
     kind, *more = name.split("+")
     fields = [word if "=" in word else f"wire={word}" for word in more]
+    if kind in ("per-label", "DC-CGAN"):
+        raise Unusable(f"--strategies {kind}: its games send each other nothing; name what is within, such as sync")
     settings = [(f"strategy.{field}", value) for field, _, value in (word.partition("=") for word in fields)]
     return build(Run, override({"strategy": {"name": kind}}, settings)).strategy
 

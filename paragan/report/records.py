@@ -57,6 +57,12 @@ def read(path: Path) -> list[Row]:
     return [row for _, row in _lines(path)] if path.exists() else []
 
 
+def latest(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The scores of the last moment that was scored, by name; of those taken twice the second."""
+    rows = list(rows)
+    return {str(row["name"]): float(row["value"]) for row in rows if row.get("kimg") == rows[-1].get("kimg")}
+
+
 def columns(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:
     """`(kimg, values)` of the rows that have a number under `key`; one that was not finite is nan."""
     kimg, values = [], []

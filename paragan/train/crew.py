@@ -76,7 +76,7 @@ def _enter(run: Run, images: Images, wanted: Wanted, world: World) -> str:
     """Rank 0 finds or makes the folder, and what all workers need in it."""
     if not world.first:
         return "."
-    jobs(run, images, Path())  # nothing is made for what could not begin
+    found = jobs(run, images, Path())  # nothing is made for what could not begin
     folder = join(wanted, run, lambda path: finished(path, images))
     path = folder.path
     try:
@@ -84,7 +84,8 @@ def _enter(run: Run, images: Images, wanted: Wanted, world: World) -> str:
         _agree_on_budget(folder, run)
         model = path / "model"
         prior, classes = Prior.of(images.labels, len(images.classes)), images.classes
-        begin_per_label(model, spec_of(run, images), prior, classes, recipe=run.recipe, data=images.fingerprint)
+        counts = [job.of for job in sorted(found, key=lambda job: job.label)]
+        begin_per_label(model, spec_of(run, images), prior, classes, data=images.fingerprint, images=counts)
         draw_reals(images, path)
     except OSError as error:
         raise Unusable(f"{path} cannot be written: {error.strerror}; give another --run-dir or --outdir") from error

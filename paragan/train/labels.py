@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..comm.world import World
 from ..data.source import Images
 from ..errors import Diverged, Failed, Interrupted, Unusable
-from ..report.records import read
+from ..report.records import latest, read
 from . import pooled
 from .folder import RunFolder
 from .jobs import Job
@@ -27,6 +27,7 @@ from .leases import Entry, Lease, Leases
 from .loop import Session, eventful
 from .model import part, put_part
 from .progress import Screen
+from .relabel import seed_of
 from .run import Run
 from .start import play_in
 
@@ -198,7 +199,7 @@ class Worker:
             raise
 
     def play(self, job: Job, folder: RunFolder) -> None:
-        run, images = job.run, self.images.of_class(job.label)
+        run, images = self.seeded(job), self.images.of_class(job.label)
         if self.world.first:
             folder.path.mkdir(parents=True, exist_ok=True)
             folder.write_record(run)
@@ -207,7 +208,14 @@ class Worker:
         if self.lease and self.lease.look():
             put_part(self.folder / "model", job.label, folder.path / "model")
             images_seen, seconds = session.clock.images, round(session.clock.seconds, 3)
-            self.lease.end("done", images=images_seen, seconds=seconds, scores=_scores(folder.path))
+            self.lease.end(
+                "done", images=images_seen, seconds=seconds, scores=latest(read(folder.path / "metrics.jsonl"))
+            )
+
+    def seeded(self, job: Job) -> Run:
+        """A label's run, with the seed it has now, which the first rank reads for all."""
+        seed = seed_of(self.folder, job.label, job.run.seed) if self.world.first else 0
+        return replace(job.run, seed=int(self.world.agree(str(seed))[0]))
 
     def give_back(self, state: str, folder: RunFolder, job: Job, **about: str) -> None:
         """Let others have it, or know that it cannot be trained."""
@@ -238,10 +246,5 @@ class Worker:
 
 def had(job: Job, entry: Entry) -> bool:
     """Whether a label that is done has had the budget that it now has."""
-    return job.done(float(entry.about.get("images", 0)), float(entry.about.get("seconds", 0)))
-
-
-def _scores(folder: Path) -> dict[str, float]:
-    """The last ones of a label."""
-    rows = read(folder / "metrics.jsonl")
-    return {row["name"]: row["value"] for row in rows if row.get("kimg") == rows[-1].get("kimg")}
+    images, seconds = float(entry.about.get("images", 0)), float(entry.about.get("seconds", 0))
+    return "replaced" in entry.about or job.done(images, seconds)

@@ -180,6 +180,26 @@ def _load_part(folder: Path, whole: Spec, config: dict[str, Any], label: int, de
     return model.sampler
 
 
+def export(path: Path, out: Path) -> Model:
+    """Copy what is needed to sample, and nothing else, into a folder that can go anywhere."""
+    folder, model = _model_folder(path), load_model(path)
+    if isinstance(model.sampler, Merged):
+        for label in range(model.spec.classes):
+            model.sampler.of(label)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise Unusable(f"--out {out} has files in it: give an empty or a new folder")
+        for file in [*folder.glob("*/*"), *folder.glob("*")]:
+            if file.name in ("model.safetensors", "config.json"):
+                target = out / file.relative_to(folder)
+                target.parent.mkdir(exist_ok=True)
+                write_whole(target, file.read_bytes())
+    except OSError as error:
+        raise Unusable(f"--out {out} cannot be written: {error.strerror}") from error
+    return model
+
+
 def load_weights(net: nn.Module, path: Path) -> None:
     """Fill a network from safetensors. Unusable lists the first names that do not fit."""
     try:
@@ -228,9 +248,14 @@ def folder_to_start_from(path: Path) -> Path:
 
 def read_labels(text: str, model: Model, count: int) -> np.ndarray:
     """'3,7' or class names -> [count] int64, in turn."""
-    classes = model.classes
-    if not classes:
+    if not model.classes:
         raise Unusable("--labels: this model was trained without classes; leave --labels out")
+    chosen = numbered(text, model.classes)
+    return np.array(chosen, np.int64)[np.arange(count) % len(chosen)]
+
+
+def numbered(text: str, classes: Sequence[str]) -> list[int]:
+    """'3,cat' -> label numbers. A word that is a name is a name, though it were a number too."""
     chosen: list[int] = []
     for word in text.split(","):
         if word in classes:
@@ -241,4 +266,4 @@ def read_labels(text: str, model: Model, count: int) -> np.ndarray:
             raise Unusable(
                 f"--labels: there is no class {word!r}; classes are 0 to {len(classes) - 1}: {', '.join(classes[:20])}"
             )
-    return np.array(chosen, np.int64)[np.arange(count) % len(chosen)]
+    return chosen

@@ -1,0 +1,93 @@
+"""One label of a run per label, trained again or replaced; the others are not touched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..config import build, read_yaml
+from ..errors import Unusable
+from ..nets import Spec
+from ..report.records import write_whole
+from .folder import existing
+from .leases import Entry, Leases
+from .model import load_model, numbered, part, put_part
+from .run import Run
+from .sampler import Sampler
+
+SEEDS = "seeds.json"  # of the labels that are trained again
+
+
+def seed_of(folder: Path, label: int, default: int) -> int:
+    """The seed of a label's game."""
+    return int(_seeds(folder).get(str(label), default))
+
+
+def _seeds(folder: Path) -> dict[str, int]:
+    path = folder / SEEDS
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def again(path: Path, words: str, seed: int | None) -> list[str]:
+    """Put labels back into the queue, with another seed; what was trained stays beside it, and in the model until there
+    is something new. Returns what was done, a line each."""
+    folder, run, classes = _opened(path)
+    lines = list[str]()
+    for label in numbered(words, classes):
+        leases, entry = _free(folder, run, label)
+        inside, seeds = part(folder / "labels", label), _seeds(folder)
+        new = seed if seed is not None else seed_of(folder, label, run.seed + label) + len(classes)
+        write_whole(folder / SEEDS, json.dumps(seeds | {str(label): new}).encode())
+        if inside.exists():
+            inside.rename(former := inside.with_name(f"{inside.name}.former-{entry.number if entry else 0}"))
+            lines.append(f"label {label} ({classes[label]}) waits to be trained with seed {new}; before: {former}")
+        _settle(leases, label, entry, "free")
+    return [*lines, f"the command that trained {folder} goes on with it (--run-dir {folder})"]
+
+
+def replace(path: Path, words: str, by: Path) -> list[str]:
+    """Let another model be the generator of a label. Unusable where it makes other images."""
+    folder, run, classes = _opened(path)
+    label, *more = numbered(words, classes)
+    if more:
+        raise Unusable(f"--by gives one label a model: {words} are several")
+    model, whole = load_model(by), load_model(folder)
+    wanted = Spec(whole.spec.resolution, whole.spec.channels, 0)
+    if model.spec != wanted or not isinstance(model.sampler, Sampler):
+        raise Unusable(f"--by {by} makes {_told(model.spec)}, and a label of {folder} has {_told(wanted)}")
+    leases, entry = _free(folder, run, label)
+    source = by if (by / "model.safetensors").exists() else by / "model"
+    put_part(folder / "model", label, source)
+    _settle(leases, label, entry, "done", replaced=str(source.absolute()), images=0, seconds=0.0)
+    return [f"label {label} ({classes[label]}) is {source} from now on; `paragan eval {folder}` scores all labels anew"]
+
+
+def _opened(path: Path) -> tuple[Path, Run, tuple[str, ...]]:
+    folder = existing(path)
+    run = build(Run, read_yaml(folder / "run.yaml"))
+    if not run.per_label:
+        raise Unusable(f"{folder} is no run per label: its strategy is {run.strategy.name}")
+    return folder, run, load_model(folder).classes
+
+
+def _free(folder: Path, run: Run, label: int) -> tuple[Leases, Entry | None]:
+    """The label's last word. Unusable where somebody may be training it."""
+    assert run.per_label is not None
+    leases = Leases(folder / "queue", run.per_label.lease_s)
+    entry = leases.entry(f"{label:04d}")
+    if entry and entry.state == "held" and not leases.dead(entry):
+        raise Unusable(f"label {label} is being trained by {entry.worker}: wait, or stop it first")
+    return leases, entry
+
+
+def _settle(leases: Leases, label: int, entry: Entry | None, state: str, **about: Any) -> None:
+    lease = leases.take(f"{label:04d}", entry.number if entry else 0, {"label": label})
+    if lease is None:
+        raise Unusable(f"label {label} was taken by a worker just now: wait, or stop it first")
+    lease.end(state, **about)
+
+
+def _told(spec: Spec) -> str:
+    labelled = f" of {spec.classes} classes" if spec.classes else ", unconditional"
+    return f"images of {spec.resolution} px with {spec.channels} channels{labelled}"

@@ -1,0 +1,116 @@
+"""What a run is doing, or each of its labels: read from its folder, without disturbing anyone."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..config import build, read_yaml
+from ..report.records import latest, read
+from .folder import RunFolder, existing
+from .leases import Entry, Leases, gone
+from .model import part
+from .run import Run
+
+HEADING = ("label", "class", "images", "state", "kimg", "minutes", "worker", "scores")
+
+
+def status(path: Path) -> str:
+    """Lines for people."""
+    folder = existing(path)
+    record = read_yaml(folder / "run.yaml")
+    if str(record.get("strategy", {}).get("name")) in ("per-label", "DC-CGAN"):
+        return "\n".join(_of_labels(folder, build(Run, record)))
+    return _of_one(RunFolder(folder), float(record.get("kimg", 0)))
+
+
+def _of_one(folder: RunFolder, kimg: float) -> str:
+    lines = read(folder.path / "stats.jsonl")
+    at, seen = float(lines[-1]["Progress/kimg"]) if lines else 0.0, folder.images_seen / 1000
+    owner = _owner(folder)
+    state = f"trained by {owner}" if owner else "complete" if seen >= kimg else "stopped"
+    pace = f", {lines[-1]['Timing/img_per_sec']:,.0f} img/s" if lines and owner else ""
+    return f"{folder.path}: {state}, {at:g} of {kimg:g} kimg{pace}, checkpoint at {seen:g} kimg{_scores(folder.path)}"
+
+
+def _owner(folder: RunFolder) -> str:
+    """Who is writing in a folder, empty if nobody is."""
+    try:
+        with (folder.path / ".lock").open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return ""
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        return folder.owner()
+
+
+def _of_labels(folder: Path, run: Run) -> Iterator[str]:
+    assert run.per_label is not None
+    about = json.loads((folder / "model" / "config.json").read_text())
+    names, counts = [str(name) for name in about["classes"]], [int(count) for count in about["images"]]
+    entries, now = Leases(folder / "queue", run.per_label.lease_s).entries(), _now(folder)
+    rows = [
+        _row(folder, label, name, counts[label], entries.get(f"{label:04d}"), now, run.per_label.lease_s)
+        for label, name in enumerate(names)
+    ]
+    widths = [max(len(row[column]) for row in (HEADING, *rows)) for column in range(len(HEADING))]
+    for row in (HEADING, *rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+    states = [row[3].split(":")[0].split(",")[0] for row in rows]
+    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
+    spent = sum(float(e.about.get("seconds", 0)) for job, e in entries.items() if job != "all") / 60
+    kimg = sum(float(row[4]) for row in rows)
+    yield f"{folder}: {len(rows)} labels, {counted}; {kimg:g} of {run.kimg:g} kimg, {spent:.3g} minutes of training"
+    if scores := _scores(folder):
+        yield f"all labels{scores}"
+
+
+def _row(
+    folder: Path, label: int, name: str, count: int, entry: Entry | None, now: float, lease_s: float
+) -> tuple[str, ...]:
+    inside = part(folder / "labels", label)
+    lines = read(inside / "stats.jsonl") if entry and entry.state == "held" else []
+    images = 1000 * float(lines[-1]["Progress/kimg"]) if lines else 0.0
+    about: Mapping[str, Any] = entry.about if entry else {}
+    kimg, seconds = max(images, float(about.get("images", about.get("from", 0)))) / 1000, float(about.get("seconds", 0))
+    scores = "  ".join(f"{key} {value:.3g}" for key, value in about.get("scores", {}).items())
+    who = entry.worker if entry else ""
+    state = _state(entry, now, lease_s)
+    return (str(label), name, f"{count:,}", state, f"{kimg:g}", f"{seconds / 60:.2f}" if seconds else "", who, scores)
+
+
+def _state(entry: Entry | None, now: float, lease_s: float) -> str:
+    if entry is None:
+        return "waiting"
+    if entry.state == "held":
+        silent = now - entry.mark / 1e9
+        if gone(entry.about.get("process")):
+            return "lost, to be taken over"
+        return "training" if silent < lease_s else f"silent, for {silent:.0f} s"
+    reason = f": {entry.about.get('reason', '')}"[:60] if entry.state == "failed" else ""
+    if "replaced" in entry.about:
+        return "replaced"
+    return {"free": "stopped", "done": "done", "failed": "failed"}[entry.state] + reason
+
+
+def _now(folder: Path) -> float:
+    """The time by the clock that gives the folder's files theirs; ours where nothing can be written there."""
+    mark = folder / f".now-{secrets.token_hex(8)}"
+    try:
+        mark.touch()
+        now = mark.stat().st_mtime
+        mark.unlink()
+        return now
+    except OSError:
+        return time.time()
+
+
+def _scores(folder: Path) -> str:
+    found = latest(read(folder / "metrics.jsonl"))
+    return ": " + "  ".join(f"{name} {value:.4g}" for name, value in found.items()) if found else ""
