@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ..comm.compress import Compressor
 from ..comm.world import World
@@ -28,7 +28,20 @@ from .sync import Sync
 
 Lockstep = Sync | Quantized | CPOAdam | CPOAdamGQ | CPOAdamCentral
 Mixing = Decentralized | AsyncGossip | DPOSG | DPOAdam | RandDPOAdam
-OneGame = Annotated[Lockstep | Mixing | Async, Field(discriminator="name"), by_name]
+Choice = Lockstep | Mixing | Async
+
+
+def _or_fields_of(default: str) -> BeforeValidator:
+    """A strategy by its name alone, or fields of the one that it is by default."""
+
+    def named(value: object) -> object:
+        return {"name": default, **value} if isinstance(value, dict) else value
+
+    return BeforeValidator(named)
+
+
+InSync = Annotated[Choice, Field(discriminator="name"), _or_fields_of("sync"), by_name]
+Apart = Annotated[Choice, Field(discriminator="name"), _or_fields_of("async"), by_name]
 
 
 @record
@@ -47,7 +60,7 @@ class PerLabel:
     """
 
     name: Literal["per-label"] = "per-label"
-    within: OneGame = Sync()
+    within: InSync = Sync()
     ranks: Annotated[int, Field(ge=0)] = 0
     share: Literal["equal", "data"] = "equal"
     minutes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -104,7 +117,7 @@ class DCCGAN(PerLabel):
     --policy dcgan gives its losses and optimizers."""
 
     name: Literal["DC-CGAN"] = "DC-CGAN"  # pyright: ignore[reportIncompatibleVariableOverride]
-    within: OneGame = Async()
+    within: Apart = Async()
     ranks: Annotated[int, Field(ge=0)] = 2
 
     def check(self, ranks: int) -> None:

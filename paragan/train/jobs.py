@@ -96,7 +96,7 @@ def _game(run: Run, strategy: PerLabel, label: int, share: float, count: int, so
         run,
         data=dataclasses.replace(run.data, only=label, labels=False),
         strategy=strategy.within,
-        kimg=run.kimg * share,
+        kimg=round(run.kimg * share, 9),
         seed=run.seed + label,
         g=_warmed(run.g, share),
         d=_warmed(run.d, share),

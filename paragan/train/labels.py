@@ -1,7 +1,8 @@
 """A worker of a run per label: it takes one game after another from the run's folder, and trains it as any run.
 
 RUN/run.yaml          the run;  RUN/queue/ who works on which label, and what became of it (leases.py)
-RUN/labels/0003/      an ordinary run of label 3, which resumes by itself
+RUN/labels/0003/      an ordinary run of label 3, which resumes by itself; while it is trained for the second time it is
+RUN/labels/0003.2/    and whoever takes it over renames it: the former owner, should it live, writes into nothing
 RUN/model/            the model of all labels
 
 Workers tell each other nothing but what they write there, so any number of them can be started and can die at any time,
@@ -35,10 +36,7 @@ POLL_S = 1.0
 ATTEMPTS = 5  # workers that may end in a label, one after the other, without coming further
 POOLED = "all"  # the last job: what is made of all labels together
 END = "end"
-
-
-class Superseded(Failed):
-    """Another worker has taken the label over."""
+OVERTAKEN = "this worker was silent for too long, and another took it over"
 
 
 class TooShort(Unusable):
@@ -53,7 +51,7 @@ class Fence:
 
     def __call__(self, session: Session) -> None:
         if self.lease.lost or (eventful(session) and not self.lease.look()):
-            raise Superseded(f"{self.lease.path.stem}: this worker was silent for too long, and another took it over")
+            raise Failed(OVERTAKEN)
 
 
 @dataclass(frozen=True)
@@ -148,11 +146,13 @@ class Worker:
 
     def take(self, job: Job, entry: Entry | None) -> bool:
         """Try to have a label; one in which workers end again and again is given up instead."""
-        reached = RunFolder(part(self.folder / "labels", job.label)).images_seen
+        number = entry.number if entry else 0
+        former = found(self.folder, job.label, number)
+        reached = RunFolder(former).images_seen if former else 0
         ended = entry is not None and entry.state == "held" and entry.about.get("from") == reached
         attempts = 1 + (int(entry.about.get("attempts", 1)) if entry and ended else 0)
         about = {"label": job.label, "from": reached, "attempts": attempts}
-        self.lease = self.leases.take(job.name, entry.number if entry else 0, about)
+        self.lease = self.leases.take(job.name, number, about)
         if self.lease and attempts > ATTEMPTS:
             reason = f"{ATTEMPTS} workers ended in it, one after the other, without a checkpoint"
             self.lease.end("failed", images=reached, seconds=0.0, reason=reason)
@@ -178,54 +178,67 @@ class Worker:
 
     def train(self, job: Job) -> None:
         """Play a label's game to its end, or leave it as it is for another worker."""
-        folder = RunFolder(part(self.folder / "labels", job.label))
-        self.screen.say(f"label {job.label} ({job.title}): {job.of:,} images, {job.run.kimg:g} kimg; {folder.path}")
+        self.screen.say(f"label {job.label} ({job.title}): {job.of:,} images, {job.run.kimg:g} kimg")
+        folder = self.opened(job)
         try:
             with self.lease or contextlib.nullcontext():
                 self.play(job, folder)
         except TooShort:
-            self.give_back("free", folder, job)
+            self.give_back("free", folder)
             raise
-        except Superseded as error:
-            self.screen.say(str(error))
-            self.unless_alone(error)
-        except (Diverged, Unusable) as error:
-            self.give_back("failed", folder, job, reason=str(error))
-            self.screen.say(f"label {job.label} ({job.title}) failed: {error}")
-            self.unless_alone(error)
-        except (Failed, Interrupted, KeyboardInterrupt, OSError):
-            with contextlib.suppress(OSError):
-                self.give_back("free", folder, job)
+        except (Failed, Unusable, OSError) as error:
+            if self.lease and not self.lease.look():
+                self.screen.say(f"label {job.label} ({job.title}): {OVERTAKEN}")
+            elif isinstance(error, Diverged | Unusable):
+                self.give_back("failed", folder, reason=str(error))
+                self.screen.say(f"label {job.label} ({job.title}) failed: {error}")
+            else:
+                self.let_go(folder)
+                raise
+            if self.world.size > 1:  # ranks that play together do not go on after a failure: their world is broken
+                raise
+        except (Interrupted, KeyboardInterrupt):
+            self.let_go(folder)
             raise
+
+    def opened(self, job: Job) -> RunFolder:
+        """The folder of a label that was just taken, under a name that is ours alone."""
+        path = ""
+        if self.lease:
+            former, mine = (
+                found(self.folder, job.label, self.lease.number),
+                taken(self.folder, job.label, self.lease.number),
+            )
+            with contextlib.suppress(FileNotFoundError):  # whoever took it over was faster, which the fence will see
+                former.rename(mine) if former else mine.mkdir(parents=True)
+            path = str(mine)
+        return RunFolder(Path(self.world.agree(path)[0]))
 
     def play(self, job: Job, folder: RunFolder) -> None:
         run, images = self.seeded(job), self.images.of_class(job.label)
         if self.world.first:
-            folder.path.mkdir(parents=True, exist_ok=True)
             folder.write_record(run)
         fence = [Fence(self.lease)] if self.lease else []
         session = play_in(folder, run, self.world, images, self.screen, [*fence, Budget(job.seconds)])
         if self.lease and self.lease.look():
             put_part(self.folder / "model", job.label, folder.path / "model")
+            folder.path.rename(final := part(self.folder / "labels", job.label))
             images_seen, seconds = session.clock.images, round(session.clock.seconds, 3)
-            self.lease.end(
-                "done", images=images_seen, seconds=seconds, scores=latest(read(folder.path / "metrics.jsonl"))
-            )
+            self.lease.end("done", images=images_seen, seconds=seconds, scores=latest(read(final / "metrics.jsonl")))
 
     def seeded(self, job: Job) -> Run:
         """A label's run, with the seed it has now, which the first rank reads for all."""
         seed = seed_of(self.folder, job.label, job.run.seed) if self.world.first else 0
         return replace(job.run, seed=int(self.world.agree(str(seed))[0]))
 
-    def give_back(self, state: str, folder: RunFolder, job: Job, **about: str) -> None:
+    def let_go(self, folder: RunFolder) -> None:
+        with contextlib.suppress(OSError):  # which may be what is wrong
+            self.give_back("free", folder)
+
+    def give_back(self, state: str, folder: RunFolder, **about: str) -> None:
         """Let others have it, or know that it cannot be trained."""
         if self.lease and self.lease.look():
             self.lease.end(state, images=folder.images_seen, **about)
-
-    def unless_alone(self, error: Exception) -> None:
-        """Ranks that play together do not go on after a failure: their world is broken."""
-        if self.world.size > 1:
-            raise error
 
     def conclude(self) -> None:
         """Score and draw the model of all labels."""
@@ -242,6 +255,18 @@ class Worker:
             listed = "; ".join(f"label {job.label} ({job.title}): {e.about.get('reason')}" for job, e in failed[:4])
             more = f" and {len(failed) - 4} more labels" if len(failed) > 4 else ""
             raise Failed(f"{listed}{more}; the same command tries again", everywhere=True)
+
+
+def taken(folder: Path, label: int, number: int) -> Path:
+    """Where a label is while it is trained by who took it the number-th time."""
+    final = part(folder / "labels", label)
+    return final.with_name(f"{final.name}.{number}")
+
+
+def found(folder: Path, label: int, number: int) -> Path | None:
+    """Where a label is that was taken so often, if it was begun."""
+    named = (taken(folder, label, n) for n in range(number, 0, -1))
+    return next((path for path in (*named, part(folder / "labels", label)) if path.is_dir()), None)
 
 
 def had(job: Job, entry: Entry) -> bool:

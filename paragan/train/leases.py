@@ -135,10 +135,14 @@ class Lease:
             self._thread.join(5)
 
     @property
+    def number(self) -> int:
+        """How often the job was taken, this time included."""
+        return int(self.path.name.rsplit(".", 2)[1])
+
+    @property
     def next(self) -> Path:
         """The file by which another takes it over."""
-        job, number, _ = self.path.name.rsplit(".", 2)
-        return self.path.with_name(f"{job}.{int(number) + 1}.json")
+        return self.path.with_name(f"{self.path.name.rsplit('.', 2)[0]}.{self.number + 1}.json")
 
     def look(self) -> bool:
         """Whether it is still ours."""

@@ -109,12 +109,13 @@ class Merged:
         if label not in self._kept:
             self._kept[label] = self.load(label)
         self._kept.move_to_end(label)
-        while len(self._kept) > 1 and sum(_bytes(one.g) for one in self._kept.values()) > self.most_bytes:
+        while len(self._kept) > 1 and sum(size_of(one.g) for one in self._kept.values()) > self.most_bytes:
             self._kept.popitem(last=False)
         return self._kept[label]
 
 
-def _bytes(net: nn.Module) -> int:
+def size_of(net: nn.Module) -> int:
+    """Bytes of its weights and buffers."""
     return sum(t.nbytes for t in (*net.parameters(), *net.buffers()))
 
 

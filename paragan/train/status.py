@@ -13,8 +13,8 @@ from typing import Any
 from ..config import build, read_yaml
 from ..report.records import latest, read
 from .folder import RunFolder, existing
+from .labels import taken
 from .leases import Entry, Leases, gone
-from .model import part
 from .run import Run
 
 HEADING = ("label", "class", "images", "state", "kimg", "minutes", "worker", "scores")
@@ -33,7 +33,7 @@ def _of_one(folder: RunFolder, kimg: float) -> str:
     lines = read(folder.path / "stats.jsonl")
     at, seen = float(lines[-1]["Progress/kimg"]) if lines else 0.0, folder.images_seen / 1000
     owner = _owner(folder)
-    state = f"trained by {owner}" if owner else "complete" if seen >= kimg else "stopped"
+    state = f"trained by {owner}" if owner else "complete" if seen >= round(kimg, 6) else "stopped"
     pace = f", {lines[-1]['Timing/img_per_sec']:,.0f} img/s" if lines and owner else ""
     return f"{folder.path}: {state}, {at:g} of {kimg:g} kimg{pace}, checkpoint at {seen:g} kimg{_scores(folder.path)}"
 
@@ -74,8 +74,8 @@ def _of_labels(folder: Path, run: Run) -> Iterator[str]:
 def _row(
     folder: Path, label: int, name: str, count: int, entry: Entry | None, now: float, lease_s: float
 ) -> tuple[str, ...]:
-    inside = part(folder / "labels", label)
-    lines = read(inside / "stats.jsonl") if entry and entry.state == "held" else []
+    under_way = entry and taken(folder, label, entry.number)
+    lines = read(under_way / "stats.jsonl") if under_way else []
     images = 1000 * float(lines[-1]["Progress/kimg"]) if lines else 0.0
     about: Mapping[str, Any] = entry.about if entry else {}
     kimg, seconds = max(images, float(about.get("images", about.get("from", 0)))) / 1000, float(about.get("seconds", 0))
