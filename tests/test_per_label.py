@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
+import subprocess
 
 import numpy as np
 import pytest
@@ -364,10 +364,43 @@ def test_another_budget_while_others_work_is_refused(tmp_path, processes):
     assert states(tmp_path / "run")["0000"] == "done"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
-    (tmp_path / "closed").mkdir(mode=0o555)
-    assert "cannot be written" in refused(*command(tmp_path / "closed" / "run"))
+@pytest.fixture
+def small(tmp_path):
+    """A file system of 100 kB, which can be made larger, or read-only."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mount(options):
+        return (
+            subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", disk], capture_output=True).returncode == 0
+        )
+
+    if not mount("size=100k"):
+        pytest.skip("only root may mount")
+    yield disk, mount
+    subprocess.run(["umount", "-l", disk])
+
+
+def test_a_full_folder_ends_a_worker_and_loses_nothing(done, small):
+    disk, mount = small
+    ended = call(*command(disk / "run"))
+    assert ended.status == 1
+    assert "No space left on device" in ended.err
+    assert ended.err.count("\n") == 1
+    assert mount("remount,size=100M")
+    trained(disk / "run")
+    assert complete(disk / "run")
+    assert outcomes(disk / "run") == outcomes(done)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(small):
+    disk, mount = small
+    assert mount("remount,size=100M")
+    trained(disk / "run", "--kimg=0.16")
+    assert mount("remount,ro")
+    assert "cannot be written: Read-only file system" in refused(*command(disk / "run"))
+    assert "cannot be written: Read-only file system" in refused(*command(disk / "other"))
+    assert "10 labels, 10 done" in call("status", disk / "run").out
 
 
 def test_other_images_are_refused(done, tmp_path):

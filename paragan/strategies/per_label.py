@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -34,8 +34,8 @@ Choice = Lockstep | Mixing | Async
 def _or_fields_of(default: str) -> BeforeValidator:
     """A strategy by its name alone, or fields of the one that it is by default."""
 
-    def named(value: object) -> object:
-        return {"name": default, **value} if isinstance(value, dict) else value
+    def named(value: Any) -> Any:
+        return {"name": default, **value} if isinstance(value, dict) else value  # pyright: ignore[reportUnknownVariableType]
 
     return BeforeValidator(named)
 

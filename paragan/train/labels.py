@@ -205,10 +205,8 @@ class Worker:
         """The folder of a label that was just taken, under a name that is ours alone."""
         path = ""
         if self.lease:
-            former, mine = (
-                found(self.folder, job.label, self.lease.number),
-                taken(self.folder, job.label, self.lease.number),
-            )
+            of = (self.folder, job.label, self.lease.number)
+            former, mine = found(*of), taken(*of)
             with contextlib.suppress(FileNotFoundError):  # whoever took it over was faster, which the fence will see
                 former.rename(mine) if former else mine.mkdir(parents=True)
             path = str(mine)
