@@ -150,14 +150,20 @@ class Judge:
             return None
         return float((self.svm.predict(_flat(self.images[self.unseen])) == self.labels[self.unseen]).mean())
 
-    def judge(self, run_dir: Path) -> dict[str, float]:
+    def looks(self, run_dir: Path) -> dict[str, float]:
+        """Of 1,000 images: whether they are what was asked for, and how much they differ."""
         images, labels = sampled(run_dir)
+        return {
+            "recognised": float((self.svm.predict(_flat(images)) == labels).mean()),
+            "diversity": spread(images, labels) / spread(self.images, self.labels),
+        }
+
+    def judge(self, run_dir: Path) -> dict[str, float]:
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         return {
             "seconds": seconds(run_dir),
             "fd": next(row["value"] for row in rows if row["name"].startswith("fd")),
-            "recognised": float((self.svm.predict(_flat(images)) == labels).mean()),
-            "diversity": spread(images, labels) / spread(self.images, self.labels),
+            **self.looks(run_dir),
         }
 
 

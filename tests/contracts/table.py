@@ -17,6 +17,7 @@ STRATEGIES = {
         *("strategy=async", "strategy.fake_lags=[2,1,0,3]", "strategy.critic_lags=[0,2]", "strategy.buffer=replay"),
         *("strategy.buffer.fraction=0.5", "strategy.buffer.last=3"),
     ),
+    "per-label, ranks of a label": ("strategy=per-label", "strategy.within.wire=int8"),
     "gossip": ("strategy=gossip",),
     "gossip int8": ("strategy=gossip", "strategy.wire=int8", "strategy.topology=ring", "strategy.rounds=2"),
     "DPOSG": ("strategy=DPOSG",),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from torch.nn.functional import relu, softplus
 
 import toy
+from paragan.train.jobs import jobs
 from paragan.train.loop import play_round
 from paragan.train.run import Pair, resolve
 from paragan.train.start import assemble
@@ -154,3 +157,65 @@ def compare(a, b, name, fused):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=name)
     else:
         assert torch.equal(a, b), f"{name}: {(a - b).abs().max()}"
+
+
+def mlp(*sizes):
+    layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.Softplus())]
+    return nn.Sequential(*layers[:-1])
+
+
+class Unconditional(nn.Module):
+    """An MLP that takes no label. shape: of what it gives."""
+
+    def __init__(self, shape, *sizes):
+        super().__init__()
+        self.shape, self.body = shape, mlp(*sizes)
+
+    def forward(self, x, y=None):
+        assert y is None
+        return self.body(x.flatten(1)).view(len(x), *self.shape)
+
+
+def w_cgan(label, reals, latents, run, rounds):
+    """Parallel W-CGAN as its paper writes it, for one label: what a process of its own would do."""
+    g, d = two_nets(run.seed + label)
+    adam = lambda net: torch.optim.Adam(net.parameters(), 2e-3, (0.5, 0.9), foreach=False, fused=False)  # noqa: E731
+    g_up, d_up = adam(g), adam(d)
+    for _ in range(rounds):
+        for _ in range(run.d_steps):
+            d_up.zero_grad()
+            x, z = next(reals), latents("D")
+            (d(g(z).detach()) - d(x)).mean().backward()
+            d_up.step()
+            for p in d.parameters():
+                p.data.clamp_(-0.01, 0.01)
+        g_up.zero_grad()
+        (-d(g(latents("G")))).mean().backward()
+        g_up.step()
+    return g.state_dict() | d.state_dict()
+
+
+def two_nets(seed):
+    torch.manual_seed(seed)
+    return Unconditional((1, 8, 8), 8, 32, 64), Unconditional((), 64, 32, 1)
+
+
+def test_a_run_per_label_is_as_many_plain_loops():
+    """Every label sees its own images alone, and nobody else's anything."""
+    settings = ("objective.loss=wasserstein", "objective.clip=0.01", "d_steps=3", "strategy=per-label", "kimg=4")
+    adam = [f"{side}.optimizer.fused=false" for side in "gd"]
+    images = toy.images()
+    run = resolve(toy.run(*settings, *adam, lanes=1), images)
+    for job in jobs(run, images, Path())[:3]:
+        mine = images.of_class(job.label)
+        assert len(mine.images) == (images.labels == job.label).sum()
+        s = assemble(job.run, toy.World.solo(), mine, Pair(*two_nets(job.run.seed), 8))
+        hands = list[object]()
+        reals = (hands.append(s.lanes.next()[0]) or hands[-1].images for _ in iter(int, 1))
+        latents = lambda turn, hands=hands: hands[-1].draw.normal(f"latent/{turn}", 8)  # noqa: E731
+        plain = w_cgan(job.label, reals, latents, run, 6)
+        s = assemble(job.run, toy.World.solo(), mine, Pair(*two_nets(job.run.seed), 8))
+        for _ in range(6):
+            play_round(s)
+        ours = s.game.g.net.state_dict() | s.game.d.net.state_dict()
+        assert all(torch.equal(ours[name], value) for name, value in plain.items())
