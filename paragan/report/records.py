@@ -90,6 +90,8 @@ def write_whole(path: Path, data: bytes) -> None:
 def create_once(path: Path, data: bytes) -> bool:
     """Make a file that is not there yet, whole from the first moment on. False if it is there: of all processes that
     try, on whatever hosts, one succeeds."""
+    if path.exists():  # by far the cheapest way to be too late
+        return False
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with aside.open("xb") as file:
