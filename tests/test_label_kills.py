@@ -90,3 +90,21 @@ def test_whoever_is_killed_every_label_is_done_once_and_as_if_nobody_was(tmp_pat
     assert (of_both[0] == of_both[1]).all()
     scores = [read(folder / "metrics.jsonl") for folder in (run, calm)]
     assert [row["value"] for row in scores[0]] == [row["value"] for row in scores[1]]
+
+
+IN_THE_END = """
+import os, signal
+from paragan.train import pooled
+pooled.save_grid = lambda *told: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_who_is_killed_while_all_labels_are_scored_leaves_no_score_twice(tmp_path, processes):
+    run = tmp_path / "run"
+    short = (*train(run, *SETTINGS), f"--kimg={0.016 * LABELS:g}")
+    assert processes.warm(*short, patch=f"{NO_PAGES}\n{IN_THE_END}").wait() == -signal.SIGKILL
+    assert [row["name"] for row in read(run / "metrics.jsonl")] == ["fd_pixels"]
+    worker = processes.warm(*short, patch=NO_PAGES)
+    assert worker.wait() == 0, worker.err
+    assert [row["name"] for row in read(run / "metrics.jsonl")] == ["fd_pixels"]
+    assert [lease["state"] for lease in leases(run, "all")] == ["held", "done"]
