@@ -76,7 +76,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write aside, then rename: whoever looks and whatever crashes, `path` is the old file or the new one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # a process of another host may have our number
     try:
         with aside.open("wb") as file:
             file.write(data)
