@@ -82,7 +82,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write aside, then rename: whoever looks and whatever crashes, `path` is the old file or the new one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # a process of another host may have our number
     try:
         with aside.open("wb") as file:
             file.write(data)
@@ -96,6 +96,8 @@ def write_whole(path: Path, data: bytes) -> None:
 def create_once(path: Path, data: bytes) -> bool:
     """Make a file that is not there yet, whole from the first moment on. False if it is there: of all processes that
     try, on whatever hosts, one succeeds."""
+    if path.exists():  # by far the cheapest way to be too late
+        return False
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with aside.open("xb") as file:

@@ -95,9 +95,7 @@ class RunFolder:
             return {}, ""
 
     def write_record(self, run: Run) -> None:
-        aside = self.path / ".run.yaml.writing"
-        aside.write_text(to_yaml(run))
-        aside.rename(self.path / "run.yaml")
+        write_whole(self.path / "run.yaml", to_yaml(run).encode())
 
 
 def choose(wanted: Wanted, run: Run, ranks: int) -> RunFolder:
@@ -123,7 +121,9 @@ def join(wanted: Wanted, run: Run, finished: Callable[[Path], bool]) -> RunFolde
     if path:
         former = RunFolder(path).record()
         if former is None and path.is_dir() and any(not p.name.startswith(".") for p in path.iterdir()):
-            raise Unusable(f"{path} has files in it but no run.yaml: give an empty or a new folder as --run-dir")
+            former = RunFolder(path).record()  # another process may have begun it since
+            if former is None:
+                raise Unusable(f"{path} has files in it but no run.yaml: give an empty or a new folder as --run-dir")
         if former is not None and wanted.resume == "never":
             raise Unusable(f"{path} holds a run already; --resume never needs another --run-dir")
         refuse_differences(former or _begun(path, run), run, path)

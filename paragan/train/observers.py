@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,7 +142,7 @@ def layout(labels: np.ndarray | None) -> tuple[list[int], np.ndarray | None, int
 
 
 def save_grid(images: np.ndarray, columns: int, path: Path) -> None:
-    aside = path.with_name(f".{os.getpid()}-{path.name}")
+    aside = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
     grid(images, columns, scale=readable(images)).save(aside, format="png")
     aside.rename(path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def conclude(run: Run, images: Images, jobs: Sequence[Job], folder: Path, screen
         screen.say(f"scoring {run.evaluation.count:,} fakes of all labels: {', '.join(run.evaluation.metrics)}")
         protocol = Protocol(batch_norm=str(model.config["batch_norm"]), ema=True, truncation=1.0, seed=run.seed)
         scores = score(model.sampler, images, run.evaluation, protocol, Solo())
+        Records(folder / "metrics.jsonl").truncate_after(math.nextafter(kimg, 0), key="kimg")  # of who died in here
         append(folder, scores, kimg)
         screen.say(f"{kimg:g} kimg, all labels: {summary(scores)}")
     indices, wanted, columns = layout(images.labels)

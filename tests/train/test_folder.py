@@ -11,7 +11,7 @@ import pytest
 
 import toy
 from paragan.config import plain
-from paragan.train.folder import changed
+from paragan.train.folder import RunFolder, Wanted, changed, join
 from paragan.train.run import settled
 from processes import LONG, TINY, call, checkpoints, interrupted, outcome, playing, refused, steps, train, trained
 
@@ -137,3 +137,18 @@ def test_a_record_from_before_a_field_was_has_its_default():
     assert changed(former, run) == []
     assert [name for name, _, _ in changed(former | {"batch": 32}, run)] == ["batch"]
     assert "strategy.name" in [name for name, _, _ in changed(former, settled(toy.run()))]
+
+
+def test_a_folder_that_another_worker_begins_while_we_look_is_joined(tmp_path, monkeypatch):
+    run, path = settled(toy.run("strategy=per-label")), tmp_path / "run"
+    looked = RunFolder.record
+
+    def record(folder: RunFolder):
+        found = looked(folder)
+        if not path.exists():
+            path.mkdir()
+            folder.write_record(run)
+        return found
+
+    monkeypatch.setattr(RunFolder, "record", record)
+    assert join(Wanted(run_dir=path), run, lambda folder: False).path == path
