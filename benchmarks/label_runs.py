@@ -150,7 +150,8 @@ def held(run: Path, worker: subprocess.Popen[bytes]) -> str:
 def at(run: Path, worker: subprocess.Popen[bytes]) -> str:
     """What a worker is at."""
     job = held(run, worker)
-    rows = read(run / "labels" / job / "stats.jsonl") if job else []
+    inside = next((run / "labels").glob(f"{job}*"), None) if job else None
+    rows = read(inside / "stats.jsonl") if inside else []
     where = f", step {rows[-1]['Progress/step']:g}" if rows else ""
     return f"job {job}{where}" if job else "nothing"
 

@@ -48,8 +48,8 @@ def holds(run: Path, worker: Process) -> str:
 
 
 def came(run: Path) -> int:
-    """How many steps all labels have come."""
-    return sum((steps(label) or [0])[-1] for label in labels(run))
+    """How many steps all labels have come, wherever they now are (0003, or 0003.2 while it is trained)."""
+    return sum((steps(label) or [0])[-1] for label in (run / "labels").glob("*"))
 
 
 def start(run: Path, processes: Processes) -> Process:

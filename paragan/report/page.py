@@ -1,6 +1,7 @@
 """One HTML page about one run: self-contained, so that it can be mailed, printed, or kept for ten years."""
 
 import datetime
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from paragan.report import words
 from paragan.report.curves import Chart, Line, chart
@@ -104,9 +105,14 @@ def _run_up(clock: Sequence[float]) -> float:
 
 
 def _render(**facts: Any) -> str:
+    return _template().render(**facts)
+
+
+@functools.cache
+def _template() -> Template:
     pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     pages.filters.update(number=words.number, duration=words.duration)
-    return pages.from_string(Path(__file__).with_name("page.html").read_text("utf-8")).render(**facts)
+    return pages.from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
 
 
 def _headline(folder: Folder) -> dict[str, Any]:

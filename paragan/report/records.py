@@ -93,17 +93,18 @@ def write_whole(path: Path, data: bytes) -> None:
         aside.unlink(missing_ok=True)
 
 
-def create_once(path: Path, data: bytes) -> bool:
+def create_once(path: Path, data: bytes, sync: bool = True) -> bool:
     """Make a file that is not there yet, whole from the first moment on. False if it is there: of all processes that
-    try, on whatever hosts, one succeeds."""
+    try, on whatever hosts, one succeeds. sync: whether it has to be on the disk then."""
     if path.exists():  # by far the cheapest way to be too late
         return False
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with aside.open("xb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.link(aside, path)
         return True
     except FileExistsError:

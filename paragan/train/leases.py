@@ -110,7 +110,7 @@ class Leases:
         self.folder.mkdir(exist_ok=True)
         told = {"state": "held", "worker": worker(), "process": process(), **about}
         path = self.folder / f"{job}.{after + 1}.json"
-        return Lease(path, told, self.lease_s) if create_once(path, json.dumps(told).encode()) else None
+        return Lease(path, told, self.lease_s) if create_once(path, json.dumps(told).encode(), sync=False) else None
 
 
 @dataclass
