@@ -35,7 +35,7 @@ from ..strategies.sync import Sync
 from .lags import repeating
 from .teacher import Teacher
 
-WEIGHT = 10.0  # of a teacher: what does best on the digits
+WEIGHT = 3.0  # of a teacher: what does best on the digits
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Strategy = Annotated[Lockstep | Mixing | Async | Labels, Field(discriminator="name"), by_name]

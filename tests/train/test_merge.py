@@ -133,6 +133,18 @@ def test_a_merge_that_was_stopped_ends_where_an_undisturbed_one_does(per_label, 
     assert outcome(stopped) == outcome(trained(tmp_path / "b", *given))
 
 
+@pytest.mark.parametrize("strategy", ["sync", "gossip"])
+def test_two_ranks_merge_and_compare_together(processes, per_label, tmp_path, strategy):
+    out = tmp_path / "merged"
+    command = ("merge", str(per_label), f"--out={out}", "--kimg=0.064", f"--strategy={strategy}")
+    ranks = processes.ranks(2, *command)
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.err for rank in ranks]
+    told = json.loads((out / "merge.json").read_text())
+    assert told["merged"]["scores"][0]["value"] == read(out / "metrics.jsonl")[-1]["value"]
+    assert "per label" in ranks[0].out
+    assert "per label" not in ranks[1].out
+
+
 def test_the_generator_may_be_another_but_for_its_latent(per_label, tmp_path):
     ended = call("merge", per_label, "--out", tmp_path / "m", "--kimg=0.032", "--nets.width=8", "--strategy=gossip")
     assert ended.status == 0, ended
