@@ -16,13 +16,15 @@ Net = Callable[[Tensor, Tensor | None], Tensor]  # D: (images, labels) -> logits
 class Batch:
     """Some lanes' images at one position, and random numbers of their own.
 
-    images : [N, C, H, W] float32 in [-1, 1] (or whatever the two networks speak of)
-    labels : [N] int64, or None in an unconditional game
+    images  : [N, C, H, W] float32 in [-1, 1] (or whatever the two networks speak of)
+    labels  : [N] int64, or None in an unconditional game
+    latents : [N, latent] that G made the images from, where it just did
     """
 
     images: Tensor
     labels: Tensor | None
     draw: Draw
+    latents: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ EXAMPLES = """examples:
   torchrun --nproc-per-node 4 -m paragan train digits    ... under any launcher, on any number of hosts
   paragan train digits --policy paragan                  AdaBelief for G, Adam for D: settings of a paper
   paragan train digits --g.optimizer.lr=5e-4 -n          change any field; -n only shows the run and its cost
+  paragan merge runs/00000-*                             one generator of those of --strategy per-label
   paragan sample runs/00000-* --labels 3,7 --out grid.png
 """
 
@@ -32,6 +33,11 @@ TRAIN_HELP = """The same command again goes on where it stopped. Any field of th
 --policy ttur, biggan, sngan, paragan or optimistic replaces the recipe's g, d and d_steps by those of a paper; wcgan,
 wcgan-gp and dcgan its objective too, and the norm of D. What you set yourself comes after: --policy paragan
 --g.optimizer.lr=1e-3. -n shows the values and where they are from.
+"""
+
+MERGE_HELP = """An ordinary run, in RUN_DIR/merged: its G also learns what the generators of RUN_DIR make of
+the same latents. The same command again goes on where it stopped. Any field can be set: --some.field=value.
+At the end both models are scored alike; see merge.json.
 """
 
 
@@ -93,8 +99,8 @@ def _parser() -> Parser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
-        *(_train_parser, _status_parser, _sample_parser, _eval_parser, _report_parser, _export_parser, _label_parser),
-        *(_bench_parser, _recipes_parser),
+        *(_train_parser, _status_parser, _sample_parser, _eval_parser, _report_parser, _export_parser),
+        *(_label_parser, _merge_parser, _bench_parser, _recipes_parser),
     ):
         add(commands)
     return parser
@@ -161,9 +167,15 @@ def _train(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 
 
 def _train_run(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    return _play(options, arguments, *_resolve(options, rest))
+
+
+def _play(
+    options: argparse.Namespace, arguments: list[str], run: Any, wanted: Any, reasons: list[str], at_end: Any = None
+) -> int:
+    """Train, on as many ranks as are asked for. at_end: what they do then with run, folder, world and screen."""
     from .comm.world import Place
 
-    run, wanted, reasons = _resolve(options, rest)
     place = Place.from_environment()
     launched = place.size > 1 or "RANK" in os.environ
     ranks = place.size if options.ranks is None else options.ranks
@@ -183,7 +195,13 @@ def _train_run(options: argparse.Namespace, rest: list[str], arguments: list[str
     from .train.start import Training
 
     training = Training(run, place, wanted)
-    return _in_world(run, place, lambda world, screen: _train_in(training, world, screen, reasons), training.join)
+
+    def action(world: Any, screen: Any) -> None:
+        folder = _train_in(training, world, screen, reasons)
+        if at_end:
+            at_end(run, folder, world, screen)
+
+    return _in_world(run, place, action, training.join)
 
 
 def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any, list[str]]:
@@ -198,10 +216,6 @@ def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any, li
     is_file = Path(name).suffix in (".yaml", ".yml")
     data = read_yaml(Path(name)) if is_file else plain(recipe(name))
     run, reasons = asked(data, [*given, *_settings(rest)], options.policy)
-    if run.data.path not in ("", "digits"):
-        run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=str(Path(run.data.path).absolute())))
-    if run.init_from:
-        run = dataclasses.replace(run, init_from=str(Path(run.init_from).absolute()))
     if options.resume not in ("auto", "never"):
         if run_dir:
             raise Unusable("--resume PATH and --run-dir name two folders: give one of them")
@@ -209,7 +223,15 @@ def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any, li
             run_dir = existing(Path(options.resume))
         except Unusable as error:  # it may be there for other ranks
             raise Unusable(str(error), everywhere=False) from error
-    return run, Wanted(Path(options.outdir), run_dir, options.resume), reasons
+    return _absolute(run), Wanted(Path(options.outdir), run_dir, options.resume), reasons
+
+
+def _absolute(run: Any) -> Any:
+    """A run whose paths mean the same wherever it is repeated."""
+    if run.data.path not in ("", "digits"):
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=str(Path(run.data.path).absolute())))
+    paths = {name: str(Path(path).absolute()) for name in ("init_from", "teacher") if (path := getattr(run, name))}
+    return dataclasses.replace(run, **paths)
 
 
 def _settings(rest: list[str]) -> list[tuple[str, str]]:
@@ -262,12 +284,13 @@ def _train_labels(run: Any, place: Any, wanted: Any, reasons: list[str]) -> int:
     return 0
 
 
-def _train_in(training: Any, world: Any, screen: Any, reasons: list[str]) -> None:
+def _train_in(training: Any, world: Any, screen: Any, reasons: list[str]) -> Path:
     for line in reasons:
         screen.say(line)
     folder = training.play(world, screen)
     if world.first:
         _say_done(folder, screen)
+    return folder
 
 
 def _say_done(folder: Path, screen: Any) -> None:
@@ -333,6 +356,35 @@ def _list_fields() -> int:
         "Their arguments are fields: --g.optimizer=adabelief --g.optimizer.eps=1e-12; `-n` shows them all.\n"
     )
     return 0
+
+
+# merge ------------------------------------------------------------------------------------------------
+
+
+def _merge_parser(commands: Any) -> None:
+    p = _command(commands, "merge", _merge, "distil a run per label into one conditional generator", more=MERGE_HELP)
+    p.add_argument("run_dir", metavar="RUN_DIR", help="a run of --strategy per-label")
+    p.add_argument("--out", metavar="DIR", help="the folder of the new run (RUN_DIR/merged)")
+    p.add_argument("--kimg", metavar="K", help="how long, in thousands of real images shown to D (as RUN_DIR)")
+    p.add_argument("--weight", metavar="W", help="of the distance to the generators of RUN_DIR in G's loss")
+    p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
+    p.add_argument("-n", "--dry-run", action="store_true", help="show the resolved run and its cost; train nothing")
+
+
+def _merge(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .train.folder import Wanted
+    from .train.merge import compare, student
+    from .train.stop import at_once
+
+    with at_once():
+        folder = Path(options.run_dir).absolute()
+        out = Path(options.out).absolute() if options.out else folder / "merged"
+        if out.resolve() == folder.resolve():
+            raise Unusable(f"--out {options.out} is RUN_DIR itself: leave --out out, or give another folder")
+        fields = {"kimg": options.kimg, "teacher_weight": options.weight}
+        given = [(field, value) for field, value in fields.items() if value is not None]
+        run = _absolute(student(folder, [*given, *_settings(rest)]))
+        return _play(options, arguments, run, Wanted(run_dir=out), [], compare)
 
 
 # sample, eval, report, recipes -------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class Game:
             player.see_lanes_of(hand.draw.per_lane)
         z = hand.draw.normal(f"latent/{turn}", self.latent)
         y = self.draw_labels(hand, turn)
-        return Batch(self.g.net(z, y), y, hand.draw)
+        return Batch(self.g.net(z, y), y, hand.draw, z)
 
     def draw_labels(self, hand: Batch, turn: str) -> Tensor | None:
         return None if self.labels is None else hand.draw.choice(f"label/{turn}", self.labels)

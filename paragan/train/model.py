@@ -124,6 +124,18 @@ def put_part(folder: Path, label: int, model: Path) -> None:
         write_whole(target / name, (model / name).read_bytes())
 
 
+def without_generator(path: Path, model: Model) -> list[str]:
+    """The labels of a model per label that are not trained yet, by number and name."""
+    folder = _model_folder(path)
+    there = [(part(folder, label) / "model.safetensors").exists() for label in range(len(model.classes))]
+    return [f"{label} ({name})" for label, name in enumerate(model.classes) if not there[label]]
+
+
+def bytes_of(path: Path) -> int:
+    """What the weights of a generator take on disk, or those of all labels."""
+    return sum(file.stat().st_size for file in _model_folder(path).rglob("model.safetensors"))
+
+
 def model_config(net: Any, spec: Spec, prior: Prior, classes: Sequence[str], **more: Any) -> dict[str, Any]:
     """What config.json says: enough to build the network again and to sample from it."""
     about = {"net": plain(net), "spec": plain(spec), "prior": list(prior.shares), "classes": list(classes)}

@@ -20,8 +20,10 @@ from ..data.source import Images, load
 from ..errors import Unusable
 from ..game.average import Decay
 from ..game.game import Game
+from ..game.objective import Objective
 from ..game.player import Player
 from ..losses.adversarial import Adversarial
+from ..losses.distilled import Distilled
 from ..nets import DCGAN, Nets, Spec
 from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import normalised, power_iteration, train_mode
@@ -31,7 +33,9 @@ from ..strategies.asynchronous import Async
 from ..strategies.per_label import Labels, Lockstep, Mixing, PerLabel
 from ..strategies.sync import Sync
 from .lags import repeating
+from .teacher import Teacher
 
+WEIGHT = 3.0  # of a teacher: what does best on the digits
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Strategy = Annotated[Lockstep | Mixing | Async | Labels, Field(discriminator="name"), by_name]
@@ -108,6 +112,8 @@ class Run:
     batch : images of a step, over all ranks;  lanes : logical workers that share it
     g_batch : images that G makes in its turn (0: as many as batch)
     kimg  : how long, in thousands of real images shown to D
+    teacher : a run per label whose generators G also learns from (see `paragan merge`)
+    teacher_weight : of the distance to their images in G's loss (0: only D is listened to)
     timeout_s : how long an exchange may take; a rank that died is noticed at once, one that hangs after this
     """
 
@@ -126,6 +132,8 @@ class Run:
     kimg: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     init_from: str = ""
+    teacher: str = ""
+    teacher_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = WEIGHT
     evaluation: Evaluation = Evaluation()
     output: Output = Output()
     device: Device = Device()
@@ -158,6 +166,10 @@ class Run:
         if ranks > self.lanes and not self.per_label:
             raise Unusable(f"{ranks} ranks cannot share --lanes {self.lanes}: start at most {self.lanes} ranks")
         self.strategy.check(ranks)
+        if self.teacher and self.per_label:
+            raise Unusable(
+                f"teacher={self.teacher} teaches one generator, and --strategy {self.strategy.name} has many"
+            )
         if not self.data.path:
             raise Unusable(
                 f"{self.recipe} needs --data PATH: an .npz (images uint8 NHWC, labels) or a folder PATH/<class>/*.png"
@@ -362,6 +374,18 @@ def build_player(
     return player
 
 
+def teacher_of(run: Run, images: Images, device: torch.device) -> Teacher:
+    """The generators that a run learns from. Unusable where it cannot."""
+    return Teacher.of(Path(run.teacher), spec_of(run, images), run.nets.latent, images.classes, device)
+
+
+def objective_of(run: Run, images: Images, device: torch.device) -> Objective:
+    """What the players of a run want."""
+    if not run.teacher or not run.teacher_weight:
+        return run.objective
+    return Distilled(run.objective, teacher_of(run, images, device), run.teacher_weight)
+
+
 def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Game:
     """Players, objective and label source of a run."""
     refuse_unfit(run, pair)
@@ -372,7 +396,7 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
     return Game(
         g=build_player(run, "G", pair.g, run.g, run.g_batch or run.batch, run.average),
         d=build_player(run, "D", pair.d, run.d, run.batch, bound=run.objective.clip or None),
-        objective=run.objective,
+        objective=objective_of(run, images, device),
         latent=pair.latent,
         labels=images.labels if run.data.labels else None,
         g_lane=(run.g_batch or run.batch) // run.lanes,

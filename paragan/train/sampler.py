@@ -108,9 +108,9 @@ class Merged:
         """The sampler of one label."""
         if label not in self._kept:
             self._kept[label] = self.load(label)
+            while len(self._kept) > 1 and sum(size_of(one.g) for one in self._kept.values()) > self.most_bytes:
+                self._kept.popitem(last=False)
         self._kept.move_to_end(label)
-        while len(self._kept) > 1 and sum(size_of(one.g) for one in self._kept.values()) > self.most_bytes:
-            self._kept.popitem(last=False)
         return self._kept[label]
 
 

@@ -20,6 +20,7 @@ from ..errors import Unusable
 from ..game.game import Game
 from ..report.page import write_report
 from ..report.records import Records
+from ..rng import CPU
 from . import checkpoint, lags
 from .checkpoint import Checkpoints, Damaged, Loaded
 from .folder import RunFolder, Wanted, changed, refuse_differences, under_way
@@ -28,7 +29,7 @@ from .model import folder_to_start_from, load_weights
 from .observers import Log, Pictures, Save, draw_reals
 from .progress import Screen
 from .regroup import Table
-from .run import Pair, Run, build_game, build_nets, load_images, refuse_clip, resolve, spec_of
+from .run import Pair, Run, build_game, build_nets, load_images, refuse_clip, resolve, spec_of, teacher_of
 from .scoring import Scoring, check
 from .stats import Stats
 from .together import owned_folder, refuse_disagreement, together
@@ -165,6 +166,8 @@ def resolved(run: Run, images: Images) -> Run:
     run = resolve(run, images)
     refuse_clip(run.objective, run.nets.spectral)
     check(run.evaluation, images)
+    if run.teacher:
+        teacher_of(run, images, CPU)
     return run
 
 
