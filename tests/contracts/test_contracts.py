@@ -51,11 +51,12 @@ def test_n_ranks_equal_one(pool, settings, variant, ranks):
     run = toy.run(*settings, "nets.batch_norm=true", "nets.spectral=true", *variant)
     one = toy.play(run, 6)
     several = pool(ranks, lambda world: toy.play(run, 6, world))
-    amplified = run.objective.gp > 0 and run.strategy.optimism == "optimistic"  # roundings, by the one and by the other
+    amplified = run.objective.gp > 0 and run.strategy.optimism == "optimistic"  # Adam where slopes are near 0
+    bound, most = (5e-3, 2e-2) if amplified else (2e-4, 2e-3)
     for network in ("G/", "D/"):
-        assert toy.distance(several[0], one, network) < (5e-3 if amplified else 2e-4)
+        assert toy.distance(several[0], one, network) < bound
     for name in one:  # every buffer, one by one
-        torch.testing.assert_close(several[0][name], one[name], rtol=2e-2, atol=2e-3, msg=name)
+        torch.testing.assert_close(several[0][name], one[name], rtol=2e-2, atol=most, msg=name)
 
 
 @replicated
