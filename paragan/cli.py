@@ -18,6 +18,7 @@ EXAMPLES = """examples:
   paragan train folder --data photos/ --kimg 500         your own images (PATH/<class>/*.png, or an .npz)
   paragan train digits --ranks 2                         the same training on two processes
   torchrun --nproc-per-node 4 -m paragan train digits    ... under any launcher, on any number of hosts
+  paragan train digits --strategy per-label --ranks 2    a game for every label, no communication; see `paragan status`
   paragan train digits --policy paragan                  AdaBelief for G, Adam for D: settings of a paper
   paragan train digits --g.optimizer.lr=5e-4 -n          change any field; -n only shows the run and its cost
   paragan merge runs/00000-*                             one generator of those of --strategy per-label
@@ -309,7 +310,7 @@ def _dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
 
     whole = load_images(run)
     whole_run = resolved(run, whole)
-    run, images, ranks, told = _one_game(whole_run, whole, ranks)
+    run, images, ranks, rounds, told = _one_game(whole_run, whole, ranks)
     world = ImaginedWorld(ranks)
     game = build_game(run, build_nets(run, spec_of(run, images), world.device), images, world.device)
     roles = [run.strategy.role(game, world, run.lanes)]
@@ -318,38 +319,38 @@ def _dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
         divided = dataclasses.replace(run.strategy, split=f"{g}:{ranks - g}")
         roles.append(divided.role(game, ImaginedWorld(ranks, g), run.lanes))
     penalties = 5 * (run.objective.r1 > 0) / run.objective.r1_every + 6 * (run.objective.gp > 0)  # passes of D
-    counted = cost(game, roles, rounds=run.images // run.round, batch=run.batch, penalties=penalties)
+    counted = cost(game, roles, rounds=rounds, batch=run.batch, penalties=penalties)
     comments = [*reasons, *whole.describe().splitlines(), *told, *counted.lines()]
     sys.stdout.write(to_yaml(whole_run) + "\n" + "".join(f"# {line}\n" for line in comments))
     return 0
 
 
-def _one_game(run: Any, images: Any, ranks: int) -> tuple[Any, Any, int, list[str]]:
-    """The game whose cost is counted: of the first label, where each has one; what to say of the others."""
+def _one_game(run: Any, images: Any, ranks: int) -> tuple[Any, Any, int, int, list[str]]:
+    """The game whose cost is counted, of the first label where each has one; rounds of all; what to say of them."""
     if not run.per_label:
-        return run, images, ranks, []
-    from .train.jobs import jobs, rare
+        return run, images, ranks, run.images // run.round, []
+    from .train.jobs import jobs, rare, told
     from .train.start import resolved
 
     found = jobs(run, images, Path())
     first, crew = found[0], run.per_label.team(0, ranks, len(found))
     workers = len({run.per_label.team(rank, ranks, len(found)) for rank in range(ranks)})
-    time = f" or {first.seconds / 60:.3g} minutes" if first.seconds else ""
     lines = [
-        f"{len(found)} labels, each a game of its own; nothing is sent between them; {ranks} rank{'s' * (ranks != 1)}: "
+        f"{told(found)}; nothing is sent between them; {ranks} rank{'s' * (ranks != 1)}: "
         f"{workers} at a time, {len(crew)} rank{'s' * (len(crew) != 1)} each",
         rare(run.per_label, images),
-        f"the first, label {first.label} ({first.title}): {first.run.kimg:g} kimg{time}",
+        f"the first is {first.told()}",
     ]
     mine = images.of_class(first.label)
-    return resolved(first.run, mine), mine, len(crew), [line for line in lines if line]
+    rounds = sum(job.run.images // job.run.round for job in found)
+    return resolved(first.run, mine), mine, len(crew), rounds, [line for line in lines if line]
 
 
 def _list_fields() -> int:
     from .config import fields_help
     from .train.run import Run
 
-    for name, kind, default in fields_help(Run):
+    for name, kind, default in fields_help(Run, once=True):
         sys.stdout.write(f"--{name:<36} {kind}{f'  [{default}]' if default else ''}\n")
     sys.stdout.write(
         "\ng.optimizer and d.optimizer are also those of the pytorch-optimizer library: adabelief, lamb, lion, ...\n"

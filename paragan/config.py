@@ -154,17 +154,23 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(names)}"
 
 
-def fields_help(kind: Any, prefix: str = "") -> list[tuple[str, str, str]]:
-    """(dotted field, what it takes, its default) of a dataclass and those inside it, for --help."""
+def fields_help(kind: Any, prefix: str = "", once: bool = False) -> list[tuple[str, str, str]]:
+    """(dotted field, what it takes, its default) of a dataclass and those inside it, for --help. once: the fields of a
+    choice within one of the same choices are not listed again."""
+    return _fields(kind, prefix, frozenset[Any]() if once else None)
+
+
+def _fields(kind: Any, prefix: str, known: frozenset[Any] | None) -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = []
     hints = typing.get_type_hints(kind)
     for f in dataclasses.fields(kind):
         name, choices = f"{prefix}{f.name}", _choices(hints[f.name])
         if len(choices) > 1:
             rows.append((name, " | ".join(_tag(c) for c in choices), _tag(type(f.default))))
-        for choice in choices:
+        inside = None if known is None else known.union(choices)
+        for choice in () if known and known.issuperset(choices) else choices:
             where = f" (of {_tag(choice)})" if len(choices) > 1 else ""
-            rows += [(inner, what + where, default) for inner, what, default in fields_help(choice, f"{name}.")]
+            rows += [(inner, what + where, default) for inner, what, default in _fields(choice, f"{name}.", inside)]
         if not choices and f.name != "name":
             default = "" if f.default is dataclasses.MISSING else plain(f.default)
             rows.append((name, _type_name(hints[f.name]), "null" if default is None else str(default)))

@@ -42,6 +42,7 @@ class Folder:
     run: Mapping[str, Any]  # the same
     stats: Stats
     scores: list[Row]
+    labels: list[Row]  # of a run per label
 
     def setting(self, *places: str) -> Any:
         """The first of some dotted places in the run that is set."""
@@ -77,7 +78,9 @@ def read_folder(run_dir: Path) -> Folder:
         raise Unusable(f"{file}: holds no run; the resolved run that `paragan train` wrote belongs there")
     if len(text) > TEXT:
         text = f"{text[:TEXT]}\n... {len(text) - TEXT:,} more characters in run.yaml"
-    return Folder(path, text, run, Stats(read(path / "stats.jsonl")), read(path / "metrics.jsonl"))
+    return Folder(
+        path, text, run, Stats(read(path / "stats.jsonl")), read(path / "metrics.jsonl"), read(path / "labels.jsonl")
+    )
 
 
 def _no_run(path: Path) -> str:

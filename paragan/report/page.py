@@ -58,6 +58,8 @@ def write_report(run_dir: Path) -> Path:
         "problems": list(_problems(folder.stats)),
         "series": measured,
         "taken": taken[-ROWS:],
+        "labels": folder.labels,
+        "label_scores": list(dict.fromkeys(name for row in folder.labels for name in row["scores"])),
         "shared": shared([one.protocol for one in measured if one.current]),
         "protocols": known,
         "protocol_names": list(dict.fromkeys(name for protocol in known for name in protocol.entries)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from ..data.source import Images
 from ..errors import Unusable
 from ..strategies.per_label import PerLabel
 from .folder import RunFolder, Wanted, join
-from .jobs import jobs, rare
-from .labels import POLL_S, POOLED, Worker, had
+from .jobs import jobs, rare, told
+from .labels import POOLED, Worker, had
 from .leases import Leases
-from .model import begin_per_label
+from .model import begin_per_label, read_config
 from .observers import draw_reals
 from .progress import Screen
 from .run import Run, load_images, spec_of
@@ -46,7 +45,7 @@ def train_labels(run: Run, place: Place, device: torch.device, wanted: Wanted, r
         assert strategy is not None
         team = strategy.team(world.rank, world.size, len(found))
         together(world, lambda: _fit(run, strategy, len(team)))
-    for line in (*reasons, *images.describe().splitlines(), f"run folder {path}", rare(strategy, images)):
+    for line in (*reasons, *images.describe().splitlines(), f"run folder {path}", told(found), rare(strategy, images)):
         if line:
             screen.say(line)
     with world.leave_with(team) as mine:
@@ -85,11 +84,21 @@ def _enter(run: Run, images: Images, wanted: Wanted, world: World) -> str:
         model = path / "model"
         prior, classes = Prior.of(images.labels, len(images.classes)), images.classes
         counts = [job.of for job in sorted(found, key=lambda job: job.label)]
+        _refuse_other_images(model, images, run)
         begin_per_label(model, spec_of(run, images), prior, classes, data=images.fingerprint, images=counts)
         draw_reals(images, path)
     except OSError as error:
         raise Unusable(f"{path} cannot be written: {error.strerror}; give another --run-dir or --outdir") from error
     return str(path)
+
+
+def _refuse_other_images(model: Path, images: Images, run: Run) -> None:
+    """Generators belong to the images they were trained on: other ones may have other labels."""
+    if not (model / "config.json").exists():
+        return
+    former = read_config(model)
+    if former.get("data") != images.fingerprint:
+        raise Unusable(f"--data {run.data.path} holds other images than those that {model.parent} is trained on")
 
 
 def _probe(path: Path) -> None:
@@ -106,8 +115,9 @@ def finished(path: Path, images: Images) -> bool:
         entries, found = Leases(path / "queue", 1.0).entries(), jobs(run, images, path)
     except Unusable:
         return True
-    done = {job.name for job in found if (e := entries.get(job.name)) and e.state == "done" and had(job, e)}
-    return len(done) == len(found) and POOLED in entries and entries[POOLED].state == "done"
+    of = {job.name: e.number for job in found if (e := entries.get(job.name)) and e.state == "done" and had(job, e)}
+    last = entries.get(POOLED)
+    return last is not None and last.state == "done" and len(of) == len(found) and last.about.get("of") == of
 
 
 def _agree_on_budget(folder: RunFolder, run: Run) -> None:
@@ -118,12 +128,11 @@ def _agree_on_budget(folder: RunFolder, run: Run) -> None:
         return
     assert run.per_label is not None
     leases = Leases(folder.path / "queue", run.per_label.lease_s)
-    while held := [e for e in leases.entries().values() if e.state == "held" and not leases.dead(e)]:
-        if leases.alive(held[0]):
+    for entry in leases.entries().values():
+        if leases.busy(entry):
             name, before, now = other[0]
             raise Unusable(
-                f"{folder.path} is being trained by {held[0].worker} with {name}={before}, not {now}: give the "
-                "same, or stop the others first"
+                f"{folder.path} is being trained by {entry.worker} with {name}={before}, not {now}: give the same, or "
+                "stop the others first"
             )
-        time.sleep(POLL_S)
     folder.write_record(run)

@@ -45,13 +45,19 @@ class RunFolder:
 
     @property
     def images_seen(self) -> int:
-        """How far the run in this folder has come, by its newest readable checkpoint."""
+        """How far the run in this folder has come."""
+        return self.reached[0]
+
+    @property
+    def reached(self) -> tuple[int, float]:
+        """Images seen, and seconds of training, by its newest readable checkpoint."""
         for path in checkpoint.complete(self.checkpoints):
             try:
-                return int(checkpoint.read_about(path)["clock"]["images"])
-            except (checkpoint.Damaged, KeyError, TypeError):
+                clock = checkpoint.read_about(path)["clock"]
+                return int(clock["images"]), float(clock.get("seconds", 0.0))
+            except (checkpoint.Damaged, KeyError, TypeError, ValueError, AttributeError):
                 continue
-        return 0
+        return 0, 0.0
 
     def record(self) -> dict[str, Any] | None:
         """The plain run.yaml, or None in a folder that has none."""

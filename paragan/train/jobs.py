@@ -38,6 +38,12 @@ class Job:
     seconds: float = 0.0
     source: int | None = None
 
+    def told(self) -> str:
+        """A line for people."""
+        time = f" or {self.seconds:.3g} s of training, whichever ends first" if self.seconds else ""
+        source = "" if self.source is None else f"; from the game of label {self.source}"
+        return f"label {self.label} ({self.title}): {self.of:,} images, {self.run.images / 1000:g} kimg{time}{source}"
+
     @property
     def name(self) -> str:
         return f"{self.label:04d}"
@@ -73,6 +79,16 @@ def jobs(run: Run, images: Images, folder: Path) -> list[Job]:
     ]
     _refuse_too_short(run, found, shares)
     return sorted(found, key=lambda job: (job.source is not None, -job.run.images, job.label))
+
+
+def told(found: Sequence[Job]) -> str:
+    """What every game gets, in a line."""
+    runs = sorted((job.run for job in found), key=lambda run: run.images)
+    few, many = (f"{run.images / 1000:g}" for run in (runs[0], runs[-1]))
+    steps = [run.images // run.round for run in (runs[0], runs[-1])]
+    most = f"{few} to {many} kimg ({steps[0]:,} to {steps[1]:,} steps of G)"
+    each = f"{few} kimg ({steps[0]:,} steps of G) each" if few == many else most
+    return f"{len(found)} games of {each}"
 
 
 def rare(strategy: PerLabel, images: Images) -> str:

@@ -12,6 +12,8 @@ on any host that sees the folder. Where a label has several ranks they are one w
 from __future__ import annotations
 
 import contextlib
+import json
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,8 +29,8 @@ from .jobs import Job
 from .leases import Entry, Lease, Leases
 from .loop import Session, eventful
 from .model import part, put_part
+from .places import found, seed_of, taken
 from .progress import Screen
-from .relabel import seed_of
 from .run import Run
 from .start import play_in
 
@@ -36,7 +38,7 @@ POLL_S = 1.0
 ATTEMPTS = 5  # workers that may end in a label, one after the other, without coming further
 POOLED = "all"  # the last job: what is made of all labels together
 END = "end"
-OVERTAKEN = "this worker was silent for too long, and another took it over"
+OVERTAKEN = "this worker was silent for too long and another took it over, or its file in the queue is gone"
 
 
 class TooShort(Unusable):
@@ -50,7 +52,7 @@ class Fence:
     lease: Lease
 
     def __call__(self, session: Session) -> None:
-        if self.lease.lost or (eventful(session) and not self.lease.look()):
+        if not self.lease.look():
             raise Failed(OVERTAKEN)
 
 
@@ -59,12 +61,14 @@ class Budget:
     """An observer: the game ends where its time does. Ranks that play it together go by the first one's clock."""
 
     seconds: float
+    screen: Screen
 
     def __call__(self, session: Session) -> None:
         clock, world = session.clock, session.world
         if not self.seconds or clock.done or (world.size > 1 and clock.step and not eventful(session)):
             return
         spent = clock.seconds if world.size == 1 else float(world.agree(str(clock.seconds))[0])
+        self.screen.left_s = self.seconds - spent
         if spent < self.seconds:
             return
         if clock.step == 1:
@@ -146,8 +150,7 @@ class Worker:
 
     def take(self, job: Job, entry: Entry | None) -> bool:
         """Try to have a label; one in which workers end again and again is given up instead."""
-        number = entry.number if entry else 0
-        former = found(self.folder, job.label, number)
+        number, former = entry.number if entry else 0, found(self.folder, job.label)
         reached = RunFolder(former).images_seen if former else 0
         ended = entry is not None and entry.state == "held" and entry.about.get("from") == reached
         attempts = 1 + (int(entry.about.get("attempts", 1)) if entry and ended else 0)
@@ -161,6 +164,7 @@ class Worker:
 
     def next_pooled(self, entries: Mapping[str, Entry]) -> str:
         """All labels being settled: what is made of them together, once, by one worker."""
+        self.restore_parts()
         if any(entries[job.name].state == "failed" for job in self.jobs):
             return END
         entry, of = entries.get(POOLED), {job.name: entries[job.name].number for job in self.jobs}
@@ -174,15 +178,22 @@ class Worker:
         self.lease = self.leases.take(POOLED, entry.number if entry else 0, {"of": of})
         return POOLED if self.lease else ""
 
+    def restore_parts(self) -> None:
+        """Generators that somebody has removed from the model are put back from their labels."""
+        for job in self.jobs:
+            model, here = part(self.folder / "labels", job.label) / "model", part(self.folder / "model", job.label)
+            if not (here / "model.safetensors").exists() and (model / "model.safetensors").exists():
+                put_part(self.folder / "model", job.label, model)
+
     # What is done ----------------------------------------------------------------------------------------
 
     def train(self, job: Job) -> None:
         """Play a label's game to its end, or leave it as it is for another worker."""
-        self.screen.say(f"label {job.label} ({job.title}): {job.of:,} images, {job.run.kimg:g} kimg")
+        self.screen.say(job.told())
         folder = self.opened(job)
         try:
             with self.lease or contextlib.nullcontext():
-                self.play(job, folder)
+                late = self.play(job, folder)
         except TooShort:
             self.give_back("free", folder)
             raise
@@ -200,34 +211,48 @@ class Worker:
         except (Interrupted, KeyboardInterrupt):
             self.let_go(folder)
             raise
+        else:
+            if asked := next(filter(None, self.world.agree(late)), ""):
+                raise Interrupted(f"{asked}: stopped after label {job.label}", everywhere=not self.world.first)
 
     def opened(self, job: Job) -> RunFolder:
         """The folder of a label that was just taken, under a name that is ours alone."""
         path = ""
         if self.lease:
-            of = (self.folder, job.label, self.lease.number)
-            former, mine = found(*of), taken(*of)
+            former, mine = found(self.folder, job.label), taken(self.folder, job.label, self.lease.number)
             with contextlib.suppress(FileNotFoundError):  # whoever took it over was faster, which the fence will see
+                if mine.exists() and mine != former:
+                    mine.rename(mine.with_name(f"{mine.name}.stray-{secrets.token_hex(4)}"))
                 former.rename(mine) if former else mine.mkdir(parents=True)
+            if former and (reached := RunFolder(mine).images_seen):
+                self.screen.say(f"it goes on from {reached / 1000:g} kimg")
             path = str(mine)
         return RunFolder(Path(self.world.agree(path)[0]))
 
-    def play(self, job: Job, folder: RunFolder) -> None:
-        run, images = self.seeded(job), self.images.of_class(job.label)
+    def play(self, job: Job, folder: RunFolder) -> str:
+        """Returns which signal asked for the end when it was too late for this label."""
+        run, images = self.as_begun(job, folder), self.images.of_class(job.label)
         if self.world.first:
             folder.write_record(run)
         fence = [Fence(self.lease)] if self.lease else []
-        session = play_in(folder, run, self.world, images, self.screen, [*fence, Budget(job.seconds)])
+        watchers = [*fence, Budget(job.seconds, self.screen)]
+        session, late = play_in(folder, run, self.world, images, self.screen, watchers)
         if self.lease and self.lease.look():
-            put_part(self.folder / "model", job.label, folder.path / "model")
             folder.path.rename(final := part(self.folder / "labels", job.label))
+            put_part(self.folder / "model", job.label, final / "model")
             images_seen, seconds = session.clock.images, round(session.clock.seconds, 3)
             self.lease.end("done", images=images_seen, seconds=seconds, scores=latest(read(final / "metrics.jsonl")))
+        return late
 
-    def seeded(self, job: Job) -> Run:
-        """A label's run, with the seed it has now, which the first rank reads for all."""
-        seed = seed_of(self.folder, job.label, job.run.seed) if self.world.first else 0
-        return replace(job.run, seed=int(self.world.agree(str(seed))[0]))
+    def as_begun(self, job: Job, folder: RunFolder) -> Run:
+        """A label's run with its seed, and, where it has come further than its beginning, from what it was begun with
+        (the folder may have been moved since): read by the first rank for all."""
+        about = {"seed": job.run.seed, "init_from": job.run.init_from}
+        if self.world.first:
+            about["seed"] = seed_of(self.folder, job.label, job.run.seed)
+            about["init_from"] = (folder.record() or about)["init_from"] if folder.images_seen else job.run.init_from
+        about = json.loads(self.world.agree(json.dumps(about))[0])
+        return replace(job.run, seed=int(about["seed"]), init_from=str(about["init_from"]))
 
     def let_go(self, folder: RunFolder) -> None:
         with contextlib.suppress(OSError):  # which may be what is wrong
@@ -236,14 +261,15 @@ class Worker:
     def give_back(self, state: str, folder: RunFolder, **about: str) -> None:
         """Let others have it, or know that it cannot be trained."""
         if self.lease and self.lease.look():
-            self.lease.end(state, images=folder.images_seen, **about)
+            images, seconds = folder.reached
+            self.lease.end(state, images=images, seconds=seconds, **about)
 
     def conclude(self) -> None:
         """Score and draw the model of all labels."""
         if not self.lease:
             return
         with self.lease as lease:
-            pooled.conclude(self.run, self.images, self.jobs, self.folder, self.screen)
+            pooled.conclude(self.run, self.images, self.jobs, self.leases.entries(), self.folder, self.screen)
             lease.end("done")
 
     def refuse_failed(self) -> None:
@@ -253,18 +279,6 @@ class Worker:
             listed = "; ".join(f"label {job.label} ({job.title}): {e.about.get('reason')}" for job, e in failed[:4])
             more = f" and {len(failed) - 4} more labels" if len(failed) > 4 else ""
             raise Failed(f"{listed}{more}; the same command tries again", everywhere=True)
-
-
-def taken(folder: Path, label: int, number: int) -> Path:
-    """Where a label is while it is trained by who took it the number-th time."""
-    final = part(folder / "labels", label)
-    return final.with_name(f"{final.name}.{number}")
-
-
-def found(folder: Path, label: int, number: int) -> Path | None:
-    """Where a label is that was taken so often, if it was begun."""
-    named = (taken(folder, label, n) for n in range(number, 0, -1))
-    return next((path for path in (*named, part(folder / "labels", label)) if path.is_dir()), None)
 
 
 def had(job: Job, entry: Entry) -> bool:

@@ -26,6 +26,7 @@ from ..report.records import create_once, write_whole
 
 NAME = re.compile(r"(.+)\.(\d+)\.json")
 SETTLED = ("free", "done", "failed")
+NUMBERS = ("images", "seconds", "from", "attempts")  # that `about` may hold
 BEATS = 6  # in lease_s
 
 
@@ -82,6 +83,8 @@ class Leases:
             try:
                 about = json.loads(f.read())
                 entry = Entry(job, number, str(about.pop("state")), str(about.pop("worker")), about, mark)
+                if entry.state not in ("held", *SETTLED) or not all(_is_number(about.get(key, 0)) for key in NUMBERS):
+                    raise ValueError(entry)
             except (ValueError, KeyError, TypeError, AttributeError):
                 entry = Entry(job, number, "held", "nobody knows whom (its file is damaged)", {}, mark)
         if entry.state in SETTLED:
@@ -104,6 +107,15 @@ class Leases:
         if isinstance(known, list) and _known(known[2]) == known:
             return True
         return self._seen.get(entry.file, (entry.mark, 0.0))[0] != entry.mark
+
+    def busy(self, entry: Entry) -> bool:
+        """Whether somebody works on a job; where that cannot be said at once, after having watched for `lease_s`."""
+        while entry.state == "held" and not self.dead(entry):
+            if self.alive(entry):
+                return True
+            time.sleep(min(1.0, self.lease_s / BEATS))
+            entry = self._read(entry.job, entry.number)
+        return False
 
     def take(self, job: str, after: int, about: Mapping[str, Any]) -> Lease | None:
         """Take a job whose last file has the number `after` (0: it has none). None where another was faster."""
@@ -164,6 +176,10 @@ class Lease:
                 self.lost = self.lost or time.monotonic() - beaten > self.lease_s / 2
             with contextlib.suppress(OSError):
                 self.look()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def worker() -> str:

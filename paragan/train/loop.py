@@ -74,11 +74,13 @@ def explained(session: Session) -> Generator[None]:
         raise
 
 
-def train(session: Session, observers: list[Observer], at_stop: Observer) -> None:
+def train(session: Session, observers: list[Observer], at_stop: Observer) -> str:
     """Play until the end. Each observer looks after every round and knows when it has something to do;
-    `at_stop` writes the checkpoint with which a run that was asked to stop ends (Interrupted)."""
+    `at_stop` writes the checkpoint with which a run that was asked to stop ends (Interrupted). Returns the signal that
+    asked for the end when there was no round left."""
     with explained(session), Stop(session.world) as stop:
         rounds(session, observers, at_stop, stop)
+        return stop.reason
 
 
 def rounds(session: Session, observers: list[Observer], at_stop: Observer, stop: Stop) -> None:

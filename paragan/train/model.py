@@ -126,14 +126,14 @@ def put_part(folder: Path, label: int, model: Path) -> None:
 
 def without_generator(path: Path, model: Model) -> list[str]:
     """The labels of a model per label that are not trained yet, by number and name."""
-    folder = _model_folder(path)
+    folder = model_folder(path)
     there = [(part(folder, label) / "model.safetensors").exists() for label in range(len(model.classes))]
     return [f"{label} ({name})" for label, name in enumerate(model.classes) if not there[label]]
 
 
 def bytes_of(path: Path) -> int:
     """What the weights of a generator take on disk, or those of all labels."""
-    return sum(file.stat().st_size for file in _model_folder(path).rglob("model.safetensors"))
+    return sum(file.stat().st_size for file in model_folder(path).rglob("model.safetensors"))
 
 
 def model_config(net: Any, spec: Spec, prior: Prior, classes: Sequence[str], **more: Any) -> dict[str, Any]:
@@ -144,11 +144,9 @@ def model_config(net: Any, spec: Spec, prior: Prior, classes: Sequence[str], **m
 
 def load_model(path: str | Path, device: torch.device = CPU) -> Model:
     """A generator from a run folder, its model folder, or model.safetensors. Runs no code from the files."""
-    folder = _model_folder(Path(path))
+    folder = model_folder(Path(path))
+    config = read_config(folder)
     try:
-        config = json.loads((folder / "config.json").read_text())
-        if config["format"] > FORMAT:
-            raise Unusable(f"{folder} has model format {config['format']}; this paragan reads up to {FORMAT}")
         spec, per_label = build(Spec, config["spec"]), config.get("kind") == PER_LABEL
         net_config = None if per_label else build(Nets, config["net"])  # pyright: ignore
         prior = Prior(tuple(float(share) for share in config["prior"]))
@@ -167,16 +165,27 @@ def load_model(path: str | Path, device: torch.device = CPU) -> Model:
     return Model(sampler, spec, config)
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """What a model says of itself. Unusable where it cannot be read, or a newer paragan wrote it."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        written = int(config["format"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Unusable(f"{folder}/config.json cannot be read: {error!r}") from error
+    if written > FORMAT:
+        raise Unusable(f"{folder} has model format {written}; this paragan reads up to {FORMAT}")
+    return config
+
+
 def _of_parts(folder: Path, labels: int) -> dict[str, Any]:
     """What the models of all labels together are: how much they were trained, and their batch norm."""
     kimg, kinds = 0.0, set[str]()
     for label in range(labels):
-        try:
-            about = json.loads((part(folder, label) / "config.json").read_text())
-        except FileNotFoundError:
+        if not (part(folder, label) / "config.json").exists():
             continue  # not trained yet
-        kimg += float(about["kimg"])
-        kinds.add(str(about["batch_norm"]))
+        about = read_config(part(folder, label))
+        kimg += float(about.get("kimg", 0))
+        kinds.add(str(about.get("batch_norm", "none")))
     return {"kimg": round(kimg, 6), "batch_norm": ", ".join(sorted(kinds)) or "none"}
 
 
@@ -194,7 +203,7 @@ def _load_part(folder: Path, whole: Spec, config: dict[str, Any], label: int, de
 
 def export(path: Path, out: Path) -> Model:
     """Copy what is needed to sample, and nothing else, into a folder that can go anywhere."""
-    folder, model = _model_folder(path), load_model(path)
+    folder, model = model_folder(path), load_model(path)
     if isinstance(model.sampler, Merged):
         for label in range(model.spec.classes):
             model.sampler.of(label)
@@ -228,7 +237,7 @@ def load_weights(net: nn.Module, path: Path) -> None:
             value.copy_(tensors[name])
 
 
-def _model_folder(path: Path) -> Path:
+def model_folder(path: Path) -> Path:
     if path.is_file():
         if path.suffix != ".safetensors":
             raise Unusable(f"{path} is no safetensors file (pickles are refused: loading one can run code)")
@@ -272,7 +281,7 @@ def numbered(text: str, classes: Sequence[str]) -> list[int]:
     for word in text.split(","):
         if word in classes:
             chosen.append(classes.index(word))
-        elif word.isdigit() and int(word) < len(classes):
+        elif word.isdecimal() and int(word) < len(classes):
             chosen.append(int(word))
         else:
             raise Unusable(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +14,20 @@ from ..eval.evaluate import Protocol
 from ..report.page import write_report
 from ..report.records import Records, Row, read
 from .jobs import Job
+from .leases import Entry
 from .model import load_model, part
 from .observers import GRID_SEED, layout, save_grid
 from .progress import Screen
 from .run import Run
 from .scoring import append, score, summary
 
-SUMMED = ("Progress/kimg", "Progress/step", "Timing/img_per_sec", "Timing/total_s", "Timing/data_wait_s")
+SUMMED = ("Progress/kimg", "Progress/step", "Timing/total_s", "Timing/data_wait_s")
 LARGEST = ("Resources/peak_mem_gb",)
 
 
-def conclude(run: Run, images: Images, jobs: Sequence[Job], folder: Path, screen: Screen) -> None:
+def conclude(
+    run: Run, images: Images, jobs: Sequence[Job], entries: Mapping[str, Entry], folder: Path, screen: Screen
+) -> None:
     """Score the model of all labels, as a run does at its end, and write what people look at."""
     model = load_model(folder)
     kimg = float(model.config["kimg"])
@@ -42,7 +45,25 @@ def conclude(run: Run, images: Images, jobs: Sequence[Job], folder: Path, screen
     stats.unlink(missing_ok=True)
     for row in together([read(part(folder / "labels", job.label) / "stats.jsonl") for job in jobs]):
         Records(stats).append(row)
+    table = folder / "labels.jsonl"
+    table.unlink(missing_ok=True)
+    for job in sorted(jobs, key=lambda job: job.label):
+        Records(table).append(_row(job, entries[job.name]))
     write_report(folder)
+
+
+def _row(job: Job, entry: Entry) -> Row:
+    """A label in the report."""
+    about = entry.about
+    return {
+        "label": job.label,
+        "name": job.title,
+        "images": job.of,
+        "kimg": float(about.get("images", 0)) / 1000,
+        "seconds": float(about.get("seconds", 0)),
+        "worker": str(about.get("replaced", entry.worker)),
+        "scores": dict(about.get("scores", {})),
+    }
 
 
 def together(of_labels: Sequence[Sequence[Row]]) -> list[Row]:

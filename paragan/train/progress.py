@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from rich.console import Console
@@ -17,6 +18,7 @@ class Screen:
     def __init__(self, speaks: bool = True, console: Console | None = None):
         self.console = console or Console(quiet=not speaks, highlight=False, soft_wrap=True)
         self.about = ""  # what else there is to say in every line
+        self.left_s = math.inf  # that a budget of time leaves
         self._bar: Progress | None = None
         self._shown = 0.0
         self._duration = 0.0
@@ -54,7 +56,7 @@ class Screen:
             self._bar.update(self._task, completed=line["Progress/kimg"], shown=shown)
         elif time.monotonic() - self._shown >= PLAIN_EVERY_S:
             self._shown = time.monotonic()
-            left = (self._duration - line["Progress/kimg"]) * line["Timing/sec_per_kimg"]
+            left = min(self.left_s, (self._duration - line["Progress/kimg"]) * line["Timing/sec_per_kimg"])
             self.say(f"{line['Progress/kimg']:.1f}/{self._duration:g} kimg  {shown}  {clock(left)} left")
 
     def stop(self) -> None:

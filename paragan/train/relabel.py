@@ -12,21 +12,12 @@ from ..nets import Spec
 from ..report.records import write_whole
 from .folder import existing
 from .leases import Entry, Leases
-from .model import load_model, numbered, part, put_part
+from .model import load_model, model_folder, numbered, part, put_part
+from .places import SEEDS, found, seed_of, seeds
 from .run import Run
 from .sampler import Sampler
 
-SEEDS = "seeds.json"  # of the labels that are trained again
-
-
-def seed_of(folder: Path, label: int, default: int) -> int:
-    """The seed of a label's game."""
-    return int(_seeds(folder).get(str(label), default))
-
-
-def _seeds(folder: Path) -> dict[str, int]:
-    path = folder / SEEDS
-    return json.loads(path.read_text()) if path.exists() else {}
+_GO_ON = "the command that trained it goes on with it, and scores all labels anew (--run-dir {})"
 
 
 def again(path: Path, words: str, seed: int | None) -> list[str]:
@@ -36,14 +27,16 @@ def again(path: Path, words: str, seed: int | None) -> list[str]:
     lines = list[str]()
     for label in numbered(words, classes):
         leases, entry = _free(folder, run, label)
-        inside, seeds = part(folder / "labels", label), _seeds(folder)
+        inside, known = found(folder, label), seeds(folder)
         new = seed if seed is not None else seed_of(folder, label, run.seed + label) + len(classes)
-        write_whole(folder / SEEDS, json.dumps(seeds | {str(label): new}).encode())
-        if inside.exists():
-            inside.rename(former := inside.with_name(f"{inside.name}.former-{entry.number if entry else 0}"))
-            lines.append(f"label {label} ({classes[label]}) waits to be trained with seed {new}; before: {former}")
-        _settle(leases, label, entry, "free")
-    return [*lines, f"the command that trained {folder} goes on with it (--run-dir {folder})"]
+        write_whole(folder / SEEDS, json.dumps(known | {str(label): new}).encode())
+        lines.append(f"label {label} ({classes[label]}) waits to be trained with seed {new}")
+        if inside:
+            final, number = part(folder / "labels", label), entry.number if entry else 0
+            inside.rename(former := final.with_name(f"{final.name}.former-{number}"))
+            lines.append(f"what was trained before is in {former}")
+        _settle(leases, label, entry, "free", again=new)
+    return [*lines, _GO_ON.format(folder)]
 
 
 def replace(path: Path, words: str, by: Path) -> list[str]:
@@ -57,10 +50,10 @@ def replace(path: Path, words: str, by: Path) -> list[str]:
     if model.spec != wanted or not isinstance(model.sampler, Sampler):
         raise Unusable(f"--by {by} makes {_told(model.spec)}, and a label of {folder} has {_told(wanted)}")
     leases, entry = _free(folder, run, label)
-    source = by if (by / "model.safetensors").exists() else by / "model"
+    source = model_folder(by)
     put_part(folder / "model", label, source)
     _settle(leases, label, entry, "done", replaced=str(source.absolute()), images=0, seconds=0.0)
-    return [f"label {label} ({classes[label]}) is {source} from now on; `paragan eval {folder}` scores all labels anew"]
+    return [f"label {label} ({classes[label]}) is {source} from now on; {_GO_ON.format(folder)}"]
 
 
 def _opened(path: Path) -> tuple[Path, Run, tuple[str, ...]]:
@@ -76,7 +69,7 @@ def _free(folder: Path, run: Run, label: int) -> tuple[Leases, Entry | None]:
     assert run.per_label is not None
     leases = Leases(folder / "queue", run.per_label.lease_s)
     entry = leases.entry(f"{label:04d}")
-    if entry and entry.state == "held" and not leases.dead(entry):
+    if entry and leases.busy(entry):
         raise Unusable(f"label {label} is being trained by {entry.worker}: wait, or stop it first")
     return leases, entry
 

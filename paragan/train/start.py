@@ -114,16 +114,23 @@ def play(
     images: Images,
     screen: Screen,
     watchers: Sequence[Observer] = (),
-) -> None:
-    """From where the session stands to its end."""
+) -> str:
+    """From where the session stands to its end; see `train`."""
+    late = ""
     world, observers = session.world, [*watchers, desk.log, desk.pictures, desk.save, desk.scoring]
     if isinstance(world, Elastic):
         table = Table(world, folder, images, screen, desk.save, lambda s: seat(s.run, world, images, s.game, s.clock))
         table.play(session, observers, desk.finish)
     else:
         screen.start(session.clock.kimg, session.run.images / 1000)
-        train(session, observers, desk.save.save)
+
+        def at_stop(session: Session) -> None:
+            for look in (*watchers, desk.save.save):
+                look(session)
+
+        late = train(session, observers, at_stop)
     screen.stop()
+    return late
 
 
 def execute(run: Run, world: World, wanted: Wanted, screen: Screen) -> Path:
@@ -143,9 +150,9 @@ def execute(run: Run, world: World, wanted: Wanted, screen: Screen) -> Path:
 
 def play_in(
     folder: RunFolder, run: Run, world: World, images: Images, screen: Screen, watchers: Sequence[Observer] = ()
-) -> Session:
-    """Train in a folder that is ours, until all is there that a run leaves. watchers: who looks on beside the desk,
-    before it, and before the first round too."""
+) -> tuple[Session, str]:
+    """Train in a folder that is ours, until all is there that a run leaves: the session at its end, and the signal that
+    came too late for it. watchers: who looks on beside the desk, before it, and before the first round too."""
     with open_session(run, world, folder, images, screen) as (session, desk):
         for watcher in watchers:
             watcher(session)
@@ -155,10 +162,10 @@ def play_in(
             desk.scoring(session)  # or while it was scored
         if session.role.about:
             screen.say(session.role.about)
-        play(session, desk, folder, images, screen, watchers)
+        late = play(session, desk, folder, images, screen, watchers)
     if world.first:
         write_report(folder.path)
-    return session
+    return session, late
 
 
 def resolved(run: Run, images: Images) -> Run:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -13,8 +12,10 @@ from typing import Any
 from ..config import build, read_yaml
 from ..report.records import latest, read
 from .folder import RunFolder, existing
-from .labels import taken
+from .labels import POOLED
 from .leases import Entry, Leases, gone
+from .model import read_config
+from .places import taken
 from .run import Run
 
 HEADING = ("label", "class", "images", "state", "kimg", "minutes", "worker", "scores")
@@ -52,7 +53,7 @@ def _owner(folder: RunFolder) -> str:
 
 def _of_labels(folder: Path, run: Run) -> Iterator[str]:
     assert run.per_label is not None
-    about = json.loads((folder / "model" / "config.json").read_text())
+    about = read_config(folder / "model")
     names, counts = [str(name) for name in about["classes"]], [int(count) for count in about["images"]]
     entries, now = Leases(folder / "queue", run.per_label.lease_s).entries(), _now(folder)
     rows = [
@@ -64,29 +65,32 @@ def _of_labels(folder: Path, run: Run) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
     states = [row[3].split(":")[0].split(",")[0] for row in rows]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
-    spent = sum(float(e.about.get("seconds", 0)) for job, e in entries.items() if job != "all") / 60
+    spent = sum(float(row[5] or 0) for row in rows)
     kimg = sum(float(row[4]) for row in rows)
     yield f"{folder}: {len(rows)} labels, {counted}; {kimg:g} of {run.kimg:g} kimg, {spent:.3g} minutes of training"
     if scores := _scores(folder):
-        yield f"all labels{scores}"
+        now_of = {job: entry.number for job, entry in entries.items() if job != POOLED}
+        stale = POOLED not in entries or entries[POOLED].about.get("of") != now_of
+        yield f"all labels{' (before what was trained since)' if stale else ''}{scores}"
 
 
 def _row(
     folder: Path, label: int, name: str, count: int, entry: Entry | None, now: float, lease_s: float
 ) -> tuple[str, ...]:
     under_way = entry and taken(folder, label, entry.number)
-    lines = read(under_way / "stats.jsonl") if under_way else []
+    lines = read(under_way / "stats.jsonl") if under_way and entry and entry.state == "held" else []
     images = 1000 * float(lines[-1]["Progress/kimg"]) if lines else 0.0
     about: Mapping[str, Any] = entry.about if entry else {}
-    kimg, seconds = max(images, float(about.get("images", about.get("from", 0)))) / 1000, float(about.get("seconds", 0))
+    kimg = max(images, float(about.get("images", about.get("from", 0)))) / 1000
+    seconds = float(lines[-1]["Timing/total_s"] if lines else about.get("seconds", 0))
     scores = "  ".join(f"{key} {value:.3g}" for key, value in about.get("scores", {}).items())
-    who = entry.worker if entry else ""
     state = _state(entry, now, lease_s)
+    who = entry.worker if entry and state not in ("waiting", "replaced") else str(about.get("replaced", ""))
     return (str(label), name, f"{count:,}", state, f"{kimg:g}", f"{seconds / 60:.2f}" if seconds else "", who, scores)
 
 
 def _state(entry: Entry | None, now: float, lease_s: float) -> str:
-    if entry is None:
+    if entry is None or "again" in entry.about:
         return "waiting"
     if entry.state == "held":
         silent = now - entry.mark / 1e9

@@ -40,15 +40,15 @@ def batch(spec, n=4):
 def test_shapes_and_gradients(name, resolution, classes):
     spec = Spec(resolution, 3, classes)
     G, D = build(CONFIGS[name], spec)
-    z, y = batch(spec)
+    z, y = batch(spec, 32)  # so many that no unit is idle for all
     fake = G(z, y)
     assert G.latent == 6
-    assert fake.shape == (4, 3, resolution, resolution)
+    assert fake.shape == (32, 3, resolution, resolution)
     assert fake.dtype == torch.float32
     assert fake.abs().max() <= 1
     logits = D(fake, y)
-    assert logits.shape == (4,)
-    (logits * torch.randn(4)).sum().backward()
+    assert logits.shape == (32,)
+    (logits * torch.randn(32)).sum().backward()
     for net in (G, D):
         for key, parameter in net.named_parameters():
             assert parameter.grad is not None, key
