@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 
@@ -311,7 +312,7 @@ def test_a_label_again_or_replaced_leaves_the_others_alone(tmp_path):
     folder = trained(tmp_path / "run")
     before = outcomes(folder)
     assert call("label", folder, "3", "--again").status == 0
-    assert "9 done, 1 stopped" in call("status", folder).out
+    assert "9 done, 1 waiting" in call("status", folder).out
     assert paragan.load_model(folder).sampler.of(3)  # the former, until there is another
     trained(folder)
     after = outcomes(folder)
@@ -322,6 +323,64 @@ def test_a_label_again_or_replaced_leaves_the_others_alone(tmp_path):
     trained(folder)
     assert outcomes(folder) == after
     assert "replaced" in call("status", folder).out
+
+
+def test_a_label_that_was_stopped_can_be_begun_again(tmp_path):
+    with during(3, lambda session: signal.raise_signal(signal.SIGTERM)):
+        assert call(*command(tmp_path / "run")).status == 3
+    assert call("label", tmp_path / "run", "0", "--again", "--seed=77").status == 0
+    trained(tmp_path / "run")
+    assert complete(tmp_path / "run")
+    assert paragan.config.read_yaml(label(tmp_path / "run", 0) / "run.yaml")["seed"] == 77
+
+
+def test_a_replaced_label_makes_the_same_command_go_on(tmp_path):
+    arguments = [*command("x")[:-1], f"--outdir={tmp_path}/runs"]
+    assert call(*arguments).status == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert call("label", folder, "1", "--by", label(folder, 0) / "model" / "model.safetensors").status == 0
+    assert "before what was trained since" in call("status", folder).out
+    assert call(*arguments).status == 0
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]
+    assert "before what was trained since" not in call("status", folder).out
+
+
+def test_what_was_removed_from_the_model_is_put_back(done, tmp_path):
+    folder = shutil.copytree(done, tmp_path / "run")
+    shutil.rmtree(folder / "model" / "0001")
+    trained(folder)
+    assert (folder / "model" / "0001" / "model.safetensors").exists()
+
+
+def test_a_run_whose_queue_was_lost_goes_on(tmp_path):
+    with during(3, lambda session: signal.raise_signal(signal.SIGTERM)):
+        assert call(*command(tmp_path / "run")).status == 3
+    shutil.rmtree(tmp_path / "run" / "queue")
+    trained(tmp_path / "run")
+    assert complete(tmp_path / "run")
+
+
+def test_a_signal_while_a_label_is_scored_ends_the_worker(tmp_path, monkeypatch):
+    from paragan.train import scoring
+
+    score = scoring.score
+
+    def late(*told):
+        signal.raise_signal(signal.SIGTERM)
+        return score(*told)
+
+    monkeypatch.setattr(scoring, "score", late)
+    ended = call(*command(tmp_path / "run"))
+    assert ended.status == 3
+    assert "stopped after label 0" in ended.err
+    assert states(tmp_path / "run") == {"0000": "done"}
+
+
+def test_a_moved_run_with_warm_starts_goes_on(tmp_path):
+    more = ("--strategy.rare=175", "--strategy.warm_start=nearest")
+    folder = trained(tmp_path / "run", *more, "--kimg=0.48").rename(tmp_path / "moved")
+    trained(folder, *more)
+    assert set(states(folder).values()) == {"done"}
 
 
 def test_a_rare_label_starts_from_its_neighbour(tmp_path):
@@ -406,6 +465,46 @@ def test_a_folder_that_cannot_be_written_is_refused(small):
 def test_other_images_are_refused(done, tmp_path):
     np.savez(tmp_path / "a.npz", images=np.zeros((40, 8, 8), np.uint8), labels=np.arange(40) % 10)
     assert "data.path was" in refused(*command(done, f"--data={tmp_path / 'a.npz'}"))
+
+
+def test_images_that_changed_are_refused(tmp_path):
+    data = tmp_path / "a.npz"
+    images, labels = np.random.default_rng(0).integers(0, 255, (40, 8, 8), np.uint8), np.arange(40) % 2
+    np.savez(data, images=images, labels=labels)
+    folder = trained(tmp_path / "run", f"--data={data}", "--kimg=0.16")
+    before = (folder / "model" / "config.json").read_bytes()
+    np.savez(data, images=images, labels=1 - labels)
+    assert "holds other images" in refused(*command(folder, f"--data={data}", "--kimg=0.32"))
+    assert (folder / "model" / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "arguments"),
+    [
+        ("model/0001/config.json", "{", ("eval",)),
+        ("model/0001/config.json", '{"format": 1}', ("sample", "--labels=1", "--out=x.png")),
+        ("model/config.json", "{", ("status",)),
+        ("model/config.json", "{", ("sample", "--out=x.png")),
+        ("labels/seeds.json", "x", ("label", "1", "--again")),
+        ("run.yaml", "strategy: per-label", ("sample", "--labels=²", "--out=x.png")),
+    ],
+)
+def test_damaged_files_are_named(done, tmp_path, file, text, arguments):
+    folder = shutil.copytree(done, tmp_path / "run")
+    (folder / file).write_text(text)
+    command, *rest = arguments
+    refused(command, folder, *rest)
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"state": "odd", "worker": "x"}', '{"state": "done", "worker": "x", "images": "y"}']
+)
+def test_damaged_files_in_the_queue_are_seen_through(done, tmp_path, text):
+    folder = shutil.copytree(done, tmp_path / "run")
+    (folder / "queue" / "0001.1.json").write_text(text)
+    assert call("status", folder).status == 0
+    trained(folder, "--strategy.lease_s=1")
+    assert set(states(folder).values()) == {"done"}
 
 
 def test_labels_that_are_not_there_are_refused(done, finished, tmp_path):

@@ -54,7 +54,6 @@ def test_its_arguments_are_fields():
         ({"name": "schedulefreeadamw"}, "it keeps the weights to use apart"),
         ({"name": "ftrl"}, "it finds weights from what it has summed up"),
         ({"name": "scionlight"}, "it keeps its momentum in the gradients"),
-        ({"name": "alice"}, "it does not go on exactly"),
         ({"name": "a2grad"}, "it has no learning rate"),
         ({"name": "flashadamw"}, "it keeps numbers in 8 bits"),
         ({"name": "lookahead", "inner": "lookahead"}, "g.optimizer.inner: there is no lookahead"),
