@@ -38,7 +38,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "per label": (PER_LABEL,),
     "per label, W-CGAN (clipping)": (PER_LABEL, "--policy=wcgan", *PLAIN),
     "per label, W-CGAN (penalty)": (PER_LABEL, "--policy=wcgan-gp", *PLAIN),
-    "per label, DC-CGAN": ("--strategy=DC-CGAN", "--policy=dcgan"),
+    "per label, DCGAN": (PER_LABEL, "--policy=dcgan"),
+    "per label, DC-CGAN": ("--strategy=DC-CGAN", "--policy=dcgan"),  # the same on two ranks, D on one and G on the other
     "conditional": (),
     "conditional, W-CGAN (clipping)": ("--policy=wcgan", *PLAIN),
     "conditional, W-CGAN (penalty)": ("--policy=wcgan-gp", *PLAIN),
@@ -63,7 +64,8 @@ def trained(folder: Path, settings: Sequence[str], minutes: float) -> Path:
     if (folder / "model").exists() and (folder / "report.html").exists():
         return folder
     if any(s.startswith("--strategy=") for s in settings):
-        budget = ("--kimg=1e6", f"--strategy.minutes={minutes}")
+        ranks = 2 if "--strategy=DC-CGAN" in settings else 1  # of a label: each is a worker of its own
+        budget = ("--kimg=1e6", f"--strategy.minutes={minutes / ranks}")
     else:
         budget = (f"--kimg={kimg_in(30 * minutes, settings, folder.with_name(folder.name + '-pilot')):.0f}",)
     paragan("train", *settings, *QUIET, *budget, f"--run-dir={folder}")
