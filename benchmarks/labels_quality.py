@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "per label, W-CGAN (clipping)": (PER_LABEL, "--policy=wcgan", *PLAIN),
     "per label, W-CGAN (penalty)": (PER_LABEL, "--policy=wcgan-gp", *PLAIN),
     "per label, DCGAN": (PER_LABEL, "--policy=dcgan"),
-    "per label, DC-CGAN": ("--strategy=DC-CGAN", "--policy=dcgan"),  # the same on two ranks, D on one and G on the other
+    "per label, DC-CGAN": ("--strategy=DC-CGAN", "--policy=dcgan"),  # the same, D and G on a rank each
     "conditional": (),
     "conditional, W-CGAN (clipping)": ("--policy=wcgan", *PLAIN),
     "conditional, W-CGAN (penalty)": ("--policy=wcgan-gp", *PLAIN),
