@@ -78,7 +78,7 @@ class Timed(Worker):
         with self.timed("take"):
             return super().take(job, entry)
 
-    def play(self, job: Job, folder: RunFolder) -> None:
+    def play(self, job: Job, folder: RunFolder) -> str:
         began = time.monotonic()
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.write_record(job.run)
@@ -89,13 +89,14 @@ class Timed(Worker):
         with self.timed("end"):
             ours = self.lease.look()
         if not ours:
-            return
+            return ""
         start = time.monotonic()
         put_part(self.folder / "model", job.label, self.folder / "made")
         self.put_s += written - began + time.monotonic() - start
         with self.timed("end"):
             seconds = round(ended - written, 3)
             self.lease.end("done", images=job.run.images, seconds=seconds, scores={"fd_pixels": 10.0})
+        return ""
 
     def conclude(self) -> None:
         assert self.lease
