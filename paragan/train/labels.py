@@ -150,7 +150,7 @@ class Worker:
 
     def take(self, job: Job, entry: Entry | None) -> bool:
         """Try to have a label; one in which workers end again and again is given up instead."""
-        number, former = entry.number if entry else 0, found(self.folder, job.label)
+        number, former = (entry.number, found(self.folder, job.label)) if entry else (0, None)
         reached = RunFolder(former).images_seen if former else 0
         ended = entry is not None and entry.state == "held" and entry.about.get("from") == reached
         attempts = 1 + (int(entry.about.get("attempts", 1)) if entry and ended else 0)
