@@ -604,11 +604,12 @@ def _bench(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 def _strategy(name: str) -> Any:
     """A strategy by its name, with `+wire` and `+field=value`."""
     from .config import build, override
+    from .strategies.per_label import NAMES
     from .train.run import Run
 
     kind, *more = name.split("+")
     fields = [word if "=" in word else f"wire={word}" for word in more]
-    if kind in ("per-label", "DC-CGAN"):
+    if kind in NAMES:
         raise Unusable(f"--strategies {kind}: its games send each other nothing; name what is within, such as sync")
     settings = [(f"strategy.{field}", value) for field, _, value in (word.partition("=") for word in fields)]
     return build(Run, override({"strategy": {"name": kind}}, settings)).strategy

@@ -127,3 +127,4 @@ class DCCGAN(PerLabel):
 
 
 Labels = PerLabel | DCCGAN
+NAMES = (PerLabel.name, DCCGAN.name)

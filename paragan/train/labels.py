@@ -121,18 +121,15 @@ class Worker:
         """The name of a job that was taken for this worker; "" where it has to wait, END where all is done."""
         entries = self.leases.entries()
         left = [job for job in self.jobs if not self.settled(job, entries.get(job.name))]
-        self.screen.about = f"{len(self.jobs) - len(left)} of {len(self.jobs)} labels done" if self.jobs else ""
+        self.screen.about = f"{len(self.jobs) - len(left)} of {len(self.jobs)} labels done"
         for job in left:
             entry, source = entries.get(job.name), job.source
-            waits = source is not None and not self.settled(*self._with_entry(f"{source:04d}", entries))
-            if not waits and self.may_take(entry) and self.take(job, entry):
+            begins = source is None or self.settled(self.named[f"{source:04d}"], entries.get(f"{source:04d}"))
+            if begins and self.may_take(entry) and self.take(job, entry):
                 return job.name
         if left:
             return "" if self.wait else END
         return self.next_pooled(entries)
-
-    def _with_entry(self, name: str, entries: Mapping[str, Entry]) -> tuple[Job, Entry | None]:
-        return self.named[name], entries.get(name)
 
     def settled(self, job: Job, entry: Entry | None) -> bool:
         """Whether there is nothing more to do for a label."""

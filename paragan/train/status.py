@@ -11,6 +11,7 @@ from typing import Any
 
 from ..config import build, read_yaml
 from ..report.records import latest, read
+from ..strategies.per_label import NAMES
 from .folder import RunFolder, existing
 from .labels import POOLED
 from .leases import Entry, Leases, gone
@@ -25,7 +26,7 @@ def status(path: Path) -> str:
     """Lines for people."""
     folder = existing(path)
     record = read_yaml(folder / "run.yaml")
-    if str(record.get("strategy", {}).get("name")) in ("per-label", "DC-CGAN"):
+    if str(record.get("strategy", {}).get("name")) in NAMES:
         return "\n".join(_of_labels(folder, build(Run, record)))
     return _of_one(RunFolder(folder), float(record.get("kimg", 0)))
 
