@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paragan.comm.world import World
-from paragan.data.source import Images, load
+from paragan.data.images import Images, load
 from paragan.nets import DCGAN
 from paragan.nets.spectral import power_iteration, train_mode
 from paragan.recipes import recipe

@@ -16,7 +16,7 @@ from ours import endless, noise, playing
 from timing import Times, describe, interleave, machine, save, steps_for, table
 
 from paragan.comm.world import World
-from paragan.data.source import Images, load
+from paragan.data.images import Images, load
 from paragan.plan.cost import forward_flops, round_flops
 from paragan.train.loop import Session
 from paragan.train.run import build_nets, placed, spec_of

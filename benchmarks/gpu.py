@@ -65,7 +65,7 @@ from timing import Play, Spread, machine, repeated, save, table  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from paragan.comm.world import World  # noqa: E402
-from paragan.data.source import Images, load  # noqa: E402
+from paragan.data.images import Images, load  # noqa: E402
 from paragan.plan.cost import forward_flops, round_flops  # noqa: E402
 from paragan.train.run import Run, pick_device  # noqa: E402
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from paragan.comm.world import World
 from paragan.config import build, override, plain
-from paragan.data.source import Images
+from paragan.data.images import Images
 from paragan.recipes.digits import digits
 from paragan.train.folder import RunFolder
 from paragan.train.jobs import Job, jobs

@@ -26,7 +26,7 @@ from quality import RECIPES, Judge, paragan
 from timing import describe, machine, save, table
 
 from paragan.config import build, read_yaml
-from paragan.data.source import Images
+from paragan.data.images import Images
 from paragan.eval.evaluate import evaluate
 from paragan.eval.features import pixels
 from paragan.train.model import Model, load_model

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paragan.comm.world import World
 from paragan.config import build, override
 from paragan.config import plain as as_data
-from paragan.data.source import Images
+from paragan.data.images import Images
 from paragan.nets.sngan import DownConv, UpConv
 from paragan.recipes import recipe
 from paragan.train.loop import Session, play_round

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, relu, softplus
 from torch.nn.utils.parametrizations import spectral_norm
 
-from paragan.data.source import Images
+from paragan.data.images import Images
 from paragan.nets import SNGAN
 from paragan.nets.norm import ConditionalBatchNorm2d, LaneBatchNorm2d
 from paragan.train.run import Pair, Run, build_nets, spec_of

@@ -18,7 +18,7 @@ from spawned import Tell, meet, told
 from timing import describe, interleave, machine, save, steps_for
 
 from paragan.comm.world import World
-from paragan.data.source import load
+from paragan.data.images import load
 from paragan.plan.cost import forward_flops, turn_flops
 from paragan.train.loop import Session
 

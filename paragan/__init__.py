@@ -6,7 +6,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings where 
 
 from .api import Config, Estimator, ScalingManager, with_policy
 from .batch import Batch, Loss
-from .data.source import Images, load
+from .data.images import Images, load
 from .errors import Failed, Interrupted, Unusable
 from .losses.adversarial import Adversarial
 from .optim.optimizers import SGD, Adam, RMSprop

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from .comm.world import Place, World
 from .config import build, override, plain, record
-from .data.source import Images
+from .data.images import Images
 from .errors import Failed, Unusable
 from .eval.evaluate import Protocol, Score
 from .eval.features import inception_path

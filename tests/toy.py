@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paragan.comm.world import World
 from paragan.config import build, override, plain
-from paragan.data.source import Images, load
+from paragan.data.images import Images, load
 from paragan.nets import DCGAN
 from paragan.optim.optimizers import Adam
 from paragan.train import checkpoint

@@ -11,7 +11,7 @@ import torch
 
 from ..comm.world import Place, World
 from ..config import build, differences, plain, read_yaml
-from ..data.source import Images
+from ..data.images import Images
 from ..errors import Unusable
 from ..strategies.per_label import PerLabel
 from .folder import RunFolder, Wanted, join

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.source import Images
+from ..data.images import Images
 from ..errors import Unusable
 from ..eval.metrics import METRICS
 from ..optim.optimizers import Side

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..comm.world import World
-from ..data.source import Images
+from ..data.images import Images
 from ..errors import Diverged, Failed, Interrupted, Unusable
 from ..report.records import latest, read
 from . import pooled

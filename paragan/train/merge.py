@@ -11,7 +11,7 @@ from typing import Any
 
 from ..comm.world import World
 from ..config import build, override, plain, read_yaml
-from ..data.source import Images
+from ..data.images import Images
 from ..errors import Unusable
 from ..eval.evaluate import Protocol, Score
 from ..report.records import write_whole

@@ -15,7 +15,7 @@ import torch
 
 from ..config import plain
 from ..data.grid import grid, readable
-from ..data.source import Images
+from ..data.images import Images
 from ..errors import Diverged
 from ..report.records import Records
 from . import lags

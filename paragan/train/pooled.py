@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..comm.groups import Solo
-from ..data.source import Images
+from ..data.images import Images
 from ..eval.evaluate import Protocol
 from ..report.page import write_report
 from ..report.records import Records, Row, read

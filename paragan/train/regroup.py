@@ -10,7 +10,7 @@ import torch
 
 from ..comm.elastic import Alone, Elastic, Formation
 from ..comm.groups import Lost
-from ..data.source import Images
+from ..data.images import Images
 from ..errors import Interrupted
 from ..game.game import Game
 from ..report.records import Records

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..comm.flat import bucket_bytes
 from ..config import by_name, record
-from ..data.source import Images, load
+from ..data.images import Images, load
 from ..errors import Unusable
 from ..game.average import Decay
 from ..game.game import Game

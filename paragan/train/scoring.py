@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..comm.groups import Group
 from ..comm.world import World
-from ..data.source import Images
+from ..data.images import Images
 from ..errors import Unusable
 from ..eval.evaluate import Protocol, Score, comparable, evaluate
 from ..eval.features import FeatureSpace, by_name

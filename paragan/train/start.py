@@ -14,8 +14,8 @@ from ..clock import Clock
 from ..comm.elastic import Elastic
 from ..comm.keys import answers
 from ..comm.world import Place, World
+from ..data.images import Images
 from ..data.lanes import Lanes
-from ..data.source import Images
 from ..errors import Unusable
 from ..game.game import Game
 from ..report.page import write_report

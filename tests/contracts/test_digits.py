@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import toy
-from paragan.data.source import load
+from paragan.data.images import load
 from paragan.recipes import recipe
 from paragan.train.loop import play_round
 from paragan.train.model import standing

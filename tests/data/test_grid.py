@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from paragan.data.grid import grid, save_images
-from paragan.data.source import load
+from paragan.data.images import load
 from paragan.errors import Unusable
 
 RNG = np.random.default_rng(0)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from paragan.data import decode
-from paragan.data.source import Images, choose_resolution, fingerprint, load
+from paragan.data.images import Images, choose_resolution, fingerprint, load
 from paragan.errors import Unusable
 
 RNG = np.random.default_rng(0)

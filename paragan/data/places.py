@@ -1,0 +1,121 @@
+"""Where files lie: a folder here, or an address far away."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from paragan.data.decode import DecodeError
+
+_ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far places are reached.
+
+    cache      : folder that keeps what came from far away; "" for none
+    cache_gb   : how much of it, 0 for half of what is free there
+    timeout_s  : a request that is not answered in full within this is asked again
+    patience_s : for how long it is asked again, with growing pauses, before the place counts as out of reach
+    """
+
+    cache: str = ""
+    cache_gb: float = 0.0
+    timeout_s: float = 10.0
+    patience_s: float = 120.0
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What lies in a folder, by name, without hidden ones. Sizes in bytes; None where only asking would tell."""
+
+    files: dict[str, int | None]
+    folders: list[str]
+
+
+class Place(Protocol):
+    """A folder of files, here or far away. Names in it are relative, with `/`. Safe to use from many threads.
+
+    Whatever cannot be had raises: `DecodeError` for a file that is gone, or shorter than what is asked for; `Failed`
+    for a place that cannot be reached; `Unusable` for one that refuses us. Locally also OSError.
+    """
+
+    @property
+    def where(self) -> str: ...  # as messages call it
+    @property
+    def remote(self) -> bool: ...
+
+    def at(self, name: str) -> str:
+        """The path or address of a file, as messages call it."""
+        ...
+
+    def entries(self, folder: str = "") -> Entries:
+        """Files and folders directly in `folder`, in the order of their names."""
+        ...
+
+    def size(self, name: str) -> int: ...
+
+    def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
+        """Exactly `size` bytes from `start` on, or all of it."""
+        ...
+
+    def open(self, name: str) -> BinaryIO:
+        """The file, seekable, for formats that are read by libraries."""
+        ...
+
+
+class Here:
+    """A folder of this machine."""
+
+    remote = False
+
+    def __init__(self, path: Path):
+        self.path, self.where = path, shown(path)
+
+    def at(self, name: str) -> str:
+        return shown(self.path / name)
+
+    def entries(self, folder: str = "") -> Entries:
+        with os.scandir(self.path / folder) as found:
+            seen = sorted((e for e in found if not e.name.startswith(".")), key=lambda e: e.name)
+        folders = [e.name for e in seen if e.is_dir()]
+        return Entries({e.name: None for e in seen if not e.is_dir() and (e.is_file() or e.is_symlink())}, folders)
+
+    def size(self, name: str) -> int:
+        return (self.path / name).stat().st_size
+
+    def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
+        with (self.path / name).open("rb", buffering=0) as file:
+            if size is None:
+                return file.read() if not start else os.pread(file.fileno(), os.fstat(file.fileno()).st_size, start)
+            data = os.pread(file.fileno(), size, start)
+        if len(data) != size:
+            raise DecodeError(f"ends after {start + len(data):,} bytes, {start + size:,} were expected")
+        return data
+
+    def open(self, name: str) -> BinaryIO:
+        return (self.path / name).open("rb")
+
+
+def is_address(where: str) -> bool:
+    """Whether it names something by protocol: https://..., s3://..., rather than a path of this machine."""
+    return _ADDRESS.match(where) is not None
+
+
+def place_of(where: str, reach: Reach | None = None) -> tuple[Place, str]:
+    """The folder that `where` names, or lies in, and the name of a file in it ("" for the folder itself)."""
+    if is_address(where):
+        from paragan.data.far import far_place  # fsspec is slow to import, and only needed here
+
+        return far_place(where, reach or Reach())
+    path = Path(where)
+    return (Here(path), "") if path.is_dir() else (Here(path.parent), path.name)
+
+
+def shown(name: str | Path) -> str:
+    """A name that stays on one line and can be printed: control and undecodable characters escaped."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(name))

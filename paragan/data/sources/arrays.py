@@ -1,0 +1,47 @@
+"""A set that is one array already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+
+class Arrays:
+    """Images [N, H, W, C] uint8, C 1 or 3, in memory or mapped into it."""
+
+    near = True
+
+    def __init__(
+        self,
+        where: str,
+        images: np.ndarray,
+        labels: np.ndarray | None = None,
+        classes: tuple[str, ...] = (),
+        notes: tuple[str, ...] = (),
+    ):
+        self.where, self.whole = where, images
+        self.labels, self.classes, self.notes = labels, classes, notes
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def read(self, index: int) -> np.ndarray:
+        return self.whole[index]
+
+    def name(self, index: int) -> str:
+        return f"{self.where}, image {index}"
+
+    def identity(self) -> Iterable[bytes]:
+        yield repr(self.whole.shape).encode()
+        for image in self.whole:
+            yield image.tobytes()
+
+
+def digits() -> Arrays:
+    """scikit-learn's 1,797 handwritten digits of 8 x 8, grey."""
+    from sklearn.datasets import load_digits  # slow to import, and only needed here
+
+    values, labels = load_digits(return_X_y=True)  # [1797, 64] in 0..16
+    images = (np.asarray(values) * 255 / 16).round().astype(np.uint8).reshape(-1, 8, 8, 1)
+    return Arrays("digits", images, np.asarray(labels, np.int64), tuple("0123456789"))

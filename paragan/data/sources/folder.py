@@ -1,0 +1,129 @@
+"""Image files in a folder, or in a folder each class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from paragan.data.decode import FORMATS, DecodeError
+from paragan.data.places import Entries, Place, shown
+from paragan.errors import Unusable
+
+
+class Folder:
+    """`PATH/<class>/*.png|jpg|...`, sub-folders in the order of their names being the labels, or `PATH/*.png`.
+
+    names : of the files, relative to `place`;  sizes : their bytes, where the listing told
+    """
+
+    whole = None
+
+    def __init__(
+        self,
+        place: Place,
+        names: Sequence[str],
+        labels: np.ndarray | None,
+        classes: tuple[str, ...],
+        notes: Sequence[str] = (),
+        sizes: Sequence[int | None] | None = None,
+    ):
+        self.place, self.names, self.where, self.near = place, names, place.where, not place.remote
+        self.labels, self.classes, self.notes = labels, classes, tuple(notes)
+        self.sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, index: int) -> bytes:
+        try:
+            return self.place.read(self.names[index])
+        except OSError as error:
+            raise DecodeError(error.strerror or str(error)) from None
+
+    def name(self, index: int) -> str:
+        return self.place.at(self.names[index])
+
+    def identity(self) -> Iterable[bytes]:
+        for index, name in enumerate(self.names):
+            size = self.sizes[index] if self.sizes else None
+            yield f"{name}\0{self.place.size(name) if size is None else size}\n".encode(errors="surrogateescape")
+
+
+def folder(place: Place, inside: str = "") -> Folder:
+    """The images below `inside`, a folder of `place`. Raises `Unusable` for what is no such set."""
+    where = place.at(inside) if inside else place.where
+    here = place.entries(inside)
+    images = _images(here)
+    if images and here.folders:
+        raise Unusable(
+            f"data: {where} holds images ({len(images):,}) and folders ({len(here.folders):,}) side "
+            f"by side: move the images into a folder each class, or the folders ({_some(here.folders)}) away"
+        )
+    if images:
+        names = [_joined(inside, name) for name in images]
+        return Folder(place, names, None, (), _ignored(here.files, []), list(images.values()))
+    if not here.folders:
+        raise Unusable(_nothing(where, list(here.files)))
+    within = [place.entries(_joined(inside, name)) for name in here.folders]
+    members = [_images(entries) for entries in within]
+    everything = [*here.files, *(file for entries in within for file in entries.files)]
+    deeper = [_joined(name, sub) for name, entries in zip(here.folders, within) for sub in entries.folders]
+    if not all(members):
+        bare = [_joined(inside, name) for name, member in zip(here.folders, members) if not member]
+        raise Unusable(_bare(place, where, here.folders, bare, everything, [_joined(inside, d) for d in deeper]))
+    labels = np.repeat(np.arange(len(members)), [len(member) for member in members])  # [N] int64
+    names = [_joined(inside, _joined(name, file)) for name, member in zip(here.folders, members) for file in member]
+    sizes = [size for member in members for size in member.values()]
+    classes = tuple(shown(name) for name in here.folders)
+    return Folder(place, names, labels, classes, _ignored(everything, deeper), sizes)
+
+
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _suffix(name: str) -> str:
+    base = name.rsplit("/", 1)[-1]
+    return base[base.rindex(".") :].lower() if "." in base.lstrip(".") else ""
+
+
+def _images(entries: Entries) -> dict[str, int | None]:
+    return {name: size for name, size in entries.files.items() if _suffix(name) in FORMATS}
+
+
+def _ignored(files: Iterable[str], folders: Sequence[str]) -> list[str]:
+    others = [file for file in files if _suffix(file) not in FORMATS]
+    lines = [f"ignored other files ({len(others):,}): {extensions(others)}"] * bool(others)
+    return lines + [f"ignored folders within classes ({len(folders):,}): {_some(folders)}"] * bool(folders)
+
+
+def _nothing(where: str, files: Sequence[str]) -> str:
+    wanted = f"put {', '.join(FORMATS)} into it, or into a folder each class"
+    if not files:
+        return f"data: {where} is empty (hidden files do not count): {wanted}"
+    others = f"{extensions(files)} ({len(files):,} file{'s' * (len(files) != 1)})"
+    return f"data: {where} holds no image, only {others}: {wanted}"
+
+
+def _bare(
+    place: Place, where: str, folders: Sequence[str], bare: Sequence[str], files: Sequence[str], deeper: Sequence[str]
+) -> str:
+    """Some class has no image; or all have none, and the folder probably is a level too high."""
+    if len(bare) < len(folders):
+        others = f", like {len(bare) - 1:,} more" if len(bare) > 1 else ""
+        remedy = f"add one ({', '.join(FORMATS)}) or remove the folder"
+        return f"data: {place.at(bare[0])}: this class has no image{others}: {remedy}"
+    within = f"data: {where} and its {len(folders):,} folders ({_some(folders)}) hold no image"
+    if deeper:
+        return f"{within}, only more folders: give one of them, such as {place.at(deeper[0].rpartition('/')[0])}"
+    return f"{within}{f', only {extensions(files)}' if files else ''}: put {', '.join(FORMATS)} into them"
+
+
+def extensions(files: Iterable[str]) -> str:
+    """The kinds of some files, for messages."""
+    return ", ".join(sorted({shown(_suffix(file)) or "(no extension)" for file in files})[:10])
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(shown(name.rsplit("/", 1)[-1]) for name in names[:3]) + ", ..." * (len(names) > 3)
