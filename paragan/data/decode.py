@@ -84,10 +84,11 @@ class Fault:
 def header(record: Record) -> Header:
     """Read what a record says about its image. Raises `DecodeError`."""
     if isinstance(record, np.ndarray):
-        height, width = record.shape[:2]
+        height, width = int(record.shape[0]), int(record.shape[1])
         return Header(width, height, grey=record.ndim == 2 or record.shape[2] == 1, clear=False)
     with _opened(record) as image:
-        return Header(*image.size, grey=_grey(image), clear=_clear(image))
+        width, height = image.size
+        return Header(width, height, grey=_grey(image), clear=_clear(image))
 
 
 def picture(record: Record) -> Image.Image:
@@ -106,23 +107,22 @@ def picture(record: Record) -> Image.Image:
 def place(record: Record, out: np.ndarray) -> None:
     """Decode a record and fit it into `out` [R, R, C] uint8, as `picture` and `fit` do. Raises `DecodeError`."""
     resolution, _, channels = out.shape
-    if isinstance(record, np.ndarray) and record.shape == out.shape:
-        out[:] = record
-    elif channels == 1 or not isinstance(record, bytes) or not _straight(record, out):
-        out[:] = fit(picture(record), resolution, channels)
+    if isinstance(record, np.ndarray):
+        if record.shape == out.shape:
+            out[:] = record
+            return
+    elif channels == 3 and record.startswith(_JPEG) and _straight(record, out):
+        return
+    out[:] = fit(picture(record), resolution, channels)
 
 
 def _straight(data: bytes, out: np.ndarray) -> bool:
-    """Decode a JPEG that has the size of `out` [R, R, 3] already straight into it, if it is as simple as that."""
-    if not data.startswith(_JPEG) or _EXIF in data[:_HEAD]:
+    """Decode a JPEG into `out` [R, R, 3] without a detour; False if it has another size or is unusual."""
+    if data.find(_EXIF, 0, _HEAD) >= 0:
         return False
     try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if (height, width) != out.shape[:2] or colours not in _SIMPLE:
-            return False
-        simplejpeg.decode_jpeg(data, buffer=out)
-        return True
-    except ValueError:  # whatever it minds: Pillow has the last word
+        return simplejpeg.decode_jpeg(data, buffer=out).shape == out.shape
+    except ValueError:  # too large for it, CMYK, or damaged: Pillow has the last word
         return False
 
 
@@ -130,14 +130,14 @@ def _jpeg(data: bytes) -> Image.Image | None:
     """A JPEG by simplejpeg, bit for bit what Pillow makes of it, in a fraction of the time; None if it is unusual."""
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if colours not in _SIMPLE or height * width > (Image.MAX_IMAGE_PIXELS or math.inf):
+        if colours not in _SIMPLE or int(height) * int(width) > (Image.MAX_IMAGE_PIXELS or math.inf):
             return None
         grey = colours == "Gray"
         pixels = simplejpeg.decode_jpeg(data, "GRAY" if grey else "RGB")
     except ValueError:
         return None
     image = Image.fromarray(pixels[:, :, 0] if grey else pixels)
-    if _EXIF not in data[:_HEAD]:
+    if data.find(_EXIF, 0, _HEAD) < 0:
         return image
     with _opened(data) as about:
         turn = _TURNS.get(_orientation(about))

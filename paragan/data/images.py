@@ -16,7 +16,7 @@ from paragan.data.find import find
 from paragan.data.places import Reach, shown
 from paragan.data.source import Source
 from paragan.data.streamed import Streamed
-from paragan.errors import Unusable
+from paragan.errors import Failed, Unusable
 
 Hold = Literal["auto", "memory", "stream"]
 HELD = 2 * 2**30  # bytes of pixels that are held in memory unless asked otherwise
@@ -123,6 +123,8 @@ def load(
     try:
         source = find(where, reach, labels=labels)
         return _opened(source, resolution, channels, labels, hold, bad_share)
+    except Failed as error:
+        raise Unusable(str(error)) from error
     except OSError as error:
         name = shown(error.filename or where)
         raise Unusable(f"data: {name} cannot be read: {error.strerror or error}; check path and permissions") from None

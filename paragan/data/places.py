@@ -6,14 +6,17 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Annotated, BinaryIO, Protocol
 
+from pydantic import Field
+
+from paragan.config import record
 from paragan.data.decode import DecodeError
 
 _ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@record
 class Reach:
     """How far places are reached.
 
@@ -24,9 +27,9 @@ class Reach:
     """
 
     cache: str = ""
-    cache_gb: float = 0.0
-    timeout_s: float = 10.0
-    patience_s: float = 120.0
+    cache_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
+    patience_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
 
 
 @dataclass(frozen=True)
