@@ -8,11 +8,13 @@ import socket
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
 from processes import free_port, until
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
@@ -62,7 +64,15 @@ class Nginx:
         self.start()
 
     def start(self) -> None:
-        command = [str(NGINX), "-p", str(self.work), "-c", str(self.work / "nginx.conf"), "-e", str(self.work / "error.log")]
+        command = [
+            str(NGINX),
+            "-p",
+            str(self.work),
+            "-c",
+            str(self.work / "nginx.conf"),
+            "-e",
+            str(self.work / "error.log"),
+        ]
         self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         until(lambda: answers(self.port), 10, "nginx answers")
 
@@ -85,6 +95,45 @@ def nginx(folder: Path, work: Path, more: str = "") -> Iterator[Nginx]:
         yield server
     finally:
         server.stop()
+
+
+class S3:
+    """A real S3 server (moto's), and the environment that leads clients to it."""
+
+    def __init__(self, url: str):
+        self.url = url
+        self.environment = {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": "someone",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def put(self, bucket: str, folder: Path) -> None:
+        """All files of a folder into a new bucket."""
+        import boto3
+
+        settings = {"aws_access_key_id": "someone", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
+        client = boto3.client("s3", endpoint_url=self.url, **settings)
+        client.create_bucket(Bucket=bucket)
+        for file in (file for file in folder.rglob("*") if file.is_file()):
+            client.put_object(Bucket=bucket, Key=file.relative_to(folder).as_posix(), Body=file.read_bytes())
+        client.close()
+
+
+@contextlib.contextmanager
+def s3() -> Iterator[S3]:
+    """In this process, in threads."""
+    moto = pytest.importorskip("moto.server")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        try:
+            yield S3(f"http://{host}:{port}")
+        finally:
+            server.stop()
 
 
 class Asked(BaseHTTPRequestHandler):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from itertools import count
 from typing import Protocol, TypeVar
 
 from paragan.data.decode import DecodeError
-from paragan.data.places import Entries, Reach
+from paragan.data.places import Entries, Reach, masked
 from paragan.errors import Failed, Unusable
 
 FIRST_S, LONGEST_S = 0.1, 10.0  # pauses: the first, and what they grow to
@@ -102,11 +101,6 @@ def ask(request: Callable[[float], T], at: str, reach: Reach) -> T:
             wish_s = error.after_s
         time.sleep(min(pause_s(asked, random.random(), wish_s), max(left_s, 0.0)))
     raise AssertionError
-
-
-def masked(text: str) -> str:
-    """A line without the passwords and signatures that addresses in it carry."""
-    return re.sub(r"\?[^\s:]\S*", "?...", re.sub(r"://[^/\s]*@", "://***@", text))
 
 
 def _out_of_reach(at: str, last: str, asked: int, patience_s: float) -> str:

@@ -57,9 +57,8 @@ class Cache:
             self._refresh()
         except OSError as error:
             reason = error.strerror or str(error)
-            raise Unusable(
-                f'data.reach.cache={folder} cannot be used ({reason}): give a folder on a disk of this host, or "" for none'
-            ) from None
+            remedy = 'give a folder on a disk of this host, or "" for none'
+            raise Unusable(f"data.reach.cache={folder} cannot be used ({reason}): {remedy}") from None
 
     def __del__(self):
         for file in (getattr(self, "_data", -1), getattr(self, "_index", -1)):

@@ -10,12 +10,12 @@ from urllib.parse import unquote
 
 from fsspec.caching import BlockCache
 
-from paragan.data.ask import Facts, Refused, Server, ask, masked
+from paragan.data.ask import Facts, Refused, Server, ask
 from paragan.data.cache import Cache
 from paragan.data.decode import FORMATS, DecodeError
 from paragan.data.http import PART, Http
 from paragan.data.other import Other
-from paragan.data.places import Entries, Place, Reach, shown
+from paragan.data.places import Entries, Place, Reach, masked, shown
 from paragan.errors import Unusable
 
 BLOCK = 2**20  # bytes that an open file asks for at once

@@ -47,12 +47,10 @@ class Http:
         if not host:
             raise Refused("the address has no host: check it")
         proxy = None if proxy_bypass(host) else getproxies().get(url.scheme)
-        settings = {
-            "timeout": aiohttp.ClientTimeout(total=None),  # whoever waits for the answer gives up in time
-            "headers": {"Accept-Encoding": "identity", "User-Agent": "paragan"},
-            "proxy": proxy,
-        }
-        self.files = fsspec.filesystem("http", client_kwargs=settings, skip_instance_cache=True)  # closes its session
+        settings = {"proxy": proxy, "headers": {"Accept-Encoding": "identity", "User-Agent": "paragan"}}
+        self.files = fsspec.filesystem(  # which closes the session in the end
+            "http", get_client=_session, client_kwargs=settings, skip_instance_cache=True
+        )
 
     def fetch(self, name: str, start: int, end: int | None, timeout_s: float) -> Answer:
         async def take(answer: aiohttp.ClientResponse) -> Answer:
@@ -121,6 +119,13 @@ class Http:
             raise Again(f"{error.strerror or type(error).__name__}") from None
         except Exception as error:  # whatever a broken server makes of aiohttp
             raise Again(" ".join(f"{type(error).__name__} {error}".split())) from None
+
+
+async def _session(**settings: Any) -> aiohttp.ClientSession:
+    """Without timeouts: whoever waits for an answer gives up in time."""
+    never = aiohttp.ClientTimeout(total=None, sock_connect=None)
+    settings = {key: value for key, value in settings.items() if key != "loop"}
+    return aiohttp.ClientSession(timeout=never, cookie_jar=aiohttp.DummyCookieJar(), **settings)
 
 
 def listed(address: str, page: str) -> Entries:

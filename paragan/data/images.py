@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 
 from paragan.data.bad import Bad
-from paragan.data.decode import Fault, Header, each, header
+from paragan.data.decode import DecodeError, Fault, Header, each, header
 from paragan.data.find import find
-from paragan.data.places import Reach, shown
+from paragan.data.places import Reach, masked, shown
 from paragan.data.source import Source
 from paragan.data.streamed import Streamed
 from paragan.errors import Unusable
@@ -123,6 +123,8 @@ def load(
     try:
         source = find(where, reach, labels=labels)
         return _opened(source, resolution, channels, labels, hold, bad_share)
+    except DecodeError as error:  # of the set itself: a bad image has a stand-in
+        raise Unusable(f"data: {masked(shown(where))}: {error}: check the path or address") from None
     except OSError as error:
         name = shown(error.filename or where)
         raise Unusable(f"data: {name} cannot be read: {error.strerror or error}; check path and permissions") from None

@@ -51,10 +51,9 @@ class Other:
             data = b""
         if len(data) > stop - start:
             raise Refused("it ignores byte ranges and sends whole files: copy them here first")
-        size = None
-        if len(data) < stop - start and (size := self.look(name, timeout_s).size) is not None:
-            if start + len(data) < min(size, stop):
-                raise Again(f"{len(data):,} bytes came of the {stop - start:,} that were asked for")
+        size = self.look(name, timeout_s).size if len(data) < stop - start else None
+        if size is not None and start + len(data) < min(size, stop):
+            raise Again(f"{len(data):,} bytes came of the {stop - start:,} that were asked for")
         return Answer(data, Facts(size))
 
     def look(self, name: str, timeout_s: float) -> Facts:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from paragan.data.decode import FORMATS, DecodeError
 from paragan.data.places import Entries, Place, shown
 from paragan.errors import Unusable
+
+ASKED = 4096  # sizes that are asked for, one by one, far away
 
 
 class Folder:
@@ -45,9 +48,22 @@ class Folder:
         return self.place.at(self.names[index])
 
     def identity(self) -> Iterable[bytes]:
-        for index, name in enumerate(self.names):
-            size = self.sizes[index] if self.sizes else None
-            yield f"{name}\0{self.place.size(name) if size is None else size}\n".encode(errors="surrogateescape")
+        """Names and sizes. Far away, of more than 4,096 sizes that must be asked for, those of an even sample."""
+        sizes = list(self.sizes or [None] * len(self))
+        unknown = [index for index, size in enumerate(sizes) if size is None]
+        if self.place.remote and len(unknown) > ASKED:
+            unknown = [unknown[at] for at in np.linspace(0, len(unknown) - 1, ASKED).astype(np.int64)]
+        with ThreadPoolExecutor(32 if self.place.remote else 1) as pool:
+            for index, size in zip(unknown, pool.map(lambda index: self._size(self.names[index]), unknown)):
+                sizes[index] = size
+        for name, size in zip(self.names, sizes):
+            yield f"{name}\0{'' if size is None else size}\n".encode(errors="surrogateescape")
+
+    def _size(self, name: str) -> int:
+        try:
+            return self.place.size(name)
+        except DecodeError:  # gone: `read` says so, when it is needed
+            return -1
 
 
 def folder(place: Place, inside: str = "") -> Folder:
