@@ -80,7 +80,7 @@ class Far:
     def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
         if size == 0:
             return b""
-        told = self._look(name) if self.cache else Facts(None)
+        told = Facts(None) if self.cache is None else self._look(name)
         if self.cache is None or told.size is None:
             return self._fetch(name, start, size)[0]
         end = told.size if size is None else start + size
@@ -134,7 +134,11 @@ class _File(io.RawIOBase):
 
     def __init__(self, far: Far, name: str):
         self._size, self._at = far.size(name), 0
-        self._blocks = BlockCache(BLOCK, lambda start, end: far.read(name, start, end - start), self._size)
+
+        def fetch(start: int, end: int) -> bytes:
+            return far.read(name, start, min(end, self._size) - start)
+
+        self._blocks = BlockCache(BLOCK, fetch, self._size)
 
     def readable(self) -> bool:
         return True

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from html.parser import HTMLParser
 from typing import Any, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -105,8 +105,10 @@ class Http:
             raise
         except aiohttp.TooManyRedirects:
             raise Refused("it is redirected in circles: check the address") from None
-        except aiohttp.InvalidURL:
+        except (aiohttp.InvalidURL, aiohttp.RedirectClientError):
             raise Refused("no address, or redirected to none: check it") from None
+        except aiohttp.ClientResponseError:
+            raise Again("its answer is no HTTP") from None
         except aiohttp.ClientConnectorCertificateError:
             raise Refused("its certificate is not trusted: check the address, or set SSL_CERT_FILE") from None
         except aiohttp.ClientConnectorDNSError:
@@ -136,10 +138,11 @@ def listed(address: str, page: str) -> Entries:
     for link in links.found:
         try:
             url = base.join(URL(link))
-        except ValueError:
+            elsewhere = url.origin() != base.origin()
+        except ValueError:  # no address, or one without a host
             continue
         inside = url.raw_path.removeprefix(base.raw_path)
-        if url.origin() != base.origin() or inside == url.raw_path or url.raw_query_string or not inside:
+        if elsewhere or inside == url.raw_path or url.raw_query_string or not inside:
             continue
         name = unquote(inside.rstrip("/"), errors="surrogateescape")
         if name and "/" not in name and not name.startswith("."):
@@ -154,11 +157,7 @@ class _Links(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "a":
-            self.found += [value for key, value in attrs if key == "href" and value and _same_kind(value)]
-
-
-def _same_kind(link: str) -> bool:
-    return urlsplit(link).scheme in ("", "http", "https")
+            self.found += [value for key, value in attrs if key == "href" and value]
 
 
 def _check(answer: aiohttp.ClientResponse) -> None:

@@ -125,7 +125,8 @@ def _meaning(error: Exception, protocol: str) -> Exception:
     kind, text = type(error).__name__, " ".join(str(error).split())[:200]
     keys = _KEYS if protocol in ("s3", "s3a") else "check the credentials"
     if isinstance(error, FileNotFoundError):
-        return Refused(f"there is no such bucket: {keys}") if "bucket" in text.lower() else Gone("404")
+        code = getattr(error.__cause__, "response", {}).get("Error", {}).get("Code")
+        return Refused(f"there is no such bucket: {keys}") if code == "NoSuchBucket" else Gone("404")
     if isinstance(error, PermissionError):
         return Refused(f"it refuses us ({text}): {keys}")
     if kind in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"):

@@ -54,14 +54,14 @@ class Folder:
         if self.place.remote and len(unknown) > ASKED:
             unknown = [unknown[at] for at in np.linspace(0, len(unknown) - 1, ASKED).astype(np.int64)]
         with ThreadPoolExecutor(32 if self.place.remote else 1) as pool:
-            for index, size in zip(unknown, pool.map(lambda index: self._size(self.names[index]), unknown)):
+            for index, size in zip(unknown, pool.map(self._size, unknown)):
                 sizes[index] = size
         for name, size in zip(self.names, sizes):
             yield f"{name}\0{'' if size is None else size}\n".encode(errors="surrogateescape")
 
-    def _size(self, name: str) -> int:
+    def _size(self, index: int) -> int:
         try:
-            return self.place.size(name)
+            return self.place.size(self.names[index])
         except DecodeError:  # gone: `read` says so, when it is needed
             return -1
 
