@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -57,7 +58,7 @@ class Nginx:
             pytest.skip("no nginx")
         work.mkdir(parents=True, exist_ok=True)
         self.port, self.work = free_port(), work
-        user = "user root;" if Path("/").owner() == Path.home().owner() else ""  # a worker must read tmp_path
+        user = "user root;" if os.geteuid() == 0 else ""  # a worker must read tmp_path
         conf = _CONF.format(work=work, port=self.port, folder=folder, user=user, more=more)
         (work / "nginx.conf").write_text(conf)
         self.url = f"http://127.0.0.1:{self.port}"

@@ -40,6 +40,8 @@ class Cache:
 
     hits, misses : of `get`;  kept : ranges written;  unkept : not, as full or for an error of the disk
     damaged      : ranges whose checksum was wrong
+
+    A process that was forked opens its own.
     """
 
     def __init__(self, folder: str, where: str, most_gb: float = 0.0):

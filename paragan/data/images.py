@@ -189,7 +189,7 @@ def _look(source: Source, bad: Bad) -> _Seen:
         return _Seen(np.broadcast_to(np.array([width, height]), (count, 2)), channels == 1)
     most = LOOKED_AT if source.near else LOOKED_AT_FAR
     chosen = np.linspace(0, len(source) - 1, min(len(source), most)).astype(np.int64)
-    found = each(len(chosen), lambda index: header(source.read(int(chosen[index]))))
+    found = each(len(chosen), lambda index: header(source.read(int(chosen[index]))), 0 if source.near else 32)
     headers = [one for one in found if isinstance(one, Header)]
     if not headers:
         for fault in found:
