@@ -160,8 +160,12 @@ def fit(image: Image.Image, resolution: int, channels: int) -> np.ndarray:
     return np.asarray(image).reshape(resolution, resolution, channels)
 
 
-def each(count: int, work: Callable[[int], T]) -> list[T | Fault]:
-    """`[work(0), ..., work(count - 1)]`, on all cores; a `Fault` where `work` raises `DecodeError`."""
+def each(count: int, work: Callable[[int], T], waiting: int = 0) -> list[T | Fault]:
+    """`[work(0), ..., work(count - 1)]`, on all cores; a `Fault` where `work` raises `DecodeError`.
+
+    waiting : how many at once, where work is mostly waiting
+    """
+    step = 1 if waiting else _STRETCH
 
     def attempt(index: int) -> T | Fault:
         try:
@@ -170,11 +174,11 @@ def each(count: int, work: Callable[[int], T]) -> list[T | Fault]:
             return Fault(index, str(error))
 
     def stretch(start: int) -> list[T | Fault]:
-        return [attempt(index) for index in range(start, min(start + _STRETCH, count))]
+        return [attempt(index) for index in range(start, min(start + step, count))]
 
     Image.init()  # the plugins are imported here, not by several threads at once
-    with _bombs_are_errors(), ThreadPoolExecutor(os.cpu_count()) as pool:
-        return [result for part in pool.map(stretch, range(0, count, _STRETCH)) for result in part]
+    with _bombs_are_errors(), ThreadPoolExecutor(waiting or os.cpu_count()) as pool:
+        return [result for part in pool.map(stretch, range(0, count, step)) for result in part]
 
 
 def refuse_beyond_memory(count: int, height: int, width: int, channels: int) -> None:

@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 
 from paragan.data.bad import Bad
-from paragan.data.decode import Fault, Header, each, header
+from paragan.data.decode import DecodeError, Fault, Header, each, header
 from paragan.data.find import find
-from paragan.data.places import Reach, shown
+from paragan.data.places import Reach, masked, shown
 from paragan.data.source import Source
 from paragan.data.streamed import Streamed
 from paragan.errors import Failed, Unusable
@@ -125,6 +125,8 @@ def load(
         return _opened(source, resolution, channels, labels, hold, bad_share)
     except Failed as error:
         raise Unusable(str(error)) from error
+    except DecodeError as error:  # of the set itself: a bad image has a stand-in
+        raise Unusable(f"data: {masked(shown(where))}: {error}: check the path or address") from None
     except OSError as error:
         name = shown(error.filename or where)
         raise Unusable(f"data: {name} cannot be read: {error.strerror or error}; check path and permissions") from None
@@ -189,7 +191,7 @@ def _look(source: Source, bad: Bad) -> _Seen:
         return _Seen(np.broadcast_to(np.array([width, height]), (count, 2)), channels == 1)
     most = LOOKED_AT if source.near else LOOKED_AT_FAR
     chosen = np.linspace(0, len(source) - 1, min(len(source), most)).astype(np.int64)
-    found = each(len(chosen), lambda index: header(source.read(int(chosen[index]))))
+    found = each(len(chosen), lambda index: header(source.read(int(chosen[index]))), 0 if source.near else 32)
     headers = [one for one in found if isinstance(one, Header)]
     if not headers:
         for fault in found:

@@ -122,3 +122,8 @@ def place_of(where: str, reach: Reach | None = None) -> tuple[Place, str]:
 def shown(name: str | Path) -> str:
     """A name that stays on one line and can be printed: control and undecodable characters escaped."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(name))
+
+
+def masked(text: str) -> str:
+    """A line without the passwords and signatures that addresses in it carry."""
+    return re.sub(r"\?[^\s:]\S*", "?...", re.sub(r"://[^/\s]*@", "://***@", text))
