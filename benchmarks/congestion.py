@@ -30,7 +30,8 @@ import urllib3
 
 MODULES = Path("/usr/lib/nginx/modules")  # of Debian's libnginx-mod-http-lua
 ALWAYS, NEVER = ((0.0, 1e9),), ()
-Bursts = Sequence[tuple[float, float]]  # begin and end, in seconds since `restart`
+Span = tuple[float, float]  # seconds
+Bursts = Sequence[Span]  # begin and end, since `restart`
 
 
 @dataclass(frozen=True)

@@ -44,16 +44,9 @@ class Feed:
 def ours(where: str, shards: Shards) -> Feed:
     """TODO a stand-in: today's Lanes over Streamed, which read nothing ahead. The one place to plug the pipeline in:
     `load(where, resolution=shards.resolution, hold="stream")`, and its depth and workers as `ready` and `workers`."""
-    images = _streamed(where, shards)
-    lanes = Lanes(
-        cast(Any, images),
-        shards.labels,
-        owned=tuple(range(LANES)),
-        lanes=LANES,
-        batch=BATCH,
-        seed=0,
-        channels_last=False,
-    )
+    images: Any = _streamed(where, shards)
+    owned = tuple(range(LANES))
+    lanes = Lanes(images, shards.labels, owned=owned, lanes=LANES, batch=BATCH, seed=0, channels_last=False)
 
     def batches() -> Batches:
         while True:

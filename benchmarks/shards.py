@@ -45,7 +45,7 @@ class Shards:
 
 
 def write(images: Path, folder: Path, resolution: int, count: int | None = None, shard_mb: float = 4.0) -> Shards:
-    """The first `count` images of an npz (images [N, H, W, 3] uint8, labels), resized bicubic, as shards in `folder`."""
+    """The first `count` images of an npz (uint8 [N, H, W, 3], and labels), resized bicubic, as shards in `folder`."""
     with np.load(images) as data:
         pixels, labels = data["images"][:count], data["labels"][:count].astype(np.int64)
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -6,6 +6,7 @@ really learns. The clock, and with it the schedule of bursts, starts after a few
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import statistics
@@ -141,7 +142,9 @@ def _real_step() -> Callable[[Tensor, Tensor], object]:
     """A small classifier of the batch, in float32 on all cores."""
     widths = (3, 32, 64, 128)
     layers = [
-        layer for i, o in zip(widths, widths[1:]) for layer in (torch.nn.Conv2d(i, o, 4, 2, 1), torch.nn.LeakyReLU(0.2))
+        layer
+        for i, o in itertools.pairwise(widths)
+        for layer in (torch.nn.Conv2d(i, o, 4, 2, 1), torch.nn.LeakyReLU(0.2))
     ]
     net = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.LazyLinear(1000))
     net(torch.zeros(1, 3, 64, 64))
