@@ -141,11 +141,9 @@ def _emulated(seconds: float) -> Callable[[Tensor, Tensor], object]:
 def _real_step() -> Callable[[Tensor, Tensor], object]:
     """A small classifier of the batch, in float32 on all cores."""
     widths = (3, 32, 64, 128)
-    layers = [
-        layer
-        for i, o in itertools.pairwise(widths)
-        for layer in (torch.nn.Conv2d(i, o, 4, 2, 1), torch.nn.LeakyReLU(0.2))
-    ]
+    layers: list[torch.nn.Module] = []
+    for i, o in itertools.pairwise(widths):
+        layers += [torch.nn.Conv2d(i, o, 4, 2, 1), torch.nn.LeakyReLU(0.2)]
     net = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.LazyLinear(1000))
     net(torch.zeros(1, 3, 64, 64))
     optimizer = torch.optim.Adam(net.parameters())
