@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -178,6 +179,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.run is plot:
         return plot(options)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nginx ends with it
     about = {"machine": machine(), "command": f"pipeline.py {' '.join(sys.argv[1:])}"}
     print(describe(about["machine"]), flush=True)
     found = {**about, **options.run(options)}

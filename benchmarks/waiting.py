@@ -1,7 +1,7 @@
 """How long a training step waits for its data: one contestant in a process of its own, watched from outside.
 
 The accelerator is emulated: a step takes a fixed time and leaves the processor free; or it is a small network that
-really learns. The clock, and with it the schedule of bursts, starts after a few batches that are reported apart.
+really learns, on the same cores. The clock, and with it the schedule of bursts, starts after a few batches that are reported apart.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import statistics
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -106,6 +107,7 @@ def _summary(found: dict[str, Any], play: Play) -> dict[str, Any]:
 
 def _played(name: str, options: dict[str, int], where: str, shards: Shards, play: Play, pipe: Connection) -> None:
     multiprocessing.set_start_method("fork", force=True)  # as in a process that nobody spawned: DataLoader's default
+    warnings.simplefilter("ignore")  # DataLoader's, of more workers than cores
     step = _real_step() if play.real else _emulated(play.step_ms / 1000)
     pipe.send("imported")
     begin = time.perf_counter()
@@ -139,18 +141,17 @@ def _emulated(seconds: float) -> Callable[[Tensor, Tensor], object]:
 
 
 def _real_step() -> Callable[[Tensor, Tensor], object]:
-    """A small classifier of the batch, in float32 on all cores."""
+    """A small discriminator learns that the images are real, in float32 on all cores."""
     widths = (3, 32, 64, 128)
     layers: list[torch.nn.Module] = []
     for i, o in itertools.pairwise(widths):
         layers += [torch.nn.Conv2d(i, o, 4, 2, 1), torch.nn.LeakyReLU(0.2)]
-    net = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.LazyLinear(1000))
-    net(torch.zeros(1, 3, 64, 64))
+    net = torch.nn.Sequential(*layers, torch.nn.Conv2d(widths[-1], 1, 8))
     optimizer = torch.optim.Adam(net.parameters())
 
     def step(images: Tensor, labels: Tensor) -> None:
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(net(images), labels).backward()
+        torch.nn.functional.softplus(-net(images)).mean().backward()
         optimizer.step()
 
     return step
