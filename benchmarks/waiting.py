@@ -1,7 +1,8 @@
 """How long a training step waits for its data: one contestant in a process of its own, watched from outside.
 
 The accelerator is emulated: a step takes a fixed time and leaves the processor free; or it is a small network that
-really learns, on the same cores. The clock, and with it the schedule of bursts, starts after a few batches that are reported apart.
+really learns, on the same cores. The clock, and with it the schedule of bursts, starts after a few batches that are
+reported apart.
 """
 
 from __future__ import annotations
