@@ -5,24 +5,29 @@ from __future__ import annotations
 import io
 import posixpath
 import re
-from typing import BinaryIO, cast
+from collections.abc import Callable
+from dataclasses import replace
+from typing import BinaryIO, TypeVar, cast
 from urllib.parse import unquote
 
 from fsspec.caching import BlockCache
 
 from paragan.data.ask import Facts, Refused, Server, ask
-from paragan.data.cache import Cache
+from paragan.data.cache import Cache, default_cache
 from paragan.data.decode import FORMATS, DecodeError
 from paragan.data.http import PART, Http
 from paragan.data.other import Other
 from paragan.data.places import Entries, Place, Reach, masked, shown
 from paragan.errors import Unusable
 
+UNKNOWN_S = 20.0  # patience with a server that never answered
 BLOCK = 2**20  # bytes that an open file asks for at once
 _FILES = (
     *(".npz", ".npy", ".zip", ".h5", ".hdf5", ".tar", ".gz", ".tgz", ".parquet", ".arrow"),
     *(".json", ".jsonl", ".csv", ".txt", ".idx", *FORMATS),
 )
+T = TypeVar("T")
+
 _PATTERN = re.compile(r"\*|\{.*\}")
 
 
@@ -57,7 +62,9 @@ class Far:
             self.server: Server = Http(self.base, query) if http else Other(self.base, reach.timeout_s)
         except Refused as error:
             raise Unusable(masked(f"data: {self.where}: {error}")) from None
-        self.cache = Cache(reach.cache, self.where, reach.cache_gb) if reach.cache else None
+        self._met = False
+        folder = default_cache() if reach.cache == "auto" else reach.cache
+        self.cache = Cache(folder, self.where, reach.cache_gb) if folder else None
 
     def at(self, name: str) -> str:
         return f"{self.where}/{shown(name)}"
@@ -65,7 +72,7 @@ class Far:
     def entries(self, folder: str = "") -> Entries:
         at = self.at(folder) if folder else self.where
         try:
-            entries, facts = ask(lambda s: self.server.list(folder, s), at, self.reach)
+            entries, facts = self._ask(lambda s: self.server.list(folder, s), at)
         except DecodeError as error:
             raise Unusable(f"data: {at} is {error}: check the address") from None
         self.facts.update({f"{folder}/{name}" if folder else name: told for name, told in facts.items()})
@@ -99,9 +106,16 @@ class Far:
     def open(self, name: str) -> BinaryIO:
         return cast(BinaryIO, io.BufferedReader(_File(self, name)))
 
+    def _ask(self, request: Callable[[float], T], at: str) -> T:
+        """Asked with patience once the server has answered at all: until then it may be a wrong address."""
+        known = self.reach if self._met else replace(self.reach, patience_s=min(UNKNOWN_S, self.reach.patience_s))
+        answer = ask(request, at, known)
+        self._met = True
+        return answer
+
     def _look(self, name: str) -> Facts:
         if name not in self.facts:
-            self.facts[name] = ask(lambda s: self.server.look(name, s), self.at(name), self.reach)
+            self.facts[name] = self._ask(lambda s: self.server.look(name, s), self.at(name))
         return self.facts[name]
 
     def _fetch(self, name: str, start: int, size: int | None) -> tuple[bytes, str]:
@@ -110,7 +124,7 @@ class Far:
         if size is None:
             if start:
                 return self._fetch(name, start, self.size(name) - start)
-            first = ask(lambda s: self.server.fetch(name, 0, None, s), self.at(name), self.reach)
+            first = self._ask(lambda s: self.server.fetch(name, 0, None, s), self.at(name))
             parts, version = [first.data], first.facts.version
             total = first.facts.size if first.facts.size is not None else len(first.data)
             if len(first.data) == PART and first.facts.size is None:
@@ -118,7 +132,7 @@ class Far:
             start, size = len(first.data), total - len(first.data)
         for begin in range(start, start + size, PART):
             end = min(begin + PART, start + size)
-            answer = ask(lambda s, b=begin, e=end: self.server.fetch(name, b, e, s), self.at(name), self.reach)
+            answer = self._ask(lambda s, b=begin, e=end: self.server.fetch(name, b, e, s), self.at(name))
             if len(answer.data) != end - begin:
                 raise _short(begin + len(answer.data) if answer.facts.size is None else answer.facts.size, start + size)
             parts, version = [*parts, answer.data], answer.facts.version

@@ -20,13 +20,13 @@ _ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 class Reach:
     """How far places are reached.
 
-    cache      : folder that keeps what came from far away; "" for none
+    cache      : folder that keeps what came from far away ("" for none, auto: ~/.cache/paragan/data)
     cache_gb   : how much of it, 0 for half of what is free there
     timeout_s  : a request that is not answered in full within this is asked again
     patience_s : for how long it is asked again, with growing pauses, before the place counts as out of reach
     """
 
-    cache: str = ""
+    cache: str = "auto"
     cache_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
     patience_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0

@@ -30,7 +30,7 @@ from paragan.errors import Failed, Unusable
 from servers import Faulty, Nginx
 
 BYTES = np.random.default_rng(0).bytes(10_000)
-QUICK = Reach(timeout_s=0.5, patience_s=1.5)
+QUICK = Reach(cache="", timeout_s=0.5, patience_s=1.5)
 
 
 @pytest.fixture
@@ -93,16 +93,16 @@ def line(caught: pytest.ExceptionInfo) -> str:
     ],
 )
 def test_a_file_is_told_from_a_folder_by_its_name(where: str, folder: str, name: str):
-    place, found = far_place(where, Reach())
+    place, found = far_place(where, Reach(cache=""))
     assert (place.where, found) == (folder, name)
 
 
 def test_passwords_and_signatures_are_not_shown():
-    place, _ = far_place("https://me:se/cr@et@host/set?X-Amz-Signature=abc".replace("/cr", "cr"), Reach())
+    place, _ = far_place("https://me:se/cr@et@host/set?X-Amz-Signature=abc".replace("/cr", "cr"), Reach(cache=""))
     assert place.where == "https://***@host/set"
     assert place.at("a.png") == "https://***@host/set/a.png"
     with pytest.raises(Failed) as caught:
-        far("http://me:secret@127.0.0.1:1/s?sig=abc", Reach(timeout_s=0.2, patience_s=0.2)).read("a.bin")
+        far("http://me:secret@127.0.0.1:1/s?sig=abc", Reach(cache="", timeout_s=0.2, patience_s=0.2)).read("a.bin")
     assert not {"secret", "abc"} & set(line(caught).replace("/", " ").split())
     assert "secret" not in line(caught)
 
@@ -110,7 +110,7 @@ def test_passwords_and_signatures_are_not_shown():
 @pytest.mark.parametrize("where", ["nonsense://host/set", "http://", "http:///set"])
 def test_addresses_that_are_none_are_refused_at_once(where: str):
     with pytest.raises(Unusable, match=r"^data: .+: (check it|.*use http://, https:// or s3://)$"):
-        far_place(where, Reach())
+        far_place(where, Reach(cache=""))
 
 
 @pytest.mark.parametrize("protocol", ["s3", "gs"])
@@ -120,7 +120,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, protocol: s
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
     with pytest.raises(Unusable, match=r"pip install 'paragan\[s3\]'$" if protocol == "s3" else "gcsfs"):
-        far_place(f"{protocol}://bucket/set", Reach())
+        far_place(f"{protocol}://bucket/set", Reach(cache=""))
 
 
 # Asking again --------------------------------------------------------------------------------------------------
@@ -221,9 +221,9 @@ def test_nobody_there(tmp_path: Path):
     start = time.monotonic()
     address = f"http://127.0.0.1:{servers.free_port()}/set"
     with pytest.raises(Failed, match=r"is out of reach: .*([Cc]onnect|refused).* times within 0.5 s"):
-        far(address, Reach(timeout_s=0.5, patience_s=0.5)).entries()
+        far(address, Reach(cache="", timeout_s=0.5, patience_s=0.5)).entries()
     with pytest.raises(Failed, match="its host is not found"):
-        far("http://nobody.invalid/set", Reach(timeout_s=5, patience_s=0.5)).size("a.bin")
+        far("http://nobody.invalid/set", Reach(cache="", timeout_s=5, patience_s=0.5)).size("a.bin")
     assert time.monotonic() - start < 8
 
 
@@ -279,7 +279,7 @@ def test_an_open_file_is_one_for_libraries(server: Faulty):
 
 def test_threads_wait_for_each_other_no_longer_than_for_one(server: Faulty):
     """64 requests that stall stall together, and connections are used again."""
-    place = far(f"{server.url}/set", Reach(timeout_s=1, patience_s=1))
+    place = far(f"{server.url}/set", Reach(cache="", timeout_s=1, patience_s=1))
     with ThreadPoolExecutor(64) as pool:
         assert set(pool.map(lambda at: place.read("a.bin", at, 9) == BYTES[at : at + 9], range(500))) == {True}
         server.plan, start = [servers.stalls], time.monotonic()
@@ -408,7 +408,7 @@ def test_a_set_that_is_not_there_is_one_line(nginx: Nginx):
 def test_a_server_that_is_restarted_is_waited_for(served: Path, tmp_path: Path):
     data, over = (served / "large.bin").read_bytes(), threading.Event()
     with servers.nginx(served, tmp_path / "nginx") as server, ThreadPoolExecutor(16) as pool:
-        place = far(server.url, Reach(timeout_s=2, patience_s=20))
+        place = far(server.url, Reach(cache="", timeout_s=2, patience_s=20))
 
         def reads(seed: int) -> int:
             count, rng = 0, random.Random(seed)
@@ -475,7 +475,7 @@ S3_NOISE = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::Res
 
 @S3_NOISE
 def test_a_bucket_is_a_folder(s3: str, served: Path, tmp_path: Path):
-    slow = Reach(timeout_s=10, patience_s=20)
+    slow = Reach(cache="", timeout_s=10, patience_s=20)
     place, data = far("s3://bucket", slow), (served / "large.bin").read_bytes()
     found = place.entries()
     assert (found.files, found.folders) == ({"large.bin": len(data)}, ["set"])
@@ -504,13 +504,13 @@ def test_s3_out_of_reach(s3: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{servers.free_port()}")
     start = time.monotonic()
     with pytest.raises(Failed, match=r"^data: s3://bucket/large\.bin is out of reach: .* times within 1 s"):
-        far("s3://bucket", Reach(timeout_s=1, patience_s=1)).read("large.bin", 0, 9)
+        far("s3://bucket", Reach(cache="", timeout_s=1, patience_s=1)).read("large.bin", 0, 9)
     assert time.monotonic() - start < 6
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(Unusable, match="no credentials: set AWS_ACCESS_KEY_ID"):
-        far("s3://bucket", Reach(timeout_s=5, patience_s=5)).read("large.bin", 0, 9)
+        far("s3://bucket", Reach(cache="", timeout_s=5, patience_s=5)).read("large.bin", 0, 9)
 
 
 @S3_NOISE
@@ -522,7 +522,7 @@ sys.modules["paragan"] = types.ModuleType("paragan")  # without the rest of it, 
 sys.modules["paragan"].__path__ = ["{package}"]
 from paragan.data.places import Reach, place_of
 for where in ("{nginx.url}/", "s3://bucket"):
-    print(len(place_of(where, Reach())[0].read("large.bin", 0, 9)))
+    print(len(place_of(where, Reach(cache=""))[0].read("large.bin", 0, 9)))
 """
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", code]
     done = servers.subprocess.run(command, capture_output=True, text=True)
