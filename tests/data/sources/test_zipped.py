@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sets import Far, listing, mark, pictures, pixels, png, refusal
 
 from paragan.data.decode import DecodeError
 from paragan.data.find import find
 from paragan.data.sources import fetch
 from paragan.data.sources.zipped import zipped
+from sets import Far, listing, mark, pictures, pixels, png, refusal
 
 IMAGES = pictures(30)
 NAMES = [f"{index // 10:05d}/img{index:08d}.png" for index in range(30)]
