@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from fsspec.caching import BlockCache
 
 from paragan.data.ask import Facts, Refused, Server, ask
-from paragan.data.cache import Cache, default_cache
+from paragan.data.cache import Cache
 from paragan.data.decode import FORMATS, DecodeError
 from paragan.data.http import PART, Http
 from paragan.data.other import Other
@@ -63,8 +63,7 @@ class Far:
         except Refused as error:
             raise Unusable(masked(f"data: {self.where}: {error}")) from None
         self._met = False
-        folder = default_cache() if reach.cache == "auto" else reach.cache
-        self.cache = Cache(folder, self.where, reach.cache_gb) if folder else None
+        self.cache = Cache(reach.folder, self.where, reach.cache_gb) if reach.folder else None
 
     def at(self, name: str) -> str:
         return f"{self.where}/{shown(name)}"

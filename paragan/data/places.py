@@ -11,6 +11,7 @@ from typing import Annotated, BinaryIO, Protocol
 from pydantic import Field
 
 from paragan.config import record
+from paragan.data.cache import default_cache
 from paragan.data.decode import DecodeError
 
 _ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
@@ -30,6 +31,11 @@ class Reach:
     cache_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
     patience_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
+
+    @property
+    def folder(self) -> str:
+        """The cache's, "" for none."""
+        return default_cache() if self.cache == "auto" else self.cache
 
 
 @dataclass(frozen=True)
@@ -127,3 +133,8 @@ def shown(name: str | Path) -> str:
 def masked(text: str) -> str:
     """A line without the passwords and signatures that addresses in it carry."""
     return re.sub(r"\?[^\s:]\S*", "?...", re.sub(r"://[^/\s]*@", "://***@", text))
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line; its kind where it says nothing."""
+    return shown(" ".join(str(error).split()))[:300] or type(error).__name__
