@@ -86,7 +86,7 @@ def header(record: Record) -> Header:
     if isinstance(record, np.ndarray):
         height, width = record.shape[:2]
         return Header(width, height, grey=record.ndim == 2 or record.shape[2] == 1, clear=False)
-    with _opened(record) as image:
+    with opened(record) as image:
         return Header(*image.size, grey=_grey(image), clear=_clear(image))
 
 
@@ -96,9 +96,9 @@ def picture(record: Record) -> Image.Image:
         return Image.fromarray(record[:, :, 0] if record.ndim == 3 and record.shape[2] == 1 else record)
     if record.startswith(_JPEG) and (fast := _jpeg(record)):
         return fast
-    with _opened(record) as image:
+    with opened(record) as image:
         image.load()
-        turn = _TURNS.get(_orientation(image))
+        turn = _TURNS.get(orientation(image))
         plain = _plain(image)
         return plain if turn is None else plain.transpose(turn)
 
@@ -139,8 +139,8 @@ def _jpeg(data: bytes) -> Image.Image | None:
     image = Image.fromarray(pixels[:, :, 0] if grey else pixels)
     if _EXIF not in data[:_HEAD]:
         return image
-    with _opened(data) as about:
-        turn = _TURNS.get(_orientation(about))
+    with opened(data) as about:
+        turn = _TURNS.get(orientation(about))
     return image if turn is None else image.transpose(turn)
 
 
@@ -173,7 +173,7 @@ def each(count: int, work: Callable[[int], T]) -> list[T | Fault]:
         return [attempt(index) for index in range(start, min(start + _STRETCH, count))]
 
     Image.init()  # the plugins are imported here, not by several threads at once
-    with _bombs_are_errors(), ThreadPoolExecutor(os.cpu_count()) as pool:
+    with bombs_are_errors(), ThreadPoolExecutor(os.cpu_count()) as pool:
         return [result for part in pool.map(stretch, range(0, count, _STRETCH)) for result in part]
 
 
@@ -196,7 +196,7 @@ def ram_bytes() -> int:
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[Image.Image]:
+def opened(data: bytes) -> Iterator[Image.Image]:
     """An encoded image, with everything Pillow may raise while it is read turned into `DecodeError`."""
     try:
         with Image.open(io.BytesIO(data), formats=sorted(set(FORMATS.values()))) as image:
@@ -213,7 +213,7 @@ def _opened(data: bytes) -> Iterator[Image.Image]:
 
 
 @contextmanager
-def _bombs_are_errors() -> Iterator[None]:
+def bombs_are_errors() -> Iterator[None]:
     """Pillow only warns of images up to twice too large. Its other warnings are about EXIF, not pixels."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning)
@@ -221,7 +221,7 @@ def _bombs_are_errors() -> Iterator[None]:
         yield
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8; unreadable EXIF turns nothing, as in any viewer."""
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
