@@ -12,6 +12,7 @@ from paragan.data.decode import header, opened, orientation, picture
 from paragan.data.source import Record
 
 STARTS = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"RIFF": "WEBP", b"BM": "BMP"}
+SUFFIXES = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "BMP": ".bmp"}
 MODES = {"1": "black and white", "L": "grey", "LA": "grey with alpha", "P": "palette", "PA": "palette with alpha"}
 
 _FLAT = 2.0  # of 255: the standard deviation, in every channel, below which an image shows next to nothing
