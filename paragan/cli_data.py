@@ -31,7 +31,7 @@ EXAMPLES = """examples:
   paragan data stats photos/ --out photos-stats.npz         mu and sigma, for Frechet distances
 """
 
-INSPECT = """Every image is read and decoded once. Status 2 where none can be. {about}
+INSPECT = """Every image is read and decoded once. Status 2 where none can be.
 
 It says: formats, colours and sizes; what is turned by EXIF or has transparency; exact copies (equal pixels, however
 they are stored), and those of them that lie in several classes; what is next to constant; what cannot be decoded, and
@@ -45,7 +45,7 @@ INSPECT_EXAMPLES = """examples:
   paragan data inspect photos/ --resolution 128             what training at 128 x 128 would take
 """
 
-CONVERT = """{about} The order and the labels stay (a folder has its images class by class).
+CONVERT = """The order and the labels stay (a folder has its images class by class).
 
 TO says the format by its name:
   photos         a folder of a folder each class (without labels: of images)
@@ -67,8 +67,8 @@ CONVERT_EXAMPLES = """examples:
   paragan data convert digits digits/ --no-labels
 """
 
-SHARD = """{about} Each image becomes KEY.jpg (or .png, ...) and, with labels, KEY.cls in shard-000000.tar, ...; classes.json
-beside them has the names. Equal sets become equal bytes. The index that makes opening them quick is written too.
+SHARD = """Each image becomes KEY.jpg (or .png, ...) and, with labels, KEY.cls in shard-000000.tar, ...;
+classes.json beside them has the names. Equal sets become equal bytes. The index that makes opening them quick is written too.
 """
 
 SHARD_EXAMPLES = """examples:
@@ -77,7 +77,7 @@ SHARD_EXAMPLES = """examples:
   paragan data shard photos/ shards/ --resolution 256 --format jpg      smaller, to be sent over a network
 """
 
-STATS = """{about} The file holds mu [F] and sigma [F, F] float64 (divided by N - 1), as other programs name them, and
+STATS = """The file holds mu [F] and sigma [F, F] float64 (divided by N - 1), as other programs name them, and
 count, space, space_hash, resizer and image [C, H, W], which say how they were made.
 """
 
@@ -99,12 +99,12 @@ def data_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     commands = group.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_inspect_parser, _convert_parser, _shard_parser, _index_parser, _stats_parser):
+    for add in (_inspect_parser, _convert_parser, _shard_parser, _stats_parser):
         add(commands)
 
 
 def _parser(commands: Any, name: str, action: Any, about: str, more: str, examples: str) -> argparse.ArgumentParser:
-    return _command(commands, name, action, about, more=more.format(about=ABOUT), epilog=examples)
+    return _command(commands, name, action, about, more=f"\n\n{more}\n{ABOUT}\n", epilog=examples)
 
 
 # inspect ----------------------------------------------------------------------------------------------
@@ -193,10 +193,9 @@ def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str])
     if form.pixels and options.format:
         raise Unusable(f"--format {options.format}: an .{form.name} holds pixels, not files; leave --format out")
     refuse_existing(out)
-    finish = _index_folder if form.name == "tars" else None
     with at_once(), _progress("images written") as tell:
         source = _found(options.path, labels=options.labels)
-        _say(_told(convert(source, out, form, wanted, tell=tell, finish=finish), out))
+        _say(_told(convert(source, out, form, wanted, tell=tell), out))
     return 0
 
 
@@ -208,8 +207,6 @@ def _told(written: Converted, out: Path) -> list[str]:
     left_out = [f"{len(written.bad.reasons):,} cannot be decoded and were left out: {out}.bad.txt lists them"]
     return [f"{written.count:,} images in {out}{what}", *written.notes, *left_out * bool(written.bad.reasons)]
 
-
-# index ------------------------------------------------------------------------------------------------
 
 # stats ------------------------------------------------------------------------------------------------
 

@@ -28,20 +28,20 @@ def reference(
     count : how many, evenly chosen (None: all). Raises `Unusable` for fewer than two, or more than there are
     """
     size, resolution, _, channels = images.images.shape
-    count = size if count is None else count
-    if not 2 <= count <= size:
-        raise Unusable(f"--count {count} must be from 2 to {size}, the number of images")
-    rows = np.linspace(0, size - 1, count).astype(np.int64)
+    wanted = size if count is None else count
+    if not 2 <= wanted <= size:
+        raise Unusable(f"--count {wanted} must be from 2 to {size}, the number of images")
+    rows = np.linspace(0, size - 1, wanted).astype(np.int64)
 
     def sample(indices: range) -> Tensor:
         pixels = images.images[rows[indices.start : indices.stop]]  # [n, R, R, C]
         if tell:
-            tell(indices.stop, count)
+            tell(indices.stop, wanted)
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
 
     space = by_name(features, resolution, channels, inception)
     metric_names("fd", space)  # refuses a covariance that is too large
-    return summarize(sample, space=space, metrics=["fd"], count=count, batch=BLOCK)
+    return summarize(sample, space=space, metrics=["fd"], count=wanted, batch=BLOCK)
 
 
 def save(summary: Summary, out: Path) -> None:
