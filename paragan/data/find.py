@@ -6,14 +6,23 @@ import difflib
 from pathlib import Path
 
 from paragan.data.decode import FORMATS
-from paragan.data.places import Here, Place, Reach, is_address, place_of, shown
+from paragan.data.places import Place, Reach, is_address, place_of, shown
 from paragan.data.source import Source
-from paragan.data.sources.arrays import Arrays, digits
+from paragan.data.sources.arrays import digits
+from paragan.data.sources.arrow import arrow, is_arrow
+from paragan.data.sources.cifar import cifar, is_cifar
 from paragan.data.sources.folder import extensions, folder
+from paragan.data.sources.hdf5 import hdf5
+from paragan.data.sources.listing import LISTING, listed_folder
 from paragan.data.sources.npz import read_npz
+from paragan.data.sources.tars import is_pattern, open_tars, shards_in
+from paragan.data.sources.zipped import zipped
 from paragan.errors import Unusable
 
-FORMS = f"`digits`, an .npz, or a folder of images ({', '.join(FORMATS)})"
+FORMS = (
+    "`digits`, an .npz, .zip or .h5, .tar shards (shard-*.tar, shard-{000..012}.tar), or a folder: of images "
+    f"({', '.join(FORMATS)}), of a folder each class, of tars, of CIFAR, or one that Hugging Face `datasets` saved"
+)
 
 
 def find(where: str, reach: Reach | None = None, *, labels: bool = True) -> Source:
@@ -22,23 +31,50 @@ def find(where: str, reach: Reach | None = None, *, labels: bool = True) -> Sour
         raise Unusable(f"data: nothing is named: give {FORMS}")
     if where == "digits":
         return digits()
-    if not is_address(where) and not Path(where).exists():
+    far = is_address(where)
+    if (far or not Path(where).exists()) and is_pattern(where):
+        return _pattern(where, reach, labels)
+    if not far and not Path(where).exists():
         raise Unusable(_missing(Path(where)))
     place, name = place_of(where, reach)
-    return _file(place, name, labels) if name else _folder(place)
+    return _file(place, name, reach, labels) if name else _folder(place, reach, labels)
 
 
-def _folder(place: Place) -> Source:
-    return folder(place)
+def _pattern(where: str, reach: Reach | None, labels: bool) -> Source:
+    above, _, pattern = where.rpartition("/")
+    if is_pattern(above):
+        raise Unusable(f"data: {shown(where)} has * or {{..}} in a folder's name: only the last name may have them")
+    if not is_address(where) and not Path(above or ".").is_dir():
+        raise Unusable(_missing(Path(above)))
+    if not pattern.lower().endswith(".tar"):
+        raise Unusable(f"data: {shown(where)} is not about .tar files: give such as shard-*.tar, or {FORMS}")
+    place, _ = place_of(f"{above}/" if above or where.startswith("/") else ".", reach)
+    return open_tars(place, pattern, reach, labels=labels)
 
 
-def _file(place: Place, name: str, labels: bool) -> Source:
+def _folder(place: Place, reach: Reach | None, labels: bool) -> Source:
+    here = place.entries()
+    if is_arrow(here):
+        return arrow(place, here, labels=labels)
+    if LISTING in here.files:
+        return listed_folder(place, here, labels=labels)
+    if shards_in(here):
+        return open_tars(place, "*.tar", reach, labels=labels)
+    if is_cifar(here):
+        return cifar(place, here, labels=labels)
+    return folder(place, here)
+
+
+def _file(place: Place, name: str, reach: Reach | None, labels: bool) -> Source:
     suffix, where = Path(name).suffix.lower(), place.at(name)
     if suffix == ".npz":
-        assert isinstance(place, Here)
-        stored = read_npz(place.path / name, where, labels=labels)
-        notes = (f"ignored keys: {', '.join(map(shown, stored.ignored))}",) if stored.ignored else ()
-        return Arrays(where, stored.images, stored.labels, stored.classes, notes)
+        return read_npz(place, name, labels=labels)
+    if suffix == ".zip":
+        return zipped(place, name, labels=labels)
+    if suffix in (".h5", ".hdf5"):
+        return hdf5(place, name, labels=labels)
+    if suffix == ".tar":
+        return open_tars(place, name, reach, labels=labels)
     if suffix in FORMATS:
         raise Unusable(f"data: {where} is one image: give the folder it lies in, {place.where}")
     raise Unusable(f"data: {where} has {extensions([name])}, no format known here: give {FORMS}")

@@ -119,3 +119,8 @@ def place_of(where: str, reach: Reach | None = None) -> tuple[Place, str]:
 def shown(name: str | Path) -> str:
     """A name that stays on one line and can be printed: control and undecodable characters escaped."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(name))
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line; its kind where it says nothing."""
+    return shown(" ".join(str(error).split()))[:300] or type(error).__name__

@@ -8,7 +8,10 @@ import numpy as np
 
 
 class Arrays:
-    """Images [N, H, W, C] uint8, C 1 or 3, in memory or mapped into it."""
+    """Images [N, H, W, C] uint8, C 1 or 3, in memory or mapped into it.
+
+    mark : what tells them from others, where that is known without reading them all
+    """
 
     near = True
 
@@ -19,8 +22,9 @@ class Arrays:
         labels: np.ndarray | None = None,
         classes: tuple[str, ...] = (),
         notes: tuple[str, ...] = (),
+        mark: bytes = b"",
     ):
-        self.where, self.whole = where, images
+        self.where, self.whole, self.mark = where, images, mark
         self.labels, self.classes, self.notes = labels, classes, notes
 
     def __len__(self) -> int:
@@ -33,6 +37,9 @@ class Arrays:
         return f"{self.where}, image {index}"
 
     def identity(self) -> Iterable[bytes]:
+        if self.mark:
+            yield self.mark
+            return
         yield repr(self.whole.shape).encode()
         for image in self.whole:
             yield image.tobytes()

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from paragan.data.decode import FORMATS, DecodeError
+from paragan.data.decode import FORMATS
 from paragan.data.places import Entries, Place, shown
+from paragan.data.sources.fetch import fetch
 from paragan.errors import Unusable
 
 
@@ -36,10 +37,7 @@ class Folder:
         return len(self.names)
 
     def read(self, index: int) -> bytes:
-        try:
-            return self.place.read(self.names[index])
-        except OSError as error:
-            raise DecodeError(error.strerror or str(error)) from None
+        return fetch(self.place, self.names[index])
 
     def name(self, index: int) -> str:
         return self.place.at(self.names[index])
@@ -50,10 +48,9 @@ class Folder:
             yield f"{name}\0{self.place.size(name) if size is None else size}\n".encode(errors="surrogateescape")
 
 
-def folder(place: Place, inside: str = "") -> Folder:
-    """The images below `inside`, a folder of `place`. Raises `Unusable` for what is no such set."""
+def folder(place: Place, here: Entries, inside: str = "") -> Folder:
+    """The images below `inside`, a folder of `place` that holds `here`. Raises `Unusable` for what is no such set."""
     where = place.at(inside) if inside else place.where
-    here = place.entries(inside)
     images = _images(here)
     if images and here.folders:
         raise Unusable(
@@ -61,25 +58,26 @@ def folder(place: Place, inside: str = "") -> Folder:
             f"by side: move the images into a folder each class, or the folders ({_some(here.folders)}) away"
         )
     if images:
-        names = [_joined(inside, name) for name in images]
+        names = [joined(inside, name) for name in images]
         return Folder(place, names, None, (), _ignored(here.files, []), list(images.values()))
     if not here.folders:
         raise Unusable(_nothing(where, list(here.files)))
-    within = [place.entries(_joined(inside, name)) for name in here.folders]
+    within = [place.entries(joined(inside, name)) for name in here.folders]
     members = [_images(entries) for entries in within]
     everything = [*here.files, *(file for entries in within for file in entries.files)]
-    deeper = [_joined(name, sub) for name, entries in zip(here.folders, within) for sub in entries.folders]
+    deeper = [joined(name, sub) for name, entries in zip(here.folders, within) for sub in entries.folders]
     if not all(members):
-        bare = [_joined(inside, name) for name, member in zip(here.folders, members) if not member]
-        raise Unusable(_bare(place, where, here.folders, bare, everything, [_joined(inside, d) for d in deeper]))
+        bare = [joined(inside, name) for name, member in zip(here.folders, members) if not member]
+        raise Unusable(_bare(place, where, here.folders, bare, everything, [joined(inside, d) for d in deeper]))
     labels = np.repeat(np.arange(len(members)), [len(member) for member in members])  # [N] int64
-    names = [_joined(inside, _joined(name, file)) for name, member in zip(here.folders, members) for file in member]
+    names = [joined(inside, joined(name, file)) for name, member in zip(here.folders, members) for file in member]
     sizes = [size for member in members for size in member.values()]
     classes = tuple(shown(name) for name in here.folders)
     return Folder(place, names, labels, classes, _ignored(everything, deeper), sizes)
 
 
-def _joined(folder: str, name: str) -> str:
+def joined(folder: str, name: str) -> str:
+    """The name of a file, relative to what `folder` is relative to."""
     return f"{folder}/{name}" if folder else name
 
 

@@ -1,62 +1,76 @@
 """A labelled set in one `.npz`, checked array by array before it is read. Nothing in it is ever unpickled."""
 
+from __future__ import annotations
+
 import difflib
+import io
 import math
+import struct
 import tokenize
+import warnings
 import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from paragan.data.decode import ram_bytes
+from paragan.data.places import Here, Place, one_line, shown
+from paragan.data.sources.arrays import Arrays
 from paragan.errors import Unusable
 
 WANTED = "images (uint8 [N, H, W, C] or [N, H, W]), labels (integers [N], optional), classes (names [K], optional)"
 
+MAPPED = 2**28  # bytes of images from which on they are mapped into memory rather than read, if they are not compressed
+
 _DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError),  # of the archive
-    *(
-        ValueError,
-        TypeError,
-        SyntaxError,
-        tokenize.TokenError,
-    ),  # of an array's header, which is a Python literal
+    # of the archive
+    *(zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, struct.error, LookupError),
+    # of an array's header, which is a Python literal
+    *(ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError, OverflowError),
 )
 
 
 @dataclass(frozen=True)
-class Stored:
-    """What an `.npz` holds."""
+class _Head:
+    """What an array in the archive is, before its data is read."""
 
-    images: np.ndarray  # [N, H, W, C] uint8, C 1 or 3
-    labels: np.ndarray | None  # [N] int64
-    classes: tuple[str, ...]  # [K] names; () without labels
-    ignored: tuple[str, ...]  # other keys
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    fortran: bool
+    start: int  # bytes before its data
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
-def read_npz(path: Path, name: str, *, labels: bool = True) -> Stored:
-    """Read the set in `path`, which messages call `name`; without `labels` theirs are not even looked at.
+def read_npz(place: Place, name: str, *, labels: bool = True) -> Arrays:
+    """Read the set in the file `name`; without `labels` theirs are not even looked at.
+
+    Large images that are not compressed are mapped rather than read: then nobody checks their checksum.
 
     Raises `Unusable` for what is not an npz, is damaged, or holds keys, types, shapes or labels that do not
     fit; `OSError` if the file cannot be read.
     """
-    with _open(path, name) as archive:
-        keys = _keys(archive, name)
-        images = _images(archive, name)
+    where = place.at(name)
+    with _open(place, name) as archive:
+        keys = _keys(archive, where)
+        images, mark = _images(archive, where, place, name)
         if labels and "classes" in keys and "labels" not in keys:
-            raise Unusable(f"data: {name} has classes but no labels: add labels, integers [{len(images)}]")
+            raise Unusable(f"data: {where} has classes but no labels: add labels, integers [{len(images)}]")
+        others = ", ".join(map(shown, _others(keys)))
+        notes = (f"ignored keys: {others}",) * bool(others)
         if not labels or "labels" not in keys:
-            return Stored(images, None, (), _others(keys))
-        names = _classes(archive, name) if "classes" in keys else None
-        numbers = _labels(archive, name, len(images))
-        check_labels(numbers, name, None if names is None else len(names))
+            return Arrays(where, images, notes=notes, mark=mark)
+        names = _classes(archive, where) if "classes" in keys else None
+        numbers = _labels(archive, where, len(images))
+        check_labels(numbers, where, None if names is None else len(names))
         classes = names or tuple(str(label) for label in range(int(numbers.max()) + 1))
-        return Stored(images, numbers.astype(np.int64), classes, _others(keys))
+        return Arrays(where, images, numbers.astype(np.int64), classes, notes, mark)
 
 
 def check_labels(labels: np.ndarray, name: str, classes: int | None) -> None:
@@ -95,24 +109,41 @@ def _others(keys: list[str]) -> tuple[str, ...]:
     return tuple(key for key in keys if key not in ("images", "labels", "classes"))
 
 
-def _images(archive: zipfile.ZipFile, name: str) -> np.ndarray:  # [N, H, W, C] uint8
-    shape, dtype = _header(archive, name, "images")
+def _images(archive: zipfile.ZipFile, where: str, place: Place, name: str) -> tuple[np.ndarray, bytes]:
+    """[N, H, W, C] uint8, and what tells them from others if that is known without reading them."""
+    head = _head(archive, where, "images")
+    shape, dtype = head.shape, head.dtype
     if dtype != np.uint8:
-        raise Unusable(f"data: {name}: images are {dtype}, wanted uint8 in 0..255: {_conversion(dtype)}")
+        raise Unusable(f"data: {where}: images are {dtype}, wanted uint8 in 0..255: {_conversion(dtype)}")
     if len(shape) == 4 and shape[3] not in (1, 3) and shape[1] in (1, 3):
         raise Unusable(
-            f"data: {name}: images are {list(shape)}, wanted [N, H, W, C]: "
+            f"data: {where}: images are {list(shape)}, wanted [N, H, W, C]: "
             f"images.transpose(0, 2, 3, 1) moves the channels"
         )
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
-        raise Unusable(f"data: {name}: images are {list(shape)}, wanted [N, H, W, C] with C 1 or 3, or [N, H, W]")
+        raise Unusable(f"data: {where}: images are {list(shape)}, wanted [N, H, W, C] with C 1 or 3, or [N, H, W]")
     if 0 in shape:
-        raise Unusable(f"data: {name}: images are {list(shape)}, no image: give at least one")
-    return np.ascontiguousarray(_array(archive, name, "images")).reshape(*shape[:3], -1)
+        raise Unusable(f"data: {where}: images are {list(shape)}, no image: give at least one")
+    info = archive.getinfo("images.npy")
+    stored = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
+    if isinstance(place, Here) and not place.remote and stored and head.nbytes >= MAPPED and not head.fortran:
+        at = _data_of(place, name, info) + head.start
+        if at + head.nbytes <= min(place.size(name), at - head.start + info.file_size):
+            mapped = np.memmap(place.path / name, np.uint8, "r", at, shape)
+            return mapped.reshape(*shape[:3], -1), f"images {shape} {info.CRC}".encode()
+    _refuse_beyond_memory(head, where, "images")
+    return np.ascontiguousarray(_array(archive, where, "images")).reshape(*shape[:3], -1), b""
+
+
+def _data_of(place: Place, name: str, info: zipfile.ZipInfo) -> int:
+    """Where the bytes of a member start: behind its local header, which has two lengths at 26."""
+    lengths = struct.unpack("<HH", place.read(name, info.header_offset + 26, 4))
+    return info.header_offset + 30 + sum(lengths)
 
 
 def _labels(archive: zipfile.ZipFile, name: str, count: int) -> np.ndarray:  # [N], integers of any type
-    shape, dtype = _header(archive, name, "labels")
+    head = _head(archive, name, "labels")
+    shape, dtype = head.shape, head.dtype
     if dtype.kind not in "iu":
         raise Unusable(f"data: {name}: labels are {dtype}, wanted integers: labels.astype(np.int64)")
     if len(shape) != 1:
@@ -120,15 +151,18 @@ def _labels(archive: zipfile.ZipFile, name: str, count: int) -> np.ndarray:  # [
         raise Unusable(f"data: {name}: labels are {list(shape)}, wanted [{count}], one an image: {remedy}")
     if shape[0] != count:
         raise Unusable(f"data: {name}: {shape[0]:,} labels for {count:,} images: give one label an image")
+    _refuse_beyond_memory(head, name, "labels")
     return _array(archive, name, "labels")
 
 
 def _classes(archive: zipfile.ZipFile, name: str) -> tuple[str, ...]:
-    shape, dtype = _header(archive, name, "classes")
+    head = _head(archive, name, "classes")
+    shape, dtype = head.shape, head.dtype
     if dtype.kind != "U" or len(shape) != 1 or not shape[0]:
         raise Unusable(
             f"data: {name}: classes are {dtype} {list(shape)}, wanted one name a class: np.array(names, dtype=str)"
         )
+    _refuse_beyond_memory(head, name, "classes")
     names = tuple(str(one) for one in _array(archive, name, "classes"))
     twice, count = Counter(names).most_common(1)[0]
     if count > 1:
@@ -146,19 +180,23 @@ def _conversion(dtype: np.dtype) -> str:
     return "images.astype(np.uint8) if they are in 0..255"
 
 
-def _header(archive: zipfile.ZipFile, name: str, key: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of an array, without its data; refused if it could not be held."""
+def _head(archive: zipfile.ZipFile, name: str, key: str) -> _Head:
     with _reading(name), archive.open(f"{key}.npy") as file:
         version = np.lib.format.read_magic(file)
         parse = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = parse(file)
-    need, limit = dtype.itemsize * math.prod(shape), ram_bytes() // 2
+        shape, fortran, dtype = parse(file)
+        if any(side < 0 for side in shape):
+            raise ValueError(f"{key} are {list(shape)}")
+        return _Head(shape, dtype, fortran, file.tell())
+
+
+def _refuse_beyond_memory(head: _Head, name: str, key: str) -> None:
+    need, limit = head.nbytes, ram_bytes() // 2
     if need > limit:
         raise Unusable(
-            f"data: {name}: {key} {list(shape)} need {need / 2**30:,.1f} GiB, more than half of "
+            f"data: {name}: {key} {list(head.shape)} need {need / 2**30:,.1f} GiB, more than half of "
             f"this machine's {2 * limit / 2**30:,.1f} GiB of memory: store smaller or fewer images"
         )
-    return shape, dtype
 
 
 def _array(archive: zipfile.ZipFile, name: str, key: str) -> np.ndarray:
@@ -166,19 +204,27 @@ def _array(archive: zipfile.ZipFile, name: str, key: str) -> np.ndarray:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def _open(path: Path, name: str) -> zipfile.ZipFile:
-    with _reading(name):
-        return zipfile.ZipFile(path)
+@contextmanager
+def _open(place: Place, name: str) -> Iterator[zipfile.ZipFile]:
+    where = place.at(name)
+    if place.remote and place.size(name) > ram_bytes() // 2:
+        raise Unusable(f"data: {where} is larger than half of this machine's memory: copy it to this machine")
+    with io.BytesIO(place.read(name)) if place.remote else place.open(name) as file:
+        with _reading(where):
+            archive = zipfile.ZipFile(file)
+        with archive:
+            yield archive
 
 
 @contextmanager
 def _reading(name: str) -> Iterator[None]:
     """Everything that zipfile and NumPy raise on damaged files, as `Unusable`."""
     try:
-        yield
-    except _DAMAGE as error:
-        reason = " ".join(str(error).split())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a header that is an odd Python literal
+            yield
+    except (*_DAMAGE, OSError) as error:  # OSError: the damage sent zipfile to an impossible place
         raise Unusable(
-            f"data: {name} is not an npz, or a damaged one ({reason}): write it again with "
+            f"data: {name} is not an npz, or a damaged one ({one_line(error)}): write it again with "
             f"np.savez(path, images=images, labels=labels)"
         ) from None

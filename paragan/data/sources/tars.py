@@ -1,0 +1,185 @@
+"""WebDataset shards: images in tars, read one by one through an index."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from paragan.data.decode import DecodeError
+from paragan.data.places import Entries, Here, Place, Reach, shown
+from paragan.data.sources.fetch import fetch
+from paragan.data.sources.index import NONE, Index, build, from_bytes
+from paragan.data.sources.listing import numbered
+from paragan.data.sources.npz import check_labels
+from paragan.errors import Unusable
+
+INDEX = "paragan-index.npz"
+Say = Callable[[str], None]
+
+_RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
+_MOST = 100_000  # shards
+_ASKED_AT_ONCE = 16  # far shards whose size is asked for
+
+
+class Tars:
+    """Images in tar shards. Their checksums are those of the index, and checked."""
+
+    whole = None
+
+    def __init__(
+        self, place: Place, index: Index, labels: np.ndarray | None, classes: tuple[str, ...], notes: tuple[str, ...]
+    ):
+        self.place, self.index, self.where, self.near = place, index, place.where, not place.remote
+        self.labels, self.classes, self.notes = labels, classes, notes
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def read(self, index: int) -> bytes:
+        mine = self.index
+        shard = mine.shards[mine.shard[index]]
+        data = fetch(self.place, shard, int(mine.start[index]), int(mine.size[index]))
+        if zlib.crc32(data) != mine.crc32[index]:
+            raise DecodeError("its checksum in the index is another: it was damaged")
+        return data
+
+    def name(self, index: int) -> str:
+        return _named(self.place, self.index, index)
+
+    def identity(self) -> Iterable[bytes]:
+        yield self.index.keys.tobytes()
+        yield self.index.size.astype("<i8").tobytes()
+        yield self.index.crc32.astype("<u4").tobytes()
+
+
+def open_tars(
+    place: Place, pattern: str, reach: Reach | None = None, *, labels: bool = True, say: Say | None = None
+) -> Tars:
+    """The images in the shards of `place` that `pattern` names: a.tar, shard-*.tar, shard-{000..012}.tar.
+
+    Their index is `INDEX` beside them where it is about them as they are. Otherwise they are read once to make it, and
+    it is kept there, or in the cache of `reach` if they lie far away, if that can be written.
+    """
+    sizes = _sizes(place, pattern)
+    index, note = _index(place, sizes, reach or Reach(), say)
+    notes = (f"{len(sizes):,} shard{'s' * (len(sizes) != 1)}; {note}",)
+    if not labels or (index.label == NONE).all():
+        return Tars(place, index, None, (), notes)
+    bare = np.flatnonzero(index.label == NONE)
+    if len(bare):
+        raise Unusable(
+            f"data: {len(bare):,} of {len(index):,} images have no class ({_named(place, index, int(bare[0]))}): "
+            f"add a .cls with a number to each"
+        )
+    check_labels(index.label, place.where, len(index.classes) or None)
+    return Tars(place, index, index.label, index.classes or numbered(index.label), notes)
+
+
+def _named(place: Place, index: Index, row: int) -> str:
+    key = bytes(index.keys[row]).decode("utf8", "replace")
+    return f"{place.at(index.shards[index.shard[row]])}, {shown(key)}"
+
+
+def is_pattern(name: str) -> bool:
+    """Whether it names shards by `*` or {first..last}."""
+    return "*" in name or _RANGE.search(name) is not None
+
+
+def shards_in(here: Entries) -> list[str]:
+    """The tars of a folder."""
+    return [name for name in here.files if name.endswith(".tar")]
+
+
+def expanded(pattern: str) -> Iterator[str]:
+    """The names that {first..last} stands for; zeros in front of the first are kept."""
+    match = _RANGE.search(pattern)
+    if match is None:
+        yield pattern
+        return
+    first, last = match[1], match[2]
+    if not 0 <= int(last) - int(first) < _MOST:
+        raise Unusable(f"data: {shown(match[0])} is no range of 1 to {_MOST:,}: give one such as {{000..012}}")
+    width = len(first) if first.startswith("0") else 0
+    for number in range(int(first), int(last) + 1):
+        for rest in expanded(pattern[match.end() :]):
+            yield f"{pattern[: match.start()]}{number:0{width}d}{rest}"
+
+
+def _sizes(place: Place, pattern: str) -> dict[str, int]:
+    """The shards that a pattern names, with their bytes."""
+    names, sizes = list(expanded(pattern)), {}
+    if "*" in pattern:
+        wanted = re.compile("|".join(re.escape(name).replace(r"\*", ".*") for name in names))
+        files = place.entries().files
+        sizes = {name: files[name] for name in files if wanted.fullmatch(name)}
+        names = list(sizes)
+        if not names:
+            raise Unusable(
+                f"data: {place.where} holds no {shown(pattern)}: give the names that lie there, by * if many"
+            )
+    asked = [name for name in names if sizes.get(name) is None]
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+        answers = pool.map(lambda name: _size(place, name), asked)
+        sizes |= zip(asked, answers)
+    return {name: int(sizes[name] or 0) for name in names}
+
+
+def _size(place: Place, name: str) -> int:
+    try:
+        return place.size(name)
+    except (FileNotFoundError, DecodeError):
+        raise Unusable(f"data: {place.at(name)} does not exist: name the shards that do, or * for all") from None
+
+
+def _index(place: Place, sizes: dict[str, int], reach: Reach, say: Say | None) -> tuple[Index, str]:
+    """The index of the shards, and where it is from."""
+    names, lengths = list(sizes), list(sizes.values())
+    kept = _kept(place, sizes, reach)
+    for data, where in _written(place, kept):
+        with contextlib.suppress(Unusable):  # damaged: as if there was none
+            if found := from_bytes(data, where).of(names, lengths):
+                return found, f"index of {where}"
+    made = build(place, names, lengths, say)
+    if kept is None:
+        return made, "their index is made anew each time; --data.cache FOLDER would keep it"
+    try:
+        _write(kept, made.to_bytes())
+    except OSError:
+        return made, f"their index cannot be kept as {shown(kept)}, and is made anew each time"
+    return made, f"index kept as {shown(kept)}"
+
+
+def _written(place: Place, kept: Path | None) -> Iterator[tuple[bytes, str]]:
+    """What may be their index: the file beside them, or the one that was kept."""
+    with contextlib.suppress(DecodeError, OSError):
+        yield place.read(INDEX), place.at(INDEX)
+    if kept is not None and place.remote:
+        with contextlib.suppress(OSError):
+            yield kept.read_bytes(), shown(kept)
+
+
+def _kept(place: Place, sizes: dict[str, int], reach: Reach) -> Path | None:
+    """The file that keeps an index which had to be made."""
+    if not place.remote:
+        return place.path / INDEX if isinstance(place, Here) else None
+    about = hashlib.sha256(repr((place.where, list(sizes.items()))).encode(errors="surrogateescape")).hexdigest()[:32]
+    return Path(reach.cache) / "indexes" / f"{about}.npz" if reach.cache else None
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All of it or nothing, whoever else does the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_bytes(data)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
