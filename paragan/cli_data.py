@@ -68,13 +68,25 @@ CONVERT_EXAMPLES = """examples:
 """
 
 SHARD = """Each image becomes KEY.jpg (or .png, ...) and, with labels, KEY.cls in shard-000000.tar, ...;
-classes.json beside them has the names. Equal sets become equal bytes. The index that makes opening them quick is written too.
+classes.json beside them has the names. Equal sets become equal bytes. The index that makes opening them quick is
+written too.
 """
 
 SHARD_EXAMPLES = """examples:
   paragan data shard photos/ shards/
   paragan data shard photos/ shards/ --shuffle 0 --shard-mb 256         for readers that only go through them in order
   paragan data shard photos/ shards/ --resolution 256 --format jpg      smaller, to be sent over a network
+"""
+
+INDEX = """Every shard is read once; what is found is kept in paragan-index.npz beside them, small enough to be fetched
+first. Opening a folder of shards here makes it too if it is missing or does not fit; for shards that are read over a
+network, make it where they lie and put it beside them, so that nobody has to read them whole.
+"""
+
+INDEX_EXAMPLES = """examples:
+  paragan data index shards/
+  paragan data index 'shards/train-{0000..0099}.tar'
+  paragan data index https://host/shards/shard-{000000..000012}.tar --out paragan-index.npz
 """
 
 STATS = """The file holds mu [F] and sigma [F, F] float64 (divided by N - 1), as other programs name them, and
@@ -99,7 +111,7 @@ def data_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     commands = group.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_inspect_parser, _convert_parser, _shard_parser, _stats_parser):
+    for add in (_inspect_parser, _convert_parser, _shard_parser, _index_parser, _stats_parser):
         add(commands)
 
 
@@ -193,9 +205,10 @@ def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str])
     if form.pixels and options.format:
         raise Unusable(f"--format {options.format}: an .{form.name} holds pixels, not files; leave --format out")
     refuse_existing(out)
+    finish = _index_folder if form.name == "tars" else None
     with at_once(), _progress("images written") as tell:
         source = _found(options.path, labels=options.labels)
-        _say(_told(convert(source, out, form, wanted, tell=tell), out))
+        _say(_told(convert(source, out, form, wanted, tell=tell, finish=finish), out))
     return 0
 
 
@@ -206,6 +219,34 @@ def _told(written: Converted, out: Path) -> list[str]:
         what = f", each {side} x {side}, {'grey' if channels == 1 else 'RGB'}"
     left_out = [f"{len(written.bad.reasons):,} cannot be decoded and were left out: {out}.bad.txt lists them"]
     return [f"{written.count:,} images in {out}{what}", *written.notes, *left_out * bool(written.bad.reasons)]
+
+
+# index ------------------------------------------------------------------------------------------------
+
+
+def _index_parser(commands: Any) -> None:
+    p = _parser(commands, "index", _index, "list where the images lie in tar shards", INDEX, INDEX_EXAMPLES)
+    p.add_argument("path", metavar="PATH_OR_ADDRESS", help="a folder of tars, or such as shards/shard-*.tar")
+    p.add_argument("--out", metavar="FILE", help="somewhere else than beside the shards")
+
+
+def _index(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .data.indexing import refresh
+
+    _nothing_left(rest)
+    index, kept = refresh(options.path, options.out and Path(options.out), _tell_line)
+    _say([f"{len(index):,} images in {len(index.shards):,} shards: {kept}"])
+    return 0
+
+
+def _tell_line(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _index_folder(folder: Path) -> None:
+    from .data.indexing import refresh
+
+    refresh(str(folder))
 
 
 # stats ------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -46,6 +47,8 @@ class Wanted:
     def __post_init__(self):
         if self.resolution is not None and self.resolution < 1:
             raise Unusable(f"--resolution {self.resolution} is no size: use 1 or more, such as 64")
+        if self.shuffle is not None and not 0 <= self.shuffle < 2**63:
+            raise Unusable(f"--shuffle {self.shuffle} is no seed: use 0 or more, and less than 2^63")
         if not 1 <= self.quality <= 100:
             raise Unusable(f"--quality {self.quality} must be between 1 and 100, such as 95")
 
@@ -88,11 +91,11 @@ def convert(
     with aside(out) as hidden:
         writer = form.make(hidden, whole)
         try:
-            records = flow(len(rows), lambda i: work(int(rows[i])), near=source.near, tell=tell)
-            for index, record in zip(rows, records):
-                if isinstance(record, Fault):
-                    raise Unusable(_refusal(source.name(int(index)), record.reason))
-                writer.add(record)
+            with closing(flow(len(rows), lambda i: work(int(rows[i])), near=source.near, tell=tell)) as records:
+                for index, record in zip(rows, records):
+                    if isinstance(record, Fault):
+                        raise Unusable(_refusal(source.name(int(index)), record.reason))
+                    writer.add(record)
         finally:
             writer.close()
         if finish:

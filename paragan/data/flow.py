@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
@@ -21,7 +21,7 @@ _STRETCH = 8  # images a task
 _FAR = 32  # threads that wait for what lies far away
 
 
-def flow(count: int, work: Callable[[int], T], *, near: bool = True, tell: Tell | None = None) -> Iterator[T | Fault]:
+def flow(count: int, work: Callable[[int], T], *, near: bool = True, tell: Tell | None = None) -> Generator[T | Fault]:
     """work(0), ..., work(count - 1), a few dozen ahead of whoever takes them; a `Fault` where `DecodeError` is raised.
 
     near : the work is computing, a thread a core; else waiting, and there are more

@@ -126,7 +126,9 @@ class Survey:
     def _told_mixed(self) -> str:
         if not (mixed := self.mixed):
             return ""
-        return f"{len(mixed):,} of these {len(self.copies):,} appear in several classes, such as {self._names(mixed[0])}"
+        return (
+            f"{len(mixed):,} of these {len(self.copies):,} appear in several classes, such as {self._names(mixed[0])}"
+        )
 
     def _told_flat(self) -> str:
         flat = np.flatnonzero(self.flat)

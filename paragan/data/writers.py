@@ -116,7 +116,8 @@ class NpzWriter:
         np.lib.format.write_array_header_1_0(self.images, header)  # pyright: ignore[reportArgumentType]
 
     def add(self, record: Record) -> None:
-        self.images.write(np.ascontiguousarray(record))
+        assert isinstance(record, np.ndarray)
+        self.images.write(record.tobytes())
 
     def close(self) -> None:
         self.images.close()
@@ -143,7 +144,7 @@ class H5Writer:
         self.images = self.file.create_dataset("imgs", (whole.count, channels, side, side), np.uint8)
         if whole.labels is not None:
             self.file["labels"] = whole.labels
-            self.file.create_dataset("classes", data=list(whole.classes), dtype=h5py.string_dtype())
+            self.file["classes"] = np.array([name.encode(errors="replace") for name in whole.classes])
         self.waiting: list[np.ndarray] = []
         self.done = 0
 
