@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Iterable, Iterator
@@ -94,15 +95,20 @@ def hdf5(place: Place, name: str, *, labels: bool = True) -> Hdf5:
         how = place.path / name
     with _reading(where):
         file = h5py.File(how, "r", rdcc_nbytes=_CACHE, locking=False)
-    key, images = _images(file, where, place.size(name))
-    first = len(images.shape) == 4 and images.shape[3] not in (1, 3)
-    names = _classes(file, where, place.size(name))
-    numbers = _labels(file, where, images.shape[0], place.size(name), len(names) or None) if labels else None
-    others = ", ".join(sorted(_keys(file, where) - {key, "labels"} - ({"classes"} if names else set())))
-    notes = [f"ignored keys: {others}"] * bool(others)
-    if images.chunks and images.chunks[0] > 1 and images.compression:
-        notes += [f"compressed in chunks of {images.chunks[0]:,} images: each is unpacked for any of them"]
-    return Hdf5(place, name, images, first, numbers, named(numbers, names), tuple(notes))
+    try:
+        key, images = _images(file, where, place.size(name))
+        first = len(images.shape) == 4 and images.shape[3] not in (1, 3)
+        names = _classes(file, where, place.size(name))
+        numbers = _labels(file, where, images.shape[0], place.size(name), len(names) or None) if labels else None
+        others = ", ".join(sorted(_keys(file, where) - {key, "labels"} - ({"classes"} if names else set())))
+        notes = [f"ignored keys: {others}"] * bool(others)
+        if images.chunks and images.chunks[0] > 1 and images.compression:
+            notes += [f"compressed in chunks of {images.chunks[0]:,} images: each is unpacked for any of them"]
+        return Hdf5(place, name, images, first, numbers, named(numbers, names), tuple(notes))
+    except Unusable:
+        with contextlib.suppress(*_DAMAGE):
+            file.close()
+        raise
 
 
 def _keys(file: Any, where: str) -> set[str]:

@@ -116,7 +116,7 @@ def build(place: Place, shards: Sequence[str], sizes: Sequence[int], say: Callab
         np.array([one.label for one in found], np.int64),
         np.array([one.crc32 for one in found], np.uint32),
         np.array(keys),
-        _classes(place),
+        classes_beside(place),
     )
 
 
@@ -197,11 +197,11 @@ def _crc32(file: Windowed, member: Member) -> int:
     return crc32
 
 
-def _classes(place: Place) -> tuple[str, ...]:
-    """The names in the classes.json beside the shards, if there is one."""
+def classes_beside(place: Place) -> tuple[str, ...]:
+    """The names in the classes.json beside the shards, if there is one that may be read."""
     try:
         data = place.read(CLASSES)
-    except (DecodeError, FileNotFoundError):
+    except (DecodeError, OSError, Unusable):
         return ()
     return class_names(data, place.at(CLASSES))
 

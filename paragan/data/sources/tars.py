@@ -16,7 +16,7 @@ from paragan.data.aside import aside
 from paragan.data.decode import DecodeError
 from paragan.data.places import Entries, Here, Place, Reach, shown
 from paragan.data.sources.fetch import fetch
-from paragan.data.sources.index import NONE, Index, build, from_bytes
+from paragan.data.sources.index import NONE, Index, build, classes_beside, from_bytes
 from paragan.data.sources.listing import numbered
 from paragan.data.sources.npz import check_labels
 from paragan.errors import Unusable
@@ -79,8 +79,9 @@ def open_tars(
             f"data: {len(bare):,} of {len(index):,} images have no class ({_named(place, index, int(bare[0]))}): "
             f"add a .cls with a number to each"
         )
-    check_labels(index.label, place.where, len(index.classes) or None)
-    return Tars(place, index, index.label, index.classes or numbered(index.label), notes)
+    classes = classes_beside(place) or index.classes
+    check_labels(index.label, place.where, len(classes) or None)
+    return Tars(place, index, index.label, classes or numbered(index.label), notes)
 
 
 def _named(place: Place, index: Index, row: int) -> str:

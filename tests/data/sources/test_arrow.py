@@ -1,0 +1,170 @@
+"""Sets as Hugging Face's `datasets` saves them."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import logging
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from paragan.data.decode import DecodeError
+from paragan.data.find import find
+from paragan.data.sources.arrow import arrow
+from paragan.errors import Unusable
+from sets import Far, mark, pictures, pixels, png, refusal
+
+IMAGES = pictures(30)
+LABELS = [index % 3 for index in range(30)]
+NAMES = ["ant", "bee", "cat"]
+
+
+@pytest.fixture(autouse=True)
+def _quietly(monkeypatch):
+    datasets.disable_progress_bars()  # of the writers in these tests
+    yield
+    logging.getLogger("datasets").setLevel(logging.WARNING)
+
+
+def rows() -> list[dict]:
+    return [{"bytes": png(image), "path": None} for image in IMAGES]
+
+
+def made(columns: dict | None = None, **features) -> datasets.Dataset:
+    columns = {"image": rows(), "label": LABELS} if columns is None else columns
+    features = features or {"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)}
+    return datasets.Dataset.from_dict(columns, datasets.Features(features))
+
+
+def saved(folder: Path, data=None, **how) -> Path:
+    (made() if data is None else data).save_to_disk(str(folder), **how)
+    return folder
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_save_to_disk(tmp_path, shards, capfd):
+    where = saved(tmp_path / "a", num_shards=shards)
+    capfd.readouterr()
+    found = find(str(where))
+    assert capfd.readouterr() == ("", "")
+    assert (pixels(found) == IMAGES).all()
+    assert found.labels is not None
+    assert found.labels.tolist() == LABELS
+    assert found.labels.dtype == np.int64
+    assert found.classes == tuple(NAMES)
+    assert found.name(3) == f"{where}, row 3"
+    assert mark(found) == mark(find(str(where)))
+    assert find(str(where), labels=False).labels is None
+
+
+def test_images_that_were_arrays(tmp_path):
+    images = [Image.fromarray(image) for image in IMAGES]
+    found = find(str(saved(tmp_path / "a", made({"img": images}, img=datasets.Image()))))
+    assert (pixels(found) == IMAGES).all()
+    assert found.labels is None
+
+
+def test_of_splits_train_is_taken(tmp_path):
+    other = made().select(range(3))
+    where = saved(tmp_path / "a", datasets.DatasetDict(train=made(), test=other))
+    assert len(find(str(where))) == 30
+    assert len(find(str(where / "test"))) == 3
+    assert len(find(str(saved(tmp_path / "b", datasets.DatasetDict(one=other))))) == 3
+    assert "no split called train, but one, two" in refusal(
+        saved(tmp_path / "c", datasets.DatasetDict(one=other, two=other))
+    )
+
+
+def test_selected_and_sorted_sets_keep_their_order(tmp_path):
+    found = find(str(saved(tmp_path / "a", made().select([5, 2, 29]))))
+    assert (pixels(found) == IMAGES[[5, 2, 29]]).all()
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"label": datasets.ClassLabel(names=NAMES)}, "no column of images, only label: ClassLabel"),
+        ({"a": datasets.Image(), "b": datasets.Image()}, "several columns of images (a: Image, b: Image)"),
+        (
+            {"image": datasets.Image(), "x": datasets.ClassLabel(3), "y": datasets.ClassLabel(3)},
+            "several columns of cl",
+        ),
+    ],
+)
+def test_columns_that_leave_a_doubt_are_listed(tmp_path, columns, said):
+    values = {name: rows() if isinstance(kind, datasets.Image) else LABELS for name, kind in columns.items()}
+    assert said in refusal(saved(tmp_path / "a", made(values, **columns)))
+
+
+def test_names_decide_where_several_columns_could(tmp_path):
+    kinds = {"img": datasets.Image(), "x": datasets.Image(), "fine_label": datasets.ClassLabel(names=NAMES)}
+    values = {"img": rows(), "x": rows()[::-1], "fine_label": LABELS, "coarse_label": [0] * 30}
+    found = find(str(saved(tmp_path / "a", made(values, **kinds, coarse_label=datasets.ClassLabel(1)))))
+    assert found.labels is not None
+    assert found.labels.tolist() == LABELS
+    assert (pixels(found) == IMAGES).all()
+
+
+def test_plain_numbers_called_label(tmp_path):
+    kinds = {"image": datasets.Image(), "label": datasets.Value("int32")}
+    assert find(str(saved(tmp_path / "a", made(None, **kinds)))).classes == ("0", "1", "2")
+    missing = {"image": rows(), "label": [None, *LABELS[1:]]}
+    assert "1 of 30 images have no label" in refusal(saved(tmp_path / "b", made(missing, **kinds)))
+    unknown = {"image": rows(), "label": [-1] * 30}
+    assert "labels are negative (-1)" in refusal(saved(tmp_path / "c", made(unknown, **kinds)))
+
+
+def test_images_that_lie_elsewhere_are_not_followed(tmp_path):
+    (tmp_path / "x.png").write_bytes(png(IMAGES[0]))
+    where = saved(tmp_path / "a")
+    (data,) = where.glob("*.arrow")
+    table = pa.ipc.open_stream(data).read_all()
+    column = pa.array([{"bytes": None, "path": str(tmp_path / "x.png")}] * 30, table.schema.field("image").type)
+    table = table.set_column(0, table.schema.field("image"), column)
+    with pa.ipc.new_stream(data, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(DecodeError, match="its bytes are not in the set, only its path"):
+        find(str(where)).read(0)
+
+
+def test_far_away_it_is_not_read(tmp_path):
+    place = Far(saved(tmp_path / "a"))
+    with pytest.raises(Unusable, match="read from this machine only: copy it here first"):
+        arrow(place, place.entries())
+
+
+def test_without_the_library_the_line_to_install_it_is_given(tmp_path, monkeypatch):
+    where, real = saved(tmp_path / "a"), builtins.__import__
+    monkeypatch.setattr(
+        builtins, "__import__", lambda name, *rest: real("no_such" if name == "datasets" else name, *rest)
+    )
+    assert "pip install 'paragan[huggingface]'" in refusal(where)
+
+
+def test_damage_is_one_line(tmp_path):
+    where = saved(tmp_path / "a")
+    state = json.loads((where / "state.json").read_text())
+    for files in ([{"filename": "../a/x.arrow"}], [{"filename": 3}], []):
+        (where / "state.json").write_text(json.dumps({**state, "_data_files": files}))
+        assert f"{where / 'state.json'} names " in refusal(where)
+    for text in ("", "[]", "{}", '{"_data_files": 3}'):
+        (where / "state.json").write_text(text)
+        assert f"{where / 'state.json'} is damaged" in refusal(where)
+    (where / "state.json").write_text(json.dumps(state))
+    (where / "dataset_info.json").write_text("{")
+    assert "cannot be read by `datasets`" in refusal(where)
+    data = next(where.glob("*.arrow"))
+    data.write_bytes(data.read_bytes()[:1000])
+    assert "cannot be read by `datasets`" in refusal(where)
+
+
+def test_a_damaged_image_costs_itself_alone(tmp_path):
+    columns = {"image": [{"bytes": b"nothing", "path": None}, *rows()[1:]]}
+    found = find(str(saved(tmp_path / "a", made(columns, image=datasets.Image(decode=False)))))
+    assert found.read(0) == b"nothing"
+    assert found.read(1) == png(IMAGES[1])

@@ -1,0 +1,143 @@
+"""HDF5 files as BigGAN and StudioGAN write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from paragan.data.decode import DecodeError
+from paragan.data.find import find
+from paragan.data.sources.hdf5 import hdf5
+from sets import Far, mark, pictures, pixels, refusal
+
+IMAGES = pictures(30)
+LABELS = np.arange(30) % 3
+FIRST = np.ascontiguousarray(IMAGES.transpose(0, 3, 1, 2))  # [N, C, H, W]
+
+
+def stored(path: Path, labels=LABELS, key: str = "imgs", data=FIRST, **how) -> Path:
+    with h5py.File(path, "w") as file:
+        file.create_dataset(key, data=data, **how)
+        if labels is not None:
+            file["labels"] = labels
+    return path
+
+
+@pytest.mark.parametrize("how", [{}, {"chunks": (7, 3, 8, 8)}, {"chunks": (4, 3, 8, 8), "compression": "lzf"}])
+def test_biggans_form(tmp_path, how):
+    where = stored(tmp_path / "a.h5", **how)
+    for found in (find(str(where)), hdf5(Far(tmp_path), "a.h5")):
+        assert (pixels(found) == IMAGES).all()
+        assert found.labels is not None
+        assert found.labels.tolist() == LABELS.tolist()
+        assert found.labels.dtype == np.int64
+        assert found.classes == ("0", "1", "2")
+        assert any("compressed in chunks of 4" in note for note in found.notes) == ("compression" in how)
+    assert found.near is False
+    assert find(str(where)).near
+    assert find(str(where), labels=False).labels is None
+
+
+def test_channels_last_grey_and_the_other_key(tmp_path):
+    last = find(str(stored(tmp_path / "a.HDF5", key="images", data=IMAGES, compression="gzip", shuffle=True)))
+    assert (pixels(last) == IMAGES).all()
+    grey = find(str(stored(tmp_path / "b.h5", data=IMAGES[..., 0])))
+    assert (grey.read(4) == IMAGES[4, :, :, 0]).all()
+    one = find(str(stored(tmp_path / "c.h5", data=FIRST[:, :1])))
+    assert (one.read(4) == IMAGES[4, :, :, :1]).all()
+
+
+def test_plain_images_far_away_are_one_request_each(tmp_path):
+    stored(tmp_path / "a.h5")
+    place = Far(tmp_path)
+    found = hdf5(place, "a.h5")
+    assert (found.read(5) == IMAGES[5]).all()
+    ((_, _, size),) = place.asked
+    assert size == IMAGES[5].nbytes
+
+
+def test_the_identity_tells_sets_apart(tmp_path):
+    other = FIRST.copy()
+    other[0, 0, 0, 0] ^= 1
+    marks = [mark(find(str(stored(tmp_path / "a.h5", data=data)))) for data in (FIRST, FIRST, other)]
+    assert marks[0] == marks[1] != marks[2]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"x": FIRST, "y": LABELS}, "has no imgs; found x, y; wanted imgs (uint8"),
+        ({}, "found nothing"),
+        ({"imgs": FIRST.astype("f4")}, "imgs are float32, wanted uint8 in 0..255"),
+        ({"imgs": FIRST[0, 0]}, "imgs are [8, 8], wanted"),
+        ({"imgs": FIRST.reshape(30, 6, 4, 8)}, "with C 1 or 3"),
+        ({"imgs": FIRST[:0]}, "no image"),
+        ({"imgs": FIRST, "labels": LABELS[:3]}, "labels are [3], wanted [30]"),
+        ({"imgs": FIRST, "labels": LABELS[:, None]}, "labels are [30, 1], wanted [30]"),
+        ({"imgs": FIRST, "labels": LABELS / 2}, "labels are float64, wanted integers"),
+        ({"imgs": FIRST, "labels": LABELS - 1}, "10 of 30 labels are negative"),
+        ({"imgs": FIRST, "labels": LABELS * 2}, "classes have no image (1, 3)"),
+    ],
+)
+def test_what_does_not_fit_is_told_why(tmp_path, arrays, said):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for key, value in arrays.items():
+            file[key] = value
+    message = refusal(tmp_path / "a.h5")
+    assert said in message
+    assert str(tmp_path / "a.h5") in message
+
+
+def test_what_lies_in_other_files_is_not_followed(tmp_path):
+    stored(tmp_path / "other.h5")
+    FIRST.tofile(tmp_path / "raw")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["imgs"] = h5py.ExternalLink("other.h5", "/imgs")
+    assert "imgs is a link to elsewhere" in refusal(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["imgs"] = h5py.SoftLink("/elsewhere")
+    assert "imgs is a link to elsewhere" in refusal(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        layout = h5py.VirtualLayout(FIRST.shape, "u1")
+        layout[:] = h5py.VirtualSource("other.h5", "imgs", FIRST.shape)
+        file.create_virtual_dataset("imgs", layout)
+    assert "imgs lies in other files" in refusal(tmp_path / "a.h5")
+    stored(tmp_path / "a.h5", external=[(str(tmp_path / "raw"), 0, FIRST.nbytes)])
+    assert "imgs lies in other files" in refusal(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_group("imgs")
+    assert "imgs is not an array" in refusal(tmp_path / "a.h5")
+
+
+def test_claims_beyond_the_file_are_refused(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("imgs", shape=(10**9, 3, 64, 64), dtype="u1", chunks=(1, 3, 64, 64))
+    assert "imgs claims to hold more than the file can" in refusal(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file.create_dataset("imgs", (10, 3, 8, 8), "u1", chunks=(2**21, 3, 8, 8), maxshape=(None, 3, 8, 8))
+    assert "imgs has chunks of more than" in refusal(tmp_path / "b.h5")
+
+
+def test_what_is_no_hdf5_or_cut(tmp_path):
+    where = stored(tmp_path / "a.h5")
+    data = where.read_bytes()
+    for part in (b"", b"x" * 1000, data[:100], data[: len(data) // 2]):
+        where.write_bytes(part)
+        assert "is no HDF5 file, or a damaged one" in refusal(where)
+
+
+def test_a_damaged_chunk_costs_its_images_alone(tmp_path):
+    where = stored(tmp_path / "a.h5", chunks=(1, 3, 8, 8), compression="gzip", fletcher32=True)
+    with h5py.File(where) as file:
+        chunk = file["imgs"].id.get_chunk_info(4)  # pyright: ignore[reportAttributeAccessIssue]
+    data = bytearray(where.read_bytes())
+    data[chunk.byte_offset + 50] ^= 0xFF
+    where.write_bytes(data)
+    found = find(str(where))
+    with pytest.raises(DecodeError):
+        found.read(4)
+    assert (found.read(5) == IMAGES[5]).all()
+    assert mark(found)

@@ -1,0 +1,81 @@
+"""Large .npz files, which are mapped rather than read, and those far away."""
+
+from __future__ import annotations
+
+import mmap
+import zipfile
+
+import numpy as np
+import pytest
+
+from paragan.data.find import find
+from paragan.data.images import load
+from paragan.data.sources import npz
+from paragan.errors import Unusable
+from sets import Far, mark, pictures, pixels
+
+IMAGES = pictures(30)
+LABELS = np.arange(30) % 3
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(npz, "MAPPED", 1000)
+
+
+def mapped(source) -> bool:
+    array = source.whole
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, mmap.mmap)
+
+
+def test_large_images_are_mapped(tmp_path):
+    np.savez(tmp_path / "a.npz", labels=LABELS, images=IMAGES, more=[1])
+    found = find(str(tmp_path / "a.npz"))
+    assert mapped(found)
+    assert (pixels(found) == IMAGES).all()
+    assert found.labels is not None
+    assert found.labels.tolist() == LABELS.tolist()
+    assert found.notes == ("ignored keys: more",)
+    assert (load(str(tmp_path / "a.npz"), resolution=8).images == IMAGES).all()
+    assert (load(str(tmp_path / "a.npz"), resolution=8, hold="stream").images[:] == IMAGES).all()
+
+
+def test_their_identity_is_the_archives_checksum(tmp_path):
+    other = IMAGES.copy()
+    other[0, 0, 0, 0] ^= 1
+    marks = []
+    for images in (IMAGES, IMAGES, other):
+        np.savez(tmp_path / "a.npz", images=images)
+        marks.append(mark(find(str(tmp_path / "a.npz"))))
+    assert marks[0] == marks[1] != marks[2]
+    assert len(marks[0]) < 100
+
+
+def test_what_cannot_be_mapped_is_read(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", images=IMAGES)
+    np.savez(tmp_path / "b.npz", images=np.asfortranarray(IMAGES))
+    for name in ("a.npz", "b.npz"):
+        found = find(str(tmp_path / name))
+        assert not mapped(found)
+        assert (pixels(found) == IMAGES).all()
+
+
+def test_far_away_it_is_fetched_whole(tmp_path, monkeypatch):
+    np.savez(tmp_path / "a.npz", images=IMAGES, labels=LABELS)
+    place = Far(tmp_path)
+    found = npz.read_npz(place, "a.npz")
+    assert (pixels(found) == IMAGES).all()
+    assert place.asked == [("a.npz", 0, None)]
+    monkeypatch.setattr(npz, "ram_bytes", lambda: 1000)
+    with pytest.raises(Unusable, match="larger than half of this machine's memory: copy it"):
+        npz.read_npz(place, "a.npz")
+
+
+def test_one_that_lies_about_its_size_is_not_mapped(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive, archive.open("images.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(file, {"shape": (1000, 8, 8, 3), "fortran_order": False, "descr": "|u1"})
+        file.write(bytes(5000))
+    with pytest.raises(Unusable, match="is not an npz, or a damaged one"):
+        find(str(tmp_path / "a.npz"))

@@ -1,0 +1,296 @@
+"""Tar shards as webdataset writes them, and their index."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import webdataset
+
+from paragan.data.decode import DecodeError
+from paragan.data.find import find
+from paragan.data.places import Here, Reach
+from paragan.data.sources import index as indices
+from paragan.data.sources.index import Index, build, from_bytes
+from paragan.data.sources.tars import INDEX, expanded, open_tars
+from paragan.errors import Unusable
+from sets import Far, mark, pictures, pixels, png, refusal
+
+IMAGES = pictures(30)
+LABELS = [index % 3 for index in range(30)]
+Members = list[tuple[str, bytes]]
+
+
+def sample(index: int) -> dict:
+    return {"__key__": f"{index:06d}", "png": png(IMAGES[index]), "cls": LABELS[index]}
+
+
+def shards(folder: Path, **how) -> Path:
+    with webdataset.ShardWriter(f"{folder}/shard-%03d.tar", maxcount=10, verbose=0, **how) as writer:
+        for index in range(30):
+            writer.write(sample(index))
+    return folder
+
+
+def tar(path: Path, members: Members, form: int = tarfile.USTAR_FORMAT) -> Path:
+    with tarfile.open(path, "w", format=form) as file:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+    return path
+
+
+def labelled(count: int = 3) -> Members:
+    return [pair for i in range(count) for pair in ((f"{i}.png", png(IMAGES[i])), (f"{i}.cls", b"%d\n" % LABELS[i]))]
+
+
+@pytest.mark.parametrize("name", ["", "shard-*.tar", "shard-{000..002}.tar"])
+def test_webdatasets_shards(tmp_path, name):
+    where = str(shards(tmp_path) / name) if name else str(shards(tmp_path))
+    for note in ("index kept as", "index of"):
+        found = find(where)
+        assert (pixels(found) == IMAGES).all()
+        assert found.labels is not None
+        assert found.labels.tolist() == LABELS
+        assert found.labels.dtype == np.int64
+        assert found.classes == ("0", "1", "2")
+        assert found.notes == (f"3 shards; {note} {tmp_path / INDEX}",)
+    assert found.name(12) == f"{tmp_path / 'shard-001.tar'}, 000012"
+    assert found.near
+    assert find(where, labels=False).labels is None
+
+
+def test_one_shard_and_some(tmp_path):
+    shards(tmp_path)
+    one = find(str(tmp_path / "shard-001.tar"))
+    assert (pixels(one) == IMAGES[10:20]).all()
+    assert len(find(str(tmp_path))) == 30
+    for name, rows in (("shard-{001..002}.tar", range(10, 30)), ("*-002.tar", range(20, 30))):
+        part = find(str(tmp_path / name))
+        assert (pixels(part) == IMAGES[list(rows)]).all()
+        assert "index of" in part.notes[0]
+
+
+def test_ranges():
+    assert list(expanded("a-{08..11}.tar")) == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
+    assert list(expanded("{1..2}-{0..1}")) == ["1-0", "1-1", "2-0", "2-1"]
+    for wrong in ("{3..1}.tar", "{0..999999999}.tar"):
+        with pytest.raises(Unusable, match="is no range of 1 to"):
+            list(expanded(wrong))
+
+
+def test_names_that_are_not_there(tmp_path):
+    shards(tmp_path)
+    assert f"{tmp_path / 'shard-003.tar'} does not exist" in refusal(tmp_path / "shard-{000..003}.tar")
+    assert f"{tmp_path} holds no x*.tar" in refusal(tmp_path / "x*.tar")
+    assert "only the last name may have them" in refusal(tmp_path / "*" / "a.tar")
+    assert "is not about .tar files" in refusal(tmp_path / "*.jpg")
+    assert "does not exist" in refusal(tmp_path / "nowhere" / "*.tar")
+
+
+def test_far_shards_keep_their_index_in_the_cache(tmp_path):
+    (tmp_path / "a").mkdir()
+    place, cache = Far(shards(tmp_path / "a")), tmp_path / "cache"
+    found = open_tars(place, "*.tar", Reach(cache=str(cache)))
+    (kept,) = (cache / "indexes").iterdir()
+    place.asked.clear()
+    again = open_tars(place, "*.tar", Reach(cache=str(cache)))
+    assert f"index of {kept}" in again.notes[0]
+    assert [name for name, _, _ in place.asked] == [INDEX, "classes.json"]
+    assert (pixels(again) == pixels(found)).all()
+    assert not found.near
+    place.asked.clear()
+    again.read(3)
+    assert len(place.asked) == 1
+    assert not (tmp_path / "a" / INDEX).exists()
+    assert "made anew each time" in open_tars(place, "*.tar").notes[0]
+
+
+def test_an_index_that_is_old_or_damaged_is_made_again(tmp_path):
+    shards(tmp_path)
+    first = mark(find(str(tmp_path)))
+    (tmp_path / INDEX).write_bytes(b"damaged")
+    assert mark(find(str(tmp_path))) == first
+    tar(tmp_path / "shard-002.tar", labelled(1))
+    changed = find(str(tmp_path))
+    assert len(changed) == 21
+    assert mark(changed) != first
+
+
+def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path, monkeypatch):
+    shards(tmp_path)
+    monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(PermissionError()))
+    assert "is made anew each time" in find(str(tmp_path)).notes[0]
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_every_form_of_tar_and_long_names(tmp_path, form):
+    deep = "/".join(["folder" * 10] * (2 if form == tarfile.USTAR_FORMAT else 5))
+    names = [f"{deep}/{'n' * 60}{index}" for index in range(3)] + ([] if form == tarfile.USTAR_FORMAT else ["é" * 90])
+    members = [
+        pair for i, name in enumerate(names) for pair in ((f"{name}.png", png(IMAGES[i])), (f"{name}.cls", b"0"))
+    ]
+    found = find(str(tar(tmp_path / "a.tar", members, form)))
+    assert (pixels(found) == IMAGES[: len(names)]).all()
+    assert names[0][:250] in found.name(0)
+
+
+def test_classes_may_be_told_in_several_ways(tmp_path):
+    members = [
+        *(("0.jpg", png(IMAGES[0], "JPEG")), ("0.json", b'{"label": 2}')),
+        *(("1.WEBP", png(IMAGES[1], "WEBP")), ("1.txt", b" 1 ")),
+        *(("2.png", png(IMAGES[2])), ("2.cls", b"0"), ("2.txt", b"5"), ("2.seg.png", b"other")),
+    ]
+    found = find(str(tar(tmp_path / "a.tar", members)))
+    assert found.labels is not None
+    assert found.labels.tolist() == [2, 1, 0]
+    assert found.read(2) == png(IMAGES[2])
+    captions = find(str(tar(tmp_path / "b.tar", [("0.png", png(IMAGES[0])), ("0.txt", b"a cat")])))
+    assert captions.labels is None
+    assert captions.classes == ()
+
+
+def test_names_of_classes_lie_beside(tmp_path):
+    (tmp_path / "classes.json").write_text('["ant", "bee", "cat", "dog"]')
+    assert find(str(shards(tmp_path))).classes == ("ant", "bee", "cat", "dog")
+    (tmp_path / INDEX).unlink()
+    for text in ('["a"]', '["a", "a", "b"]', "{"):
+        (tmp_path / "classes.json").write_text(text)
+        said = "label 2 but 1 classes" if text == '["a"]' else "is no list of different names"
+        assert said in refusal(tmp_path)
+
+
+def test_what_is_no_image_is_passed_over(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as file:
+        for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
+            info = tarfile.TarInfo(f"{kind.decode()}.png")
+            info.type, info.linkname = kind, "/etc/passwd"
+            file.addfile(info)
+        for name in (".hidden.png", "a/.b.png", "README", "x.cls"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            file.addfile(info, io.BytesIO(b"0"))
+        info = tarfile.TarInfo("../../up.png")
+        info.size = len(png(IMAGES[0]))
+        file.addfile(info, io.BytesIO(png(IMAGES[0])))
+    found = find(str(tmp_path / "a.tar"))
+    assert len(found) == 1
+    assert found.read(0) == png(IMAGES[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", INDEX]
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ([("a.txt", b"x")], "no image in a.tar"),
+        ([("0.png", b"x"), ("0.cls", b"cat")], "a.tar, 0.cls: 'cat' is no class"),
+        ([("0.png", b"x"), ("0.cls", b"0"), ("1.png", b"x")], "1 of 2 images have no class"),
+        ([("0.png", b"x"), ("0.cls", b"-1")], "1 of 1 labels are negative"),
+        ([("0.png", b"x"), ("0.cls", b"2")], "2 of these classes have no image (0, 1)"),
+        ([("0.png", b"x"), ("0.jpg", b"x")], "0 has several images (png, jpg)"),
+    ],
+)
+def test_what_does_not_fit_is_told_why(tmp_path, members, said):
+    assert said in refusal(tar(tmp_path / "a.tar", members))
+
+
+def test_a_cut_shard_is_named_with_the_place(tmp_path):
+    data = tar(tmp_path / "b.tar", labelled()).read_bytes()
+    (tmp_path / "b.tar").unlink()
+    for length, said in ((0, "at byte 0 ends here"), (600, "at byte 0 a member"), (1536, "at byte"), (700, "cut")):
+        (tmp_path / "a.tar").write_bytes(data[:length])
+        message = refusal(tmp_path)
+        assert f"{tmp_path / 'a.tar'}: at byte" in message
+        assert said in message
+    (tmp_path / "a.tar").write_bytes(b"x" * 2000)
+    assert "at byte 0 there is no header of a tar" in refusal(tmp_path)
+
+
+def test_sparse_files_are_refused(tmp_path):
+    data = bytearray(tar(tmp_path / "a.tar", labelled()).read_bytes())
+    data[156:157] = b"S"
+    data[148:156] = b"%06o\0 " % (sum(data[:148]) + 8 * 32 + sum(data[156:512]))
+    (tmp_path / "a.tar").write_bytes(data)
+    assert "a sparse file begins" in refusal(tmp_path / "a.tar")
+
+
+def test_damage_is_noticed_by_the_checksum(tmp_path):
+    where = tar(tmp_path / "a.tar", labelled())
+    find(str(where))
+    data = bytearray(where.read_bytes())
+    data[600] ^= 1
+    where.write_bytes(data)
+    found = find(str(where))
+    with pytest.raises(DecodeError, match="checksum"):
+        found.read(0)
+    assert found.read(1) == png(IMAGES[1])
+
+
+def test_a_large_member_is_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr("paragan.data.sources.tarred.WINDOW", 512)
+    found = find(str(tar(tmp_path / "a.tar", [("0.png", png(pictures(1, 64)[0]))])))
+    assert (pixels(found) == pictures(1, 64)).all()
+
+
+def test_every_shard_is_read_once(tmp_path):
+    place = Far(shards(tmp_path))
+    names = [f"shard-00{i}.tar" for i in range(3)]
+    said = []
+    build(place, names, [place.size(name) for name in names], said.append)
+    assert [name for name, _, _ in place.asked] == [*names, "classes.json"]
+    assert said[-1] == "3 of 3 shards looked through, 30 images"
+
+
+# The index --------------------------------------------------------------------------------------------------
+
+
+def made(folder: Path) -> Index:
+    place, names = Here(shards(folder)), [f"shard-00{i}.tar" for i in range(3)]
+    return build(place, names, [place.size(name) for name in names])
+
+
+def test_an_index_comes_back_as_it_was(tmp_path):
+    index = made(tmp_path)
+    again = from_bytes(index.to_bytes(), "it")
+    for key in ("sizes", "shard", "start", "size", "label", "crc32", "keys"):
+        assert (getattr(again, key) == getattr(index, key)).all()
+        assert getattr(again, key).dtype == getattr(index, key).dtype
+    assert again.shards == index.shards
+    assert again.classes == index.classes
+
+
+def test_no_pickle_is_read_and_nothing_impossible(tmp_path):
+    index = made(tmp_path)
+    parts = dict(np.load(io.BytesIO(index.to_bytes())))
+    wrong = [
+        {"keys": np.array([{}] * 30, object)},
+        {"shard": parts["shard"] + 1},
+        {"shard": parts["shard"] - 1},
+        {"start": parts["start"] - 10**6},
+        {"size": parts["size"] + 2**62},
+        {"label": parts["label"][:3]},
+        {"label": parts["label"].astype(float)},
+        {"shards": np.array(["a", "a", "b"])},
+        {"sizes": parts["sizes"][:2]},
+        {"start": parts["start"][:, None]},
+    ]
+    for change in wrong:
+        file = io.BytesIO()
+        np.savez(file, **{**parts, **change})
+        with pytest.raises(Unusable, match="it is no index, or a damaged one"):
+            from_bytes(file.getvalue(), "it")
+    file = io.BytesIO()
+    np.savez_compressed(file, **parts)
+    with pytest.raises(Unusable, match="is compressed"):
+        from_bytes(file.getvalue(), "it")
+
+
+def test_labels_may_be_missing_in_it(tmp_path):
+    where = tar(tmp_path / "a.tar", [("0.png", b"x"), ("1.png", b"x"), ("1.json", json.dumps({"label": 0}).encode())])
+    index = build(Here(tmp_path), ["a.tar"], [where.stat().st_size])
+    assert index.label.tolist() == [indices.NONE, 0]

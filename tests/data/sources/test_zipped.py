@@ -1,0 +1,246 @@
+"""Zips of images, and folders with a dataset.json."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paragan.data.decode import DecodeError
+from paragan.data.find import find
+from paragan.data.sources import fetch
+from paragan.data.sources.zipped import zipped
+from sets import Far, listing, mark, pictures, pixels, png, refusal
+
+IMAGES = pictures(30)
+NAMES = [f"{index // 10:05d}/img{index:08d}.png" for index in range(30)]
+LABELS = [index * 7 % 3 for index in range(30)]
+
+
+def archive(path: Path, members: dict[str, bytes | str], **how) -> Path:
+    with zipfile.ZipFile(path, "w", **how) as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    return path
+
+
+def images(names=NAMES) -> dict[str, bytes | str]:
+    return {name: png(image) for name, image in zip(names, IMAGES)}
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_stylegans_form(tmp_path, method):
+    where = archive(
+        tmp_path / "a.zip", {**images(), "dataset.json": listing(NAMES, LABELS), "about.txt": "x"}, compression=method
+    )
+    found = find(str(where))
+    assert (pixels(found) == IMAGES).all()
+    assert found.labels is not None
+    assert found.labels.tolist() == LABELS
+    assert found.labels.dtype == np.int64
+    assert found.classes == ("0", "1", "2")
+    assert found.notes == ("ignored other files in the archive (1)",)
+    assert found.name(3) == f"{where}/{NAMES[3]}"
+    assert found.near
+    assert find(str(where), labels=False).labels is None
+
+
+def test_null_labels_are_none_though_there_are_folders(tmp_path):
+    for text in ('{"labels": null}', "{}", '{"labels": []}'):
+        found = find(str(archive(tmp_path / "a.zip", {**images(), "dataset.json": text})))
+        assert found.labels is None
+        assert found.classes == ()
+
+
+def test_folders_are_classes_where_nothing_else_says(tmp_path):
+    names = ["Zebra/b.PNG", "ant/a.png", "ant/b.png", "bee/c.png"]
+    hidden = {"__MACOSX/ant/._a.png": "x", ".x/a.png": "x", "bee/.a.png": "x", "../../up.png": "x"}
+    for around in ("", "photos/"):
+        inside = {around + name: png(image) for name, image in zip(names, IMAGES)}
+        found = find(str(archive(tmp_path / "a.zip", {**inside, **hidden})))
+        assert found.classes == ("Zebra", "ant", "bee")
+        assert found.labels is not None
+        assert found.labels.tolist() == [0, 1, 1, 2]
+        assert (pixels(found) == IMAGES[:4]).all()
+    flat = find(str(archive(tmp_path / "flat.zip", images(["b.png", "a.png"]))))
+    assert flat.labels is None
+    assert (pixels(flat) == IMAGES[[1, 0]]).all()
+
+
+def test_folders_that_are_no_classes_are_refused(tmp_path):
+    odd = refusal(archive(tmp_path / "a.zip", images(["a.png", "cat/b.png"])))
+    assert "different depths (a.png, cat/b.png)" in odd
+    deep = refusal(archive(tmp_path / "a.zip", images(["train/cat/a.png", "test/cat/b.png"])))
+    assert "folders within folders" in deep
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_one_image_far_away_is_one_request(tmp_path, method):
+    archive(tmp_path / "a.zip", images(), compression=method)
+    place = Far(tmp_path)
+    found = zipped(place, "a.zip")
+    place.asked.clear()
+    assert (pixels(found) == IMAGES).all()
+    assert len(place.asked) == len(IMAGES) + 1
+    assert not found.near
+    assert found.name(0) == f"far://{tmp_path.name}/a.zip/{NAMES[0]}"
+
+
+def test_a_long_local_header_takes_a_second_request(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+        info = zipfile.ZipInfo("a.png")
+        info.extra = struct.pack("<2H", 0x9999, 3000) + b"x" * 3000
+        file.writestr(info, png(IMAGES[0]))
+    place = Far(tmp_path)
+    found = zipped(place, "a.zip")
+    place.asked.clear()
+    assert found.read(0) == png(IMAGES[0])
+
+
+def test_names_that_are_paths_elsewhere_are_only_names(tmp_path):
+    names = ["/etc/passwd.png", "a\\..\\b.png", "C:/x.png"]
+    found = find(str(archive(tmp_path / "deep.zip", {**images(names), "dataset.json": listing(names, [0, 1, 0])})))
+    assert (pixels(found) == IMAGES[[0, 2, 1]]).all()
+    assert {path.name for path in tmp_path.iterdir()} == {"deep.zip"}
+
+
+def test_the_identity_is_that_of_the_content(tmp_path):
+    first = archive(tmp_path / "a.zip", images())
+    second = archive(tmp_path / "b.zip", images(), compression=zipfile.ZIP_DEFLATED)
+    third = archive(tmp_path / "c.zip", {**images(), NAMES[3]: png(IMAGES[4])})
+    assert mark(find(str(first))) == mark(find(str(second))) != mark(find(str(third)))
+
+
+# dataset.json -----------------------------------------------------------------------------------------------
+
+
+def test_names_that_do_not_match_are_told(tmp_path):
+    wrong = [f"x{name}" for name in NAMES]
+    message = refusal(archive(tmp_path / "a.zip", {**images(), "dataset.json": listing(wrong, LABELS)}))
+    assert f"{tmp_path / 'a.zip'}/dataset.json gives no label to 30 of 30 images ({NAMES[0]}, {NAMES[1]}," in message
+    assert f"names 30 of 30 that are not there (x{NAMES[0]}" in message
+    message = refusal(archive(tmp_path / "a.zip", {**images(), "dataset.json": listing(NAMES[1:], LABELS[1:])}))
+    assert f"gives no label to 1 of 30 images ({NAMES[0]}):" in message
+    assert "not there" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no JSON"),
+        (b"\xff\xfe\xfa", "is no JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "is not of the form"),
+        ('{"labels": 3}', "is not of the form"),
+        ('{"labels": [["a.png", 0.5]]}', '["a.png", 0.5] is no pair'),
+        ('{"labels": [["a.png", true]]}', "is no pair"),
+        ('{"labels": [["a.png", [0, 1]]]}', "is no pair"),
+        ('{"labels": [["a.png", 0], ["a.png", 1]]}', "names a.png twice, as 0 and 1"),
+        ('{"labels": [["a.png", -1]]}', "1 of 1 labels are negative"),
+        ('{"labels": [["a.png", 5]]}', "5 of these classes have no image (0, 1, 2, 3, 4)"),
+        ('{"labels": [["a.png", 99999999999999999999]]}', "is no pair"),
+    ],
+)
+def test_a_bad_listing_is_refused_in_a_zip_and_in_a_folder(tmp_path, text, said):
+    message = refusal(archive(tmp_path / "a.zip", {"a.png": png(IMAGES[0]), "dataset.json": text}))
+    assert said in message
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.png").write_bytes(png(IMAGES[0]))
+    (tmp_path / "set" / "dataset.json").write_bytes(text.encode() if isinstance(text, str) else text)
+    assert said in refusal(tmp_path / "set")
+    assert find(str(tmp_path / "set"), labels=False).labels is None
+
+
+def test_a_folder_with_a_listing(tmp_path):
+    for name, image in zip(NAMES, IMAGES):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(png(image))
+    (tmp_path / "dataset.json").write_text(listing(NAMES, LABELS))
+    found = find(str(tmp_path))
+    assert (pixels(found) == IMAGES).all()
+    assert found.labels is not None
+    assert found.labels.tolist() == LABELS
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": None}))
+    assert find(str(tmp_path)).labels is None
+    (tmp_path / "dataset.json").write_text(listing([*NAMES, "../up.png"], [*LABELS, 0]))
+    assert "names 1 of 31 that are not there (../up.png)" in refusal(tmp_path)
+
+
+# Damage -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_zip(tmp_path):
+    for data in (b"", b"PK", b"x" * 1000, archive(tmp_path / "b.zip", images()).read_bytes()[:-30]):
+        (tmp_path / "a.zip").write_bytes(data)
+        assert f"{tmp_path / 'a.zip'} is no zip, or a damaged one" in refusal(tmp_path / "a.zip")
+    assert "holds no image, only .txt" in refusal(archive(tmp_path / "c.zip", {"a.txt": "x"}))
+    assert "it is empty" in refusal(archive(tmp_path / "c.zip", {}))
+
+
+def test_damage_is_noticed_by_the_checksum(tmp_path):
+    where = archive(tmp_path / "a.zip", images())
+    data = bytearray(where.read_bytes())
+    data[data.index(b"IDAT") + 20] ^= 1
+    where.write_bytes(data)
+    found = find(str(where))
+    with pytest.raises(DecodeError, match="its checksum in the archive is another"):
+        found.read(0)
+    assert found.read(1) == png(IMAGES[1])
+
+
+def changed(where: Path, at: int, value: bytes) -> Path:
+    """An archive with other bytes in its first entry of the central directory."""
+    data = bytearray(where.read_bytes())
+    start = data.index(b"PK\x01\x02") + at
+    data[start : start + len(value)] = value
+    where.write_bytes(data)
+    return where
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "said"),
+    [
+        (8, b"\x01\x00", "is encrypted"),
+        (10, b"\x0c\x00", "packed by method 12"),
+        (24, struct.pack("<L", 5), "is not of 5 bytes"),
+        (20, struct.pack("<2L", 2**30, 2**30), "more than any image"),
+        (20, struct.pack("<2L", 10**8, 10**8), "lies outside of the archive"),
+        (42, struct.pack("<L", 7), "its header in the archive is damaged"),
+    ],
+)
+def test_a_directory_that_lies_costs_that_image_alone(tmp_path, at, value, said):
+    found = find(str(changed(archive(tmp_path / "a.zip", images(["a.png", "b.png"])), at, value)))
+    with pytest.raises(DecodeError, match=said):
+        found.read(0)
+    assert found.read(1) == png(IMAGES[1])
+
+
+def test_a_bomb_is_unpacked_no_further_than_it_says(tmp_path, monkeypatch):
+    bomb = {"a.png": b"\0" * 10_000_000}
+    where = archive(tmp_path / "a.zip", bomb, compression=zipfile.ZIP_DEFLATED)
+    changed(where, 24, struct.pack("<L", 100))
+    with pytest.raises(DecodeError, match="is not of 100 bytes"):
+        find(str(where)).read(0)
+    monkeypatch.setattr(fetch, "LARGEST", 1000)
+    where = archive(tmp_path / "b.zip", {"a.png": b"\0" * 2000})
+    with pytest.raises(DecodeError, match="more than any image"):
+        find(str(where)).read(0)
+
+
+def test_members_over_each_other_and_twice(tmp_path):
+    where = archive(tmp_path / "a.zip", images(["a.png", "b.png"]))
+    data = where.read_bytes()
+    second = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 4)
+    both = bytearray(data)
+    both[second + 42 : second + 46] = struct.pack("<L", 0)  # b.png claims the bytes of a.png
+    where.write_bytes(both)
+    found = find(str(where))
+    assert found.read(0) == png(IMAGES[0])
+    with pytest.raises(DecodeError):
+        found.read(1)
+    where.write_bytes(data.replace(b"b.png", b"a.png"))
+    assert "holds a.png twice" in refusal(where)
