@@ -121,14 +121,13 @@ class Survey:
         if not self.copies:
             return "none"
         more = sum(map(len, self.copies)) - len(self.copies)
-        return f"{more:,} images are exact copies of {len(self.copies):,} others, such as {self._names(self.copies[0])}"
+        which = f"exact cop{'y' if more == 1 else 'ies'} of {len(self.copies):,} image{'s' * (len(self.copies) != 1)}"
+        return f"{more:,} {which}, such as {self._names(self.copies[0])}"
 
     def _told_mixed(self) -> str:
         if not (mixed := self.mixed):
             return ""
-        return (
-            f"{len(mixed):,} of these {len(self.copies):,} appear in several classes, such as {self._names(mixed[0])}"
-        )
+        return f"{len(mixed):,} of the copied lie in several classes, such as {self._names(mixed[0])}"
 
     def _told_flat(self) -> str:
         flat = np.flatnonzero(self.flat)

@@ -106,8 +106,8 @@ def test_copies_are_of_pixels_whatever_their_files(tmp_path):
     found = looked(tmp_path)
     assert [group.tolist() for group in found.copies] == [[0, 1, 2], [3, 4]]
     assert [group.tolist() for group in found.mixed] == [[0, 1, 2]]
-    assert "3 images are exact copies of 2 others" in text(found)
-    assert "1 of these 2 appear in several classes" in text(found)
+    assert "3 exact copies of 2 images" in text(found)
+    assert "1 of the copied lie in several classes" in text(found)
 
 
 def test_nothing_differs_where_there_are_no_labels(tmp_path):
