@@ -86,7 +86,7 @@ def header(record: Record) -> Header:
     if isinstance(record, np.ndarray):
         height, width = int(record.shape[0]), int(record.shape[1])
         return Header(width, height, grey=record.ndim == 2 or record.shape[2] == 1, clear=False)
-    with _opened(record) as image:
+    with opened(record) as image:
         width, height = image.size
         return Header(width, height, grey=_grey(image), clear=_clear(image))
 
@@ -97,9 +97,9 @@ def picture(record: Record) -> Image.Image:
         return Image.fromarray(record[:, :, 0] if record.ndim == 3 and record.shape[2] == 1 else record)
     if record.startswith(_JPEG) and (fast := _jpeg(record)):
         return fast
-    with _opened(record) as image:
+    with opened(record) as image:
         image.load()
-        turn = _TURNS.get(_orientation(image))
+        turn = _TURNS.get(orientation(image))
         plain = _plain(image)
         return plain if turn is None else plain.transpose(turn)
 
@@ -139,8 +139,8 @@ def _jpeg(data: bytes) -> Image.Image | None:
     image = Image.fromarray(pixels[:, :, 0] if grey else pixels)
     if data.find(_EXIF, 0, _HEAD) < 0:
         return image
-    with _opened(data) as about:
-        turn = _TURNS.get(_orientation(about))
+    with opened(data) as about:
+        turn = _TURNS.get(orientation(about))
     return image if turn is None else image.transpose(turn)
 
 
@@ -177,7 +177,7 @@ def each(count: int, work: Callable[[int], T], waiting: int = 0) -> list[T | Fau
         return [attempt(index) for index in range(start, min(start + step, count))]
 
     Image.init()  # the plugins are imported here, not by several threads at once
-    with _bombs_are_errors(), ThreadPoolExecutor(waiting or os.cpu_count()) as pool:
+    with bombs_are_errors(), ThreadPoolExecutor(waiting or os.cpu_count()) as pool:
         return [result for part in pool.map(stretch, range(0, count, step)) for result in part]
 
 
@@ -200,7 +200,7 @@ def ram_bytes() -> int:
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[Image.Image]:
+def opened(data: bytes) -> Iterator[Image.Image]:
     """An encoded image, with everything Pillow may raise while it is read turned into `DecodeError`."""
     try:
         with Image.open(io.BytesIO(data), formats=sorted(set(FORMATS.values()))) as image:
@@ -217,7 +217,7 @@ def _opened(data: bytes) -> Iterator[Image.Image]:
 
 
 @contextmanager
-def _bombs_are_errors() -> Iterator[None]:
+def bombs_are_errors() -> Iterator[None]:
     """Pillow only warns of images up to twice too large. Its other warnings are about EXIF, not pixels."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning)
@@ -225,7 +225,7 @@ def _bombs_are_errors() -> Iterator[None]:
         yield
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8; unreadable EXIF turns nothing, as in any viewer."""
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
