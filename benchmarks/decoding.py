@@ -21,8 +21,9 @@ from shards import Files, Shards
 from timing import Times, interleave
 
 CORES, CHUNK, WARM_UP, SETTLE_S = 2, 32, 8, 0.5  # WARM_UP: batches, more than any contestant has ready
+FIXED = {"workers": CORES, "depth": 6}  # fewer batches ahead than are taken to warm up
 FLOAT: dict[str, Callable[[str, Shards], Feed]] = {
-    "ours": loaders.ours,
+    "ours": lambda where, shards: loaders.ours(where, shards, **FIXED),
     "dataloader": loaders.dataloader,
     "webdataset": loaders.web,
 }
@@ -34,7 +35,7 @@ def measured(folder: Path, shards: Shards, batches: int, rounds: int) -> dict[st
     feeds = {name: make(str(folder), shards) for name, make in FLOAT.items()}
     for feed in feeds.values():
         loaders.checked(next(feed.batches), shards.resolution)
-    feeds["ours, uint8"] = loaders.ours_uint8(str(folder), shards)
+    feeds["ours, uint8"] = loaders.ours_uint8(str(folder), shards, **FIXED)
     with ThreadPoolExecutor(CORES) as pool:
         plays = {"decoder alone": _limit(folder, shards, pool)} | {name: _taking(f) for name, f in feeds.items()}
         times = _in_turns(plays, batches, rounds)

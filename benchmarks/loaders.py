@@ -20,9 +20,11 @@ from shards import Files, Shards
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from paragan.data.bad import Bad
+from paragan.data.images import load
 from paragan.data.lanes import Lanes
-from paragan.data.streamed import Streamed
+from paragan.data.pipeline import Feed as Ahead
+from paragan.data.pipeline import Pipeline
+from paragan.data.places import Reach
 
 BATCH, LANES = 64, 8
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -41,12 +43,10 @@ class Feed:
 # Ours -----------------------------------------------------------------------------------------------------
 
 
-def ours(where: str, shards: Shards) -> Feed:
-    """TODO a stand-in: today's Lanes over Streamed, which read nothing ahead. The one place to plug the pipeline in:
-    `load(where, resolution=shards.resolution, hold="stream")`, and its depth and workers as `ready` and `workers`."""
-    images: Any = _streamed(where, shards)
-    owned = tuple(range(LANES))
-    lanes = Lanes(images, shards.labels, owned=owned, lanes=LANES, batch=BATCH, seed=0, channels_last=False)
+def ours(where: str, shards: Shards, **feed: int) -> Feed:
+    """As `paragan train --data WHERE` reads them, with nothing set by hand; without the cache on disk, which no other
+    has: every image comes from the server."""
+    lanes = _lanes(where, shards, feed)
 
     def batches() -> Batches:
         while True:
@@ -54,43 +54,29 @@ def ours(where: str, shards: Shards) -> Feed:
                 assert hand.labels is not None
                 yield hand.images, hand.labels
 
-    return Feed(batches())
+    def told(name: str) -> Callable[[], float | None]:
+        return lambda: lanes.told().get(f"Data/{name}")
+
+    return Feed(batches(), told("ready"), told("workers"), lanes.close)
 
 
-def ours_uint8(where: str, shards: Shards) -> Feed:
-    """TODO a stand-in: what goes to a device, uint8 [64, R, R, 3], from the same pipeline as `ours`."""
-    images = _streamed(where, shards)
+def ours_uint8(where: str, shards: Shards, **feed: int) -> Feed:
+    """What goes to a device, uint8 [64, R, R, 3], from the same pipeline."""
+    lanes = _lanes(where, shards, feed)
+    pipeline = Pipeline(cast(Any, lanes.images), lanes.plan(0), Ahead(**feed))
 
     def batches() -> Batches:
-        for index in _epochs(len(shards)):
-            yield torch.from_numpy(images[index]), torch.from_numpy(shards.labels[index])
+        nothing = torch.zeros(BATCH, dtype=torch.int64)
+        while True:
+            yield torch.from_numpy(pipeline.take()), nothing
 
-    return Feed(batches())
-
-
-class _Source:
-    """The part of `paragan.data.source.Source` that `Streamed` needs; goes when shards are read by paragan itself."""
-
-    def __init__(self, where: str, shards: Shards):
-        self.files, self.labels, self.near = Files(where, shards, connections=16), shards.labels, False
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def read(self, index: int) -> bytes:
-        return self.files.jpeg(index)
+    return Feed(batches(), close=pipeline.close)
 
 
-def _streamed(where: str, shards: Shards) -> Streamed:
-    return Streamed(cast(Any, _Source(where, shards)), Bad(shards.labels, len(shards), str, 0.01), shards.resolution, 3)
-
-
-def _epochs(count: int) -> Iterator[np.ndarray]:
-    """[64] indices, shuffled anew every time round."""
-    chance = np.random.default_rng(0)
-    while True:
-        order = chance.permutation(count)
-        yield from order[: count // BATCH * BATCH].reshape(-1, BATCH)
+def _lanes(where: str, shards: Shards, feed: dict[str, int]) -> Lanes:
+    images = load(where, resolution=shards.resolution, channels=3, hold="stream", reach=Reach(cache=""))
+    owned = tuple(range(LANES))
+    return Lanes(images.images, images.labels, owned=owned, lanes=LANES, batch=BATCH, seed=0, feed=Ahead(**feed))
 
 
 # torch's DataLoader ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from ..batch import Batch
 from ..rng import CPU, Draw, generator, shuffled
 from .pipeline import Feed, Order, Pipeline
 from .streamed import Streamed
-from .upload import Upload
+from .upload import Upload, floats, upload
 
 
 class Lanes:
@@ -63,18 +63,18 @@ class Lanes:
         if self._upload is None and isinstance(self.images, Streamed):
             cuda = self.device.type == "cuda"
             self.pipeline = Pipeline(self.images, self.plan(self._next), self._feed, pinned=cuda, cores=self._cores)
-            self._upload = Upload(self.pipeline, self.device)
+            self._upload = upload(self.pipeline, self.device, self.memory_format)
         ahead = self._upload
         self.hands = [self.hand(self._next, lanes, ahead.take() if ahead else None) for lanes in self.passes]
         self._next += self.stride
         return self.hands
 
-    def hand(self, position: int, lanes: tuple[int, ...], pixels: Tensor | None = None) -> Batch:
-        """What these lanes see at this position. pixels : theirs, [N, H, W, C] uint8, where they are here already."""
+    def hand(self, position: int, lanes: tuple[int, ...], images: Tensor | None = None) -> Batch:
+        """What these lanes see at this position. images : theirs, where they are here already."""
         order = self.order(position, lanes)
-        pixels = self._gathered(order) if pixels is None else pixels
+        images = self._gathered(order) if images is None else images
         labels = None if self.labels is None else torch.from_numpy(self.labels[order.index]).to(self.device)
-        return Batch(self._floats(pixels), labels, Draw(self.seed, position, lanes, self.per_lane, self.device))
+        return Batch(images, labels, Draw(self.seed, position, lanes, self.per_lane, self.device))
 
     def plan(self, position: int) -> Iterator[Order]:
         """Which images every pass holds, from a position on, without end."""
@@ -111,19 +111,16 @@ class Lanes:
 
     def close(self) -> None:
         """Let the pipeline go, if there is one."""
-        if self.pipeline:
+        if self.pipeline and self._upload:
             self.pipeline.close()
+            self._upload.close()
         self.pipeline = self._upload = None
 
     def _gathered(self, order: Order) -> Tensor:
-        """[N, H, W, C] uint8 on the device, read on the spot."""
+        """[N, C, H, W] float32 in [-1, 1] on the device, read on the spot."""
         pixels = self.images[order.index]
         if order.flip is not None:
             pixels[order.flip] = pixels[order.flip, :, ::-1]
         x = torch.from_numpy(pixels)
-        return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x
-
-    def _floats(self, pixels: Tensor) -> Tensor:
-        """[N, H, W, C] uint8 -> [N, C, H, W] float32 in [-1, 1], in the device's layout."""
-        x = pixels.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
-        return x.float().div_(127.5).sub_(1)
+        x = x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x
+        return floats(x, self.memory_format)
