@@ -238,6 +238,8 @@ class ScalingManager:
 
     def close(self) -> None:
         """Leave the other ranks in good order."""
+        if self._session:
+            self._session.lanes.close()
         self.world.close()
 
     def __enter__(self) -> ScalingManager:

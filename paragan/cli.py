@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   paragan train digits --policy paragan                  AdaBelief for G, Adam for D: settings of a paper
   paragan train digits --g.optimizer.lr=5e-4 -n          change any field; -n only shows the run and its cost
   paragan merge runs/00000-*                             one generator of those of --strategy per-label
+  paragan data inspect photos/                           what a set is, and what is wrong with it
   paragan sample runs/00000-* --labels 3,7 --out grid.png
 """
 
@@ -101,7 +102,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
         *(_train_parser, _status_parser, _sample_parser, _eval_parser, _report_parser, _export_parser),
-        *(_label_parser, _merge_parser, _bench_parser, _recipes_parser),
+        *(_label_parser, _merge_parser, _data_parser, _bench_parser, _recipes_parser),
     ):
         add(commands)
     return parser
@@ -541,6 +542,12 @@ def _recipes(options: argparse.Namespace, rest: list[str], arguments: list[str])
     for name, make in RECIPES.items():
         sys.stdout.write(f"{name:<12} {(make.__doc__ or '').splitlines()[0]}\n")
     return 0
+
+
+def _data_parser(commands: Any) -> None:
+    from .cli_data import data_parser
+
+    data_parser(commands)
 
 
 def _nothing_left(rest: list[str]) -> None:

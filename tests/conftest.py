@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import toy
 from processes import LONG, Processes, train, trained
 
 torch.set_num_threads(1)
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="paragan-tests-")
 cloudpickle.register_pickle_by_value(toy)
 
 

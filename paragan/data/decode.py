@@ -88,10 +88,11 @@ class Fault:
 def header(record: Record) -> Header:
     """Read what a record says about its image. Raises `DecodeError`."""
     if isinstance(record, np.ndarray):
-        height, width = record.shape[:2]
+        height, width = int(record.shape[0]), int(record.shape[1])
         return Header(width, height, grey=record.ndim == 2 or record.shape[2] == 1, clear=False)
-    with _opened(record) as image:
-        return Header(*image.size, grey=_grey(image), clear=_clear(image))
+    with opened(record) as image:
+        width, height = image.size
+        return Header(width, height, grey=_grey(image), clear=_clear(image))
 
 
 def picture(record: Record) -> Image.Image:
@@ -100,9 +101,9 @@ def picture(record: Record) -> Image.Image:
         return Image.fromarray(record[:, :, 0] if record.ndim == 3 and record.shape[2] == 1 else record)
     if record.startswith(_JPEG) and (fast := _jpeg(record)):
         return fast
-    with _opened(record) as image:
+    with opened(record) as image:
         image.load()
-        turn = _TURNS.get(_orientation(image))
+        turn = _TURNS.get(orientation(image))
         plain = _plain(image)
         return plain if turn is None else plain.transpose(turn)
 
@@ -110,23 +111,22 @@ def picture(record: Record) -> Image.Image:
 def place(record: Record, out: np.ndarray) -> None:
     """Decode a record and fit it into `out` [R, R, C] uint8, as `picture` and `fit` do. Raises `DecodeError`."""
     resolution, _, channels = out.shape
-    if isinstance(record, np.ndarray) and record.shape == out.shape:
-        out[:] = record
-    elif channels == 1 or not isinstance(record, bytes) or not _straight(record, out):
-        out[:] = fit(picture(record), resolution, channels)
+    if isinstance(record, np.ndarray):
+        if record.shape == out.shape:
+            out[:] = record
+            return
+    elif channels == 3 and record.startswith(_JPEG) and _straight(record, out):
+        return
+    out[:] = fit(picture(record), resolution, channels)
 
 
 def _straight(data: bytes, out: np.ndarray) -> bool:
-    """Decode a JPEG that has the size of `out` [R, R, 3] already straight into it, if it is as simple as that."""
-    if not data.startswith(_JPEG) or _EXIF in data[:_HEAD]:
+    """Decode a JPEG into `out` [R, R, 3] without a detour; False if it has another size or is unusual."""
+    if data.find(_EXIF, 0, _HEAD) >= 0:
         return False
     try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if (height, width) != out.shape[:2] or colours not in _SIMPLE:
-            return False
-        simplejpeg.decode_jpeg(data, buffer=out)
-        return True
-    except ValueError:  # whatever it minds: Pillow has the last word
+        return simplejpeg.decode_jpeg(data, buffer=out).shape == out.shape
+    except ValueError:  # too large for it, CMYK, or damaged: Pillow has the last word
         return False
 
 
@@ -134,17 +134,17 @@ def _jpeg(data: bytes) -> Image.Image | None:
     """A JPEG by simplejpeg, bit for bit what Pillow makes of it, in a fraction of the time; None if it is unusual."""
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if colours not in _SIMPLE or height * width > (Image.MAX_IMAGE_PIXELS or math.inf):
+        if colours not in _SIMPLE or int(height) * int(width) > (Image.MAX_IMAGE_PIXELS or math.inf):
             return None
         grey = colours == "Gray"
         pixels = simplejpeg.decode_jpeg(data, "GRAY" if grey else "RGB")
     except ValueError:
         return None
     image = Image.fromarray(pixels[:, :, 0] if grey else pixels)
-    if _EXIF not in data[:_HEAD]:
+    if data.find(_EXIF, 0, _HEAD) < 0:
         return image
-    with _opened(data) as about:
-        turn = _TURNS.get(_orientation(about))
+    with opened(data) as about:
+        turn = _TURNS.get(orientation(about))
     return image if turn is None else image.transpose(turn)
 
 
@@ -164,8 +164,12 @@ def fit(image: Image.Image, resolution: int, channels: int) -> np.ndarray:
     return np.asarray(image).reshape(resolution, resolution, channels)
 
 
-def each(count: int, work: Callable[[int], T]) -> list[T | Fault]:
-    """`[work(0), ..., work(count - 1)]`, on all cores; a `Fault` where `work` raises `DecodeError`."""
+def each(count: int, work: Callable[[int], T], waiting: int = 0) -> list[T | Fault]:
+    """`[work(0), ..., work(count - 1)]`, on all cores; a `Fault` where `work` raises `DecodeError`.
+
+    waiting : how many at once, where work is mostly waiting
+    """
+    step = 1 if waiting else _STRETCH
 
     def attempt(index: int) -> T | Fault:
         try:
@@ -174,11 +178,11 @@ def each(count: int, work: Callable[[int], T]) -> list[T | Fault]:
             return Fault(index, str(error))
 
     def stretch(start: int) -> list[T | Fault]:
-        return [attempt(index) for index in range(start, min(start + _STRETCH, count))]
+        return [attempt(index) for index in range(start, min(start + step, count))]
 
     Image.init()  # the plugins are imported here, not by several threads at once
-    with _bombs_are_errors(), ThreadPoolExecutor(os.cpu_count()) as pool:
-        return [result for part in pool.map(stretch, range(0, count, _STRETCH)) for result in part]
+    with bombs_are_errors(), ThreadPoolExecutor(waiting or os.cpu_count()) as pool:
+        return [result for part in pool.map(stretch, range(0, count, step)) for result in part]
 
 
 def refuse_beyond_memory(count: int, height: int, width: int, channels: int) -> None:
@@ -200,7 +204,7 @@ def ram_bytes() -> int:
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[Image.Image]:
+def opened(data: bytes) -> Iterator[Image.Image]:
     """An encoded image, with everything Pillow may raise while it is read turned into `DecodeError`."""
     try:
         with Image.open(io.BytesIO(data), formats=sorted(set(FORMATS.values()))) as image:
@@ -217,7 +221,7 @@ def _opened(data: bytes) -> Iterator[Image.Image]:
 
 
 @contextmanager
-def _bombs_are_errors() -> Iterator[None]:
+def bombs_are_errors() -> Iterator[None]:
     """Pillow only warns of images up to twice too large. Its other warnings are about EXIF, not pixels."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning)
@@ -225,7 +229,7 @@ def _bombs_are_errors() -> Iterator[None]:
         yield
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8; unreadable EXIF turns nothing, as in any viewer."""
     try:
         return int(image.getexif().get(_ORIENTATION, 1))

@@ -5,11 +5,11 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
 
+from paragan.data.aside import aside
 from paragan.errors import Unusable
 
 FORMS = "grid.png, samples.npz, or a folder (a name without extension)"
@@ -67,17 +67,14 @@ def _writer(out: Path) -> Callable[[np.ndarray, np.ndarray | None, Path], None]:
 
 
 def _write_grid(images: np.ndarray, labels: np.ndarray | None, out: Path) -> None:
-    _aside(out, lambda file: grid(images, scale=readable(images)).save(file, format="PNG"))
+    with aside(out) as path:
+        grid(images, scale=readable(images)).save(path, format="PNG")
 
 
 def _write_npz(images: np.ndarray, labels: np.ndarray | None, out: Path) -> None:
-    def write(file: BinaryIO) -> None:
-        if labels is None:
-            np.savez(file, images=images)
-        else:
-            np.savez(file, images=images, labels=labels.astype(np.int64))
-
-    _aside(out, write)
+    arrays = {"images": images} if labels is None else {"images": images, "labels": labels.astype(np.int64)}
+    with aside(out) as path, path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def _write_folder(images: np.ndarray, labels: np.ndarray | None, out: Path) -> None:
@@ -102,18 +99,6 @@ def _names(count: int, labels: np.ndarray | None) -> list[str]:
         names.append(f"{label:0{width}d}/{seen.get(label, 0):06d}.png")
         seen[label] = seen.get(label, 0) + 1
     return names
-
-
-def _aside(out: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file next to `out` and rename it, so that `out` is never half written."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        with aside.open("wb") as file:
-            write(file)
-        aside.replace(out)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _check(images: np.ndarray, labels: np.ndarray | None) -> None:

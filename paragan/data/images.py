@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 
 from paragan.data.bad import Bad
-from paragan.data.decode import Fault, Header, each, header
+from paragan.data.decode import DecodeError, Fault, Header, each, header
 from paragan.data.find import find
-from paragan.data.places import Reach, shown
+from paragan.data.places import Reach, masked, shown
 from paragan.data.source import Source
 from paragan.data.streamed import Streamed
-from paragan.errors import Unusable
+from paragan.errors import Failed, Unusable
 
 Hold = Literal["auto", "memory", "stream"]
 HELD = 2 * 2**30  # bytes of pixels that are held in memory unless asked otherwise
@@ -54,7 +54,7 @@ class Images:
         """A few lines for people: count, size, colour, classes, and what the images were before resizing."""
         count, side, _, channels = self.images.shape
         what = f"{count:,} image{'s' * (count != 1)}, {side} x {side}, {'grey' if channels == 1 else 'RGB'}"
-        lines = [what, self._classes(), *self.notes]
+        lines = [what, told_classes(self.labels, self.classes), *self.notes]
         return "\n".join(textwrap.fill(line, 100, subsequent_indent="  ", break_long_words=False) for line in lines)
 
     def of_class(self, label: int) -> Images:
@@ -73,21 +73,29 @@ class Images:
         pixels = self.images[rows]
         return Images(pixels, None, (), fingerprint(pixels, None), notes, self.bad)
 
-    def _classes(self) -> str:
-        if self.labels is None:
-            return "no classes"
-        counts = np.bincount(self.labels, minlength=len(self.classes))  # [K]
 
-        def tell(which: Iterable[int]) -> str:
-            return ", ".join(f"{self.classes[label]} ({counts[label]:,})" for label in which)
+def told_classes(labels: np.ndarray | None, classes: tuple[str, ...]) -> str:
+    """A line for people: how many classes, and how many images each has."""
+    if labels is None:
+        return "no classes"
+    counts = np.bincount(labels, minlength=len(classes))  # [K]
 
-        if len(counts) <= _SPELLED_OUT:
-            return f"{len(counts)} class{'es' * (len(counts) != 1)}: {tell(range(len(counts)))}"
-        order = np.argsort(counts, kind="stable")
-        return (
-            f"{len(counts):,} classes of {counts.min():,} to {counts.max():,} images; "
-            f"smallest: {tell(order[:3])}; largest: {tell(order[:-4:-1])}"
-        )
+    def tell(which: Iterable[int]) -> str:
+        return ", ".join(f"{classes[label]} ({counts[label]:,})" for label in which)
+
+    if len(counts) <= _SPELLED_OUT:
+        return f"{len(counts)} class{'es' * (len(counts) != 1)}: {tell(range(len(counts)))}"
+    order = np.argsort(counts, kind="stable")
+    return (
+        f"{len(counts):,} classes of {counts.min():,} to {counts.max():,} images; "
+        f"smallest: {tell(order[:3])}; largest: {tell(order[:-4:-1])}"
+    )
+
+
+def looked_at(source: Source) -> np.ndarray:
+    """[n] the images whose headers stand for all: every one, or an even sample of a large set."""
+    most = LOOKED_AT if source.near else LOOKED_AT_FAR
+    return np.linspace(0, len(source) - 1, min(len(source), most)).astype(np.int64)
 
 
 def load(
@@ -123,6 +131,10 @@ def load(
     try:
         source = find(where, reach, labels=labels)
         return _opened(source, resolution, channels, labels, hold, bad_share)
+    except Failed as error:
+        raise Unusable(str(error)) from error
+    except DecodeError as error:  # of the set itself: a bad image has a stand-in
+        raise Unusable(f"data: {masked(shown(where))}: {error}: check the path or address") from None
     except OSError as error:
         name = shown(error.filename or where)
         raise Unusable(f"data: {name} cannot be read: {error.strerror or error}; check path and permissions") from None
@@ -133,7 +145,7 @@ def _opened(
 ) -> Images:
     numbers, classes = (source.labels, source.classes) if labels else (None, ())
     bad = Bad(numbers, len(source), source.name, bad_share)
-    seen = _look(source, bad)
+    seen = glance(source, bad)
     side, depth = resolution or choose_resolution(seen.sizes), channels or (1 if seen.grey else 3)
     notes = (*_sizes(seen, side, resolution is None), *_colour(seen.grey, depth), *seen.notes, *source.notes)
     pixels = Streamed(source, bad, side, depth)
@@ -172,7 +184,7 @@ def _identity(pixels: Streamed, labels: np.ndarray | None) -> str:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class Glance:
     """What the headers of a set say."""
 
     sizes: np.ndarray  # [n, 2] width, height of those whose header can be read
@@ -180,14 +192,13 @@ class _Seen:
     notes: tuple[str, ...] = ()
 
 
-def _look(source: Source, bad: Bad) -> _Seen:
+def glance(source: Source, bad: Bad) -> Glance:
     """Read headers: of all images, or of an even sample of a large set."""
     if source.whole is not None:
         count, height, width, channels = source.whole.shape
-        return _Seen(np.broadcast_to(np.array([width, height]), (count, 2)), channels == 1)
-    most = LOOKED_AT if source.near else LOOKED_AT_FAR
-    chosen = np.linspace(0, len(source) - 1, min(len(source), most)).astype(np.int64)
-    found = each(len(chosen), lambda index: header(source.read(int(chosen[index]))))
+        return Glance(np.broadcast_to(np.array([width, height]), (count, 2)), channels == 1)
+    chosen = looked_at(source)
+    found = each(len(chosen), lambda index: header(source.read(int(chosen[index]))), 0 if source.near else 32)
     headers = [one for one in found if isinstance(one, Header)]
     if not headers:
         for fault in found:
@@ -199,7 +210,7 @@ def _look(source: Source, bad: Bad) -> _Seen:
     notes = [f"{clear:,}{among} with transparency, composited on white"] * bool(clear)
     notes += [f"sizes and colour are those of {len(chosen):,} images, evenly chosen"] * sample
     sizes = np.array([(one.width, one.height) for one in headers])
-    return _Seen(sizes, all(one.grey for one in headers), tuple(notes))
+    return Glance(sizes, all(one.grey for one in headers), tuple(notes))
 
 
 def _left_out(bad: Bad) -> list[str]:
@@ -212,7 +223,7 @@ def _left_out(bad: Bad) -> list[str]:
 # What describe() says ---------------------------------------------------------------------------------------
 
 
-def _sizes(seen: _Seen, resolution: int, chosen: bool) -> list[str]:
+def _sizes(seen: Glance, resolution: int, chosen: bool) -> list[str]:
     sizes = seen.sizes
     short = sizes.min(axis=1)
     kinds = np.unique(sizes, axis=0)  # [kinds, 2]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..batch import Batch
 from ..rng import CPU, Draw, generator, shuffled
+from .pipeline import Feed, Order, Pipeline
+from .streamed import Streamed
+from .upload import Upload
 
 
 class Lanes:
@@ -16,15 +21,16 @@ class Lanes:
     The total batch at position p (in images) is images p .. p + batch of an endless sequence of shuffled
     epochs; lane l takes its l-th part. Nothing is saved: `start` says where to go on.
 
-    images : [N, H, W, C] uint8;  labels : [N] int64 or None
+    images : [N, H, W, C] uint8, in memory or streamed;  labels : [N] int64 or None
     owned  : the lanes of this rank, of `lanes` in all
     merge  : how many lanes share one pass (0: all that this rank owns)
     stride : images from one position to the next (0: batch)
+    feed, cores : how streamed images are read ahead, and the processors this rank may use for it
     """
 
     def __init__(
         self,
-        images: np.ndarray,
+        images: np.ndarray | Streamed,
         labels: np.ndarray | None,
         *,
         owned: tuple[int, ...],
@@ -37,6 +43,8 @@ class Lanes:
         stride: int = 0,
         device: torch.device = CPU,
         channels_last: bool = True,
+        feed: Feed | None = None,
+        cores: int | None = None,
     ):
         self.images, self.labels, self.mirror = images, labels, mirror
         self.batch, self.per_lane, self.seed, self.device = batch, batch // lanes, seed, device
@@ -45,20 +53,43 @@ class Lanes:
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.hands: list[Batch] = []
         self._next, self.stride = start, stride or batch
+        self._feed, self._cores = feed, cores
+        self.pipeline: Pipeline | None = None
+        self._upload: Upload | None = None
 
     def next(self) -> list[Batch]:
-        """The hands of the next position: one Batch a pass. Made here and now: a thread that makes images in
-        memory ahead costs more, by taking turns with this one, than they do."""
-        self.hands = [self.hand(self._next, lanes) for lanes in self.passes]
+        """The hands of the next position: one Batch a pass. Images in memory are gathered here and now: a thread that
+        does it ahead costs more, by taking turns with this one, than they do. Others come from a pipeline."""
+        if self._upload is None and isinstance(self.images, Streamed):
+            cuda = self.device.type == "cuda"
+            self.pipeline = Pipeline(self.images, self.plan(self._next), self._feed, pinned=cuda, cores=self._cores)
+            self._upload = Upload(self.pipeline, self.device)
+        ahead = self._upload
+        self.hands = [self.hand(self._next, lanes, ahead.take() if ahead else None) for lanes in self.passes]
         self._next += self.stride
         return self.hands
 
-    def hand(self, position: int, lanes: tuple[int, ...]) -> Batch:
-        """What these lanes see at this position."""
+    def hand(self, position: int, lanes: tuple[int, ...], pixels: Tensor | None = None) -> Batch:
+        """What these lanes see at this position. pixels : theirs, [N, H, W, C] uint8, where they are here already."""
+        order = self.order(position, lanes)
+        pixels = self._gathered(order) if pixels is None else pixels
+        labels = None if self.labels is None else torch.from_numpy(self.labels[order.index]).to(self.device)
+        return Batch(self._floats(pixels), labels, Draw(self.seed, position, lanes, self.per_lane, self.device))
+
+    def plan(self, position: int) -> Iterator[Order]:
+        """Which images every pass holds, from a position on, without end."""
+        while True:
+            for lanes in self.passes:
+                yield self.order(position, lanes)
+            position += self.stride
+
+    def order(self, position: int, lanes: tuple[int, ...]) -> Order:
+        """Which images these lanes see at this position, and which of them mirrored."""
         index = np.concatenate([self.index(position, lane) for lane in lanes])
-        labels = None if self.labels is None else torch.from_numpy(self.labels[index]).to(self.device)
-        draw = Draw(self.seed, position, lanes, self.per_lane, self.device)
-        return Batch(self._to_device(self.images[index], position, lanes), labels, draw)
+        if not self.mirror:
+            return Order(index)
+        flips = [generator(self.seed, "mirror", lane, position).random(self.per_lane) < 0.5 for lane in lanes]
+        return Order(index, np.concatenate(flips))
 
     def index(self, position: int, lane: int) -> np.ndarray:
         """[per_lane] which images of the data a lane sees at a position."""
@@ -70,15 +101,29 @@ class Lanes:
             index[inside] = shuffled(self.seed, epoch, size)[at[inside] % size]
         return index
 
-    def _to_device(self, pixels: np.ndarray, position: int, lanes: tuple[int, ...]) -> Tensor:
-        """[N, H, W, C] uint8 -> [N, C, H, W] float32 in [-1, 1], in the device's layout."""
-        if self.mirror:
-            flip = np.concatenate(
-                [generator(self.seed, "mirror", lane, position).random(self.per_lane) < 0.5 for lane in lanes]
-            )
-            pixels[flip] = pixels[flip, :, ::-1]
+    def told(self) -> dict[str, float]:
+        """What a line of stats says of the pipeline; nothing where there is none."""
+        return self.pipeline.told() if self.pipeline else {}
+
+    def decisions(self) -> list[str]:
+        """What its tuner changed since this was last asked for."""
+        return self.pipeline.decisions() if self.pipeline else []
+
+    def close(self) -> None:
+        """Let the pipeline go, if there is one."""
+        if self.pipeline:
+            self.pipeline.close()
+        self.pipeline = self._upload = None
+
+    def _gathered(self, order: Order) -> Tensor:
+        """[N, H, W, C] uint8 on the device, read on the spot."""
+        pixels = self.images[order.index]
+        if order.flip is not None:
+            pixels[order.flip] = pixels[order.flip, :, ::-1]
         x = torch.from_numpy(pixels)
-        if self.device.type == "cuda":
-            x = x.pin_memory().to(self.device, non_blocking=True)
-        x = x.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
+        return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x
+
+    def _floats(self, pixels: Tensor) -> Tensor:
+        """[N, H, W, C] uint8 -> [N, C, H, W] float32 in [-1, 1], in the device's layout."""
+        x = pixels.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
         return x.float().div_(127.5).sub_(1)

@@ -6,27 +6,36 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Annotated, BinaryIO, Protocol
 
+from pydantic import Field
+
+from paragan.config import record
+from paragan.data.cache import default_cache
 from paragan.data.decode import DecodeError
 
 _ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@record
 class Reach:
     """How far places are reached.
 
-    cache      : folder that keeps what came from far away; "" for none
+    cache      : folder that keeps what came from far away ("" for none, auto: ~/.cache/paragan/data)
     cache_gb   : how much of it, 0 for half of what is free there
     timeout_s  : a request that is not answered in full within this is asked again
     patience_s : for how long it is asked again, with growing pauses, before the place counts as out of reach
     """
 
-    cache: str = ""
-    cache_gb: float = 0.0
-    timeout_s: float = 10.0
-    patience_s: float = 120.0
+    cache: str = "auto"
+    cache_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
+    patience_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
+
+    @property
+    def folder(self) -> str:
+        """The cache's, "" for none."""
+        return default_cache() if self.cache == "auto" else self.cache
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,11 @@ def place_of(where: str, reach: Reach | None = None) -> tuple[Place, str]:
 def shown(name: str | Path) -> str:
     """A name that stays on one line and can be printed: control and undecodable characters escaped."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(name))
+
+
+def masked(text: str) -> str:
+    """A line without the passwords and signatures that addresses in it carry."""
+    return re.sub(r"\?[^\s:]\S*", "?...", re.sub(r"://[^/\s]*@", "://***@", text))
 
 
 def one_line(error: BaseException) -> str:

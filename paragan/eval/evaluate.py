@@ -15,14 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from paragan.errors import Unusable
 from paragan.eval.features import FeatureSpace
 from paragan.eval.metrics import COUNT, METRICS, Metric, metric_named, metric_names, number_of_fakes
 from paragan.eval.shares import ALONE, Summing
-from paragan.eval.summary import Sample, Summary, look, rows_of
+from paragan.eval.summary import Rows, Sample, Summary, look, rows_of
 
 Value = str | int | float | bool | None
 
@@ -86,7 +85,7 @@ def comparable(a: Score | Mapping[str, Any], b: Score | Mapping[str, Any]) -> li
 
 def evaluate(
     fakes: Sample,
-    reals: np.ndarray | Summary | None,
+    reals: Rows | Summary | None,
     *,
     space: FeatureSpace,
     metrics: Sequence[str],
@@ -144,7 +143,7 @@ def _scores(
     return [Score(score, value, record, seconds, notes) for score, value in named]
 
 
-def _seen(reals: np.ndarray | Summary | None, metrics: Sequence[str], how: Mapping[str, Any]) -> Summary:
+def _seen(reals: Rows | Summary | None, metrics: Sequence[str], how: Mapping[str, Any]) -> Summary:
     """A summary of reals that serves these metrics, made if it was not given."""
     if reals is None:
         raise Unusable(f"reals: {metrics[0]} compares with real images, uint8 [N, H, W, C], and none were given")
@@ -171,7 +170,7 @@ def _record(metric: Metric, protocol: Protocol, real: Summary | None, fake: Summ
 
 
 def summarize(
-    images: np.ndarray | Sample,
+    images: Rows | Sample,
     *,
     space: FeatureSpace,
     metrics: Sequence[str],
@@ -187,7 +186,7 @@ def summarize(
     `Unusable` for what are no uint8 images, for fewer than two, and for features that are not finite.
     """
     readings = {metric_named(name).reads for name in metrics}
-    if isinstance(images, np.ndarray):
+    if not callable(images):
         most, sample = len(images), rows_of(images)
         count = most if count is None else min(count, most)
     else:

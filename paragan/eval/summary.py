@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,17 @@ from paragan.eval.scores import Gaussian, Moments
 from paragan.eval.shares import Summing, dealt, of_first, whole
 
 Sample = Callable[[range], Tensor]  # indices -> uint8 images [len, C, H, W]
+
+
+class Rows(Protocol):
+    """Images uint8 [N, H, W, C], an array or what reads them when it is sliced."""
+
+    @property
+    def dtype(self) -> np.dtype: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: slice, /) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -78,9 +89,9 @@ def look(
     return _finite(summary)
 
 
-def rows_of(images: np.ndarray) -> Sample:
+def rows_of(images: Rows) -> Sample:
     """A sampler of the rows of uint8 [N, H, W, C]. Raises `Unusable` for another array."""
-    if images.dtype != np.uint8 or images.ndim != 4:
+    if images.dtype != np.uint8 or len(images.shape) != 4:
         raise Unusable(f"reals: want uint8 images [N, H, W, C], not {images.dtype} {list(images.shape)}")
 
     def sample(rows: range) -> Tensor:

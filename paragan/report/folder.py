@@ -10,7 +10,7 @@ import yaml
 
 from paragan.errors import Unusable
 from paragan.report import words
-from paragan.report.records import Row, columns, read
+from paragan.report.records import Row, columns, is_number, read
 
 TEXT = 100_000  # characters of run.yaml that are kept
 
@@ -43,6 +43,7 @@ class Folder:
     stats: Stats
     scores: list[Row]
     labels: list[Row]  # of a run per label
+    decisions: list[tuple[float, str]]  # kimg, and what the data pipeline changed
 
     def setting(self, *places: str) -> Any:
         """The first of some dotted places in the run that is set."""
@@ -78,9 +79,13 @@ def read_folder(run_dir: Path) -> Folder:
         raise Unusable(f"{file}: holds no run; the resolved run that `paragan train` wrote belongs there")
     if len(text) > TEXT:
         text = f"{text[:TEXT]}\n... {len(text) - TEXT:,} more characters in run.yaml"
-    return Folder(
-        path, text, run, Stats(read(path / "stats.jsonl")), read(path / "metrics.jsonl"), read(path / "labels.jsonl")
-    )
+    rows, scores, labels = (read(path / f"{name}.jsonl") for name in ("stats", "metrics", "labels"))
+    return Folder(path, text, run, Stats(rows), scores, labels, _decisions(rows))
+
+
+def _decisions(rows: Sequence[Row]) -> list[tuple[float, str]]:
+    told = [(row.get("Progress/kimg"), row.get("Data/decisions")) for row in rows]
+    return [(kimg, str(one)) for kimg, some in told if isinstance(some, list) and is_number(kimg) for one in some]
 
 
 def _no_run(path: Path) -> str:

@@ -26,6 +26,23 @@ CHARTS = (  # title, unit, where the axis begins at the latest, (name of the lin
     ("Losses", "", math.inf, (("G", "Loss/G/loss", "g"), ("D", "Loss/D/loss", "d"))),
     ("D's scores", "", math.inf, (("real", "Loss/scores/real", "real"), ("fake", "Loss/scores/fake", "g"))),
     ("Throughput", "images/s", 0, (("images/s", "Timing/img_per_sec", "other"),)),
+    (
+        "Data: latency of an image",
+        "ms",
+        0,
+        (
+            ("median", "Data/fetch_ms", "g"),
+            ("90 of 100", "Data/fetch_high_ms", "d"),
+            ("without congestion", "Data/quiet_ms", "real"),
+        ),
+    ),
+    ("Data: batches ahead", "batches", 0, (("asked for", "Data/depth", "g"), ("ready", "Data/ready", "real"))),
+    (
+        "Data: hands",
+        "threads",
+        0,
+        (("that decode", "Data/workers", "g"), ("requests at once", "Data/fetches", "d")),
+    ),
     ("Bytes sent", "bytes", 0, (("G", "Comm/G/sent_bytes", "g"), ("D", "Comm/D/sent_bytes", "d"))),
     ("Peak memory", "GB", 0, (("peak memory", "Resources/peak_mem_gb", "other"),)),
 )
@@ -67,6 +84,7 @@ def write_report(run_dir: Path) -> Path:
         "extra_charts": _extra_charts(folder.stats),
         "values": list(_values(folder.stats)),
         "times": time_spent(folder.stats),
+        "decisions": folder.decisions[-ROWS:],
         "text": folder.text,
         "written": datetime.datetime.now(datetime.UTC),
     }

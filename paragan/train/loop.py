@@ -86,16 +86,17 @@ def train(session: Session, observers: list[Observer], at_stop: Observer) -> str
 def rounds(session: Session, observers: list[Observer], at_stop: Observer, stop: Stop) -> None:
     """Play on until the end, or until the stop that is due."""
     clock = session.clock
-    while not clock.done:
-        if stop.due(clock.step):
-            at_stop(session)
-            what = f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})"
-            raise Interrupted(what, everywhere=not session.world.first)
-        start = time.perf_counter()
-        play_round(session)
-        clock.seconds += time.perf_counter() - start
-        if session.role.meet and eventful(session):
-            session.role.meet()
-        with session.stats.aside():
-            for observer in observers:
-                observer(session)
+    with contextlib.closing(session.lanes):
+        while not clock.done:
+            if stop.due(clock.step):
+                at_stop(session)
+                what = f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})"
+                raise Interrupted(what, everywhere=not session.world.first)
+            start = time.perf_counter()
+            play_round(session)
+            clock.seconds += time.perf_counter() - start
+            if session.role.meet and eventful(session):
+                session.role.meet()
+            with session.stats.aside():
+                for observer in observers:
+                    observer(session)

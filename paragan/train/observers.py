@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..config import plain
+from ..data.bad import Bad
 from ..data.grid import grid, readable
 from ..data.images import Images
 from ..errors import Diverged
@@ -67,7 +68,8 @@ class Log:
         self._written = session.clock.step
         line = session.stats.tick(session.clock.images, session.clock.step) | consensus(session)
         if session.world.first:
-            self.stats.append(line)
+            decisions = session.lanes.decisions()
+            self.stats.append(line | ({"Data/decisions": decisions} if decisions else {}))
             if session.role.teams:
                 lags.record(self.folder, session.clock.step, session.stats.lags)
             self.screen.tick(line)
@@ -91,6 +93,30 @@ class Log:
     def close(self) -> None:
         if self._board is not None:
             self._board.close()
+
+
+@dataclass
+class BadFiles:
+    """bad_files.txt: the images that this rank could not use, and why, as soon as a tick ends after they were met."""
+
+    folder: Path
+    images: Images
+    _listed: int = 0
+
+    def __call__(self, session: Session) -> None:
+        bad = self.images.bad
+        if bad is None or len(bad.reasons) == self._listed:
+            return
+        if session.clock.step <= 1 or every(session, session.run.output.tick_kimg) or session.clock.done:
+            self.list(bad)
+
+    def list(self, bad: Bad) -> None:
+        """Add what is not there yet: another rank, or this run before it was stopped, may have met it."""
+        path, lines = self.folder / "bad_files.txt", bad.lines()
+        there = set(path.read_text("utf-8").splitlines()) if path.exists() else set()
+        with path.open("ab", buffering=0) as file:
+            file.write("".join(f"{line}\n" for line in lines if line not in there).encode())
+        self._listed = len(lines)
 
 
 @dataclass(frozen=True)

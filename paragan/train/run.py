@@ -16,7 +16,9 @@ from torch import nn
 
 from ..comm.flat import bucket_bytes
 from ..config import by_name, record
-from ..data.images import Images, load
+from ..data.images import Hold, Images, load
+from ..data.pipeline import Feed
+from ..data.places import Reach
 from ..errors import Unusable
 from ..game.average import Decay
 from ..game.game import Game
@@ -45,12 +47,16 @@ Strategy = Annotated[Lockstep | Mixing | Async | Labels, Field(discriminator="na
 class Data:
     """What to train on.
 
-    path       : `digits`, an .npz (images uint8 NHWC, labels) or a folder PATH/<class>/*.png|jpg; "" asks for --data
+    path       : `digits`, a file, a folder or an address (docs/data.md lists the formats); "" asks for --data
     resolution : images are cropped to a square and resized to this (0: chosen from the data)
     channels   : 1 grey, 3 RGB (0: chosen from the data)
     labels     : whether G and D are told the class
     mirror     : flip every second image left to right
     only       : the images of this class alone, by its number (null: of all); nobody is told a class then
+    hold       : decode all of them into memory, or stream them (auto: what is near and takes at most 2 GiB is held)
+    bad_share  : how much of the data may be damaged or gone; others of the same class stand in for it
+    reach      : how data behind an address is read
+    feed       : how streamed images are read ahead
     """
 
     path: str = ""
@@ -59,6 +65,10 @@ class Data:
     labels: bool = True
     mirror: bool = False
     only: Count | None = None
+    hold: Hold = "auto"
+    bad_share: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    reach: Reach = Reach()
+    feed: Feed = Feed()
 
 
 def _listed(value: Any) -> Any:
@@ -184,6 +194,8 @@ def differing(name: str) -> bool:
         "output",
         "device.kind",
         "device.threads",
+        "data.reach",
+        "data.feed",
         "evaluation",
         "strategy.lost_after_s",
         "strategy.split",
@@ -206,7 +218,15 @@ def load_images(run: Run) -> Images:
     """The data of a run, in memory."""
     data, alone = run.data, run.data.only is not None
     labels = data.labels or alone
-    images = load(data.path, resolution=data.resolution or None, channels=data.channels or None, labels=labels)
+    images = load(
+        data.path,
+        resolution=data.resolution or None,
+        channels=data.channels or None,
+        labels=labels,
+        hold=data.hold,
+        bad_share=data.bad_share,
+        reach=data.reach,
+    )
     return images if data.only is None else images.of_class(data.only)
 
 
@@ -214,7 +234,8 @@ def resolve(run: Run, images: Images) -> Run:
     """The record with everything filled in that was left to the data or to the device."""
     _, resolution, _, channels = images.images.shape
     labelled = run.data.labels and images.labels is not None
-    data = dataclasses.replace(run.data, resolution=resolution, channels=channels, labels=labelled)
+    hold = "memory" if images.held else "stream"
+    data = dataclasses.replace(run.data, resolution=resolution, channels=channels, labels=labelled, hold=hold)
     device = run.device
     if device.precision == "auto":
         fast = pick_device(device.kind).type == "cuda" or cpu_has_bf16()

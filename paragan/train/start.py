@@ -26,7 +26,7 @@ from .checkpoint import Checkpoints, Damaged, Loaded
 from .folder import RunFolder, Wanted, changed, refuse_differences, under_way
 from .loop import Observer, Session, train
 from .model import folder_to_start_from, load_weights
-from .observers import Log, Pictures, Save, draw_reals
+from .observers import BadFiles, Log, Pictures, Save, draw_reals
 from .progress import Screen
 from .regroup import Table
 from .run import Pair, Run, build_game, build_nets, load_images, refuse_clip, resolve, spec_of, teacher_of
@@ -117,7 +117,7 @@ def play(
 ) -> str:
     """From where the session stands to its end; see `train`."""
     late = ""
-    world, observers = session.world, [*watchers, desk.log, desk.pictures, desk.save, desk.scoring]
+    world, observers = session.world, [*watchers, desk.log, desk.bad_files, desk.pictures, desk.save, desk.scoring]
     if isinstance(world, Elastic):
         table = Table(world, folder, images, screen, desk.save, lambda s: seat(s.run, world, images, s.game, s.clock))
         table.play(session, observers, desk.finish)
@@ -194,6 +194,7 @@ class Desk:
     pictures: Pictures
     save: Save
     scoring: Scoring
+    bad_files: BadFiles
 
     def finish(self, session: Session) -> None:
         """What the end of a run leaves, whether or not somebody was lost while it was written."""
@@ -211,6 +212,7 @@ def at_desk(run: Run, folder: RunFolder, images: Images, screen: Screen, checkpo
             Pictures(folder.path, log),
             Save(folder.path, checkpoints, images, log),
             Scoring(folder.path, images, screen, run.evaluation),
+            BadFiles(folder.path, images),
         )
     finally:
         screen.stop()
@@ -263,8 +265,6 @@ def assemble(run: Run, world: World, images: Images, pair: Pair, start: Loaded |
 def seat(run: Run, world: World, images: Images, game: Game, clock: Clock) -> Session:
     """What a session has of its world, as it is now: role, lanes and stats."""
     role = run.strategy.role(game, world, run.lanes)
-    stats = Stats(world, game.players, role)
-    stats.start_at(clock.images)
     lanes = Lanes(
         images.images,
         game.labels,
@@ -278,7 +278,11 @@ def seat(run: Run, world: World, images: Images, game: Game, clock: Clock) -> Se
         merge=run.device.merge,
         device=world.device,
         channels_last=run.device.channels_last,
+        feed=run.data.feed,
+        cores=max(1, len(os.sched_getaffinity(0)) // world.place.local_size),
     )
+    stats = Stats(world, game.players, role, lanes.told)
+    stats.start_at(clock.images)
     return Session(run, world, game, role, clock, lanes, stats)
 
 

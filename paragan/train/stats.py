@@ -7,7 +7,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import torch
@@ -22,11 +22,19 @@ from ..strategies.role import Role
 class Stats:
     """Collects the losses of every beat, and turns them into one line a tick, the same on all ranks.
 
+    of_data : what this rank's data pipeline says of itself
     lags : of every round since the tick before the last line, by player: how old was what it saw
     """
 
-    def __init__(self, world: World, players: tuple[Player, ...], role: Role | None = None):
+    def __init__(
+        self,
+        world: World,
+        players: tuple[Player, ...],
+        role: Role | None = None,
+        of_data: Callable[[], Mapping[str, float]] = dict,
+    ):
         self.world, self.players = world, players
+        self.of_data = of_data
         self.seen = role.seen if role else {}
         self.teams = role is not None and role.teams
         self.lags: dict[str, list[int]] = {}
@@ -68,6 +76,7 @@ class Stats:
         waited = sum(player.meter.wait_s for player in self.players)
         line["Timing/exchange_wait_s"] = waited - self._waited
         line |= {f"Comm/{p.name}/sent_bytes": float(max(t["sent"][p.name] for t in told)) for p in self.players}
+        line |= self.of_data()
         line["Resources/peak_mem_gb"] = peak_memory_gb(self.world.device)
         self._last, self._images, self._waited, self.data_wait_s = now, images, waited, 0.0
         self._aside_s = 0.0

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fuzz
 import pytest
+
+import fuzz
 
 ROOT = Path(__file__).parents[2]
 LONGEST_S = 170  # all blocks, on a busy machine; each takes seconds

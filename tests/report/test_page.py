@@ -315,3 +315,18 @@ def test_a_run_that_is_no_yaml_is_unusable(fresh, text):
 def test_a_long_run_record_is_cut(fresh):
     (fresh / "run.yaml").write_text("recipe: digits\nlong: " + "x" * 300_000)
     assert "more characters in run.yaml" in page(fresh).words
+
+
+def test_what_the_data_pipeline_did_is_shown(fresh):
+    rows = [
+        tick(place, **{"Data/fetch_ms": 5 + place, "Data/depth": 4 * place, "Data/fetches": 16, "Data/workers": 1})
+        for place in range(1, 4)
+    ]
+    rows[1]["Data/decisions"] = ["3.5 s, congestion: fetches 16 -> 48 <b>"]
+    rows[2]["Data/decisions"] = "not a list"
+    lines(fresh / "stats.jsonl", rows)
+    page = write_report(fresh).read_text()
+    assert "Data: latency of an image" in page
+    assert "Data: batches ahead" in page
+    assert "What the data pipeline changed, on rank 0: 1" in page
+    assert "3.5 s, congestion: fetches 16 -&gt; 48 &lt;b&gt;" in page

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from paragan.data.decode import FORMATS
+from paragan.data.decode import FORMATS, DecodeError
 from paragan.data.places import Entries, Place, shown
 from paragan.data.sources.fetch import fetch
 from paragan.errors import Unusable
+
+AT_ONCE = 32  # requests, far away
+ASKED = 4096  # sizes that are asked for, one by one, far away
 
 
 class Folder:
@@ -43,9 +47,22 @@ class Folder:
         return self.place.at(self.names[index])
 
     def identity(self) -> Iterable[bytes]:
-        for index, name in enumerate(self.names):
-            size = self.sizes[index] if self.sizes else None
-            yield f"{name}\0{self.place.size(name) if size is None else size}\n".encode(errors="surrogateescape")
+        """Names and sizes. Far away, of more than 4,096 sizes that must be asked for, those of an even sample."""
+        sizes = list(self.sizes or [None] * len(self))
+        unknown = [index for index, size in enumerate(sizes) if size is None]
+        if self.place.remote and len(unknown) > ASKED:
+            unknown = [unknown[at] for at in np.linspace(0, len(unknown) - 1, ASKED).astype(np.int64)]
+        with ThreadPoolExecutor(AT_ONCE if self.place.remote else 1) as pool:
+            for index, size in zip(unknown, pool.map(self._size, unknown)):
+                sizes[index] = size
+        for name, size in zip(self.names, sizes):
+            yield f"{name}\0{'' if size is None else size}\n".encode(errors="surrogateescape")
+
+    def _size(self, index: int) -> int:
+        try:
+            return self.place.size(self.names[index])
+        except DecodeError:  # gone: `read` says so, when it is needed
+            return -1
 
 
 def folder(place: Place, here: Entries, inside: str = "") -> Folder:
@@ -62,7 +79,8 @@ def folder(place: Place, here: Entries, inside: str = "") -> Folder:
         return Folder(place, names, None, (), _ignored(here.files, []), list(images.values()))
     if not here.folders:
         raise Unusable(_nothing(where, list(here.files)))
-    within = [place.entries(joined(inside, name)) for name in here.folders]
+    with ThreadPoolExecutor(AT_ONCE if place.remote else 1) as pool:
+        within = list(pool.map(lambda name: place.entries(joined(inside, name)), here.folders))
     members = [_images(entries) for entries in within]
     everything = [*here.files, *(file for entries in within for file in entries.files)]
     deeper = [joined(name, sub) for name, entries in zip(here.folders, within) for sub in entries.folders]

@@ -14,10 +14,11 @@ import numpy as np
 from paragan.data.decode import DecodeError
 from paragan.data.places import Here, Place, one_line, shown
 from paragan.data.sources.fetch import LARGEST, fetch
+from paragan.data.sources.listing import named
 from paragan.data.sources.npz import check_labels
 from paragan.errors import Unusable
 
-WANTED = "imgs (uint8 [N, C, H, W] or [N, H, W, C]) and labels (integers [N], optional)"
+WANTED = "imgs (uint8 [N, C, H, W] or [N, H, W, C]), labels (integers [N], optional), classes (names [K], optional)"
 
 _KEYS = ("imgs", "images")
 _FILTERS = {1, 2, 3, 32000}  # deflate, shuffle, fletcher32, lzf: what h5py itself brings
@@ -38,12 +39,18 @@ class Hdf5:
     whole = None
 
     def __init__(
-        self, place: Place, file: str, images: Any, first: bool, labels: np.ndarray | None, notes: tuple[str, ...]
+        self,
+        place: Place,
+        file: str,
+        images: Any,
+        first: bool,
+        labels: np.ndarray | None,
+        classes: tuple[str, ...],
+        notes: tuple[str, ...],
     ):
         self.place, self.file, self.where, self.near = place, file, place.at(file), not place.remote
         self.images, self.first = images, first
-        self.labels, self.notes = labels, notes
-        self.classes = () if labels is None else tuple(str(label) for label in range(int(labels.max()) + 1))
+        self.labels, self.classes, self.notes = labels, classes, notes
         self.shape = tuple(int(side) for side in images.shape)  # [N, C, H, W] if the channels come `first`
         self.start = _start(images, place.size(file))
         with _reading(self.where):
@@ -95,12 +102,13 @@ def hdf5(place: Place, name: str, *, labels: bool = True) -> Hdf5:
     try:
         key, images = _images(file, where, place.size(name))
         first = len(images.shape) == 4 and images.shape[3] not in (1, 3)
-        numbers = _labels(file, where, images.shape[0], place.size(name)) if labels else None
-        others = _keys(file, where) - {key, "labels"}
+        names = _classes(file, where, place.size(name))
+        numbers = _labels(file, where, images.shape[0], place.size(name), len(names) or None) if labels else None
+        others = _keys(file, where) - {key, "labels"} - ({"classes"} if names else set())
         notes = [f"ignored keys: {_some(others)}"] * bool(others)
         if images.chunks and images.chunks[0] > 1 and images.compression:
             notes += [f"compressed in chunks of {images.chunks[0]:,} images: each is unpacked for any of them"]
-        return Hdf5(place, name, images, first, numbers, tuple(notes))
+        return Hdf5(place, name, images, first, numbers, named(numbers, names), tuple(notes))
     except Unusable:
         with contextlib.suppress(*_DAMAGE):
             file.close()
@@ -162,7 +170,19 @@ def _images(file: Any, where: str, size: int) -> tuple[str, Any]:
     return key, images
 
 
-def _labels(file: Any, where: str, count: int, size: int) -> np.ndarray | None:
+def _classes(file: Any, where: str, size: int) -> tuple[str, ...]:
+    """The names of classes, if there are such: different strings of fixed width in UTF-8. Anything else is ignored."""
+    if "classes" not in _keys(file, where):
+        return ()
+    found = _dataset(file, where, "classes", size)
+    if found.dtype.kind != "S" or len(found.shape) != 1:
+        return ()
+    with _reading(where):
+        names = tuple(shown(name.decode(errors="replace")) for name in found[:].tolist())
+    return names if len(set(names)) == len(names) else ()
+
+
+def _labels(file: Any, where: str, count: int, size: int, classes: int | None) -> np.ndarray | None:
     if "labels" not in _keys(file, where):
         return None
     labels = _dataset(file, where, "labels", size)
@@ -172,7 +192,7 @@ def _labels(file: Any, where: str, count: int, size: int) -> np.ndarray | None:
         raise Unusable(f"data: {where}: labels are {list(labels.shape)}, wanted [{count}], one an image")
     with _reading(where):
         numbers = labels[:]
-    check_labels(numbers, where, None)
+    check_labels(numbers, where, classes)
     return numbers.astype(np.int64)
 
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from paragan.data.decode import FORMATS, DecodeError
 from paragan.data.places import Place, one_line, shown
+from paragan.data.sources.listing import CLASSES, class_names
 from paragan.data.sources.tarred import Member, Windowed, gone, members
 from paragan.errors import Unusable
 
 NONE = -(2**63)  # the label of an image that has none
 
-_CLASSES = "classes.json"
 _TEXTS = ("cls", "txt", "json")  # kinds of members that may tell the label, the first that does
 _LARGEST_TEXT = 2**20  # bytes; larger ones tell no label
 _LONGEST_KEY = 255
@@ -200,16 +200,10 @@ def _crc32(file: Windowed, member: Member) -> int:
 def classes_beside(place: Place) -> tuple[str, ...]:
     """The names in the classes.json beside the shards, if there is one that may be read."""
     try:
-        data = place.read(_CLASSES)
+        data = place.read(CLASSES)
     except (DecodeError, OSError, Unusable):
         return ()
-    try:
-        names = json.loads(data)
-    except (ValueError, RecursionError):
-        names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
-        raise Unusable(f'data: {place.at(_CLASSES)} is no list of different names: write ["cat", "dog", ...]')
-    return tuple(shown(name) for name in names)
+    return class_names(data, place.at(CLASSES))
 
 
 def _array(archive: zipfile.ZipFile, key: str, kind: str) -> np.ndarray:

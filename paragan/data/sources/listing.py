@@ -14,6 +14,7 @@ from paragan.data.sources.npz import check_labels
 from paragan.errors import Unusable
 
 LISTING = "dataset.json"
+CLASSES = "classes.json"  # names of classes, which dataset.json has not: ["cat", "dog", ...]
 LARGEST = 2**29  # bytes of a dataset.json
 
 _DEPTH = 4  # folders within folders that are looked through
@@ -28,10 +29,11 @@ def is_image(name: str) -> bool:
     return "." in base and base[base.rindex(".") :].lower() in FORMATS
 
 
-def listed(data: bytes, names: Sequence[str], where: str) -> np.ndarray | None:
+def listed(data: bytes, names: Sequence[str], where: str, classes: int | None = None) -> np.ndarray | None:
     """The labels [N] int64 that a dataset.json, which messages call `where`, gives to the files `names`.
 
-    None where it gives none. Raises `Unusable` unless it gives one to each, and to nothing else.
+    None where it gives none. Raises `Unusable` unless it gives one to each, and to nothing else. `classes` is how many
+    there are, if that is known.
     """
     found = _parsed(data, where)
     if found is None:
@@ -41,13 +43,29 @@ def listed(data: bytes, names: Sequence[str], where: str) -> np.ndarray | None:
     if missing or unknown:
         raise Unusable(f"data: {where} {_mismatch(missing, unknown, len(names), len(found))}")
     labels = np.array([found[name] for name in names], np.int64)
-    check_labels(labels, where, None)
+    check_labels(labels, where, classes)
     return labels
+
+
+def class_names(data: bytes, where: str) -> tuple[str, ...]:
+    """The names in a classes.json, which messages call `where`. Raises `Unusable` for anything else."""
+    try:
+        names = json.loads(data)
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+        raise Unusable(f'data: {where} is no list of different names: write ["cat", "dog", ...]')
+    return tuple(shown(name) for name in names)
 
 
 def numbered(labels: np.ndarray | None) -> tuple[str, ...]:
     """Names for classes that have none: their numbers."""
     return () if labels is None else tuple(str(label) for label in range(int(labels.max()) + 1))
+
+
+def named(labels: np.ndarray | None, classes: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the classes of labels: `classes`, or their numbers where there are none."""
+    return () if labels is None else classes or numbered(labels)
 
 
 def listed_folder(place: Place, here: Entries, *, labels: bool = True) -> Folder:
@@ -60,10 +78,13 @@ def listed_folder(place: Place, here: Entries, *, labels: bool = True) -> Folder
         return Folder(place, names, None, (), (), sizes)
     where = place.at(LISTING)
     try:
-        numbers = listed(place.read(LISTING), names, where)
+        classes = class_names(place.read(CLASSES), place.at(CLASSES)) if CLASSES in here.files else ()
+        numbers = listed(place.read(LISTING), names, where, len(classes) or None)
     except DecodeError as error:
         raise Unusable(f"data: {where} cannot be read: {error}") from None
-    return Folder(place, names, numbers, numbered(numbers), (f"labels of {LISTING}",) * (numbers is not None), sizes)
+    return Folder(
+        place, names, numbers, named(numbers, classes), (f"labels of {LISTING}",) * (numbers is not None), sizes
+    )
 
 
 def _below(place: Place, here: Entries, inside: str = "", depth: int = 0) -> Iterator[tuple[str, int | None]]:

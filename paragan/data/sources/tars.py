@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paragan.data.aside import aside
 from paragan.data.decode import DecodeError
 from paragan.data.places import Entries, Here, Place, Reach, shown
 from paragan.data.sources.fetch import fetch
@@ -68,7 +68,7 @@ def open_tars(
     Their index is `INDEX` beside them where it is about them as they are. Otherwise they are read once to make it, and
     it is kept there, or in the cache of `reach` if they lie far away, if that can be written.
     """
-    sizes = _sizes(place, pattern)
+    sizes = sizes_of(place, pattern)
     index, note = _index(place, sizes, reach or Reach(), say)
     notes = (f"{len(sizes):,} shard{'s' * (len(sizes) != 1)}; {note}",)
     if not labels or (index.label == NONE).all():
@@ -114,7 +114,7 @@ def expanded(pattern: str) -> Iterator[str]:
             yield f"{pattern[: match.start()]}{number:0{width}d}{rest}"
 
 
-def _sizes(place: Place, pattern: str) -> dict[str, int]:
+def sizes_of(place: Place, pattern: str) -> dict[str, int]:
     """The shards that a pattern names, with their bytes."""
     itself = isinstance(place, Here) and (place.path / pattern).is_file()  # a file that is called so
     names, sizes = [pattern] if itself else list(expanded(pattern)), {}
@@ -151,10 +151,11 @@ def _index(place: Place, sizes: dict[str, int], reach: Reach, say: Say | None) -
                 return found, f"index of {where}"
     made = build(place, names, lengths, say)
     if kept is None:
-        return made, "their index is made anew each time; --data.cache FOLDER would keep it"
+        return made, "their index is made anew each time; --data.reach.cache=FOLDER would keep it"
     try:
-        _write(kept, made.to_bytes())
-    except OSError:
+        with aside(kept) as path:
+            path.write_bytes(made.to_bytes())
+    except (Unusable, OSError):
         return made, f"their index cannot be kept as {shown(kept)}, and is made anew each time"
     return made, f"index kept as {shown(kept)}"
 
@@ -173,15 +174,4 @@ def _kept(place: Place, sizes: dict[str, int], reach: Reach) -> Path | None:
     if not place.remote:
         return place.path / INDEX if isinstance(place, Here) else None
     about = hashlib.sha256(repr((place.where, list(sizes.items()))).encode(errors="surrogateescape")).hexdigest()[:32]
-    return Path(reach.cache) / "indexes" / f"{about}.npz" if reach.cache else None
-
-
-def _write(path: Path, data: bytes) -> None:
-    """All of it or nothing, whoever else does the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        new.write_bytes(data)
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+    return Path(reach.folder).expanduser() / "indexes" / f"{about}.npz" if reach.folder else None

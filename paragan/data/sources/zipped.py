@@ -17,7 +17,7 @@ from paragan.data.places import Place, one_line, shown
 from paragan.data.sources import listing
 from paragan.data.sources.fetch import LARGEST, fetch
 from paragan.data.sources.folder import extensions
-from paragan.data.sources.listing import LISTING, is_image, listed, numbered
+from paragan.data.sources.listing import CLASSES, LISTING, class_names, is_image, listed, named
 from paragan.errors import Unusable
 
 _LOCAL = struct.Struct("<4s5H3L2H")  # the header before a member's bytes: [0] signature, [9] and [10] two lengths
@@ -146,18 +146,20 @@ def zipped(place: Place, name: str, *, labels: bool = True) -> Zipped:
     twice = next((name for name, after in itertools.pairwise(names) if name == after), None)
     if twice is not None:
         raise Unusable(f"data: {archive.where} holds {shown(twice)} twice: write it again with one of them")
-    about = next((one for one in archive.members if one.name == LISTING), None)
-    notes = (f"ignored other files in the archive ({others - bool(about):,})",) * (others > bool(about))
+    about, names_of = (next((one for one in archive.members if one.name == name), None) for name in (LISTING, CLASSES))
+    others -= bool(about) + bool(about and names_of)
+    notes = (f"ignored other files in the archive ({others:,})",) * bool(others)
     if not labels:
         return Zipped(archive, images, None, (), notes)
     if about is None:
         return Zipped(archive, images, *_by_folder(names, archive.where), notes)
     where = f"{archive.where}/{LISTING}"
     try:
-        numbers = listed(archive.read(about, listing.LARGEST), names, where)
+        classes = class_names(archive.read(names_of), f"{archive.where}/{CLASSES}") if names_of else ()
+        numbers = listed(archive.read(about, listing.LARGEST), names, where, len(classes) or None)
     except DecodeError as error:
         raise Unusable(f"data: {where} cannot be read: it {error}; write the archive again") from None
-    return Zipped(archive, images, numbers, numbered(numbers), notes)
+    return Zipped(archive, images, numbers, named(numbers, classes), notes)
 
 
 def _by_folder(names: Sequence[str], where: str) -> tuple[np.ndarray | None, tuple[str, ...]]:

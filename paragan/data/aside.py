@@ -1,0 +1,38 @@
+"""Files and folders that are there complete, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paragan.errors import Unusable
+
+
+@contextmanager
+def aside(out: Path) -> Iterator[Path]:
+    """A hidden path next to `out`, to be made a file or a folder; it is renamed to `out` if all went well, and removed
+    if not. A file replaces an older one. Raises `Unusable` where nothing can be written."""
+    hidden = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        hidden.touch()
+        hidden.unlink()
+    except OSError as error:
+        raise Unusable(f"{out} cannot be written: {error.strerror or error}: name another place") from None
+    try:
+        yield hidden
+        hidden.replace(out)
+    finally:
+        if hidden.is_dir():
+            shutil.rmtree(hidden)
+        else:
+            hidden.unlink(missing_ok=True)
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise `Unusable` for what is there already."""
+    if out.exists() or out.is_symlink():
+        raise Unusable(f"{out} exists already: name a new one, or remove it first")

@@ -1,0 +1,376 @@
+"""Images that are fetched and decoded ahead of the step that takes them.
+
+    pipeline = Pipeline(images, plan)      # plan: which images each batch holds, without end
+    pixels = pipeline.take()               # [N, R, R, C] uint8, in the order of the plan whatever comes first
+
+Threads, since decoders release the interpreter's lock while they decode and hand over memory for nothing; processes
+would copy every image once more (`benchmarks/pipeline.py decode` has both). Near images are read by whoever decodes
+them. Far ones are fetched one by one, many at once, and decoded in chunks as soon as these are complete.
+
+Memory: the pixels of batches that were begun and not yet taken, and encoded images that wait to be decoded, stay below
+`Feed.memory_gb`; beside it every decoder has one image at its full size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from paragan.config import record
+from paragan.data.decode import DecodeError, place
+from paragan.data.source import Record
+from paragan.data.streamed import Streamed
+from paragan.data.tuner import WINDOW_S, Hands, Tuning, Window, tune
+from paragan.errors import Failed, Unusable
+
+Count = Annotated[int, Field(ge=0)]
+CHUNK = 16  # images that one thread decodes at a stretch
+MOST_FETCHES = 128
+DEEPEST = 1024
+SPARE = 2  # buffers kept for batches to come
+STALLED_S = 600.0  # without a single image: then something below has hung
+
+
+@record
+class Feed:
+    """How images that are not held in memory are read ahead. 0: found while training runs.
+
+    workers : threads that decode;  fetches : requests at once, far away;  depth : batches ahead
+    memory_gb : what all that is ahead may take, on every rank
+    """
+
+    workers: Count = 0
+    fetches: Count = 0
+    depth: Count = 0
+    memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one batch holds. index : [N] of the images;  flip : [N] which of them are mirrored, or None"""
+
+    index: np.ndarray
+    flip: np.ndarray | None = None
+
+
+@dataclass(eq=False)
+class _Batch:
+    """A batch under way. left : images that are not in `out` yet;  missing : of each chunk, those not fetched yet
+    error : what became of it, where it cannot be made"""
+
+    number: int
+    order: Order
+    out: np.ndarray  # [N, R, R, C] uint8
+    left: int
+    records: list[Record | DecodeError | None] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    error: Exception | None = None
+
+
+class _Watch:
+    """What happened since the last window. Its owner holds a lock."""
+
+    def __init__(self) -> None:
+        self.began, self.wait_s, self.taken = time.perf_counter(), 0.0, 0
+        self.fetches: list[float] = []
+        self.decode_s, self.decoded = 0.0, 0
+
+    def window(self, ready: int) -> Window:
+        middle, high = np.quantile(self.fetches, (0.5, 0.9)) if self.fetches else (0.0, 0.0)
+        seconds = max(time.perf_counter() - self.began, 1e-6)
+        decode_s = self.decode_s / max(self.decoded, 1)
+        return Window(seconds, min(self.wait_s, seconds), self.taken, float(middle), float(high), decode_s, ready)
+
+
+class Pipeline:
+    """Batches of a plan, in its order, made ahead by threads whose number follows what is seen (`tuner`).
+
+    pinned : into memory that a CUDA device copies from by itself
+    """
+
+    def __init__(
+        self,
+        images: Streamed,
+        plan: Iterator[Order],
+        feed: Feed | None = None,
+        *,
+        pinned: bool = False,
+        cores: int | None = None,
+    ):
+        feed = feed or Feed()
+        self.images, self.plan, self.pinned = images, plan, pinned
+        self.near, self.cap = images.source.near, int(feed.memory_gb * 2**30)
+        self._next = next(plan)
+        need = (SPARE + 3) * self._pixels(self._next)  # two ahead, one that the step has
+        if need > self.cap:
+            raise Unusable(
+                f"data.feed.memory_gb={feed.memory_gb:g} does not hold two batches ahead: use "
+                f"{math.ceil(need / 2**30 * 1000) / 1000:g} or more"
+            )
+        cores = cores or max(1, len(os.sched_getaffinity(0)))
+        self._least, self._most = _bounds(feed, self.near, cores, self.cap // self._pixels(self._next) - SPARE - 1)
+        self.tuning = Tuning(Hands(max(1, cores // 2), 0 if self.near else 16, 4).within(self._most, self._least))
+        self._chunks: queue.PriorityQueue[tuple[int, int, _Batch | None]] = queue.PriorityQueue()
+        self._wanted: queue.SimpleQueue[tuple[_Batch, int] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._done = threading.Condition(self._lock)
+        self._ahead: deque[_Batch] = deque()
+        self._free: list[np.ndarray] = []
+        self._lent: np.ndarray | None = None
+        self._numbers, self._closed = 0, False
+        self._encoded, self._largest, self._to_fetch, self._moved = 0, 0.0, 0, time.monotonic()
+        self._threads, self._dismissed = Hands(0, 0, 0), itertools.count()
+        self.watch, self.last, self.peak_bytes = _Watch(), Window(0, 0, 0, 0, 0, 0, 0), 0
+        self.changes: list[str] = []
+        self.changed, self.opened = 0, time.monotonic()
+        self._begin()
+
+    # The step's side ---------------------------------------------------------------------------------------
+
+    def take(self) -> np.ndarray:
+        """The next batch, [N, R, R, C] uint8, which is the caller's until the next call. Raises what went wrong."""
+        if self._lent is not None and len(self._free) < SPARE:
+            self._free.append(self._lent)
+        batch = self._ahead[0]
+        start = time.perf_counter()
+        with self._done:
+            while batch.left and not batch.error:
+                self._done.wait(WINDOW_S)
+                if batch.left and self._due():
+                    self.watch.wait_s += time.perf_counter() - start
+                    start = time.perf_counter()
+                    self._tune()
+                if time.monotonic() - self._moved > STALLED_S:
+                    raise Failed(f"data: nothing came of {self.images.source.where} within {STALLED_S:g} s")
+            self.watch.wait_s += time.perf_counter() - start
+            if batch.error:
+                raise batch.error
+            self.watch.taken += len(batch.out)
+            self._ahead.popleft()
+            if self._due():
+                self._tune()
+        self._begin()
+        self._lent = batch.out
+        return batch.out
+
+    def told(self) -> dict[str, float]:
+        """What a line of stats says of it."""
+        hands, last = self.tuning.hands, self.last
+        return {
+            "Data/workers": float(hands.workers),
+            "Data/depth": float(hands.depth),
+            "Data/fetches": float(hands.fetches),
+            "Data/ready": float(self._ready()),
+            "Data/ahead_mb": self.ahead_bytes() / 2**20,
+            "Data/fetch_ms": 1000 * last.fetch_s,
+            "Data/fetch_high_ms": 1000 * last.high_s,
+            "Data/quiet_ms": 1000 * self.tuning.quiet_s,
+            "Data/decode_ms": 1000 * last.decode_s,
+            "Data/congested": float(self.tuning.congested),
+            "Data/changes": float(self.changed),
+            "Data/bad": float(len(self.images.bad.reasons)),
+        }
+
+    def decisions(self) -> list[str]:
+        """What the tuner changed since this was last asked for, a line each."""
+        changes, self.changes = self.changes, []
+        return changes
+
+    def close(self) -> None:
+        """Send the threads away. One that waits for a far place ends when its request does."""
+        self._closed = True
+        self._man(Hands(0, 0, 0))
+
+    def ahead_bytes(self) -> int:
+        """Memory of all that is ahead: pixels, and encoded images."""
+        return sum(batch.out.nbytes for batch in tuple(self._ahead)) + self._encoded
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take` would not wait."""
+        return not self._ahead[0].left
+
+    # Planning: on the step's thread -------------------------------------------------------------------------
+
+    def _pixels(self, order: Order) -> int:
+        return len(order.index) * self.images.resolution**2 * self.images.channels
+
+    def _begin(self) -> None:
+        """Begin as many batches as depth and memory allow."""
+        self._man(self.tuning.hands)
+        while not self._ahead or (len(self._ahead) < self.tuning.hands.depth and self._fits()):
+            order, self._next = self._next, next(self.plan)
+            batch = _Batch(self._numbers, order, self._buffer(len(order.index)), len(order.index))
+            self._numbers += 1
+            self._ahead.append(batch)
+            self._deal(batch)
+        self.peak_bytes = max(self.peak_bytes, self.ahead_bytes())
+
+    def _fits(self) -> bool:
+        """Whether one more batch stays below the cap, when all that is asked for arrives at the size of the largest."""
+        coming = 0.0 if self.near else (self._to_fetch + len(self._next.index)) * self._largest
+        return self.ahead_bytes() + coming + (SPARE + 2) * self._pixels(self._next) <= self.cap
+
+    def _buffer(self, count: int) -> np.ndarray:
+        for at, buffer in enumerate(self._free):
+            if len(buffer) == count:
+                return self._free.pop(at)
+        shape = (count, *self.images.shape[1:])
+        if self.pinned:
+            return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
+        return np.empty(shape, np.uint8)
+
+    def _deal(self, batch: _Batch) -> None:
+        starts = range(0, batch.left, CHUNK)
+        if self.near:
+            for start in starts:
+                self._chunks.put((batch.number, start, batch))
+            return
+        batch.records = [None] * batch.left
+        batch.missing = [min(CHUNK, batch.left - start) for start in starts]
+        with self._lock:
+            self._to_fetch += batch.left
+        for row in range(batch.left):
+            self._wanted.put((batch, row))
+
+    def _man(self, hands: Hands) -> None:
+        """As many threads as asked for: new ones, or word to some to leave."""
+        for count, have, work, dismiss in (
+            (
+                hands.workers,
+                self._threads.workers,
+                self._decode,
+                lambda: self._chunks.put((-1, next(self._dismissed), None)),
+            ),
+            (hands.fetches, self._threads.fetches, self._fetch, lambda: self._wanted.put(None)),
+        ):
+            for _ in range(have, count):
+                threading.Thread(target=work, name="paragan data", daemon=True).start()
+            for _ in range(count, have):
+                dismiss()
+        self._threads = hands
+
+    def _ready(self) -> int:
+        return sum(not batch.left for batch in tuple(self._ahead))
+
+    def _due(self) -> bool:
+        return time.perf_counter() - self.watch.began >= WINDOW_S
+
+    def _tune(self) -> None:
+        """One decision; the lock is held. Threads are told at the next batch, or at once where none is ready."""
+        self.last = self.watch.window(self._ready())
+        self.watch = _Watch()
+        before = self.tuning.hands
+        self.tuning = tune(self.tuning, self.last, self._most, self._least)
+        if self.tuning.why:
+            self.changes.append(self._change(before))
+            self.changed += 1
+        self._man(self.tuning.hands)
+
+    def _change(self, before: Hands) -> str:
+        pairs = zip(("workers", "fetches", "depth"), before.values(), self.tuning.hands.values())
+        moved = ", ".join(f"{name} {old} -> {new}" for name, old, new in pairs if old != new)
+        last, waited = self.last, self.last.wait_s / self.last.seconds
+        latency = f"fetch {1000 * last.fetch_s:.3g} ms (quiet {1000 * self.tuning.quiet_s:.3g}), waited {waited:.0%}"
+        return f"{time.monotonic() - self.opened:.1f} s, {self.tuning.why}: {moved}; {latency}"
+
+    # The threads' side --------------------------------------------------------------------------------------
+
+    def _fetch(self) -> None:
+        while (wanted := self._wanted.get()) and not self._closed:
+            batch, row = wanted
+            start = time.perf_counter()
+            try:
+                got: Record | DecodeError = self.images.fetch(int(batch.order.index[row]))
+            except DecodeError as error:
+                got = error
+            except Exception as error:  # whatever it is, the step has to hear of it
+                self._fail(batch, error)
+                continue
+            took, size = time.perf_counter() - start, _size(got)
+            batch.records[row] = got
+            at = row // CHUNK
+            with self._lock:
+                self.watch.fetches.append(took)
+                self._encoded += size
+                self._largest = max(size, 0.999 * self._largest)
+                self._to_fetch -= 1
+                self._moved = time.monotonic()
+                batch.missing[at] -= 1
+                complete = not batch.missing[at]
+            if complete:
+                self._chunks.put((batch.number, at * CHUNK, batch))
+
+    def _decode(self) -> None:
+        while not self._closed:
+            _, start, batch = self._chunks.get()
+            if batch is None:
+                return
+            rows = range(start, min(start + CHUNK, len(batch.out)))
+            began, read_s = time.thread_time(), []
+            try:
+                size = sum([self._one(batch, row, read_s) for row in rows])
+            except Exception as error:
+                self._fail(batch, error)
+                continue
+            spent = time.thread_time() - began
+            with self._done:
+                self.watch.decode_s += spent
+                self.watch.decoded += len(rows)
+                self.watch.fetches += read_s
+                self._encoded -= size
+                self._moved = time.monotonic()
+                batch.left -= len(rows)
+                if not batch.left:
+                    self._done.notify_all()
+
+    def _fail(self, batch: _Batch, error: Exception) -> None:
+        with self._done:
+            batch.error = batch.error or error
+            self._done.notify_all()
+
+    def _one(self, batch: _Batch, row: int, read_s: list[float]) -> int:
+        """One image to its place, or who stands in for it; the bytes of its record that were held for it."""
+        index, out = int(batch.order.index[row]), batch.out[row]
+        got: Record | DecodeError | None = None
+        try:
+            if self.near:
+                start = time.perf_counter()
+                got = self.images.fetch(index)
+                read_s.append(time.perf_counter() - start)
+            else:
+                got, batch.records[row] = batch.records[row], None
+            if isinstance(got, DecodeError):
+                raise got
+            assert got is not None
+            place(got, out)
+        except DecodeError as error:
+            self.images.stand_in(index, str(error), out)
+        if batch.order.flip is not None and batch.order.flip[row]:
+            out[:] = out[:, ::-1].copy()
+        return 0 if self.near else _size(got)
+
+
+def _size(got: Record | DecodeError | None) -> int:
+    return len(got) if isinstance(got, bytes) else got.nbytes if isinstance(got, np.ndarray) else 0
+
+
+def _bounds(feed: Feed, near: bool, cores: int, fitting: int) -> tuple[Hands, Hands]:
+    """The fewest and the most hands there may be."""
+    most = Hands(4 * cores if near else cores, 0 if near else MOST_FETCHES, min(DEEPEST, fitting))
+    least = Hands(1, 0 if near else 4, 2)
+    given = (feed.workers, 0 if near else feed.fetches, feed.depth)
+    pick = [(value or low, value or high) for value, low, high in zip(given, least.values(), most.values())]
+    return Hands(*(low for low, _ in pick)), Hands(*(high for _, high in pick))

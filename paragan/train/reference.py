@@ -1,0 +1,66 @@
+"""Moments of real images in a feature space, in a file that other programs read too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.aside import aside
+from ..data.flow import Tell
+from ..data.images import Images
+from ..errors import Unusable
+from ..eval.evaluate import summarize
+from ..eval.features import by_name
+from ..eval.metrics import metric_names
+from ..eval.summary import Summary, gaussian_of
+
+BLOCK = 64  # images that are looked at together
+
+
+def reference(
+    images: Images, features: str, inception: str | None = None, count: int | None = None, tell: Tell | None = None
+) -> Summary:
+    """What a Frechet distance needs to know of real images, `BLOCK` of them in memory at a time.
+
+    count : how many, evenly chosen (None: all). Raises `Unusable` for fewer than two, or more than there are
+    """
+    size, resolution, _, channels = images.images.shape
+    wanted = size if count is None else count
+    if not 2 <= wanted <= size:
+        raise Unusable(f"--count {wanted} must be from 2 to {size}, the number of images")
+    rows = np.linspace(0, size - 1, wanted).astype(np.int64)
+
+    def sample(indices: range) -> Tensor:
+        pixels = images.images[rows[indices.start : indices.stop]]  # [n, R, R, C]
+        if tell:
+            tell(indices.stop, wanted)
+        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
+
+    space = by_name(features, resolution, channels, inception)
+    metric_names("fd", space)  # refuses a covariance that is too large
+    return summarize(sample, space=space, metrics=["fd"], count=wanted, batch=BLOCK)
+
+
+def save(summary: Summary, out: Path) -> None:
+    """`mu` [F] and `sigma` [F, F] float64, `count`, and by which `space` (`space_hash`, `resizer`) of [C, H, W] images.
+
+    Complete or not at all; an older file is replaced.
+    """
+    if out.suffix != ".npz":
+        raise Unusable(f"--out {out} must end in .npz, such as stats.npz")
+    gaussian, space = gaussian_of(summary), summary.space
+    with aside(out) as path, path.open("wb") as file:
+        np.savez(
+            file,
+            allow_pickle=False,
+            mu=gaussian.mean.cpu().numpy(),
+            sigma=gaussian.covariance.cpu().numpy(),
+            count=np.int64(gaussian.count),
+            space=np.str_(space.name),
+            space_hash=np.str_(space.hash),
+            resizer=np.str_(space.resizer),
+            image=np.array(summary.image),
+        )

@@ -1,0 +1,267 @@
+"""The pipeline: what it gives depends on the plan alone, whatever threads, storage and damage do."""
+
+import itertools
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from paragan.data.bad import Bad
+from paragan.data.decode import DecodeError
+from paragan.data.images import load
+from paragan.data.lanes import Lanes
+from paragan.data.pipeline import Feed, Order, Pipeline
+from paragan.data.streamed import Streamed
+from paragan.errors import Failed, Unusable
+
+RNG = np.random.default_rng(5)
+PIXELS = RNG.integers(0, 256, (40, 8, 8, 3), np.uint8)
+LABELS = np.arange(40) % 3
+
+
+class Memory:
+    """A source of pixels that may be far, slow, damaged and out of reach."""
+
+    where, notes, whole = "memory", (), None
+    labels, classes = LABELS, ("a", "b", "c")
+
+    def __init__(self, near=True, delay=lambda index: 0.0, bad=(), lost=()):
+        self.near, self.delay, self.bad, self.lost = near, delay, bad, lost
+        self.running = self.most = 0
+        self._lock = threading.Lock()
+
+    def __len__(self):
+        return len(PIXELS)
+
+    def read(self, index):
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        time.sleep(self.delay(index))
+        with self._lock:
+            self.running -= 1
+        if index in self.bad:
+            raise DecodeError("planted")
+        if index in self.lost:
+            raise Failed(f"image {index} is out of reach")
+        return PIXELS[index]
+
+    def name(self, index):
+        return f"image {index}"
+
+    def identity(self):
+        yield PIXELS.tobytes()
+
+
+def streamed(source, share=0.5):
+    return Streamed(source, Bad(LABELS, len(source), source.name, share), 8, 3)
+
+
+def plan(size=12, flips=False, seed=0):
+    rng = np.random.default_rng(seed)
+    while True:
+        yield Order(rng.permutation(len(PIXELS))[:size], rng.random(size) < 0.5 if flips else None)
+
+
+def expected(flips=False):
+    for order in plan(flips=flips):
+        pixels = PIXELS[order.index]
+        if order.flip is not None:
+            pixels[order.flip] = pixels[order.flip, :, ::-1]
+        yield pixels
+
+
+@pytest.fixture
+def opened():
+    made = []
+
+    def make(*args, **how):
+        made.append(Pipeline(*args, **how))
+        return made[-1]
+
+    yield make
+    for pipeline in made:
+        pipeline.close()
+    deadline = time.monotonic() + 10
+    while any(t.name == "paragan data" for t in threading.enumerate()):
+        assert time.monotonic() < deadline, "threads of a closed pipeline stay"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("near", [True, False])
+@pytest.mark.parametrize("feed", [Feed(), Feed(workers=3, fetches=9, depth=7), Feed(workers=1, fetches=1, depth=1)])
+def test_batches_come_in_the_order_of_the_plan(opened, near, feed):
+    source = Memory(near, delay=lambda index: 0.002 * (index % 5 == 0))
+    pipeline = opened(streamed(source), plan(flips=True), feed)
+    for wanted in itertools.islice(expected(flips=True), 40):
+        assert np.array_equal(pipeline.take(), wanted)
+
+
+def test_as_many_requests_are_under_way_as_are_asked_for(opened):
+    source = Memory(near=False, delay=lambda index: 0.01)
+    pipeline = opened(streamed(source), plan(), Feed(workers=1, fetches=20, depth=8))
+    for _ in range(10):
+        pipeline.take()
+    assert 15 <= source.most <= 20
+
+
+def test_slow_far_data_makes_hands_grow_until_the_step_does_not_wait(opened):
+    source = Memory(near=False, delay=lambda index: 0.05)
+    pipeline = opened(streamed(source), plan(), Feed(depth=30))
+    before = pipeline.tuning.hands.fetches
+    deadline, waited = time.monotonic() + 30, 1.0
+    while waited > 0.002 and time.monotonic() < deadline:
+        time.sleep(0.02)  # 600 images a second: 30 requests at once
+        start = time.perf_counter()
+        pipeline.take()
+        waited = 0.9 * waited + 0.1 * (time.perf_counter() - start)
+    assert waited <= 0.002
+    assert pipeline.tuning.hands.fetches > before
+    assert any("the step waited" in line for line in pipeline.decisions())
+    assert pipeline.decisions() == []
+
+
+def test_a_bad_image_is_replaced_by_the_next_of_its_class(opened):
+    bad = (4, 7, 10)  # 1, 4, 7, 10, 13 are of one class
+    for near in (True, False):
+        images = streamed(Memory(near, bad=bad))
+        pipeline = opened(images, iter(Order(np.array([at, 0, 4])) for at in itertools.cycle((1, 4, 7, 10))))
+        for stand_in in (1, 13, 13, 13):
+            assert np.array_equal(pipeline.take(), PIXELS[[stand_in, 0, 13]])
+        assert sorted(images.bad.reasons) == [4, 7, 10]
+        assert images.bad.lines()[0] == "image 4\tplanted"
+
+
+def test_stand_ins_go_around_the_end_of_the_set_and_are_the_same_when_read_at_random():
+    images = streamed(Memory(bad=(37, 38, 39)))
+    assert np.array_equal(images[[37, 38, 39]], PIXELS[[1, 2, 0]])
+    assert np.array_equal(images[37], PIXELS[1])
+    subset = images.of_rows(np.arange(36, 40))
+    assert np.array_equal(subset[:], PIXELS[[36, 1, 2, 0]])
+
+
+def test_too_much_that_is_bad_ends_the_run_and_says_what(opened):
+    images = streamed(Memory(bad=(3, 5, 8, 9)), share=0.05)
+    pipeline = opened(images, plan())
+    with pytest.raises(Failed, match=r"image \d cannot be decoded: planted \(and 2 more of 40 images\).*bad_share"):
+        [pipeline.take() for _ in range(20)]
+
+
+def test_a_class_without_a_good_image_ends_the_run():
+    images = streamed(Memory(bad=range(0, 40, 3)), share=0.9)
+    with pytest.raises(Failed, match="no image of its class is good"):
+        images[0]
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_what_is_out_of_reach_ends_the_run_after_all_that_came_before(opened, near):
+    pipeline = opened(streamed(Memory(near, lost=(20,))), iter(Order(np.arange(at, at + 4)) for at in range(0, 40, 4)))
+    for at in range(0, 20, 4):
+        assert np.array_equal(pipeline.take(), PIXELS[at : at + 4])
+    for _ in range(2):
+        with pytest.raises(Failed, match="image 20 is out of reach"):
+            pipeline.take()
+
+
+def test_memory_stays_below_the_cap(opened):
+    cap = 60 * PIXELS[:12].nbytes / 2**30
+    source = Memory(near=False, delay=lambda index: 0.001)
+    pipeline = opened(streamed(source), plan(), Feed(memory_gb=cap, fetches=64))
+    for _ in range(3):
+        pipeline.tuning = pipeline.tuning.__class__(pipeline.tuning.hands.__class__(1, 64, 1000))
+        for _ in range(100):
+            pipeline.take()
+            assert pipeline.ahead_bytes() <= cap * 2**30
+    assert pipeline.peak_bytes > 0.3 * cap * 2**30
+    with pytest.raises(Unusable, match=r"data.feed.memory_gb=1e-06 does not hold two batches ahead: use 0.001 or more"):
+        Pipeline(streamed(source), plan(), Feed(memory_gb=1e-6))
+
+
+# Lanes over a pipeline ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """150 JPEGs and PNGs of three classes, of which two are damaged."""
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for index in range(150):
+        folder = root / "abc"[index % 3]
+        folder.mkdir(exist_ok=True)
+        size = (16, 16) if index % 4 else (20, 25)
+        image = Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8))
+        image.save(folder / f"{index:03d}.{'png' if index % 5 == 0 else 'jpg'}")
+    for name in ("a/030.png", "b/031.jpg"):
+        (root / name).write_bytes((root / name).read_bytes()[:200])
+    return root
+
+
+def lanes(images, owned=tuple(range(8)), start=0, merge=0):
+    return Lanes(
+        images.images, images.labels, owned=owned, lanes=8, batch=64, seed=3, start=start, mirror=True, merge=merge
+    )
+
+
+def taken(source, count):
+    """[count] images and labels of whole positions, the pipeline's memory copied."""
+    got = [[(hand.images.clone(), hand.labels.clone()) for hand in source.next()] for _ in range(count)]
+    source.close()
+    return [tuple(torch.cat(parts) for parts in zip(*hands, strict=True)) for hands in got]
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for pair in zip(one, other, strict=True) for a, b in zip(*pair, strict=True))
+
+
+def test_streamed_and_held_images_are_the_same_to_the_bit_damage_included(photos):
+    held = load(str(photos), resolution=16, bad_share=0.02)
+    stream = load(str(photos), resolution=16, bad_share=0.02, hold="stream")
+    assert held.held
+    assert not stream.held
+    assert held.images.shape == stream.images.shape
+    assert np.array_equal(held.images, stream.images[:])
+    assert same(taken(lanes(held), 7), taken(lanes(stream), 7))
+    assert sorted(held.bad.reasons) == sorted(stream.bad.reasons)
+    assert "2 cannot be decoded" in held.describe()
+
+
+@pytest.mark.parametrize("merge", [0, 3])
+def test_a_resume_in_the_middle_of_an_epoch_goes_on_exactly(photos, merge):
+    """150 images, batches of 64: epochs end inside batches; ranks 1, then 4, then 2."""
+    stream = load(str(photos), resolution=16, bad_share=0.02, hold="stream")
+    whole = taken(lanes(stream), 12)
+
+    def ranks(owned, start, count):
+        parts = [taken(lanes(stream, own, start * 64, merge), count) for own in owned]
+        return [tuple(torch.cat(parts) for parts in zip(*at, strict=True)) for at in zip(*parts, strict=True)]
+
+    four, two = [(0, 1), (2, 3), (4, 5), (6, 7)], [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert same(ranks([tuple(range(8))], 0, 3) + ranks(four, 3, 4) + ranks(two, 7, 5), whole)
+
+
+def test_lanes_that_were_closed_go_on(photos):
+    stream = load(str(photos), resolution=16, bad_share=0.02, hold="stream")
+    source = lanes(stream)
+    first = taken(source, 2)
+    assert same(first + taken(source, 3), taken(lanes(stream), 5))
+
+
+def test_of_one_class(photos):
+    held = load(str(photos), resolution=16, bad_share=0.02).of_class(1)
+    stream = load(str(photos), resolution=16, bad_share=0.02, hold="stream").of_class(1)
+    assert len(stream.images) == 50
+    assert np.array_equal(held.images, stream.images[:])
+    assert stream.fingerprint != load(str(photos), resolution=16, hold="stream", bad_share=0.02).fingerprint
+
+
+def test_what_a_stream_is_told_from_others_by(photos, tmp_path):
+    def fingerprint(**how):
+        return load(str(photos), **{"resolution": 16, "hold": "stream"} | how).fingerprint
+
+    first = fingerprint()
+    assert first == fingerprint()
+    assert len({first, fingerprint(resolution=8), fingerprint(channels=1), fingerprint(labels=False)}) == 4

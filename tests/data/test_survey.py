@@ -1,0 +1,210 @@
+"""What `survey` finds in real files, each of them made to be found."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paragan.data import decode
+from paragan.data.find import find
+from paragan.data.images import HELD, load
+from paragan.data.sheet import sheet
+from paragan.data.survey import Survey, survey
+from paragan.errors import Unusable
+
+RNG = np.random.default_rng(0)
+
+
+def noise(*shape: int) -> np.ndarray:
+    return RNG.integers(0, 256, shape, np.uint8)
+
+
+def put(path: Path, pixels: np.ndarray | None = None, mode: str | None = None, **how) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(noise(8, 8, 3) if pixels is None else pixels)
+    (image.convert(mode) if mode else image).save(path, **how)
+    return path
+
+
+def looked(where, **how) -> Survey:
+    return survey(find(str(where)), **how)
+
+
+def text(found: Survey) -> str:
+    return "\n".join(found.lines())
+
+
+def test_digits():
+    found = looked("digits")
+    assert (found.modes, found.forms) == ({"grey": 1797}, {"pixels": 1797})
+    assert (found.nbytes, found.resolution, found.channels, found.held) == (1797 * 64, 8, 1, True)
+    assert found.bad == {}
+    assert found.copies == ()
+    assert "all 8 x 8" in text(found)
+
+
+def test_formats_colours_and_sizes_are_those_of_the_files(tmp_path):
+    put(tmp_path / "a.png")
+    put(tmp_path / "b.jpg", noise(8, 16, 3))
+    put(tmp_path / "c.webp", noise(32, 32, 3))
+    put(tmp_path / "d.bmp", noise(8, 8))
+    put(tmp_path / "e.png", mode="RGBA")
+    put(tmp_path / "f.png", mode="P")
+    put(tmp_path / "g.jpg", mode="CMYK")
+    put(tmp_path / "h.png", noise(8, 8).astype(np.uint16) * 257)
+    put(tmp_path / "i.png", mode="1")
+    put(tmp_path / "j.png").rename(tmp_path / "j.jpg")  # the bytes count, not the name
+    found = looked(tmp_path)
+    assert found.forms == {"PNG": 6, "JPEG": 2, "WEBP": 1, "BMP": 1}
+    assert found.modes == {
+        "RGB": 4,
+        "RGBA": 1,
+        "palette": 1,
+        "CMYK": 1,
+        "grey": 1,
+        "grey, 16 bit": 1,
+        "black and white": 1,
+    }
+    assert found.clear == 1
+    assert found.nbytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert "3, 8 x 8 to 32 x 32, median 8 x 8; 1 not square" in text(found)
+
+
+def test_colour_of_16_bits_is_named(tmp_path):
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">2I5B", 8, 8, 16, 2, 0, 0, 0)
+    rows = b"".join(b"\0" + noise(48).tobytes() for _ in range(8))
+    start, end = b"\x89PNG\r\n\x1a\n", chunk(b"IEND", b"")
+    (tmp_path / "a.png").write_bytes(start + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + end)
+    assert looked(tmp_path).modes == {"RGB, 16 bit": 1}
+
+
+def test_exif_turns_are_counted_and_sizes_are_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    put(tmp_path / "a.jpg", noise(8, 16, 3), exif=exif)
+    found = looked(tmp_path)
+    assert found.turned == 1
+    assert found.sizes.tolist() == [[8, 16]]
+
+
+def test_copies_are_of_pixels_whatever_their_files(tmp_path):
+    pixels = noise(8, 8)
+    put(tmp_path / "a" / "1.png", pixels)
+    put(tmp_path / "a" / "2.bmp", pixels)
+    put(tmp_path / "b" / "1.png", pixels, mode="RGB")  # grey all the same
+    twice = noise(8, 8, 3)
+    put(tmp_path / "b" / "2.png", twice)
+    put(tmp_path / "b" / "3.png", twice)
+    put(tmp_path / "b" / "4.png", twice.reshape(4, 16, 3))  # the same bytes in another shape are another image
+    found = looked(tmp_path)
+    assert [group.tolist() for group in found.copies] == [[0, 1, 2], [3, 4]]
+    assert [group.tolist() for group in found.mixed] == [[0, 1, 2]]
+    assert "3 exact copies of 2 images" in text(found)
+    assert "1 of the copied lie in several classes" in text(found)
+
+
+def test_nothing_differs_where_there_are_no_labels(tmp_path):
+    for name in ("a.png", "b.png"):
+        put(tmp_path / name, np.full((8, 8, 3), 7, np.uint8))
+    found = looked(tmp_path)
+    assert len(found.copies) == 1
+    assert found.mixed == []
+
+
+def test_what_is_next_to_constant_is_found(tmp_path):
+    put(tmp_path / "black.png", np.zeros((8, 8, 3), np.uint8))
+    put(tmp_path / "noise.png")
+    speck = np.full((16, 16, 3), 200, np.uint8)
+    speck[0, 0] = 210
+    put(tmp_path / "speck.png", speck)
+    assert looked(tmp_path).flat.tolist() == [True, False, True]
+
+
+def test_bad_ones_are_named_with_their_reason_and_counted(tmp_path):
+    for index in range(30):
+        put(tmp_path / f"{index:02d}.png")
+    for index in range(12):
+        (tmp_path / f"bad{index:02d}.png").write_bytes(b"no image")
+    found = looked(tmp_path)
+    assert sorted(found.bad) == list(range(30, 42))
+    said = text(found)
+    assert "12 of 42 cannot be decoded" in said
+    assert said.count("not a PNG, JPEG, WebP or BMP image") == 10
+    assert "and 2 more" in said
+    assert "refused as it is" in said
+    assert len(found.to_json()["bad"]) == 12
+    assert found.good.tolist() == list(range(30))
+
+
+def test_truncated_files_are_bad_even_if_their_header_can_be_read(tmp_path):
+    data = put(tmp_path / "a.png", noise(64, 64, 3)).read_bytes()
+    (tmp_path / "b.png").write_bytes(data[: len(data) // 2])
+    found = looked(tmp_path)
+    assert list(found.bad) == [1]
+    decode.header((tmp_path / "b.png").read_bytes())
+
+
+def test_nothing_usable_is_refused(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"")
+    with pytest.raises(Unusable) as caught:
+        looked(tmp_path)
+    assert "none of the 1 images" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_it_says_what_load_does(tmp_path):
+    for index, side in enumerate((20, 30, 40, 50, 60)):
+        put(tmp_path / f"{index}.png", noise(side, side + index, 3))
+    found, images = looked(tmp_path), load(str(tmp_path), resolution=None)
+    assert images.images.shape == (5, found.resolution, found.resolution, found.channels)
+    assert found.held == images.held
+    asked = looked(tmp_path, resolution=2**14)
+    assert asked.resolution == 2**14
+    assert not asked.held
+    assert asked.trained_bytes > HELD
+
+
+def test_one_grey_image(tmp_path):
+    put(tmp_path / "a.png", noise(8, 8))
+    found = looked(tmp_path)
+    assert (found.channels, found.resolution) == (1, 8)
+    assert sheet(found).mode == "L"
+
+
+def test_a_sheet_has_a_row_a_class(tmp_path):
+    for name, count in {"ant": 3, "bee": 12}.items():
+        for index in range(count):
+            put(tmp_path / name / f"{index:02d}.png", noise(64, 64, 3))
+    (tmp_path / "ant" / "bad.png").write_bytes(b"no image")
+    found = looked(tmp_path)
+    drawn = np.asarray(sheet(found))
+    assert drawn.shape == (2 * 64, 8 * 64, 3)
+    first = np.asarray(Image.open(tmp_path / "ant" / "00.png"))
+    assert (drawn[:64, :64] == first).all()
+    assert not drawn[:64, 3 * 64 :].any()  # no more ants
+    assert drawn[64:, 7 * 64 :].any()
+
+
+def test_progress_ends_at_all():
+    told = []
+    looked("digits", tell=lambda done, count: told.append((done, count)))
+    assert told[-1] == (1797, 1797)
+    assert told == sorted(told)
+
+
+def test_names_and_counts_reach_json(tmp_path):
+    import json
+
+    put(tmp_path / "a" / "1.png")
+    put(tmp_path / "b" / "1.png")
+    found = json.loads(json.dumps(looked(tmp_path).to_json()))
+    assert found["classes"] == {"a": 1, "b": 1}
+    assert found["sizes"] == [[8, 8, 2]]
+    assert found["training"] == {"resolution": 8, "channels": 3, "bytes": 2 * 192, "held": True}

@@ -1,0 +1,122 @@
+"""The tuner: laws of a pure function, and a simulated storage whose congestion comes and goes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paragan.data.tuner import COOL, Hands, Tuning, Window, tune
+
+MOST, LEAST = Hands(8, 128, 200), Hands(1, 4, 2)
+CALM = Window(seconds=0.5, wait_s=0.0, taken=320, fetch_s=0.005, high_s=0.007, decode_s=0.0001, ready=4)
+START = Tuning(Hands(1, 16, 4))
+
+
+def after(tuning, *windows):
+    for seen in windows:
+        tuning = tune(tuning, seen, MOST, LEAST)
+    return tuning
+
+
+def test_nothing_changes_while_all_is_well():
+    assert after(START, *[CALM] * (COOL - 1)).hands == START.hands
+
+
+def test_congestion_is_told_by_the_quiet_latency_and_ends_later_than_it_begins():
+    calm = after(START, *[CALM] * 20)
+    assert not tune(calm, replace(CALM, fetch_s=0.009), MOST, LEAST).congested  # 1.8 times: not yet
+    slow = tune(calm, replace(CALM, fetch_s=0.011), MOST, LEAST)
+    assert slow.congested
+    assert tune(slow, replace(CALM, fetch_s=0.009), MOST, LEAST).congested  # it goes on ...
+    assert not tune(slow, replace(CALM, fetch_s=0.006), MOST, LEAST).congested  # ... until below 1.3
+
+
+def test_congestion_brings_as_many_fetches_as_littles_law_asks_for():
+    found = tune(after(START, *[CALM] * 20), replace(CALM, fetch_s=0.05, high_s=0.06), MOST, LEAST)
+    assert found.hands.fetches == 48  # 640 images/s x 50 ms x 1.5
+    assert found.hands.depth == 8
+    assert found.why == "congestion"
+
+
+def test_a_latency_of_microseconds_is_never_congestion():
+    fast = replace(CALM, fetch_s=2e-6, high_s=3e-6)
+    assert not after(START, *[fast] * 20, replace(fast, fetch_s=5e-5, high_s=9e-5)).congested
+
+
+def test_depth_grows_where_the_step_waits_though_all_had_been_ready():
+    waits = replace(CALM, wait_s=0.2, ready=0)
+    once = after(START, CALM, waits)
+    assert once.hands.depth == 8
+    assert after(once, *[waits] * 5).hands.depth == 8  # supply is what is short: more depth would not help
+    assert after(once, *[waits] * 5).hands.workers > 1
+    assert after(once, replace(CALM, ready=6), waits).hands.depth == 16
+
+
+def test_it_releases_what_is_not_needed_after_a_calm_and_never_below_what_is():
+    grown = after(START, *[CALM] * 20, *[replace(CALM, fetch_s=0.05, high_s=0.06)] * 8)
+    assert grown.hands.depth == MOST.depth
+    back = after(grown, *[CALM] * COOL)
+    assert back.hands == replace(grown.hands)
+    first = after(back, CALM)
+    assert first.hands.depth == 150
+    assert first.why == "calm"
+    end = after(grown, *[CALM] * 100 * COOL)
+    assert end.hands == Hands(1, 5, 2)  # 640/s x 5 ms x 1.5 = 4.8 requests
+
+
+def test_a_release_that_was_too_early_makes_the_next_come_later():
+    burst = [replace(CALM, fetch_s=0.05, high_s=0.06)] * 8
+    calm = after(START, *[CALM] * 20, *burst, *[CALM] * (COOL + 2))
+    assert calm.released
+    again = after(calm, *burst)
+    assert again.cool == 2 * COOL
+    assert after(again, *[CALM] * (2 * COOL - 1)).hands == again.hands
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_seen_hands_stay_within_bounds(seed):
+    rng, tuning = np.random.default_rng(seed), START
+    for _ in range(300):
+        seconds = rng.uniform(0.01, 60)
+        seen = Window(
+            seconds,
+            seconds * rng.choice([0, 0, rng.random(), 1]),
+            int(rng.integers(0, 5000)),
+            *np.sort(rng.choice([0, 1e-6, 1e-3, 0.1, 30], 2)),
+            rng.choice([0, 1e-5, 1.0]),
+            int(rng.integers(0, 300)),
+        )
+        tuning = tune(tuning, seen, MOST, LEAST)
+        for value, high, low in zip(tuning.hands.values(), MOST.values(), LEAST.values()):
+            assert low <= value <= high
+        assert bool(tuning.why) or tuning.calm >= 0
+
+
+def simulate(rule, seconds=120.0, pace=10.0, quiet=0.02, period=15.0, burst=3.0):
+    """Share of time a step waits for batches of 64, `pace` a second. In bursts a fetch takes ten times as long, and the
+    storage gives a third of what the step takes. rule : a window to new hands"""
+    tuning, ahead, waited, now, window = START, 0.0, 0.0, 0.0, [0.0, 0]
+    tick = 0.05
+    for i in range(int(seconds / tick)):
+        now = i * tick
+        congested = now % period > period - burst
+        latency = quiet * (10 if congested else 1)
+        supply = min(tuning.hands.fetches / latency / 64, 3 * pace * (0.1 if congested else 1))  # batches/s
+        ahead = min(ahead + supply * tick, tuning.hands.depth)
+        if ahead >= pace * tick:
+            ahead -= pace * tick
+            window[1] += 64 * pace * tick
+        else:
+            waited += tick
+            window[0] += tick
+        if (i + 1) % 10 == 0:
+            seen = Window(0.5, window[0], int(window[1]), latency, 1.3 * latency, 1e-4, int(ahead))
+            tuning, window = rule(tuning, seen), [0.0, 0]
+    return waited / seconds
+
+
+def test_it_carries_a_step_through_bursts_where_fixed_hands_wait():
+    fixed = simulate(lambda tuning, seen: tuning)
+    ours = simulate(lambda tuning, seen: tune(tuning, seen, MOST, LEAST))
+    assert fixed > 0.10
+    assert ours < 0.03

@@ -1,0 +1,185 @@
+"""`paragan data`: what it answers, and the one line with which it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from paragan.data.images import load
+from processes import call, refused
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def photos(count: int = 3, side: int = 8, channels: int = 3) -> Path:
+    """A folder of two classes."""
+    for name in ("ant", "bee"):
+        folder = Path("photos") / name
+        folder.mkdir(parents=True)
+        for index in range(count):
+            pixels = RNG.integers(0, 256, (side, side, channels), np.uint8)
+            Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels).save(folder / f"{index}.png")
+    return Path("photos")
+
+
+BAD = {  # command line: what its one line must say
+    "data": ["COMMAND"],
+    "data inspct digits": ["inspct", "inspect"],
+    "data inspect": ["PATH"],
+    "data inspect nowhere": ["nowhere does not exist"],
+    "data inspect digits --fast": ["--fast"],
+    "data inspect digits --resolution 0": ["--resolution 0", "64"],
+    "data inspect digits --resolution big": ["--resolution", "big"],
+    "data inspect digits --sheet sheet.jpg": ["sheet.jpg", ".png"],
+    "data convert digits": ["TO"],
+    "data convert nowhere a.npz": ["nowhere does not exist"],
+    "data convert digits a.tgz": ["a.tgz", ".npz", "--to tars"],
+    "data convert digits a --to tgz": ["tgz", "npz"],
+    "data convert digits a.npz --format jpg": ["--format jpg", "pixels"],
+    "data convert digits a --format gif": ["gif", "png"],
+    "data convert digits a --quality 0": ["--quality 0", "95"],
+    "data convert digits a --resolution -1": ["--resolution -1"],
+    "data convert digits a --shuffle x": ["--shuffle"],
+    "data convert digits a --shuffle -1": ["--shuffle -1", "0 or more"],
+    "data shard digits a --shard-mb 0": ["--shard-mb 0", "64"],
+    "data shard digits a --shard-mb nan": ["--shard-mb nan"],
+    "data index nowhere": ["nowhere does not exist"],
+    "data index .": ["holds no .tar", "paragan data shard"],
+    "data stats digits": ["--out"],
+    "data stats digits --out a.txt": ["a.txt", "stats.npz"],
+    "data stats nowhere --out a.npz": ["nowhere does not exist"],
+    "data stats digits --out a.npz --count 1": ["--count 1", "1797"],
+    "data stats digits --out a.npz --count 9999": ["--count 9999", "1797"],
+    "data stats digits --out a.npz --features pixel": ["did you mean pixels?"],
+    "data stats digits --out a.npz --features inception --inception nowhere": ["missing nowhere"],
+    "data stats digits --out a.npz --resolution 128": ["8192"],
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_is_one_line_and_makes_nothing(line, tmp_path):
+    said = refused(*line.split())
+    assert all(words in said for words in BAD[line]), said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["", "inspect", "convert", "shard", "index", "stats"])
+def test_every_help_teaches_by_examples(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        call("data", *command.split(), "--help")
+    assert ended.value.code == 0
+
+
+def test_inspect_says_what_is_there():
+    said = call("data", "inspect", "digits")
+    assert said.status == 0
+    for words in ("1,797", "all 8 x 8", "10 classes: 0 (178)", "grey 1,797", "8 x 8, grey; 115 kB, held in memory"):
+        assert words in said.out
+    assert said.err == ""
+
+
+def test_inspect_with_bad_ones_ends_well_and_says_so_clearly():
+    (photos() / "ant" / "bad.png").write_bytes(b"no image")
+    ended = call("data", "inspect", "photos", "--json=found.json", "--sheet=sheet.png")
+    assert ended.status == 0
+    assert "1 of 7 cannot be decoded" in ended.out
+    assert "photos/ant/bad.png: not a PNG" in ended.out
+    found = json.loads(Path("found.json").read_text())
+    assert [Path(one["name"]).name for one in found["bad"]] == ["bad.png"]
+    with Image.open("sheet.png") as sheet:
+        assert sheet.size == (3 * 64, 2 * 64)
+    assert "none of the 1 images" in refused("data", "inspect", _only_bad())
+
+
+def _only_bad() -> str:
+    Path("bad").mkdir()
+    Path("bad/a.png").write_bytes(b"")
+    return "bad"
+
+
+def test_convert_says_what_it_wrote_and_never_overwrites():
+    photos(side=16)
+    ended = call("data", "convert", "photos", "a.npz", "--resolution=8")
+    assert (ended.status, ended.out) == (0, "6 images in a.npz, each 8 x 8, RGB\n")
+    before = Path("a.npz").read_bytes()
+    assert "exists already" in refused("data", "convert", "digits", "a.npz")
+    assert Path("a.npz").read_bytes() == before
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_shards_come_with_their_index_and_can_be_trained_on(channels):
+    photos(channels=channels)
+    assert call("data", "shard", "photos", "shards", "--shard-mb=0.001").status == 0
+    assert {"classes.json", "paragan-index.npz", "shard-000000.tar"} <= {path.name for path in Path("shards").iterdir()}
+    one, other = load("shards", resolution=None), load("photos", resolution=None)
+    assert (one.images[:] == other.images[:]).all()
+    assert one.classes == other.classes == ("ant", "bee")
+    Path("shards/paragan-index.npz").unlink()
+    assert "6 images" in call("data", "index", "shards").out
+    assert Path("shards/paragan-index.npz").exists()
+
+
+def test_bad_ones_are_refused_or_skipped():
+    (photos() / "ant" / "bad.png").write_bytes(b"no image")
+    assert "--skip-bad" in refused("data", "convert", "photos", "a.zip")
+    assert sorted(path.name for path in Path().iterdir()) == ["photos"]
+    ended = call("data", "convert", "photos", "a.zip", "--skip-bad", "--no-labels")
+    assert "1 cannot be decoded and were left out: a.zip.bad.txt" in ended.out
+    assert load("a.zip", resolution=None).labels is None
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_stats_are_the_moments_of_the_pixels(channels):
+    photos(count=20, channels=channels)
+    assert call("data", "stats", "photos", "--out=s.npz").status == 0
+    x = load("photos", resolution=None).images[:].transpose(0, 3, 1, 2).reshape(40, -1) / 255.0
+    with np.load("s.npz") as found:
+        assert np.allclose(found["mu"], x.mean(0), atol=1e-6)
+        assert np.allclose(found["sigma"], np.cov(x, rowvar=False), atol=1e-6)
+        assert found["mu"].dtype == found["sigma"].dtype == np.float64
+        assert (int(found["count"]), str(found["space"]), str(found["resizer"])) == (40, "pixels", "none")
+        assert len(str(found["space_hash"])) == 16
+
+
+def test_stats_are_those_that_scores_compare_with():
+    from paragan.eval.evaluate import summarize
+    from paragan.eval.features import pixels
+    from paragan.eval.scores import Gaussian, frechet
+    from paragan.eval.summary import gaussian_of
+
+    assert "64" in call("data", "stats", "digits", "--out=s.npz", "--count=500").out
+    reals = load("digits", resolution=None).images[np.linspace(0, 1796, 500).astype(int)]
+    space = pixels(8, 1)
+    wanted = gaussian_of(summarize(reals, space=space, metrics=["fd"]))
+    with np.load("s.npz") as found:
+        stored = Gaussian(int(found["count"]), torch.from_numpy(found["mu"]), torch.from_numpy(found["sigma"]))
+        assert str(found["space_hash"]) == space.hash
+    assert frechet(stored, wanted) < 1e-5
+
+
+@pytest.mark.kill
+def test_a_killed_conversion_leaves_nothing_of_its_name(tmp_path):
+    photos(count=150)
+    command = [sys.executable, "-m", "paragan", "data", "convert", "photos", "out.zip", "--resolution=1024"]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as process:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob(".out*")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]

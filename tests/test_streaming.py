@@ -1,0 +1,138 @@
+"""Training on images that are not held in memory is the same training, to the bit, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from processes import call, interrupted, outcome, refused, steps, train
+
+NO_DIGITS = ("folder", "--data.resolution=8", "--data.channels=3", "--kimg=0.16")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """70 PNGs and JPEGs of two classes: an epoch ends inside a batch of 16. One is damaged."""
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for index in range(70):
+        folder = root / "ab"[index % 2]
+        folder.mkdir(exist_ok=True)
+        pixels = rng.integers(0, 256, (8 + index % 3, 9, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index:03d}.{'png' if index % 3 else 'jpg'}", quality=95)
+    (root / "a" / "020.png").write_bytes((root / "a" / "020.png").read_bytes()[:100])
+    return root
+
+
+def run(folder: Path, photos: Path, *more: str) -> list[str]:
+    """A tiny run on the photos."""
+    own = [word for word in train(folder) if word != "digits"]
+    return [*own[:1], *NO_DIGITS, *own[1:], f"--data={photos}", "--data.bad_share=0.02", *more]
+
+
+def trained(folder: Path, photos: Path, *more: str) -> Path:
+    ended = call(*run(folder, photos, *more))
+    assert ended.status == 0, ended
+    return folder
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory, photos) -> Path:
+    return trained(tmp_path_factory.mktemp("streamed") / "run", photos, "--data.hold=stream")
+
+
+def networks(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted((folder / "model").glob("*.safetensors"))]
+
+
+def test_streamed_or_held_it_is_the_same_training(photos, streamed, tmp_path):
+    held = trained(tmp_path / "held", photos)
+    assert networks(held) == networks(streamed)
+    assert networks(held)
+    assert (held / "reals.png").read_bytes() == (streamed / "reals.png").read_bytes()
+    scores = [
+        [json.loads(line)["value"] for line in (f / "metrics.jsonl").read_text().splitlines()] for f in (held, streamed)
+    ]
+    assert scores[0] == scores[1]
+    assert "hold: memory" in (held / "run.yaml").read_text()
+    assert "hold: stream" in (streamed / "run.yaml").read_text()
+
+
+def test_bad_images_are_listed_with_their_reasons(photos, streamed):
+    (line,) = (streamed / "bad_files.txt").read_text().splitlines()
+    name, reason = line.split("\t")
+    assert name == str(photos / "a" / "020.png")
+    assert reason
+
+
+def test_the_pipeline_is_in_the_lines_of_stats(streamed):
+    rows = [json.loads(line) for line in (streamed / "stats.jsonl").read_text().splitlines()]
+    for key in ("workers", "depth", "fetches", "ready", "fetch_ms", "quiet_ms", "decode_ms", "congested", "bad"):
+        assert all(f"Data/{key}" in row for row in rows)
+    assert rows[-1]["Data/bad"] == 1
+    assert "Data: batches ahead" in (streamed / "report.html").read_text()
+
+
+@pytest.mark.parametrize("step", [2, 5])
+def test_a_resume_in_the_middle_of_an_epoch(step, photos, streamed, tmp_path, monkeypatch):
+    monkeypatch.setattr("processes.train", lambda folder, *more: run(folder, photos, *more))
+    stopped = interrupted(tmp_path / "run", step, "--data.hold=stream")
+    assert call(*run(stopped, photos, "--data.hold=stream")).status == 0
+    assert outcome(stopped) == outcome(streamed)
+    assert steps(stopped) == steps(streamed)
+    assert len((stopped / "bad_files.txt").read_text().splitlines()) == 1
+
+
+@pytest.mark.timeout(240)
+def test_on_four_ranks_then_on_two(photos, tmp_path, processes):
+    """The same images on whatever ranks: networks as on one, but for rounding."""
+    from safetensors.numpy import load_file
+
+    more = ("--data.hold=stream", "--lanes=4", "--device.precision=float32")
+    alone = trained(tmp_path / "alone", photos, *more)
+    first = processes.ranks(4, *run(tmp_path / "run", photos, *more, "--kimg=0.08"))
+    assert [rank.wait() for rank in first] == [0] * 4
+    then = processes.ranks(2, *run(tmp_path / "run", photos, *more))
+    assert [rank.wait() for rank in then] == [0] * 2
+    one, other = (load_file(folder / "model" / "model.safetensors") for folder in (alone, tmp_path / "run"))
+    far = sum(float(((value - other[name]) ** 2).sum()) for name, value in one.items())
+    assert far < 1e-4 * sum(float((value**2).sum()) for value in one.values())
+
+
+def test_other_data_on_resume_is_noticed(photos, tmp_path):
+    trained(tmp_path / "run", photos, "--data.hold=stream", "--kimg=0.08")
+    copy = tmp_path / "other"
+    for path in photos.rglob("*.*"):
+        (copy / path.parent.name).mkdir(parents=True, exist_ok=True)
+        (copy / path.parent.name / path.name).write_bytes(path.read_bytes())
+    (copy / "a" / "000.jpg").unlink()
+    line = refused(*run(tmp_path / "run", copy, "--data.hold=stream"))
+    assert "other" in line
+
+
+def test_more_damage_than_is_allowed_ends_the_run(photos, tmp_path):
+    ended = call(*run(tmp_path / "run", photos, "--data.hold=stream", "--data.bad_share=0.001", "--kimg=1.6"))
+    assert ended.status == 1
+    assert "a/020.png cannot be decoded" in ended.err
+    assert "--data.bad_share" in ended.err
+    assert ended.err.count("\n") == 1
+    held = refused(*run(tmp_path / "held", photos, "--data.bad_share=0.001"))
+    assert "a/020.png cannot be decoded" in held
+
+
+@pytest.mark.parametrize("setting", ["--data.hold=disk", "--data.bad_share=2", "--data.feed.memory_gb=0"])
+def test_settings_that_cannot_be(setting, photos, tmp_path):
+    assert setting.removeprefix("--").split("=")[0] in refused(*run(tmp_path / "run", photos, setting))
+
+
+def test_per_label(photos, tmp_path):
+    more = ("--strategy=per-label", "--kimg=0.128", "--data.bad_share=0.04")
+    held = call(*run(tmp_path / "held", photos, *more))
+    assert held.status == 0, held
+    streamed = call(*run(tmp_path / "streamed", photos, *more, "--data.hold=stream"))
+    assert streamed.status == 0, streamed
+    for label in ("0000", "0001"):
+        assert networks(tmp_path / "held" / "labels" / label) == networks(tmp_path / "streamed" / "labels" / label)
