@@ -50,6 +50,10 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 
+# Pillow warns of images that are refused here anyway, and of odd EXIF, which turns nothing.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
 T = TypeVar("T")
 
 _JPEG, _EXIF = b"\xff\xd8\xff", b"Exif\0\0"

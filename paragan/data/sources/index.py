@@ -162,15 +162,15 @@ def _sample(
             f"({', '.join(shown(kind) for kind in plain[:3])}): keep one a sample"
         )
     member, crc32 = images[plain[0]]
-    label = _label(texts, f"{file.place.at(file.name)}, {shown(key)}")
-    yield _Sample(key, number, member.at, member.size, crc32, label)
+    yield _Sample(key, number, member.at, member.size, crc32, _label(texts, file, key))
 
 
-def _label(texts: dict[str, bytes], where: str) -> int:
+def _label(texts: dict[str, bytes], file: Windowed, key: str) -> int:
     if "cls" in texts:
         if (label := _integer(texts["cls"])) is None:
             text = shown(texts["cls"][:40].decode("utf8", "replace"))
-            raise Unusable(f"data: {where}.cls: {text!r} is no class: write a number from 0 on")
+            where = f"{file.place.at(file.name)}, {shown(key)}.cls"
+            raise Unusable(f"data: {where}: {text!r} is no class: write a number from 0 on")
         return label
     if "txt" in texts and (label := _integer(texts["txt"])) is not None:
         return label

@@ -11,7 +11,7 @@ import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -62,8 +62,8 @@ def read_npz(place: Place, name: str, *, labels: bool = True) -> Arrays:
         images, mark = _images(archive, where, place, name)
         if labels and "classes" in keys and "labels" not in keys:
             raise Unusable(f"data: {where} has classes but no labels: add labels, integers [{len(images)}]")
-        others = ", ".join(map(shown, _others(keys)))
-        notes = (f"ignored keys: {others}",) * bool(others)
+        others = _others(keys)
+        notes = (f"ignored keys: {_some(others)}",) * bool(others)
         if not labels or "labels" not in keys:
             return Arrays(where, images, notes=notes, mark=mark)
         names = _classes(archive, where) if "classes" in keys else None
@@ -97,16 +97,20 @@ def check_labels(labels: np.ndarray, name: str, classes: int | None) -> None:
 def _keys(archive: zipfile.ZipFile, name: str) -> list[str]:
     keys = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
     if "images" not in keys:
-        raise Unusable(f"data: {name} has no images; found {', '.join(keys) or 'nothing'}; wanted {WANTED}")
+        raise Unusable(f"data: {name} has no images; found {_some(keys)}; wanted {WANTED}")
     for wanted in ("labels", "classes"):
         near = difflib.get_close_matches(wanted, _others(keys), n=1)
         if near and wanted not in keys:
-            raise Unusable(f"data: {name} has {near[0]}, which should be called {wanted}; wanted {WANTED}")
+            raise Unusable(f"data: {name} has {shown(near[0])}, which should be called {wanted}; wanted {WANTED}")
     return keys
 
 
-def _others(keys: list[str]) -> tuple[str, ...]:
+def _others(keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(key for key in keys if key not in ("images", "labels", "classes"))
+
+
+def _some(keys: Sequence[str]) -> str:
+    return ", ".join(shown(key)[:80] for key in keys[:10]) + ", ..." * (len(keys) > 10) or "nothing"
 
 
 def _images(archive: zipfile.ZipFile, where: str, place: Place, name: str) -> tuple[np.ndarray, bytes]:
@@ -166,7 +170,9 @@ def _classes(archive: zipfile.ZipFile, name: str) -> tuple[str, ...]:
     names = tuple(str(one) for one in _array(archive, name, "classes"))
     twice, count = Counter(names).most_common(1)[0]
     if count > 1:
-        raise Unusable(f"data: {name}: {count} classes are called {twice!r}: every class needs its own name")
+        raise Unusable(
+            f"data: {name}: {count} classes are called {shown(repr(twice)[:80])}: every class needs its own name"
+        )
     return names
 
 

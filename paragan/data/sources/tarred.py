@@ -15,6 +15,7 @@ BLOCK = 512
 WINDOW = 2**22  # bytes read at once
 _LONGEST = 2**20  # bytes of a long name, or of extended attributes
 
+_EMPTY = bytes(BLOCK)
 _REGULAR, _LINKS = b"0\x007", b"12"
 _BARE = b"3456"  # devices, folders, pipes: headers without data
 _PAX = re.compile(rb"(\d{1,7}) ")
@@ -60,10 +61,10 @@ def members(file: Windowed) -> Iterator[Member]:
         header = file.read(at, BLOCK)
         if len(header) < BLOCK:
             raise _damaged(file, at, "ends here, without the empty block that ends a tar: it was cut")
-        if not any(header):
+        if header == _EMPTY:
             return
         kind, length = header[156:157], _number(header[124:136])
-        if _number(header[148:156]) not in _sums(header) or length is None:
+        if length is None or not _is_sum(_number(header[148:156]), header):
             raise _damaged(file, at, "there is no header of a tar")
         data = at + BLOCK
         if kind in _REGULAR and size is not None:
@@ -125,10 +126,10 @@ def _number(field: bytes) -> int | None:
     return int(text or b"0", 8) if re.fullmatch(rb"[0-7]*", text) else None
 
 
-def _sums(header: bytes) -> tuple[int, int]:
-    """What the checksum may be: of bytes, which the standard wants, or of signed ones, as old writers had it."""
+def _is_sum(said: int | None, header: bytes) -> bool:
+    """Whether it is the header's checksum: of bytes, as the standard has it, or of signed ones, as old writers had."""
     others = header[:148] + b" " * 8 + header[156:]
-    return sum(others), sum(struct.unpack("512b", others))
+    return said is not None and (said == sum(others) or said == sum(struct.unpack("512b", others)))
 
 
 def _name(header: bytes) -> str:

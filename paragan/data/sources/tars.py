@@ -116,8 +116,9 @@ def expanded(pattern: str) -> Iterator[str]:
 
 def sizes_of(place: Place, pattern: str) -> dict[str, int]:
     """The shards that a pattern names, with their bytes."""
-    names, sizes = list(expanded(pattern)), {}
-    if "*" in pattern:
+    itself = isinstance(place, Here) and (place.path / pattern).is_file()  # a file that is called so
+    names, sizes = [pattern] if itself else list(expanded(pattern)), {}
+    if "*" in pattern and not itself:
         wanted = re.compile("|".join(re.escape(name).replace(r"\*", ".*") for name in names))
         files = place.entries().files
         sizes = {name: files[name] for name in files if wanted.fullmatch(name)}

@@ -59,7 +59,7 @@ class Archive:
                         i.filename, i.header_offset, i.compress_size, i.file_size, i.compress_type, i.flag_bits, i.CRC
                     )
                     for i in archive.infolist()
-                    if not i.is_dir()
+                    if not i.filename.endswith("/")
                 ]
         except (*_DAMAGE, OSError) as error:  # OSError: the damage sent zipfile to an impossible place
             reason = one_line(error)

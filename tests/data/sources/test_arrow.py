@@ -123,7 +123,7 @@ def test_images_that_lie_elsewhere_are_not_followed(tmp_path):
     (tmp_path / "x.png").write_bytes(png(IMAGES[0]))
     where = saved(tmp_path / "a")
     (data,) = where.glob("*.arrow")
-    table = pa.ipc.open_stream(data).read_all()
+    table = pa.ipc.open_stream(pa.py_buffer(data.read_bytes())).read_all()
     column = pa.array([{"bytes": None, "path": str(tmp_path / "x.png")}] * 30, table.schema.field("image").type)
     table = table.set_column(0, table.schema.field("image"), column)
     with pa.ipc.new_stream(data, table.schema) as writer:

@@ -108,7 +108,7 @@ def test_far_shards_keep_their_index_in_the_cache(tmp_path):
     again.read(3)
     assert len(place.asked) == 1
     assert not (tmp_path / "a" / INDEX).exists()
-    assert "made anew each time" in open_tars(place, "*.tar").notes[0]
+    assert "made anew each time" in open_tars(place, "*.tar", Reach(cache="")).notes[0]
 
 
 def test_an_index_that_is_old_or_damaged_is_made_again(tmp_path):

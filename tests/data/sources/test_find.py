@@ -1,0 +1,71 @@
+"""Which source a name means, here and far away."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from paragan.data import far
+from paragan.data.find import find
+from sets import Far, pictures, pixels, png, refusal
+
+IMAGES = pictures(3)
+
+
+def everything(folder: Path) -> Path:
+    np.savez(folder / "a.npz", images=IMAGES)
+    with zipfile.ZipFile(folder / "a.zip", "w") as archive, tarfile.open(folder / "a.tar", "w") as tar:
+        for index, image in enumerate(IMAGES):
+            archive.writestr(f"{index}.png", png(image))
+            info = tarfile.TarInfo(f"{index}.png")
+            info.size = len(png(image))
+            tar.addfile(info, io.BytesIO(png(image)))
+            (folder / "flat").mkdir(exist_ok=True)
+            (folder / "flat" / f"{index}.png").write_bytes(png(image))
+    with h5py.File(folder / "a.h5", "w") as file:
+        file["imgs"] = IMAGES
+    return folder
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.zip", "a.h5", "a.tar", "*.tar", "", "flat"])
+@pytest.mark.parametrize("remote", [False, True])
+def test_the_same_images_in_every_form(tmp_path, monkeypatch, name, remote):
+    everything(tmp_path)
+
+    def far_place(where, _reach):
+        path = tmp_path / where.removeprefix("far://data/")
+        return (Far(path), "") if path.is_dir() else (Far(path.parent), path.name)
+
+    monkeypatch.setattr(far, "far_place", far_place)
+    found = find(f"far://data/{name}" if remote else str(tmp_path / name))
+    assert (pixels(found) == IMAGES).all()
+    assert found.labels is None
+    assert found.near is not remote or found.whole is not None
+
+
+def test_a_name_that_looks_like_a_pattern_but_exists_is_that_file(tmp_path):
+    everything(tmp_path)
+    (tmp_path / "a.tar").rename(tmp_path / "{1..2}*.tar")
+    assert len(find(str(tmp_path / "{1..2}*.tar"))) == 3
+
+
+def test_the_formats_are_named_in_one_line(tmp_path):
+    (tmp_path / "a.rar").write_text("")
+    message = refusal(tmp_path / "a.rar")
+    for word in ("digits", ".npz", ".zip", ".h5", "shard-{000..012}.tar", ".webp", "CIFAR", "Hugging Face"):
+        assert word in message
+
+
+def test_what_is_slow_to_import_is_imported_where_it_is_needed():
+    program = "import sys, paragan.data.find; print({'h5py', 'datasets', 'sklearn', 'fsspec'} & {*sys.modules})"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "h5py" not in ran.stdout
+    assert "datasets" not in ran.stdout

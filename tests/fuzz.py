@@ -1,0 +1,468 @@
+"""Broken data, thousands of it: a program that test_fuzz.py starts, since what it looks for may end it.
+
+python fuzz.py FOLDER BLOCK... prints a line of JSON a block. Every input is seeded by its block and number, and lies in
+FOLDER/input when it is tried. Whatever is read ends well, or with one line of `Unusable`, `DecodeError` or `Failed`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import json
+import pickle
+import random
+import resource
+import shutil
+import signal
+import struct
+import sys
+import tarfile
+import time
+import traceback
+import warnings
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+import sets
+from paragan.data.decode import DecodeError, place
+from paragan.data.find import find
+from paragan.data.places import Reach
+from paragan.errors import Failed, Unusable
+
+HEADROOM = 4 * 2**30  # bytes of addresses beyond what the program takes at its start
+LONGEST_S = 10  # an input
+READ = 12  # records of an input, at most
+
+IMAGES = sets.pictures(6)
+LABELS = [0, 1, 2, 0, 1, 2]
+PNGS = [sets.png(image) for image in IMAGES]
+
+Rng = random.Random
+Files = dict[str, bytes]
+
+
+class Hang(BaseException):
+    """An input took too long."""
+
+
+class Trap:
+    """Unpickling this leaves a file behind."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+# Damage -----------------------------------------------------------------------------------------------------
+
+
+def flipped(rng: Rng, data: bytes) -> bytes:
+    out = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 5, 30)) if out else 0):
+        out[rng.randrange(len(out))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+    return bytes(out)
+
+
+def near_end(rng: Rng, data: bytes) -> bytes:
+    """Bits of the last part: directories, footers."""
+    cut = max(0, len(data) - rng.choice((60, 300, 1500)))
+    return data[:cut] + flipped(rng, data[cut:])
+
+
+def near_start(rng: Rng, data: bytes) -> bytes:
+    cut = rng.choice((40, 200, 1000))
+    return flipped(rng, data[:cut]) + data[cut:]
+
+
+def truncated(rng: Rng, data: bytes) -> bytes:
+    return data[: rng.randrange(len(data) + 1)]
+
+
+def spliced(rng: Rng, data: bytes) -> bytes:
+    """A piece of it somewhere else, over what is there or in between."""
+    start, to, length = rng.randrange(len(data) + 1), rng.randrange(len(data) + 1), rng.randrange(1, 600)
+    return data[:to] + data[start : start + length] + data[to + length * rng.randrange(2) :]
+
+
+def numbers(rng: Rng, data: bytes) -> bytes:
+    """Some number in it is another: extreme, as lengths and offsets would be."""
+    if len(data) < 8:
+        return data
+    out = bytearray(data)
+    for _ in range(rng.choice((1, 2, 4))):
+        size = rng.choice((2, 4, 8))
+        value = rng.choice((0, 1, 2 ** (8 * size) - 1, 2 ** (8 * size - 1), rng.getrandbits(8 * size), 2**15))
+        at = rng.randrange(len(out) - size + 1)
+        out[at : at + size] = value.to_bytes(size, rng.choice(("little", "big")))
+    return bytes(out)
+
+
+def digits(rng: Rng, data: bytes) -> bytes:
+    """Some digit in text is another, or many."""
+    at = [i for i, byte in enumerate(data[:20_000]) if 48 <= byte < 58]
+    if not at:
+        return flipped(rng, data)
+    i = rng.choice(at)
+    return data[:i] + rng.choice((b"9", b"99999999999999999999", b"-1", b"1e999", b"0", b"[", b"null")) + data[i + 1 :]
+
+
+DAMAGES = (flipped, flipped, near_end, near_start, truncated, spliced, numbers, digits)
+
+
+def damaged(rng: Rng, data: bytes) -> bytes:
+    for _ in range(rng.choice((1, 1, 1, 2))):
+        data = rng.choice(DAMAGES)(rng, data)
+    return data
+
+
+def one_damaged(rng: Rng, files: Files) -> Files:
+    name = rng.choice([name for name in files if files[name]])
+    return {**files, name: damaged(rng, files[name])}
+
+
+# Whole ones of every format ---------------------------------------------------------------------------------
+
+
+def zip_of(members: Files, method: int = zipfile.ZIP_STORED) -> bytes:
+    file = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(file, "w", method) as archive:
+        warnings.simplefilter("ignore")
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def tar_of(members: list[tuple[str, bytes]], form: int = tarfile.USTAR_FORMAT) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=form) as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
+def npz_of(save: Callable = np.savez, **arrays) -> bytes:
+    file = io.BytesIO()
+    save(file, **arrays)
+    return file.getvalue()
+
+
+def h5_of(**how) -> bytes:
+    file = io.BytesIO()
+    with h5py.File(file, "w", libver=how.pop("libver", "earliest")) as stored:
+        stored.create_dataset("imgs", data=np.ascontiguousarray(IMAGES.transpose(0, 3, 1, 2)), **how)
+        stored["labels"] = LABELS
+    return file.getvalue()
+
+
+NAMES = [f"{i}/{i}.png" for i in range(6)]
+LISTING = sets.listing(NAMES, LABELS).encode()
+CLASSED: Files = {f"{'abc'[label]}/{i}.png": PNGS[i] for i, label in enumerate(LABELS)}
+MEMBERS = [one for i in range(6) for one in ((f"{i}.png", PNGS[i]), (f"{i}.cls", b"%d" % LABELS[i]))]
+LONG = [(f"{'long' * 40}{name}", data) for name, data in MEMBERS]
+SINGLE: Files = {
+    "png": PNGS[0],
+    "jpg": sets.png(IMAGES[0], "JPEG"),
+    "jpeg": sets.png(IMAGES[0], "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0"),
+    "webp": sets.png(IMAGES[0], "WEBP"),
+    "bmp": sets.png(IMAGES[0], "BMP"),
+}
+
+
+# Blocks: what input number i of a block is ------------------------------------------------------------------
+
+
+def images(rng: Rng, folder: Path) -> Path:
+    kinds = list(SINGLE)
+    for name in "abc":
+        kind, said = rng.choice(kinds), rng.choice(kinds)
+        data = huge(rng, kind) if rng.random() < 0.3 else damaged(rng, SINGLE[kind])
+        (folder / f"{name}.{said if rng.random() < 0.3 else kind}").write_bytes(data)
+    return folder
+
+
+def huge(rng: Rng, kind: str) -> bytes:
+    """An image that says to be enormous."""
+    side, data = rng.choice((2**16 - 1, 2**14 - 1, 2**31 - 1, 0)), bytearray(SINGLE[kind])
+    if kind == "png":
+        data[16:24] = struct.pack(">2L", side, side)
+        data[29:33] = struct.pack(">L", zlib.crc32(data[12:29]))
+    elif kind == "bmp":
+        data[18:26] = struct.pack("<2l", side, rng.choice((1, -1)) * side)
+    elif kind in ("jpg", "jpeg"):
+        at = data.index(b"\xff\xc0")
+        data[at + 5 : at + 9] = struct.pack(">2H", side & 0xFFFF, side & 0xFFFF)
+    else:
+        data[26:30] = struct.pack("<2H", side & 0x3FFF, side & 0x3FFF)
+    return bytes(data)
+
+
+def npzs(rng: Rng, folder: Path) -> Path:
+    save = rng.choice((np.savez, np.savez_compressed))
+    data = npz_of(save, images=IMAGES, labels=LABELS, classes=np.array(["a", "b", "c"]))
+    if rng.random() < 0.05:
+        data = npz_of(images=IMAGES, labels=np.array([Trap(folder.parent / "sprung")], object))
+    return written(folder / "a.npz", damaged(rng, data))
+
+
+def zips(rng: Rng, folder: Path) -> Path:
+    method = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    names = ["../../up.png", "/etc/x.png", "a\\..\\b.png", "C:\\c.png", "a/../../../d.png", "x\0e.png"]
+    members = rng.choice(
+        (
+            CLASSED,
+            {**dict(zip(NAMES, PNGS)), "dataset.json": LISTING},
+            {**dict(zip(NAMES, PNGS)), "dataset.json": damaged(rng, LISTING)},
+            {**dict(zip(names, PNGS)), "dataset.json": sets.listing(names, LABELS).encode()},
+            {"a.png": bytes(300_000)},
+        )
+    )
+    data = zip_of(members, method)
+    return written(folder / "a.zip", rng.choice((near_end, near_end, damaged))(rng, data))
+
+
+def listings(rng: Rng, folder: Path) -> Path:
+    for name, data in zip(NAMES, PNGS):
+        written(folder / name, data)
+    text = damaged(rng, LISTING)
+    if rng.random() < 0.1:
+        text = b'{"labels": ' + rng.choice((b"[" * 50_000, b"9" * 9999, b'[["../x.png", 1]]', b"NaN")) + b"}"
+    written(folder / "dataset.json", text)
+    return folder
+
+
+def h5s(rng: Rng, folder: Path) -> Path:
+    how = rng.choice(
+        (
+            {},
+            {"chunks": (2, 3, 8, 8)},
+            {"chunks": (2, 3, 8, 8), "compression": "gzip", "shuffle": True, "fletcher32": True},
+            {"chunks": (1, 3, 8, 8), "compression": "lzf", "libver": "latest"},
+            {"libver": "latest"},
+        )
+    )
+    return written(folder / rng.choice(("a.h5", "a.hdf5")), damaged(rng, h5_of(**how)))
+
+
+def pickles(rng: Rng, folder: Path) -> Path:
+    rows = np.zeros((6, 3072), np.uint8)
+    batch = {"data": rows, "labels": LABELS, "fine_labels": LABELS}
+    if rng.random() < 0.1:
+        batch["trap"] = Trap(folder.parent / "sprung")  # pyright: ignore[reportArgumentType]
+    protocol = rng.randrange(7)
+    data = sets.python2(batch) if protocol == 6 and "trap" not in batch else pickle.dumps(batch, min(protocol, 5))
+    meta = pickle.dumps({"label_names": ["a", "b", "c"]}, 2)
+    small = data.find(bytes(3000))  # the pixels are dull: most damage goes around them
+    head, tail = data[: max(0, small)], data[max(0, small) + 3000 :]
+    ten = rng.random() < 0.5
+    data = rng.choice((damaged(rng, head) + bytes(3000) + tail, head + bytes(3000) + damaged(rng, tail)))
+    written(folder / ("data_batch_1" if ten else "train"), data)
+    written(folder / ("batches.meta" if ten else "meta"), damaged(rng, meta) if rng.random() < 0.3 else meta)
+    return folder
+
+
+def programs(rng: Rng, folder: Path) -> Path:
+    """Pickles of random opcodes, with calls among them."""
+    pieces = [
+        *(b"}", b"]", b")", b"(", b"t", b"\x85", b"\x86", b"\x87", b"R", b"b", b"s", b"u", b"a", b"e", b"N", b"\x88"),
+        *(b"K\x05", b"J\xff\xff\xff\x7f", b"U\x04data", b"U\x02u1", b"q\x01", b"h\x01", b"\x94", b"cnumpy\ndtype\n"),
+        *(b"cnumpy\nndarray\n", b"cnumpy.core.multiarray\n_reconstruct\n", b"c_codecs\nencode\n", b"cos\nsystem\n"),
+        *(b"\x8c\x03abc", b"\x93", b"\x81", b"\x92", b"r\xff\xff\xff\xff", b"T\xff\xff\xff\x7f", b"\x8a\x02\x01\x02"),
+    ]
+    body = b"".join(rng.choice(pieces) for _ in range(rng.randrange(1, 40)))
+    start = rng.choice((b"\x80\x02", b"\x80\x04", b"\x80\x02}U\x04data", b""))
+    written(folder / "data_batch_1", start + body + rng.choice((b".", b"s.", b"")))
+    return folder
+
+
+def tars(rng: Rng, folder: Path) -> Path:
+    form = rng.choice((tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))
+    members = rng.choice((MEMBERS, LONG, [("../../up.png", PNGS[0]), ("/etc/passwd.png", PNGS[1])]))
+    data = tar_of(members, form if members is not LONG else rng.choice((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)))
+    if rng.random() < 0.5:  # a header that is damaged, with a checksum that is right
+        out, at = bytearray(data), 512 * rng.randrange(max(1, len(data) // 512))
+        header = bytearray(flipped(rng, bytes(out[at : at + 512])) if rng.random() < 0.5 else out[at : at + 512])
+        header[156:157] = rng.choice((b"0", b"1", b"2", b"5", b"L", b"x", b"g", b"S", b"K", b"D", b"V", b"\0"))
+        if rng.random() < 0.5:
+            header[124:136] = rng.choice((b"77777777777\0", b"\x80" + b"\xff" * 11, b"-0000000001\0", bytes(12)))
+        header[148:156] = b"%06o\0 " % (sum(header[:148]) + 256 + sum(header[156:512]))
+        out[at : at + 512] = header
+        data = bytes(out)
+    else:
+        data = damaged(rng, data)
+    written(folder / "a.tar", data)
+    return folder / rng.choice(("", "a.tar", "*.tar"))
+
+
+def indexes(rng: Rng, folder: Path) -> Path:
+    from paragan.data.places import Here
+    from paragan.data.sources.index import build
+
+    size = written(folder / "a.tar", tar_of(MEMBERS)).stat().st_size
+    data = build(Here(folder), ["a.tar"], [size]).to_bytes()
+    if rng.random() < 0.5:
+        parts = dict(np.load(io.BytesIO(data)))
+        key = rng.choice(list(parts))
+        parts[key] = rng.choice((parts[key][:3], parts[key][::-1], parts[key].reshape(1, -1), parts[key].astype(str)))
+        data = npz_of(**parts)
+    written(folder / "paragan-index.npz", damaged(rng, data) if rng.random() < 0.7 else data)
+    return folder
+
+
+def arrows(rng: Rng, folder: Path) -> Path:
+    for name, data in one_damaged(rng, arrow_files()).items():
+        written(folder / name, data)
+    return folder
+
+
+_ARROW: Files = {}
+
+
+def arrow_files() -> Files:
+    if not _ARROW:
+        import datasets
+
+        datasets.disable_progress_bars()
+        features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["a", "b", "c"]))
+        rows = {"image": [{"bytes": data, "path": None} for data in PNGS], "label": LABELS}
+        made = Path("arrow")  # the working folder is in FOLDER
+        datasets.Dataset.from_dict(rows, features).save_to_disk(str(made))
+        _ARROW.update({path.name: path.read_bytes() for path in made.iterdir()})
+        shutil.rmtree(made)
+    return _ARROW
+
+
+def folders(rng: Rng, folder: Path) -> Path:
+    """Names and files that belong to some other format, or to none."""
+    wholes = [
+        zip_of(CLASSED),
+        tar_of(MEMBERS),
+        h5_of(),
+        npz_of(images=IMAGES),
+        *SINGLE.values(),
+        LISTING,
+        b"",
+        b"x" * 99,
+    ]
+    names = [
+        *("a.png", "b.jpg", "c.zip", "d.h5", "e.npz", "f.tar", "dataset.json", "state.json", "dataset_info.json"),
+        *("data_batch_1", "train", "meta", "dataset_dict.json", "paragan-index.npz", "classes.json", "cat/a.png", "x"),
+        *("batches.meta", "train/a.png", "g.hdf5", ".hidden.png", "new\nline.png", "cat/\x1b[1m.png"),
+    ]
+    chosen = rng.sample(names, rng.randrange(1, 6))
+    for name in chosen:
+        path = folder / name
+        if not any(part.is_file() for part in path.parents) and not path.is_dir():
+            written(path, rng.choice(wholes))
+    return folder / rng.choice(("", "", *chosen, "*.tar", "x-{0..3}.tar", "{5..1}.tar", "*/a.tar"))
+
+
+BLOCKS: dict[str, tuple[Callable[[Rng, Path], Path], int]] = {
+    "images": (images, 2400),
+    "npz": (npzs, 1200),
+    "zip": (zips, 1400),
+    "listing": (listings, 600),
+    "hdf5": (h5s, 1200),
+    "pickle": (pickles, 700),
+    "program": (programs, 500),
+    "tar": (tars, 1000),
+    "index": (indexes, 400),
+    "arrow": (arrows, 300),
+    "folder": (folders, 300),
+}
+
+
+# Trying them ------------------------------------------------------------------------------------------------
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def outcome(where: Path, cache: Path, labels: bool) -> str:
+    """How it ended: fine, or the kind of error, which must be of one line."""
+    try:
+        source = find(str(where), Reach(cache=str(cache)), labels=labels)
+        assert source.labels is None or len(source.labels) == len(source)
+        assert len(source) > 0
+        ends = {"fine"}
+        out = np.empty((8, 8, 3), np.uint8)
+        for index in sorted({*range(min(READ, len(source))), len(source) - 1}):
+            assert "\n" not in source.name(index)
+            try:
+                place(source.read(index), out)
+            except DecodeError as error:
+                ends.add(one_line(error))
+        for part in source.identity():
+            assert isinstance(part, bytes)
+        return " and ".join(sorted(ends))
+    except (Unusable, Failed) as error:
+        return one_line(error)
+
+
+def one_line(error: Exception) -> str:
+    said = str(error)
+    assert said, "an error that says nothing"
+    assert said.isprintable(), f"not on one line: {said!r}"
+    assert len(said) < 2000, f"a long line: {said[:300]}"
+    return type(error).__name__
+
+
+def tree(folder: Path) -> set[str]:
+    return {str(path) for path in folder.rglob("*") if "input" not in path.relative_to(folder).parts[:1]}
+
+
+def run(name: str, folder: Path) -> dict:
+    make, count = BLOCKS[name]
+    started, ends, wrong, slowest = time.monotonic(), Counter(), [], 0.0
+    before = tree(folder)
+    for number in range(count):
+        rng, place_ = Rng(f"{name} {number}"), folder / "input"
+        shutil.rmtree(place_, ignore_errors=True)
+        place_.mkdir()
+        where = make(rng, place_)
+        sys.stderr.write(f"{name} {number}\n")
+        begun = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
+        try:
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.filterwarnings("always", append=True)  # what a user would see
+                ends[outcome(where, folder / "cache", labels=number % 5 > 0)] += 1
+            assert not warned, f"warned: {warned[0]}"
+        except (Exception, Hang):
+            wrong.append(f"{name} {number}: {' | '.join(traceback.format_exc().splitlines()[-8:])}")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        slowest = max(slowest, time.monotonic() - begun)
+    made = sorted(path for path in tree(folder) - before if not path.startswith(str(folder / "cache")))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    seconds = round(time.monotonic() - started, 2)
+    about = {"block": name, "count": count, "seconds": seconds, "slowest": round(slowest, 3), "peak_mb": peak}
+    return {**about, "ends": ends, "wrong": wrong[:20], "many_wrong": len(wrong), "made": made}
+
+
+def hang(*_) -> None:
+    raise Hang
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    signal.signal(signal.SIGALRM, hang)
+    arrow_files()  # imports what is imported lazily, before memory is bounded
+    place(SINGLE["jpg"], np.empty((8, 8, 3), np.uint8))
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + HEADROOM, now + HEADROOM))
+    for block in sys.argv[2:]:
+        sys.stdout.write(f"{json.dumps(run(block, Path(sys.argv[1])))}\n")
+        sys.stdout.flush()
