@@ -8,10 +8,10 @@ import os
 import re
 import shutil
 import threading
-import zlib
 from pathlib import Path
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from paragan.errors import Unusable
 
@@ -89,7 +89,7 @@ class Cache:
             data = os.pread(self._data, size, offset)
         except OSError:
             data = b""
-        if len(data) == size and zlib.crc32(data) == crc:
+        if len(data) == size and crc32(data) == crc:
             self.hits += 1
             return data
         self.damaged += 1
@@ -110,7 +110,7 @@ class Cache:
                     raise OSError(errno.ENOSPC, "full")
                 _append(self._data, data)
                 offset = os.lseek(self._data, 0, os.SEEK_CUR) - len(data)
-                _append(self._index, _entry(key, offset, len(data), zlib.crc32(data)))
+                _append(self._index, _entry(key, offset, len(data), crc32(data)))
             except OSError:
                 self.unkept += 1
                 return

@@ -56,8 +56,7 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 
 T = TypeVar("T")
 
-_JPEG, _EXIF = b"\xff\xd8\xff", b"Exif\0\0"
-_HEAD = 65_600  # bytes in which EXIF stands, if there is any
+_JPEG, _EXIF, _TABLE = b"\xff\xd8\xff", b"Exif\0\0", b"\xff\xdb"
 _SIMPLE = ("YCbCr", "Gray")  # colours of which simplejpeg and Pillow make the same bits
 
 _STRETCH = 64  # images a task: one future an image would itself fill the memory at ImageNet's size
@@ -122,12 +121,17 @@ def place(record: Record, out: np.ndarray) -> None:
 
 def _straight(data: bytes, out: np.ndarray) -> bool:
     """Decode a JPEG into `out` [R, R, 3] without a detour; False if it has another size or is unusual."""
-    if data.find(_EXIF, 0, _HEAD) >= 0:
+    if _turned(data):
         return False
     try:
         return simplejpeg.decode_jpeg(data, buffer=out).shape == out.shape
     except ValueError:  # too large for it, CMYK, or damaged: Pillow has the last word
         return False
+
+
+def _turned(data: bytes) -> bool:
+    """Whether a JPEG may have an EXIF orientation: EXIF stands before its first table."""
+    return data.find(_EXIF, 0, data.find(_TABLE)) >= 0
 
 
 def _jpeg(data: bytes) -> Image.Image | None:
@@ -141,7 +145,7 @@ def _jpeg(data: bytes) -> Image.Image | None:
     except ValueError:
         return None
     image = Image.fromarray(pixels[:, :, 0] if grey else pixels)
-    if data.find(_EXIF, 0, _HEAD) < 0:
+    if not _turned(data):
         return image
     with opened(data) as about:
         turn = _TURNS.get(orientation(about))

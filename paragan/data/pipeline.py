@@ -8,7 +8,7 @@ would copy every image once more (`benchmarks/pipeline.py decode` has both). Nea
 them. Far ones are fetched one by one, many at once, and decoded in chunks as soon as these are complete.
 
 Memory: the pixels of batches that were begun and not yet taken, and encoded images that wait to be decoded, stay below
-`Feed.memory_gb`; beside it every decoder has one image at its full size.
+`Feed.memory_gb`; beside it every decoder has one image at its full size, and a megabyte of near records.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, cast
 
 import numpy as np
 import torch
@@ -35,8 +35,10 @@ from paragan.data.streamed import Streamed
 from paragan.data.tuner import WINDOW_S, Hands, Tuning, Window, tune
 from paragan.errors import Failed, Unusable
 
+Got = Record | DecodeError  # what came of fetching an image
 Count = Annotated[int, Field(ge=0)]
-CHUNK = 16  # images that one thread decodes at a stretch
+CHUNK = 32  # images that one thread decodes at a time
+STRETCH = 2**20  # bytes of near records that it reads before it decodes them
 MOST_FETCHES = 128
 DEEPEST = 1024
 SPARE = 2  # buffers kept for batches to come
@@ -74,7 +76,7 @@ class _Batch:
     order: Order
     out: np.ndarray  # [N, R, R, C] uint8
     left: int
-    records: list[Record | DecodeError | None] = field(default_factory=list)
+    records: list[Got | None] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     error: Exception | None = None
 
@@ -293,7 +295,7 @@ class Pipeline:
             batch, row = wanted
             start = time.perf_counter()
             try:
-                got: Record | DecodeError = self.images.fetch(int(batch.order.index[row]))
+                got: Got = self.images.fetch(int(batch.order.index[row]))
             except DecodeError as error:
                 got = error
             except Exception as error:  # whatever it is, the step has to hear of it
@@ -319,9 +321,12 @@ class Pipeline:
             if batch is None:
                 return
             rows = range(start, min(start + CHUNK, len(batch.out)))
-            began, read_s = time.thread_time(), []
+            began, read_s, size = time.thread_time(), [], 0
             try:
-                size = sum([self._one(batch, row, read_s) for row in rows])
+                for some, records in self._stretches(batch, rows, read_s):
+                    size += sum(map(_size, records))
+                    for row, got in zip(some, records):
+                        self._place(batch, row, got)
             except Exception as error:
                 self._fail(batch, error)
                 continue
@@ -330,40 +335,51 @@ class Pipeline:
                 self.watch.decode_s += spent
                 self.watch.decoded += len(rows)
                 self.watch.fetches += read_s
-                self._encoded -= size
+                self._encoded -= 0 if self.near else size
                 self._moved = time.monotonic()
                 batch.left -= len(rows)
                 if not batch.left:
                     self._done.notify_all()
+
+    def _stretches(self, batch: _Batch, rows: range, read_s: list[float]) -> Iterator[tuple[range, list[Got]]]:
+        """The records of a chunk. Near ones are read here, a megabyte at a stretch: reading and decoding in turns would
+        have the threads wait for each other twice as often."""
+        if not self.near:
+            got, batch.records[rows.start : rows.stop] = batch.records[rows.start : rows.stop], [None] * len(rows)
+            yield rows, cast(list[Got], got)
+            return
+        index, records, size, first = batch.order.index.tolist(), [], 0, rows.start
+        for row in rows:
+            start = time.perf_counter()
+            try:
+                records.append(self.images.fetch(index[row]))
+            except DecodeError as error:
+                records.append(error)
+            read_s.append(time.perf_counter() - start)
+            size += _size(records[-1])
+            if size >= STRETCH or row == rows[-1]:
+                yield range(first, row + 1), records
+                records, size, first = [], 0, row + 1
+
+    def _place(self, batch: _Batch, row: int, got: Got) -> None:
+        """One image to its place, or who stands in for it."""
+        out = batch.out[row]
+        try:
+            if isinstance(got, DecodeError):
+                raise got
+            place(got, out)
+        except DecodeError as error:
+            self.images.stand_in(int(batch.order.index[row]), str(error), out)
+        if batch.order.flip is not None and batch.order.flip[row]:
+            out[:] = out[:, ::-1].copy()
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
         with self._done:
             batch.error = batch.error or error
             self._done.notify_all()
 
-    def _one(self, batch: _Batch, row: int, read_s: list[float]) -> int:
-        """One image to its place, or who stands in for it; the bytes of its record that were held for it."""
-        index, out = int(batch.order.index[row]), batch.out[row]
-        got: Record | DecodeError | None = None
-        try:
-            if self.near:
-                start = time.perf_counter()
-                got = self.images.fetch(index)
-                read_s.append(time.perf_counter() - start)
-            else:
-                got, batch.records[row] = batch.records[row], None
-            if isinstance(got, DecodeError):
-                raise got
-            assert got is not None
-            place(got, out)
-        except DecodeError as error:
-            self.images.stand_in(index, str(error), out)
-        if batch.order.flip is not None and batch.order.flip[row]:
-            out[:] = out[:, ::-1].copy()
-        return 0 if self.near else _size(got)
 
-
-def _size(got: Record | DecodeError | None) -> int:
+def _size(got: Got | None) -> int:
     return len(got) if isinstance(got, bytes) else got.nbytes if isinstance(got, np.ndarray) else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from paragan.config import record
 from paragan.data.cache import default_cache
 from paragan.data.decode import DecodeError
 
+KEPT = 128  # files of a folder that stay open
 _ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 
@@ -84,6 +86,7 @@ class Here:
 
     def __init__(self, path: Path):
         self.path, self.where = path, shown(path)
+        self._opened: dict[str, _Opened] = {}
 
     def at(self, name: str) -> str:
         return shown(self.path / name)
@@ -98,16 +101,38 @@ class Here:
         return (self.path / name).stat().st_size
 
     def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
-        with (self.path / name).open("rb", buffering=0) as file:
-            if size is None:
-                return file.read() if not start else os.pread(file.fileno(), os.fstat(file.fileno()).st_size, start)
-            data = os.pread(file.fileno(), size, start)
+        if size is None:
+            with (self.path / name).open("rb", buffering=0) as file:
+                return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, start) if start else file.read()
+        file = self._opened.get(name) or self._keep(name)
+        data = os.pread(file.number, size, start)
         if len(data) != size:
             raise DecodeError(f"ends after {start + len(data):,} bytes, {start + size:,} were expected")
         return data
 
     def open(self, name: str) -> BinaryIO:
         return (self.path / name).open("rb")
+
+    def _keep(self, name: str) -> _Opened:
+        """A file of which parts are read, opened; the oldest of too many is closed once nobody reads it."""
+        with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread was there
+            if len(self._opened) >= KEPT:
+                self._opened.pop(next(iter(self._opened)))
+        self._opened[name] = file = _Opened(self.path / name)
+        return file
+
+
+class _Opened:
+    """A file that is closed when nobody knows it any more."""
+
+    number = -1
+
+    def __init__(self, path: Path):
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self.number >= 0:
+            os.close(self.number)
 
 
 def is_address(where: str) -> bool:

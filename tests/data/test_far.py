@@ -381,7 +381,8 @@ def test_a_folder_far_away_equals_the_one_here(nginx: Nginx, served: Path, tmp_p
 
 
 def test_of_many_files_some_are_asked_for_their_size(nginx: Nginx, served: Path, monkeypatch: pytest.MonkeyPatch):
-    there = folder(far(f"{nginx.url}/set"))
+    place = far(f"{nginx.url}/set")
+    there = folder(place, place.entries())
     monkeypatch.setattr(folders, "ASKED", 10)
     parts = [part.decode() for part in there.identity()]
     assert [part.partition("\0")[0] for part in parts] == there.names

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from paragan.data.decode import FORMATS, DecodeError
 from paragan.data.places import Place, one_line, shown
@@ -191,10 +192,10 @@ def _integer(data: bytes) -> int | None:
 
 
 def _crc32(file: Windowed, member: Member) -> int:
-    crc32 = 0
+    found = 0
     for piece in file.pieces(member.at, member.size):
-        crc32 = zlib.crc32(piece, crc32)
-    return crc32
+        found = crc32(piece, found)
+    return found
 
 
 def classes_beside(place: Place) -> tuple[str, ...]:

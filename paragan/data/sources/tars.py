@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from paragan.data.aside import aside
 from paragan.data.decode import DecodeError
@@ -39,15 +40,16 @@ class Tars:
     ):
         self.place, self.index, self.where, self.near = place, index, place.where, not place.remote
         self.labels, self.classes, self.notes = labels, classes, notes
+        columns: tuple[Any, ...] = (index.shard, index.start, index.size, index.crc32)
+        self._columns = tuple(map(memoryview, columns))  # which are read faster than arrays
 
     def __len__(self) -> int:
         return len(self.index)
 
     def read(self, index: int) -> bytes:
-        mine = self.index
-        shard = mine.shards[mine.shard[index]]
-        data = fetch(self.place, shard, int(mine.start[index]), int(mine.size[index]))
-        if zlib.crc32(data) != mine.crc32[index]:
+        shard, start, size, checksum = self._columns
+        data = fetch(self.place, self.index.shards[shard[index]], start[index], size[index])
+        if crc32(data) != checksum[index]:
             raise DecodeError("its checksum in the index is another: it was damaged")
         return data
 
