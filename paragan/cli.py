@@ -26,7 +26,12 @@ EXAMPLES = """examples:
   paragan sample runs/00000-* --labels 3,7 --out grid.png
 """
 
-BENCH_HELP = """Under any launcher (torchrun, srun, benchmarks/lab.py), or --ranks N: the game has no networks,
+BENCH_HELP = """
+  paragan bench strategies --ranks 2 --strategies sync,sync+int8     what agreeing costs
+  paragan bench pipeline --data photos/                              how fast images come, and how fast they could
+"""
+
+STRATEGIES_HELP = """Under any launcher (torchrun, srun, benchmarks/lab.py), or --ranks N: the game has no networks,
 so what is timed is agreeing. `sync+int4` is a strategy with another wire, `async+split=1:3+lead=2` with other fields
 (without commas); --rounds is rounded up to whole periods of snapshot_every and every.
 """
@@ -569,8 +574,15 @@ def _check_truncation(truncation: float) -> None:
 
 
 def _bench_parser(commands: Any) -> None:
-    p = _command(commands, "bench", _bench, "measure what strategies cost on the links there are", more=BENCH_HELP)
-    p.add_argument("what", choices=["strategies"])
+    bench = _command(commands, "bench", None, "measure strategies on the links there are, or data", more=BENCH_HELP)
+    kinds = bench.add_subparsers(required=True, metavar="strategies|pipeline")
+    _strategies_parser(kinds)
+    _pipeline_parser(kinds)
+
+
+def _strategies_parser(kinds: Any) -> None:
+    about = "measure what strategies cost on the links there are"
+    p = _command(kinds, "strategies", _bench, about, more=STRATEGIES_HELP)
     p.add_argument(
         "--strategies",
         default="sync,quantized",
@@ -585,6 +597,33 @@ def _bench_parser(commands: Any) -> None:
     p.add_argument("--rounds", type=int, default=10, metavar="N", help="steps that are timed (10)")
     p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
     p.add_argument("--json", metavar="F", help="also write the rows to this file")
+
+
+def _pipeline_parser(kinds: Any) -> None:
+    p = _command(kinds, "pipeline", _bench_pipeline, "measure how fast images come, and how fast they could")
+    p.add_argument("--data", required=True, metavar="D", help="whatever `paragan train --data` takes")
+    p.add_argument("--resolution", type=int, metavar="R", help="crop and resize to this (chosen from the data)")
+    p.add_argument("--batch", type=int, default=64, metavar="N", help="images of a batch (64)")
+    p.add_argument("--seconds", type=float, default=10.0, metavar="X", help="how long to measure (10)")
+    p.add_argument("--json", metavar="F", help="also write the figures to this file")
+
+
+def _bench_pipeline(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .data.images import load
+    from .data.speed import measure
+    from .data.streamed import Streamed
+
+    _nothing_left(rest)
+    if options.batch < 1 or not 0 < options.seconds < 1e5:
+        raise Unusable("--batch must be 1 or more, --seconds above 0")
+    images = load(options.data, resolution=options.resolution, hold="stream")
+    assert isinstance(images.images, Streamed)
+    sys.stdout.write(images.describe() + "\n")
+    speed = measure(images.images, options.batch, options.seconds)
+    sys.stdout.write(speed.line() + "\n")
+    if options.json:
+        Path(options.json).write_text(json.dumps(dataclasses.asdict(speed), indent=1) + "\n")
+    return 0
 
 
 def _bench(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:

@@ -197,3 +197,19 @@ def test_what_the_laboratory_refuses(argument, said):
     )
     assert done.returncode == 2
     assert said in done.stderr.splitlines()[-1]
+
+
+def test_how_fast_images_come(tmp_path):
+    file = tmp_path / "speed.json"
+    ended = call("bench", "pipeline", "--data=digits", "--seconds=1", "--batch=32", f"--json={file}")
+    assert ended.status == 0, ended
+    found = rows(file)
+    assert found["images_s"] > 0
+    assert found["decoder_s"] > 0
+    assert "of the" in ended.out
+    assert "images/s" in ended.out
+
+
+@pytest.mark.parametrize("wrong", ["--batch=0", "--seconds=0", "--resolution=-1"])
+def test_a_measurement_that_cannot_be(wrong):
+    assert wrong.split("=")[0].strip("-") in refused("bench", "pipeline", "--data=digits", wrong)

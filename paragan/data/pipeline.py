@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, cast
 
 import numpy as np
@@ -32,7 +32,7 @@ from paragan.config import record
 from paragan.data.decode import DecodeError, place
 from paragan.data.source import Record
 from paragan.data.streamed import Streamed
-from paragan.data.tuner import WINDOW_S, Hands, Tuning, Window, tune
+from paragan.data.tuner import WINDOW_S, Hands, Tuning, Window, readers, tune
 from paragan.errors import Failed, Unusable
 
 Got = Record | DecodeError  # what came of fetching an image
@@ -121,7 +121,7 @@ class Pipeline:
                 f"data.feed.memory_gb={feed.memory_gb:g} does not hold two batches ahead: use "
                 f"{math.ceil(need / 2**30 * 1000) / 1000:g} or more"
             )
-        cores = cores or max(1, len(os.sched_getaffinity(0)))
+        self._cores = cores = cores or max(1, len(os.sched_getaffinity(0)))
         self._least, self._most = _bounds(feed, self.near, cores, self.cap // self._pixels(self._next) - SPARE - 1)
         self.tuning = Tuning(Hands(max(1, cores // 2), 0 if self.near else 16, 4).within(self._most, self._least))
         self._chunks: queue.PriorityQueue[tuple[int, int, _Batch | None]] = queue.PriorityQueue()
@@ -275,7 +275,10 @@ class Pipeline:
         self.last = self.watch.window(self._ready())
         self.watch = _Watch()
         before = self.tuning.hands
-        self.tuning = tune(self.tuning, self.last, self._most, self._least)
+        most = self._most
+        if self.near:
+            most = replace(most, workers=min(most.workers, max(self._least.workers, readers(self._cores, self.last))))
+        self.tuning = tune(self.tuning, self.last, most, self._least)
         if self.tuning.why:
             self.changes.append(self._change(before))
             self.changed += 1

@@ -88,6 +88,11 @@ class Tuning:
         return sorted(self.quiet)[len(self.quiet) // 4] if self.quiet else 0.0
 
 
+def readers(cores: int, seen: Window) -> int:
+    """How many threads that read and decode in turns keep so many cores busy, four for each at most."""
+    return round(cores * min(4.0, 1 + seen.fetch_s / seen.decode_s)) if seen.decode_s else cores
+
+
 def tune(now: Tuning, seen: Window, most: Hands, least: Hands) -> Tuning:
     """The next decision. most, least : bounds of every number; depth's is what the memory cap allows."""
     now = _remember(now, seen)

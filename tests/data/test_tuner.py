@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paragan.data.tuner import COOL, Hands, Tuning, Window, tune
+from paragan.data.tuner import COOL, Hands, Tuning, Window, readers, tune
 
 MOST, LEAST = Hands(8, 128, 200), Hands(1, 4, 2)
 CALM = Window(seconds=0.5, wait_s=0.0, taken=320, fetch_s=0.005, high_s=0.007, decode_s=0.0001, ready=4)
@@ -71,6 +71,14 @@ def test_a_release_that_was_too_early_makes_the_next_come_later():
     again = after(calm, *burst)
     assert again.cool == 2 * COOL
     assert after(again, *[CALM] * (2 * COOL - 1)).hands == again.hands
+
+
+def test_threads_that_also_read_are_as_many_as_keep_the_cores_busy():
+    assert readers(2, replace(CALM, fetch_s=1e-6, decode_s=1e-4)) == 2
+    assert readers(2, replace(CALM, fetch_s=0.0, decode_s=1e-4)) == 2
+    assert readers(2, replace(CALM, fetch_s=1e-4, decode_s=1e-4)) == 4
+    assert readers(2, replace(CALM, fetch_s=1.0, decode_s=1e-4)) == 8
+    assert readers(2, replace(CALM, decode_s=0.0)) == 2
 
 
 @pytest.mark.parametrize("seed", range(20))
