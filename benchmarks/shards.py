@@ -14,6 +14,8 @@ import numpy as np
 import urllib3
 from PIL import Image
 
+from paragan.data.indexing import refresh
+
 QUALITY = 90
 
 
@@ -45,13 +47,15 @@ class Shards:
 
 
 def write(images: Path, folder: Path, resolution: int, count: int | None = None, shard_mb: float = 4.0) -> Shards:
-    """The first `count` images of an npz (uint8 [N, H, W, 3], and labels), resized bicubic, as shards in `folder`."""
+    """The first `count` images of an npz (uint8 [N, H, W, 3], and labels), resized bicubic, as shards in `folder`, with
+    the index that `paragan data index` makes."""
     with np.load(images) as data:
         pixels, labels = data["images"][:count], data["labels"][:count].astype(np.int64)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         encoded = pool.map(lambda image: _jpeg(image, resolution), pixels)
         names, rows = _written(encoded, labels, folder, shard_mb * 1e6)
     shard, start, size = np.array(rows, np.int64).T
+    refresh(str(folder))
     return Shards(tuple(names), shard, start, size, labels, resolution)
 
 

@@ -85,7 +85,7 @@ class _Watch:
     """What happened since the last window. Its owner holds a lock."""
 
     def __init__(self) -> None:
-        self.began, self.wait_s, self.taken = time.perf_counter(), 0.0, 0
+        self.began, self.wait_s, self.taken, self.batches = time.perf_counter(), 0.0, 0, 0
         self.fetches: list[float] = []
         self.decode_s, self.decoded = 0.0, 0
 
@@ -93,7 +93,9 @@ class _Watch:
         middle, high = np.quantile(self.fetches, (0.5, 0.9)) if self.fetches else (0.0, 0.0)
         seconds = max(time.perf_counter() - self.began, 1e-6)
         decode_s = self.decode_s / max(self.decoded, 1)
-        return Window(seconds, min(self.wait_s, seconds), self.taken, float(middle), float(high), decode_s, ready)
+        return Window(
+            seconds, min(self.wait_s, seconds), self.taken, self.batches, float(middle), float(high), decode_s, ready
+        )
 
 
 class Pipeline:
@@ -134,7 +136,7 @@ class Pipeline:
         self._numbers, self._closed = 0, False
         self._encoded, self._largest, self._to_fetch, self._moved = 0, 0.0, 0, time.monotonic()
         self._threads, self._dismissed = Hands(0, 0, 0), itertools.count()
-        self.watch, self.last, self.peak_bytes = _Watch(), Window(0, 0, 0, 0, 0, 0, 0), 0
+        self.watch, self.last, self.peak_bytes = _Watch(), Window(0, 0, 0, 0, 0, 0, 0, 0), 0
         self.changes: list[str] = []
         self.changed, self.opened = 0, time.monotonic()
         self._begin()
@@ -160,6 +162,7 @@ class Pipeline:
             if batch.error:
                 raise batch.error
             self.watch.taken += len(batch.out)
+            self.watch.batches += 1
             self._ahead.popleft()
             if self._due():
                 self._tune()

@@ -3,6 +3,7 @@
 Congestion is told by the latency of fetches against what it is when there is none, as in ParaGAN (Shi, Li, You; SoCC
 2024, section on the data pipeline). The paper gives no rule; this one is ours:
 
+* of what is fetched from afar two seconds of the step are ahead, always: a burst that nobody expected begins with that;
 * the quiet latency is the lower quartile of the medians of the last minute;
 * congestion begins at twice the quiet latency and ends below 1.3 times (hysteresis);
 * under congestion, or while the step waits, hands grow at once: as many fetches as Little's law asks for at the pace of
@@ -21,6 +22,7 @@ WINDOW_S = 0.5  # what one decision looks at
 BEGINS, ENDS = 2.0, 1.3  # congestion, in quiet latencies
 MEMORY = 120  # windows whose medians are remembered
 WAITING = 0.01  # share of a window that the step may wait
+RESERVE_S = 2.0  # of batches ahead of a step that is fed from afar
 SPARE = 1.5  # more than Little's law asks for: latencies have a tail
 NOTHING_S = 0.001  # a latency that nobody has to wait for
 COOL, COOLEST = 40, 1200  # windows without trouble before something is released
@@ -49,7 +51,7 @@ class Hands:
 class Window:
     """What a window of time showed. Latencies and costs are in seconds an image; 0 where there were none.
 
-    wait_s : the step waited, of `seconds`;  taken : images it took
+    wait_s : the step waited, of `seconds`;  taken : images it took, in `batches`
     fetch_s : median latency of a fetch;  high_s : its 90th percentile
     decode_s : processor time of decoding one
     ready : batches that are complete at its end
@@ -58,6 +60,7 @@ class Window:
     seconds: float
     wait_s: float
     taken: int
+    batches: int
     fetch_s: float
     high_s: float
     decode_s: float
@@ -96,6 +99,7 @@ def readers(cores: int, seen: Window) -> int:
 def tune(now: Tuning, seen: Window, most: Hands, least: Hands) -> Tuning:
     """The next decision. most, least : bounds of every number; depth's is what the memory cap allows."""
     now = _remember(now, seen)
+    least = replace(least, depth=min(max(least.depth, _reserve(seen)), most.depth))
     now = replace(now, filled=now.filled or 2 * seen.ready >= now.hands.depth)
     waiting = seen.wait_s > WAITING * seen.seconds
     if now.congested or waiting:
@@ -105,7 +109,8 @@ def tune(now: Tuning, seen: Window, most: Hands, least: Hands) -> Tuning:
         filled = now.filled and hands.depth == now.hands.depth
         return replace(now, hands=hands, calm=0, cool=cool, released=False, filled=filled, why=why)
     if now.calm < now.cool:
-        return replace(now, calm=now.calm + 1, why="")
+        hands = now.hands.within(most, least)
+        return replace(now, hands=hands, calm=now.calm + 1, why="" if hands == now.hands else "reserve")
     hands = _released(now.hands, seen).within(most, least)
     if hands == now.hands:
         return replace(now, why="")
@@ -119,9 +124,21 @@ def _remember(now: Tuning, seen: Window) -> Tuning:
     return replace(now, congested=seen.fetch_s > (ENDS if now.congested else BEGINS) * max(now.quiet_s, NOTHING_S))
 
 
+def _reserve(seen: Window) -> int:
+    """Batches that the step takes in RESERVE_S when it does not wait; 0 where they are near."""
+    if seen.fetch_s < NOTHING_S:
+        return 0
+    return math.ceil(RESERVE_S * seen.batches / _busy(seen))
+
+
+def _busy(seen: Window) -> float:
+    """Seconds that the step did not wait."""
+    return max(seen.seconds - seen.wait_s, 0.02 * seen.seconds)
+
+
 def _needed(seen: Window) -> tuple[int, int]:
     """Decoders and fetches that keep up with the step as it goes when it does not wait."""
-    pace = seen.taken / max(seen.seconds - seen.wait_s, 0.02 * seen.seconds)  # images/s
+    pace = seen.taken / _busy(seen)  # images/s
     return math.ceil(SPARE * pace * seen.decode_s), math.ceil(SPARE * pace * max(seen.fetch_s, seen.high_s / 2))
 
 

@@ -8,8 +8,8 @@ import pytest
 from paragan.data.tuner import COOL, Hands, Tuning, Window, readers, tune
 
 MOST, LEAST = Hands(8, 128, 200), Hands(1, 4, 2)
-CALM = Window(seconds=0.5, wait_s=0.0, taken=320, fetch_s=0.005, high_s=0.007, decode_s=0.0001, ready=4)
-START = Tuning(Hands(1, 16, 4))
+CALM = Window(seconds=0.5, wait_s=0.0, taken=320, batches=5, fetch_s=0.005, high_s=0.007, decode_s=0.0001, ready=4)
+START = Tuning(Hands(1, 16, 20))
 
 
 def after(tuning, *windows):
@@ -34,7 +34,7 @@ def test_congestion_is_told_by_the_quiet_latency_and_ends_later_than_it_begins()
 def test_congestion_brings_as_many_fetches_as_littles_law_asks_for():
     found = tune(after(START, *[CALM] * 20), replace(CALM, fetch_s=0.05, high_s=0.06), MOST, LEAST)
     assert found.hands.fetches == 48  # 640 images/s x 50 ms x 1.5
-    assert found.hands.depth == 8
+    assert found.hands.depth == 40
     assert found.why == "congestion"
 
 
@@ -44,12 +44,12 @@ def test_a_latency_of_microseconds_is_never_congestion():
 
 
 def test_depth_grows_where_the_step_waits_though_all_had_been_ready():
-    waits = replace(CALM, wait_s=0.2, ready=0)
-    once = after(START, CALM, waits)
-    assert once.hands.depth == 8
-    assert after(once, *[waits] * 5).hands.depth == 8  # supply is what is short: more depth would not help
+    waits = replace(CALM, wait_s=0.02, ready=0)
+    once = after(START, replace(CALM, ready=20), waits)
+    assert once.hands.depth == 40
+    assert after(once, *[waits] * 5).hands.depth == 40  # supply is what is short: more depth would not help
     assert after(once, *[waits] * 5).hands.workers > 1
-    assert after(once, replace(CALM, ready=6), waits).hands.depth == 16
+    assert after(once, replace(CALM, ready=30), waits).hands.depth == 80
 
 
 def test_it_releases_what_is_not_needed_after_a_calm_and_never_below_what_is():
@@ -61,7 +61,15 @@ def test_it_releases_what_is_not_needed_after_a_calm_and_never_below_what_is():
     assert first.hands.depth == 150
     assert first.why == "calm"
     end = after(grown, *[CALM] * 100 * COOL)
-    assert end.hands == Hands(1, 5, 2)  # 640/s x 5 ms x 1.5 = 4.8 requests
+    assert end.hands == Hands(1, 5, 20)  # 640/s x 5 ms x 1.5 = 4.8 requests, two seconds ahead
+
+
+def test_two_seconds_are_ahead_of_a_step_that_is_fed_from_afar_and_none_of_one_that_is_not():
+    few = Tuning(Hands(1, 16, 4))
+    first = tune(few, CALM, MOST, LEAST)
+    assert (first.hands.depth, first.why) == (20, "reserve")
+    assert tune(few, CALM, replace(MOST, depth=9), LEAST).hands.depth == 9  # what the cap allows
+    assert tune(few, replace(CALM, fetch_s=1e-5, high_s=1e-5), MOST, LEAST).hands.depth == 4
 
 
 def test_a_release_that_was_too_early_makes_the_next_come_later():
@@ -90,6 +98,7 @@ def test_whatever_is_seen_hands_stay_within_bounds(seed):
             seconds,
             seconds * rng.choice([0, 0, rng.random(), 1]),
             int(rng.integers(0, 5000)),
+            int(rng.integers(0, 80)),
             *np.sort(rng.choice([0, 1e-6, 1e-3, 0.1, 30], 2)),
             rng.choice([0, 1e-5, 1.0]),
             int(rng.integers(0, 300)),
@@ -103,7 +112,7 @@ def test_whatever_is_seen_hands_stay_within_bounds(seed):
 def simulate(rule, seconds=120.0, pace=10.0, quiet=0.02, period=15.0, burst=3.0):
     """Share of time a step waits for batches of 64, `pace` a second. In bursts a fetch takes ten times as long, and the
     storage gives a third of what the step takes. rule : a window to new hands"""
-    tuning, ahead, waited, now, window = START, 0.0, 0.0, 0.0, [0.0, 0]
+    tuning, ahead, waited, now, window = Tuning(Hands(1, 16, 4)), 0.0, 0.0, 0.0, [0.0, 0]
     tick = 0.05
     for i in range(int(seconds / tick)):
         now = i * tick
@@ -118,7 +127,7 @@ def simulate(rule, seconds=120.0, pace=10.0, quiet=0.02, period=15.0, burst=3.0)
             waited += tick
             window[0] += tick
         if (i + 1) % 10 == 0:
-            seen = Window(0.5, window[0], int(window[1]), latency, 1.3 * latency, 1e-4, int(ahead))
+            seen = Window(0.5, window[0], int(window[1]), int(window[1] / 64), latency, 1.3 * latency, 1e-4, int(ahead))
             tuning, window = rule(tuning, seen), [0.0, 0]
     return waited / seconds
 
