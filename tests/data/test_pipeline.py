@@ -265,3 +265,24 @@ def test_what_a_stream_is_told_from_others_by(photos, tmp_path):
     first = fingerprint()
     assert first == fingerprint()
     assert len({first, fingerprint(resolution=8), fingerprint(channels=1), fingerprint(labels=False)}) == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("merge", [0, 3])
+def test_what_is_copied_ahead_to_a_gpu_is_what_the_cpu_sees(photos, merge):
+    """The step is slow in turn, so that memory which is used again too early is caught."""
+    stream = load(str(photos), resolution=16, bad_share=0.02, hold="stream")
+    how = {"owned": tuple(range(8)), "lanes": 8, "batch": 64, "seed": 3, "mirror": True, "merge": merge}
+    there = Lanes(stream.images, stream.labels, device=torch.device("cuda"), **how)
+    got = []
+    for _ in range(30):
+        hands = there.next()
+        torch.cuda._sleep(5_000_000)
+        got.append([(hand.images + 0, hand.labels) for hand in hands])
+    there.close()
+    here = Lanes(stream.images, stream.labels, **how)
+    for ours in got:
+        for (images, labels), hand in zip(ours, here.next(), strict=True):
+            assert torch.allclose(images.cpu(), hand.images, atol=1e-6)
+            assert torch.equal(labels.cpu(), hand.labels)
+    here.close()
