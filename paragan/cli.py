@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .data.places import is_address
 from .errors import Failed, Interrupted, Unusable
 
 EXAMPLES = """examples:
   paragan train digits                                   a first GAN, in about a minute
-  paragan train folder --data photos/ --kimg 500         your own images (PATH/<class>/*.png, or an .npz)
+  paragan train folder --data photos/ --kimg 500         your own images (a folder, .npz, .zip, .h5, tars, ...)
   paragan train digits --ranks 2                         the same training on two processes
   torchrun --nproc-per-node 4 -m paragan train digits    ... under any launcher, on any number of hosts
   paragan train digits --strategy per-label --ranks 2    a game for every label, no communication; see `paragan status`
@@ -144,7 +145,9 @@ def _train_parser(commands: Any) -> None:
     p = _command(commands, "train", _train, "train a recipe, or go on with it", more=TRAIN_HELP, epilog=EXAMPLES)
     p.add_argument("recipe", nargs="?", metavar="RECIPE | RUN.yaml", help="a named recipe, or the record of a run")
     p.add_argument(
-        "--data", metavar="PATH", help="digits, an .npz (images uint8 NHWC, labels), PATH/<class>/*.png or PATH/*.png"
+        "--data",
+        metavar="PATH",
+        help="digits, a folder (PATH/<class>/*.png or PATH/*.png), an .npz, .zip, .h5, tar shards, or an address",
     )
     p.add_argument("--strategy", metavar="S", help="how ranks work together (default: sync)")
     p.add_argument("--policy", default="none", metavar="P", help="how G and D learn, as in a paper (see above)")
@@ -235,7 +238,7 @@ def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any, li
 
 def _absolute(run: Any) -> Any:
     """A run whose paths mean the same wherever it is repeated."""
-    if run.data.path not in ("", "digits"):
+    if run.data.path not in ("", "digits") and not is_address(run.data.path):
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=str(Path(run.data.path).absolute())))
     paths = {name: str(Path(path).absolute()) for name in ("init_from", "teacher") if (path := getattr(run, name))}
     return dataclasses.replace(run, **paths)

@@ -24,7 +24,10 @@ LARGEST = 2**28  # bytes that are accepted in one answer where its length was no
 
 _SAFE = "/!$&'()*+,;=:@~"  # stand in the path of an address as they are
 _RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)$")
-_SIGN_IN = "check the user and password in the address, or make the files public"
+_SIGN_IN = (
+    "check the user and password in the address, or make the files public "
+    "(a server that lists no folders: name shard-{000000..000012}.tar)"
+)
 _NO_RANGES = "it ignores byte ranges and sends whole files: serve them by nginx or the like, or copy them here first"
 
 T = TypeVar("T")
