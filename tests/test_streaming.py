@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from processes import call, interrupted, outcome, refused, steps, train
+from paragan.data.sources.folder import Folder
+from processes import call, interrupted, outcome, refused, steps, train, until
+from servers import nginx
 
 NO_DIGITS = ("folder", "--data.resolution=8", "--data.channels=3", "--kimg=0.16")
 
@@ -27,13 +33,13 @@ def photos(tmp_path_factory) -> Path:
     return root
 
 
-def run(folder: Path, photos: Path, *more: str) -> list[str]:
+def run(folder: Path, photos: Path | str, *more: str) -> list[str]:
     """A tiny run on the photos."""
     own = [word for word in train(folder) if word != "digits"]
     return [*own[:1], *NO_DIGITS, *own[1:], f"--data={photos}", "--data.bad_share=0.02", *more]
 
 
-def trained(folder: Path, photos: Path, *more: str) -> Path:
+def trained(folder: Path, photos: Path | str, *more: str) -> Path:
     ended = call(*run(folder, photos, *more))
     assert ended.status == 0, ended
     return folder
@@ -64,6 +70,7 @@ def test_streamed_or_held_it_is_the_same_training(photos, streamed, tmp_path):
 def test_bad_images_are_listed_with_their_reasons(photos, streamed):
     (line,) = (streamed / "bad_files.txt").read_text().splitlines()
     name, reason = line.split("\t")
+    assert "1 images could not be used" in (streamed / "report.html").read_text()
     assert name == str(photos / "a" / "020.png")
     assert reason
 
@@ -136,3 +143,48 @@ def test_per_label(photos, tmp_path):
     assert streamed.status == 0, streamed
     for label in ("0000", "0001"):
         assert networks(tmp_path / "held" / "labels" / label) == networks(tmp_path / "streamed" / "labels" / label)
+
+
+def test_an_address_is_trained_on_as_it_was_given(photos, streamed, tmp_path):
+    with nginx(photos, tmp_path / "nginx") as server:
+        far = trained(tmp_path / "run", f"{server.url}/", "--data.hold=stream", "--data.reach.cache=")
+    assert networks(far) == networks(streamed)
+    assert f"path: {server.url}/" in (far / "run.yaml").read_text()
+
+
+class Stalling:
+    """A set that answers until it does not."""
+
+    def __init__(self, folder: Path, step: int):
+        self.folder, self.step, self.over = folder, step, threading.Event()
+
+    def read(self, source: Folder, index: int) -> bytes:
+        if (steps(self.folder) or [0])[-1] >= self.step:
+            self.over.wait(60)
+        return (source.place.path / source.names[index]).read_bytes()  # pyright: ignore
+
+
+@pytest.mark.parametrize("merge", [0, 1])
+def test_a_stop_does_not_wait_for_data_that_stalls(merge, photos, tmp_path, monkeypatch):
+    """Between rounds it leaves a checkpoint; within one, the last stands."""
+    folder = tmp_path / "run"
+    stalling = Stalling(folder, 3)
+    monkeypatch.setattr(Folder, "read", lambda source, index: stalling.read(source, index))
+    monkeypatch.setattr("paragan.train.loop.STALLED_STOP_S", 0.5)
+
+    def end() -> None:
+        until(lambda: (steps(folder) or [0])[-1] >= 3)
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    start = time.monotonic()
+    ended = call(
+        *run(folder, photos, "--data.hold=stream", "--data.feed.depth=2", f"--device.merge={merge}", "--kimg=1.6")
+    )
+    stalling.over.set()
+    thread.join()
+    assert ended.status == 3, ended
+    assert time.monotonic() - start < 30
+    assert "SIGTERM: stopped" in ended.err

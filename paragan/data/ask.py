@@ -104,5 +104,4 @@ def ask(request: Callable[[float], T], at: str, reach: Reach) -> T:
 
 
 def _out_of_reach(at: str, last: str, asked: int, patience_s: float) -> str:
-    times = f"asked {asked:,} times within {patience_s:g} s"
-    return f"data: {at} is out of reach: {last} ({times}): the same command goes on from the last checkpoint"
+    return f"data: {at} is out of reach: {last} (asked {asked:,} times within {patience_s:g} s)"

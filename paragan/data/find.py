@@ -15,7 +15,7 @@ from paragan.data.sources.folder import extensions, folder
 from paragan.data.sources.hdf5 import hdf5
 from paragan.data.sources.listing import LISTING, listed_folder
 from paragan.data.sources.npz import read_npz
-from paragan.data.sources.tars import is_pattern, open_tars, shards_in
+from paragan.data.sources.tars import by_index, is_pattern, open_tars, shards_in
 from paragan.data.sources.zipped import zipped
 from paragan.errors import Unusable
 
@@ -53,7 +53,13 @@ def _pattern(where: str, reach: Reach | None, labels: bool) -> Source:
 
 
 def _folder(place: Place, reach: Reach | None, labels: bool) -> Source:
-    here = place.entries()
+    try:
+        here = place.entries()
+    except Unusable:
+        found = by_index(place, reach, labels=labels) if place.remote else None
+        if found is None:
+            raise
+        return found
     if is_arrow(here):
         return arrow(place, here, labels=labels)
     if LISTING in here.files:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from ..rng import CPU, Draw, generator, shuffled
 from .pipeline import Feed, Order, Pipeline
 from .streamed import Streamed
 from .upload import Upload, floats, upload
+
+LOOK_S = 0.2  # how often one who waits looks around
 
 
 class Lanes:
@@ -56,18 +58,32 @@ class Lanes:
         self._feed, self._cores = feed, cores
         self.pipeline: Pipeline | None = None
         self._upload: Upload | None = None
+        self.meanwhile: Callable[[], object] = lambda: None  # called while `next` waits; may raise
 
     def next(self) -> list[Batch]:
         """The hands of the next position: one Batch a pass. Images in memory are gathered here and now: a thread that
         does it ahead costs more, by taking turns with this one, than they do. Others come from a pipeline."""
+        ahead = self._ahead()
+        self.hands = [self.hand(self._next, lanes, self._taken(ahead) if ahead else None) for lanes in self.passes]
+        self._next += self.stride
+        return self.hands
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the first batch of the next position is here, so long at most; whether it is."""
+        ahead = self._ahead()
+        return ahead is None or ahead.wait(timeout_s)
+
+    def _taken(self, ahead: Upload) -> Tensor:
+        while not ahead.wait(LOOK_S):
+            self.meanwhile()
+        return ahead.take()
+
+    def _ahead(self) -> Upload | None:
         if self._upload is None and isinstance(self.images, Streamed):
             cuda = self.device.type == "cuda"
             self.pipeline = Pipeline(self.images, self.plan(self._next), self._feed, pinned=cuda, cores=self._cores)
             self._upload = upload(self.pipeline, self.device, self.memory_format)
-        ahead = self._upload
-        self.hands = [self.hand(self._next, lanes, ahead.take() if ahead else None) for lanes in self.passes]
-        self._next += self.stride
-        return self.hands
+        return self._upload
 
     def hand(self, position: int, lanes: tuple[int, ...], images: Tensor | None = None) -> Batch:
         """What these lanes see at this position. images : theirs, where they are here already."""
@@ -112,8 +128,8 @@ class Lanes:
     def close(self) -> None:
         """Let the pipeline go, if there is one."""
         if self.pipeline and self._upload:
+            self._upload.close()  # first: it may be asking the pipeline for more
             self.pipeline.close()
-            self._upload.close()
         self.pipeline = self._upload = None
 
     def _gathered(self, order: Order) -> Tensor:

@@ -112,6 +112,7 @@ class Pipeline:
         *,
         pinned: bool = False,
         cores: int | None = None,
+        stalled_s: float = STALLED_S,
     ):
         feed = feed or Feed()
         self.images, self.plan, self.pinned = images, plan, pinned
@@ -133,7 +134,8 @@ class Pipeline:
         self._ahead: deque[_Batch] = deque()
         self._free: list[np.ndarray] = []
         self._lent: np.ndarray | None = None
-        self._numbers, self._closed = 0, False
+        self._numbers, self._closed, self._asked = 0, False, math.inf  # since when the step waits for its batch
+        self._stalled_s = stalled_s
         self._encoded, self._largest, self._to_fetch, self._moved = 0, 0.0, 0, time.monotonic()
         self._threads, self._dismissed = Hands(0, 0, 0), itertools.count()
         self.watch, self.last, self.peak_bytes = _Watch(), Window(0, 0, 0, 0, 0, 0, 0, 0), 0
@@ -147,18 +149,10 @@ class Pipeline:
         """The next batch, [N, R, R, C] uint8, which is the caller's until the next call. Raises what went wrong."""
         if self._lent is not None and len(self._free) < SPARE:
             self._free.append(self._lent)
+        self.wait()
         batch = self._ahead[0]
-        start = time.perf_counter()
         with self._done:
-            while batch.left and not batch.error:
-                self._done.wait(WINDOW_S)
-                if batch.left and self._due():
-                    self.watch.wait_s += time.perf_counter() - start
-                    start = time.perf_counter()
-                    self._tune()
-                if time.monotonic() - self._moved > STALLED_S:
-                    raise Failed(f"data: nothing came of {self.images.source.where} within {STALLED_S:g} s")
-            self.watch.wait_s += time.perf_counter() - start
+            self._asked = math.inf
             if batch.error:
                 raise batch.error
             self.watch.taken += len(batch.out)
@@ -169,6 +163,23 @@ class Pipeline:
         self._begin()
         self._lent = batch.out
         return batch.out
+
+    def wait(self, timeout_s: float = math.inf) -> bool:
+        """Wait until `take` need not, so long at most; whether it is so."""
+        batch, start = self._ahead[0], time.perf_counter()
+        end = start + timeout_s
+        with self._done:
+            self._asked = min(self._asked, time.monotonic())
+            while batch.left and not batch.error and start < end:
+                self._done.wait(min(WINDOW_S, end - start))
+                now = time.perf_counter()
+                self.watch.wait_s += now - start
+                start = now
+                if batch.left and self._due():
+                    self._tune()
+                if batch.left and time.monotonic() - max(self._moved, self._asked) > self._stalled_s:
+                    raise Failed(f"data: nothing came of {self.images.source.where} within {self._stalled_s:g} s")
+        return not batch.left or batch.error is not None
 
     def told(self) -> dict[str, float]:
         """What a line of stats says of it."""
@@ -380,6 +391,8 @@ class Pipeline:
             out[:] = out[:, ::-1].copy()
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
+        if type(error) is Failed:
+            error = Failed(f"{error}; the same command goes on from the last checkpoint")
         with self._done:
             batch.error = batch.error or error
             self._done.notify_all()

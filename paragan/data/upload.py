@@ -32,6 +32,10 @@ class OnHost:
         self._next = self._thread.submit(self._made) if self.pipeline.ready else None
         return now
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `take` need not, so long at most; whether it is so."""
+        return self._next is not None or self.pipeline.wait(timeout_s)
+
     def close(self) -> None:
         self._thread.shutdown()
 
@@ -64,6 +68,10 @@ class OnCuda:
         now.pixels.record_stream(here)
         self._next = self._copy() if self.pipeline.ready else None
         return floats(now.pixels, self.memory_format)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `take` need not, so long at most; whether it is so."""
+        return self._next is not None or self.pipeline.wait(timeout_s)
 
     def close(self) -> None:
         if self._last:

@@ -27,7 +27,7 @@ def fashion() -> Run:
 
 
 def folder() -> Run:
-    """Any images, 32 to 64 px, with or without classes: give --data PATH (an .npz or PATH/<class>/*.png)."""
+    """Any images, 32 to 64 px, with or without classes: give --data PATH or ADDRESS (docs/data.md)."""
     return Run(
         recipe="folder",
         nets=SNGAN(width=128),

@@ -44,6 +44,7 @@ class Folder:
     scores: list[Row]
     labels: list[Row]  # of a run per label
     decisions: list[tuple[float, str]]  # kimg, and what the data pipeline changed
+    bad_files: list[str]  # image, tab, reason
 
     def setting(self, *places: str) -> Any:
         """The first of some dotted places in the run that is set."""
@@ -80,7 +81,9 @@ def read_folder(run_dir: Path) -> Folder:
     if len(text) > TEXT:
         text = f"{text[:TEXT]}\n... {len(text) - TEXT:,} more characters in run.yaml"
     rows, scores, labels = (read(path / f"{name}.jsonl") for name in ("stats", "metrics", "labels"))
-    return Folder(path, text, run, Stats(rows), scores, labels, _decisions(rows))
+    listed = path / "bad_files.txt"
+    bad = listed.read_text("utf-8", errors="replace").splitlines() if listed.is_file() else []
+    return Folder(path, text, run, Stats(rows), scores, labels, _decisions(rows), bad)
 
 
 def _decisions(rows: Sequence[Row]) -> list[tuple[float, str]]:

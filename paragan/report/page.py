@@ -72,7 +72,7 @@ def write_report(run_dir: Path) -> Path:
     known = protocols(measured)
     facts = {
         "run": _headline(folder),
-        "problems": list(_problems(folder.stats)),
+        "problems": [*_problems(folder.stats), *_bad(folder.bad_files)],
         "series": measured,
         "taken": taken[-ROWS:],
         "labels": folder.labels,
@@ -171,6 +171,12 @@ def _problems(stats: Stats) -> Iterator[str]:
         if lost:
             first = words.number(lost[0])
             yield f"{key} was not finite at {len(lost):,} of {len(values):,} ticks, first at {first} kimg."
+
+
+def _bad(files: Sequence[str]) -> Iterator[str]:
+    if files:
+        first = files[0].replace("\t", ": ")[:300]
+        yield f"{len(files):,} images could not be used, and others stood in for them (bad_files.txt), such as {first}"
 
 
 def _score_charts(measured: Sequence[Series]) -> Iterator[Chart]:

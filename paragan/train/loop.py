@@ -17,7 +17,9 @@ from ..game.turn import begin, play
 from ..strategies.role import Role
 from .run import Run
 from .stats import Stats
-from .stop import Stop
+from .stop import POLL_S, Stop
+
+STALLED_STOP_S = 5.0  # a stop waits so long for the data of a round that was begun
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,32 @@ def train(session: Session, observers: list[Observer], at_stop: Observer) -> str
         return stop.reason
 
 
+def arrived(session: Session, stop: Stop) -> bool:
+    """Wait for the first batch of the round. False where a stop is due meanwhile: it need not wait for far places."""
+    start = time.perf_counter()
+    while not (here := session.lanes.wait(POLL_S)) and not stop.due(session.clock.step):
+        pass
+    session.stats.data_wait_s += time.perf_counter() - start
+    return here
+
+
+def give_up(stop: Stop) -> None:
+    """Called while a round that was begun waits for data: whoever asked for the end does not wait for far places."""
+    if stop.asked_s > STALLED_STOP_S:
+        raise Interrupted(f"{stop.reason or 'stop'}: stopped while it waited for data, at the last checkpoint")
+
+
 def rounds(session: Session, observers: list[Observer], at_stop: Observer, stop: Stop) -> None:
     """Play on until the end, or until the stop that is due."""
     clock = session.clock
+    session.lanes.meanwhile = lambda: give_up(stop)
     with contextlib.closing(session.lanes):
         while not clock.done:
-            if stop.due(clock.step):
+            start = time.perf_counter()
+            if stop.due(clock.step) or not arrived(session, stop):
                 at_stop(session)
                 what = f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})"
                 raise Interrupted(what, everywhere=not session.world.first)
-            start = time.perf_counter()
             play_round(session)
             clock.seconds += time.perf_counter() - start
             if session.role.meet and eventful(session):

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..comm.flat import bucket_bytes
 from ..config import by_name, record
+from ..data.find import FORMS
 from ..data.images import Hold, Images, load
 from ..data.pipeline import Feed
 from ..data.places import Reach
@@ -181,9 +182,7 @@ class Run:
                 f"teacher={self.teacher} teaches one generator, and --strategy {self.strategy.name} has many"
             )
         if not self.data.path:
-            raise Unusable(
-                f"{self.recipe} needs --data PATH: an .npz (images uint8 NHWC, labels) or a folder PATH/<class>/*.png"
-            )
+            raise Unusable(f"{self.recipe} needs --data D: {FORMS}, or an address of such")
 
 
 def differing(name: str) -> bool:

@@ -7,6 +7,7 @@ not pass before it knows the decision; the run stops at the largest bound. No ra
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -57,6 +58,7 @@ class Stop:
         self._wanted = threading.Event()
         self._over = threading.Event()
         self._bound: int | None = None
+        self._asked = math.inf
         self._lock = threading.Lock()
         self._former: dict[signal.Signals, object] = {}
         self._watcher: threading.Thread | None = None
@@ -87,6 +89,14 @@ class Stop:
         """Ask for the end, as a signal would."""
         self.reason = self.reason or reason
         self._wanted.set()
+
+    @property
+    def asked_s(self) -> float:
+        """For how long the end has been asked for, as far as this rank heard; 0 where nobody did."""
+        if not self._wanted.is_set() and self._bound is None:
+            return 0.0
+        self._asked = min(self._asked, time.monotonic())
+        return time.monotonic() - self._asked
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._wanted.is_set() and number == signal.SIGINT:

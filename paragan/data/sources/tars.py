@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,14 +63,20 @@ class Tars:
 
 
 def open_tars(
-    place: Place, pattern: str, reach: Reach | None = None, *, labels: bool = True, say: Say | None = None
+    place: Place,
+    pattern: str,
+    reach: Reach | None = None,
+    *,
+    labels: bool = True,
+    say: Say | None = None,
+    names: Sequence[str] = (),
 ) -> Tars:
-    """The images in the shards of `place` that `pattern` names: a.tar, shard-*.tar, shard-{000..012}.tar.
+    """The images in the shards of `place` that `pattern` names: a.tar, shard-*.tar, shard-{000..012}.tar; or `names`.
 
     Their index is `INDEX` beside them where it is about them as they are. Otherwise they are read once to make it, and
     it is kept there, or in the cache of `reach` if they lie far away, if that can be written.
     """
-    sizes = sizes_of(place, pattern)
+    sizes = _asked(place, names) if names else sizes_of(place, pattern)
     index, note = _index(place, sizes, reach or Reach(), say)
     notes = (f"{len(sizes):,} shard{'s' * (len(sizes) != 1)}; {note}",)
     if not labels or (index.label == NONE).all():
@@ -84,6 +90,17 @@ def open_tars(
     classes = classes_beside(place) or index.classes
     check_labels(index.label, place.where, len(classes) or None)
     return Tars(place, index, index.label, classes or numbered(index.label), notes)
+
+
+def by_index(place: Place, reach: Reach | None = None, *, labels: bool = True) -> Tars | None:
+    """The shards that the index in a folder names, where the folder itself cannot be listed; None if there is none."""
+    try:
+        index = from_bytes(place.read(INDEX), place.at(INDEX))
+    except (DecodeError, Unusable, OSError):
+        return None
+    if any("/" in name or is_pattern(name) for name in index.shards):
+        return None
+    return open_tars(place, "*.tar", reach, labels=labels, names=index.shards)
 
 
 def _named(place: Place, index: Index, row: int) -> str:
@@ -129,11 +146,13 @@ def sizes_of(place: Place, pattern: str) -> dict[str, int]:
             raise Unusable(
                 f"data: {place.where} holds no {shown(pattern)}: give the names that lie there, by * if many"
             )
-    asked = [name for name in names if sizes.get(name) is None]
-    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-        answers = pool.map(lambda name: _size(place, name), asked)
-        sizes |= zip(asked, answers)
+    sizes |= _asked(place, [name for name in names if sizes.get(name) is None])
     return {name: int(sizes[name] or 0) for name in names}
+
+
+def _asked(place: Place, names: Sequence[str]) -> dict[str, int]:
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+        return dict(zip(names, pool.map(lambda name: _size(place, name), names)))
 
 
 def _size(place: Place, name: str) -> int:
