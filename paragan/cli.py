@@ -238,7 +238,6 @@ def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any, li
 
 def _absolute(run: Any) -> Any:
     """A run whose paths mean the same wherever it is repeated."""
-
     if run.data.path not in ("", "digits") and not is_address(run.data.path):
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=str(Path(run.data.path).absolute())))
     paths = {name: str(Path(path).absolute()) for name in ("init_from", "teacher") if (path := getattr(run, name))}

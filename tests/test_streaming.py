@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import servers
 from paragan.data.sources.folder import Folder
-from processes import call, interrupted, outcome, refused, steps, train, until
+from processes import call, during, interrupted, outcome, refused, steps, train, until
 from servers import nginx
 
 NO_DIGITS = ("folder", "--data.resolution=8", "--data.channels=3", "--kimg=0.16")
@@ -188,3 +189,55 @@ def test_a_stop_does_not_wait_for_data_that_stalls(merge, photos, tmp_path, monk
     assert ended.status == 3, ended
     assert time.monotonic() - start < 30
     assert "SIGTERM: stopped" in ended.err
+
+
+# Far away -----------------------------------------------------------------------------------------------------
+
+
+NO_LISTS = "location / { autoindex off; }"
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory, photos) -> Path:
+    """The good photos as tar shards with their index."""
+    folder = tmp_path_factory.mktemp("sharded") / "shards"
+    made = call("data", "convert", photos, folder.parent / "good.zip", "--skip-bad")
+    assert made.status == 0, made
+    assert call("data", "shard", folder.parent / "good.zip", folder, "--shard-mb=0.01").status == 0
+    assert len(list(folder.glob("*.tar"))) > 1
+    return folder
+
+
+def test_shards_behind_an_address_are_the_same_training(shards, tmp_path):
+    """The server lists no folders: the index beside the shards names them."""
+    near = trained(tmp_path / "near", shards, "--data.hold=stream")
+    server = servers.Nginx(shards.parent, tmp_path / "nginx", NO_LISTS)
+    try:
+        far = trained(tmp_path / "far", f"{server.url}/shards")  # pyright: ignore[reportArgumentType]
+    finally:
+        server.stop()
+    assert networks(near) == networks(far)
+    assert f"{server.url}/shards" in (far / "run.yaml").read_text()
+
+
+def test_a_server_that_is_gone_ends_the_run_and_the_command_goes_on(shards, tmp_path):
+    near = trained(tmp_path / "near", shards, "--data.hold=stream")
+    server = servers.Nginx(shards.parent, tmp_path / "nginx", NO_LISTS)
+    command = run(
+        tmp_path / "far",
+        f"{server.url}/shards",  # pyright: ignore[reportArgumentType]
+        *("--data.reach.cache=", "--data.reach.patience_s=1", "--data.feed.depth=2", "--output.checkpoint_kimg=0.016"),
+    )
+    try:
+        with during(4, lambda session: server.stop()):
+            ended = call(*command)
+        assert ended.status == 1, ended
+        assert ended.err.count("\n") == 1
+        assert f"{server.url}/shards/" in ended.err
+        assert "is out of reach" in ended.err
+        assert "the same command goes on from the last checkpoint" in ended.err
+        server.start()
+        assert call(*command).status == 0
+    finally:
+        server.stop()
+    assert networks(near) == networks(tmp_path / "far")
