@@ -183,8 +183,9 @@ def test_faults_that_last_end_with_patience(server: Faulty, name: str):
     with pytest.raises(Failed) as caught:
         far(f"{server.url}/set").read("a.bin", 100, 200)
     assert time.monotonic() - start < QUICK.patience_s + 1.5
-    assert line(caught).startswith(f"data: {server.url}/set/a.bin is out of reach: {reason}")
-    assert line(caught).endswith("times within 1.5 s)")
+    found = line(caught).removeprefix(f"data: {server.url}/set/a.bin is out of reach: ")
+    assert found.startswith((reason, "no full answer within"))  # which on a busy machine may be what came last
+    assert found.endswith("times within 1.5 s)")
 
 
 REFUSED = {
