@@ -59,9 +59,7 @@ def jobs(run: Run, images: Images, folder: Path) -> list[Job]:
     strategy, labels = run.per_label, images.labels
     assert strategy is not None
     if labels is None:
-        raise Unusable(
-            "--strategy per-label needs images with classes: PATH/<class>/*.png, or an .npz with labels"
-        )
+        raise Unusable("--strategy per-label needs images with classes: PATH/<class>/*.png, or an .npz with labels")
     counts = [int(n) for n in np.bincount(labels, minlength=len(images.classes))]
     empty = [f"{label} ({images.classes[label]})" for label, count in enumerate(counts) if not count]
     if empty:
