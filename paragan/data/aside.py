@@ -15,6 +15,8 @@ from paragan.errors import Unusable
 def aside(out: Path) -> Iterator[Path]:
     """A hidden path next to `out`, to be made a file or a folder; it is renamed to `out` if all went well, and removed
     if not. A file replaces an older one. Raises `Unusable` where nothing can be written."""
+    if not out.name:
+        raise Unusable(f"{out} names no file: give a name to be made")
     hidden = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

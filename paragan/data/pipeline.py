@@ -41,6 +41,7 @@ CHUNK = 32  # images that one thread decodes at a time
 STRETCH = 2**20  # bytes of near records that it reads before it decodes them
 MOST_FETCHES = 128
 DEEPEST = 1024
+BLIND = 4  # requests at once before the size of any image is known
 SPARE = 2  # buffers kept for batches to come
 STALLED_S = 600.0  # without a single image: then something below has hung
 
@@ -130,12 +131,13 @@ class Pipeline:
         self._chunks: queue.PriorityQueue[tuple[int, int, _Batch | None]] = queue.PriorityQueue()
         self._wanted: queue.SimpleQueue[tuple[_Batch, int] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._done = threading.Condition(self._lock)
+        self._done, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
         self._ahead: deque[_Batch] = deque()
         self._free: list[np.ndarray] = []
         self._lent: np.ndarray | None = None
         self._numbers, self._closed, self._asked = 0, False, math.inf  # since when the step waits for its batch
         self._stalled_s = stalled_s
+        self._undecoded = self._under_way = 0  # chunks that are complete, and not decoded yet; requests
         self._encoded, self._largest, self._to_fetch, self._moved = 0, 0.0, 0, time.monotonic()
         self._threads, self._dismissed = Hands(0, 0, 0), itertools.count()
         self.watch, self.last, self.peak_bytes = _Watch(), Window(0, 0, 0, 0, 0, 0, 0, 0), 0
@@ -308,7 +310,7 @@ class Pipeline:
     # The threads' side --------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
-        while (wanted := self._wanted.get()) and not self._closed:
+        while (wanted := self._await_room()) and not self._closed:
             batch, row = wanted
             start = time.perf_counter()
             try:
@@ -316,6 +318,8 @@ class Pipeline:
             except DecodeError as error:
                 got = error
             except Exception as error:  # whatever it is, the step has to hear of it
+                with self._lock:
+                    self._under_way -= 1
                 self._fail(batch, error)
                 continue
             took, size = time.perf_counter() - start, _size(got)
@@ -326,11 +330,38 @@ class Pipeline:
                 self._encoded += size
                 self._largest = max(size, 0.999 * self._largest)
                 self._to_fetch -= 1
+                self._under_way -= 1
+                self._room.notify()
                 self._moved = time.monotonic()
                 batch.missing[at] -= 1
                 complete = not batch.missing[at]
+                self._undecoded += complete
             if complete:
                 self._chunks.put((batch.number, at * CHUNK, batch))
+
+    def _await_room(self) -> tuple[_Batch, int] | None:
+        """What to fetch next, once there is room for it; None: go.
+
+        Encoded images stay below the cap, whatever their size turns out to be. Where it holds less than a chunk, that
+        comes all the same: requests are in the plan's order, so no chunk waits for one behind it.
+        """
+        with self._room:
+            while not self._closed and not self._has_room():
+                self._room.wait(WINDOW_S)
+            self._under_way += 1
+        if (wanted := self._wanted.get()) is None:
+            with self._room:
+                self._under_way -= 1
+                self._room.notify()
+        return wanted
+
+    def _has_room(self) -> bool:
+        if not self._largest:
+            return self._under_way < BLIND
+        pixels = sum(batch.out.nbytes for batch in tuple(self._ahead))
+        if pixels + self._encoded + (self._under_way + 1) * self._largest <= self.cap:
+            return True
+        return not self._undecoded and self._under_way < CHUNK
 
     def _decode(self) -> None:
         while not self._closed:
@@ -345,6 +376,8 @@ class Pipeline:
                     for row, got in zip(some, records):
                         self._place(batch, row, got)
             except Exception as error:
+                with self._lock:
+                    self._undecoded -= not self.near
                 self._fail(batch, error)
                 continue
             spent = time.thread_time() - began
@@ -355,6 +388,8 @@ class Pipeline:
                 self._encoded -= 0 if self.near else size
                 self._moved = time.monotonic()
                 batch.left -= len(rows)
+                self._undecoded -= not self.near
+                self._room.notify_all()
                 if not batch.left:
                     self._done.notify_all()
 

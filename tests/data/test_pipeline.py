@@ -286,3 +286,19 @@ def test_what_is_copied_ahead_to_a_gpu_is_what_the_cpu_sees(photos, merge):
             assert torch.allclose(images.cpu(), hand.images, atol=1e-6)
             assert torch.equal(labels.cpu(), hand.labels)
     here.close()
+
+
+def test_encoded_images_stay_below_the_cap_from_the_first_on(opened):
+    """Before the size of any is known, and however many requests may be under way."""
+    large, most = RNG.integers(0, 256, (400, 400, 3), np.uint8), 0
+
+    class Large(Memory):
+        def read(self, index):
+            super().read(index)
+            return large
+
+    pipeline = opened(streamed(Large(near=False)), plan(), Feed(memory_gb=0.012, fetches=64, workers=1, depth=40))
+    for _ in range(20):
+        pipeline.take()
+        most = max(most, pipeline._encoded)
+    assert most < 0.012 * 2**30

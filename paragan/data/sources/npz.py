@@ -14,12 +14,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from paragan.data.decode import ram_bytes
 from paragan.data.places import Here, Place, one_line, shown
 from paragan.data.sources.arrays import Arrays
+from paragan.data.sources.fetch import fetch
 from paragan.errors import Unusable
 
 WANTED = "images (uint8 [N, H, W, C] or [N, H, W]), labels (integers [N], optional), classes (names [K], optional)"
@@ -48,6 +51,19 @@ class _Head:
         return self.dtype.itemsize * math.prod(self.shape)
 
 
+class Mapped(Arrays):
+    """Images mapped from a file. Single ones are read from it: touching a map whose file was cut ends the process."""
+
+    def __init__(self, place: Place, name: str, where: str, images: np.ndarray, *more: Any, **others: Any):
+        super().__init__(where, images, *more, **others)
+        self.place, self.file, self.start = place, name, images.offset  # pyright: ignore[reportAttributeAccessIssue]
+
+    def read(self, index: int) -> np.ndarray:
+        shape = self.whole.shape[1:]
+        size = math.prod(shape)
+        return np.frombuffer(fetch(self.place, self.file, self.start + index * size, size), np.uint8).reshape(shape)
+
+
 def read_npz(place: Place, name: str, *, labels: bool = True) -> Arrays:
     """Read the set in the file `name`; without `labels` theirs are not even looked at.
 
@@ -62,15 +78,16 @@ def read_npz(place: Place, name: str, *, labels: bool = True) -> Arrays:
         images, mark = _images(archive, where, place, name)
         if labels and "classes" in keys and "labels" not in keys:
             raise Unusable(f"data: {where} has classes but no labels: add labels, integers [{len(images)}]")
+        made = partial(Mapped, place, name) if isinstance(images, np.memmap) else Arrays
         others = _others(keys)
         notes = (f"ignored keys: {_some(others)}",) * bool(others)
         if not labels or "labels" not in keys:
-            return Arrays(where, images, notes=notes, mark=mark)
+            return made(where, images, notes=notes, mark=mark)
         names = _classes(archive, where) if "classes" in keys else None
         numbers = _labels(archive, where, len(images))
         check_labels(numbers, where, None if names is None else len(names))
         classes = names or tuple(str(label) for label in range(int(numbers.max()) + 1))
-        return Arrays(where, images, numbers.astype(np.int64), classes, notes, mark)
+        return made(where, images, numbers.astype(np.int64), classes, notes, mark)
 
 
 def check_labels(labels: np.ndarray, name: str, classes: int | None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import mmap
+import os
 import zipfile
 
 import numpy as np
 import pytest
 
+from paragan.data.decode import DecodeError
 from paragan.data.find import find
 from paragan.data.images import load
 from paragan.data.sources import npz
@@ -79,3 +81,11 @@ def test_one_that_lies_about_its_size_is_not_mapped(tmp_path):
         file.write(bytes(5000))
     with pytest.raises(Unusable, match="is not an npz, or a damaged one"):
         find(str(tmp_path / "a.npz"))
+
+
+def test_a_file_that_is_cut_while_it_is_mapped_has_bad_images(tmp_path):
+    np.savez(tmp_path / "a.npz", images=IMAGES, labels=LABELS)
+    found = find(str(tmp_path / "a.npz"))
+    os.truncate(tmp_path / "a.npz", 2000)  # a map of it would end the process
+    with pytest.raises(DecodeError, match="ends after"):
+        found.read(len(IMAGES) - 1)
