@@ -136,6 +136,7 @@ def test_settings_that_cannot_be(setting, photos, tmp_path):
     assert setting.removeprefix("--").split("=")[0] in refused(*run(tmp_path / "run", photos, setting))
 
 
+@pytest.mark.skipif("PARAGAN_SOAK" not in os.environ, reason="soak")
 def test_per_label(photos, tmp_path):
     more = ("--strategy=per-label", "--kimg=0.128", "--data.bad_share=0.04")
     held = call(*run(tmp_path / "held", photos, *more))

@@ -198,6 +198,7 @@ def test_twenty_kills(tmp_path, processes):
     assert checkpoints(team.run)
 
 
+@pytest.mark.skipif("PARAGAN_SOAK" not in os.environ, reason="soak")
 def test_ten_freezes(tmp_path, processes):
     """Some shorter than the silence that makes a rank lost, some longer, on any rank."""
     team = Team(tmp_path / "run", processes, "--kimg=64")
