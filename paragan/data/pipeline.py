@@ -342,8 +342,8 @@ class Pipeline:
     def _await_room(self) -> tuple[_Batch, int] | None:
         """What to fetch next, once there is room for it; None: go.
 
-        Encoded images stay below the cap and a chunk, whatever their size turns out to be. Where nothing is left to decode
-        a chunk comes all the same: requests are in the plan's order, so no chunk waits for one behind it.
+        Encoded images stay below the cap and a chunk, whatever their size turns out to be. Where nothing is left
+        to decode a chunk comes all the same: requests are in the plan's order, so no chunk waits for one behind it.
         """
         with self._room:
             while not self._closed and not self._has_room():
