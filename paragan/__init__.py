@@ -1,17 +1,20 @@
 """paragan trains generative adversarial networks on one device, on many, and across slow networks."""
 
+import importlib
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import Config, Estimator, ScalingManager, with_policy
+    from .batch import Batch, Loss
+    from .data.images import Images, load
+    from .errors import Failed, Interrupted, Unusable
+    from .losses.adversarial import Adversarial
+    from .optim.optimizers import SGD, Adam, RMSprop
+    from .train.model import load_model
+    from .train.run import Data, Device, Evaluation, Run, Side
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings where a rank is lost are stack traces
-
-from .api import Config, Estimator, ScalingManager, with_policy
-from .batch import Batch, Loss
-from .data.images import Images, load
-from .errors import Failed, Interrupted, Unusable
-from .losses.adversarial import Adversarial
-from .optim.optimizers import SGD, Adam, RMSprop
-from .train.model import load_model
-from .train.run import Data, Device, Evaluation, Run, Side
 
 __all__ = [
     "SGD",
@@ -36,3 +39,27 @@ __all__ = [
     "load_model",
     "with_policy",
 ]
+
+# What is imported when it is first used: torch takes seconds, and `paragan --help` and processes that decode need none.
+_FROM = {
+    ".api": ("Config", "Estimator", "ScalingManager", "with_policy"),
+    ".batch": ("Batch", "Loss"),
+    ".data.images": ("Images", "load"),
+    ".errors": ("Failed", "Interrupted", "Unusable"),
+    ".losses.adversarial": ("Adversarial",),
+    ".optim.optimizers": ("SGD", "Adam", "RMSprop"),
+    ".train.model": ("load_model",),
+    ".train.run": ("Data", "Device", "Evaluation", "Run", "Side"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = next((module for module, names in _FROM.items() if name in names), None)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(module, __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
