@@ -60,7 +60,7 @@ def ours(where: str, shards: Shards, **feed: int) -> Feed:
     return Feed(batches(), told("ready"), told("workers"), lanes.close)
 
 
-def ours_uint8(where: str, shards: Shards, **feed: int) -> Feed:
+def ours_uint8(where: str, shards: Shards, **feed: Any) -> Feed:
     """What goes to a device, uint8 [64, R, R, 3], from the same pipeline."""
     lanes = _lanes(where, shards, feed)
     pipeline = Pipeline(cast(Any, lanes.images), lanes.plan(0), Ahead(**feed))
@@ -73,7 +73,7 @@ def ours_uint8(where: str, shards: Shards, **feed: int) -> Feed:
     return Feed(batches(), close=pipeline.close)
 
 
-def _lanes(where: str, shards: Shards, feed: dict[str, int]) -> Lanes:
+def _lanes(where: str, shards: Shards, feed: dict[str, Any]) -> Lanes:
     images = load(where, resolution=shards.resolution, channels=3, hold="stream", reach=Reach(cache=""))
     owned = tuple(range(LANES))
     return Lanes(images.images, images.labels, owned=owned, lanes=LANES, batch=BATCH, seed=0, feed=Ahead(**feed))

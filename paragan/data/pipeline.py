@@ -3,9 +3,10 @@
     pipeline = Pipeline(images, plan)      # plan: which images each batch holds, without end
     pixels = pipeline.take()               # [N, R, R, C] uint8, in the order of the plan whatever comes first
 
-Threads, since decoders release the interpreter's lock while they decode and hand over memory for nothing; processes
-would copy every image once more (`benchmarks/pipeline.py decode` has both). Near images are read by whoever decodes
-them. Far ones are fetched one by one, many at once, and decoded in chunks as soon as these are complete.
+Threads, since decoders release the interpreter's lock while they decode and hand over memory for nothing. Where images
+are so small that they wait for this lock more than they decode, each of them has a process, which decodes into memory
+that both see (`decoder`). `benchmarks/pipeline.py decode` has both. Near images are read by whoever decodes them. Far
+ones are fetched one by one, many at once, and decoded in chunks as soon as these are complete.
 
 Memory: the pixels of batches that were begun and not yet taken, and encoded images that wait to be decoded, stay below
 `Feed.memory_gb`; beside it every decoder has one image at its full size, and a megabyte of near records.
@@ -22,27 +23,26 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, cast
+from typing import Annotated, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 
 from paragan.config import record
-from paragan.data.decode import DecodeError, place
-from paragan.data.source import Record
+from paragan.data.decode import DecodeError
+from paragan.data.decoder import Decoder, Got, Spent, decoded, mirror
+from paragan.data.places import Here
+from paragan.data.shared import SPARE, Piece, Shared
 from paragan.data.streamed import Streamed
 from paragan.data.tuner import WINDOW_S, Hands, Tuning, Window, readers, tune
 from paragan.errors import Failed, Unusable
 
-Got = Record | DecodeError  # what came of fetching an image
 Count = Annotated[int, Field(ge=0)]
 CHUNK = 32  # images that one thread decodes at a time
 STRETCH = 2**20  # bytes of near records that it reads before it decodes them
 MOST_FETCHES = 128
 DEEPEST = 1024
 BLIND = 4  # requests at once before the size of any image is known
-SPARE = 2  # buffers kept for batches to come
 STALLED_S = 600.0  # without a single image: then something below has hung
 
 
@@ -51,12 +51,15 @@ class Feed:
     """How images that are not held in memory are read ahead. 0: found while training runs.
 
     workers : threads that decode;  fetches : requests at once, far away;  depth : batches ahead
+    decoders : whether these threads decode by themselves, or have a process each; auto: processes where the step waits
+        for images so small that threads mostly wait for each other
     memory_gb : what all that is ahead may take, on every rank
     """
 
     workers: Count = 0
     fetches: Count = 0
     depth: Count = 0
+    decoders: Literal["auto", "threads", "processes"] = "auto"
     memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
 
@@ -75,11 +78,15 @@ class _Batch:
 
     number: int
     order: Order
-    out: np.ndarray  # [N, R, R, C] uint8
+    piece: Piece  # [N, R, R, C] uint8
     left: int
     records: list[Got | None] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     error: Exception | None = None
+
+    @property
+    def out(self) -> np.ndarray:
+        return self.piece.array
 
 
 class _Watch:
@@ -116,8 +123,9 @@ class Pipeline:
         stalled_s: float = STALLED_S,
     ):
         feed = feed or Feed()
-        self.images, self.plan, self.pinned = images, plan, pinned
+        self.images, self.plan = images, plan
         self.near, self.cap = images.source.near, int(feed.memory_gb * 2**30)
+        self._plain, self._packed = images.plain, False  # packed: records are encoded images
         self._next = next(plan)
         need = (SPARE + 3) * self._pixels(self._next)  # two ahead, one that the step has
         if need > self.cap:
@@ -127,14 +135,15 @@ class Pipeline:
             )
         self._cores = cores = cores or max(1, len(os.sched_getaffinity(0)))
         self._least, self._most = _bounds(feed, self.near, cores, self.cap // self._pixels(self._next) - SPARE - 1)
-        self.tuning = Tuning(Hands(max(1, cores // 2), 0 if self.near else 16, 4).within(self._most, self._least))
+        start = Hands(max(1, cores // 2), 0 if self.near else 16, 4)
+        self.tuning = Tuning(start.within(self._most, self._least))
         self._chunks: queue.PriorityQueue[tuple[int, int, _Batch | None]] = queue.PriorityQueue()
         self._wanted: queue.SimpleQueue[tuple[_Batch, int] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._done, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
         self._ahead: deque[_Batch] = deque()
-        self._free: list[np.ndarray] = []
-        self._lent: np.ndarray | None = None
+        self._shared = Shared(pinned=pinned)
+        self._lent: Piece | None = None
         self._numbers, self._closed, self._asked = 0, False, math.inf  # since when the step waits for its batch
         self._stalled_s = stalled_s
         self._undecoded = self._under_way = 0  # chunks that are complete, and not decoded yet; requests
@@ -149,8 +158,8 @@ class Pipeline:
 
     def take(self) -> np.ndarray:
         """The next batch, [N, R, R, C] uint8, which is the caller's until the next call. Raises what went wrong."""
-        if self._lent is not None and len(self._free) < SPARE:
-            self._free.append(self._lent)
+        if self._lent is not None:
+            self._shared.release(self._lent)
         self.wait()
         batch = self._ahead[0]
         with self._done:
@@ -163,7 +172,7 @@ class Pipeline:
             if self._due():
                 self._tune()
         self._begin()
-        self._lent = batch.out
+        self._lent = batch.piece
         return batch.out
 
     def wait(self, timeout_s: float = math.inf) -> bool:
@@ -188,6 +197,7 @@ class Pipeline:
         hands, last = self.tuning.hands, self.last
         return {
             "Data/workers": float(hands.workers),
+            "Data/processes": float(hands.workers * hands.apart),
             "Data/depth": float(hands.depth),
             "Data/fetches": float(hands.fetches),
             "Data/ready": float(self._ready()),
@@ -230,7 +240,9 @@ class Pipeline:
         self._man(self.tuning.hands)
         while not self._ahead or (len(self._ahead) < self.tuning.hands.depth and self._fits()):
             order, self._next = self._next, next(self.plan)
-            batch = _Batch(self._numbers, order, self._buffer(len(order.index)), len(order.index))
+            batch = _Batch(
+                self._numbers, order, self._shared.piece((len(order.index), *self.images.shape[1:])), len(order.index)
+            )
             self._numbers += 1
             self._ahead.append(batch)
             self._deal(batch)
@@ -240,15 +252,6 @@ class Pipeline:
         """Whether one more batch stays below the cap, when all that is asked for arrives at the size of the largest."""
         coming = 0.0 if self.near else (self._to_fetch + len(self._next.index)) * self._largest
         return self.ahead_bytes() + coming + (SPARE + 2) * self._pixels(self._next) <= self.cap
-
-    def _buffer(self, count: int) -> np.ndarray:
-        for at, buffer in enumerate(self._free):
-            if len(buffer) == count:
-                return self._free.pop(at)
-        shape = (count, *self.images.shape[1:])
-        if self.pinned:
-            return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
-        return np.empty(shape, np.uint8)
 
     def _deal(self, batch: _Batch) -> None:
         starts = range(0, batch.left, CHUNK)
@@ -291,7 +294,7 @@ class Pipeline:
         self.last = self.watch.window(self._ready())
         self.watch = _Watch()
         before = self.tuning.hands
-        most = self._most
+        most = self._most if self._packed else replace(self._most, apart=self._least.apart)
         if self.near:
             most = replace(most, workers=min(most.workers, max(self._least.workers, readers(self._cores, self.last))))
         self.tuning = tune(self.tuning, self.last, most, self._least)
@@ -301,7 +304,7 @@ class Pipeline:
         self._man(self.tuning.hands)
 
     def _change(self, before: Hands) -> str:
-        pairs = zip(("workers", "fetches", "depth"), before.values(), self.tuning.hands.values())
+        pairs = zip(("workers", "fetches", "depth", "processes"), before.values(), self.tuning.hands.values())
         moved = ", ".join(f"{name} {old} -> {new}" for name, old, new in pairs if old != new)
         last, waited = self.last, self.last.wait_s / self.last.seconds
         latency = f"fetch {1000 * last.fetch_s:.3g} ms (quiet {1000 * self.tuning.quiet_s:.3g}), waited {waited:.0%}"
@@ -364,66 +367,82 @@ class Pipeline:
         return not self._undecoded and self._under_way < CHUNK
 
     def _decode(self) -> None:
-        while not self._closed:
-            _, start, batch = self._chunks.get()
-            if batch is None:
-                return
-            rows = range(start, min(start + CHUNK, len(batch.out)))
-            began, read_s, size = time.thread_time(), [], 0
-            try:
-                for some, records in self._stretches(batch, rows, read_s):
-                    size += sum(map(_size, records))
-                    for row, got in zip(some, records):
-                        self._place(batch, row, got)
-            except Exception as error:
-                with self._lock:
+        here = self._plain.place if self._plain else None
+        with Decoder(self._shared, here.path if isinstance(here, Here) else None) as decoder:
+            while not self._closed:
+                _, start, batch = self._chunks.get()
+                if batch is None:
+                    return
+                rows = range(start, min(start + CHUNK, len(batch.out)))
+                try:
+                    spent, size = self._chunk(batch, rows, decoder if self.tuning.hands.apart else None)
+                except Exception as error:
+                    with self._lock:
+                        self._undecoded -= not self.near
+                    self._fail(batch, error)
+                    continue
+                with self._done:
+                    self.watch.decode_s += spent.cpu_s
+                    self.watch.decoded += len(rows)
+                    self.watch.fetches += spent.read_s
+                    self._encoded -= 0 if self.near else size
+                    self._moved = time.monotonic()
+                    batch.left -= len(rows)
                     self._undecoded -= not self.near
-                self._fail(batch, error)
-                continue
-            spent = time.thread_time() - began
-            with self._done:
-                self.watch.decode_s += spent
-                self.watch.decoded += len(rows)
-                self.watch.fetches += read_s
-                self._encoded -= 0 if self.near else size
-                self._moved = time.monotonic()
-                batch.left -= len(rows)
-                self._undecoded -= not self.near
-                self._room.notify_all()
-                if not batch.left:
-                    self._done.notify_all()
+                    self._room.notify_all()
+                    if not batch.left:
+                        self._done.notify_all()
 
-    def _stretches(self, batch: _Batch, rows: range, read_s: list[float]) -> Iterator[tuple[range, list[Got]]]:
-        """The records of a chunk. Near ones are read here, a megabyte at a stretch: reading and decoding in turns would
-        have the threads wait for each other twice as often."""
-        if not self.near:
-            got, batch.records[rows.start : rows.stop] = batch.records[rows.start : rows.stop], [None] * len(rows)
-            yield rows, cast(list[Got], got)
+    def _chunk(self, batch: _Batch, rows: range, decoder: Decoder | None) -> tuple[Spent, int]:
+        """Images of a batch to their places; what they took, and the bytes they were encoded in."""
+        all_of, size = Spent(), 0
+        for some, gots in self._stretches(batch, rows, decoder, all_of.read_s):
+            size += sum(map(_size, gots))
+            where, mirrored = slice(some.start, some.stop), batch.order.flip
+            flips = [False] * len(some) if mirrored is None else mirrored[where].tolist()
+            out = batch.out[where]
+            reasons, spent = (
+                decoder.decode(gots, flips, batch.piece, some.start) if decoder else decoded(gots, flips, out)
+            )
+            for row, reason, flip, one in zip(some, reasons, flips, out):
+                if reason is not None:
+                    self.images.stand_in(int(batch.order.index[row]), reason, one)
+                    if flip:
+                        mirror(one)
+            all_of.cpu_s += spent.cpu_s
+            all_of.read_s += spent.read_s
+        return all_of, size
+
+    def _stretches(
+        self, batch: _Batch, rows: range, decoder: Decoder | None, read_s: list[float]
+    ) -> Iterator[tuple[range, list[Got]]]:
+        """What there is of a chunk's images. A process reads what lies in files as it is by itself. Other near ones are
+        read here, a megabyte at a stretch: reading and decoding in turns would have threads wait for each other twice
+        as often."""
+        if decoder and self._plain:
+            yield rows, [*self._plain.spots(self.images.at(batch.order.index[rows.start : rows.stop]))]
             return
-        index, records, size, first = batch.order.index.tolist(), [], 0, rows.start
+        gots, size, first = [], 0, rows.start
         for row in rows:
-            start = time.perf_counter()
-            try:
-                records.append(self.images.fetch(index[row]))
-            except DecodeError as error:
-                records.append(error)
-            read_s.append(time.perf_counter() - start)
-            size += _size(records[-1])
+            gots.append(self._got(batch, row, read_s))
+            size += _size(gots[-1])
             if size >= STRETCH or row == rows[-1]:
-                yield range(first, row + 1), records
-                records, size, first = [], 0, row + 1
+                yield range(first, row + 1), gots
+                gots, size, first = [], 0, row + 1
 
-    def _place(self, batch: _Batch, row: int, got: Got) -> None:
-        """One image to its place, or who stands in for it."""
-        out = batch.out[row]
+    def _got(self, batch: _Batch, row: int, read_s: list[float]) -> Got:
+        if not self.near:
+            got, batch.records[row] = batch.records[row], None
+            assert got is not None
+            return got
+        start = time.perf_counter()
         try:
-            if isinstance(got, DecodeError):
-                raise got
-            place(got, out)
+            got = self.images.fetch(int(batch.order.index[row]))
         except DecodeError as error:
-            self.images.stand_in(int(batch.order.index[row]), str(error), out)
-        if batch.order.flip is not None and batch.order.flip[row]:
-            out[:] = out[:, ::-1].copy()
+            got = error
+        read_s.append(time.perf_counter() - start)
+        self._packed = isinstance(got, bytes)
+        return got
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
         if type(error) is Failed:
@@ -439,8 +458,9 @@ def _size(got: Got | None) -> int:
 
 def _bounds(feed: Feed, near: bool, cores: int, fitting: int) -> tuple[Hands, Hands]:
     """The fewest and the most hands there may be."""
-    most = Hands(4 * cores if near else cores, 0 if near else MOST_FETCHES, min(DEEPEST, fitting))
-    least = Hands(1, 0 if near else 4, 2)
-    given = (feed.workers, 0 if near else feed.fetches, feed.depth)
+    depth, apart = min(DEEPEST, fitting), feed.decoders != "threads"
+    most = Hands(4 * cores if near else cores, 0 if near else MOST_FETCHES, depth, apart)
+    least = Hands(1, 0 if near else 4, 2, feed.decoders == "processes")
+    given = (feed.workers, 0 if near else feed.fetches, feed.depth, 0)
     pick = [(value or low, value or high) for value, low, high in zip(given, least.values(), most.values())]
     return Hands(*(low for low, _ in pick)), Hands(*(high for _, high in pick))

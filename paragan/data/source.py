@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from paragan.data.places import Place
+
 Record = bytes | np.ndarray  # an encoded image (a whole PNG, JPEG, ... file), or pixels uint8 [H, W] or [H, W, C]
+Spot = tuple[str, int, int | None, int | None]  # where a record lies: name of the file, start, size, CRC-32 if known
 
 
 class Source(Protocol):
@@ -47,4 +51,16 @@ class Source(Protocol):
 
     def identity(self) -> Iterable[bytes]:
         """What tells this set from others without reading its pixels: names, sizes, checksums where there are any."""
+        ...
+
+
+@runtime_checkable
+class Plain(Protocol):
+    """A source whose records lie in files as they are, so that another process can read them by itself."""
+
+    @property
+    def place(self) -> Place: ...
+
+    def spots(self, index: np.ndarray) -> list[Spot]:
+        """Of many records, [n]."""
         ...

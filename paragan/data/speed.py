@@ -23,7 +23,7 @@ BEFORE = 32  # batches that are not timed: hands are found meanwhile
 @dataclass(frozen=True)
 class Speed:
     """images_s : of the pipeline, when nobody computes;  decoder_s : of decoding alone, from memory, on all cores
-    fetch_ms : latency of an image, median;  workers, fetches, depth : the hands at the end
+    fetch_ms : latency of an image, median;  workers, fetches, depth, apart : the hands at the end
     """
 
     images_s: float
@@ -32,13 +32,15 @@ class Speed:
     workers: int
     fetches: int
     depth: int
+    apart: int
 
     def line(self) -> str:
         share = self.images_s / self.decoder_s
+        hands = "processes" if self.apart else "threads"
         return (
             f"{self.images_s:,.0f} images/s, {share:.0%} of the {self.decoder_s:,.0f} that decoding alone makes here; "
-            f"an image comes in {self.fetch_ms:.3g} ms; {self.workers} decode, {self.fetches} requests at once, "
-            f"{self.depth} batches ahead"
+            f"an image comes in {self.fetch_ms:.3g} ms; {self.workers} {hands} decode, {self.fetches} "
+            f"requests at once, {self.depth} batches ahead"
         )
 
 

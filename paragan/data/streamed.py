@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from paragan.data.bad import Bad
 from paragan.data.decode import DecodeError, Fault, each, place, refuse_beyond_memory
-from paragan.data.source import Record, Source
+from paragan.data.source import Plain, Record, Source
 from paragan.errors import Failed, Unusable
 
 
@@ -49,6 +49,11 @@ class Streamed:
         assert not any(isinstance(fault, Fault) for fault in faults)
         return out if np.ndim(chosen) else out[0]
 
+    @property
+    def plain(self) -> Plain | None:
+        """The source, where its records lie as they are in files of this machine."""
+        return self.source if self.source.near and isinstance(self.source, Plain) else None
+
     def fetch(self, index: int) -> Record:
         """The record of image `index`. Raises `DecodeError`: then `stand_in` has its pixels."""
         return self.source.read(self.at(index))
@@ -71,9 +76,14 @@ class Streamed:
                 self.bad.add(other, str(error))
         raise Failed(f"{self.bad.refusal()}; no image of its class is good")
 
-    def at(self, index: int) -> int:
-        """Which of the source's images `index` is."""
-        return index if self.rows is None else int(self.rows[index])
+    @overload
+    def at(self, index: int) -> int: ...
+    @overload
+    def at(self, index: np.ndarray) -> np.ndarray: ...
+    def at(self, index: int | np.ndarray) -> int | np.ndarray:
+        """Which of the source's images `index` is, or which they are."""
+        found = index if self.rows is None else self.rows[index]
+        return found if isinstance(found, np.ndarray) else int(found)
 
     def all(self) -> np.ndarray:
         """All of them. Raises `Unusable` before anything is read where they take more than half of the memory."""

@@ -9,6 +9,7 @@ Congestion is told by the latency of fetches against what it is when there is no
 * under congestion, or while the step waits, hands grow at once: as many fetches as Little's law asks for at the pace of
   the step, as many decoders as their work needs; depth doubles under congestion, or where it was what is short: the
   batches ahead had been complete since it last grew;
+* where near images are so small that as many threads as may be are still too few, each has a process to decode them;
 * after a time without either (cool-down) hands are released, a quarter at a time; where trouble comes back after that,
   the next cool-down is twice as long, so that bursts which come and go find the buffer still there.
 """
@@ -25,6 +26,7 @@ WAITING = 0.01  # share of a window that the step may wait
 RESERVE_S = 2.0  # of batches ahead of a step that is fed from afar
 SPARE = 1.5  # more than Little's law asks for: latencies have a tail
 NOTHING_S = 0.001  # a latency that nobody has to wait for
+BRIEF_S = 0.0002  # an image that is decoded in less has threads wait for the interpreter's lock
 COOL, COOLEST = 40, 1200  # windows without trouble before something is released
 
 
@@ -33,18 +35,20 @@ class Hands:
     """What the pipeline works with.
 
     workers : threads that decode;  fetches : requests under way at once;  depth : batches begun and not yet taken
+    apart : 1 where each worker has a process to decode
     """
 
     workers: int
     fetches: int
     depth: int
+    apart: int = 0
 
     def within(self, most: Hands, least: Hands) -> Hands:
         pairs = zip(self.values(), most.values(), least.values())
         return Hands(*(max(min(value, high), low) for value, high, low in pairs))
 
-    def values(self) -> tuple[int, int, int]:
-        return self.workers, self.fetches, self.depth
+    def values(self) -> tuple[int, int, int, int]:
+        return self.workers, self.fetches, self.depth, self.apart
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def tune(now: Tuning, seen: Window, most: Hands, least: Hands) -> Tuning:
     now = replace(now, filled=now.filled or 2 * seen.ready >= now.hands.depth)
     waiting = seen.wait_s > WAITING * seen.seconds
     if now.congested or waiting:
-        hands = _grown(now, seen, waiting).within(most, least)
+        hands = _grown(now, seen, most, waiting).within(most, least)
         cool = min(2 * now.cool, COOLEST) if now.released else now.cool
         why = "" if hands == now.hands else "congestion" if now.congested else "the step waited"
         filled = now.filled and hands.depth == now.hands.depth
@@ -142,15 +146,17 @@ def _needed(seen: Window) -> tuple[int, int]:
     return math.ceil(SPARE * pace * seen.decode_s), math.ceil(SPARE * pace * max(seen.fetch_s, seen.high_s / 2))
 
 
-def _grown(now: Tuning, seen: Window, waiting: bool) -> Hands:
+def _grown(now: Tuning, seen: Window, most: Hands, waiting: bool) -> Hands:
     hands = now.hands
     workers, fetches = _needed(seen)
+    brief = 0 < seen.decode_s < BRIEF_S and seen.fetch_s < NOTHING_S
+    apart = int(hands.apart or (waiting and brief and hands.workers >= most.workers))
     if waiting and not seen.taken:  # so slow that there is no pace to go by
         workers, fetches = hands.workers + 1, 2 * hands.fetches
     elif waiting:
         workers, fetches = max(workers, hands.workers + 1), max(fetches, math.ceil(1.5 * hands.fetches))
     depth = hands.depth * (2 if now.congested or now.filled else 1)
-    return Hands(max(workers, hands.workers), max(fetches, hands.fetches), depth)
+    return Hands(max(workers, hands.workers), max(fetches, hands.fetches), depth, apart)
 
 
 def _released(hands: Hands, seen: Window) -> Hands:
@@ -160,4 +166,5 @@ def _released(hands: Hands, seen: Window) -> Hands:
         max(workers, hands.workers - 1),
         max(fetches, hands.fetches - math.ceil(hands.fetches / 4)),
         hands.depth - math.ceil(hands.depth / 4),
+        hands.apart,
     )

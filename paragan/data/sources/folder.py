@@ -9,6 +9,7 @@ import numpy as np
 
 from paragan.data.decode import FORMATS, DecodeError
 from paragan.data.places import Entries, Place, shown
+from paragan.data.source import Spot
 from paragan.data.sources.fetch import fetch
 from paragan.errors import Unusable
 
@@ -27,7 +28,7 @@ class Folder:
     def __init__(
         self,
         place: Place,
-        names: Sequence[str],
+        names: list[str],
         labels: np.ndarray | None,
         classes: tuple[str, ...],
         notes: Sequence[str] = (),
@@ -42,6 +43,9 @@ class Folder:
 
     def read(self, index: int) -> bytes:
         return fetch(self.place, self.names[index])
+
+    def spots(self, index: np.ndarray) -> list[Spot]:
+        return [(self.names[one], 0, None, None) for one in index.tolist()]
 
     def name(self, index: int) -> str:
         return self.place.at(self.names[index])

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from isal.isal_zlib import crc32
 
 from paragan.data.aside import aside
 from paragan.data.decode import DecodeError
 from paragan.data.places import Entries, Here, Place, Reach, shown
+from paragan.data.source import Spot
 from paragan.data.sources.fetch import fetch
 from paragan.data.sources.index import NONE, Index, build, classes_beside, from_bytes
 from paragan.data.sources.listing import numbered
@@ -48,10 +48,12 @@ class Tars:
 
     def read(self, index: int) -> bytes:
         shard, start, size, checksum = self._columns
-        data = fetch(self.place, self.index.shards[shard[index]], start[index], size[index])
-        if crc32(data) != checksum[index]:
-            raise DecodeError("its checksum in the index is another: it was damaged")
-        return data
+        return fetch(self.place, self.index.shards[shard[index]], start[index], size[index], checksum[index])
+
+    def spots(self, index: np.ndarray) -> list[Spot]:
+        about = self.index
+        columns = (column[index].tolist() for column in (about.shard, about.start, about.size, about.crc32))
+        return [(about.shards[shard], *lies) for shard, *lies in zip(*columns)]
 
     def name(self, index: int) -> str:
         return _named(self.place, self.index, index)

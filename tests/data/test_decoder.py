@@ -1,0 +1,178 @@
+"""Processes that decode: the bits that threads make, whatever becomes of them."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paragan.data.decode import DecodeError
+from paragan.data.decoder import Decoder
+from paragan.data.images import load
+from paragan.data.pipeline import Feed, Order, Pipeline
+from paragan.data.shared import SPARE, Seen, Shared
+from paragan.data.streamed import Streamed
+from paragan.data.tuner import Hands, Tuning, Window, tune
+from sets import pictures, png
+
+
+class Fatal:
+    """Whoever is sent this dies."""
+
+    def __reduce__(self):
+        return os._exit, (7,)
+
+
+@pytest.fixture
+def shared():
+    return Shared()
+
+
+def test_a_process_decodes_into_memory_that_both_see(shared):
+    pixels = pictures(4)
+    shared.piece((5, 8, 8, 3))
+    piece = shared.piece((6, 8, 8, 3))
+    piece.array[:] = 7
+    with Decoder(shared) as decoder:
+        gots = [png(pixels[0]), b"no image", png(pixels[2]), DecodeError("was never there")]
+        reasons, spent = decoder.decode(gots, [False, False, True, True], piece, 1)
+        assert reasons == [None, "not a PNG, JPEG, WebP or BMP image", None, "was never there"]
+        assert spent.cpu_s > 0
+        assert np.array_equal(piece.array[1], pixels[0])
+        assert np.array_equal(piece.array[3], pixels[2][:, ::-1])
+        assert (piece.array[[0, 5]] == 7).all()
+        later = shared.piece((9, 8, 8, 3))  # the file grew since the process looked
+        assert decoder.decode([png(pixels[3])], [False], later, 8)[0] == [None]
+        assert np.array_equal(later.array[8], pixels[3])
+
+
+def test_a_record_at_which_it_dies_is_bad_and_the_others_are_not(shared):
+    pixels = pictures(3)
+    piece = shared.piece((3, 8, 8, 3))
+    with Decoder(shared) as decoder:
+        reasons, _ = decoder.decode([png(pixels[0]), cast(Any, Fatal()), png(pixels[2])], [False] * 3, piece, 0)
+    assert reasons == [None, "whatever decodes it dies (status 7)", None]
+    assert np.array_equal(piece.array[[0, 2]], pixels[[0, 2]])
+
+
+def test_it_ends_when_its_owner_is_killed():
+    owns = (
+        "from paragan.data.decoder import Decoder; from paragan.data.shared import Shared; import time\n"
+        "one = Decoder(Shared()); print(one._started().pid, flush=True); time.sleep(60)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", owns], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    with owner.stdout as said:
+        child = int(said.readline())
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + 10
+    while _lives(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_released_memory_is_given_back_and_its_place_used_again(shared):
+    pieces = [shared.piece((64, 4096)) for _ in range(6)]
+    for piece in pieces:
+        piece.array[:] = 1
+    held = os.fstat(shared.file).st_blocks
+    for piece in pieces:
+        shared.release(piece)
+    assert os.fstat(shared.file).st_blocks <= held * SPARE / len(pieces)
+    assert shared.piece((64, 4096)).at == pieces[-1].at
+    assert {shared.piece((64, 4096)).at for _ in range(5)} == {piece.at for piece in pieces[:-1]}
+    assert Seen(shared.file).array(pieces[-1].at, (2, 3)).tolist() == [[1] * 3] * 2
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
+    """A folder of 40 images."""
+    root = tmp_path_factory.mktemp("sets")
+    for index, pixels in enumerate(pictures(40, 16, seed=3)):
+        folder = root / "folder" / "ab"[index % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{index:02d}.{'png' if index % 3 else 'jpg'}")
+    return root
+
+
+@contextmanager
+def _reading(where: Path, **feed: Any) -> Iterator[Pipeline]:
+    images = load(str(where), resolution=16, channels=3, hold="stream", bad_share=0.5).images
+    assert isinstance(images, Streamed)
+    rng = np.random.default_rng(1)
+    plan = (Order(rng.permutation(40)[:37], rng.random(37) < 0.5) for _ in range(10**6))
+    pipeline = Pipeline(images, plan, Feed(**feed))
+    try:
+        yield pipeline
+    finally:
+        pipeline.close()
+
+
+def _batches(where: Path, count: int, **feed: Any) -> tuple[list[np.ndarray], dict[int, str]]:
+    with _reading(where, **feed) as pipeline:
+        return [pipeline.take().copy() for _ in range(count)], pipeline.images.bad.reasons
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tars"])
+def test_processes_make_the_bits_that_threads_make(sets, tmp_path, kind):
+    where = tmp_path / "folder"
+    if kind != "folder":
+        where = tmp_path / {"zip": "set.zip", "tars": "tars"}[kind]
+        subprocess.run(
+            [sys.executable, "-m", "paragan", "data", "convert", str(sets / "folder"), str(where), "--to", kind],
+            check=True,
+        )
+    else:
+        shutil.copytree(sets / "folder", where)
+        (where / "a" / "02.png").write_bytes(b"\x89PNG")
+    threads, processes = (_batches(where, 6, decoders=kind) for kind in ("threads", "processes"))
+    assert all(map(np.array_equal, *(found[0] for found in (threads, processes))))
+    assert threads[1] == processes[1]
+    assert len(threads[1]) == (kind == "folder")
+
+
+def test_a_decoder_that_is_killed_is_replaced(sets):
+    wanted, _ = _batches(sets / "folder", 30, decoders="threads")
+    with _reading(sets / "folder", workers=1, depth=1, decoders="processes") as pipeline:
+        for count, batch in enumerate(wanted):
+            assert np.array_equal(pipeline.take(), batch)
+            if count in (3, 9):
+                for child in _children():
+                    os.kill(child, signal.SIGKILL)
+
+
+def _children() -> list[int]:
+    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return [int(pid) for path in found for pid in path.read_text().split()]
+
+
+def test_the_tuner_turns_to_processes_where_small_near_images_are_waited_for():
+    most, least = Hands(2, 0, 20, 1), Hands(1, 0, 2, 0)
+    waits = Window(0.5, wait_s=0.3, taken=5000, batches=50, fetch_s=2e-5, high_s=3e-5, decode_s=5e-5, ready=0)
+
+    def seen(hands, window, most=most):
+        return tune(Tuning(hands), window, most, least).hands
+
+    assert seen(Hands(1, 0, 4), waits) == Hands(2, 0, 4)  # first the threads that may be
+    assert seen(Hands(2, 0, 4), waits) == Hands(2, 0, 4, 1)
+    assert seen(Hands(2, 0, 4, 1), Window(0.5, 0, 500, 5, 2e-5, 3e-5, 5e-5, 4)).apart  # and stays with them
+    for other in ({"decode_s": 1e-3}, {"decode_s": 0.0}, {"wait_s": 0.0}, {"fetch_s": 0.01}):
+        assert not seen(Hands(2, 0, 4), Window(**{**vars(waits), **other})).apart
+    assert not seen(Hands(2, 0, 4), waits, Hands(2, 0, 20, 0)).apart
