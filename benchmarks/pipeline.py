@@ -101,7 +101,7 @@ def in_turns(
 
 def decode(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"sizes": []}
-    for resolution, count, batches in ((64, 8192, 64), (256, 2048, 24)):
+    for resolution, count, batches in ((64, 8192, 512), (256, 2048, 96)):
         with tempfile.TemporaryDirectory() as folder:
             data = shards.write(options.images, Path(folder), resolution, count)
             found["sizes"].append(decoding.measured(Path(folder), data, batches, options.rounds))
