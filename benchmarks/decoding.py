@@ -116,7 +116,7 @@ def _decode(number: int) -> None:
     """One of the chunks that are known, to nowhere."""
     chunk = _known[number % len(_known)]
     height, width, _, _ = simplejpeg.decode_jpeg_header(chunk[0])
-    out = np.empty((CHUNK, height, width, 3), np.uint8)
+    out = np.empty((CHUNK, int(height), int(width), 3), np.uint8)
     for record, image in zip(chunk, out):
         simplejpeg.decode_jpeg(record, buffer=image)
 

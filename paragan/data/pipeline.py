@@ -141,7 +141,7 @@ class Pipeline:
         self._wanted: queue.SimpleQueue[tuple[_Batch, int] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._done, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
-        self._ahead: deque[_Batch] = deque()
+        self._ahead, self._pixels_ahead = deque[_Batch](), 0
         self._shared = Shared(pinned=pinned)
         self._lent: Piece | None = None
         self._numbers, self._closed, self._asked = 0, False, math.inf  # since when the step waits for its batch
@@ -169,6 +169,7 @@ class Pipeline:
             self.watch.taken += len(batch.out)
             self.watch.batches += 1
             self._ahead.popleft()
+            self._pixels_ahead -= batch.out.nbytes
             if self._due():
                 self._tune()
         self._begin()
@@ -223,7 +224,7 @@ class Pipeline:
 
     def ahead_bytes(self) -> int:
         """Memory of all that is ahead: pixels, and encoded images."""
-        return sum(batch.out.nbytes for batch in tuple(self._ahead)) + self._encoded
+        return self._pixels_ahead + self._encoded
 
     @property
     def ready(self) -> bool:
@@ -245,6 +246,7 @@ class Pipeline:
             )
             self._numbers += 1
             self._ahead.append(batch)
+            self._pixels_ahead += batch.out.nbytes
             self._deal(batch)
         self.peak_bytes = max(self.peak_bytes, self.ahead_bytes())
 
@@ -295,6 +297,8 @@ class Pipeline:
         self.watch = _Watch()
         before = self.tuning.hands
         most = self._most if self._packed else replace(self._most, apart=self._least.apart)
+        if len(self._ahead) + 1 < before.depth:  # there is no room for as many
+            most = replace(most, depth=min(most.depth, before.depth))
         if self.near:
             most = replace(most, workers=min(most.workers, max(self._least.workers, readers(self._cores, self.last))))
         self.tuning = tune(self.tuning, self.last, most, self._least)
@@ -361,10 +365,10 @@ class Pipeline:
     def _has_room(self) -> bool:
         if not self._largest:
             return self._under_way < BLIND
-        pixels = sum(batch.out.nbytes for batch in tuple(self._ahead))
-        if pixels + self._encoded + (self._under_way + 1) * self._largest <= self.cap:
+        coming = self._encoded + (self._under_way + 1) * self._largest
+        if self._pixels_ahead + coming <= self.cap:
             return True
-        return not self._undecoded and self._under_way < CHUNK
+        return not self._undecoded and (coming <= CHUNK * self._largest or not self._under_way)
 
     def _decode(self) -> None:
         here = self._plain.place if self._plain else None

@@ -288,17 +288,32 @@ def test_what_is_copied_ahead_to_a_gpu_is_what_the_cpu_sees(photos, merge):
     here.close()
 
 
+class Large(Memory):
+    """Records that are far larger than the images they become."""
+
+    record = RNG.integers(0, 256, (400, 400, 3), np.uint8)
+
+    def read(self, index):
+        super().read(index)
+        return self.record
+
+
 def test_encoded_images_stay_below_the_cap_from_the_first_on(opened):
     """Before the size of any is known, and however many requests may be under way."""
-    large, most = RNG.integers(0, 256, (400, 400, 3), np.uint8), 0
-
-    class Large(Memory):
-        def read(self, index):
-            super().read(index)
-            return large
-
+    most = 0
     pipeline = opened(streamed(Large(near=False)), plan(), Feed(memory_gb=0.012, fetches=64, workers=1, depth=40))
     for _ in range(20):
         pipeline.take()
         most = max(most, pipeline._encoded)
-    assert most <= 0.012 * 2**30 + CHUNK * large.nbytes  # 480 images would be 230 MB
+    assert most <= 0.012 * 2**30 + CHUNK * Large.record.nbytes  # 480 images would be 230 MB
+
+
+def test_depth_does_not_grow_beyond_what_there_is_room_for(opened):
+    start = time.monotonic()  # 50 MB hold some 8 batches of such records, and 20,000 of their pixels
+    source = Large(near=False, delay=lambda index: 0.001 if time.monotonic() < start + 1 else 0.02)
+    pipeline = opened(streamed(source), plan(), Feed(memory_gb=0.05, fetches=64))
+    while time.monotonic() < start + 4:
+        pipeline.take()
+        time.sleep(0.01)
+    assert pipeline.tuning.congested
+    assert not any("congestion" in line and "depth" in line for line in pipeline.decisions())
