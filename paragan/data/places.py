@@ -105,7 +105,11 @@ class Here:
             with (self.path / name).open("rb", buffering=0) as file:
                 return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, start) if start else file.read()
         file = self._opened.get(name) or self._keep(name)
-        data = os.pread(file.number, size, start)
+        try:
+            data = os.pread(file.number, size, start)
+        except OSError:  # a stale one may be opened anew
+            self._opened.pop(name, None)
+            raise
         if len(data) != size:
             raise DecodeError(f"ends after {start + len(data):,} bytes, {start + size:,} were expected")
         return data
