@@ -20,6 +20,7 @@ from .stats import Stats
 from .stop import POLL_S, Stop
 from .supply import Supply
 
+GAVE_UP = "stopped while it waited for data, at the last checkpoint"
 STALLED_STOP_S = 5.0  # a stop waits so long for the data of a round that was begun
 
 
@@ -68,8 +69,11 @@ def explained(session: Session) -> Generator[None]:
         yield
     except (Failed, OSError) as error:
         everywhere = isinstance(error, Failed) and error.everywhere
-        kind = Failed if isinstance(error, Lost | OSError) else type(error)
-        raise kind(world.explain(error, clock.step), everywhere) from error
+        kind, told = Failed if isinstance(error, Lost | OSError) else type(error), world.explain(error, clock.step)
+        if told.endswith(GAVE_UP):  # this rank, or one that it waited for
+            world.abandon()
+            raise Interrupted(told, everywhere=not world.first) from error
+        raise kind(told, everywhere) from error
     except (Interrupted, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -112,7 +116,8 @@ def give_up(stop: Stop) -> None:
     """Called while data are waited for within a round, or by ranks that do not agree on one: whoever asked for the end
     does not wait for far places."""
     if stop.asked_s > STALLED_STOP_S:
-        raise Interrupted(f"{stop.reason or 'stop'}: stopped while it waited for data, at the last checkpoint")
+        kind = Failed if stop.world.size > 1 and not stop.world.elastic else Interrupted  # others may be in the round
+        raise kind(f"{stop.reason or 'stop'}: {GAVE_UP}")
 
 
 def rounds(session: Session, observers: list[Observer], at_stop: Observer, stop: Stop) -> None:
