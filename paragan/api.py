@@ -238,8 +238,7 @@ class ScalingManager:
 
     def close(self) -> None:
         """Leave the other ranks in good order."""
-        if self._session:
-            self._session.lanes.close()
+        self._let_go()
         self.world.close()
 
     def __enter__(self) -> ScalingManager:
@@ -249,7 +248,13 @@ class ScalingManager:
         if error is None:
             self.close()
         else:
+            self._let_go()
             self.world.abandon()
+
+    def _let_go(self) -> None:
+        """Send away those who read data ahead."""
+        if self._session:
+            self._session.lanes.close()
 
     def _session_of(self, gan: Estimator) -> Session:
         if self._session is None:

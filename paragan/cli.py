@@ -314,7 +314,7 @@ def _say_done(folder: Path, screen: Any) -> None:
 def _dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
     from .config import to_yaml
     from .plan.cost import ImaginedWorld, cost
-    from .train.run import build_game, build_nets, load_images, spec_of
+    from .train.run import build_game, build_nets, load_images, spec_of, written
     from .train.start import resolved
 
     whole = load_images(run)
@@ -330,7 +330,7 @@ def _dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
     penalties = 5 * (run.objective.r1 > 0) / run.objective.r1_every + 6 * (run.objective.gp > 0)  # passes of D
     counted = cost(game, roles, rounds=rounds, batch=run.batch, penalties=penalties)
     comments = [*reasons, *whole.describe().splitlines(), *told, *counted.lines()]
-    sys.stdout.write(to_yaml(whole_run) + "\n" + "".join(f"# {line}\n" for line in comments))
+    sys.stdout.write(to_yaml(written(whole_run)) + "\n" + "".join(f"# {line}\n" for line in comments))
     return 0
 
 
@@ -375,6 +375,7 @@ def _merge_parser(commands: Any) -> None:
     p = _command(commands, "merge", _merge, "distil a run per label into one conditional generator", more=MERGE_HELP)
     p.add_argument("run_dir", metavar="RUN_DIR", help="a run of --strategy per-label")
     p.add_argument("--out", metavar="DIR", help="the folder of the new run (RUN_DIR/merged)")
+    p.add_argument("--data", metavar="PATH", help="the same data as RUN_DIR, where they lie now")
     p.add_argument("--kimg", metavar="K", help="how long, in thousands of real images shown to D (as RUN_DIR)")
     p.add_argument("--weight", metavar="W", help="of the distance to the generators of RUN_DIR in G's loss")
     p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
@@ -393,6 +394,7 @@ def _merge(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
             raise Unusable(f"--out {options.out} is RUN_DIR itself: leave --out out, or give another folder")
         fields = {"kimg": options.kimg, "teacher_weight": options.weight}
         given = [(field, value) for field, value in fields.items() if value is not None]
+        given += [("data.path", json.dumps(options.data))] if options.data else []
         run = _absolute(student(folder, [*given, *_settings(rest)]))
         return _play(options, arguments, run, Wanted(run_dir=out), [], compare)
 

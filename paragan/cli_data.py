@@ -291,12 +291,12 @@ def _stats(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 def _found(where: str, labels: bool = True) -> Source:
     """The set that a command names."""
     from .data.find import find
-    from .data.places import shown
+    from .data.places import public, shown
 
     try:
         return find(where, labels=labels)
     except OSError as error:
-        name = shown(error.filename or where)
+        name = shown(error.filename or public(where))
         raise Unusable(f"data: {name} cannot be read: {error.strerror or error}; check path and permissions") from None
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,6 +12,7 @@ from torch import nn
 import paragan as pg
 import toy
 from paragan.api import scaled
+from processes import until
 
 
 class Generator:
@@ -246,3 +250,24 @@ def test_a_model_is_loaded_in_one_line(finished):
     images = model.sampler.images(range(4), model.sampler.labels(range(4), 0))
     assert images.shape == (4, 1, 8, 8)
     assert images.dtype == torch.uint8
+
+
+def test_readers_are_sent_away_after_an_error_too(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 1), np.uint8)
+    np.savez(tmp_path / "set.npz", images=images)
+    data = pg.Data(path=str(tmp_path / "set.npz"), hold="stream")
+
+    def script_that_fails():
+        cfg = pg.Config(data=data, max_steps=5, evaluation=pg.Evaluation(metrics=("fd",), count=64), latent=8)
+        with pg.ScalingManager(cfg, bs=32, num_workers=4) as scale_mgr:
+            scale_mgr.train(pg.Estimator(PlainG(), PlainD()))
+            raise ZeroDivisionError
+
+    before = readers()
+    with pytest.raises(ZeroDivisionError):
+        script_that_fails()
+    until(lambda: readers() <= before, 10, "all readers are gone")
+
+
+def readers():
+    return {thread for thread in threading.enumerate() if thread.name.startswith("paragan data")}

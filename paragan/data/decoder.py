@@ -29,6 +29,7 @@ from paragan.data.places import Here
 from paragan.data.shared import Piece, Seen, Shared
 from paragan.data.source import Record, Spot
 from paragan.data.sources.fetch import fetch
+from paragan.errors import Failed
 
 Got = Record | Spot | DecodeError  # what there is of an image before it is decoded
 LEAVES_S = 5.0
@@ -88,9 +89,12 @@ class Decoder:
         child = self._child = self._child or self._started()
         try:
             self._pipe.send((gots, mirrored, at, shape))
-            return self._pipe.recv()
+            answer: Told | str = self._pipe.recv()
         except (EOFError, OSError):
             raise Died(self._stop(child)) from None
+        if isinstance(answer, str):
+            raise Failed(answer)
+        return answer
 
     def _started(self) -> subprocess.Popen[bytes]:
         ours, theirs = socket.socketpair()
@@ -122,7 +126,10 @@ def serve(pipe: int, memory: int, folder: str) -> None:
     with suppress(EOFError, OSError):
         while True:
             gots, mirrored, at, shape = owner.recv()
-            owner.send(decoded(gots, mirrored, seen.array(at, (len(gots), *shape)), here))
+            try:
+                owner.send(decoded(gots, mirrored, seen.array(at, (len(gots), *shape)), here))
+            except Failed as error:
+                owner.send(str(error))
 
 
 def decoded(gots: Sequence[Got], mirrored: Sequence[bool], out: np.ndarray, here: Here | None = None) -> Told:

@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 
 from paragan.data.decode import FORMATS
-from paragan.data.places import Place, Reach, is_address, place_of, shown
+from paragan.data.places import Place, Reach, is_address, place_of, public, refuse_public, shown
 from paragan.data.source import Source
 from paragan.data.sources.arrays import digits
 from paragan.data.sources.arrow import arrow, is_arrow
@@ -31,6 +31,7 @@ def find(where: str, reach: Reach | None = None, *, labels: bool = True) -> Sour
         raise Unusable(f"data: nothing is named: give {FORMS}")
     if where == "digits":
         return digits()
+    refuse_public(where)
     far = is_address(where)
     if (far or not Path(where).exists()) and is_pattern(where):
         return _pattern(where, reach, labels)
@@ -43,11 +44,13 @@ def find(where: str, reach: Reach | None = None, *, labels: bool = True) -> Sour
 def _pattern(where: str, reach: Reach | None, labels: bool) -> Source:
     above, _, pattern = where.rpartition("/")
     if is_pattern(above):
-        raise Unusable(f"data: {shown(where)} has * or {{..}} in a folder's name: only the last name may have them")
+        raise Unusable(
+            f"data: {shown(public(where))} has * or {{..}} in a folder's name: only the last name may have them"
+        )
     if not is_address(where) and not Path(above or ".").is_dir():
         raise Unusable(_missing(Path(above)))
     if not pattern.lower().endswith(".tar"):
-        raise Unusable(f"data: {shown(where)} is not about .tar files: give such as shard-*.tar, or {FORMS}")
+        raise Unusable(f"data: {shown(public(where))} is not about .tar files: give such as shard-*.tar, or {FORMS}")
     place, _ = place_of(f"{above}/" if above or where.startswith("/") else ".", reach)
     return open_tars(place, pattern, reach, labels=labels)
 

@@ -13,7 +13,7 @@ import numpy as np
 from paragan.data.bad import Bad
 from paragan.data.decode import DecodeError, Fault, Header, each, header
 from paragan.data.find import find
-from paragan.data.places import Reach, masked, shown
+from paragan.data.places import Reach, public, shown
 from paragan.data.source import Source
 from paragan.data.streamed import Streamed
 from paragan.errors import Failed, Unusable
@@ -134,9 +134,9 @@ def load(
     except Failed as error:
         raise Unusable(str(error)) from error
     except DecodeError as error:  # of the set itself: a bad image has a stand-in
-        raise Unusable(f"data: {masked(shown(where))}: {error}: check the path or address") from None
+        raise Unusable(f"data: {shown(public(where))}: {error}: check the path or address") from None
     except OSError as error:
-        name = shown(error.filename or where)
+        name = shown(error.filename or public(where))
         raise Unusable(f"data: {name} cannot be read: {error.strerror or error}; check path and permissions") from None
 
 

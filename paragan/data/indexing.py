@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paragan.data.aside import aside
-from paragan.data.places import Here, Place, is_address, place_of, shown
+from paragan.data.places import Here, Place, is_address, place_of, public, shown
 from paragan.data.sources.index import Index, build
 from paragan.data.sources.tars import INDEX, is_pattern, shards_in, sizes_of
 from paragan.errors import Unusable
@@ -20,7 +20,8 @@ def refresh(where: str, out: Path | None = None, say: Callable[[str], None] | No
     place, pattern = _shards(where)
     kept = out or (place.path / INDEX if isinstance(place, Here) and not place.remote else None)
     if kept is None:
-        raise Unusable(f"{where} is far away, where nothing is written: give --out {INDEX}, and put it beside the tars")
+        named = shown(public(where))
+        raise Unusable(f"{named} is far away, where nothing is written: give --out {INDEX}, and put it beside the tars")
     sizes = sizes_of(place, pattern)
     index = build(place, list(sizes), list(sizes.values()), say)
     with aside(kept) as path:
@@ -30,15 +31,16 @@ def refresh(where: str, out: Path | None = None, say: Callable[[str], None] | No
 
 def _shards(where: str) -> tuple[Place, str]:
     """The folder of some shards, and the pattern of their names."""
+    named = shown(public(where))
     above, _, last = where.rpartition("/")
     several = is_pattern(last) and (is_address(where) or not Path(where).exists())
     folder = (f"{above}/" if above or where.startswith("/") else ".") if several else where
     if not is_address(where) and not Path(folder).exists():
-        raise Unusable(f"data: {shown(where)} does not exist: give a folder of tars, or such as shards/shard-*.tar")
+        raise Unusable(f"data: {named} does not exist: give a folder of tars, or such as shards/shard-*.tar")
     place, name = place_of(folder)
     pattern = last if several else name
     if pattern and not pattern.endswith(".tar"):
-        raise Unusable(f"data: {shown(where)} is no .tar: give a folder of tars, or such as shards/shard-*.tar")
+        raise Unusable(f"data: {named} is no .tar: give a folder of tars, or such as shards/shard-*.tar")
     if not pattern and not shards_in(place.entries()):
-        raise Unusable(f"data: {shown(where)} holds no .tar: `paragan data shard {shown(where)} TO_FOLDER` makes them")
+        raise Unusable(f"data: {named} holds no .tar: `paragan data shard {named} TO_FOLDER` makes them")
     return place, pattern or "*.tar"

@@ -58,25 +58,34 @@ class Lanes:
         self._feed, self._cores = feed, cores
         self.pipeline: Pipeline | None = None
         self._upload: Upload | None = None
+        self._taken: list[Tensor | None] = []  # of the next position
         self.meanwhile: Callable[[], object] = lambda: None  # called while `next` waits; may raise
 
     def next(self) -> list[Batch]:
         """The hands of the next position: one Batch a pass. Images in memory are gathered here and now: a thread that
         does it ahead costs more, by taking turns with this one, than they do. Others come from a pipeline."""
-        ahead = self._ahead()
-        self.hands = [self.hand(self._next, lanes, self._taken(ahead) if ahead else None) for lanes in self.passes]
+        while not self.wait(LOOK_S):
+            self.meanwhile()
+        taken, self._taken = self._taken or [None] * len(self.passes), []
+        self.hands = [self.hand(self._next, lanes, images) for lanes, images in zip(self.passes, taken)]
         self._next += self.stride
         return self.hands
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the first batch of the next position is here, so long at most; whether it is."""
+        """Wait until `next` need not, for each of its batches so long at most; whether it is so. Raises what went wrong
+        with them."""
         ahead = self._ahead()
-        return ahead is None or ahead.wait(timeout_s)
+        while ahead and len(self._taken) < len(self.passes):
+            if not ahead.wait(timeout_s):
+                return False
+            self._taken.append(ahead.take())
+        return True
 
-    def _taken(self, ahead: Upload) -> Tensor:
-        while not ahead.wait(LOOK_S):
-            self.meanwhile()
-        return ahead.take()
+    def rounds_ahead(self) -> int:
+        """For how many positions after the next one the pipeline has all batches."""
+        if self.pipeline is None:
+            return 0
+        return self.pipeline.complete() // len(self.passes)
 
     def _ahead(self) -> Upload | None:
         if self._upload is None and isinstance(self.images, Streamed):
@@ -131,6 +140,7 @@ class Lanes:
             self._upload.close()  # first: it may be asking the pipeline for more
             self.pipeline.close()
         self.pipeline = self._upload = None
+        self._taken = []
 
     def _gathered(self, order: Order) -> Tensor:
         """[N, C, H, W] float32 in [-1, 1] on the device, read on the spot."""

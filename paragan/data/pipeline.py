@@ -226,6 +226,10 @@ class Pipeline:
         """Memory of all that is ahead: pixels, and encoded images."""
         return self._pixels_ahead + self._encoded
 
+    def complete(self) -> int:
+        """How many of the next batches are complete."""
+        return sum(1 for _ in itertools.takewhile(lambda batch: not batch.left and not batch.error, tuple(self._ahead)))
+
     @property
     def ready(self) -> bool:
         """Whether `take` would not wait."""

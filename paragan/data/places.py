@@ -14,8 +14,10 @@ from pydantic import Field
 from paragan.config import record
 from paragan.data.cache import default_cache
 from paragan.data.decode import DecodeError
+from paragan.errors import Unusable
 
 KEPT = 128  # files of a folder that stay open
+_WHO, _QUERY = "***", "?..."  # stand for a user with a password, and for a signature
 _ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 
@@ -105,7 +107,11 @@ class Here:
             with (self.path / name).open("rb", buffering=0) as file:
                 return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, start) if start else file.read()
         file = self._opened.get(name) or self._keep(name)
-        data = os.pread(file.number, size, start)
+        try:
+            data = os.pread(file.number, size, start)
+        except OSError:  # a stale one may be opened anew
+            self._opened.pop(name, None)
+            raise
         if len(data) != size:
             raise DecodeError(f"ends after {start + len(data):,} bytes, {start + size:,} were expected")
         return data
@@ -155,9 +161,20 @@ def shown(name: str | Path) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(name))
 
 
+def public(where: str) -> str:
+    """A path, or an address without its password or signature: what may be written down."""
+    return masked(where) if is_address(where) else where
+
+
+def refuse_public(where: str) -> None:
+    """`Unusable` for an address whose password or signature was left out by `public`."""
+    if is_address(where) and (f"://{_WHO}@" in where or where.endswith(_QUERY)):
+        raise Unusable(f"data: {where} needs its password or signature, which is never written down: give --data again")
+
+
 def masked(text: str) -> str:
     """A line without the passwords and signatures that addresses in it carry."""
-    return re.sub(r"\?[^\s:]\S*", "?...", re.sub(r"://[^/\s]*@", "://***@", text))
+    return re.sub(r"\?[^\s:]\S*", _QUERY, re.sub(r"://[^/\s]*@", f"://{_WHO}@", text))
 
 
 def one_line(error: BaseException) -> str:

@@ -98,7 +98,7 @@ def _refuse_other_images(model: Path, images: Images, run: Run) -> None:
         return
     former = read_config(model)
     if former.get("data") != images.fingerprint:
-        raise Unusable(f"--data {run.data.path} holds other images than those that {model.parent} is trained on")
+        raise Unusable(f"--data {run.data.told} holds other images than those that {model.parent} is trained on")
 
 
 def _probe(path: Path) -> None:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..config import build, differences, nearest, plain, read_yaml, to_yaml
+from ..config import build, differences, nearest, read_yaml, to_yaml
 from ..errors import Unusable
 from ..report.records import create_once, read, write_whole
 from . import checkpoint
 from .model import folder_to_start_from
-from .run import Run, differing, settled
+from .run import Run, differing, settled, written
 
 NUMBERED = re.compile(r"(\d{5,})-")
 
@@ -101,7 +101,7 @@ class RunFolder:
             return {}, ""
 
     def write_record(self, run: Run) -> None:
-        write_whole(self.path / "run.yaml", to_yaml(run).encode())
+        write_whole(self.path / "run.yaml", to_yaml(written(run)).encode())
 
 
 def choose(wanted: Wanted, run: Run, ranks: int) -> RunFolder:
@@ -152,7 +152,7 @@ def _begun(path: Path, run: Run) -> dict[str, Any]:
         folder_to_start_from(Path(run.init_from))
     try:
         path.mkdir(parents=True, exist_ok=True)
-        create_once(path / "run.yaml", to_yaml(run).encode())
+        create_once(path / "run.yaml", to_yaml(written(run)).encode())
     except OSError as error:
         raise Unusable(f"{path} cannot be written: {error.strerror}; give another --run-dir or --outdir") from error
     return RunFolder(path).record() or {}
@@ -204,8 +204,8 @@ def changed(former: dict[str, Any], run: Run) -> list[tuple[str, Any, Any]]:
     """The fields in which a run differs from the one of a record, but for those that may. What an older paragan did
     not know has its default."""
     with contextlib.suppress(Unusable):
-        former = plain(settled(build(Run, former)))
-    return [d for d in differences(former, plain(run)) if not differing(d[0])]
+        former = written(settled(build(Run, former)))
+    return [d for d in differences(former, written(run)) if not differing(d[0])]
 
 
 def refuse_differences(former: dict[str, Any], run: Run, path: Path) -> None:

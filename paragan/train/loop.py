@@ -11,14 +11,16 @@ from ..clock import Clock
 from ..comm.groups import Lost
 from ..comm.world import World
 from ..data.lanes import Lanes
-from ..errors import Failed, Interrupted
+from ..errors import Failed, Interrupted, Unusable
 from ..game.game import Game
 from ..game.turn import begin, play
 from ..strategies.role import Role
 from .run import Run
 from .stats import Stats
 from .stop import POLL_S, Stop
+from .supply import Supply
 
+GAVE_UP = "stopped while it waited for data, at the last checkpoint"
 STALLED_STOP_S = 5.0  # a stop waits so long for the data of a round that was begun
 
 
@@ -67,8 +69,11 @@ def explained(session: Session) -> Generator[None]:
         yield
     except (Failed, OSError) as error:
         everywhere = isinstance(error, Failed) and error.everywhere
-        kind = Failed if isinstance(error, Lost | OSError) else type(error)
-        raise kind(world.explain(error, clock.step), everywhere) from error
+        kind, told = Failed if isinstance(error, Lost | OSError) else type(error), world.explain(error, clock.step)
+        if told.endswith(GAVE_UP):  # this rank, or one that it waited for
+            world.abandon()
+            raise Interrupted(told, everywhere=not world.first) from error
+        raise kind(told, everywhere) from error
     except (Interrupted, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -85,30 +90,47 @@ def train(session: Session, observers: list[Observer], at_stop: Observer) -> str
         return stop.reason
 
 
-def arrived(session: Session, stop: Stop) -> bool:
-    """Wait for the first batch of the round. False where a stop is due meanwhile: it need not wait for far places."""
-    start = time.perf_counter()
-    while not (here := session.lanes.wait(POLL_S)) and not stop.due(session.clock.step):
-        pass
-    session.stats.data_wait_s += time.perf_counter() - start
-    return here
+def arrived(session: Session, stop: Stop, supply: Supply) -> bool:
+    """Wait for the data of the round, here and on ranks that play in step with this one. False where the run ends
+    meanwhile, or since they fail: all of those are between rounds then."""
+    start, step = time.perf_counter(), session.clock.step
+    try:
+        while not (session.lanes.wait(POLL_S) and supply.everywhere(step)):
+            if stop.due(step, begins=False):
+                return False
+            if session.world.size > 1:
+                give_up(stop)
+        return True
+    except (Failed, Unusable) as error:
+        if isinstance(error, Lost) or (session.world.size > 1 and not supply.active):
+            raise
+        stop.request(str(error), failed=True)
+        if not stop.answered(step):
+            raise
+        return False
+    finally:
+        session.stats.data_wait_s += time.perf_counter() - start
 
 
 def give_up(stop: Stop) -> None:
-    """Called while a round that was begun waits for data: whoever asked for the end does not wait for far places."""
+    """Called while data are waited for within a round, or by ranks that do not agree on one: whoever asked for the end
+    does not wait for far places."""
     if stop.asked_s > STALLED_STOP_S:
-        raise Interrupted(f"{stop.reason or 'stop'}: stopped while it waited for data, at the last checkpoint")
+        kind = Failed if stop.world.size > 1 and not stop.world.elastic else Interrupted  # others may be in the round
+        raise kind(f"{stop.reason or 'stop'}: {GAVE_UP}")
 
 
 def rounds(session: Session, observers: list[Observer], at_stop: Observer, stop: Stop) -> None:
     """Play on until the end, or until the stop that is due."""
     clock = session.clock
     session.lanes.meanwhile = lambda: give_up(stop)
-    with contextlib.closing(session.lanes):
+    with contextlib.closing(session.lanes), Supply(session.run, session.world, session.role, session.lanes) as supply:
         while not clock.done:
             start = time.perf_counter()
-            if stop.due(clock.step) or not arrived(session, stop):
+            if not arrived(session, stop, supply) or stop.due(clock.step):
                 at_stop(session)
+                if stop.failed:
+                    raise Failed(stop.reason, everywhere=True)
                 what = f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})"
                 raise Interrupted(what, everywhere=not session.world.first)
             play_round(session)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..config import plain
 from ..data.bad import Bad
 from ..data.grid import grid, readable
 from ..data.images import Images
@@ -25,7 +24,7 @@ from .consensus import consensus, evaluated
 from .loop import Session
 from .model import model_config, save_model, standing
 from .progress import Screen
-from .run import spec_of
+from .run import spec_of, written
 from .sampler import Prior, Sampler
 
 GRID_SEED = 0
@@ -212,7 +211,7 @@ class Save:
         self.log.refuse_nonfinite(session.stats.losses())
         self._refuse_nonfinite(session)
         record = {
-            "run": plain(session.run),
+            "run": written(session.run),
             "data": self.images.fingerprint,
             "threads": torch.get_num_threads(),
         }

@@ -15,11 +15,11 @@ from pydantic import BeforeValidator, Field
 from torch import nn
 
 from ..comm.flat import bucket_bytes
-from ..config import by_name, record
+from ..config import by_name, plain, record
 from ..data.find import FORMS
 from ..data.images import Hold, Images, load
 from ..data.pipeline import Feed
-from ..data.places import Reach
+from ..data.places import Reach, public
 from ..errors import Unusable
 from ..game.average import Decay
 from ..game.game import Game
@@ -70,6 +70,11 @@ class Data:
     bad_share: Annotated[float, Field(ge=0, lt=1)] = 0.01
     reach: Reach = Reach()
     feed: Feed = Feed()
+
+    @property
+    def told(self) -> str:
+        """The path as it is written and said: an address without its password or signature."""
+        return public(self.path)
 
 
 def _listed(value: Any) -> Any:
@@ -183,6 +188,11 @@ class Run:
             )
         if not self.data.path:
             raise Unusable(f"{self.recipe} needs --data D: {FORMS}, or an address of such")
+
+
+def written(run: Run) -> dict[str, Any]:
+    """The plain record as files have it, without what is secret in its address."""
+    return plain(dataclasses.replace(run, data=dataclasses.replace(run.data, path=run.data.told)))
 
 
 def differing(name: str) -> bool:

@@ -85,7 +85,7 @@ class Training:
         if any(side.schedule != "constant" for side in (run.g, run.d)) and former.get("kimg") != run.kimg:
             raise Unusable(f"{folder.path} ends at {former.get('kimg')} kimg, and rates fall until then: repeat --kimg")
         if data != images.fingerprint:
-            raise Unusable(f"--data {run.data.path} holds other images than those that {folder.path} is trained on")
+            raise Unusable(f"--data {run.data.told} holds other images than those that {folder.path} is trained on")
         return UnderWay(folder, run, images)
 
     def play(self, world: World, screen: Screen) -> Path:
@@ -299,7 +299,7 @@ def find_checkpoint(checkpoints: Checkpoints, run: Run, images: Images, screen: 
         if damaged and not loaded:
             raise Unusable(f"every checkpoint in {checkpoints.folder} is damaged: start again with another --run-dir")
         if loaded and loaded.about["data"] != images.fingerprint:
-            raise Unusable(f"--data {run.data.path} holds other images than those that {loaded.path} was trained on")
+            raise Unusable(f"--data {run.data.told} holds other images than those that {loaded.path} was trained on")
         if loaded:
             refuse_differences(loaded.about["run"], run, loaded.path)
         return str(loaded and loaded.path.name)

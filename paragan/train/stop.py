@@ -53,7 +53,8 @@ class Stop:
 
     def __init__(self, world: World):
         self.world = world
-        self.step = 0  # the round that is being played; the loop keeps it true
+        self.step = -1  # the round that is being played, or was the last; the loop keeps it true
+        self.failed = False  # whether the end is asked for since the data failed
         self.reason = ""
         self._wanted = threading.Event()
         self._over = threading.Event()
@@ -85,10 +86,17 @@ class Stop:
         if self._watcher:
             self._watcher.join(5)
 
-    def request(self, reason: str) -> None:
-        """Ask for the end, as a signal would."""
-        self.reason = self.reason or reason
+    def request(self, reason: str, failed: bool = False) -> None:
+        """Ask for the end, as a signal would. failed: a rank cannot go on."""
+        self.reason, self.failed = (reason, True) if failed else (self.reason or reason, self.failed)
         self._wanted.set()
+
+    def answered(self, step: int) -> bool:
+        """Whether all ranks stop before round `step`, which this one cannot play; returns once that is known."""
+        deadline = time.monotonic() + self.world.timeout_s
+        while self.world.size > 1 and self._bound is None and time.monotonic() < deadline:
+            time.sleep(POLL_S / 10)
+        return self.due(step, begins=False)
 
     @property
     def asked_s(self) -> float:
@@ -103,12 +111,13 @@ class Stop:
             raise KeyboardInterrupt  # asked twice: at once
         self.request(signal.Signals(number).name)
 
-    def due(self, step: int) -> bool:
-        """Whether the run ends before round `step` is played. Costs nothing while nobody asks."""
+    def due(self, step: int, begins: bool = True) -> bool:
+        """Whether the run ends before round `step` is played. Costs nothing while nobody asks. begins: if it does not,
+        that round begins now; else it is still waited for, and may be the one that is not played."""
         if self.world.size == 1:
             return self._wanted.is_set()
         with self._lock:
-            self.step = step
+            self.step = step if begins else self.step
             bound = self._bound
         return bound is not None and step >= bound and step >= or_lost(self._decision)
 
@@ -121,7 +130,8 @@ class Stop:
             if time.monotonic() > deadline:
                 raise Lost("a rank did not answer the request to stop")
             time.sleep(0.01)
-        self.reason = store.get("stop/reason").decode()
+        kind, _, self.reason = store.get("stop/reason").decode().partition(" ")
+        self.failed = kind == "failed"
         return max(int(store.get(name)) for name in names)
 
     def _watch(self, over: threading.Event) -> None:
@@ -138,12 +148,13 @@ class Stop:
     def _answered(self, store: Store, over: threading.Event) -> bool:
         """Pass on what was asked for here, and answer what was asked for anywhere."""
         if self._wanted.is_set() and not store.check(["stop/reason"]):
-            store.set("stop/reason", f"{self.reason} on rank {self.world.rank}")
+            here = f"on rank {self.world.rank}"
+            store.set("stop/reason", f"failed {self.reason} ({here})" if self.failed else f"asked {self.reason} {here}")
         if not store.check(["stop/reason"]):
             return False
         with self._lock:
             if over.is_set():
                 return True
-            self._bound = self._bound or self.step + 1
+            self._bound = self.step + 1 if self._bound is None else self._bound
         store.set(f"stop/bound/{self.world.rank}", str(self._bound))
         return True

@@ -1,6 +1,7 @@
 """Processes that decode: the bits that threads make, whatever becomes of them."""
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from paragan.data.pipeline import Feed, Order, Pipeline
 from paragan.data.shared import SPARE, Seen, Shared
 from paragan.data.streamed import Streamed
 from paragan.data.tuner import Hands, Tuning, Window, tune
+from paragan.errors import Failed
 from sets import pictures, png
 
 
@@ -176,3 +178,17 @@ def test_the_tuner_turns_to_processes_where_small_near_images_are_waited_for():
     for other in ({"decode_s": 1e-3}, {"decode_s": 0.0}, {"wait_s": 0.0}, {"fetch_s": 0.01}):
         assert not seen(Hands(2, 0, 4), Window(**{**vars(waits), **other})).apart
     assert not seen(Hands(2, 0, 4), waits, Hands(2, 0, 20, 0)).apart
+
+
+def test_trouble_of_the_machine_is_told_and_no_image_is_blamed(shared, tmp_path):
+    (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")  # ELOOP is about this file alone
+    piece = shared.piece((1, 8, 8, 3))
+    with Decoder(shared, tmp_path) as decoder:
+        reasons, _ = decoder.decode([("loop.png", 0, None, None)], [False], piece, 0)
+        assert reasons[0] is not None
+        assert "symbolic links" in reasons[0]
+        child = decoder._child
+        assert child is not None
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (3, 3))
+        with pytest.raises(Failed, match=r"loop.png cannot be read: Too many open files .tried 4 times.: see to"):
+            decoder.decode([("loop.png", 0, None, None)], [False], piece, 0)

@@ -1,0 +1,62 @@
+"""What is about the machine is no bad image."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from paragan.data.decode import DecodeError
+from paragan.data.places import Here
+from paragan.data.sources import fetch as module
+from paragan.data.sources.fetch import fetch
+from paragan.errors import Failed
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch) -> Here:
+    (tmp_path / "a.bin").write_bytes(b"0123")
+    monkeypatch.setattr(module, "PAUSES_S", (0.0, 0.0, 0.0))
+    return Here(tmp_path)
+
+
+def refusing(monkeypatch, number: int, times: int) -> list[str]:
+    """The system says this so many times. Returns what was asked."""
+    asked, pread = list[str](), os.pread
+
+    def refuse(*about: int) -> bytes:
+        asked.append("read")
+        if len(asked) <= times:
+            raise OSError(number, os.strerror(number))
+        return pread(*about)
+
+    monkeypatch.setattr(os, "pread", refuse)
+    return asked
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EIO])
+def test_trouble_of_the_machine_is_waited_for_and_then_ends_the_run(number, place, monkeypatch):
+    asked = refusing(monkeypatch, number, 100)
+    with pytest.raises(Failed) as caught:
+        fetch(place, "a.bin", 1, 2)
+    assert len(asked) == 4
+    assert f"{place.path / 'a.bin'} cannot be read: {os.strerror(number)} (tried 4 times)" in str(caught.value)
+    assert "ulimit -n" in str(caught.value)
+
+
+def test_a_file_that_was_stale_is_opened_anew(place, monkeypatch):
+    assert fetch(place, "a.bin", 0, 2) == b"01"
+    before = place._opened["a.bin"]
+    refusing(monkeypatch, errno.ESTALE, 2)
+    assert fetch(place, "a.bin", 1, 2) == b"12"
+    assert place._opened["a.bin"] is not before
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.EISDIR])
+def test_what_is_about_a_file_is_about_its_image(number, place, monkeypatch):
+    asked = refusing(monkeypatch, number, 100)
+    with pytest.raises(DecodeError, match=os.strerror(number)):
+        fetch(place, "a.bin", 1, 2)
+    assert len(asked) == 1

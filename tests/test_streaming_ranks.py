@@ -1,0 +1,137 @@
+"""Several ranks on data far away: they stop, fail, die and go on as on data that are here."""
+
+from __future__ import annotations
+
+import functools
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from processes import LONG, TINY, Processes, call, checkpoints, outcome, playing, steps, until
+from servers import Faulty, fails, faulty, stalls
+
+pytestmark = [pytest.mark.kill]
+
+FAR = ("--data.hold=stream", "--data.reach.cache=", "--data.feed.depth=2", "--data.reach.timeout_s=60")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    """An epoch ends inside a batch of 16."""
+    folder, rng = tmp_path_factory.mktemp("far"), np.random.default_rng(0)
+    np.savez(folder / "set.npz", images=rng.integers(0, 256, (70, 8, 8, 1), np.uint8), labels=np.arange(70) % 2)
+    assert call("data", "convert", folder / "set.npz", folder / "set.zip").status == 0
+    return folder / "set.zip"
+
+
+@pytest.fixture
+def server(images) -> Iterator[Faulty]:
+    with faulty() as server:
+        server.files["/set.zip"] = images.read_bytes()
+        yield server
+
+
+def command(folder: Path, data: Path | str, *more: str) -> list[str]:
+    return ["train", "folder", *TINY[1:], LONG, f"--run-dir={folder}", f"--data={data}", *FAR, *more]
+
+
+@pytest.fixture(scope="module")
+def near(images, tmp_path_factory) -> Iterator[Path]:
+    """Two ranks that nobody disturbed, on the same images here."""
+    processes = Processes(tmp_path_factory.mktemp("near"))
+    folder = processes.folder / "run"
+    assert [rank.wait() for rank in processes.ranks(2, *command(folder, images))] == [0, 0]
+    yield folder
+    processes.close()
+
+
+def finished(server: Faulty, processes: Processes, folder: Path, near: Path) -> None:
+    """The same command goes on, and ends where the undisturbed run ended."""
+    server.plan = []
+    again = processes.ranks(2, *command(folder, f"{server.url}/set.zip"))
+    assert [rank.wait() for rank in again] == [0, 0], again[0].err
+    assert outcome(folder) == outcome(near)
+    assert steps(folder) == steps(near)
+
+
+def saved(folder: Path) -> int:
+    return int(checkpoints(folder)[-1].name)
+
+
+@pytest.mark.parametrize("merge", [0, 1])
+def test_a_stop_does_not_wait_for_data_that_stall(merge, server, near, processes, tmp_path):
+    folder = tmp_path / "run"
+    ranks = processes.ranks(2, *command(folder, f"{server.url}/set.zip", f"--device.merge={merge}"))
+    playing(folder, 5)
+    server.plan = [stalls]
+    time.sleep(1)
+    ranks[1].send(signal.SIGTERM)
+    assert [rank.wait(25) for rank in ranks] == [3, 3], ranks[0].err
+    assert "SIGTERM on rank 1: stopped at" in ranks[0].err
+    assert saved(folder) == steps(folder)[-1] >= 5
+    if not merge:  # lane by lane is rounded otherwise
+        finished(server, processes, folder, near)
+
+
+@pytest.mark.parametrize("more", ["--d_steps=3", "--strategy=gossip"])
+def test_within_a_round_a_stop_ends_at_the_last_checkpoint(more, server, processes, tmp_path):
+    folder, patch = tmp_path / "run", "import paragan.train.loop\nparagan.train.loop.STALLED_STOP_S = 0.5"
+    start = functools.partial(processes.warm, patch=patch)
+    ranks = processes.ranks(2, *command(folder, f"{server.url}/set.zip", more, "--kimg=6.4"), start=start)
+    playing(folder, 5)
+    server.plan = [stalls]
+    time.sleep(1)
+    ranks[0].send(signal.SIGTERM)
+    assert [rank.wait(25) for rank in ranks] == [3, 3], [rank.err for rank in ranks]
+    assert "SIGTERM on rank 0: stopped" in ranks[0].err + ranks[1].err
+
+
+def test_a_place_that_is_out_of_reach_leaves_a_checkpoint(server, near, processes, tmp_path):
+    folder = tmp_path / "run"
+    ranks = processes.ranks(2, *command(folder, f"{server.url}/set.zip", "--data.reach.patience_s=0.5"))
+    playing(folder, 5)
+    server.plan = [fails(503)]
+    assert [rank.wait(30) for rank in ranks] == [1, 1]
+    assert re.search(r"rank 0, step \d+: data: \S+/set.zip\S* is out of reach: it answers 503", ranks[0].err)
+    assert ranks[0].err.count("\n") == 1
+    assert ranks[1].err == ""
+    assert saved(folder) == steps(folder)[-1] >= 5
+    finished(server, processes, folder, near)
+
+
+@pytest.mark.parametrize("code", [503, 403])
+def test_alone_it_leaves_a_checkpoint_too(code, server, tmp_path):
+    """403: as of a signature that has run out."""
+    folder = tmp_path / "run"
+    far = command(folder, f"{server.url}/set.zip", "--data.reach.patience_s=0.5")
+
+    def break_down() -> None:
+        playing(folder, 3)
+        server.plan = [fails(code)]
+
+    thread = threading.Thread(target=break_down)
+    thread.start()
+    ended = call(*far)
+    thread.join()
+    assert ended.status == 1, ended
+    assert f"it answers {code}" in ended.err
+    assert ended.err.count("\n") == 1
+    assert saved(folder) == steps(folder)[-1] >= 3
+
+
+def test_one_that_is_killed_ends_the_other_and_the_same_command_goes_on(server, near, processes, tmp_path):
+    folder = tmp_path / "run"
+    ranks = processes.ranks(2, *command(folder, f"{server.url}/set.zip", "--output.checkpoint_kimg=0.32"))
+    until(lambda: checkpoints(folder), what="a checkpoint")
+    playing(folder, 25)
+    ranks[1].send(signal.SIGKILL)
+    assert ranks[0].wait(30) == 1
+    assert re.search(r"rank 1 was lost at step \d+ \(killed", ranks[0].err)
+    assert 0 < saved(folder) < 100
+    finished(server, processes, folder, near)
