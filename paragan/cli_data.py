@@ -31,7 +31,8 @@ EXAMPLES = """examples:
   paragan data stats photos/ --out photos-stats.npz         mu and sigma, for Frechet distances
 """
 
-INSPECT = """Every image is read and decoded once. Status 2 where none can be.
+INSPECT = """Every image is read and decoded once. Status 2 where none can be, and where training would refuse what is
+there (images beside the folders of classes, a class without any): it is described all the same.
 
 It says: formats, colours and sizes; what is turned by EXIF or has transparency; exact copies (equal pixels, however
 they are stored), and those of them that lie in several classes; what is next to constant; what cannot be decoded, and
@@ -134,14 +135,20 @@ def _inspect_parser(commands: Any) -> None:
 
 def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from .data.aside import aside
+    from .data.source import Odd
     from .data.survey import survey
 
     _nothing_left(rest)
     _check_resolution(options.resolution)
     if options.sheet and Path(options.sheet).suffix.lower() != ".png":
         raise Unusable(f"--sheet {options.sheet} must end in .png, such as sheet.png")
+    odd = None
+    try:
+        source = _found(options.path)
+    except Odd as error:
+        source, odd = error.source, error
     with _progress("images looked at") as tell:
-        found = survey(_found(options.path), resolution=options.resolution, tell=tell)
+        found = survey(source, resolution=options.resolution, tell=tell)
     _say(found.lines())
     if options.json:
         with aside(Path(options.json)) as path:
@@ -151,6 +158,8 @@ def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str])
 
         with aside(Path(options.sheet)) as path:
             sheet(found).save(path, format="PNG")
+    if odd:
+        raise Unusable(f"training would refuse it: {odd}")
     return 0
 
 

@@ -106,6 +106,29 @@ def test_inspect_with_bad_ones_ends_well_and_says_so_clearly():
     assert "none of the 1 images" in refused("data", "inspect", _only_bad())
 
 
+@pytest.mark.parametrize("oddity", ["stray", "empty"])
+def test_inspect_describes_what_training_would_refuse(oddity, tmp_path):
+    folder = photos()
+    said = {"stray": "photos holds images (1) and folders (2) side by side", "empty": "photos/cat: this class has no"}
+    if oddity == "stray":
+        Image.fromarray(RNG.integers(0, 256, (8, 8, 3), np.uint8)).save(folder / "stray.png")
+    else:
+        (folder / "cat").mkdir()
+    ended = call("data", "inspect", "photos", "--json=found.json", "--sheet=sheet.png")
+    assert ended.status == 2
+    assert {"stray": "3 classes: ant (3), bee (3), (no class) (1)", "empty": "cat (0)"}[oddity] in ended.out
+    assert f"training would refuse it: data: {said[oddity]}" in ended.err
+    assert json.loads(Path("found.json").read_text())["images"] == 6 + (oddity == "stray")
+    assert Path("sheet.png").exists()
+    assert said[oddity] in refused("data", "convert", "photos", "a.zip")
+
+
+def test_statistics_are_no_images():
+    assert call("data", "stats", str(photos()), "--out", "stats.npz").status == 0
+    for line in (["data", "inspect", "stats.npz"], ["train", "folder", "--data=stats.npz"]):
+        assert "stats.npz holds moments of images (mu, sigma; " in refused(*line)
+
+
 def _only_bad() -> str:
     Path("bad").mkdir()
     Path("bad/a.png").write_bytes(b"")

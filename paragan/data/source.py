@@ -7,6 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from paragan.errors import Unusable
+
 Record = bytes | np.ndarray  # an encoded image (a whole PNG, JPEG, ... file), or pixels uint8 [H, W] or [H, W, C]
 
 
@@ -48,3 +50,11 @@ class Source(Protocol):
     def identity(self) -> Iterable[bytes]:
         """What tells this set from others without reading its pixels: names, sizes, checksums where there are any."""
         ...
+
+
+class Odd(Unusable):
+    """A set that training refuses, though its images are there; `source` is all of them, to be looked at."""
+
+    def __init__(self, message: str, source: Source):
+        super().__init__(message)
+        self.source = source

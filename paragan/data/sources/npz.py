@@ -113,6 +113,8 @@ def check_labels(labels: np.ndarray, name: str, classes: int | None) -> None:
 
 def _keys(archive: zipfile.ZipFile, name: str) -> list[str]:
     keys = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
+    if "images" not in keys and {"mu", "sigma"} <= {*keys}:
+        raise Unusable(f"data: {name} holds moments of images (mu, sigma; see `paragan data stats`): give the images")
     if "images" not in keys:
         raise Unusable(f"data: {name} has no images; found {_some(keys)}; wanted {WANTED}")
     for wanted in ("labels", "classes"):
