@@ -115,10 +115,11 @@ def _parser() -> Parser:
 
 
 def _command(commands: Any, name: str, action: Any, about: str, **more: Any) -> argparse.ArgumentParser:
+    lines = f"{about[0].upper()}{about[1:]}. {more.pop('more', '')}".splitlines()
     parser = commands.add_parser(
         name,
         help=about,
-        description=f"{about[0].upper()}{about[1:]}. {more.pop('more', '')}",
+        description="\n".join(line.rstrip() for line in lines),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         **more,

@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from paragan.cli import main
 from paragan.data.images import load
 from processes import call, refused
 
@@ -81,8 +82,13 @@ def test_bad_input_is_one_line_and_makes_nothing(line, tmp_path):
 @pytest.mark.parametrize("command", ["", "inspect", "convert", "shard", "index", "stats"])
 def test_every_help_teaches_by_examples(command, capsys):
     with pytest.raises(SystemExit) as ended:
-        call("data", *command.split(), "--help")
+        main(["data", *command.split(), "--help"])
     assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "examples:" in said
+    assert not [line for line in said.splitlines() if line != line.rstrip()]
+    usage = said.partition("\n\n")[0]
+    assert all(name in usage for name in ("PATH", "FROM") if command and f"\n{name} is whatever" in said)
 
 
 def test_inspect_says_what_is_there():
