@@ -277,7 +277,9 @@ def _stats_parser(commands: Any) -> None:
     p.add_argument("--out", required=True, metavar="FILE.npz", help="where to write them")
     p.add_argument("--features", default="pixels", metavar="SPACE", help="pixels or inception (pixels)")
     p.add_argument("--inception", metavar="FILE", help="weights of the 2015-12-05 Inception")
-    p.add_argument("--resolution", type=int, metavar="R", help="of the squares that are measured (what training would choose)")
+    p.add_argument(
+        "--resolution", type=int, metavar="R", help="of the squares that are measured (what training would choose)"
+    )
     p.add_argument("--count", type=int, metavar="N", help="so many images, evenly chosen (all)")
 
 

@@ -187,7 +187,7 @@ def _after_s(wish: str) -> float:
 
 
 def _version(answer: aiohttp.ClientResponse) -> str:
-    return answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+    return answer.headers.get("ETag", "").removeprefix("W/") or answer.headers.get("Last-Modified") or ""
 
 
 def _extent(answer: aiohttp.ClientResponse) -> tuple[int | None, int | None, int | None]:
