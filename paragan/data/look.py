@@ -84,7 +84,7 @@ def _clear(record: Record) -> bool:
     if isinstance(record, np.ndarray):
         return False
     with opened(record) as image:
-        return not image.mode.startswith("I") and image.convert("RGBA").getextrema()[3][0] < 255
+        return not image.mode.startswith("I") and image.convert("RGBA").getchannel("A").getextrema() != (255, 255)
 
 
 def _mode(record: Record) -> str:
