@@ -141,6 +141,20 @@ def _only_bad() -> str:
     return "bad"
 
 
+@pytest.mark.parametrize("out", ["a.npz", "a.zip", "a", "a.tars"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(out, tmp_path):
+    """A limit on the size of files stands for it."""
+    code = f"""import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, ({100 if out == "a" else 100_000},) * 2)
+from paragan.cli import main
+sys.exit(main(["data", "convert", "digits", "{out}", "--resolution=64", *{["--to=tars"] * (out == "a.tars")}]))"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 1, ended
+    assert f"paragan: {out} cannot be written: File too large: make room" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_convert_says_what_it_wrote_and_never_overwrites():
     photos(side=16)
     ended = call("data", "convert", "photos", "a.npz", "--resolution=8")
