@@ -614,8 +614,8 @@ def _pipeline_parser(kinds: Any) -> None:
 
 def _bench_pipeline(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from .data.images import load
-    from .data.speed import measure
     from .data.streamed import Streamed
+    from .data.tool.speed import measure
 
     _nothing_left(rest)
     if options.batch < 1 or not 0 < options.seconds < 1e5:

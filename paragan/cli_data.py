@@ -15,9 +15,9 @@ from .cli import _command, _nothing_left
 from .errors import Unusable
 
 if TYPE_CHECKING:
-    from .data.convert import Converted
-    from .data.flow import Tell
     from .data.source import Source
+    from .data.tool.convert import Converted
+    from .data.tool.flow import Tell
 
 TAKEN = """is whatever `paragan train --data` takes: `digits`, a folder of images or of a folder each class,
 an .npz, a .zip, an .h5, tar shards, an address."""
@@ -144,7 +144,7 @@ def _inspect_parser(commands: Any) -> None:
 def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from .data.aside import aside
     from .data.source import Odd
-    from .data.survey import survey
+    from .data.tool.survey import survey
 
     _nothing_left(rest)
     _check_resolution(options.resolution)
@@ -162,7 +162,7 @@ def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str])
         with aside(Path(options.json)) as path:
             path.write_text(json.dumps(found.to_json(), indent=1) + "\n")
     if options.sheet:
-        from .data.sheet import sheet
+        from .data.tool.sheet import sheet
 
         with aside(Path(options.sheet)) as path:
             sheet(found).save(path, format="PNG")
@@ -202,8 +202,8 @@ def _how_written(p: argparse.ArgumentParser) -> None:
 
 def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from .data.aside import refuse_existing
-    from .data.convert import Wanted, convert
-    from .data.writers import form_named
+    from .data.tool.convert import Wanted, convert
+    from .data.tool.writers import form_named
     from .train.stop import at_once
 
     _nothing_left(rest)

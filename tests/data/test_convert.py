@@ -14,12 +14,12 @@ import pytest
 import webdataset
 from PIL import Image
 
-from paragan.data.class_names import folder_names, plain_name
-from paragan.data.convert import Converted, Wanted, convert
 from paragan.data.find import find
 from paragan.data.images import Images, load
 from paragan.data.indexing import refresh
-from paragan.data.writers import form_named
+from paragan.data.tool.class_names import folder_names, plain_name
+from paragan.data.tool.convert import Converted, Wanted, convert
+from paragan.data.tool.writers import form_named
 from paragan.errors import Unusable
 
 RNG = np.random.default_rng(0)

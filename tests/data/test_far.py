@@ -17,12 +17,12 @@ import pytest
 from PIL import Image
 
 import servers
-from paragan.data import far as fars
-from paragan.data import http
-from paragan.data.ask import FIRST_S, LONGEST_S, pause_s
 from paragan.data.decode import DecodeError
-from paragan.data.far import Far, far_place
-from paragan.data.http import listed
+from paragan.data.far import far as fars
+from paragan.data.far import http
+from paragan.data.far.ask import FIRST_S, LONGEST_S, pause_s
+from paragan.data.far.far import Far, far_place
+from paragan.data.far.http import listed
 from paragan.data.images import load
 from paragan.data.places import Reach, place_of
 from paragan.data.sources import folder as folders
@@ -569,7 +569,7 @@ def test_s3_out_of_reach(s3: str, monkeypatch: pytest.MonkeyPatch):
 
 @S3_NOISE
 def test_nothing_is_said_at_the_end_of_a_process(nginx: Nginx, s3: str):
-    package = Path(Far.__init__.__code__.co_filename).parent.parent
+    package = Path(Far.__init__.__code__.co_filename).parent.parent.parent
     code = f"""
 import sys, types
 sys.modules["paragan"] = types.ModuleType("paragan")  # without the rest of it, which takes long

@@ -9,8 +9,8 @@ from PIL import Image
 from paragan.data import decode
 from paragan.data.find import find
 from paragan.data.images import HELD, load
-from paragan.data.sheet import sheet
-from paragan.data.survey import Survey, survey
+from paragan.data.tool.sheet import sheet
+from paragan.data.tool.survey import Survey, survey
 from paragan.errors import Unusable
 
 RNG = np.random.default_rng(0)

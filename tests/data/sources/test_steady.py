@@ -13,8 +13,8 @@ import pytest
 from paragan.data.decode import DecodeError, picture
 from paragan.data.find import find
 from paragan.data.images import load
-from paragan.data.look import form_of
 from paragan.data.sources import npz
+from paragan.data.tool.look import form_of
 from paragan.errors import Failed
 from processes import call
 from sets import pictures

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from paragan.data.decode import DecodeError, Fault
-from paragan.data.flow import Tell, flow
 from paragan.data.images import HELD, choose_resolution, looked_at, told_classes
-from paragan.data.look import Look, form_of, look
 from paragan.data.source import Source
+from paragan.data.tool.flow import Tell, flow
+from paragan.data.tool.look import Look, form_of, look
 from paragan.errors import Unusable
 
 BAD_SHARE = 0.01  # more than this, and training refuses the set unless told otherwise

@@ -11,9 +11,9 @@ from typing import Any
 import fsspec
 from fsspec.registry import known_implementations
 
-from paragan.data.ask import Again, Answer, Facts, Gone, Refused
-from paragan.data.http import PART
-from paragan.data.loop import in_thread, on_loop
+from paragan.data.far.ask import Again, Answer, Facts, Gone, Refused
+from paragan.data.far.http import PART
+from paragan.data.far.loop import in_thread, on_loop
 from paragan.data.places import Entries
 
 _VERSION = ("ETag", "etag", "LastModified", "mtime", "modified", "updated", "created")

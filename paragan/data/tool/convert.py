@@ -16,12 +16,12 @@ from PIL import Image
 from paragan.data.aside import aside, refuse_existing
 from paragan.data.bad import Bad
 from paragan.data.decode import Fault, fit, header, picture, place
-from paragan.data.flow import Tell, flow
 from paragan.data.images import choose_resolution, glance
-from paragan.data.look import form_of, turned
 from paragan.data.places import one_line
 from paragan.data.source import Record, Source
-from paragan.data.writers import Form, Whole
+from paragan.data.tool.flow import Tell, flow
+from paragan.data.tool.look import form_of, turned
+from paragan.data.tool.writers import Form, Whole
 from paragan.errors import Failed, Unusable
 from paragan.rng import shuffled
 

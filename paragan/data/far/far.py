@@ -12,11 +12,11 @@ from urllib.parse import unquote
 
 from fsspec.caching import BlockCache
 
-from paragan.data.ask import Facts, Refused, Server, ask
-from paragan.data.cache import Cache
 from paragan.data.decode import FORMATS, DecodeError
-from paragan.data.http import PART, Http
-from paragan.data.other import Other
+from paragan.data.far.ask import Facts, Refused, Server, ask
+from paragan.data.far.cache import Cache
+from paragan.data.far.http import PART, Http
+from paragan.data.far.other import Other
 from paragan.data.places import Entries, Place, Reach, masked, shown
 from paragan.errors import Failed, Unusable
 

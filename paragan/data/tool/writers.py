@@ -12,10 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from paragan.data.class_names import folder_names
-from paragan.data.look import SUFFIXES, form_of
-from paragan.data.shards import Shards
 from paragan.data.source import Record
+from paragan.data.tool.class_names import folder_names
+from paragan.data.tool.look import SUFFIXES, form_of
+from paragan.data.tool.shards import Shards
 from paragan.errors import Unusable
 
 FORMS_SHOWN = "a folder (a name without extension), .npz, .zip, .h5, or --to tars"
