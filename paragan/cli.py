@@ -115,10 +115,11 @@ def _parser() -> Parser:
 
 
 def _command(commands: Any, name: str, action: Any, about: str, **more: Any) -> argparse.ArgumentParser:
+    lines = f"{about[0].upper()}{about[1:]}. {more.pop('more', '')}".splitlines()
     parser = commands.add_parser(
         name,
         help=about,
-        description=f"{about[0].upper()}{about[1:]}. {more.pop('more', '')}",
+        description="\n".join(line.rstrip() for line in lines),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         **more,
@@ -615,8 +616,8 @@ def _pipeline_parser(kinds: Any) -> None:
 
 def _bench_pipeline(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from .data.images import load
-    from .data.speed import measure
     from .data.streamed import Streamed
+    from .data.tool.speed import measure
 
     _nothing_left(rest)
     if options.batch < 1 or not 0 < options.seconds < 1e5:

@@ -15,11 +15,11 @@ from .cli import _command, _nothing_left
 from .errors import Unusable
 
 if TYPE_CHECKING:
-    from .data.convert import Converted
-    from .data.flow import Tell
     from .data.source import Source
+    from .data.tool.convert import Converted
+    from .data.tool.flow import Tell
 
-ABOUT = """PATH is whatever `paragan train --data` takes: `digits`, a folder of images or of a folder each class,
+TAKEN = """is whatever `paragan train --data` takes: `digits`, a folder of images or of a folder each class,
 an .npz, a .zip, an .h5, tar shards, an address."""
 
 EXAMPLES = """examples:
@@ -31,11 +31,14 @@ EXAMPLES = """examples:
   paragan data stats photos/ --out photos-stats.npz         mu and sigma, for Frechet distances
 """
 
-INSPECT = """Every image is read and decoded once. Status 2 where none can be.
+INSPECT = f"""Every image is read and decoded once. Status 2 where none can be, and where training would refuse what is
+there (images beside the folders of classes, a class without any): it is described all the same.
 
 It says: formats, colours and sizes; what is turned by EXIF or has transparency; exact copies (equal pixels, however
 they are stored), and those of them that lie in several classes; what is next to constant; what cannot be decoded, and
 why; what training would make of it.
+
+PATH {TAKEN}
 """
 
 INSPECT_EXAMPLES = """examples:
@@ -45,18 +48,20 @@ INSPECT_EXAMPLES = """examples:
   paragan data inspect photos/ --resolution 128             what training at 128 x 128 would take
 """
 
-CONVERT = """The order and the labels stay (a folder has its images class by class).
+CONVERT = f"""The order and the labels stay (a folder has its images class by class).
 
 TO says the format by its name:
-  photos         a folder of a folder each class (without labels: of images)
-  photos.npz     images uint8 [N, R, R, C], labels, classes
-  photos.zip     as StyleGAN and EDM read it: 00000/img00000000.png, dataset.json; classes.json beside
-  photos.h5      imgs uint8 [N, C, R, R], labels, as BigGAN reads it
+  photos             a folder of a folder each class (without labels: of images)
+  photos.npz         images uint8 [N, R, R, C], labels, classes
+  photos.zip         as StyleGAN and EDM read it: 00000/img00000000.png, dataset.json; classes.json beside
+  photos.h5          imgs uint8 [N, C, R, R], labels, as BigGAN reads it
   photos --to tars   tar shards; see `paragan data shard`
 
 Files stay as they are, byte for byte, unless --resolution or --format ask for something else; .npz and .h5 take one
 size, that of all images or what training would choose. Every image is decoded on the way: with a bad one nothing is
 written, or with --skip-bad all but these, which TO.bad.txt lists. TO appears complete, or not at all.
+
+FROM {TAKEN}
 """
 
 CONVERT_EXAMPLES = """examples:
@@ -67,9 +72,11 @@ CONVERT_EXAMPLES = """examples:
   paragan data convert digits digits/ --no-labels
 """
 
-SHARD = """Each image becomes KEY.jpg (or .png, ...) and, with labels, KEY.cls in shard-000000.tar, ...;
+SHARD = f"""Each image becomes KEY.jpg (or .png, ...) and, with labels, KEY.cls in shard-000000.tar, ...;
 classes.json beside them has the names. Equal sets become equal bytes. The index that makes opening them quick is
 written too.
+
+FROM {TAKEN}
 """
 
 SHARD_EXAMPLES = """examples:
@@ -89,8 +96,10 @@ INDEX_EXAMPLES = """examples:
   paragan data index https://host/shards/shard-{000000..000012}.tar --out paragan-index.npz
 """
 
-STATS = """The file holds mu [F] and sigma [F, F] float64 (divided by N - 1), as other programs name them, and
+STATS = f"""The file holds mu [F] and sigma [F, F] float64 (divided by N - 1), as other programs name them, and
 count, space, space_hash, resizer and image [C, H, W], which say how they were made.
+
+PATH {TAKEN}
 """
 
 STATS_EXAMPLES = """examples:
@@ -105,7 +114,7 @@ def data_parser(commands: Any) -> None:
     group = commands.add_parser(
         "data",
         help="look at a set of images, write it in another format, measure it",
-        description=f"Look at sets of images, write them in other formats, measure them.\n\n{ABOUT}",
+        description=f"Look at sets of images, write them in other formats, measure them.\n\nPATH {TAKEN}",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -116,7 +125,7 @@ def data_parser(commands: Any) -> None:
 
 
 def _parser(commands: Any, name: str, action: Any, about: str, more: str, examples: str) -> argparse.ArgumentParser:
-    return _command(commands, name, action, about, more=f"\n\n{more}\n{ABOUT}\n", epilog=examples)
+    return _command(commands, name, action, about, more=f"\n\n{more}", epilog=examples)
 
 
 # inspect ----------------------------------------------------------------------------------------------
@@ -127,30 +136,38 @@ def _inspect_parser(commands: Any) -> None:
         commands, "inspect", _inspect, "say what a set is, and what is wrong with it", INSPECT, INSPECT_EXAMPLES
     )
     p.add_argument("path", metavar="PATH")
-    p.add_argument("--resolution", type=int, metavar="R", help="that training would be asked for")
+    p.add_argument("--resolution", type=int, metavar="R", help="what training would be asked for")
     p.add_argument("--sheet", metavar="FILE.png", help="also draw a few images of each class")
     p.add_argument("--json", metavar="FILE", help="also write everything that was found, by name")
 
 
 def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from .data.aside import aside
-    from .data.survey import survey
+    from .data.source import Odd
+    from .data.tool.survey import survey
 
     _nothing_left(rest)
     _check_resolution(options.resolution)
     if options.sheet and Path(options.sheet).suffix.lower() != ".png":
         raise Unusable(f"--sheet {options.sheet} must end in .png, such as sheet.png")
+    odd = None
+    try:
+        source = _found(options.path)
+    except Odd as error:
+        source, odd = error.source, error
     with _progress("images looked at") as tell:
-        found = survey(_found(options.path), resolution=options.resolution, tell=tell)
+        found = survey(source, resolution=options.resolution, tell=tell)
     _say(found.lines())
     if options.json:
         with aside(Path(options.json)) as path:
             path.write_text(json.dumps(found.to_json(), indent=1) + "\n")
     if options.sheet:
-        from .data.sheet import sheet
+        from .data.tool.sheet import sheet
 
         with aside(Path(options.sheet)) as path:
             sheet(found).save(path, format="PNG")
+    if odd:
+        raise Unusable(f"training would refuse it: {odd}")
     return 0
 
 
@@ -175,18 +192,18 @@ def _shard_parser(commands: Any) -> None:
 
 def _how_written(p: argparse.ArgumentParser) -> None:
     p.add_argument("--resolution", type=int, metavar="R", help="the largest centred square, resized with Lanczos")
-    p.add_argument("--format", choices=["png", "jpg"], help="of files (default: as they are; png for what is none)")
+    p.add_argument("--format", choices=["png", "jpg"], help="of files (as they are; png for what is none)")
     p.add_argument("--quality", type=int, default=95, metavar="Q", help="of jpg, 1 to 100 (95)")
-    p.add_argument("--labels", action=argparse.BooleanOptionalAction, default=True, help="keep them (they are kept)")
+    p.add_argument("--labels", action=argparse.BooleanOptionalAction, default=True, help="whether to keep them (yes)")
     p.add_argument("--skip-bad", action="store_true", help="leave out what cannot be decoded; TO.bad.txt lists it")
-    p.add_argument("--shuffle", type=int, metavar="SEED", help="in another order")
+    p.add_argument("--shuffle", type=int, metavar="SEED", help="in a random order, by this seed")
     p.add_argument("--shard-mb", type=float, default=64.0, metavar="MB", help="size of a tar shard at most (64)")
 
 
 def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from .data.aside import refuse_existing
-    from .data.convert import Wanted, convert
-    from .data.writers import form_named
+    from .data.tool.convert import Wanted, convert
+    from .data.tool.writers import form_named
     from .train.stop import at_once
 
     _nothing_left(rest)
@@ -226,8 +243,8 @@ def _told(written: Converted, out: Path) -> list[str]:
 
 def _index_parser(commands: Any) -> None:
     p = _parser(commands, "index", _index, "list where the images lie in tar shards", INDEX, INDEX_EXAMPLES)
-    p.add_argument("path", metavar="PATH_OR_ADDRESS", help="a folder of tars, or such as shards/shard-*.tar")
-    p.add_argument("--out", metavar="FILE", help="somewhere else than beside the shards")
+    p.add_argument("path", metavar="PATH_OR_ADDRESS", help="a folder of tars, or a pattern such as shards/shard-*.tar")
+    p.add_argument("--out", metavar="FILE", help="where to write it (beside the shards)")
 
 
 def _index(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
@@ -257,10 +274,12 @@ def _stats_parser(commands: Any) -> None:
         commands, "stats", _stats, "write the moments that Frechet distances compare with", STATS, STATS_EXAMPLES
     )
     p.add_argument("path", metavar="PATH")
-    p.add_argument("--out", required=True, metavar="FILE.npz")
+    p.add_argument("--out", required=True, metavar="FILE.npz", help="where to write them")
     p.add_argument("--features", default="pixels", metavar="SPACE", help="pixels or inception (pixels)")
     p.add_argument("--inception", metavar="FILE", help="weights of the 2015-12-05 Inception")
-    p.add_argument("--resolution", type=int, metavar="R", help="of the squares that are measured")
+    p.add_argument(
+        "--resolution", type=int, metavar="R", help="of the squares that are measured (what training would choose)"
+    )
     p.add_argument("--count", type=int, metavar="N", help="so many images, evenly chosen (all)")
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from paragan.cli import main
 from paragan.data.images import load
 from processes import call, refused
 
@@ -81,8 +82,13 @@ def test_bad_input_is_one_line_and_makes_nothing(line, tmp_path):
 @pytest.mark.parametrize("command", ["", "inspect", "convert", "shard", "index", "stats"])
 def test_every_help_teaches_by_examples(command, capsys):
     with pytest.raises(SystemExit) as ended:
-        call("data", *command.split(), "--help")
+        main(["data", *command.split(), "--help"])
     assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "examples:" in said
+    assert not [line for line in said.splitlines() if line != line.rstrip()]
+    usage = said.partition("\n\n")[0]
+    assert all(name in usage for name in ("PATH", "FROM") if command and f"\n{name} is whatever" in said)
 
 
 def test_inspect_says_what_is_there():
@@ -106,10 +112,47 @@ def test_inspect_with_bad_ones_ends_well_and_says_so_clearly():
     assert "none of the 1 images" in refused("data", "inspect", _only_bad())
 
 
+@pytest.mark.parametrize("oddity", ["stray", "empty"])
+def test_inspect_describes_what_training_would_refuse(oddity, tmp_path):
+    folder = photos()
+    said = {"stray": "photos holds images (1) and folders (2) side by side", "empty": "photos/cat: this class has no"}
+    if oddity == "stray":
+        Image.fromarray(RNG.integers(0, 256, (8, 8, 3), np.uint8)).save(folder / "stray.png")
+    else:
+        (folder / "cat").mkdir()
+    ended = call("data", "inspect", "photos", "--json=found.json", "--sheet=sheet.png")
+    assert ended.status == 2
+    assert {"stray": "3 classes: ant (3), bee (3), (no class) (1)", "empty": "cat (0)"}[oddity] in ended.out
+    assert f"training would refuse it: data: {said[oddity]}" in ended.err
+    assert json.loads(Path("found.json").read_text())["images"] == 6 + (oddity == "stray")
+    assert Path("sheet.png").exists()
+    assert said[oddity] in refused("data", "convert", "photos", "a.zip")
+
+
+def test_statistics_are_no_images():
+    assert call("data", "stats", str(photos()), "--out", "stats.npz").status == 0
+    for line in (["data", "inspect", "stats.npz"], ["train", "folder", "--data=stats.npz"]):
+        assert "stats.npz holds moments of images (mu, sigma; " in refused(*line)
+
+
 def _only_bad() -> str:
     Path("bad").mkdir()
     Path("bad/a.png").write_bytes(b"")
     return "bad"
+
+
+@pytest.mark.parametrize("out", ["a.npz", "a.zip", "a", "a.tars"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(out, tmp_path):
+    """A limit on the size of files stands for it."""
+    code = f"""import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, ({100 if out == "a" else 100_000},) * 2)
+from paragan.cli import main
+sys.exit(main(["data", "convert", "digits", "{out}", "--resolution=64", *{["--to=tars"] * (out == "a.tars")}]))"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 1, ended
+    assert f"paragan: {out} cannot be written: File too large: make room" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_convert_says_what_it_wrote_and_never_overwrites():

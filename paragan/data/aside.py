@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -18,20 +19,21 @@ def aside(out: Path) -> Iterator[Path]:
     if not out.name:
         raise Unusable(f"{out} names no file: give a name to be made")
     hidden = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        hidden.touch()
-        hidden.unlink()
-    except OSError as error:
-        raise Unusable(f"{out} cannot be written: {error.strerror or error}: name another place") from None
-    try:
+    try:  # a signal may come at any moment
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            hidden.touch()
+            hidden.unlink()
+        except OSError as error:
+            raise Unusable(f"{out} cannot be written: {error.strerror or error}: name another place") from None
         yield hidden
         hidden.replace(out)
     finally:
         if hidden.is_dir():
             shutil.rmtree(hidden)
         else:
-            hidden.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                hidden.unlink()
 
 
 def refuse_existing(out: Path) -> None:

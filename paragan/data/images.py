@@ -207,7 +207,7 @@ def glance(source: Source, bad: Bad) -> Glance:
         raise Unusable(bad.refusal())
     clear, sample = sum(one.clear for one in headers), len(chosen) < len(source)
     among = f" of the {len(chosen):,} looked at" if sample else ""
-    notes = [f"{clear:,}{among} with transparency, composited on white"] * bool(clear)
+    notes = [f"{clear:,}{among} may have transparency, which is composited on white"] * bool(clear)
     notes += [f"sizes and colour are those of {len(chosen):,} images, evenly chosen"] * sample
     sizes = np.array([(one.width, one.height) for one in headers])
     return Glance(sizes, all(one.grey for one in headers), tuple(notes))

@@ -12,8 +12,8 @@ from typing import Annotated, BinaryIO, Protocol
 from pydantic import Field
 
 from paragan.config import record
-from paragan.data.cache import default_cache
 from paragan.data.decode import DecodeError
+from paragan.data.far.cache import default_cache
 from paragan.errors import Unusable
 
 KEPT = 128  # files of a folder that stay open
@@ -149,7 +149,7 @@ def is_address(where: str) -> bool:
 def place_of(where: str, reach: Reach | None = None) -> tuple[Place, str]:
     """The folder that `where` names, or lies in, and the name of a file in it ("" for the folder itself)."""
     if is_address(where):
-        from paragan.data.far import far_place  # fsspec is slow to import, and only needed here
+        from paragan.data.far.far import far_place  # fsspec is slow to import, and only needed here
 
         return far_place(where, reach or Reach())
     path = Path(where)

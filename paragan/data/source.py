@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from paragan.errors import Unusable
+
 if TYPE_CHECKING:
     from paragan.data.places import Place
 
@@ -64,3 +66,11 @@ class Plain(Protocol):
     def spots(self, index: np.ndarray) -> list[Spot]:
         """Of many records, [n]."""
         ...
+
+
+class Odd(Unusable):
+    """A set that training refuses, though its images are there; `source` is all of them, to be looked at."""
+
+    def __init__(self, message: str, source: Source):
+        super().__init__(message)
+        self.source = source

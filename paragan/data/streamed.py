@@ -88,7 +88,8 @@ class Streamed:
     def all(self) -> np.ndarray:
         """All of them. Raises `Unusable` before anything is read where they take more than half of the memory."""
         whole = self.source.whole
-        if whole is not None and whole.shape == self.shape:
+        mapped = isinstance(whole, np.memmap)  # its file may be cut, and touching it would end the process
+        if whole is not None and whole.shape == self.shape and not mapped:
             return np.ascontiguousarray(whole)
         refuse_beyond_memory(*self.shape)
         out = np.empty(self.shape, np.uint8)

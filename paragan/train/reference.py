@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..data.aside import aside
-from ..data.flow import Tell
 from ..data.images import Images
+from ..data.tool.flow import Tell
 from ..errors import Unusable
 from ..eval.evaluate import summarize
 from ..eval.features import by_name

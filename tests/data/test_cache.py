@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paragan.data import cache as caches
-from paragan.data.cache import ENTRY, Cache, default_cache, parse
+from paragan.data.far import cache as caches
+from paragan.data.far.cache import ENTRY, Cache, default_cache, parse
 from paragan.errors import Unusable
 from processes import PRELOADED
 

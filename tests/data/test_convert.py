@@ -14,12 +14,12 @@ import pytest
 import webdataset
 from PIL import Image
 
-from paragan.data.class_names import folder_names, plain_name
-from paragan.data.convert import Converted, Wanted, convert
 from paragan.data.find import find
 from paragan.data.images import Images, load
 from paragan.data.indexing import refresh
-from paragan.data.writers import form_named
+from paragan.data.tool.class_names import folder_names, plain_name
+from paragan.data.tool.convert import Converted, Wanted, convert
+from paragan.data.tool.writers import form_named
 from paragan.errors import Unusable
 
 RNG = np.random.default_rng(0)
@@ -403,3 +403,30 @@ def test_no_class_leads_out_of_the_folder(tmp_path):
     found = load(str(tmp_path / "deep" / "out"), resolution=None)
     assert (found.images[:] == load(str(tmp_path / "a.npz"), resolution=None).images).all()
     assert (found.labels == labels).all()
+
+
+def test_odd_images_stay_what_training_sees(tmp_path):
+    odd, turned = tmp_path / "odd set", Image.Exif()
+    turned[0x0112] = 6
+    deep, frames = RNG.integers(0, 65536, (16, 16), np.uint16), [Image.fromarray(noise(16, 16, 3)) for _ in range(3)]
+    for name in ("a b", "ü✓\nx"):
+        (odd / name).mkdir(parents=True)
+    Image.fromarray(deep).save(odd / "a b" / "deep 16.png")
+    Image.fromarray(noise(16, 20, 3)).convert("CMYK").save(odd / "a b" / "ink\nand.jpg")
+    for name in ("turned.jpg", "turned.png", "turned.webp"):
+        Image.fromarray(noise(16, 24, 3)).save(odd / "a b" / name, exif=turned)
+    for name in ("moving.webp", "moving.png"):
+        frames[0].save(odd / "ü✓\nx" / name, save_all=True, append_images=frames[1:])
+    frames[1].quantize(8).save(odd / "ü✓\nx" / "palette.png", transparency=3)
+    for height, width in ((1, 1), (1, 5000), (5000, 1)):
+        Image.fromarray(noise(height, width, 3)).save(odd / "ü✓\nx" / f"{height}x{width}.png")
+    for form in ("npz", "h5", "zip", "folder", "tars"):
+        for how in ({"resolution": 16}, {"encoding": "png"}, {}):
+            if form in ("npz", "h5") and "resolution" not in how:
+                continue
+            out = tmp_path / "-".join(how) / NAMES[form]
+            written(odd, out, form, **how)
+            there = load(str(out), resolution=16, channels=3)
+            np.testing.assert_array_equal(there.images, load(str(odd), resolution=16, channels=3).images)
+            assert there.labels is not None
+            assert there.labels.tolist() == [0] * 5 + [1] * 6

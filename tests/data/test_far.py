@@ -17,11 +17,12 @@ import pytest
 from PIL import Image
 
 import servers
-from paragan.data import http
-from paragan.data.ask import FIRST_S, LONGEST_S, pause_s
 from paragan.data.decode import DecodeError
-from paragan.data.far import Far, far_place
-from paragan.data.http import listed
+from paragan.data.far import far as fars
+from paragan.data.far import http
+from paragan.data.far.ask import FIRST_S, LONGEST_S, pause_s
+from paragan.data.far.far import Far, far_place
+from paragan.data.far.http import listed
 from paragan.data.images import load
 from paragan.data.places import Reach, place_of
 from paragan.data.sources import folder as folders
@@ -240,7 +241,7 @@ def test_other_answers(server: Faulty):
     server.plan = [servers.whole]  # whole files are fine where these are wanted
     assert (place.read("a.bin"), place.read("a.bin", 0, 10_000), place.size("other.bin")) == (BYTES, BYTES, 5)
     server.plan = [servers.moved("/set/other.bin")]
-    assert place.read("a.bin", 1, 2) == b"th"
+    assert far(f"{server.url}/set").read("a.bin", 1, 2) == b"th"
 
 
 def test_files_larger_than_a_part_come_in_parts(server: Faulty, monkeypatch: pytest.MonkeyPatch):
@@ -313,14 +314,48 @@ def test_what_came_once_comes_from_disk(server: Faulty, tmp_path: Path):
     assert later.read("a.bin") == BYTES
 
 
-def test_a_file_that_was_replaced_is_not_mixed_with_the_old(server: Faulty, tmp_path: Path):
-    first = cached(server, tmp_path)
-    assert first.read("a.bin", 0, 10) == BYTES[:10]
-    server.files["/set/a.bin"], server.version = BYTES[::-1], '"2"'
-    assert first.read("a.bin", 10, 10) == BYTES[::-1][10:20]  # noticed now, and not kept as the old one's
-    for place in (first, cached(server, tmp_path)):
-        assert place.read("a.bin", 0, 10) == BYTES[::-1][:10]
-        assert place.read("a.bin", 10, 10) == BYTES[::-1][10:20]
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "bare"])
+@pytest.mark.parametrize("version", ['"2"', '"1"'], ids=["version", "length"])
+def test_a_file_that_is_replaced_is_never_mixed_with_the_old(server: Faulty, tmp_path: Path, cache: bool, version: str):
+    def place() -> Far:
+        return cached(server, tmp_path) if cache else far(f"{server.url}/set")
+
+    first, new = place(), BYTES[::-1] + b"more" * (version == '"1"')
+    server.files["/set/b.bin"] = BYTES
+    assert first.read("a.bin", 0, 10) == first.read("b.bin")[:10] == BYTES[:10]
+    server.files["/set/a.bin"] = server.files["/set/b.bin"] = new
+    server.version = version
+    with pytest.raises(Failed, match=r"^data: \S+/set/a.bin was replaced on its server while it was used \(.+\)$"):
+        first.read("a.bin", 10, 10)
+    if cache:  # what it has is what it had
+        assert (first.read("a.bin", 0, 10), first.read("b.bin")) == (BYTES[:10], BYTES)
+    else:
+        with pytest.raises(DecodeError, match=r"^was replaced on its server"):
+            first.read("b.bin")
+    for _ in range(2):  # whoever comes later has the new one alone
+        later = place()
+        assert (later.read("a.bin", 0, 10), later.read("a.bin", 10, 10)) == (new[:10], new[10:20])
+        assert later.read("b.bin") == new
+
+
+def test_a_file_that_is_replaced_between_its_parts(server: Faulty, monkeypatch: pytest.MonkeyPatch):
+    for module in (http, fars):
+        monkeypatch.setattr(module, "PART", 4000)
+
+    def replaced(asked: servers.Asked) -> None:
+        asked.server.version = '"2"'
+        asked.serve()
+
+    server.plan = [None, replaced, None]
+    with pytest.raises(DecodeError, match=r"^was replaced"):
+        far(f"{server.url}/set").read("a.bin")
+
+
+def test_one_that_is_weakly_the_same_is_the_same(server: Faulty):
+    place = far(f"{server.url}/set")
+    place.read("a.bin", 0, 10)
+    server.version = 'W/"1"'
+    assert place.read("a.bin", 10, 10) == BYTES[10:20]
 
 
 def test_damage_on_disk_is_fetched_again(server: Faulty, tmp_path: Path):
@@ -502,6 +537,23 @@ def test_a_bucket_is_a_folder(s3: str, served: Path, tmp_path: Path):
 
 
 @S3_NOISE
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "bare"])
+def test_an_object_that_is_replaced_is_never_mixed_with_the_old(s3: str, served: Path, tmp_path: Path, cache: bool):
+    import boto3
+
+    place = far("s3://bucket", Reach(cache=str(tmp_path) if cache else "", timeout_s=10, patience_s=20))
+    data = (served / "large.bin").read_bytes()
+    client = boto3.client("s3", endpoint_url=s3)
+    client.put_object(Bucket="bucket", Key="twice.bin", Body=data)
+    assert place.read("twice.bin", 0, 10) == data[:10]
+    client.put_object(Bucket="bucket", Key="twice.bin", Body=data[::-1])
+    with pytest.raises(Failed, match=r"^data: s3://bucket/twice.bin was replaced on its server"):
+        place.read("twice.bin", 10, 10)
+    client.delete_object(Bucket="bucket", Key="twice.bin")
+    client.close()
+
+
+@S3_NOISE
 def test_s3_out_of_reach(s3: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{servers.free_port()}")
     start = time.monotonic()
@@ -517,7 +569,7 @@ def test_s3_out_of_reach(s3: str, monkeypatch: pytest.MonkeyPatch):
 
 @S3_NOISE
 def test_nothing_is_said_at_the_end_of_a_process(nginx: Nginx, s3: str):
-    package = Path(Far.__init__.__code__.co_filename).parent.parent
+    package = Path(Far.__init__.__code__.co_filename).parent.parent.parent
     code = f"""
 import sys, types
 sys.modules["paragan"] = types.ModuleType("paragan")  # without the rest of it, which takes long

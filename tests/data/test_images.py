@@ -135,7 +135,7 @@ def test_rgba_is_composited_on_white(tmp_path):
     assert (found[1:, 8:] == 255).all()
     blend = (pixels[0, :, :3] * 128.0 + 255 * 127.0) / 255
     assert (np.abs(found[0] - blend) <= 1).all()
-    assert "1 with transparency, composited on white" in load(str(tmp_path), resolution=8).describe()
+    assert "1 may have transparency, which is composited on white" in load(str(tmp_path), resolution=8).describe()
 
 
 def test_grey_with_alpha_stays_grey(tmp_path):

@@ -9,8 +9,8 @@ from PIL import Image
 from paragan.data import decode
 from paragan.data.find import find
 from paragan.data.images import HELD, load
-from paragan.data.sheet import sheet
-from paragan.data.survey import Survey, survey
+from paragan.data.tool.sheet import sheet
+from paragan.data.tool.survey import Survey, survey
 from paragan.errors import Unusable
 
 RNG = np.random.default_rng(0)
@@ -66,7 +66,7 @@ def test_formats_colours_and_sizes_are_those_of_the_files(tmp_path):
         "grey, 16 bit": 1,
         "black and white": 1,
     }
-    assert found.clear == 1
+    assert found.clear == 0  # an alpha channel, but all opaque
     assert found.nbytes == sum(path.stat().st_size for path in tmp_path.iterdir())
     assert "3, 8 x 8 to 32 x 32, median 8 x 8; 1 not square" in text(found)
 
@@ -83,6 +83,30 @@ def test_colour_of_16_bits_is_named(tmp_path):
     start, end = b"\x89PNG\r\n\x1a\n", chunk(b"IEND", b"")
     (tmp_path / "a.png").write_bytes(start + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + end)
     assert looked(tmp_path).modes == {"RGB, 16 bit": 1}
+
+
+def test_transparency_is_that_of_pixels(tmp_path):
+    solid, hole = np.full((8, 8), 255, np.uint8), np.eye(8, dtype=np.uint8) * 255
+    few = Image.fromarray(np.eye(8, dtype=np.uint8), "P")  # of colours 0 and 1
+    few.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0])
+    for name, alpha in (("solid", solid), ("hole", hole)):
+        put(tmp_path / name / "a.png", np.dstack([noise(8, 8, 3), alpha]))
+        put(tmp_path / name / "a.webp", np.dstack([noise(8, 8, 3), alpha]), lossless=True)
+        few.save(tmp_path / name / "few.png", transparency={"solid": 2, "hole": 1}[name])
+    assert looked(tmp_path / "solid").clear == 0
+    assert looked(tmp_path / "hole").clear == 3
+    assert "alpha     3 with transparency" in text(looked(tmp_path / "hole"))
+
+
+def test_formats_say_how_many_of_them_are_bad(tmp_path):
+    for name in "abc":
+        put(tmp_path / f"{name}.png")
+    put(tmp_path / "d.jpg").write_bytes((tmp_path / "a.png").read_bytes()[:60])
+    (tmp_path / "e.png").write_bytes(b"text")
+    found = looked(tmp_path)
+    assert (found.forms, found.bad_forms) == ({"PNG": 4, "unknown": 1}, {"PNG": 1, "unknown": 1})
+    assert "formats   PNG 4 (1 bad), unknown 1 (1 bad)" in text(found)
+    assert found.to_json()["bad_formats"] == {"PNG": 1, "unknown": 1}
 
 
 def test_exif_turns_are_counted_and_sizes_are_upright(tmp_path):

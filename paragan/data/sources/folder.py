@@ -9,12 +9,13 @@ import numpy as np
 
 from paragan.data.decode import FORMATS, DecodeError
 from paragan.data.places import Entries, Place, shown
-from paragan.data.source import Spot
+from paragan.data.source import Odd, Spot
 from paragan.data.sources.fetch import fetch
 from paragan.errors import Unusable
 
 AT_ONCE = 32  # requests, far away
 ASKED = 4096  # sizes that are asked for, one by one, far away
+STRAY = "(no class)"  # what images beside the classes are called when they are looked at
 
 
 class Folder:
@@ -70,32 +71,35 @@ class Folder:
 
 
 def folder(place: Place, here: Entries, inside: str = "") -> Folder:
-    """The images below `inside`, a folder of `place` that holds `here`. Raises `Unusable` for what is no such set."""
+    """The images below `inside`, a folder of `place` that holds `here`. Raises `Unusable` for what is no such set, and
+    `Odd` where some images lie beside the classes, or a class has none."""
     where = place.at(inside) if inside else place.where
-    images = _images(here)
-    if images and here.folders:
-        raise Unusable(
-            f"data: {where} holds images ({len(images):,}) and folders ({len(here.folders):,}) side "
-            f"by side: move the images into a folder each class, or the folders ({_some(here.folders)}) away"
-        )
-    if images:
-        names = [joined(inside, name) for name in images]
-        return Folder(place, names, None, (), _ignored(here.files, []), list(images.values()))
+    strays = _images(here)
     if not here.folders:
-        raise Unusable(_nothing(where, list(here.files)))
+        if not strays:
+            raise Unusable(_nothing(where, list(here.files)))
+        names = [joined(inside, name) for name in strays]
+        return Folder(place, names, None, (), _ignored(here.files, []), list(strays.values()))
     with ThreadPoolExecutor(AT_ONCE if place.remote else 1) as pool:
         within = list(pool.map(lambda name: place.entries(joined(inside, name)), here.folders))
     members = [_images(entries) for entries in within]
     everything = [*here.files, *(file for entries in within for file in entries.files)]
     deeper = [joined(name, sub) for name, entries in zip(here.folders, within) for sub in entries.folders]
-    if not all(members):
-        bare = [joined(inside, name) for name, member in zip(here.folders, members) if not member]
-        raise Unusable(_bare(place, where, here.folders, bare, everything, [joined(inside, d) for d in deeper]))
-    labels = np.repeat(np.arange(len(members)), [len(member) for member in members])  # [N] int64
-    names = [joined(inside, joined(name, file)) for name, member in zip(here.folders, members) for file in member]
-    sizes = [size for member in members for size in member.values()]
-    classes = tuple(shown(name) for name in here.folders)
-    return Folder(place, names, labels, classes, _ignored(everything, deeper), sizes)
+    bare = [joined(inside, name) for name, member in zip(here.folders, members) if not member]
+    told_bare = _bare(place, where, here.folders, bare, everything, [joined(inside, d) for d in deeper]) if bare else ""
+    groups = [*zip(here.folders, members), *[("", strays)] * bool(strays)]
+    labels = np.repeat(np.arange(len(groups)), [len(images) for _, images in groups])  # [N] int64
+    if not len(labels):
+        raise Unusable(told_bare)
+    names = [joined(inside, joined(name, file)) for name, images in groups for file in images]
+    sizes = [size for _, images in groups for size in images.values()]
+    classes = tuple(shown(name) or STRAY for name, _ in groups)
+    found = Folder(place, names, labels, classes, _ignored(everything, deeper), sizes)
+    if strays:
+        raise Odd(_stray(where, len(strays), here.folders), found)
+    if bare:
+        raise Odd(told_bare, found)
+    return found
 
 
 def joined(folder: str, name: str) -> str:
@@ -124,6 +128,13 @@ def _nothing(where: str, files: Sequence[str]) -> str:
         return f"data: {where} is empty (hidden files do not count): {wanted}"
     others = f"{extensions(files)} ({len(files):,} file{'s' * (len(files) != 1)})"
     return f"data: {where} holds no image, only {others}: {wanted}"
+
+
+def _stray(where: str, images: int, folders: Sequence[str]) -> str:
+    return (
+        f"data: {where} holds images ({images:,}) and folders ({len(folders):,}) side "
+        f"by side: move the images into a folder each class, or the folders ({_some(folders)}) away"
+    )
 
 
 def _bare(

@@ -16,6 +16,7 @@ from paragan.data.places import Here, Place, one_line, shown
 from paragan.data.sources.fetch import LARGEST, fetch
 from paragan.data.sources.listing import named
 from paragan.data.sources.npz import check_labels
+from paragan.data.sources.steady import Steady
 from paragan.errors import Unusable
 
 WANTED = "imgs (uint8 [N, C, H, W] or [N, H, W, C]), labels (integers [N], optional), classes (names [K], optional)"
@@ -40,6 +41,7 @@ class Hdf5:
 
     def __init__(
         self,
+        steady: Steady,
         place: Place,
         file: str,
         images: Any,
@@ -49,7 +51,7 @@ class Hdf5:
         notes: tuple[str, ...],
     ):
         self.place, self.file, self.where, self.near = place, file, place.at(file), not place.remote
-        self.images, self.first = images, first
+        self.steady, self.images, self.first = steady, images, first
         self.labels, self.classes, self.notes = labels, classes, notes
         self.shape = tuple(int(side) for side in images.shape)  # [N, C, H, W] if the channels come `first`
         self.start = _start(images, place.size(file))
@@ -64,6 +66,7 @@ class Hdf5:
         if self.sound is not None and not self.sound[index // self.images.chunks[0]]:
             raise DecodeError("the chunk of the file that holds it is damaged or missing")
         if self.start is None:
+            self.steady.check()  # HDF5 itself crashes on some files that were written over
             with self._lock:
                 try:
                     image = self.images[index]
@@ -73,6 +76,7 @@ class Hdf5:
             size = math.prod(self.shape[1:])
             data = fetch(self.place, self.file, self.start + index * size, size)
             image = np.frombuffer(data, np.uint8).reshape(self.shape[1:])
+        self.steady.check()
         return np.ascontiguousarray(image.transpose(1, 2, 0)) if self.first else image
 
     def name(self, index: int) -> str:
@@ -92,7 +96,7 @@ def hdf5(place: Place, name: str, *, labels: bool = True) -> Hdf5:
     """The set in the HDF5 file `name`. Nothing that it links to in other files is followed."""
     import h5py  # slow to import, and only needed here
 
-    where, opened = place.at(name), place.open(name)
+    where, steady, opened = place.at(name), Steady(place, name), place.open(name)
     how: Any = opened
     if isinstance(place, Here) and not place.remote:
         opened.close()  # it may be read: the rest is HDF5's, which is faster with a path
@@ -108,7 +112,7 @@ def hdf5(place: Place, name: str, *, labels: bool = True) -> Hdf5:
         notes = [f"ignored keys: {_some(others)}"] * bool(others)
         if images.chunks and images.chunks[0] > 1 and images.compression:
             notes += [f"compressed in chunks of {images.chunks[0]:,} images: each is unpacked for any of them"]
-        return Hdf5(place, name, images, first, numbers, named(numbers, names), tuple(notes))
+        return Hdf5(steady, place, name, images, first, numbers, named(numbers, names), tuple(notes))
     except Unusable:
         with contextlib.suppress(*_DAMAGE):
             file.close()

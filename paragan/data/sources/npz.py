@@ -23,6 +23,7 @@ from paragan.data.decode import ram_bytes
 from paragan.data.places import Here, Place, one_line, shown
 from paragan.data.sources.arrays import Arrays
 from paragan.data.sources.fetch import fetch
+from paragan.data.sources.steady import Steady
 from paragan.errors import Unusable
 
 WANTED = "images (uint8 [N, H, W, C] or [N, H, W]), labels (integers [N], optional), classes (names [K], optional)"
@@ -54,14 +55,16 @@ class _Head:
 class Mapped(Arrays):
     """Images mapped from a file. Single ones are read from it: touching a map whose file was cut ends the process."""
 
-    def __init__(self, place: Place, name: str, where: str, images: np.ndarray, *more: Any, **others: Any):
-        super().__init__(where, images, *more, **others)
-        self.place, self.file, self.start = place, name, images.offset  # pyright: ignore[reportAttributeAccessIssue]
+    def __init__(self, steady: Steady, place: Place, name: str, images: np.ndarray, *more: Any, **others: Any):
+        super().__init__(place.at(name), images, *more, **others)
+        self.steady, self.place, self.file, self.start = steady, place, name, images.offset  # pyright: ignore[reportAttributeAccessIssue]
 
     def read(self, index: int) -> np.ndarray:
         shape = self.whole.shape[1:]
         size = math.prod(shape)
-        return np.frombuffer(fetch(self.place, self.file, self.start + index * size, size), np.uint8).reshape(shape)
+        data = fetch(self.place, self.file, self.start + index * size, size)
+        self.steady.check()
+        return np.frombuffer(data, np.uint8).reshape(shape)
 
 
 def read_npz(place: Place, name: str, *, labels: bool = True) -> Arrays:
@@ -72,22 +75,23 @@ def read_npz(place: Place, name: str, *, labels: bool = True) -> Arrays:
     Raises `Unusable` for what is not an npz, is damaged, or holds keys, types, shapes or labels that do not
     fit; `OSError` if the file cannot be read.
     """
-    where = place.at(name)
+    where, steady = place.at(name), Steady(place, name)
     with _open(place, name) as archive:
         keys = _keys(archive, where)
         images, mark = _images(archive, where, place, name)
         if labels and "classes" in keys and "labels" not in keys:
             raise Unusable(f"data: {where} has classes but no labels: add labels, integers [{len(images)}]")
-        made = partial(Mapped, place, name) if isinstance(images, np.memmap) else Arrays
+        mapped = isinstance(images, np.memmap)
+        made = partial(Mapped, steady, place, name) if mapped else partial(Arrays, where)
         others = _others(keys)
         notes = (f"ignored keys: {_some(others)}",) * bool(others)
         if not labels or "labels" not in keys:
-            return made(where, images, notes=notes, mark=mark)
+            return made(images, notes=notes, mark=mark)
         names = _classes(archive, where) if "classes" in keys else None
         numbers = _labels(archive, where, len(images))
         check_labels(numbers, where, None if names is None else len(names))
         classes = names or tuple(str(label) for label in range(int(numbers.max()) + 1))
-        return made(where, images, numbers.astype(np.int64), classes, notes, mark)
+        return made(images, numbers.astype(np.int64), classes, notes, mark)
 
 
 def check_labels(labels: np.ndarray, name: str, classes: int | None) -> None:
@@ -113,6 +117,8 @@ def check_labels(labels: np.ndarray, name: str, classes: int | None) -> None:
 
 def _keys(archive: zipfile.ZipFile, name: str) -> list[str]:
     keys = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
+    if "images" not in keys and {"mu", "sigma"} <= {*keys}:
+        raise Unusable(f"data: {name} holds moments of images (mu, sigma; see `paragan data stats`): give the images")
     if "images" not in keys:
         raise Unusable(f"data: {name} has no images; found {_some(keys)}; wanted {WANTED}")
     for wanted in ("labels", "classes"):

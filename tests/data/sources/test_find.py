@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
-from paragan.data import far
+from paragan.data.far import far
 from paragan.data.find import find
 from sets import Far, pictures, pixels, png, refusal
 

@@ -27,7 +27,7 @@ class Look:
     form   : JPEG, PNG, WEBP, BMP, or "pixels" for what is no file
     mode   : its colours, in words: "grey", "RGB", "palette", "CMYK", "grey, 16 bit", ...
     grey   : as training sees it
-    turned : by EXIF;  clear: some transparency may be in it;  flat: next to constant
+    turned : by EXIF;  clear: a pixel is not opaque;  flat: next to constant
     nbytes : as it lies there
     digest : 16 bytes, the same for the same decoded pixels
     """
@@ -71,11 +71,20 @@ def look(record: Record) -> Look:
         mode=_mode(record),
         grey=about.grey,
         turned=turned(record),
-        clear=about.clear,
+        clear=about.clear and _clear(record),
         flat=max(ImageStat.Stat(image).stddev) < _FLAT,
         nbytes=record.nbytes if isinstance(record, np.ndarray) else len(record),
         digest=digest.digest(),
     )
+
+
+def _clear(record: Record) -> bool:
+    """Whether a pixel is not opaque. (Grey of 16 bits is always opaque: what its file says of transparency is not
+    applied.)"""
+    if isinstance(record, np.ndarray):
+        return False
+    with opened(record) as image:
+        return not image.mode.startswith("I") and image.convert("RGBA").getchannel("A").getextrema() != (255, 255)
 
 
 def _mode(record: Record) -> str:

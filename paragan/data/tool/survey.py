@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from paragan.data.decode import Fault
-from paragan.data.flow import Tell, flow
+from paragan.data.decode import DecodeError, Fault
 from paragan.data.images import HELD, choose_resolution, looked_at, told_classes
-from paragan.data.look import look
 from paragan.data.source import Source
+from paragan.data.tool.flow import Tell, flow
+from paragan.data.tool.look import Look, form_of, look
 from paragan.errors import Unusable
 
 BAD_SHARE = 0.01  # more than this, and training refuses the set unless told otherwise
+
+UNREAD = "unreadable"  # the format of what cannot even be read
 
 _SHOWN = 10  # bad images on a screen
 
@@ -26,8 +28,9 @@ class Survey:
     """What was found.
 
     sizes  : [N, 2] int32 width, height, upright; 0 where bad
-    forms, modes : how many images of which format and colours
-    turned, clear : how many are turned by EXIF, how many may have transparency
+    forms, bad_forms : how many files of which format, and how many of them are bad
+    modes  : how many good images of which colours
+    turned, clear : how many are turned by EXIF, how many have a pixel that is not opaque
     flat   : [N] bool, next to constant
     copies : groups of indices of equal pixels, each of two or more
     bad    : index -> reason
@@ -38,6 +41,7 @@ class Survey:
     source: Source
     sizes: np.ndarray
     forms: Counter[str]
+    bad_forms: Counter[str]
     modes: Counter[str]
     turned: int
     clear: int
@@ -73,7 +77,7 @@ class Survey:
         good = self.good
         rows = [
             ("images", f"{len(self.source):,}, {_bytes(self.nbytes)} ({_bytes(self.nbytes / len(good))} an image)"),
-            ("formats", _counts(self.forms)),
+            ("formats", self._told_forms()),
             ("colours", _counts(self.modes)),
             ("sizes", _told_sizes(self.sizes[good])),
             ("EXIF", f"{self.turned:,} turned upright" if self.turned else ""),
@@ -97,6 +101,7 @@ class Survey:
             "images": len(self.source),
             "bytes": self.nbytes,
             "formats": dict(self.forms),
+            "bad_formats": dict(self.bad_forms),
             "colours": dict(self.modes),
             "sizes": [[*size, count] for size, count in zip(sizes.tolist(), counts.tolist())],
             "turned": self.turned,
@@ -116,6 +121,10 @@ class Survey:
             "notes": list(self.source.notes),
             "bad": [{"name": name(index), "reason": reason} for index, reason in self.bad.items()],
         }
+
+    def _told_forms(self) -> str:
+        bad = {name: f" ({count:,} bad)" for name, count in self.bad_forms.items()}
+        return ", ".join(f"{name} {count:,}{bad.get(name, '')}" for name, count in self.forms.most_common())
 
     def _told_copies(self) -> str:
         if not self.copies:
@@ -161,17 +170,19 @@ def survey(source: Source, *, resolution: int | None = None, tell: Tell | None =
     count = len(source)
     sizes, flat, grey = np.zeros((count, 2), np.int32), np.zeros(count, bool), np.zeros(count, bool)
     digests = np.zeros(count, "S16")
-    forms, modes = Counter[str](), Counter[str]()
+    forms, bad_forms, modes = Counter[str](), Counter[str](), Counter[str]()
     turned = clear = nbytes = 0
     bad: dict[int, str] = {}
-    looks = flow(count, lambda index: look(source.read(index)), near=source.near, tell=tell)
-    for index, found in enumerate(looks):
-        if isinstance(found, Fault):
-            bad[index] = found.reason
+    looks = flow(count, lambda index: _look(source, index), near=source.near, tell=tell)
+    for index, result in enumerate(looks):
+        form, found = (UNREAD, result.reason) if isinstance(result, Fault) else result
+        forms[form] += 1
+        if isinstance(found, str):
+            bad[index] = found
+            bad_forms[form] += 1
             continue
         sizes[index] = found.width, found.height
         flat[index], grey[index], digests[index] = found.flat, found.grey, found.digest
-        forms[found.form] += 1
         modes[found.mode] += 1
         turned, clear, nbytes = turned + found.turned, clear + found.clear, nbytes + found.nbytes
     good = sizes[:, 0] > 0
@@ -183,6 +194,7 @@ def survey(source: Source, *, resolution: int | None = None, tell: Tell | None =
         source=source,
         sizes=sizes,
         forms=forms,
+        bad_forms=bad_forms,
         modes=modes,
         turned=turned,
         clear=clear,
@@ -193,6 +205,15 @@ def survey(source: Source, *, resolution: int | None = None, tell: Tell | None =
         resolution=resolution or choose_resolution(sizes[asked]),
         channels=1 if grey[asked].all() else 3,
     )
+
+
+def _look(source: Source, index: int) -> tuple[str, Look | str]:
+    """The format of an image, and what it is, or why it is bad. Raises `DecodeError` where it cannot be read."""
+    record = source.read(index)
+    try:
+        return form_of(record), look(record)
+    except DecodeError as error:
+        return form_of(record), str(error)
 
 
 def _copies(digests: np.ndarray, good: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -11,12 +11,14 @@ from typing import Any
 import fsspec
 from fsspec.registry import known_implementations
 
-from paragan.data.ask import Again, Answer, Facts, Gone, Refused
-from paragan.data.http import PART
-from paragan.data.loop import in_thread, on_loop
+from paragan.data.far.ask import Again, Answer, Facts, Gone, Refused
+from paragan.data.far.http import PART
+from paragan.data.far.loop import in_thread, on_loop
 from paragan.data.places import Entries
 
 _VERSION = ("ETag", "etag", "LastModified", "mtime", "modified", "updated", "created")
+_S3 = ("s3", "s3a")
+_NEEDS_S3FS = "s3:// needs a package: pip install 'paragan[s3]'"
 _KEYS = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), or for a public bucket FSSPEC_S3_ANON=true, "
     "and check the bucket's name and AWS_ENDPOINT_URL"
@@ -32,7 +34,7 @@ class Other:
         self._root = ""
         self._opening, self._one = threading.Lock(), threading.Lock()
         self._settings: dict[str, Any] = {"use_listings_cache": False}
-        if self.protocol in ("s3", "s3a"):  # asking again is ours
+        if self.protocol in _S3:  # asking again is ours
             quick = {"connect_timeout": timeout_s, "read_timeout": timeout_s, "retries": {"max_attempts": 0}}
             self._settings |= {"config_kwargs": {**quick, "max_pool_connections": 100}}
         try:
@@ -41,20 +43,24 @@ class Other:
             raise Refused(f"{self.protocol}:// is not known: use http://, https:// or s3://") from None
         except ImportError:
             hint = known_implementations.get(self.protocol, {}).get("err", "install what it needs")
-            raise Refused(_S3 if self.protocol in ("s3", "s3a") else f"it needs a package: {hint}") from None
+            raise Refused(_NEEDS_S3FS if self.protocol in _S3 else f"it needs a package: {hint}") from None
 
     def fetch(self, name: str, start: int, end: int | None, timeout_s: float) -> Answer:
-        stop = start + PART if end is None else end
+        stop, size, version = start + PART if end is None else end, None, ""
         try:
-            data = self._ask("cat_file", name, timeout_s, start=start, end=stop)
+            if self.protocol in _S3:
+                data, size, version = self._ask(_ranged, name, timeout_s, start=start, end=stop)
+            else:
+                data = self._ask("cat_file", name, timeout_s, start=start, end=stop)
         except _Beyond:
             data = b""
         if len(data) > stop - start:
             raise Refused("it ignores byte ranges and sends whole files: copy them here first")
-        size = self.look(name, timeout_s).size if len(data) < stop - start else None
+        if size is None and len(data) < stop - start:
+            size = self.look(name, timeout_s).size
         if size is not None and start + len(data) < min(size, stop):
             raise Again(f"{len(data):,} bytes came of the {stop - start:,} that were asked for")
-        return Answer(data, Facts(size))
+        return Answer(data, Facts(size, version))
 
     def look(self, name: str, timeout_s: float) -> Facts:
         return _facts(self._ask("info", name, timeout_s))
@@ -83,15 +89,18 @@ class Other:
         with self._opening:
             if self._files is None:
                 files, self._root = fsspec.url_to_fs(self.base, **self._settings)
-                if self.protocol in ("s3", "s3a"):
+                if self.protocol in _S3:
                     files.retries = 1
                 self._files = files
             return self._files
 
-    def _ask(self, what: str, name: str, timeout_s: float, **how: Any) -> Any:
+    def _ask(self, what: str | Callable[..., Any], name: str, timeout_s: float, **how: Any) -> Any:
+        """What a method of the protocol returns, or a coroutine that is given its files."""
         try:
             files = self._files or in_thread(self._open, timeout_s)
             path = self._path(name)
+            if not isinstance(what, str):
+                return on_loop(what(files, path, **how), timeout_s)
             if files.async_impl:
                 return on_loop(getattr(files, f"_{what}")(path, **how), timeout_s)
             return in_thread(self._alone(lambda: getattr(files, what)(path, **how)), timeout_s)
@@ -112,7 +121,17 @@ class _Beyond(Exception):
     """The range begins where the file has ended."""
 
 
-_S3 = "s3:// needs a package: pip install 'paragan[s3]'"
+async def _ranged(files: Any, path: str, start: int, end: int) -> tuple[bytes, int | None, str]:
+    """Bytes of an object, its size, and the version they are of, which `cat_file` of s3fs would not tell."""
+    bucket, key, version = files.split_path(path)
+    which = {"VersionId": version} if version else {}
+    answer = await files._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", **which)
+    try:
+        data = await answer["Body"].read()
+    finally:
+        answer["Body"].close()
+    size = answer.get("ContentRange", "").rpartition("/")[2]
+    return data, int(size) if size.isdigit() else None, answer.get("ETag", "")
 
 
 def _facts(told: dict[str, Any]) -> Facts:
@@ -123,7 +142,7 @@ def _facts(told: dict[str, Any]) -> Facts:
 def _meaning(error: Exception, protocol: str) -> Exception:
     """What an exception of fsspec, or of what it stands on, means for us."""
     kind, text = type(error).__name__, " ".join(str(error).split())[:200]
-    keys = _KEYS if protocol in ("s3", "s3a") else "check the credentials"
+    keys = _KEYS if protocol in _S3 else "check the credentials"
     if isinstance(error, FileNotFoundError):
         code = getattr(error.__cause__, "response", {}).get("Error", {}).get("Code")
         return Refused(f"there is no such bucket: {keys}") if code == "NoSuchBucket" else Gone("404")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paragan.data.look import SUFFIXES, form_of
 from paragan.data.source import Record
+from paragan.data.tool.look import SUFFIXES, form_of
 
 CLASSES = "classes.json"
 

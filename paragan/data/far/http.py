@@ -15,8 +15,8 @@ import aiohttp
 import fsspec
 from yarl import URL
 
-from paragan.data.ask import Again, Answer, Facts, Gone, Refused
-from paragan.data.loop import on_loop
+from paragan.data.far.ask import Again, Answer, Facts, Gone, Refused
+from paragan.data.far.loop import on_loop
 from paragan.data.places import Entries
 
 PART = 2 * 2**20  # bytes of a file whose length is not known, to begin with
@@ -187,7 +187,7 @@ def _after_s(wish: str) -> float:
 
 
 def _version(answer: aiohttp.ClientResponse) -> str:
-    return answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+    return answer.headers.get("ETag", "").removeprefix("W/") or answer.headers.get("Last-Modified") or ""
 
 
 def _extent(answer: aiohttp.ClientResponse) -> tuple[int | None, int | None, int | None]:

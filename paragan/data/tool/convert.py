@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from contextlib import closing
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,12 +16,13 @@ from PIL import Image
 from paragan.data.aside import aside, refuse_existing
 from paragan.data.bad import Bad
 from paragan.data.decode import Fault, fit, header, picture, place
-from paragan.data.flow import Tell, flow
 from paragan.data.images import choose_resolution, glance
-from paragan.data.look import form_of, turned
+from paragan.data.places import one_line
 from paragan.data.source import Record, Source
-from paragan.data.writers import Form, Whole
-from paragan.errors import Unusable
+from paragan.data.tool.flow import Tell, flow
+from paragan.data.tool.look import form_of, turned
+from paragan.data.tool.writers import Form, Whole
+from paragan.errors import Failed, Unusable
 from paragan.rng import shuffled
 
 
@@ -88,7 +90,7 @@ def convert(
     whole = Whole(len(rows), labels, source.classes if labels is not None else (), shape)
     _refuse_empty(form, whole)
     work = _packing(source, wanted) if shape is None else _placing(source, shape)
-    with aside(out) as hidden:
+    with _writing(out), aside(out) as hidden:
         writer = form.make(hidden, whole)
         try:
             with closing(flow(len(rows), lambda i: work(int(rows[i])), near=source.near, tell=tell)) as records:
@@ -103,6 +105,15 @@ def convert(
         if bad.reasons:
             _list(bad, out)
     return Converted(len(rows), shape, bad, _notes(form, whole))
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else one_line(error)
+        raise Failed(f"{out} cannot be written: {reason}: make room, or name another place") from None
 
 
 def packed(record: Record, wanted: Wanted) -> bytes:

@@ -12,13 +12,13 @@ from urllib.parse import unquote
 
 from fsspec.caching import BlockCache
 
-from paragan.data.ask import Facts, Refused, Server, ask
-from paragan.data.cache import Cache
 from paragan.data.decode import FORMATS, DecodeError
-from paragan.data.http import PART, Http
-from paragan.data.other import Other
+from paragan.data.far.ask import Facts, Refused, Server, ask
+from paragan.data.far.cache import Cache
+from paragan.data.far.http import PART, Http
+from paragan.data.far.other import Other
 from paragan.data.places import Entries, Place, Reach, masked, shown
-from paragan.errors import Unusable
+from paragan.errors import Failed, Unusable
 
 UNKNOWN_S = 20.0  # patience with a server that never answered
 BLOCK = 2**20  # bytes that an open file asks for at once
@@ -48,6 +48,9 @@ def far_place(where: str, reach: Reach) -> tuple[Place, str]:
 class Far:
     """A folder of a server. What was read comes from `cache` afterwards, if there is one.
 
+    A file stays what it was when it was first met: where an answer is of another version, `DecodeError` is raised if it
+    is read whole, and `Failed` if ranges of it are, which would not fit together.
+
     base : its address;  query : what stands behind each address there, such as a signature
     """
 
@@ -57,6 +60,7 @@ class Far:
         self.base, self.reach = base.rstrip("/") if not base.endswith("://") else base, reach
         self.where = masked(shown(self.base))
         self.facts: dict[str, Facts] = {}  # by name, as far as asked
+        self._first: dict[str, Facts] = {}  # by name, of what was fetched: when it was first met
         http = base.lower().startswith(("http://", "https://"))
         try:
             self.server: Server = Http(self.base, query) if http else Other(self.base, reach.timeout_s)
@@ -88,18 +92,15 @@ class Far:
             return b""
         told = Facts(None) if self.cache is None else self._look(name)
         if self.cache is None or told.size is None:
-            return self._fetch(name, start, size)[0]
+            return self._fetch(name, start, size)
         end = told.size if size is None else start + size
         if end > told.size:
             raise _short(told.size, end)
         key = self.cache.key(name, told.version, told.size, start, end)
         data = self.cache.get(key)
         if data is None:
-            data, now = self._fetch(name, start, end - start)
-            if now == told.version or not now:
-                self.cache.put(key, data)
-            else:  # replaced meanwhile
-                self.facts.pop(name, None)
+            data = self._fetch(name, start, end - start, whole=size is None)
+            self.cache.put(key, data)
         return data
 
     def open(self, name: str) -> BinaryIO:
@@ -117,14 +118,15 @@ class Far:
             self.facts[name] = self._ask(lambda s: self.server.look(name, s), self.at(name))
         return self.facts[name]
 
-    def _fetch(self, name: str, start: int, size: int | None) -> tuple[bytes, str]:
-        """From the server, in parts that can come in time; and the version this is of."""
-        parts, version = list[bytes](), ""
+    def _fetch(self, name: str, start: int, size: int | None, whole: bool = False) -> bytes:
+        """From the server, in parts that can come in time, all of the version that was first met."""
+        parts, whole = list[bytes](), whole or size is None
         if size is None:
             if start:
-                return self._fetch(name, start, self.size(name) - start)
+                return self._fetch(name, start, self.size(name) - start, whole)
             first = self._ask(lambda s: self.server.fetch(name, 0, None, s), self.at(name))
-            parts, version = [first.data], first.facts.version
+            self._check(name, first.facts, whole)
+            parts = [first.data]
             total = first.facts.size if first.facts.size is not None else len(first.data)
             if len(first.data) == PART and first.facts.size is None:
                 total = self.size(name)
@@ -132,10 +134,21 @@ class Far:
         for begin in range(start, start + size, PART):
             end = min(begin + PART, start + size)
             answer = self._ask(lambda s, b=begin, e=end: self.server.fetch(name, b, e, s), self.at(name))
+            self._check(name, answer.facts, whole)
             if len(answer.data) != end - begin:
                 raise _short(begin + len(answer.data) if answer.facts.size is None else answer.facts.size, start + size)
-            parts, version = [*parts, answer.data], answer.facts.version
-        return b"".join(parts) if len(parts) != 1 else parts[0], version
+            parts.append(answer.data)
+        return b"".join(parts) if len(parts) != 1 else parts[0]
+
+    def _check(self, name: str, now: Facts, whole: bool) -> None:
+        """Raise where an answer is of another version of a file than the first."""
+        first = self._first.setdefault(name, self.facts.get(name, now))
+        for was, new in ((first.version or None, now.version or None), (first.size, now.size)):
+            if None not in (was, new) and was != new:
+                what = f"was replaced on its server while it was used (version or size was {was}, now {new})"
+                raise DecodeError(what) if whole else Failed(masked(f"data: {self.at(name)} {what}"))
+        if (not first.version and now.version) or (first.size is None and now.size is not None):
+            self._first[name] = Facts(now.size if first.size is None else first.size, first.version or now.version)
 
 
 def _short(there: int, wanted: int) -> DecodeError:

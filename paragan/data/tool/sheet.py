@@ -8,7 +8,7 @@ from PIL import Image
 from paragan.data.decode import DecodeError, place
 from paragan.data.grid import grid, readable
 from paragan.data.source import Source
-from paragan.data.survey import Survey
+from paragan.data.tool.survey import Survey
 from paragan.errors import Unusable
 
 _COLUMNS, _ROWS = 8, 32  # images a class, classes

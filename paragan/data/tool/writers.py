@@ -12,10 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from paragan.data.class_names import folder_names
-from paragan.data.look import SUFFIXES, form_of
-from paragan.data.shards import Shards
 from paragan.data.source import Record
+from paragan.data.tool.class_names import folder_names
+from paragan.data.tool.look import SUFFIXES, form_of
+from paragan.data.tool.shards import Shards
 from paragan.errors import Unusable
 
 FORMS_SHOWN = "a folder (a name without extension), .npz, .zip, .h5, or --to tars"
@@ -95,10 +95,10 @@ class ZipWriter:
 
     def close(self) -> None:
         labels = None if self.whole.labels is None else list(zip(self.names, self.whole.labels.tolist()))
-        self._json("dataset.json", {"labels": labels})
-        if labels:
-            self._json("classes.json", list(self.whole.classes))
-        self.archive.close()
+        with self.archive:
+            self._json("dataset.json", {"labels": labels})
+            if labels:
+                self._json("classes.json", list(self.whole.classes))
 
     def _json(self, name: str, what: object) -> None:
         self.archive.writestr(zipfile.ZipInfo(name, _DATE), json.dumps(what))
@@ -120,11 +120,11 @@ class NpzWriter:
         self.images.write(record.tobytes())
 
     def close(self) -> None:
-        self.images.close()
-        if self.whole.labels is not None:
-            self._array("labels", self.whole.labels)
-            self._array("classes", np.array(self.whole.classes, dtype=str))
-        self.archive.close()
+        with self.archive:
+            self.images.close()
+            if self.whole.labels is not None:
+                self._array("labels", self.whole.labels)
+                self._array("classes", np.array(self.whole.classes, dtype=str))
 
     def _array(self, name: str, array: np.ndarray) -> None:
         data = io.BytesIO()

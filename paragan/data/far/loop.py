@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from fsspec.asyn import get_loop
 
-from paragan.data.ask import Again
+from paragan.data.far.ask import Again
 
 T = TypeVar("T")
 
