@@ -161,8 +161,10 @@ def test_a_decoder_that_is_killed_is_replaced(sets):
 
 
 def _children() -> list[int]:
+    """The processes that decode for this one."""
     found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return [int(pid) for path in found for pid in path.read_text().split()]
+    pids = [pid for path in found for pid in path.read_text().split()]
+    return [int(pid) for pid in pids if b"paragan.data.decoder" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def test_the_tuner_turns_to_processes_where_small_near_images_are_waited_for():
