@@ -23,8 +23,10 @@ from typing import Any
 from unittest import mock
 
 PRELOADED = [
-    "sklearn.datasets",
+    "matplotlib.backends.backend_svg",
+    "torch._dynamo",  # by every optimizer
     "torch.utils.tensorboard.writer",
+    "torchmetrics.image.fid",
     "paragan.cli",
     "paragan.eval.scores",
     "paragan.recipes",
