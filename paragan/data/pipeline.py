@@ -359,9 +359,10 @@ class Pipeline:
         if not self._largest:
             return self._under_way < BLIND
         pixels = sum(batch.out.nbytes for batch in tuple(self._ahead))
-        if pixels + self._encoded + (self._under_way + 1) * self._largest <= self.cap:
+        coming = self._encoded + (self._under_way + 1) * self._largest
+        if pixels + coming <= self.cap:
             return True
-        return not self._undecoded and self._under_way < CHUNK
+        return not self._undecoded and (coming <= CHUNK * self._largest or not self._under_way)
 
     def _decode(self) -> None:
         while not self._closed:
