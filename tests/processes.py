@@ -210,8 +210,10 @@ def free_port() -> int:
 
 def steps(folder: Path) -> list[int]:
     """The steps in stats.jsonl, but for a line that is being written."""
-    path = folder / "stats.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    try:
+        lines = (folder / "stats.jsonl").read_text().splitlines(keepends=True)
+    except FileNotFoundError:  # not yet; or the folder of a label has just got its name
+        return []
     return [int(json.loads(line)["Progress/step"]) for line in lines if line.endswith("\n")]
 
 
