@@ -7,7 +7,7 @@ train: .venv/installed
 	$(BIN)/paragan train digits
 
 test: .venv/installed check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: .venv/installed
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -14,9 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # `import ranks, toy` from any t
 
 import ranks
 import toy
-from processes import LONG, Processes, train, trained
+from processes import LONG, Processes, quicken, train, trained
+
+KILLS = ("test_survive.py", "test_kill.py", "test_label_kills.py")
+LONG_ONES = ("test_contracts.py", "test_per_label.py", "test_fuzz.py", "test_resume.py", "test_dposg.py")
 
 torch.set_num_threads(1)
+quicken()
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="paragan-tests-")
 cloudpickle.register_pickle_by_value(toy)
 
@@ -63,8 +68,25 @@ def _by_value(request: pytest.FixtureRequest) -> None:
     cloudpickle.register_pickle_by_value(request.module)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One worker has all of a file, for its fixtures, and all that kill, which would starve each other."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return "kills" if file.endswith(KILLS) else file
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest come first, so that workers end together."""
+    order = (*KILLS, *LONG_ONES)
+    items.sort(key=lambda item: order.index(item.path.name) if item.path.name in order else len(order))
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -19,9 +19,11 @@ def _work(connection: Any) -> None:
     import torch
 
     from paragan.comm.world import Place, World
+    from processes import quicken
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
+    quicken()
     while (task := connection.recv()) is not None:
         rank, size, port, call = task
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

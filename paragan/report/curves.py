@@ -1,21 +1,22 @@
 """Curves over kimg, as SVG that lives inside a page and takes its colours and its font."""
 
+from __future__ import annotations
+
 import io
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import matplotlib
 import numpy as np
 from markupsafe import Markup, escape
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from paragan.report import words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 POINTS = 500  # a line shows at most
 COLOURS = {  # what matplotlib draws with -> the page's CSS variable, which knows light, dark and print
@@ -86,6 +87,10 @@ def limits(values: NDArray[np.float64], floor: float = math.inf) -> tuple[float,
 
 
 def _svg(title: str, lines: Sequence[Line], height: tuple[float, float]) -> Markup:
+    import matplotlib  # half a second, in which every rank would begin later
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
     ink, rule = _DRAWN_AS["ink-soft"], _DRAWN_AS["rule"]
     salt = title  # ids differ between the charts of a page, and never between two writings
     with matplotlib.rc_context(
@@ -130,6 +135,8 @@ def _draw(axes: Axes, line: Line) -> None:
 
 
 def _dress(axes: Axes) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
     axes.patch.set_visible(False)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.grid(axis="y", color=_DRAWN_AS["rule"], linewidth=0.6)
