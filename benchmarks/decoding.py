@@ -22,8 +22,8 @@ from loaders import BATCH, Feed
 from shards import Files, Shards
 from timing import Times, interleave
 
-CORES, CHUNK, WARM_UP, SETTLE_S, TUNE_S = 2, 32, 8, 0.5, 2.0  # WARM_UP: batches, more than any contestant has ready
-FIXED = {"workers": CORES, "depth": 6}  # fewer batches ahead than are taken to warm up
+CORES, CHUNK, WARM_UP, SETTLE_S, TUNE_S = 2, 32, 8, 0.5, 4.0  # WARM_UP: batches, more than any contestant has ready
+FIXED = {"depth": 6}  # fewer batches ahead than are taken to warm up
 FLOAT: dict[str, Callable[[str, Shards], Feed]] = {
     "ours": lambda where, shards: loaders.ours(where, shards, **FIXED),
     "dataloader": loaders.dataloader,

@@ -38,8 +38,9 @@ from paragan.data.tuner import WINDOW_S, Hands, Tuning, Window, readers, tune
 from paragan.errors import Failed, Unusable
 
 Count = Annotated[int, Field(ge=0)]
-CHUNK = 32  # images that one thread decodes at a time
-STRETCH = 2**20  # bytes of near records that it reads before it decodes them
+CHUNK = 32  # far images that one thread decodes at a time
+SMALL_CHUNK = 64  # near ones that fit STRETCH
+STRETCH = 2**20  # bytes of pixels of such a chunk; of near records that are read before they are decoded
 MOST_FETCHES = 128
 DEEPEST = 1024
 BLIND = 4  # requests at once before the size of any image is known
@@ -126,6 +127,8 @@ class Pipeline:
         self.images, self.plan = images, plan
         self.near, self.cap = images.source.near, int(feed.memory_gb * 2**30)
         self._plain, self._packed = images.plain, False  # packed: records are encoded images
+        small = self.near and SMALL_CHUNK * images.resolution**2 * images.channels <= STRETCH
+        self._together = SMALL_CHUNK if small else CHUNK
         self._next = next(plan)
         need = (SPARE + 3) * self._pixels(self._next)  # two ahead, one that the step has
         if need > self.cap:
@@ -260,13 +263,13 @@ class Pipeline:
         return self.ahead_bytes() + coming + (SPARE + 2) * self._pixels(self._next) <= self.cap
 
     def _deal(self, batch: _Batch) -> None:
-        starts = range(0, batch.left, CHUNK)
+        starts = range(0, batch.left, self._together)
         if self.near:
             for start in starts:
                 self._chunks.put((batch.number, start, batch))
             return
         batch.records = [None] * batch.left
-        batch.missing = [min(CHUNK, batch.left - start) for start in starts]
+        batch.missing = [min(self._together, batch.left - start) for start in starts]
         with self._lock:
             self._to_fetch += batch.left
         for row in range(batch.left):
@@ -304,7 +307,8 @@ class Pipeline:
         if len(self._ahead) + 1 < before.depth:  # there is no room for as many
             most = replace(most, depth=min(most.depth, before.depth))
         if self.near:
-            most = replace(most, workers=min(most.workers, max(self._least.workers, readers(self._cores, self.last))))
+            busy = readers(self._cores, self.last) + before.apart  # one more, while others are on their way
+            most = replace(most, workers=min(most.workers, max(self._least.workers, busy)))
         self.tuning = tune(self.tuning, self.last, most, self._least)
         if self.tuning.why:
             self.changes.append(self._change(before))
@@ -335,7 +339,7 @@ class Pipeline:
                 continue
             took, size = time.perf_counter() - start, _size(got)
             batch.records[row] = got
-            at = row // CHUNK
+            at = row // self._together
             with self._lock:
                 self.watch.fetches.append(took)
                 self._encoded += size
@@ -348,7 +352,7 @@ class Pipeline:
                 complete = not batch.missing[at]
                 self._undecoded += complete
             if complete:
-                self._chunks.put((batch.number, at * CHUNK, batch))
+                self._chunks.put((batch.number, at * self._together, batch))
 
     def _await_room(self) -> tuple[_Batch, int] | None:
         """What to fetch next, once there is room for it; None: go.
@@ -381,7 +385,7 @@ class Pipeline:
                 _, start, batch = self._chunks.get()
                 if batch is None:
                     return
-                rows = range(start, min(start + CHUNK, len(batch.out)))
+                rows = range(start, min(start + self._together, len(batch.out)))
                 try:
                     spent, size = self._chunk(batch, rows, decoder if self.tuning.hands.apart else None)
                 except Exception as error:
@@ -393,7 +397,7 @@ class Pipeline:
                     self.watch.decode_s += spent.cpu_s
                     self.watch.decoded += len(rows)
                     self.watch.fetches += spent.read_s
-                    self._encoded -= 0 if self.near else size
+                    self._encoded -= size
                     self._moved = time.monotonic()
                     batch.left -= len(rows)
                     self._undecoded -= not self.near
@@ -402,21 +406,21 @@ class Pipeline:
                         self._done.notify_all()
 
     def _chunk(self, batch: _Batch, rows: range, decoder: Decoder | None) -> tuple[Spent, int]:
-        """Images of a batch to their places; what they took, and the bytes they were encoded in."""
+        """Images of a batch to their places; what they took, and the bytes that far ones were encoded in."""
         all_of, size = Spent(), 0
         for some, gots in self._stretches(batch, rows, decoder, all_of.read_s):
-            size += sum(map(_size, gots))
+            size += 0 if self.near else sum(map(_size, gots))
             where, mirrored = slice(some.start, some.stop), batch.order.flip
             flips = [False] * len(some) if mirrored is None else mirrored[where].tolist()
             out = batch.out[where]
             reasons, spent = (
                 decoder.decode(gots, flips, batch.piece, some.start) if decoder else decoded(gots, flips, out)
             )
-            for row, reason, flip, one in zip(some, reasons, flips, out):
+            for at, reason in enumerate(reasons):
                 if reason is not None:
-                    self.images.stand_in(int(batch.order.index[row]), reason, one)
-                    if flip:
-                        mirror(one)
+                    self.images.stand_in(int(batch.order.index[some[at]]), reason, out[at])
+                    if flips[at]:
+                        mirror(out[at])
             all_of.cpu_s += spent.cpu_s
             all_of.read_s += spent.read_s
         return all_of, size

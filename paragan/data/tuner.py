@@ -26,7 +26,7 @@ WAITING = 0.01  # share of a window that the step may wait
 RESERVE_S = 2.0  # of batches ahead of a step that is fed from afar
 SPARE = 1.5  # more than Little's law asks for: latencies have a tail
 NOTHING_S = 0.001  # a latency that nobody has to wait for
-BRIEF_S = 0.0002  # an image that is decoded in less has threads wait for the interpreter's lock
+BRIEF_S = 0.0001  # an image that is decoded in less has threads wait for the interpreter's lock
 COOL, COOLEST = 40, 1200  # windows without trouble before something is released
 
 

@@ -27,20 +27,26 @@ def fetch(place: Place, name: str, start: int = 0, size: int | None = None, chec
     """
     if size is not None and size > LARGEST:
         raise DecodeError(f"takes {size:,} bytes, more than any image ({LARGEST:,})")
-    data = _read(place, name, start, size)
+    try:
+        data = place.read(name, start, size)
+    except OSError as error:
+        data = _again(place, name, start, size, error)
     if checksum is not None and crc32(data) != checksum:
         raise DecodeError("its checksum in the index is another: it was damaged")
     return data
 
 
-def _read(place: Place, name: str, start: int, size: int | None) -> bytes:
-    for pause_s in (*PAUSES_S, 0.0):
+def _again(place: Place, name: str, start: int, size: int | None, error: OSError) -> bytes:
+    for pause_s in PAUSES_S:
+        if error.errno not in TROUBLE:
+            break
+        time.sleep(pause_s)
         try:
             return place.read(name, start, size)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            if error.errno not in TROUBLE:
-                raise DecodeError(reason) from None
-        time.sleep(pause_s)
+        except OSError as another:
+            error = another
+    reason = error.strerror or str(error)
+    if error.errno not in TROUBLE:
+        raise DecodeError(reason) from None
     remedy = "see to this machine's open files (`ulimit -n`), memory, disk and mounts"
     raise Failed(f"data: {place.at(name)} cannot be read: {reason} (tried {len(PAUSES_S) + 1} times): {remedy}")
