@@ -1,7 +1,7 @@
-"""Data that arrives in time: the figures of docs/pipeline.md, on a machine of two cores that does nothing else.
+"""Data that arrives in time: the figures of docs/data.md, on a machine of two cores that does nothing else.
 
-    python benchmarks/pipeline.py congestion --images NPZ [--seconds 90]     about 25 minutes
-    python benchmarks/pipeline.py decode     --images NPZ                    about 3 minutes
+    python benchmarks/pipeline.py congestion --images NPZ [--seconds 90]     about 35 minutes
+    python benchmarks/pipeline.py decode     --images NPZ                    about 5 minutes
     python benchmarks/pipeline.py plot                                       docs/figures/pipeline.svg, and tables
 
 congestion : how long a training step waits, when nginx serves JPEG shards over a network that is congested in bursts

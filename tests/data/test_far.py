@@ -1,5 +1,6 @@
 """Files behind addresses: real servers, planted faults, and one clear line where patience ends."""
 
+import asyncio
 import io
 import os
 import random
@@ -20,9 +21,10 @@ import servers
 from paragan.data.decode import DecodeError
 from paragan.data.far import far as fars
 from paragan.data.far import http
-from paragan.data.far.ask import FIRST_S, LONGEST_S, pause_s
+from paragan.data.far.ask import FIRST_S, LONGEST_S, Again, pause_s
 from paragan.data.far.far import Far, far_place
 from paragan.data.far.http import listed
+from paragan.data.far.loop import on_loop
 from paragan.data.images import load
 from paragan.data.places import Reach, place_of
 from paragan.data.sources import folder as folders
@@ -581,3 +583,13 @@ for where in ("{nginx.url}/", "s3://bucket"):
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", code]
     done = servers.subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "9\n9\n", "")
+
+
+def test_a_request_that_is_cancelled_here_is_asked_again_or_given_up():
+    """asyncio's word for it is no `Exception`: it would end the thread that asked with a traceback."""
+
+    async def cancelled():
+        raise asyncio.CancelledError
+
+    with pytest.raises(Again, match="closed here"):
+        on_loop(cancelled(), 5.0)

@@ -39,6 +39,8 @@ def on_loop(request: Coroutine[Any, Any, T], timeout_s: float) -> T:
             loop.call_soon_threadsafe(stop)
     if not ended:
         raise _late(timeout_s)
+    if started[0].cancelled():  # whose error is no `Exception`, and would end the thread that asks
+        raise Again("its connection was closed here")
     return started[0].result()
 
 
