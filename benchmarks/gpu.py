@@ -46,6 +46,10 @@ NEEDED = {
     "matplotlib": "matplotlib",
     "jinja2": "jinja2",
     "rich": "rich",
+    "simplejpeg": "simplejpeg",
+    "h5py": "h5py",
+    "isal": "isal",
+    "fsspec": "fsspec[http]",
 }
 WANTED = {"pytest": "pytest", "pytest_timeout": "pytest-timeout", "cloudpickle": "cloudpickle"}  # for the tests
 

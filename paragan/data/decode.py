@@ -56,7 +56,7 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 
 T = TypeVar("T")
 
-_JPEG, _EXIF, _TABLE = b"\xff\xd8\xff", b"Exif\0\0", b"\xff\xdb"
+_JPEG, _EXIF, _ADOBE, _TABLE = b"\xff\xd8\xff", b"Exif\0\0", b"Adobe", b"\xff\xdb"
 _SIMPLE = ("YCbCr", "Gray")  # colours of which simplejpeg and Pillow make the same bits
 
 _STRETCH = 64  # images a task: one future an image would itself fill the memory at ImageNet's size
@@ -121,7 +121,7 @@ def place(record: Record, out: np.ndarray) -> None:
 
 def _straight(data: bytes, out: np.ndarray) -> bool:
     """Decode a JPEG into `out` [R, R, 3] without a detour; False if it has another size or is unusual."""
-    if _turned(data):
+    if _turned(data) or _adobe(data):
         return False
     try:
         return simplejpeg.decode_jpeg(data, buffer=out).shape == out.shape
@@ -132,6 +132,11 @@ def _straight(data: bytes, out: np.ndarray) -> bool:
 def _turned(data: bytes) -> bool:
     """Whether a JPEG may have an EXIF orientation: EXIF stands before its first table."""
     return data.find(_EXIF, 0, data.find(_TABLE)) >= 0
+
+
+def _adobe(data: bytes) -> bool:
+    """Whether a JPEG may be CMYK, of which simplejpeg makes other bits: then Adobe's marker stands there too."""
+    return data.find(_ADOBE, 0, data.find(_TABLE)) >= 0
 
 
 def _jpeg(data: bytes) -> Image.Image | None:

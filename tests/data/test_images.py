@@ -178,6 +178,11 @@ def test_cmyk_jpeg_becomes_rgb(tmp_path):
     red, green, blue = found.reshape(-1, 3).mean(axis=0)
     assert red > 200
     assert max(green, blue) < 60
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 4), np.uint8), mode="CMYK").save(
+        tmp_path / "red.jpg"
+    )
+    with Image.open(tmp_path / "red.jpg") as image:
+        assert np.array_equal(load(str(tmp_path), resolution=8).images[0], np.asarray(image.convert("RGB")))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
