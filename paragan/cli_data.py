@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .cli import _command, _nothing_left
-from .errors import Unusable
+from .errors import Failed, Unusable
 
 if TYPE_CHECKING:
     from .data.source import Source
@@ -28,7 +28,7 @@ EXAMPLES = """examples:
   paragan data convert photos/ photos64.npz --resolution 64 squares of 64 x 64, uint8 [N, 64, 64, C]
   paragan data shard photos/ shards/ --shuffle 0            tar shards to be read over a network, in random order
   paragan data index shards/                                list what is in tar shards, so that opening them is quick
-  paragan data stats photos/ --out photos-stats.npz         mu and sigma, for Frechet distances
+  paragan data stats photos/ --out stats.npz --resolution 32       mu and sigma, for Frechet distances
 """
 
 INSPECT = f"""Every image is read and decoded once. Status 2 where none can be, and where training would refuse what is
@@ -309,11 +309,16 @@ def _stats(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 
 def _found(where: str, labels: bool = True) -> Source:
     """The set that a command names."""
+    from .data.decode import DecodeError
     from .data.find import find
     from .data.places import public, shown
 
     try:
         return find(where, labels=labels)
+    except DecodeError as error:
+        raise Unusable(f"data: {shown(public(where))}: {error}: check the path or address") from None
+    except Failed as error:
+        raise Unusable(str(error)) from error
     except OSError as error:
         name = shown(error.filename or public(where))
         raise Unusable(f"data: {name} cannot be read: {error.strerror or error}; check path and permissions") from None

@@ -127,6 +127,8 @@ def test_more_damage_than_is_allowed_ends_the_run(photos, tmp_path):
     assert "a/020.png cannot be decoded" in ended.err
     assert "--data.bad_share" in ended.err
     assert ended.err.count("\n") == 1
+    more = call(*run(tmp_path / "run", photos, "--data.hold=stream", "--data.bad_share=0.1", "--kimg=0.4"))
+    assert more.status == 0, more
     held = refused(*run(tmp_path / "held", photos, "--data.bad_share=0.001"))
     assert "a/020.png cannot be decoded" in held
 

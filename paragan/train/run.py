@@ -203,6 +203,7 @@ def differing(name: str) -> bool:
         "output",
         "device.kind",
         "device.threads",
+        "data.bad_share",
         "data.reach",
         "data.feed",
         "evaluation",

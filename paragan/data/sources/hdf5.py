@@ -67,16 +67,16 @@ class Hdf5:
             raise DecodeError("the chunk of the file that holds it is damaged or missing")
         if self.start is None:
             self.steady.check()  # HDF5 itself crashes on some files that were written over
-            with self._lock:
+            with self.steady.read(), self._lock:
                 try:
                     image = self.images[index]
                 except _DAMAGE as error:
                     raise DecodeError(one_line(error)) from None
         else:
             size = math.prod(self.shape[1:])
-            data = fetch(self.place, self.file, self.start + index * size, size)
+            with self.steady.read():
+                data = fetch(self.place, self.file, self.start + index * size, size)
             image = np.frombuffer(data, np.uint8).reshape(self.shape[1:])
-        self.steady.check()
         return np.ascontiguousarray(image.transpose(1, 2, 0)) if self.first else image
 
     def name(self, index: int) -> str:

@@ -62,8 +62,8 @@ class Mapped(Arrays):
     def read(self, index: int) -> np.ndarray:
         shape = self.whole.shape[1:]
         size = math.prod(shape)
-        data = fetch(self.place, self.file, self.start + index * size, size)
-        self.steady.check()
+        with self.steady.read():
+            data = fetch(self.place, self.file, self.start + index * size, size)
         return np.frombuffer(data, np.uint8).reshape(shape)
 
 

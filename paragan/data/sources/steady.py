@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from paragan.data.decode import DecodeError
 from paragan.data.places import Here, Place
 from paragan.errors import Failed
 
@@ -20,6 +24,16 @@ class Steady:
         """Raise `Failed` where it is another now."""
         if self._now() not in (self.was, None):
             raise Failed(f"data: {self.where} was changed while it was used: leave it as it is, or begin anew with it")
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Around reading from it: what does not look damaged was not changed either, and what does may have been."""
+        try:
+            yield
+        except DecodeError:
+            self.check()
+            raise
+        self.check()
 
     def _now(self) -> tuple[int, int, int] | None:
         try:

@@ -9,11 +9,10 @@ import zipfile
 import numpy as np
 import pytest
 
-from paragan.data.decode import DecodeError
 from paragan.data.find import find
 from paragan.data.images import load
 from paragan.data.sources import npz
-from paragan.errors import Unusable
+from paragan.errors import Failed, Unusable
 from sets import Far, mark, pictures, pixels
 
 IMAGES = pictures(30)
@@ -83,9 +82,9 @@ def test_one_that_lies_about_its_size_is_not_mapped(tmp_path):
         find(str(tmp_path / "a.npz"))
 
 
-def test_a_file_that_is_cut_while_it_is_mapped_has_bad_images(tmp_path):
+def test_a_file_that_is_cut_while_it_is_mapped_is_told(tmp_path):
     np.savez(tmp_path / "a.npz", images=IMAGES, labels=LABELS)
     found = find(str(tmp_path / "a.npz"))
     os.truncate(tmp_path / "a.npz", 2000)  # a map of it would end the process
-    with pytest.raises(DecodeError, match="ends after"):
+    with pytest.raises(Failed, match="was changed while it was used"):
         found.read(len(IMAGES) - 1)
