@@ -1,15 +1,18 @@
 """A process that decodes.
 
-    with Decoder(images, shared) as decoder:
+    with Decoder(shared, folder) as decoder:
         reasons, spent = decoder.decode(records, mirrored, piece, 0)     # piece: of shared, [N, R, R, C] uint8
 
 It has an interpreter of its own, and so a lock of its own: neither the training loop nor another decoder ever waits for
 it. Encoded images, or the spots where they lie, go there through a socket; pixels come back through memory that both
-see. It ends when its owner does. A record at which it dies twice, alone the second time, is damaged.
+see. It ends when its owner does. A record at which it dies twice, alone the second time, is damaged; where somebody
+killed it, nothing is.
 """
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import os
 import signal
 import socket
@@ -25,14 +28,18 @@ from pathlib import Path
 import numpy as np
 
 from paragan.data.decode import DecodeError, place
-from paragan.data.places import Here
+from paragan.data.places import Here, one_line
 from paragan.data.shared import Piece, Seen, Shared
 from paragan.data.source import Record, Spot
 from paragan.data.sources.fetch import fetch
 from paragan.errors import Failed
 
 Got = Record | Spot | DecodeError  # what there is of an image before it is decoded
-LEAVES_S = 5.0
+STARTS_S, ANSWERS_S, LEAVES_S = 120.0, 60.0, 5.0  # and another second for each image
+PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # after it was killed
+KILLED = (-signal.SIGKILL, -signal.SIGTERM)
+WITHOUT = "--data.feed.decoders=threads does without"
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h; counts for the thread that started it, which is its owner
 _SERVE = "from paragan.data.decoder import serve; serve{}"
 
 
@@ -48,7 +55,7 @@ Told = tuple[list[str | None], Spent]  # why each image could not be decoded, or
 
 
 class Died(Exception):
-    """The process died; the message is of what."""
+    """The process died, of what it decodes."""
 
 
 class Decoder:
@@ -58,7 +65,7 @@ class Decoder:
     """
 
     def __init__(self, shared: Shared, folder: Path | None = None):
-        self._shared, self._folder = shared, str((folder or Path()).absolute())
+        self._shared, self._folder = shared, folder
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Decoder:
@@ -69,15 +76,14 @@ class Decoder:
             self._stop(self._child)
 
     def decode(self, gots: Sequence[Got], mirrored: Sequence[bool], piece: Piece, row: int) -> Told:
-        """As `decoded`, in the process, to the rows of `piece` from `row` on."""
-        shape, at = piece.array.shape[1:], piece.at + row * piece.array[0].nbytes
+        """As `decoded`, in the process, to the rows of `piece` from `row` on. `Failed` where there cannot be one."""
+        size, shape = piece.array[0].nbytes, piece.array.shape[1:]
+        at = piece.at + row * size
         try:
             return self._asked(gots, mirrored, at, shape)
         except Died:
-            return [
-                self._alone(got, flip, at + place * piece.array[0].nbytes, shape)
-                for place, (got, flip) in enumerate(zip(gots, mirrored))
-            ], Spent()
+            ones = zip(gots, mirrored, itertools.count(at, size))
+            return [self._alone(*one, shape) for one in ones], Spent()
 
     def _alone(self, got: Got, flip: bool, at: int, shape: tuple[int, ...]) -> str | None:
         try:
@@ -86,50 +92,79 @@ class Decoder:
             return f"whatever decodes it dies ({death})"
 
     def _asked(self, gots: Sequence[Got], mirrored: Sequence[bool], at: int, shape: tuple[int, ...]) -> Told:
-        child = self._child = self._child or self._started()
-        try:
-            self._pipe.send((gots, mirrored, at, shape))
-            answer: Told | str = self._pipe.recv()
-        except (EOFError, OSError):
-            raise Died(self._stop(child)) from None
-        if isinstance(answer, str):
-            raise Failed(answer)
-        return answer
+        """Again, and after a pause, where somebody else killed it: no image is to blame for that."""
+        for pause_s in PAUSES_S:
+            child = self._child = self._child or self._started()
+            with suppress(EOFError, OSError):
+                self._pipe.send((gots, mirrored, at, shape))
+                if self._pipe.poll(ANSWERS_S + len(gots)):
+                    answer: Told | str = self._pipe.recv()
+                    if isinstance(answer, str):
+                        raise Failed(answer)
+                    return answer
+            status = self._stop(child)
+            if status not in KILLED:
+                raise Died(_death(status))
+            time.sleep(pause_s)
+        remedy = "is memory short? Fewer --data.feed.workers, or --data.feed.decoders=threads"
+        raise Failed(f"data: a process that decodes was killed {len(PAUSES_S)} times: {remedy}")
 
     def _started(self) -> subprocess.Popen[bytes]:
+        """The process, once it is ready."""
+        try:
+            child = self._start()
+        except (OSError, ValueError) as error:
+            raise Failed(f"data: a process that decodes cannot be started ({one_line(error)}): {WITHOUT}") from None
+        with suppress(EOFError, OSError):
+            if self._pipe.poll(STARTS_S):
+                self._pipe.recv()
+                return child
+        how = _death(self._stop(child))
+        raise Failed(f"data: a process that decodes ends before it begins ({how}): {WITHOUT}")
+
+    def _start(self) -> subprocess.Popen[bytes]:
         ours, theirs = socket.socketpair()
+        self._pipe, file = Connection(ours.detach()), self._shared.file
+        folder = str(self._folder.absolute()) if self._folder else "/"
         with theirs:
-            self._pipe, file = Connection(ours.detach()), self._shared.file
             return subprocess.Popen(
-                [sys.executable, "-c", _SERVE.format((theirs.fileno(), file, self._folder))],
+                [sys.executable, "-P", "-c", _SERVE.format((theirs.fileno(), file, folder))],
                 pass_fds=(theirs.fileno(), file),
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdout=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(str(path) for path in sys.path if path)},
                 start_new_session=True,  # what a terminal sends to everyone is its owner's to decide
             )
 
-    def _stop(self, child: subprocess.Popen[bytes]) -> str:
-        """Let it go; what it ended with."""
+    def _stop(self, child: subprocess.Popen[bytes]) -> int:
+        """Let it go; its exit status."""
         self._child = None
         self._pipe.close()
         try:
-            status = child.wait(LEAVES_S)
+            return child.wait(LEAVES_S)
         except subprocess.TimeoutExpired:
             child.kill()
-            status = child.wait()
-        return signal.Signals(-status).name if status < 0 else f"status {status}"
+            return child.wait()
 
 
 def serve(pipe: int, memory: int, folder: str) -> None:
     """The process: decode what comes until the owner is gone."""
+    _die_with_owner()
     owner, seen, here = Connection(pipe), Seen(memory), Here(Path(folder))
     with suppress(EOFError, OSError):
+        owner.send("ready")
         while True:
             gots, mirrored, at, shape = owner.recv()
             try:
                 owner.send(decoded(gots, mirrored, seen.array(at, (len(gots), *shape)), here))
             except Failed as error:
                 owner.send(str(error))
+
+
+def _die_with_owner() -> None:
+    """Even while it is stopped, or hangs: where the system can do that (Linux)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def decoded(gots: Sequence[Got], mirrored: Sequence[bool], out: np.ndarray, here: Here | None = None) -> Told:
@@ -158,3 +193,7 @@ def decoded(gots: Sequence[Got], mirrored: Sequence[bool], out: np.ndarray, here
 def mirror(image: np.ndarray) -> None:
     """Left to right, in place: [H, W, C]."""
     image[:] = image[:, ::-1].copy()
+
+
+def _death(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"status {status}"

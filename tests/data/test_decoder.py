@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from paragan.data import decoder as decoders
 from paragan.data.decode import DecodeError
 from paragan.data.decoder import Decoder
 from paragan.data.images import load
@@ -75,6 +76,7 @@ def test_it_ends_when_its_owner_is_killed():
     assert owner.stdout is not None
     with owner.stdout as said:
         child = int(said.readline())
+    os.kill(child, signal.SIGSTOP)  # it cannot even notice
     owner.kill()
     owner.wait()
     deadline = time.monotonic() + 10
@@ -88,6 +90,43 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_nothing_of_the_working_folder_is_imported(shared, tmp_path, monkeypatch):
+    (tmp_path / "struct.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    with Decoder(shared) as decoder:
+        assert decoder.decode([png(pictures(1)[0])], [False], shared.piece((1, 8, 8, 3)), 0)[0] == [None]
+
+
+def test_one_that_is_killed_or_cannot_start_blames_no_image(shared, monkeypatch):
+    image, piece, start = png(pictures(1)[0]), shared.piece((1, 8, 8, 3)), Decoder._started
+
+    def doomed(self):
+        child = start(self)
+        child.kill()
+        return child
+
+    monkeypatch.setattr(decoders, "PAUSES_S", (0.0, 0.0))
+    with Decoder(shared) as decoder, monkeypatch.context() as patch:
+        patch.setattr(Decoder, "_started", doomed)
+        with pytest.raises(Failed, match=r"was killed 2 times: is memory short\?"):
+            decoder.decode([image], [False], piece, 0)
+    for program, says in (("/nowhere/python", "cannot be started .*nowhere"), ("/bin/false", "begins .status 1.")):
+        monkeypatch.setattr(sys, "executable", program)
+        with Decoder(shared) as decoder, pytest.raises(Failed, match=f"{says}.*: --data.feed.decoders=threads does"):
+            decoder.decode([image], [False], piece, 0)
+
+
+def test_one_that_hangs_is_replaced(shared, monkeypatch):
+    monkeypatch.setattr(decoders, "ANSWERS_S", 0.0)
+    monkeypatch.setattr(decoders, "LEAVES_S", 0.1)
+    image, piece = png(pictures(1)[0]), shared.piece((1, 8, 8, 3))
+    with Decoder(shared) as decoder:
+        for _ in range(2):
+            assert decoder.decode([image], [False], piece, 0)[0] == [None]
+            assert decoder._child is not None
+            os.kill(decoder._child.pid, signal.SIGSTOP)
 
 
 def test_released_memory_is_given_back_and_its_place_used_again(shared):
