@@ -180,18 +180,20 @@ def each(count: int, work: Callable[[int], T], waiting: int = 0) -> list[T | Fau
     """
     step = 1 if waiting else _STRETCH
 
-    def attempt(index: int) -> T | Fault:
-        try:
-            return work(index)
-        except DecodeError as error:
-            return Fault(index, str(error))
-
     def stretch(start: int) -> list[T | Fault]:
-        return [attempt(index) for index in range(start, min(start + step, count))]
+        return [attempt(work, index) for index in range(start, min(start + step, count))]
 
     Image.init()  # the plugins are imported here, not by several threads at once
     with bombs_are_errors(), ThreadPoolExecutor(waiting or os.cpu_count()) as pool:
         return [result for part in pool.map(stretch, range(0, count, step)) for result in part]
+
+
+def attempt(work: Callable[[int], T], index: int) -> T | Fault:
+    """`work(index)`, or that it cannot be decoded, and why."""
+    try:
+        return work(index)
+    except DecodeError as error:
+        return Fault(index, str(error))
 
 
 def refuse_beyond_memory(count: int, height: int, width: int, channels: int) -> None:

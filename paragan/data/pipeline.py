@@ -161,8 +161,9 @@ class Pipeline:
 
     def take(self) -> np.ndarray:
         """The next batch, [N, R, R, C] uint8, which is the caller's until the next call. Raises what went wrong."""
-        if self._lent is not None:
-            self._shared.release(self._lent)
+        lent, self._lent = self._lent, None
+        if lent is not None:
+            self._shared.release(lent)
         self.wait()
         batch = self._ahead[0]
         with self._done:

@@ -317,3 +317,13 @@ def test_depth_does_not_grow_beyond_what_there_is_room_for(opened):
         time.sleep(0.01)
     assert pipeline.tuning.congested
     assert not any("congestion" in line and "depth" in line for line in pipeline.decisions())
+
+
+def test_a_step_that_asks_again_after_an_error_gets_memory_of_its_own(opened):
+    """What was lent is given back once, however often the next batch is asked for."""
+    pipeline = opened(streamed(Memory(lost=(20,))), iter(Order(np.arange(at, at + 4)) for at in (16, 20, 24, 28, 32)))
+    pipeline.take()
+    for _ in range(3):
+        with pytest.raises(Failed):
+            pipeline.take()
+    assert len({piece.at for piece in pipeline._shared._free}) == len(pipeline._shared._free)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from PIL import Image
 
-from paragan.data.decode import DecodeError, Fault, bombs_are_errors
+from paragan.data.decode import Fault, attempt, bombs_are_errors
 
 T = TypeVar("T")
 
@@ -27,14 +27,8 @@ def flow(count: int, work: Callable[[int], T], *, near: bool = True, tell: Tell 
     near : the work is computing, a thread a core; else waiting, and there are more
     """
 
-    def attempt(index: int) -> T | Fault:
-        try:
-            return work(index)
-        except DecodeError as error:
-            return Fault(index, str(error))
-
     def stretch(start: int) -> list[T | Fault]:
-        return [attempt(index) for index in range(start, min(start + _STRETCH, count))]
+        return [attempt(work, index) for index in range(start, min(start + _STRETCH, count))]
 
     threads = (os.cpu_count() or 1) if near else _FAR
     starts = iter(range(0, count, _STRETCH))
