@@ -321,7 +321,8 @@ def test_depth_does_not_grow_beyond_what_there_is_room_for(opened):
 
 def test_a_step_that_asks_again_after_an_error_gets_memory_of_its_own(opened):
     """What was lent is given back once, however often the next batch is asked for."""
-    pipeline = opened(streamed(Memory(lost=(20,))), iter(Order(np.arange(at, at + 4)) for at in (16, 20, 24, 28, 32)))
+    plan = (Order(np.arange(at, at + 4)) for at in itertools.chain((16, 20), itertools.repeat(24)))
+    pipeline = opened(streamed(Memory(lost=(20,))), plan)
     pipeline.take()
     for _ in range(3):
         with pytest.raises(Failed):
