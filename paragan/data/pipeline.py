@@ -32,18 +32,17 @@ from paragan.config import record
 from paragan.data.decode import DecodeError
 from paragan.data.decoder import Decoder, Got, Spent, decoded, mirror
 from paragan.data.places import Here
+from paragan.data.room import CHUNK, Room
 from paragan.data.shared import SPARE, Piece, Shared
 from paragan.data.streamed import Streamed
 from paragan.data.tuner import WINDOW_S, Hands, Tuning, Window, readers, tune
 from paragan.errors import Failed, Unusable
 
 Count = Annotated[int, Field(ge=0)]
-CHUNK = 32  # far images that one thread decodes at a time
-SMALL_CHUNK = 64  # near ones that fit STRETCH
+SMALL_CHUNK = 64  # near images that are decoded together, where they fit STRETCH
 STRETCH = 2**20  # bytes of pixels of such a chunk; of near records that are read before they are decoded
 MOST_FETCHES = 128
 DEEPEST = 1024
-BLIND = 4  # requests at once before the size of any image is known
 STALLED_S = 600.0  # without a single image: then something below has hung
 
 
@@ -125,34 +124,33 @@ class Pipeline:
     ):
         feed = feed or Feed()
         self.images, self.plan = images, plan
-        self.near, self.cap = images.source.near, int(feed.memory_gb * 2**30)
+        self.near, self.room = images.source.near, Room(int(feed.memory_gb * 2**30))
         self._plain, self._packed = images.plain, False  # packed: records are encoded images
         small = self.near and SMALL_CHUNK * images.resolution**2 * images.channels <= STRETCH
         self._together = SMALL_CHUNK if small else CHUNK
         self._next = next(plan)
         need = (SPARE + 3) * self._pixels(self._next)  # two ahead, one that the step has
-        if need > self.cap:
+        if need > self.room.cap:
             raise Unusable(
                 f"data.feed.memory_gb={feed.memory_gb:g} does not hold two batches ahead: use "
                 f"{math.ceil(need / 2**30 * 1000) / 1000:g} or more"
             )
         self._cores = cores = cores or max(1, len(os.sched_getaffinity(0)))
-        self._least, self._most = _bounds(feed, self.near, cores, self.cap // self._pixels(self._next) - SPARE - 1)
+        self._least, self._most = _bounds(feed, self.near, cores, self.room.cap // self._pixels(self._next) - SPARE - 1)
         start = Hands(max(1, cores // 2), 0 if self.near else 16, 4)
         self.tuning = Tuning(start.within(self._most, self._least))
         self._chunks: queue.PriorityQueue[tuple[int, int, _Batch | None]] = queue.PriorityQueue()
         self._wanted: queue.SimpleQueue[tuple[_Batch, int] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._done, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
-        self._ahead, self._pixels_ahead = deque[_Batch](), 0
+        self._done, self._freed = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._ahead = deque[_Batch]()
         self._shared = Shared(pinned=pinned)
         self._lent: Piece | None = None
         self._numbers, self._closed, self._asked = 0, False, math.inf  # since when the step waits for its batch
         self._stalled_s = stalled_s
-        self._undecoded = self._under_way = 0  # chunks that are complete, and not decoded yet; requests
-        self._encoded, self._largest, self._to_fetch, self._moved = 0, 0.0, 0, time.monotonic()
+        self._moved = time.monotonic()
         self._threads, self._dismissed = Hands(0, 0, 0), itertools.count()
-        self.watch, self.last, self.peak_bytes = _Watch(), Window(0, 0, 0, 0, 0, 0, 0, 0), 0
+        self.watch, self.last = _Watch(), Window(0, 0, 0, 0, 0, 0, 0, 0)
         self.changes: list[str] = []
         self.changed, self.opened = 0, time.monotonic()
         self._begin()
@@ -173,7 +171,7 @@ class Pipeline:
             self.watch.taken += len(batch.out)
             self.watch.batches += 1
             self._ahead.popleft()
-            self._pixels_ahead -= batch.out.nbytes
+            self.room.pixels -= batch.out.nbytes
             if self._due():
                 self._tune()
         self._begin()
@@ -206,7 +204,7 @@ class Pipeline:
             "Data/depth": float(hands.depth),
             "Data/fetches": float(hands.fetches),
             "Data/ready": float(self._ready()),
-            "Data/ahead_mb": self.ahead_bytes() / 2**20,
+            "Data/ahead_mb": self.room.ahead / 2**20,
             "Data/fetch_ms": 1000 * last.fetch_s,
             "Data/fetch_high_ms": 1000 * last.high_s,
             "Data/quiet_ms": 1000 * self.tuning.quiet_s,
@@ -226,10 +224,6 @@ class Pipeline:
         self._closed = True
         self._man(Hands(0, 0, 0))
 
-    def ahead_bytes(self) -> int:
-        """Memory of all that is ahead: pixels, and encoded images."""
-        return self._pixels_ahead + self._encoded
-
     def complete(self) -> int:
         """How many of the next batches are complete."""
         return sum(1 for _ in itertools.takewhile(lambda batch: not batch.left and not batch.error, tuple(self._ahead)))
@@ -247,21 +241,20 @@ class Pipeline:
     def _begin(self) -> None:
         """Begin as many batches as depth and memory allow."""
         self._man(self.tuning.hands)
-        while not self._ahead or (len(self._ahead) < self.tuning.hands.depth and self._fits()):
+        while not self._ahead or (len(self._ahead) < self.tuning.hands.depth and self._fits(self._next)):
             order, self._next = self._next, next(self.plan)
             batch = _Batch(
                 self._numbers, order, self._shared.piece((len(order.index), *self.images.shape[1:])), len(order.index)
             )
             self._numbers += 1
             self._ahead.append(batch)
-            self._pixels_ahead += batch.out.nbytes
+            with self._lock:
+                self.room.begin(batch.out.nbytes, 0 if self.near else batch.left)
             self._deal(batch)
-        self.peak_bytes = max(self.peak_bytes, self.ahead_bytes())
 
-    def _fits(self) -> bool:
-        """Whether one more batch stays below the cap, when all that is asked for arrives at the size of the largest."""
-        coming = 0.0 if self.near else (self._to_fetch + len(self._next.index)) * self._largest
-        return self.ahead_bytes() + coming + (SPARE + 2) * self._pixels(self._next) <= self.cap
+    def _fits(self, order: Order) -> bool:
+        with self._lock:
+            return self.room.fits(len(order.index), self._pixels(order))
 
     def _deal(self, batch: _Batch) -> None:
         starts = range(0, batch.left, self._together)
@@ -271,8 +264,6 @@ class Pipeline:
             return
         batch.records = [None] * batch.left
         batch.missing = [min(self._together, batch.left - start) for start in starts]
-        with self._lock:
-            self._to_fetch += batch.left
         for row in range(batch.left):
             self._wanted.put((batch, row))
 
@@ -335,7 +326,7 @@ class Pipeline:
                 got = error
             except Exception as error:  # whatever it is, the step has to hear of it
                 with self._lock:
-                    self._under_way -= 1
+                    self.room.under_way -= 1
                 self._fail(batch, error)
                 continue
             took, size = time.perf_counter() - start, _size(got)
@@ -343,41 +334,26 @@ class Pipeline:
             at = row // self._together
             with self._lock:
                 self.watch.fetches.append(took)
-                self._encoded += size
-                self._largest = max(size, 0.999 * self._largest)
-                self._to_fetch -= 1
-                self._under_way -= 1
-                self._room.notify()
+                self.room.came(size)
+                self._freed.notify()
                 self._moved = time.monotonic()
                 batch.missing[at] -= 1
                 complete = not batch.missing[at]
-                self._undecoded += complete
+                self.room.undecoded += complete
             if complete:
                 self._chunks.put((batch.number, at * self._together, batch))
 
     def _await_room(self) -> tuple[_Batch, int] | None:
-        """What to fetch next, once there is room for it; None: go.
-
-        Encoded images stay below the cap and a chunk, whatever their size turns out to be. Where nothing is left
-        to decode a chunk comes all the same: requests are in the plan's order, so no chunk waits for one behind it.
-        """
-        with self._room:
-            while not self._closed and not self._has_room():
-                self._room.wait(WINDOW_S)
-            self._under_way += 1
+        """What to fetch next, once there is room for it; None: go."""
+        with self._freed:
+            while not self._closed and not self.room.may_ask():
+                self._freed.wait(WINDOW_S)
+            self.room.under_way += 1
         if (wanted := self._wanted.get()) is None:
-            with self._room:
-                self._under_way -= 1
-                self._room.notify()
+            with self._freed:
+                self.room.under_way -= 1
+                self._freed.notify()
         return wanted
-
-    def _has_room(self) -> bool:
-        if not self._largest:
-            return self._under_way < BLIND
-        coming = self._encoded + (self._under_way + 1) * self._largest
-        if self._pixels_ahead + coming <= self.cap:
-            return True
-        return not self._undecoded and (coming <= CHUNK * self._largest or not self._under_way)
 
     def _decode(self) -> None:
         here = self._plain.place if self._plain else None
@@ -391,18 +367,18 @@ class Pipeline:
                     spent, size = self._chunk(batch, rows, decoder if self.tuning.hands.apart else None)
                 except Exception as error:
                     with self._lock:
-                        self._undecoded -= not self.near
+                        self.room.undecoded -= not self.near
                     self._fail(batch, error)
                     continue
                 with self._done:
                     self.watch.decode_s += spent.cpu_s
                     self.watch.decoded += len(rows)
                     self.watch.fetches += spent.read_s
-                    self._encoded -= size
+                    self.room.encoded -= size
                     self._moved = time.monotonic()
                     batch.left -= len(rows)
-                    self._undecoded -= not self.near
-                    self._room.notify_all()
+                    self.room.undecoded -= not self.near
+                    self._freed.notify_all()
                     if not batch.left:
                         self._done.notify_all()
 

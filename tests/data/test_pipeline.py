@@ -14,7 +14,8 @@ from paragan.data.bad import Bad
 from paragan.data.decode import DecodeError
 from paragan.data.images import load
 from paragan.data.lanes import Lanes
-from paragan.data.pipeline import CHUNK, Feed, Order, Pipeline
+from paragan.data.pipeline import Feed, Order, Pipeline
+from paragan.data.room import CHUNK
 from paragan.data.streamed import Streamed
 from paragan.errors import Failed, Unusable
 
@@ -175,8 +176,8 @@ def test_memory_stays_below_the_cap(opened):
         pipeline.tuning = pipeline.tuning.__class__(pipeline.tuning.hands.__class__(1, 64, 1000))
         for _ in range(100):
             pipeline.take()
-            assert pipeline.ahead_bytes() <= cap * 2**30
-    assert pipeline.peak_bytes > 0.3 * cap * 2**30
+            assert pipeline.room.ahead <= cap * 2**30
+    assert pipeline.room.peak > 0.3 * cap * 2**30
     with pytest.raises(Unusable, match=r"data.feed.memory_gb=1e-06 does not hold two batches ahead: use 0.001 or more"):
         Pipeline(streamed(source), plan(), Feed(memory_gb=1e-6))
 
@@ -304,7 +305,7 @@ def test_encoded_images_stay_below_the_cap_from_the_first_on(opened):
     pipeline = opened(streamed(Large(near=False)), plan(), Feed(memory_gb=0.012, fetches=64, workers=1, depth=40))
     for _ in range(20):
         pipeline.take()
-        most = max(most, pipeline._encoded)
+        most = max(most, pipeline.room.encoded)
     assert most <= 0.012 * 2**30 + CHUNK * Large.record.nbytes  # 480 images would be 230 MB
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from paragan.data.decode import DecodeError, place
-from paragan.data.pipeline import CHUNK, Feed, Order, Pipeline
+from paragan.data.pipeline import Feed, Order, Pipeline
+from paragan.data.room import CHUNK
 from paragan.data.streamed import Streamed
 from paragan.rng import shuffled
 
