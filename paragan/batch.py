@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
 from .rng import Draw
+
+
+class Verdict(NamedTuple):
+    """What D says of N images, where it says more than how real they are.
+
+    logits    : [N] how real each is, float32 or wider
+    classes   : [N, K] logits of an auxiliary classifier
+    embedding : [N, E] of the images, of length 1
+    proxies   : [N, E] of their labels, of length 1, in the same space
+    """
+
+    logits: Tensor
+    classes: Tensor | None = None
+    embedding: Tensor | None = None
+    proxies: Tensor | None = None
+
 
 Net = Callable[[Tensor, Tensor | None], Tensor]  # D: (images, labels) -> logits [N]
 
