@@ -66,13 +66,15 @@ class Cost:
     parameters: tuple[int, int]  # G, D
     flops: float  # of one round: multiplications and additions, counted separately
     state_bytes: int  # on every rank: parameters, gradients, two moments of Adam, the average of G
+    peak_bytes: int  # on a rank, at the fullest moment of a round: state, activations, batch
     traffic: Mapping[str, Traffic]  # what one rank sends in one round, by who it is
 
     def lines(self) -> list[str]:
         g, d = self.parameters
         return [
             f"{self.rounds:,} rounds; G has {g:,} parameters, D {d:,}; {self.state_bytes / 1e6:.1f} MB of state a rank",
-            f"{self.flops / 1e9:.3g} GFLOP a round, {self.flops * self.rounds / 1e12:.3g} TFLOP in all",
+            f"{self.flops / 1e9:.3g} GFLOP a round, {self.flops * self.rounds / 1e12:.3g} TFLOP in all; "
+            f"tensors take {_bytes(self.peak_bytes)} of memory on a rank",
             *(
                 f"{who} sends {t.sent_bytes / 1e6:.3g} MB in {t.messages} messages a round"
                 for who, t in self.traffic.items()
@@ -80,17 +82,19 @@ class Cost:
         ]
 
 
-def cost(game: Game, roles: Sequence[Role], *, rounds: int, batch: int, penalties: float) -> Cost:
+def _bytes(n: int) -> str:
+    return f"{n / 1e9:.1f} GB" if n > 1e9 else f"{n / 1e6:.0f} MB"
+
+
+def cost(game: Game, roles: Sequence[Role], *, rounds: int, flops: float, peak_bytes: int) -> Cost:
     """Count a game and roles that were built but not played: one that all ranks have, or one of either team.
-    penalties: passes of D that they add to its turn."""
-    g, d = forward_flops(game)
+    flops, peak_bytes: of one round, foreseen (plan/memory.py)."""
     state = sum(4 * 4 * p.flat.params.numel() for p in game.players) + 4 * game.g.flat.params.numel()
     traffic = {
         f"a rank of {role.moves[0].name}" if role.teams else "each rank": role_traffic(role, game) for role in roles
     }
     counts = tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players)
-    flops = round_flops(g, d, batch, game.d_steps, penalties, roles[0].for_d, game.ratio)
-    return Cost(rounds, (counts[0], counts[1]), flops, state, traffic)
+    return Cost(rounds, (counts[0], counts[1]), flops, state, peak_bytes, traffic)
 
 
 def role_traffic(role: Role, game: Game) -> Traffic:

@@ -333,7 +333,8 @@ def placed(run: Run, pair: Pair, device: torch.device) -> Pair:
     """The two networks on the device, in the layout the run asks for."""
     layout = torch.channels_last if run.device.channels_last else torch.contiguous_format
     for net in (pair.g, pair.d):
-        net.to(device=device)
+        if any(tensor.device != device for tensor in (*net.parameters(), *net.buffers())):
+            net.to(device=device)
         for tensor in (*net.parameters(), *net.buffers()):
             if tensor.dim() == 4:
                 tensor.data = tensor.data.contiguous(memory_format=layout)
