@@ -15,6 +15,7 @@ from ..comm.exchange import Exchange
 from ..comm.groups import Group
 from .objective import Objective
 from .player import Player
+from .recorded import Recorder
 from .turn import Turn
 
 Fakes = Callable[[Batch, int], Batch]  # (hand, step) -> fakes for D to judge
@@ -30,6 +31,7 @@ class Game:
     labels   : the labels of the data, from which those of the fakes are drawn; None: unconditional
     g_lane, d_lane : images of a lane in G's turn and in D's
     autocast : the precision the losses are computed in
+    recorder : what plays the passes of a turn, where they are recorded and replayed (CUDA graphs)
     """
 
     g: Player
@@ -41,6 +43,7 @@ class Game:
     d_lane: int = 1
     d_steps: int = 1
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+    recorder: Callable[[], Recorder | None] = lambda: None
 
     @property
     def players(self) -> tuple[Player, Player]:
@@ -60,7 +63,7 @@ class Game:
                 self.d.see_lanes_of(hand.draw.per_lane)
                 return self.objective.discriminator(self.d.net, hand, fake, step)
 
-        return Turn(self.d, loss, exchange, team, weight)
+        return Turn(self.d, loss, exchange, team, weight, recorder=self.recorder())
 
     def g_turn(
         self, critic: Critic, exchange: Exchange, team: Group, weight: float = 1.0, post: Post = lambda fake, step: None
@@ -74,7 +77,7 @@ class Game:
                 post(fake, step)
                 return self.objective.generator(critic(step), fake, hand, step)
 
-        return Turn(self.g, loss, exchange, team, weight, fresh=False)
+        return Turn(self.g, loss, exchange, team, weight, fresh=False, recorder=self.recorder())
 
     def make(self, hand: Batch, turn: str) -> Batch:
         """Fakes for a hand: as many, from latents and labels of its lanes' own streams."""

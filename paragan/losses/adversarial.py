@@ -46,8 +46,12 @@ class Adversarial:
     def second_order(self) -> bool:
         return self.r1 > 0 or self.gp > 0
 
+    def kind(self, step: int) -> bool:
+        """Which steps are computed alike: those with a lazy penalty, and those without."""
+        return self.r1 > 0 and step % self.r1_every == 0
+
     def discriminator(self, d: Net, real: Batch, fake: Batch, step: int) -> Loss:
-        penalised = self.r1 > 0 and step % self.r1_every == 0
+        penalised = self.kind(step)
         images = real.images.detach().requires_grad_(True) if penalised else real.images
         with cached():  # spectral norm divides D's weights once for both calls
             on_real, on_fake = d(images, real.labels), d(fake.images, fake.labels)

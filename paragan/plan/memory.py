@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 class Footprint(TorchDispatchMode):
     """Counts the bytes of the tensors made inside that are alive, `now`, and the most there were, `peak`; and `flops`,
-    multiplications and additions separately. (torch's own FlopCounterMode does not go with a gradient of a gradient.)"""
+    multiplications and additions separately (torch's own counter cannot be used with a gradient of a gradient)."""
 
     def __init__(self) -> None:
         super().__init__()

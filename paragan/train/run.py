@@ -25,6 +25,7 @@ from ..game.average import Decay
 from ..game.game import Game
 from ..game.objective import Objective
 from ..game.player import Player
+from ..game.recorded import Recorder
 from ..losses.adversarial import Adversarial
 from ..losses.distilled import Distilled
 from ..nets import DCGAN, Nets, Spec
@@ -111,6 +112,7 @@ class Device:
     precision : float32, bf16 (autocast), or auto (bf16 where the device multiplies it in hardware)
     threads   : CPU threads of each rank (0: the cores shared out over the ranks of a host)
     merge     : lanes that share one pass (0: all of a rank's; fewer take less memory)
+    graph     : record passes as CUDA graphs and replay them (one rank, sync; small networks are bound by launches)
     """
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
@@ -119,6 +121,7 @@ class Device:
     compile: bool = False
     threads: Count = 0
     merge: Count = 0
+    graph: bool = False
 
 
 @record
@@ -182,12 +185,28 @@ class Run:
         if ranks > self.lanes and not self.per_label:
             raise Unusable(f"{ranks} ranks cannot share --lanes {self.lanes}: start at most {self.lanes} ranks")
         self.strategy.check(ranks)
+        if self.device.graph:
+            self._refuse_graph(ranks)
         if self.teacher and self.per_label:
             raise Unusable(
                 f"teacher={self.teacher} teaches one generator, and --strategy {self.strategy.name} has many"
             )
         if not self.data.path:
             raise Unusable(f"{self.recipe} needs --data D: {FORMS}, or an address of such")
+
+    def _refuse_graph(self, ranks: int) -> None:
+        """Recorded passes are the same kernels on the same memory every time."""
+        lone = isinstance(self.strategy, Sync) and self.strategy.order == "alternately"
+        reasons = {
+            "records passes on a CUDA device, and there is none": not torch.cuda.is_available(),
+            f"is for one rank: with {ranks} gradients leave under backward": ranks > 1,
+            f"needs --strategy sync, D and G alternately, not {self.strategy.name}": not lone,
+            "and --device.compile=true are two ways to the same: choose one": self.device.compile,
+            "and a teacher, loaded when it is asked for, do not go together": bool(self.teacher),
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise Unusable(f"--device.graph=true {reason}; leave it false")
 
 
 def written(run: Run) -> dict[str, Any]:
@@ -435,4 +454,5 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
         d_lane=run.batch // run.lanes,
         d_steps=run.d_steps,
         autocast=autocast(device, run.device.precision),
+        recorder=(lambda: Recorder(run.objective.kind)) if run.device.graph else lambda: None,
     )
