@@ -34,41 +34,41 @@ def _cost(run: Any, images: Any, ranks: int, rounds: int) -> list[str]:
     from .plan.memory import foresee, imagined
     from .train.run import build_game, build_nets, spec_of
 
-    few = _few(images)
+    blank = few(images)
     world = ImaginedWorld(ranks)
     with imagined():
-        game = build_game(run, build_nets(run, spec_of(run, few), world.device), few, world.device)
+        game = build_game(run, build_nets(run, spec_of(run, blank), world.device), blank, world.device)
         roles = [run.strategy.role(game, world, run.lanes)]
         if roles[0].teams:
             g = roles[0].speakers[1]
             divided = dataclasses.replace(run.strategy, split=f"{g}:{ranks - g}")
             roles.append(divided.role(game, ImaginedWorld(ranks, g), run.lanes))
-    everything = foresee(lambda: _round(run, few))
+    everything = foresee(lambda: one_round(run, blank))
     mine = max(len(role.share.lanes) for role in roles)
-    peak = everything.peak_bytes if mine == run.lanes else foresee(lambda: _round(_on_lanes(run, mine), few)).peak_bytes
-    return cost(game, roles, rounds=rounds, flops=everything.flops, peak_bytes=peak).lines()
+    part = everything if mine == run.lanes else foresee(lambda: one_round(on_lanes(run, mine), blank))
+    return cost(game, roles, rounds=rounds, flops=everything.flops, peak_bytes=part.peak_bytes).lines()
 
 
-def _round(run: Any, images: Any) -> object:
+def one_round(run: Any, images: Any, world: Any = None) -> object:
     """Play one round in one process."""
     from .comm.world import World
     from .train.loop import play_round
     from .train.run import build_nets, spec_of
     from .train.start import assemble
 
-    world = World.solo()
+    world = world or World.solo()
     session = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
     play_round(session)
     return session
 
 
-def _on_lanes(run: Any, lanes: int) -> Any:
+def on_lanes(run: Any, lanes: int) -> Any:
     """A run of so many of a run's lanes: one rank's part of it."""
     fields = {name: getattr(run, name) // run.lanes * lanes for name in ("batch", "g_batch")}
     return dataclasses.replace(run, lanes=lanes, **fields)
 
 
-def _few(images: Any) -> Any:
+def few(images: Any) -> Any:
     """Images of the same shape and classes, none of which has to be read."""
     shape, labels = images.images.shape, images.labels
     blank = np.broadcast_to(np.zeros((), np.uint8), (1, *shape[1:]))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import toy
-from paragan.cli_plan import _few, _on_lanes, _round
+from paragan.cli_plan import few, on_lanes, one_round
 from paragan.comm.world import World
 from paragan.plan.cost import forward_flops, round_flops
 from paragan.plan.memory import Footprint, foresee
@@ -52,9 +52,9 @@ def test_nothing_is_computed():
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
 def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
     run = resolve(toy.run(*settings, "nets.width=16", "nets.batch_norm=true"), toy.images())
-    found = foresee(lambda: _round(run, _few(toy.images())))
+    found = foresee(lambda: one_round(run, few(toy.images())))
     with Footprint() as counted:
-        kept = _round(run, _few(toy.images()))
+        kept = one_round(run, few(toy.images()))
     assert kept.clock.step == 1
     assert found.peak_bytes == pytest.approx(counted.peak, rel=0.02)
     if settings == ():
@@ -66,7 +66,7 @@ def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
 
 def test_a_rank_has_its_lanes_alone():
     run = dataclasses.replace(toy.run("g_batch=32"), lanes=8)
-    part = _on_lanes(run, 3)
+    part = on_lanes(run, 3)
     assert (part.batch, part.g_batch, part.lanes) == (6, 12, 3)
-    less, all_of_it = (foresee(lambda of=of: _round(of, _few(toy.images()))) for of in (part, run))
+    less, all_of_it = (foresee(lambda of=of: one_round(of, few(toy.images()))) for of in (part, run))
     assert less.peak_bytes < all_of_it.peak_bytes
