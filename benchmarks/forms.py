@@ -17,7 +17,7 @@ from timing import Times, describe, interleave, machine, save, steps_for, table
 
 from paragan.comm.world import World
 from paragan.data.images import Images, load
-from paragan.plan.cost import forward_flops, round_flops
+from paragan.plan.cost import NOTHING, forward_flops, round_flops
 from paragan.train.loop import Session
 from paragan.train.run import build_nets, placed, spec_of
 from paragan.train.start import assemble
@@ -46,7 +46,7 @@ def measured(name: str, images: Images, wider: int, rounds: int) -> dict[str, An
     s = sessions["async"]
     g, d = forward_flops(s.game)
     batch, d_steps = s.run.batch, s.run.d_steps
-    counted = round_flops(g, d, batch, d_steps, 0) / round_flops(g, d, batch, d_steps, 0, s.role.for_d)
+    counted = round_flops(g, d, batch, d_steps) / round_flops(g, d, batch, d_steps, NOTHING, s.role.for_d)
     return {
         "g over d": g / d,
         "gain counted": counted,

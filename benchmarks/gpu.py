@@ -70,7 +70,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from paragan.comm.world import World  # noqa: E402
 from paragan.data.images import Images, load  # noqa: E402
-from paragan.plan.cost import forward_flops, round_flops  # noqa: E402
+from paragan.plan.cost import Added, forward_flops, round_flops  # noqa: E402
 from paragan.train.run import Run, pick_device  # noqa: E402
 
 Found = dict[str, Any]
@@ -213,8 +213,7 @@ def gflop(w: Workload, bench: Bench) -> float:
     run = w.run("device.precision=float32", f"device.kind={bench.device.type}")
     session = ours.session(run, w.images, World.solo(bench.device))
     g, d = forward_flops(session.game)
-    penalties = (run.objective.r1 > 0) + (run.objective.gp > 0)
-    return round_flops(g, d, run.batch, run.d_steps, penalties) / 1e9
+    return round_flops(g, d, run.batch, run.d_steps, Added(run.objective.d_passes)) / 1e9
 
 
 def measure(w: Workload, variant: str, bench: Bench) -> Found:

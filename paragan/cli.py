@@ -314,7 +314,7 @@ def _say_done(folder: Path, screen: Any) -> None:
 
 def _dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
     from .config import to_yaml
-    from .plan.cost import ImaginedWorld, cost
+    from .plan.cost import Added, ImaginedWorld, cost
     from .train.run import build_game, build_nets, load_images, spec_of, written
     from .train.start import resolved
 
@@ -328,8 +328,8 @@ def _dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
         g = roles[0].speakers[1]
         divided = dataclasses.replace(run.strategy, split=f"{g}:{ranks - g}")
         roles.append(divided.role(game, ImaginedWorld(ranks, g), run.lanes))
-    penalties = 5 * (run.objective.r1 > 0) / run.objective.r1_every + 6 * (run.objective.gp > 0)  # passes of D
-    counted = cost(game, roles, rounds=rounds, batch=run.batch, penalties=penalties)
+    added = Added(run.objective.d_passes, judges=run.objective.paired, nearby=run.objective.nearby > 0)
+    counted = cost(game, roles, rounds=rounds, batch=run.batch, added=added)
     comments = [*reasons, *whole.describe().splitlines(), *told, *counted.lines()]
     sys.stdout.write(to_yaml(written(whole_run)) + "\n" + "".join(f"# {line}\n" for line in comments))
     return 0

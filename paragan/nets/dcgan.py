@@ -8,7 +8,7 @@ image ends meet a 3x3 convolution at full size.
 """
 
 import itertools
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,9 @@ class DCGAN:
     """Spectral norm in the discriminator: trains stably on small data."""
     batch_norm: bool = False
     """Batch norm in the discriminator after all convolutions but the first, as in the paper."""
+
+    d_conditioning: ClassVar[str] = "projection"
+    """How the discriminator is told the label."""
 
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""

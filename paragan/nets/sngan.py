@@ -10,7 +10,7 @@ the low resolution; a 3x3 convolution after upsampling or before pooling is one 
 
 import itertools
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,9 @@ class SNGAN:
     """Length of the latent vector z."""
     spectral: bool = True
     """Spectral norm in the discriminator."""
+
+    d_conditioning: ClassVar[str] = "projection"
+    """How the discriminator is told the label."""
 
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""

@@ -80,16 +80,32 @@ class Cost:
         ]
 
 
-def cost(game: Game, roles: Sequence[Role], *, rounds: int, batch: int, penalties: float) -> Cost:
-    """Count a game and roles that were built but not played: one that all ranks have, or one of either team.
-    penalties: passes of D that they add to its turn."""
+@dataclass(frozen=True)
+class Added:
+    """What an objective adds to a round of the game.
+
+    d_passes : passes of D, forward or backward, in its own turn, for every real
+    judges   : D judges the reals in G's turn too
+    nearby   : G makes its images a second time, from nearby latents
+    """
+
+    d_passes: float = 0.0
+    judges: bool = False
+    nearby: bool = False
+
+
+NOTHING = Added()
+
+
+def cost(game: Game, roles: Sequence[Role], *, rounds: int, batch: int, added: Added = NOTHING) -> Cost:
+    """Count a game and roles that were built but not played: one that all ranks have, or one of either team."""
     g, d = forward_flops(game)
     state = sum(4 * 4 * p.flat.params.numel() for p in game.players) + 4 * game.g.flat.params.numel()
     traffic = {
         f"a rank of {role.moves[0].name}" if role.teams else "each rank": role_traffic(role, game) for role in roles
     }
     counts = tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players)
-    flops = round_flops(g, d, batch, game.d_steps, penalties, roles[0].for_d, game.ratio)
+    flops = round_flops(g, d, batch, game.d_steps, added, roles[0].for_d, game.ratio)
     return Cost(rounds, (counts[0], counts[1]), flops, state, traffic)
 
 
@@ -121,22 +137,23 @@ def forward_flops(game: Game) -> tuple[float, float]:
 
 
 def round_flops(
-    g: float, d: float, batch: int, d_steps: int, penalties: float, for_d: bool = True, ratio: float = 1.0
+    g: float, d: float, batch: int, d_steps: int, added: Added = NOTHING, for_d: bool = True, ratio: float = 1.0
 ) -> float:
     """Operations of one round: `turn_flops`, both players'."""
-    return sum(turn_flops(g, d, batch, d_steps, penalties, for_d, ratio))
+    return sum(turn_flops(g, d, batch, d_steps, added, for_d, ratio))
 
 
 def turn_flops(
-    g: float, d: float, batch: int, d_steps: int, penalties: float, for_d: bool = True, ratio: float = 1.0
+    g: float, d: float, batch: int, d_steps: int, added: Added = NOTHING, for_d: bool = True, ratio: float = 1.0
 ) -> tuple[float, float]:
     """Operations of G's turn of a round, and of D's. ratio: of G's batch to D's. A backward pass costs a forward for
     the inputs and one for the weights.
 
-    D's turn: G forward (`for_d`: where its images are for D alone), D forward and backward on reals and fakes, and for
-    a gradient penalty a forward (R1 has one already), a backward to the images, and the backward of both. G's turn:
-    both forward, D's inputs and all of G backward.
+    D's turn: G forward (`for_d`: where its images are for D alone), D forward and backward on reals and fakes, and what
+    is added: for a gradient penalty a forward (R1 has one already), a backward to the images, and the backward of both.
+    G's turn: both forward, D's inputs and all of G backward.
     """
-    d_turn = for_d * g + 2 * 3 * d + penalties * d
-    g_turn = 3 * g + 2 * d
+    times = 2 if added.nearby else 1
+    d_turn = for_d * times * g + 2 * 3 * d + added.d_passes * d
+    g_turn = times * 3 * g + (2 + added.judges) * d
     return batch * ratio * g_turn, batch * d_steps * d_turn

@@ -25,8 +25,9 @@ from ..game.average import Decay
 from ..game.game import Game
 from ..game.objective import Objective
 from ..game.player import Player
-from ..losses.adversarial import Adversarial
+from ..losses.adversarial import Adversarial, OneCall
 from ..losses.distilled import Distilled
+from ..losses.kept import attach
 from ..nets import DCGAN, Nets, Spec
 from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import normalised, power_iteration, train_mode
@@ -35,6 +36,7 @@ from ..optim.optimizers import SGD, Kimg, Side, built
 from ..strategies.asynchronous import Async
 from ..strategies.per_label import Labels, Lockstep, Mixing, PerLabel
 from ..strategies.sync import Sync
+from .fitting import refuse_unfit_objective, refuse_untold
 from .lags import repeating
 from .teacher import Teacher
 
@@ -111,6 +113,7 @@ class Device:
     precision : float32, bf16 (autocast), or auto (bf16 where the device multiplies it in hardware)
     threads   : CPU threads of each rank (0: the cores shared out over the ranks of a host)
     merge     : lanes that share one pass (0: all of a rank's; fewer take less memory)
+    one_call  : D judges reals and fakes in one pass (auto: on cuda, with networks of ours; on a CPU two are faster)
     """
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
@@ -119,6 +122,7 @@ class Device:
     compile: bool = False
     threads: Count = 0
     merge: Count = 0
+    one_call: Literal["auto"] | bool = "auto"
 
 
 @record
@@ -182,6 +186,7 @@ class Run:
         if ranks > self.lanes and not self.per_label:
             raise Unusable(f"{ranks} ranks cannot share --lanes {self.lanes}: start at most {self.lanes} ranks")
         self.strategy.check(ranks)
+        refuse_unfit_objective(self)
         if self.teacher and self.per_label:
             raise Unusable(
                 f"teacher={self.teacher} teaches one generator, and --strategy {self.strategy.name} has many"
@@ -203,6 +208,7 @@ def differing(name: str) -> bool:
         "output",
         "device.kind",
         "device.threads",
+        "device.one_call",
         "data.bad_share",
         "data.reach",
         "data.feed",
@@ -250,7 +256,12 @@ def resolve(run: Run, images: Images) -> Run:
     if device.precision == "auto":
         fast = pick_device(device.kind).type == "cuda" or cpu_has_bf16()
         device = dataclasses.replace(device, precision="bf16" if fast else "float32")
+    if device.one_call == "auto":
+        ours = ":" not in run.nets.name  # a D of one's own may couple images
+        device = dataclasses.replace(device, one_call=ours and pick_device(device.kind).type == "cuda")
     run = settled(dataclasses.replace(run, data=data, device=device))
+    refuse_unfit_objective(run)
+    refuse_untold(run.objective, labelled)
     run.nets.check(spec_of(run, images))
     return run
 
@@ -412,14 +423,16 @@ def teacher_of(run: Run, images: Images, device: torch.device) -> Teacher:
 
 def objective_of(run: Run, images: Images, device: torch.device) -> Objective:
     """What the players of a run want."""
+    objective = OneCall(run.objective) if run.device.one_call is True else run.objective
     if not run.teacher or not run.teacher_weight:
-        return run.objective
-    return Distilled(run.objective, teacher_of(run, images, device), run.teacher_weight)
+        return objective
+    return Distilled(objective, teacher_of(run, images, device), run.teacher_weight)
 
 
 def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Game:
     """Players, objective and label source of a run."""
     refuse_unfit(run, pair)
+    attach(run.objective.kept(run.batch), pair.d)
     if run.device.compile:
         for net in (pair.g,) if run.objective.second_order else (pair.g, pair.d):
             net.compile()
