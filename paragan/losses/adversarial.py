@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -150,7 +151,7 @@ class Adversarial:
 
     def generator(self, d: Net, fake: Batch, real: Batch, step: int) -> Loss:
         fake = self._shown(d, fake, "G/fake")
-        with cached():
+        with cached() if self.paired else contextlib.nullcontext():
             on_fake = judged(d, fake.images, fake.labels)
             on_real = self._on_reals(d, real) if self.paired else on_fake.logits
         terms = list(self._of_labels("G", on_fake, fake)) if self.conditioning else []
