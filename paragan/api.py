@@ -19,6 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from .batch import Verdict, judged
 from .comm.world import Place, World
 from .config import build, override, plain, record
 from .data.images import Images
@@ -27,6 +28,7 @@ from .eval.evaluate import Protocol, Score
 from .eval.features import inception_path
 from .game.average import Decay
 from .losses.adversarial import Adversarial
+from .losses.conditional import refuse_silent
 from .optim.optimizers import Adam, at_rate, scaled_rate
 from .optim.policies import described, policy, stated, written
 from .strategies.sync import Sync
@@ -139,9 +141,13 @@ class _Discriminator(_Player):
     def __init__(self, given: Any):
         super().__init__(given, "discriminator")
 
-    def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor | None) -> Tensor | Verdict:
         out = self._call(x, y)
-        logits = out[-1] if isinstance(out, tuple) else out  # model_fn: (output, out_logit)
+        if isinstance(out, Verdict):
+            return out._replace(logits=self._one_each(out.logits, x))
+        return self._one_each(out[-1] if isinstance(out, tuple) else out, x)  # model_fn: (output, out_logit)
+
+    def _one_each(self, logits: Tensor, x: Tensor) -> Tensor:
         if logits.dim() == 0 or len(logits) != len(x):
             raise Unusable(f"the discriminator gives {list(logits.shape)} for {len(x)} images; logits are [{len(x)}]")
         return logits.flatten(1).mean(1) if logits.dim() > 1 else logits
@@ -279,7 +285,7 @@ class ScalingManager:
             fakes = pair.g(torch.zeros(n, pair.latent, device=self.world.device), y)
             if tuple(fakes.shape) != wanted:
                 raise Unusable(f"the generator gives {list(fakes.shape)} for {n} latents; images are {list(wanted)}")
-            pair.d(fakes, y)
+            refuse_silent(self.run.objective.conditioning, judged(pair.d, fakes, y), y)
         except (RuntimeError, ValueError, TypeError) as error:
             raise Unusable(f"the networks fail on {n} images (bs / num_workers) of {list(wanted)}: {error}") from error
         finally:
@@ -314,9 +320,14 @@ def scaled(config: Config, bs: int, num_workers: int) -> Run:
         kimg=config.max_steps * bs * config.d_steps / 1000,
         seed=config.seed,
         evaluation=config.evaluation,
-        device=config.device,
+        device=_apart(config.device),
         timeout_s=config.timeout_s,
     )
+
+
+def _apart(device: Device) -> Device:
+    """Reals and fakes in calls of their own where nothing else was asked for: a D of one's own may couple images."""
+    return dataclasses.replace(device, one_call=False) if device.one_call == "auto" else device
 
 
 def _scaled_side(config: Config, side: Side, rule: Rule, bs: int) -> Side:

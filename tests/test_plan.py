@@ -60,7 +60,7 @@ def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
     if settings == ():
         s = assemble(run, World.solo(), toy.images(), build_nets(run, spec_of(run, toy.images()), torch.device("cpu")))
         play_round(s)
-        counted = round_flops(*forward_flops(s.game), run.batch, 1, 0)
+        counted = round_flops(*forward_flops(s.game), run.batch, 1)
         assert found.flops == pytest.approx(counted, rel=0.05)
 
 

@@ -61,7 +61,7 @@ class Game:
             with self.autocast():
                 fake = fakes(hand, step)
                 self.d.see_lanes_of(hand.draw.per_lane)
-                return self.objective.discriminator(self.d.net, hand, fake, step)
+                return self._whole(self.d, self.objective.discriminator(self.d.net, hand, fake, step))
 
         return Turn(self.d, loss, exchange, team, weight, recorder=self.recorder())
 
@@ -75,17 +75,26 @@ class Game:
             with self.autocast():
                 fake = self.make(mine, "G")
                 post(fake, step)
-                return self.objective.generator(critic(step), fake, hand, step)
+                return self._whole(self.g, self.objective.generator(critic(step), fake, hand, step))
 
         return Turn(self.g, loss, exchange, team, weight, fresh=False, recorder=self.recorder())
 
+    def _whole(self, player: Player, loss: Loss) -> Loss:
+        """A player's loss with what its weights add."""
+        own = self.objective.of_weights(player.name, player.net)
+        return Loss(loss.total + own.total, {**loss.parts, **own.parts}) if own else loss
+
     def make(self, hand: Batch, turn: str) -> Batch:
-        """Fakes for a hand: as many, from latents and labels of its lanes' own streams."""
+        """Fakes for a hand: as many, from latents and labels of its lanes' own streams; and those nearby, if wanted."""
         for player in self.players:
             player.see_lanes_of(hand.draw.per_lane)
         z = hand.draw.normal(f"latent/{turn}", self.latent)
         y = self.draw_labels(hand, turn)
-        return Batch(self.g.net(z, y), y, hand.draw, z)
+        images, nearby = self.g.net(z, y), None
+        if self.objective.nearby:
+            beside = hand.draw.normal(f"nearby/{turn}", self.latent)
+            nearby = self.g.net(z + self.objective.nearby * beside, y)
+        return Batch(images, y, hand.draw, z, nearby)
 
     def draw_labels(self, hand: Batch, turn: str) -> Tensor | None:
         return None if self.labels is None else hand.draw.choice(f"label/{turn}", self.labels)

@@ -124,23 +124,19 @@ def forward_flops(game: Game) -> tuple[float, float]:
     return of_g.get_total_flops() / per_lane, of_d.get_total_flops() / per_lane
 
 
-def round_flops(
-    g: float, d: float, batch: int, d_steps: int, penalties: float, for_d: bool = True, ratio: float = 1.0
-) -> float:
+def round_flops(g: float, d: float, batch: int, d_steps: int, for_d: bool = True, ratio: float = 1.0) -> float:
     """Operations of one round: `turn_flops`, both players'."""
-    return sum(turn_flops(g, d, batch, d_steps, penalties, for_d, ratio))
+    return sum(turn_flops(g, d, batch, d_steps, for_d, ratio))
 
 
 def turn_flops(
-    g: float, d: float, batch: int, d_steps: int, penalties: float, for_d: bool = True, ratio: float = 1.0
+    g: float, d: float, batch: int, d_steps: int, for_d: bool = True, ratio: float = 1.0
 ) -> tuple[float, float]:
-    """Operations of G's turn of a round, and of D's. ratio: of G's batch to D's. A backward pass costs a forward for
-    the inputs and one for the weights.
+    """Operations of G's turn of a round, and of D's, of an objective that adds nothing to them (what one does add is
+    counted by playing it: plan/memory.py). ratio: of G's batch to D's. A backward pass costs a forward for the inputs
+    and one for the weights.
 
-    D's turn: G forward (`for_d`: where its images are for D alone), D forward and backward on reals and fakes, and for
-    a gradient penalty a forward (R1 has one already), a backward to the images, and the backward of both. G's turn:
-    both forward, D's inputs and all of G backward.
+    D's turn: G forward (`for_d`: where its images are for D alone), D forward and backward on reals and fakes. G's
+    turn: both forward, D's inputs and all of G backward.
     """
-    d_turn = for_d * g + 2 * 3 * d + penalties * d
-    g_turn = 3 * g + 2 * d
-    return batch * ratio * g_turn, batch * d_steps * d_turn
+    return batch * ratio * (3 * g + 2 * d), batch * d_steps * (for_d * g + 2 * 3 * d)

@@ -26,8 +26,9 @@ from ..game.game import Game
 from ..game.objective import Objective
 from ..game.player import Player
 from ..game.recorded import Recorder
-from ..losses.adversarial import Adversarial
+from ..losses.adversarial import Adversarial, OneCall
 from ..losses.distilled import Distilled
+from ..losses.kept import attach
 from ..nets import DCGAN, Nets, Spec
 from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import normalised, power_iteration, train_mode
@@ -36,6 +37,7 @@ from ..optim.optimizers import SGD, Kimg, Side, built
 from ..strategies.asynchronous import Async
 from ..strategies.per_label import Labels, Lockstep, Mixing, PerLabel
 from ..strategies.sync import Sync
+from .fitting import refuse_unfit_objective, refuse_untold
 from .lags import repeating
 from .teacher import Teacher
 
@@ -113,6 +115,7 @@ class Device:
     threads   : CPU threads of each rank (0: the cores shared out over the ranks of a host)
     merge     : lanes that share one pass (0: all of a rank's; fewer take less memory)
     graph     : record passes as CUDA graphs and replay them (one rank, sync; small networks are bound by launches)
+    one_call  : D judges reals and fakes in one pass (auto: on cuda, with networks of ours; on a CPU two are faster)
     """
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
@@ -122,6 +125,7 @@ class Device:
     threads: Count = 0
     merge: Count = 0
     graph: bool = False
+    one_call: Literal["auto"] | bool = "auto"
 
 
 @record
@@ -187,6 +191,7 @@ class Run:
         self.strategy.check(ranks)
         if self.device.graph:
             self._refuse_graph(ranks)
+        refuse_unfit_objective(self)
         if self.teacher and self.per_label:
             raise Unusable(
                 f"teacher={self.teacher} teaches one generator, and --strategy {self.strategy.name} has many"
@@ -222,6 +227,7 @@ def differing(name: str) -> bool:
         "output",
         "device.kind",
         "device.threads",
+        "device.one_call",
         "data.bad_share",
         "data.reach",
         "data.feed",
@@ -269,7 +275,12 @@ def resolve(run: Run, images: Images) -> Run:
     if device.precision == "auto":
         fast = pick_device(device.kind).type == "cuda" or cpu_has_bf16()
         device = dataclasses.replace(device, precision="bf16" if fast else "float32")
+    if device.one_call == "auto":
+        ours = ":" not in run.nets.name  # a D of one's own may couple images
+        device = dataclasses.replace(device, one_call=ours and pick_device(device.kind).type == "cuda")
     run = settled(dataclasses.replace(run, data=data, device=device))
+    refuse_unfit_objective(run)
+    refuse_untold(run.objective, labelled)
     run.nets.check(spec_of(run, images))
     return run
 
@@ -432,14 +443,16 @@ def teacher_of(run: Run, images: Images, device: torch.device) -> Teacher:
 
 def objective_of(run: Run, images: Images, device: torch.device) -> Objective:
     """What the players of a run want."""
+    objective = OneCall(run.objective) if run.device.one_call is True else run.objective
     if not run.teacher or not run.teacher_weight:
-        return run.objective
-    return Distilled(run.objective, teacher_of(run, images, device), run.teacher_weight)
+        return objective
+    return Distilled(objective, teacher_of(run, images, device), run.teacher_weight)
 
 
 def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Game:
     """Players, objective and label source of a run."""
     refuse_unfit(run, pair)
+    attach(run.objective.kept(run.batch), pair.d)
     if run.device.compile:
         for net in (pair.g,) if run.objective.second_order else (pair.g, pair.d):
             net.compile()
