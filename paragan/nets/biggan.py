@@ -16,7 +16,7 @@ from torch import nn
 from paragan.config import record
 from paragan.errors import Unusable
 from paragan.nets.attention import need_attention, settled
-from paragan.nets.conditioning import Judging, Shared, Telling, chosen, need_classes
+from paragan.nets.conditioning import DConditioning, GConditioning, Judging, Shared, chosen, need_classes
 from paragan.nets.layers import Layers
 from paragan.nets.norm import VectorBatchNorm2d
 from paragan.nets.residual import Generator, discriminator, rising_blocks
@@ -60,9 +60,9 @@ class BigGAN:
     """Spectral norm in both networks; the shared embedding is without."""
     attention: Annotated[int | None, Field(ge=0)] = None
     """Resolution of self-attention, pixels; 0: none. Not given: half the image's, at most 64."""
-    g_conditioning: Literal["auto"] | Telling = "auto"
+    g_conditioning: GConditioning = "auto"
     """How G is told the class; auto: the shared embedding, in every block's batch norms."""
-    d_conditioning: Literal["auto"] | Judging = "auto"
+    d_conditioning: DConditioning = "auto"
     """How D is told the class; auto: projection."""
     rewritten: bool = True
     """Convolutions beside a change of resolution in their exact cheaper form."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from paragan.config import record
 from paragan.nets.attention import attended, need_attention, settled
 from paragan.nets.biggan import FALLING, RISING, embedding
-from paragan.nets.conditioning import Judging, Shared, Telling, chosen, need_classes, shown
+from paragan.nets.conditioning import DConditioning, GConditioning, Shared, chosen, need_classes, shown
 from paragan.nets.heads import head
 from paragan.nets.layers import Layers
 from paragan.nets.norm import VectorBatchNorm2d
@@ -46,9 +46,9 @@ class BigGANDeep:
     """Spectral norm in both networks; the shared embedding is without."""
     attention: Annotated[int | None, Field(ge=0)] = None
     """Resolution of self-attention, pixels; 0: none. Not given: half the image's, at most 64."""
-    g_conditioning: Literal["auto"] | Telling = "auto"
+    g_conditioning: GConditioning = "auto"
     """How G is told the class; auto: the shared embedding, in the first layer and every block's batch norms."""
-    d_conditioning: Literal["auto"] | Judging = "auto"
+    d_conditioning: DConditioning = "auto"
     """How D is told the class; auto: projection."""
     rewritten: bool = True
     """Convolutions beside a change of resolution in their exact cheaper form (the generator's alone: see docs)."""

@@ -12,6 +12,8 @@ from paragan.nets.spec import Spec
 
 Telling = Literal["none", "concat", "batch_norm"]
 Judging = Literal["none", "concat", "projection", "classifier", "contrastive"]
+GConditioning = Literal["auto", Telling]
+DConditioning = Literal["auto", Judging]
 Kind = TypeVar("Kind", Telling, Judging)
 
 
@@ -19,9 +21,9 @@ class Conditioned(Protocol):
     """A record of two networks."""
 
     @property
-    def g_conditioning(self) -> Literal["auto"] | Telling: ...
+    def g_conditioning(self) -> GConditioning: ...
     @property
-    def d_conditioning(self) -> Literal["auto"] | Judging: ...
+    def d_conditioning(self) -> DConditioning: ...
 
 
 def chosen(wanted: Literal["auto"] | Kind, own: Kind, spec: Spec) -> Kind | Literal["none"]:

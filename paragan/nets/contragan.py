@@ -12,7 +12,7 @@ from torch import nn
 
 from paragan.config import record
 from paragan.nets.biggan import BigGAN
-from paragan.nets.conditioning import Judging, Telling
+from paragan.nets.conditioning import DConditioning, GConditioning
 from paragan.nets.spec import Spec
 
 
@@ -36,9 +36,9 @@ class ContraGAN:
     """Spectral norm in both networks; the shared embedding is without."""
     attention: Annotated[int | None, Field(ge=0)] = None
     """Resolution of self-attention, pixels; 0: none. Not given: half the image's, at most 64."""
-    g_conditioning: Literal["auto"] | Telling = "auto"
+    g_conditioning: GConditioning = "auto"
     """How G is told the class; auto: the shared embedding, in every block's batch norms."""
-    d_conditioning: Literal["auto"] | Judging = "auto"
+    d_conditioning: DConditioning = "auto"
     """How D is told the class; auto: contrastive."""
     rewritten: bool = True
     """Convolutions beside a change of resolution in their exact cheaper form."""

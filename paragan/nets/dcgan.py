@@ -16,7 +16,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from paragan.config import record
-from paragan.nets.conditioning import Judging, Mapped, Telling, Unmapped, chosen, need_classes, shown, told
+from paragan.nets.conditioning import (
+    DConditioning,
+    GConditioning,
+    Judging,
+    Mapped,
+    Telling,
+    Unmapped,
+    chosen,
+    need_classes,
+    shown,
+    told,
+)
 from paragan.nets.heads import head
 from paragan.nets.layers import Layers
 from paragan.nets.norm import LaneBatchNorm2d, batch_norm
@@ -38,9 +49,9 @@ class DCGAN:
     """Spectral norm in the discriminator: trains stably on small data."""
     batch_norm: bool = False
     """Batch norm in the discriminator after all convolutions but the first, as in the paper."""
-    g_conditioning: Literal["auto"] | Telling = "auto"
+    g_conditioning: GConditioning = "auto"
     """How G is told the class; auto: a gain and bias per class in every batch norm."""
-    d_conditioning: Literal["auto"] | Judging = "auto"
+    d_conditioning: DConditioning = "auto"
     """How D is told the class; auto: projection."""
 
     def generator(self, spec: Spec) -> nn.Module:

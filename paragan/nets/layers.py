@@ -49,7 +49,7 @@ class Layers:
         return self(layer, gain)
 
 
-def passed(block: nn.Module, again: bool, *inputs: Any) -> Tensor:
+def passed(block: Callable[..., Tensor], again: bool, *inputs: Any) -> Tensor:
     """`block(*inputs)`; with `again` nothing inside is kept, and backward computes the block once more.
 
     Batch moments are not counted twice: a player counts them in the forward pass of a turn alone.

@@ -12,7 +12,7 @@ from torch import nn
 
 from paragan.config import record
 from paragan.nets.attention import need_attention, settled
-from paragan.nets.conditioning import Judging, Telling, chosen, need_classes
+from paragan.nets.conditioning import DConditioning, GConditioning, chosen, need_classes
 from paragan.nets.layers import Layers
 from paragan.nets.residual import discriminator, generator
 from paragan.nets.sngan import falling, rising
@@ -39,9 +39,9 @@ class SAGAN:
     """Spectral norm in both networks; embeddings of batch norms are without."""
     attention: Annotated[int | None, Field(ge=0)] = None
     """Resolution of self-attention, pixels; 0: none. Not given: half the image's, at most 64."""
-    g_conditioning: Literal["auto"] | Telling = "auto"
+    g_conditioning: GConditioning = "auto"
     """How G is told the class; auto: a gain and bias per class in every block's batch norms."""
-    d_conditioning: Literal["auto"] | Judging = "auto"
+    d_conditioning: DConditioning = "auto"
     """How D is told the class; auto: projection."""
     rewritten: bool = True
     """Convolutions beside a change of resolution in their exact cheaper form."""

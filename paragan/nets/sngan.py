@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import nn
 
 from paragan.config import record
-from paragan.nets.conditioning import Judging, Telling, chosen, need_classes
+from paragan.nets.conditioning import DConditioning, GConditioning, chosen, need_classes
 from paragan.nets.layers import Layers
 from paragan.nets.residual import discriminator, generator
 from paragan.nets.spec import Spec, need_power_of_two
@@ -41,9 +41,9 @@ class SNGAN:
     """Spectral norm in the discriminator."""
     hidden: Literal["in", "out"] = "in"
     """Channels between the two convolutions of D's blocks: as many as go in (the authors) or come out (StudioGAN)."""
-    g_conditioning: Literal["auto"] | Telling = "auto"
+    g_conditioning: GConditioning = "auto"
     """How G is told the class; auto: a gain and bias per class in every block's batch norms."""
-    d_conditioning: Literal["auto"] | Judging = "auto"
+    d_conditioning: DConditioning = "auto"
     """How D is told the class; auto: projection."""
     rewritten: bool = True
     """Convolutions beside a change of resolution in their exact cheaper form."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
 
 from paragan.batch import Verdict
 from paragan.errors import Unusable
@@ -263,6 +264,59 @@ def test_biggan_at_1024_px():
 def blocks(net):
     """Without what stands around those that attention follows."""
     return [getattr(block, "block", block) for block in net.blocks]
+
+
+@pytest.mark.parametrize(
+    ("config", "products", "memory"),
+    [
+        (SAGAN(), (9.51, 6.04, 4.88, 3.10), (50.3, 7.81, 16.1, 2.20)),
+        (BigGAN(), (21.1, 13.3, 10.8, 6.84), (75.4, 11.7, 24.1, 3.20)),
+        (BigGANDeep(), (8.96, 7.53, 9.21, 9.21), (145.5, 23.3, 88.1, 23.5)),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_what_rewrites_and_checkpointing_save_is_as_documented(config, products, memory):
+    """Billions of products an image, forward, and MiB kept for backward: G as published, G, D as published, D."""
+    spec = Spec(128, 3, 1000)
+    found = [multiplied(dataclasses.replace(config, rewritten=way), spec) for way in (False, True)]
+    assert [x for pair in zip(*found) for x in pair] == pytest.approx(products, rel=0.01)
+    found = [held(dataclasses.replace(config, checkpointing=way), spec) for way in (False, True)]
+    assert [x for pair in zip(*found) for x in pair] == pytest.approx(memory, rel=0.01)
+
+
+def passes(config, spec, n):
+    """(network, its forward pass on n images) of both, on no memory."""
+    G, D = meta(config, spec)
+    with torch.device("meta"):
+        z, y = torch.empty(n, G.latent), torch.zeros(n, dtype=torch.int64)
+        x = torch.empty(n, spec.channels, spec.resolution, spec.resolution)
+    return [(G, lambda: G(z, y)), (D, lambda: D(x, y))]
+
+
+def multiplied(config, spec):
+    for_each = []
+    for _, forward in passes(config, spec, 1):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            forward()
+        for_each.append(counter.get_total_flops() / 2e9)
+    return for_each
+
+
+def held(config, spec):
+    """What grows with the batch: kernels are held once."""
+    few, many = ([kept(net, forward) for net, forward in passes(config, spec, n)] for n in (2, 4))
+    return [(more - less) / 2 / 2**20 for less, more in zip(few, many)]
+
+
+def kept(net, forward):
+    """Bytes that autograd keeps of a forward pass, parameters left out."""
+    storages = []  # held, so that none is freed and its place taken
+    with saved_tensors_hooks(lambda x: storages.append(x.untyped_storage()) or x, lambda x: x):
+        forward()
+    sizes = {storage._cdata: storage.nbytes() for storage in storages}
+    for parameter in net.parameters():
+        sizes.pop(parameter.untyped_storage()._cdata, None)
+    return sum(sizes.values())
 
 
 def test_dcgan_has_radfords_layers_at_64():
