@@ -50,7 +50,7 @@ def refuse_untold(objective: Adversarial, labelled: bool) -> None:
 
 
 def refuse_unheard(objective: Adversarial, d_conditioning: str) -> None:
-    """A D of ours that says more than is listened to, or less. d_conditioning: of the record of the networks."""
+    """A D of ours that says more than is listened to, or less. d_conditioning: how it is told the label."""
     more = d_conditioning if d_conditioning in ("classifier", "contrastive") else ""
     wanted = objective.conditioning
     if wanted and wanted != more:
