@@ -98,7 +98,7 @@ def _rows(x: Tensor) -> Tensor:
     return x.flatten(2).mT.contiguous()[:, None]  # [N, C, H, W] -> [N, 1, HW, C]; of channels_last a view
 
 
-def settled(wanted: int | None, spec: Spec) -> int:
+def where(wanted: int | None, spec: Spec) -> int:
     """The resolution attended to, pixels; 0: none. Not given: half the image's, at most 64 (StudioGAN's places)."""
     return min(spec.resolution // 2, 64) if wanted is None else wanted
 
@@ -112,7 +112,7 @@ def need_attention(size: int, spec: Spec, widths: Sequence[int], d_widths: Seque
     if size and not (size & (size - 1) == 0 and 8 <= size <= most):
         raise Unusable(
             f"nets.attention={size}: at {spec.resolution} px it needs a power of two from 8 to {most} pixels, "
-            f"or 0 for none; {settled(None, spec)} would work"
+            f"or 0 for none; {where(None, spec)} would work"
         )
     if not size:
         return

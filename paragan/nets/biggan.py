@@ -15,7 +15,7 @@ from torch import nn
 
 from paragan.config import record
 from paragan.errors import Unusable
-from paragan.nets.attention import need_attention, settled
+from paragan.nets.attention import need_attention, where
 from paragan.nets.conditioning import DConditioning, GConditioning, Judging, Shared, chosen, need_classes
 from paragan.nets.layers import Layers
 from paragan.nets.norm import VectorBatchNorm2d
@@ -79,7 +79,7 @@ class BigGAN:
         conditions = Shared(kind, self.latent, len(widths), embedding(spec, self.shared))
         start = layers(nn.Linear(conditions.inputs, widths[0] * 4 * 4))
         norm = partial(VectorBatchNorm2d, length=conditions.length, make=layers)
-        blocks = rising_blocks(widths, norm, settled(self.attention, spec), layers)
+        blocks = rising_blocks(widths, norm, where(self.attention, spec), layers)
         ends = widths[-1], spec.channels
         return Generator(self.latent, conditions, start, blocks, ends, layers, self.checkpointing)
 
@@ -89,7 +89,7 @@ class BigGAN:
         own: what `auto` is with classes; length: of a contrastive embedding.
         """
         self.check(spec)
-        kind, size = chosen(self.d_conditioning, own, spec), settled(self.attention, spec)
+        kind, size = chosen(self.d_conditioning, own, spec), where(self.attention, spec)
         widths = self._falling(spec)
         halved = 2 if spec.resolution == 32 else len(widths) - 1
         stages = [(width, i < halved) for i, width in enumerate(widths)]
@@ -99,7 +99,7 @@ class BigGAN:
         """Raise `Unusable` for a resolution, a latent, a conditioning, widths or attention that do not fit."""
         need_power_of_two(spec, least=32, most=1024)
         need_classes(self, spec)
-        need_attention(settled(self.attention, spec), spec, self._rising(spec), self._falling(spec))
+        need_attention(where(self.attention, spec), spec, self._rising(spec), self._falling(spec))
         parts = len(RISING[spec.resolution])
         if self.latent % parts:
             below = self.latent // parts * parts

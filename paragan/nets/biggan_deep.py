@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from paragan.config import record
-from paragan.nets.attention import attended, need_attention, settled
+from paragan.nets.attention import attended, need_attention, where
 from paragan.nets.biggan import FALLING, RISING, embedding
 from paragan.nets.conditioning import (
     DConditioning,
@@ -74,7 +74,7 @@ class BigGANDeep:
         conditions = Shared(kind, self.latent, 1, embedding(spec, self.shared))
         start = layers(nn.Linear(conditions.inputs, widths[0] * 4 * 4))
         norm = partial(VectorBatchNorm2d, length=conditions.length, make=layers)
-        blocks = attended(_rising(widths, norm, layers), settled(self.attention, spec), layers)
+        blocks = attended(_rising(widths, norm, layers), where(self.attention, spec), layers)
         ends = widths[-1], spec.channels
         return Generator(self.latent, conditions, start, blocks, ends, layers, self.checkpointing)
 
@@ -85,14 +85,14 @@ class BigGANDeep:
         widths = self._falling(spec)
         first = shown(kind, spec.classes)
         stages = _falling(spec, spec.channels + first.maps, widths, layers)
-        blocks = list(attended(stages, settled(self.attention, spec), layers))
+        blocks = list(attended(stages, where(self.attention, spec), layers))
         return Discriminator(first, blocks, head(kind, widths[-1], spec.classes, layers), self.checkpointing)
 
     def check(self, spec: Spec) -> None:
         """Raise `Unusable` for a resolution, a conditioning, widths or attention that do not fit."""
         need_power_of_two(spec, least=32, most=1024)
         need_classes(self, spec)
-        need_attention(settled(self.attention, spec), spec, self._rising(spec), self._falling(spec)[1:])
+        need_attention(where(self.attention, spec), spec, self._rising(spec), self._falling(spec)[1:])
 
     def _rising(self, spec: Spec) -> list[int]:
         return [self.width * times for times in RISING[spec.resolution]]

@@ -1,11 +1,13 @@
 """How a family makes its layers."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from paragan.nets.resample import DownConv, UpConv
@@ -55,5 +57,23 @@ def passed(block: Callable[..., Tensor], again: bool, *inputs: Any) -> Tensor:
     Batch moments are not counted twice: a player counts them in the forward pass of a turn alone.
     """
     if again and torch.is_grad_enabled():
-        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(_alone, block, *inputs, use_reentrant=False, preserve_rng_state=False)
     return block(*inputs)
+
+
+def _alone(block: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    with _uncached():
+        return block(*inputs)
+
+
+@contextlib.contextmanager
+def _uncached() -> Iterator[None]:
+    """Inside, weights are normalised anew even under torch's `parametrize.cached`.
+
+    A block must do the same in both passes, and the second has no cache.
+    """
+    before, parametrize._cache_enabled = parametrize._cache_enabled, 0
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled = before

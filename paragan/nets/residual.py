@@ -48,9 +48,9 @@ class Generator(nn.Module):
         h = self.start(first).unflatten(1, (-1, 4, 4))
         for block, seen in zip(self.blocks, each):
             h = passed(block, self.again, h, seen)
-        return passed(self._shown, self.again, h).to(z.dtype)
+        return passed(self._to_image, self.again, h).to(z.dtype)
 
-    def _shown(self, h: Tensor) -> Tensor:
+    def _to_image(self, h: Tensor) -> Tensor:
         return torch.tanh(self.image(F.relu(self.norm(h), inplace=True)))
 
 

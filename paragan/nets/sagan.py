@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import nn
 
 from paragan.config import record
-from paragan.nets.attention import need_attention, settled
+from paragan.nets.attention import need_attention, where
 from paragan.nets.conditioning import DConditioning, GConditioning, Judging, chosen, judging, need_classes
 from paragan.nets.layers import Layers
 from paragan.nets.residual import discriminator, generator
@@ -53,20 +53,20 @@ class SAGAN:
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        kind, size = chosen(self.g_conditioning, "batch_norm", spec), settled(self.attention, spec)
+        kind, size = chosen(self.g_conditioning, "batch_norm", spec), where(self.attention, spec)
         return generator(spec, self._rising(spec), self.latent, kind, size, self._layers(), self.checkpointing)
 
     def discriminator(self, spec: Spec) -> nn.Module:
         """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        kind, size = judging(self, spec), settled(self.attention, spec)
+        kind, size = judging(self, spec), where(self.attention, spec)
         return discriminator(spec, self._falling(spec), "out", kind, size, self._layers(), self.checkpointing)
 
     def check(self, spec: Spec) -> None:
         """Raise `Unusable` for a resolution, a conditioning, widths or attention that do not fit."""
         need_power_of_two(spec, least=32, most=1024)
         need_classes(self, spec)
-        need_attention(settled(self.attention, spec), spec, self._rising(spec), [b for b, _ in self._falling(spec)])
+        need_attention(where(self.attention, spec), spec, self._rising(spec), [b for b, _ in self._falling(spec)])
 
     def _rising(self, spec: Spec) -> list[int]:
         return rising(spec.resolution, self.width * (4 if spec.resolution == 32 else 1))
