@@ -26,7 +26,7 @@ def refuse_silent(conditioning: str, verdict: Verdict, labels: Tensor | None) ->
 
 
 def classified(verdict: Verdict, labels: Tensor | None) -> Tensor:
-    """Cross entropy of an auxiliary classifier (AC-GAN, Odena et al. 2017, eq. 3). Scalar, a mean over images."""
+    """Cross entropy of an auxiliary classifier (AC-GAN, Odena et al. 2017). Scalar, a mean over images."""
     refuse_silent("classifier", verdict, labels)
     assert verdict.classes is not None
     assert labels is not None

@@ -11,7 +11,7 @@ from .augment.moves import moved
 
 
 def unlike(said: Tensor, again: Tensor) -> Tensor:
-    """E |D(x) - D(x')|^2 of two [N] logits (Zhang et al. 2020, eq. 2, at the last layer). Scalar."""
+    """E |D(x) - D(x')|^2 of two [N] logits (Zhang et al. 2020, at the last layer). Scalar."""
     return (said - again).square().mean()
 
 

@@ -36,7 +36,7 @@ LOSSES: dict[str, Form] = {
     ),
     # Arjovsky et al. 2017
     "wasserstein": Form(lambda real, fake: fake - real, lambda real, fake: -fake, signed=False),
-    # Jolicoeur-Martineau 2019 (RpGAN), as Huang et al. 2024 (R3GAN, eq. 2) use it: how much more real each is than a
+    # Jolicoeur-Martineau 2019 (RpGAN), as Huang et al. 2024 (R3GAN) use it: how much more real each is than a
     # fake beside it, and for G the reverse
     "relativistic": Form(
         lambda real, fake: softplus(fake - real), lambda real, fake: softplus(real - fake), paired=True, signed=False

@@ -58,7 +58,7 @@ class Anchors(nn.Module):
 
 
 class Chance(nn.Module):
-    """The chance p, a scalar, with which ADA changes an image (Karras et al. 2020, section 3.1).
+    """The chance p, a scalar, with which ADA changes an image (Karras et al. 2020, section 3).
 
     Every fourth step it moves by a fixed amount, up if the mean sign of D's logits on reals is above `target`, else
     down. We keep it between 0 and 1, where the authors let it pass 1.

@@ -38,7 +38,7 @@ def _slope(logits: Tensor, images: Tensor) -> Tensor:
 
 
 def to_anchors(on_real: Tensor, on_fake: Tensor, anchors: Tensor) -> Tensor:
-    """E (D(x) - a_F)^2 + E (D(G(z)) - a_R)^2 (LeCam, Tseng et al. 2021, eq. 5). Scalar.
+    """E (D(x) - a_F)^2 + E (D(G(z)) - a_R)^2 (LeCam, Tseng et al. 2021). Scalar.
 
     anchors: [2] running means of D's logits on reals and on fakes. As in the paper; the authors' code counts a logit
     only where it is beyond its anchor.

@@ -7,7 +7,9 @@ import copy
 import pytest
 import torch
 
+import paragan as pg
 import toy
+from paragan.batch import Verdict
 from paragan.comm.world import World
 from paragan.errors import Unusable
 from paragan.losses.adversarial import Adversarial
@@ -170,3 +172,62 @@ def test_it_moves_with_a_compiled_d():
     for _ in range(2):
         play_round(s)
     assert found_in(s.game.d.net).chance.signs[1] == 32
+
+
+@pytest.mark.parametrize("strategy", ["gossip", "sync"])
+def test_ranks_resume_what_each_of_them_keeps(pool, strategy, tmp_path):
+    run = toy.run(*BOTH, GROWING, "objective.augment.kimg=1", f"strategy={strategy}")
+
+    def job(world):
+        saved, _ = toy.saved(run, 5, world, tmp_path)
+        s = toy.session(run, world, saved)
+        for _ in range(4):
+            play_round(s)
+        straight = toy.play(run, 9, world)
+        return toy.same(toy.told(s), straight), straight[P]
+
+    for same, p in pool(2, job):
+        assert same
+        assert p == pytest.approx(2 * INTERVAL * 16 / 1000)
+
+
+class OwnG(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 64)
+
+    def forward(self, z, y):
+        return self.layer(z).view(-1, 1, 8, 8)
+
+
+class OwnD(torch.nn.Module):
+    """It says classes too, and its logits are those of two patches."""
+
+    def __init__(self, classes=10):
+        super().__init__()
+        self.layer, self.classes = torch.nn.Linear(64, 2 + classes), classes
+
+    def forward(self, x, y):
+        said = self.layer(x.flatten(1))
+        return Verdict(said[:, :2], said[:, 2:] if self.classes else None)
+
+
+def manager(**objective):
+    data = pg.Data(path="digits")
+    config = pg.Config(data=data, max_steps=5, latent=8, objective=Adversarial(**objective))
+    return pg.ScalingManager(config=config, bs=16, num_workers=4)
+
+
+def test_a_d_of_ones_own_has_a_classifier_and_what_is_kept():
+    with manager(classifier=1.0, lecam=0.1, augment={"name": "ada", "target": -0.9}) as scale_mgr:
+        gan = pg.Estimator(OwnG(), OwnD())
+        for _ in range(5):
+            scale_mgr.train(gan)
+        session = scale_mgr._session
+    assert session.run.device.one_call is False
+    assert found_in(session.game.d.net).chance.p > 0
+
+
+def test_a_d_of_ones_own_that_says_too_little_is_refused_before_it_is_trained():
+    with manager(classifier=1.0) as scale_mgr, pytest.raises(Unusable, match="this D gives no classes"):
+        scale_mgr.train(pg.Estimator(OwnG(), OwnD(classes=0)))

@@ -1,0 +1,74 @@
+"""Any number of ranks plays the same objective, whatever is in it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import normalize
+
+import toy
+from paragan.batch import Verdict
+from paragan.comm.world import World
+from paragan.train.loop import play_round
+from paragan.train.run import Pair, resolve
+from paragan.train.start import assemble
+
+SETTINGS = {
+    "consistency": ("objective.zcr=5", "objective.zcr_g=0.5", "objective.bcr=10", "objective.augment=diffaugment"),
+    "orthogonal": ("objective.orthogonal=1e-2", "objective.d_orthogonal=1e-2", "objective.cr=10", "device.merge=1"),
+    "one call": ("device.one_call=true", "objective.loss=least_squares", "nets.spectral=false"),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_n_ranks_equal_one(pool, settings, ranks):
+    run = toy.run(*settings, "nets.batch_norm=true")
+    one = toy.play(run, 6)
+    for several in pool(ranks, lambda world: toy.play(run, 6, world)):
+        for network in ("G/", "D/"):
+            assert toy.distance(several, one, network) < 1e-5
+
+
+class Speaking(nn.Module):
+    """A D with both heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.logit = nn.Linear(64, 32), nn.Linear(32, 1)
+        self.classes, self.embed, self.proxies = nn.Linear(32, 10), nn.Linear(32, 8), nn.Embedding(10, 8)
+
+    def forward(self, x, y):
+        h = self.first(x.flatten(1)).tanh()
+        said = self.logit(h)[:, 0], self.classes(h), normalize(self.embed(h), dim=1), normalize(self.proxies(y), dim=1)
+        return Verdict(*said)
+
+
+class Made(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.image = nn.Embedding(10, 8), nn.Linear(16, 64)
+
+    def forward(self, z, y):
+        return self.image(torch.cat([z, self.embed(y)], 1)).tanh().view(-1, 1, 8, 8)
+
+
+def play(run, world):
+    torch.manual_seed(1)
+    images = toy.images()
+    s = assemble(resolve(run, images), world, images, Pair(Made(), Speaking(), 8))
+    for _ in range(6):
+        play_round(s)
+    return toy.state(s), s.stats.losses()
+
+
+@pytest.mark.parametrize("name", ["classifier", "contrastive"])
+def test_so_they_do_where_d_learns_labels(pool, name):
+    run = toy.run(f"objective.{name}=1", "objective.temperature=0.5", "batch=32")
+    one, losses = play(run, World.solo())
+    assert losses[f"Loss/G/{name}"] > 0
+    for several, told in pool(3, lambda world: play(run, world)):
+        assert toy.distance(several, one, "D/") < 1e-5
+        assert toy.distance(several, one, "G/") < 1e-5
+        assert told == pytest.approx(losses, rel=1e-4, abs=1e-6)
