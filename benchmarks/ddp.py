@@ -107,7 +107,7 @@ class Careful:
         run, pair = size.run, build_nets(size.run, spec_of(size.run, size.images), CPU)
         self.run, self.feed = run, feed
         self.autocast = autocast(CPU, run.device.precision)
-        self.g, self.d = (train_mode(plain.norms(net)) for net in (pair.g, pair.d))
+        self.g, self.d = (train_mode(plain.as_written(net)) for net in (pair.g, pair.d))
         self.wrapped_g, self.wrapped_d = wrap(self.g), wrap(self.d)
         self.g_optimizer, self.d_optimizer = (
             torch.optim.Adam(net.parameters(), side.optimizer.lr, side.optimizer.betas, fused=True)
@@ -134,7 +134,7 @@ class Careful:
             on_real, on_fake = self.wrapped_d(real, dealt.y), self.wrapped_d(fake, dealt.y_d)
             loss = self.d_loss(on_real, on_fake).mean()
             if self.run.objective.r1:
-                loss = loss + self.run.objective.r1 / 2 * plain.r1(on_real, real)
+                loss = loss + self.run.objective.r1 / 2 * plain.squared_slope(on_real, real)
         self.d_optimizer.zero_grad()
         loss.backward()
         self.d_optimizer.step()
@@ -143,7 +143,8 @@ class Careful:
     def move_g(self, dealt: Dealt) -> Tensor:
         self.d.requires_grad_(False)
         with self.autocast():
-            loss = self.g_loss(self.d(self.wrapped_g(dealt.z_g, dealt.y_g), dealt.y_g)).mean()
+            on_fake = self.d(self.wrapped_g(dealt.z_g, dealt.y_g), dealt.y_g)
+            loss = self.g_loss(on_fake, on_fake).mean()
         self.g_optimizer.zero_grad()
         loss.backward()
         self.d.requires_grad_(True)

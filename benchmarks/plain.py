@@ -1,50 +1,63 @@
 """GAN training in plain PyTorch, as people write it: what paragan is measured against.
 
-`Naive` is the loop of tutorials and of most repositories; SNGAN's networks are written as theirs are. They are
-the same functions of the same parameters as paragan's (`load_state_dict` works across, and `same_function`
-tells by how much outputs differ), so both sides train the same thing.
+`Naive` is the loop of tutorials and of most repositories; networks are computed as published implementations do it:
+convolutions at the high resolution, torch's batch norm over the batch, attention by two products and a softmax, power
+iteration in every forward pass. They are the same functions of the same parameters as paragan's, and begin from the
+same weights; `same_function` tells by how much outputs differ.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d, relu, softplus
-from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.functional import cross_entropy, max_pool2d, relu, softplus
 
+from paragan.batch import Verdict
 from paragan.data.images import Images
-from paragan.nets import SNGAN
-from paragan.nets.norm import ConditionalBatchNorm2d, LaneBatchNorm2d
+from paragan.nets import DCGAN, R3GAN
+from paragan.nets.attention import SelfAttention
+from paragan.nets.norm import ConditionalBatchNorm2d, LaneBatchNorm2d, VectorBatchNorm2d
 from paragan.train.run import Pair, Run, build_nets, spec_of
 
-# name: (D's loss on real and fake logits, G's loss on fake logits)
-LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "hinge": (lambda real, fake: relu(1 - real) + relu(1 + fake), lambda fake: -fake),
-    "nonsaturating": (lambda real, fake: softplus(-real) + softplus(fake), lambda fake: softplus(-fake)),
+# name: (D's loss, G's loss), of real and fake logits
+Form = Callable[[Tensor, Tensor], Tensor]
+LOSSES: dict[str, tuple[Form, Form]] = {
+    "hinge": (lambda real, fake: relu(1 - real) + relu(1 + fake), lambda real, fake: -fake),
+    "nonsaturating": (lambda real, fake: softplus(-real) + softplus(fake), lambda real, fake: softplus(-fake)),
+    "relativistic": (lambda real, fake: softplus(fake - real), lambda real, fake: softplus(real - fake)),
 }
 
 
-def r1(logits: Tensor, images: Tensor) -> Tensor:
-    """E |grad_x D(x)|^2, from logits of images that want a gradient."""
+def squared_slope(logits: Tensor, images: Tensor) -> Tensor:
+    """E |grad_x D(x)|^2, from logits of images that want a gradient: R1 of reals, R2 of fakes."""
     (slope,) = torch.autograd.grad(logits.sum(), images, create_graph=True)
     return slope.flatten(1).square().sum(1).mean()
 
 
+def contrastive(verdict: Verdict, labels: Tensor, temperature: float) -> Tensor:
+    """ContraGAN's 2C loss: every image against its label's proxy and against all other images."""
+    assert verdict.embedding is not None
+    assert verdict.proxies is not None
+    to_proxy = (verdict.embedding * verdict.proxies).sum(1, keepdim=True)  # [N, 1]
+    others = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    alike = (labels[:, None] == labels[None]) & others
+    to_images = verdict.embedding @ verdict.embedding.T
+    every = torch.cat([to_proxy, to_images.masked_fill(~others, -torch.inf)], 1) / temperature
+    same = torch.cat([to_proxy, to_images.masked_fill(~alike, -torch.inf)], 1) / temperature
+    return (every.logsumexp(1) - same.logsumexp(1)).mean()
+
+
 def same_pair(run: Run, images: Images) -> Pair:
     """The run's two networks as people write them, with paragan's initial weights."""
-    spec, ours = spec_of(run, images), build_nets(run, spec_of(run, images), torch.device("cpu"))
-    if not isinstance(run.nets, SNGAN):
-        return Pair(norms(ours.g), norms(ours.d), ours.latent)  # nothing else in them is unusual
-    nets, size = run.nets, (spec.channels, spec.classes)
-    g, d = Generator(nets.width, nets.latent, *size), Discriminator(nets.d_width or nets.width // 2, *size)
-    pair = Pair(g, d, nets.latent)
-    pair.g.load_state_dict(ours.g.state_dict())
-    pair.d.load_state_dict(ours.d.state_dict())
-    return pair
+    nets = run.nets if isinstance(run.nets, DCGAN | R3GAN) else dataclasses.replace(run.nets, rewritten=False)
+    written = dataclasses.replace(run, nets=nets, device=dataclasses.replace(run.device, channels_last=False))
+    pair = build_nets(written, spec_of(run, images), torch.device("cpu"))
+    return Pair(as_written(pair.g), as_written(pair.d), pair.latent)
 
 
 @torch.no_grad()
@@ -55,8 +68,13 @@ def same_function(run: Run, images: Images) -> float:
     z = torch.randn(8, run.nets.latent)
     y = torch.randint(spec.classes, (8,)) if spec.classes else None
     x = torch.rand(8, spec.channels, spec.resolution, spec.resolution) * 2 - 1
-    made = [(a(b, y), c(b, y)) for a, c, b in ((ours.g.eval(), plain.g.eval(), z), (ours.d.eval(), plain.d.eval(), x))]
+    sides = (ours.g.eval(), plain.g.eval(), z), (ours.d.eval(), plain.d.eval(), x)
+    made = [(logits(a(b, y)), logits(c(b, y))) for a, c, b in sides]
     return max(float((a - b).abs().max() / a.abs().max()) for a, b in made)
+
+
+def logits(verdict: Tensor | Verdict) -> Tensor:
+    return verdict.logits if isinstance(verdict, Verdict) else verdict
 
 
 class Naive:
@@ -92,33 +110,53 @@ class Naive:
         return z, None if self.labels is None else self.labels[self.rows()]
 
     def step(self) -> None:
-        rows = self.rows()
-        self.move_d(self.images[rows], None if self.labels is None else self.labels[rows])
-        self.move_g()
+        """A round: D so many times, then G."""
+        for _ in range(self.run.d_steps):
+            rows = self.rows()
+            reals = self.images[rows], None if self.labels is None else self.labels[rows]
+            self.move_d(*reals)
+        self.move_g(*reals)
 
     def move_d(self, real: Tensor, y: Tensor | None) -> None:
         self.d_optimizer.zero_grad()
-        real.requires_grad_(self.run.objective.r1 > 0)
+        wanted = self.run.objective
+        real.requires_grad_(wanted.r1 > 0)
         with self.autocast():
             z, fake_y = self.latent()
-            fake = self.g(z, fake_y)
-            on_real, on_fake = self.d(real, y), self.d(fake.detach(), fake_y)
-            loss = self.d_loss(on_real, on_fake).mean()
-            if self.run.objective.r1:
-                loss = loss + self.run.objective.r1 / 2 * r1(on_real, real)
+            fake = self.g(z, fake_y).detach().requires_grad_(wanted.r2 > 0)
+            of_real, of_fake = self.d(real, y), self.d(fake, fake_y)
+            on_real, on_fake = logits(of_real), logits(of_fake)
+            loss = self.d_loss(on_real, on_fake).mean() + self.of_labels(of_real, y)
+            if wanted.r1:
+                loss = loss + wanted.r1 / 2 * squared_slope(on_real, real)
+            if wanted.r2:
+                loss = loss + wanted.r2 / 2 * squared_slope(on_fake, fake)
         loss.backward()
         self.d_optimizer.step()
 
-    def move_g(self) -> None:
+    def move_g(self, real: Tensor, real_y: Tensor | None) -> None:
         self.g_optimizer.zero_grad()
         with self.autocast():
             z, y = self.latent()
-            loss = self.g_loss(self.d(self.g(z, y), y)).mean()
+            verdict = self.d(self.g(z, y), y)
+            on_fake = logits(verdict)
+            on_real = logits(self.d(real.detach(), real_y)) if self.run.objective.paired else on_fake
+            loss = self.g_loss(on_real, on_fake).mean() + self.of_labels(verdict, y)
         loss.backward()
         self.g_optimizer.step()
         with torch.no_grad():
             for averaged, p in zip(self.average.parameters(), self.g.parameters()):
                 averaged.mul_(0.999).add_(p, alpha=0.001)
+
+    def of_labels(self, verdict: Tensor | Verdict, y: Tensor | None) -> Tensor | float:
+        """What D's head for labels adds to a loss."""
+        wanted = self.run.objective
+        if not isinstance(verdict, Verdict) or y is None:
+            return 0.0
+        if wanted.contrastive:
+            return wanted.contrastive * contrastive(verdict, y, wanted.temperature)
+        assert verdict.classes is not None
+        return wanted.classifier * cross_entropy(verdict.classes, y)
 
 
 class Norm(nn.BatchNorm2d):
@@ -128,107 +166,41 @@ class Norm(nn.BatchNorm2d):
         return super().forward(x)
 
 
-def conditional(channels: int, classes: int) -> nn.Module:
-    return ConditionalNorm(channels, classes) if classes else Norm(channels)
+class ConditionalNorm(ConditionalBatchNorm2d):
+    """A gain and a bias per class."""
 
-
-class ConditionalNorm(nn.Module):
-    """Batch norm with a gain and a bias per class."""
-
-    def __init__(self, channels: int, classes: int):
-        super().__init__()
-        self.norm = Norm(channels, affine=False)
-        self.gain, self.bias = nn.Embedding(classes, channels), nn.Embedding(classes, channels)
-        nn.init.ones_(self.gain.weight)
-        nn.init.zeros_(self.bias.weight)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
         return self.gain(y)[:, :, None, None] * self.norm(x) + self.bias(y)[:, :, None, None]
 
 
-def norms(net: nn.Module) -> nn.Module:
-    """A paragan network with torch's batch norm in place of batch norm by lane; parameters stay as they are."""
-    for module in net.modules():
-        if type(module) is LaneBatchNorm2d:
-            module.__class__ = Norm
-        elif type(module) is ConditionalBatchNorm2d:
-            module.__class__ = ConditionalNorm
-    return net
+class VectorNorm(VectorBatchNorm2d):
+    """A gain and a bias from a vector."""
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        return (1 + self.gain(c))[:, :, None, None] * self.norm(x) + self.bias(c)[:, :, None, None]
 
 
-# SNGAN, as its repositories write it ------------------------------------------------------------------------
-
-
-class Up(nn.Module):
-    """Residual block of the generator: upsample, then convolve at the high resolution."""
-
-    def __init__(self, a: int, b: int, classes: int):
-        super().__init__()
-        self.norm1, self.norm2 = conditional(a, classes), conditional(b, classes)
-        self.conv1, self.conv2 = nn.Conv2d(a, b, 3, padding=1), nn.Conv2d(b, b, 3, padding=1)
-        self.shortcut = nn.Conv2d(a, b, 1)
-        self.up = nn.Upsample(scale_factor=2, mode="nearest")
-
-    def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
-        h = self.conv1(self.up(relu(self.norm1(x, y))))
-        h = self.conv2(relu(self.norm2(h, y)))
-        return h + self.shortcut(self.up(x))
-
-
-class Down(nn.Module):
-    """Residual block of the discriminator: convolve at the high resolution, then pool."""
-
-    def __init__(self, first: bool, a: int, b: int, down: bool):
-        super().__init__()
-        self.first, self.down = first, down
-        self.conv1 = spectral_norm(nn.Conv2d(a, b, 3, padding=1))
-        self.conv2 = spectral_norm(nn.Conv2d(b, b, 3, padding=1))
-        self.shortcut = spectral_norm(nn.Conv2d(a, b, 1)) if down or a != b else nn.Identity()
+class Attention(SelfAttention):
+    """By two products and a softmax."""
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.conv2(relu(self.conv1(x if self.first else relu(x))))
-        x = self.shortcut(x)
-        return avg_pool2d(h, 2) + avg_pool2d(x, 2) if self.down else h + x
+        theta, phi, g = self.theta(x), max_pool2d(self.phi(x), 2), max_pool2d(self.g(x), 2)
+        shares = torch.bmm(theta.flatten(2).transpose(1, 2), phi.flatten(2)).softmax(-1)  # [N, HW, HW / 4]
+        seen = torch.bmm(g.flatten(2), shares.transpose(1, 2)).view(len(x), -1, *x.shape[2:])
+        return x + self.gamma * self.o(seen)
 
 
-class Generator(nn.Module):
-    """SNGAN's generator at 32 px: z [N, latent], y [N] -> [N, C, 32, 32]."""
-
-    def __init__(self, width: int, latent: int, channels: int, classes: int):
-        super().__init__()
-        self.start = nn.Linear(latent, width * 4 * 4)
-        self.blocks = nn.ModuleList([Up(width, width, classes) for _ in range(3)])
-        self.norm = Norm(width)
-        self.image = nn.Conv2d(width, channels, 3, padding=1)
-
-    def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
-        h = self.start(z).view(len(z), -1, 4, 4)
-        for block in self.blocks:
-            h = block(h, y)
-        return torch.tanh(self.image(relu(self.norm(h))))
+WRITTEN: dict[type[nn.Module], type[nn.Module]] = {
+    LaneBatchNorm2d: Norm,
+    ConditionalBatchNorm2d: ConditionalNorm,
+    VectorBatchNorm2d: VectorNorm,
+    SelfAttention: Attention,
+}
 
 
-class Head(nn.Module):
-    """Linear, plus the projection of the class."""
-
-    def __init__(self, width: int, classes: int):
-        super().__init__()
-        self.linear = spectral_norm(nn.Linear(width, 1))
-        self.embedding = spectral_norm(nn.Embedding(classes, width)) if classes else None
-
-    def forward(self, h: Tensor, y: Tensor | None) -> Tensor:
-        logits = self.linear(h)[:, 0]
-        return logits if self.embedding is None else logits + (self.embedding(y) * h).sum(1)
-
-
-class Discriminator(nn.Module):
-    """SNGAN's discriminator at 32 px: images, y [N] -> logits [N]."""
-
-    def __init__(self, width: int, channels: int, classes: int):
-        super().__init__()
-        blocks = [Down(True, channels, width, True), Down(False, width, width, True)]
-        self.blocks = nn.Sequential(*blocks, *(Down(False, width, width, False) for _ in range(2)))
-        self.head = Head(width, classes)
-
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        return self.head(relu(self.blocks(x)).sum((2, 3)), y)
+def as_written(net: nn.Module) -> nn.Module:
+    """A paragan network whose layers compute as people write them; parameters stay as they are."""
+    for module in net.modules():
+        if type(module) in WRITTEN:
+            module.__class__ = WRITTEN[type(module)]
+    return net
