@@ -11,8 +11,9 @@ from ..optim.policies import described, policy, stated, written
 from ..train.run import Run
 from .digits import digits
 from .images import fashion, folder
+from .own import custom
 
-RECIPES: dict[str, Callable[[], Run]] = {recipe.__name__: recipe for recipe in (digits, fashion, folder)}
+RECIPES: dict[str, Callable[[], Run]] = {recipe.__name__: recipe for recipe in (digits, fashion, folder, custom)}
 
 
 def recipe(name: str) -> Run:
