@@ -6,6 +6,7 @@ Networks of one's own for vectors [N, 2], with points that move in RUN_DIR/fakes
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,7 +56,7 @@ class Network(nn.Module):
         super().__init__()
         self.classes = classes
         sizes = [inputs + classes, width, width, width]
-        layers = [part for a, b in zip(sizes, sizes[1:]) for part in (nn.Linear(a, b), nn.LeakyReLU(0.2))]
+        layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.LeakyReLU(0.2))]
         self.body = nn.Sequential(*layers, nn.Linear(width, outputs))
 
     def forward(self, x: Tensor, y: Tensor | None) -> Tensor:

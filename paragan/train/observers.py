@@ -29,7 +29,7 @@ from .model import model_config, save_model, standing
 from .own import given_of, picture_of
 from .progress import Screen
 from .run import spec_of, written
-from .sampler import Inputs, Latents, Prior, Sampler, to_numbers, to_uint8
+from .sampler import Inputs, Latents, Merged, Prior, Sampler, to_numbers, to_uint8
 
 GRID_SEED = 0
 
@@ -140,18 +140,24 @@ class Pictures:
         with averaged_sampler(session, self.images) as sampler:
             if not session.world.first:
                 return
-            if plain_grid(run.nets, self.images):
-                indices, labels, columns = layout(session.game.labels)
-                fakes = sampler.images(indices, labels, GRID_SEED).permute(0, 2, 3, 1).numpy()
-                save_grid(fakes, columns, path)
-                picture = fakes if fakes.shape[-1] == 3 else fakes.repeat(3, axis=-1)
-                self.log.board.add_images("fakes", picture[:64], session.clock.images, dataformats="NHWC")
-                return
-            indices = range(how_many(self.images.shape))
-            made = sampler.images(indices, sampler.labels(indices, GRID_SEED), GRID_SEED).numpy()
-        picture = pictured(run.nets, made, self.images)
-        save_picture(picture, path)
-        self.log.board.add_image("fakes", picture, session.clock.images, dataformats="HWC")
+            pictures = draw_fakes(sampler, run.nets, self.images, session.game.labels, path)
+        self.log.board.add_images("fakes", pictures[:64], session.clock.images, dataformats="NHWC")
+
+
+def draw_fakes(
+    sampler: Sampler | Merged, nets: Any, images: Images, labels: np.ndarray | None, path: Path
+) -> np.ndarray:
+    """Write the picture of a sampler's images: a grid, or as their networks or their shape have it. Returns what is in
+    it, [n, H, W, 3] uint8. labels : of the data, where G is told them."""
+    if plain_grid(nets, images) or (isinstance(sampler, Merged) and not images.numbers):
+        indices, wanted, columns = layout(labels)
+        fakes = sampler.images(indices, wanted, GRID_SEED).permute(0, 2, 3, 1).numpy()
+        save_grid(fakes, columns, path)
+        return fakes if fakes.shape[-1] == 3 else fakes.repeat(3, axis=-1)
+    shown = range(how_many(images.shape))
+    picture = pictured(nets, sampler.images(shown, sampler.labels(shown, GRID_SEED), GRID_SEED).numpy(), images)
+    save_picture(picture, path)
+    return picture[None]
 
 
 def plain_grid(nets: Any, images: Images) -> bool:
