@@ -20,6 +20,7 @@ from paragan import cli
 from paragan.config import record
 from paragan.nets import Spec
 
+RECIPE = str(Path(__file__).with_suffix(".yaml"))
 SPREAD = 0.05  # standard deviation of a mode; neighbours are 0.77 (ring) and 0.5 (square) apart
 
 
@@ -94,7 +95,13 @@ def main(arguments: Sequence[str]) -> int:
     x, labels = sampled(name)
     np.savez(folder / "points.npz", x=x, labels=labels)
     print(f"{len(x):,} points around {len(modes(name))} modes, in {folder}/points.npz")
-    wanted = ["train", "examples/mixture.yaml", f"--data={folder}/points.npz", f"--run-dir={folder}/run", *more]
+    wanted = [
+        "train",
+        RECIPE,
+        f"--data={folder}/points.npz",
+        f"--run-dir={folder}/run",
+        *more,
+    ]
     if status := cli.main(wanted):
         return status
     model = pg.load_model(folder / "run", nets="examples.mixture:Nets")

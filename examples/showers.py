@@ -19,6 +19,7 @@ from paragan import cli
 from paragan.config import record
 from paragan.nets import Spec
 
+RECIPE = str(Path(__file__).with_suffix(".yaml"))
 SIZE = 8
 KINDS = ("electron", "photon")
 NOISE_FLOOR = 0.01  # GeV: energies are seen as log(1 + E / 10 MeV)
@@ -33,11 +34,12 @@ def simulated(count: int = 6000) -> tuple[np.ndarray, np.ndarray]:
     energy = rng.uniform(2, 10, count)  # GeV
     start = np.where(kinds == 1, rng.exponential(9 / 7, count), 0.0)
     shape = 1 + 0.5 * (np.log(energy / 0.01) - 0.5 + 0.3 * rng.standard_normal(count))
+    width = 0.6 * rng.lognormal(0, 0.15, count)  # cells
     shown = np.zeros((count, SIZE, SIZE, SIZE), np.float32)
     for i in range(count):
         quanta = rng.poisson(200 * energy[i])
         depth = (start[i] + rng.gamma(shape[i], 2.0, quanta)) / 24 * SIZE  # 24 radiation lengths in all
-        radius = rng.exponential(0.6 * (1 + 0.15 * depth))
+        radius = width[i] * rng.exponential(1 + 0.15 * depth)
         turn = rng.uniform(0, 2 * np.pi, quanta)
         at = np.stack([depth, SIZE / 2 + radius * np.cos(turn), SIZE / 2 + radius * np.sin(turn)])
         inside = ((at >= 0) & (at < SIZE)).all(0)
@@ -93,6 +95,7 @@ class Generator(nn.Module):
             nn.Conv3d(width, 1, 3, padding=1),
             nn.Softplus(),
         )
+        nn.init.constant_(self.ups[-2].bias, -2)  # most cells are empty
 
     def forward(self, z: Tensor, y: Tensor | None) -> Tensor:
         h = self.start(z)
@@ -148,7 +151,13 @@ def main(arguments: Sequence[str]) -> int:
     real, kinds = simulated()
     np.savez(folder / "showers.npz", x=seen(real), labels=kinds, classes=np.array(KINDS))
     print(f"{len(real):,} showers of {real.sum((1, 2, 3, 4)).mean():.2f} GeV on average, in {folder}/showers.npz")
-    wanted = ["train", "examples/showers.yaml", f"--data={folder}/showers.npz", f"--run-dir={folder}/run", *arguments]
+    wanted = [
+        "train",
+        RECIPE,
+        f"--data={folder}/showers.npz",
+        f"--run-dir={folder}/run",
+        *arguments,
+    ]
     if status := cli.main(wanted):
         return status
     model = pg.load_model(folder / "run", nets="examples.showers:Nets")

@@ -22,6 +22,7 @@ from paragan import cli
 from paragan.config import record
 from paragan.nets import Spec
 
+RECIPE = str(Path(__file__).with_suffix(".yaml"))
 LEVELS, DIMS = 5, 4  # a token is one of 5^4
 
 
@@ -126,7 +127,7 @@ class Objective:
 
 def main(arguments: Sequence[str]) -> int:
     folder = Path("runs") / "tokenizer"
-    wanted = ["train", "examples/tokenizer.yaml", f"--run-dir={folder}", *arguments]
+    wanted = ["train", RECIPE, f"--run-dir={folder}", *arguments]
     if status := cli.main(wanted):
         return status
     data = pg.load("digits", resolution=8)

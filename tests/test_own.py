@@ -157,6 +157,7 @@ def test_numbers_from_the_command_line(points, tmp_path, capsys):
     assert "use samples.npz" in refused(capsys, "sample", run, nets, f"--out={tmp_path}/folder")
     with pytest.raises(Unusable, match="no file runs"):
         load_model(run)
+    assert main(["train", str(run / "run.yaml"), "-n"]) == 0
     model = load_model(run, nets="examples.mixture:Nets")
     assert model.sampler.images(range(3), np.array([0, 1, 1])).shape == (3, 2)
     # and on

@@ -12,7 +12,7 @@ from ..config import build, by_name, or_own
 from ..errors import Unusable
 from ..game.game import Given
 from ..losses.adversarial import Adversarial
-from ..nets import DCGAN, SNGAN, Nets, Spec
+from ..nets import Nets, Spec
 
 Picture = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (samples [n, ...], reals [n, ...]) -> uint8 [H, W, 1 or 3]
 
@@ -34,7 +34,11 @@ def own_nets(config: Any) -> Any:
 
 def is_own(nets: Any, objective: Any = None) -> bool:
     """Whether a part of the game is the user's, and has to be tried."""
-    return not isinstance(nets, DCGAN | SNGAN) or not isinstance(objective, Adversarial | None)
+    return not (_is_ours(nets, "nets") and (objective is None or _is_ours(objective, "losses")))
+
+
+def _is_ours(part: Any, room: str) -> bool:
+    return type(part).__module__.startswith(f"{__name__.partition('.')[0]}.{room}.")
 
 
 def given_of(nets: Any) -> Given | None:

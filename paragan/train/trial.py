@@ -19,6 +19,7 @@ from ..errors import Unusable
 from ..game.game import Game
 from ..game.player import Player
 from ..losses.adversarial import Adversarial
+from ..losses.distilled import Distilled
 from ..rng import Draw
 
 MOST = 4  # images of a lane
@@ -97,7 +98,7 @@ def _check_shapes(game: Game, made: Batch) -> None:
         shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
         what = "inputs" if game.given else "latents"
         raise Unusable(f"the generator gives {shape} for {count} {what}; images are {[count, *game.shape]}")
-    if not isinstance(game.objective, Adversarial):
+    if not isinstance(game.objective, Adversarial | Distilled):
         return  # what its D says is between the two
     with torch.no_grad():
         said = game.d.net(made.images, made.labels)
