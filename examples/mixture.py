@@ -33,7 +33,7 @@ def modes(name: str) -> np.ndarray:
     return np.stack(np.meshgrid(steps, steps), -1).reshape(-1, 2)
 
 
-def sampled(name: str, count: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+def sampled(name: str, count: int = 5_000) -> tuple[np.ndarray, np.ndarray]:
     """Points [N, 2] float32, and which mode each is of [N]."""
     rng, centres = np.random.default_rng(0), modes(name)
     labels = rng.integers(len(centres), size=count)
