@@ -46,7 +46,7 @@ def measured(name: str, images: Images, wider: int, rounds: int) -> dict[str, An
     s = sessions["async"]
     g, d = forward_flops(s.game)
     batch, d_steps = s.run.batch, s.run.d_steps
-    counted = round_flops(g, d, batch, d_steps, 0) / round_flops(g, d, batch, d_steps, 0, s.role.for_d)
+    counted = round_flops(g, d, batch, d_steps) / round_flops(g, d, batch, d_steps, s.role.for_d)
     return {
         "g over d": g / d,
         "gain counted": counted,

@@ -68,9 +68,10 @@ import torch  # noqa: E402
 from timing import Play, Spread, machine, repeated, save, table  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
+from paragan.cli_plan import few, one_round  # noqa: E402
 from paragan.comm.world import World  # noqa: E402
 from paragan.data.images import Images, load  # noqa: E402
-from paragan.plan.cost import forward_flops, round_flops  # noqa: E402
+from paragan.plan.memory import foresee  # noqa: E402
 from paragan.train.run import Run, pick_device  # noqa: E402
 
 Found = dict[str, Any]
@@ -156,6 +157,7 @@ SETTINGS: dict[str, tuple[tuple[str, ...], ours.Change]] = {
     "bf16, contiguous": (("device.precision=bf16", "device.channels_last=false"), ours.unchanged),
     "bf16, convolutions as written": (("device.precision=bf16",), ours.convolve_as_written),
     "bf16, async": (("device.precision=bf16", "strategy=async"), ours.unchanged),
+    "bf16, recorded": (("device.precision=bf16", "device.graph=true"), ours.unchanged),
     "bf16, compiled": (("device.precision=bf16", "device.compile=true"), ours.unchanged),
 }
 
@@ -194,7 +196,7 @@ def workloads(bench: Bench, fashion: str | None) -> list[Workload]:
 def throughput(bench: Bench, fashion: str | None, peak_tflops: float) -> Found:
     """img/s, ms a round, peak memory, share of the measured peak; compiled variants last, for they take longest."""
     loads = workloads(bench, fashion)
-    found: Found = {w.name: {"batch": w.run().batch, "gflop_a_round": gflop(w, bench), "rows": {}} for w in loads}
+    found: Found = {w.name: {"batch": w.run().batch, "gflop_a_round": gflop(w), "rows": {}} for w in loads}
     jobs = [(w, variant) for w in loads for variant in w.variants]
     for w, variant in sorted(jobs, key=lambda job: "compiled" in job[1]):
         rows = found[w.name]["rows"]
@@ -208,13 +210,10 @@ def throughput(bench: Bench, fashion: str | None, peak_tflops: float) -> Found:
     return found
 
 
-def gflop(w: Workload, bench: Bench) -> float:
+def gflop(w: Workload) -> float:
     """Of one round, as paragan computes it: the same count for every variant, so shares compare."""
-    run = w.run("device.precision=float32", f"device.kind={bench.device.type}")
-    session = ours.session(run, w.images, World.solo(bench.device))
-    g, d = forward_flops(session.game)
-    penalties = (run.objective.r1 > 0) + (run.objective.gp > 0)
-    return round_flops(g, d, run.batch, run.d_steps, penalties) / 1e9
+    run = w.run("device.precision=float32")
+    return foresee(lambda: one_round(run, few(w.images))).flops / 1e9
 
 
 def measure(w: Workload, variant: str, bench: Bench) -> Found:

@@ -14,7 +14,7 @@ from paragan.comm.world import World
 from paragan.config import build, override
 from paragan.config import plain as as_data
 from paragan.data.images import Images
-from paragan.nets.sngan import DownConv, UpConv
+from paragan.nets.resample import DownConv, UpConv
 from paragan.recipes import recipe
 from paragan.train.loop import Session, play_round
 from paragan.train.run import Run, build_nets, resolve, spec_of

@@ -35,8 +35,8 @@ CASES: dict[str, tuple[int, tuple[str, ...]]] = {  # how much wider G is, settin
 def counted(s: Session) -> tuple[float, float]:
     """Operations of G over those of D, and how many times faster teams are to be than sync on both ranks."""
     g, d = forward_flops(s.game)
-    alone = turn_flops(g, d, s.run.batch, s.run.d_steps, 0, True, s.game.ratio)
-    apart = turn_flops(g, d, s.run.batch, s.run.d_steps, 0, False, s.game.ratio)
+    alone = turn_flops(g, d, s.run.batch, s.run.d_steps, True, s.game.ratio)
+    apart = turn_flops(g, d, s.run.batch, s.run.d_steps, False, s.game.ratio)
     return g / d, sum(alone) / 2 / max(apart)
 
 

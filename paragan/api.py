@@ -18,6 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from .batch import Verdict
 from .comm.world import Place, World
 from .config import build, override, plain, record
 from .data.images import Images
@@ -164,9 +165,12 @@ class _Discriminator(_Player):
 
     def forward(self, x: Tensor, y: Tensor | None) -> Any:
         out = self._call(x, y)
+        if isinstance(out, Verdict):
+            return out._replace(logits=self._one_each(out.logits, x))
         logits = out[-1] if type(out) is tuple else out  # model_fn: (output, out_logit)
-        if not isinstance(logits, Tensor):
-            return logits
+        return self._one_each(logits, x) if isinstance(logits, Tensor) else logits
+
+    def _one_each(self, logits: Tensor, x: Tensor) -> Tensor:
         if logits.dim() == 0 or len(logits) != len(x):
             raise Unusable(f"the discriminator gives {list(logits.shape)} for {len(x)} images; logits are [{len(x)}]")
         return logits.flatten(1).mean(1) if logits.dim() > 1 else logits
@@ -323,9 +327,14 @@ def scaled(config: Config, bs: int, num_workers: int) -> Run:
         kimg=config.max_steps * bs * config.d_steps / 1000,
         seed=config.seed,
         evaluation=config.evaluation,
-        device=config.device,
+        device=_apart(config.device),
         timeout_s=config.timeout_s,
     )
+
+
+def _apart(device: Device) -> Device:
+    """Reals and fakes in calls of their own where nothing else was asked for: a D of one's own may couple images."""
+    return dataclasses.replace(device, one_call=False) if device.one_call == "auto" else device
 
 
 def _scaled_side(config: Config, side: Side, rule: Rule, bs: int) -> Side:

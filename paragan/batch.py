@@ -25,8 +25,19 @@ class Verdict(NamedTuple):
     embedding: Tensor | None = None
     proxies: Tensor | None = None
 
+    def cut(self, at: int) -> tuple[Verdict, Verdict]:
+        """Of the first `at` images, and of the others."""
+        first, others = ([t if t is None else t[part] for t in self] for part in (slice(at), slice(at, None)))
+        return Verdict(*first), Verdict(*others)  # pyright: ignore[reportArgumentType]
 
-Net = Callable[[Tensor, Tensor | None], Tensor]  # D: (images, labels) -> logits [N]
+
+Net = Callable[[Tensor, Tensor | None], Tensor | Verdict]  # D: (images, labels) -> logits [N], or more
+
+
+def judged(d: Net, images: Tensor, labels: Tensor | None) -> Verdict:
+    """What D says of some images, whether it is logits alone or more."""
+    said = d(images, labels)
+    return said if isinstance(said, Verdict) else Verdict(said)
 
 
 @dataclass(frozen=True)
@@ -36,12 +47,14 @@ class Batch:
     images  : [N, C, H, W] float32 in [-1, 1], or records of numbers [N, ...]
     labels  : [N] int64, or None in an unconditional game
     latents : [N, latent], or what else G made the images from, where it just did
+    nearby  : [N, C, H, W] what G makes of latents close to those, where the objective wants it
     """
 
     images: Tensor
     labels: Tensor | None
     draw: Draw
     latents: Tensor | None = None
+    nearby: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,9 @@ def _play(
         raise Unusable(f"--ranks {ranks} where a launcher started {place.size}: leave --ranks out")
     run.check(ranks)
     if options.dry_run:
-        return _dry_run(run, ranks, reasons)
+        from .cli_plan import dry_run
+
+        return dry_run(run, ranks, reasons)
     if ranks > 1 and not launched:
         from .train.launch import launch
 
@@ -310,50 +312,6 @@ def _say_done(folder: Path, screen: Any) -> None:
     found = latest(read(folder / "metrics.jsonl"))
     scores = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
     screen.say(f"done: {scores}; look at {folder}/report.html")
-
-
-def _dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
-    from .config import to_yaml
-    from .plan.cost import ImaginedWorld, cost
-    from .train.run import build_game, build_nets, load_images, penalty_passes, spec_of, written
-    from .train.start import resolved
-
-    whole = load_images(run)
-    whole_run = resolved(run, whole)
-    run, images, ranks, rounds, told = _one_game(whole_run, whole, ranks)
-    world = ImaginedWorld(ranks)
-    game = build_game(run, build_nets(run, spec_of(run, images), world.device), images, world.device)
-    roles = [run.strategy.role(game, world, run.lanes)]
-    if roles[0].teams:
-        g = roles[0].speakers[1]
-        divided = dataclasses.replace(run.strategy, split=f"{g}:{ranks - g}")
-        roles.append(divided.role(game, ImaginedWorld(ranks, g), run.lanes))
-    penalties = penalty_passes(run.objective)
-    counted = cost(game, roles, rounds=rounds, batch=run.batch, penalties=penalties)
-    comments = [*reasons, *whole.describe().splitlines(), *told, *counted.lines()]
-    sys.stdout.write(to_yaml(written(whole_run)) + "\n" + "".join(f"# {line}\n" for line in comments))
-    return 0
-
-
-def _one_game(run: Any, images: Any, ranks: int) -> tuple[Any, Any, int, int, list[str]]:
-    """The game whose cost is counted, of the first label where each has one; rounds of all; what to say of them."""
-    if not run.per_label:
-        return run, images, ranks, run.images // run.round, []
-    from .train.jobs import jobs, rare, told
-    from .train.start import resolved
-
-    found = jobs(run, images, Path())
-    first, crew = found[0], run.per_label.team(0, ranks, len(found))
-    workers = len({run.per_label.team(rank, ranks, len(found)) for rank in range(ranks)})
-    lines = [
-        f"{told(found)}; nothing is sent between them; {ranks} rank{'s' * (ranks != 1)}: "
-        f"{workers} at a time, {len(crew)} rank{'s' * (len(crew) != 1)} each",
-        rare(run.per_label, images),
-        f"the first is {first.told()}",
-    ]
-    mine = images.of_class(first.label)
-    rounds = sum(job.run.images // job.run.round for job in found)
-    return resolved(first.run, mine), mine, len(crew), rounds, [line for line in lines if line]
 
 
 def _list_fields() -> int:

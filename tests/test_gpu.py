@@ -108,3 +108,11 @@ def test_lanes_bring_the_same_images():
 def hands(run, device):
     s = toy.session(run, World.solo(device))
     return [s.lanes.next()[0] for _ in range(3)]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_recorded_rounds_equal_those_that_are_played(settings, precision):
+    run = toy.run(*settings, f"device.precision={precision}", "nets.batch_norm=true")
+    recorded = toy.run(*settings, f"device.precision={precision}", "nets.batch_norm=true", "device.graph=true")
+    close(toy.play(recorded, 8, World.solo(GPU)), toy.play(run, 8, World.solo(GPU)), 1e-3)

@@ -16,6 +16,7 @@ from ..comm.groups import Group
 from ..rng import Draw
 from .objective import Objective
 from .player import Player
+from .recorded import Recorder
 from .turn import Turn
 
 Fakes = Callable[[Batch, int], Batch]  # (hand, step) -> fakes for D to judge
@@ -35,6 +36,7 @@ class Game:
     given    : what of a hand G makes its images from (an autoencoder's: the images); None: of latents
     shape    : of one image or record of the data
     restless : a network draws random numbers of torch's own, which are seeded before every pass
+    recorder : what plays the passes of a turn, where they are recorded and replayed (CUDA graphs)
     """
 
     g: Player
@@ -49,6 +51,7 @@ class Game:
     given: Given | None = None
     shape: tuple[int, ...] = ()
     restless: bool = False
+    recorder: Callable[[], Recorder | None] = lambda: None
 
     @property
     def players(self) -> tuple[Player, Player]:
@@ -67,9 +70,9 @@ class Game:
             with self.autocast():
                 fake = fakes(hand, step)
                 self.d.see_lanes_of(hand.draw.per_lane)
-                return self.objective.discriminator(self.d.net, hand, fake, step)
+                return self._whole(self.d, self.objective.discriminator(self.d.net, hand, fake, step))
 
-        return Turn(self.d, loss, exchange, team, weight)
+        return Turn(self.d, loss, exchange, team, weight, recorder=self.recorder())
 
     def g_turn(
         self, critic: Critic, exchange: Exchange, team: Group, weight: float = 1.0, post: Post = lambda fake, step: None
@@ -82,16 +85,26 @@ class Game:
             with self.autocast():
                 fake = self.make(mine, "G")
                 post(fake, step)
-                return self.objective.generator(critic(step), fake, hand, step)
+                return self._whole(self.g, self.objective.generator(critic(step), fake, hand, step))
 
-        return Turn(self.g, loss, exchange, team, weight, fresh=False)
+        return Turn(self.g, loss, exchange, team, weight, fresh=False, recorder=self.recorder())
+
+    def _whole(self, player: Player, loss: Loss) -> Loss:
+        """A player's loss with what its weights add."""
+        own = self.objective.of_weights(player.name, player.net)
+        return Loss(loss.total + own.total, {**loss.parts, **own.parts}) if own else loss
 
     def make(self, hand: Batch, turn: str) -> Batch:
-        """Fakes for a hand: as many, from latents and labels of its lanes' own streams, or from what is given."""
+        """Fakes for a hand: as many, from latents and labels of its lanes' own streams, or from what is given; and
+        those nearby, if wanted."""
         for player in self.players:
             player.see_lanes_of(hand.draw.per_lane)
         z, y = self.inputs(hand, turn)
-        return Batch(self.g.net(z, y), y, hand.draw, z)
+        images, nearby = self.g.net(z, y), None
+        if self.objective.nearby:
+            beside = hand.draw.normal(f"nearby/{turn}", *z.shape[1:])
+            nearby = self.g.net(z + self.objective.nearby * beside, y)
+        return Batch(images, y, hand.draw, z, nearby)
 
     def inputs(self, hand: Batch, turn: str) -> tuple[Tensor, Tensor | None]:
         """What G gets: latents and labels, or what it makes of this very hand, with its labels."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..batch import Batch, Net
 from .buffer import Ages, Policy
@@ -184,7 +184,7 @@ class PastCritic:
 
     def __init__(self, d: Player, lag: Lag, most: int):
         self.d, self.lag, self.most = d, lag, most
-        self.net = copy.deepcopy(d.net).requires_grad_(False) if most else d.net
+        self.net = _copied(d.net) if most else d.net
         self._coupled = [layer for layer in self.net.modules() if isinstance(layer, BatchCoupled)]
         self.versions: dict[int, Tensors] = {}  # by step
         self.seen = Seen()
@@ -218,3 +218,11 @@ class PastCritic:
             kind, step, what = name.split("/", 2)
             if kind == "critic" and self.most:
                 self.versions.setdefault(int(step), {})[what] = tensor
+
+
+def _copied(net: nn.Module) -> nn.Module:
+    """A network of its own, frozen. Tensors are copied one by one: deepcopy would copy the player's whole vectors, of
+    which they are parts."""
+    tensors: dict[int, Tensor] = {id(t): t.detach().clone() for t in net.buffers()}
+    tensors |= {id(p): nn.Parameter(p.detach().clone(), requires_grad=False) for p in net.parameters()}
+    return copy.deepcopy(net, tensors)

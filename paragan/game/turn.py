@@ -13,6 +13,7 @@ from ..batch import Batch, Loss
 from ..comm.exchange import Exchange
 from ..comm.groups import Group
 from .player import Player
+from .recorded import Recorder
 
 
 def nothing(step: int) -> None:
@@ -25,6 +26,7 @@ class Turn:
 
     weight : this rank's share of the team's gradient, own lanes / team lanes (see comm/exchange.py).
     fresh  : whether it wants a new batch of reals, or plays on with the last one.
+    recorder: what plays its passes, where they are recorded and replayed.
     """
 
     player: Player
@@ -34,6 +36,7 @@ class Turn:
     weight: float = 1.0
     fresh: bool = True
     after: Callable[[int], None] = nothing
+    recorder: Recorder | None = None
 
     def differentiate(self, hands: Sequence[Batch], step: int) -> Iterator[tuple[Turn, Loss, int]]:
         """Backward through every hand: what one pass over some of this rank's lanes sees. The opponent is
@@ -41,15 +44,27 @@ class Turn:
         share = sum(len(hand.draw.lanes) for hand in hands)
         with self.player.moving():
             for i, hand in enumerate(hands, 1):
-                with self.player.counting():
-                    loss = self.loss(hand, step)
-                if i == len(hands):
-                    self.player.share_moments(self.team)  # travels under backward
                 weight = self.weight * len(hand.draw.lanes) / share
-                total = loss.total if weight == 1 else loss.total * weight
-                total.backward()  # pyright: ignore[reportUnknownMemberType]
-                yield self, loss, len(hand.draw.lanes)
+                yield self, self._passed(hand, step, weight, last=i == len(hands)), len(hand.draw.lanes)
         self.player.flat.filled()
+
+    def _passed(self, hand: Batch, step: int, weight: float, last: bool) -> Loss:
+        """One pass, forward and backward."""
+        if self.recorder is None:
+            return self._backward(hand, step, weight, share=last)
+        loss = self.recorder.play(lambda hand: self._backward(hand, step, weight, share=False), hand, step, weight)
+        if last:
+            self.player.share_moments(self.team)
+        return loss
+
+    def _backward(self, hand: Batch, step: int, weight: float, share: bool) -> Loss:
+        with self.player.counting():
+            loss = self.loss(hand, step)
+        if share:
+            self.player.share_moments(self.team)  # travels under backward
+        total = loss.total if weight == 1 else loss.total * weight
+        total.backward()  # pyright: ignore[reportUnknownMemberType]
+        return loss
 
 
 Beat = tuple[Turn, ...]  # turns computed at one point, which then move together

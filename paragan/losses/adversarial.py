@@ -1,67 +1,260 @@
-"""The adversarial losses, each as its paper writes it, with the penalties that may be added."""
+"""What G and D want of each other: an adversarial loss, and what may be added to it: docs/objectives.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import dataclasses
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
+import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import relu, softplus
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import cached
 
-from ..batch import Batch, Loss, Net
+from ..batch import Batch, Loss, Net, Verdict, judged
 from ..config import record
-from .penalties import gradient_penalty, r1
-
-# name: (D's loss on real and fake logits, G's loss on fake logits), all [N] -> [N]
-LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    # Lim & Ye 2017, Miyato et al. 2018
-    "hinge": (lambda real, fake: relu(1 - real) + relu(1 + fake), lambda fake: -fake),
-    # Goodfellow et al. 2014, section 3: G maximises log D(G(z))
-    "nonsaturating": (lambda real, fake: softplus(-real) + softplus(fake), lambda fake: softplus(-fake)),
-    # Arjovsky et al. 2017
-    "wasserstein": (lambda real, fake: fake - real, lambda fake: -fake),
-}
+from ..errors import Unusable
+from .augment import ADA, Augment, Unchanged
+from .conditional import classified, contrastive
+from .consistency import of_moved, of_nearby, spread
+from .forms import LOSSES
+from .kept import Anchors, Chance, Kept, found_in
+from .penalties import gradient_penalty, overlap, squared_slope, to_anchors
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Every = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Term = tuple[str, float, Tensor]  # its name, its weight, and what it is
 
 
 @record
 class Adversarial:
-    """A loss by name and the weights of its penalties.
+    """A loss by name, what is added to it with a weight each (0: nothing), and what is done to the images that D sees.
 
-    r1   : gamma; adds gamma / 2 E|grad D|^2 on reals every `r1_every` steps, times r1_every ("lazy")
-    gp   : lambda; adds lambda E(|grad D| - 1)^2 between reals and fakes
-    clip : c; after every step of D each of its weights is put back into [-c, c] (Arjovsky et al. 2017; 0: none)
+    r1            : gamma; adds gamma / 2 E|grad D|^2 on reals every `r1_every` steps, times r1_every ("lazy")
+    r2            : the same on fakes
+    gp            : lambda; adds lambda E(|grad D| - 1)^2 between reals and fakes
+    clip          : c; after every step of D each of its weights is put back into [-c, c] (Arjovsky et al. 2017)
+    lecam         : D's logits on reals and fakes stay near running means of those of the other side
+    lecam_decay   : of these means, a step
+    cr, bcr       : D says the same of images mirrored and shifted: of reals, or of reals and of fakes
+    zcr           : D says the same of fakes whose latents are nearby
+    zcr_g         : and G makes these fakes different
+    zcr_sigma     : how far nearby is, in standard deviations of a latent
+    orthogonal    : different filters of G stay orthogonal (Brock et al. 2019: 1e-4);  d_orthogonal: those of D
+    classifier    : of the cross entropy of D's classifier (a D that has one), on reals and fakes; G's on its own
+    contrastive   : of the 2C loss on D's embeddings (a D that gives them), on reals; G's on its own
+    temperature   : in that
+    augment       : none, diffaugment or ada
     """
 
-    loss: Literal["hinge", "nonsaturating", "wasserstein"] = "hinge"
+    loss: Literal["hinge", "nonsaturating", "least_squares", "wasserstein", "relativistic"] = "hinge"
     r1: Weight = 0.0
-    r1_every: Annotated[int, Field(ge=1)] = 1
+    r1_every: Every = 1
+    r2: Weight = 0.0
+    r2_every: Every = 1
     gp: Weight = 0.0
     clip: Weight = 0.0
+    lecam: Weight = 0.0
+    lecam_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    cr: Weight = 0.0
+    bcr: Weight = 0.0
+    zcr: Weight = 0.0
+    zcr_g: Weight = 0.0
+    zcr_sigma: Positive = 0.05
+    orthogonal: Weight = 0.0
+    d_orthogonal: Weight = 0.0
+    classifier: Weight = 0.0
+    contrastive: Weight = 0.0
+    temperature: Positive = 1.0
+    augment: Augment = Unchanged()
+
+    # what others ask of it ------------------------------------------------------------------------------
 
     @property
     def second_order(self) -> bool:
-        return self.r1 > 0 or self.gp > 0
+        """Whether a loss differentiates D twice."""
+        return self.r1 > 0 or self.r2 > 0 or self.gp > 0
 
-    def discriminator(self, d: Net, real: Batch, fake: Batch, step: int) -> Loss:
-        penalised = self.r1 > 0 and step % self.r1_every == 0
-        images = real.images.detach().requires_grad_(True) if penalised else real.images
-        with cached():  # spectral norm divides D's weights once for both calls
-            on_real, on_fake = d(images, real.labels), d(fake.images, fake.labels)
-        total = LOSSES[self.loss][0](on_real, on_fake).mean()
-        parts = {"scores/real": on_real.detach().mean(), "scores/fake": on_fake.detach().mean()}
-        if penalised:
-            penalty = r1(on_real, images)
-            total = total + self.r1 / 2 * self.r1_every * penalty
-            parts["D/r1"] = penalty.detach()
+    def kind(self, step: int) -> tuple[bool, bool]:
+        """Which steps are computed alike: those in which R1, and R2, are due."""
+        return self.r1 > 0 and step % self.r1_every == 0, self.r2 > 0 and step % self.r2_every == 0
+
+    @property
+    def nearby(self) -> float:
+        """How far from its latents G makes images a second time; 0: it does not."""
+        return self.zcr_sigma if self.zcr or self.zcr_g else 0.0
+
+    @property
+    def conditioning(self) -> str:
+        """What of D beside its logits is listened to: the `d_conditioning` of networks that give it."""
+        return "classifier" if self.classifier else "contrastive" if self.contrastive else ""
+
+    @property
+    def paired(self) -> bool:
+        """Whether G's loss needs a real for each of its images."""
+        return LOSSES[self.loss].paired
+
+    def check(self) -> None:
+        """Unusable where two of its parts do not go together. Those that depend on the run: train/run.py."""
+        if self.cr and self.bcr:
+            raise Unusable(f"objective.bcr={self.bcr:g} has objective.cr={self.cr:g} in it: set one of them to 0")
+        if self.classifier and self.contrastive:
+            raise Unusable(
+                f"objective.classifier={self.classifier:g} and objective.contrastive={self.contrastive:g} are two ways "
+                "for D to learn labels, and a D has one: set the other to 0"
+            )
+        if isinstance(self.augment, ADA) and not LOSSES[self.loss].signed:
+            raise Unusable(
+                f"objective.augment=ada follows the sign of D's logits, which objective.loss={self.loss} gives no "
+                "meaning: use hinge or nonsaturating, or objective.augment=diffaugment"
+            )
+
+    def kept(self, images: int) -> Kept | None:
+        """What it is to remember with D (`attach`), fresh. images: reals of one step of D, over all ranks."""
+        ada = self.augment if isinstance(self.augment, ADA) else None
+        if not self.lecam and not ada:
+            return None
+        return Kept(
+            Anchors(self.lecam_decay) if self.lecam else None,
+            Chance(ada.target, images / (1000 * ada.kimg)) if ada else None,
+        )
+
+    # the two losses -------------------------------------------------------------------------------------
+
+    def discriminator(self, d: Net, real: Batch, fake: Batch, step: int, one_call: bool = False) -> Loss:
+        """one_call: D judges reals and fakes in one pass, where no penalty needs the slopes of one of them alone."""
+        r1, r2 = self.kind(step)
+        real, fake = self._shown(d, real, "D/real"), self._shown(d, fake, "D/fake")
+        real, fake = _to_differentiate(real, r1), _to_differentiate(fake, r2)
+        with cached():  # spectral norm divides D's weights once for all calls
+            on_real, on_fake = _both(d, real, fake) if one_call and not (r1 or r2) else _each(d, real, fake)
+            terms = list(self._consistent(d, real, fake, on_real, on_fake))
+        if r1:
+            terms.append(("D/r1", self.r1 / 2 * self.r1_every, squared_slope(on_real.logits, real.images)))
+        if r2:
+            terms.append(("D/r2", self.r2 / 2 * self.r2_every, squared_slope(on_fake.logits, fake.images)))
         if self.gp > 0:
-            penalty = gradient_penalty(d, real, fake)
-            total = total + self.gp * penalty
-            parts["D/gp"] = penalty.detach()
-        return Loss(total, parts)
+            terms.append(("D/gp", self.gp, gradient_penalty(d, real, fake)))
+        terms += self._of_labels("D", on_real, real) if self.conditioning else ()
+        terms += self._of_labels("D/fake", on_fake, fake) if self.classifier else ()
+        total = LOSSES[self.loss].d(on_real.logits, on_fake.logits).mean()
+        parts = {"scores/real": on_real.logits.detach().mean(), "scores/fake": on_fake.logits.detach().mean()}
+        return self._remembering(d, on_real.logits, on_fake.logits, _added(total, terms, parts))
 
     def generator(self, d: Net, fake: Batch, real: Batch, step: int) -> Loss:
-        return Loss(LOSSES[self.loss][1](d(fake.images, fake.labels)).mean())
+        fake = self._shown(d, fake, "G/fake")
+        with cached() if self.paired else contextlib.nullcontext():
+            on_fake = judged(d, fake.images, fake.labels)
+            on_real = self._on_reals(d, real) if self.paired else on_fake.logits
+        terms = list(self._of_labels("G", on_fake, fake)) if self.conditioning else []
+        if self.zcr_g:
+            terms.append(("G/zcr", -self.zcr_g, spread(fake)))
+        return _added(LOSSES[self.loss].g(on_real, on_fake.logits).mean(), terms, {})
+
+    @torch.no_grad()
+    def _on_reals(self, d: Net, real: Batch) -> Tensor:
+        real = self._shown(d, real, "G/real")
+        return judged(d, real.images, real.labels).logits
+
+    def of_weights(self, player: str, net: nn.Module) -> Loss | None:
+        """What is added to a player's loss for its weights alone."""
+        weight = {"G": self.orthogonal, "D": self.d_orthogonal}[player]
+        if not weight:
+            return None
+        value = overlap(net)
+        return Loss(weight * value, {f"{player}/orthogonal": value.detach()})
+
+    def _shown(self, d: Net, batch: Batch, stream: str) -> Batch:
+        """A batch as D gets to see it. Nearby fakes are changed as those are that they are compared with."""
+        if isinstance(self.augment, Unchanged):
+            return batch
+        chance = found_in(d).chance if isinstance(self.augment, ADA) else None
+        p = chance.p if chance else None
+        images, nearby = (
+            None if x is None else self.augment(x, batch.draw, f"augment/{stream}", p)
+            for x in (batch.images, batch.nearby)
+        )
+        assert images is not None
+        return dataclasses.replace(batch, images=images, nearby=nearby)
+
+    def _consistent(self, d: Net, real: Batch, fake: Batch, on_real: Verdict, on_fake: Verdict) -> Iterator[Term]:
+        if self.cr or self.bcr:
+            yield "D/cr", self.cr or self.bcr, of_moved(d, real, on_real.logits, "consistency/real")
+        if self.bcr:
+            yield "D/cr_fake", self.bcr, of_moved(d, fake, on_fake.logits, "consistency/fake")
+        if self.zcr:
+            yield "D/zcr", self.zcr, of_nearby(d, fake, on_fake.logits)
+
+    def _of_labels(self, who: str, verdict: Verdict, batch: Batch) -> Iterator[Term]:
+        if self.classifier:
+            yield f"{who}/classifier", self.classifier, classified(verdict, batch.labels)
+        if self.contrastive:
+            value = contrastive(verdict, batch.labels, batch.draw.per_lane, self.temperature)
+            yield f"{who}/contrastive", self.contrastive, value
+
+    def _remembering(self, d: Net, on_real: Tensor, on_fake: Tensor, loss: Loss) -> Loss:
+        """The loss with LeCam's term, and what D said counted for the steps to come."""
+        parts = dict(loss.parts)
+        total = loss.total
+        if self.lecam:
+            anchors = found_in(d).anchors
+            assert anchors is not None
+            value = to_anchors(on_real, on_fake, anchors.means) * anchors.known
+            total, parts["D/lecam"] = total + self.lecam * value, value.detach()
+            anchors.see(on_real, on_fake)
+        if isinstance(self.augment, ADA):
+            chance = found_in(d).chance
+            assert chance is not None
+            parts["D/augment_p"] = chance.p.clone()
+            chance.see(on_real)
+        return Loss(total, parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneCall:
+    """The same objective, with D judging reals and fakes in one pass."""
+
+    adversarial: Adversarial
+
+    @property
+    def second_order(self) -> bool:
+        return self.adversarial.second_order
+
+    @property
+    def nearby(self) -> float:
+        return self.adversarial.nearby
+
+    def discriminator(self, d: Net, real: Batch, fake: Batch, step: int) -> Loss:
+        return self.adversarial.discriminator(d, real, fake, step, one_call=True)
+
+    def generator(self, d: Net, fake: Batch, real: Batch, step: int) -> Loss:
+        return self.adversarial.generator(d, fake, real, step)
+
+    def of_weights(self, player: str, net: nn.Module) -> Loss | None:
+        return self.adversarial.of_weights(player, net)
+
+
+def _to_differentiate(batch: Batch, wanted: bool) -> Batch:
+    """With images that a gradient can be taken at."""
+    return dataclasses.replace(batch, images=batch.images.detach().requires_grad_(True)) if wanted else batch
+
+
+def _each(d: Net, real: Batch, fake: Batch) -> tuple[Verdict, Verdict]:
+    return judged(d, real.images, real.labels), judged(d, fake.images, fake.labels)
+
+
+def _both(d: Net, real: Batch, fake: Batch) -> tuple[Verdict, Verdict]:
+    """The same from one pass: reals, then fakes, lane by lane each, so that batch norm sees the same groups."""
+    labels = None
+    if real.labels is not None and fake.labels is not None:
+        labels = torch.cat([real.labels, fake.labels])
+    return judged(d, torch.cat([real.images, fake.images]), labels).cut(len(real.images))
+
+
+def _added(total: Tensor, terms: list[Term], parts: dict[str, Tensor]) -> Loss:
+    for name, weight, value in terms:
+        total = total + weight * value
+        parts[name] = value.detach()
+    return Loss(total, parts)

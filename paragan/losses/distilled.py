@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..batch import Batch, Loss, Net
-from .adversarial import Adversarial
+from .adversarial import Adversarial, OneCall
 
 Teacher = Callable[[Tensor, Tensor], Tensor]  # (latents [N, latent], labels [N]) -> its images, without a gradient
 
@@ -17,13 +17,17 @@ Teacher = Callable[[Tensor, Tensor], Tensor]  # (latents [N, latent], labels [N]
 class Distilled:
     """What D wants stays as it is; G minimises L_G + weight E|G(z, y) - teacher(z, y)|^2, a mean over pixels."""
 
-    adversarial: Adversarial
+    adversarial: Adversarial | OneCall
     teacher: Teacher
     weight: float
 
     @property
     def second_order(self) -> bool:
         return self.adversarial.second_order
+
+    @property
+    def nearby(self) -> float:
+        return self.adversarial.nearby
 
     def discriminator(self, d: Net, real: Batch, fake: Batch, step: int) -> Loss:
         return self.adversarial.discriminator(d, real, fake, step)
@@ -35,3 +39,6 @@ class Distilled:
         wanted = self.teacher(fake.latents, fake.labels)
         distance = (fake.images.float() - wanted.float()).square().mean()
         return Loss(loss.total + self.weight * distance, {**loss.parts, "G/distance": distance.detach()})
+
+    def of_weights(self, player: str, net: nn.Module) -> Loss | None:
+        return self.adversarial.of_weights(player, net)

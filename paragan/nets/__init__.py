@@ -5,10 +5,15 @@ from typing import Annotated
 from pydantic import Field
 
 from paragan.config import by_name
+from paragan.nets.biggan import BigGAN
+from paragan.nets.biggan_deep import BigGANDeep
+from paragan.nets.contragan import ContraGAN
 from paragan.nets.dcgan import DCGAN
+from paragan.nets.r3gan import R3GAN
+from paragan.nets.sagan import SAGAN
 from paragan.nets.sngan import SNGAN
 from paragan.nets.spec import Spec
 
-Nets = Annotated[DCGAN | SNGAN, Field(discriminator="name"), by_name]
+Nets = Annotated[DCGAN | SNGAN | SAGAN | BigGAN | BigGANDeep | ContraGAN | R3GAN, Field(discriminator="name"), by_name]
 
-__all__ = ["DCGAN", "SNGAN", "Nets", "Spec"]
+__all__ = ["DCGAN", "R3GAN", "SAGAN", "SNGAN", "BigGAN", "BigGANDeep", "ContraGAN", "Nets", "Spec"]

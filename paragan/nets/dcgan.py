@@ -16,8 +16,21 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from paragan.config import record
+from paragan.nets.conditioning import (
+    DConditioning,
+    GConditioning,
+    Judging,
+    Mapped,
+    Telling,
+    Unmapped,
+    chosen,
+    need_classes,
+    shown,
+    told,
+)
+from paragan.nets.heads import head
+from paragan.nets.layers import Layers
 from paragan.nets.norm import LaneBatchNorm2d, batch_norm
-from paragan.nets.projection import Projection
 from paragan.nets.spec import Spec, need_power_of_two
 from paragan.nets.spectral import spectral as spectrally
 
@@ -36,59 +49,69 @@ class DCGAN:
     """Spectral norm in the discriminator: trains stably on small data."""
     batch_norm: bool = False
     """Batch norm in the discriminator after all convolutions but the first, as in the paper."""
+    g_conditioning: GConditioning = "auto"
+    """How G is told the class; auto: a gain and bias per class in every batch norm."""
+    d_conditioning: DConditioning = "auto"
+    """How D is told the class; auto: projection."""
 
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        return Generator(spec, self.width, self.latent)
+        return Generator(spec, self.width, self.latent, chosen(self.g_conditioning, "batch_norm", spec))
 
     def discriminator(self, spec: Spec) -> nn.Module:
         """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        return Discriminator(spec, self.width, self.spectral, self.batch_norm)
+        kind = chosen(self.d_conditioning, "projection", spec)
+        return Discriminator(spec, self.width, kind, self.spectral, self.batch_norm)
 
     def check(self, spec: Spec) -> None:
-        """Raise `Unusable` for a resolution that is not a power of two of at least 8, naming the nearest."""
+        """Raise `Unusable` for a resolution or a conditioning that does not fit, naming what would work."""
         need_power_of_two(spec, least=8)
+        need_classes(self, spec)
 
 
 class Generator(nn.Module):
     """z [N, latent], y int64 [N] -> images [N, C, R, R] in [-1, 1], dtype of z. No classes: y unused."""
 
-    def __init__(self, spec: Spec, width: int, latent: int):
+    def __init__(self, spec: Spec, width: int, latent: int, kind: Telling):
         super().__init__()
         self.latent = latent
+        self.conditions = told(kind, latent, spec.classes)
+        classes = spec.classes if kind == "batch_norm" else 0
         widths, stride = _widths(spec.resolution, width), _stride(spec.resolution)
-        self.start = nn.Linear(latent, widths[0] * 4 * 4, bias=False)
+        self.start = nn.Linear(self.conditions.inputs, widths[0] * 4 * 4, bias=False)
         ups = [_up(a, b, bias=False) for a, b in itertools.pairwise(widths)]
         self.ups = nn.ModuleList([nn.Identity(), *ups])  # to 4x4, 8x8, ...
-        self.norms = nn.ModuleList([batch_norm(channels, spec.classes) for channels in widths])
+        self.norms = nn.ModuleList([batch_norm(channels, classes) for channels in widths])
         self.image = _up(widths[-1], spec.channels, stride)
         for layer in self.modules():
             _initialise(layer)
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
-        h = self.start(z).unflatten(1, (-1, 4, 4))
+        first, _ = self.conditions(z, y)
+        h = self.start(first).unflatten(1, (-1, 4, 4))
         for up, norm in zip(self.ups, self.norms):
             h = F.relu(norm(up(h), y), inplace=True)
         return torch.tanh(self.image(h)).to(z.dtype)
 
 
 class Discriminator(nn.Module):
-    """Images [N, C, R, R], y int64 [N] -> logits [N], float32 or wider. No classes: y unused."""
+    """Images [N, C, R, R], y int64 [N] -> logits [N], float32 or wider, or what the head says. No classes: y unused."""
 
-    def __init__(self, spec: Spec, width: int, spectral: bool = True, batch_norm: bool = False):
+    def __init__(self, spec: Spec, width: int, kind: Judging, spectral: bool, batch_norm: bool):
         super().__init__()
         widths, stride = _widths(spec.resolution, width)[::-1], _stride(spec.resolution)
-        layers = [_down(spec.channels, widths[0], spectral, stride), _leaky()]
+        self.shown: Mapped | Unmapped = shown(kind, spec.classes)
+        layers = [_down(spec.channels + self.shown.maps, widths[0], spectral, stride), _leaky()]
         for a, b in itertools.pairwise(widths):
             norm = [_initialise(LaneBatchNorm2d(b))] if batch_norm else []
             layers += [_down(a, b, spectral, bias=not batch_norm), *norm, _leaky()]
         self.body = nn.Sequential(*layers)  # [N, C, R, R] -> [N, widths[-1], 4, 4]
-        self.head = Projection(widths[-1] * 4 * 4, spec.classes, _normal, spectral)
+        self.head = head(kind, widths[-1] * 4 * 4, spec.classes, Layers(_normal, spectral))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        return self.head(self.body(x).flatten(1), y)
+        return self.head(self.body(self.shown(x, y)).flatten(1), y)
 
 
 def _stride(resolution: int) -> int:
@@ -116,7 +139,7 @@ def _leaky() -> nn.Module:
     return nn.LeakyReLU(0.2, inplace=True)
 
 
-def _normal(weight: Tensor) -> Tensor:
+def _normal(weight: Tensor, gain: float = 1.0) -> Tensor:
     return nn.init.normal_(weight, 0, 0.02)
 
 

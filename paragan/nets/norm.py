@@ -5,7 +5,7 @@ normalised with its own moments. Running statistics follow one law: the moments 
 averaged and applied once per step. Hence a forward pass only collects (`moments`), and `settle` applies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paragan.errors import Unusable
+from paragan.nets.conditioning import needed
 
 
 class LaneBatchNorm(_BatchNorm):
@@ -132,13 +133,35 @@ class ConditionalBatchNorm2d(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
         """[N, C, H, W], int64 [N] in [0, classes) -> [N, C, H, W], dtype and memory format of `x`."""
-        if y is None:
-            raise Unusable("y: a conditional network needs labels, int64 [N], not None")
-        parts = self.norm.normalised(x)
-        gains = _cut(self.gain(y)[:, :, None, None].to(x.dtype), len(parts))  # [N / groups, C, 1, 1] each
-        biases = _cut(self.bias(y)[:, :, None, None].to(x.dtype), len(parts))
-        # As fast as addcmul on CPU, and up to twice as fast in bf16.
-        return _join([(part * g).add_(b) for part, g, b in zip(parts, gains, biases)])
+        y = needed(y)
+        return _moved(self.norm, x, self.gain(y), self.bias(y))
+
+
+class VectorBatchNorm2d(nn.Module):
+    """Batch norm per lane with a gain and a bias for each image: `(1 + A c) * normalised(x) + B c`.
+
+    c [N, length] holds the class's embedding, a part of z, or both: Brock, Donahue and Simonyan, "Large Scale
+    GAN Training for High Fidelity Natural Image Synthesis", 2019, appendix B. `make` initialises A and B.
+    """
+
+    def __init__(self, channels: int, length: int, make: Callable[[nn.Linear], nn.Module]):
+        super().__init__()
+        self.norm = LaneBatchNorm2d(channels, affine=False)
+        self.gain = make(nn.Linear(length, channels, bias=False))
+        self.bias = make(nn.Linear(length, channels, bias=False))
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        """[N, C, H, W], [N, length] -> [N, C, H, W], dtype and memory format of `x`."""
+        return _moved(self.norm, x, 1 + self.gain(c), self.bias(c))
+
+
+def _moved(norm: LaneBatchNorm2d, x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+    """[N, C, H, W] normalised by lane, times `gain` [N, C] plus `bias` [N, C]."""
+    parts = norm.normalised(x)
+    gains = _cut(gain[:, :, None, None].to(x.dtype), len(parts))  # [N / groups, C, 1, 1] each
+    biases = _cut(bias[:, :, None, None].to(x.dtype), len(parts))
+    # As fast as addcmul on CPU, and up to twice as fast in bf16.
+    return _join([(part * g).add_(b) for part, g, b in zip(parts, gains, biases)])
 
 
 def batch_norm(channels: int, classes: int = 0) -> nn.Module:

@@ -21,10 +21,12 @@ class Spec:
         return self.values or (self.channels, self.resolution, self.resolution)
 
 
-def need_power_of_two(spec: Spec, least: int) -> None:
-    """Raise `Unusable`, naming the nearest that fits, unless the resolution is a power of two >= `least`."""
+def need_power_of_two(spec: Spec, least: int, most: int | None = None) -> None:
+    """Raise `Unusable`, naming the nearest that fits, unless the resolution is a power of two, least ... most."""
     size = spec.resolution
     below = 1 << max(size, 1).bit_length() - 1
     nearest = max(least, below if size - below < 2 * below - size else 2 * below)
-    if size < least or size != below:
-        raise Unusable(f"resolution: needs a power of two of at least {least} pixels, not {size}; {nearest} would work")
+    nearest = nearest if most is None else min(nearest, most)
+    if size != nearest:
+        span = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise Unusable(f"resolution: needs a power of two {span} pixels, not {size}; {nearest} would work")

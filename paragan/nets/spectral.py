@@ -9,17 +9,24 @@ Here the vectors u, v are held during forwards, and only `power_iteration` moves
         power_iteration(net)
         ...                        # any number of forwards
 
-Works on any network, with torch's parametrization or its older hook; u and v are in the state dict.
+Works on any network, with torch's parametrization or its older hook; u and v are in the state dict. Layers of one
+shape are iterated together, in one batched product: a network of forty layers has about ten shapes.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm as SpectralHook  # torch's older form
+
+# The largest matrices worth laying side by side, in numbers: beyond, it is memory that takes time, not the number of
+# calls. Measured on two cores (1.0 times at 20,000, 1.3 times faster at 2,000); for other devices a guess.
+TOGETHER = {"cpu": 1 << 14, "cuda": 1 << 20}
 
 
 def spectral(module: nn.Module) -> nn.Module:
@@ -55,11 +62,37 @@ def power_iteration(net: nn.Module) -> None:
 
     An update is torch's own: `n_power_iterations` of them, 1 unless the network's author asked for more.
     """
+    alike: dict[tuple[object, ...], list[tuple[_SpectralNorm, Tensor]]] = defaultdict(list)
     for part in net.modules():
         if isinstance(part, ParametrizationList):
-            _iterate(part)
+            norm = part[0]
+            if len(part) == 1 and isinstance(norm, _SpectralNorm) and part.original.dim() > 1:
+                matrix = norm._reshape_weight_to_matrix(part.original)  # [O, I], of a convolution [O, I k k]
+                alike[*matrix.shape, norm.n_power_iterations, norm.eps].append((norm, matrix))
+            else:
+                _iterate(part)
         for hook in _hooks(part):
             hook.compute_weight(part, do_power_iteration=True)
+    for layers in alike.values():
+        _iterate_together(*zip(*layers))
+
+
+def _iterate_together(norms: tuple[_SpectralNorm, ...], matrices: tuple[Tensor, ...]) -> None:
+    """Torch's power iteration of layers whose matrices are all [O, I]. Large ones take turns: laying them side by
+    side would cost more than a product of each."""
+    first = norms[0]
+    if len(norms) == 1 or matrices[0].numel() > TOGETHER.get(matrices[0].device.type, 0):
+        for norm, matrix in zip(norms, matrices):
+            norm._power_method(matrix, norm.n_power_iterations)
+        return
+    weights = torch.stack(matrices)  # [L, O, I]
+    v = torch.stack([norm._v for norm in norms])[..., None]
+    u = v  # of no use before the first iteration
+    for _ in range(first.n_power_iterations):
+        u = F.normalize(weights @ v, dim=1, eps=first.eps)
+        v = F.normalize(weights.mT @ u, dim=1, eps=first.eps)
+    torch._foreach_copy_([norm._u for norm in norms], list(u[..., 0]))
+    torch._foreach_copy_([norm._v for norm in norms], list(v[..., 0]))
 
 
 def _iterate(chain: ParametrizationList) -> None:

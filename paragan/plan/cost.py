@@ -66,13 +66,15 @@ class Cost:
     parameters: tuple[int, int]  # G, D
     flops: float  # of one round: multiplications and additions, counted separately
     state_bytes: int  # on every rank: parameters, gradients, two moments of Adam, the average of G
+    peak_bytes: int  # on a rank, at the fullest moment of a round: state, activations, batch
     traffic: Mapping[str, Traffic]  # what one rank sends in one round, by who it is
 
     def lines(self) -> list[str]:
         g, d = self.parameters
         return [
             f"{self.rounds:,} rounds; G has {g:,} parameters, D {d:,}; {self.state_bytes / 1e6:.1f} MB of state a rank",
-            f"{self.flops / 1e9:.3g} GFLOP a round, {self.flops * self.rounds / 1e12:.3g} TFLOP in all",
+            f"{self.flops / 1e9:.3g} GFLOP a round, {self.flops * self.rounds / 1e12:.3g} TFLOP in all; "
+            f"tensors take {_bytes(self.peak_bytes)} of memory on a rank",
             *(
                 f"{who} sends {t.sent_bytes / 1e6:.3g} MB in {t.messages} messages a round"
                 for who, t in self.traffic.items()
@@ -80,17 +82,19 @@ class Cost:
         ]
 
 
-def cost(game: Game, roles: Sequence[Role], *, rounds: int, batch: int, penalties: float) -> Cost:
+def _bytes(n: int) -> str:
+    return f"{n / 1e9:.1f} GB" if n > 1e9 else f"{n / 1e6:.0f} MB"
+
+
+def cost(game: Game, roles: Sequence[Role], *, rounds: int, flops: float, peak_bytes: int) -> Cost:
     """Count a game and roles that were built but not played: one that all ranks have, or one of either team.
-    penalties: passes of D that they add to its turn."""
-    g, d = forward_flops(game)
+    flops, peak_bytes: of one round, foreseen (plan/memory.py)."""
     state = sum(4 * 4 * p.flat.params.numel() for p in game.players) + 4 * game.g.flat.params.numel()
     traffic = {
         f"a rank of {role.moves[0].name}" if role.teams else "each rank": role_traffic(role, game) for role in roles
     }
     counts = tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players)
-    flops = round_flops(g, d, batch, game.d_steps, penalties, roles[0].for_d, game.ratio)
-    return Cost(rounds, (counts[0], counts[1]), flops, state, traffic)
+    return Cost(rounds, (counts[0], counts[1]), flops, state, peak_bytes, traffic)
 
 
 def role_traffic(role: Role, game: Game) -> Traffic:
@@ -119,23 +123,19 @@ def forward_flops(game: Game) -> tuple[float, float]:
     return of_g.get_total_flops() / per_lane, of_d.get_total_flops() / per_lane
 
 
-def round_flops(
-    g: float, d: float, batch: int, d_steps: int, penalties: float, for_d: bool = True, ratio: float = 1.0
-) -> float:
+def round_flops(g: float, d: float, batch: int, d_steps: int, for_d: bool = True, ratio: float = 1.0) -> float:
     """Operations of one round: `turn_flops`, both players'."""
-    return sum(turn_flops(g, d, batch, d_steps, penalties, for_d, ratio))
+    return sum(turn_flops(g, d, batch, d_steps, for_d, ratio))
 
 
 def turn_flops(
-    g: float, d: float, batch: int, d_steps: int, penalties: float, for_d: bool = True, ratio: float = 1.0
+    g: float, d: float, batch: int, d_steps: int, for_d: bool = True, ratio: float = 1.0
 ) -> tuple[float, float]:
-    """Operations of G's turn of a round, and of D's. ratio: of G's batch to D's. A backward pass costs a forward for
-    the inputs and one for the weights.
+    """Operations of G's turn of a round, and of D's, of an objective that adds nothing to them (what one does add is
+    counted by playing it: plan/memory.py). ratio: of G's batch to D's. A backward pass costs a forward for the inputs
+    and one for the weights.
 
-    D's turn: G forward (`for_d`: where its images are for D alone), D forward and backward on reals and fakes, and for
-    a gradient penalty a forward (R1 has one already), a backward to the images, and the backward of both. G's turn:
-    both forward, D's inputs and all of G backward.
+    D's turn: G forward (`for_d`: where its images are for D alone), D forward and backward on reals and fakes. G's
+    turn: both forward, D's inputs and all of G backward.
     """
-    d_turn = for_d * g + 2 * 3 * d + penalties * d
-    g_turn = 3 * g + 2 * d
-    return batch * ratio * g_turn, batch * d_steps * d_turn
+    return batch * ratio * (3 * g + 2 * d), batch * d_steps * (for_d * g + 2 * 3 * d)

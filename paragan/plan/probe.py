@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Loss, Net
+from ..batch import Batch, Loss, Net, judged
 from ..comm.flat import bucket_bytes
 from ..comm.world import World
 from ..errors import Unusable
@@ -205,13 +205,20 @@ class _Vector(nn.Module):
 class _Nothing:
     """Losses that lead through both networks."""
 
-    second_order = False
+    second_order, nearby = False, 0.0
 
     def discriminator(self, d: Net, real: Batch, fake: Batch, step: int) -> Loss:
-        return Loss(d(real.images, None).sum() + d(fake.images.detach(), None).sum())
+        return Loss(sum_of(d, real.images) + sum_of(d, fake.images.detach()))
 
     def generator(self, d: Net, fake: Batch, real: Batch, step: int) -> Loss:
-        return Loss(d(fake.images, None).sum())
+        return Loss(sum_of(d, fake.images))
+
+    def of_weights(self, player: str, net: nn.Module) -> Loss | None:
+        return None
+
+
+def sum_of(d: Net, images: Tensor) -> Tensor:
+    return judged(d, images, None).logits.sum()
 
 
 def _game(params: int, seconds: float, share: float, bucket: int) -> Game:

@@ -24,6 +24,7 @@ from ..config import build, plain
 from ..data.images import Images
 from ..errors import Unusable
 from ..game.player import Player
+from ..losses.kept import without
 from ..nets import Nets, Spec
 from ..report.records import write_whole
 from ..rng import CPU, generator
@@ -110,7 +111,7 @@ def save_model(folder: Path, g: nn.Module, d: nn.Module, config: dict[str, Any])
     """Write model.safetensors, discriminator.safetensors and config.json, each aside and renamed."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, net in (("model", g), ("discriminator", d)):
-        tensors = {key: value.detach().cpu().contiguous() for key, value in net.state_dict().items()}
+        tensors = {key: value.detach().cpu().contiguous() for key, value in without(net.state_dict()).items()}
         write_whole(folder / f"{name}.safetensors", safetensors.torch.save(tensors))
     _write_config(folder, config)
 

@@ -4,10 +4,13 @@ from Python."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
+from torch import nn
 
+from ..batch import Batch, Loss, Net
 from ..config import build, by_name, or_own
 from ..errors import Unusable
 from ..game.game import Given
@@ -25,6 +28,27 @@ def prove_nets(nets: Any) -> None:
 
 AnyNets = Annotated[Nets, or_own(prove_nets, "generator", "discriminator"), by_name]
 AnyObjective = Annotated[Adversarial, or_own(lambda own: None, "second_order", "discriminator", "generator"), by_name]
+
+
+@dataclass(frozen=True)
+class OwnObjective:
+    """An objective of the user's own, which has two losses and no more, as a game asks for it."""
+
+    own: Any
+    nearby: float = 0.0
+
+    @property
+    def second_order(self) -> bool:
+        return bool(self.own.second_order)
+
+    def discriminator(self, d: Net, real: Batch, fake: Batch, step: int) -> Loss:
+        return self.own.discriminator(d, real, fake, step)
+
+    def generator(self, d: Net, fake: Batch, real: Batch, step: int) -> Loss:
+        return self.own.generator(d, fake, real, step)
+
+    def of_weights(self, player: str, net: nn.Module) -> Loss | None:
+        return None
 
 
 def own_nets(config: Any) -> Any:

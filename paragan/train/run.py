@@ -25,8 +25,10 @@ from ..game.average import Decay
 from ..game.game import Game, Given
 from ..game.objective import Objective
 from ..game.player import Player
-from ..losses.adversarial import Adversarial
+from ..game.recorded import Recorder
+from ..losses.adversarial import Adversarial, OneCall
 from ..losses.distilled import Distilled
+from ..losses.kept import attach
 from ..nets import DCGAN, Spec
 from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import normalised, power_iteration, train_mode
@@ -35,8 +37,9 @@ from ..optim.optimizers import SGD, Kimg, Side, built
 from ..strategies.asynchronous import Async
 from ..strategies.per_label import Labels, Lockstep, Mixing, PerLabel
 from ..strategies.sync import Sync
+from .fitting import refuse_unfit_objective, refuse_untold
 from .lags import repeating
-from .own import AnyNets, AnyObjective, check_nets, clip_of, given_of, is_own
+from .own import AnyNets, AnyObjective, OwnObjective, check_nets, clip_of, given_of, is_own
 from .teacher import Teacher
 from .trial import tried
 
@@ -113,6 +116,8 @@ class Device:
     precision : float32, bf16 (autocast), or auto (bf16 where the device multiplies it in hardware)
     threads   : CPU threads of each rank (0: the cores shared out over the ranks of a host)
     merge     : lanes that share one pass (0: all of a rank's; fewer take less memory)
+    graph     : record passes as CUDA graphs and replay them (one rank, sync; small networks are bound by launches)
+    one_call  : D judges reals and fakes in one pass (auto: on cuda, with networks of ours; on a CPU two are faster)
     """
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
@@ -121,6 +126,8 @@ class Device:
     compile: bool = False
     threads: Count = 0
     merge: Count = 0
+    graph: bool = False
+    one_call: Literal["auto"] | bool = "auto"
 
 
 @record
@@ -184,12 +191,29 @@ class Run:
         if ranks > self.lanes and not self.per_label:
             raise Unusable(f"{ranks} ranks cannot share --lanes {self.lanes}: start at most {self.lanes} ranks")
         self.strategy.check(ranks)
+        if self.device.graph:
+            self._refuse_graph(ranks)
+        refuse_unfit_objective(self)
         if self.teacher and self.per_label:
             raise Unusable(
                 f"teacher={self.teacher} teaches one generator, and --strategy {self.strategy.name} has many"
             )
         if not self.data.path:
             raise Unusable(f"{self.recipe} needs --data D: {FORMS}, or an address of such")
+
+    def _refuse_graph(self, ranks: int) -> None:
+        """Recorded passes are the same kernels on the same memory every time."""
+        lone = isinstance(self.strategy, Sync) and self.strategy.order == "alternately"
+        reasons = {
+            "records passes on a CUDA device, and there is none": not torch.cuda.is_available(),
+            f"is for one rank: with {ranks} gradients leave under backward": ranks > 1,
+            f"needs --strategy sync, D and G alternately, not {self.strategy.name}": not lone,
+            "and --device.compile=true are two ways to the same: choose one": self.device.compile,
+            "and a teacher, loaded when it is asked for, do not go together": bool(self.teacher),
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise Unusable(f"--device.graph=true {reason}; leave it false")
 
 
 def written(run: Run) -> dict[str, Any]:
@@ -210,6 +234,7 @@ def differing(name: str) -> bool:
         "output",
         "device.kind",
         "device.threads",
+        "device.one_call",
         "data.bad_share",
         "data.reach",
         "data.feed",
@@ -267,7 +292,13 @@ def resolve(run: Run, images: Images) -> Run:
             raise Unusable("--mirror flips images, and the data are numbers: leave it out")
         if evaluation.features == "pixels":
             evaluation = dataclasses.replace(evaluation, features="values")
+    if device.one_call == "auto":
+        ours = not is_own(run.nets, run.objective)  # a D of one's own may couple images
+        device = dataclasses.replace(device, one_call=ours and pick_device(device.kind).type == "cuda")
     run = settled(dataclasses.replace(run, data=data, device=device, evaluation=evaluation))
+    if isinstance(run.objective, Adversarial):
+        refuse_unfit_objective(run)
+        refuse_untold(run.objective, labelled)
     check_nets(run.nets, spec_of(run, images))
     return run
 
@@ -358,7 +389,8 @@ def placed(run: Run, pair: Pair, device: torch.device) -> Pair:
     layout = torch.channels_last if run.device.channels_last else torch.contiguous_format
     for net in (pair.g, pair.d):
         _refuse_lazy(net)
-        net.to(device=device)
+        if any(tensor.device != device for tensor in (*net.parameters(), *net.buffers())):
+            net.to(device=device)
         for tensor in (*net.parameters(), *net.buffers()):
             if tensor.dim() == 4:
                 tensor.data = tensor.data.contiguous(memory_format=layout)
@@ -394,7 +426,7 @@ def refuse_unfit(run: Run, pair: Pair) -> None:
             )
 
 
-def refuse_clip(objective: Objective, spectral: bool) -> None:
+def refuse_clip(objective: Any, spectral: bool) -> None:
     """Weights that are clipped where something else bounds D already. spectral: whether D has spectral norm."""
     if not isinstance(objective, Adversarial) or not objective.clip:
         return
@@ -447,21 +479,31 @@ def teacher_of(run: Run, images: Images, device: torch.device) -> Teacher:
 
 def objective_of(run: Run, images: Images, device: torch.device) -> Objective:
     """What the players of a run want."""
+    if not isinstance(run.objective, Adversarial):
+        return OwnObjective(run.objective)
+    objective = OneCall(run.objective) if run.device.one_call is True else run.objective
     if not run.teacher or not run.teacher_weight:
-        return run.objective
-    return Distilled(run.objective, teacher_of(run, images, device), run.teacher_weight)
+        return objective
+    return Distilled(objective, teacher_of(run, images, device), run.teacher_weight)
 
 
-def penalty_passes(objective: Objective) -> float:
-    """Passes of D that its penalties add to its turn; those of an objective of one's own are not counted."""
+def recorder_of(run: Run) -> Callable[[], Recorder | None]:
+    """What plays the passes of a turn. Unusable where an objective of one's own does not tell one kind of step from
+    another."""
+    if not run.device.graph:
+        return lambda: None
+    objective = run.objective
     if not isinstance(objective, Adversarial):
-        return 0.0
-    return 5 * (objective.r1 > 0) / objective.r1_every + 6 * (objective.gp > 0)
+        raise Unusable("--device.graph=true records the passes of our own objectives only: leave it out")
+    return lambda: Recorder(objective.kind)
 
 
 def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Game:
     """Players, objective and label source of a run."""
     refuse_unfit(run, pair)
+    adversarial = run.objective if isinstance(run.objective, Adversarial) else None
+    if adversarial:
+        attach(adversarial.kept(run.batch), pair.d)
     if run.device.compile:
         for net in (pair.g,) if run.objective.second_order else (pair.g, pair.d):
             net.compile()
@@ -476,7 +518,13 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
         d_lane=run.batch // run.lanes,
         d_steps=run.d_steps,
         autocast=autocast(device, run.device.precision),
+        recorder=recorder_of(run),
         given=pair.given,
         shape=images.shape,
     )
-    return tried(game, images, run.lanes, merged=run.device.merge != 1) if pair.own else game
+    if not pair.own:
+        return game
+    game = tried(game, images, run.lanes, run.device.merge != 1, adversarial.conditioning if adversarial else "")
+    if game.restless and run.device.graph:
+        raise Unusable("--device.graph=true records what a pass draws, and these networks draw by themselves (dropout)")
+    return game

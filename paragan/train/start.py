@@ -23,6 +23,7 @@ from ..report.records import Records
 from ..rng import CPU
 from . import checkpoint, lags
 from .checkpoint import Checkpoints, Damaged, Loaded
+from .fitting import refuse_unheard
 from .folder import RunFolder, Wanted, changed, refuse_differences, under_way
 from .loop import Observer, Session, train
 from .model import folder_to_start_from, load_weights
@@ -175,6 +176,7 @@ def resolved(run: Run, images: Images) -> Run:
     own = is_own(run.nets, run.objective)
     if not own:
         refuse_clip(run.objective, run.nets.spectral)
+        refuse_unheard(run.objective, run.nets.d_conditioning)
     check(run.evaluation, images)
     if run.teacher:
         teacher_of(run, images, CPU)

@@ -12,29 +12,30 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Loss, Verdict
+from ..batch import Batch, Loss, judged
 from ..data.images import Images
 from ..data.upload import floats
 from ..errors import Unusable
 from ..game.game import Game
 from ..game.player import Player
-from ..losses.adversarial import Adversarial
-from ..losses.distilled import Distilled
+from ..losses.conditional import refuse_silent
 from ..rng import Draw
+from .own import OwnObjective
 
 MOST = 4  # images of a lane
 CLOSE = 5e-3  # of the largest number: what is the same but for rounding
 
 
-def tried(game: Game, images: Images, lanes: int, merged: bool) -> Game:
+def tried(game: Game, images: Images, lanes: int, merged: bool, conditioning: str = "") -> Game:
     """The game, once its networks and objective did what they should on two lanes of a few images; `restless` where
-    they draw random numbers of torch's own. merged: whether lanes share a pass. Everything is as it was afterwards."""
+    they draw random numbers of torch's own. merged: whether lanes share a pass; conditioning: what
+    else D has to say (losses/conditional.py). Everything is as it was afterwards."""
     hand = _hand(game, images, tuple(range(min(lanes, 2))))
     before = {player: _layout(player) for player in game.players}
     with torch.random.fork_rng(devices=[]), _restoring(game):
         with _explained(hand):
             made = _made(game, hand)
-            _check_shapes(game, made)
+            _check_shapes(game, made, conditioning)
             _check_losses(game, hand, made)
         for player in game.players:
             _check_storage(player, before[player])
@@ -90,7 +91,7 @@ def _explained(hand: Batch) -> Iterator[None]:
         ) from error
 
 
-def _check_shapes(game: Game, made: Batch) -> None:
+def _check_shapes(game: Game, made: Batch, conditioning: str) -> None:
     found = made.images
     wanted = [found.shape[0] if isinstance(found, Tensor) else 0, *game.shape]
     count = made.draw.per_lane * len(made.draw.lanes)
@@ -98,14 +99,15 @@ def _check_shapes(game: Game, made: Batch) -> None:
         shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
         what = "inputs" if game.given else "latents"
         raise Unusable(f"the generator gives {shape} for {count} {what}; images are {[count, *game.shape]}")
-    if not isinstance(game.objective, Adversarial | Distilled):
+    if isinstance(game.objective, OwnObjective):
         return  # what its D says is between the two
     with torch.no_grad():
-        said = game.d.net(made.images, made.labels)
-    logits = said.logits if isinstance(said, Verdict) else said
+        verdict = judged(game.d.net, made.images, made.labels)
+    logits = verdict.logits
     if not isinstance(logits, Tensor) or list(logits.shape) != [count]:
         shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise Unusable(f"the discriminator gives {shape} for {count} images; logits are [{count}]")
+    refuse_silent(conditioning, verdict, made.labels)
 
 
 def _check_losses(game: Game, hand: Batch, made: Batch) -> None:

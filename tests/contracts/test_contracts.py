@@ -40,6 +40,11 @@ VARIANTS = {
     "r1": ("objective.r1=1", "objective.loss=nonsaturating"),
     "gp": ("objective.gp=10", "objective.loss=wasserstein", "d_steps=2"),
     "clip": ("objective.clip=0.01", "objective.loss=wasserstein", "nets.spectral=false"),
+    "pairs": ("objective.loss=relativistic", "objective.r1=1", "objective.r2=1"),
+    "kept": (
+        *("objective.augment=ada", "objective.augment.kimg=0.1", "objective.lecam=0.3", "objective.bcr=10"),
+        "device.one_call=true",
+    ),
     "unconditional": ("data.labels=false",),
     "lane by lane": ("device.merge=1",),
 }

@@ -60,6 +60,13 @@ def penalty(run, d, real, fake, on_real, draw):
     return 0
 
 
+D_LOSSES = {
+    "hinge": lambda real, fake: relu(1 - real) + relu(1 + fake),
+    "wasserstein": lambda real, fake: fake - real,
+    "relativistic": lambda real, fake: softplus(fake - real),
+}
+
+
 def plain_loop(run, rounds):
     """What a person would write for one process: two networks, two optimizers, no paragan but its data and latents."""
     s = toy.session(run)  # for its lanes only
@@ -80,17 +87,25 @@ def plain_loop(run, rounds):
         real = (hand.images.clone().requires_grad_(bool(run.objective.r1)), hand.labels)
         with torch.no_grad():
             fake = fakes(hand, "D", 0.0)
-        on_real, on_fake = d(*real), d(*fake)
-        wasserstein = run.objective.loss == "wasserstein"
-        loss = on_fake - on_real if wasserstein else relu(1 - on_real) + relu(1 + on_fake)
-        return loss.mean() + penalty(run, d, real, fake, on_real, hand.draw)
+        if run.objective.r2:
+            fake[0].requires_grad_(True)
+        if run.device.one_call is True:
+            on_real, on_fake = d(*(torch.cat(both) for both in zip(real, fake))).chunk(2)
+        else:
+            on_real, on_fake = d(*real), d(*fake)
+        loss = D_LOSSES[run.objective.loss](on_real, on_fake).mean() + penalty(run, d, real, fake, on_real, hand.draw)
+        return loss + run.objective.r2 / 2 * slopes(on_fake, fake[0]).mean() if run.objective.r2 else loss
+
+    def g_loss(hand):
+        fake = d(*fakes(hand, "G", 0.1))
+        return softplus(d(hand.images, hand.labels) - fake) if run.objective.loss == "relativistic" else -fake
 
     for step in range(rounds):
         for i in range(run.d_steps):
             (hand,) = s.lanes.next()
             together = run.strategy.order == "together" and i == run.d_steps - 1
             if together:
-                g_grads = torch.autograd.grad(-d(*fakes(hand, "G", 0.1)).mean(), list(g.parameters()))
+                g_grads = torch.autograd.grad(g_loss(hand).mean(), list(g.parameters()))
             d_opt.zero_grad()
             d_loss(hand).backward()
             d_opt.step()
@@ -98,7 +113,7 @@ def plain_loop(run, rounds):
                 for p in d.parameters():
                     p.data.clamp_(-run.objective.clip, run.objective.clip)
         if not together:
-            g_grads = torch.autograd.grad(-d(*fakes(hand, "G", 0.1)).mean(), list(g.parameters()))
+            g_grads = torch.autograd.grad(g_loss(hand).mean(), list(g.parameters()))
         for p, grad in zip(g.parameters(), g_grads, strict=True):
             p.grad = grad
         g_opt.step()
@@ -132,6 +147,9 @@ CASES = {
     "gradient penalty": ("objective.gp=10",),
     "weights clipped": (*CLIPPED, "d_steps=5"),
     "weights clipped, simultaneous": (*CLIPPED, "d_steps=2", "strategy.order=together"),
+    "relativistic, r1 and r2": ("objective.loss=relativistic", "objective.r1=1", "objective.r2=1"),
+    "relativistic, simultaneous": ("objective.loss=relativistic", "strategy.order=together"),
+    "reals and fakes in one call": ("device.one_call=true", "d_steps=2"),
     "contiguous": ("device.channels_last=false", "objective.r1=1"),
 }
 

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from paragan.batch import Batch
-from paragan.losses.adversarial import LOSSES, Adversarial
-from paragan.losses.penalties import gradient_penalty, r1
+from paragan.losses.adversarial import Adversarial
+from paragan.losses.forms import LOSSES
+from paragan.losses.penalties import gradient_penalty, squared_slope
 from paragan.rng import Draw
 
 
@@ -30,11 +31,14 @@ def test_formulas():
     expected = {
         "hinge": ((1 - real).clamp(0) + (1 + fake).clamp(0), -fake),
         "nonsaturating": (-sigmoid(real).log() - (1 - sigmoid(fake)).log(), -sigmoid(fake).log()),
+        "least_squares": (0.5 * (real - 1) ** 2 + 0.5 * fake**2, 0.5 * (fake - 1) ** 2),
         "wasserstein": (fake - real, -fake),
+        "relativistic": (-sigmoid(real - fake).log(), -sigmoid(fake - real).log()),
     }
+    assert expected.keys() == LOSSES.keys()
     for name, (d, g) in expected.items():
-        torch.testing.assert_close(LOSSES[name][0](real, fake), d)
-        torch.testing.assert_close(LOSSES[name][1](fake), g)
+        torch.testing.assert_close(LOSSES[name].d(real, fake), d)
+        torch.testing.assert_close(LOSSES[name].g(real, fake), g)
 
 
 def slopes(d, x, eps=1e-6):
@@ -52,7 +56,7 @@ def test_r1_is_the_squared_slope_at_reals():
     d, real = critic(), batch(1)
     expected = slopes(d, real.images).square().sum(1).mean()
     images = real.images.clone().requires_grad_(True)
-    torch.testing.assert_close(r1(d(images, None), images).double(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(squared_slope(d(images, None), images).double(), expected, rtol=1e-5, atol=0)
 
 
 def test_gradient_penalty_is_taken_between_reals_and_fakes():
@@ -78,7 +82,7 @@ def test_the_players_want_opposite_things(loss):
     """A step of each player moves the fake logits its own way."""
     objective, real = Adversarial(loss), batch(1)
     shift = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    d = lambda x, y: x.flatten(1).mean(1) + shift  # noqa: E731
+    d = lambda x, y: x.flatten(1).mean(1) + 0.5 + shift  # noqa: E731
     fake = Batch(batch(2).images, None, real.draw)
     (of_g,) = torch.autograd.grad(objective.generator(d, fake, real, 0).total, shift)
     (of_d,) = torch.autograd.grad(

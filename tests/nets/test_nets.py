@@ -1,15 +1,22 @@
 """Backbones: shapes at every resolution, gradients everywhere, published sizes, exact rewrites."""
 
+import dataclasses
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
 from pydantic import TypeAdapter, ValidationError
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
 
+from paragan.batch import Verdict
 from paragan.errors import Unusable
-from paragan.nets import DCGAN, SNGAN, Nets, Spec
+from paragan.nets import DCGAN, SAGAN, SNGAN, BigGAN, BigGANDeep, ContraGAN, Nets, Spec
+from paragan.nets.attention import SelfAttention
 from paragan.nets.norm import LaneBatchNorm
-from paragan.nets.sngan import DownConv, UpConv
+from paragan.nets.resample import DownConv, UpConv
 from paragan.nets.spectral import train_mode
 
 CONFIGS = {
@@ -17,36 +24,83 @@ CONFIGS = {
     "dcgan-bn": DCGAN(width=4, latent=6, spectral=False, batch_norm=True),
     "sngan": SNGAN(width=4, latent=6),
     "sngan-plain": SNGAN(width=2, d_width=4, latent=6, spectral=False),
+    "sagan": SAGAN(width=4, d_width=8, latent=6),
+    "biggan": BigGAN(width=4, d_width=8, latent=420, shared=5),  # a length that 4, 5, 6 and 7 chunks divide
+    "biggan-deep": BigGANDeep(width=4, d_width=8, latent=6, shared=5),
+    "contragan": ContraGAN(width=4, d_width=8, latent=420, shared=5, embedding=7),
 }
+CONDITIONED = {
+    "dcgan-concat": DCGAN(width=4, g_conditioning="concat", d_conditioning="concat"),
+    "dcgan-classifier": DCGAN(width=4, d_conditioning="classifier"),
+    "sngan-concat": SNGAN(width=4, g_conditioning="concat", d_conditioning="concat"),
+    "sngan-contrastive": SNGAN(width=4, d_conditioning="contrastive"),
+    "sagan-concat": SAGAN(width=4, g_conditioning="concat", d_conditioning="concat"),
+    "biggan-concat": BigGAN(width=4, g_conditioning="concat", d_conditioning="concat"),
+    "biggan-classifier": BigGAN(width=4, d_conditioning="classifier"),
+    "biggan-deep-concat": BigGANDeep(width=4, g_conditioning="concat", d_conditioning="concat"),
+    "biggan-deep-contrastive": BigGANDeep(width=4, d_conditioning="contrastive"),
+    "contragan-projection": ContraGAN(width=4, d_conditioning="projection"),
+}
+RESIDUAL = ("sngan", "sagan", "biggan", "biggan-deep", "contragan")
+
+
+def least(config):
+    """The lowest resolution that a family is for."""
+    return 8 if config.name in ("dcgan", "sngan") else 32
 
 
 def build(config, spec, seed=0):
     torch.manual_seed(seed)
-    return train_mode(config.generator(spec)), train_mode(config.discriminator(spec))
+    G, D = train_mode(config.generator(spec)), train_mode(config.discriminator(spec))
+    for part in (*G.modules(), *D.modules()):
+        if isinstance(part, SelfAttention):
+            nn.init.ones_(part.gamma)  # from its 0, attention would say nothing
+    return G, D
+
+
+def meta(config, spec):
+    """Without memory, and without spectral norm, which has no parameters and takes its time."""
+    with torch.device("meta"):
+        config = dataclasses.replace(config, spectral=False)
+        return config.generator(spec), config.discriminator(spec)
+
+
+def score(verdict):
+    """[N] of all that a discriminator says."""
+    if isinstance(verdict, Tensor):
+        return verdict
+    total = verdict.logits
+    if verdict.classes is not None:
+        total = total + verdict.classes.logsumexp(1)
+    if verdict.embedding is not None:
+        total = total + (verdict.embedding * verdict.proxies).sum(1)
+    return total
 
 
 def count(net):
     return sum(parameter.numel() for parameter in net.parameters())
 
 
-def batch(spec, n=4):
+def batch(G, spec, n=4):
     y = torch.arange(n) % spec.classes if spec.classes else None
-    return torch.randn(n, 6), y
+    return torch.randn(n, G.latent), y
 
 
 @pytest.mark.parametrize("classes", [0, 3])
-@pytest.mark.parametrize("resolution", [8, 16, 32, 64])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "resolution"),
+    [(name, size) for name in CONFIGS for size in (8, 16, 32, 64) if size >= least(CONFIGS[name])],
+)
 def test_shapes_and_gradients(name, resolution, classes):
     spec = Spec(resolution, 3, classes)
     G, D = build(CONFIGS[name], spec)
-    z, y = batch(spec, 32)  # so many that no unit is idle for all
+    z, y = batch(G, spec, 32)  # so many that no unit is idle for all
     fake = G(z, y)
-    assert G.latent == 6
+    assert G.latent == CONFIGS[name].latent
     assert fake.shape == (32, 3, resolution, resolution)
     assert fake.dtype == torch.float32
     assert fake.abs().max() <= 1
-    logits = D(fake, y)
+    logits = score(D(fake, y))
     assert logits.shape == (32,)
     (logits * torch.randn(32)).sum().backward()
     for net in (G, D):
@@ -61,22 +115,24 @@ def test_shapes_and_gradients(name, resolution, classes):
 def test_larger_resolutions_build(name, resolution):
     spec = Spec(resolution, 1)
     G, D = build(CONFIGS[name], spec)
-    assert D(G(torch.randn(2, 6))).shape == (2,)
+    with torch.no_grad():
+        assert D(G(torch.randn(2, G.latent))).shape == (2,)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_without_classes_labels_are_ignored_and_with_them_they_are_needed(name):
-    G, D = build(CONFIGS[name], Spec(8, 1))
-    z, y = torch.randn(4, 6), torch.arange(4)
+    size = least(CONFIGS[name])
+    G, D = build(CONFIGS[name], Spec(size, 1))
+    z, y = torch.randn(4, G.latent), torch.arange(4)
     assert torch.equal(G(z, y), G(z, None))
     assert torch.equal(D(G(z), y), D(G(z), None))
-    G, D = build(CONFIGS[name], Spec(8, 1, classes=4))
+    G, D = build(CONFIGS[name], Spec(size, 1, classes=4))
     with torch.no_grad():
         for norm in (part for part in G.modules() if isinstance(part, nn.Embedding)):
             norm.weight.normal_()
     assert not torch.equal(G(z, y), G(z, y.flip(0)))
-    assert not torch.equal(D(G(z, y), y), D(G(z, y), y.flip(0)))
-    for wrong in (lambda: G(z, None), lambda: D(torch.randn(4, 1, 8, 8), None)):
+    assert not torch.equal(score(D(G(z, y), y)), score(D(G(z, y), y.flip(0))))
+    for wrong in (lambda: G(z, None), lambda: D(torch.randn(4, 1, size, size), None)):
         with pytest.raises(Unusable, match=r"y: .*int64"):
             wrong()
 
@@ -84,10 +140,10 @@ def test_without_classes_labels_are_ignored_and_with_them_they_are_needed(name):
 @pytest.mark.parametrize("classes", [0, 3])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_channels_last_goes_through(name, classes):
-    spec = Spec(16, 3, classes)
+    spec = Spec(max(16, least(CONFIGS[name])), 3, classes)
     G, D = build(CONFIGS[name], spec)
-    z, y = batch(spec)
-    expected = G(z, y), D(G(z, y), y)
+    z, y = batch(G, spec)
+    expected = G(z, y), score(D(G(z, y), y))
     seen = []
     for net in (G, D):
         net.to(memory_format=torch.channels_last)
@@ -95,21 +151,21 @@ def test_channels_last_goes_through(name, classes):
             if isinstance(part, nn.Conv2d | nn.ConvTranspose2d):
                 part.register_forward_hook(lambda part, _, out: seen.append(out))
     fake = G(z, y)
-    logits = D(fake, y)
+    logits = score(D(fake, y))
     for out in (fake, *seen):
         assert out.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close((fake, logits), expected)
+    torch.testing.assert_close((fake, logits), expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("classes", [0, 3])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_bf16_autocast(name, classes):
-    spec = Spec(8, 3, classes)
+    spec = Spec(least(CONFIGS[name]), 3, classes)
     G, D = build(CONFIGS[name], spec)
-    z, y = batch(spec)
+    z, y = batch(G, spec)
     with torch.autocast("cpu", torch.bfloat16):
         fake = G(z, y)
-        logits = D(fake, y)
+        logits = score(D(fake, y))
         loss = F.softplus(logits).mean()
     assert fake.dtype == logits.dtype == torch.float32
     loss.backward()
@@ -118,13 +174,13 @@ def test_bf16_autocast(name, classes):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradient_penalty_matches_finite_differences(name):
-    spec = Spec(8, 2, classes=3)
-    _, D = build(CONFIGS[name], spec)
+    size = least(CONFIGS[name])
+    _, D = build(CONFIGS[name], Spec(size, 2, classes=3))
     D.double()
-    x, y = torch.randn(4, 2, 8, 8, dtype=torch.float64, requires_grad=True), torch.tensor([0, 1, 2, 0])
+    x, y = torch.randn(4, 2, size, size, dtype=torch.float64, requires_grad=True), torch.tensor([0, 1, 2, 0])
 
     def penalty():
-        (slope,) = torch.autograd.grad(D(x, y).sum(), x, create_graph=True)
+        (slope,) = torch.autograd.grad(score(D(x, y)).sum(), x, create_graph=True)
         return slope.square().sum((1, 2, 3)).mean()
 
     parameters = list(D.parameters())
@@ -145,23 +201,122 @@ def test_gradient_penalty_matches_finite_differences(name):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_lanes_merged_equal_lanes_apart(name):
-    spec = Spec(8, 1, classes=3)
+    spec = Spec(least(CONFIGS[name]), 1, classes=3)
     G, D = build(CONFIGS[name], spec)
-    z, y = batch(spec, 8)
+    z, y = batch(G, spec, 8)
     for net in (G, D):
         for part in net.modules():
             if isinstance(part, LaneBatchNorm):
                 part.lane_batch = 4
     fake = torch.cat([G(a, b) for a, b in zip(z.split(4), y.split(4))])
     torch.testing.assert_close(G(z, y), fake)
-    logits = torch.cat([D(a, b) for a, b in zip(fake.split(4), y.split(4))])
-    torch.testing.assert_close(D(fake, y), logits)
+    logits = torch.cat([score(D(a, b)) for a, b in zip(fake.split(4), y.split(4))])
+    torch.testing.assert_close(score(D(fake, y)), logits)
 
 
 def test_sngan_has_the_published_sizes_on_cifar10():
     """G and D: without classes 4.28 M and 1.05 M (mimicry); with ten 4.30 M and 1.06 M (StudioGAN)."""
     sizes = [[count(net) for net in build(SNGAN(width=256), Spec(32, 3, classes))] for classes in (0, 10)]
     assert sizes == [[4_276_739, 1_053_825], [4_304_387, 1_055_105]]
+
+
+@pytest.mark.parametrize(
+    ("config", "spec", "expected"),
+    [
+        # StudioGAN's BigGAN for CIFAR-10: 9.42 M and 2.42 M
+        (BigGAN(latent=80), Spec(32, 3, 10), (9_416_196, 2_415_170)),
+        # Table 1 of ParaGAN, ImageNet at 128 px, G + D: 81.44 M, 81.47 M, 158.42 M, 160.78 M
+        (SNGAN(width=64, d_width=64, hidden="out"), Spec(128, 3, 1000), (41_996_931, 39_443_137)),
+        (SAGAN(), Spec(128, 3, 1000), (42_017_412, 39_448_258)),
+        (BigGAN(), Spec(128, 3, 1000), (70_433_988, 87_982_370)),  # BigGAN-PyTorch's too
+        (ContraGAN(), Spec(128, 3, 1000), (70_433_988, 90_343_202)),
+        (BigGANDeep(), Spec(128, 3, 1000), (50_244_484, 34_590_210)),  # the paper's: 34.6 M in D; ours as counted
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_published_sizes(config, spec, expected):
+    """All parameters of G and of D, on images of 3 channels; buffers are not counted."""
+    assert tuple(count(net) for net in meta(config, spec)) == expected
+
+
+def test_spectral_norm_has_no_parameters():
+    for config in (CONFIGS["biggan"], CONFIGS["sagan"]):
+        plain = dataclasses.replace(config, spectral=False)
+        sizes = [[count(net) for net in build(c, Spec(32, 3, 2))] for c in (config, plain)]
+        assert sizes[0] == sizes[1]
+
+
+def test_biggan_at_1024_px():
+    """Eight octaves: every block's channels, and shapes all the way through, on no memory."""
+    G, D = meta(BigGAN(latent=180), Spec(1024, 3, 10))
+    rises = [(part.conv1.in_channels, part.conv1.out_channels) for part in blocks(G)]
+    falls = [(part.conv1.in_channels, part.conv2.out_channels) for part in blocks(D)]
+    widths = [1536, 1536, 768, 768, 384, 192, 96, 96, 96]
+    assert rises == list(itertools.pairwise(widths))
+    widths = [3, 96, 96, 96, 192, 384, 768, 768, 1536, 1536]
+    assert falls == list(itertools.pairwise(widths))
+    y = torch.zeros(2, dtype=torch.int64, device="meta")
+    fake = G(torch.empty(2, 180, device="meta"), y)
+    assert fake.shape == (2, 3, 1024, 1024)
+    assert D(fake, y).shape == (2,)
+
+
+def blocks(net):
+    """Without what stands around those that attention follows."""
+    return [getattr(block, "block", block) for block in net.blocks]
+
+
+@pytest.mark.parametrize(
+    ("config", "products", "memory"),
+    [
+        (SAGAN(), (9.51, 6.04, 4.88, 3.10), (50.3, 7.81, 16.1, 2.20)),
+        (BigGAN(), (21.1, 13.3, 10.8, 6.84), (75.4, 11.7, 24.1, 3.20)),
+        (BigGANDeep(), (8.96, 7.53, 9.21, 9.21), (145.5, 23.3, 88.1, 23.5)),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_what_rewrites_and_checkpointing_save_is_as_documented(config, products, memory):
+    """Billions of products an image, forward, and MiB kept for backward: G as published, G, D as published, D."""
+    spec = Spec(128, 3, 1000)
+    found = [multiplied(dataclasses.replace(config, rewritten=way), spec) for way in (False, True)]
+    assert [x for pair in zip(*found) for x in pair] == pytest.approx(products, rel=0.01)
+    found = [held(dataclasses.replace(config, checkpointing=way), spec) for way in (False, True)]
+    assert [x for pair in zip(*found) for x in pair] == pytest.approx(memory, rel=0.01)
+
+
+def passes(config, spec, n):
+    """(network, its forward pass on n images) of both, on no memory."""
+    G, D = meta(config, spec)
+    with torch.device("meta"):
+        z, y = torch.empty(n, G.latent), torch.zeros(n, dtype=torch.int64)
+        x = torch.empty(n, spec.channels, spec.resolution, spec.resolution)
+    return [(G, lambda: G(z, y)), (D, lambda: D(x, y))]
+
+
+def multiplied(config, spec):
+    for_each = []
+    for _, forward in passes(config, spec, 1):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            forward()
+        for_each.append(counter.get_total_flops() / 2e9)
+    return for_each
+
+
+def held(config, spec):
+    """What grows with the batch: kernels are held once."""
+    few, many = ([kept(net, forward) for net, forward in passes(config, spec, n)] for n in (2, 4))
+    return [(more - less) / 2 / 2**20 for less, more in zip(few, many)]
+
+
+def kept(net, forward):
+    """Bytes that autograd keeps of a forward pass, parameters left out."""
+    storages = []  # held, so that none is freed and its place taken
+    with saved_tensors_hooks(lambda x: storages.append(x.untyped_storage()) or x, lambda x: x):
+        forward()
+    sizes = {storage._cdata: storage.nbytes() for storage in storages}
+    for parameter in net.parameters():
+        sizes.pop(parameter.untyped_storage()._cdata, None)
+    return sum(sizes.values())
 
 
 def test_dcgan_has_radfords_layers_at_64():
@@ -191,6 +346,127 @@ def test_one_strided_convolution_is_the_two_operations():
     torch.testing.assert_close(down(x), F.avg_pool2d(F.conv2d(x, down.weight, down.bias, padding=1), 2))
 
 
+@pytest.mark.parametrize("classes", [0, 3])
+@pytest.mark.parametrize("name", RESIDUAL)
+def test_rewritten_networks_are_those_that_were_published(name, classes):
+    spec = Spec(32, 3, classes)
+    results = []
+    for rewritten in (True, False):
+        G, D = build(dataclasses.replace(CONFIGS[name], rewritten=rewritten), spec)
+        G.double(), D.double()
+        torch.manual_seed(1)
+        z, y = batch(G, spec)
+        fake = G(z.double(), y)
+        verdict = score(D(fake, y))
+        verdict.square().sum().backward()
+        named = (*G.named_parameters(), *D.named_parameters())
+        results.append({"fake": fake, "verdict": verdict, **{f"{key} {i}": p.grad for i, (key, p) in enumerate(named)}})
+    torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize("name", RESIDUAL)
+def test_checkpointing_changes_memory_alone(name):
+    """Gradients, moments and penalties are the same to the bit; less than half is kept between the passes."""
+    spec = Spec(32, 3, classes=3)
+    results, kept = [], []
+    for again in (False, True):
+        G, D = build(dataclasses.replace(CONFIGS[name], checkpointing=again), spec)
+        norms = [part for part in G.modules() if isinstance(part, LaneBatchNorm)]
+        torch.manual_seed(1)
+        z, y = batch(G, spec, 8)
+        sizes = {}
+
+        def keep(x, sizes=sizes):
+            sizes[x.data_ptr()] = x.nbytes
+            return x
+
+        for norm in norms:
+            norm.tracking, norm.lane_batch = True, 4
+        with saved_tensors_hooks(keep, lambda x: x):
+            fake = G(z, y)
+            verdict = score(D(fake, y))
+        for norm in norms:
+            norm.tracking = False  # as a player has it in backward
+        verdict.square().sum().backward()
+        x = fake.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(score(D(x, y)).sum(), x, create_graph=True)
+        slope.square().sum().backward()
+        grads = [p.grad for p in (*G.parameters(), *D.parameters())]
+        results.append([fake, verdict, slope, *grads, *(norm.moments for norm in norms)])
+        kept.append(sum(sizes.values()))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    assert all(norm.moments[-1] == 2 for norm in norms)  # lanes, counted once
+    assert kept[1] < kept[0] / 2
+
+
+@pytest.mark.parametrize("name", CONDITIONED)
+def test_every_way_of_telling_the_class(name):
+    config = CONDITIONED[name]
+    spec = Spec(least(config), 3, classes=4)
+    G, D = build(config, spec)
+    z, y = batch(G, spec, 8)
+    fake = G(z, y)
+    verdict = D(fake, y)
+    kind = config.d_conditioning
+    assert isinstance(verdict, Verdict) == (kind in ("classifier", "contrastive") or config.name == "contragan" == kind)
+    if config.g_conditioning == "concat":
+        assert not torch.equal(fake, G(z, y.flip(0)))
+    if kind != "classifier":
+        assert not torch.equal(score(verdict), score(D(fake, y.flip(0))))
+    score(verdict).square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in D.parameters())
+    assert all(p.grad is not None for p in G.parameters())
+    for net in (G, D):
+        net.to(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert score(D(G(z, y), y)).dtype == torch.float32
+    torch.testing.assert_close(score(D(G(z, y), y)), score(verdict), rtol=1e-3, atol=1e-3)
+
+
+def test_conditionings_that_do_not_fit_are_refused():
+    labelled, plain = Spec(32, 3, 10), Spec(32, 3)
+    for kind in (DCGAN, SNGAN, SAGAN, BigGAN, BigGANDeep, ContraGAN):
+        for field, ways in (("g_conditioning", ("concat", "batch_norm")), ("d_conditioning", ("concat", "projection"))):
+            for way in ways:
+                with pytest.raises(Unusable, match=f"nets.{field}={way} needs classes.*use nets.{field}=auto"):
+                    kind(**{field: way}).check(plain)
+                kind(**{field: way}).check(labelled)
+            with pytest.raises(Unusable, match=f"nets.{field}=none, but the data has 10 .*--data.labels=false"):
+                kind(**{field: "none"}).check(labelled)
+            kind(**{field: "none"}).check(plain)
+
+
+@pytest.mark.parametrize(
+    ("config", "resolution", "line"),
+    [
+        (BigGAN(), 256, "nets.latent=120: .*7 equal chunks at 256 px; 119 would work, and 140"),
+        (ContraGAN(latent=3), 32, "nets.latent=3: .* 4 would work"),
+        (SAGAN(attention=24), 64, "nets.attention=24: .*from 8 to 32 pixels, or 0 .*; 32 would work"),
+        (BigGAN(attention=128), 128, "nets.attention=128: .*from 8 to 64"),
+        (BigGANDeep(attention=4), 128, "nets.attention=4: "),
+        (SAGAN(width=2), 64, "nets.width: gives 4 channels to attention at 32 px.*at least 8; 2 times.*attention=0"),
+        (BigGAN(width=16, d_width=4), 128, "nets.d_width: gives 4 channels"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(config, resolution, line):
+    for refuse in (config.check, config.generator, config.discriminator):
+        with pytest.raises(Unusable, match=line):
+            refuse(Spec(resolution, 3))
+
+
+def test_without_attention_narrow_networks_are_fine():
+    G, D = build(SAGAN(width=1, attention=0), Spec(64, 1))
+    assert not any(isinstance(part, SelfAttention) for part in (*G.modules(), *D.modules()))
+
+
+@pytest.mark.parametrize("config", [SAGAN(), BigGAN(), BigGANDeep(), ContraGAN()])
+@pytest.mark.parametrize(("wrong", "right"), [(16, 32), (8, 32), (28, 32), (40, 32), (100, 128), (2048, 1024)])
+def test_families_from_32_to_1024_px_say_so(config, wrong, right):
+    for refuse in (config.check, config.generator, config.discriminator):
+        with pytest.raises(Unusable, match=f"resolution: .*from 32 to 1024 .*not {wrong}; {right} would work"):
+            refuse(Spec(wrong, 3))
+
+
 @pytest.mark.parametrize("config", [DCGAN(), SNGAN()])
 @pytest.mark.parametrize(("wrong", "right"), [(28, 32), (4, 8), (0, 8), (24, 32), (20, 16), (100, 128)])
 def test_resolutions_that_do_not_fit_are_refused(config, wrong, right):
@@ -203,6 +479,7 @@ def test_configs_are_told_apart_by_name_and_refuse_what_they_do_not_know():
     nets = TypeAdapter(Nets)
     assert nets.validate_python({"name": "sngan", "width": 8, "d_width": 4}) == SNGAN(width=8, d_width=4)
     assert nets.validate_python({"name": "dcgan"}) == DCGAN()
-    for wrong in ({"name": "dcgan", "d_width": 4}, {"name": "sngan", "width": 0}, {"name": "biggan"}):
+    assert [nets.validate_python(name).name for name in RESIDUAL] == list(RESIDUAL)
+    for wrong in ({"name": "dcgan", "d_width": 4}, {"name": "sngan", "width": 0}, {"name": "bigger"}):
         with pytest.raises(ValidationError):
             nets.validate_python(wrong)

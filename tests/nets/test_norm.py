@@ -14,6 +14,7 @@ from paragan.nets.norm import (
     LaneBatchNorm1d,
     LaneBatchNorm2d,
     LaneBatchNorm3d,
+    VectorBatchNorm2d,
     convert,
 )
 
@@ -192,6 +193,16 @@ def test_conditional_is_a_gain_and_bias_per_class():
         torch.testing.assert_close(norm(x, y), expected)
     with pytest.raises(Unusable, match="y: "):
         norm(x, None)
+
+
+def test_a_vector_moves_gains_from_one_and_biases_from_zero():
+    torch.manual_seed(0)
+    norm = VectorBatchNorm2d(3, 5, lambda layer: layer)
+    norm.norm.lane_batch = 4
+    x, c = torch.randn(8, 3, 4, 4), torch.randn(8, 5)
+    plain = torch.cat([nn.BatchNorm2d(3, affine=False)(part) for part in x.split(4)])
+    gain, bias = (1 + c @ norm.gain.weight.T), c @ norm.bias.weight.T
+    torch.testing.assert_close(norm(x, c), gain[:, :, None, None] * plain + bias[:, :, None, None])
 
 
 class Own(nn.BatchNorm2d):

@@ -42,6 +42,30 @@ def test_equals_torchs_own_when_there_is_one_forward_a_step(name):
     assert same(ours, theirs)
 
 
+def alike():
+    """Layers of one shape among others, in two memory formats."""
+    convs = [spectral_norm(nn.Conv2d(4, 4, 3, padding=1)) for _ in range(3)]
+    convs[1].to(memory_format=torch.channels_last)
+    twice = [spectral_norm(nn.Conv2d(4, 4, 3, padding=1), n_power_iterations=2) for _ in range(2)]
+    return nn.Sequential(
+        spectral_norm(nn.Conv2d(3, 4, 1)), *convs, *twice, nn.Flatten(), spectral_norm(nn.Linear(64, 5))
+    )
+
+
+@pytest.mark.parametrize("together", [0, 1 << 20])
+def test_layers_of_one_shape_are_iterated_as_torch_does_each(monkeypatch, together):
+    monkeypatch.setattr("paragan.nets.spectral.TOGETHER", {"cpu": together})
+    torch.manual_seed(0)
+    theirs = alike().double()
+    ours, x = train_mode(copy.deepcopy(theirs)), torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    for _ in range(4):
+        power_iteration(ours)
+        step(ours, x)
+        step(theirs, x)
+    for key, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[key], value, rtol=1e-12, atol=1e-13, msg=key)
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_forwards_do_not_iterate(name):
     torch.manual_seed(0)

@@ -1,0 +1,102 @@
+"""`paragan train -n`: the resolved run, and what it would cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
+    """Print the complete record of a run, with its cost as comments; train nothing."""
+    from .config import to_yaml
+    from .train.run import load_images, written
+    from .train.start import resolved
+
+    whole = load_images(run)
+    whole_run = resolved(run, whole)
+    run, images, ranks, rounds, told = _one_game(whole_run, whole, ranks)
+    try:
+        counted = _cost(run, images, ranks, rounds)
+    except RuntimeError as error:  # networks of the user's own that ask for numbers
+        counted = [f"what it costs cannot be foreseen: {str(error).strip().splitlines()[0]}"]
+    comments = [*reasons, *whole.describe().splitlines(), *told, *counted]
+    sys.stdout.write(to_yaml(written(whole_run)) + "\n" + "".join(f"# {line}\n" for line in comments))
+    return 0
+
+
+def _cost(run: Any, images: Any, ranks: int, rounds: int) -> list[str]:
+    """What so many rounds cost, a line each."""
+    from .plan.cost import ImaginedWorld, cost
+    from .plan.memory import foresee, imagined
+    from .train.run import build_game
+
+    blank = few(images)
+    world = ImaginedWorld(ranks)
+    with imagined():
+        game = build_game(run, _pair(run, blank, world), blank, world.device)
+        roles = [run.strategy.role(game, world, run.lanes)]
+        if roles[0].teams:
+            g = roles[0].speakers[1]
+            divided = dataclasses.replace(run.strategy, split=f"{g}:{ranks - g}")
+            roles.append(divided.role(game, ImaginedWorld(ranks, g), run.lanes))
+    everything = foresee(lambda: one_round(run, blank))
+    mine = max(len(role.share.lanes) for role in roles)
+    part = everything if mine == run.lanes else foresee(lambda: one_round(on_lanes(run, mine), blank))
+    return cost(game, roles, rounds=rounds, flops=everything.flops, peak_bytes=part.peak_bytes).lines()
+
+
+def _pair(run: Any, images: Any, world: Any) -> Any:
+    """The networks of a run, which were tried already if they are the user's own."""
+    from .train.run import build_nets, spec_of
+
+    return dataclasses.replace(build_nets(run, spec_of(run, images), world.device), own=False)
+
+
+def one_round(run: Any, images: Any, world: Any = None) -> object:
+    """Play one round in one process."""
+    from .comm.world import World
+    from .train.loop import play_round
+    from .train.start import assemble
+
+    world = world or World.solo()
+    session = assemble(run, world, images, _pair(run, images, world))
+    play_round(session)
+    return session
+
+
+def on_lanes(run: Any, lanes: int) -> Any:
+    """A run of so many of a run's lanes: one rank's part of it."""
+    fields = {name: getattr(run, name) // run.lanes * lanes for name in ("batch", "g_batch")}
+    return dataclasses.replace(run, lanes=lanes, **fields)
+
+
+def few(images: Any) -> Any:
+    """Images of the same shape and classes, none of which has to be read."""
+    shape, labels = images.images.shape, images.labels
+    blank = np.broadcast_to(np.zeros((), np.uint8), (1, *shape[1:]))
+    return dataclasses.replace(images, images=blank, labels=None if labels is None else labels[:1])
+
+
+def _one_game(run: Any, images: Any, ranks: int) -> tuple[Any, Any, int, int, list[str]]:
+    """The game whose cost is counted, of the first label where each has one; rounds of all; what to say of them."""
+    if not run.per_label:
+        return run, images, ranks, run.images // run.round, []
+    from .train.jobs import jobs, rare, told
+    from .train.start import resolved
+
+    found = jobs(run, images, Path())
+    first, crew = found[0], run.per_label.team(0, ranks, len(found))
+    workers = len({run.per_label.team(rank, ranks, len(found)) for rank in range(ranks)})
+    lines = [
+        f"{told(found)}; nothing is sent between them; {ranks} rank{'s' * (ranks != 1)}: "
+        f"{workers} at a time, {len(crew)} rank{'s' * (len(crew) != 1)} each",
+        rare(run.per_label, images),
+        f"the first is {first.told()}",
+    ]
+    mine = images.of_class(first.label)
+    rounds = sum(job.run.images // job.run.round for job in found)
+    return resolved(first.run, mine), mine, len(crew), rounds, [line for line in lines if line]

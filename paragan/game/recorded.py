@@ -1,0 +1,136 @@
+"""A turn's passes, recorded once as CUDA graphs and replayed: what starts a thousand small kernels is one call.
+
+For games on one device, where nothing happens under backward. What a pass draws comes from the host, so it is drawn
+ahead of a replay into the tensors that the recorded kernels read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Generator, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..batch import Batch, Loss
+from ..rng import Draw
+
+Replay = Callable[[], object]
+Capture = Callable[[Callable[[], None]], Replay]  # something to do -> that which does it again
+Kind = Callable[[int], Hashable]  # step -> what tells passes of different kernels apart (lazy penalties)
+WARM = 3  # passes played before one is recorded: libraries choose their kernels, autograd lays out gradients
+
+
+def cuda_graph(action: Callable[[], None]) -> Replay:
+    """Record it. Nothing is computed before the first replay."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        action()
+    return graph.replay
+
+
+@contextlib.contextmanager
+def side_stream() -> Generator[None]:
+    """Inside, on CUDA, a stream other than the one that replays: autograd remembers where gradients were first added,
+    and the default stream cannot be recorded."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        yield
+    here.wait_stream(side)
+
+
+@dataclass(frozen=True)
+class Staged(Draw):
+    """Random numbers that stay where they are: what was asked for once is drawn anew by `refresh`, in place."""
+
+    asked: dict[tuple[Any, ...], tuple[Callable[[Draw], Tensor], Tensor]] = field(
+        default_factory=dict[tuple[Any, ...], tuple[Callable[[Draw], Tensor], Tensor]]
+    )
+
+    def normal(self, stream: str, *shape: int) -> Tensor:
+        return self._kept(("normal", stream, shape), lambda draw: draw.normal(stream, *shape))
+
+    def uniform(self, stream: str, *shape: int) -> Tensor:
+        return self._kept(("uniform", stream, shape), lambda draw: draw.uniform(stream, *shape))
+
+    def choice(self, stream: str, values: np.ndarray) -> Tensor:
+        return self._kept(("choice", stream, id(values)), lambda draw: draw.choice(stream, values))
+
+    def _kept(self, key: tuple[Any, ...], drawn: Callable[[Draw], Tensor]) -> Tensor:
+        key = (*key, self.per_lane)  # G's batch may be another than D's
+        if key not in self.asked:
+            size = self.per_lane
+
+            def of(draw: Draw) -> Tensor:
+                return drawn(dataclasses.replace(draw, per_lane=size))
+
+            self.asked[key] = of, of(Draw(self.seed, self.position, self.lanes, size, self.device))
+        return self.asked[key][1]
+
+    def refresh(self, draw: Draw) -> None:
+        """Draw what was asked for again, as `draw` does."""
+        for of, tensor in self.asked.values():
+            tensor.copy_(of(draw), non_blocking=True)
+
+
+@dataclass
+class Recording:
+    """One kind of pass: the hand it reads, and how it is replayed, once it has been recorded."""
+
+    hand: Batch
+    draw: Staged
+    passes: int = 0
+    replay: Replay | None = None
+    loss: Loss | None = None
+
+    def read(self, hand: Batch) -> None:
+        """Put what a hand holds where the recorded kernels look."""
+        self.hand.images.copy_(hand.images, non_blocking=True)
+        if self.hand.labels is not None and hand.labels is not None:
+            self.hand.labels.copy_(hand.labels, non_blocking=True)
+        self.draw.refresh(hand.draw)
+
+
+@dataclass
+class Recorder:
+    """Plays the passes of one turn.
+
+    kind    : which steps are computed alike; each kind is recorded once
+    capture : how something is recorded
+    """
+
+    kind: Kind
+    capture: Capture = cuda_graph
+    recordings: dict[Hashable, Recording] = field(default_factory=dict[Hashable, Recording])
+
+    def play(self, action: Callable[[Batch], Loss], hand: Batch, step: int, weight: float) -> Loss:
+        """What `action`, a pass forward and backward, does with a hand; gradients are added where they always are."""
+        key = (self.kind(step), tuple(hand.images.shape), hand.draw.per_lane, weight)
+        if key not in self.recordings:
+            draw = Staged(**{f.name: getattr(hand.draw, f.name) for f in dataclasses.fields(Draw)})
+            labels = None if hand.labels is None else hand.labels.clone()
+            mine = dataclasses.replace(hand, images=hand.images.clone(), labels=labels, draw=draw)
+            self.recordings[key] = Recording(mine, draw)
+        kept = self.recordings[key]
+        kept.read(hand)
+        kept.passes += 1
+        if kept.passes <= WARM:
+            with side_stream():
+                return action(kept.hand)
+        if kept.replay is None:
+
+            def recorded() -> None:
+                kept.loss = action(kept.hand)
+
+            kept.replay = self.capture(recorded)
+        kept.replay()
+        assert kept.loss is not None
+        return Loss(kept.loss.total.detach().clone(), {name: t.clone() for name, t in kept.loss.parts.items()})

@@ -1,0 +1,14 @@
+"""What is done to every image before D sees it, real or fake, in D's turn and in G's."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from paragan.config import by_name
+from paragan.losses.augment.ada import ADA
+from paragan.losses.augment.diffaugment import DiffAugment
+from paragan.losses.augment.plain import Unchanged
+
+Augment = Annotated[Unchanged | DiffAugment | ADA, Field(discriminator="name"), by_name]
+
+__all__ = ["ADA", "Augment", "DiffAugment", "Unchanged"]

@@ -1,0 +1,59 @@
+"""How a family makes its layers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from paragan.nets.resample import DownConv, UpConv
+from paragan.nets.spectral import spectral
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Weights by `initialise(weight, gain)`, biases 0; then spectral norm, which warms up on the weight it finds.
+
+    residual : gain in residual branches, 1 elsewhere
+    rewritten: convolutions beside a change of resolution in their exact cheaper form
+    """
+
+    initialise: Callable[[Tensor, float], object]
+    spectral: bool = False
+    residual: float = 1.0
+    rewritten: bool = True
+
+    def __call__(self, layer: nn.Conv2d | nn.Linear | nn.Embedding, gain: float = 1.0) -> nn.Module:
+        """`layer` itself."""
+        self.initialise(layer.weight, gain)
+        if not isinstance(layer, nn.Embedding) and layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+        return spectral(layer) if self.spectral else layer
+
+    def conv(self, a: int, b: int, kernel: int, gain: float = 1.0) -> nn.Module:
+        """[N, a, R, R] -> [N, b, R, R]."""
+        return self(nn.Conv2d(a, b, kernel, padding=kernel // 2), gain)
+
+    def up(self, a: int, b: int, kernel: int, gain: float = 1.0) -> nn.Module:
+        """[N, a, R, R] -> [N, b, 2 R, 2 R]."""
+        layer = UpConv(a, b, kernel, padding=kernel // 2)
+        layer.rewritten = self.rewritten
+        return self(layer, gain)
+
+    def down(self, a: int, b: int, kernel: int, gain: float = 1.0) -> nn.Module:
+        """[N, a, R, R] -> [N, b, R / 2, R / 2]."""
+        layer = DownConv(a, b, kernel, padding=kernel // 2)
+        layer.rewritten = self.rewritten
+        return self(layer, gain)
+
+
+def passed(block: Callable[..., Tensor], again: bool, *inputs: Any) -> Tensor:
+    """`block(*inputs)`; with `again` nothing inside is kept, and backward computes the block once more.
+
+    Batch moments are not counted twice: a player counts them in the forward pass of a turn alone.
+    """
+    if again and torch.is_grad_enabled():
+        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return block(*inputs)

@@ -1,0 +1,176 @@
+"""What is done to images before D sees them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from paragan.batch import Batch
+from paragan.losses.adversarial import Adversarial
+from paragan.losses.augment import ADA, DiffAugment
+from paragan.losses.augment.ada import NORMALS, UNIFORMS, Dice, _coloured, _hue, _inverse, _placed
+from paragan.losses.kept import attach
+from paragan.rng import Draw
+
+DRAW = Draw(3, 64, (0, 5, 6), 4)
+KINDS = pytest.mark.parametrize("augment", [DiffAugment(), ADA()], ids=["diffaugment", "ada"])
+CHANNELS = pytest.mark.parametrize("channels", [1, 3])
+
+
+def images(channels=3, size=16, kind=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(12, channels, size, size, generator=generator).to(kind)
+
+
+@KINDS
+@CHANNELS
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_every_image_is_changed_and_lanes_merged_equal_lanes_apart(augment, channels, kind):
+    x = images(channels, kind=kind)
+    chance = torch.tensor(0.9)
+    found = augment(x, DRAW, "s", chance)
+    assert found.shape == x.shape
+    assert found.dtype == torch.promote_types(kind, torch.float32)
+    assert all((a != b).any() for a, b in zip(found, x))
+    for lane, part, whole in zip(DRAW.lanes, x.split(4), found.split(4)):
+        alone = augment(part, Draw(3, 64, (lane,), 4), "s", chance)
+        torch.testing.assert_close(alone, whole)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(augment(x, DRAW, "s", chance), found)
+
+
+@KINDS
+@CHANNELS
+def test_its_gradient_is_that_of_finite_differences(augment, channels):
+    x = images(channels, 8, torch.float64).requires_grad_(True)
+    w, way = (torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
+    of = lambda x: (augment(x, DRAW, "s", torch.tensor(1.0)) * w).sum()  # noqa: E731
+    (grad,) = torch.autograd.grad(of(x), x)
+    with torch.no_grad():
+        measured = (of(x + 1e-5 * way) - of(x - 1e-5 * way)) / 2e-5
+    torch.testing.assert_close((grad * way).sum(), measured, rtol=1e-7, atol=1e-7)
+
+
+def test_diffaugment_is_what_its_paper_does():
+    x = images()
+    u = DRAW.uniform("s", 7)
+    found = DiffAugment()(x, DRAW, "s", None)
+    for image, got, (b, s, c, i, j, k, m) in zip(x, found, u.tolist()):
+        image = image + (b - 0.5)
+        image = (image - image.mean(0)) * 2 * s + image.mean(0)
+        image = (image - image.mean()) * (c + 0.5) + image.mean()
+        down, right = int(5 * i) - 2, int(5 * j) - 2  # 16 px: by at most 2
+        wide = torch.zeros(3, 20, 20)
+        wide[:, 2 + down : 18 + down, 2 + right : 18 + right] = image
+        image = wide[:, 2:18, 2:18].clone()
+        top, left = int(17 * k) - 4, int(17 * m) - 4  # a square of 8 px around any pixel
+        image[:, max(0, top) : max(0, top + 8), max(0, left) : max(0, left + 8)] = 0
+        torch.testing.assert_close(got, image)
+
+
+def test_a_policy_says_which_changes():
+    x = images()
+    assert DiffAugment(policy="cutout").policy == ("cutout",)
+    cut = DiffAugment(policy="cutout")(x, DRAW, "s", None)
+    assert torch.equal(cut[cut != 0], x[cut != 0])
+    shifted = DiffAugment(policy=("translation",))(x, DRAW, "s", None)
+    assert set(shifted[0].unique().tolist()) <= {0.0, *x[0].unique().tolist()}
+
+
+def test_without_a_chance_ada_changes_nothing():
+    x = images()
+    torch.testing.assert_close(ADA()(x, DRAW, "s", torch.tensor(0.0)), x, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [0.2, 0.7])
+def test_an_image_is_spared_by_chance(p):
+    draw = Draw(0, 0, (0,), 4000)
+    dice = Dice(draw.uniform("u", UNIFORMS), draw.normal("n", NORMALS), torch.tensor(p))
+    changed = dice.some(torch.ones(4000), 0.0)
+    assert float(changed.mean()) == pytest.approx(p, abs=0.03)
+
+
+def dice_of(uniform, normal=(), p=1.0):
+    """For one image: these numbers, then such that spare it."""
+    row = [*uniform, *[2.0] * (UNIFORMS - len(uniform))]
+    return Dice(torch.tensor([row]), torch.tensor([[*normal, *[0.0] * (NORMALS - len(normal))]]), torch.tensor(p))
+
+
+def test_blits_copy_pixels():
+    x = images(size=16)[:1]
+    mirrored = _placed(x, dice_of([0.7, 0.0]))  # the second half: mirror; then whether
+    torch.testing.assert_close(mirrored, x.flip(3), atol=1e-5, rtol=0)
+    turned = _placed(x, dice_of([0.0, 2.0, 0.3, 0.0]))
+    assert any(torch.allclose(turned, x.rot90(k, (2, 3)), atol=1e-4) for k in (1, 3))
+    down = _placed(x, dice_of([0.0, 2.0, 0.0, 2.0, 0.0, 2.0, 1.0, 0.0]))  # by 2 px along y
+    torch.testing.assert_close(down[:, :, :14], x[:, :, 2:], atol=1e-4, rtol=0)
+
+
+def test_geometry_keeps_areas_when_it_stretches_and_rotates():
+    """Of all maps drawn without scale: the product of their stretches is 1."""
+    draw = Draw(0, 0, (0,), 500)
+    spared = torch.tensor([0.0, 1, 1, 1, 1, 1, 1, 1])
+    dice = Dice(draw.uniform("u", UNIFORMS), draw.normal("n", NORMALS) * spared, torch.tensor(1.0))
+    maps = _inverse(images()[:1].expand(500, -1, -1, -1), dice)
+    torch.testing.assert_close(maps.det().abs(), torch.ones(500), atol=1e-4, rtol=0)
+
+
+def test_hue_turns_about_grey():
+    turn = _hue(torch.tensor([0.3, 2 * math.pi / 3]))
+    torch.testing.assert_close(turn @ turn.mT, torch.eye(3).expand(2, 3, 3), atol=1e-6, rtol=0)
+    torch.testing.assert_close(turn @ torch.ones(3), torch.ones(2, 3))
+    assert turn[1].round().sum() == 3  # a third of a turn: red to green to blue
+    torch.testing.assert_close(turn[1] @ turn[1] @ turn[1], torch.eye(3), atol=1e-6, rtol=0)
+
+
+@CHANNELS
+def test_brightness_and_contrast(channels):
+    x = images(channels)[:1]
+    found = _coloured(x, dice_of([0.0, 0.0], [0.5, 2.0]))
+    torch.testing.assert_close(found, (x + 0.1) * 2)
+
+
+def test_inversion_mirrors_brightness_and_keeps_hues():
+    x = images()[:1]
+    found = _coloured(x, dice_of([2.0, 2.0, 0.9, 0.0]))
+    torch.testing.assert_close(found.mean(1), -x.mean(1))
+    torch.testing.assert_close(found - found.mean(1, keepdim=True), x - x.mean(1, keepdim=True))
+
+
+class Plain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(256 * 3, 1)
+
+    def forward(self, x, y):
+        self.seen = [*getattr(self, "seen", []), x]
+        return self.layer(x.flatten(1)).squeeze(1)
+
+
+@KINDS
+def test_d_sees_nothing_else_in_either_turn(augment):
+    d, real, fake = Plain(), Batch(images(), None, DRAW), Batch(images() / 2, None, DRAW)
+    objective = Adversarial("nonsaturating", r1=1.0, gp=1.0, augment=augment)
+    attach(objective.kept(12), d)
+    if isinstance(augment, ADA):
+        d.kept_by_objective.chance.p.fill_(1.0)
+    objective.discriminator(d, real, fake, 0)
+    objective.generator(d, fake, real, 0)
+    on_real, on_fake, between, in_g = d.seen
+    p = torch.tensor(1.0)
+    torch.testing.assert_close(on_real, augment(real.images, DRAW, "augment/D/real", p))
+    torch.testing.assert_close(on_fake, augment(fake.images, DRAW, "augment/D/fake", p))
+    torch.testing.assert_close(in_g, augment(fake.images, DRAW, "augment/G/fake", p))
+    alpha = DRAW.uniform("gradient penalty", 1, 1, 1)
+    torch.testing.assert_close(between, on_real + alpha * (on_fake - on_real))
+
+
+def test_with_relativistic_pairs_reals_are_augmented_in_gs_turn_too():
+    d, real, fake = Plain(), Batch(images(), None, DRAW), Batch(images() / 2, None, DRAW)
+    objective = Adversarial("relativistic", augment=DiffAugment())
+    loss = objective.generator(d, fake, real, 0)
+    on_fake, on_real = (d.layer(x.flatten(1)).squeeze(1) for x in d.seen)
+    torch.testing.assert_close(d.seen[1], DiffAugment()(real.images, DRAW, "augment/G/real", None))
+    torch.testing.assert_close(loss.total, torch.nn.functional.softplus(on_real - on_fake).mean())

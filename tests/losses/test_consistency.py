@@ -1,0 +1,87 @@
+"""What D should say the same of."""
+
+from __future__ import annotations
+
+import torch
+
+from paragan.batch import Batch
+from paragan.losses.adversarial import Adversarial
+from paragan.losses.consistency import mirrored_and_shifted
+from paragan.rng import Draw
+
+DRAW = Draw(3, 64, (0, 5), 8)
+
+
+def batch(seed, nearby=False):
+    generator = torch.Generator().manual_seed(seed)
+    images, beside = (torch.randn(16, 1, 8, 8, generator=generator) for _ in range(2))
+    return Batch(images, None, DRAW, nearby=beside if nearby else None)
+
+
+def critic():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 1))
+    return lambda x, y: net(x).squeeze(1)
+
+
+def naive(image, flip, down, right):
+    """[H, W] pixel by pixel; outside of the image is its reflection."""
+    height, width = image.shape
+    image = image.flip(1) if flip else image
+    mirrored = lambda at, size: 2 * (size - 1) - abs(at) if abs(at) >= size else abs(at)  # noqa: E731
+    return torch.stack(
+        [
+            torch.stack([image[mirrored(i - down, height), mirrored(j - right, width)] for j in range(width)])
+            for i in range(height)
+        ]
+    )
+
+
+def test_images_are_mirrored_and_shifted_as_the_draw_says():
+    x = batch(1).images
+    u = DRAW.uniform("some", 3)
+    for image, found, (flip, a, b) in zip(x, mirrored_and_shifted(x, DRAW, "some"), u.tolist()):
+        assert torch.equal(found[0], naive(image[0], flip < 0.5, int(3 * a) - 1, int(3 * b) - 1))
+
+
+def difference(objective, d, real, fake):
+    return objective.discriminator(d, real, fake, 0).total - Adversarial().discriminator(d, real, fake, 0).total
+
+
+def test_cr_is_of_reals_and_bcr_of_fakes_too():
+    d, real, fake = critic(), batch(1), batch(2)
+
+    def gap(b, which):
+        again = mirrored_and_shifted(b.images, DRAW, f"consistency/{which}")
+        return (d(b.images, None) - d(again, None)).square().mean()
+
+    of_reals, of_fakes = gap(real, "real"), gap(fake, "fake")
+    torch.testing.assert_close(difference(Adversarial(cr=10.0), d, real, fake), 10 * of_reals)
+    torch.testing.assert_close(difference(Adversarial(bcr=10.0), d, real, fake), 10 * (of_reals + of_fakes))
+
+
+def test_zcr_holds_d_together_and_pushes_g_apart():
+    d, real, fake = critic(), batch(1), batch(2, nearby=True)
+    objective = Adversarial(zcr=5.0, zcr_g=0.5)
+    gap = (d(fake.images, None) - d(fake.nearby, None)).square().mean()
+    torch.testing.assert_close(difference(objective, d, real, fake), 5 * gap)
+    adds = objective.generator(d, fake, real, 0).total - Adversarial().generator(d, fake, real, 0).total
+    torch.testing.assert_close(adds, -0.5 * (fake.images - fake.nearby).square().mean())
+
+
+def test_nearby_fakes_are_augmented_as_those_they_are_compared_with():
+    d, real, fake = critic(), batch(1), batch(2)
+    fake = Batch(fake.images, None, DRAW, nearby=fake.images.clone())
+    loss = Adversarial(zcr=5.0, augment={"name": "diffaugment"}).discriminator(d, real, fake, 0)
+    assert loss.parts["D/zcr"] == 0
+
+
+def test_no_gradient_goes_to_fakes_from_what_d_says_of_them_moved():
+    real, fake = batch(1), batch(2)
+    fake.images.requires_grad_(True)
+    d = critic()
+    plain, bound = (
+        torch.autograd.grad(o.generator(d, fake, real, 0).total, fake.images)[0]
+        for o in (Adversarial(), Adversarial(bcr=10.0))
+    )
+    assert torch.equal(plain, bound)

@@ -1,0 +1,172 @@
+"""What an objective remembers goes where D goes, and is the same on any number of ranks."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import toy
+from paragan.comm.world import World
+from paragan.errors import Unusable
+from paragan.losses.adversarial import Adversarial
+from paragan.losses.kept import INTERVAL, NAME, Anchors, Chance, Kept, attach, found_in, without
+from paragan.train.loop import play_round
+from paragan.train.model import load_weights, save_model
+from paragan.train.run import build_nets, resolve, spec_of
+
+BOTH = ("objective.augment=ada", "objective.augment.kimg=0.1", "objective.lecam=0.3", "nets.batch_norm=true")
+GROWING = "objective.augment.target=-0.9"  # whatever D makes of reals
+P = f"D/{NAME}.chance.p"
+
+
+def kept_of(state):
+    return {name: value for name, value in state.items() if NAME in name}
+
+
+def fed(chance, logits):
+    chance.tracking = True
+    chance.see(logits)
+    chance.settle()
+
+
+def test_p_moves_every_fourth_step_by_a_fixed_amount_towards_the_target():
+    chance = Chance(target=0.6, pace=0.01)
+    sure, unsure = torch.ones(10), torch.tensor([1.0] * 7 + [-1.0] * 3)  # mean signs 1 and 0.4
+    for _ in range(3 * INTERVAL):
+        fed(chance, sure)
+    assert chance.p.item() == pytest.approx(0.12)
+    for _ in range(INTERVAL - 1):
+        fed(chance, unsure)
+    assert chance.p.item() == pytest.approx(0.12)
+    fed(chance, unsure)
+    assert chance.p.item() == pytest.approx(0.08)
+    for _ in range(10 * INTERVAL):
+        fed(chance, unsure)
+    assert chance.p == 0
+
+
+def test_p_takes_ada_kimg_to_come_from_0_to_1():
+    objective = Adversarial(augment={"name": "ada", "kimg": 0.8})
+    chance = objective.kept(16).chance
+    for _ in range(int(0.8 * 1000 / 16)):
+        fed(chance, torch.ones(16))
+    assert chance.p.item() == pytest.approx(0.96)  # 50 steps: twelve times four, and two that are not looked at yet
+
+
+def test_anchors_are_a_moving_average_that_begins_as_a_mean():
+    anchors, decay = Anchors(0.9), 0.9
+    anchors.tracking = True
+    expected = None
+    for step in range(1, 40):
+        real, fake = torch.randn(8) + step, torch.randn(8)
+        anchors.see(real[:3], fake[:3])
+        anchors.see(real[3:], fake[3:])  # another pass of the step
+        anchors.settle()
+        means = torch.stack([real.mean(), fake.mean()])
+        rate = max(1 / step, 1 - decay)
+        expected = means if expected is None else expected + rate * (means - expected)
+        torch.testing.assert_close(anchors.means, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_seen_in_another_players_turn_is_not_counted():
+    for kept, seen in ((Anchors(0.9), (torch.ones(3), torch.ones(3))), (Chance(0.6, 1.0), (torch.ones(3),))):
+        before = copy.deepcopy(kept.state_dict())
+        kept.see(*seen)
+        kept.settle()
+        assert all(torch.equal(before[name], value) for name, value in kept.state_dict().items())
+
+
+def test_a_d_that_nothing_is_kept_with_is_refused():
+    for d in (torch.nn.Linear(2, 1), lambda x, y: x):
+        with pytest.raises(Unusable, match="attach"):
+            found_in(d)
+
+
+def test_a_network_that_calls_all_its_children_gives_what_it_gave():
+    d = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    x = torch.randn(3, 2)
+    before = d(x)
+    attach(Kept(Anchors(0.9), None), d)
+    assert torch.equal(d(x), before)
+
+
+def test_the_run_uses_it_and_shows_it():
+    s = toy.session(toy.run(*BOTH))
+    for _ in range(12):
+        play_round(s)
+    kept, line = found_in(s.game.d.net), s.stats.tick(192, 12)
+    assert kept.chance.p > 0
+    assert 0 < line["Loss/D/augment_p"] < kept.chance.p
+    assert line["Loss/D/lecam"] > 0
+    assert kept.anchors.means[0] != kept.anchors.means[1]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_keep_together_what_one_keeps(pool, ranks):
+    run = toy.run(*BOTH)
+    one = kept_of(toy.play(run, 8))
+    for several in pool(ranks, lambda world: toy.play(run, 8, world)):
+        several = kept_of(several)
+        assert several.keys() == one.keys()
+        assert torch.equal(several[P], one[P])
+        for name, value in one.items():
+            torch.testing.assert_close(several[name], value, rtol=1e-3, atol=1e-3)
+
+
+def test_six_and_six_rounds_keep_what_twelve_keep(tmp_path):
+    run, world = toy.run(*BOTH), World.solo()
+    saved, _ = toy.saved(run, 6, world, tmp_path)
+    s = toy.session(run, world, saved)
+    for _ in range(6):
+        play_round(s)
+    twelve = toy.play(run, 12)
+    assert twelve[P] > 0
+    assert toy.same(toy.told(s), twelve)
+
+
+def test_it_travels_to_the_team_of_g(pool):
+    run = toy.run(*BOTH, GROWING, "strategy=async")
+
+    def job(world):
+        s = toy.session(run, world)
+        for _ in range(14):
+            play_round(s)
+        s.role.settle()
+        return kept_of(toy.state(s)), s.game.d in s.role.moves
+
+    (of_g, moves), (of_d, does) = pool(2, job)
+    assert (moves, does) == (False, True)
+    assert of_d[P] > 0
+    assert toy.same(of_g, of_d)
+
+
+def test_it_goes_with_a_past_d():
+    s = toy.session(toy.run(*BOTH, GROWING, "strategy=async", "strategy.critic_lags=[1]"))
+    seen = []
+    for _ in range(14):
+        play_round(s)
+        critic = s.role.past[1]
+        seen.append((float(found_in(critic.net).chance.p), float(found_in(s.game.d.net).chance.p)))
+    assert any(0 < past < now for past, now in seen)
+
+
+def test_it_is_no_part_of_the_model(tmp_path):
+    run = toy.run(*BOTH)
+    s = toy.session(run)
+    play_round(s)
+    save_model(tmp_path, s.game.g.net, s.game.d.net, {})
+    run, images = resolve(run, toy.images()), toy.images()
+    fresh = build_nets(run, spec_of(run, images), s.world.device).d
+    load_weights(fresh, tmp_path / "discriminator.safetensors")
+    assert toy.same(fresh.state_dict(), without(s.game.d.net.state_dict()))
+
+
+@pytest.mark.filterwarnings("default")  # of the compiler, about itself
+def test_it_moves_with_a_compiled_d():
+    s = toy.session(toy.run(*BOTH))
+    s.game.d.net.compile(backend="eager")
+    for _ in range(2):
+        play_round(s)
+    assert found_in(s.game.d.net).chance.signs[1] == 32

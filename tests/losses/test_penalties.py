@@ -1,0 +1,143 @@
+"""What is added to D's loss for slopes and logits, and to a player's for its weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from paragan.batch import Batch
+from paragan.losses.adversarial import Adversarial
+from paragan.losses.kept import attach
+from paragan.losses.penalties import overlap, to_anchors
+from paragan.nets import DCGAN, SNGAN, Spec
+from paragan.nets.spectral import train_mode
+from paragan.rng import Draw
+
+
+def batch(seed, n=6, size=3, kind=torch.float64):
+    images = torch.randn(n, 1, size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return Batch(images.to(kind), None, Draw(0, 0, (0,), n))
+
+
+class Critic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.Softplus(), nn.Linear(16, 1)).double()
+
+    def forward(self, x, y=None):
+        return self.body(x).squeeze(1)
+
+
+@pytest.mark.parametrize("name", ["r1", "r2", "gp"])
+def test_its_gradient_in_the_weights_is_that_of_finite_differences(name):
+    d, real, fake = Critic(), batch(1), batch(2)
+    objective, plain = Adversarial(**{name: 7.0}), Adversarial()
+
+    def adds():
+        return objective.discriminator(d, real, fake, 0).total - plain.discriminator(d, real, fake, 0).total
+
+    parameters = list(d.parameters())
+    grads = torch.autograd.grad(adds(), parameters, allow_unused=True)
+    way = [torch.randn_like(p) for p in parameters]
+    exact = sum((g * w).sum() for g, w in zip(grads, way) if g is not None)
+
+    def moved(by):
+        with torch.no_grad():
+            torch._foreach_add_(parameters, way, alpha=by)
+        value = adds().detach()
+        with torch.no_grad():
+            torch._foreach_add_(parameters, way, alpha=-by)
+        return value
+
+    torch.testing.assert_close((moved(1e-6) - moved(-1e-6)) / 2e-6, exact, rtol=1e-6, atol=1e-9)
+
+
+def test_r2_is_r1_of_the_fakes():
+    d, real, fake = Critic(), batch(1), batch(2)
+    one = Adversarial("wasserstein", r1=3.0).discriminator(d, fake, real, 0)
+    other = Adversarial("wasserstein", r2=3.0).discriminator(d, real, fake, 0)
+    torch.testing.assert_close(one.parts["D/r1"], other.parts["D/r2"])
+
+
+def test_each_has_a_period_of_its_own():
+    d, real, fake = Critic(), batch(1), batch(2)
+    objective = Adversarial(r1=1.0, r1_every=2, r2=1.0, r2_every=3)
+    there = [objective.discriminator(d, real, fake, step).parts.keys() for step in range(6)]
+    assert [("D/r1" in parts, "D/r2" in parts) for parts in there] == [(s % 2 == 0, s % 3 == 0) for s in range(6)]
+
+
+@pytest.mark.parametrize("nets", [DCGAN(width=16), SNGAN(width=16)], ids=["dcgan", "sngan"])
+@pytest.mark.parametrize("name", ["r1", "r2", "gp"])
+def test_under_bf16_it_is_nearly_that_of_float32(nets, name):
+    torch.manual_seed(0)
+    d = train_mode(nets.discriminator(Spec(16, 1)))
+    real, fake = (batch(seed, 32, 16, torch.float32) for seed in (1, 2))
+    objective = Adversarial(**{name: 1.0})
+    exact = objective.discriminator(d, real, fake, 0).parts[f"D/{name}"]
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = objective.discriminator(d, real, fake, 0)
+        loss.total.backward()
+    assert loss.total.dtype == torch.float32
+    assert float(loss.parts[f"D/{name}"]) == pytest.approx(float(exact), rel=0.05)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in d.parameters())
+
+
+def test_lecam_pulls_logits_to_the_anchor_of_the_other_side():
+    real, fake, anchors = torch.tensor([1.0, 3.0]), torch.tensor([-1.0, 0.0]), torch.tensor([2.0, -0.5])
+    expected = ((1 + 0.5) ** 2 + (3 + 0.5) ** 2) / 2 + ((-1 - 2.0) ** 2 + (0 - 2.0) ** 2) / 2
+    assert to_anchors(real, fake, anchors).item() == pytest.approx(expected)
+
+
+def test_lecam_adds_nothing_before_there_are_anchors_then_its_weight_times_that():
+    d, real, fake = Critic(), batch(1), batch(2)
+    objective = Adversarial(lecam=0.3)
+    plain = Adversarial().discriminator(d, real, fake, 0).total
+    attach(objective.kept(6), d)
+    anchors = d.kept_by_objective.anchors
+    anchors.tracking = True
+    assert torch.equal(objective.discriminator(d, real, fake, 0).total, plain)
+    anchors.settle()
+    on_real, on_fake = d(real.images), d(fake.images)
+    torch.testing.assert_close(anchors.means.double(), torch.stack([on_real.mean(), on_fake.mean()]), rtol=1e-6, atol=0)
+    gap = to_anchors(on_real, on_fake, anchors.means)
+    torch.testing.assert_close(objective.discriminator(d, real, fake, 1).total, plain + 0.3 * gap)
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Conv2d(2, 5, 3)
+        self.c, self.d = nn.ConvTranspose2d(3, 2, 2), nn.Embedding(6, 6)
+
+
+@torch.no_grad()
+def test_overlap_is_that_of_every_two_filters():
+    torch.manual_seed(0)
+    net = Layers().double()
+    expected = 0.0
+    for filters in (net.a.weight, net.b.weight, net.c.weight.transpose(0, 1)):
+        for i, one in enumerate(filters):
+            for k, other in enumerate(filters):
+                expected += float((one * other).sum() ** 2) if i != k else 0.0
+    assert overlap(net).item() == pytest.approx(expected)
+
+
+def test_overlap_is_of_the_weight_that_moves_and_not_of_its_length():
+    net = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
+    raw = net.parametrizations.weight.original
+    with torch.no_grad():
+        raw.copy_(torch.eye(3, 4) * torch.tensor([[1.0], [5.0], [9.0]]))
+    assert overlap(net) == 0
+    (grad,) = torch.autograd.grad(overlap(nn.Sequential(net)), raw)
+    assert not grad.any()
+
+
+def test_each_player_has_the_weight_of_its_own_filters():
+    net = Layers()
+    objective = Adversarial(orthogonal=2.0)
+    assert objective.of_weights("D", net) is None
+    loss = objective.of_weights("G", net)
+    torch.testing.assert_close(loss.total, 2 * overlap(net))
+    assert list(loss.parts) == ["G/orthogonal"]

@@ -1,0 +1,113 @@
+"""Heads and attention against ten lines of plain PyTorch."""
+
+import pytest
+import torch
+from torch import nn
+
+from paragan.errors import Unusable
+from paragan.nets import Spec
+from paragan.nets.attention import SelfAttention, attend, need_attention
+from paragan.nets.conditioning import Mapped, Shared
+from paragan.nets.heads import Classifier, Contrastive, Projection, head
+from paragan.nets.layers import Layers
+
+LAYERS = Layers(nn.init.xavier_uniform_)
+
+
+def test_projection_adds_the_product_with_the_classs_vector():
+    torch.manual_seed(0)
+    layer, features, y = head("projection", 5, 3, LAYERS), torch.randn(4, 5), torch.tensor([2, 0, 1, 2])
+    assert isinstance(layer, Projection)
+    expected = [
+        layer.linear.weight[0] @ f + layer.linear.bias[0] + layer.embedding.weight[k] @ f for f, k in zip(features, y)
+    ]
+    torch.testing.assert_close(layer(features, y), torch.stack(expected))
+
+
+def test_classifier_says_how_real_and_which():
+    torch.manual_seed(0)
+    layer, features = head("classifier", 5, 3, LAYERS), torch.randn(4, 5)
+    assert isinstance(layer, Classifier)
+    logits, classes, *others = layer(features, None)
+    torch.testing.assert_close(logits, layer.linear(features)[:, 0])
+    torch.testing.assert_close(classes, features @ layer.classes.weight.T)
+    assert others == [None, None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_contrastive_points_lie_on_the_sphere(dtype):
+    torch.manual_seed(0)
+    layer, y = head("contrastive", 5, 3, LAYERS, 7), torch.tensor([2, 0, 1, 2])
+    features = torch.randn(4, 5, dtype=dtype)
+    assert isinstance(layer, Contrastive)
+    logits, classes, embedding, proxies = layer.to(dtype)(features, y)
+    assert classes is None
+    wide = torch.promote_types(dtype, torch.float32)
+    for points in (embedding, proxies):
+        assert points.shape == (4, 7)
+        assert points.dtype == logits.dtype == wide
+        torch.testing.assert_close(points.norm(dim=1), torch.ones(4, dtype=wide))
+    images = features @ layer.embedding.weight.T
+    cosines = nn.functional.cosine_similarity(images.to(wide), embedding)
+    torch.testing.assert_close(
+        cosines, torch.ones(4, dtype=wide), rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=0
+    )
+    assert torch.equal(proxies[0], proxies[3])
+
+
+def test_attention_is_the_papers_sum_over_pixels():
+    torch.manual_seed(0)
+    layer, x = SelfAttention(16, LAYERS), torch.randn(2, 16, 4, 6)
+    assert torch.equal(layer(x), x)  # as it begins
+    nn.init.constant_(layer.gamma, 0.5)
+    theta, phi, g, o = (getattr(layer, name).weight[:, :, 0, 0] for name in ("theta", "phi", "g", "o"))
+    expected = x.clone()
+    for n in range(2):
+        quarter = [nn.functional.max_pool2d((w @ x[n].flatten(1)).view(-1, 4, 6), 2).flatten(1) for w in (phi, g)]
+        for i in range(24):
+            query = theta @ x[n].flatten(1)[:, i]
+            shares = (query @ quarter[0]).exp()
+            expected[n].view(16, 24)[:, i] += 0.5 * o @ (quarter[1] @ shares / shares.sum())
+    torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("width", [2, 3])  # of values: torch takes its fused kernel on CPU where it is that of queries
+def test_attention_may_be_differentiated_twice(width):
+    torch.manual_seed(0)
+    sizes = ((4, 2), (3, 2), (3, width))
+    inputs = [torch.randn(2, 1, *size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    assert torch.autograd.gradcheck(attend, inputs)
+    assert torch.autograd.gradgradcheck(attend, inputs)
+
+
+def test_attention_has_eight_channels_or_is_refused():
+    need_attention(16, Spec(32, 3), (4, 4, 8, 4), (8, 4, 4))
+    need_attention(0, Spec(32, 3), (1, 1, 1, 1), (1, 1, 1))
+    with pytest.raises(Unusable, match=r"nets.d_width: gives 4 channels to attention at 8 px"):
+        need_attention(8, Spec(32, 3), (8, 8, 8, 8), (8, 4, 4))
+
+
+def test_every_block_sees_its_part_of_z_beside_the_class():
+    shared, y = nn.Embedding(3, 2), torch.tensor([1, 2])
+    z = torch.arange(24.0).view(2, 12)
+    label = shared(y)
+    first, seen = Shared("batch_norm", 12, 4, shared)(z, y)
+    assert torch.equal(first, z[:, :3])
+    parts = [z[:, 3:6], z[:, 6:9], z[:, 9:]]
+    assert all(torch.equal(a, torch.cat([b, label], 1)) for a, b in zip(seen, parts, strict=True))
+    first, seen = Shared("concat", 12, 4, shared)(z, y)
+    assert torch.equal(first, torch.cat([z[:, :3], label], 1))
+    assert all(torch.equal(a, b) for a, b in zip(seen, parts, strict=True))
+    whole = Shared("batch_norm", 12, 1, shared)
+    first, seen = whole(z, y)
+    assert torch.equal(first, torch.cat([z, label], 1))
+    assert torch.equal(next(iter(seen)), first)
+    assert (whole.inputs, whole.length) == (14, 14)
+
+
+def test_a_map_of_the_class_stands_beside_the_image():
+    layer, x, y = Mapped(3), torch.randn(2, 3, 16, 16), torch.tensor([2, 0])
+    out = layer(x, y)
+    assert torch.equal(out[:, :3], x)
+    assert torch.equal(out[:, 3, ::2, ::2], layer.embedding(y).view(2, 8, 8))
+    assert torch.equal(out[:, 3, 1::2, 1::2], out[:, 3, ::2, ::2])

@@ -1,0 +1,72 @@
+"""What a run costs, foreseen: against what it really takes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import toy
+from paragan.cli_plan import few, on_lanes, one_round
+from paragan.comm.world import World
+from paragan.plan.cost import forward_flops, round_flops
+from paragan.plan.memory import Footprint, foresee
+from paragan.train.loop import play_round
+from paragan.train.run import build_nets, resolve, spec_of
+from paragan.train.start import assemble
+
+VARIANTS = {
+    "plain": (),
+    "r1": ("objective.r1=1", "objective.loss=nonsaturating"),
+    "gp": ("objective.gp=10", "objective.loss=wasserstein", "d_steps=2"),
+    "sgd": ("g.optimizer=sgd", "d.optimizer=sgd"),
+    "lane by lane": ("device.merge=1",),
+    "async": ("strategy=async", "strategy.split=none", "strategy.critic_lags=[0,2]"),
+    "bf16": ("device.precision=bf16",),
+}
+
+
+def test_a_footprint_is_what_is_alive_at_one_time():
+    with Footprint() as counted:
+        a = torch.zeros(1000)
+        b = a.view(10, 100)[2:]  # shares a's memory
+        c = b * 2
+        del c
+        d = torch.zeros(100)
+    assert counted.peak == 4000 + 3200
+    assert counted.now == 4000 + 400
+    del a, b, d
+
+
+def test_nothing_is_computed():
+    def play():
+        big = torch.zeros(1 << 20, 1 << 20)
+        return big @ big
+
+    found = foresee(play)
+    assert found.peak_bytes == 2 * 4 << 40
+    assert found.flops == 2.0 * (1 << 60)
+
+
+@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
+def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
+    run = resolve(toy.run(*settings, "nets.width=16", "nets.batch_norm=true"), toy.images())
+    found = foresee(lambda: one_round(run, few(toy.images())))
+    with Footprint() as counted:
+        kept = one_round(run, few(toy.images()))
+    assert kept.clock.step == 1
+    assert found.peak_bytes == pytest.approx(counted.peak, rel=0.02)
+    if settings == ():
+        s = assemble(run, World.solo(), toy.images(), build_nets(run, spec_of(run, toy.images()), torch.device("cpu")))
+        play_round(s)
+        counted = round_flops(*forward_flops(s.game), run.batch, 1)
+        assert found.flops == pytest.approx(counted, rel=0.05)
+
+
+def test_a_rank_has_its_lanes_alone():
+    run = dataclasses.replace(toy.run("g_batch=32"), lanes=8)
+    part = on_lanes(run, 3)
+    assert (part.batch, part.g_batch, part.lanes) == (6, 12, 3)
+    less, all_of_it = (foresee(lambda of=of: one_round(of, few(toy.images()))) for of in (part, run))
+    assert less.peak_bytes < all_of_it.peak_bytes

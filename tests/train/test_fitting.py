@@ -1,0 +1,60 @@
+"""Objectives that do not fit their run are refused with what would."""
+
+from __future__ import annotations
+
+import pytest
+
+import toy
+from paragan.errors import Unusable
+from paragan.train.fitting import refuse_unheard
+from paragan.train.run import resolve
+
+REFUSED = {
+    "objective.bcr=10 has objective.cr=5 in it": ("objective.cr=5", "objective.bcr=10"),
+    "two ways for D to learn labels": ("objective.classifier=1", "objective.contrastive=1"),
+    "objective.loss=relativistic gives no meaning": ("objective.augment=ada", "objective.loss=relativistic"),
+    "objective.loss=wasserstein gives no meaning": ("objective.augment=ada", "objective.loss=wasserstein"),
+    "--strategy async D draws what G posted": ("objective.zcr=5", "strategy=async"),
+    "D draws what G posted": ("objective.zcr_g=5", "strategy=per-label", "strategy.within=async"),
+    "--g_batch 32 must be --batch 16": ("objective.loss=relativistic", "g_batch=32"),
+    "use --lanes 2": ("objective.contrastive=1", "batch=8"),
+    "each D sees one": ("objective.classifier=1", "strategy=per-label"),
+    "--data.labels=false hides them": ("objective.classifier=1", "data.labels=false"),
+}
+
+
+@pytest.mark.parametrize(("words", "settings"), REFUSED.items(), ids=REFUSED)
+def test_what_would_be_trained_as_something_else_is_refused(words, settings):
+    with pytest.raises(Unusable) as refused:
+        resolve(toy.run(*settings), toy.images())
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_pairs_of_a_batch_of_their_size_are_fine():
+    resolve(toy.run("objective.loss=relativistic", "g_batch=16"), toy.images())
+
+
+@pytest.mark.parametrize(
+    ("weights", "conditioning"),
+    [
+        ({"classifier": 1.0}, "projection"),
+        ({"classifier": 1.0}, "contrastive"),
+        ({}, "classifier"),
+        ({}, "contrastive"),
+    ],
+)
+def test_a_head_and_its_weight_belong_together(weights, conditioning):
+    from paragan.losses.adversarial import Adversarial
+
+    with pytest.raises(Unusable, match=r"nets\.d_conditioning="):
+        refuse_unheard(Adversarial(**weights), conditioning)
+    for name in ("classifier", "contrastive"):
+        refuse_unheard(Adversarial(**{name: 1.0}), name)
+    refuse_unheard(Adversarial(), "projection")
+
+
+def test_one_call_is_for_networks_of_ours_on_cuda():
+    run = resolve(toy.run(), toy.images())
+    assert run.device.one_call is False
+    assert resolve(toy.run("device.one_call=true"), toy.images()).device.one_call is True
