@@ -311,7 +311,7 @@ def _say_done(folder: Path, screen: Any) -> None:
 
     found = latest(read(folder / "metrics.jsonl"))
     scores = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
-    screen.say(f"done: {scores}; look at {folder}/report.html")
+    screen.say(f"done{': ' * bool(scores)}{scores}; look at {folder}/report.html")
 
 
 def _list_fields() -> int:
@@ -543,7 +543,7 @@ def _recipes(options: argparse.Namespace, rest: list[str], arguments: list[str])
 
     _nothing_left(rest)
     for name, make in RECIPES.items():
-        sys.stdout.write(f"{name:<12} {(make.__doc__ or '').splitlines()[0]}\n")
+        sys.stdout.write(f"{name:<24} {(make.__doc__ or '').splitlines()[0]}\n")
     return 0
 
 

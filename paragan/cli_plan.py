@@ -77,7 +77,7 @@ def on_lanes(run: Any, lanes: int) -> Any:
 def few(images: Any) -> Any:
     """Images of the same shape and classes, none of which has to be read."""
     shape, labels = images.images.shape, images.labels
-    blank = np.broadcast_to(np.zeros((), np.uint8), (1, *shape[1:]))
+    blank = np.broadcast_to(np.zeros((), images.images.dtype), (1, *shape[1:]))
     return dataclasses.replace(images, images=blank, labels=None if labels is None else labels[:1])
 
 

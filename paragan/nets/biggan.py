@@ -8,7 +8,7 @@ PyTorch code, and unlike the paper's table, the first layer does not see the cla
 """
 
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
@@ -68,6 +68,8 @@ class BigGAN:
     """Convolutions beside a change of resolution in their exact cheaper form."""
     checkpointing: bool = False
     """Compute blocks again in backward and keep none of their activations: less memory, more time."""
+
+    own_judging: ClassVar[Judging] = "projection"
 
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""

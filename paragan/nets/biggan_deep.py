@@ -9,7 +9,7 @@ in `nets/biggan.py`; at 32 px the discriminator halves down to 4x4, as in Studio
 import itertools
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,16 @@ from torch import Tensor, nn
 from paragan.config import record
 from paragan.nets.attention import attended, need_attention, settled
 from paragan.nets.biggan import FALLING, RISING, embedding
-from paragan.nets.conditioning import DConditioning, GConditioning, Shared, chosen, need_classes, shown
+from paragan.nets.conditioning import (
+    DConditioning,
+    GConditioning,
+    Judging,
+    Shared,
+    chosen,
+    judging,
+    need_classes,
+    shown,
+)
 from paragan.nets.heads import head
 from paragan.nets.layers import Layers
 from paragan.nets.norm import VectorBatchNorm2d
@@ -55,6 +64,8 @@ class BigGANDeep:
     checkpointing: bool = False
     """Compute blocks again in backward and keep none of their activations: less memory, more time."""
 
+    own_judging: ClassVar[Judging] = "projection"
+
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
@@ -70,7 +81,7 @@ class BigGANDeep:
     def discriminator(self, spec: Spec) -> nn.Module:
         """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        kind, layers = chosen(self.d_conditioning, "projection", spec), self._layers()
+        kind, layers = judging(self, spec), self._layers()
         widths = self._falling(spec)
         first = shown(kind, spec.classes)
         stages = _falling(spec, spec.channels + first.maps, widths, layers)

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable
-from typing import Literal, Protocol, TypeVar
+from typing import ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +25,20 @@ class Conditioned(Protocol):
     @property
     def d_conditioning(self) -> DConditioning: ...
 
+    own_judging: ClassVar[Judging]
+    """What `auto` is for D where there are classes."""
+
 
 def chosen(wanted: Literal["auto"] | Kind, own: Kind, spec: Spec) -> Kind | Literal["none"]:
     """What is built: as wanted; `auto` is the family's own where there are classes, and none elsewhere."""
     if wanted != "auto":
         return wanted
     return own if spec.classes else "none"
+
+
+def judging(nets: Conditioned, spec: Spec) -> Judging:
+    """How D is told the class."""
+    return chosen(nets.d_conditioning, nets.own_judging, spec)
 
 
 def need_classes(nets: Conditioned, spec: Spec) -> None:

@@ -5,14 +5,14 @@ place of the projection. They want an objective that reads both.
 """
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
 
 from paragan.config import record
 from paragan.nets.biggan import BigGAN
-from paragan.nets.conditioning import DConditioning, GConditioning
+from paragan.nets.conditioning import DConditioning, GConditioning, Judging
 from paragan.nets.spec import Spec
 
 
@@ -44,6 +44,8 @@ class ContraGAN:
     """Convolutions beside a change of resolution in their exact cheaper form."""
     checkpointing: bool = False
     """Compute blocks again in backward and keep none of their activations: less memory, more time."""
+
+    own_judging: ClassVar[Judging] = "contrastive"
 
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""

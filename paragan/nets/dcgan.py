@@ -8,7 +8,7 @@ image ends meet a 3x3 convolution at full size.
 """
 
 import itertools
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from paragan.nets.conditioning import (
     Telling,
     Unmapped,
     chosen,
+    judging,
     need_classes,
     shown,
     told,
@@ -54,6 +55,8 @@ class DCGAN:
     d_conditioning: DConditioning = "auto"
     """How D is told the class; auto: projection."""
 
+    own_judging: ClassVar[Judging] = "projection"
+
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
@@ -62,7 +65,7 @@ class DCGAN:
     def discriminator(self, spec: Spec) -> nn.Module:
         """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        kind = chosen(self.d_conditioning, "projection", spec)
+        kind = judging(self, spec)
         return Discriminator(spec, self.width, kind, self.spectral, self.batch_norm)
 
     def check(self, spec: Spec) -> None:

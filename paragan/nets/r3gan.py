@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from paragan.batch import Verdict
 from paragan.config import record
 from paragan.errors import Unusable
-from paragan.nets.projection import Projection
+from paragan.nets.conditioning import DConditioning, Judging, chosen, judging, need_classes, shown, told
+from paragan.nets.heads import head
 from paragan.nets.spec import Spec, need_power_of_two
 
 SLOPE = 0.2  # of the leaky ReLU below 0
@@ -28,17 +30,16 @@ GAIN = math.sqrt(2 / (1 + SLOPE**2))  # that keeps variances through it (He et a
 class R3GAN:
     """Residual generator and discriminator without normalisation, for any power of two from 8 to 1024 px.
 
-    `width` channels up to 32 px, half as many with every doubling above. The defaults are the widths of the authors'
-    CIFAR-10 networks: 21 million parameters each. Recalled, not verified: that the paper counts as many, and halves the
-    channels of its FFHQ networks like this; those for ImageNet are wider. Made for a relativistic loss with R1 and R2.
-    Two departures: D is told the label by projection, where the authors multiply its last features by an embedding; and
+    `width` channels up to 32 px, half as many with every doubling above: with the defaults the widths, blocks and
+    groups of the authors' presets for CIFAR-10 and FFHQ at 64 and 256 px, 21 million parameters each at 32 px (those
+    for ImageNet are wider: `width=1536, group=32`, without halving). Made for a relativistic loss with R1 and R2. Two
+    departures: D is told the label by projection, where the authors multiply its last features by an embedding; and
     the label's embedding in G is as long as z.
     """
 
     spectral: ClassVar[bool] = False
     """Whether the discriminator has spectral norm."""
-    d_conditioning: ClassVar[str] = "projection"
-    """How the discriminator is told the label."""
+    own_judging: ClassVar[Judging] = "projection"
 
     name: Literal["r3gan"] = "r3gan"
     """Which networks these are."""
@@ -52,6 +53,10 @@ class R3GAN:
     """How many times as many channels a block has inside."""
     group: Annotated[int, Field(ge=1)] = 16
     """Channels of a group in the 3x3 convolutions; their cardinality is width * expansion / group."""
+    g_conditioning: Literal["auto", "none", "concat"] = "auto"
+    """How G is told the class; auto: an embedding beside z. It has no norms to tell."""
+    d_conditioning: DConditioning = "auto"
+    """How D is told the class; auto: projection."""
 
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
@@ -66,9 +71,8 @@ class R3GAN:
     def check(self, spec: Spec) -> None:
         """Raise `Unusable` for a resolution that is not a power of two from 8 to 1024, or channels that do not divide
         into groups."""
-        need_power_of_two(spec, least=8)
-        if spec.resolution > 1024:
-            raise Unusable(f"resolution: nets=r3gan is for 8 to 1024 pixels, not {spec.resolution}; use 1024")
+        need_power_of_two(spec, least=8, most=1024)
+        need_classes(self, spec)
         halved = max(1, spec.resolution // 32)
         if self.width % halved or self.width // halved * self.expansion % self.group:
             fits = halved * math.lcm(self.group, self.expansion) // self.expansion
@@ -96,10 +100,9 @@ class Generator(nn.Module):
     def __init__(self, spec: Spec, of: R3GAN):
         super().__init__()
         self.latent = of.latent
-        self.embedding = _scaled(nn.Embedding(spec.classes, of.latent), spec.classes) if spec.classes else None
         widths = of.widths(spec.resolution)
-        inputs = of.latent * (2 if spec.classes else 1)
-        self.start = _scaled(nn.Linear(inputs, widths[0], bias=False), inputs)
+        self.conditions = told(chosen(of.g_conditioning, "concat", spec), of.latent, spec.classes)
+        self.start = _scaled(nn.Linear(self.conditions.inputs, widths[0], bias=False), self.conditions.inputs)
         self.basis = nn.Parameter(torch.randn(widths[0], 4, 4))
         layers = of.stage(widths[0], len(widths) * of.blocks)
         for a, b in itertools.pairwise(widths):
@@ -108,31 +111,30 @@ class Generator(nn.Module):
         self.image = _scaled(nn.Conv2d(widths[-1], spec.channels, 1, bias=False), widths[-1])
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
-        told = z
-        if self.embedding is not None:
-            if y is None:
-                raise Unusable("y: a conditional network needs labels, int64 [N], not None")
-            told = torch.cat([z, self.embedding(y)], 1)
-        h = self.start(told)[:, :, None, None] * self.basis
+        inputs, _ = self.conditions(z, y)
+        h = self.start(inputs)[:, :, None, None] * self.basis
         return self.image(self.body(h)).to(z.dtype)
 
 
 class Discriminator(nn.Module):
-    """Images [N, C, R, R], y int64 [N] -> logits [N], float32 or wider. No classes: y unused."""
+    """Images [N, C, R, R], y int64 [N] -> logits [N], float32 or wider, or a `Verdict`. No classes: y unused."""
 
     def __init__(self, spec: Spec, of: R3GAN):
         super().__init__()
         widths = of.widths(spec.resolution)[::-1]
-        self.image = _scaled(nn.Conv2d(spec.channels, widths[0], 1, bias=False), spec.channels)
+        kind = judging(of, spec)
+        self.shown = shown(kind, spec.classes)
+        channels = spec.channels + self.shown.maps
+        self.image = _scaled(nn.Conv2d(channels, widths[0], 1, bias=False), channels)
         layers = of.stage(widths[0], len(widths) * of.blocks)
         for a, b in itertools.pairwise(widths):
             layers += [Down(), _changed(a, b), *of.stage(b, len(widths) * of.blocks)]
         self.body = nn.Sequential(*layers)
         self.basis = _scaled(nn.Conv2d(widths[-1], widths[-1], 4, groups=widths[-1], bias=False), 16)
-        self.head = Projection(widths[-1], spec.classes, lambda weight: _fill(weight, widths[-1]), False)
+        self.head = head(kind, widths[-1], spec.classes, lambda layer: _scaled(layer, widths[-1]))
 
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        return self.head(self.basis(self.body(self.image(x))).flatten(1), y)
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor | Verdict:
+        return self.head(self.basis(self.body(self.image(self.shown(x, y)))).flatten(1), y)
 
 
 class Block(nn.Module):

@@ -5,14 +5,14 @@ uniform initialisation as in the authors' code. Departures: attention at half th
 64 px, which is StudioGAN's place (the paper's best at 128 px is 32); the exact rewrites of `nets/resample.py`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
 
 from paragan.config import record
 from paragan.nets.attention import need_attention, settled
-from paragan.nets.conditioning import DConditioning, GConditioning, chosen, need_classes
+from paragan.nets.conditioning import DConditioning, GConditioning, Judging, chosen, judging, need_classes
 from paragan.nets.layers import Layers
 from paragan.nets.residual import discriminator, generator
 from paragan.nets.sngan import falling, rising
@@ -48,6 +48,8 @@ class SAGAN:
     checkpointing: bool = False
     """Compute blocks again in backward and keep none of their activations: less memory, more time."""
 
+    own_judging: ClassVar[Judging] = "projection"
+
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
@@ -57,7 +59,7 @@ class SAGAN:
     def discriminator(self, spec: Spec) -> nn.Module:
         """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        kind, size = chosen(self.d_conditioning, "projection", spec), settled(self.attention, spec)
+        kind, size = judging(self, spec), settled(self.attention, spec)
         return discriminator(spec, self._falling(spec), "out", kind, size, self._layers(), self.checkpointing)
 
     def check(self, spec: Spec) -> None:

@@ -6,13 +6,13 @@ initialisation as in the authors' code, with the exact rewrites of `nets/resampl
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
 
 from paragan.config import record
-from paragan.nets.conditioning import DConditioning, GConditioning, chosen, need_classes
+from paragan.nets.conditioning import DConditioning, GConditioning, Judging, chosen, judging, need_classes
 from paragan.nets.layers import Layers
 from paragan.nets.residual import discriminator, generator
 from paragan.nets.spec import Spec, need_power_of_two
@@ -50,6 +50,8 @@ class SNGAN:
     checkpointing: bool = False
     """Compute blocks again in backward and keep none of their activations: less memory, more time."""
 
+    own_judging: ClassVar[Judging] = "projection"
+
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
@@ -59,7 +61,7 @@ class SNGAN:
     def discriminator(self, spec: Spec) -> nn.Module:
         """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        kind = chosen(self.d_conditioning, "projection", spec)
+        kind = judging(self, spec)
         stages = falling(spec.resolution, self.d_width or max(1, self.width // 2))
         layers = self._layers(self.spectral)
         return discriminator(spec, stages, self.hidden, kind, 0, layers, self.checkpointing)

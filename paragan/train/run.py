@@ -296,9 +296,8 @@ def resolve(run: Run, images: Images) -> Run:
         ours = not is_own(run.nets, run.objective)  # a D of one's own may couple images
         device = dataclasses.replace(device, one_call=ours and pick_device(device.kind).type == "cuda")
     run = settled(dataclasses.replace(run, data=data, device=device, evaluation=evaluation))
-    if isinstance(run.objective, Adversarial):
-        refuse_unfit_objective(run)
-        refuse_untold(run.objective, labelled)
+    refuse_unfit_objective(run)
+    refuse_untold(run.objective, labelled)
     check_nets(run.nets, spec_of(run, images))
     return run
 

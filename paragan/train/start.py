@@ -18,6 +18,7 @@ from ..data.images import Images
 from ..data.lanes import Lanes
 from ..errors import Unusable
 from ..game.game import Game
+from ..nets.conditioning import judging
 from ..report.page import write_report
 from ..report.records import Records
 from ..rng import CPU
@@ -176,7 +177,7 @@ def resolved(run: Run, images: Images) -> Run:
     own = is_own(run.nets, run.objective)
     if not own:
         refuse_clip(run.objective, run.nets.spectral)
-        refuse_unheard(run.objective, run.nets.d_conditioning)
+        refuse_unheard(run.objective, judging(run.nets, spec_of(run, images)))
     check(run.evaluation, images)
     if run.teacher:
         teacher_of(run, images, CPU)

@@ -1,0 +1,59 @@
+"""Recipes: each is a complete run of networks that fit its data, and says what was published."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from paragan.config import build, plain
+from paragan.nets import Spec
+from paragan.nets.conditioning import judging
+from paragan.recipes import RECIPES, recipe
+from paragan.recipes.published import DATA, recipes
+from paragan.train.fitting import refuse_unheard
+from paragan.train.run import Run
+
+CLASSES = {"cifar10": 10, "cifar100": 100, "tinyimagenet64": 200}
+
+
+def spec(name: str) -> Spec:
+    run = recipe(name)
+    return Spec(run.data.resolution, run.data.channels, CLASSES.get(name.partition("-")[2], 1000))
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_a_recipe_is_a_run_that_can_be_played(name):
+    run = dataclasses.replace(recipe(name), data=dataclasses.replace(recipe(name).data, path="somewhere"))
+    assert run.recipe == name
+    assert build(Run, plain(run)) == run
+    run.check(min(8, run.lanes))
+    run.nets.check(spec(name))
+    refuse_unheard(run.objective, judging(run.nets, spec(name)))
+    assert recipe(name).__class__ is Run
+    assert RECIPES[name].__doc__
+
+
+def test_every_family_is_there_on_every_set():
+    families = ("sngan", "sagan", "biggan", "contragan", "r3gan")
+    wanted = {f"{family}-{data}" for family in families for data in DATA}
+    assert set(recipes()) == wanted | {f"biggan-imagenet{size}" for size in (256, 512, 1024)}
+
+
+def test_what_was_published():
+    """PyTorch-StudioGAN, src/configs: CIFAR10/BigGAN-Mod, Tiny_ImageNet/SAGAN, ImageNet/BigGAN-Mod2048."""
+    small, middle, large = (
+        recipe(f"{name}") for name in ("biggan-cifar10", "sagan-tinyimagenet64", "biggan-imagenet128")
+    )
+    assert (small.batch, small.d_steps, small.kimg) == (64, 5, 32_000)
+    assert (small.g.optimizer.lr, small.d.optimizer.lr, small.g.optimizer.betas) == (2e-4, 2e-4, (0.5, 0.999))
+    assert (middle.batch, middle.d_steps, middle.g.optimizer.lr, middle.d.optimizer.lr) == (256, 1, 1e-4, 4e-4)
+    assert (large.batch, large.d_steps, large.g.optimizer.lr, large.d.optimizer.lr) == (2048, 2, 5e-5, 2e-4)
+    assert large.average.half_life_kimg == pytest.approx(6931.1 * 4.096, rel=1e-3)  # 0.9999 a step of 2 x 2,048
+
+
+def test_a_lane_of_biggan_holds_what_a_device_holds():
+    for name, images in (("128", 32), ("256", 32), ("512", 16), ("1024", 8)):
+        run = recipe(f"biggan-imagenet{name}")
+        assert run.batch == 2048
+        assert run.batch // run.lanes == images
