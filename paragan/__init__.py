@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import Config, Estimator, ScalingManager, with_policy
-    from .batch import Batch, Loss
-    from .data.images import Images, load
+    from .batch import Batch, Loss, Verdict
+    from .data.images import Images, from_arrays, load
     from .errors import Failed, Interrupted, Unusable
     from .losses.adversarial import Adversarial
     from .optim.optimizers import SGD, Adam, RMSprop
@@ -35,6 +35,8 @@ __all__ = [
     "ScalingManager",
     "Side",
     "Unusable",
+    "Verdict",
+    "from_arrays",
     "load",
     "load_model",
     "with_policy",
@@ -43,8 +45,8 @@ __all__ = [
 # What is imported when it is first used: torch takes seconds, and `paragan --help` and processes that decode need none.
 _FROM = {
     ".api": ("Config", "Estimator", "ScalingManager", "with_policy"),
-    ".batch": ("Batch", "Loss"),
-    ".data.images": ("Images", "load"),
+    ".batch": ("Batch", "Loss", "Verdict"),
+    ".data.images": ("Images", "from_arrays", "load"),
     ".errors": ("Failed", "Interrupted", "Unusable"),
     ".losses.adversarial": ("Adversarial",),
     ".optim.optimizers": ("SGD", "Adam", "RMSprop"),

@@ -14,12 +14,11 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from .batch import Verdict, judged
+from .batch import Verdict
 from .comm.world import Place, World
 from .config import build, override, plain, record
 from .data.images import Images
@@ -27,13 +26,15 @@ from .errors import Failed, Unusable
 from .eval.evaluate import Protocol, Score
 from .eval.features import inception_path
 from .game.average import Decay
+from .game.game import Given
 from .losses.adversarial import Adversarial
-from .losses.conditional import refuse_silent
+from .nets import Spec
 from .optim.optimizers import Adam, at_rate, scaled_rate
 from .optim.policies import described, policy, stated, written
 from .strategies.sync import Sync
 from .train.loop import Session, explained, play_round
 from .train.observers import averaged_sampler, refuse_nonfinite
+from .train.own import AnyObjective
 from .train.progress import Screen, describe
 from .train.run import Data, Device, Evaluation, Pair, Run, Side, load_images, pick_device, placed, resolve
 from .train.scoring import score, summary
@@ -62,7 +63,7 @@ class Config:
     g_rule: Rule = "sqrt"
     d_rule: Rule = "sqrt"
     warm_up_steps: Annotated[int, Field(ge=0)] = 100
-    objective: Adversarial = Adversarial()
+    objective: AnyObjective = Adversarial()
     d_steps: Annotated[int, Field(ge=1)] = 1
     average: Decay = Decay()
     strategy: Sync = Sync()
@@ -82,7 +83,11 @@ def with_policy(config: Config, name: str, bs: int, nets: str = "") -> Config:
     chosen = policy(name, bs, nets=nets)
     objective = {field: value for field, value in chosen.settings.items() if field.startswith("objective.")}
     others = {field: value for field, value in chosen.settings.items() if field not in objective}
-    laid = override({"objective": plain(config.objective)}, written(objective))["objective"]
+    laid = config.objective
+    if objective:
+        if not isinstance(laid, Adversarial):
+            raise Unusable(f"policy {name} sets {stated(objective)}, and config.objective is your own: leave one out")
+        laid = build(Adversarial, override({"objective": plain(laid)}, written(objective))["objective"])
     about = (
         f"G {described(chosen.g)}",
         f"D {described(chosen.d)}",
@@ -95,10 +100,23 @@ def with_policy(config: Config, name: str, bs: int, nets: str = "") -> Config:
         g=chosen.g,
         d=chosen.d,
         d_steps=chosen.d_steps,
-        objective=build(Adversarial, laid),
+        objective=laid,
         base_bs=bs,
         about=tuple(f"policy {name}: {line}" for line in about),
     )
+
+
+@record
+class Theirs:
+    """Stands for the networks of an `Estimator`, which are no part of a record."""
+
+    name: str = "estimator"
+    latent: int = 1
+
+    def generator(self, spec: Spec) -> nn.Module:
+        raise NotImplementedError("an Estimator brings its own")
+
+    discriminator = generator
 
 
 class Estimator:
@@ -107,10 +125,14 @@ class Estimator:
     Either `nn.Module`s, called as G(z [N, latent], y [N] or None) -> images [N, C, H, W] in [-1, 1] and
     D(x, y) -> logits [N]; or objects with `model_fn(latent_var, y)` and `model_fn(x, y) -> output, out_logit`,
     as the paper writes them, that keep their layers as attributes. Logits of more dimensions (a patch
-    discriminator's [N, 1, H, W]) are averaged to one for each image before the loss.
+    discriminator's [N, 1, H, W]) are averaged to one for each image before the loss. What else D gives (a named
+    tuple, such as a `Verdict`) reaches the objective as it is.
+
+    given : what of a hand of reals G gets in place of z, row by row (an autoencoder: `lambda real: real.images`)
     """
 
-    def __init__(self, generator: Any, discriminator: Any):
+    def __init__(self, generator: Any, discriminator: Any, given: Given | None = None):
+        self.given = given
         self.generator, self.discriminator = _Generator(generator), _Discriminator(discriminator)
         self.latent: int | None = getattr(generator, "latent", None)
 
@@ -141,11 +163,12 @@ class _Discriminator(_Player):
     def __init__(self, given: Any):
         super().__init__(given, "discriminator")
 
-    def forward(self, x: Tensor, y: Tensor | None) -> Tensor | Verdict:
+    def forward(self, x: Tensor, y: Tensor | None) -> Any:
         out = self._call(x, y)
         if isinstance(out, Verdict):
             return out._replace(logits=self._one_each(out.logits, x))
-        return self._one_each(out[-1] if isinstance(out, tuple) else out, x)  # model_fn: (output, out_logit)
+        logits = out[-1] if type(out) is tuple else out  # model_fn: (output, out_logit)
+        return self._one_each(logits, x) if isinstance(logits, Tensor) else logits
 
     def _one_each(self, logits: Tensor, x: Tensor) -> Tensor:
         if logits.dim() == 0 or len(logits) != len(x):
@@ -181,6 +204,7 @@ class ScalingManager:
     """Scales a game to a total batch and a number of logical workers, and plays it.
 
     config      : what is played, right for `config.base_bs`
+    data        : what it is trained on, where that is not `config.data`: `paragan.from_arrays(x, labels)`
     bs          : the total batch, over all workers
     num_workers : logical workers (lanes), dealt to however many ranks there are: the same script gives the same
                   training on one machine, where they share a rank, and on 128
@@ -189,7 +213,7 @@ class ScalingManager:
     Under torchrun or srun every process runs the same script.
     """
 
-    def __init__(self, config: Config, bs: int, num_workers: int):
+    def __init__(self, config: Config, bs: int, num_workers: int, data: Images | None = None):
         self.config = config
         place = Place.from_environment()
         self.world = World.join(place, pick_device(config.device.kind, place.local_rank), config.timeout_s)
@@ -197,7 +221,7 @@ class ScalingManager:
         self.run = scaled(config, bs, num_workers)
         self.run.check(self.world.size)
         set_threads(self.run, self.world)
-        self.images: Images = together(self.world, lambda: load_images(self.run), 1800.0)
+        self.images: Images = data or together(self.world, lambda: load_images(self.run), 1800.0)
         self.run = resolve(self.run, self.images)
         for line in reasons(config, self.run):
             self.screen.say(line)
@@ -227,16 +251,16 @@ class ScalingManager:
         weights = self._session.game.g.average
         if weights is None or not weights.params.isfinite().all():
             raise Failed("G has weights that are not finite: the game diverged, and there is nothing to score", True)
-        wanted = self.config.evaluation
+        wanted = self.run.evaluation
         features = wanted.features
         if metric.startswith("fid"):
-            there = wanted.inception or inception_path().exists()
+            there = not self.images.numbers and (wanted.inception or inception_path().exists())
             metric, features = (metric, "inception") if there else ("fd", features)
             if not there:
-                self.screen.say("no Inception weights: this is the Fréchet distance in pixels, not FID")
+                self.screen.say(f"no Inception weights: this is the Fréchet distance in {features}, not FID")
         wanted = Evaluation((metric,), count or wanted.count, 0.0, features, wanted.inception)
         batch_norm = "standing" if self._session.game.g.coupled else "none"
-        with averaged_sampler(self._session) as sampler:
+        with averaged_sampler(self._session, self.images) as sampler:
             protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=self.run.seed)
             scores = score(sampler, self.images, wanted, protocol, self.world.everyone)
         self.screen.say(summary(scores))
@@ -264,33 +288,14 @@ class ScalingManager:
 
     def _session_of(self, gan: Estimator) -> Session:
         if self._session is None:
-            latent = gan.latent or self.config.latent
-            pair = placed(self.run, Pair(gan.generator, gan.discriminator, latent), self.world.device)
+            latent = 0 if gan.given else gan.latent or self.config.latent
+            pair = Pair(gan.generator, gan.discriminator, latent, gan.given, own=True)
+            pair = placed(self.run, pair, self.world.device)
             self._agree_on_weights(pair)
-            self._try(pair)
             self._session, self._estimator = assemble(self.run, self.world, self.images, pair), gan
         elif gan is not self._estimator:
             raise Unusable("this ScalingManager trains another Estimator already: make one for each")
         return self._session
-
-    @torch.no_grad()
-    def _try(self, pair: Pair) -> None:
-        """One pass of a few images, so that a wrong shape is found before it is trained on."""
-        n = self.run.batch // self.run.lanes
-        labels = self.images.labels if self.run.data.labels else None
-        y = None if labels is None else torch.from_numpy(labels[np.arange(n) % len(labels)]).to(self.world.device)
-        wanted = (n, *(self.images.images.shape[i] for i in (3, 1, 2)))
-        kept = [(b, b.clone()) for net in (pair.g, pair.d) for b in net.buffers()]
-        try:
-            fakes = pair.g(torch.zeros(n, pair.latent, device=self.world.device), y)
-            if tuple(fakes.shape) != wanted:
-                raise Unusable(f"the generator gives {list(fakes.shape)} for {n} latents; images are {list(wanted)}")
-            refuse_silent(self.run.objective.conditioning, judged(pair.d, fakes, y), y)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise Unusable(f"the networks fail on {n} images (bs / num_workers) of {list(wanted)}: {error}") from error
-        finally:
-            for buffer, value in kept:
-                buffer.copy_(value)
 
     def _agree_on_weights(self, pair: Pair) -> None:
         """Everyone starts from rank 0's weights, whatever each process drew."""
@@ -306,9 +311,11 @@ def scaled(config: Config, bs: int, num_workers: int) -> Run:
     """The run of a config at a total batch of `bs`."""
     if bs < 1 or num_workers < 1:
         raise Unusable(f"bs={bs} and num_workers={num_workers} must be 1 or more")
+    nets: Any = Theirs()
     return Run(
         recipe="estimator",
         data=config.data,
+        nets=nets,
         objective=config.objective,
         g=_scaled_side(config, config.g, config.g_rule, bs),
         d=_scaled_side(config, config.d, config.d_rule, bs),

@@ -44,9 +44,9 @@ def judged(d: Net, images: Tensor, labels: Tensor | None) -> Verdict:
 class Batch:
     """Some lanes' images at one position, and random numbers of their own.
 
-    images  : [N, C, H, W] float32 in [-1, 1] (or whatever the two networks speak of)
+    images  : [N, C, H, W] float32 in [-1, 1], or records of numbers [N, ...]
     labels  : [N] int64, or None in an unconditional game
-    latents : [N, latent] that G made the images from, where it just did
+    latents : [N, latent], or what else G made the images from, where it just did
     nearby  : [N, C, H, W] what G makes of latents close to those, where the objective wants it
     """
 

@@ -369,10 +369,28 @@ def _sample_parser(commands: Any) -> None:
     p.add_argument("--truncation", type=float, default=1.0, metavar="PSI", help="below 1: less variety (1)")
     p.add_argument("--seed", type=int, default=0, metavar="N")
     p.add_argument("--out", required=True, metavar="FILE|FOLDER", help="grid.png, samples.npz or a folder")
+    _own_nets(p)
+    p.add_argument("--data", metavar="PATH", help="what G is given, if that is data (default: what it was trained on)")
+
+
+def _own_nets(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--nets", metavar="MODULE:CLASS", help="networks of your own, if it was trained with such")
+
+
+def _given(options: argparse.Namespace, path: Path) -> Any:
+    """The data that the networks of a model are given: those asked for, or those of its run."""
+    from .config import read_yaml
+    from .train.run import Run, load_images, without_code
+
+    record = path / "run.yaml"
+    if not options.nets or not (options.data or record.exists()):
+        return None
+    run = without_code(read_yaml(record)) if record.exists() else Run()
+    return load_images(dataclasses.replace(run, data=dataclasses.replace(run.data, path=options.data or run.data.path)))
 
 
 def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from .data.grid import save_images
+    from .data.grid import save_images, save_numbers
     from .train.model import load_model, read_labels
 
     _nothing_left(rest)
@@ -380,16 +398,30 @@ def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
         raise Unusable(f"--count {options.count} must be 1 or more")
     _check_truncation(options.truncation)
     _check_seed(options.seed)
-    model = load_model(Path(options.run_dir))
+    model = load_model(Path(options.run_dir), nets=options.nets, data=_given(options, Path(options.run_dir)))
     indices = range(options.count)
     if options.labels:
         labels = read_labels(options.labels, model, options.count)
     else:
         labels = model.sampler.labels(indices, options.seed)
-    images = model.sampler.images(indices, labels, options.seed, options.truncation)
-    save_images(images.permute(0, 2, 3, 1).numpy(), labels, Path(options.out))
-    sys.stdout.write(f"{options.count} images in {options.out}\n")
+    made = model.sampler.images(indices, labels, options.seed, options.truncation)
+    if model.spec.values:
+        save_numbers(made.numpy(), labels, Path(options.out), lambda: _pictured(options, made.numpy()))
+    else:
+        save_images(made.permute(0, 2, 3, 1).numpy(), labels, Path(options.out))
+    what = "records" if model.spec.values else "images"
+    sys.stdout.write(f"{options.count} {what} in {options.out}\n")
     return 0
+
+
+def _pictured(options: argparse.Namespace, made: Any) -> Any:
+    """Records of numbers as their networks draw them."""
+    from .data.drawn import drawn
+    from .train.observers import pictured
+    from .train.own import own_nets
+
+    images = _given(options, Path(options.run_dir))
+    return drawn(made, made) if images is None else pictured(own_nets(options.nets), made, images)
 
 
 def _eval_parser(commands: Any) -> None:
@@ -402,22 +434,21 @@ def _eval_parser(commands: Any) -> None:
     p.add_argument("--data", metavar="PATH", help="other reals than those the run was trained on")
     p.add_argument("--truncation", type=float, default=1.0, metavar="PSI")
     p.add_argument("--seed", type=int, default=0, metavar="N")
+    _own_nets(p)
 
 
 def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from .comm.world import Place
     from .config import build, plain, read_yaml
     from .train.folder import existing
-    from .train.run import Evaluation, Run
+    from .train.run import Evaluation, without_code
     from .train.scoring import rescore
 
     _nothing_left(rest)
     _check_truncation(options.truncation)
     _check_seed(options.seed)
     folder = existing(Path(options.run_dir))
-    record = read_yaml(folder / "run.yaml")
-    record.pop("strategy", None)  # scores do not depend on it, and its wire may be code
-    run = build(Run, record)
+    run = without_code(read_yaml(folder / "run.yaml"))
     wanted = plain(run.evaluation)
     wanted |= {name: getattr(options, name) for name in ("count", "features", "inception") if getattr(options, name)}
     if options.count is not None:
@@ -429,7 +460,7 @@ def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     evaluation = build(Evaluation, wanted)
 
     def action(world: Any, screen: Any) -> None:
-        rescore(folder, run, evaluation, world, screen, options.data, options.truncation, options.seed)
+        rescore(folder, run, evaluation, world, screen, options.data, options.truncation, options.seed, options.nets)
 
     return _in_world(run, Place.from_environment(), action)
 
@@ -465,13 +496,16 @@ def _export_parser(commands: Any) -> None:
     p.add_argument("run_dir", metavar="RUN_DIR")
     p.add_argument("--format", choices=["safetensors"], default="safetensors")
     p.add_argument("--out", required=True, metavar="FOLDER")
+    _own_nets(p)
 
 
 def _export(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from .train.model import export
 
     _nothing_left(rest)
-    model = export(Path(options.run_dir), Path(options.out))
+    path = Path(options.run_dir)
+    options.data = None
+    model = export(path, Path(options.out), options.nets, _given(options, path))
     several = f" with {model.spec.classes} generators" if model.config.get("kind") else ""
     sys.stdout.write(f"model{several} in {options.out}; paragan.load_model({options.out!r}) reads it\n")
     return 0

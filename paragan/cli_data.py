@@ -314,7 +314,7 @@ def _found(where: str, labels: bool = True) -> Source:
     from .data.places import public, shown
 
     try:
-        return find(where, labels=labels)
+        found = find(where, labels=labels)
     except DecodeError as error:
         raise Unusable(f"data: {shown(public(where))}: {error}: check the path or address") from None
     except Failed as error:
@@ -322,6 +322,9 @@ def _found(where: str, labels: bool = True) -> Source:
     except OSError as error:
         name = shown(error.filename or public(where))
         raise Unusable(f"data: {name} cannot be read: {error.strerror or error}; check path and permissions") from None
+    if found.whole is not None and found.whole.dtype != "uint8":
+        raise Unusable(f"data: {found.where} holds numbers {list(found.whole.shape)}, and `paragan data` is for images")
+    return found
 
 
 def _check_resolution(resolution: int | None) -> None:

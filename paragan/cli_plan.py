@@ -32,12 +32,12 @@ def _cost(run: Any, images: Any, ranks: int, rounds: int) -> list[str]:
     """What so many rounds cost, a line each."""
     from .plan.cost import ImaginedWorld, cost
     from .plan.memory import foresee, imagined
-    from .train.run import build_game, build_nets, spec_of
+    from .train.run import build_game
 
     blank = few(images)
     world = ImaginedWorld(ranks)
     with imagined():
-        game = build_game(run, build_nets(run, spec_of(run, blank), world.device), blank, world.device)
+        game = build_game(run, _pair(run, blank, world), blank, world.device)
         roles = [run.strategy.role(game, world, run.lanes)]
         if roles[0].teams:
             g = roles[0].speakers[1]
@@ -49,15 +49,21 @@ def _cost(run: Any, images: Any, ranks: int, rounds: int) -> list[str]:
     return cost(game, roles, rounds=rounds, flops=everything.flops, peak_bytes=part.peak_bytes).lines()
 
 
+def _pair(run: Any, images: Any, world: Any) -> Any:
+    """The networks of a run, which were tried already if they are the user's own."""
+    from .train.run import build_nets, spec_of
+
+    return dataclasses.replace(build_nets(run, spec_of(run, images), world.device), own=False)
+
+
 def one_round(run: Any, images: Any, world: Any = None) -> object:
     """Play one round in one process."""
     from .comm.world import World
     from .train.loop import play_round
-    from .train.run import build_nets, spec_of
     from .train.start import assemble
 
     world = world or World.solo()
-    session = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
+    session = assemble(run, world, images, _pair(run, images, world))
     play_round(session)
     return session
 
@@ -71,7 +77,7 @@ def on_lanes(run: Any, lanes: int) -> Any:
 def few(images: Any) -> Any:
     """Images of the same shape and classes, none of which has to be read."""
     shape, labels = images.images.shape, images.labels
-    blank = np.broadcast_to(np.zeros((), np.uint8), (1, *shape[1:]))
+    blank = np.broadcast_to(np.zeros((), images.images.dtype), (1, *shape[1:]))
     return dataclasses.replace(images, images=blank, labels=None if labels is None else labels[:1])
 
 

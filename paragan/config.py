@@ -35,14 +35,14 @@ by_name = BeforeValidator(lambda value: {"name": value} if isinstance(value, str
 def or_own(prove: Callable[[Any], None], *needed: str) -> WrapValidator:
     """A part may also be a record of the user's own, given as `module:Class` (with fields beside it, like any other);
     `needed` are the attributes it must have, `prove` tries it. Its field `name` holds how it was given, so that the
-    record of the run finds it again."""
+    record of the run finds it again. From Python it may be any object that has them."""
 
     def part(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
-        name = value.get("name", "") if isinstance(value, Mapping) else getattr(value, "name", "")
+        name = value.get("name", "") if isinstance(value, Mapping) else ""
+        if not isinstance(value, Mapping):
+            return value if value is not None and all(hasattr(value, word) for word in needed) else known(value)
         if not isinstance(name, str) or ":" not in name:
             return known(value)
-        if not isinstance(value, Mapping):
-            return value
         kind = _own(name, needed)
         try:
             own = build(kind, value)

@@ -56,6 +56,11 @@ class Draw:
         """[N] of `values`, each with equal chance."""
         return self._each(stream, lambda g: values[g.integers(len(values), size=self.per_lane)])
 
+    def seed_torch(self, stream: str) -> None:
+        """Let torch's own random numbers (dropout) go on from here: the same for the same lanes in one pass."""
+        rng = generator(self.seed, f"torch/{stream}", self.lanes[0], self.position)
+        torch.manual_seed(int(rng.integers(2**63)))
+
     def _each(self, stream: str, draw) -> Tensor:
         parts = [draw(generator(self.seed, stream, lane, self.position)) for lane in self.lanes]
         return torch.from_numpy(np.concatenate(parts)).to(self.device, non_blocking=True)

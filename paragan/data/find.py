@@ -14,13 +14,13 @@ from paragan.data.sources.cifar import cifar, is_cifar
 from paragan.data.sources.folder import extensions, folder
 from paragan.data.sources.hdf5 import hdf5
 from paragan.data.sources.listing import LISTING, listed_folder
-from paragan.data.sources.npz import read_npz
+from paragan.data.sources.npz import read_npy, read_npz
 from paragan.data.sources.tars import by_index, is_pattern, open_tars, shards_in
 from paragan.data.sources.zipped import zipped
 from paragan.errors import Unusable
 
 FORMS = (
-    "`digits`, an .npz, .zip or .h5, .tar shards (shard-*.tar, shard-{000..012}.tar), or a folder: of images "
+    "`digits`, an .npz, .npy, .zip or .h5, .tar shards (shard-*.tar, shard-{000..012}.tar), or a folder: of images "
     f"({', '.join(FORMATS)}), of a folder each class, of tars, of CIFAR, or one that Hugging Face `datasets` saved"
 )
 
@@ -78,6 +78,8 @@ def _file(place: Place, name: str, reach: Reach | None, labels: bool) -> Source:
     suffix, where = Path(name).suffix.lower(), place.at(name)
     if suffix == ".npz":
         return read_npz(place, name, labels=labels)
+    if suffix == ".npy":
+        return read_npy(place, name)
     if suffix == ".zip":
         return zipped(place, name, labels=labels)
     if suffix in (".h5", ".hdf5"):

@@ -58,6 +58,19 @@ def save_images(images: np.ndarray, labels: np.ndarray | None, out: Path) -> Non
         raise Unusable(f"out: {error.filename or out} cannot be written: {error.strerror or error}") from None
 
 
+def save_numbers(x: np.ndarray, labels: np.ndarray | None, out: Path, draw: Callable[[], np.ndarray]) -> None:
+    """Write `x` float32 [N, ...] with `labels` [N]: as an `.npz` that `--data` takes, or as the picture that `draw`
+    makes, `.png`. Raises `Unusable` for any other name."""
+    suffix = out.suffix.lower()
+    if out.is_dir() or suffix not in (".npz", ".png"):
+        raise Unusable(f"out: {out} is not possible for numbers: use samples.npz, or picture.png")
+    with aside(out) as path, path.open("wb") as file:
+        if suffix == ".png":
+            Image.fromarray(draw()).save(file, format="PNG")
+        else:
+            np.savez(file, allow_pickle=False, x=x, **({} if labels is None else {"labels": labels.astype(np.int64)}))
+
+
 def _writer(out: Path) -> Callable[[np.ndarray, np.ndarray | None, Path], None]:
     suffix = "" if out.is_dir() else out.suffix.lower()
     writers = {".png": _write_grid, ".npz": _write_npz, "": _write_folder}

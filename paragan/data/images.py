@@ -15,6 +15,8 @@ from paragan.data.decode import DecodeError, Fault, Header, each, header
 from paragan.data.find import find
 from paragan.data.places import Reach, public, shown
 from paragan.data.source import Source
+from paragan.data.sources.arrays import values
+from paragan.data.sources.npz import check_labels
 from paragan.data.streamed import Streamed
 from paragan.errors import Failed, Unusable
 
@@ -27,9 +29,10 @@ _SPELLED_OUT = 20  # classes described one by one; beyond, the smallest and larg
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A labelled set of images.
+    """A labelled set of images, or of numbers of another shape.
 
-    images : [N, R, R, C] uint8, C 1 (grey) or 3 (RGB): in memory, or read when they are indexed
+    images : [N, R, R, C] uint8, C 1 (grey) or 3 (RGB): in memory, or read when they are indexed; or float32 [N, ...],
+        numbers that networks see as they are
     labels : [N] int64 in 0..K-1; None without classes
     classes : [K] names; () without
     fingerprint : of shape, labels and pixels (streamed: of names, sizes and checksums); a resume on other data is
@@ -50,10 +53,27 @@ class Images:
         """Whether they are in memory."""
         return isinstance(self.images, np.ndarray)
 
+    @property
+    def numbers(self) -> bool:
+        """Whether they are no images."""
+        return self.images.dtype == np.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one, as networks see it: [C, R, R], or that of the numbers."""
+        if self.numbers:
+            return self.images.shape[1:]
+        _, side, _, channels = self.images.shape
+        return channels, side, side
+
     def describe(self) -> str:
         """A few lines for people: count, size, colour, classes, and what the images were before resizing."""
-        count, side, _, channels = self.images.shape
-        what = f"{count:,} image{'s' * (count != 1)}, {side} x {side}, {'grey' if channels == 1 else 'RGB'}"
+        count, *_ = self.images.shape
+        if self.numbers:
+            what = f"{count:,} records of {' x '.join(map(str, self.shape))} numbers, float32"
+        else:
+            channels, side, _ = self.shape
+            what = f"{count:,} image{'s' * (count != 1)}, {side} x {side}, {'grey' if channels == 1 else 'RGB'}"
         lines = [what, told_classes(self.labels, self.classes), *self.notes]
         return "\n".join(textwrap.fill(line, 100, subsequent_indent="  ", break_long_words=False) for line in lines)
 
@@ -72,6 +92,25 @@ class Images:
             return Images(mine, None, (), _identity(mine, None), notes, self.bad)
         pixels = self.images[rows]
         return Images(pixels, None, (), fingerprint(pixels, None), notes, self.bad)
+
+
+def from_arrays(x: np.ndarray, labels: np.ndarray | None = None, classes: tuple[str, ...] = ()) -> Images:
+    """A set that is in memory: images uint8 [N, R, R, C] or [N, R, R], or numbers float [N, ...], which networks see as
+    they are. labels: integers [N] in 0..K-1. Raises `Unusable` for other arrays."""
+    if x.dtype == np.uint8:
+        pixels = x[..., None] if x.ndim == 3 else x
+        if pixels.ndim != 4 or pixels.shape[1] != pixels.shape[2] or pixels.shape[3] not in (1, 3) or 0 in x.shape:
+            raise Unusable(f"data: uint8 {list(x.shape)} are no square images [N, R, R, C] with C 1 or 3")
+    else:
+        pixels = values(x, "the array")
+    if labels is not None:
+        labels = np.asarray(labels)
+        if labels.dtype.kind not in "iu" or labels.shape != (len(x),):
+            raise Unusable(f"data: labels are {labels.dtype} {list(labels.shape)}, wanted integers [{len(x)}]")
+        check_labels(labels, "the arrays", len(classes) or None)
+        labels = labels.astype(np.int64)
+        classes = classes or tuple(str(label) for label in range(int(labels.max()) + 1))
+    return Images(pixels, labels, classes if labels is not None else (), fingerprint(pixels, labels))
 
 
 def told_classes(labels: np.ndarray | None, classes: tuple[str, ...]) -> str:
@@ -144,6 +183,13 @@ def _opened(
     source: Source, resolution: int | None, channels: int | None, labels: bool, hold: Hold, bad_share: float
 ) -> Images:
     numbers, classes = (source.labels, source.classes) if labels else (None, ())
+    if source.whole is not None and source.whole.dtype == np.float32:
+        if resolution or channels or hold == "stream":
+            raise Unusable(
+                f"data: {source.where} holds numbers, no images: leave data.resolution, data.channels and "
+                "data.hold=stream out"
+            )
+        return Images(source.whole, numbers, classes, fingerprint(source.whole, numbers), source.notes)
     bad = Bad(numbers, len(source), source.name, bad_share)
     seen = glance(source, bad)
     side, depth = resolution or choose_resolution(seen.sizes), channels or (1 if seen.grey else 3)
@@ -165,7 +211,7 @@ def choose_resolution(sizes: np.ndarray) -> int:
 
 
 def fingerprint(images: np.ndarray, labels: np.ndarray | None) -> str:
-    """16 hex digits of the sha256 over shape, pixels [N, R, R, C] uint8 and labels [N] integers."""
+    """16 hex digits of the sha256 over shape, pixels [N, R, R, C] uint8 (or numbers) and labels [N] integers."""
     digest = hashlib.sha256(repr((images.shape, labels is not None)).encode())
     digest.update(np.ascontiguousarray(images).reshape(-1).data)
     if labels is not None:

@@ -23,7 +23,7 @@ class Lanes:
     The total batch at position p (in images) is images p .. p + batch of an endless sequence of shuffled
     epochs; lane l takes its l-th part. Nothing is saved: `start` says where to go on.
 
-    images : [N, H, W, C] uint8, in memory or streamed;  labels : [N] int64 or None
+    images : [N, H, W, C] uint8, in memory or streamed, or float32 [N, ...];  labels : [N] int64 or None
     owned  : the lanes of this rank, of `lanes` in all
     merge  : how many lanes share one pass (0: all that this rank owns)
     stride : images from one position to the next (0: batch)
@@ -143,7 +143,7 @@ class Lanes:
         self._taken = []
 
     def _gathered(self, order: Order) -> Tensor:
-        """[N, C, H, W] float32 in [-1, 1] on the device, read on the spot."""
+        """[N, C, H, W] float32 in [-1, 1] (of numbers: [N, ...] as they are) on the device, read on the spot."""
         pixels = self.images[order.index]
         if order.flip is not None:
             pixels[order.flip] = pixels[order.flip, :, ::-1]

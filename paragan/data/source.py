@@ -25,7 +25,7 @@ class Source(Protocol):
     notes   : what was found, a line each, for people
     near    : whether a record comes at the speed of this machine's memory or disk, so that whoever decodes it may as
               well fetch it
-    whole   : [N, H, W, C] uint8, C 1 or 3, where the set is an array in memory already
+    whole   : [N, H, W, C] uint8, C 1 or 3, where the set is an array in memory already; or numbers, float32 [N, ...]
     """
 
     @property

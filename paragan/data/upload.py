@@ -13,7 +13,9 @@ from paragan.data.pipeline import Pipeline
 
 
 def floats(pixels: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """[N, H, W, C] uint8 -> [N, C, H, W] float32 in [-1, 1], in this layout."""
+    """[N, H, W, C] uint8 -> [N, C, H, W] float32 in [-1, 1], in this layout. What is float32 stays as it is."""
+    if pixels.dtype == torch.float32:
+        return pixels.contiguous(memory_format=memory_format) if pixels.dim() == 4 else pixels
     x = pixels.permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
     return x.float().div_(127.5).sub_(1)
 

@@ -187,7 +187,7 @@ def summarize(
     """
     readings = {metric_named(name).reads for name in metrics}
     if not callable(images):
-        most, sample = len(images), rows_of(images)
+        most, sample = len(images), rows_of(images, space)
         count = most if count is None else min(count, most)
     else:
         count, sample = COUNT if count is None else count, images

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import difflib
 import hashlib
+import math
 import os
 import pickle
 import re
@@ -30,12 +31,12 @@ from paragan.eval import inception as network
 INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
 INCEPTION_URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{INCEPTION_FILE}"
 INCEPTION_SHA256 = "6726825d"  # how the file's digest starts
-NAMES = ("pixels", "inception")
+NAMES = ("pixels", "inception", "values")
 
 
 @dataclass(frozen=True)
 class FeatureSpace:
-    """A named map from images to vectors, uint8 [N, C, H, W] -> float32 [N, num_features].
+    """A named map from images (or records of numbers) to vectors, uint8 [N, C, H, W] -> float32 [N, num_features].
 
     `build` makes the module that does it. A module that also classifies has `logits(features) -> [N,
     num_logits]`; `num_logits` is 0 where there is none. `resizer` says how images reach the module's own
@@ -48,6 +49,7 @@ class FeatureSpace:
     build: Callable[[], nn.Module] = field(repr=False, compare=False)
     num_logits: int = 0
     resizer: str = "none"
+    shape: tuple[int, ...] = ()  # of what it takes, float32 [N, *shape], where that is no image
 
     @property
     def is_inception(self) -> bool:
@@ -103,6 +105,8 @@ def by_name(name: str, resolution: int, channels: int, path: str | Path | None =
     """
     if name not in NAMES:
         raise Unusable(f"space: {name!r} is none of {', '.join(NAMES)}; did you mean {nearest(name, NAMES)}?")
+    if name == "values":
+        raise Unusable("space: values is of numbers, and these are images: use pixels")
     return pixels(resolution, channels) if name == "pixels" else inception_2015(path)
 
 
@@ -133,6 +137,12 @@ class Pixels(nn.Module):
         if tuple(images.shape[1:]) != self.shape:
             raise Unusable(f"space: these pixels are {self.shape}, the images {tuple(images.shape[1:])}")
         return images.flatten(1).float() / 255
+
+
+def values(shape: tuple[int, ...]) -> FeatureSpace:
+    """Records of numbers, float32 [N, *shape], flattened and otherwise as they are."""
+    described = f"values, {shape}"
+    return FeatureSpace("values", _sha256(described.encode()), math.prod(shape), nn.Flatten, shape=shape)
 
 
 # one's own --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from paragan.eval.features import FeatureSpace
 from paragan.eval.scores import Gaussian, Moments
 from paragan.eval.shares import Summing, dealt, of_first, whole
 
-Sample = Callable[[range], Tensor]  # indices -> uint8 images [len, C, H, W]
+Sample = Callable[[range], Tensor]  # indices -> uint8 images [len, C, H, W], or numbers float32 [len, ...]
 
 
 class Rows(Protocol):
@@ -32,7 +32,7 @@ class Summary:
     """What a feature space saw of some images, the same on every rank. Made once, it serves often."""
 
     space: FeatureSpace
-    image: tuple[int, ...]  # (C, H, W)
+    image: tuple[int, ...]  # (C, H, W), or the shape of a record
     count: int
     gaussian: Gaussian | None = None  # where a metric needs it
     features: Tensor | None = None  # [count, F] float32, likewise
@@ -70,9 +70,9 @@ def look(
     """
     moments = Moments(space.num_features if gaussian_of in readings else 0, device)
     kept = [torch.zeros(0, space.num_features, device=device)]
-    image = (0, 0, 0)
+    image = (0,) * (len(space.shape) or 3)
     for rows in dealt(count, batch, group.rank, group.size):
-        pictures = _checked(sample(rows), len(rows))
+        pictures = _checked(sample(rows), len(rows), space)
         image = tuple(pictures.shape[1:])
         seen = space(pictures.to(device))
         if gaussian_of in readings:
@@ -89,8 +89,10 @@ def look(
     return _finite(summary)
 
 
-def rows_of(images: Rows) -> Sample:
-    """A sampler of the rows of uint8 [N, H, W, C]. Raises `Unusable` for another array."""
+def rows_of(images: Rows, space: FeatureSpace) -> Sample:
+    """A sampler of the rows of uint8 [N, H, W, C], or of float32 [N, ...]. Raises `Unusable` for another array."""
+    if space.shape and images.dtype == np.float32:
+        return lambda rows: torch.from_numpy(np.ascontiguousarray(images[rows.start : rows.stop]))
     if images.dtype != np.uint8 or len(images.shape) != 4:
         raise Unusable(f"reals: want uint8 images [N, H, W, C], not {images.dtype} {list(images.shape)}")
 
@@ -100,7 +102,12 @@ def rows_of(images: Rows) -> Sample:
     return sample
 
 
-def _checked(pictures: Tensor, count: int) -> Tensor:
+def _checked(pictures: Tensor, count: int, space: FeatureSpace) -> Tensor:
+    if space.shape:
+        if pictures.dtype != torch.float32 or pictures.shape != (count, *space.shape):
+            found = f"{pictures.dtype} {list(pictures.shape)}"
+            raise Unusable(f"fakes: want float32 {[count, *space.shape]}, not {found}")
+        return pictures
     if pictures.dtype != torch.uint8 or pictures.ndim != 4 or len(pictures) != count:
         found = f"{pictures.dtype} {list(pictures.shape)}"
         raise Unusable(f"fakes: want uint8 images [{count}, C, H, W] in [0, 255], not {found}")

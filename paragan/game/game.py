@@ -13,6 +13,7 @@ from torch import Tensor
 from ..batch import Batch, Loss, Net
 from ..comm.exchange import Exchange
 from ..comm.groups import Group
+from ..rng import Draw
 from .objective import Objective
 from .player import Player
 from .recorded import Recorder
@@ -21,6 +22,7 @@ from .turn import Turn
 Fakes = Callable[[Batch, int], Batch]  # (hand, step) -> fakes for D to judge
 Critic = Callable[[int], Net]  # step -> the D that G plays against
 Post = Callable[[Batch, int], None]  # (what G made, step)
+Given = Callable[[Batch], Tensor]  # (hand) -> what G gets, row by row
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class Game:
     labels   : the labels of the data, from which those of the fakes are drawn; None: unconditional
     g_lane, d_lane : images of a lane in G's turn and in D's
     autocast : the precision the losses are computed in
+    given    : what of a hand G makes its images from (an autoencoder's: the images); None: of latents
+    shape    : of one image or record of the data
+    restless : a network draws random numbers of torch's own, which are seeded before every pass
     recorder : what plays the passes of a turn, where they are recorded and replayed (CUDA graphs)
     """
 
@@ -43,6 +48,9 @@ class Game:
     d_lane: int = 1
     d_steps: int = 1
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+    given: Given | None = None
+    shape: tuple[int, ...] = ()
+    restless: bool = False
     recorder: Callable[[], Recorder | None] = lambda: None
 
     @property
@@ -58,6 +66,7 @@ class Game:
         """D's turn, against the images of `fakes`."""
 
         def loss(hand: Batch, step: int) -> Loss:
+            self._seed(hand, "D")
             with self.autocast():
                 fake = fakes(hand, step)
                 self.d.see_lanes_of(hand.draw.per_lane)
@@ -72,6 +81,7 @@ class Game:
 
         def loss(hand: Batch, step: int) -> Loss:
             mine = replace(hand, draw=replace(hand.draw, per_lane=hand.draw.per_lane * self.g_lane // self.d_lane))
+            self._seed(mine, "G")
             with self.autocast():
                 fake = self.make(mine, "G")
                 post(fake, step)
@@ -85,16 +95,32 @@ class Game:
         return Loss(loss.total + own.total, {**loss.parts, **own.parts}) if own else loss
 
     def make(self, hand: Batch, turn: str) -> Batch:
-        """Fakes for a hand: as many, from latents and labels of its lanes' own streams; and those nearby, if wanted."""
+        """Fakes for a hand: as many, from latents and labels of its lanes' own streams, or from what is given; and
+        those nearby, if wanted."""
         for player in self.players:
             player.see_lanes_of(hand.draw.per_lane)
-        z = hand.draw.normal(f"latent/{turn}", self.latent)
-        y = self.draw_labels(hand, turn)
+        z, y = self.inputs(hand, turn)
         images, nearby = self.g.net(z, y), None
         if self.objective.nearby:
-            beside = hand.draw.normal(f"nearby/{turn}", self.latent)
+            beside = hand.draw.normal(f"nearby/{turn}", *z.shape[1:])
             nearby = self.g.net(z + self.objective.nearby * beside, y)
         return Batch(images, y, hand.draw, z, nearby)
+
+    def inputs(self, hand: Batch, turn: str) -> tuple[Tensor, Tensor | None]:
+        """What G gets: latents and labels, or what it makes of this very hand, with its labels."""
+        if self.given:
+            return self.given(hand), hand.labels
+        return hand.draw.normal(f"latent/{turn}", self.latent), self.draw_labels(hand, turn)
+
+    def imagined(self, per_lane: int, device: torch.device) -> Batch:
+        """A hand of one lane, all zeros."""
+        labels = None if self.labels is None else torch.zeros(per_lane, dtype=torch.int64, device=device)
+        images = torch.zeros(per_lane, *self.shape, device=device)
+        return Batch(images, labels, Draw(0, 0, (0,), per_lane, device))
+
+    def _seed(self, hand: Batch, turn: str) -> None:
+        if self.restless:
+            hand.draw.seed_torch(turn)
 
     def draw_labels(self, hand: Batch, turn: str) -> Tensor | None:
         return None if self.labels is None else hand.draw.choice(f"label/{turn}", self.labels)

@@ -7,11 +7,18 @@ from paragan.errors import Unusable
 
 @dataclass(frozen=True)
 class Spec:
-    """Square images [channels, resolution, resolution] (pixels) of `classes` classes (0: unconditional)."""
+    """Square images [channels, resolution, resolution] (pixels) of `classes` classes (0: unconditional); or numbers of
+    any other shape, `values` (then resolution and channels are 0)."""
 
     resolution: int
     channels: int
     classes: int = 0
+    values: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image, [C, H, W], or of one record of numbers."""
+        return self.values or (self.channels, self.resolution, self.resolution)
 
 
 def need_power_of_two(spec: Spec, least: int, most: int | None = None) -> None:

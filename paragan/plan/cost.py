@@ -114,8 +114,7 @@ def forward_flops(game: Game) -> tuple[float, float]:
     """Operations of one image's forward pass through G and through D."""
     device = game.g.flat.params.device
     per_lane = max([COUNTED, *(layer.lane_batch or 0 for layer in game.g.coupled)])
-    z = torch.zeros(per_lane, game.latent, device=device)
-    y = None if game.labels is None else torch.zeros(per_lane, dtype=torch.int64, device=device)
+    z, y = game.inputs(game.imagined(per_lane, device), "D")
     with torch.no_grad():
         with FlopCounterMode(display=False) as of_g:
             images = game.g.net(z, y)

@@ -11,9 +11,11 @@ from ..optim.policies import described, policy, stated, written
 from ..train.run import Run
 from .digits import digits
 from .images import fashion, folder
+from .own import custom
 from .published import recipes as published
 
-RECIPES: dict[str, Callable[[], Run]] = {recipe.__name__: recipe for recipe in (digits, fashion, folder)} | published()
+_OURS = (digits, fashion, folder, custom)
+RECIPES: dict[str, Callable[[], Run]] = {recipe.__name__: recipe for recipe in _OURS} | published()
 
 
 def recipe(name: str) -> Run:

@@ -20,7 +20,6 @@ from ..comm.world import World
 from ..game.game import Game
 from ..game.opponents import Lanes
 from ..game.posted import CriticInbox, CriticPost, FakesInbox, FakesPost, Snapshots
-from ..rng import Draw
 from .role import Role, Share, deal
 
 T = TypeVar("T")
@@ -63,16 +62,12 @@ def even(g_s: float, d_s: float, ranks: int) -> tuple[int, int]:
 def profile(game: Game, device: torch.device) -> tuple[float, float]:
     """Seconds that G's and D's turns of one round take on one rank, from forward passes of one lane: a backward
     pass costs a forward for the inputs and one for the weights."""
-    hand = _imagined(game, device)
+    hand = game.imagined(game.g_lane, device)
     with game.autocast():
         g, fake = _seconds(lambda: game.make(hand, "G"), device)
         d, _ = _seconds(lambda: game.d.net(fake.images, fake.labels), device)
     images = 1 / game.ratio  # of D's turn for one of G's
     return 3 * g + 2 * d, game.d_steps * images * (6 + 3 * game.objective.second_order) * d
-
-
-def _imagined(game: Game, device: torch.device) -> Batch:
-    return Batch(torch.empty(0), None, Draw(0, 0, (0,), game.g_lane, device))
 
 
 def _seconds(action: Callable[[], T], device: torch.device) -> tuple[float, T]:
@@ -151,7 +146,7 @@ class Mail:
     def _made(self) -> Batch:
         """What G makes for a lane."""
         with self.game.autocast():
-            return self.game.make(_imagined(self.game, self.world.device), "G")
+            return self.game.make(self.game.imagined(self.game.g_lane, self.world.device), "G")
 
     def _of_images(self, lanes: Lanes) -> Parcel:
         """What a message with the images of these lanes holds: the kind of numbers that G makes."""

@@ -55,6 +55,21 @@ def player_state(player: Player) -> Tensors:
     return {f"{player.name}/{name}": value for name, value in state.items()}
 
 
+def network(player: Player) -> dict[str, list[int]]:
+    """The names and shapes of what a player's network holds, so that another one is told from it."""
+    return {name: list(value.shape) for name, value in player.net.state_dict().items()}
+
+
+def refuse_other_network(player: Player, about: Mapping[str, Any]) -> None:
+    """Damaged names the first that differ, where a checkpoint says what it holds (an older one does not)."""
+    theirs, mine = about.get("networks", {}).get(player.name), network(player)
+    if theirs is None or theirs == mine:
+        return
+    apart = [name for name in (*mine, *theirs) if mine.get(name) != theirs.get(name)]
+    told = [f"{name} {theirs.get(name, 'absent')}, now {mine.get(name, 'absent')}" for name in dict.fromkeys(apart)]
+    raise Damaged(f"it holds another network for {player.name}: {'; '.join(told[:3] or ['other order of layers'])}")
+
+
 def player_memories(player: Player) -> Tensors:
     """What a rank's exchanges keep of a player: its own, on every rank."""
     return {f"{player.name}/memory/{name}": value for name, value in player.flat.memories().items()}

@@ -86,7 +86,7 @@ def _enter(run: Run, images: Images, wanted: Wanted, world: World) -> str:
         counts = [job.of for job in sorted(found, key=lambda job: job.label)]
         _refuse_other_images(model, images, run)
         begin_per_label(model, spec_of(run, images), prior, classes, data=images.fingerprint, images=counts)
-        draw_reals(images, path)
+        draw_reals(images, path, nets=run.nets)
     except OSError as error:
         raise Unusable(f"{path} cannot be written: {error.strerror}; give another --run-dir or --outdir") from error
     return str(path)

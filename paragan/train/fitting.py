@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Unusable
 from ..losses.adversarial import Adversarial
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 def refuse_unfit_objective(run: Run) -> None:
     """What the record of a run tells before its data are there."""
-    objective = run.objective
+    objective: Any = run.objective
+    if not isinstance(objective, Adversarial):
+        return  # the user's own
     objective.check()
     within = run.per_label.within if run.per_label else run.strategy
     if objective.nearby and isinstance(within, Async):
@@ -40,9 +42,9 @@ def refuse_unfit_objective(run: Run) -> None:
         )
 
 
-def refuse_untold(objective: Adversarial, labelled: bool) -> None:
+def refuse_untold(objective: Any, labelled: bool) -> None:
     """Labels that are to be learnt where none are told."""
-    if objective.conditioning and not labelled:
+    if isinstance(objective, Adversarial) and objective.conditioning and not labelled:
         raise Unusable(
             f"objective.{objective.conditioning} needs labels, and there are none, or --data.labels=false hides them: "
             f"use objective.{objective.conditioning}=0"

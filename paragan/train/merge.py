@@ -65,7 +65,7 @@ def compare(run: Run, folder: Path, world: World, screen: Screen) -> None:
 
 
 def _measured(folder: Path, run: Run, images: Images, world: World) -> Side:
-    model = load_model(folder, world.device)
+    model = load_model(folder, world.device, run.nets, images)
     protocol = Protocol(batch_norm=str(model.config["batch_norm"]), ema=True, truncation=1.0, seed=run.seed)
     wanted = run.evaluation
     scores = score(model.sampler, images, wanted, protocol, world.everyone) if wanted.metrics else []

@@ -7,6 +7,7 @@ model/config.json, 0000/, 0001/, ...         per label: what is common to all, a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,13 +21,15 @@ import torch
 from torch import nn
 
 from ..config import build, plain
+from ..data.images import Images
 from ..errors import Unusable
 from ..game.player import Player
 from ..losses.kept import without
 from ..nets import Nets, Spec
 from ..report.records import write_whole
 from ..rng import CPU, generator
-from .sampler import Merged, Prior, Sampler
+from .own import given_of, own_nets
+from .sampler import Inputs, Latents, Merged, Prior, Sampler, to_numbers, to_uint8
 
 FORMAT = 1
 PER_LABEL = "per-label"
@@ -34,7 +37,7 @@ STANDING_IMAGES = 1024
 
 
 @contextlib.contextmanager
-def standing(player: Player, latent_size: int, labels: np.ndarray | None, seed: int) -> Iterator[nn.Module]:
+def standing(player: Player, source: Latents | Inputs, labels: np.ndarray | None, seed: int) -> Iterator[nn.Module]:
     """The averaged network with batch statistics of its own ("standing", Brock et al. 2019), in eval mode.
 
     The running statistics belong to the parameters that move; those of the average are measured anew on
@@ -45,7 +48,9 @@ def standing(player: Player, latent_size: int, labels: np.ndarray | None, seed: 
         kept = [(buffer, buffer.clone()) for buffer in net.buffers()]
         modes = [(part, part.training) for part in net.modules()]
         try:
-            _measure(net, layers, player.lane_batch, latent_size, labels, seed)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)  # of what draws torch's own random numbers
+                _measure(net, layers, player.lane_batch, source, labels, seed)
             net.eval()
             yield net
         finally:
@@ -56,7 +61,12 @@ def standing(player: Player, latent_size: int, labels: np.ndarray | None, seed: 
 
 
 def _measure(
-    net: nn.Module, layers: list[Any], per_group: int | None, size: int, labels: np.ndarray | None, seed: int
+    net: nn.Module,
+    layers: list[Any],
+    per_group: int | None,
+    source: Latents | Inputs,
+    labels: np.ndarray | None,
+    seed: int,
 ) -> None:
     if not per_group or not layers:
         return
@@ -67,9 +77,14 @@ def _measure(
         layer.momentum, layer.tracking, layer.lane_batch = None, True, per_group
     for batch in range(-(-STANDING_IMAGES // per_group)):
         rng = generator(seed, "standing", position=batch)
-        z = torch.from_numpy(rng.standard_normal((per_group, size), dtype=np.float32)).to(device)
-        y = None if labels is None else torch.from_numpy(labels[rng.integers(len(labels), size=per_group)]).to(device)
-        net(z, y)
+        if isinstance(source, Inputs):
+            rows = range(batch * per_group, (batch + 1) * per_group)
+            z, of = source(rows, seed, 1.0), source.rows(rows)
+        else:
+            z = torch.from_numpy(rng.standard_normal((per_group, source.size), dtype=np.float32))
+            of = rng.integers(len(labels), size=per_group) if labels is not None else None
+        y = None if labels is None else torch.from_numpy(labels[of]).to(device)
+        net(z.to(device), y)
         for layer in layers:
             layer.settle()
     for layer, (momentum, lane_batch) in zip(layers, former):
@@ -143,13 +158,17 @@ def model_config(net: Any, spec: Spec, prior: Prior, classes: Sequence[str], **m
     return about | more
 
 
-def load_model(path: str | Path, device: torch.device = CPU) -> Model:
-    """A generator from a run folder, its model folder, or model.safetensors. Runs no code from the files."""
+def load_model(path: str | Path, device: torch.device = CPU, nets: Any = None, data: Images | None = None) -> Model:
+    """A generator from a run folder, its model folder, or model.safetensors. Runs no code from the files.
+
+    nets : networks of your own that it was trained with: the object, or `module:Class`
+    data : what they are given, where that is data
+    """
     folder = model_folder(Path(path))
     config = read_config(folder)
     try:
         spec, per_label = build(Spec, config["spec"]), config.get("kind") == PER_LABEL
-        net_config = None if per_label else build(Nets, config["net"])  # pyright: ignore
+        net_config: Any = None if per_label else nets_of(config["net"], nets, folder)
         prior = Prior(tuple(float(share) for share in config["prior"]))
         if len(prior.shares) != spec.classes or not all(0 <= share <= 1 for share in prior.shares):
             raise ValueError("prior does not fit the classes")
@@ -159,11 +178,34 @@ def load_model(path: str | Path, device: torch.device = CPU) -> Model:
         raise Unusable(f"{folder}/config.json cannot be read: {error}") from error
     if net_config is None:
         config |= _of_parts(folder, len(prior.shares))
-        return Model(Merged(lambda label: _load_part(folder, spec, config, label, device), prior, device), spec, config)
+        parts = Merged(lambda label: _load_part(folder, spec, config, label, device, nets, data), prior, device)
+        return Model(parts, spec, config)
     g = net_config.generator(spec)
     load_weights(g, folder / "model.safetensors")
-    sampler = Sampler(g.to(device).eval(), net_config.latent, prior, device)
-    return Model(sampler, spec, config)
+    return Model(sampler_of(g.to(device).eval(), net_config, spec, prior, device, data), spec, config)
+
+
+def sampler_of(
+    g: nn.Module, nets: Any, spec: Spec, prior: Prior, device: torch.device, data: Images | None = None
+) -> Sampler:
+    """A sampler of a generator that such networks made. Unusable where it is given data, and there are none."""
+    given = given_of(nets)
+    if given and data is None:
+        raise Unusable(f"{nets.name} makes its images from data: give them too, --data PATH (in Python, data=...)")
+    source = Inputs(data, given) if given and data else Latents(nets.latent)
+    return Sampler(g, source, prior, device, finish=to_numbers if spec.values else to_uint8)
+
+
+def nets_of(config: Any, own: Any, folder: Path) -> Any:
+    """The networks a model says it has; those of the user's own are never found by that name, but have to be given."""
+    name = config.get("name", "") if isinstance(config, dict) else ""
+    if ":" not in str(name):
+        return build(Nets, config)  # pyright: ignore
+    if own is None:
+        raise Unusable(f"{folder} was made by networks of your own, which no file runs: give them, --nets {name}")
+    if isinstance(own, str):  # with the fields they were trained with
+        return own_nets(config | {"name": own})
+    return own
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -190,21 +232,30 @@ def _of_parts(folder: Path, labels: int) -> dict[str, Any]:
     return {"kimg": round(kimg, 6), "batch_norm": ", ".join(sorted(kinds)) or "none"}
 
 
-def _load_part(folder: Path, whole: Spec, config: dict[str, Any], label: int, device: torch.device) -> Sampler:
+def _load_part(
+    folder: Path,
+    whole: Spec,
+    config: dict[str, Any],
+    label: int,
+    device: torch.device,
+    nets: Any,
+    data: Images | None,
+) -> Sampler:
     where, name = part(folder, label), config["classes"][label]
     if not (where / "model.safetensors").exists():
         raise Unusable(
             f"{folder} has no generator for label {label} ({name}) yet: `paragan status` tells how far it is"
         )
-    model = load_model(where, device)
-    if model.spec != Spec(whole.resolution, whole.channels, 0) or not isinstance(model.sampler, Sampler):
+    mine = data.of_class(label) if data and data.labels is not None else data
+    model = load_model(where, device, nets, mine)
+    if model.spec != dataclasses.replace(whole, classes=0) or not isinstance(model.sampler, Sampler):
         raise Unusable(f"{where} makes other images than the labels beside it: {model.spec}, not {whole}")
     return model.sampler
 
 
-def export(path: Path, out: Path) -> Model:
+def export(path: Path, out: Path, nets: Any = None, data: Images | None = None) -> Model:
     """Copy what is needed to sample, and nothing else, into a folder that can go anywhere."""
-    folder, model = model_folder(path), load_model(path)
+    folder, model = model_folder(path), load_model(path, nets=nets, data=data)
     if isinstance(model.sampler, Merged):
         for label in range(model.spec.classes):
             model.sampler.of(label)

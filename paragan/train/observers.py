@@ -12,20 +12,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
+from ..data.aside import aside
 from ..data.bad import Bad
+from ..data.drawn import checked, drawn, how_many
 from ..data.grid import grid, readable
 from ..data.images import Images
 from ..errors import Diverged
 from ..report.records import Records
 from . import lags
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, network
 from .consensus import consensus, evaluated
 from .loop import Session
 from .model import model_config, save_model, standing
+from .own import given_of, picture_of
 from .progress import Screen
 from .run import spec_of, written
-from .sampler import Prior, Sampler
+from .sampler import Inputs, Latents, Merged, Prior, Sampler, to_numbers, to_uint8
 
 GRID_SEED = 0
 
@@ -123,6 +127,7 @@ class Pictures:
     """Sample grids of the averaged generator, always from the same latents; the first after the first round."""
 
     folder: Path
+    images: Images
     log: Log
 
     def __call__(self, session: Session) -> None:
@@ -131,21 +136,63 @@ class Pictures:
             self.draw(session)
 
     def draw(self, session: Session) -> None:
-        indices, labels, columns = layout(session.game.labels)
-        with averaged_sampler(session) as sampler:
+        run, path = session.run, self.folder / f"fakes{round(session.clock.kimg):06d}.png"
+        with averaged_sampler(session, self.images) as sampler:
             if not session.world.first:
                 return
-            fakes = sampler.images(indices, labels, GRID_SEED).permute(0, 2, 3, 1).numpy()
-        path = self.folder / f"fakes{round(session.clock.kimg):06d}.png"
+            pictures = draw_fakes(sampler, run.nets, self.images, session.game.labels, path)
+        self.log.board.add_images("fakes", pictures[:64], session.clock.images, dataformats="NHWC")
+
+
+def draw_fakes(
+    sampler: Sampler | Merged, nets: Any, images: Images, labels: np.ndarray | None, path: Path
+) -> np.ndarray:
+    """Write the picture of a sampler's images: a grid, or as their networks or their shape have it. Returns what is in
+    it, [n, H, W, 3] uint8. labels : of the data, where G is told them."""
+    if plain_grid(nets, images) or (isinstance(sampler, Merged) and not images.numbers):
+        indices, wanted, columns = layout(labels)
+        fakes = sampler.images(indices, wanted, GRID_SEED).permute(0, 2, 3, 1).numpy()
         save_grid(fakes, columns, path)
-        picture = fakes if fakes.shape[-1] == 3 else fakes.repeat(3, axis=-1)
-        self.log.board.add_images("fakes", picture[:64], session.clock.images, dataformats="NHWC")
+        return fakes if fakes.shape[-1] == 3 else fakes.repeat(3, axis=-1)
+    shown = range(how_many(images.shape))
+    picture = pictured(nets, sampler.images(shown, sampler.labels(shown, GRID_SEED), GRID_SEED).numpy(), images)
+    save_picture(picture, path)
+    return picture[None]
 
 
-def draw_reals(images: Images, folder: Path, labelled: bool = True) -> None:
+def plain_grid(nets: Any, images: Images) -> bool:
+    """Whether samples are shown as a grid of images, each from a latent."""
+    return not images.numbers and picture_of(nets) is None and given_of(nets) is None
+
+
+def pictured(nets: Any, made: np.ndarray, images: Images) -> np.ndarray:
+    """Samples [n, ...] as their networks draw them, or by their shape; images that were made of images beside those.
+    [H, W, 3] uint8."""
+    reals = images.images[np.arange(len(made)) % len(images.images)]
+    if not images.numbers:
+        reals = reals.transpose(0, 3, 1, 2)
+    if draw := picture_of(nets):
+        return checked(draw(made, reals), nets.name)
+    if images.numbers:
+        return drawn(made, reals)
+    pairs = np.stack([reals, made], 1).reshape(-1, *made.shape[1:]).transpose(0, 2, 3, 1)
+    sheet = np.asarray(grid(pairs, 12, scale=readable(pairs)))
+    return sheet if sheet.ndim == 3 else sheet[:, :, None].repeat(3, 2)
+
+
+def save_picture(picture: np.ndarray, path: Path) -> None:
+    with aside(path) as hidden:
+        Image.fromarray(picture).save(hidden, format="png")
+
+
+def draw_reals(images: Images, folder: Path, labelled: bool = True, nets: Any = None) -> None:
     """reals.png, in the layout of the fakes, once."""
     path = folder / "reals.png"
     if path.exists():
+        return
+    if not plain_grid(nets, images):
+        reals = images.images[np.arange(how_many(images.shape)) % len(images.images)]
+        save_picture(pictured(nets, reals if images.numbers else reals.transpose(0, 3, 1, 2), images), path)
         return
     labels = images.labels if labelled else None
     indices, wanted, columns = layout(labels)
@@ -173,13 +220,21 @@ def save_grid(images: np.ndarray, columns: int, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def averaged_sampler(session: Session) -> Iterator[Sampler]:
+def averaged_sampler(session: Session, images: Images) -> Iterator[Sampler]:
     """The averaged generator of a session, with standing statistics, as a Sampler. Where ranks hold players of their
     own it is their mean, and all ranks enter together."""
     game = session.game
     classes = 0 if game.labels is None else int(game.labels.max()) + 1
-    with evaluated(session), standing(game.g, game.latent, game.labels, session.run.seed) as g:
-        yield Sampler(g, game.latent, Prior.of(game.labels, classes), session.world.device)
+    source = source_of(session, images)
+    finish = to_numbers if images.numbers else to_uint8
+    with evaluated(session), standing(game.g, source, game.labels, session.run.seed) as g:
+        yield Sampler(g, source, Prior.of(game.labels, classes), session.world.device, finish=finish)
+
+
+def source_of(session: Session, images: Images) -> Latents | Inputs:
+    """What G makes its images from."""
+    game = session.game
+    return Inputs(images, game.given) if game.given else Latents(game.latent)
 
 
 @dataclass
@@ -214,6 +269,7 @@ class Save:
             "run": written(session.run),
             "data": self.images.fingerprint,
             "threads": torch.get_num_threads(),
+            "networks": {player.name: network(player) for player in session.game.players},
         }
         now = {"step": clock.step, "images": clock.images, "seconds": round(clock.seconds, 3)}
         path = self.checkpoints.save(session.game.players, now, record, session.role, suffix)
@@ -250,6 +306,7 @@ class Save:
             batch_norm="standing" if game.g.coupled else "none",
             data=self.images.fingerprint,
         )
-        with evaluated(session), standing(game.g, game.latent, game.labels, run.seed) as g:
+        source = source_of(session, self.images)
+        with evaluated(session), standing(game.g, source, game.labels, run.seed) as g:
             if session.world.first:
                 save_model(self.folder / "model", g, game.d.net, config)

@@ -16,7 +16,7 @@ from ..report.records import Records, Row, read
 from .jobs import Job
 from .leases import Entry
 from .model import load_model, part
-from .observers import GRID_SEED, layout, save_grid
+from .observers import draw_fakes
 from .progress import Screen
 from .run import Run
 from .scoring import append, score, summary
@@ -29,7 +29,7 @@ def conclude(
     run: Run, images: Images, jobs: Sequence[Job], entries: Mapping[str, Entry], folder: Path, screen: Screen
 ) -> None:
     """Score the model of all labels, as a run does at its end, and write what people look at."""
-    model = load_model(folder)
+    model = load_model(folder, nets=run.nets, data=images)
     kimg = float(model.config["kimg"])
     if run.evaluation.metrics:
         screen.say(f"scoring {run.evaluation.count:,} fakes of all labels: {', '.join(run.evaluation.metrics)}")
@@ -38,9 +38,7 @@ def conclude(
         Records(folder / "metrics.jsonl").truncate_after(math.nextafter(kimg, 0), key="kimg")  # of who died in here
         append(folder, scores, kimg)
         screen.say(f"{kimg:g} kimg, all labels: {summary(scores)}")
-    indices, wanted, columns = layout(images.labels)
-    fakes = model.sampler.images(indices, wanted, GRID_SEED).permute(0, 2, 3, 1).numpy()
-    save_grid(fakes, columns, folder / f"fakes{round(kimg):06d}.png")
+    draw_fakes(model.sampler, run.nets, images, images.labels, folder / f"fakes{round(kimg):06d}.png")
     stats = folder / "stats.jsonl"
     stats.unlink(missing_ok=True)
     for row in together([read(part(folder / "labels", job.label) / "stats.jsonl") for job in jobs]):

@@ -27,7 +27,7 @@ def reference(
 
     count : how many, evenly chosen (None: all). Raises `Unusable` for fewer than two, or more than there are
     """
-    size, resolution, _, channels = images.images.shape
+    size, (channels, resolution, _) = len(images.images), images.shape
     wanted = size if count is None else count
     if not 2 <= wanted <= size:
         raise Unusable(f"--count {wanted} must be from 2 to {size}, the number of images")

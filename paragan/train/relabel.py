@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ def replace(path: Path, words: str, by: Path) -> list[str]:
     label, *more = numbered(words, classes)
     if more:
         raise Unusable(f"--by gives one label a model: {words} are several")
-    model, whole = load_model(by), load_model(folder)
-    wanted = Spec(whole.spec.resolution, whole.spec.channels, 0)
+    model, whole = load_model(by, nets=run.nets), load_model(folder, nets=run.nets)
+    wanted = dataclasses.replace(whole.spec, classes=0)
     if model.spec != wanted or not isinstance(model.sampler, Sampler):
         raise Unusable(f"--by {by} makes {_told(model.spec)}, and a label of {folder} has {_told(wanted)}")
     leases, entry = _free(folder, run, label)
@@ -61,7 +62,7 @@ def _opened(path: Path) -> tuple[Path, Run, tuple[str, ...]]:
     run = build(Run, read_yaml(folder / "run.yaml"))
     if not run.per_label:
         raise Unusable(f"{folder} is no run per label: its strategy is {run.strategy.name}")
-    return folder, run, load_model(folder).classes
+    return folder, run, load_model(folder, nets=run.nets).classes
 
 
 def _free(folder: Path, run: Run, label: int) -> tuple[Leases, Entry | None]:
@@ -83,4 +84,6 @@ def _settle(leases: Leases, label: int, entry: Entry | None, state: str, **about
 
 def _told(spec: Spec) -> str:
     labelled = f" of {spec.classes} classes" if spec.classes else ", unconditional"
+    if spec.values:
+        return f"numbers {list(spec.values)}{labelled}"
     return f"images of {spec.resolution} px with {spec.channels} channels{labelled}"

@@ -15,21 +15,21 @@ from pydantic import BeforeValidator, Field
 from torch import nn
 
 from ..comm.flat import bucket_bytes
-from ..config import by_name, plain, record
+from ..config import build, by_name, plain, record
 from ..data.find import FORMS
 from ..data.images import Hold, Images, load
 from ..data.pipeline import Feed
 from ..data.places import Reach, public
 from ..errors import Unusable
 from ..game.average import Decay
-from ..game.game import Game
+from ..game.game import Game, Given
 from ..game.objective import Objective
 from ..game.player import Player
 from ..game.recorded import Recorder
 from ..losses.adversarial import Adversarial, OneCall
 from ..losses.distilled import Distilled
 from ..losses.kept import attach
-from ..nets import DCGAN, Nets, Spec
+from ..nets import DCGAN, Spec
 from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import normalised, power_iteration, train_mode
 from ..optim.optimism import wrapper
@@ -39,7 +39,9 @@ from ..strategies.per_label import Labels, Lockstep, Mixing, PerLabel
 from ..strategies.sync import Sync
 from .fitting import refuse_unfit_objective, refuse_untold
 from .lags import repeating
+from .own import AnyNets, AnyObjective, OwnObjective, check_nets, clip_of, given_of, is_own
 from .teacher import Teacher
+from .trial import tried
 
 WEIGHT = 3.0  # of a teacher: what does best on the digits
 Count = Annotated[int, Field(ge=0)]
@@ -142,8 +144,8 @@ class Run:
 
     recipe: str = "custom"
     data: Data = Data()
-    nets: Nets = DCGAN()
-    objective: Adversarial = Adversarial()
+    nets: AnyNets = DCGAN()
+    objective: AnyObjective = Adversarial()
     g: Side = Side()
     d: Side = Side()
     d_steps: Positive = 1
@@ -219,6 +221,11 @@ def written(run: Run) -> dict[str, Any]:
     return plain(dataclasses.replace(run, data=dataclasses.replace(run.data, path=run.data.told)))
 
 
+def without_code(record: dict[str, Any]) -> Run:
+    """The run of a plain record but for what may be code of the user's own: how ranks agree, networks and objective."""
+    return build(Run, {name: part for name, part in record.items() if name not in ("strategy", "nets", "objective")})
+
+
 def differing(name: str) -> bool:
     """Whether a resumed run may differ in this field: how long, where, and what it writes."""
     may = (
@@ -245,8 +252,11 @@ def differing(name: str) -> bool:
 
 def spec_of(run: Run, images: Images) -> Spec:
     """What the networks of a run are built for."""
-    _, resolution, _, channels = images.images.shape
-    return Spec(resolution, channels, len(images.classes) if run.data.labels else 0)
+    classes = len(images.classes) if run.data.labels else 0
+    if images.numbers:
+        return Spec(0, 0, classes, images.shape)
+    channels, resolution, _ = images.shape
+    return Spec(resolution, channels, classes)
 
 
 def load_images(run: Run) -> Images:
@@ -267,21 +277,28 @@ def load_images(run: Run) -> Images:
 
 def resolve(run: Run, images: Images) -> Run:
     """The record with everything filled in that was left to the data or to the device."""
-    _, resolution, _, channels = images.images.shape
+    spec = spec_of(run, images)
     labelled = run.data.labels and images.labels is not None
     hold = "memory" if images.held else "stream"
-    data = dataclasses.replace(run.data, resolution=resolution, channels=channels, labels=labelled, hold=hold)
+    sizes = {"resolution": spec.resolution, "channels": spec.channels}
+    data = dataclasses.replace(run.data, labels=labelled, hold=hold, **sizes)
     device = run.device
     if device.precision == "auto":
         fast = pick_device(device.kind).type == "cuda" or cpu_has_bf16()
         device = dataclasses.replace(device, precision="bf16" if fast else "float32")
+    evaluation = run.evaluation
+    if images.numbers:
+        if run.data.mirror:
+            raise Unusable("--mirror flips images, and the data are numbers: leave it out")
+        if evaluation.features == "pixels":
+            evaluation = dataclasses.replace(evaluation, features="values")
     if device.one_call == "auto":
-        ours = ":" not in run.nets.name  # a D of one's own may couple images
+        ours = not is_own(run.nets, run.objective)  # a D of one's own may couple images
         device = dataclasses.replace(device, one_call=ours and pick_device(device.kind).type == "cuda")
-    run = settled(dataclasses.replace(run, data=data, device=device))
+    run = settled(dataclasses.replace(run, data=data, device=device, evaluation=evaluation))
     refuse_unfit_objective(run)
     refuse_untold(run.objective, labelled)
-    run.nets.check(spec_of(run, images))
+    check_nets(run.nets, spec_of(run, images))
     return run
 
 
@@ -343,26 +360,34 @@ def autocast(device: torch.device, precision: str) -> Callable[[], contextlib.Ab
 
 @dataclass(frozen=True)
 class Pair:
-    """Two networks on their device, ready to become players, and the size of the latent G takes."""
+    """Two networks on their device, ready to become players, and the size of the latent G takes, or what of a hand it
+    is given instead. own: whether they have to be tried."""
 
     g: nn.Module
     d: nn.Module
     latent: int
+    given: Given | None = None
+    own: bool = False
 
 
 def build_nets(run: Run, spec: Spec, device: torch.device) -> Pair:
     """The two networks, initialised from the run's seed whatever else has drawn random numbers."""
-    run.nets.check(spec)
+    check_nets(run.nets, spec)
     with torch.random.fork_rng():
         torch.manual_seed(run.seed)
         g, d = run.nets.generator(spec), run.nets.discriminator(spec)
-    return placed(run, Pair(g, d, run.nets.latent), device)
+    given, own = given_of(run.nets), is_own(run.nets, run.objective)
+    for role, net in (("generator", g), ("discriminator", d)) if own else ():
+        if not isinstance(net, nn.Module):
+            raise Unusable(f"{run.nets.name}.{role} gives {type(net).__name__}, no nn.Module")
+    return placed(run, Pair(g, d, 0 if given else run.nets.latent, given, own), device)
 
 
 def placed(run: Run, pair: Pair, device: torch.device) -> Pair:
     """The two networks on the device, in the layout the run asks for."""
     layout = torch.channels_last if run.device.channels_last else torch.contiguous_format
     for net in (pair.g, pair.d):
+        _refuse_lazy(net)
         if any(tensor.device != device for tensor in (*net.parameters(), *net.buffers())):
             net.to(device=device)
         for tensor in (*net.parameters(), *net.buffers()):
@@ -371,8 +396,18 @@ def placed(run: Run, pair: Pair, device: torch.device) -> Pair:
     return pair
 
 
+def _refuse_lazy(net: nn.Module) -> None:
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise Unusable(f"{name} has no shape before its first pass: give its layer its sizes (no nn.Lazy... layer)")
+
+
 def refuse_unfit(run: Run, pair: Pair) -> None:
     """Networks that cannot be trained as the run says; what normalises over the batch is made to see lanes."""
+    if pair.given and (run.g_batch or run.batch) != run.batch:
+        raise Unusable(f"--g_batch {run.g_batch}: G is given the images of the batch, so leave --g_batch out")
+    if pair.given and run.teacher:
+        raise Unusable(f"teacher={run.teacher} teaches a G that is given latents, not data")
     shared = {id(p) for p in pair.g.parameters()} & {id(p) for p in pair.d.parameters()}
     if shared:
         raise Unusable(f"G and D share {len(shared)} parameters: each network moves its own, so copy the shared layers")
@@ -390,9 +425,9 @@ def refuse_unfit(run: Run, pair: Pair) -> None:
             )
 
 
-def refuse_clip(objective: Adversarial, spectral: bool) -> None:
+def refuse_clip(objective: Any, spectral: bool) -> None:
     """Weights that are clipped where something else bounds D already. spectral: whether D has spectral norm."""
-    if not objective.clip:
+    if not isinstance(objective, Adversarial) or not objective.clip:
         return
     if spectral:
         raise Unusable(
@@ -438,28 +473,43 @@ def build_player(
 
 def teacher_of(run: Run, images: Images, device: torch.device) -> Teacher:
     """The generators that a run learns from. Unusable where it cannot."""
-    return Teacher.of(Path(run.teacher), spec_of(run, images), run.nets.latent, images.classes, device)
+    return Teacher.of(Path(run.teacher), spec_of(run, images), run.nets.latent, images.classes, device, run.nets)
 
 
 def objective_of(run: Run, images: Images, device: torch.device) -> Objective:
     """What the players of a run want."""
+    if not isinstance(run.objective, Adversarial):
+        return OwnObjective(run.objective)
     objective = OneCall(run.objective) if run.device.one_call is True else run.objective
     if not run.teacher or not run.teacher_weight:
         return objective
     return Distilled(objective, teacher_of(run, images, device), run.teacher_weight)
 
 
+def recorder_of(run: Run) -> Callable[[], Recorder | None]:
+    """What plays the passes of a turn. Unusable where an objective of one's own does not tell one kind of step from
+    another."""
+    if not run.device.graph:
+        return lambda: None
+    objective = run.objective
+    if not isinstance(objective, Adversarial):
+        raise Unusable("--device.graph=true records the passes of our own objectives only: leave it out")
+    return lambda: Recorder(objective.kind)
+
+
 def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Game:
     """Players, objective and label source of a run."""
     refuse_unfit(run, pair)
-    attach(run.objective.kept(run.batch), pair.d)
+    adversarial = run.objective if isinstance(run.objective, Adversarial) else None
+    if adversarial:
+        attach(adversarial.kept(run.batch), pair.d)
     if run.device.compile:
         for net in (pair.g,) if run.objective.second_order else (pair.g, pair.d):
             net.compile()
 
-    return Game(
+    game = Game(
         g=build_player(run, "G", pair.g, run.g, run.g_batch or run.batch, run.average),
-        d=build_player(run, "D", pair.d, run.d, run.batch, bound=run.objective.clip or None),
+        d=build_player(run, "D", pair.d, run.d, run.batch, bound=clip_of(run.objective) or None),
         objective=objective_of(run, images, device),
         latent=pair.latent,
         labels=images.labels if run.data.labels else None,
@@ -467,5 +517,13 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
         d_lane=run.batch // run.lanes,
         d_steps=run.d_steps,
         autocast=autocast(device, run.device.precision),
-        recorder=(lambda: Recorder(run.objective.kind)) if run.device.graph else lambda: None,
+        recorder=recorder_of(run),
+        given=pair.given,
+        shape=images.shape,
     )
+    if not pair.own:
+        return game
+    game = tried(game, images, run.lanes, run.device.merge != 1, adversarial.conditioning if adversarial else "")
+    if game.restless and run.device.graph:
+        raise Unusable("--device.graph=true records what a pass draws, and these networks draw by themselves (dropout)")
+    return game

@@ -10,7 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..rng import CPU, generator
+from ..batch import Batch
+from ..data.images import Images
+from ..data.upload import floats
+from ..game.game import Given
+from ..rng import CPU, Draw, generator
 
 MOST_BYTES = 1 << 30  # of generators per label that are kept in memory
 WINDOW_BYTES = 1 << 28  # of images that are made ahead, label by label
@@ -38,36 +42,81 @@ class Prior:
 
 
 @dataclass(frozen=True)
+class Latents:
+    """What G makes its images from: normal numbers, by (seed, index) alone.
+
+    The truncation trick of BigGAN (Brock et al. 2019): values over the threshold are drawn again; below 1
+    the threshold is 2 psi standard deviations.
+    """
+
+    size: int
+
+    def __call__(self, indices: Sequence[int], seed: int, truncation: float) -> Tensor:
+        return torch.from_numpy(np.stack([latent(seed, i, self.size, truncation) for i in indices]))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What G makes its images from where that is data: of sample i, what it is given of image i, counted around."""
+
+    images: Images
+    given: Given
+
+    def __call__(self, indices: Sequence[int], seed: int, truncation: float) -> Tensor:
+        return torch.cat([self._of(index, seed) for index in indices])
+
+    def _of(self, index: int, seed: int) -> Tensor:
+        """One by one, so that a draw of its own depends on (seed, index) alone."""
+        row = self.rows([index])
+        labels = None if self.images.labels is None else torch.from_numpy(self.images.labels[row])
+        image = floats(torch.from_numpy(self.images.images[row]), torch.contiguous_format)
+        return self.given(Batch(image, labels, Draw(seed, index, (0,), 1)))
+
+    def rows(self, indices: Sequence[int]) -> np.ndarray:
+        """[n] which images these samples are made of."""
+        return np.asarray(indices, np.int64) % len(self.images.images)
+
+
+@dataclass(frozen=True)
 class Sampler:
-    """Images from a generator: image i depends on (seed, i) alone, not on what is sampled with it."""
+    """Images from a generator: image i depends on (seed, i) alone, not on what is sampled with it.
+
+    source : what it makes them from
+    finish : what it makes -> what is kept
+    """
 
     g: nn.Module
-    latent: int
+    source: Latents | Inputs
     prior: Prior
     device: torch.device = CPU
     batch: int = 256
+    finish: Callable[[Tensor], Tensor] = field(default_factory=lambda: to_uint8)
+
+    @property
+    def latent(self) -> int:
+        """The size of the latents; 0 where G is given data."""
+        return self.source.size if isinstance(self.source, Latents) else 0
 
     def labels(self, indices: Sequence[int], seed: int) -> np.ndarray | None:
-        """[n] int64 labels drawn from the prior."""
+        """[n] int64 labels drawn from the prior; where G is given data, theirs."""
+        if isinstance(self.source, Inputs) and self.prior.shares and self.source.images.labels is not None:
+            return self.source.images.labels[self.source.rows(indices)]
         return self.prior.labels(seed, indices)
 
     @torch.no_grad()
     def images(
         self, indices: Sequence[int], labels: np.ndarray | None, seed: int = 0, truncation: float = 1.0
     ) -> Tensor:
-        """[n, C, H, W] uint8 on the CPU. truncation: latents beyond this size are drawn again (1: all kept).
-
-        The truncation trick of BigGAN (Brock et al. 2019): values over the threshold are drawn again; below 1
-        the threshold is 2 psi standard deviations.
-        """
+        """[n, C, H, W] uint8 (of numbers: float32 [n, ...]) on the CPU. truncation: latents beyond this size are drawn
+        again (1: all kept)."""
         made = []
         for start in range(0, len(indices), self.batch):
             part = indices[start : start + self.batch]
-            z = torch.from_numpy(np.stack([latent(seed, i, self.latent, truncation) for i in part])).to(self.device)
+            z = self.source(part, seed, truncation).to(self.device)
             y = None
             if labels is not None:
                 y = torch.from_numpy(np.asarray(labels[start : start + self.batch], np.int64)).to(self.device)
-            made.append(to_uint8(self.g(z, y)).cpu())
+            made.append(self.finish(self.g(z, y)).cpu())
         return torch.cat(made)
 
 
@@ -153,6 +202,11 @@ def latent(seed: int, index: int, size: int, truncation: float = 1.0) -> np.ndar
         while (beyond := np.abs(z) > 2 * truncation).any():
             z[beyond] = rng.standard_normal(int(beyond.sum()), dtype=np.float32)
     return z
+
+
+def to_numbers(made: Tensor) -> Tensor:
+    """As they are, float32."""
+    return made.float()
 
 
 def to_uint8(images: Tensor) -> Tensor:

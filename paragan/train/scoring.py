@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..comm.groups import Group
 from ..comm.world import World
 from ..data.images import Images
 from ..errors import Unusable
 from ..eval.evaluate import Protocol, Score, comparable, evaluate
-from ..eval.features import FeatureSpace, by_name
+from ..eval.features import FeatureSpace, by_name, values
 from ..eval.metrics import METRICS, metric_names, number_of_fakes
 from ..eval.shares import dealt
 from ..report.records import Records, read
@@ -42,7 +43,7 @@ class Scoring:
         wanted = dataclasses.replace(wanted, metrics=missing)
         self.screen.say(f"scoring {wanted.count:,} fakes: {', '.join(missing)}")
         batch_norm = "standing" if session.game.g.coupled else "none"
-        with averaged_sampler(session) as sampler:
+        with averaged_sampler(session, self.images) as sampler:
             protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=session.run.seed)
             scores = score(sampler, self.images, wanted, protocol, session.world.everyone)
         if session.world.first:
@@ -51,9 +52,8 @@ class Scoring:
 
     def _has(self, metric: str, kimg: float) -> bool:
         """Whether this moment was scored already (a finished run that is opened again)."""
-        _, resolution, _, channels = self.images.images.shape
         there = {row.get("name") for row in read(self.folder / "metrics.jsonl") if row.get("kimg") == kimg}
-        return there.issuperset(metric_names(metric, feature_space(self.wanted, resolution, channels)))
+        return there.issuperset(metric_names(metric, feature_space(self.wanted, self.images)))
 
 
 BLOCK = 64  # images that are looked at together
@@ -68,12 +68,11 @@ def score(
     truncation: float = 1.0,
 ) -> list[Score]:
     """The scores a run asks for, every rank sampling its share of the fakes."""
-    _, resolution, _, channels = images.images.shape
     mine = dealt(number_of_fakes(wanted.metrics, wanted.count), BLOCK, group.rank, group.size)
     return evaluate(
         ahead(sampler, mine, protocol.seed, truncation),
         images.images,
-        space=feature_space(wanted, resolution, channels),
+        space=feature_space(wanted, images),
         metrics=list(wanted.metrics),
         count=wanted.count,
         group=group,
@@ -85,8 +84,7 @@ def score(
 
 def check(wanted: Evaluation, images: Images) -> None:
     """Refuse what could not be scored, before anything is trained."""
-    _, resolution, _, channels = images.images.shape
-    space = feature_space(wanted, resolution, channels)
+    space = feature_space(wanted, images)
     for name in wanted.metrics:
         metric_names(name, space)
         least = METRICS[name].least
@@ -98,15 +96,22 @@ def check(wanted: Evaluation, images: Images) -> None:
     number_of_fakes(wanted.metrics, wanted.count)
 
 
-def feature_space(wanted: Evaluation, resolution: int, channels: int) -> FeatureSpace:
+def feature_space(wanted: Evaluation, images: Images) -> FeatureSpace:
+    """What a score sees of such images; of numbers, the numbers."""
+    if images.numbers:
+        if wanted.features not in ("values", "pixels"):
+            raise Unusable(f"evaluation.features={wanted.features} sees images, and the data are numbers: use values")
+        return values(images.shape)
+    channels, resolution, _ = images.shape
     return by_name(wanted.features, resolution, channels, wanted.inception or None)
 
 
 def _described(protocol: Protocol, images: Images, sampler: Sampler | Merged) -> Protocol:
-    _, resolution, _, channels = images.images.shape
+    channels, *sides = images.shape
+    what = f"{sides[0]}x{sides[0]}x{channels}, square crop, Lanczos" if not images.numbers else "as they are"
     return dataclasses.replace(
         protocol,
-        data=f"{images.fingerprint} {resolution}x{resolution}x{channels}, square crop, Lanczos",
+        data=f"{images.fingerprint} {what}",
         split="all",
         labels="as in the data" if sampler.prior.shares else "none",
     )
@@ -132,13 +137,14 @@ def rescore(
     data: str | None = None,
     truncation: float = 1.0,
     seed: int = 0,
+    nets: Any = None,
 ) -> list[Score]:
     """Score the model of a finished (or running) run, add the scores to its metrics.jsonl, and say where
     they were measured differently from those that stand there."""
     if data:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=data))
     images = load_images(run)
-    model = load_model(folder, world.device)
+    model = load_model(folder, world.device, nets, images)
     batch_norm = str(model.config["batch_norm"])
     protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=truncation, seed=seed)
     screen.say(f"scoring {wanted.count:,} fakes: {', '.join(wanted.metrics)}")

@@ -29,6 +29,7 @@ from .folder import RunFolder, Wanted, changed, refuse_differences, under_way
 from .loop import Observer, Session, train
 from .model import folder_to_start_from, load_weights
 from .observers import BadFiles, Log, Pictures, Save, draw_reals
+from .own import is_own
 from .progress import Screen
 from .regroup import Table
 from .run import Pair, Run, build_game, build_nets, load_images, refuse_clip, resolve, spec_of, teacher_of
@@ -173,11 +174,16 @@ def play_in(
 def resolved(run: Run, images: Images) -> Run:
     """The complete record. Unusable is what could not be trained, or not be scored."""
     run = resolve(run, images)
-    refuse_clip(run.objective, run.nets.spectral)
-    refuse_unheard(run.objective, judging(run.nets, spec_of(run, images)))
+    own = is_own(run.nets, run.objective)
+    if not own:
+        refuse_clip(run.objective, run.nets.spectral)
+        refuse_unheard(run.objective, judging(run.nets, spec_of(run, images)))
     check(run.evaluation, images)
     if run.teacher:
         teacher_of(run, images, CPU)
+    if own and not run.per_label:
+        plainly = replace(run, device=replace(run.device, compile=False), teacher="")
+        build_game(plainly, build_nets(plainly, spec_of(run, images), CPU), images, CPU)  # tries them
     return run
 
 
@@ -212,7 +218,7 @@ def at_desk(run: Run, folder: RunFolder, images: Images, screen: Screen, checkpo
     try:
         yield Desk(
             log,
-            Pictures(folder.path, log),
+            Pictures(folder.path, images, log),
             Save(folder.path, checkpoints, images, log),
             Scoring(folder.path, images, screen, run.evaluation),
             BadFiles(folder.path, images),
@@ -243,7 +249,7 @@ def open_session(
             desk.log.stats.truncate_after(session.clock.step)
             Records(folder.path / lags.NAME).truncate_after(session.clock.step)
             Records(folder.path / "metrics.jsonl").truncate_after(session.clock.kimg, key="kimg")
-            draw_reals(images, folder.path, session.game.labels is not None)
+            draw_reals(images, folder.path, session.game.labels is not None, run.nets)
         world.agree("open")
         yield session, desk
 
@@ -255,6 +261,7 @@ def assemble(run: Run, world: World, images: Images, pair: Pair, start: Loaded |
     if start:
         try:
             for player in game.players:
+                checkpoint.refuse_other_network(player, start.about)
                 checkpoint.restore(player, start.tensors)
         except Damaged as error:
             raise Unusable(f"{start.path}: {error}; the paragan that wrote it may have been another") from error

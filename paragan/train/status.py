@@ -27,7 +27,11 @@ def status(path: Path) -> str:
     folder = existing(path)
     record = read_yaml(folder / "run.yaml")
     if str(record.get("strategy", {}).get("name")) in NAMES:
-        return "\n".join(_of_labels(folder, build(Run, record)))
+        return "\n".join(
+            _of_labels(
+                folder, build(Run, {name: part for name, part in record.items() if name not in ("nets", "objective")})
+            )
+        )
     return _of_one(RunFolder(folder), float(record.get("kimg", 0)))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +24,11 @@ class Teacher:
     merged: Merged
 
     @staticmethod
-    def of(folder: Path, spec: Spec, latent: int, classes: Sequence[str], device: torch.device) -> Teacher:
+    def of(
+        folder: Path, spec: Spec, latent: int, classes: Sequence[str], device: torch.device, nets: Any = None
+    ) -> Teacher:
         """The teacher of a student with this spec, latent and classes. Unusable where they do not fit."""
-        model = load_model(folder, device)
+        model = load_model(folder, device, nets)
         if not isinstance(model.sampler, Merged):
             raise Unusable(f"{folder} has one generator for all labels: give a run of --strategy per-label")
         if missing := without_generator(folder, model):
@@ -34,6 +37,8 @@ class Teacher:
                 f"{folder} has no generator yet for label {', '.join(missing[:5])}{more}: go on with that run first"
             )
         theirs = model.spec
+        if theirs.values != spec.values:
+            raise Unusable(f"--data are other numbers than those of {folder}: {spec.shape}, not {theirs.shape}")
         if not spec.classes:
             raise Unusable(f"{folder} tells labels apart, and G is told none: use --data.labels=true")
         if tuple(classes) != model.classes:

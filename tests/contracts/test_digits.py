@@ -14,6 +14,7 @@ from paragan.recipes import recipe
 from paragan.train.loop import play_round
 from paragan.train.model import standing
 from paragan.train.run import Pair, build_nets, spec_of
+from paragan.train.sampler import Latents
 from paragan.train.start import assemble
 
 
@@ -24,7 +25,7 @@ def two_kimg(world):
     s = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
     while not s.clock.done:
         play_round(s)
-    with standing(s.game.g, s.game.latent, s.game.labels, run.seed) as g:
+    with standing(s.game.g, Latents(s.game.latent), s.game.labels, run.seed) as g:
         return {name: value.clone() for name, value in g.state_dict().items()}
 
 

@@ -7,9 +7,12 @@ from importlib.metadata import distribution
 
 import numpy as np
 
+from paragan.data.decode import ram_bytes
+from paragan.errors import Unusable
+
 
 class Arrays:
-    """Images [N, H, W, C] uint8, C 1 or 3, in memory or mapped into it.
+    """Images [N, H, W, C] uint8, C 1 or 3, in memory or mapped into it; or numbers of any shape, float32 [N, ...].
 
     mark : what tells them from others, where that is known without reading them all
     """
@@ -44,6 +47,21 @@ class Arrays:
         yield repr(self.whole.shape).encode()
         for image in self.whole:
             yield image.tobytes()
+
+
+def values(x: np.ndarray, where: str) -> np.ndarray:
+    """Numbers to train on as they are, [N, ...] float32. Unusable for another kind of array."""
+    if x.dtype.kind != "f":
+        raise Unusable(f"data: {where}: x is {x.dtype}, wanted floating point: x.astype(np.float32)")
+    if x.ndim < 2 or 0 in x.shape:
+        raise Unusable(f"data: {where}: x is {list(x.shape)}, wanted [N, ...], at least one number each: x[:, None]")
+    if 4 * x.size > ram_bytes() // 2:
+        raise Unusable(f"data: {where}: x {list(x.shape)} needs more than half of this machine's memory: store less")
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(x, np.float32)
+    if bad := int((~np.isfinite(x)).sum()):
+        raise Unusable(f"data: {where}: {bad:,} numbers of x are not finite as float32: leave those records out")
+    return x
 
 
 def digits() -> Arrays:

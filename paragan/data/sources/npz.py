@@ -21,12 +21,15 @@ import numpy as np
 
 from paragan.data.decode import ram_bytes
 from paragan.data.places import Here, Place, one_line, shown
-from paragan.data.sources.arrays import Arrays
+from paragan.data.sources.arrays import Arrays, values
 from paragan.data.sources.fetch import fetch
 from paragan.data.sources.steady import Steady
 from paragan.errors import Unusable
 
-WANTED = "images (uint8 [N, H, W, C] or [N, H, W]), labels (integers [N], optional), classes (names [K], optional)"
+WANTED = (
+    "images (uint8 [N, H, W, C] or [N, H, W]) or x (float [N, ...]), labels (integers [N], optional), "
+    "classes (names [K], optional)"
+)
 
 MAPPED = 2**28  # bytes of images from which on they are mapped into memory rather than read, if they are not compressed
 
@@ -68,7 +71,7 @@ class Mapped(Arrays):
 
 
 def read_npz(place: Place, name: str, *, labels: bool = True) -> Arrays:
-    """Read the set in the file `name`; without `labels` theirs are not even looked at.
+    """Read the set in the file `name`, images or numbers `x`; without `labels` theirs are not even looked at.
 
     Large images that are not compressed are mapped rather than read: then nobody checks their checksum.
 
@@ -78,7 +81,7 @@ def read_npz(place: Place, name: str, *, labels: bool = True) -> Arrays:
     where, steady = place.at(name), Steady(place, name)
     with _open(place, name) as archive:
         keys = _keys(archive, where)
-        images, mark = _images(archive, where, place, name)
+        images, mark = _images(archive, where, place, name) if "images" in keys else (_values(archive, where), b"")
         if labels and "classes" in keys and "labels" not in keys:
             raise Unusable(f"data: {where} has classes but no labels: add labels, integers [{len(images)}]")
         mapped = isinstance(images, np.memmap)
@@ -92,6 +95,18 @@ def read_npz(place: Place, name: str, *, labels: bool = True) -> Arrays:
         check_labels(numbers, where, None if names is None else len(names))
         classes = names or tuple(str(label) for label in range(int(numbers.max()) + 1))
         return made(images, numbers.astype(np.int64), classes, notes, mark)
+
+
+def read_npy(place: Place, name: str) -> Arrays:
+    """Numbers [N, ...] in one array, without labels."""
+    where = place.at(name)
+    if place.size(name) > ram_bytes() // 2:
+        raise Unusable(f"data: {where} is larger than half of this machine's memory: store less")
+    try:
+        x = np.lib.format.read_array(io.BytesIO(place.read(name)), allow_pickle=False)
+    except _DAMAGE as error:
+        raise Unusable(f"data: {where} is no array, or a damaged one ({one_line(error)}): np.save(path, x)") from None
+    return Arrays(where, values(x, where))
 
 
 def check_labels(labels: np.ndarray, name: str, classes: int | None) -> None:
@@ -117,6 +132,8 @@ def check_labels(labels: np.ndarray, name: str, classes: int | None) -> None:
 
 def _keys(archive: zipfile.ZipFile, name: str) -> list[str]:
     keys = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
+    if "images" not in keys and "x" in keys:
+        return keys
     if "images" not in keys and {"mu", "sigma"} <= {*keys}:
         raise Unusable(f"data: {name} holds moments of images (mu, sigma; see `paragan data stats`): give the images")
     if "images" not in keys:
@@ -129,7 +146,7 @@ def _keys(archive: zipfile.ZipFile, name: str) -> list[str]:
 
 
 def _others(keys: Sequence[str]) -> tuple[str, ...]:
-    return tuple(key for key in keys if key not in ("images", "labels", "classes"))
+    return tuple(key for key in keys if key not in ("images", "x", "labels", "classes"))
 
 
 def _some(keys: Sequence[str]) -> str:
@@ -160,6 +177,11 @@ def _images(archive: zipfile.ZipFile, where: str, place: Place, name: str) -> tu
             return mapped.reshape(*shape[:3], -1), f"images {shape} {info.CRC}".encode()
     _refuse_beyond_memory(head, where, "images")
     return np.ascontiguousarray(_array(archive, where, "images")).reshape(*shape[:3], -1), b""
+
+
+def _values(archive: zipfile.ZipFile, where: str) -> np.ndarray:
+    _refuse_beyond_memory(_head(archive, where, "x"), where, "x")
+    return values(_array(archive, where, "x"), where)
 
 
 def _data_of(place: Place, name: str, info: zipfile.ZipInfo) -> int:

@@ -1,0 +1,117 @@
+"""Mixtures of Gaussians in the plane: 8 on a ring, or 25 on a square. `python -m examples.mixture [ring|square]`
+
+Networks of one's own for vectors [N, 2], with points that move in RUN_DIR/fakes*.png as the game goes on. Whatever
+`paragan train` takes may follow: `python -m examples.mixture square --strategy async --ranks 2`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import paragan as pg
+from paragan import cli
+from paragan.config import record
+from paragan.nets import Spec
+
+RECIPE = str(Path(__file__).with_suffix(".yaml"))
+SPREAD = 0.05  # standard deviation of a mode; neighbours are 0.77 (ring) and 0.5 (square) apart
+
+
+def modes(name: str) -> np.ndarray:
+    """[K, 2] where the modes are."""
+    if name == "ring":
+        turns = np.arange(8) / 8 * 2 * np.pi
+        return np.stack([np.cos(turns), np.sin(turns)], 1).astype(np.float32)
+    steps = np.linspace(-1, 1, 5, dtype=np.float32)
+    return np.stack(np.meshgrid(steps, steps), -1).reshape(-1, 2)
+
+
+def sampled(name: str, count: int = 5_000) -> tuple[np.ndarray, np.ndarray]:
+    """Points [N, 2] float32, and which mode each is of [N]."""
+    rng, centres = np.random.default_rng(0), modes(name)
+    labels = rng.integers(len(centres), size=count)
+    noise = SPREAD * rng.standard_normal((count, 2), dtype=np.float32)
+    return centres[labels] + noise, labels
+
+
+def covered(points: np.ndarray, centres: np.ndarray) -> tuple[int, float]:
+    """How many modes have a fair part of the points (a tenth of an even share), and the share of points within three
+    standard deviations of a mode."""
+    apart = np.linalg.norm(points[:, None] - centres, axis=2)  # [n, K]
+    good = apart.min(1) < 3 * SPREAD
+    counts = np.bincount(apart.argmin(1)[good], minlength=len(centres))
+    return int((counts > 0.1 * len(points) / len(centres)).sum()), float(good.mean())
+
+
+class Network(nn.Module):
+    """(x [N, inputs], y [N] or None) -> [N, outputs]. Labels, where there are any, are part of the input."""
+
+    def __init__(self, inputs: int, outputs: int, classes: int, width: int):
+        super().__init__()
+        self.classes = classes
+        sizes = [inputs + classes, width, width, width]
+        layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.LeakyReLU(0.2))]
+        self.body = nn.Sequential(*layers, nn.Linear(width, outputs))
+
+    def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
+        if y is not None and self.classes:
+            x = torch.cat([x, nn.functional.one_hot(y, self.classes).to(x.dtype)], 1)
+        return self.body(x)
+
+
+class Judge(Network):
+    """Points -> logits [N]."""
+
+    def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
+        return super().forward(x, y).squeeze(1)
+
+
+@record
+class Nets:
+    """Two perceptrons, for vectors of any length."""
+
+    name: str = "perceptrons"
+    latent: int = 16
+    width: int = 128
+
+    def generator(self, spec: Spec) -> nn.Module:
+        return Network(self.latent, spec.shape[0], spec.classes, self.width)
+
+    def discriminator(self, spec: Spec) -> nn.Module:
+        return Judge(spec.shape[0], 1, spec.classes, self.width)
+
+
+def main(arguments: Sequence[str]) -> int:
+    name, *more = arguments if arguments and arguments[0] in ("ring", "square") else ("ring", *arguments)
+    folder = Path("runs") / f"mixture-{name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    x, labels = sampled(name)
+    np.savez(folder / "points.npz", x=x, labels=labels)
+    print(f"{len(x):,} points around {len(modes(name))} modes, in {folder}/points.npz")
+    wanted = [
+        "train",
+        RECIPE,
+        f"--data={folder}/points.npz",
+        f"--run-dir={folder}/run",
+        *more,
+    ]
+    if status := cli.main(wanted):
+        return status
+    model = pg.load_model(folder / "run", nets="examples.mixture:Nets")
+    indices = range(4000)
+    points = model.sampler.images(indices, model.sampler.labels(indices, 0)).numpy()
+    found, good = covered(points, modes(name))
+    print(f"{found} of {len(modes(name))} modes covered, {good:.1%} of the points within three deviations of one")
+    print(f"the points as they moved: {folder}/run/fakes*.png, {folder}/run/report.html")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,470 @@
+"""Networks, objectives and data of the user's own: the examples under every strategy, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import paragan as pg
+import toy
+from paragan.cli import main
+from paragan.comm.world import World
+from paragan.config import build
+from paragan.errors import Unusable
+from paragan.train import checkpoint
+from paragan.train.loop import play_round
+from paragan.train.model import load_model
+from paragan.train.run import Run, build_nets, resolve, spec_of
+from paragan.train.start import assemble
+
+STRATEGIES = {
+    "sync": {"name": "sync"},
+    "together": {"name": "sync", "order": "together"},
+    "quantized": {"name": "quantized"},
+    "gossip": {"name": "gossip"},
+    "async": {"name": "async"},
+    "async, lags": {"name": "async", "fake_lags": [1, 0, 2], "critic_lags": [0, 1], "buffer": {"name": "replay"}},
+}
+GAMES = {
+    "mixture": {"nets": {"name": "examples.mixture:Nets", "width": 8}},
+    "showers": {"nets": {"name": "examples.showers:Nets", "width": 2}, "objective": {"r1": 0.1}},
+    "tokenizer": {
+        "nets": {"name": "examples.tokenizer:Nets", "width": 4},
+        "objective": {"name": "examples.tokenizer:Objective"},
+    },
+}
+
+
+def data_of(game: str) -> pg.Images:
+    rng = np.random.default_rng(0)
+    if game == "mixture":
+        return pg.from_arrays(rng.standard_normal((200, 2)), rng.integers(3, size=200))
+    if game == "showers":
+        return pg.from_arrays(rng.gamma(1.0, size=(100, 1, 8, 8, 8)), rng.integers(2, size=100))
+    return toy.images()
+
+
+def run_of(game: str, strategy: dict[str, Any]) -> Run:
+    device = {"precision": "float32"}
+    common = {"data": {"path": "x"}, "batch": 16, "kimg": 1.0, "device": device, "strategy": strategy}
+    return build(Run, common | GAMES[game])
+
+
+def session(run: Run, data: pg.Images, world: World | None = None, start: Any = None):
+    world = world or World.solo()
+    run = resolve(run, data)
+    loaded = start and checkpoint.read(start, world.rank, world.size)
+    return assemble(run, world, data, build_nets(run, spec_of(run, data), world.device), loaded)
+
+
+def four_and_two_equal_six(game: str, strategy: dict[str, Any], world: World, folder: Path) -> bool:
+    run, data = run_of(game, strategy), data_of(game)
+    whole, first = session(run, data, world), session(run, data, world)
+    for _ in range(6):
+        play_round(whole)
+    for _ in range(4):
+        play_round(first)
+    if first.role.settle:
+        first.role.settle()
+    clock = {"step": first.clock.step, "images": first.clock.images}
+    saved = checkpoint.Checkpoints(folder, world).save(first.game.players, clock, {}, first.role)
+    then = session(run, data, world, saved)
+    for _ in range(2):
+        play_round(then)
+    a, b = toy.told(whole), toy.told(then)
+    return toy.same(a, b) and all(bool(t.isfinite().all()) for t in a.values())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@pytest.mark.parametrize("game", GAMES)
+def test_every_game_goes_on_bit_for_bit_under_every_strategy(game, strategy, tmp_path):
+    assert four_and_two_equal_six(game, strategy, World.solo(), tmp_path)
+
+
+@pytest.mark.parametrize("strategy", ["sync", "quantized", "gossip", "async"])
+@pytest.mark.parametrize("game", ["mixture", "tokenizer"])
+def test_and_on_two_ranks(pool, game, strategy, tmp_path):
+    wanted = STRATEGIES[strategy]
+    assert all(pool(2, lambda world: four_and_two_equal_six(game, wanted, world, tmp_path)))
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_two_ranks_equal_one(pool, game):
+    def played(world):
+        s = session(run_of(game, STRATEGIES["sync"]), data_of(game), world)
+        for _ in range(4):
+            play_round(s)
+        return toy.state(s)
+
+    two, one = pool(2, played)[0], played(World.solo())
+    assert toy.distance(two, one, "G/") < 1e-4
+    assert toy.distance(two, one, "D/") < 1e-4
+
+
+# The command line -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    rng = np.random.default_rng(0)
+    path = folder / "points.npz"
+    np.savez(path, x=rng.standard_normal((300, 2)), labels=rng.integers(2, size=300))
+    return path
+
+
+SMALL = ("--nets.width=8", "--batch=16", "--kimg=0.064", "--evaluation.count=40", "--device.threads=1")
+
+
+def trained(folder: Path, data: Path | str, nets: str, *more: str) -> Path:
+    words = ("train", "custom", f"--nets={nets}", f"--data={data}", f"--run-dir={folder}", *SMALL, *more)
+    assert main(list(words)) == 0
+    return folder
+
+
+def refused(capsys, *words: object) -> str:
+    assert main([str(word) for word in words]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    return told
+
+
+def test_numbers_from_the_command_line(points, tmp_path, capsys):
+    run = trained(tmp_path / "run", points, "examples.mixture:Nets")
+    shown = capsys.readouterr().out
+    assert "300 records of 2 numbers" in shown
+    assert "fd_values" in shown
+    for name in ("reals.png", "fakes000000.png", "report.html", "model/model.safetensors"):
+        assert (run / name).exists()
+    nets = "--nets=examples.mixture:Nets"
+    assert main(["sample", str(run), nets, "--count=5", f"--out={tmp_path}/a.npz"]) == 0
+    assert main(["sample", str(run), nets, "--count=5", f"--out={tmp_path}/a.png"]) == 0
+    with np.load(tmp_path / "a.npz") as made:
+        assert made["x"].shape == (5, 2)
+        assert made["x"].dtype == np.float32
+        assert made["labels"].shape == (5,)
+    assert main(["eval", str(run), nets, "--metrics=kid", "--count=40"]) == 0
+    assert "kid_values" in capsys.readouterr().out
+    assert main(["export", str(run), nets, f"--out={tmp_path}/model"]) == 0
+    assert "examples.mixture:Nets" in refused(capsys, "sample", run, "--out=a.png")
+    assert "--nets" in refused(capsys, "eval", run)
+    assert "use samples.npz" in refused(capsys, "sample", run, nets, f"--out={tmp_path}/folder")
+    with pytest.raises(Unusable, match="no file runs"):
+        load_model(run)
+    assert main(["train", str(run / "run.yaml"), "-n"]) == 0
+    model = load_model(run, nets="examples.mixture:Nets")
+    assert model.sampler.images(range(3), np.array([0, 1, 1])).shape == (3, 2)
+    # and on
+    trained(run, points, "examples.mixture:Nets", "--kimg=0.096")
+    assert "is complete" not in capsys.readouterr().out
+
+
+def test_reconstructions_from_the_command_line(tmp_path, capsys):
+    objective = "--objective=examples.tokenizer:Objective"
+    run = trained(tmp_path / "run", "digits", "examples.tokenizer:Nets", objective, "--objective.matching=2")
+    assert "matching: 2" in (run / "run.yaml").read_text()
+    nets = "--nets=examples.tokenizer:Nets"
+    assert main(["sample", str(run), nets, "--count=12", f"--out={tmp_path}/a.npz"]) == 0
+    assert main(["eval", str(run), nets, "--metrics=fd", "--count=64"]) == 0
+    with np.load(tmp_path / "a.npz") as made:
+        assert made["images"].shape == (12, 8, 8, 1)
+        np.testing.assert_array_equal(made["labels"], pg.load("digits", resolution=8).labels[:12])
+    with pytest.raises(Unusable, match="makes its images from data"):
+        load_model(run, nets="examples.tokenizer:Nets")
+
+
+def test_a_game_for_every_label(points, tmp_path):
+    run = trained(tmp_path / "run", points, "examples.mixture:Nets", "--strategy=per-label", "--kimg=0.128")
+    out = f"--out={tmp_path}/a.npz"
+    assert main(["sample", str(run), "--nets=examples.mixture:Nets", "--labels=0,1", "--count=4", out]) == 0
+    assert main(["status", str(run)]) == 0
+    with np.load(tmp_path / "a.npz") as made:
+        assert made["x"].shape == (4, 2)
+
+
+def test_another_network_of_the_same_name_is_told_by_its_layers(points, tmp_path, monkeypatch, capsys):
+    run = trained(tmp_path / "run", points, "examples.mixture:Nets")
+    from examples import mixture
+
+    class Other(mixture.Network):
+        def __init__(self, *sizes: int):
+            super().__init__(*sizes)
+            self.more = nn.Linear(3, 3)
+
+    monkeypatch.setattr(mixture, "Network", Other)
+    words = ("train", "custom", "--nets=examples.mixture:Nets", f"--data={points}", f"--run-dir={run}", *SMALL)
+    told = refused(capsys, *words, "--kimg=1")
+    assert "another network for G: more.weight absent, now [3, 3]" in told
+
+
+# From Python ------------------------------------------------------------------------------------------
+
+
+class G(nn.Module):
+    """Whatever a test adds to a small network."""
+
+    latent = 4
+
+    def __init__(self, *more: nn.Module, size: int = 2):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(), *more, nn.Linear(8, size))
+
+    def forward(self, z: Tensor, y: Tensor | None) -> Tensor:
+        return self.net(z)
+
+
+class D(nn.Module):
+    def __init__(self, *more: nn.Module):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(), *more, nn.Linear(8, 1))
+
+    def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
+        return self.net(x).squeeze(1)
+
+
+VECTORS = np.random.default_rng(1).standard_normal((64, 2)).astype(np.float32)
+
+
+def manager(merge: int = 0, data: Any = None, **fields: Any) -> pg.ScalingManager:
+    evaluation = pg.Evaluation(metrics=("fd",), count=32)
+    config = pg.Config(device=pg.Device(precision="float32", merge=merge), evaluation=evaluation, **fields)
+    return pg.ScalingManager(config, bs=16, num_workers=4, data=pg.from_arrays(VECTORS) if data is None else data)
+
+
+def test_arrays_and_modules_from_python():
+    with manager() as scale_mgr:
+        gan = pg.Estimator(G(), D())
+        for _ in range(3):
+            scale_mgr.train(gan)
+        assert scale_mgr.eval("fd").name == "fd_values"
+
+
+class Matching:
+    """An objective of one's own as any object."""
+
+    second_order = False
+
+    def discriminator(self, d, real, fake, step):
+        return pg.Loss((d(fake.images, None).logits - d(real.images, None).logits).mean())
+
+    def generator(self, d, fake, real, step):
+        return pg.Loss((fake.images - real.images).square().mean() - d(fake.images, None).logits.mean())
+
+
+class Says(D):
+    def forward(self, x: Tensor, y: Tensor | None) -> pg.Verdict:
+        return pg.Verdict(super().forward(x, y), embedding=x)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 9), (1, 8, 8), (1, 4, 4, 4)], ids=str)
+def test_any_shape_with_an_objective_of_ones_own_and_data_for_g(shape):
+    size = int(np.prod(shape))
+
+    class Back(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(size, size)
+
+        def forward(self, x, y):
+            return self.net(x.flatten(1)).view(-1, *shape)
+
+    class Judge(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(size, 1)
+
+        def forward(self, x, y):
+            return pg.Verdict(self.net(x.flatten(1)).squeeze(1))
+
+    x = np.random.default_rng(0).standard_normal((40, *shape))
+    with manager(data=pg.from_arrays(x), objective=Matching()) as scale_mgr:
+        gan = pg.Estimator(Back(), Judge(), given=lambda real: real.images)
+        line = scale_mgr.train(gan)
+        assert all(np.isfinite(value) for name, value in line.items() if name.startswith("Loss/"))
+        scale_mgr.eval("fd")
+
+
+def test_dropout_is_the_same_in_the_same_round():
+    def played(rounds: int) -> Tensor:
+        torch.manual_seed(0)
+        with manager() as scale_mgr:
+            gan = pg.Estimator(G(nn.Dropout()), D())
+            for _ in range(rounds):
+                scale_mgr.train(gan)
+                torch.rand(7)
+            return scale_mgr._session.game.g.flat.params.clone()
+
+    assert torch.equal(played(2), played(2))
+
+
+# What is refused --------------------------------------------------------------------------------------
+
+
+class Moves(nn.Module):
+    """Gives its weight other memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = self.weight.data.clone()
+        return x * self.weight
+
+
+class Grows(Moves):
+    """Makes a parameter when it is first needed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "late"):
+            self.late = nn.Parameter(torch.ones(8))
+        return x * self.late * self.weight
+
+
+class Spread(nn.Module):
+    """What StyleGAN tells D: how far the images of a pass are apart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.std(0)
+
+
+class Counts(nn.Module):
+    """Normalises by what it has seen so far."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x - self.mean
+
+
+class Breaks(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise KeyError("no such thing")
+
+
+class Labelled(G):
+    def forward(self, z: Tensor, y: Tensor | None) -> Tensor:
+        return self.net(z) + nn.functional.one_hot(y, 2)
+
+
+class Alone(D):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).squeeze(1)
+
+
+class Long(D):
+    def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
+        return self.net(x)[:-1, 0]
+
+
+REFUSED = {
+    "a shape": (lambda: G(size=3), D, ["gives [8, 3] for 8 latents", "[8, 2]"]),
+    "logits": (G, Long, ["discriminator gives [7] for 8"]),
+    "no parameters": (G, lambda: nn.Flatten(), ["no parameters"]),
+    "lazy": (lambda: G(nn.LazyLinear(8)), D, ["no shape before its first pass"]),
+    "other memory": (lambda: G(Moves()), D, ["weight of G gets other memory"]),
+    "late": (lambda: G(Grows()), D, ["late of G is made in a forward pass"]),
+    "coupled": (G, lambda: D(Spread()), ["net.2 of D couples", "--device.merge=1"]),
+    "running": (lambda: G(Counts()), D, ["net.2.mean of G changes", "--device.merge=1"]),
+    "its own error": (lambda: G(Breaks()), D, ["KeyError", "no such thing"]),
+    "labels wanted": (Labelled, D, ["labels that are None"]),
+    "labels not taken": (G, Alone, ["the networks fail", "positional argument"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_networks_that_cannot_be_trained_are_refused(case):
+    make_g, make_d, words = REFUSED[case]
+    with manager() as scale_mgr, pytest.raises(Unusable) as told:
+        scale_mgr.train(pg.Estimator(make_g(), make_d()))
+    for word in words:
+        assert word in str(told.value)
+
+
+@pytest.mark.parametrize("make_d", [lambda: D(Spread())], ids=["coupled"])
+def test_lane_by_lane_they_are_trained(make_d):
+    with manager(merge=1) as scale_mgr:
+        scale_mgr.train(pg.Estimator(G(), make_d()))
+
+
+class NoScalar(Matching):
+    def generator(self, d, fake, real, step):
+        return pg.Loss(d(fake.images, None).logits)
+
+
+class NoGradient(Matching):
+    def generator(self, d, fake, real, step):
+        return pg.Loss(d(fake.images.detach(), None).logits.mean())
+
+
+def test_objectives_that_cannot_be_followed_are_refused():
+    for objective, word in ((NoScalar(), "a scalar"), (NoGradient(), "none of its parameters")):
+        with manager(objective=objective) as scale_mgr, pytest.raises(Unusable, match=word):
+            scale_mgr.train(pg.Estimator(G(), Says()))
+
+
+def test_what_is_wrong_with_own_parts_is_one_line(points, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from paragan.config import record\n"
+        "import torch.nn as nn\n"
+        "@record\nclass Odd:\n    name: str = 'odd'\n"
+        "    def generator(self, spec): return nn.Linear(1, 1)\n"
+        "    discriminator = generator\n"
+        "@record\nclass NoModules(Odd):\n    latent: int = 4\n"
+        "    def generator(self, spec): return lambda z, y: z\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    base = ("train", "custom", f"--data={points}", "--run-dir=run")
+    assert "neither latent" in refused(capsys, *base, "--nets=mine:Odd")
+    assert "no nn.Module" in refused(capsys, *base, "--nets=mine:NoModules")
+    assert "has no generator, discriminator" in refused(capsys, *base, "--nets=examples.own_wire:Ternary")
+    assert "makes square images" in refused(capsys, *base)
+    assert "second_order" in refused(capsys, *base, "--objective=examples.mixture:Nets")
+    assert "--mirror" in refused(capsys, *base, "--nets=examples.mixture:Nets", "--mirror")
+    assert "data.resolution" in refused(capsys, *base, "--nets=examples.mixture:Nets", "--data.resolution=8")
+    assert "g_batch" in refused(
+        capsys, "train", "custom", "--data=digits", "--nets=examples.tokenizer:Nets", "--run-dir=run",
+        "--objective=examples.tokenizer:Objective", "--g_batch=256",
+    )  # fmt: skip
+    assert not Path("run").exists()
+
+
+def test_arrays_that_cannot_be_used_are_refused(tmp_path):
+    for x, word in (
+        (np.zeros((4, 2), np.int64), "floating point"),
+        (np.zeros(4), "wanted [N, ...]"),
+        (np.zeros((4, 0)), "wanted [N, ...]"),
+        (np.full((4, 2), np.nan), "8 numbers of x are not finite"),
+        (np.full((4, 2), 1e300), "not finite"),
+    ):
+        np.savez(tmp_path / "a.npz", x=x)
+        np.save(tmp_path / "a.npy", x)
+        for where in (tmp_path / "a.npz", tmp_path / "a.npy"):
+            with pytest.raises(Unusable) as told:
+                pg.load(str(where), resolution=None)
+            assert word in str(told.value)
+        with pytest.raises(Unusable):
+            pg.from_arrays(x)
+    np.save(tmp_path / "a.npy", np.array([None]), allow_pickle=True)
+    with pytest.raises(Unusable, match="no array"):
+        pg.load(str(tmp_path / "a.npy"), resolution=None)
+    with pytest.raises(Unusable, match="labels"):
+        pg.from_arrays(VECTORS, np.zeros(3, np.int64))
+
+
+def test_images_from_arrays_are_images():
+    digits = pg.load("digits", resolution=8)
+    again = pg.from_arrays(digits.images, digits.labels, digits.classes)
+    assert dataclasses.replace(again, notes=digits.notes).fingerprint == digits.fingerprint
+    with pytest.raises(Unusable, match="no square images"):
+        pg.from_arrays(np.zeros((3, 8, 9), np.uint8))
