@@ -29,12 +29,12 @@ def dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
 
 
 def _cost(run: Any, images: Any, ranks: int, rounds: int) -> list[str]:
-    """What so many rounds cost, a line each."""
+    """What so many rounds cost, a line each; without what a teacher makes, which has to be loaded."""
     from .plan.cost import ImaginedWorld, cost
     from .plan.memory import foresee, imagined
     from .train.run import build_game
 
-    blank = few(images)
+    run, blank = dataclasses.replace(run, teacher=""), few(images)
     world = ImaginedWorld(ranks)
     with imagined():
         game = build_game(run, _pair(run, blank, world), blank, world.device)

@@ -208,12 +208,12 @@ def _copied(data: Any) -> Any:
 
 def _one_line(kind: type, error: ValidationError) -> str:
     first = error.errors()[0]
-    path = _dotted(kind, first["loc"])
+    path, holder = _located(kind, first["loc"])
     kind_of, message, given = first["type"], first["msg"], first["input"]
     if kind_of in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = [row[0] for row in fields_help(kind) if row[0] != path]  # another choice may have a field of this name
-        beside = [name for name in known if name.startswith(f"{path.rpartition('.')[0]}.")]
-        return f"there is no field {path}{nearest(path, beside or known)}"
+        parent = path.rpartition(".")[0]
+        beside = [f"{parent}.{f.name}".strip(".") for f in dataclasses.fields(holder) if f.name != "name"]
+        return f"there is no field {path}{nearest(path, beside)}"
     if kind_of == "union_tag_not_found":
         return f"{path} has no name: --{path}=NAME says which one it is"
     if kind_of in ("missing", "missing_argument"):
@@ -233,13 +233,15 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def _dotted(kind: Any, loc: tuple[Any, ...]) -> str:
-    """The field a user would type for a pydantic location, which also names the chosen class of a union."""
+def _located(kind: Any, loc: tuple[Any, ...]) -> tuple[str, Any]:
+    """The field a user would type for a pydantic location, which also names the chosen class of a union; and the
+    dataclass that would have it."""
     parts: list[str] = []
-    rest = list(loc)
+    rest, holder = list(loc), kind
     while rest:
         part = rest.pop(0)
         parts.append(str(part))
+        holder = kind or holder
         hint = typing.get_type_hints(kind).get(part) if dataclasses.is_dataclass(kind) else None
         choices = _choices(hint)
         if len(choices) > 1 and rest and rest[0] in [_tag(c) for c in choices]:
@@ -247,4 +249,4 @@ def _dotted(kind: Any, loc: tuple[Any, ...]) -> str:
             rest.pop(0)
         else:
             kind = choices[0] if choices else None
-    return ".".join(parts)
+    return ".".join(parts), holder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from paragan.config import build, plain
 from paragan.nets import Spec
@@ -50,6 +51,24 @@ def test_what_was_published():
     assert (middle.batch, middle.d_steps, middle.g.optimizer.lr, middle.d.optimizer.lr) == (256, 1, 1e-4, 4e-4)
     assert (large.batch, large.d_steps, large.g.optimizer.lr, large.d.optimizer.lr) == (2048, 2, 5e-5, 2e-4)
     assert large.average.half_life_kimg == pytest.approx(6931.1 * 4.096, rel=1e-3)  # 0.9999 a step of 2 x 2,048
+
+
+PARAMETERS = {  # G and D together: StudioGAN's figures for CIFAR-10, ParaGAN's Table 1 for ImageNet
+    "sngan-cifar10": 4_304_387 + 1_055_105,
+    "biggan-cifar10": 9_416_196 + 2_415_170,
+    "sngan-imagenet128": 81_440_068,
+    "sagan-imagenet128": 81_465_670,
+    "biggan-imagenet128": 158_416_358,
+    "contragan-imagenet128": 160_777_190,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_networks_are_as_large_as_published(name):
+    with torch.device("meta"):
+        nets, of = recipe(name).nets, spec(name)
+        pair = nets.generator(of), nets.discriminator(of)
+    assert sum(p.numel() for net in pair for p in net.parameters()) == PARAMETERS[name]
 
 
 def test_a_lane_of_biggan_holds_what_a_device_holds():

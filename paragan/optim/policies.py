@@ -91,9 +91,9 @@ def sngan(nets: str) -> Published:
 
 def paragan(nets: str) -> Published:
     """AdaBelief for G, Adam for D."""
-    spectral = nets == "sngan"
+    spectral = nets in ("sngan", "sagan", "biggan", "biggan-deep", "contragan")
     form = {"eps": 1e-16, "rectify": True} if spectral else {"eps": 1e-12}
-    why = "1e-16 with rectification for SN-GAN" if spectral else "1e-12 for a small GAN"
+    why = "1e-16 with rectification for SN-GAN, and nets like its" if spectral else "1e-12 for a small GAN"
     return Published(
         batch=64,
         g={"name": "adabelief", "lr": 2e-4, "betas": (0.5, 0.999), **form},
@@ -165,10 +165,9 @@ def dcgan(nets: str) -> Published:
 
 
 def _objective(loss: str, **weights: float) -> dict[str, Any]:
-    """A whole objective: what is not named is none."""
-    return {
-        f"objective.{name}": value for name, value in ({"loss": loss, "r1": 0, "gp": 0, "clip": 0} | weights).items()
-    }
+    """A whole objective: what bounds or follows D otherwise is none."""
+    none = dict.fromkeys(("r1", "r2", "gp", "clip", "lecam"), 0)
+    return {f"objective.{name}": value for name, value in ({"loss": loss} | none | weights).items()}
 
 
 POLICIES: dict[str, Callable[[str], Published]] = {

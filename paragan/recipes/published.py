@@ -64,13 +64,13 @@ DATA = {"cifar10": (32, 0), "cifar100": (32, 0), "tinyimagenet64": (64, 1), "ima
 def nets(family: str, resolution: int) -> Nets:
     """The networks of a family as they were published at a resolution."""
     width, latent = {32: (96, 80), 64: (80, 100), 128: (96, 120)}[resolution]
-    spaced = {32: 256, 64: 64, 128: 64}[resolution]
-    return {
-        "sngan": lambda: SNGAN(width=spaced, d_width=spaced // 2 if resolution == 32 else 64, hidden="out"),
-        "sagan": lambda: SAGAN(width=spaced, d_width=spaced // 2 if resolution == 32 else 64),
-        "biggan": lambda: BigGAN(width=width, latent=latent),
-        "contragan": lambda: ContraGAN(width=width, latent=latent, embedding={32: 512, 64: 768, 128: 1536}[resolution]),
-    }[family]()
+    if family == "sngan":
+        return SNGAN(hidden="out") if resolution == 32 else SNGAN(width=64, d_width=64, hidden="out")
+    if family == "sagan":
+        return SAGAN()
+    if family == "biggan":
+        return BigGAN(width=width, latent=latent)
+    return ContraGAN(width=width, latent=latent, embedding={32: 512, 64: 768, 128: 1536}[resolution])
 
 
 def published(family: str, data: str) -> Run:

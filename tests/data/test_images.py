@@ -549,7 +549,7 @@ def test_other_files_are_told_the_formats(tmp_path):
     (tmp_path / "a.rar").write_text("")
     (tmp_path / "noext").write_text("")
     put(tmp_path / "a.png")
-    assert "has .rar, no format known here: give `digits`, an .npz, .zip or .h5" in refusal(tmp_path / "a.rar")
+    assert "has .rar, no format known here: give `digits`, an .npz, .npy, .zip or .h5" in refusal(tmp_path / "a.rar")
     assert "(no extension)" in refusal(tmp_path / "noext")
     assert f"is one image: give the folder it lies in, {tmp_path}" in refusal(tmp_path / "a.png")
 

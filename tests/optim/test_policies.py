@@ -59,8 +59,9 @@ def test_at_its_batch_a_policy_is_what_was_published(name):
     assert {side.optimism for side in (chosen.g, chosen.d)} == {optimism}
     assert chosen.reasons[-1] == "rates as published"
     objective, nets = ALSO.get(name, ((), {}))
-    words = (f"objective.{word}" for word in ("loss", "r1", "gp", "clip"))
-    assert policy(name, batch, nets="dcgan").settings == dict(zip(words, objective)) | nets
+    words = (f"objective.{word}" for word in ("loss", "r1", "gp", "clip", "r2", "lecam"))
+    wanted = dict(zip(words, (*objective, 0, 0))) if objective else {}
+    assert policy(name, batch, nets="dcgan").settings == wanted | nets
 
 
 def test_networks_decide_the_form_of_adabelief():
