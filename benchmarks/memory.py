@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import subprocess
 import sys
 from typing import Any
 
 import torch
 from ours import endless, noise
-from timing import describe, machine, save, table
+from timing import describe, machine, peak_resident, save, table
 
 from paragan.cli_plan import few, one_round
 from paragan.comm.world import World
@@ -44,21 +43,16 @@ def case(text: str, tiny: bool = False) -> tuple[Run, Any]:
     return endless(recipe, images, *fixed, *changed), few(images)
 
 
-def resident() -> int:
-    """The most bytes this process had in memory so far."""
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 def played(text: str) -> int:
     """What a round of a case took beyond a tiny one."""
     device = pick_device("auto")
     one_round(*case(text, tiny=True), World.solo(device))
-    before = resident()
+    before = peak_resident()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     one_round(*case(text), World.solo(device))
-    return torch.cuda.max_memory_allocated() if device.type == "cuda" else resident() - before
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else peak_resident() - before
 
 
 def measured(text: str) -> dict[str, float]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ import plain
 import torch
 from numpy.typing import NDArray
 from ours import endless, noise, playing, session
-from timing import Play, describe, interleave, machine, repeated, save, table
+from timing import Play, describe, interleave, machine, peak_resident, repeated, save, table
 
 from paragan.data.images import Images
 from paragan.train.run import cpu_has_bf16
@@ -59,29 +58,32 @@ BATCH = 32
 # Steps ----------------------------------------------------------------------------------------------------
 
 
-def contestants(name: str, images: Images) -> dict[str, Play]:
+PLAIN = "plain"
+WHO = (*(f"ours, {precision}" for precision in ("float32", *(["bf16"] if cpu_has_bf16() else []))), PLAIN)
+
+
+def contestant(name: str, who: str, images: Images) -> Play:
     recipe, *settings = PUBLISHED[name]
     settings += ["lanes=1", "device.merge=0"]
-    found: dict[str, Play] = {}
-    for precision in ("float32", *(["bf16"] if cpu_has_bf16() else [])):
-        run = endless(recipe, images, *settings, f"device.precision={precision}")
-        found[f"ours, {precision}"] = playing(session(run, images))
-    found["plain"] = repeated(plain.Naive(endless(recipe, images, *settings), images).step)
-    return found
+    if who == PLAIN:
+        return repeated(plain.Naive(endless(recipe, images, *settings), images).step)
+    return playing(session(endless(recipe, images, *settings, f"device.precision={who.split()[-1]}"), images))
 
 
 def measured(name: str, images: Images, rounds: int) -> dict[str, Any]:
     recipe, *settings = PUBLISHED[name]
     run = endless(recipe, images, *settings, "lanes=1", "device.merge=0", "device.precision=float32")
     difference = plain.same_function(run, images)
-    players = contestants(name, images)
+    players = {who: contestant(name, who, images) for who in WHO}
     parameters = [sum(p.numel() for p in player.flat.parameters) for player in session(run, images).game.players]
-    times = interleave(players, rounds=rounds, steps=1)
+    for play in players.values():
+        play(1)  # a step takes seconds: once is warm enough
+    times = interleave(players, rounds=rounds, steps=1, warm=0)
     return {
         "parameters": parameters,
         "outputs differ": difference,
         "ms": {who: times.of(who).to_json() for who in players},
-        "times faster": {who: times.ratio("plain", who).to_json() for who in players if who != "plain"},
+        "times faster": {who: times.ratio(PLAIN, who).to_json() for who in players if who != PLAIN},
         "took_gb": {who: took(name, who) for who in players},
     }
 
@@ -95,9 +97,9 @@ def took(name: str, who: str) -> float:
 def played(name: str, who: str) -> float:
     images = noise(32, 3)
     torch.nn.Conv2d(3, 3, 3)(torch.zeros(1, 3, 8, 8)).sum().backward()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    contestants(name, images)[who](2)
-    return 1024e-9 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    before = peak_resident()
+    contestant(name, who, images)(2)
+    return 1e-9 * (peak_resident() - before)
 
 
 def steps(networks: list[str], rounds: int) -> dict[str, Any]:
@@ -111,7 +113,7 @@ def steps(networks: list[str], rounds: int) -> dict[str, Any]:
             *(f"{n / 1e6:.2f}M" for n in row["parameters"]),
             f"{row['ms'][who]['median']:,.0f}",
             f"{row['took_gb'][who]:.2f}",
-            *([f"{row['times faster'][who][key]:.2f}" for key in ("median",)] if who != "plain" else [""]),
+            *([f"{row['times faster'][who][key]:.2f}" for key in ("median",)] if who != PLAIN else [""]),
         ]
         for name, row in found.items()
         for who in row["ms"]

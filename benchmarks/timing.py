@@ -75,17 +75,23 @@ class Times:
 
 
 def interleave(
-    contestants: Mapping[str, Play], *, rounds: int, steps: int, meet: Callable[[], object] = lambda: None
+    contestants: Mapping[str, Play],
+    *,
+    rounds: int,
+    steps: int,
+    meet: Callable[[], object] = lambda: None,
+    warm: int = 1,
 ) -> Times:
-    """Every contestant plays `steps` steps a round, after one that is not timed (caches, threads).
+    """Every contestant plays `steps` steps a round, after some that are not timed (caches, threads).
 
     meet: what ends a block for sure: a barrier of ranks, `torch.cuda.synchronize`.
+    warm: how many are not timed.
     """
     names = list(contestants)
     ms: dict[str, list[float]] = {name: [] for name in names}
     for r in range(rounds):
         for name in names[r % len(names) :] + names[: r % len(names)]:
-            contestants[name](1)
+            contestants[name](warm)
             meet()
             start = time.perf_counter()
             contestants[name](steps)
@@ -110,6 +116,12 @@ def steps_for(seconds: float, play: Play) -> int:
     start = time.perf_counter()
     play(2)
     return max(1, round(2 * seconds / (time.perf_counter() - start)))
+
+
+def peak_resident() -> int:
+    """The most bytes this process had in memory so far. (getrusage counts those of whoever started it, too.)"""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 def machine() -> dict[str, Any]:
