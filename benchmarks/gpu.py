@@ -2,10 +2,12 @@
 
     tests       python -m pytest -m gpu
     limits      what this card does at best, in this very run: bf16 and float32 matrix products, a copy
-    throughput  digits, fashion and SNGAN at CIFAR's size (width 256, batch 64 and 512): paragan in several
-                settings, and plain PyTorch loops of the same networks with the same weights (plain.py)
-    quality     --cifar FOLDER (train_part*of3.npz): about two minutes of SNGAN in bf16, then `paragan eval`;
-                with --resnet20 FILE also a Frechet distance in that classifier's features (not an FID)
+    throughput  SNGAN and BigGAN as published for CIFAR-10, at batch 64 (512 too for SNGAN), fashion and digits:
+                paragan in several settings, and plain PyTorch loops of the same networks with the same weights
+                (plain.py); BigGAN at 128, 256, 512 and 1024 px in bf16, compiled or not
+    quality     --cifar FOLDER (train_part*of3.npz): --quality-seconds of SNGAN in bf16 (--quality-nets=biggan: of
+                BigGAN), then `paragan eval`; with --resnet20 FILE also a Frechet distance in that classifier's
+                features (not an FID). Five minutes of it want a call of its own: --only-quality
 
 Needs nothing installed but what paragan imports; says what is missing. The file is written anew after every
 part, so that a run cut off keeps what it had. `--tiny` goes through everything but compilation in a minute on a CPU,
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import gc
 import importlib.util
 import json
@@ -181,21 +184,39 @@ PLAIN = ("plain float32", "plain bf16", "plain bf16, compiled")
 
 def workloads(bench: Bench, fashion: str | None) -> list[Workload]:
     grey, colour = load(fashion, resolution=32) if fashion else ours.noise(32, 1), ours.noise(32, 3)
-    sngan = ("nets.name=sngan", f"nets.width={8 if bench.tiny else 256}")
+    cifar = ("lanes=1", "device.merge=0", "d_steps=1", f"batch={16 if bench.tiny else 64}")
+    many = (*cifar[:-1], f"batch={32 if bench.tiny else 512}")
     small = ("nets.width=8", "batch=16") if bench.tiny else ()
+    thin = ("nets.width=16",) if bench.tiny else ()
     every, steady = (*SETTINGS, *PLAIN), (*SETTINGS, *PLAIN[:2])
-    few = ("float32", "bf16", "bf16, one lane", "bf16, async", *PLAIN[:2])
-    return [
-        Workload("sngan256 batch 64", "folder", colour, (*sngan, f"batch={16 if bench.tiny else 64}"), every),
+    few = ("float32", "bf16", "bf16, one lane", "bf16, recorded", "bf16, async", *PLAIN[:2])
+    brief = ("float32", "bf16", "bf16, recorded", "bf16, compiled", *PLAIN[:2])
+    found = [
+        Workload("sngan-cifar10", "sngan-cifar10", colour, (*cifar, *thin), every),
+        Workload("biggan-cifar10", "biggan-cifar10", colour, (*cifar, *thin), brief),
         Workload("fashion", "fashion", grey, small, steady),
-        Workload("sngan256 batch 512", "folder", colour, (*sngan, f"batch={32 if bench.tiny else 512}"), steady),
+        Workload("sngan-cifar10, batch 512", "sngan-cifar10", colour, (*many, *thin), steady),
         Workload("digits", "digits", load("digits", resolution=8), small, few),
     ]
+    return found + [large(bench, *of) for of in ((128, 64), (256, 32), (512, 16), (1024, 8))]
 
 
-def throughput(bench: Bench, fashion: str | None, peak_tflops: float) -> Found:
-    """img/s, ms a round, peak memory, share of the measured peak; compiled variants last, for they take longest."""
+def large(bench: Bench, resolution: int, batch: int) -> Workload:
+    """BigGAN on one card: a step of D and one of G, as many images as fit with room to spare."""
+    size = (f"batch={2 if bench.tiny else batch}", "lanes=1", "device.merge=0", "d_steps=1", "g_batch=0")
+    if bench.tiny:
+        size = (*size, "nets.width=8")
+    images = ours.noise(resolution, 3, 16 if bench.tiny else 128)
+    recipe = f"biggan-imagenet{resolution}"
+    return Workload(recipe, recipe, images, size, ("bf16", "bf16, compiled") if bench.cuda else ("bf16",))
+
+
+def throughput(bench: Bench, fashion: str | None, peak_tflops: float, only: tuple[str, str] | None) -> Found:
+    """img/s, ms a round, peak memory, share of the measured peak; compiled variants last, for they take longest.
+    only: one workload and variant."""
     loads = workloads(bench, fashion)
+    if only:
+        loads = [dataclasses.replace(w, variants=only[1:]) for w in loads if w.name == only[0]]
     found: Found = {w.name: {"batch": w.run().batch, "gflop_a_round": gflop(w), "rows": {}} for w in loads}
     jobs = [(w, variant) for w in loads for variant in w.variants]
     for w, variant in sorted(jobs, key=lambda job: "compiled" in job[1]):
@@ -290,18 +311,22 @@ def brief(row: Found) -> str:
 # Quality --------------------------------------------------------------------------------------------------
 
 
-def quality(bench: Bench, cifar: Path, resnet20: Path | None, img_per_s: float, batch: int, folder: Path) -> Found:
-    """Two minutes of training at the speed just measured, scored by the command line."""
-    data, seconds = folder / "cifar.npz", 2 if bench.tiny else max(30.0, min(120.0, bench.left_s - 90))
+def quality(bench: Bench, options: argparse.Namespace, img_per_s: float, folder: Path) -> Found:
+    """Some minutes of training at the speed just measured, scored by the command line."""
+    cifar, resnet20, batch = options.cifar, options.resnet20, options.quality_batch
+    data = folder / "cifar.npz"
+    seconds = 2 if bench.tiny else max(30.0, min(options.quality_seconds, bench.left_s - 90))
     parts = join_parts(cifar, data, 200 if bench.tiny else None)
     kimg = max(0.25, round(img_per_s * seconds / 1000, 2))
-    width, count = (8, 50) if bench.tiny else (256, 10_000)
-    settings = [f"--data={data}", f"--kimg={kimg}", f"--batch={batch}", f"--nets.width={width}", "--nets.name=sngan"]
+    count = 50 if bench.tiny else 10_000
+    settings = [f"--data={data}", f"--kimg={kimg}", f"--batch={batch}", "--lanes=4", "--d_steps=1"]
+    settings += ["--g.optimizer.betas=[0, 0.9]", "--d.optimizer.betas=[0, 0.9]", "--average.half_life_kimg=20"]
+    settings += ["--nets.width=16"] if bench.tiny else []
     settings += ["--device.precision=bf16", f"--output.checkpoint_kimg={kimg}", f"--output.fakes_kimg={kimg}"]
     run_dir = folder / "run"
     start = time.monotonic()
     scored = ["--evaluation.metrics=[fd]", f"--evaluation.count={count}"]
-    paragan("train", "folder", "--run-dir", str(run_dir), "--resume=never", *settings, *scored)
+    paragan("train", f"{options.quality_nets}-cifar10", "--run-dir", str(run_dir), "--resume=never", *settings, *scored)
     found: Found = {"parts": parts, "kimg": kimg, "batch": batch, "train_and_score_s": time.monotonic() - start}
     paragan("eval", str(run_dir), "--metrics", "fd", "--count", str(count))
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -440,6 +465,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--cifar", metavar="FOLDER", type=Path, help="with train_part*of3.npz: also a quality run")
     parser.add_argument("--resnet20", metavar="FILE", type=Path, help="state dict: also fd_resnet20")
     parser.add_argument("--quality-batch", type=int, default=64, metavar="N")
+    parser.add_argument("--quality-seconds", type=float, default=120, metavar="S", help="of training, about (120)")
+    parser.add_argument("--quality-nets", choices=["sngan", "biggan"], default="sngan")
+    parser.add_argument("--only-quality", action="store_true", help="and the throughput it needs to know")
     parser.add_argument("--minutes", type=float, default=7.5, help="skip what does not fit (7.5)")
     parser.add_argument("--no-tests", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="everything, very small")
@@ -460,20 +488,22 @@ def main() -> int:
         save(options.json, found)
         return found[name]
 
-    if not options.no_tests:
+    name = f"{options.quality_nets}-cifar10"
+    only = (name, "bf16") if options.only_quality else None
+    if not (options.no_tests or only):
         say(f"tests: {part('tests', lambda: tests(bench))}")
     say(f"limits: {part('limits', lambda: limits(bench))}")
     peak = found["limits"].get("bf16_matmul_tflops", float("nan"))
-    kept_s = (60 if options.tiny else 210) if options.cifar else 0  # for the quality run
-    measured = part("throughput", lambda: throughput(Bench(bench.device, bench.tiny, end - kept_s), options.data, peak))
+    kept_s = (60 if options.tiny else options.quality_seconds + 90) if options.cifar else 0
+    before = Bench(bench.device, bench.tiny, end - kept_s)
+    measured = part("throughput", lambda: throughput(before, options.data, peak, only))
     if "error" not in measured:
         print(shown(measured))
     if options.cifar:
-        row = measured.get("sngan256 batch 64", {}).get("rows", {}).get("bf16", {})
-        rounds_per_s = 1000 / row["ms"]["median"] if "ms" in row else 10.0
+        row = measured.get(name, {}).get("rows", {}).get("bf16", {})
+        img_per_s = options.quality_batch * 1000 / row["ms"]["median"] if "ms" in row else 10.0 * options.quality_batch
         with tempfile.TemporaryDirectory() as folder:
-            args = (options.cifar, options.resnet20, rounds_per_s * options.quality_batch, options.quality_batch)
-            say(f"quality: {part('quality', lambda: quality(bench, *args, Path(folder)))}")
+            say(f"quality: {part('quality', lambda: quality(bench, options, img_per_s, Path(folder)))}")
     return 0
 
 
