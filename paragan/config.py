@@ -150,6 +150,8 @@ def differences(a: Any, b: Any, path: str = "") -> list[tuple[str, Any, Any]]:
 def nearest(word: str, known: Iterable[str]) -> str:
     """'; did you mean X?' or the list of what there is."""
     names = list(known)
+    if not names:
+        return ""
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(names)}"
 
@@ -212,6 +214,10 @@ def _one_line(kind: type, error: ValidationError) -> str:
     kind_of, message, given = first["type"], first["msg"], first["input"]
     if kind_of in ("extra_forbidden", "unexpected_keyword_argument"):
         parent = path.rpartition(".")[0]
+        owners = [what.rpartition("(of ")[2].rstrip(")") for name, what, _ in fields_help(kind) if name == path]
+        if owners:
+            chosen = next(str(f.default) for f in dataclasses.fields(holder) if f.name == "name")
+            return f"there is no field {path} where {parent}={chosen}: it is of {parent}={', '.join(owners)}"
         beside = [f"{parent}.{f.name}".strip(".") for f in dataclasses.fields(holder) if f.name != "name"]
         return f"there is no field {path}{nearest(path, beside)}"
     if kind_of == "union_tag_not_found":

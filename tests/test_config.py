@@ -96,6 +96,9 @@ WRONG = {  # (field, value): how the refusal begins
     ("objective.loss", "hinged"): "objective.loss=hinged: input should be 'hinge'",
     ("g.optimizer.betas", "0.5"): "g.optimizer.betas=0.5: input should be a list: --g.optimizer.betas=[0.5]",
     ("data", "null"): "data=None: input should be",
+    ("objective.augment.kimg", "3"): "there is no field objective.augment.kimg where objective.augment=none: it is of "
+    "objective.augment=ada",
+    ("nets.attention", "8"): "there is no field nets.attention where nets=dcgan: it is of nets=sagan, biggan",
 }
 
 

@@ -352,6 +352,11 @@ class Breaks(nn.Module):
         raise KeyError("no such thing")
 
 
+class Leaves(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise SystemExit(0)
+
+
 class Labelled(G):
     def forward(self, z: Tensor, y: Tensor | None) -> Tensor:
         return self.net(z) + nn.functional.one_hot(y, 2)
@@ -377,6 +382,7 @@ REFUSED = {
     "coupled": (G, lambda: D(Spread()), ["net.2 of D couples", "--device.merge=1"]),
     "running": (lambda: G(Counts()), D, ["net.2.mean of G changes", "--device.merge=1"]),
     "its own error": (lambda: G(Breaks()), D, ["KeyError", "no such thing"]),
+    "its own end": (lambda: G(Leaves()), D, ["SystemExit"]),
     "labels wanted": (Labelled, D, ["labels that are None"]),
     "labels not taken": (G, Alone, ["the networks fail", "positional argument"]),
 }
@@ -407,8 +413,17 @@ class NoGradient(Matching):
         return pg.Loss(d(fake.images.detach(), None).logits.mean())
 
 
+class Shows(Matching):
+    def generator(self, d, fake, real, step):
+        return pg.Loss(d(fake.images, None).logits.mean(), {"G/distance": 1.0})
+
+
 def test_objectives_that_cannot_be_followed_are_refused():
-    for objective, word in ((NoScalar(), "a scalar"), (NoGradient(), "none of its parameters")):
+    for objective, word in (
+        (NoScalar(), r"a Loss of a tensor \[8\]; .*a scalar"),
+        (NoGradient(), "none of its parameters"),
+        (Shows(), "shows float as G/distance; a scalar tensor is due"),
+    ):
         with manager(objective=objective) as scale_mgr, pytest.raises(Unusable, match=word):
             scale_mgr.train(pg.Estimator(G(), Says()))
 
@@ -431,6 +446,9 @@ def test_what_is_wrong_with_own_parts_is_one_line(points, tmp_path, monkeypatch,
     assert "makes square images" in refused(capsys, *base)
     assert "second_order" in refused(capsys, *base, "--objective=examples.mixture:Nets")
     assert "--mirror" in refused(capsys, *base, "--nets=examples.mixture:Nets", "--mirror")
+    numbers = (*base, "--nets=examples.mixture:Nets")
+    assert "objective.augment=ada changes images" in refused(capsys, *numbers, "--objective.augment=ada")
+    assert "use cr=0" in refused(capsys, *numbers, "--objective.cr=1")
     assert "data.resolution" in refused(capsys, *base, "--nets=examples.mixture:Nets", "--data.resolution=8")
     assert "g_batch" in refused(
         capsys, "train", "custom", "--data=digits", "--nets=examples.tokenizer:Nets", "--run-dir=run",

@@ -105,7 +105,7 @@ class BigGAN:
             below = self.latent // parts * parts
             raise Unusable(
                 f"nets.latent={self.latent}: is cut into {parts} equal chunks at {spec.resolution} px; "
-                f"{below or parts} would work, and {20 * parts} is customary"
+                f"{below or parts} would work{f', and {20 * parts} is customary' * (below != 20 * parts)}"
             )
 
     def _rising(self, spec: Spec) -> list[int]:

@@ -29,4 +29,6 @@ def need_power_of_two(spec: Spec, least: int, most: int | None = None) -> None:
     nearest = nearest if most is None else min(nearest, most)
     if size != nearest:
         span = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise Unusable(f"resolution: needs a power of two {span} pixels, not {size}; {nearest} would work")
+        raise Unusable(
+            f"data.resolution={size}: these networks need a power of two {span} pixels; {nearest} would work"
+        )

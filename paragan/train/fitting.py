@@ -51,6 +51,19 @@ def refuse_untold(objective: Any, labelled: bool) -> None:
         )
 
 
+def refuse_numbers(objective: Any) -> None:
+    """What changes images where the data are numbers."""
+    if not isinstance(objective, Adversarial):
+        return
+    for field, value, none in (
+        ("augment", objective.augment.name, "none"),
+        ("cr", objective.cr, 0),
+        ("bcr", objective.bcr, 0),
+    ):
+        if value != none:
+            raise Unusable(f"objective.{field}={value} changes images, and the data are numbers: use {field}={none}")
+
+
 def refuse_unheard(objective: Adversarial, d_conditioning: str) -> None:
     """A D of ours that says more than is listened to, or less. d_conditioning: how it is told the label."""
     more = d_conditioning if d_conditioning in ("classifier", "contrastive") else ""

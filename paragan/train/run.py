@@ -37,7 +37,7 @@ from ..optim.optimizers import SGD, Kimg, Side, built
 from ..strategies.asynchronous import Async
 from ..strategies.per_label import Labels, Lockstep, Mixing, PerLabel
 from ..strategies.sync import Sync
-from .fitting import refuse_unfit_objective, refuse_untold
+from .fitting import refuse_numbers, refuse_unfit_objective, refuse_untold
 from .lags import repeating
 from .own import AnyNets, AnyObjective, OwnObjective, check_nets, clip_of, given_of, is_own
 from .teacher import Teacher
@@ -290,6 +290,7 @@ def resolve(run: Run, images: Images) -> Run:
     if images.numbers:
         if run.data.mirror:
             raise Unusable("--mirror flips images, and the data are numbers: leave it out")
+        refuse_numbers(run.objective)
         if evaluation.features == "pixels":
             evaluation = dataclasses.replace(evaluation, features="values")
     if device.one_call == "auto":

@@ -81,7 +81,7 @@ def _explained(hand: Batch) -> Iterator[None]:
         yield
     except Unusable:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         labels = "labels that are None (data.labels=false, or the data have none)"
         if hand.labels is not None:
             labels = f"labels [{len(hand.labels)}] (data.labels=false leaves them out)"
@@ -121,12 +121,23 @@ def _check_losses(game: Game, hand: Batch, made: Batch) -> None:
             found: Any = loss()
             total = found.total if isinstance(found, Loss) else None
             if not isinstance(total, Tensor) or total.numel() != 1 or total.dim():
-                raise Unusable(f"the objective gives {player.name} {found!r:.80}; a paragan.Loss with a scalar is due")
+                raise Unusable(f"the objective gives {player.name} {_told(found)}; a paragan.Loss with a scalar is due")
+            for name, part in found.parts.items():
+                if not isinstance(part, Tensor) or part.dim():
+                    raise Unusable(
+                        f"the objective shows {_told(part)} as {name}; a scalar tensor is due (x.detach().mean())"
+                    )
             reached = total.requires_grad and any(
                 grad is not None for grad in torch.autograd.grad(total, player.flat.parameters, allow_unused=True)
             )
             if not reached:
                 raise Unusable(f"the loss of {player.name} depends on none of its parameters: there is no gradient")
+
+
+def _told(found: Any) -> str:
+    total = found.total if isinstance(found, Loss) else found
+    within = "a Loss of " if isinstance(found, Loss) else ""
+    return within + (f"a tensor {list(total.shape)}" if isinstance(total, Tensor) else type(total).__name__)
 
 
 def _layout(player: Player) -> dict[str, int]:

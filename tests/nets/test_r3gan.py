@@ -157,8 +157,8 @@ def test_sizes_for_cifar10():
 @pytest.mark.parametrize(
     ("config", "spec", "words"),
     [
-        (SMALL, Spec(24, 3), "resolution: .*not 24; 32 would work"),
-        (SMALL, Spec(2048, 3), "8 to 1024 pixels, not 2048; 1024 would work"),
+        (SMALL, Spec(24, 3), "resolution=24: .*; 32 would work"),
+        (SMALL, Spec(2048, 3), "resolution=2048: .*8 to 1024 pixels; 1024 would work"),
         (R3GAN(width=100), Spec(32, 3), r"nets\.width=100: .*groups of 16; use 96"),
         (R3GAN(width=24), Spec(256, 3), r"nets\.width=24: .*3 x 2 channels.*use 64"),
         (R3GAN(width=20), Spec(256, 3), r"2.5 x 2 channels.*use 64"),
