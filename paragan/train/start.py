@@ -177,7 +177,8 @@ def resolved(run: Run, images: Images) -> Run:
     own = is_own(run.nets, run.objective)
     if not own:
         refuse_clip(run.objective, run.nets.spectral)
-        refuse_unheard(run.objective, judging(run.nets, spec_of(run, images)))
+        if not run.per_label:  # each of whose games has no labels, and is resolved by itself
+            refuse_unheard(run.objective, judging(run.nets, spec_of(run, images)))
     check(run.evaluation, images)
     if run.teacher:
         teacher_of(run, images, CPU)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import toy
+from paragan.data.images import Images
 from paragan.errors import Unusable
 from paragan.train.fitting import refuse_unheard
 from paragan.train.run import resolve
+from paragan.train.start import resolved
+from sets import pictures
 
 REFUSED = {
     "objective.bcr=10 has objective.cr=5 in it": ("objective.cr=5", "objective.bcr=10"),
@@ -58,3 +62,12 @@ def test_one_call_is_for_networks_of_ours_on_cuda():
     run = resolve(toy.run(), toy.images())
     assert run.device.one_call is False
     assert resolve(toy.run("device.one_call=true"), toy.images()).device.one_call is True
+
+
+def test_a_contrastive_family_is_played_label_by_label_without_its_head():
+    """Each game has one class and tells nobody: a head for labels is not built, so nothing is unheard."""
+    images = Images(pictures(20, 32), np.arange(20) % 2, ("a", "b"), "")
+    settings = ("nets=contragan", "nets.width=4", "nets.latent=8", "evaluation.metrics=[]", "strategy=per-label")
+    assert resolved(toy.run(*settings), images).per_label
+    with pytest.raises(Unusable, match=r"use --objective\.contrastive=1"):
+        resolved(toy.run(*settings[:-1]), images)
