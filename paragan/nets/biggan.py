@@ -8,15 +8,15 @@ PyTorch code, and unlike the paper's table, the first layer does not see the cla
 """
 
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
 from torch import nn
 
 from paragan.config import record
 from paragan.errors import Unusable
 from paragan.nets.attention import need_attention, where
-from paragan.nets.conditioning import DConditioning, GConditioning, Judging, Shared, chosen, need_classes
+from paragan.nets.conditioning import Judging, Shared, chosen, need_classes
+from paragan.nets.family import Hierarchical
 from paragan.nets.layers import Layers
 from paragan.nets.norm import VectorBatchNorm2d
 from paragan.nets.residual import Generator, discriminator, rising_blocks
@@ -43,31 +43,10 @@ FALLING = {
 
 
 @record
-class BigGAN:
+class BigGAN(Hierarchical):
     """Residual networks with a hierarchical latent, for powers of two from 32 to 1024 px."""
 
     name: Literal["biggan"] = "biggan"
-    """Which networks these are."""
-    width: Annotated[int, Field(ge=1)] = 96
-    """Channels of the generator beside the image; up to 16 times as many below, and 4 times throughout at 32 px."""
-    d_width: Annotated[int | None, Field(ge=1)] = None
-    """Channels of the discriminator, likewise, but twice throughout at 32 px; `width` if not given."""
-    latent: Annotated[int, Field(ge=1)] = 120
-    """Length of the latent vector z: a multiple of 4 at 32 px, of 5 at 64, of 6 at 128, ...; 20 each in the paper."""
-    shared: Annotated[int, Field(ge=1)] = 128
-    """Length of the class embedding that all batch norms share."""
-    spectral: bool = True
-    """Spectral norm in both networks; the shared embedding is without."""
-    attention: Annotated[int | None, Field(ge=0)] = None
-    """Resolution of self-attention, pixels; 0: none. Not given: half the image's, at most 64."""
-    g_conditioning: GConditioning = "auto"
-    """How G is told the class; auto: the shared embedding, in every block's batch norms."""
-    d_conditioning: DConditioning = "auto"
-    """How D is told the class; auto: projection."""
-    rewritten: bool = True
-    """Convolutions beside a change of resolution in their exact cheaper form."""
-    checkpointing: bool = False
-    """Compute blocks again in backward and keep none of their activations: less memory, more time."""
 
     own_judging: ClassVar[Judging] = "projection"
 

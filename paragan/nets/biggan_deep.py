@@ -20,8 +20,6 @@ from paragan.config import record
 from paragan.nets.attention import attended, need_attention, where
 from paragan.nets.biggan import FALLING, RISING, embedding
 from paragan.nets.conditioning import (
-    DConditioning,
-    GConditioning,
     Judging,
     Shared,
     chosen,
@@ -29,6 +27,7 @@ from paragan.nets.conditioning import (
     need_classes,
     shown,
 )
+from paragan.nets.family import Attending
 from paragan.nets.heads import head
 from paragan.nets.layers import Layers
 from paragan.nets.norm import VectorBatchNorm2d
@@ -38,11 +37,10 @@ from paragan.nets.spec import Spec, need_power_of_two
 
 
 @record
-class BigGANDeep:
+class BigGANDeep(Attending):
     """Bottleneck residual networks, twice as many blocks as `BigGAN`, for powers of two from 32 to 1024 px."""
 
     name: Literal["biggan-deep"] = "biggan-deep"
-    """Which networks these are."""
     width: Annotated[int, Field(ge=4)] = 128
     """Channels of the generator beside the image; up to 16 times as many below, and 4 times throughout at 32 px."""
     d_width: Annotated[int | None, Field(ge=4)] = None
@@ -51,18 +49,6 @@ class BigGANDeep:
     """Length of the latent vector z."""
     shared: Annotated[int, Field(ge=1)] = 128
     """Length of the class embedding that all batch norms share."""
-    spectral: bool = True
-    """Spectral norm in both networks; the shared embedding is without."""
-    attention: Annotated[int | None, Field(ge=0)] = None
-    """Resolution of self-attention, pixels; 0: none. Not given: half the image's, at most 64."""
-    g_conditioning: GConditioning = "auto"
-    """How G is told the class; auto: the shared embedding, in the first layer and every block's batch norms."""
-    d_conditioning: DConditioning = "auto"
-    """How D is told the class; auto: projection."""
-    rewritten: bool = True
-    """Convolutions beside a change of resolution in their exact cheaper form (the generator's alone: see docs)."""
-    checkpointing: bool = False
-    """Compute blocks again in backward and keep none of their activations: less memory, more time."""
 
     own_judging: ClassVar[Judging] = "projection"
 

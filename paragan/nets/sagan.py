@@ -12,7 +12,8 @@ from torch import nn
 
 from paragan.config import record
 from paragan.nets.attention import need_attention, where
-from paragan.nets.conditioning import DConditioning, GConditioning, Judging, chosen, judging, need_classes
+from paragan.nets.conditioning import Judging, chosen, judging, need_classes
+from paragan.nets.family import Attending
 from paragan.nets.layers import Layers
 from paragan.nets.residual import discriminator, generator
 from paragan.nets.sngan import falling, rising
@@ -20,7 +21,7 @@ from paragan.nets.spec import Spec, need_power_of_two
 
 
 @record
-class SAGAN:
+class SAGAN(Attending):
     """Residual networks with self-attention, spectrally normalised, for powers of two from 32 to 1024 px.
 
     From 64 px on, `width` channels beside the image, doubling downward to at most 16 times, as in the paper; at
@@ -28,25 +29,12 @@ class SAGAN:
     """
 
     name: Literal["sagan"] = "sagan"
-    """Which networks these are."""
     width: Annotated[int, Field(ge=1)] = 64
     """Channels of the generator beside the image; a quarter of its channels at 32 px."""
     d_width: Annotated[int | None, Field(ge=1)] = None
     """Channels of the discriminator beside the image, half of its channels at 32 px; `width` if not given."""
     latent: Annotated[int, Field(ge=1)] = 128
     """Length of the latent vector z."""
-    spectral: bool = True
-    """Spectral norm in both networks; embeddings of batch norms are without."""
-    attention: Annotated[int | None, Field(ge=0)] = None
-    """Resolution of self-attention, pixels; 0: none. Not given: half the image's, at most 64."""
-    g_conditioning: GConditioning = "auto"
-    """How G is told the class; auto: a gain and bias per class in every block's batch norms."""
-    d_conditioning: DConditioning = "auto"
-    """How D is told the class; auto: projection."""
-    rewritten: bool = True
-    """Convolutions beside a change of resolution in their exact cheaper form."""
-    checkpointing: bool = False
-    """Compute blocks again in backward and keep none of their activations: less memory, more time."""
 
     own_judging: ClassVar[Judging] = "projection"
 

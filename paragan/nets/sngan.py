@@ -12,7 +12,8 @@ from pydantic import Field
 from torch import nn
 
 from paragan.config import record
-from paragan.nets.conditioning import DConditioning, GConditioning, Judging, chosen, judging, need_classes
+from paragan.nets.conditioning import Judging, chosen, judging, need_classes
+from paragan.nets.family import Residual
 from paragan.nets.layers import Layers
 from paragan.nets.residual import discriminator, generator
 from paragan.nets.spec import Spec, need_power_of_two
@@ -21,7 +22,7 @@ RESIDUAL = math.sqrt(2)  # gain of Glorot's initialisation in residual branches;
 
 
 @record
-class SNGAN:
+class SNGAN(Residual):
     """Residual generator and spectrally normalised residual discriminator, for any power of two from 8 px.
 
     Up to 32 px all blocks have `width` channels (the paper's CIFAR-10 nets: 256, and 128 in the
@@ -30,25 +31,14 @@ class SNGAN:
     """
 
     name: Literal["sngan"] = "sngan"
-    """Which networks these are."""
     width: Annotated[int, Field(ge=1)] = 256
     """Channels of the generator: throughout up to 32 px, beside the image above."""
     d_width: Annotated[int | None, Field(ge=1)] = None
     """Channels of the discriminator, likewise; half of `width` if not given."""
     latent: Annotated[int, Field(ge=1)] = 128
     """Length of the latent vector z."""
-    spectral: bool = True
-    """Spectral norm in the discriminator."""
     hidden: Literal["in", "out"] = "in"
     """Channels between the two convolutions of D's blocks: as many as go in (the authors) or come out (StudioGAN)."""
-    g_conditioning: GConditioning = "auto"
-    """How G is told the class; auto: a gain and bias per class in every block's batch norms."""
-    d_conditioning: DConditioning = "auto"
-    """How D is told the class; auto: projection."""
-    rewritten: bool = True
-    """Convolutions beside a change of resolution in their exact cheaper form."""
-    checkpointing: bool = False
-    """Compute blocks again in backward and keep none of their activations: less memory, more time."""
 
     own_judging: ClassVar[Judging] = "projection"
 
