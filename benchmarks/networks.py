@@ -1,7 +1,7 @@
 """The networks at CIFAR's size: how fast they are, and that each trains under every strategy.
 
     python benchmarks/networks.py step [--networks sngan,biggan] [--rounds N] [--json F]
-    python benchmarks/networks.py strategies --data CIFAR.npz [--steps 200] [--json F]
+    python benchmarks/networks.py strategies --data CIFAR.npz [--strategies sync,async] [--steps 200] [--json F]
 
 step        a round (five steps of D, one of G, batch 64, published widths) of a `*-cifar10` recipe on random images,
             ours against the loop of plain.py: NCHW, two calls of D, power iteration in every forward pass. In turns;
@@ -159,12 +159,12 @@ def of_labels(data: Path, target: Path, labels: int) -> Path:
     return target
 
 
-def strategies(networks: list[str], data: Path, rounds: int) -> dict[str, Any]:
+def strategies(networks: list[str], chosen: list[str], data: Path, rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {name: {} for name in networks}
     with tempfile.TemporaryDirectory() as folder:
         two = of_labels(data, Path(folder) / "two.npz", 2)
         for name in networks:
-            for strategy in STRATEGIES:
+            for strategy in chosen:
                 where = Path(folder) / f"{name}-{strategy}"
                 used = two if strategy == "per-label" else data
                 row = found[name][strategy] = trained(name, strategy, used, rounds, where)
@@ -176,7 +176,7 @@ def strategies(networks: list[str], data: Path, rounds: int) -> dict[str, Any]:
         ]
         for name in networks
     ]
-    print(table(["", *STRATEGIES], rows))
+    print(table(["", *chosen], rows))
     return found
 
 
@@ -188,6 +188,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["step", "strategies"])
     parser.add_argument("--networks", default=",".join(PUBLISHED))
+    parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--rounds", type=int, default=5, help="of every contestant (step)")
     parser.add_argument("--data", type=Path, help="images uint8 [N, 32, 32, 3] and labels (strategies)")
     parser.add_argument("--steps", type=int, default=200, help="rounds that are trained (strategies)")
@@ -204,7 +205,7 @@ def main() -> int:
     if options.what == "step":
         found = steps(networks, options.rounds)
     else:
-        found = strategies(networks, options.data, options.steps)
+        found = strategies(networks, options.strategies.split(","), options.data, options.steps)
     save(options.json, {"machine": where, "command": " ".join(sys.argv[1:]), options.what: found})
     return 0
 
