@@ -1,4 +1,4 @@
-"""`paragan bench strategies`, and the laboratory it may run in."""
+"""`paragan bench links` and `strategies`, and the laboratory they may run in."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from paragan.plan.links import read_links
 from processes import call, refused
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -78,6 +79,21 @@ def test_alone_nothing_is_sent_and_a_recipe_says_how_much_there_is(tmp_path):
 )
 def test_what_cannot_be_measured_is_refused(argument, said):
     assert said in refused("bench", "strategies", argument)
+
+
+def test_ranks_of_one_host_have_one_link(tmp_path, processes):
+    for rank in processes.ranks(3, "bench", "links", f"--out={tmp_path}/links.yaml"):
+        assert rank.wait() == 0, rank.err
+    links = read_links(tmp_path / "links.yaml")
+    assert (links.hosts, links.ranks) == (1, 3)
+    assert links.within.bandwidth > 1e7
+    assert 0 < links.within.latency < 0.1
+
+
+def test_links_that_cannot_be_measured_are_refused():
+    assert "one rank has no links" in refused("bench", "links")
+    assert "--ranks 0 must be 1 or more" in refused("bench", "links", "--ranks=0")
+    assert "its folder is not there" in refused("bench", "links", "--ranks=2", "--out=/proc/nope/links.yaml")
 
 
 # the laboratory
@@ -153,6 +169,20 @@ def test_a_link_is_as_slow_as_asked_and_nothing_is_left(tmp_path, latency):
     assert report["sent_bytes"][1] > 2_000_000
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert f"paragan-lab{lab.pid}-" not in left  # other laboratories may be at work
+
+
+@in_the_lab
+def test_links_of_a_laboratory_are_found_as_they_were_made(tmp_path):
+    command = [sys.executable, LAB, "--hosts=3", "--rates=40mbit,40mbit,10mbit", "--latency=5ms", f"--logs={tmp_path}"]
+    bench = [sys.executable, "-m", "paragan", "bench", "links", f"--out={tmp_path}/links.yaml"]
+    done = subprocess.run([*command, "--", *bench], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout
+    links = read_links(tmp_path / "links.yaml")
+    assert (links.hosts, links.ranks) == (3, 3)
+    for pair, mbit in (((0, 1), 40), ((0, 2), 10), ((1, 2), 10)):  # a busy machine may be slower, but is never faster
+        link = links.between(*pair)
+        assert mbit / 2 < 8e-6 * link.bandwidth < 1.1 * mbit
+        assert 0.01 <= link.latency < 0.1  # 5 ms to the switch, and 5 from there
 
 
 @in_the_lab

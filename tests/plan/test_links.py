@@ -1,0 +1,104 @@
+import math
+
+import pytest
+
+from paragan.errors import Unusable
+from paragan.plan.links import Link, described, duration, links_from, rate, read_links, told_rate, written_links
+
+BY_HAND = """
+hosts: 4
+up: 200 Mbit/s
+down: [200 Mbit/s, 200 Mbit/s, 100 Mbit/s, 1 Gbit/s]
+latency: 10 ms
+within: 3 GB/s, 20 us
+both_ways: 0.98
+pairs: {0-3: "20 Mbit/s, 40 ms"}
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "links.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_a_second"),
+    [("25 Gbit/s", 3.125e9), ("200Mbit/s", 25e6), ("3 GB/s", 3e9), ("512 kB/s", 512e3), ("1e3 bit/s", 125), (7, 7)],
+)
+def test_rates_have_units(text, bytes_a_second):
+    assert rate(text) == pytest.approx(bytes_a_second)
+    assert rate(told_rate(rate(text))) == pytest.approx(bytes_a_second, rel=1e-3)
+
+
+def test_durations_have_units():
+    assert [duration(text) for text in ("50 us", "10ms", "0 s", 0.5)] == [pytest.approx(5e-5), 0.01, 0, 0.5]
+
+
+def test_a_line_describes_equal_hosts():
+    links = described("8 hosts of 4 ranks, 25 Gbit/s, 50 us")
+    assert (links.hosts, links.ranks) == (8, 32)
+    assert links.between(0, 7) == Link(3.125e9, pytest.approx(5e-5))
+    assert links.told() == "8 hosts of 4 ranks, 25 Gbit/s, 50 us"
+
+
+def test_home_links_have_two_rates():
+    links = described("100000 hosts, 100/20 Mbit/s, 40 ms")
+    assert links.port(99_999) == (2.5e6, 12.5e6)
+    assert links.between(5, 6) == Link(2.5e6, pytest.approx(0.04))
+
+
+def test_a_file_by_hand(tmp_path):
+    links = read_links(written(tmp_path, BY_HAND))
+    assert links.between(0, 1) == Link(25e6, 0.01)
+    assert links.between(1, 2) == Link(12.5e6, 0.01)  # as fast as the slower port
+    assert links.between(3, 0) == links.between(0, 3) == Link(2.5e6, 0.04)
+    assert links.between(2, 2) == Link(3e9, pytest.approx(2e-5))
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    links = read_links(written(tmp_path, BY_HAND))
+    again = read_links(written(tmp_path, written_links(links)))
+    for a in range(4):
+        for b in range(4):
+            one, other = links.between(a, b), again.between(a, b)
+            assert math.isclose(one.bandwidth, other.bandwidth, rel_tol=1e-3)
+            assert math.isclose(one.latency, other.latency, rel_tol=1e-3)
+    assert (again.both_ways, again.contention) == (0.98, 1.0)
+
+
+def test_pairs_alone_suffice_where_all_are_there(tmp_path):
+    pairs = 'hosts: 3\npairs: {0-1: "1 Gbit/s, 1 ms", 0-2: "1 Gbit/s, 2 ms", 1-2: "1 Gbit/s, 3 ms"}'
+    assert read_links(written(tmp_path, pairs)).between(2, 1) == Link(125e6, 0.003)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("hosts: 3\nup: 1 Gbit/s\npairs: {0-1: '1 Gbit/s, 1 ms'}", "pairs lacks 0-2"),
+        ("hosts: 2\nup: -3 Mbit/s\nlatency: 1 ms", "a rate is above 0"),
+        ("hosts: 2\nup: 3 parsec\nlatency: 1 ms", "25 Gbit/s"),
+        ("hosts: 2\nup: .nan\nlatency: 1 ms", "a rate is above 0"),
+        ("hosts: 2\nup: 1 Gbit/s\nlatency: -1 ms", "a latency is 0 or more"),
+        ("hosts: 2\nup: 1 Gbit/s\nlatency: 3 weeks", "50 us and 10 ms work"),
+        ("hosts: 0\nup: 1 Gbit/s\nlatency: 1 ms", "hosts=0"),
+        ("hosts: 2\nup: [1 Gbit/s]\nlatency: 1 ms", "up has 1 rates for 2 hosts"),
+        ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\ncontention: 1.5", "contention=1.5"),
+        ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\npairs: {0-2: '1 Gbit/s, 1 ms'}", "0-1 to 0-1"),
+        ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\nbandwith: 3", "no field bandwith"),
+        ("- 1", "must hold fields"),
+    ],
+)
+def test_a_bad_file_is_one_line_that_names_the_field(tmp_path, text, told):
+    with pytest.raises(Unusable) as caught:
+        read_links(written(tmp_path, text))
+    assert told in str(caught.value)
+    assert "links.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_neither_a_file_nor_a_line(tmp_path):
+    with pytest.raises(Unusable, match="8 hosts, 25 Gbit/s, 50 us"):
+        links_from("eight hosts")
+    with pytest.raises(Unusable, match="paragan bench links --out"):
+        links_from(str(tmp_path / "none.yaml"))
