@@ -130,7 +130,7 @@ def test_a_score_of_too_few_images_says_so(digits, blurred):
 def test_a_line_of_metrics_jsonl_reads_back(digits, blurred):
     score = evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=20)[0]
     line = json.loads(json.dumps(score.to_json(kimg=1.5), allow_nan=False))
-    assert list(line) == ["name", "value", "kimg", "protocol", "fingerprint", "seconds", "notes"]
+    assert list(line) == ["name", "value", "kimg", "protocol", "fingerprint", "seconds", "notes", "error"]
     assert "kimg" not in score.to_json()
     assert len(line["fingerprint"]) == 12
     assert comparable(line, score) == []
@@ -181,8 +181,9 @@ def test_names_say_the_space(requested, in_inception, in_pixels):
 
 
 def test_all_metrics_have_a_named_row():
+    of_classes = dataclasses.replace(CLASSIFIER, classes=("a", "b"))
     for name in METRICS:
-        assert metric_names(name, INCEPTION)
+        assert metric_names(name, of_classes if name in ("accuracy", "cas") else INCEPTION)
 
 
 @pytest.mark.parametrize("space", [PIXELS, CLASSIFIER, dataclasses.replace(INCEPTION, hash="0" * 16)])

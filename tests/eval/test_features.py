@@ -37,6 +37,7 @@ def test_an_unknown_space_is_refused_with_the_nearest():
 
 
 def test_without_its_file_inception_says_where_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(Unusable) as error:
         by_name("inception", 32, 3)
