@@ -52,6 +52,9 @@ class Training:
         return max(1, min(self.shown, self.epochs * count) // self.batch)
 
 
+TRAINING = Training()
+
+
 class ResNet20(nn.Module):
     """uint8 [N, C, R, R] -> pooled features [N, 64]; `logits` maps those to [N, classes]."""
 
@@ -101,7 +104,7 @@ def fit(
     images: Tensor,
     labels: Tensor,
     classes: int,
-    how: Training = Training(),
+    how: Training = TRAINING,
     device: torch.device | str = "cpu",
     each: Callable[[], None] = lambda: None,
 ) -> ResNet20:
@@ -178,11 +181,11 @@ def trained(
     known_as: str,
     group: Summing = ALONE,
     device: torch.device | str = "cpu",
-    how: Training = Training(),
+    how: Training | None = None,
 ) -> FeatureSpace:
     """The space of a classifier of these images, uint8 [N, R, R, C]: from the cache, or trained now by rank 0 and
     kept. known_as: a digest of the images. Every rank calls this. Raises `Unusable` without two classes."""
-    outlined = outline(labels, names)
+    outlined, how = outline(labels, names), how or TRAINING
     assert labels is not None
     channels, key = images.shape[3], _key(known_as, how)
     file = cache.folder() / NAME / f"{key}.safetensors"
@@ -228,32 +231,37 @@ def _made(
     group: Summing,
     device: torch.device | str,
 ) -> Tensor:
-    """Train on rank 0, and let all have the same weights; [2] held-out reals told right, and all.
-
-    The others are told now and then that it goes on, for a group takes silence for a failure."""
+    """Train on rank 0, and let all have the same weights; [2] held-out reals told right, and all."""
     chosen = np.linspace(0, len(images) - 1, min(len(images), how.most)).astype(np.int64)
     out = np.zeros(len(chosen), bool)
     out[:: max(10, math.ceil(len(chosen) / how.held_out))] = True
-    steps = how.steps(int((~out).sum()))
-    right = torch.zeros(2, dtype=torch.float64)
-    if group.rank == 0:
+
+    def train(each: Callable[[], None]) -> Tensor:
         x, y = _pictures(images, chosen), torch.from_numpy(labels[chosen]).long()
-        ticks = iter(range(1, steps + 1))
-        own = fit(x[~out], y[~out], classes, how, device, lambda: _still_here(group, next(ticks)))
-        right += hits(own, x[out], y[out], device).sum(0)
+        own = fit(x[~out], y[~out], classes, how, device, each)
         net.load_state_dict(_state(own))
-    else:
-        for step in range(1, steps + 1):
-            _still_here(group, step)
+        return hits(own, x[out], y[out], device).sum(0)
+
+    right = by_first(group, how.steps(int((~out).sum())), train)
     for value in net.state_dict().values():
-        if value.is_floating_point():
-            of_first(group, value)
-    return of_first(group, right)
+        of_first(group, value)
+    return of_first(group, torch.zeros(2, dtype=torch.float64) if right is None else right)
 
 
-def _still_here(group: Summing, step: int) -> None:
-    if group.size > 1 and step % 20 == 0:
-        group.sum(torch.zeros(1)).wait()
+def by_first(group: Summing, steps: int, train: Callable[[Callable[[], None]], Tensor]) -> Tensor | None:
+    """What rank 0 makes in so many steps, each of which it reports; None on the others. They are told now and then that
+    it goes on, for a group takes silence for a failure."""
+
+    def still_here(step: int) -> None:
+        if group.size > 1 and step % 20 == 0:
+            group.sum(torch.zeros(1)).wait()
+
+    if group.rank == 0:
+        ticks = iter(range(1, steps + 1))
+        return train(lambda: still_here(next(ticks)))
+    for step in range(1, steps + 1):
+        still_here(step)
+    return None
 
 
 def _pictures(images: Rows, chosen: np.ndarray) -> Tensor:

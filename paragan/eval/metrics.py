@@ -9,11 +9,11 @@ import torch
 
 from paragan.errors import Unusable
 from paragan.eval import kernel, manifold, per_class
-from paragan.eval.classifier import Training
+from paragan.eval.classifier import TRAINING
 from paragan.eval.features import FeatureSpace, inception_path, nearest, source
 from paragan.eval.gaussian import Gaussian, frechet
 from paragan.eval.readings import Features, Guesses, Hits, OfAll, OfClasses, Pictures, Reading
-from paragan.eval.shares import Summing, agreed, of_first
+from paragan.eval.shares import Summing, agreed
 from paragan.eval.summary import Summary
 
 COUNT = 50_000  # fakes, where nobody says otherwise: the field's custom
@@ -82,12 +82,9 @@ def _accuracy(at: Given) -> list[Found]:
 
 def _cas(at: Given, *, shown: int, tested: int) -> list[Found]:
     fakes, reals = at.fake.of(_PICTURES), at.real.of(_TESTED)
-    tally = torch.zeros(len(at.classes), 2, dtype=torch.float64)
-    if at.group.rank == 0:
-        tally += per_class.trained_on_fakes(
-            fakes, reals, len(at.classes), at.device, Training(shown=shown, seed=at.seed)
-        )
-    return [_told(at, of_first(at.group, tally))]
+    how = dataclasses.replace(TRAINING, shown=shown, seed=at.seed)
+    tally = per_class.trained_on_fakes(fakes, reals, len(at.classes), at.group, at.device, how)
+    return [_told(at, tally)]
 
 
 def _told(at: Given, tally: torch.Tensor) -> Found:
@@ -203,8 +200,8 @@ class Metric:
 
 
 _ALL, _EACH, _FEATURES = (OfAll(),), (OfClasses(),), (Features(),)
-_PICTURES, _TESTED = Pictures(Training().most), Pictures(TESTED)
-_CAS = {"shown": Training().shown, "tested": TESTED}
+_PICTURES, _TESTED = Pictures(TRAINING.most), Pictures(TESTED)
+_CAS = {"shown": TRAINING.shown, "tested": TESTED}
 _FRECHET = Metric((), _frechet, _ALL, _ALL, require=_where_covariance_fits, notes=_rank_deficient)
 _INTRA = Metric(("intra_fd_{}",), _intra, _EACH, _EACH, require=_where_covariance_fits, notes=_rank_deficient_classes)
 _KID = Metric(("kid",), _kid, _FEATURES, _FEATURES, {"subsets": 100, "subset_size": 1000})

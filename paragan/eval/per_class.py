@@ -1,14 +1,14 @@
 """Scores class by class: intra-class Fréchet distance (Miyato and Koyama 2018, arXiv 1802.05637), accuracy of a
 classifier on fakes, and of one that was trained on fakes (Ravuri and Vinyals 2019, arXiv 1905.10887)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from paragan.errors import Unusable
-from paragan.eval.classifier import Training, fit, hits
+from paragan.eval.classifier import Training, by_first, fit, hits
 from paragan.eval.gaussian import Distance, Gaussian, frechet
+from paragan.eval.shares import Summing, of_first
 
 
 def intra_frechet(real: Sequence[Gaussian | None], fake: Sequence[Gaussian | None]) -> list[Distance | None]:
@@ -22,11 +22,16 @@ def shares(tally: Tensor) -> tuple[float, list[float | None]]:
     return right / there, [r / n if n else None for r, n in tally.tolist()]
 
 
+Labelled = tuple[Tensor, Tensor]  # images uint8 [N, C, R, R], labels int64 [N]
+
+
 def trained_on_fakes(
-    fakes: tuple[Tensor, Tensor], reals: tuple[Tensor, Tensor], classes: int, device: torch.device, how: Training
+    fakes: Labelled, reals: Labelled, classes: int, group: Summing, device: torch.device, how: Training
 ) -> Tensor:
-    """[classes, 2] reals that a classifier tells right which was trained on fakes; images [N, C, R, R] and labels."""
-    if fakes[0].shape[1:] != reals[0].shape[1:]:
-        raise Unusable(f"reals: {list(reals[0].shape[1:])}, the fakes {list(fakes[0].shape[1:])}; they must agree")
-    net = fit(*fakes, classes, how, device)
-    return hits(net, *reals, device)
+    """[classes, 2] reals that a classifier tells right which was trained on fakes, and all; by rank 0, for all."""
+
+    def train(each: Callable[[], None]) -> Tensor:
+        return hits(fit(*fakes, classes, how, device, each), *reals, device)
+
+    tally = by_first(group, how.steps(len(fakes[0])), train)
+    return of_first(group, torch.zeros(classes, 2, dtype=torch.float64) if tally is None else tally)
