@@ -19,6 +19,7 @@ from paragan.eval import (
     pixels,
     summarize,
 )
+from paragan.eval.readings import Features
 
 PIXELS = pixels(8, 1)
 INCEPTION = FeatureSpace("inception", "6726825d" + "0" * 8, 2048, nn.Identity, num_logits=1008)
@@ -83,6 +84,44 @@ def test_scores_do_not_depend_on_the_number_of_ranks(on_ranks, digits, blurred, 
     ranks = [{score.name: score.value for score in found} for found in on_ranks(size, scores)]
     assert all(rank == ranks[0] for rank in ranks)
     assert ranks[0] == pytest.approx(alone, rel=1e-8)
+
+
+@pytest.mark.parametrize("batch", [1, 64, 333])
+def test_scores_do_not_depend_on_the_batch(digits, blurred, batch):
+    def scores(batch):
+        found = evaluate(blurred, digits, space=CLASSIFIER, metrics=EVERYTHING, count=333, batch=batch)
+        return {score.name: score.value for score in found}
+
+    found, usual = scores(batch), scores(50)
+    assert found == pytest.approx(usual, rel=1e-9)
+    counts = [name for name in usual if name.startswith(("precision", "recall", "density", "coverage"))]
+    assert [found[name] for name in counts] == [usual[name] for name in counts]
+
+
+def test_scores_are_the_same_on_processes_that_talk(pool, digits):
+    def job(world):
+        import torch
+
+        from paragan.eval import evaluate, pixels
+
+        fakes = torch.from_numpy(digits).permute(0, 3, 1, 2).roll(1, 3)
+        how = {"space": pixels(8, 1), "metrics": ["fd", "kid", "prdc"], "count": 250, "group": world.everyone}
+        return [s.value for s in evaluate(lambda rows: fakes[rows.start : rows.stop], digits, **how)]
+
+    (alone,), two, four = (pool(size, job) for size in (1, 2, 4))
+    assert len({tuple(values) for values in two}) == len({tuple(values) for values in four}) == 1
+    assert two[0] == pytest.approx(alone, rel=1e-9)
+    assert four[0] == pytest.approx(alone, rel=1e-9)
+    assert alone[2:] == two[0][2:] == four[0][2:]  # counts
+
+
+def test_no_rank_keeps_the_features_of_another(on_ranks, digits):
+    def kept(group):
+        return summarize(digits, space=PIXELS, metrics=["fd", "kid", "prdc"], group=group).of(Features()).own
+
+    shares = on_ranks(3, kept)
+    assert sorted(map(len, shares)) == [576, 581, 640]
+    assert sum(map(len, shares)) == len(digits)
 
 
 def test_pixel_distance_does_not_depend_on_the_number_of_ranks(on_ranks, digits, blurred):

@@ -114,9 +114,8 @@ def test_scores_of_classes_are_refused_where_there_are_none(tmp_path):
 
 
 def test_a_space_of_the_user_s_own_is_given_again(digits, tmp_path, monkeypatch):
-    (tmp_path / "own_space_of_a_run.py").write_text(
-        "from torch import nn\nclass Rows(nn.Module):\n    def forward(self, x):\n        return x.float().mean(3).flatten(1)\n"
-    )
+    code = "class Rows(nn.Module):\n    def forward(self, x):\n        return x.float().mean(3).flatten(1)\n"
+    (tmp_path / "own_space_of_a_run.py").write_text(f"from torch import nn\n\n{code}")
     monkeypatch.syspath_prepend(tmp_path)
     name = "own_space_of_a_run:Rows"
     run = [*TINY, f"--evaluation.features={name}", "--kimg=0.032", "--run-dir", tmp_path / "own"]
