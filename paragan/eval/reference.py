@@ -108,16 +108,19 @@ def _keep(found: Any, file: Path, group: Summing) -> None:
 
 def _keep_features(found: Share, file: Path, group: Summing) -> None:
     """Window by window: no rank ever has all of them. All ranks walk, whatever befalls the one that writes."""
+    shape = (found.count, found.own.shape[1])
+    if 4 * shape[0] * shape[1] > cache.MOST_BYTES:
+        return
     windows = found.windows(group, WINDOW)
 
     def write(aside: Path) -> None:
-        shape = (found.count, found.own.shape[1])
-        target = np.lib.format.open_memmap(aside, mode="w+", dtype=np.float32, shape=shape)
-        for there, rows in windows:
-            target[there.start : there.stop] = rows.cpu().numpy()
-        target.flush()
+        with aside.open("wb") as target:
+            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(target, header)
+            for _, rows in windows:
+                target.write(rows.cpu().numpy().astype("<f4").tobytes())
 
-    if group.rank == 0 and found.own.nbytes * group.size <= cache.MOST_BYTES:
+    if group.rank == 0:
         cache.put(file, write)
     for _ in windows:
         pass
