@@ -415,44 +415,9 @@ def _pictured(options: argparse.Namespace, made: Any) -> Any:
 
 
 def _eval_parser(commands: Any) -> None:
-    p = _command(commands, "eval", _eval, "score a trained model against its data")
-    p.add_argument("run_dir", metavar="RUN_DIR")
-    p.add_argument("--metrics", metavar="fd,kid,prdc", help="also fid50k_full, is50k, ... (with --inception)")
-    p.add_argument("--count", type=int, metavar="N", help="how many fakes (default: as the run says)")
-    p.add_argument("--features", metavar="SPACE", help="pixels or inception (default: as the run says)")
-    p.add_argument("--inception", metavar="FILE", help="weights of the 2015-12-05 Inception")
-    p.add_argument("--data", metavar="PATH", help="other reals than those the run was trained on")
-    p.add_argument("--truncation", type=float, default=1.0, metavar="PSI")
-    p.add_argument("--seed", type=int, default=0, metavar="N")
-    _own_nets(p)
+    from .cli_eval import eval_parser
 
-
-def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from .comm.world import Place
-    from .config import build, plain, read_yaml
-    from .train.folder import existing
-    from .train.run import Evaluation, without_code
-    from .train.scoring import rescore
-
-    _nothing_left(rest)
-    _check_truncation(options.truncation)
-    _check_seed(options.seed)
-    folder = existing(Path(options.run_dir))
-    run = without_code(read_yaml(folder / "run.yaml"))
-    wanted = plain(run.evaluation)
-    wanted |= {name: getattr(options, name) for name in ("count", "features", "inception") if getattr(options, name)}
-    if options.count is not None:
-        wanted["count"] = options.count
-    if options.metrics:
-        wanted["metrics"] = options.metrics.split(",")
-        if options.features is None and any(m.startswith(("fid", "is")) or "50k" in m for m in wanted["metrics"]):
-            wanted["features"] = "inception"
-    evaluation = build(Evaluation, wanted)
-
-    def action(world: Any, screen: Any) -> None:
-        rescore(folder, run, evaluation, world, screen, options.data, options.truncation, options.seed, options.nets)
-
-    return _in_world(run, Place.from_environment(), action)
+    eval_parser(commands)
 
 
 def _report_parser(commands: Any) -> None:

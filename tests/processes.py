@@ -26,9 +26,8 @@ PRELOADED = [
     "matplotlib.backends.backend_svg",
     "torch._dynamo",  # by every optimizer
     "torch.utils.tensorboard.writer",
-    "torchmetrics.image.fid",
     "paragan.cli",
-    "paragan.eval.scores",
+    "paragan.eval.evaluate",
     "paragan.recipes",
     "paragan.train.start",
 ]

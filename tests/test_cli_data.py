@@ -202,17 +202,17 @@ def test_stats_are_the_moments_of_the_pixels(channels):
 def test_stats_are_those_that_scores_compare_with():
     from paragan.eval.evaluate import summarize
     from paragan.eval.features import pixels
-    from paragan.eval.scores import Gaussian, frechet
-    from paragan.eval.summary import gaussian_of
+    from paragan.eval.gaussian import Gaussian, frechet
+    from paragan.eval.readings import OfAll
 
     assert "64" in call("data", "stats", "digits", "--out=s.npz", "--count=500").out
     reals = load("digits", resolution=None).images[np.linspace(0, 1796, 500).astype(int)]
     space = pixels(8, 1)
-    wanted = gaussian_of(summarize(reals, space=space, metrics=["fd"]))
+    wanted = summarize(reals, space=space, metrics=["fd"]).of(OfAll())
     with np.load("s.npz") as found:
         stored = Gaussian(int(found["count"]), torch.from_numpy(found["mu"]), torch.from_numpy(found["sigma"]))
         assert str(found["space_hash"]) == space.hash
-    assert frechet(stored, wanted) < 1e-5
+    assert frechet(stored, wanted).value < 1e-5
 
 
 @pytest.mark.kill

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
 import toy
 from paragan.comm.world import World
+from paragan.eval import Labels, evaluate, pixels
 from paragan.eval.features import exact_convolutions
 from paragan.rng import Draw
 from paragan.train.checkpoint import Checkpoints
@@ -116,3 +118,15 @@ def test_recorded_rounds_equal_those_that_are_played(settings, precision):
     run = toy.run(*settings, f"device.precision={precision}", "nets.batch_norm=true")
     recorded = toy.run(*settings, f"device.precision={precision}", "nets.batch_norm=true", "device.graph=true")
     close(toy.play(recorded, 8, World.solo(GPU)), toy.play(run, 8, World.solo(GPU)), 1e-3)
+
+
+def test_scores_are_those_of_the_cpu():
+    reals = np.random.default_rng(0).integers(0, 256, (400, 8, 8, 1), np.uint8)
+    labels = Labels(("a", "b"), np.arange(400) % 2, lambda rows: np.arange(rows.start, rows.stop) % 2)
+    fakes = torch.from_numpy(reals).permute(0, 3, 1, 2).roll(1, 3)
+    how = {"space": pixels(8, 1), "metrics": ["fd", "kid", "prdc", "intra_fd"], "count": 300, "labels": labels}
+
+    def scores(device):
+        return [s.value for s in evaluate(lambda rows: fakes[rows.start : rows.stop], reals, device=device, **how)]
+
+    assert scores(GPU) == pytest.approx(scores(CPU), rel=1e-6)

@@ -1,12 +1,14 @@
-from paragan.eval.evaluate import Protocol, Score, comparable, evaluate, summarize
-from paragan.eval.features import FeatureSpace, by_name, inception_2015, module_features, pixels
+from paragan.eval.evaluate import Labels, Protocol, Score, comparable, evaluate, summarize
+from paragan.eval.features import FeatureSpace, by_name, from_module, inception_2015, module_features, pixels
 from paragan.eval.metrics import METRICS, metric_names, number_of_fakes
+from paragan.eval.reference import from_file
 from paragan.eval.shares import Summing
 from paragan.eval.summary import Summary
 
 __all__ = [
     "METRICS",
     "FeatureSpace",
+    "Labels",
     "Protocol",
     "Score",
     "Summary",
@@ -14,6 +16,8 @@ __all__ = [
     "by_name",
     "comparable",
     "evaluate",
+    "from_file",
+    "from_module",
     "inception_2015",
     "metric_names",
     "module_features",

@@ -15,13 +15,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from paragan.errors import Unusable
 from paragan.eval.features import FeatureSpace
-from paragan.eval.metrics import COUNT, METRICS, Metric, metric_named, metric_names, number_of_fakes
+from paragan.eval.metrics import (
+    COUNT,
+    METRICS,
+    Given,
+    Metric,
+    check_labels,
+    metric_named,
+    metric_names,
+    number_of_fakes,
+)
+from paragan.eval.readings import Look, wanted
+from paragan.eval.reference import referenced
 from paragan.eval.shares import ALONE, Summing
-from paragan.eval.summary import Rows, Sample, Summary, look, rows_of
+from paragan.eval.summary import LabelsOf, Rows, Sample, Summary, look, rows_of
 
 Value = str | int | float | bool | None
 
@@ -45,6 +57,18 @@ class Protocol:
 
 
 @dataclass(frozen=True)
+class Labels:
+    """What scores that go class by class need."""
+
+    names: tuple[str, ...]  # of the classes
+    reals: np.ndarray | None = None  # int64 [N]
+    fakes: LabelsOf | None = None  # of a range of indices, as they were asked of the generator
+
+
+NO_LABELS = Labels(())
+
+
+@dataclass(frozen=True)
 class Score:
     """One number, how it was measured, and what to keep in mind about it."""
 
@@ -53,6 +77,8 @@ class Score:
     protocol: Mapping[str, Value]
     seconds: float  # seeing the images, which all scores of a call share, and its own arithmetic
     notes: tuple[str, ...] = ()
+    error: float | None = None  # how far arithmetic may have moved the value, where that is known
+    per_class: Mapping[str, float] | None = None  # the value of each class, by its name
 
     @property
     def fingerprint(self) -> str:
@@ -60,7 +86,8 @@ class Score:
         return hashlib.sha256(json.dumps(dict(self.protocol), sort_keys=True).encode()).hexdigest()[:12]
 
     def to_json(self, kimg: float | None = None) -> dict[str, Any]:
-        """A line of metrics.jsonl, with `notes` if there are any. `kimg`: thousands of images trained on."""
+        """A line of metrics.jsonl; of `notes`, `error` and `per_class` what there is. `kimg`: thousands of images
+        trained on."""
         return {
             "name": self.name,
             "value": self.value,
@@ -69,6 +96,8 @@ class Score:
             "fingerprint": self.fingerprint,
             "seconds": round(self.seconds, 3),
             **({"notes": list(self.notes)} if self.notes else {}),
+            **({} if self.error is None else {"error": self.error}),
+            **({} if self.per_class is None else {"per_class": dict(self.per_class)}),
         }
 
 
@@ -94,6 +123,7 @@ def evaluate(
     group: Summing = ALONE,
     batch: int = 64,
     device: torch.device | str = "cpu",
+    labels: Labels = NO_LABELS,
 ) -> list[Score]:
     """Score `count` fakes against all of `reals` by each of `metrics`; the same list on every rank.
 
@@ -103,44 +133,39 @@ def evaluate(
     metric looks at them.
 
     Every rank calls this, with equal arguments. Raises `Unusable` before any image is drawn for metrics that
-    are unknown or not defined in `space`, for a `count` that a metric's name contradicts, and for reals that
-    do not fit.
+    are unknown or not defined in `space`, for a `count` that a metric's name contradicts, for metrics that lack
+    `labels`, and for reals that do not fit.
     """
     protocol = protocol or Protocol()
     names = {name: metric_names(name, space) for name in metrics}
     count = number_of_fakes(metrics, count)
+    check_labels(metrics, space, len(labels.names) if labels.fakes else 0)
     against = [name for name in metrics if METRICS[name].reals]
     start = time.perf_counter()
-    how: dict[str, Any] = {"space": space, "group": group, "batch": batch, "device": device}
-    real = _seen(reals, against, how) if against else None
-    fake = summarize(fakes, metrics=metrics, count=count, **how)
-    if real is not None and real.image != fake.image:
+    how: dict[str, Any] = {"space": space, "group": group, "batch": batch, "device": device, "labels": labels}
+    real = _seen(reals, against, how) if against else Summary(space, (), 0, {})
+    readings = wanted([METRICS[name].fakes for name in metrics])
+    seeing = Look(space, _counted(count), batch, len(labels.names), protocol.seed, torch.device(device))
+    fake = look(fakes, seeing, readings, group, labels.fakes)
+    if real.image and real.image != fake.image:
         raise Unusable(f"reals: images are {_x(real.image)} (CxHxW), the fakes {_x(fake.image)}; they must agree")
+    given = Given(real, fake, group, protocol.seed, labels.names, torch.device(device))
     shared = time.perf_counter() - start
-    return [
-        score
-        for name, called in names.items()
-        for score in _scores(METRICS[name], called, real, fake, space, protocol, group, shared)
-    ]
+    return [s for name, called in names.items() for s in _scores(METRICS[name], called, given, protocol, shared)]
 
 
-def _scores(
-    metric: Metric,
-    called: Sequence[str],
-    real: Summary | None,
-    fake: Summary,
-    space: FeatureSpace,
-    protocol: Protocol,
-    group: Summing,
-    shared_s: float,
-) -> list[Score]:
+def _scores(metric: Metric, called: Sequence[str], given: Given, protocol: Protocol, shared_s: float) -> list[Score]:
     """One metric's, by the names they are called; shared_s: what seeing the images took."""
     start = time.perf_counter()
-    values = metric.measure(real, fake, group=group, seed=protocol.seed, **metric.settings)
+    values = metric.measure(given, **metric.settings)
     seconds = shared_s + time.perf_counter() - start
-    record, notes = _record(metric, protocol, real, fake), metric.notes(space, real, fake)
+    real, fake = given.real, given.fake
+    record = _record(metric, protocol, real if metric.reals else None, fake)
+    notes = (*metric.notes(fake.space, real, fake), *fake.space.notes)
     named = zip(called, values, strict=False)  # pr50k3_full reports but two of four
-    return [Score(score, value, record, seconds, notes) for score, value in named]
+    return [
+        Score(name, one.value, record, seconds, (*one.notes, *notes), one.error, one.per_class) for name, one in named
+    ]
 
 
 def _seen(reals: Rows | Summary | None, metrics: Sequence[str], how: Mapping[str, Any]) -> Summary:
@@ -151,20 +176,24 @@ def _seen(reals: Rows | Summary | None, metrics: Sequence[str], how: Mapping[str
         return summarize(reals, metrics=metrics, **how)
     if reals.space != how["space"]:
         raise Unusable(f"reals: summarized in the space {reals.space.name}, not {how['space'].name}; do it again")
-    for name in metrics:
-        METRICS[name].reads(reals)
+    for reading in wanted([METRICS[name].reals for name in metrics]):
+        reals.of(reading)
     return reals
 
 
 def _record(metric: Metric, protocol: Protocol, real: Summary | None, fake: Summary) -> dict[str, Value]:
+    """What is written of how a score was measured; `reals` is the number of those it was compared with, if known."""
+    told = dataclasses.asdict(protocol)
+    if real and real.source:
+        told |= {"data": real.source, "split": None}
     return {
         "space": fake.space.name,
         "space_hash": fake.space.hash,
         "resizer": fake.space.resizer,
         "image": _x(fake.image),
-        "reals": real.count if real and metric.reals else None,
+        "reals": (real.count or None) if real else None,
         "fakes": fake.count,
-        **dataclasses.asdict(protocol),
+        **told,
         **metric.settings,
     }
 
@@ -178,22 +207,33 @@ def summarize(
     group: Summing = ALONE,
     batch: int = 64,
     device: torch.device | str = "cpu",
+    labels: Labels = NO_LABELS,
+    known_as: str = "",
 ) -> Summary:
-    """What `metrics` need to know of images: uint8 [N, H, W, C], or a sampler and a `count`.
+    """What `metrics` need to know of real images: uint8 [N, H, W, C], or a sampler and a `count`.
 
     Reals that are scored against again and again are summarized once. Every rank calls this, with equal
-    arguments. All metrics but Fréchet distances keep features: 4 count F bytes on every rank. Raises
-    `Unusable` for what are no uint8 images, for fewer than two, and for features that are not finite.
+    arguments. Of features each rank keeps its share. With `known_as`, a digest of images and labels, what can be
+    kept is read from the cache, and written there. Raises `Unusable` for what are no uint8 images, for fewer than
+    two, for labels that are missing, and for features that are not finite.
     """
-    readings = {metric_named(name).reads for name in metrics}
-    if not callable(images):
-        most, sample = len(images), rows_of(images, space)
-        count = most if count is None else min(count, most)
-    else:
-        count, sample = COUNT if count is None else count, images
+    readings = wanted([metric_named(name).reals for name in metrics])
+    least = len(images) if not callable(images) else COUNT
+    count = _counted(least if count is None else count if callable(images) else min(count, least))
+    numbers = labels.reals
+    of = None if numbers is None else lambda rows: numbers[rows.start : rows.stop]
+    if of is None and (lacking := [reading for reading in readings if reading.labelled]):
+        raise Unusable(f"metrics: {lacking[0].wanted_by} goes class by class, and the reals have no labels")
+    how = Look(space, count, batch, len(labels.names), 0, torch.device(device))
+    if known_as and not callable(images):
+        return referenced(images, how, readings, group, known_as, of)
+    return look(images if callable(images) else rows_of(images, space), how, readings, group, of)
+
+
+def _counted(count: int) -> int:
     if count < 2:
         raise Unusable(f"count: a score needs at least 2 images, not {count}; {COUNT} is usual")
-    return look(sample, count, space, readings, group, batch, torch.device(device))
+    return count
 
 
 def _x(shape: Sequence[int]) -> str:

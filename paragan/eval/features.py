@@ -11,27 +11,36 @@ import contextlib
 import copy
 import difflib
 import hashlib
+import importlib
 import math
 import os
 import pickle
 import re
 import shutil
+import sys
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paragan.errors import Unusable
+from paragan.eval import cache
 from paragan.eval import inception as network
 
 INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
 INCEPTION_URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{INCEPTION_FILE}"
 INCEPTION_SHA256 = "6726825d"  # how the file's digest starts
 NAMES = ("pixels", "inception", "values")
+BESIDE = ("resnet20", "module:callable")  # that need more than a name: see classifier and `from_module`
+
+
+def _as_they_are(images: Tensor) -> Tensor:
+    return images
 
 
 @dataclass(frozen=True)
@@ -39,8 +48,9 @@ class FeatureSpace:
     """A named map from images (or records of numbers) to vectors, uint8 [N, C, H, W] -> float32 [N, num_features].
 
     `build` makes the module that does it. A module that also classifies has `logits(features) -> [N,
-    num_logits]`; `num_logits` is 0 where there is none. `resizer` says how images reach the module's own
-    resolution.
+    num_logits]`; `num_logits` is 0 where there is none, and `classes` names what it tells apart where these are the
+    classes of the data. `resizer` says how images reach the module's own resolution, `seen` does that much of it
+    which leaves uint8 images. `plain` are features that are the numbers of the image, `notes` go with every score.
     """
 
     name: str
@@ -50,6 +60,10 @@ class FeatureSpace:
     num_logits: int = 0
     resizer: str = "none"
     shape: tuple[int, ...] = ()  # of what it takes, float32 [N, *shape], where that is no image
+    classes: tuple[str, ...] = ()
+    plain: bool = False
+    seen: Callable[[Tensor], Tensor] = field(default=_as_they_are, repr=False, compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def is_inception(self) -> bool:
@@ -104,7 +118,8 @@ def by_name(name: str, resolution: int, channels: int, path: str | Path | None =
     its file is missing or not the one of 2015-12-05.
     """
     if name not in NAMES:
-        raise Unusable(f"space: {name!r} is none of {', '.join(NAMES)}; did you mean {nearest(name, NAMES)}?")
+        known = (*NAMES, *BESIDE)
+        raise Unusable(f"space: {name!r} is none of {', '.join(known)}; did you mean {nearest(name, known)}?")
     if name == "values":
         raise Unusable("space: values is of numbers, and these are images: use pixels")
     return pixels(resolution, channels) if name == "pixels" else inception_2015(path)
@@ -124,7 +139,8 @@ def pixels(resolution: int, channels: int) -> FeatureSpace:
     """The images themselves, scaled to [0, 1] and flattened, at their own resolution: needs no weights."""
     shape = (channels, resolution, resolution)
     described = f"pixels / 255, {shape}"
-    return FeatureSpace("pixels", _sha256(described.encode()), channels * resolution**2, partial(Pixels, shape))
+    digest, number = _sha256(described.encode()), channels * resolution**2
+    return FeatureSpace("pixels", digest, number, partial(Pixels, shape), plain=True)
 
 
 class Pixels(nn.Module):
@@ -142,7 +158,7 @@ class Pixels(nn.Module):
 def values(shape: tuple[int, ...]) -> FeatureSpace:
     """Records of numbers, float32 [N, *shape], flattened and otherwise as they are."""
     described = f"values, {shape}"
-    return FeatureSpace("values", _sha256(described.encode()), math.prod(shape), nn.Flatten, shape=shape)
+    return FeatureSpace("values", _sha256(described.encode()), math.prod(shape), nn.Flatten, shape=shape, plain=True)
 
 
 # one's own --------------------------------------------------------------------------------------------------
@@ -156,6 +172,32 @@ def module_features(name: str, module: nn.Module, num_features: int, *, num_logi
     """
     frozen = copy.deepcopy(module)
     return FeatureSpace(_own_name(name), state_hash(frozen), num_features, lambda: frozen, num_logits)
+
+
+def from_module(name: str, shape: tuple[int, ...]) -> FeatureSpace:
+    """The space of a user's code, `module:callable`, found from where the command is given: a module like those of
+    `module_features`, or what makes one. It is tried on two images of `shape` [C, H, W]; the space has its name.
+
+    Raises `Unusable` where it cannot be imported, made or used.
+    """
+    path, _, attribute = name.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        made = getattr(importlib.import_module(path), attribute)
+        module = made if isinstance(made, nn.Module) else made()
+        device = next(module.parameters(), torch.zeros(0)).device
+        with torch.no_grad():
+            seen = module.eval()(torch.zeros(2, *shape, dtype=torch.uint8, device=device))
+            classify: Any = getattr(module, "logits", None)
+            logits = classify(seen).shape[1] if classify else 0
+    except (Exception, SystemExit) as error:  # whatever a module may do
+        what = "a network from uint8 [N, C, H, W] to features [N, F], or what makes one"
+        raise Unusable(f"space: {name}: {type(error).__name__}: {error} (it should be {what})") from error
+    if not isinstance(seen, Tensor) or seen.ndim != 2 or len(seen) != 2:
+        found = list(seen.shape) if isinstance(seen, Tensor) else type(seen).__name__
+        raise Unusable(f"space: {name} makes {found} of 2 images, wanted [2, F]")
+    return module_features(attribute.rpartition(".")[2], module, seen.shape[1], num_logits=logits)
 
 
 def state_hash(module: nn.Module) -> str:
@@ -178,7 +220,7 @@ def _own_name(name: str) -> str:
 
 def inception_path() -> Path:
     """Where the Inception file is looked for when no path is given."""
-    return Path.home() / ".cache" / "paragan" / INCEPTION_FILE
+    return cache.folder() / INCEPTION_FILE
 
 
 def inception_2015(path: str | Path | None = None, *, name: str = "inception", download: bool = False) -> FeatureSpace:

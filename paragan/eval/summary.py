@@ -1,7 +1,7 @@
 """What a feature space saw of some images: all that a score needs of them."""
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,10 +10,12 @@ from torch import Tensor
 
 from paragan.errors import Unusable
 from paragan.eval.features import FeatureSpace
-from paragan.eval.scores import Gaussian, Moments
-from paragan.eval.shares import Summing, dealt, of_first, whole
+from paragan.eval.gaussian import Gaussian
+from paragan.eval.readings import Kept, Look, Reading, Seen
+from paragan.eval.shares import Share, Summing, dealt, of_first
 
 Sample = Callable[[range], Tensor]  # indices -> uint8 images [len, C, H, W], or numbers float32 [len, ...]
+LabelsOf = Callable[[range], np.ndarray]  # indices -> int64 labels [len]
 
 
 class Rows(Protocol):
@@ -29,64 +31,50 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Summary:
-    """What a feature space saw of some images, the same on every rank. Made once, it serves often."""
+    """What a feature space saw of some images. Made once, it serves often; of features every rank has its share."""
 
     space: FeatureSpace
-    image: tuple[int, ...]  # (C, H, W), or the shape of a record
-    count: int
-    gaussian: Gaussian | None = None  # where a metric needs it
-    features: Tensor | None = None  # [count, F] float32, likewise
+    image: tuple[int, ...]  # (C, H, W), or the shape of a record; () where only statistics are known
+    count: int  # 0 likewise
+    kept: Kept = field(repr=False)
+    source: str | None = None  # the file whose statistics these are, if they are
 
-
-def gaussian_of(summary: Summary) -> Gaussian:
-    """Raises `Unusable` where no metric that needs it was named when summarizing; `features_of` likewise."""
-    if summary.gaussian is None:
-        raise Unusable("reals: summarized without a covariance; name fd or fid when summarizing")
-    return summary.gaussian
-
-
-def features_of(summary: Summary) -> Tensor:
-    if summary.features is None:
-        raise Unusable("reals: summarized without their features; name kid or prdc when summarizing")
-    return summary.features
-
-
-Reading = Callable[[Summary], Any]
+    def of(self, reading: Reading) -> Any:
+        """Raises `Unusable` where no metric that needs it was named when summarizing."""
+        if reading not in self.kept:
+            if self.source:
+                names = f"it holds a mean and a covariance, which {reading.wanted_by} do not go by: ask for fd or fid"
+                raise Unusable(f"reference: {self.source}: {names}, or leave the reference out")
+            raise Unusable(f"reals: summarized without {reading.name}; name {reading.wanted_by} when summarizing")
+        return self.kept[reading]
 
 
 def look(
     sample: Sample,
-    count: int,
-    space: FeatureSpace,
-    readings: Collection[Reading],
+    look: Look,
+    readings: Sequence[Reading],
     group: Summing,
-    batch: int,
-    device: torch.device,
+    labels: LabelsOf | None = None,
 ) -> Summary:
-    """Look at images 0 to `count`, each rank at its share, and keep what `readings` will read.
+    """Look at images 0 to `look.count`, each rank at its share, and keep what was asked for.
 
-    `readings` are `gaussian_of`, `features_of`, or both. Raises `Unusable` for what are no uint8 images, and
-    for features that are not finite.
+    Raises `Unusable` for what are no uint8 images, and for features that are not finite.
     """
-    moments = Moments(space.num_features if gaussian_of in readings else 0, device)
-    kept = [torch.zeros(0, space.num_features, device=device)]
-    image = (0,) * (len(space.shape) or 3)
-    for rows in dealt(count, batch, group.rank, group.size):
-        pictures = _checked(sample(rows), len(rows), space)
+    collectors = [reading.begin(look) for reading in readings]
+    image = (0,) * (len(look.space.shape) or 3)
+    for rows in dealt(look.count, look.block, group.rank, group.size):
+        pictures = _checked(sample(rows), len(rows), look.space)
         image = tuple(pictures.shape[1:])
-        seen = space(pictures.to(device))
-        if gaussian_of in readings:
-            moments.add(seen)
-        if features_of in readings:
-            kept.append(seen)
-    summary = Summary(
-        space,
-        tuple(of_first(group, torch.tensor(image, device=device)).tolist()),
-        count,
-        moments.gaussian(group) if gaussian_of in readings else None,
-        whole(torch.cat(kept), count, batch, group) if features_of in readings else None,
-    )
-    return _finite(summary)
+        pictures = pictures.to(look.device)
+        y = None if labels is None else torch.from_numpy(np.asarray(labels(rows), np.int64)).to(look.device)
+        seen = Seen(rows, pictures, look.space(pictures), y)
+        for collector in collectors:
+            collector.add(seen)
+    image = tuple(of_first(group, torch.tensor(image, device=look.device)).tolist())
+    kept = {reading: collector.end(group) for reading, collector in zip(readings, collectors, strict=True)}
+    for one in kept.values():
+        _check_finite(one, look.space, group)
+    return Summary(look.space, image, look.count, kept)
 
 
 def rows_of(images: Rows, space: FeatureSpace) -> Sample:
@@ -114,8 +102,12 @@ def _checked(pictures: Tensor, count: int, space: FeatureSpace) -> Tensor:
     return pictures
 
 
-def _finite(summary: Summary) -> Summary:
-    seen = summary.features if summary.gaussian is None else summary.gaussian.covariance
-    if seen is not None and not seen.isfinite().all():
-        raise Unusable(f"space: {summary.space.name} gave features that are not finite")
-    return summary
+def _check_finite(kept: Any, space: FeatureSpace, group: Summing) -> None:
+    """Refuse features that are not finite, on all ranks where they are not on one."""
+    seen = kept.covariance if isinstance(kept, Gaussian) else kept.own if isinstance(kept, Share) else None
+    if seen is None:
+        return
+    bad = torch.tensor([float(not seen.isfinite().all())])
+    group.sum(bad).wait()
+    if bad:
+        raise Unusable(f"space: {space.name} gave features that are not finite")

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..data.images import Images
 from ..errors import Unusable
+from ..eval import classifier
 from ..eval.metrics import METRICS
 from ..optim.optimizers import Side
 from ..strategies.per_label import PerLabel
@@ -132,10 +133,12 @@ def _warmed(side: Side, share: float) -> Side:
 
 
 def _scored(wanted: Evaluation, share: float, count: int) -> Evaluation:
-    """The scores that so few reals allow, on a share of the fakes."""
+    """The scores that so few reals of one label allow, on a share of the fakes."""
     fakes = min(wanted.count, max(LEAST_FAKES, math.ceil(wanted.count * share)))
-    free = tuple(m for m in wanted.metrics if m in METRICS and min(fakes, count) >= METRICS[m].least and "50k" not in m)
-    return dataclasses.replace(wanted, metrics=free, count=fakes, every_kimg=wanted.every_kimg * share)
+    known = {name: metric for name, metric in METRICS.items() if not metric.labelled and "50k" not in name}
+    free = tuple(m for m in wanted.metrics if m in known and min(fakes, count) >= known[m].least)
+    kept = () if wanted.features == classifier.NAME else free  # which tells labels apart
+    return dataclasses.replace(wanted, metrics=kept, count=fakes, every_kimg=wanted.every_kimg * share, reference="")
 
 
 def _model_of(folder: Path, label: int | None) -> str:

@@ -12,10 +12,13 @@ from ..data.aside import aside
 from ..data.images import Images
 from ..data.tool.flow import Tell
 from ..errors import Unusable
-from ..eval.evaluate import summarize
 from ..eval.features import by_name
+from ..eval.gaussian import Gaussian
 from ..eval.metrics import metric_names
-from ..eval.summary import Summary, gaussian_of
+from ..eval.readings import Look, OfAll
+from ..eval.shares import ALONE
+from ..eval.summary import Summary, look
+from ..rng import CPU
 
 BLOCK = 64  # images that are looked at together
 
@@ -41,7 +44,7 @@ def reference(
 
     space = by_name(features, resolution, channels, inception)
     metric_names("fd", space)  # refuses a covariance that is too large
-    return summarize(sample, space=space, metrics=["fd"], count=wanted, batch=BLOCK)
+    return look(sample, Look(space, wanted, BLOCK, 0, 0, CPU), [OfAll()], ALONE)
 
 
 def save(summary: Summary, out: Path) -> None:
@@ -51,7 +54,8 @@ def save(summary: Summary, out: Path) -> None:
     """
     if out.suffix != ".npz":
         raise Unusable(f"--out {out} must end in .npz, such as stats.npz")
-    gaussian, space = gaussian_of(summary), summary.space
+    gaussian: Gaussian = summary.of(OfAll())
+    space = summary.space
     with aside(out) as path, path.open("wb") as file:
         np.savez(
             file,

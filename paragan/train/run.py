@@ -89,13 +89,19 @@ def _listed(value: Any) -> Any:
 
 @record
 class Evaluation:
-    """What is scored, on how many fakes, every how many kimg (0: at the end only)."""
+    """What is scored, on how many fakes, every how many kimg (0: at the end only).
+
+    features  : what a score sees: pixels, inception, resnet20 (a classifier of the data at hand), or module:callable
+    inception : the weights of that
+    reference : an npz with mu and sigma, which Frechet distances compare with in place of the data
+    """
 
     metrics: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("fd", "kid", "prdc")
     count: Annotated[int, Field(ge=2)] = 10_000
     every_kimg: Kimg = 0.0
     features: str = "pixels"
     inception: str = ""
+    reference: str = ""
 
 
 @record

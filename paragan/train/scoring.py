@@ -8,14 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..comm.groups import Group
 from ..comm.world import World
 from ..data.images import Images
 from ..errors import Unusable
-from ..eval.evaluate import Protocol, Score, comparable, evaluate
-from ..eval.features import FeatureSpace, by_name, values
-from ..eval.metrics import METRICS, metric_names, number_of_fakes
-from ..eval.shares import dealt
+from ..eval import classifier
+from ..eval.evaluate import Labels, Protocol, Score, comparable, evaluate, summarize
+from ..eval.features import FeatureSpace, by_name, from_module, values
+from ..eval.metrics import METRICS, check_labels, metric_names, number_of_fakes
+from ..eval.readings import Features
+from ..eval.readings import wanted as readings_of
+from ..eval.reference import from_file
+from ..eval.shares import dealt, everywhere
+from ..eval.summary import Summary
 from ..report.records import Records, read
 from .loop import Session
 from .model import load_model
@@ -24,8 +31,19 @@ from .progress import Screen
 from .run import Evaluation, Run, load_images
 from .sampler import Merged, Sampler, ahead
 
+BLOCK = 64  # images that are looked at together
+HELD = 2**28  # bytes of the reals' features that a rank keeps from one time to the next
+
 
 @dataclass(frozen=True)
+class Against:
+    """What fakes are compared with: a space, and what it saw of the reals. Made once, it serves often."""
+
+    space: FeatureSpace
+    reals: Summary | None  # where a metric looks at them
+
+
+@dataclass
 class Scoring:
     """An observer: scores at the times the run asks for and at its end, shared by all ranks."""
 
@@ -33,6 +51,7 @@ class Scoring:
     images: Images
     screen: Screen
     wanted: Evaluation
+    _kept: tuple[Any, Against] | None = None  # for which metrics and ranks
 
     def __call__(self, session: Session) -> None:
         wanted = self.wanted
@@ -45,18 +64,40 @@ class Scoring:
         batch_norm = "standing" if session.game.g.coupled else "none"
         with averaged_sampler(session, self.images) as sampler:
             protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=session.run.seed)
-            scores = score(sampler, self.images, wanted, protocol, session.world.everyone)
+            group = session.world.everyone
+            scores = score(sampler, self.images, wanted, protocol, group, against=self._against(wanted, group, sampler))
         if session.world.first:
             append(self.folder, scores, session.clock.kimg)
             self.screen.say(f"{session.clock.kimg:g} kimg: {summary(scores)}")
 
     def _has(self, metric: str, kimg: float) -> bool:
         """Whether this moment was scored already (a finished run that is opened again)."""
-        there = {row.get("name") for row in read(self.folder / "metrics.jsonl") if row.get("kimg") == kimg}
+        rows = [row for row in read(self.folder / "metrics.jsonl") if row.get("kimg") == kimg]
+        there = {row.get("name") for row in rows if row.get("protocol", {}).get("truncation") in (None, 1.0)}
         return there.issuperset(metric_names(metric, feature_space(self.wanted, self.images)))
 
+    def _against(self, wanted: Evaluation, group: Group, sampler: Sampler | Merged) -> Against:
+        """What was made last time, if it is still right on every rank (they may be other ranks now)."""
+        key = (wanted, group.rank, group.size)
+        if everywhere(group, self._kept is not None and self._kept[0] == key) and self._kept:
+            return self._kept[1]
+        made = against(wanted, self.images, group, sampler.device)
+        share = made.reals and made.reals.kept.get(Features())
+        self._kept = None if share and share.own.nbytes > HELD else (key, made)
+        return made
 
-BLOCK = 64  # images that are looked at together
+
+def against(wanted: Evaluation, images: Images, group: Group, device: torch.device) -> Against:
+    """What is needed for these metrics. Every rank calls this: a classifier may have to be trained first."""
+    space = ready_space(wanted, images, group, device)
+    metrics = [name for name in wanted.metrics if METRICS[name].reals]
+    if not metrics:
+        return Against(space, None)
+    if wanted.reference:
+        return Against(space, from_file(wanted.reference, space, device))
+    how: dict[str, Any] = {"group": group, "batch": BLOCK, "device": device, "known_as": images.fingerprint}
+    labels = Labels(images.classes, images.labels)
+    return Against(space, summarize(images.images, space=space, metrics=metrics, labels=labels, **how))
 
 
 def score(
@@ -66,20 +107,31 @@ def score(
     protocol: Protocol,
     group: Group,
     truncation: float = 1.0,
+    against: Against | None = None,
 ) -> list[Score]:
     """The scores a run asks for, every rank sampling its share of the fakes."""
+    to = against or _against(wanted, images, group, sampler.device)
     mine = dealt(number_of_fakes(wanted.metrics, wanted.count), BLOCK, group.rank, group.size)
+    told = bool(sampler.prior.shares)
+
+    def fakes_labels(rows: range) -> Any:
+        return sampler.labels(rows, protocol.seed)
+
     return evaluate(
         ahead(sampler, mine, protocol.seed, truncation),
-        images.images,
-        space=feature_space(wanted, images),
+        to.reals,
+        space=to.space,
         metrics=list(wanted.metrics),
         count=wanted.count,
         group=group,
         batch=BLOCK,
         protocol=_described(protocol, images, sampler),
         device=sampler.device,
+        labels=Labels(images.classes, images.labels, fakes_labels if told else None),
     )
+
+
+_against = against  # under another name where an argument has this one
 
 
 def check(wanted: Evaluation, images: Images) -> None:
@@ -94,16 +146,36 @@ def check(wanted: Evaluation, images: Images) -> None:
                 f"and {wanted.count} fakes (evaluation.count)"
             )
     number_of_fakes(wanted.metrics, wanted.count)
+    check_labels(wanted.metrics, space, len(images.classes) if images.labels is not None else 0)
+    if wanted.reference:
+        reals = from_file(wanted.reference, space)
+        for reading in readings_of([METRICS[name].reals for name in wanted.metrics]):
+            reals.of(reading)
 
 
 def feature_space(wanted: Evaluation, images: Images) -> FeatureSpace:
-    """What a score sees of such images; of numbers, the numbers."""
+    """What a score sees of such images; of numbers, the numbers. A classifier is not trained yet."""
+    name = wanted.features
     if images.numbers:
-        if wanted.features not in ("values", "pixels"):
-            raise Unusable(f"evaluation.features={wanted.features} sees images, and the data are numbers: use values")
+        if name not in ("values", "pixels"):
+            raise Unusable(f"evaluation.features={name} sees images, and the data are numbers: use values")
         return values(images.shape)
     channels, resolution, _ = images.shape
-    return by_name(wanted.features, resolution, channels, wanted.inception or None)
+    if name == classifier.NAME:
+        return classifier.outline(images.labels, images.classes)
+    return (
+        from_module(name, images.shape)
+        if ":" in name
+        else by_name(name, resolution, channels, wanted.inception or None)
+    )
+
+
+def ready_space(wanted: Evaluation, images: Images, group: Group, device: torch.device) -> FeatureSpace:
+    """The same, to be looked through. Every rank calls this."""
+    if wanted.features != classifier.NAME or images.numbers:
+        return feature_space(wanted, images)
+    how: dict[str, Any] = {"known_as": images.fingerprint, "group": group, "device": device}
+    return classifier.trained(images.images, images.labels, images.classes, **how)
 
 
 def _described(protocol: Protocol, images: Images, sampler: Sampler | Merged) -> Protocol:
@@ -141,20 +213,59 @@ def rescore(
 ) -> list[Score]:
     """Score the model of a finished (or running) run, add the scores to its metrics.jsonl, and say where
     they were measured differently from those that stand there."""
+    return sweep(folder, run, wanted, world, screen, data, [truncation], seed, nets)[0]
+
+
+def sweep(
+    folder: Path,
+    run: Run,
+    wanted: Evaluation,
+    world: World,
+    screen: Screen,
+    data: str | None = None,
+    truncations: Sequence[float] = (1.0,),
+    seed: int = 0,
+    nets: Any = None,
+) -> list[list[Score]]:
+    """The same under several truncations, the reals seen once; the largest comes last, and so is the latest in
+    metrics.jsonl."""
     if data:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=data))
     images = load_images(run)
+    check(wanted, images)
     model = load_model(folder, world.device, nets, images)
     batch_norm = str(model.config["batch_norm"])
-    protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=truncation, seed=seed)
     screen.say(f"scoring {wanted.count:,} fakes: {', '.join(wanted.metrics)}")
-    scores = score(model.sampler, images, wanted, protocol, world.everyone, truncation)
-    if world.first:
-        former = read(folder / "metrics.jsonl")
-        append(folder, scores, float(model.config["kimg"]))
-        for one in scores:
-            screen.say(f"{one.name} {one.value:.4g}" + "".join(f"  ({note})" for note in one.notes))
-            other = next((row for row in reversed(former) if row.get("name") == one.name), None)
-            if other and (fields := comparable(one, other)):
-                screen.say(f"  not comparable with the {other['value']:.4g} before: other {', '.join(fields)}")
-    return scores
+    to = against(wanted, images, world.everyone, world.device)
+    found: list[list[Score]] = []
+    for truncation in sorted(truncations):
+        protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=truncation, seed=seed)
+        found.append(score(model.sampler, images, wanted, protocol, world.everyone, truncation, to))
+        if world.first:
+            _tell(folder, found[-1], float(model.config["kimg"]), screen)
+    if len(found) > 1:
+        for line in table(found):
+            screen.say(line)
+    return found
+
+
+def _tell(folder: Path, scores: Sequence[Score], kimg: float, screen: Screen) -> None:
+    """Write scores down and show them, and what they may not be compared with."""
+    former = read(folder / "metrics.jsonl")
+    append(folder, scores, kimg)
+    for one in scores:
+        screen.say(f"{one.name} {one.value:.4g}" + "".join(f"  ({note})" for note in one.notes))
+        if one.per_class:
+            screen.say("  " + "  ".join(f"{name} {value:.4g}" for name, value in one.per_class.items()))
+        others = [row for row in former if row.get("name") == one.name]
+        differing = [comparable(one, row) for row in others]
+        if differing and all(differing):
+            screen.say(f"  not comparable with the {others[-1]['value']:.4g} before: other {', '.join(differing[-1])}")
+
+
+def table(found: Sequence[Sequence[Score]]) -> list[str]:
+    """A line a truncation, a column a score."""
+    rows = [["truncation", *(one.name for one in found[0])]]
+    rows += [[f"{scores[0].protocol['truncation']:g}", *(f"{one.value:.4g}" for one in scores)] for scores in found]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -19,6 +19,7 @@ from paragan.eval import (
     pixels,
     summarize,
 )
+from paragan.eval.readings import Features
 
 PIXELS = pixels(8, 1)
 INCEPTION = FeatureSpace("inception", "6726825d" + "0" * 8, 2048, nn.Identity, num_logits=1008)
@@ -85,6 +86,44 @@ def test_scores_do_not_depend_on_the_number_of_ranks(on_ranks, digits, blurred, 
     assert ranks[0] == pytest.approx(alone, rel=1e-8)
 
 
+@pytest.mark.parametrize("batch", [1, 64, 333])
+def test_scores_do_not_depend_on_the_batch(digits, blurred, batch):
+    def scores(batch):
+        found = evaluate(blurred, digits, space=CLASSIFIER, metrics=EVERYTHING, count=333, batch=batch)
+        return {score.name: score.value for score in found}
+
+    found, usual = scores(batch), scores(50)
+    assert found == pytest.approx(usual, rel=1e-9)
+    counts = [name for name in usual if name.startswith(("precision", "recall", "density", "coverage"))]
+    assert [found[name] for name in counts] == [usual[name] for name in counts]
+
+
+def test_scores_are_the_same_on_processes_that_talk(pool, digits):
+    def job(world):
+        import torch
+
+        from paragan.eval import evaluate, pixels
+
+        fakes = torch.from_numpy(digits).permute(0, 3, 1, 2).roll(1, 3)
+        how = {"space": pixels(8, 1), "metrics": ["fd", "kid", "prdc"], "count": 250, "group": world.everyone}
+        return [s.value for s in evaluate(lambda rows: fakes[rows.start : rows.stop], digits, **how)]
+
+    (alone,), two, four = (pool(size, job) for size in (1, 2, 4))
+    assert len({tuple(values) for values in two}) == len({tuple(values) for values in four}) == 1
+    assert two[0] == pytest.approx(alone, rel=1e-9)
+    assert four[0] == pytest.approx(alone, rel=1e-9)
+    assert alone[2:] == two[0][2:] == four[0][2:]  # counts
+
+
+def test_no_rank_keeps_the_features_of_another(on_ranks, digits):
+    def kept(group):
+        return summarize(digits, space=PIXELS, metrics=["fd", "kid", "prdc"], group=group).of(Features()).own
+
+    shares = on_ranks(3, kept)
+    assert sorted(map(len, shares)) == [576, 581, 640]
+    assert sum(map(len, shares)) == len(digits)
+
+
 def test_pixel_distance_does_not_depend_on_the_number_of_ranks(on_ranks, digits, blurred):
     def distance(group):
         return evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=40, batch=16, group=group)[0]
@@ -130,7 +169,7 @@ def test_a_score_of_too_few_images_says_so(digits, blurred):
 def test_a_line_of_metrics_jsonl_reads_back(digits, blurred):
     score = evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=20)[0]
     line = json.loads(json.dumps(score.to_json(kimg=1.5), allow_nan=False))
-    assert list(line) == ["name", "value", "kimg", "protocol", "fingerprint", "seconds", "notes"]
+    assert list(line) == ["name", "value", "kimg", "protocol", "fingerprint", "seconds", "notes", "error"]
     assert "kimg" not in score.to_json()
     assert len(line["fingerprint"]) == 12
     assert comparable(line, score) == []
@@ -181,8 +220,9 @@ def test_names_say_the_space(requested, in_inception, in_pixels):
 
 
 def test_all_metrics_have_a_named_row():
+    of_classes = dataclasses.replace(CLASSIFIER, classes=("a", "b"))
     for name in METRICS:
-        assert metric_names(name, INCEPTION)
+        assert metric_names(name, of_classes if name in ("accuracy", "cas") else INCEPTION)
 
 
 @pytest.mark.parametrize("space", [PIXELS, CLASSIFIER, dataclasses.replace(INCEPTION, hash="0" * 16)])

@@ -37,6 +37,7 @@ def test_an_unknown_space_is_refused_with_the_nearest():
 
 
 def test_without_its_file_inception_says_where_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(Unusable) as error:
         by_name("inception", 32, 3)
@@ -120,3 +121,35 @@ def test_autocast_does_not_change_a_score():
 class Double(nn.Module):
     def forward(self, x):
         return x.float()
+
+
+# a user's code
+
+OWN = """
+import torch
+from torch import nn
+
+class Means(nn.Module):
+    def forward(self, images):
+        return images.float().mean((2, 3))
+
+    def logits(self, features):
+        return features @ torch.ones(features.shape[1], 7, dtype=features.dtype)
+
+made = Means()
+wrong = lambda: nn.Identity()
+"""
+
+
+def test_a_space_of_the_user_s_code(monkeypatch, tmp_path):
+    (tmp_path / "own_space.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("Means", "made"):
+        space = features.from_module(f"own_space:{name}", (3, 8, 8))
+        assert (space.name, space.num_features, space.num_logits) == (name, 3, 7)
+        assert space(torch.full((2, 3, 8, 8), 9, dtype=torch.uint8)).tolist() == [[9] * 3] * 2
+    with pytest.raises(Unusable, match=r"makes \[2, 3, 8, 8\] of 2 images, wanted \[2, F\]"):
+        features.from_module("own_space:wrong", (3, 8, 8))
+    for name in ("own_space:nothing", "no_such_module:x"):
+        with pytest.raises(Unusable, match="it should be a network"):
+            features.from_module(name, (3, 8, 8))

@@ -52,6 +52,12 @@ def test_scores_that_so_few_images_do_not_allow_are_left_out():
     assert [job.run.evaluation.metrics for job in made(of=few)] == [("fd", "prdc"), ("fd",), ("fd", "prdc")]
 
 
+def test_scores_that_go_class_by_class_are_of_the_whole_and_not_of_a_label():
+    settings = ("evaluation.metrics=[fd, intra_fd, accuracy]", "evaluation.features=resnet20")
+    assert [job.run.evaluation.metrics for job in made(*settings)] == [()] * 3
+    assert [job.run.evaluation.metrics for job in made("evaluation.metrics=[fd, intra_fd]")] == [("fd",)] * 3
+
+
 def test_budgets_are_equal_or_follow_the_data_and_the_longest_comes_first():
     assert [(job.label, round(job.run.kimg, 6)) for job in made("kimg=3")] == [(0, 1), (1, 1), (2, 1)]
     by_data = made("kimg=7.5", "strategy.share=data", "strategy.minutes=15")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
+from paragan.eval import classifier
 from paragan.report.records import read
 from processes import TINY, call, refused
 
@@ -41,3 +44,82 @@ def test_a_finished_run_is_scored_by_what_is_asked_for_later(tmp_path):
     assert call(*arguments, "--evaluation.metrics=[fd,kid]").status == 0
     names = [row["name"] for row in read(tmp_path / "run" / "metrics.jsonl")]
     assert names == ["fd_pixels", "kid_pixels"]
+
+
+@pytest.fixture
+def digits(finished, tmp_path):
+    """A copy of a finished run, to be scored."""
+    shutil.copytree(finished, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_truncation_sweep_is_a_table_and_its_rows_say_which(digits):
+    ended = call("eval", digits, "--truncation=1,0.5", "--metrics=fd", "--count=32")
+    assert ended.status == 0, ended.err
+    *_, heading, low, high = ended.out.splitlines()
+    assert heading.split() == ["truncation", "fd_pixels"]
+    assert [line.split()[0] for line in (low, high)] == ["0.5", "1"]
+    rows = read(digits / "metrics.jsonl")[-2:]
+    assert [row["protocol"]["truncation"] for row in rows] == [0.5, 1.0]
+    assert rows[0]["fingerprint"] != rows[1]["fingerprint"]
+    assert rows[0]["value"] != rows[1]["value"]
+    assert all(0 < row["error"] < 1e-6 for row in rows)
+    assert "no number" in refused("eval", digits, "--truncation=a")
+    assert "between 0.05 and 1" in refused("eval", digits, "--truncation=1,2")
+
+
+def test_a_truncated_score_does_not_stand_for_the_run_s_own(digits):
+    own = (digits / "metrics.jsonl").read_text()
+    assert call("eval", digits, "--truncation=0.5", "--metrics=kid").status == 0
+    again = ["train", *TINY, "--kimg=0.16", "--run-dir", digits, "--evaluation.metrics=[fd,kid]"]
+    assert call(*again).status == 0
+    assert (digits / "metrics.jsonl").read_text().startswith(own)
+    rows = [row for row in read(digits / "metrics.jsonl") if row["name"] == "kid_pixels"]
+    assert [row["protocol"]["truncation"] for row in rows] == [0.5, 1.0]
+
+
+def test_statistics_of_a_file_stand_for_the_data(digits, tmp_path):
+    stats = tmp_path / "stats.npz"
+    assert call("data", "stats", "digits", "--out", stats).status == 0
+    ended = call("eval", digits, "--metrics=fd", "--reference", stats)
+    assert ended.status == 0, ended.err
+    first, row = read(digits / "metrics.jsonl")
+    assert row["value"] == pytest.approx(first["value"], rel=1e-6)
+    assert row["protocol"]["data"].startswith("stats.npz ")
+    assert "ask for fd or fid" in refused("eval", digits, "--metrics=fd,kid", "--reference", stats)
+    wrong = npz(tmp_path / "wrong.npz", mu=np.zeros(3), sigma=np.eye(3))
+    assert "pixels has 64 features" in refused("eval", digits, "--metrics=fd", "--reference", wrong)
+    line = refused("train", *TINY, f"--evaluation.reference={wrong}", "--run-dir", tmp_path / "new")
+    assert "pixels has 64 features" in line
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_classifier_of_the_data_scores_class_by_class(digits, monkeypatch):
+    monkeypatch.setattr(classifier, "TRAINING", classifier.Training(shown=640))
+    ended = call("eval", digits, "--metrics=accuracy,intra_fd,is", "--features=resnet20", "--count=200")
+    assert ended.status == 0, ended.err
+    accuracy, intra, inception_score = read(digits / "metrics.jsonl")[-3:]
+    names = ["accuracy_resnet20", "intra_fd_resnet20", "is_resnet20"]
+    assert [row["name"] for row in (accuracy, intra, inception_score)] == names
+    assert set(accuracy["per_class"]) == set(map(str, range(10)))
+    assert "held-out reals" in accuracy["notes"][-1]
+    assert accuracy["protocol"]["labels"] == "as in the data"
+
+
+def test_scores_of_classes_are_refused_where_there_are_none(tmp_path):
+    data = npz(tmp_path / "plain.npz", images=np.random.default_rng(0).integers(0, 255, (40, 8, 8, 1), np.uint8))
+    plain = ["train", *TINY, "--data", data, "--run-dir", tmp_path / "run"]
+    assert "no labels" in refused(*plain, "--evaluation.metrics=[intra_fd]")
+    assert "use pixels" in refused(*plain, "--evaluation.features=resnet20")
+
+
+def test_a_space_of_the_user_s_own_is_given_again(digits, tmp_path, monkeypatch):
+    code = "class Rows(nn.Module):\n    def forward(self, x):\n        return x.float().mean(3).flatten(1)\n"
+    (tmp_path / "own_space_of_a_run.py").write_text(f"from torch import nn\n\n{code}")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "own_space_of_a_run:Rows"
+    run = [*TINY, f"--evaluation.features={name}", "--kimg=0.032", "--run-dir", tmp_path / "own"]
+    assert call("train", *run).status == 0
+    assert read(tmp_path / "own" / "metrics.jsonl")[0]["name"] == "fd_Rows"
+    assert f"--features {name}" in refused("eval", tmp_path / "own")
+    assert call("eval", tmp_path / "own", f"--features={name}").status == 0

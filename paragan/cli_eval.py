@@ -1,0 +1,86 @@
+"""`paragan eval ...`: score a trained model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .cli import _check_seed, _check_truncation, _command, _in_world, _nothing_left, _own_nets
+from .errors import Unusable
+
+ABOUT = "score a trained model against its data"
+HELP = """Scores are added to RUN_DIR/metrics.jsonl, each with how it was measured.
+
+Metrics: fd, kid, prdc in any space; is, is1 (1 split) where there is a classifier; fid, fid50k_full, kid50k_full,
+is50k, pr50k3_full, intra_fid with --features inception; class by class intra_fd, and with --features resnet20, a
+classifier of the data that is trained once, accuracy and cas. docs/scores.md says what they are.
+"""
+
+
+def eval_parser(commands: Any) -> None:
+    """Add `eval`."""
+    p = _command(commands, "eval", _eval, ABOUT, more=HELP)
+    p.add_argument("run_dir", metavar="RUN_DIR")
+    p.add_argument("--metrics", metavar="fd,kid,prdc", help="which scores (default: as the run says)")
+    p.add_argument("--count", type=int, metavar="N", help="how many fakes (default: as the run says)")
+    p.add_argument(
+        "--features", metavar="SPACE", help="pixels, inception, resnet20 or module:callable (default: as the run says)"
+    )
+    p.add_argument("--inception", metavar="FILE", help="weights of the 2015-12-05 Inception")
+    p.add_argument("--reference", metavar="FILE.npz", help="compare with its mu and sigma, not with the data")
+    p.add_argument("--data", metavar="PATH", help="other reals than those the run was trained on")
+    p.add_argument("--truncation", default="1", metavar="PSI,PSI", help="one or several; below 1: less variety (1)")
+    p.add_argument("--seed", type=int, default=0, metavar="N")
+    _own_nets(p)
+
+
+def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .comm.world import Place
+    from .config import build, plain, read_yaml
+    from .train.folder import existing
+    from .train.run import Evaluation, without_code
+    from .train.scoring import sweep
+
+    _nothing_left(rest)
+    truncations = _truncations(options.truncation)
+    _check_seed(options.seed)
+    folder = existing(Path(options.run_dir))
+    run = without_code(read_yaml(folder / "run.yaml"))
+    evaluation = build(Evaluation, _wanted(options, plain(run.evaluation)))
+
+    def action(world: Any, screen: Any) -> None:
+        sweep(folder, run, evaluation, world, screen, options.data, truncations, options.seed, options.nets)
+
+    return _in_world(run, Place.from_environment(), action)
+
+
+def _wanted(options: argparse.Namespace, recorded: dict[str, Any]) -> dict[str, Any]:
+    """What the run is scored by, as it says itself unless something else is asked for."""
+    names = ("count", "features", "inception", "reference")
+    asked = {name: value for name in names if (value := getattr(options, name)) is not None}
+    metrics = options.metrics.split(",") if options.metrics else recorded["metrics"]
+    if "features" not in asked and recorded["features"] == "pixels":
+        asked |= _features_for(metrics) if options.metrics else {}
+    if "features" not in asked and ":" in recorded["features"]:
+        own = recorded["features"]
+        raise Unusable(f"this run is scored by code of your own, which no file runs: give it, --features {own}")
+    return recorded | asked | {"metrics": metrics}
+
+
+def _features_for(metrics: list[str]) -> dict[str, str]:
+    """The space in which metrics are defined that pixels have not."""
+    if any(name.startswith(("fid", "intra_fid", "is")) or "50k" in name for name in metrics):
+        return {"features": "inception"}
+    return {"features": "resnet20"} if {"accuracy", "cas"} & {*metrics} else {}
+
+
+def _truncations(text: str) -> list[float]:
+    """0.4,0.6,1.0 -> numbers, each checked."""
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise Unusable(f"--truncation {text} is no number, nor several: 0.5 or 0.4,0.6,1") from None
+    for one in found:
+        _check_truncation(one)
+    return list(dict.fromkeys(found))

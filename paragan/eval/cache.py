@@ -1,0 +1,44 @@
+"""A folder of results that can be had again: found by what they are of, written whole or not at all, bounded."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+MOST_BYTES = 4 * 10**9  # of one kind; those used longest ago go first
+
+
+def folder() -> Path:
+    """$XDG_CACHE_HOME/paragan, or ~/.cache/paragan."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paragan"
+
+
+def put(file: Path, write: Callable[[Path], object], most: int = MOST_BYTES) -> None:
+    """Keep what `write` writes as `file`; where the disk refuses that, do without."""
+    aside = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    with contextlib.suppress(OSError):
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write(aside)
+            aside.replace(file)
+            _trim(file.parent, file, most)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def used(file: Path) -> None:
+    """Say that a file was of use, so that others go before it."""
+    with contextlib.suppress(OSError):
+        os.utime(file)
+
+
+def _trim(where: Path, newest: Path, most: int) -> None:
+    """Remove what was used longest ago, until `most` bytes are left; never what was just written."""
+    found = {file: file.stat() for file in where.iterdir() if file.is_file()}
+    total = found[newest].st_size
+    for file in sorted(found, key=lambda file: found[file].st_mtime, reverse=True):
+        if file != newest:
+            total += found[file].st_size
+            if total > most:
+                file.unlink(missing_ok=True)

@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+import torch
+
+from paragan.errors import Unusable
+from paragan.eval import classifier
+from paragan.eval.classifier import NAME, ResNet20, Training, fit, shrunk, trained
+
+QUICK = Training(shown=1024, batch=32, rate=0.05)
+
+
+def halves(count=300, seed=0):
+    """Noise, brighter on the left (class 0) or on the right (1), uint8 [N, 8, 8, 1], sorted by class."""
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 128, (count, 8, 8, 1), np.uint8)
+    labels = np.sort(np.arange(count) % 2)
+    for image, label in zip(images, labels, strict=True):
+        image[:, 4 * label : 4 * label + 4] += 80
+    return images, labels
+
+
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "paragan" / NAME
+
+
+def made(known_as="halves", **more):
+    images, labels = halves()
+    return trained(images, labels, ("left", "right"), known_as=known_as, how=QUICK, **more)
+
+
+def test_is_the_network_of_the_paper():
+    net = ResNet20(3, 10)
+    assert sum(p.numel() for p in net.parameters()) == 269_722  # 0.27 million, their table 6
+    assert net.eval()(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape == (2, 64)
+
+
+def test_is_trained_once_and_then_found(own_cache, monkeypatch):
+    first = made()
+    (note,) = first.notes
+    assert float(note.split()[1]) > 95  # % of held-out reals
+    assert (first.name, first.num_features, first.num_logits, first.classes) == (NAME, 64, 2, ("left", "right"))
+    images = torch.from_numpy(halves()[0]).permute(0, 3, 1, 2)
+    assert (first.logits(first(images)).argmax(1).numpy() == halves()[1]).mean() > 0.95
+    monkeypatch.setattr(classifier, "fit", None)
+    again = made()
+    assert (again, again.notes) == (first, first.notes)
+    assert torch.equal(again(images), first(images))
+    with pytest.raises(TypeError):  # other data, other training
+        made("others")
+
+
+def test_a_damaged_file_is_made_again(own_cache):
+    first = made()
+    (file,) = own_cache.iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    assert made() == first
+
+
+def test_where_nothing_can_be_kept_it_is_trained_all_the_same(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert made().num_logits == 2
+
+
+def test_all_ranks_have_the_weights_of_the_first(own_cache, on_ranks):
+    spaces = on_ranks(3, lambda group: made(group=group))
+    assert spaces[0] == spaces[1] == spaces[2]
+    assert spaces[0].notes == spaces[2].notes
+
+
+def test_training_is_a_function_of_data_and_seed():
+    images, labels = halves(100)
+    x, y = torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels)
+    how = Training(shown=128, batch=32)
+    one, two = (fit(x, y, 2, how).linear.weight for _ in range(2))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, fit(x, y, 2, Training(shown=128, batch=32, seed=1)).linear.weight)
+
+
+def test_large_images_are_shrunk_and_small_ones_are_not():
+    large = torch.full((2, 3, 64, 64), 7, dtype=torch.uint8)
+    assert torch.equal(shrunk(large), large[:, :, :32, :32])
+    small = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
+    assert shrunk(small) is small
+
+
+@pytest.mark.parametrize(("labels", "names"), [(None, ()), (np.zeros(300, int), ("one",))])
+def test_without_classes_it_is_refused(labels, names):
+    with pytest.raises(Unusable, match=r"resnet20 is a classifier of the data's labels.*use pixels"):
+        trained(halves()[0], labels, names, known_as="x")

@@ -1,0 +1,121 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paragan.errors import Unusable
+from paragan.eval import Labels, evaluate, module_features, pixels
+from paragan.eval import metrics as table
+from paragan.eval.classifier import Training, outline
+
+NAMES = ("dark", "bright")
+
+
+class Brightness(nn.Module):
+    def forward(self, images):
+        return images.float().flatten(1)[:, :4] / 255
+
+    def logits(self, features):
+        return torch.stack([0.5 - features.mean(1), features.mean(1) - 0.5], 1)
+
+
+SPACE = dataclasses.replace(module_features("four", Brightness(), 4, num_logits=2), classes=NAMES)
+
+
+def pictures(count, seed, wrong=0):
+    """uint8 [N, 8, 8, 1], dark (0) and bright (1) ones; the first `wrong` bright ones are dark."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % 2
+    images = rng.integers(0, 100, (count, 8, 8, 1), np.uint8)
+    images[labels == 1] += 150
+    images[1 : 2 * wrong : 2] -= 150
+    return images, labels
+
+
+def scored(metrics, group=None, count=200, wrong=10, space=SPACE, batch=16, labels=True):
+    (reals, real_labels), (fakes, fake_labels) = pictures(300, 0), pictures(count, 1, wrong)
+    x = torch.from_numpy(fakes).permute(0, 3, 1, 2)
+    return evaluate(
+        lambda rows: x[rows.start : rows.stop],
+        reals,
+        space=space,
+        metrics=metrics,
+        count=count,
+        batch=batch,
+        labels=Labels(NAMES, real_labels, lambda rows: fake_labels[rows.start : rows.stop]) if labels else Labels(()),
+        **({} if group is None else {"group": group}),
+    )
+
+
+def test_intra_class_distance_is_the_mean_of_each_class_by_itself():
+    (found,) = scored(["intra_fd"])
+    each = {}
+    for label, name in enumerate(NAMES):
+        (reals, of_reals), (fakes, of_fakes) = pictures(300, 0), pictures(200, 1, 10)
+        x = torch.from_numpy(fakes[of_fakes == label]).permute(0, 3, 1, 2)
+        how = {"space": SPACE, "metrics": ["fd"], "count": len(x)}
+        (alone,) = evaluate(lambda rows, x=x: x[rows.start : rows.stop], reals[of_reals == label], **how)
+        each[name] = alone.value
+    assert found.name == "intra_fd_four"
+    assert found.per_class == pytest.approx(each, rel=1e-9)
+    assert found.value == pytest.approx(sum(each.values()) / 2, rel=1e-9)
+    assert found.per_class["bright"] > 2 * found.per_class["dark"]
+    assert found.to_json()["per_class"] == found.per_class
+    assert found.error < 1e-6
+
+
+def test_accuracy_counts_the_fakes_a_classifier_takes_for_what_they_should_be():
+    (found,) = scored(["accuracy"])
+    assert (found.name, found.value) == ("accuracy_four", 0.95)
+    assert found.per_class == {"dark": 1.0, "bright": 0.9}
+    assert found.protocol["reals"] is None
+
+
+def test_scores_of_classes_do_not_depend_on_ranks_or_batch(on_ranks):
+    (alone, right) = scored(["intra_fd", "accuracy"])
+    for size, batch in ((2, 16), (4, 9), (1, 200)):
+        for found, accuracy in on_ranks(size, lambda group, b=batch: scored(["intra_fd", "accuracy"], group, batch=b)):
+            assert found.per_class == pytest.approx(alone.per_class, rel=1e-9)
+            assert accuracy.per_class == right.per_class
+
+
+def test_a_class_without_enough_images_is_left_out_and_named():
+    (found,) = scored(["intra_fd"], count=3, wrong=0)  # dark, bright, dark
+    assert list(found.per_class) == ["dark"]
+    assert "too few images of 1 of 2 classes (bright)" in found.notes
+    assert any("2 fakes for 4 features: biased upwards" in note for note in found.notes)
+    with pytest.raises(Unusable, match="no class has two fakes"):
+        scored(["intra_fd"], count=2, wrong=0)
+
+
+def test_a_classifier_trained_on_good_fakes_knows_the_reals(monkeypatch, on_ranks):
+    monkeypatch.setattr(table, "TRAINING", Training(batch=16, rate=0.05))
+    cas = dataclasses.replace(table.METRICS["cas"], settings={"shown": 800, "tested": 100})
+    monkeypatch.setitem(table.METRICS, "cas", cas)
+    space = dataclasses.replace(outline(np.arange(2), NAMES), build=Brightness, num_features=4)
+    (good,) = scored(["cas"], wrong=0, space=space)
+    assert good.name == "cas_resnet20"
+    assert good.value > 0.95
+    assert set(good.per_class) == set(NAMES)
+    assert (good.protocol["shown"], good.protocol["tested"]) == (800, 100)
+    (one,), (two,) = on_ranks(2, lambda group: scored(["cas"], group, wrong=0, space=space))
+    assert one.per_class == two.per_class
+    assert one.value > 0.95
+
+
+@pytest.mark.parametrize("metric", ["intra_fd", "accuracy"])
+def test_labels_that_are_missing_are_refused(metric):
+    with pytest.raises(Unusable, match=f"{metric} goes class by class, and there are no labels"):
+        scored([metric], labels=False)
+
+
+def test_a_classifier_of_other_classes_is_refused():
+    with pytest.raises(Unusable, match=r"classifier of the data's own classes.*choose the space resnet20"):
+        scored(["accuracy"], space=dataclasses.replace(SPACE, classes=()))
+
+
+def test_covariances_that_would_not_fit_are_refused():
+    with pytest.raises(Unusable, match="1000 covariances of 3072 features"):
+        table.check_labels(["intra_fd"], pixels(32, 3), 1000)

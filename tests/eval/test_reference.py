@@ -1,0 +1,151 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paragan.errors import Unusable
+from paragan.eval import Labels, cache, evaluate, from_file, module_features, pixels, summarize
+from paragan.eval.readings import Features, OfAll, OfClasses
+
+PIXELS = pixels(8, 1)
+EVERYTHING = ["fd", "kid", "intra_fd"]
+
+
+class Rows(nn.Module):
+    """Mean rows, and how often it was asked."""
+
+    asked = 0
+
+    def forward(self, images):
+        type(self).asked += 1
+        return images.float().mean(3).flatten(1) / 255
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "paragan" / "references"
+
+
+@pytest.fixture
+def space():
+    return module_features("rows", Rows(), 8)
+
+
+def labelled(digits):
+    return Labels(("even", "odd"), np.arange(len(digits)) % 2)
+
+
+def test_reals_are_seen_once(kept, digits, space):
+    how = {"space": space, "metrics": EVERYTHING, "labels": labelled(digits)}
+    plain, first = summarize(digits, **how), summarize(digits, known_as="digits", **how)
+    Rows.asked = 0
+    again = summarize(digits, known_as="digits", **how)
+    assert Rows.asked == 0
+    assert len(list(kept.iterdir())) == 3
+    for found in (first, again):
+        assert (found.image, found.count) == (plain.image, plain.count) == ((1, 8, 8), 1797)
+        assert torch.equal(found.of(OfAll()).covariance, plain.of(OfAll()).covariance)
+        assert torch.equal(found.of(Features()).own, plain.of(Features()).own)
+        assert [g.count for g in found.of(OfClasses())] == [899, 898]
+    summarize(digits, known_as="others", **how)
+    assert Rows.asked > 0
+
+
+def test_what_one_number_of_ranks_kept_serves_another(kept, on_ranks, digits, blurred, space):
+    def scores(group):
+        reals = summarize(digits, space=space, metrics=["fd", "kid"], known_as="digits", group=group, batch=50)
+        how = {"space": space, "metrics": ["fd", "kid"], "count": 200, "batch": 50, "group": group}
+        return [score.value for score in evaluate(blurred, reals, **how)]
+
+    first = on_ranks(3, scores)
+    Rows.asked = 0
+    again = on_ranks(2, scores)
+    assert Rows.asked == 4  # for the fakes alone
+    assert again[0] == again[1] == pytest.approx(first[0], rel=1e-9)
+
+
+def test_what_is_damaged_is_seen_again(kept, digits, space):
+    how = {"space": space, "metrics": ["fd", "kid"], "known_as": "digits"}
+    first = summarize(digits, **how)
+    for file in kept.iterdir():
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    Rows.asked = 0
+    again = summarize(digits, **how)
+    assert Rows.asked > 0
+    assert torch.equal(again.of(OfAll()).covariance, first.of(OfAll()).covariance)
+
+
+def test_what_is_quick_to_see_is_not_kept(kept, digits):
+    summarize(digits, space=PIXELS, metrics=["fd", "kid"], known_as="digits")
+    assert not kept.exists()
+
+
+def test_the_cache_is_bounded_and_keeps_what_was_used_last(tmp_path):
+    for name in "abc":
+        cache.put(tmp_path / name, lambda aside: aside.write_bytes(bytes(10)), most=10**3)
+        cache.os.utime(tmp_path / name, ns=(0, ord(name)))
+    cache.used(tmp_path / "a")
+    cache.put(tmp_path / "d", lambda aside: aside.write_bytes(bytes(10)), most=25)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "d"]
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
+    (tmp_path / "file").write_text("")
+    cache.put(tmp_path / "file" / "x", lambda aside: aside.write_bytes(b""))
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+# from a file
+
+
+@pytest.fixture
+def stats(tmp_path, digits):
+    x = digits.reshape(len(digits), -1) / 255
+    return lambda **more: saved(tmp_path / "stats.npz", **{"mu": x.mean(0), "sigma": np.cov(x, rowvar=False)} | more)
+
+
+def saved(file, **arrays):
+    np.savez(file, **{name: value for name, value in arrays.items() if value is not None})
+    return file
+
+
+def test_a_file_of_mu_and_sigma_stands_for_the_reals(stats, digits, blurred):
+    ask = {"space": PIXELS, "metrics": ["fd"], "count": 100}
+    (found,) = evaluate(blurred, from_file(stats(), PIXELS), **ask)
+    (plain,) = evaluate(blurred, digits, **ask)
+    assert found.value == pytest.approx(plain.value, rel=1e-5)  # pixels are float32
+    assert found.protocol["reals"] is None
+    assert found.protocol["data"].startswith("stats.npz ")
+    assert found.fingerprint != plain.fingerprint
+    known = from_file(stats(count=1797, space_hash=PIXELS.hash, image=(1, 8, 8)), PIXELS)
+    assert evaluate(blurred, known, **ask)[0].protocol["reals"] == 1797
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"mu": None}, r"no mu: want mu \[F\]"),
+        ({"mu": np.zeros(3), "sigma": np.eye(3)}, r"mu \[3\] and sigma \[3, 3\], and pixels has 64 features"),
+        ({"sigma": np.arange(4096.0).reshape(64, 64)}, "not symmetric"),
+        ({"mu": np.full(64, np.nan)}, "not finite"),
+        ({"mu": np.array([None] * 64)}, "pickles are refused"),
+        ({"space_hash": "0" * 16}, "measured in another space"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(stats, arrays, says):
+    with pytest.raises(Unusable, match=says):
+        from_file(stats(**arrays), PIXELS)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path):
+    (tmp_path / "x.npz").write_bytes(b"no zip")
+    with pytest.raises(Unusable, match="no npz"):
+        from_file(tmp_path / "x.npz", PIXELS)
+    with pytest.raises(Unusable, match="paragan data stats"):
+        from_file(tmp_path / "y.npz", PIXELS)
+
+
+def test_metrics_that_need_more_than_moments_are_refused(stats, blurred):
+    with pytest.raises(Unusable, match=r"kid or prdc do not go by: ask for fd or fid, or leave"):
+        evaluate(blurred, from_file(stats(), PIXELS), space=PIXELS, metrics=["fd", "kid"], count=50)
