@@ -109,9 +109,7 @@ class Follow:
         every = self.run.output.checkpoint_kimg
         skipped = round(now // every - before // every) - 1 if every and before >= 0 else 0
         if skipped > 0:
-            self.screen.say(
-                f"{skipped} models between {before:g} and {now:g} kimg were replaced before they were scored"
-            )
+            self.screen.say(f"{skipped} models between {before:g} and {now:g} kimg were replaced before that")
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,8 @@ def _of_one(folder: RunFolder, kimg: float) -> str:
     owner = _owner(folder)
     state = f"trained by {owner}" if owner else "complete" if seen >= round(kimg, 6) else "stopped"
     pace = f", {lines[-1]['Timing/img_per_sec']:,.0f} img/s" if lines and owner else ""
-    return f"{folder.path}: {state}, {at:g} of {kimg:g} kimg{pace}, checkpoint at {seen:g} kimg{_scores(folder.path)}{_beside(folder.path)}"
+    told = f"{_scores(folder.path)}{_beside(folder.path)}"
+    return f"{folder.path}: {state}, {at:g} of {kimg:g} kimg{pace}, checkpoint at {seen:g} kimg{told}"
 
 
 def _beside(folder: Path) -> str:
