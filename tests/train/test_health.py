@@ -96,14 +96,10 @@ def test_a_run_that_has_no_past_yet_is_compared_with_nothing():
 
 
 @pytest.mark.parametrize(
-    "settings", [(), ("nets=sngan", "data.resolution=32"), ("strategy=async",), ("data.labels=false",)]
+    "settings", [(), ("objective.bcr=1", "objective.lecam=0.1"), ("strategy=async",), ("data.labels=false",)]
 )
 def test_looking_changes_nothing(settings):
-    if "nets=sngan" in settings:
-        settings = ("nets=sngan", "nets.width=4")
-        of = toy.run("nets.width=4", "objective.bcr=1", "objective.lecam=0.1")
-    else:
-        of = toy.run(*settings)
+    of = toy.run(*settings)
     looked_at, left_alone, signs = toy.session(of), toy.session(of), Signs()
     for _ in range(4):
         play_round(looked_at)
@@ -164,7 +160,7 @@ def test_replicas_that_differ_are_seen_by_all_ranks(pool):
 
     (same, apart), (same_too, apart_too) = pool(2, look)
     assert same == same_too == 0
-    assert apart == apart_too > 0.1
+    assert apart == apart_too > 0.01
 
 
 def test_every_strategy_can_be_looked_at(pool):
