@@ -74,7 +74,8 @@ class Signs:
     def _by_label(self, session: Session) -> dict[str, Tensor]:
         """[3, K] of every label, over the last ticks: images, what varies in them, and what between neighbours."""
         game, hand = session.game, session.lanes.hands[0]
-        if game.labels is None or hand.labels is None or hand.images.dim() != 4:
+        shape = hand.images.shape
+        if game.labels is None or hand.labels is None or len(shape) != 4 or min(shape[2:]) < 2:
             return {}
         classes = int(game.labels.max()) + 1
         if not ENOUGH_LABELS <= classes <= MOST_LABELS:
