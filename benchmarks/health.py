@@ -224,7 +224,9 @@ def main() -> None:
 
         if sys.argv[2]:
             plant(sys.argv[2])
-        sys.exit(program(sys.argv[3:]))
+        status = program(sys.argv[3:])
+        sys.stdout.flush()
+        os._exit(status)  # as `paragan` ends where there are several ranks
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("planted", "healthy", "cost"))
     parser.add_argument("--kimg", type=float, default=40.0, help="of a healthy run, and after a failure was planted")
