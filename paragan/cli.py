@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .cli_follow import device_of
 from .data.places import is_address
 from .errors import Failed, Interrupted, Unusable
 
@@ -127,6 +128,7 @@ SHORTHANDS = {
     "lanes": "lanes",
     "kimg": "kimg",
     "seed": "seed",
+    "guard": "guard",
     "mirror": "data.mirror",
 }
 PATHS = {"data": "data.path", "init_from": "init_from"}  # taken as they are: `--data 2024` is a folder
@@ -146,6 +148,7 @@ def _train_parser(commands: Any) -> None:
     p.add_argument("--lanes", metavar="L", help="logical workers that share the batch: as many ranks can take part")
     p.add_argument("--kimg", metavar="K", help="how long, in thousands of real images shown to D")
     p.add_argument("--seed", metavar="N")
+    p.add_argument("--guard", metavar="rollback", help="go back to the last good checkpoint where the run falls ill")
     p.add_argument("--mirror", action="store_const", const="true", help="also train on flipped images")
     p.add_argument("--init-from", metavar="MODEL", help="start from the model of another run")
     p.add_argument("--outdir", default="runs", metavar="DIR", help="where numbered run folders are made (runs)")
@@ -264,13 +267,13 @@ def _without_ranks(arguments: list[str]) -> list[str]:
     return kept
 
 
-def _in_world(run: Any, place: Any, action: Any, join: Any = None) -> int:
-    """Do it among all ranks of the launcher, and leave them in good order."""
+def _in_world(run: Any, place: Any, action: Any, join: Any = None, device: Any = None) -> int:
+    """Do it among all ranks of the launcher, and leave them in good order. device: other than the run says."""
     from .comm.world import World
     from .train.progress import Screen
     from .train.run import pick_device
 
-    device = pick_device(run.device.kind, place.local_rank)
+    device = device_of(device, "") if device else pick_device(run.device.kind, place.local_rank)
     with join(device) if join else World.join(place, device, run.timeout_s) as world:
         action(world, Screen(world.first))
     return 0
@@ -300,8 +303,10 @@ def _say_done(folder: Path, screen: Any) -> None:
     from .report.records import latest, read
 
     found = latest(read(folder / "metrics.jsonl"))
+    spent = sum(row.get("Timing/eval_s", 0.0) for row in read(folder / "stats.jsonl"))
+    took = f" (scores took {spent:.3g} s)" if spent else ""
     scores = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
-    screen.say(f"done{': ' * bool(scores)}{scores}; look at {folder}/report.html")
+    screen.say(f"done{': ' * bool(scores)}{scores}{took}; look at {folder}/report.html")
 
 
 def _list_fields() -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .cli import _check_seed, _check_truncation, _command, _in_world, _nothing_left, _own_nets
+from .cli_follow import follow, follow_options
 from .errors import Unusable
 
 ABOUT = "score a trained model against its data"
@@ -32,6 +33,7 @@ def eval_parser(commands: Any) -> None:
     p.add_argument("--data", metavar="PATH", help="other reals than those the run was trained on")
     p.add_argument("--truncation", default="1", metavar="PSI,PSI", help="one or several; below 1: less variety (1)")
     p.add_argument("--seed", type=int, default=0, metavar="N")
+    follow_options(p)
     _own_nets(p)
 
 
@@ -48,11 +50,13 @@ def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     folder = existing(Path(options.run_dir))
     run = without_code(read_yaml(folder / "run.yaml"))
     evaluation = build(Evaluation, _wanted(options, plain(run.evaluation)))
+    if options.follow:
+        return follow(options, folder, run, evaluation)
 
     def action(world: Any, screen: Any) -> None:
         sweep(folder, run, evaluation, world, screen, options.data, truncations, options.seed, options.nets)
 
-    return _in_world(run, Place.from_environment(), action)
+    return _in_world(run, Place.from_environment(), action, device=options.device)
 
 
 def _wanted(options: argparse.Namespace, recorded: dict[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 @dataclass
 class Clock:
     """Where a run stands. step: rounds played; images: real images D has seen (kimg * 1000); seconds: that playing them
-    took, in all its sittings."""
+    took, in all its sittings; rollbacks: how often it went back to a checkpoint, to go on in another way."""
 
     duration: int  # images
     step: int = 0
     images: int = 0
     seconds: float = 0.0
+    rollbacks: int = 0
 
     @property
     def kimg(self) -> float:

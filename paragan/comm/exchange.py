@@ -19,7 +19,7 @@ from typing import Never, Protocol
 
 import torch
 
-from ..errors import Failed
+from ..errors import Diverged
 from .compress import Compressor
 from .flat import ARRIVED, GRADIENT, TURN, Bucket, Moment
 from .groups import Group, Lost, Work
@@ -110,14 +110,18 @@ class CompressedSum:
         return all_to_all(size * nbytes, size) + ring_all_gather(nbytes, size)
 
 
+class NotFinite(Lost):
+    """A wire brought numbers that are not finite, from whichever rank: all refuse the step."""
+
+
 def refuse(bucket: Bucket, shards: Shards, wire: Compressor) -> Never:
     """Every rank refuses a step in which one rank's gradient was not finite; that rank says where."""
     for vector, what in ((shards.sent, "not finite"), (shards.arriving(seed=0), f"too large for the {wire.name} wire")):
         bad = shards.whole(vector).isfinite().logical_not().nonzero()
         if len(bad):
             name = bucket.parameter_at(int(bad[0]))
-            raise Failed(f"the gradient of {name} is {what}: the step was refused")
-    raise Lost(f"the {wire.name} wire brought numbers that are not finite: the step was refused")
+            raise Diverged(f"the gradient of {name} is {what}: the step was refused")
+    raise NotFinite(f"the {wire.name} wire brought numbers that are not finite: the step was refused")
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """Rows of numbers in a file: one JSON object a line, only ever appended to."""
 
+import contextlib
+import fcntl
 import json
 import math
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 from paragan.errors import Unusable
 
@@ -22,7 +24,8 @@ class Records:
     >>> stats.append({"Progress/step": 1010, "Loss/G/loss": math.nan})
     {"Progress/step": 1010, "Loss/G/loss": null, "nonfinite": ["Loss/G/loss"]}     <- the line
 
-    Holds no file open: a line is out of this process when `append` returns.
+    Holds no file open: a line is out of this process when `append` returns. Several processes may write to one file:
+    each has it for itself while it does.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,10 +33,24 @@ class Records:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one line. A value that is not plain (a tensor, say) is a TypeError that names its key."""
-        line = _line(row)
-        with self.path.open("a+b") as file:
+        self.extend([row])
+
+    def extend(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write some lines, all of them or none."""
+        lines = b"".join(map(_line, rows))
+        with _owned(self.path) as file:
             _mend(file)
-            file.write(line)
+            file.write(lines)
+
+    def amend(self, more: Callable[[Row], Mapping[str, Any]]) -> None:
+        """Lay more over the last line, which it is told, where there is one."""
+        if not self.path.exists():
+            return
+        with _owned(self.path):
+            lines = list(_lines(self.path))
+            if lines:
+                last = _line({**lines[-1][1], **more(lines[-1][1])})
+                write_whole(self.path, b"".join([line for line, _ in lines[:-1]] + [last]))
 
     def truncate_after(self, last: float, key: str = "Progress/step") -> None:
         """Drop the rows whose `key` is beyond `last`; the others keep their bytes, also those without `key`.
@@ -41,11 +58,16 @@ class Records:
         What a resumed run appends then continues the file that an undisturbed run would have. Scores have no
         step: `truncate_after(kimg, key="kimg")`.
         """
+        self.keep(lambda row: not _beyond(row.get(key), last))
+
+    def keep(self, wanted: Callable[[Row], bool]) -> None:
+        """Drop all other rows; these keep their bytes."""
         if not self.path.exists():
             return
-        kept = b"".join(line for line, row in _lines(self.path) if not _beyond(row.get(key), last))
-        if kept != self.path.read_bytes():
-            write_whole(self.path, kept)
+        with _owned(self.path):
+            kept = b"".join(line for line, row in _lines(self.path) if wanted(row))
+            if kept != self.path.read_bytes():
+                write_whole(self.path, kept)
 
 
 def read(path: Path) -> list[Row]:
@@ -113,6 +135,26 @@ def create_once(path: Path, data: bytes, sync: bool = True) -> bool:
         aside.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def _owned(path: Path) -> Iterator[BinaryIO]:
+    """A file, open for appending, that no other process writes to meanwhile. One who waited for it may find that the
+    file was replaced. (Where a file system knows no locks, there are none.)"""
+    while True:
+        with path.open("a+b") as file:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(file, path):
+                yield file
+                return
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def _beyond(value: object, last: float) -> bool:
     return isinstance(value, int | float) and value > last
 
@@ -164,7 +206,7 @@ def _parse(line: bytes) -> Row | None:
     return row if isinstance(row, dict) else None
 
 
-def _mend(file: Any) -> None:
+def _mend(file: BinaryIO) -> None:
     """Let `file`, open for appending, end with a whole line: what a crash left would spoil the next one."""
     end = file.seek(0, os.SEEK_END)
     file.seek(max(end - 1, 0))

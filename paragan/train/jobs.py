@@ -124,6 +124,7 @@ def _game(run: Run, strategy: PerLabel, label: int, share: float, count: int, so
             tick_kimg=output.tick_kimg / labels,
             fakes_kimg=output.fakes_kimg / labels,
             checkpoint_kimg=output.checkpoint_kimg / labels,
+            best=output.best if output.best == "none" else "auto",
         ),
     )
 

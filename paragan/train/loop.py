@@ -19,6 +19,7 @@ from .run import Run
 from .stats import Stats
 from .stop import POLL_S, Stop
 from .supply import Supply
+from .undo import Undo, undoable
 
 GAVE_UP = "stopped while it waited for data, at the last checkpoint"
 STALLED_STOP_S = 5.0  # a stop waits so long for the data of a round that was begun
@@ -74,7 +75,7 @@ def explained(session: Session) -> Generator[None]:
             world.abandon()
             raise Interrupted(told, everywhere=not world.first) from error
         raise kind(told, everywhere) from error
-    except (Interrupted, KeyboardInterrupt):
+    except (Interrupted, KeyboardInterrupt, Undo):
         raise
     except BaseException as error:
         world.explain(error, clock.step)
@@ -133,10 +134,16 @@ def rounds(session: Session, observers: list[Observer], at_stop: Observer, stop:
                     raise Failed(stop.reason, everywhere=True)
                 what = f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})"
                 raise Interrupted(what, everywhere=not session.world.first)
-            play_round(session)
-            clock.seconds += time.perf_counter() - start
-            if session.role.meet and eventful(session):
-                session.role.meet()
-            with session.stats.aside():
-                for observer in observers:
-                    observer(session)
+            with undoable(session.run.guard.acts, clock):
+                play_round(session)
+                clock.seconds += time.perf_counter() - start
+                look_on(session, observers)
+
+
+def look_on(session: Session, observers: list[Observer]) -> None:
+    """Let everybody look at the round just played."""
+    if session.role.meet and eventful(session):
+        session.role.meet()
+    with session.stats.aside():
+        for observer in observers:
+            observer(session)

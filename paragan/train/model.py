@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,10 +111,13 @@ class Model:
 def save_model(folder: Path, g: nn.Module, d: nn.Module, config: dict[str, Any]) -> None:
     """Write model.safetensors, discriminator.safetensors and config.json, each aside and renamed."""
     folder.mkdir(parents=True, exist_ok=True)
+    sums = dict[str, int]()
     for name, net in (("model", g), ("discriminator", d)):
         tensors = {key: value.detach().cpu().contiguous() for key, value in without(net.state_dict()).items()}
-        write_whole(folder / f"{name}.safetensors", safetensors.torch.save(tensors))
-    _write_config(folder, config)
+        data = safetensors.torch.save(tensors)
+        write_whole(folder / f"{name}.safetensors", data)
+        sums[name] = zlib.crc32(data)
+    _write_config(folder, config | {"crc32": sums})  # last: it tells which weights it is about
 
 
 def _write_config(folder: Path, config: dict[str, Any]) -> None:

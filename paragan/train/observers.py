@@ -30,6 +30,7 @@ from .own import given_of, picture_of
 from .progress import Screen
 from .run import spec_of, written
 from .sampler import Inputs, Latents, Merged, Prior, Sampler, to_numbers, to_uint8
+from .watch import Watch
 
 GRID_SEED = 0
 
@@ -53,6 +54,7 @@ class Log:
     folder: Path
     screen: Screen
     standing: Callable[[], str]  # for messages: which checkpoint stands
+    watch: Watch
     stats: Records = field(init=False)
     _written: int = -1
     _board: Any = None
@@ -70,6 +72,7 @@ class Log:
             return
         self._written = session.clock.step
         line = session.stats.tick(session.clock.images, session.clock.step) | consensus(session)
+        line |= self.watch.signs(session)
         if session.world.first:
             decisions = session.lanes.decisions()
             self.stats.append(line | ({"Data/decisions": decisions} if decisions else {}))
@@ -78,6 +81,7 @@ class Log:
             self.screen.tick(line)
             for name, value in line.items():
                 self.board.add_scalar(name, value, session.clock.images)
+        self.watch(session, line)
         self.refuse_nonfinite(line)
 
     def refuse_nonfinite(self, losses: Mapping[str, float]) -> None:
@@ -251,6 +255,10 @@ class Save:
         if every(session, session.run.output.checkpoint_kimg) or session.clock.done:
             self.save(session)
 
+    def wrote(self, session: Session) -> bool:
+        """Whether model/ holds what the session now is."""
+        return self._saved == session.clock.step
+
     def again(self) -> None:
         """Forget that this step was saved: not all ranks may have come so far."""
         self._saved = -1
@@ -270,6 +278,7 @@ class Save:
             "data": self.images.fingerprint,
             "threads": torch.get_num_threads(),
             "networks": {player.name: network(player) for player in session.game.players},
+            "rollbacks": clock.rollbacks,
         }
         now = {"step": clock.step, "images": clock.images, "seconds": round(clock.seconds, 3)}
         path = self.checkpoints.save(session.game.players, now, record, session.role, suffix)
@@ -290,7 +299,8 @@ class Save:
                     everywhere=True,
                 )
 
-    def write_model(self, session: Session) -> None:
+    def write_model(self, session: Session, name: str = "model", **more: Any) -> None:
+        """more: what else its config.json says."""
         if session.role.first_has_all and not session.world.first:
             return
         game, run = session.game, session.run
@@ -305,8 +315,9 @@ class Save:
             half_life_kimg=run.average.half_life_kimg,
             batch_norm="standing" if game.g.coupled else "none",
             data=self.images.fingerprint,
+            **more,
         )
         source = source_of(session, self.images)
         with evaluated(session), standing(game.g, source, game.labels, run.seed) as g:
             if session.world.first:
-                save_model(self.folder / "model", g, game.d.net, config)
+                save_model(self.folder / name, g, game.d.net, config)

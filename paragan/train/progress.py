@@ -69,6 +69,8 @@ def describe(line: dict[str, float]) -> str:
     rate = line["Timing/img_per_sec"]
     parts = [f"{rate:,.0f} img/s" if rate >= 10 else f"{rate:.2g} img/s"]
     parts += [f"{name} {line[key]:.3f}" for name, key in (("G", "Loss/G/loss"), ("D", "Loss/D/loss")) if key in line]
+    scored = line.get("Timing/eval_s", 0.0)
+    parts += [f"scores {scored:.3g} s"] if scored else []
     apart = [value for key, value in line.items() if key.startswith("Consensus/")]
     return "  ".join([*parts, *([f"ranks apart {max(apart):.2%}"] if apart else [])])
 

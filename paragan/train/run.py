@@ -39,6 +39,7 @@ from ..strategies.per_label import Labels, Lockstep, Mixing, PerLabel
 from ..strategies.sync import Sync
 from .fitting import refuse_numbers, refuse_unfit_objective, refuse_untold
 from .lags import repeating
+from .limits import AnyHealth, Guard, Health
 from .own import AnyNets, AnyObjective, OwnObjective, check_nets, clip_of, given_of, is_own
 from .teacher import Teacher
 from .trial import tried
@@ -106,12 +107,18 @@ class Evaluation:
 
 @record
 class Output:
-    """What is written while training. Times in kimg; keep: how many checkpoints stay."""
+    """What is written while training. Times in kimg.
+
+    keep : how many checkpoints stay
+    best : the score by which the best model is kept in best/ (auto: the first of those that are measured; none: by no
+           score), such as fd_pixels
+    """
 
     tick_kimg: Kimg = 4.0
     fakes_kimg: Kimg = 40.0
     checkpoint_kimg: Kimg = 40.0
     keep: Positive = 2
+    best: str = "auto"
 
 
 @record
@@ -167,6 +174,8 @@ class Run:
     teacher_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = WEIGHT
     evaluation: Evaluation = Evaluation()
     output: Output = Output()
+    health: AnyHealth = Health()
+    guard: Annotated[Guard, by_name] = Guard()
     device: Device = Device()
     timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 300.0
 
@@ -199,6 +208,8 @@ class Run:
         self.strategy.check(ranks)
         if self.device.graph:
             self._refuse_graph(ranks)
+        if self.guard.acts:
+            self._refuse_guard(ranks)
         refuse_unfit_objective(self)
         if self.teacher and self.per_label:
             raise Unusable(
@@ -206,6 +217,17 @@ class Run:
             )
         if not self.data.path:
             raise Unusable(f"{self.recipe} needs --data D: {FORMS}, or an address of such")
+
+    def _refuse_guard(self, ranks: int) -> None:
+        """Going back is for ranks that are all there."""
+        if not self.health.watch:
+            raise Unusable("--guard rollback goes by what --health=off does not look at: leave --health out")
+        if ranks > 1 and self.strategy.lost_after_s:
+            name = self.strategy.name
+            raise Unusable(
+                f"--guard rollback needs all ranks, and --strategy {name} goes on without some: use "
+                "--strategy.lost_after_s=0"
+            )
 
     def _refuse_graph(self, ranks: int) -> None:
         """Recorded passes are the same kernels on the same memory every time."""
@@ -238,6 +260,8 @@ def differing(name: str) -> bool:
         "kimg",
         "timeout_s",
         "output",
+        "health",
+        "guard",
         "device.kind",
         "device.threads",
         "device.one_call",

@@ -24,6 +24,7 @@ from ..eval.reference import from_file
 from ..eval.shares import dealt, everywhere
 from ..eval.summary import Summary
 from ..report.records import Records, read
+from .best import Best, chosen
 from .loop import Session
 from .model import load_model
 from .observers import averaged_sampler, every
@@ -51,6 +52,7 @@ class Scoring:
     images: Images
     screen: Screen
     wanted: Evaluation
+    best: Best
     _kept: tuple[Any, Against] | None = None  # for which metrics and ranks
 
     def __call__(self, session: Session) -> None:
@@ -61,14 +63,23 @@ class Scoring:
             return
         wanted = dataclasses.replace(wanted, metrics=missing)
         self.screen.say(f"scoring {wanted.count:,} fakes: {', '.join(missing)}")
+        with session.stats.scoring():
+            scores = self._scored(session, wanted)
+            if session.world.first:
+                append(self.folder, scores, session.clock.kimg)
+            self.best(session, scores)
+        if session.clock.done and session.world.first:  # its line of stats is there already
+            beside = session.stats.beside()
+            Records(self.folder / "stats.jsonl").amend(lambda row: {k: row.get(k, 0.0) + s for k, s in beside.items()})
+        spent = max(score.seconds for score in scores)
+        self.screen.say(f"{session.clock.kimg:g} kimg: {summary(scores)}  (in {spent:.3g} s)")
+
+    def _scored(self, session: Session, wanted: Evaluation) -> list[Score]:
         batch_norm = "standing" if session.game.g.coupled else "none"
         with averaged_sampler(session, self.images) as sampler:
             protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=session.run.seed)
             group = session.world.everyone
-            scores = score(sampler, self.images, wanted, protocol, group, against=self._against(wanted, group, sampler))
-        if session.world.first:
-            append(self.folder, scores, session.clock.kimg)
-            self.screen.say(f"{session.clock.kimg:g} kimg: {summary(scores)}")
+            return score(sampler, self.images, wanted, protocol, group, against=self._against(wanted, group, sampler))
 
     def _has(self, metric: str, kimg: float) -> bool:
         """Whether this moment was scored already (a finished run that is opened again)."""
@@ -134,9 +145,10 @@ def score(
 _against = against  # under another name where an argument has this one
 
 
-def check(wanted: Evaluation, images: Images) -> None:
-    """Refuse what could not be scored, before anything is trained."""
+def check(wanted: Evaluation, images: Images, best: str = "none") -> None:
+    """Refuse what could not be scored, before anything is trained. best: the score that picks the best model."""
     space = feature_space(wanted, images)
+    chosen(best, wanted.metrics, space)
     for name in wanted.metrics:
         metric_names(name, space)
         least = METRICS[name].least
@@ -190,9 +202,7 @@ def _described(protocol: Protocol, images: Images, sampler: Sampler | Merged) ->
 
 
 def append(folder: Path, scores: Sequence[Score], kimg: float) -> None:
-    records = Records(folder / "metrics.jsonl")
-    for one in scores:
-        records.append(one.to_json(kimg))
+    Records(folder / "metrics.jsonl").extend(one.to_json(kimg) for one in scores)
 
 
 def summary(scores: Sequence[Score]) -> str:

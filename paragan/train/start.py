@@ -23,9 +23,13 @@ from ..report.page import write_report
 from ..report.records import Records
 from ..rng import CPU
 from . import checkpoint, lags
+from .best import Best, chosen, restore
 from .checkpoint import Checkpoints, Damaged, Loaded
 from .fitting import refuse_unheard
 from .folder import RunFolder, Wanted, changed, refuse_differences, under_way
+from .guard import changed as changed_by
+from .guard import go_back, set_aside
+from .guard import seed as seed_of
 from .loop import Observer, Session, train
 from .model import folder_to_start_from, load_weights
 from .observers import BadFiles, Log, Pictures, Save, draw_reals
@@ -33,9 +37,11 @@ from .own import is_own
 from .progress import Screen
 from .regroup import Table
 from .run import Pair, Run, build_game, build_nets, load_images, refuse_clip, resolve, spec_of, teacher_of
-from .scoring import Scoring, check
+from .scoring import Scoring, check, feature_space
 from .stats import Stats
 from .together import owned_folder, refuse_disagreement, together
+from .undo import Undo
+from .watch import Watch, forget_after
 
 LOAD_TIMEOUT_S = 1800.0  # ranks may find the data at very different speed
 
@@ -156,6 +162,17 @@ def play_in(
 ) -> tuple[Session, str]:
     """Train in a folder that is ours, until all is there that a run leaves: the session at its end, and the signal that
     came too late for it. watchers: who looks on beside the desk, before it, and before the first round too."""
+    while True:
+        try:
+            return play_on(folder, run, world, images, screen, watchers)
+        except Undo as undo:
+            go_back(folder, run, world, screen, undo)
+
+
+def play_on(
+    folder: RunFolder, run: Run, world: World, images: Images, screen: Screen, watchers: Sequence[Observer]
+) -> tuple[Session, str]:
+    """The same, from the newest checkpoint on, or until what was played is to be undone."""
     with open_session(run, world, folder, images, screen) as (session, desk):
         for watcher in watchers:
             watcher(session)
@@ -163,6 +180,8 @@ def play_in(
             screen.say(f"{folder.path} is complete at {session.clock.kimg:g} kimg; --kimg extends it")
             desk.save.write_model(session)  # it may have been stopped right after its last checkpoint,
             desk.scoring(session)  # or while it was scored
+        elif session.clock.rollbacks and session.clock.step:
+            desk.save.write_model(session)  # what stands there may have been undone
         if session.role.about:
             screen.say(session.role.about)
         late = play(session, desk, folder, images, screen, watchers)
@@ -179,7 +198,7 @@ def resolved(run: Run, images: Images) -> Run:
         refuse_clip(run.objective, run.nets.spectral)
         if not run.per_label:  # each of whose games has no labels, and is resolved by itself
             refuse_unheard(run.objective, judging(run.nets, spec_of(run, images)))
-    check(run.evaluation, images)
+    check(run.evaluation, images, run.output.best)
     if run.teacher:
         teacher_of(run, images, CPU)
     if own and not run.per_label:
@@ -215,13 +234,15 @@ class Desk:
 
 @contextlib.contextmanager
 def at_desk(run: Run, folder: RunFolder, images: Images, screen: Screen, checkpoints: Checkpoints) -> Iterator[Desk]:
-    log = Log(folder.path, screen, checkpoints.standing)
+    log = Log(folder.path, screen, checkpoints.standing, Watch(folder.path, screen, run.health, run.guard))
+    save, wanted = Save(folder.path, checkpoints, images, log), run.evaluation
+    best = Best(folder.path, save, chosen(run.output.best, wanted.metrics, feature_space(wanted, images)))
     try:
         yield Desk(
             log,
             Pictures(folder.path, images, log),
-            Save(folder.path, checkpoints, images, log),
-            Scoring(folder.path, images, screen, run.evaluation),
+            save,
+            Scoring(folder.path, images, screen, wanted, best),
             BadFiles(folder.path, images),
         )
     finally:
@@ -236,10 +257,11 @@ def open_session(
     """Everything a run needs, from its newest good checkpoint on."""
     pair = build_nets(run, spec_of(run, images), world.device)
     checkpoints = Checkpoints(folder.checkpoints, world, run.output.keep)
+    rollbacks = set_aside(folder, world)
     start = find_checkpoint(checkpoints, run, images, screen)
     if run.init_from and not start:
         together(world, lambda: initialise(pair, Path(run.init_from)))
-    session = assemble(run, world, images, pair, start)
+    session = assemble(run, world, images, pair, start, rollbacks)
     with at_desk(run, folder, images, screen, checkpoints) as desk:
         if start:
             warn_threads(start.about.get("threads"), screen)
@@ -250,15 +272,19 @@ def open_session(
             desk.log.stats.truncate_after(session.clock.step)
             Records(folder.path / lags.NAME).truncate_after(session.clock.step)
             Records(folder.path / "metrics.jsonl").truncate_after(session.clock.kimg, key="kimg")
+            forget_after(folder.path, session.clock.step)
+            restore(folder.path)
             draw_reals(images, folder.path, session.game.labels is not None, run.nets)
         world.agree("open")
         yield session, desk
 
 
-def assemble(run: Run, world: World, images: Images, pair: Pair, start: Loaded | None = None) -> Session:
+def assemble(
+    run: Run, world: World, images: Images, pair: Pair, start: Loaded | None = None, rollbacks: int = 0
+) -> Session:
     """A session on this rank, from a checkpoint or from the beginning."""
-    game = build_game(run, pair, images, world.device)
-    clock = Clock(run.images)
+    game = build_game(changed_by(run, rollbacks), pair, images, world.device)
+    clock = Clock(run.images, rollbacks=rollbacks)
     if start:
         try:
             for player in game.players:
@@ -282,7 +308,7 @@ def seat(run: Run, world: World, images: Images, game: Game, clock: Clock) -> Se
         owned=role.share.lanes,
         lanes=run.lanes,
         batch=run.batch,
-        seed=run.seed,
+        seed=seed_of(run, clock.rollbacks),
         start=clock.images,
         stride=0 if game.d in role.moves else run.round,  # G's turn goes with the first of D's
         mirror=run.data.mirror,

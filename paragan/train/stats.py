@@ -45,7 +45,7 @@ class Stats:
         self._images = 0
         self._sent = {player.name: 0 for player in players}
         self._waited = 0.0
-        self._aside_s = 0.0
+        self._aside_s = self._eval_s = 0.0
 
     @contextlib.contextmanager
     def aside(self) -> Generator[None]:
@@ -53,6 +53,17 @@ class Stats:
         start = time.perf_counter()
         yield
         self._aside_s += time.perf_counter() - max(start, self._last)
+
+    @contextlib.contextmanager
+    def scoring(self) -> Generator[None]:
+        """What happens inside is the part of it that scores take."""
+        start = time.perf_counter()
+        yield
+        self._eval_s += time.perf_counter() - start
+
+    def beside(self) -> dict[str, float]:
+        """Seconds since the last tick that were not training, and those of them that scores took."""
+        return {"Timing/aside_s": max(self._aside_s, self._eval_s), "Timing/eval_s": self._eval_s}
 
     def add(self, losses: list[tuple[Turn, Loss, int]]) -> None:
         for turn, loss, lanes in losses:
@@ -72,6 +83,7 @@ class Stats:
         line["Timing/img_per_sec"] = shown / seconds
         line["Timing/sec_per_kimg"] = 1000 * seconds / max(shown, 1)
         line["Timing/total_s"] = now - self._start
+        line |= self.beside()
         line["Timing/data_wait_s"] = self.data_wait_s
         waited = sum(player.meter.wait_s for player in self.players)
         line["Timing/exchange_wait_s"] = waited - self._waited
@@ -79,7 +91,7 @@ class Stats:
         line |= self.of_data()
         line["Resources/peak_mem_gb"] = peak_memory_gb(self.world.device)
         self._last, self._images, self._waited, self.data_wait_s = now, images, waited, 0.0
-        self._aside_s = 0.0
+        self._aside_s = self._eval_s = 0.0
         self._sums, self._counts = {}, {}
         return line
 

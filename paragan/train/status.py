@@ -12,6 +12,7 @@ from typing import Any
 from ..config import build, read_yaml
 from ..report.records import latest, read
 from ..strategies.per_label import NAMES
+from .best import so_far
 from .folder import RunFolder, existing
 from .labels import POOLED
 from .leases import Entry, Leases, gone
@@ -41,7 +42,15 @@ def _of_one(folder: RunFolder, kimg: float) -> str:
     owner = _owner(folder)
     state = f"trained by {owner}" if owner else "complete" if seen >= round(kimg, 6) else "stopped"
     pace = f", {lines[-1]['Timing/img_per_sec']:,.0f} img/s" if lines and owner else ""
-    return f"{folder.path}: {state}, {at:g} of {kimg:g} kimg{pace}, checkpoint at {seen:g} kimg{_scores(folder.path)}"
+    told = f"{_scores(folder.path)}{_beside(folder.path)}"
+    return f"{folder.path}: {state}, {at:g} of {kimg:g} kimg{pace}, checkpoint at {seen:g} kimg{told}"
+
+
+def _beside(folder: Path) -> str:
+    """The best model, and what was found wrong."""
+    best, wrong = so_far(folder), read(folder / "health.jsonl")
+    kept = f"; best {best['name']} {best['value']:.4g} at {best['kimg']:g} kimg" if best else ""
+    return kept + "".join(f"; {row['action']} at {row['kimg']:g} kimg: {row['kind']}" for row in wrong)
 
 
 def _owner(folder: RunFolder) -> str:

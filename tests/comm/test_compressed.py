@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from paragan.comm.compress import FP16, Exact, Int4, Int8, RandomK, Sign, TopK
-from paragan.comm.exchange import CompressedSum, Local, Lookahead
+from paragan.comm.exchange import CompressedSum, Local, Lookahead, NotFinite
 from paragan.comm.flat import Bucket, Flat, Moment
-from paragan.comm.groups import Lost
 from paragan.comm.meter import Meter
-from paragan.errors import Failed
+from paragan.errors import Diverged, Failed
 
 
 def net(width=50):
@@ -145,9 +144,9 @@ def test_what_is_not_finite_is_refused_by_all_and_nothing_moves(pool, bad):
     for rank, (said, untouched) in enumerate(pool(3, job)):
         assert untouched
         if rank == 1:
-            assert said == (Failed, "the gradient of D 1.weight is not finite: the step was refused")
+            assert said == (Diverged, "the gradient of D 1.weight is not finite: the step was refused")
         else:
-            assert said[0] is Lost
+            assert said[0] is NotFinite
             assert "int4 wire brought numbers that are not finite" in said[1]
 
 

@@ -1,0 +1,251 @@
+"""What the watcher sees: five failures that are planted, healthy runs of many kinds, and what watching costs.
+
+    python -m benchmarks.health planted --json F      images until each is caught, and by which sign
+    python -m benchmarks.health healthy --json F      what is said of healthy runs: nothing
+    python -m benchmarks.health cost                  seconds of a tick's look, and of a step, on the digits
+
+Failures are planted from here, into processes that are otherwise `paragan train digits`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paragan.report.records import read
+
+FAST = ("--evaluation.metrics=[]", "--output.fakes_kimg=1000", "--output.best=none", "--device.threads=1")
+
+HEALTHY: dict[str, tuple[int, tuple[str, ...]]] = {
+    "sync": (1, ()),
+    "sync, 2 ranks": (2, ()),
+    "sync, int4 wire, 2 ranks": (2, ("--strategy.wire=int4",)),
+    "sync, together, relativistic, R1 and R2": (
+        1,
+        ("--strategy.order=together", "--objective.loss=relativistic", "--objective.r1=1", "--objective.r2=1"),
+    ),
+    "quantized (int8), 2 ranks": (2, ("--strategy=quantized",)),
+    "gossip, 2 ranks": (2, ("--strategy=gossip",)),
+    "async, one rank": (1, ("--strategy=async",)),
+    "async, G and D apart, 2 ranks": (2, ("--strategy=async",)),
+    "per label, 2 workers": (2, ("--strategy=per-label",)),
+    "policy ttur": (1, ("--policy=ttur",)),
+    "policy wcgan-gp": (1, ("--policy=wcgan-gp",)),
+    "policy paragan": (1, ("--policy=paragan",)),
+}
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A failure: on how many ranks, from which kimg on, and how it is made. early: before a run is built."""
+
+    ranks: int
+    kimg: float
+    make: Callable[[Any], None] | None = None
+    early: Callable[[], None] | None = None
+
+
+def faster_d(session: Any) -> None:
+    """D's learning rate times 100."""
+    player = session.game.d
+    player._base_rates = [100 * rate for rate in player._base_rates]
+
+
+def frozen_g(session: Any) -> None:
+    """G's optimizer does nothing."""
+    session.game.g.optimizer.step = lambda closure=None: None
+
+
+def nan_gradient(session: Any) -> None:
+    """One parameter of G gets a gradient that is not a number, on rank 0."""
+    if session.world.first:
+        parameter = session.game.g.flat.parameters[0].requires_grad_(True)
+        parameter.register_hook(lambda grad: grad * float("nan"))
+        parameter.requires_grad_(False)
+
+
+def noisy_label() -> None:
+    """The images of label 3 are uniform noise."""
+    import dataclasses
+
+    import numpy as np
+
+    from paragan.train import start
+
+    original = start.load_images
+
+    def load(run: Any) -> Any:
+        images = original(run)
+        pixels, mine = images.images.copy(), images.labels == 3
+        pixels[mine] = np.random.default_rng(0).integers(0, 256, pixels[mine].shape, dtype=np.uint8)
+        return dataclasses.replace(images, images=pixels)
+
+    start.load_images = load
+
+
+def other_seed() -> None:
+    """Rank 1 begins with the networks, and draws the data, of another seed."""
+    import dataclasses
+
+    from paragan.train import start
+
+    if os.environ.get("RANK") == "1":
+        build, seat = start.build_nets, start.seat
+        start.build_nets = lambda run, *rest: build(dataclasses.replace(run, seed=run.seed + 1), *rest)
+        start.seat = lambda run, *rest: seat(dataclasses.replace(run, seed=run.seed + 1), *rest)
+
+
+PLANTS: dict[str, Plant] = {
+    "D's learning rate x 100, from the start": Plant(1, 0, faster_d),
+    "D's learning rate x 100, at 20 kimg": Plant(1, 20, faster_d),
+    "G frozen, from the start": Plant(1, 0, frozen_g),
+    "G frozen, at 20 kimg": Plant(1, 20, frozen_g),
+    "one label's data replaced by noise": Plant(1, 0, early=noisy_label),
+    "one rank with another seed": Plant(2, 0, early=other_seed),
+    "NaN in a gradient, at 20 kimg": Plant(1, 20, nan_gradient),
+    "NaN in a gradient, at 20 kimg, 2 ranks, int8 wire": Plant(2, 20, nan_gradient),
+}
+
+
+def plant(name: str) -> None:
+    """Make a failure in this process."""
+    from paragan.train import loop
+
+    chosen = PLANTS[name]
+    if chosen.early:
+        chosen.early()
+    original, waiting = loop.play_round, [chosen.make] if chosen.make else []
+
+    def play_round(session: Any) -> None:
+        if waiting and session.clock.images >= 1000 * chosen.kimg:
+            waiting.pop()(session)
+        original(session)
+
+    loop.play_round = play_round
+
+
+def run(folder: Path, ranks: int, kimg: float, settings: tuple[str, ...], planted: str = "") -> tuple[int, str]:
+    """`paragan train digits` on some ranks; its status and its last line."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    places = [
+        {"RANK": r, "WORLD_SIZE": ranks, "LOCAL_RANK": r, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+        for r in range(ranks if ranks > 1 else 0)
+    ] or [{}]
+    train = ["train", "digits", f"--run-dir={folder}", f"--kimg={kimg}", *FAST, *settings]
+    command = [sys.executable, "-m", "benchmarks.health", "child", planted, *train]
+    processes = [
+        subprocess.Popen(
+            command,
+            env=os.environ | {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for place in places
+    ]
+    said = [process.communicate()[0] for process in processes]
+    return max(process.returncode for process in processes), said[0].strip().rpartition("\n")[2]
+
+
+def caught(name: str, kimg: float) -> dict[str, Any]:
+    """When a planted failure was named, and by which sign."""
+    chosen = PLANTS[name]
+    settings = ("--strategy.wire=int8",) if "int8" in name else ()
+    with tempfile.TemporaryDirectory() as folder:
+        status, last = run(Path(folder) / "run", chosen.ranks, chosen.kimg + kimg, settings, name)
+        rows = [row for row in read(Path(folder) / "run" / "health.jsonl") if row["kimg"] >= chosen.kimg]
+        reached = read(Path(folder) / "run" / "stats.jsonl")[-1]["Progress/kimg"]
+    found = {"failure": name, "status": status, "said": last}
+    if rows:
+        told = {field: rows[0][field] for field in ("kind", "key", "value", "limit")}
+        return {**found, **told, "images": round(1000 * (rows[0]["kimg"] - chosen.kimg)), "all": _kinds(rows)}
+    if status == 1:
+        return {**found, "kind": "nonfinite", "key": "", "images": round(1000 * (reached - chosen.kimg))}
+    return {**found, "kind": "", "images": None}
+
+
+def _kinds(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{row['kind']} at {row['kimg']:g}" for row in rows)
+
+
+def silent(name: str, kimg: float) -> dict[str, Any]:
+    """What was said of a healthy run."""
+    ranks, settings = HEALTHY[name]
+    with tempfile.TemporaryDirectory() as folder:
+        status, last = run(Path(folder) / "run", ranks, kimg, settings)
+        files = sorted(Path(folder).rglob("health.jsonl"))
+        said = [f"{row['kind']} at {row['kimg']:g} kimg: {row['message']}" for file in files for row in read(file)]
+        lines = sum(len(read(file)) for file in Path(folder).rglob("stats.jsonl"))
+    return {"run": name, "status": status, "lines": lines, "said": said, "last": last}
+
+
+def cost(steps: int) -> dict[str, float]:
+    """Median seconds of a step of the digits, and of a look at its health."""
+    import torch
+
+    from paragan.comm.world import World
+    from paragan.recipes import recipe
+    from paragan.train.loop import play_round
+    from paragan.train.run import build_nets, load_images, resolve, spec_of
+    from paragan.train.signs import Signs
+    from paragan.train.start import assemble
+
+    torch.set_num_threads(1)
+    images = load_images(recipe("digits"))
+    of, world, signs = resolve(recipe("digits"), images), World.solo(), Signs()
+    session = assemble(of, world, images, build_nets(of, spec_of(of, images), world.device))
+    times: dict[str, list[float]] = {"step_s": [], "look_s": []}
+    for _ in range(steps):
+        for part, action in (("step_s", play_round), ("look_s", signs)):
+            start = time.perf_counter()
+            action(session)
+            times[part].append(time.perf_counter() - start)
+    found = {part: statistics.median(seconds) for part, seconds in times.items()}
+    a_tick = 1000 * of.output.tick_kimg / of.round
+    return found | {"steps_a_tick": a_tick, "share": found["look_s"] / (a_tick * found["step_s"])}
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["child"]:
+        from paragan.cli import main as program
+
+        if sys.argv[2]:
+            plant(sys.argv[2])
+        status = program(sys.argv[3:])
+        sys.stdout.flush()
+        os._exit(status)  # as `paragan` ends where there are several ranks
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("planted", "healthy", "cost"))
+    parser.add_argument("--kimg", type=float, default=40.0, help="of a healthy run, and after a failure was planted")
+    parser.add_argument("--only", metavar="WORD", default="", help="cases with this in their name")
+    parser.add_argument("--json", metavar="F")
+    options = parser.parse_args()
+    if options.what == "cost":
+        found: list[Any] = [cost(200)]
+        print(json.dumps(found[0], indent=1))
+    else:
+        cases, look = (PLANTS, caught) if options.what == "planted" else (HEALTHY, silent)
+        found = []
+        for name in cases:
+            if options.only in name:
+                found.append(look(name, options.kimg))
+                print(json.dumps(found[-1]), flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Scores of models as they appear in a run folder, from a process beside the run: `paragan eval --follow RUN_DIR`.
+
+A run replaces its model with every checkpoint. Whoever follows scores the newest; what was replaced while an older one
+was scored is left out, and said to be. The lines of metrics.jsonl are those the run itself would have written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..comm.groups import Solo
+from ..data.images import Images
+from ..errors import Failed, Unusable
+from ..eval.evaluate import Protocol, Score
+from ..eval.metrics import metric_names
+from ..report.records import read, write_whole
+from . import best
+from .folder import RunFolder
+from .model import PER_LABEL, load_model
+from .progress import Screen
+from .run import Evaluation, Run
+from .scoring import append, feature_space, score, summary
+
+POLL_S = 2.0
+
+
+@dataclass(frozen=True)
+class Follow:
+    """Follows one run.
+
+    wanted   : what is scored
+    device   : where
+    patience : seconds for which the run may show nothing new, before this ends
+    best     : the score by which the best model is kept ("": nobody keeps it, or the run itself does)
+    """
+
+    folder: Path
+    run: Run
+    images: Images
+    wanted: Evaluation
+    device: Any
+    screen: Screen
+    patience: float
+    best: str = ""
+    nets: Any = None
+    sleep: Callable[[float], None] = time.sleep
+
+    def __call__(self) -> int:
+        """Score until the run is complete; how many models were. Failed, where it showed nothing for too long."""
+        number, kimg, seen, since = 0, -1.0, None, time.monotonic()
+        while True:
+            found = snapshot(self.folder / "model")
+            if found and float(found.config["kimg"]) != kimg:
+                self._tell_skipped(kimg, float(found.config["kimg"]))
+                kimg, since = float(found.config["kimg"]), time.monotonic()
+                number += self._score(found)
+                continue  # it may have been replaced meanwhile
+            if 1000 * kimg >= self.run.images:
+                return number
+            now = signature(self.folder)
+            seen, since = (now, since) if now == seen else (now, time.monotonic())
+            if time.monotonic() - since >= self.patience:
+                at = f"{kimg:g}" if kimg >= 0 else "0"
+                raise Failed(
+                    f"{self.folder} is at {at} of {self.run.kimg:g} kimg and showed nothing new for {self.patience:g} "
+                    "s (--patience): go on with the run, then with the same command"
+                )
+            self.sleep(POLL_S)
+
+    def _score(self, found: Snapshot) -> bool:
+        """Score a model by what is missing of it; whether anything was."""
+        kimg = float(found.config["kimg"])
+        there = {row.get("name") for row in read(self.folder / "metrics.jsonl") if row.get("kimg") == kimg}
+        space = feature_space(self.wanted, self.images)
+        missing = tuple(m for m in self.wanted.metrics if not there.issuperset(metric_names(m, space)))
+        if not missing:
+            return False
+        wanted = dataclasses.replace(self.wanted, metrics=missing)
+        with tempfile.TemporaryDirectory(prefix="paragan-follow-") as name:
+            folder = found.written(Path(name))
+            start = time.perf_counter()
+            scores = self._scores(folder, wanted)
+            append(self.folder, scores, kimg)
+            self._keep(folder, scores, kimg)
+        self.screen.say(f"{kimg:g} kimg: {summary(scores)}  (in {time.perf_counter() - start:.3g} s)")
+        return True
+
+    def _scores(self, folder: Path, wanted: Evaluation) -> list[Score]:
+        model = load_model(folder, self.device, self.nets, self.images)
+        batch_norm, seed = str(model.config["batch_norm"]), self.run.seed
+        protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=seed)
+        return score(model.sampler, self.images, wanted, protocol, Solo())
+
+    def _keep(self, model: Path, scores: list[Score], kimg: float) -> None:
+        chosen = next((one for one in scores if one.name == self.best), None)
+        if chosen and best.better(chosen, best.so_far(self.folder)):
+            best.copy(model, best.begin(self.folder))
+            best.publish(self.folder, chosen, kimg)
+
+    def _tell_skipped(self, before: float, now: float) -> None:
+        every = self.run.output.checkpoint_kimg
+        skipped = round(now // every - before // every) - 1 if every and before >= 0 else 0
+        if skipped > 0:
+            self.screen.say(f"{skipped} models between {before:g} and {now:g} kimg were replaced before that")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model whose weights and config.json belong together."""
+
+    config: dict[str, Any]
+    files: dict[str, bytes]
+
+    def written(self, folder: Path) -> Path:
+        for name, data in self.files.items():
+            write_whole(folder / name, data)
+        return folder
+
+
+def snapshot(model: Path) -> Snapshot | None:
+    """The model in a folder where a run may be replacing it, file by file: config.json comes last, and says which
+    weights it is about. None where there is none, or they do not fit each other at the moment."""
+    try:
+        data = (model / "config.json").read_bytes()
+        config = json.loads(data)
+        if config.get("kind") == PER_LABEL:
+            raise Unusable(f"{model.parent} has a model for every label, which workers score: leave --follow out")
+        names = [name for name in ("model", "discriminator") if (model / f"{name}.safetensors").exists()]
+        files = {f"{name}.safetensors": (model / f"{name}.safetensors").read_bytes() for name in names}
+        sums = config.get("crc32")
+        whole = all(zlib.crc32(files[f"{name}.safetensors"]) == sums[name] for name in names) if sums else True
+        if not whole or "model.safetensors" not in files or (model / "config.json").read_bytes() != data:
+            return None
+        float(config["kimg"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Unusable(f"{model}/config.json cannot be read: {error!r}") from error
+    return Snapshot(config, {**files, "config.json": data})
+
+
+def signature(folder: Path) -> tuple[Any, ...]:
+    """Changes whenever a run that is being trained writes something."""
+    run = RunFolder(folder)
+    watched = (folder / "stats.jsonl", folder / "model" / "config.json", run.checkpoints)
+    return tuple((path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None for path in watched)

@@ -1,0 +1,209 @@
+"""A run is scored from beside as it would have scored itself, once, and models come whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from paragan.eval.features import pixels
+from paragan.report.records import Records, read
+from paragan.train import best
+from paragan.train.follow import snapshot
+from processes import call, interrupted, refused, train, trained, until
+
+UNSCORED = ("--kimg=0.16", "--evaluation.metrics=[]")
+ASKED = ("--metrics", "fd,kid", "--count", "16")
+
+
+@pytest.fixture(scope="module")
+def unscored(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("unscored") / "run", *UNSCORED)
+
+
+@pytest.fixture
+def run(unscored, tmp_path):
+    return shutil.copytree(unscored, tmp_path / "run")
+
+
+def told(folder):
+    return [
+        {name: row[name] for name in ("name", "value", "kimg", "fingerprint")} for row in read(folder / "metrics.jsonl")
+    ]
+
+
+def test_the_lines_are_those_that_the_run_would_have_written(run, tmp_path):
+    within = trained(tmp_path / "within", "--kimg=0.16", "--evaluation.metrics=[fd,kid]")
+    ended = call("eval", run, "--follow", *ASKED, "--device", "cpu")
+    assert ended.status == 0, ended.err
+    assert told(run) == told(within)
+    assert best.so_far(run) == best.so_far(within)
+    assert "complete and scored (1 models" in ended.out
+
+
+def test_nothing_is_scored_twice_and_what_is_missing_is(run):
+    assert call("eval", run, "--follow", "--metrics", "fd", "--count", "16").status == 0
+    assert call("eval", run, "--follow", *ASKED).status == 0
+    assert [row["name"] for row in read(run / "metrics.jsonl")] == ["fd_pixels", "kid_pixels"]
+    assert "(0 models" in call("eval", run, "--follow", *ASKED).out
+
+
+def test_a_run_that_stopped_is_told_with_status_1(tmp_path):
+    run = interrupted(tmp_path / "run", 4, *UNSCORED)
+    ended = call("eval", run, "--follow", *ASKED, "--patience", "0")
+    assert ended.status == 1
+    assert ended.err.count("\n") == 1
+    assert "0.08 of 0.16 kimg" in ended.err
+    assert [row["kimg"] for row in read(run / "metrics.jsonl")] == [0.08, 0.08]
+    assert call(*train(run, *UNSCORED)).status == 0  # goes on, and keeps what was measured of where it stood
+    assert call("eval", run, "--follow", *ASKED).status == 0
+    assert [row["kimg"] for row in read(run / "metrics.jsonl")] == [0.08, 0.08, 0.16, 0.16]
+
+
+@pytest.mark.timeout(120)
+def test_models_are_scored_as_they_appear_and_ctrl_c_ends_it(tmp_path, processes):
+    run = interrupted(tmp_path / "run", 4, *UNSCORED)
+    patch = "from paragan.train import follow\nfollow.POLL_S = 0.05"
+    follower = processes.warm("eval", str(run), "--follow", *ASKED, patch=patch)
+    until(lambda: len(read(run / "metrics.jsonl")) == 2, what="the first model is scored")
+    interrupted(run, 7, *UNSCORED)
+    until(lambda: len(read(run / "metrics.jsonl")) == 4, what="the second model is scored")
+    follower.send(signal.SIGINT)
+    assert follower.wait() == 3
+    assert follower.err == "paragan: SIGINT; the same command goes on from here\n"
+    again = processes.warm("eval", str(run), "--follow", *ASKED, patch=patch)
+    assert call(*train(run, *UNSCORED)).status == 0
+    assert again.wait() == 0
+    assert [row["kimg"] for row in read(run / "metrics.jsonl")] == [0.08, 0.08, 0.128, 0.128, 0.16, 0.16]
+
+
+def test_weights_and_config_that_do_not_belong_together_are_not_read(run):
+    whole = snapshot(run / "model")
+    assert whole
+    assert whole.config["kimg"] == 0.16
+    weights = run / "model" / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # of the next checkpoint, whose config.json is not there yet
+    assert snapshot(run / "model") is None
+    weights.write_bytes(data)
+    assert snapshot(run / "model")
+    (run / "model" / "config.json").unlink()
+    assert snapshot(run / "model") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ([], "no scores"),
+        (["--metrics", "fd", "--device", "tpu"], "--device tpu"),
+        (["--metrics", "fd", "--device", "cuda:99"], "--device cuda:99"),
+        (["--metrics", "fd", "--patience", "-1"], "--patience"),
+        (["--metrics", "fd", "--truncation", "0.5"], "--truncation"),
+        (["--metrics", "fdd"], "fdd"),
+    ],
+)
+def test_what_cannot_be_is_refused(words, what, unscored):
+    assert what in refused("eval", unscored, "--follow", *words)
+
+
+def test_foreign_folders_are_named(tmp_path):
+    assert "does not exist" in refused("eval", tmp_path / "none", "--follow")
+    (tmp_path / "other").mkdir()
+    assert "no run folder" in refused("eval", tmp_path / "other", "--follow")
+
+
+# Best -----------------------------------------------------------------------------------------------------
+
+OFTEN = ("--kimg=0.16", "--evaluation.every_kimg=0.032", "--evaluation.metrics=[fd,prdc]")
+
+
+def test_the_best_model_is_kept_and_can_be_used(tmp_path):
+    run = trained(tmp_path / "run", *OFTEN)
+    rows = [row for row in read(run / "metrics.jsonl") if row["name"] == "fd_pixels"]
+    assert len(rows) == 5
+    first = min(rows, key=lambda row: row["value"])
+    assert best.so_far(run) == {name: first[name] for name in ("name", "value", "kimg", "fingerprint")}
+    assert json.loads((run / "best" / "config.json").read_text())["kimg"] == first["kimg"]
+    ended = call("sample", run / "best", "--count", "4", "--out", tmp_path / "grid.png")
+    assert ended.status == 0, ended.err
+    again = call("eval", run / "best", "--metrics", "fd")
+    assert again.status == 2  # a model, no run
+
+
+def test_the_best_is_the_same_where_the_run_was_stopped(tmp_path):
+    straight = trained(tmp_path / "straight", *OFTEN, "--output.best=recall_pixels")
+    run = interrupted(tmp_path / "run", 5, *OFTEN, "--output.best=recall_pixels")
+    assert call(*train(run, *OFTEN, "--output.best=recall_pixels")).status == 0
+    assert best.so_far(run) == best.so_far(straight)
+    weights = [(folder / "best" / "model.safetensors").read_bytes() for folder in (run, straight)]
+    assert weights[0] == weights[1]
+
+
+def test_a_score_that_nobody_measures_is_refused(tmp_path):
+    assert "output.best=kid_pixels" in refused(*train(tmp_path / "run", "--output.best=kid_pixels"))
+    assert best.chosen("none", ["fd"], pixels(8, 1)) == ""
+    assert best.chosen("auto", [], pixels(8, 1)) == ""
+
+
+def score(value, name="fd_pixels", fingerprint="a"):
+    return SimpleNamespace(name=name, value=value, fingerprint=fingerprint)
+
+
+def test_which_score_is_better():
+    assert best.better(score(2.0), None)
+    assert not best.better(score(float("nan")), None)
+    so_far = {"name": "fd_pixels", "value": 1.0, "fingerprint": "a"}
+    assert best.better(score(0.9), so_far)
+    assert not best.better(score(1.0), so_far)
+    assert best.better(score(2.0, fingerprint="b"), so_far)
+    high = ("precision_pixels", "recall_inception", "is", "is50k", "coverage_values", "density_pixels")
+    high += ("pr50k3_full_precision_inception", "is50k_my-net")
+    assert [name for name in high if not best.higher_is_better(name)] == []
+    assert [
+        n for n in ("fd_pixels", "fid", "fid50k_full", "kid", "kid50k_full_pixels") if best.higher_is_better(n)
+    ] == []
+
+
+def test_a_kill_between_the_two_renames_loses_no_model(tmp_path):
+    (tmp_path / best.FORMER).mkdir()
+    (tmp_path / best.FORMER / "config.json").write_text("{}")
+    best.restore(tmp_path)
+    assert (tmp_path / best.FOLDER / "config.json").exists()
+    assert not (tmp_path / best.FORMER).exists()
+
+
+# Time and lines --------------------------------------------------------------------------------------------
+
+
+def test_the_time_that_scores_take_is_reported(tmp_path):
+    ended = call(*train(tmp_path / "run", *OFTEN))
+    lines = read(tmp_path / "run" / "stats.jsonl")
+    scored = [line["Progress/step"] for line in lines if line["Timing/eval_s"] > 0]
+    assert scored == [3, 5, 7, 9, 10]  # in the line after; of the last, in its own
+    assert all(line["Timing/aside_s"] >= line["Timing/eval_s"] for line in lines)
+    assert "scores took" in ended.out
+
+
+def test_many_may_write_into_one_file_while_it_is_cut(tmp_path):
+    records = Records(tmp_path / "m.jsonl")
+
+    def write(who):
+        for number in range(100):
+            Records(tmp_path / "m.jsonl").append({"kimg": 1, "who": who, "number": number, "more": "x" * 200})
+
+    writers = [threading.Thread(target=write, args=(who,)) for who in range(4)]
+    for writer in writers:
+        writer.start()
+    for _ in range(50):
+        records.append({"kimg": 2})
+        records.truncate_after(1, key="kimg")
+    for writer in writers:
+        writer.join()
+    rows = read(tmp_path / "m.jsonl")
+    assert len(rows) == 400
+    for who in range(4):
+        assert [row["number"] for row in rows if row["who"] == who] == list(range(100))

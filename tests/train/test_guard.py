@@ -1,0 +1,148 @@
+"""A run that falls ill goes back, and goes on as it would have, whoever kills it meanwhile."""
+
+from __future__ import annotations
+
+import signal
+from unittest import mock
+
+import pytest
+
+from paragan.report.records import read
+from paragan.train import guard, loop
+from processes import call, checkpoints, outcome, refused, steps, train
+
+GUARDED = ("--kimg=0.16", "--output.checkpoint_kimg=0.032", "--guard=rollback")  # 10 steps, a checkpoint every other
+
+
+def ill(session):
+    session.game.d.flat.params[0] = float("nan")
+
+
+def falling_ill(times=1, stop_at=None):
+    """Runs fall ill in round 5, so often; and get a signal in a round after they went back."""
+    original, sent = loop.play_round, []
+
+    def play_round(session):
+        clock = session.clock
+        if clock.step == 5 and clock.rollbacks < times:
+            ill(session)
+        if clock.step == stop_at and clock.rollbacks and not sent:
+            sent.append(signal.raise_signal(signal.SIGTERM))
+        original(session)
+
+    return mock.patch.object(loop, "play_round", play_round)
+
+
+@pytest.fixture(scope="module")
+def cured(tmp_path_factory):
+    """A run that fell ill once."""
+    folder = tmp_path_factory.mktemp("cured") / "run"
+    with falling_ill():
+        ended = call(*train(folder, *GUARDED))
+    assert ended.status == 0, ended
+    return folder, ended
+
+
+def test_a_run_goes_back_and_says_so(cured):
+    folder, ended = cured
+    assert steps(folder) == list(range(1, 11))
+    (row,) = read(folder / "health.jsonl")
+    assert (row["kind"], row["action"], row["to_step"], row["rollback"]) == ("nonfinite", "rollback", 4, 1)
+    assert row["lr_factor"] == 0.5
+    assert "rollback 1 of 3" in ended.out
+    assert "back to step 4, learning rates x 0.5, another seed" in ended.out
+    assert "rollback" in call("status", folder).out
+    assert "lr: 0.001" in (folder / "run.yaml").read_text()  # the record is what was asked for
+
+
+def test_what_was_changed_matters(cured, tmp_path):
+    plain = call(*train(tmp_path / "run", *GUARDED))
+    assert plain.status == 0
+    assert not (tmp_path / "run" / "health.jsonl").exists()
+    assert outcome(tmp_path / "run") != outcome(cured[0])
+
+
+def test_a_run_that_went_back_and_was_stopped_goes_on_exactly(cured, tmp_path):
+    run = tmp_path / "run"
+    with falling_ill(stop_at=7):
+        assert call(*train(run, *GUARDED)).status == 3
+    assert call(*train(run, *GUARDED)).status == 0
+    assert outcome(run) == outcome(cured[0])
+    assert steps(run) == steps(cured[0])
+    assert len(read(run / "health.jsonl")) == 1
+
+
+def test_one_that_was_killed_while_it_went_back_too(cured, tmp_path):
+    """Between the line that says so, and the checkpoints that are set aside: newer ones than the good one are there."""
+    run, late = tmp_path / "run", ("--output.keep=4", "--health.ticks=1")
+
+    def killed(folder, world):
+        raise KeyboardInterrupt
+
+    def later(undo):
+        undo.finding = guard.dataclasses.replace(undo.finding, since=2)
+        return undo
+
+    original = guard._decided
+    with (
+        falling_ill(),
+        mock.patch.object(guard, "_decided", lambda folder, run, undo: original(folder, run, later(undo))),
+        mock.patch.object(guard, "set_aside", killed),
+    ):
+        assert call(*train(run, *GUARDED, *late)).status == 3
+    assert [int(path.name) for path in checkpoints(run)] == [2, 4]
+    assert read(run / "health.jsonl")[-1]["to_step"] == 2
+    ended = call(*train(run, *GUARDED, *late))
+    assert ended.status == 0
+    assert "00000002 at" in ended.out
+    assert (run / "checkpoints" / "undone1-00000004").exists()
+    assert steps(run) == list(range(1, 11))
+
+
+def test_it_gives_up_after_the_stated_number_of_times(tmp_path):
+    with falling_ill(times=9):
+        ended = call(*train(tmp_path / "run", *GUARDED, "--guard.rollbacks=2", "--guard.reseed=false"))
+    assert ended.status == 1
+    assert ended.err.count("\n") == 1
+    assert "Loss/D/loss is" in ended.err
+    assert "2 times (guard.rollbacks)" in ended.err
+    rows = read(tmp_path / "run" / "health.jsonl")
+    assert [row["action"] for row in rows] == ["rollback", "rollback", "gave up"]
+    assert [row.get("lr_factor") for row in rows] == [0.5, 0.25, None]
+    assert rows[0]["reseed"] is False
+
+
+def test_without_a_checkpoint_it_begins_again(tmp_path):
+    with falling_ill():
+        ended = call(*train(tmp_path / "run", "--kimg=0.16", "--guard=rollback"))
+    assert ended.status == 0
+    assert read(tmp_path / "run" / "health.jsonl")[0]["to_step"] == 0
+    assert steps(tmp_path / "run") == list(range(1, 11))
+
+
+PATCH = """
+from paragan.train import loop
+original = loop.play_round
+def play_round(session):
+    if session.clock.step == 5 and session.clock.rollbacks == 0 and session.world.rank == 1:
+        parameter = session.game.g.flat.parameters[0].requires_grad_(True)
+        parameter.register_hook(lambda grad: grad * float("nan"))
+        parameter.requires_grad_(False)
+    original(session)
+loop.play_round = play_round
+"""
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("wire", ["exact", "int8"])
+def test_ranks_go_back_together(wire, tmp_path, processes):
+    command = train(tmp_path / "run", *GUARDED, f"--strategy.wire={wire}")
+    ranks = processes.ranks(2, *command, start=lambda *a, **env: processes.warm(*a, patch=PATCH, **env))
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.err for rank in ranks]
+    assert [row["to_step"] for row in read(tmp_path / "run" / "health.jsonl")] == [4]
+    assert steps(tmp_path / "run") == list(range(1, 11))
+
+
+def test_ranks_that_others_go_on_without_are_refused(tmp_path):
+    words = ["train", "digits", "--strategy=gossip", "--guard=rollback", "--ranks=2", "-n", f"--run-dir={tmp_path}/r"]
+    assert "--strategy.lost_after_s=0" in refused(*words)

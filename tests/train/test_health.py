@@ -1,0 +1,228 @@
+"""The watcher names what is wrong, is silent where nothing is, and changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import toy
+from paragan.report.records import read
+from paragan.train.health import judge
+from paragan.train.limits import Health
+from paragan.train.loop import play_round
+from paragan.train.signs import Signs, roughest, texture, within
+from processes import call, during, refused, train
+
+LIMITS = Health()
+
+
+def rows(ticks: int = 20, **last: list[float]) -> list[dict[str, float]]:
+    """Lines of a healthy run, the last of which have other values."""
+    rng = np.random.default_rng(0)
+    usual = {
+        "Health/G/gradient": 5.0,
+        "Health/D/gradient": 3.0,
+        "Health/G/moved": 0.05,
+        "Health/D/moved": 0.1,
+        "Health/G/diversity": 0.7,
+        "Health/D/accuracy": 0.8,
+        "Loss/G/loss": 0.5,
+        "Loss/D/loss": 1.0,
+        "Health/G/apart": 0.0,
+        "Health/label/roughness": 0.6,
+        "Health/label/others": 0.5,
+        "Health/label/number": 3.0,
+        "Consensus/G": 0.02,
+    }
+    found = [
+        {"Progress/step": float(10 * t)} | {key: x * (1 + 0.2 * rng.standard_normal()) for key, x in usual.items()}
+        for t in range(1, ticks + 1)
+    ]
+    for key, values in last.items():
+        for row, value in zip(found[-len(values) :], values, strict=True):
+            row[key.replace("__", "/")] = value
+    return found
+
+
+def kinds(lines, limits: Health = LIMITS) -> list[str]:
+    return [finding.kind for finding in judge(lines, limits)]
+
+
+def test_nothing_is_said_of_a_healthy_run():
+    for ticks in range(1, 60):
+        assert kinds(rows(ticks)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "last"),
+    [
+        ("nonfinite", {"Loss__G__loss": [math.nan]}),
+        ("divergence", {"Health__D__gradient": [400.0, 900.0, 2e3]}),
+        ("divergence", {"Loss__D__loss": [-300.0, -900.0, -2e3]}),
+        ("collapse", {"Health__G__diversity": [0.1, 0.08, 0.05]}),
+        ("won", {"Health__D__accuracy": [1.0, 1.0, 1.0], "Health__D__gradient": [0.0, 0.02, 0.01]}),
+        ("stalled", {"Health__G__gradient": [0.05, 0.05, 0.04]}),
+        ("frozen", {"Health__G__moved": [0.0, 0.0, 0.0]}),
+        ("drift", {"Health__G__apart": [0.3]}),
+        ("consensus", {"Consensus__G": [0.7, 0.8, 0.8]}),
+        ("label", {"Health__label__roughness": [1.0, 0.97, 1.02], "Health__label__others": [0.5] * 3}),
+    ],
+)
+def test_each_kind_is_named_when_its_sign_has_lasted(kind, last):
+    (found,) = judge(rows(**last), LIMITS)
+    assert found.kind == kind
+    assert found.advice
+    assert found.key in rows(**last)[-1]
+    if kind not in ("nonfinite", "drift"):
+        assert found.since == 170  # the line before the first of the three
+        shorter = {key: [rows()[0][key.replace("__", "/")], *values[1:]] for key, values in last.items()}
+        assert kinds(rows(**shorter)) == []
+        assert kinds(rows(**last), dataclasses.replace(LIMITS, ticks=4)) == []
+
+
+def test_a_line_that_was_read_from_a_file_counts_as_the_one_that_was_written(tmp_path):
+    from paragan.report.records import Records
+
+    Records(tmp_path / "s.jsonl").append(rows(Loss__G__loss=[math.nan])[-1])
+    assert kinds(read(tmp_path / "s.jsonl")) == ["nonfinite"]
+
+
+def test_a_run_that_has_no_past_yet_is_compared_with_nothing():
+    assert kinds(rows(4, Health__G__gradient=[0.01, 0.01, 0.01], Health__G__diversity=[0.01] * 3)) == []
+
+
+@pytest.mark.parametrize(
+    "settings", [(), ("objective.bcr=1", "objective.lecam=0.1"), ("strategy=async",), ("data.labels=false",)]
+)
+def test_looking_changes_nothing(settings):
+    of = toy.run(*settings)
+    looked_at, left_alone, signs = toy.session(of), toy.session(of), Signs()
+    for _ in range(4):
+        play_round(looked_at)
+        line = signs(looked_at)
+        play_round(left_alone)
+        assert all(math.isfinite(value) for value in line.values())
+    assert toy.same(toy.state(looked_at), toy.state(left_alone))
+
+
+def test_signs_are_what_they_say():
+    """Against numpy, from what the game itself makes."""
+    s, signs = toy.session(toy.run()), Signs()
+    play_round(s)
+    before = s.game.d.flat.params.clone()
+    signs(s)
+    play_round(s)
+    line, d = signs(s), s.game.d.flat
+    assert line["Health/D/gradient"] == pytest.approx(float(d.grads.double().norm()), rel=1e-6)
+    step = -(-len(d.params) // 1024)
+    sample, former = d.params[::step].double(), before[::step].double()
+    assert line["Health/D/moved"] == pytest.approx(float((sample - former).norm() / sample.norm()), rel=1e-9)
+    assert 0 <= line["Health/D/accuracy"] <= 1
+    assert "Health/D/apart" not in line  # one rank
+
+
+def test_variance_within_labels_is_that_of_numpy():
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((12, 3)), np.array([0, 0, 0, 2, 2, 2, 2, 5, 5, 5, 5, 5])
+    expected = sum(((x[y == k] - x[y == k].mean(0)) ** 2).sum() for k in (0, 2, 5)) / (12 - 3)
+    assert float(within(torch.tensor(x), torch.tensor(y))) == pytest.approx(expected)
+    assert float(within(torch.tensor(x), None)) == pytest.approx(x.var(0, ddof=1).sum())
+
+
+def test_noise_has_roughness_one_and_digits_have_not():
+    rng, digits = np.random.default_rng(0), toy.images()
+    noise = torch.from_numpy(rng.uniform(-1, 1, (400, 1, 8, 8)))
+    varies, apart = texture(noise)
+    assert float(apart.sum() / varies.sum()) == pytest.approx(1.0, abs=0.03)
+    sums = torch.zeros(3, 10, dtype=torch.float64)
+    images = torch.from_numpy(digits.images.transpose(0, 3, 1, 2) / 127.5 - 1)
+    images[digits.labels == 4] = noise[: int((digits.labels == 4).sum())]
+    varies, apart = texture(images)
+    sums.index_add_(1, torch.from_numpy(digits.labels), torch.stack([torch.ones_like(varies), varies, apart]))
+    found = roughest(sums)
+    assert found["Health/label/number"] == 4
+    assert found["Health/label/roughness"] > 0.9
+    assert found["Health/label/others"] < 0.6
+
+
+def test_replicas_that_differ_are_seen_by_all_ranks(pool):
+    def look(world):
+        of, alike = toy.run(), []
+        for seed in (0, world.rank):
+            s = toy.session(of if seed == 0 else dataclasses.replace(of, seed=seed), world)
+            play_round(s)
+            alike.append(Signs()(s)["Health/G/apart"])
+        return alike
+
+    (same, apart), (same_too, apart_too) = pool(2, look)
+    assert same == same_too == 0
+    assert apart == apart_too > 0.01
+
+
+def test_every_strategy_can_be_looked_at(pool):
+    def look(world):
+        found = []
+        for settings in (["strategy=gossip", "strategy.lost_after_s=0"], ["strategy=async"], ["strategy=quantized"]):
+            s, signs = toy.session(toy.run(*settings), world), Signs()
+            for _ in range(2):
+                play_round(s)
+                if s.role.meet:
+                    s.role.meet()
+                line = signs(s)
+            found.append(line)
+            if s.role.settle:
+                s.role.settle()
+        return found
+
+    first, second = pool(2, look)
+    assert first == second
+    gossip, apart, quantized = first
+    assert "Health/G/apart" not in gossip
+    assert quantized["Health/G/apart"] == 0
+    assert "Health/D/accuracy" not in apart
+    assert apart["Health/G/diversity"] > 0
+
+
+# In runs --------------------------------------------------------------------------------------------------
+
+
+def frozen(session):
+    session.game.g.optimizer.step = lambda closure=None: None
+
+
+def test_a_run_says_once_what_is_wrong_and_writes_it_down(tmp_path):
+    with during(2, frozen):
+        ended = call(*train(tmp_path / "run", "--kimg=0.16"))
+    assert ended.status == 0
+    (row,) = [row for row in read(tmp_path / "run" / "health.jsonl") if row["kind"] == "frozen"]
+    assert {"kimg", "step", "kind", "message", "key", "value", "limit", "action"} <= row.keys()
+    assert (row["key"], row["action"], row["step"]) == ("Health/G/moved", "warned", 5)
+    assert ended.out.count("G does not move") == 1
+    assert "frozen" in call("status", tmp_path / "run").out
+
+
+def test_nobody_looks_where_health_is_off(tmp_path):
+    with during(2, frozen):
+        ended = call(*train(tmp_path / "run", "--kimg=0.16", "--health=off"))
+    assert ended.status == 0
+    assert not (tmp_path / "run" / "health.jsonl").exists()
+    assert not any(key.startswith("Health/") for key in read(tmp_path / "run" / "stats.jsonl")[-1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["--guard=rollback", "--health=off"], "--health=off"),
+        (["--guard=back"], "guard"),
+        (["--guard.rollbacks=0"], "guard.rollbacks"),
+        (["--guard.lr_factor=2"], "guard.lr_factor"),
+        (["--health.ticks=0"], "health.ticks"),
+        (["--health=sometimes"], "health.watch"),
+    ],
+)
+def test_fields_that_cannot_be_are_refused(settings, told, tmp_path):
+    assert told in refused(*train(tmp_path / "run", *settings))
