@@ -20,7 +20,7 @@ MAY = {
     "recipes": {"recipes", "train", "game", "nets", "losses", "optim", "strategies"},
     **{leaf: {leaf} for leaf in ("nets", "losses", "optim", "data", "eval")},
 }
-TOP = {"__init__", "__main__", "api", "cli", "cli_data", "cli_plan"}  # introduce everyone to everyone
+TOP = {"__init__", "__main__", "api", "cli", "cli_data", "cli_plan", "cli_report"}  # introduce everyone to everyone
 
 
 def modules():

@@ -1,4 +1,4 @@
-"""The sample grids of a run, as data inside a page."""
+"""The pictures of a run, as data inside a page."""
 
 import base64
 import io
@@ -77,6 +77,19 @@ def gallery(run_dir: Path, room: int) -> Gallery:
     if not all(picture.exact for picture in shown.values() if picture):
         notes.append("Some are smaller or compressed here; the run folder has them whole.")
     return Gallery(fakes, shown.get(real), tuple(notes))
+
+
+def latest(run_dir: Path, limit: int) -> tuple[int, Picture] | None:
+    """`(kimg, picture)` of the newest grid that is whole, in at most `limit` characters of page."""
+    for kimg, path in reversed(grids(run_dir)):
+        if found := picture_in(path, limit):
+            return kimg, found
+    return None
+
+
+def picture_in(path: Path, limit: int) -> Picture | None:
+    """A PNG file in at most `limit` characters of page; None where there is none, or it is not whole."""
+    return _picture(path.name, path.read_bytes(), limit) if path.is_file() else None
 
 
 def _encoded(size: int) -> int:

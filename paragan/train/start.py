@@ -24,6 +24,7 @@ from ..report.records import Records
 from ..rng import CPU
 from . import checkpoint, lags
 from .checkpoint import Checkpoints, Damaged, Loaded
+from .exhibits import at_end
 from .fitting import refuse_unheard
 from .folder import RunFolder, Wanted, changed, refuse_differences, under_way
 from .loop import Observer, Session, train
@@ -106,6 +107,7 @@ def join_in(there: UnderWay, world: World, screen: Screen) -> Path:
     with at_desk(run, there.folder, images, screen, checkpoints) as desk:
         play(session, desk, there.folder, images, screen)
     if world.first:
+        at_end(there.folder.path, run.nets, images, world.device, screen)
         write_report(there.folder.path)
     return there.folder.path
 
@@ -167,6 +169,7 @@ def play_in(
             screen.say(session.role.about)
         late = play(session, desk, folder, images, screen, watchers)
     if world.first:
+        at_end(folder.path, run.nets, images, world.device, screen)
         write_report(folder.path)
     return session, late
 

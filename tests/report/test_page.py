@@ -10,8 +10,9 @@ from PIL import Image
 
 from paragan.errors import Unusable
 from paragan.report.folder import Stats
-from paragan.report.page import LARGEST, time_spent, write_report
+from paragan.report.page import LARGEST, write_report
 from paragan.report.pictures import GRIDS, gallery, grids, spread
+from paragan.report.spent import time_spent
 
 VOID = {"meta", "img", "input", "br", "link", "hr"}
 
@@ -280,7 +281,7 @@ def test_spread(count, most, places):
 
 def test_time_goes_on_over_a_clock_that_was_set_back():
     rows = [{"Progress/kimg": kimg, "Timing/total_s": total} for kimg, total in ((1, 5), (2, 9), (3, 2), (4, 6))]
-    assert [share.seconds for share in time_spent(Stats(rows))] == [15]
+    assert [share.amount for share in time_spent(Stats(rows))] == [15]
     assert time_spent(Stats([{"Progress/kimg": 1}])) == []
 
 
