@@ -38,6 +38,11 @@ def executable() -> str | None:
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
+def wanted() -> bool:
+    """Whether tests are to use one: where it is here, and where it is said that it has to be (as in CI)."""
+    return bool(executable()) or os.environ.get("PARAGAN_BROWSER") == "required"
+
+
 class Browser:
     """One process with a profile of its own, which ends with this."""
 
@@ -72,14 +77,19 @@ class Browser:
 
     def ask(self, method: str, session: str = "", **parameters: Any) -> dict[str, Any]:
         """Send a command and return its result; events that come before it are kept."""
-        number = next(self._numbers)
-        told = {"id": number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
-        os.write(self._out, json.dumps(told).encode() + b"\0")
+        number = self.tell(method, session, **parameters)
         while True:
             message = self._message()
             if message.get("id") == number:
                 assert "error" not in message, (method, message["error"])
                 return message["result"]
+
+    def tell(self, method: str, session: str = "", **parameters: Any) -> int:
+        """Send a command, and return the number that its answer will have."""
+        number = next(self._numbers)
+        told = {"id": number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
+        os.write(self._out, json.dumps(told).encode() + b"\0")
+        return number
 
     def wait(self, method: str, session: str) -> dict[str, Any]:
         """The next event of this name."""
@@ -106,15 +116,21 @@ class Browser:
             self.events.append(message)
         return message
 
-    def open(self, page: Path, width: int, height: int, script: bool = True, dark: bool = False) -> Tab:
-        return Tab(self, page, width, height, script, dark)
+    def open(
+        self, page: Path, width: int, height: int, script: bool = True, dark: bool = False, loads: bool = True
+    ) -> Tab:
+        """loads: whether to wait until all is there."""
+        tab = Tab(self, page, width, height, script, dark)
+        if loads:
+            self.wait("Page.loadEventFired", tab.session)
+        return tab
 
 
 class Tab:
     """A page that was loaded at a size."""
 
     def __init__(self, browser: Browser, page: Path, width: int, height: int, script: bool, dark: bool):
-        self.browser, self.address = browser, page.resolve().as_uri()
+        self.browser, self.address, self.width = browser, page.resolve().as_uri(), width
         target = browser.ask("Target.createTarget", url="about:blank")["targetId"]
         self.session = browser.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -127,26 +143,19 @@ class Tab:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
         browser.events.clear()
-        self.number = next(browser._numbers)
-        told = {"id": self.number, "method": "Page.navigate", "params": {"url": self.address}}
-        os.write(browser._out, json.dumps(told | {"sessionId": self.session}).encode() + b"\0")
-        self.let(self.address)
-        browser.wait("Page.loadEventFired", self.session)
+        browser.tell("Page.navigate", self.session, url=self.address)  # which is answered when it was let through
+        paused = browser.wait("Fetch.requestPaused", self.session)["params"]
+        assert paused["request"]["url"] == self.address
+        self.ask("Fetch.continueRequest", requestId=paused["requestId"])
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self.browser.ask(method, self.session, **parameters)
-
-    def let(self, address: str) -> None:
-        """Let the page itself through; whatever is asked for later stays stopped."""
-        paused = self.browser.wait("Fetch.requestPaused", self.session)["params"]
-        assert paused["request"]["url"] == address
-        self.ask("Fetch.continueRequest", requestId=paused["requestId"])
 
     @property
     def requests(self) -> list[str]:
         """What was asked for beyond the page itself."""
         told = (e["params"]["request"]["url"] for e in self._events("Network.requestWillBeSent", "Fetch.requestPaused"))
-        return [url for url in told if url != self.address and not url.startswith("data:")]
+        return [*dict.fromkeys(url for url in told if url != self.address and not url.startswith("data:"))]
 
     @property
     def problems(self) -> list[Any]:
@@ -164,14 +173,21 @@ class Tab:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
+    def until(self, expression: str) -> None:
+        """Return when it is true."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not self.value(expression):
+            assert time.monotonic() < deadline, f"waited for {expression}"
+            time.sleep(0.02)
+
     def press(self, key: str) -> None:
         code = {"ArrowLeft": 37, "ArrowRight": 39, "Home": 36, "End": 35}[key]
         for kind in ("keyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
     def tap(self, x: float, y: float) -> None:
-        self.ask("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
-        self.ask("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self.ask("Page.bringToFront")
+        self.ask("Input.synthesizeTapGesture", x=x, y=y, gestureSourceType="touch")
 
     def screenshot(self, whole: bool = False) -> bytes:
         """PNG of what is seen, or of the whole page."""

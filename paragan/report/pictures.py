@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 GRIDS = 16  # a page shows at most
+PRINTED = 5  # of them
 DECODED = 24_000_000  # pixels decoded at most to make grids smaller: a page is written within two seconds
 END = b"IEND\xaeB`\x82"  # of every PNG that was written to its end
 SMALL = 400  # pixels across, up to which a grid is shown enlarged with hard edges
@@ -32,6 +33,11 @@ class Gallery:
     fakes: tuple[tuple[int, Picture], ...]  # by kimg, oldest first
     reals: Picture | None
     notes: tuple[str, ...]
+
+    @property
+    def printed(self) -> set[int]:
+        """The kimg of the latest and of a few before it, which a print shows."""
+        return {self.fakes[place][0] for place in spread(len(self.fakes), PRINTED)}
 
 
 def grids(run_dir: Path) -> list[tuple[int, Path]]:
