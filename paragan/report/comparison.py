@@ -16,6 +16,7 @@ from paragan.report.records import write_whole
 from paragan.report.scores import Protocol, Series, protocols, series
 from paragan.report.spent import Share, time_spent
 
+CELLS, NAMES = 800, 60  # of a table, and of what a protocol says, at most
 MOST = 16  # runs: eight colours, then eight dashed
 HEIGHT = float("inf")
 CHARTS = (  # title, unit, where the axis begins at the latest, key
@@ -86,15 +87,15 @@ def write_comparison(run_dirs: Sequence[Path], out: Path) -> Path:
         for place, (name, folder, scores) in enumerate(zip(names, folders, measured))
     ]
     used = protocols([one for scores in measured for one in scores])[-COLUMNS:]
-    rows = [*_rows(sides)]
+    rows = [*_rows(sides)][: CELLS // len(sides)]
     facts = {
         "sides": sides,
         "rows": rows,
         "unlike": _unlike(rows),
         "protocols": used,
-        "protocol_names": list(dict.fromkeys(name for one in used for name in one.entries))[:ROWS],
+        "protocol_names": list(dict.fromkeys(name for one in used for name in one.entries))[:NAMES],
         "charts": [*_score_charts(sides, rows), *_charts(sides)],
-        "fields": _fields(sides),
+        "fields": _fields(sides)[: CELLS // len(sides)],
         "reals": next((found for side in sides if (found := picture_in(side.folder.path / "reals.png", room))), None),
     }
     write_whole(out, render("comparison.html", **facts))
@@ -118,7 +119,7 @@ def _names(run_dirs: Sequence[Path]) -> list[str]:
 
 def _rows(sides: Sequence[Side]) -> Iterator[Row]:
     names = dict.fromkeys(one.name for side in sides for one in side.series if one.current)
-    for name in list(names)[:ROWS]:
+    for name in names:
         cells = tuple(side.last(name) for side in sides)
         there = [(place, one) for place, one in enumerate(cells) if one]
         first, reference = there[0]
@@ -173,4 +174,4 @@ def _fields(sides: Sequence[Side]) -> list[tuple[str, list[str]]]:
     flat = [dict(words.fields(side.folder.run)) for side in sides]
     keys = dict.fromkeys(key for one in flat for key in one)
     rows = ((key, [one.get(key, "") for one in flat]) for key in keys)
-    return [(key, values) for key, values in rows if len(set(values)) > 1][:ROWS]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]

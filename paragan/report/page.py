@@ -14,8 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from paragan.report import words
 from paragan.report.charts import extra_charts, named_charts, score_charts
 from paragan.report.exhibits import Exhibits, exhibits
-from paragan.report.folder import Event, Folder, Stats, read_folder
-from paragan.report.labels import Label
+from paragan.report.folder import TEXT, Event, Folder, Stats, read_folder
+from paragan.report.labels import MOST, Label
 from paragan.report.pictures import Gallery, Picture, gallery, latest
 from paragan.report.records import write_whole
 from paragan.report.scores import Series, protocols, series, shared
@@ -36,7 +36,7 @@ class ClassScores:
 
     series: tuple[Series, ...]
     rows: tuple[tuple[str, tuple[float, ...]], ...]  # class, values: nan where there is none
-    most: tuple[float, ...]  # of each column
+    highest: tuple[float, ...]  # of each column
     left_out: int
 
 
@@ -48,15 +48,26 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     """
     folder = read_folder(Path(run_dir))
     target = out or folder.path / "report.html"
-    facts = {**_of_run(folder), **_of_scores(folder), "links": target.parent.resolve() == folder.path.resolve()}
-    empty = {"gallery": Gallery((), None, ()), "exhibits": Exhibits(), "label_grids": []}
-    room = max(LARGEST - 50_000 - len(render("page.html", **facts, **empty)), 0)
+    facts, room = _facts(folder, target.parent.resolve() == folder.path.resolve())
     shown = exhibits(folder.path, room // 3)
     of_labels = [*_label_grids(folder, room // 3)]
     used = shown.room + sum(len(picture.uri) for _, _, picture in of_labels)
     pictures = gallery(folder.path, room - used)
     write_whole(target, render("page.html", **facts, gallery=pictures, exhibits=shown, label_grids=of_labels))
     return target
+
+
+def _facts(folder: Folder, links: bool) -> tuple[dict[str, Any], int]:
+    """What a page says, and the characters that are left for pictures: at least a third of a page, for which lists are
+    cut where they have to be. links: whether the page is in the run folder."""
+    empty = {"gallery": Gallery((), None, ()), "exhibits": Exhibits(), "label_grids": []}
+    facts, room = {**_drawn(folder), "links": links}, 0
+    for part in (1, 4, 16, 64):
+        facts |= {**_of_run(folder, part), **_of_scores(folder, part), "abridged": part > 1}
+        room = LARGEST - 50_000 - len(render("page.html", **facts, **empty))
+        if room > LARGEST // 3:
+            break
+    return facts, max(room, 0)
 
 
 def render(page: str, **facts: Any) -> bytes:
@@ -72,54 +83,61 @@ def _templates() -> Environment:
     return pages
 
 
-def _of_run(folder: Folder) -> dict[str, Any]:
-    stats, marks = folder.stats, [event.kimg for event in folder.events[:MARKS]]
+def _drawn(folder: Folder) -> dict[str, Any]:
+    marks = [event.kimg for event in folder.events[:MARKS]]
+    return {
+        "score_charts": [*score_charts(series(folder.scores), marks)],
+        "charts": [*named_charts(folder.stats, marks)],
+        "extra_charts": extra_charts(folder.stats),
+    }
+
+
+def _of_run(folder: Folder, part: int) -> dict[str, Any]:
+    """part: one of so many rows of every list."""
+    stats, rows = folder.stats, ROWS // part
     return {
         "run": headline(folder),
-        "problems": [*_problems(stats), *_bad(folder.bad_files)],
-        "events": folder.events[:ROWS],
+        "problems": [*_problems(stats), *_bad(folder.bad_files)][:rows],
+        "events": folder.events[:rows],
         "event_kinds": _kinds(folder.events),
-        "labels": folder.labels,
+        "labels": folder.labels[: MOST // part],
+        "done": sum(label.state == "done" for label in folder.labels),
+        "all_labels": len(folder.labels),
         "label_scores": _names(folder.labels)[:COLUMNS],
-        "charts": [*named_charts(stats, marks)],
-        "extra_charts": extra_charts(stats),
-        "values": list(_values(stats)),
+        "values": list(_values(stats))[:rows],
         "times": time_spent(stats),
         "sent": bytes_sent(stats)[:COLUMNS],
         "ages": ages(stats)[:COLUMNS],
-        "decisions": folder.decisions[-ROWS:],
-        "text": folder.text,
+        "decisions": folder.decisions[-rows:],
+        "text": folder.text if part == 1 else folder.text[: TEXT // part],
     }
 
 
-def _of_scores(folder: Folder) -> dict[str, Any]:
-    measured = series(folder.scores)[:ROWS]
+def _of_scores(folder: Folder, part: int) -> dict[str, Any]:
+    rows = ROWS // part
+    measured = series(folder.scores)[:rows]
     taken = sorted(((one, score) for one in measured for score in one.scores), key=lambda pair: pair[1].kimg)
-    known = protocols(measured)
-    marks = [event.kimg for event in folder.events[:MARKS]]
+    known = protocols(measured)[-COLUMNS:]
     return {
         "series": measured,
-        "taken": taken[-ROWS:],
+        "taken": taken[-rows:],
         "shared": shared([one.protocol for one in measured if one.current]),
-        "protocols": known[-COLUMNS:],
-        "protocol_names": list(dict.fromkeys(name for protocol in known[-COLUMNS:] for name in protocol.entries))[
-            :ROWS
-        ],
-        "score_charts": [*score_charts(measured, marks)],
-        "by_class": class_scores(measured),
+        "protocols": known,
+        "protocol_names": list(dict.fromkeys(name for protocol in known for name in protocol.entries))[:rows],
+        "by_class": class_scores(measured, CLASSES // part),
     }
 
 
-def class_scores(measured: Sequence[Series]) -> ClassScores | None:
+def class_scores(measured: Sequence[Series], most: int = CLASSES) -> ClassScores | None:
     """None where no score says what it is of each class."""
     several = tuple(one for one in measured if one.current and one.last.per_class)[:COLUMNS]
     names = list(dict.fromkeys(name for one in several for name in one.last.per_class))
     if not names:
         return None
-    rows = tuple((name, tuple(one.last.per_class.get(name, math.nan) for one in several)) for name in names[:CLASSES])
+    rows = tuple((name, tuple(one.last.per_class.get(name, math.nan) for one in several)) for name in names[:most])
     columns = zip(*(values for _, values in rows))
-    most = tuple(max((value for value in column if math.isfinite(value)), default=0.0) for column in columns)
-    return ClassScores(several, rows, most, len(names) - len(rows))
+    highest = tuple(max((value for value in column if math.isfinite(value)), default=0.0) for column in columns)
+    return ClassScores(several, rows, highest, len(names) - len(rows))
 
 
 def headline(folder: Folder) -> dict[str, Any]:
