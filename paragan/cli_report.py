@@ -54,14 +54,18 @@ def report(options: argparse.Namespace) -> int:
 
 
 def _exhibit(folders: list[Path], options: argparse.Namespace) -> None:
-    """Make what the pages are to show and is not there; what cannot be made is said, and left out."""
+    """Make what the pages are to show and is not there. What cannot be made is said and left out; where it was asked
+    for, that is refused."""
     load = functools.cache(_load)
+    asked = options.data or options.nets or options.inception or options.features != "pixels"
     for folder in folders:
         if not any((folder / "model").glob("*.*")):
             continue  # no checkpoint yet
         try:
             _exhibit_one(folder, options, load)
         except (Unusable, OSError) as error:
+            if asked:
+                raise
             sys.stderr.write(f"{folder}: no neighbours and interpolations: {' '.join(str(error).split())}\n")
 
 
@@ -79,6 +83,8 @@ def _exhibit_one(folder: Path, options: argparse.Namespace, load: Callable[[Any]
         try:
             images = load(Run(data=run.data))
         except Unusable as error:
+            if options.data:
+                raise
             reason = str(error)
     if images is not None and not images.numbers:
         inception = options.inception or run.evaluation.inception

@@ -20,6 +20,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -189,9 +190,21 @@ class Tab:
         self.ask("Page.bringToFront")
         self.ask("Input.synthesizeTapGesture", x=x, y=y, gestureSourceType="touch")
 
-    def screenshot(self, whole: bool = False) -> bytes:
-        """PNG of what is seen, or of the whole page."""
-        return base64.b64decode(self.ask("Page.captureScreenshot", captureBeyondViewport=whole)["data"])
+    def screenshot(self) -> bytes:
+        """PNG of what is seen."""
+        return base64.b64decode(self.ask("Page.captureScreenshot")["data"])
 
     def pdf(self) -> bytes:
         return base64.b64decode(self.ask("Page.printToPDF", printBackground=False)["data"])
+
+
+def main() -> None:
+    """python tests/browser.py PAGE.html OUT.png 1280x1800: a picture of the top of a page."""
+    page, out, size = sys.argv[1:]
+    width, height = map(int, size.split("x"))
+    with Browser() as browser:
+        Path(out).write_bytes(browser.open(Path(page), width, height).screenshot())
+
+
+if __name__ == "__main__":
+    main()

@@ -38,7 +38,7 @@ from .sampler import Latents, Merged, Sampler, latent
 LOOKED_AT = 200_000_000  # numbers of real images, features times images, that neighbours are sought among
 THOROUGH = 10 * LOOKED_AT  # where somebody waits for just that
 BLOCK = 256  # real images that are looked at together
-SHOWN, NEAREST, REALS = 10, 5, 100  # fakes, neighbours of each, reals whose own neighbours say what is usual
+SHOWN, NEAREST, REALS = 10, 5, 50  # fakes, neighbours of each, reals whose own neighbours say what is usual
 STEPS, PATHS = 8, 4  # images of a strip, strips of a kind
 SIDE = 128  # pixels of an image in a strip, at most
 GAP = 6  # between a fake and its neighbours

@@ -21,7 +21,7 @@ from paragan.train import exhibits, start
 from paragan.train.exhibits import Fakes, exhibit, interpolations, mixed, nearest, neighbours, picture, slerp, stale
 from paragan.train.model import Model, load_model
 from paragan.train.sampler import Inputs, Latents, Prior, Sampler, latent
-from processes import call, trained
+from processes import call, refused, trained
 
 
 def model_of(nets=None, classes=3, side=8) -> Model:
@@ -187,6 +187,18 @@ def test_data_that_cannot_be_had_are_said(run):
     assert stale(run, "pixels")
     assert call("report", run, "--data", "digits").status == 0
     assert "are not shown" not in (run / "report.html").read_text()
+
+
+def test_what_is_asked_for_and_cannot_be_had_is_refused(run):
+    assert "did you mean" in refused("report", run, "--features", "pixel")
+    assert "missing nowhere.pth" in refused("report", run, "--features", "inception", "--inception", "nowhere.pth")
+    shutil.rmtree(run / "exhibits")
+    assert "nowhere does not exist" in refused("report", run, "--data", "nowhere")
+    (run / "model" / "config.json").write_text("{}")
+    ended = call("report", run)
+    assert ended.status == 0
+    assert f"{run}: no neighbours and interpolations: " in ended.err
+    assert ended.err.count("\n") == 1
 
 
 def test_other_data_are_not_taken_for_those_of_the_run(run):
