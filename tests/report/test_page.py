@@ -239,7 +239,7 @@ def test_what_the_watcher_told_is_listed_and_marked(run_dir):
     without = write_report(run_dir).read_text().count("var(--alarm)")
     lines(run_dir / "health.jsonl", events)
     words = page(run_dir).words
-    assert "collapse at 12 kimg and 1 more times: diversity fell below 0.2" in words
+    assert "collapse at 12 kimg and 1 more time: diversity fell below 0.2" in words
     assert "divergence at 30 kimg: G's loss is 1e9" in words
     assert "12 collapse diversity fell below 0.2 rolled back 18 collapse again" in words
     text = (run_dir / "report.html").read_text()

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 import toy
+from paragan.data.grid import save_images
 from paragan.data.images import from_arrays, load
 from paragan.eval.features import pixels
 from paragan.nets import DCGAN, SNGAN, Spec
@@ -219,6 +220,18 @@ def test_a_large_set_is_sampled_and_that_is_said(run):
         in json.loads((run / "exhibits" / "exhibits.json").read_text())["shown"][0]["about"]
     )
     assert stale(run, "pixels")
+
+
+def test_data_that_are_streamed_are_looked_at_by_the_command_alone(tmp_path):
+    digits = load("digits", resolution=8)
+    save_images(digits.images[:60], digits.labels[:60] % 2, tmp_path / "photos")
+    run = trained(tmp_path / "run", "--kimg=0.032", f"--data={tmp_path}/photos", "--data.hold=stream")
+    index = run / "exhibits" / "exhibits.json"
+    assert "the data are streamed; `paragan report` looks for them" in json.loads(index.read_text())["missing"][0]
+    assert call("report", run).status == 0
+    told = json.loads(index.read_text())
+    assert (told["missing"], told["thorough"]) == ([], True)
+    assert "all 60 training images" in told["shown"][0]["about"]
 
 
 @pytest.mark.parametrize("kind", ["numbers", "given"])
