@@ -9,7 +9,6 @@ Of generators that make images from latents. A network is asked for a few dozen 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data.aside import aside
 from ..data.images import Images
@@ -30,6 +29,7 @@ from ..report.exhibits import FOLDER, INDEX, read_index
 from ..report.pictures import spread
 from ..report.records import write_whole
 from ..rng import CPU
+from .between import mixed, slerp
 from .model import Model, load_model, model_folder, part
 from .observers import GRID_SEED
 from .progress import Screen
@@ -258,17 +258,6 @@ def _tensor(images: Images, rows: np.ndarray) -> Tensor:
 # Interpolations ---------------------------------------------------------------------------------------
 
 
-def slerp(a: np.ndarray, b: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """[n, F] on the arc from a [F] to b [F] at t [n] in [0, 1], as White, "Sampling Generative Networks", 2016: what
-    lies between two normal vectors is as long as they are. A straight line where they point the same way or away."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    angle = np.arccos(np.clip(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-12), -1, 1))
-    t = t[:, None]
-    if np.sin(angle) < 1e-6:
-        return ((1 - t) * a + t * b).astype(np.float32)
-    return ((np.sin((1 - t) * angle) * a + np.sin(t * angle) * b) / np.sin(angle)).astype(np.float32)
-
-
 def interpolations(fakes: Fakes) -> list[Exhibit]:
     """From one latent to another, and, where one network knows all classes, from one class to another."""
     t, size = np.linspace(0, 1, STEPS), fakes.latent
@@ -310,25 +299,6 @@ def _mixed(fakes: Fakes, path: int, a: int, b: int, t: np.ndarray) -> Tensor | N
     z = np.repeat(latent(GRID_SEED, path, fakes.latent)[None], len(t), 0)
     with mixed(fakes.sampler.g, fakes.model.spec.classes, a, b, torch.from_numpy(t)) as layers:
         return fakes.of(z, a) if layers else None
-
-
-@contextlib.contextmanager
-def mixed(g: nn.Module, classes: int, a: int, b: int, t: Tensor) -> Iterator[int]:
-    """Inside, the embeddings of classes of a network give row i the mean of those of a and b, b's share being t[i]. How
-    many it has."""
-
-    def mean(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        assert isinstance(layer, nn.Embedding)
-        share = t.to(output)[:, None]
-        return torch.lerp(layer.weight[a].to(output.dtype), layer.weight[b].to(output.dtype), share)
-
-    layers = [layer for layer in g.modules() if isinstance(layer, nn.Embedding) and layer.num_embeddings == classes]
-    handles = [layer.register_forward_hook(mean) for layer in layers]
-    try:
-        yield len(layers)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # Files ------------------------------------------------------------------------------------------------

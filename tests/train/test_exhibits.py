@@ -19,7 +19,8 @@ from paragan.eval.features import pixels
 from paragan.nets import DCGAN, SNGAN, Spec
 from paragan.report.page import write_report
 from paragan.train import exhibits, start
-from paragan.train.exhibits import Fakes, exhibit, interpolations, mixed, nearest, neighbours, picture, slerp, stale
+from paragan.train.between import mixed, slerp
+from paragan.train.exhibits import Fakes, exhibit, interpolations, nearest, neighbours, picture, stale
 from paragan.train.model import Model, load_model
 from paragan.train.sampler import Inputs, Latents, Prior, Sampler, latent
 from processes import call, refused, trained
