@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   paragan merge runs/00000-*                             one generator of those of --strategy per-label
   paragan data inspect photos/                           what a set is, and what is wrong with it
   paragan sample runs/00000-* --labels 3,7 --out grid.png
+  paragan report runs/00000-* runs/00001-*               one page about both, side by side
 """
 
 TRAIN_HELP = """The same command again goes on where it stopped. Any field of the run can be set: --some.field=value.
@@ -426,16 +427,16 @@ def _eval_parser(commands: Any) -> None:
 
 
 def _report_parser(commands: Any) -> None:
-    p = _command(commands, "report", _report, "write a run's report.html anew")
-    p.add_argument("run_dir", metavar="RUN_DIR")
+    from .cli_report import HELP, add_options
+
+    add_options(_command(commands, "report", _report, "write one HTML page about a run, or about several", more=HELP))
 
 
 def _report(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from .report.page import write_report
+    from .cli_report import report
 
     _nothing_left(rest)
-    sys.stdout.write(f"{write_report(Path(options.run_dir))}\n")
-    return 0
+    return report(options)
 
 
 def _status_parser(commands: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # `import ranks, toy` from any test
 
+import browser
 import ranks
 import toy
 from processes import LONG, Processes, quicken, train, trained
@@ -90,3 +91,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        if item.get_closest_marker("browser") and not browser.wanted():
+            item.add_marker(pytest.mark.skip(reason="no Chromium"))

@@ -36,7 +36,8 @@ def trained(folder, *more):
 def _elsewhere(tmp_path, monkeypatch):
     """And without pages, which take a third of the time: `done` and those that are started have them."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(start, "write_report", lambda folder: None)
+    for page in ("write_report", "at_end"):
+        monkeypatch.setattr(start, page, lambda *_: None)
 
 
 @pytest.fixture(scope="session")

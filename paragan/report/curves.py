@@ -26,6 +26,8 @@ COLOURS = {  # what matplotlib draws with -> the page's CSS variable, which know
     "#000004": "d",
     "#000005": "real",
     "#000006": "other",
+    "#000007": "alarm",
+    **{f"#00001{place:x}": f"r{place + 1}" for place in range(8)},  # of runs side by side
 }
 _DRAWN_AS = {name: colour for colour, name in COLOURS.items()}
 
@@ -36,6 +38,7 @@ class Line:
     kimg: Sequence[float]
     values: Sequence[float]
     colour: str  # one of COLOURS' names
+    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,11 @@ class Chart:
     svg: Markup
 
 
-def chart(title: str, unit: str, lines: Sequence[Line], floor: float = math.inf) -> Chart | None:
-    """None where no line has a value to draw. The axis goes down to `floor`, 0 for an amount, or further."""
+def chart(
+    title: str, unit: str, lines: Sequence[Line], floor: float = math.inf, marks: Sequence[float] = ()
+) -> Chart | None:
+    """None where no line has a value to draw. The axis goes down to `floor`, 0 for an amount, or further. marks: kimg
+    at which a line goes from top to bottom."""
     lines = tuple(line for line in lines if _drawable(line.values).any())
     if not lines:
         return None
@@ -58,7 +64,7 @@ def chart(title: str, unit: str, lines: Sequence[Line], floor: float = math.inf)
     beyond = int((np.isfinite(values) & ((values < low) | (values > high))).sum())
     notes = [f"{lost:,} of {values.size:,} not finite"] if lost else []
     notes += [f"{beyond:,} of {values.size:,} beyond the axis"] if beyond else []
-    return Chart(title, unit, lines, tuple(notes), _svg(title, lines, (low, high)))
+    return Chart(title, unit, lines, tuple(notes), _svg(title, lines, (low, high), marks))
 
 
 def thin(values: NDArray[np.float64], most: int = POINTS) -> NDArray[np.intp]:
@@ -86,7 +92,7 @@ def limits(values: NDArray[np.float64], floor: float = math.inf) -> tuple[float,
     return (low if low == floor else low - margin), high + margin
 
 
-def _svg(title: str, lines: Sequence[Line], height: tuple[float, float]) -> Markup:
+def _svg(title: str, lines: Sequence[Line], height: tuple[float, float], marks: Sequence[float]) -> Markup:
     import matplotlib  # half a second, in which every rank would begin later
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -105,8 +111,10 @@ def _svg(title: str, lines: Sequence[Line], height: tuple[float, float]) -> Mark
     ):
         figure = Figure(figsize=(5, 2.4), dpi=72, frameon=False)  # 360 x 173: a phone's width, text unscaled
         axes = figure.add_axes((0.13, 0.15, 0.86, 0.82))
+        for mark in marks:
+            axes.axvline(mark, color=_DRAWN_AS["alarm"], linewidth=1, linestyle=(0, (2, 2)))
         for line in lines:
-            _draw(axes, line)
+            _draw(axes, line, POINTS * 3 // max(3, len(lines)))
         axes.set_ylim(height)
         _dress(axes)
         text = io.StringIO()
@@ -119,15 +127,16 @@ def _drawable(values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.bool_
     return np.abs(np.asarray(values, float)) < 1e30  # False for nan; beyond, a drawing's own sums overflow
 
 
-def _draw(axes: Axes, line: Line) -> None:
+def _draw(axes: Axes, line: Line, most: int) -> None:
     kimg, values = np.asarray(line.kimg, float), np.asarray(line.values, float)
     values = np.where(_drawable(values), values, np.nan)
-    shown = thin(values)
+    shown = thin(values, most)
     few = np.isfinite(values).sum() <= 40
     axes.plot(
         kimg[shown],
         values[shown],
         color=_DRAWN_AS[line.colour],
+        linestyle="--" if line.dashed else "-",
         linewidth=1.4 if few else 1.1,
         marker="o" if few else None,
         markersize=3,

@@ -1,7 +1,7 @@
-"""What stands in a run folder, but for its pictures."""
+"""What is in a run folder, but for its pictures."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import yaml
 
 from paragan.errors import Unusable
 from paragan.report import words
+from paragan.report.labels import Label, labels_of
 from paragan.report.records import Row, columns, is_number, read
 
 TEXT = 100_000  # characters of run.yaml that are kept
@@ -36,13 +37,24 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class Event:
+    """What the watcher of a run's health has told: a line of health.jsonl."""
+
+    kimg: float
+    kind: str
+    message: str
+    action: str
+
+
+@dataclass(frozen=True)
 class Folder:
     path: Path
     text: str  # run.yaml
     run: Mapping[str, Any]  # the same
     stats: Stats
     scores: list[Row]
-    labels: list[Row]  # of a run per label
+    labels: list[Label]  # of a run per label
+    events: list[Event]
     decisions: list[tuple[float, str]]  # kimg, and what the data pipeline changed
     bad_files: list[str]  # image, tab, reason
 
@@ -64,6 +76,32 @@ class Folder:
             setting = next(names, None)
         return "" if setting is None or isinstance(setting, Mapping | list) else words.value(setting)
 
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def kimg(self) -> float:
+        """How far it has come, by its last tick, or by those of its labels."""
+        of_labels = sum(label.kimg for label in self.labels)
+        return max(self.stats.finite("Progress/kimg"), default=of_labels)
+
+    @property
+    def total(self) -> float | None:
+        """How far it is to come, where run.yaml says so."""
+        total = self.setting("kimg", "duration.kimg")
+        return float(total) if is_number(total) else None
+
+    @property
+    def state(self) -> str:
+        if not self.stats.keys and not self.kimg:
+            return "no ticks yet"
+        if self.labels and any(label.state != "done" for label in self.labels):
+            return "unfinished"
+        if self.total is None:
+            return "finished" if (self.path / "model" / "model.safetensors").exists() else "unfinished"
+        return "finished" if self.stats.keys and self.kimg >= self.total * (1 - 1e-6) else "unfinished"
+
 
 def read_folder(run_dir: Path) -> Folder:
     """Unusable is a folder that holds no run, or one with a file that cannot be read."""
@@ -78,17 +116,30 @@ def read_folder(run_dir: Path) -> Folder:
         raise Unusable(f"{file}: not readable as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(run, Mapping):
         raise Unusable(f"{file}: holds no run; the resolved run that `paragan train` wrote belongs there")
+    if "recipe" not in run:
+        raise Unusable(f"{file}: is of another program: the field recipe, which every run of paragan has, is missing")
     if len(text) > TEXT:
         text = f"{text[:TEXT]}\n... {len(text) - TEXT:,} more characters in run.yaml"
-    rows, scores, labels = (read(path / f"{name}.jsonl") for name in ("stats", "metrics", "labels"))
+    rows, scores, health = (read(path / f"{name}.jsonl") for name in ("stats", "metrics", "health"))
     listed = path / "bad_files.txt"
     bad = listed.read_text("utf-8", errors="replace").splitlines() if listed.is_file() else []
-    return Folder(path, text, run, Stats(rows), scores, labels, _decisions(rows), bad)
+    events = [*_events(health)]
+    return Folder(path, text, run, Stats(rows), scores, labels_of(path), events, _decisions(rows), bad)
+
+
+def _events(rows: Sequence[Row]) -> Iterator[Event]:
+    for row in rows:
+        kimg = row.get("kimg")
+        if is_number(kimg) and math.isfinite(kimg):
+            told = (words.value(row.get(key) or "") for key in ("kind", "message", "action"))
+            yield Event(float(kimg), *told)
 
 
 def _decisions(rows: Sequence[Row]) -> list[tuple[float, str]]:
     told = [(row.get("Progress/kimg"), row.get("Data/decisions")) for row in rows]
-    return [(kimg, str(one)) for kimg, some in told if isinstance(some, list) and is_number(kimg) for one in some]
+    return [
+        (kimg, words.value(one)) for kimg, some in told if isinstance(some, list) and is_number(kimg) for one in some
+    ]
 
 
 def _no_run(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The sample grids of a run, as data inside a page."""
+"""The pictures of a run, as data inside a page."""
 
 import base64
 import io
@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 GRIDS = 16  # a page shows at most
+PRINTED = 5  # of them
 DECODED = 24_000_000  # pixels decoded at most to make grids smaller: a page is written within two seconds
 END = b"IEND\xaeB`\x82"  # of every PNG that was written to its end
 SMALL = 400  # pixels across, up to which a grid is shown enlarged with hard edges
@@ -32,6 +33,11 @@ class Gallery:
     fakes: tuple[tuple[int, Picture], ...]  # by kimg, oldest first
     reals: Picture | None
     notes: tuple[str, ...]
+
+    @property
+    def printed(self) -> set[int]:
+        """The kimg of the latest and of a few before it, which a print shows."""
+        return {self.fakes[place][0] for place in spread(len(self.fakes), PRINTED)}
 
 
 def grids(run_dir: Path) -> list[tuple[int, Path]]:
@@ -77,6 +83,19 @@ def gallery(run_dir: Path, room: int) -> Gallery:
     if not all(picture.exact for picture in shown.values() if picture):
         notes.append("Some are smaller or compressed here; the run folder has them whole.")
     return Gallery(fakes, shown.get(real), tuple(notes))
+
+
+def latest(run_dir: Path, limit: int) -> tuple[int, Picture] | None:
+    """`(kimg, picture)` of the newest grid that is whole, in at most `limit` characters of page."""
+    for kimg, path in reversed(grids(run_dir)):
+        if found := picture_in(path, limit):
+            return kimg, found
+    return None
+
+
+def picture_in(path: Path, limit: int) -> Picture | None:
+    """A PNG file in at most `limit` characters of page; None where there is none, or it is not whole."""
+    return _picture(path.name, path.read_bytes(), limit) if path.is_file() else None
 
 
 def _encoded(size: int) -> int:

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paragan.report import words
@@ -49,6 +49,7 @@ class Score:
     value: float  # nan where it was not finite
     seconds: float | None
     notes: str
+    per_class: Mapping[str, float] = field(default_factory=dict[str, float])  # nan where it was not finite
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,14 @@ class Series:
         return pick(finite, key=lambda score: score.value)
 
 
-def series(rows: Sequence[Row]) -> list[Series]:
-    """Rows of metrics.jsonl, put beside what they may be compared with; names in order of appearance."""
-    known: dict[str, Protocol] = {}
+def series(rows: Sequence[Row], known: dict[str, Protocol] | None = None) -> list[Series]:
+    """Rows of metrics.jsonl, put beside what they may be compared with; names in order of appearance. known: protocols
+    that have a number already, to which new ones are added."""
+    known = {} if known is None else known
     by_name: dict[str, dict[str, list[Row]]] = {}
     newest: dict[str, str] = {}
     for row in rows:
-        name, key = str(row.get("name", "unnamed")), _identity(row)
+        name, key = words.value(row.get("name", "unnamed")), _identity(row)
         known.setdefault(key, _protocol(len(known) + 1, row))
         by_name.setdefault(name, {}).setdefault(key, []).append(row)
         newest[name] = key
@@ -127,8 +129,15 @@ def _scores(rows: Iterable[Row]) -> Iterable[Score]:
     for row in rows:
         for kimg, value in zip(*columns([row], "value")):
             seconds = row.get("seconds")
-            yield Score(kimg, value, seconds if is_number(seconds) else None, _notes(row.get("notes")))
+            yield Score(
+                kimg,
+                value,
+                seconds if is_number(seconds) else None,
+                words.value("; ".join(map(str, notes)) if isinstance(notes := row.get("notes"), list) else notes or ""),
+                dict(_per_class(row.get("per_class"))),
+            )
 
 
-def _notes(notes: Any) -> str:
-    return "; ".join(map(str, notes)) if isinstance(notes, list) else str(notes or "")
+def _per_class(found: Any) -> Iterable[tuple[str, float]]:
+    for name, value in found.items() if isinstance(found, Mapping) else ():
+        yield words.value(str(name)), float(value) if is_number(value) else math.nan

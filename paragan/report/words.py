@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 MINUS = "\N{MINUS SIGN}"
+SIZES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1))
 LONGEST = 200  # characters of one foreign value that a page shows
 
 
@@ -44,9 +45,23 @@ def value(item: Any) -> str:
 
 def entries(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
     """The leaves of a nested mapping: `("reference split", "train")`."""
+    for name, text in fields(mapping, before):
+        yield name.replace(".", " ").replace("_", " "), text
+
+
+def fields(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """The same by their dotted names: `("g.optimizer.lr", "0.001")`."""
     for key, item in mapping.items():
-        name = f"{before} {key}".strip().replace("_", " ")
+        name = f"{before}.{key}" if before else str(key)
         if isinstance(item, Mapping):
-            yield from entries(item, name)
+            yield from fields(item, name)
         else:
             yield name[:LONGEST], value(item)
+
+
+def size(count: float) -> str:
+    """Of bytes: 812 bytes, 1.25 MB, 3.4 GB."""
+    if not math.isfinite(count):
+        return "not finite"
+    unit, scale = next((one for one in SIZES if abs(count) >= one[1]), SIZES[-1])
+    return f"{number(count / scale)} {unit}"

@@ -13,6 +13,8 @@ from ..data.images import Images
 from ..eval.evaluate import Protocol
 from ..report.page import write_report
 from ..report.records import Records, Row, read
+from ..rng import CPU
+from .exhibits import at_end
 from .jobs import Job
 from .leases import Entry
 from .model import load_model, part
@@ -47,6 +49,7 @@ def conclude(
     table.unlink(missing_ok=True)
     for job in sorted(jobs, key=lambda job: job.label):
         Records(table).append(_row(job, entries[job.name]))
+    at_end(folder, run.nets, images, CPU, screen)
     write_report(folder)
 
 

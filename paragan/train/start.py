@@ -25,6 +25,7 @@ from ..rng import CPU
 from . import checkpoint, lags
 from .best import Best, chosen, restore
 from .checkpoint import Checkpoints, Damaged, Loaded
+from .exhibits import at_end
 from .fitting import refuse_unheard
 from .folder import RunFolder, Wanted, changed, refuse_differences, under_way
 from .guard import changed as changed_by
@@ -112,6 +113,7 @@ def join_in(there: UnderWay, world: World, screen: Screen) -> Path:
     with at_desk(run, there.folder, images, screen, checkpoints) as desk:
         play(session, desk, there.folder, images, screen)
     if world.first:
+        at_end(there.folder.path, run.nets, images, world.device, screen)
         write_report(there.folder.path)
     return there.folder.path
 
@@ -186,6 +188,7 @@ def play_on(
             screen.say(session.role.about)
         late = play(session, desk, folder, images, screen, watchers)
     if world.first:
+        at_end(folder.path, run.nets, images, world.device, screen)
         write_report(folder.path)
     return session, late
 

@@ -10,8 +10,9 @@ from PIL import Image
 
 from paragan.errors import Unusable
 from paragan.report.folder import Stats
-from paragan.report.page import LARGEST, time_spent, write_report
+from paragan.report.page import LARGEST, write_report
 from paragan.report.pictures import GRIDS, gallery, grids, spread
+from paragan.report.spent import time_spent
 
 VOID = {"meta", "img", "input", "br", "link", "hr"}
 
@@ -106,6 +107,12 @@ def fresh(tmp_path):
     run_dir.mkdir()
     (run_dir / "run.yaml").write_text("recipe: digits\nkimg: 40\nstrategy: {name: gossip, wire: int8}\nbatch: 64\n")
     return run_dir
+
+
+def run_of(folder):
+    folder.mkdir()
+    (folder / "run.yaml").write_text("recipe: digits\n")
+    return folder
 
 
 @pytest.fixture
@@ -222,6 +229,153 @@ def test_scores_under_different_protocols_are_marked(run_dir):
     assert "generated 10,000 50,000 fingerprint abc d" in words
 
 
+def test_what_the_watcher_told_is_listed_and_marked(run_dir):
+    events = [
+        {"kimg": 12, "kind": "collapse", "message": "diversity fell below 0.2", "action": "rolled back"},
+        {"kimg": 18, "kind": "collapse", "message": "again", "action": None},
+        {"kimg": None, "kind": "lost"},
+        {"kimg": 30, "kind": "divergence", "message": "G's loss is 1e9", "action": "warned"},
+    ]
+    without = write_report(run_dir).read_text().count("var(--alarm)")
+    lines(run_dir / "health.jsonl", events)
+    words = page(run_dir).words
+    assert "collapse at 12 kimg and 1 more time: diversity fell below 0.2" in words
+    assert "divergence at 30 kimg: G's loss is 1e9" in words
+    assert "12 collapse diversity fell below 0.2 rolled back 18 collapse again" in words
+    text = (run_dir / "report.html").read_text()
+    charts = text.count('<figure class="chart">') - 1  # the last is one of those that are folded away
+    assert text.count("var(--alarm)") - without == 3 * charts
+
+
+def test_scores_of_classes_are_bars(run_dir):
+    of_classes = {"cat": 4.0, "dog": 16.0, "eel": None}
+    rows = [score(30, 20, per_class={"cat": 1.0}), score(8, 40, per_class=of_classes)]
+    lines(run_dir / "metrics.jsonl", [*rows, score(0.5, 40, name="accuracy", per_class={"dog": 0.25, "fox": 1})])
+    parsed = page(run_dir)
+    assert "Class by class fid10k, lower is better, at 40 kimg: 8 of all classes." in parsed.words
+    assert "cat 4 dog 16 0.25 eel fox 1" in parsed.words
+    bars = [a["style"] for tag, a in parsed.elements if tag == "span" and a.get("style", "").startswith("width")]
+    assert bars[:4] == ["width: 25.0%", "width: 100.0%", "width: 25.0%", "width: 100.0%"]
+
+
+def test_what_went_on_between_ranks(run_dir):
+    seen = [{"Async/fakes_age/0": 6, "Async/fakes_age/2": 2}, {"Async/fakes_age/2": 4, "Async/critic_age/40": 1}]
+    apart = {"Consensus/G": 0.25, "Consensus/D": 0.5}
+    rows = [tick(place, **seen[place % 2], **apart) for place in range(1, 5)]
+    lines(run_dir / "stats.jsonl", rows)
+    words = page(run_dir).words
+    assert "of G 12 MB 1,500" in words  # 4 times 3 MB, 8 kimg
+    assert "of D" not in words
+    assert "Staleness of fakes: 1 rounds in the mean this round 50.0 % 2 rounds 50.0 %" in words
+    assert "Staleness of critic: 40 rounds in the mean more than 16 rounds 100.0 %" in words
+    assert "Staleness: mean age of what was seen rounds" in words
+    assert "Consensus: distance of ranks from their mean" in words
+    assert "Async/fakes_age" not in words.split("Every recorded number")[0]
+
+
+def test_evaluation_is_a_part_of_the_time(run_dir):
+    lines(run_dir / "stats.jsonl", [tick(place, **{"Timing/eval_s": 0.2}) for place in range(1, 21)])
+    words = page(run_dir).words
+    assert "evaluation 4 s 16.0 %" in words
+    assert "between ticks (samples, checkpoints) 1 s 4.0 %" in words
+
+
+def exhibited(run_dir, *files):
+    (run_dir / "exhibits").mkdir()
+    noise(run_dir / "exhibits" / "one.png", seed=77)
+    strips = [{"file": file, "caption": f"of {file}", "alt": "<b>"} for file in files]
+    shown = [{"title": "Nearest", "about": "what it is", "strips": strips}, {"title": "Empty", "strips": [7, {}]}, None]
+    (run_dir / "exhibits" / "exhibits.json").write_text(json.dumps({"shown": shown, "missing": ["no data"]}))
+
+
+def test_what_the_model_shows_is_on_the_page(run_dir):
+    exhibited(run_dir, "one.png", "../reals.png", "/etc/passwd", "nowhere.png", "exhibits.json")
+    parsed = page(run_dir)
+    assert "Nearest what it is of one.png no data" in parsed.words
+    assert "Empty" not in parsed.words
+    assert parsed.attributes("src").count(picture_of(run_dir / "exhibits" / "one.png")) == 1
+    assert "of ../reals.png" not in parsed.words
+
+
+def picture_of(path):
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", '{"shown": 3}', '{"shown": [{"strips": "x"}], "missing": {}}'])
+def test_exhibits_that_cannot_be_read_are_left_out(run_dir, text):
+    (run_dir / "exhibits").mkdir()
+    (run_dir / "exhibits" / "exhibits.json").write_text(text)
+    assert "Samples Curves" in page(run_dir).words
+
+
+def test_many_large_exhibits_stay_under_the_bound(fresh):
+    (fresh / "exhibits").mkdir()
+    for number in range(60):
+        noise(fresh / "exhibits" / f"{number}.png", 500, "RGB", number)
+    strips = [{"file": f"{number}.png"} for number in range(60)]
+    (fresh / "exhibits" / "exhibits.json").write_text(json.dumps({"shown": [{"title": "Many", "strips": strips}]}))
+    for kimg in range(20):
+        noise(fresh / f"fakes{kimg:06d}.png", 500, "RGB", kimg)
+    images = page(fresh).attributes("src")
+    assert len(images) == 48 + GRIDS
+
+
+def test_a_page_of_much_stays_under_the_bound(fresh):
+    long = "<&>" * 100
+    many = {f"{number}{long}": number / 3 for number in range(1100)}
+    lines(
+        fresh / "stats.jsonl", [tick(place, **{f"{long}{n}": n * place for n in range(500)}) for place in range(1, 9)]
+    )
+    scored = [score(n, n % 7, name=f"fid{n % 13}{long}", per_class=many, notes=long, protocol=many) for n in range(30)]
+    lines(fresh / "metrics.jsonl", scored)
+    lines(
+        fresh / "health.jsonl", [{"kimg": n, "kind": f"{n}{long}", "message": long, "action": long} for n in range(900)]
+    )
+    rows = [{"label": n, "name": long, "kimg": 1, "seconds": 2, "worker": long, "scores": many} for n in range(1100)]
+    lines(fresh / "labels.jsonl", [{**row, "scores": dict(list(many.items())[:40])} for row in rows])
+    assert "Lists are cut here" in page(fresh).words
+    assert "Lists are cut here" not in page(run_of(fresh.parent / "small")).words
+
+
+def test_labels_that_are_under_way(fresh):
+    (fresh / "model").mkdir()
+    about = {"classes": ["ape", "bee", "cat", "dog"], "images": [5, 6, 7, 8]}
+    (fresh / "model" / "config.json").write_text(json.dumps(about))
+    for name, kimg in (("0000", 8), ("0002.1", 1), ("0002.3", 4), ("seeds", 9)):
+        (fresh / "labels" / name).mkdir(parents=True)
+        (fresh / "labels" / name / "run.yaml").write_text("recipe: digits\n")
+        lines(fresh / "labels" / name / "stats.jsonl", [tick(kimg // 2)])
+        noise(fresh / "labels" / name / "fakes000001.png", seed=kimg)
+    lines(fresh / "labels" / "0000" / "metrics.jsonl", [score(3, 8), score(None, 8, name="kid")])
+    parsed = page(fresh)
+    assert "digits unfinished" in parsed.words
+    assert "images seen 12 of 40 kimg" in parsed.words
+    assert "1 of 4 are done" in parsed.words
+    assert "0 ape done 5 8 5 s 3 1 bee not begun 6 0 0 s 2 cat begun 7 4 2.5 s 3 dog not begun" in parsed.words
+    assert len(parsed.attributes("src")) == 2
+    assert [link for link in parsed.attributes("href") if "/" in link] == [
+        "labels/0000/report.html",
+        "labels/0002.3/report.html",
+    ]
+    elsewhere = write_report(fresh, fresh.parent / "elsewhere.html").read_text()
+    assert "labels/0000/report.html" not in elsewhere
+
+
+def test_a_label_that_is_trained_again_is_unfinished(run_dir):
+    rows = [{"label": n, "name": str(n), "kimg": 20, "seconds": 1.0, "scores": {}, "worker": "me"} for n in (0, 1)]
+    lines(run_dir / "labels.jsonl", [*rows, {"label": "x"}, {}])
+    assert "2 of 2 are done" in page(run_dir).words
+    (run_dir / "labels" / "0001.4").mkdir(parents=True)
+    (run_dir / "labels" / "0001.4" / "run.yaml").write_text("recipe: digits\n")
+    assert "1 of 2 are done" in page(run_dir).words
+
+
+def test_a_run_of_another_program_is_refused(fresh):
+    (fresh / "run.yaml").write_text("name: other\nsteps: 7\n")
+    with pytest.raises(Unusable, match=r"00000-digits/run\.yaml: is of another program: the field recipe"):
+        write_report(fresh)
+
+
 def test_hostile_text_stays_text(tmp_path):
     evil = "<script>alert(1)</script><img src=x onerror=alert(1)> \"'&{{ 7*7 }}"
     run_dir = tmp_path / re.sub("/", "", evil)
@@ -280,7 +434,7 @@ def test_spread(count, most, places):
 
 def test_time_goes_on_over_a_clock_that_was_set_back():
     rows = [{"Progress/kimg": kimg, "Timing/total_s": total} for kimg, total in ((1, 5), (2, 9), (3, 2), (4, 6))]
-    assert [share.seconds for share in time_spent(Stats(rows))] == [15]
+    assert [share.amount for share in time_spent(Stats(rows))] == [15]
     assert time_spent(Stats([{"Progress/kimg": 1}])) == []
 
 

@@ -1,0 +1,292 @@
+"""Pictures of a model beside its grids: neighbours against brute force, ways between samples against their ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import toy
+from paragan.data.grid import save_images
+from paragan.data.images import from_arrays, load
+from paragan.eval.features import pixels
+from paragan.nets import DCGAN, SNGAN, Spec
+from paragan.report.page import write_report
+from paragan.train import exhibits, start
+from paragan.train.between import mixed, slerp
+from paragan.train.exhibits import Fakes, exhibit, interpolations, nearest, neighbours, picture, stale
+from paragan.train.model import Model, load_model
+from paragan.train.sampler import Inputs, Latents, Prior, Sampler, latent
+from processes import call, refused, trained
+
+
+def model_of(nets=None, classes=3, side=8) -> Model:
+    """With weights so large that no two images are alike."""
+    torch.manual_seed(0)
+    nets = nets or DCGAN(width=4, latent=8)
+    spec = Spec(side, 1, classes)
+    prior = Prior((1 / classes,) * classes if classes else ())
+    g = nets.generator(spec).eval()
+    with torch.no_grad():
+        for weights in g.parameters():
+            weights.add_(0.3 * torch.randn_like(weights))
+    sampler = Sampler(g, Latents(nets.latent), prior)
+    return Model(sampler, spec, {"classes": [f"c{number}" for number in range(classes)]})
+
+
+def fakes_of(model: Model) -> Fakes:
+    return Fakes(model, tuple(range(model.spec.classes)))
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of a tiny run that came to its end."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.mark.parametrize("classes", [0, 3])
+def test_neighbours_are_those_of_brute_force(classes, monkeypatch):
+    monkeypatch.setattr(exhibits, "BLOCK", 7)
+    data, fakes = toy.images(), fakes_of(model_of(classes=classes))
+    found = neighbours(fakes, data, pixels(8, 1), len(data.images))
+    made, _ = fakes.first(exhibits.SHOWN)
+    assert len(found.strips) == len(made) == (3 if classes else 10)
+    flat = data.images.reshape(len(data.images), -1).astype(np.float64)
+    for fake, strip in zip(made, found.strips):
+        assert torch.equal(strip.images[0], fake)
+        apart = np.sqrt(((flat - fake.numpy().reshape(1, -1)) ** 2).sum(1)) / 255
+        best = np.argsort(apart, kind="stable")[: exhibits.NEAREST]
+        shown = strip.images[1:].numpy().transpose(0, 2, 3, 1)
+        there = np.sqrt(((shown.reshape(5, -1) - fake.numpy().reshape(1, -1).astype(float)) ** 2).sum(1)) / 255
+        assert there == pytest.approx(apart[best])
+        assert f"nearest at {apart.min():.3g}" in strip.caption
+
+
+def test_what_is_usual_is_the_median_of_reals_to_their_nearest(monkeypatch):
+    monkeypatch.setattr(exhibits, "REALS", 300)
+    data = toy.images()
+    found = neighbours(fakes_of(model_of()), data, pixels(8, 1), len(data.images))
+    flat = data.images.reshape(len(data.images), -1).astype(np.float64) / 255
+    apart = np.linalg.norm(flat[:, None] - flat[None], axis=2)
+    np.fill_diagonal(apart, np.inf)
+    assert f"{np.sort(apart.min(1))[(len(flat) - 1) // 2]:.3g} from its own nearest neighbour" in found.about
+    assert "all 300 training images" in found.about
+
+
+def test_a_copy_is_found_and_an_image_is_no_neighbour_of_itself():
+    reals = torch.randn(50, 4)
+    blocks = ((np.arange(start, start + 10), reals[start : start + 10]) for start in range(0, 50, 10))
+    asking = torch.cat([reals[7:8], reals[[3, 9]]]).double()
+    apart, where = nearest(asking, blocks, np.array([3, 9]))
+    assert where[0, 0] == 7
+    assert apart[0, 0] == 0
+    assert 3 not in where[1]
+    assert 9 not in where[2]
+
+
+def test_neighbours_of_fewer_images_than_are_shown():
+    data = from_arrays(np.zeros((2, 8, 8), np.uint8))
+    found = neighbours(fakes_of(model_of(classes=0)), data, pixels(8, 1), 2)
+    assert found.strips[0].images.shape == (3, 1, 8, 8)
+
+
+def test_slerp_keeps_length_and_angle():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 64)).astype(np.float32)
+    b *= np.linalg.norm(a) / np.linalg.norm(b)
+    way = slerp(a, b, np.linspace(0, 1, 9))
+    assert np.allclose(way[[0, -1]], [a, b], atol=1e-6)
+    assert np.linalg.norm(way, axis=1) == pytest.approx(np.linalg.norm(a), rel=1e-6)
+    cosines = (way[1:] * way[:-1]).sum(1) / np.linalg.norm(a) ** 2
+    assert np.arccos(cosines) == pytest.approx(np.arccos(cosines[0]), rel=1e-4)
+    one = np.array([2.0], np.float32)
+    assert slerp(one, -one, np.array([0.25])) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "nets", [DCGAN(width=4, latent=8), DCGAN(width=4, latent=8, g_conditioning="concat"), SNGAN(width=4, latent=8)]
+)
+def test_the_ways_end_in_samples(nets):
+    model = model_of(nets, side=32 if isinstance(nets, SNGAN) else 8)
+    between_latents, between_classes = interpolations(fakes_of(model))
+    assert [one.name for one in (between_latents, between_classes)] == ["latents", "classes"]
+
+    def sample(index, label):
+        return model.sampler.images([index], np.array([label]), exhibits.GRID_SEED)[0]
+
+    first = between_latents.strips[0].images
+    assert torch.equal(first[0], sample(0, 0))
+    assert torch.equal(first[-1], sample(1, 0))
+    strip = between_classes.strips[0]
+    assert strip.caption == "c0 to c1"
+    assert len(strip.images) == exhibits.STEPS
+    assert torch.equal(strip.images[0], sample(0, 0))
+    assert torch.equal(strip.images[-1], sample(0, 1))
+    assert not torch.equal(strip.images[3], strip.images[0])
+    assert torch.equal(sample(0, 1), strip.images[-1])  # the embeddings are as they were
+
+
+def test_half_way_between_classes_is_the_mean_of_their_embeddings():
+    layer = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.Embedding(5, 4))
+    with torch.no_grad(), mixed(layer, 3, 0, 2, torch.tensor([0.0, 0.5])) as count:
+        assert count == 1
+        made = layer[0](torch.zeros(2, dtype=torch.int64))
+        other = layer[1](torch.zeros(2, dtype=torch.int64))
+    weight = layer[0].weight.detach()
+    assert torch.allclose(made, torch.stack([weight[0], (weight[0] + weight[2]) / 2]))
+    assert torch.equal(other[1], layer[1].weight.detach()[0])
+
+
+def test_without_embeddings_there_is_no_way_between_classes():
+    assert [one.name for one in interpolations(fakes_of(model_of(classes=0)))] == ["latents"]
+
+
+@pytest.mark.parametrize(("side", "shown"), [(8, 64), (48, 48), (200, 128)])
+def test_strips_have_a_size_that_people_see(side, shown):
+    strip = exhibits.Strip(torch.zeros(6, 3, side, side, dtype=torch.uint8), "", "", apart=True)
+    assert picture(strip).size == (6 * shown + exhibits.GAP, shown)
+
+
+def test_the_end_of_a_run_leaves_what_its_page_shows(run):
+    names = {file.name for file in (run / "exhibits").iterdir()}
+    assert {"exhibits.json", "neighbours-00.png", "latents-03.png", "classes-00.png"} <= names
+    assert not stale(run, "pixels")
+    assert stale(run, "inception")
+    page = write_report(run).read_text()
+    for words in ("Nearest training images", "all 1,797 training images", "Between latents", "Between classes"):
+        assert words in page
+
+
+def test_another_model_is_shown_anew_by_the_command(run):
+    weights = run / "model" / "model.safetensors"
+    model = bytearray(weights.read_bytes())
+    model[-3] ^= 1
+    weights.write_bytes(model)
+    (run / "exhibits" / "neighbours-77.png").touch()
+    before = (run / "exhibits" / "exhibits.json").read_bytes()
+    assert stale(run, "pixels")
+    assert call("report", run, "--as-is").status == 0
+    assert (run / "exhibits" / "exhibits.json").read_bytes() == before
+    assert call("report", run).status == 0
+    assert not stale(run, "pixels")
+    assert not (run / "exhibits" / "neighbours-77.png").exists()
+
+
+def test_data_that_cannot_be_had_are_said(run):
+    shutil.rmtree(run / "exhibits")
+    (run / "run.yaml").write_text((run / "run.yaml").read_text().replace("path: digits", "path: /nowhere/data.npz"))
+    assert call("report", run).status == 0
+    page = (run / "report.html").read_text()
+    assert "Nearest training images are not shown: " in page
+    assert "/nowhere/data.npz" in page
+    assert "Between latents" in page
+    assert stale(run, "pixels")
+    assert call("report", run, "--data", "digits").status == 0
+    assert "are not shown" not in (run / "report.html").read_text()
+
+
+def test_what_is_asked_for_and_cannot_be_had_is_refused(run):
+    assert "did you mean" in refused("report", run, "--features", "pixel")
+    assert "missing nowhere.pth" in refused("report", run, "--features", "inception", "--inception", "nowhere.pth")
+    shutil.rmtree(run / "exhibits")
+    assert "nowhere does not exist" in refused("report", run, "--data", "nowhere")
+    (run / "model" / "config.json").write_text("{}")
+    ended = call("report", run)
+    assert ended.status == 0
+    assert f"{run}: no neighbours and interpolations: " in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_other_data_are_not_taken_for_those_of_the_run(run):
+    others = load("digits", resolution=16)
+    with pytest.raises(Exception, match="space"):
+        exhibit(run, dataclasses.replace(others, fingerprint=str(load_model(run).config["data"])))
+    exhibit(run, others)
+    index = json.loads((run / "exhibits" / "exhibits.json").read_text())
+    assert index["missing"] == [
+        "Nearest training images are not shown: the data there are not those that the model was trained on."
+    ]
+
+
+def test_a_large_set_is_sampled_and_that_is_said(run):
+    exhibit(run, load("digits", resolution=8), most=64 * 500)
+    assert (
+        "500 of 1,797 training images"
+        in json.loads((run / "exhibits" / "exhibits.json").read_text())["shown"][0]["about"]
+    )
+    assert stale(run, "pixels")
+
+
+def test_data_that_are_streamed_are_looked_at_by_the_command_alone(tmp_path):
+    digits = load("digits", resolution=8)
+    save_images(digits.images[:60], digits.labels[:60] % 2, tmp_path / "photos")
+    run = trained(tmp_path / "run", "--kimg=0.032", f"--data={tmp_path}/photos", "--data.hold=stream")
+    index = run / "exhibits" / "exhibits.json"
+    assert "the data are streamed; `paragan report` looks for them" in json.loads(index.read_text())["missing"][0]
+    assert call("report", run).status == 0
+    told = json.loads(index.read_text())
+    assert (told["missing"], told["thorough"]) == ([], True)
+    assert "all 60 training images" in told["shown"][0]["about"]
+
+
+@pytest.mark.parametrize("kind", ["numbers", "given"])
+def test_what_is_no_image_from_a_latent_is_left_out(kind, run, monkeypatch):
+    model = load_model(run)
+    if kind == "numbers":
+        model = dataclasses.replace(model, spec=Spec(0, 0, 0, values=(2,)))
+    else:
+        source = Inputs(toy.images(), lambda real: real.images)
+        model = dataclasses.replace(model, sampler=dataclasses.replace(model.sampler, source=source))
+    monkeypatch.setattr(exhibits, "load_model", lambda *_: model)
+    exhibit(run, toy.images())
+    assert [file.name for file in (run / "exhibits").iterdir()] == ["exhibits.json"]
+    assert not stale(run, "pixels")
+    page = write_report(run).read_text()
+    assert "Nearest" not in page
+    assert "Between" not in page
+
+
+def test_labels_that_are_not_trained_yet_are_left_out(tmp_path, monkeypatch):
+    for page in ("write_report", "at_end"):  # of each label
+        monkeypatch.setattr(start, page, lambda *_: None)
+    folder = trained(tmp_path / "run", "--kimg=0.32", "--strategy=per-label", "--evaluation.metrics=[]")
+    shutil.rmtree(folder / "model" / "0001")
+    (folder / "labels.jsonl").unlink()
+    (folder / "stats.jsonl").unlink()
+    for fakes in folder.glob("fakes*.png"):
+        fakes.unlink()
+    (folder / "labels" / "0001").rename(folder / "labels" / "0001.2")
+    shutil.rmtree(folder / "labels" / "0002")
+    assert call("report", folder).status == 0
+    captions = [
+        strip["caption"]
+        for one in json.loads((folder / "exhibits" / "exhibits.json").read_text())["shown"]
+        for strip in one["strips"]
+    ]
+    assert captions[0].startswith("0 · nearest at ")
+    assert captions[1].startswith("2 · nearest at ")
+    page = (folder / "report.html").read_text()
+    assert "unfinished" in page
+    assert "8 of 10 are done" in page
+    assert page.count("generated samples of label") == 9
+    assert page.count(">not begun<") == 1
+    assert page.count(">begun<") == 1
+
+
+def test_pictures_are_whole_pngs(run):
+    for file in (run / "exhibits").glob("*.png"):
+        with Image.open(file) as image:
+            image.load()
+            assert image.height == 64
+
+
+def test_the_latents_of_a_way_are_those_of_the_sampler():
+    fakes = fakes_of(model_of())
+    z = np.stack([latent(exhibits.GRID_SEED, index, 8) for index in range(4)])
+    assert torch.equal(fakes.of(z, 1), fakes.sampler.images(range(4), np.full(4, 1), exhibits.GRID_SEED))
