@@ -107,10 +107,12 @@ class Model:
         return tuple(self.config["classes"])
 
 
-def save_model(folder: Path, g: nn.Module, d: nn.Module, config: dict[str, Any]) -> None:
-    """Write model.safetensors, discriminator.safetensors and config.json, each aside and renamed."""
+def save_model(folder: Path, g: nn.Module, d: nn.Module | None, config: dict[str, Any]) -> None:
+    """Write model.safetensors, discriminator.safetensors (if there is one) and config.json, each aside and renamed."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, net in (("model", g), ("discriminator", d)):
+        if net is None:
+            continue
         tensors = {key: value.detach().cpu().contiguous() for key, value in without(net.state_dict()).items()}
         write_whole(folder / f"{name}.safetensors", safetensors.torch.save(tensors))
     _write_config(folder, config)
