@@ -17,10 +17,20 @@ MAY = {
     "plan": {"plan", "comm", "game", "strategies"},
     "report": {"report"},  # reads files
     "train": {"train", "strategies", "game", "comm", "data", "eval", "nets", "losses", "optim", "report"},
+    "models": {"models", "train", "nets", "data", "report"},
     "recipes": {"recipes", "train", "game", "nets", "losses", "optim", "strategies"},
     **{leaf: {leaf} for leaf in ("nets", "losses", "optim", "data", "eval")},
 }
-TOP = {"__init__", "__main__", "api", "cli", "cli_data", "cli_plan"}  # introduce everyone to everyone
+TOP = {
+    "__init__",
+    "__main__",
+    "api",
+    "cli",
+    "cli_data",
+    "cli_export",
+    "cli_plan",
+    "cli_sample",
+}  # introduce everyone to everyone
 
 
 def modules():

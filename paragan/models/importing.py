@@ -13,8 +13,9 @@ settled in the weights, so that images are equal up to rounding:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -54,19 +55,31 @@ def bring(
     """
     source = LIBRARIES[library]
     theirs = [_Theirs.read(path, source, path is d) for path in (g, d) if path]
-    nets, spec = _inferred(theirs[0], theirs[1] if d else None, family, source)
+    with _fitting(theirs[0]):
+        nets, spec = _inferred(theirs[0], theirs[1] if d else None, family, source)
     names = _class_names(classes, spec)
     torch.manual_seed(0)  # of a discriminator's parts that nothing fills
     made = [nets.generator(spec), nets.discriminator(spec)]
     offset = (source.eps if eps is None else eps) - OUR_EPS
     for net, weights in zip(made, theirs):
-        _fill(net, weights, offset, nets, spec)
+        with _fitting(weights):
+            _fill(net, weights, offset, nets, spec)
     if out.exists() and any(out.iterdir()):
         raise Unusable(f"--out {out} has files in it: give an empty or a new folder")
     about = {"recipe": f"{source.title}: {g.name}", "kimg": 0.0, "batch_norm": "running"}
     config = model_config(nets, spec, Prior((1 / max(spec.classes, 1),) * spec.classes), names, **about)
     save_model(out, made[0], made[1] if d else None, config)
     return load_model(out)
+
+
+@contextlib.contextmanager
+def _fitting(theirs: _Theirs) -> Iterator[None]:
+    """Unusable where tensors have other numbers of axes than their names say, or do not fit each other."""
+    try:
+        yield
+    except (RuntimeError, IndexError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise Unusable(f"{theirs.path}: shapes that do not fit each other, or their names: {said}") from error
 
 
 def _class_names(names: Sequence[str], spec: Spec) -> list[str]:

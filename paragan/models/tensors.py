@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,9 @@ def _read(path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about forms of pickles, before they are refused
+            return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise Unusable(f"{path} does not exist") from error
     except pickle.UnpicklingError as error:

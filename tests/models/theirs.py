@@ -93,7 +93,7 @@ class Names:
         self.stats(name if of.big else f"{name}.bn", channels)
 
     def attend(self, name: str, c: int, spectral: bool) -> None:
-        parts = "theta phi g o".split() if self.of.big else [f"conv1x1_{p}" for p in ("theta", "phi", "g", "attn")]
+        parts = ["theta", "phi", "g", "o"] if self.of.big else [f"conv1x1_{p}" for p in ("theta", "phi", "g", "attn")]
         for part, (a, b) in zip(parts, [(c, c // 8), (c, c // 8), (c, c // 2), (c // 2, c)]):
             self.weight(f"{name}.{part}", b, a, 1, 1, spectral=spectral, bias=False)
         self.state[f"{name}.{'gamma' if self.of.big else 'sigma'}"] = self.draw(*([] if self.of.big else [1])) + 1
@@ -212,7 +212,7 @@ def normed(of: Theirs, s: dict[str, Tensor], name: str, x: Tensor, y: Tensor, c:
 
 
 def attended(of: Theirs, s: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
-    parts = "theta phi g o".split() if of.big else [f"conv1x1_{p}" for p in ("theta", "phi", "g", "attn")]
+    parts = ["theta", "phi", "g", "o"] if of.big else [f"conv1x1_{p}" for p in ("theta", "phi", "g", "attn")]
     theta, phi, g = (conv(s, f"{name}.{part}", x) for part in parts[:3])
     phi, g = F.max_pool2d(phi, 2).flatten(2), F.max_pool2d(g, 2).flatten(2)
     beta = torch.softmax(theta.flatten(2).mT @ phi, -1)
