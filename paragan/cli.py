@@ -367,7 +367,7 @@ def _own_nets(p: argparse.ArgumentParser) -> None:
 
 def _eval_parser(commands: Any) -> None:
     p = _command(commands, "eval", _eval, "score a trained model against its data")
-    p.add_argument("run_dir", metavar="RUN_DIR")
+    p.add_argument("run_dir", metavar="RUN_DIR", help="a run folder; or a model folder, with --data")
     p.add_argument("--metrics", metavar="fd,kid,prdc", help="also fid50k_full, is50k, ... (with --inception)")
     p.add_argument("--count", type=int, metavar="N", help="how many fakes (default: as the run says)")
     p.add_argument("--features", metavar="SPACE", help="pixels or inception (default: as the run says)")
@@ -380,16 +380,15 @@ def _eval_parser(commands: Any) -> None:
 
 def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from .comm.world import Place
-    from .config import build, plain, read_yaml
-    from .train.folder import existing
-    from .train.run import Evaluation, without_code
+    from .config import build, plain
+    from .train.folder import scorable
+    from .train.run import Evaluation
     from .train.scoring import rescore
 
     _nothing_left(rest)
     _check_truncation(options.truncation)
     _check_seed(options.seed)
-    folder = existing(Path(options.run_dir))
-    run = without_code(read_yaml(folder / "run.yaml"))
+    folder, run = scorable(Path(options.run_dir), options.data)
     wanted = plain(run.evaluation)
     wanted |= {name: getattr(options, name) for name in ("count", "features", "inception") if getattr(options, name)}
     if options.count is not None:

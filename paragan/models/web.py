@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
@@ -124,10 +125,11 @@ def serve(model: Model, host: str, port: int, out: TextIO) -> None:
     from werkzeug.serving import make_server
 
     try:
-        server = make_server(host, port, app)
-    except (OSError, SystemExit) as error:  # it exits where the port is taken
-        raise Unusable(f"--port {port} on {host} cannot be had: name another, or 0 for a free one") from error
-    out.write(f"http://{host}:{server.server_port} shows {model.folder}; Ctrl-C ends it\n")
-    out.flush()
-    with contextlib.suppress(KeyboardInterrupt):
-        server.serve_forever()
+        listening = socket.create_server((host, port))
+    except OSError as error:
+        raise Unusable(f"--port {port} on {host} cannot be had ({error.strerror}): 0 is a free one") from error
+    with listening, make_server(host, port, app, fd=listening.fileno()) as server:
+        out.write(f"http://{host}:{listening.getsockname()[1]} shows {model.folder}; Ctrl-C ends it\n")
+        out.flush()
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()

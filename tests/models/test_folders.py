@@ -67,6 +67,11 @@ def test_a_card_has_the_scores_of_its_own_moment(small, tmp_path):
     assert "| 9 |" not in text
 
 
+def test_a_model_per_label_travels_too(per_label, tmp_path):
+    assert "with 2 generators" in call("export", per_label, "--out", tmp_path / "out").out
+    np.testing.assert_array_equal(paragan.load(tmp_path / "out").sample(5), paragan.load(per_label).sample(5))
+
+
 def test_hub_folders(small, tmp_path):
     model = paragan.load(small)
     paragan.HubModel(model).save_pretrained(tmp_path / "pretrained")

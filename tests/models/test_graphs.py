@@ -57,6 +57,18 @@ def test_a_graph_that_computes_something_else_is_no_success(small, tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
+def test_a_generator_for_every_label_is_a_graph_each(per_label, tmp_path):
+    said = call("export", per_label, "--format=torch-export", "--out", tmp_path / "graphs")
+    assert said.out.startswith("2 graphs in ")
+    z, model = torch.randn(3, 6), paragan.load(per_label)
+    for label in range(2):
+        made = torch.export.load(tmp_path / "graphs" / f"{label:04d}.pt2").module()(z)
+        torch.testing.assert_close(made, model.sampler.of(label).g(z, None), atol=1e-4, rtol=0)
+    assert "name a new folder" in refused("export", per_label, "--format=onnx", "--out", tmp_path / "g.onnx")
+    with pytest.raises(Unusable, match="generator for every label"):
+        _ = model.g
+
+
 def test_refusals(small, tmp_path, monkeypatch):
     assert "named ....onnx" in refused("export", small, "--format", "onnx", "--out", tmp_path / "folder")
     assert "--out" in refused("export", small, "--format", "onnx")

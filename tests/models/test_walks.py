@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
 
+import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
@@ -56,20 +61,36 @@ def test_labels_blend_where_their_embeddings_do(small):
     torch.testing.assert_close(made, g(z, ant))
 
 
+def test_labels_of_a_model_per_label_change_halfway(per_label):
+    model = paragan.load(per_label)
+    frames = walk(model, stops=2, steps=4, seed=1, labels=["a", "b"])
+    samples = model.sample(2, ["a", "b"], seed=1)
+    assert np.abs(frames[::4].astype(int) - samples).max() <= 1
+    alone = walk(model, stops=2, steps=4, seed=1, labels=["a"])
+    np.testing.assert_array_equal(frames[:2], alone[:2])
+    assert not np.array_equal(frames[2:4], alone[2:4])
+
+
 @pytest.mark.parametrize("name", ["walk.gif", "walk.webp", "walk.mp4"])
 def test_videos(small, tmp_path, name):
     line = ["sample", small, "--video", tmp_path / name, "--seconds=1", "--fps=6", "--stops=3"]
     assert call(*line).out == f"6 frames in {tmp_path / name}\n"
     if name.endswith("mp4"):
-        import imageio_ffmpeg
-
-        reader = imageio_ffmpeg.read_frames(str(tmp_path / name))
-        about = next(reader)
-        assert (about["size"], sum(1 for _ in reader)) == ((256, 256), 6)
+        frames = decoded(tmp_path / name, 256, 256)
+        wanted = walk(paragan.load(small), 3, 2).repeat(8, axis=1).repeat(8, axis=2)
+        assert frames.shape == wanted.shape
+        assert np.abs(frames.astype(int) - wanted).mean() < 16  # it is compressed, colours more
     else:
         with Image.open(tmp_path / name) as video:
             assert (video.n_frames, video.size, video.info["loop"]) == (6, (256, 256), 0)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def decoded(path, height, width):
+    """[N, H, W, 3] of a video, by ffmpeg."""
+    line = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    data = subprocess.run(line, capture_output=True, check=True, timeout=60).stdout
+    return np.frombuffer(data, np.uint8).reshape(-1, height, width, 3)
 
 
 def test_grey_and_odd_frames(tmp_path):
@@ -85,6 +106,21 @@ def test_refusals(small, tmp_path):
     assert "not allowed with" in refused("sample", small, "--video", "a.gif", "--out", "a.png")
     with pytest.raises(Unusable, match="no class 'dog'"):
         walk(paragan.load(small), 2, 2, labels=["dog"])
+
+
+def test_serve_answers_until_it_is_interrupted(small):
+    line = [sys.executable, "-m", "paragan", "serve", str(small), "--port=0"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            address = process.stdout.readline().split()[0]
+            assert json.loads(asked(f"{address}/api/model"))["classes"] == ["ant", "bee", "cat"]
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "cannot be had" in refused("serve", small, f"--port={taken.getsockname()[1]}")
 
 
 # The page ---------------------------------------------------------------------------------------------
