@@ -56,8 +56,9 @@ def _export(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
 def _written(model: Model, options: argparse.Namespace) -> str:
     out = Path(options.out)
     if options.format == "safetensors":
-        from .models.folders import write_folder
+        from .models.folders import need_new_folder, write_folder
 
+        need_new_folder(out)
         write_folder(model, out)
         several = f" with {model.spec.classes} generators" if model.config.get("kind") else ""
         return f"model{several} in {out}; paragan.load({str(out)!r}) reads it\n"

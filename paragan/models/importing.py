@@ -31,6 +31,7 @@ from ..nets.attention import SelfAttention
 from ..nets.norm import ConditionalBatchNorm2d, LaneBatchNorm2d, VectorBatchNorm2d
 from ..train.model import Model, load_model, model_config, save_model
 from ..train.sampler import Prior
+from .folders import need_new_folder, writable
 from .names import LIBRARIES, Library, neutral, told
 from .tensors import read_tensors
 
@@ -53,6 +54,7 @@ def bring(
     classes : their names; numbers if not given
     eps     : of their batch norms, where it is not the library's default
     """
+    need_new_folder(out)
     source = LIBRARIES[library]
     theirs = [_Theirs.read(path, source, path is d) for path in (g, d) if path]
     with _fitting(theirs[0]):
@@ -64,11 +66,10 @@ def bring(
     for net, weights in zip(made, theirs):
         with _fitting(weights):
             _fill(net, weights, offset, nets, spec)
-    if out.exists() and any(out.iterdir()):
-        raise Unusable(f"--out {out} has files in it: give an empty or a new folder")
     about = {"recipe": f"{source.title}: {g.name}", "kimg": 0.0, "batch_norm": "running"}
     config = model_config(nets, spec, Prior((1 / max(spec.classes, 1),) * spec.classes), names, **about)
-    save_model(out, made[0], made[1] if d else None, config)
+    with writable(out):
+        save_model(out, made[0], made[1] if d else None, config)
     return load_model(out)
 
 

@@ -75,6 +75,7 @@ def test_a_model_per_label_travels_too(per_label, tmp_path):
 def test_hub_folders(small, tmp_path):
     model = paragan.load(small)
     paragan.HubModel(model).save_pretrained(tmp_path / "pretrained")
+    paragan.HubModel(model).save_pretrained(tmp_path / "pretrained")  # as its other models, it replaces
     back = paragan.HubModel.from_pretrained(str(tmp_path / "pretrained")).model
     np.testing.assert_array_equal(back.sample(3), model.sample(3))
     assert "library_name: paragan" in (tmp_path / "pretrained" / "README.md").read_text()

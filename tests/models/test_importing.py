@@ -229,8 +229,8 @@ def test_an_imported_model_is_one_of_ours(tmp_path):
     assert call("export", tmp_path / "model", "--out", tmp_path / "export").status == 0
     assert "--data" in refused("eval", tmp_path / "model")
     np.savez(tmp_path / "data.npz", images=paragan.load(tmp_path / "model").sample(20), labels=np.arange(20) % 10)
-    score = call("eval", tmp_path / "model", "--data", tmp_path / "data.npz", "--metrics=fd", "--count=16")
-    assert "fd_pixels" in score.out, score
+    score = call("eval", tmp_path / "model", "--data", tmp_path / "data.npz", "--metrics=prdc", "--count=16")
+    assert "precision_pixels" in score.out, score
     net = paragan.load(tmp_path / "model").config["net"]
     (tmp_path / "run.yaml").write_text(
         to_yaml({"data": {"path": "digits", "resolution": 32, "channels": 3}, "nets": net, "batch": 4, "lanes": 2})
