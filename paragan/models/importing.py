@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -60,8 +59,7 @@ def bring(
     with _fitting(theirs[0]):
         nets, spec = _inferred(theirs[0], theirs[1] if d else None, family, source)
     names = _class_names(classes, spec)
-    torch.manual_seed(0)  # of a discriminator's parts that nothing fills
-    made = [nets.generator(spec), nets.discriminator(spec)]
+    made = [nets.generator(spec), *([nets.discriminator(spec)] if d else [])]
     offset = (source.eps if eps is None else eps) - OUR_EPS
     for net, weights in zip(made, theirs):
         with _fitting(weights):
