@@ -104,7 +104,7 @@ def main(arguments: Sequence[str]) -> int:
     ]
     if status := cli.main(wanted):
         return status
-    model = pg.load_model(folder / "run", nets="examples.mixture:Nets")
+    model = pg.load(folder / "run", nets="examples.mixture:Nets")
     indices = range(4000)
     points = model.sampler.images(indices, model.sampler.labels(indices, 0)).numpy()
     found, good = covered(points, modes(name))

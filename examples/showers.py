@@ -160,7 +160,7 @@ def main(arguments: Sequence[str]) -> int:
     ]
     if status := cli.main(wanted):
         return status
-    model = pg.load_model(folder / "run", nets="examples.showers:Nets")
+    model = pg.load(folder / "run", nets="examples.showers:Nets")
     indices = range(len(real))
     labels = model.sampler.labels(indices, 0)
     made = energies(model.sampler.images(indices, labels).numpy())

@@ -130,8 +130,8 @@ def main(arguments: Sequence[str]) -> int:
     wanted = ["train", RECIPE, f"--run-dir={folder}", *arguments]
     if status := cli.main(wanted):
         return status
-    data = pg.load("digits", resolution=8)
-    model = pg.load_model(folder, nets="examples.tokenizer:Nets", data=data)
+    data = pg.load_data("digits", resolution=8)
+    model = pg.load(folder, nets="examples.tokenizer:Nets", data=data)
     made = model.sampler.images(range(len(data.images)), None).permute(0, 2, 3, 1).numpy()  # [N, 8, 8, 1]
     mse = np.square((made.astype(np.float64) - data.images) / 255).mean()
     x = torch.from_numpy(data.images).permute(0, 3, 1, 2).float() / 127.5 - 1

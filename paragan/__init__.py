@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api import Config, Estimator, ScalingManager, with_policy
     from .batch import Batch, Loss, Verdict
-    from .data.images import Images, from_arrays, load
+    from .data.images import Images, from_arrays
+    from .data.images import load as load_data
     from .errors import Failed, Interrupted, Unusable
     from .losses.adversarial import Adversarial
+    from .models.hub import HubModel as HubModel
+    from .models.loading import load
     from .optim.optimizers import SGD, Adam, RMSprop
-    from .train.model import load_model
+    from .train.model import Model
     from .train.run import Data, Device, Evaluation, Run, Side
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings where a rank is lost are stack traces
@@ -30,6 +33,7 @@ __all__ = [
     "Images",
     "Interrupted",
     "Loss",
+    "Model",
     "RMSprop",
     "Run",
     "ScalingManager",
@@ -38,19 +42,22 @@ __all__ = [
     "Verdict",
     "from_arrays",
     "load",
-    "load_model",
+    "load_data",
     "with_policy",
 ]
 
 # What is imported when it is first used: torch takes seconds, and `paragan --help` and processes that decode need none.
+_CALLED = {"load_data": "load"}  # where it comes from
 _FROM = {
     ".api": ("Config", "Estimator", "ScalingManager", "with_policy"),
     ".batch": ("Batch", "Loss", "Verdict"),
-    ".data.images": ("Images", "from_arrays", "load"),
+    ".data.images": ("Images", "from_arrays", "load_data"),
     ".errors": ("Failed", "Interrupted", "Unusable"),
     ".losses.adversarial": ("Adversarial",),
     ".optim.optimizers": ("SGD", "Adam", "RMSprop"),
-    ".train.model": ("load_model",),
+    ".models.hub": ("HubModel",),
+    ".models.loading": ("load",),
+    ".train.model": ("Model",),
     ".train.run": ("Data", "Device", "Evaluation", "Run", "Side"),
 }
 
@@ -59,7 +66,7 @@ def __getattr__(name: str) -> Any:
     module = next((module for module, names in _FROM.items() if name in names), None)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(module, __name__), name)
+    found = globals()[name] = getattr(importlib.import_module(module, __name__), _CALLED.get(name, name))
     return found
 
 

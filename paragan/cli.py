@@ -99,8 +99,8 @@ def _parser() -> Parser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
-        *(_train_parser, _status_parser, _sample_parser, _eval_parser, _report_parser, _export_parser),
-        *(_label_parser, _merge_parser, _data_parser, _bench_parser, _recipes_parser),
+        *(_train_parser, _status_parser, _sample_parser, _eval_parser, _report_parser, _export_parser, _import_parser),
+        *(_serve_parser, _label_parser, _merge_parser, _data_parser, _bench_parser, _recipes_parser),
     ):
         add(commands)
     return parser
@@ -354,70 +354,11 @@ def _merge(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
         return _play(options, arguments, run, Wanted(run_dir=out), [], compare)
 
 
-# sample, eval, report, recipes -------------------------------------------------------------------------
-
-
-def _sample_parser(commands: Any) -> None:
-    p = _command(commands, "sample", _sample, "make images with a trained model")
-    p.add_argument("run_dir", metavar="RUN_DIR", help="a run folder, or a model folder")
-    p.add_argument("--count", type=int, default=64, metavar="N")
-    p.add_argument("--labels", metavar="3,7", help="classes by number or name, in turn (default: as in the data)")
-    p.add_argument("--truncation", type=float, default=1.0, metavar="PSI", help="below 1: less variety (1)")
-    p.add_argument("--seed", type=int, default=0, metavar="N")
-    p.add_argument("--out", required=True, metavar="FILE|FOLDER", help="grid.png, samples.npz or a folder")
-    _own_nets(p)
-    p.add_argument("--data", metavar="PATH", help="what G is given, if that is data (default: what it was trained on)")
+# eval, report, recipes ---------------------------------------------------------------------------------
 
 
 def _own_nets(p: argparse.ArgumentParser) -> None:
     p.add_argument("--nets", metavar="MODULE:CLASS", help="networks of your own, if it was trained with such")
-
-
-def _given(options: argparse.Namespace, path: Path) -> Any:
-    """The data that the networks of a model are given: those asked for, or those of its run."""
-    from .config import read_yaml
-    from .train.run import Run, load_images, without_code
-
-    record = path / "run.yaml"
-    if not options.nets or not (options.data or record.exists()):
-        return None
-    run = without_code(read_yaml(record)) if record.exists() else Run()
-    return load_images(dataclasses.replace(run, data=dataclasses.replace(run.data, path=options.data or run.data.path)))
-
-
-def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from .data.grid import save_images, save_numbers
-    from .train.model import load_model, read_labels
-
-    _nothing_left(rest)
-    if options.count < 1:
-        raise Unusable(f"--count {options.count} must be 1 or more")
-    _check_truncation(options.truncation)
-    _check_seed(options.seed)
-    model = load_model(Path(options.run_dir), nets=options.nets, data=_given(options, Path(options.run_dir)))
-    indices = range(options.count)
-    if options.labels:
-        labels = read_labels(options.labels, model, options.count)
-    else:
-        labels = model.sampler.labels(indices, options.seed)
-    made = model.sampler.images(indices, labels, options.seed, options.truncation)
-    if model.spec.values:
-        save_numbers(made.numpy(), labels, Path(options.out), lambda: _pictured(options, made.numpy()))
-    else:
-        save_images(made.permute(0, 2, 3, 1).numpy(), labels, Path(options.out))
-    what = "records" if model.spec.values else "images"
-    sys.stdout.write(f"{options.count} {what} in {options.out}\n")
-    return 0
-
-
-def _pictured(options: argparse.Namespace, made: Any) -> Any:
-    """Records of numbers as their networks draw them."""
-    from .data.drawn import drawn
-    from .train.observers import pictured
-    from .train.own import own_nets
-
-    images = _given(options, Path(options.run_dir))
-    return drawn(made, made) if images is None else pictured(own_nets(options.nets), made, images)
 
 
 def _eval_parser(commands: Any) -> None:
@@ -449,26 +390,6 @@ def _status(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
 
     _nothing_left(rest)
     sys.stdout.write(f"{status(Path(options.run_dir))}\n")
-    return 0
-
-
-def _export_parser(commands: Any) -> None:
-    p = _command(commands, "export", _export, "copy what is needed to sample from a model into a folder of its own")
-    p.add_argument("run_dir", metavar="RUN_DIR")
-    p.add_argument("--format", choices=["safetensors"], default="safetensors")
-    p.add_argument("--out", required=True, metavar="FOLDER")
-    _own_nets(p)
-
-
-def _export(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from .train.model import export
-
-    _nothing_left(rest)
-    path = Path(options.run_dir)
-    options.data = None
-    model = export(path, Path(options.out), options.nets, _given(options, path))
-    several = f" with {model.spec.classes} generators" if model.config.get("kind") else ""
-    sys.stdout.write(f"model{several} in {options.out}; paragan.load_model({options.out!r}) reads it\n")
     return 0
 
 
@@ -518,6 +439,30 @@ def _bench_parser(commands: Any) -> None:
     from .cli_bench import bench_parser
 
     bench_parser(commands)
+
+
+def _sample_parser(commands: Any) -> None:
+    from .cli_sample import sample_parser
+
+    sample_parser(commands)
+
+
+def _serve_parser(commands: Any) -> None:
+    from .cli_sample import serve_parser
+
+    serve_parser(commands)
+
+
+def _export_parser(commands: Any) -> None:
+    from .cli_export import export_parser
+
+    export_parser(commands)
+
+
+def _import_parser(commands: Any) -> None:
+    from .cli_export import import_parser
+
+    import_parser(commands)
 
 
 def _nothing_left(rest: list[str]) -> None:

@@ -22,7 +22,7 @@ classifier of the data that is trained once, accuracy and cas. docs/scores.md sa
 def eval_parser(commands: Any) -> None:
     """Add `eval`."""
     p = _command(commands, "eval", _eval, ABOUT, more=HELP)
-    p.add_argument("run_dir", metavar="RUN_DIR")
+    p.add_argument("run_dir", metavar="RUN_DIR", help="a run folder; or a model folder, with --data")
     p.add_argument("--metrics", metavar="fd,kid,prdc", help="which scores (default: as the run says)")
     p.add_argument("--count", type=int, metavar="N", help="how many fakes (default: as the run says)")
     p.add_argument(
@@ -39,16 +39,15 @@ def eval_parser(commands: Any) -> None:
 
 def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from .comm.world import Place
-    from .config import build, plain, read_yaml
-    from .train.folder import existing
-    from .train.run import Evaluation, without_code
+    from .config import build, plain
+    from .train.folder import scorable
+    from .train.run import Evaluation
     from .train.scoring import sweep
 
     _nothing_left(rest)
     truncations = _truncations(options.truncation)
     _check_seed(options.seed)
-    folder = existing(Path(options.run_dir))
-    run = without_code(read_yaml(folder / "run.yaml"))
+    folder, run = scorable(Path(options.run_dir), options.data)
     evaluation = build(Evaluation, _wanted(options, plain(run.evaluation)))
     if options.follow:
         return follow(options, folder, run, evaluation)

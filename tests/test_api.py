@@ -246,7 +246,7 @@ def test_standing_statistics_leave_every_buffer_as_it_was():
 
 
 def test_a_model_is_loaded_in_one_line(finished):
-    model = pg.load_model(str(finished))
+    model = pg.load(str(finished))
     images = model.sampler.images(range(4), model.sampler.labels(range(4), 0))
     assert images.shape == (4, 1, 8, 8)
     assert images.dtype == torch.uint8

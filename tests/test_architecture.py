@@ -17,6 +17,7 @@ MAY = {
     "plan": {"plan", "comm", "game", "strategies"},
     "report": {"report"},  # reads files
     "train": {"train", "strategies", "game", "comm", "data", "eval", "nets", "losses", "optim", "report"},
+    "models": {"models", "train", "nets", "data", "report"},
     "recipes": {"recipes", "train", "game", "nets", "losses", "optim", "strategies"},
     **{leaf: {leaf} for leaf in ("nets", "losses", "optim", "data", "eval")},
 }

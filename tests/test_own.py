@@ -174,7 +174,7 @@ def test_reconstructions_from_the_command_line(tmp_path, capsys):
     assert main(["eval", str(run), nets, "--metrics=fd", "--count=64"]) == 0
     with np.load(tmp_path / "a.npz") as made:
         assert made["images"].shape == (12, 8, 8, 1)
-        np.testing.assert_array_equal(made["labels"], pg.load("digits", resolution=8).labels[:12])
+        np.testing.assert_array_equal(made["labels"], pg.load_data("digits", resolution=8).labels[:12])
     with pytest.raises(Unusable, match="makes its images from data"):
         load_model(run, nets="examples.tokenizer:Nets")
 
@@ -469,19 +469,19 @@ def test_arrays_that_cannot_be_used_are_refused(tmp_path):
         np.save(tmp_path / "a.npy", x)
         for where in (tmp_path / "a.npz", tmp_path / "a.npy"):
             with pytest.raises(Unusable) as told:
-                pg.load(str(where), resolution=None)
+                pg.load_data(str(where), resolution=None)
             assert word in str(told.value)
         with pytest.raises(Unusable):
             pg.from_arrays(x)
     np.save(tmp_path / "a.npy", np.array([None]), allow_pickle=True)
     with pytest.raises(Unusable, match="no array"):
-        pg.load(str(tmp_path / "a.npy"), resolution=None)
+        pg.load_data(str(tmp_path / "a.npy"), resolution=None)
     with pytest.raises(Unusable, match="labels"):
         pg.from_arrays(VECTORS, np.zeros(3, np.int64))
 
 
 def test_images_from_arrays_are_images():
-    digits = pg.load("digits", resolution=8)
+    digits = pg.load_data("digits", resolution=8)
     again = pg.from_arrays(digits.images, digits.labels, digits.classes)
     assert dataclasses.replace(again, notes=digits.notes).fingerprint == digits.fingerprint
     with pytest.raises(Unusable, match="no square images"):

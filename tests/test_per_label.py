@@ -144,7 +144,7 @@ def test_more_ranks_than_labels_and_one_game_for_them_equal_one_rank(tmp_path, p
     assert [rank.wait(120) for rank in ranks] == [0, 0, 0], [rank.err for rank in ranks]
     trained(tmp_path / "one", *more)
     for number in (0, 1):
-        a, b = (paragan.load_model(label(tmp_path / name, number)).sampler.g.state_dict() for name in ("three", "one"))
+        a, b = (paragan.load(label(tmp_path / name, number)).sampler.g.state_dict() for name in ("three", "one"))
         for name in a:
             torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-4)
 
@@ -263,12 +263,12 @@ def test_a_longer_budget_goes_on_with_every_label(tmp_path):
 
 
 def test_the_merged_model_samples_each_label_with_its_generator(done):
-    model = paragan.load_model(done)
+    model = paragan.load(done)
     assert model.classes == tuple("0123456789")
     wanted = np.array([3, 7, 3, 0])
     images = model.sampler.images(range(4), wanted, seed=5)
     for row, number in enumerate(wanted):
-        alone = paragan.load_model(label(done, number)).sampler.images([row], None, seed=5)
+        alone = paragan.load(label(done, number)).sampler.images([row], None, seed=5)
         assert torch.equal(images[row], alone[0])
     drawn = model.sampler.labels(range(4000), 0)
     shares = np.bincount(drawn, minlength=10) / 4000
@@ -276,7 +276,7 @@ def test_the_merged_model_samples_each_label_with_its_generator(done):
 
 
 def test_generators_are_loaded_on_demand_and_forgotten(done):
-    sampler = paragan.load_model(done).sampler
+    sampler = paragan.load(done).sampler
     assert not sampler._kept
     sampler.most_bytes = 3 * size_of(sampler.of(0).g)
     images = sampler.images(range(20), np.arange(20) % 10, 0)
@@ -296,8 +296,8 @@ def test_it_is_scored_like_one_model_whatever_the_window(done, monkeypatch):
 
 def test_it_travels(done, tmp_path):
     assert call("export", done, "--out", tmp_path / "model").status == 0
-    there = paragan.load_model(tmp_path / "model").sampler.images(range(5), np.arange(5), 1)
-    assert torch.equal(there, paragan.load_model(done).sampler.images(range(5), np.arange(5), 1))
+    there = paragan.load(tmp_path / "model").sampler.images(range(5), np.arange(5), 1)
+    assert torch.equal(there, paragan.load(done).sampler.images(range(5), np.arange(5), 1))
     assert sum(1 for _ in (tmp_path / "model").rglob("*.safetensors")) == 10
     assert "has files in it" in refused("export", done, "--out", tmp_path / "model")
 
@@ -317,12 +317,12 @@ def test_a_label_again_or_replaced_leaves_the_others_alone(tmp_path):
     before = outcomes(folder)
     assert call("label", folder, "3", "--again").status == 0
     assert "9 done, 1 waiting" in call("status", folder).out
-    assert paragan.load_model(folder).sampler.of(3)  # the former, until there is another
+    assert paragan.load(folder).sampler.of(3)  # the former, until there is another
     trained(folder)
     after = outcomes(folder)
     assert [a == b for a, b in zip(before, after, strict=True)] == [n != 3 for n in LABELS]
     assert call("label", folder, "4", "--by", label(folder, 2)).status == 0
-    images = paragan.load_model(folder).sampler.images([0, 0], np.array([2, 4]), 0)
+    images = paragan.load(folder).sampler.images([0, 0], np.array([2, 4]), 0)
     assert torch.equal(images[0], images[1])
     trained(folder)
     assert outcomes(folder) == after

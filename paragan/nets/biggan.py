@@ -72,7 +72,7 @@ class BigGAN(Hierarchical):
         widths = self._falling(spec)
         halved = 2 if spec.resolution == 32 else len(widths) - 1
         stages = [(width, i < halved) for i, width in enumerate(widths)]
-        return discriminator(spec, stages, "out", kind, size, self._layers(), self.checkpointing, length)
+        return discriminator(spec, stages, "out", kind, size, self._layers(), self.checkpointing, self.shortcut, length)
 
     def check(self, spec: Spec) -> None:
         """Raise `Unusable` for a resolution, a latent, a conditioning, widths or attention that do not fit."""

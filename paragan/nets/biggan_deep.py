@@ -70,7 +70,7 @@ class BigGANDeep(Attending):
         kind, layers = judging(self, spec), self._layers()
         widths = self._falling(spec)
         first = shown(kind, spec.classes)
-        stages = _falling(spec, spec.channels + first.maps, widths, layers)
+        stages = _falling(spec, spec.channels + first.maps, widths, layers, self.shortcut == "activated")
         blocks = list(attended(stages, where(self.attention, spec), layers))
         return Discriminator(first, blocks, head(kind, widths[-1], spec.classes, layers), self.checkpointing)
 
@@ -117,11 +117,12 @@ class FallingBottleneck(nn.Module):
     """[N, a, R, R] -> [N, b, R, R], or R / 2 with `down`; a quarter of `b` channels inside; b >= a.
 
     Four times ReLU, conv: 1x1, 3x3, 3x3, 1x1 (pooling before it, after its ReLU). The shortcut is the input,
-    beside b - a channels of a 1x1 convolution of it.
+    beside b - a channels of a 1x1 convolution of it; with `activated`, the ReLU of the input.
     """
 
-    def __init__(self, a: int, b: int, down: bool, layers: Layers):
+    def __init__(self, a: int, b: int, down: bool, layers: Layers, activated: bool):
         super().__init__()
+        self.activated = activated
         inside = b // 4
         self.pool = nn.AvgPool2d(2) if down else nn.Identity()
         self.convs = nn.ModuleList([layers.conv(a, inside, 1), *(layers.conv(inside, inside, 3) for _ in range(2))])
@@ -130,9 +131,9 @@ class FallingBottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = F.relu(x)
+        x = self.pool(h if self.activated else x)
         for conv in self.convs:
             h = F.relu(conv(h), inplace=True)
-        x = self.pool(x)
         more = [] if self.more is None else [self.more(x)]
         return self.last(self.pool(h)) + torch.cat([x, *more], 1)
 
@@ -146,11 +147,13 @@ def _rising(
         yield RisingBottleneck(a, b, True, norm, layers), 8 << i, b
 
 
-def _falling(spec: Spec, channels: int, widths: list[int], layers: Layers) -> Iterable[tuple[nn.Module, int, int]]:
+def _falling(
+    spec: Spec, channels: int, widths: list[int], layers: Layers, activated: bool
+) -> Iterable[tuple[nn.Module, int, int]]:
     """(block, resolution, channels): a convolution, then two for each octave; the first falls."""
     size = spec.resolution
     yield layers.conv(channels, widths[0], 3), size, widths[0]
     for a, b in itertools.pairwise(widths):
         size //= 2
-        yield FallingBottleneck(a, b, True, layers), 0, b  # attention comes after both of a resolution
-        yield FallingBottleneck(b, b, False, layers), size, b
+        yield FallingBottleneck(a, b, True, layers, activated), 0, b  # attention comes after both of a resolution
+        yield FallingBottleneck(b, b, False, layers, activated), size, b

@@ -1,6 +1,6 @@
 """The fields that families of residual networks have in common. A family adds its name and its sizes."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,8 @@ class Residual:
     """How D is told the class; auto: projection (ContraGAN: contrastive)."""
     rewritten: bool = True
     """Convolutions beside a change of resolution in their exact cheaper form (BigGAN-deep: the generator's)."""
+    shortcut: Literal["input", "activated"] = "input"
+    """What the shortcuts of D see: a block's input (the authors), or its ReLU (StudioGAN, which works in place)."""
     checkpointing: bool = False
     """Compute blocks again in backward and keep none of their activations: less memory, more time."""
 

@@ -98,20 +98,23 @@ class FallingBlock(nn.Module):
     """[N, a, R, R] -> [N, b, R / 2, R / 2], or R without `down`: ReLU, conv, ReLU, conv, pool; a shortcut.
 
     `before` is the first ReLU, but nothing where the input is an image (the authors' "optimized block").
-    `hidden` are the channels between the two convolutions.
+    `hidden` are the channels between the two convolutions. `activated`: the shortcut sees the ReLU too.
     """
 
-    def __init__(self, before: nn.Module, a: int, hidden: int, b: int, down: bool, layers: Layers):
+    def __init__(
+        self, before: nn.Module, a: int, hidden: int, b: int, down: bool, layers: Layers, activated: bool = False
+    ):
         super().__init__()
-        self.before = before
+        self.before, self.activated = before, activated
         last = layers.down if down else layers.conv
         self.conv1 = layers.conv(a, hidden, 3, layers.residual)
         self.conv2 = last(hidden, b, 3, layers.residual)
         self.shortcut = last(a, b, 1) if down or a != b else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.conv2(F.relu(self.conv1(self.before(x)), inplace=True))
-        return h + self.shortcut(x)
+        seen = self.before(x)
+        h = self.conv2(F.relu(self.conv1(seen), inplace=True))
+        return h + self.shortcut(seen if self.activated else x)
 
 
 def rising_blocks(
@@ -141,20 +144,21 @@ def discriminator(
     attention: int,
     layers: Layers,
     again: bool,
+    shortcut: Literal["input", "activated"],
     length: int | None = None,
 ) -> Discriminator:
     """Of all four. stages: (channels, halves?) of each block; length: of a contrastive embedding."""
     first = shown(kind, spec.classes)
-    falling = _falling(spec.resolution, spec.channels + first.maps, stages, hidden, layers)
+    falling = _falling(spec.resolution, spec.channels + first.maps, stages, hidden, layers, shortcut == "activated")
     blocks = list(attended(falling, attention, layers))
     return Discriminator(first, blocks, head(kind, stages[-1][0], spec.classes, layers, length), again)
 
 
 def _falling(
-    size: int, a: int, stages: Sequence[tuple[int, bool]], hidden: Literal["in", "out"], layers: Layers
+    size: int, a: int, stages: Sequence[tuple[int, bool]], hidden: Literal["in", "out"], layers: Layers, activated: bool
 ) -> Iterable[tuple[nn.Module, int, int]]:
     for i, (b, down) in enumerate(stages):
         size = size // 2 if down else size
         before, between = (nn.ReLU(), a if hidden == "in" else b) if i else (nn.Identity(), b)
-        yield FallingBlock(before, a, between, b, down, layers), size, b
+        yield FallingBlock(before, a, between, b, down, layers, activated), size, b
         a = b

@@ -48,7 +48,9 @@ class SAGAN(Attending):
         """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
         kind, size = judging(self, spec), where(self.attention, spec)
-        return discriminator(spec, self._falling(spec), "out", kind, size, self._layers(), self.checkpointing)
+        return discriminator(
+            spec, self._falling(spec), "out", kind, size, self._layers(), self.checkpointing, self.shortcut
+        )
 
     def check(self, spec: Spec) -> None:
         """Raise `Unusable` for a resolution, a conditioning, widths or attention that do not fit."""

@@ -54,7 +54,7 @@ class SNGAN(Residual):
         kind = judging(self, spec)
         stages = falling(spec.resolution, self.d_width or max(1, self.width // 2))
         layers = self._layers(self.spectral)
-        return discriminator(spec, stages, self.hidden, kind, 0, layers, self.checkpointing)
+        return discriminator(spec, stages, self.hidden, kind, 0, layers, self.checkpointing, self.shortcut)
 
     def check(self, spec: Spec) -> None:
         """Raise `Unusable` for a resolution or a conditioning that does not fit, naming what would work."""

@@ -9,16 +9,17 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..config import build, differences, nearest, read_yaml, to_yaml
 from ..errors import Unusable
+from ..nets import Spec
 from ..report.records import create_once, read, write_whole
 from . import checkpoint
-from .model import folder_to_start_from
-from .run import Run, differing, settled, written
+from .model import folder_to_start_from, read_config
+from .run import Data, Run, differing, settled, without_code, written
 
 NUMBERED = re.compile(r"(\d{5,})-")
 
@@ -266,3 +267,20 @@ def existing(path: Path) -> Path:
     inside = [str(p.parent) for p in sorted(path.glob("*/run.yaml"))]
     hint = f"; there are runs in it: {', '.join(inside[-3:])}" if inside else ""
     raise Unusable(f"{path} is no run folder (it has no run.yaml){hint}")
+
+
+def scorable(path: Path, data: str | None) -> tuple[Path, Run]:
+    """A folder whose model can be scored, and the run that says against what: a run folder; or a model folder, such as
+    one that was imported, with the data it is to be scored against."""
+    if (path / "run.yaml").exists() or not (path / "model.safetensors").exists():
+        folder = existing(path)
+        return folder, without_code(read_yaml(folder / "run.yaml"))
+    if not data:
+        raise Unusable(f"{path} is a model without its run: say what it is to be scored against, --data PATH")
+    config = read_config(path)
+    try:
+        spec = build(Spec, config["spec"])
+        whole = build(Data, {"path": data, "resolution": spec.resolution, "channels": spec.channels})
+    except KeyError as error:
+        raise Unusable(f"{path}/config.json has no {error}") from error
+    return path, Run(recipe=str(config.get("recipe", "custom")), data=replace(whole, labels=spec.classes > 0))

@@ -97,22 +97,60 @@ def _measure(
 
 @dataclass(frozen=True)
 class Model:
-    """A generator that was loaded, with what it knows about itself."""
+    """A generator that was loaded, with what it knows about itself.
+
+    images = model.sample(16, labels=[3, "cat"], truncation=0.7)      # uint8 [16, R, R, C]
+
+    sampler : images by index, uint8 [n, C, R, R]
+    folder  : where it was read from
+    """
 
     sampler: Sampler | Merged
     spec: Spec
     config: dict[str, Any]
+    folder: Path
 
     @property
     def classes(self) -> tuple[str, ...]:
         return tuple(self.config["classes"])
 
+    @property
+    def g(self) -> nn.Module:
+        """(z [N, latent], y int64 [N] or None) -> images [N, C, R, R] in [-1, 1]. Unusable with one for every label."""
+        if isinstance(self.sampler, Merged):
+            raise Unusable("this model has a generator for every label: model.sampler.of(3).g is that of label 3")
+        return self.sampler.g
 
-def save_model(folder: Path, g: nn.Module, d: nn.Module, config: dict[str, Any]) -> None:
-    """Write model.safetensors, discriminator.safetensors and config.json, each aside and renamed."""
+    def to(self, device: str | torch.device) -> Model:
+        """The same on another device; the network itself moves."""
+        return dataclasses.replace(self, sampler=self.sampler.to(torch.device(device)))
+
+    def labels(self, count: int, labels: Sequence[int | str] | None = None, seed: int = 0) -> np.ndarray | None:
+        """[count] int64 labels of samples: those given, by number or name, in turn; else drawn as often as in the data.
+        None without classes."""
+        if labels is None:
+            return self.sampler.labels(range(count), seed)
+        if not self.classes:
+            raise Unusable("labels: this model was trained without classes; leave labels out")
+        chosen = [one_label(str(word), self.classes) for word in labels]
+        return np.array(chosen, np.int64)[np.arange(count) % len(chosen)]
+
+    def sample(
+        self, count: int, labels: Sequence[int | str] | None = None, truncation: float = 1.0, seed: int = 0
+    ) -> np.ndarray:
+        """uint8 [count, R, R, C] (of numbers: float32 [count, ...]). Image i depends on (seed, i) and its label alone;
+        which labels they have, `model.labels` says of the same arguments."""
+        made = self.sampler.images(range(count), self.labels(count, labels, seed), seed, truncation).numpy()
+        return made if self.spec.values else made.transpose(0, 2, 3, 1)
+
+
+def save_model(folder: Path, g: nn.Module, d: nn.Module | None, config: dict[str, Any]) -> None:
+    """Write model.safetensors, discriminator.safetensors (if there is one) and config.json, each aside and renamed."""
     folder.mkdir(parents=True, exist_ok=True)
     sums = dict[str, int]()
     for name, net in (("model", g), ("discriminator", d)):
+        if net is None:
+            continue
         tensors = {key: value.detach().cpu().contiguous() for key, value in without(net.state_dict()).items()}
         data = safetensors.torch.save(tensors)
         write_whole(folder / f"{name}.safetensors", data)
@@ -183,10 +221,10 @@ def load_model(path: str | Path, device: torch.device = CPU, nets: Any = None, d
     if net_config is None:
         config |= _of_parts(folder, len(prior.shares))
         parts = Merged(lambda label: _load_part(folder, spec, config, label, device, nets, data), prior, device)
-        return Model(parts, spec, config)
+        return Model(parts, spec, config, folder)
     g = net_config.generator(spec)
     load_weights(g, folder / "model.safetensors")
-    return Model(sampler_of(g.to(device).eval(), net_config, spec, prior, device, data), spec, config)
+    return Model(sampler_of(g.to(device).eval(), net_config, spec, prior, device, data), spec, config, folder)
 
 
 def sampler_of(
@@ -257,26 +295,6 @@ def _load_part(
     return model.sampler
 
 
-def export(path: Path, out: Path, nets: Any = None, data: Images | None = None) -> Model:
-    """Copy what is needed to sample, and nothing else, into a folder that can go anywhere."""
-    folder, model = model_folder(path), load_model(path, nets=nets, data=data)
-    if isinstance(model.sampler, Merged):
-        for label in range(model.spec.classes):
-            model.sampler.of(label)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
-            raise Unusable(f"--out {out} has files in it: give an empty or a new folder")
-        for file in [*folder.glob("*/*"), *folder.glob("*")]:
-            if file.name in ("model.safetensors", "config.json"):
-                target = out / file.relative_to(folder)
-                target.parent.mkdir(exist_ok=True)
-                write_whole(target, file.read_bytes())
-    except OSError as error:
-        raise Unusable(f"--out {out} cannot be written: {error.strerror}") from error
-    return model
-
-
 def load_weights(net: nn.Module, path: Path) -> None:
     """Fill a network from safetensors. Unusable lists the first names that do not fit."""
     try:
@@ -323,24 +341,17 @@ def folder_to_start_from(path: Path) -> Path:
     raise Unusable(f"--init-from {path}: there is no model.safetensors; give a run folder or its model folder")
 
 
-def read_labels(text: str, model: Model, count: int) -> np.ndarray:
-    """'3,7' or class names -> [count] int64, in turn."""
-    if not model.classes:
-        raise Unusable("--labels: this model was trained without classes; leave --labels out")
-    chosen = numbered(text, model.classes)
-    return np.array(chosen, np.int64)[np.arange(count) % len(chosen)]
-
-
 def numbered(text: str, classes: Sequence[str]) -> list[int]:
-    """'3,cat' -> label numbers. A word that is a name is a name, though it were a number too."""
-    chosen: list[int] = []
-    for word in text.split(","):
-        if word in classes:
-            chosen.append(classes.index(word))
-        elif word.isdecimal() and int(word) < len(classes):
-            chosen.append(int(word))
-        else:
-            raise Unusable(
-                f"--labels: there is no class {word!r}; classes are 0 to {len(classes) - 1}: {', '.join(classes[:20])}"
-            )
-    return chosen
+    """'3,cat' -> label numbers."""
+    return [one_label(word, classes) for word in text.split(",")]
+
+
+def one_label(word: str, classes: Sequence[str]) -> int:
+    """'3' or 'cat' -> a label number. A word that is a name is a name, though it were a number too."""
+    if word in classes:
+        return classes.index(word)
+    if word.isdecimal() and int(word) < len(classes):
+        return int(word)
+    raise Unusable(
+        f"--labels: there is no class {word!r}; classes are 0 to {len(classes) - 1}: {', '.join(classes[:20])}"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -103,6 +103,10 @@ class Sampler:
             return self.source.images.labels[self.source.rows(indices)]
         return self.prior.labels(seed, indices)
 
+    def to(self, device: torch.device) -> Sampler:
+        """The same on another device; the network itself moves."""
+        return replace(self, g=self.g.to(device), device=device)
+
     @torch.no_grad()
     def images(
         self, indices: Sequence[int], labels: np.ndarray | None, seed: int = 0, truncation: float = 1.0
@@ -133,6 +137,10 @@ class Merged:
     device: torch.device = CPU
     most_bytes: int = MOST_BYTES
     _kept: OrderedDict[int, Sampler] = field(default_factory=OrderedDict[int, Sampler])
+
+    def to(self, device: torch.device) -> Merged:
+        """The same on another device."""
+        return Merged(lambda label: self.load(label).to(device), self.prior, device, self.most_bytes)
 
     def labels(self, indices: Sequence[int], seed: int) -> np.ndarray | None:
         """[n] int64 labels drawn from the prior."""

@@ -1,0 +1,136 @@
+"""`paragan sample` and `paragan serve`: images of a trained model, in files, as a video, on a page."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .cli import _check_seed, _check_truncation, _command, _nothing_left, _own_nets
+from .errors import Unusable
+
+if TYPE_CHECKING:
+    from .train.model import Model
+
+MODEL = "a run folder, a model folder, RUN_DIR/best, or user/name on the Hugging Face hub"
+
+EXAMPLES = """examples:
+  paragan sample runs/00000-* --labels 3,7 --out grid.png            or samples.npz, or a folder
+  paragan sample runs/00000-* --video walk.mp4 --seconds 8           through the latent space and back; .gif, .webp
+  paragan sample user/name --truncation 0.7 --out grid.png           a model of the Hugging Face hub
+"""
+
+
+def sample_parser(commands: Any) -> None:
+    p = _command(commands, "sample", _sample, "make images with a trained model", epilog=EXAMPLES)
+    p.add_argument("run_dir", metavar="MODEL", help=MODEL)
+    p.add_argument("--count", type=int, default=64, metavar="N")
+    p.add_argument("--labels", metavar="3,7", help="classes by number or name, in turn (default: as in the data)")
+    p.add_argument("--truncation", type=float, default=1.0, metavar="PSI", help="below 1: less variety (1)")
+    p.add_argument("--seed", type=int, default=0, metavar="N")
+    where = p.add_mutually_exclusive_group(required=True)
+    where.add_argument("--out", metavar="FILE|FOLDER", help="grid.png, samples.npz or a folder")
+    where.add_argument("--video", metavar="FILE", help="a walk from sample to sample and back: .mp4, .gif, .webp")
+    p.add_argument("--seconds", type=float, default=8.0, metavar="S", help="of the video (8)")
+    p.add_argument("--fps", type=float, default=30.0, metavar="F", help="frames of the video a second (30)")
+    p.add_argument("--stops", type=int, default=8, metavar="N", help="samples that the video passes through (8)")
+    _own_nets(p)
+    p.add_argument("--data", metavar="PATH", help="what G is given, if that is data (default: what it was trained on)")
+
+
+def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    _nothing_left(rest)
+    if options.count < 1:
+        raise Unusable(f"--count {options.count} must be 1 or more")
+    _check_truncation(options.truncation)
+    _check_seed(options.seed)
+    if options.video:
+        return _video(options)
+    model, labels = loaded(options), _words(options)
+    indices = range(options.count)
+    drawn = model.labels(options.count, labels, options.seed)
+    made = model.sampler.images(indices, drawn, options.seed, options.truncation)
+    _save(options, model, made, drawn)
+    what = "records" if model.spec.values else "images"
+    sys.stdout.write(f"{options.count} {what} in {options.out}\n")
+    return 0
+
+
+def _save(options: argparse.Namespace, model: Model, made: Any, labels: Any) -> None:
+    from .data.grid import save_images, save_numbers
+
+    if model.spec.values:
+        save_numbers(made.numpy(), labels, Path(options.out), lambda: _pictured(options, made.numpy()))
+    else:
+        save_images(made.permute(0, 2, 3, 1).numpy(), labels, Path(options.out))
+
+
+def _video(options: argparse.Namespace) -> int:
+    from .models.video import check_form, write_video
+    from .models.walks import walk
+
+    if not 0 < options.seconds <= 3600 or not 1 <= options.fps <= 120 or options.stops < 2:
+        raise Unusable("--seconds must be above 0 and at most 3600, --fps from 1 to 120, --stops 2 or more")
+    check_form(Path(options.video))
+    model, steps = loaded(options), max(1, round(options.seconds * options.fps / options.stops))
+    frames = walk(model, options.stops, steps, options.seed, _words(options), options.truncation)
+    write_video(frames, Path(options.video), options.fps)
+    sys.stdout.write(f"{len(frames)} frames in {options.video}\n")
+    return 0
+
+
+def _words(options: argparse.Namespace) -> list[str] | None:
+    return options.labels.split(",") if options.labels else None
+
+
+def loaded(options: argparse.Namespace) -> Model:
+    """The model a command names."""
+    from .models.loading import load
+
+    return load(options.run_dir, nets=options.nets, data=given(options, Path(options.run_dir)))
+
+
+def given(options: argparse.Namespace, path: Path) -> Any:
+    """The data that the networks of a model are given: those asked for, or those of its run."""
+    from .config import read_yaml
+    from .train.run import Run, load_images, without_code
+
+    record = path / "run.yaml"
+    if not options.nets or not (options.data or record.exists()):
+        return None
+    run = without_code(read_yaml(record)) if record.exists() else Run()
+    return load_images(dataclasses.replace(run, data=dataclasses.replace(run.data, path=options.data or run.data.path)))
+
+
+def _pictured(options: argparse.Namespace, made: Any) -> Any:
+    """Records of numbers as their networks draw them."""
+    from .data.drawn import drawn
+    from .train.observers import pictured
+    from .train.own import own_nets
+
+    images = given(options, Path(options.run_dir))
+    return drawn(made, made) if images is None else pictured(own_nets(options.nets), made, images)
+
+
+# serve ------------------------------------------------------------------------------------------------
+
+
+def serve_parser(commands: Any) -> None:
+    p = _command(commands, "serve", _serve, "a page on this machine to sample from a model: labels, truncation, blends")
+    p.add_argument("run_dir", metavar="MODEL", help=MODEL)
+    p.add_argument("--host", default="127.0.0.1", metavar="H", help="whom it answers; 0.0.0.0: everyone (127.0.0.1)")
+    p.add_argument("--port", type=int, default=7860, metavar="N", help="0: a free one (7860)")
+    _own_nets(p)
+    p.set_defaults(data=None)
+
+
+def _serve(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .models.web import serve
+
+    _nothing_left(rest)
+    if not 0 <= options.port < 65536:
+        raise Unusable(f"--port {options.port} must be from 0 to 65535 (0: a free one)")
+    serve(loaded(options), options.host, options.port, sys.stdout)
+    return 0

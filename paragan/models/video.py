@@ -1,0 +1,69 @@
+"""Frames as a video: .mp4 (with the extra `paragan[video]`), or .gif and .webp, which need nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..data.aside import aside
+from ..errors import Unusable
+
+FORMS = (".mp4", ".gif", ".webp")
+LEAST = 256  # pixels of the longer side: smaller frames are enlarged by whole numbers
+
+
+def write_video(frames: np.ndarray, out: Path, fps: float) -> None:
+    """Write uint8 [N, H, W, 1 or 3] as a video that repeats, in the form that `out` names."""
+    suffix = out.suffix.lower()
+    check_form(out)
+    times = max(1, LEAST // max(frames.shape[1:3]))
+    frames = frames.repeat(times, axis=1).repeat(times, axis=2)
+    if suffix == ".mp4":
+        _write_mp4(frames, out, fps)
+        return
+    images = [Image.fromarray(frame[..., 0] if frame.shape[-1] == 1 else frame) for frame in frames]
+    with aside(out) as path:
+        more = {"lossless": False, "quality": 85} if suffix == ".webp" else {}
+        images[0].save(
+            path, suffix[1:].upper(), save_all=True, append_images=images[1:], duration=1000 / fps, loop=0, **more
+        )
+
+
+def check_form(out: Path) -> None:
+    """Unusable for another form of video than there is, and for one whose extra is missing."""
+    suffix = out.suffix.lower()
+    if suffix not in FORMS:
+        raise Unusable(f"--video {out}: a video is one of {', '.join(FORMS)}")
+    if suffix == ".mp4":
+        _ffmpeg()
+
+
+def _write_mp4(frames: np.ndarray, out: Path, fps: float) -> None:
+    frames = frames.repeat(3, axis=3) if frames.shape[3] == 1 else frames
+    frames = np.pad(frames, ((0, 0), (0, frames.shape[1] % 2), (0, frames.shape[2] % 2), (0, 0)))  # yuv420p is even
+    height, width = frames.shape[1:3]
+    with aside(out) as path:
+        file = path.with_name(f"{path.name}.mp4")  # ffmpeg goes by the name
+        try:
+            how = {"codec": "libx264", "macro_block_size": 2, "quality": 8, "ffmpeg_log_level": "error"}
+            writer = _ffmpeg().write_frames(str(file), (width, height), fps=fps, **how)
+            writer.send(None)
+            for frame in frames:
+                writer.send(np.ascontiguousarray(frame))
+            writer.close()
+            file.rename(path)
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def _ffmpeg() -> Any:
+    try:
+        import imageio_ffmpeg
+    except ImportError as error:
+        raise Unusable(
+            "--video: an .mp4 needs imageio-ffmpeg: pip install 'paragan[video]', or name a .gif or .webp"
+        ) from error
+    return imageio_ffmpeg

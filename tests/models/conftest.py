@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paragan.nets import DCGAN, BigGAN, Spec
+from paragan.nets.attention import SelfAttention
+from paragan.train.model import begin_per_label, model_config, part, save_model
+from paragan.train.sampler import Prior
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small BigGAN of 3 classes at 32 px that has seen nothing. Look, do not touch."""
+    torch.manual_seed(0)
+    nets, spec = BigGAN(width=4, d_width=4, latent=8, shared=5), Spec(32, 3, 3)
+    g, d = nets.generator(spec), nets.discriminator(spec)
+    for layer in g.modules():
+        if isinstance(layer, SelfAttention):
+            torch.nn.init.ones_(layer.gamma)
+        if getattr(layer, "running_mean", None) is not None:
+            layer.running_mean.normal_()
+            layer.running_var.uniform_(0.5, 2)
+    folder = tmp_path_factory.mktemp("small") / "biggan"
+    save_model(folder, g, d, model_config(nets, spec, Prior((0.5, 0.3, 0.2)), ["ant", "bee", "cat"], kimg=1.0))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def per_label(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model with a generator for each of two labels, at 8 px."""
+    folder, nets = tmp_path_factory.mktemp("labels") / "model", DCGAN(width=4, latent=6)
+    begin_per_label(folder, Spec(8, 1, 2), Prior((0.5, 0.5)), ["a", "b"])
+    for label in range(2):
+        torch.manual_seed(label)
+        config = model_config(nets, Spec(8, 1), Prior(()), (), kimg=0.1, batch_norm="none")
+        save_model(part(folder, label), nets.generator(Spec(8, 1)), None, config)
+    return folder

@@ -1,0 +1,94 @@
+"""A model in one line, from wherever it is; what tells people about it; and onto a hub and back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import paragan
+from paragan.errors import Unusable
+from paragan.models.card import card
+from paragan.report.records import Records
+from processes import call, refused
+
+
+def test_sample_is_by_seed_and_place(small):
+    model = paragan.load(small)
+    images = model.sample(5, labels=[2, "ant"], truncation=0.7, seed=3)
+    assert (images.shape, images.dtype) == ((5, 32, 32, 3), np.uint8)
+    np.testing.assert_array_equal(model.labels(5, [2, "ant"]), [2, 0, 2, 0, 2])
+    np.testing.assert_array_equal(images[:2], model.sample(2, labels=["cat", "0"], truncation=0.7, seed=3))
+    np.testing.assert_array_equal(
+        model.sample(4), model.sampler.images(range(4), model.labels(4)).numpy().transpose(0, 2, 3, 1)
+    )
+    assert isinstance(model.g, torch.nn.Module)
+    assert model.to("cpu").sampler.device == torch.device("cpu")
+    with pytest.raises(Unusable, match="there is no class 'dog'"):
+        model.sample(1, labels=["dog"])
+
+
+def test_it_is_found_in_run_best_model_and_file(finished, tmp_path):
+    shutil.copytree(finished / "model", tmp_path / "best")
+    wanted = paragan.load(finished).sample(3)
+    for where in (finished / "model", finished / "model" / "model.safetensors", tmp_path / "best"):
+        np.testing.assert_array_equal(paragan.load(where).sample(3), wanted)
+
+
+def test_an_export_tells_what_it_is(finished, tmp_path):
+    assert call("export", finished, "--out", tmp_path / "out").status == 0
+    there = {path.name for path in (tmp_path / "out").iterdir()}
+    assert there == {"model.safetensors", "config.json", "README.md", "samples.png"}
+    np.testing.assert_array_equal(paragan.load(tmp_path / "out").sample(3), paragan.load(finished).sample(3))
+    _, head, text = (tmp_path / "out" / "README.md").read_text().split("---", 2)
+    about = yaml.safe_load(head)
+    assert about["library_name"] == "paragan"
+    assert "license" not in about  # whoever publishes it says
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert about["model-index"][0]["results"][0]["metrics"][0]["value"] == rows[-1]["value"]
+    assert rows[-1]["fingerprint"] in text
+    assert "paragan.load(" in text
+    assert "has files in it" in refused("export", finished, "--out", tmp_path / "out")
+
+
+def test_a_card_has_the_scores_of_its_own_moment(small, tmp_path):
+    shutil.copytree(small, tmp_path / "run" / "model")
+    records = Records(tmp_path / "run" / "metrics.jsonl")
+    for kimg, value in ((0.5, 9.0), (1.0, 8.0), (1.0, 7.0), (2.0, 6.0)):
+        records.append(
+            {"name": "fd_pixels", "value": value, "kimg": kimg, "protocol": {"count": 5}, "fingerprint": "f"}
+        )
+    text = card(paragan.load(tmp_path / "run"))
+    assert "| `fd_pixels` | 7 | `f` | count=5 |" in text
+    assert "| 9 |" not in text
+
+
+def test_a_model_per_label_travels_too(per_label, tmp_path):
+    assert "with 2 generators" in call("export", per_label, "--out", tmp_path / "out").out
+    np.testing.assert_array_equal(paragan.load(tmp_path / "out").sample(5), paragan.load(per_label).sample(5))
+
+
+def test_hub_folders(small, tmp_path):
+    model = paragan.load(small)
+    paragan.HubModel(model).save_pretrained(tmp_path / "pretrained")
+    paragan.HubModel(model).save_pretrained(tmp_path / "pretrained")  # as its other models, it replaces
+    back = paragan.HubModel.from_pretrained(str(tmp_path / "pretrained")).model
+    np.testing.assert_array_equal(back.sample(3), model.sample(3))
+    assert "library_name: paragan" in (tmp_path / "pretrained" / "README.md").read_text()
+    assert json.loads((tmp_path / "pretrained" / "config.json").read_text())["classes"] == ["ant", "bee", "cat"]
+
+
+def test_what_is_no_model_is_refused(small, tmp_path):
+    (tmp_path / "model.pkl").write_bytes(b"")
+    with pytest.raises(Unusable, match="pickles are refused"):
+        paragan.load(tmp_path / "model.pkl")
+    config = json.loads((small / "config.json").read_text())
+    config["net"]["width"] = 8
+    shutil.copytree(small, tmp_path / "other")
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Unusable, match="another architecture"):
+        paragan.load(tmp_path / "other")

@@ -1,0 +1,242 @@
+"""Networks of BigGAN-PyTorch and StudioGAN, imported, against plain forward passes on their own state dicts."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+import paragan
+from models import theirs
+from models.theirs import Theirs
+from paragan.config import to_yaml
+from paragan.errors import Unusable
+from paragan.models.importing import bring
+from paragan.models.names import LIBRARIES, neutral
+from paragan.train.model import load_weights
+from processes import call, refused
+
+KINDS = {  # what is imported: its family here
+    "biggan": (Theirs("biggan-pytorch", 32, 4, 7, 12), "biggan"),
+    "biggan-128": (Theirs("biggan-pytorch", 128, 8, 3, 24, attention=(3, 0)), "biggan"),
+    "biggan-64-own": (Theirs("biggan-pytorch", 64, 4, 3, 9, kind="own", attention=(-1, -1)), "sagan"),
+    "biggan-own": (Theirs("biggan-pytorch", 32, 4, 3, 9, kind="own", attention=(-1, -1)), "sagan"),
+    "biggan-plain": (Theirs("biggan-pytorch", 32, 4, 7, 12, spectral=False, attention=(-1, -1)), "biggan"),
+    "studiogan-biggan": (Theirs("studiogan", 32, 4, 7, 12), "biggan"),
+    "studiogan-biggan-128": (Theirs("studiogan", 128, 8, 3, 24, attention=(3, 0)), "biggan"),
+    "studiogan-contragan": (Theirs("studiogan", 32, 4, 7, 12, head="2C"), "contragan"),
+    "studiogan-sagan": (Theirs("studiogan", 32, 4, 7, 9, kind="own"), "sagan"),
+    "studiogan-sagan-128": (Theirs("studiogan", 128, 8, 3, 9, kind="own", attention=(3, 0)), "sagan"),
+    "studiogan-acgan": (Theirs("studiogan", 64, 8, 3, 9, kind="own", head="AC", attention=(2, 0)), "sagan"),
+    "studiogan-sngan": (Theirs("studiogan", 32, 4, 7, 9, "own", "PD", (-1, -1), False), "sngan"),
+    "studiogan-sngan-128": (Theirs("studiogan", 128, 2, 3, 9, "own", "PD", (-1, -1), False), "sngan"),
+    "studiogan-sngan-alone": (Theirs("studiogan", 32, 4, 0, 9, "none", "W/O", (-1, -1), False), "sngan"),
+}
+
+
+def write(folder, of: Theirs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """g.pth and d.pth; what is in them."""
+    g, d = theirs.generator(of), theirs.discriminator(of)
+    torch.save(g if of.big else {"state_dict": g, "step": 100, "run_name": "x"}, folder / "g.pth")
+    torch.save({f"module.{name}": value for name, value in d.items()}, folder / "d.pth")
+    return g, d
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_images_and_verdicts_are_equal(tmp_path, kind):
+    of, family = KINDS[kind]
+    g, d = write(tmp_path, of)
+    model = bring(tmp_path / "g.pth", of.library, tmp_path / "out", tmp_path / "d.pth")
+    assert (model.config["net"]["name"], model.spec.resolution, model.spec.classes) == (family, of.size, of.classes)
+    g, d = doubled(g), doubled(d)
+    z, y = torch.randn(3, of.latent, dtype=torch.float64), torch.randint(max(of.classes, 1), (3,))
+    wanted, made = theirs.images(of, g, z, y), model.sampler.g.double()(z, y)
+    assert wanted.std() > 0.1  # they say something, and are not all at the ends of tanh
+    torch.testing.assert_close(made, wanted, atol=1e-5, rtol=1e-5)
+    said = discriminator(tmp_path / "out", model).double()(wanted, y)
+    for name, value in theirs.verdict(of, d, wanted, y).items():
+        of_ours = said if isinstance(said, Tensor) else getattr(said, name)
+        torch.testing.assert_close(of_ours, value, atol=1e-5, rtol=1e-5)
+
+
+def doubled(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.double() for name, value in state.items()}
+
+
+def discriminator(folder, model):
+    nets = paragan.config.build(paragan.nets.Nets, model.config["net"])
+    d = nets.discriminator(model.spec).eval()
+    load_weights(d, folder / "discriminator.safetensors")
+    return d
+
+
+# The table -------------------------------------------------------------------------------------------
+
+NAMES = {  # library, in D?: theirs -> ours
+    ("biggan-pytorch", False): {
+        "shared.weight": "conditions.shared.weight",
+        "linear.u0": "start.u",
+        "linear.sv0": "",
+        "blocks.0.0.bn1.gain.weight": "blocks.0.norm1.gain.weight",
+        "blocks.0.0.bn1.stored_mean": "blocks.0.norm1.mean",
+        "blocks.0.0.bn2.bn.running_var": "blocks.0.norm2.var",
+        "blocks.0.0.conv1.weight": "blocks.0.conv1.weight",
+        "blocks.1.0.conv1.weight": "blocks.1.conv1.weight",
+        "blocks.1.0.conv_sc.bias": "blocks.1.shortcut.bias",
+        "blocks.1.1.theta.u0": "blocks.1.theta.u",
+        "blocks.1.1.gamma": "blocks.1.gamma",
+        "output_layer.0.gain": "norm.weight",
+        "output_layer.2.weight": "image.weight",
+    },
+    ("studiogan", False): {
+        "blocks.0.0.conv2d1.weight_orig": "blocks.0.conv1.weight",
+        "blocks.0.0.bn1.embed0.weight_v": "blocks.0.norm1.gain.v",
+        "blocks.0.0.bn1.bn.num_batches_tracked": "",
+        "blocks.1.0.conv2d1.bias": "blocks.1.conv1.bias",
+        "blocks.2.0.conv1x1_attn.weight_u": "blocks.1.o.u",
+        "blocks.2.0.sigma": "blocks.1.gamma",
+        "blocks.3.0.conv2d1.bias": "blocks.2.conv1.bias",
+        "bn4.running_mean": "norm.mean",
+        "conv2d5.weight_orig": "image.weight",
+    },
+    ("studiogan", True): {"linear1.weight_orig": "head.linear.weight", "embedding.weight_u": "head.embedding.u"},
+    ("biggan-pytorch", True): {"embed.u0": "head.embedding.u", "linear.bias": "head.linear.bias"},
+}
+
+
+@pytest.mark.parametrize("which", NAMES)
+def test_names(which):
+    library, discriminator = which
+    assert neutral(NAMES[which], LIBRARIES[library], discriminator) == (NAMES[which], [])
+
+
+# What is refused -------------------------------------------------------------------------------------
+
+OF = Theirs("biggan-pytorch", 32, 4, 3, 12, attention=(-1, -1))
+STUDIO = Theirs("studiogan", 32, 4, 3, 12)
+
+
+class Code:
+    def __reduce__(self):
+        return print, ("this must not run",)
+
+
+def narrowed(g):
+    for name, axis in (("weight", 0), ("bias", 0), ("u0", 1)):
+        g[f"blocks.1.0.conv1.{name}"] = g[f"blocks.1.0.conv1.{name}"].narrow(axis, 0, 8)
+
+
+def unshared(g):
+    for block in range(3):
+        for bn in ("bn1", "bn2"):
+            for part in ("gain", "bias"):
+                g[f"blocks.{block}.0.{bn}.{part}.weight"] = g[f"blocks.{block}.0.{bn}.{part}.weight"][:, :5]
+
+
+BAD = {  # what is done to a generator of BigGAN-PyTorch: what is said
+    "bottleneck": (lambda g: g.update({"blocks.0.0.conv3.weight": torch.ones(1)}), "bottleneck blocks"),
+    "stylegan": (lambda g: g.update({"mapping.fc0.weight": torch.ones(1)}), "mapping.fc0.weight: a StyleGAN"),
+    "unknown": (lambda g: g.update({"extra.weight": torch.ones(1)}), "extra.weight: not of a generator"),
+    "missing": (lambda g: g.pop("blocks.1.0.conv2.bias"), "no blocks.1.conv2.bias"),
+    "shapes": (narrowed, "widths of another form"),
+    "axes": (lambda g: g.update({"linear.weight": torch.ones(3)}), "shapes that do not fit"),
+    "vectors": (lambda g: g.update({"linear.u0": torch.ones(1, 3)}), "shapes that do not fit"),
+    "not hierarchical": (unshared, "without a hierarchical latent"),
+    "object": (lambda g: g.update({"x": "text"}), "x is no tensor"),
+    "code": (lambda g: g.update({"x": Code()}), "could run code"),
+    "half the norms": (lambda g: g.pop("blocks.1.0.conv1.u0"), "conv1.weight has no spectral norm"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_cannot_be_imported_is_refused_by_name(tmp_path, kind, capsys):
+    spoil, said = BAD[kind]
+    g = theirs.generator(OF)
+    spoil(g)
+    torch.save(g, tmp_path / "g.pth")
+    with pytest.raises(Unusable, match=said):
+        bring(tmp_path / "g.pth", "biggan-pytorch", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert "must not run" not in capsys.readouterr().out
+
+
+def test_files_that_are_no_state_dicts(tmp_path):
+    (tmp_path / "a.pth").write_bytes(b"nothing of the kind")
+    (tmp_path / "b.pkl").write_bytes(pickle.dumps({"weight": Code()}))
+    torch.save([torch.ones(1)], tmp_path / "c.pth")
+    for name, said in (("a.pth", "a.pth"), ("b.pkl", "could run code"), ("c.pth", "no named"), ("d.pth", "not exist")):
+        with pytest.raises(Unusable, match=said):
+            bring(tmp_path / name, "studiogan", tmp_path / "out")
+
+
+def test_attention_in_other_places_is_refused(tmp_path):
+    write(tmp_path, dataclasses.replace(STUDIO, width=8, attention=(1, 1)))
+    with pytest.raises(Unusable, match="attention at 16 px in G and 8 px in D"):
+        bring(tmp_path / "g.pth", "studiogan", tmp_path / "out", tmp_path / "d.pth")
+    assert bring(tmp_path / "g.pth", "studiogan", tmp_path / "out").config["net"]["attention"] == 16
+
+
+def test_a_wrong_family_or_library_is_refused(tmp_path):
+    g, _ = write(tmp_path, STUDIO)
+    with pytest.raises(Unusable, match="--nets sngan does not fit"):
+        bring(tmp_path / "g.pth", "studiogan", tmp_path / "out", family="sngan")
+    with pytest.raises(Unusable, match="not of a generator of BigGAN-PyTorch"):
+        bring(tmp_path / "g.pth", "biggan-pytorch", tmp_path / "out")
+    with pytest.raises(Unusable, match="2 names, and the generator 3 classes"):
+        bring(tmp_path / "g.pth", "studiogan", tmp_path / "out", classes=["a", "b"])
+    safetensors.torch.save_file(g, tmp_path / "g.safetensors")
+    assert bring(tmp_path / "g.safetensors", "studiogan", tmp_path / "out", classes=["a", "b", "c"]).classes[2] == "c"
+
+
+def test_batch_norm_in_d_is_refused(tmp_path):
+    write(tmp_path, STUDIO)
+    d = {"blocks.1.0.bn1.weight": torch.ones(8), "blocks.1.0.conv2d1.weight": torch.ones(8, 8, 3, 3)}
+    torch.save(d, tmp_path / "d.pth")
+    with pytest.raises(Unusable, match="batch norm in the discriminator"):
+        bring(tmp_path / "g.pth", "studiogan", tmp_path / "out", tmp_path / "d.pth")
+
+
+def test_standing_statistics_are_sums_over_batches(tmp_path):
+    g = theirs.generator(OF)
+    plain = bring_of(tmp_path, g, "plain")
+    for name in [name for name in g if "stored" in name]:
+        layer, _, which = name.rpartition(".")
+        g[f"{layer}.bn.{which}"] = g.pop(name) * 4
+        g[f"{layer}.bn.accumulation_counter"] = torch.tensor([4.0])
+    summed = bring_of(tmp_path, g, "summed")
+    np.testing.assert_array_equal(plain.sample(4), summed.sample(4))
+
+
+def bring_of(folder, g, name):
+    torch.save(g, folder / f"{name}.pth")
+    return bring(folder / f"{name}.pth", "biggan-pytorch", folder / name)
+
+
+def test_an_imported_model_is_one_of_ours(tmp_path):
+    """Sampled, exported, and trained on."""
+    write(tmp_path, dataclasses.replace(STUDIO, classes=10))
+    line = ["import", tmp_path / "g.pth", "--from", "studiogan", "--discriminator", tmp_path / "d.pth"]
+    said = call(*line, "--out", tmp_path / "model")
+    assert said.status == 0, said
+    assert "biggan, 32 px, 10 classes" in said.out
+    assert call("sample", tmp_path / "model", "--labels=3,7", "--count=4", "--out", tmp_path / "a.png").status == 0
+    assert call("export", tmp_path / "model", "--out", tmp_path / "export").status == 0
+    assert "--data" in refused("eval", tmp_path / "model")
+    np.savez(tmp_path / "data.npz", images=paragan.load(tmp_path / "model").sample(20), labels=np.arange(20) % 10)
+    score = call("eval", tmp_path / "model", "--data", tmp_path / "data.npz", "--metrics=prdc", "--count=16")
+    assert "precision_pixels" in score.out, score
+    net = paragan.load(tmp_path / "model").config["net"]
+    (tmp_path / "run.yaml").write_text(
+        to_yaml({"data": {"path": "digits", "resolution": 32, "channels": 3}, "nets": net, "batch": 4, "lanes": 2})
+    )
+    train = ["train", tmp_path / "run.yaml", "--init-from", tmp_path / "model", "--kimg=0.004", "--run-dir"]
+    quick = ["--evaluation.metrics=[]", "--output.tick_kimg=0.004", "--device.precision=float32"]
+    ended = call(*train, tmp_path / "run", *quick)
+    assert ended.status == 0, ended
+    assert "has files in it" in refused(*line, "--out", tmp_path / "model")

@@ -1,0 +1,175 @@
+"""Between latents and labels; videos; the page."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import paragan
+from paragan.errors import Unusable
+from paragan.models.video import write_video
+from paragan.models.walks import blended, slerp, walk
+from paragan.models.web import application
+from processes import call, refused
+
+
+def test_slerp_is_an_arc():
+    a, b = torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    third = slerp(a, b, torch.tensor([1 / 3]))[0]
+    angle, length = np.pi / 6, 3 * 2 / 3 + 1 / 3
+    np.testing.assert_allclose(third, [length * np.cos(angle), length * np.sin(angle)], rtol=1e-6)
+    for share, end in ((0.0, a), (1.0, b)):
+        torch.testing.assert_close(slerp(a, b, torch.tensor([share])), end)
+    torch.testing.assert_close(slerp(a, a, torch.tensor([0.4])), a)
+
+
+def test_a_walk_passes_through_its_samples_and_closes(small):
+    model = paragan.load(small)
+    frames = walk(model, stops=3, steps=4, seed=5, labels=["ant", "cat"], truncation=0.7)
+    assert (frames.shape, frames.dtype) == ((12, 32, 32, 3), np.uint8)
+    samples = model.sample(3, ["ant", "cat"], 0.7, 5)
+    assert np.abs(frames[::4].astype(int) - samples).max() <= 1  # the arc ends where it began, up to rounding
+    np.testing.assert_array_equal(frames, walk(model, 3, 4, 5, ["ant", "cat"], 0.7))
+    assert not np.array_equal(frames, walk(model, 3, 4, 6, ["ant", "cat"], 0.7))
+
+
+@torch.no_grad()
+def test_labels_blend_where_their_embeddings_do(small):
+    g = paragan.load(small).g
+    z, ant, cat = torch.randn(2, 8), torch.tensor([0, 0]), torch.tensor([2, 2])
+    with blended(g, cat, torch.tensor([0.0, 1.0])):
+        made = g(z, ant)
+    torch.testing.assert_close(made[0], g(z, ant)[0])
+    torch.testing.assert_close(made[1], g(z, cat)[1])
+    half = g.conditions.shared.weight[[0, 2]].mean(0)
+    with blended(g, cat, torch.tensor([0.5, 0.5])):
+        made = g(z, ant)
+    g.conditions.shared.weight[0] = half
+    torch.testing.assert_close(made, g(z, ant))
+
+
+def test_labels_of_a_model_per_label_change_halfway(per_label):
+    model = paragan.load(per_label)
+    frames = walk(model, stops=2, steps=4, seed=1, labels=["a", "b"])
+    samples = model.sample(2, ["a", "b"], seed=1)
+    assert np.abs(frames[::4].astype(int) - samples).max() <= 1
+    alone = walk(model, stops=2, steps=4, seed=1, labels=["a"])
+    np.testing.assert_array_equal(frames[:2], alone[:2])
+    assert not np.array_equal(frames[2:4], alone[2:4])
+
+
+@pytest.mark.parametrize("name", ["walk.gif", "walk.webp", "walk.mp4"])
+def test_videos(small, tmp_path, name):
+    line = ["sample", small, "--video", tmp_path / name, "--seconds=1", "--fps=6", "--stops=3"]
+    assert call(*line).out == f"6 frames in {tmp_path / name}\n"
+    if name.endswith("mp4"):
+        frames = decoded(tmp_path / name, 256, 256)
+        wanted = walk(paragan.load(small), 3, 2).repeat(8, axis=1).repeat(8, axis=2)
+        assert frames.shape == wanted.shape
+        assert np.abs(frames.astype(int) - wanted).mean() < 16  # it is compressed, colours more
+    else:
+        with Image.open(tmp_path / name) as video:
+            assert (video.n_frames, video.size, video.info["loop"]) == (6, (256, 256), 0)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def decoded(path, height, width):
+    """[N, H, W, 3] of a video, by ffmpeg."""
+    line = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    data = subprocess.run(line, capture_output=True, check=True, timeout=60).stdout
+    return np.frombuffer(data, np.uint8).reshape(-1, height, width, 3)
+
+
+def test_grey_and_odd_frames(tmp_path):
+    frames = np.random.default_rng(0).integers(256, size=(3, 257, 255, 1), dtype=np.uint8)
+    for name in ("a.gif", "a.mp4"):
+        write_video(frames, tmp_path / name, 10)
+        assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_refusals(small, tmp_path):
+    assert ".mp4, .gif, .webp" in refused("sample", small, "--video", tmp_path / "a.avi")
+    assert "--seconds" in refused("sample", small, "--video", tmp_path / "a.gif", "--seconds=0")
+    assert "not allowed with" in refused("sample", small, "--video", "a.gif", "--out", "a.png")
+    with pytest.raises(Unusable, match="no class 'dog'"):
+        walk(paragan.load(small), 2, 2, labels=["dog"])
+
+
+def test_serve_answers_until_it_is_interrupted(small):
+    line = [sys.executable, "-m", "paragan", "serve", str(small), "--port=0"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            address = process.stdout.readline().split()[0]
+            assert json.loads(asked(f"{address}/api/model"))["classes"] == ["ant", "bee", "cat"]
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "cannot be had" in refused("serve", small, f"--port={taken.getsockname()[1]}")
+
+
+# The page ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address(small):
+    from werkzeug.serving import make_server
+
+    server = make_server("127.0.0.1", 0, application(paragan.load(small)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def asked(address: str) -> bytes:
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        return answer.read()
+
+
+def test_the_page_asks_for_nothing_elsewhere(address):
+    page = asked(address).decode()
+    assert "http" not in page.replace("<!doctype html>", "")
+    assert all(name in page for name in ("ant", "bee", "cat"))
+    assert json.loads(asked(f"{address}/api/model"))["resolution"] == 32
+
+
+def test_the_page_samples(address, small):
+    sheet = np.asarray(Image.open(io.BytesIO(asked(f"{address}/api/sample?count=4&labels=cat&truncation=0.5&seed=7"))))
+    wanted = paragan.load(small).sample(4, ["cat"], 0.5, 7)
+    np.testing.assert_array_equal(sheet[:64:2, :64:2], wanted[0])  # each pixel twice
+    np.testing.assert_array_equal(sheet[64::2, 64::2], wanted[3])
+
+
+def test_the_page_interpolates(address, small):
+    query = "a=3&b=4&label_a=ant&label_b=cat"
+    one, half, other = (asked(f"{address}/api/between?{query}&share={share}") for share in (0, 0.5, 1))
+    image = np.asarray(Image.open(io.BytesIO(one)))[::2, ::2].astype(int)
+    assert np.abs(image - paragan.load(small).sample(1, ["ant"], seed=3)[0]).max() <= 1
+    assert len({one, half, other}) == 3
+
+
+@pytest.mark.parametrize("query", ["sample?labels=dog", "sample?count=0", "sample?truncation=x", "between?share=nan"])
+def test_the_page_says_what_is_wrong(address, query):
+    with pytest.raises(urllib.error.HTTPError) as error:
+        asked(f"{address}/api/{query}")
+    with error.value as answer:
+        assert answer.code == 400
+        assert json.loads(answer.read())["error"]
