@@ -44,7 +44,7 @@ NEEDED = {
     "safetensors": "safetensors",
     "PIL": "pillow",
     "sklearn": "scikit-learn",
-    "torchmetrics": "torchmetrics",
+    "scipy": "scipy",
     "tensorboard": "tensorboard",
     "matplotlib": "matplotlib",
     "jinja2": "jinja2",
@@ -54,7 +54,12 @@ NEEDED = {
     "isal": "isal",
     "fsspec": "fsspec[http]",
 }
-WANTED = {"pytest": "pytest", "pytest_timeout": "pytest-timeout", "cloudpickle": "cloudpickle"}  # for the tests
+WANTED = {
+    "pytest": "pytest",
+    "pytest_timeout": "pytest-timeout",
+    "cloudpickle": "cloudpickle",
+    "torchmetrics": "torchmetrics",
+}  # for the tests
 
 
 def missing(names: dict[str, str]) -> list[str]:
