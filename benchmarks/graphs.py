@@ -70,7 +70,8 @@ def main() -> None:
             for classes in (options.classes, 0):
                 spec = Spec(options.resolution, 3, classes)
                 rows += [measured(nets, spec, form, Path(folder)) for form in SUFFIX]
-    found = {"machine": machine(), "resolution": options.resolution, "rows": rows}
+    command = f"benchmarks/graphs.py --resolution {options.resolution} --classes {options.classes}"
+    found = {"machine": machine(), "command": command, "rows": rows}
     print(describe(found["machine"]))
     shown = [[r["nets"], r["classes"], r["form"], f"{r['apart']:.1e}", f"{r['seconds']:.1f}"] for r in rows]
     print(table(["nets", "classes", "form", "apart", "seconds"], shown))
