@@ -369,9 +369,9 @@ def test_a_signal_while_a_label_is_scored_ends_the_worker(tmp_path, monkeypatch)
 
     score = scoring.score
 
-    def late(*told):
+    def late(*told, **how):
         signal.raise_signal(signal.SIGTERM)
-        return score(*told)
+        return score(*told, **how)
 
     monkeypatch.setattr(scoring, "score", late)
     ended = call(*command(tmp_path / "run"))

@@ -104,9 +104,10 @@ def _probed(session: Session) -> dict[str, Tensor]:
         "within": within(features(fake.images), fake.labels) * number,
         "reals": within(features(hand.images), None) * number,
     }
-    if role.teams:
+    said = [verdict.logits for verdict in verdicts]
+    if role.teams or not all(isinstance(one, Tensor) for one in said):  # a D of the user's own says what it wants
         return found
-    real, fakes = (verdict.logits.double() for verdict in verdicts)
+    real, fakes = (one.double().view(len(one), -1).mean(1) for one in said)  # a D of patches: of all of an image
     told_apart = (real[:, None] > fakes).double().mean() * number
     return found | {"real": real.sum(), "fake": fakes.sum(), "accuracy": told_apart}
 

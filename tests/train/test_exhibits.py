@@ -37,7 +37,7 @@ def model_of(nets=None, classes=3, side=8) -> Model:
         for weights in g.parameters():
             weights.add_(0.3 * torch.randn_like(weights))
     sampler = Sampler(g, Latents(nets.latent), prior)
-    return Model(sampler, spec, {"classes": [f"c{number}" for number in range(classes)]})
+    return Model(sampler, spec, {"classes": [f"c{number}" for number in range(classes)]}, Path())
 
 
 def fakes_of(model: Model) -> Fakes:
