@@ -11,7 +11,7 @@ from paragan.report import words
 from paragan.report.records import Row, columns, is_number
 
 LOWER = {"fid", "kid", "cmmd", "mmd", "swd", "ppl", "fd"}
-HIGHER = {"is", "inception", "precision", "recall", "density", "coverage", "accuracy"}
+HIGHER = {"is", "is1", "inception", "precision", "recall", "density", "coverage", "accuracy", "cas"}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,16 @@ from .loop import Session
 from .observers import Save
 
 FOLDER, ASIDE, FORMER = "best", ".best-new", ".best-former"
-HIGHER = ("is", "precision", "recall", "density", "coverage", "accuracy")  # words of scores that are to be high
+HIGHER = (
+    "is",
+    "is1",
+    "precision",
+    "recall",
+    "density",
+    "coverage",
+    "accuracy",
+    "cas",
+)  # words of scores that are to be high
 
 
 @dataclass(frozen=True)
