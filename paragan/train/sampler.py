@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..batch import Batch
 from ..data.images import Images
 from ..data.upload import floats
+from ..errors import Unusable
 from ..game.game import Given
 from ..rng import CPU, Draw, generator
 
@@ -203,7 +204,10 @@ def ahead(
 
 
 def latent(seed: int, index: int, size: int, truncation: float = 1.0) -> np.ndarray:
-    """[size] float32 normal; with truncation < 1 cut off at 2 * truncation standard deviations."""
+    """[size] float32 normal; with truncation < 1 cut off at 2 * truncation standard deviations. Unusable below 0.05,
+    where drawing again would hardly end."""
+    if not 0.05 <= truncation <= 1:
+        raise Unusable(f"truncation={truncation} must be between 0.05 and 1 (1: none)")
     rng = generator(seed, "sample latent", position=index)
     z = rng.standard_normal(size, dtype=np.float32)
     if truncation < 1:

@@ -15,6 +15,7 @@ from PIL import Image
 import toy
 from paragan.data.grid import save_images
 from paragan.data.images import from_arrays, load
+from paragan.errors import Unusable
 from paragan.eval.features import pixels
 from paragan.nets import DCGAN, SNGAN, Spec
 from paragan.report.page import write_report
@@ -290,3 +291,9 @@ def test_the_latents_of_a_way_are_those_of_the_sampler():
     fakes = fakes_of(model_of())
     z = np.stack([latent(exhibits.GRID_SEED, index, 8) for index in range(4)])
     assert torch.equal(fakes.of(z, 1), fakes.sampler.images(range(4), np.full(4, 1), exhibits.GRID_SEED))
+
+
+@pytest.mark.parametrize("truncation", [0, -1, 2, float("nan")])
+def test_a_truncation_that_would_never_end_is_refused(truncation):
+    with pytest.raises(Unusable, match=r"between 0\.05 and 1"):
+        latent(0, 0, 4, truncation)
