@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def follow(options: argparse.Namespace, folder: Path, run: Any, wanted: Any) -> 
     check(wanted, images)
     space = feature_space(wanted, images)
     best = "" if run.evaluation.metrics else chosen(run.output.best, wanted.metrics, space)
-    with _stoppable():
+    with _stoppable(), _alone(folder):
         number = Follow(folder, run, images, wanted, device, screen, options.patience, best, options.nets)()
     screen.say(f"{folder} is complete and scored ({number} models by this command)")
     return 0
@@ -67,6 +68,17 @@ def _refuse(options: argparse.Namespace, ranks: int) -> None:
         raise Unusable("--follow measures as the run does: leave --truncation, --seed and --data out")
     if not options.patience >= 0:
         raise Unusable(f"--patience {options.patience} must be 0 or more")
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process follows this run meanwhile: both would score the same models."""
+    with (folder / ".follow").open("a") as mark:
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Unusable(f"{folder} is followed by another process already: stop that one first") from error
+        yield
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ the space and how they were seen. Records and pixels that are quickly seen again
 import contextlib
 import hashlib
 import json
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -134,19 +136,24 @@ def from_file(path: str | Path, space: FeatureSpace, device: torch.device | str 
     it. Raises `Unusable` for another file, another size, and another space where the file names one."""
     file = Path(path).expanduser()
     try:
-        with np.load(file, allow_pickle=False) as stored:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in ("mu", "sigma", "count", "space_hash", "image") if name in stored}
     except FileNotFoundError as error:
         raise Unusable(
             f"reference: {file} does not exist; `paragan data stats PATH --out {file}` writes one"
         ) from error
-    except (OSError, ValueError, TypeError, EOFError) as error:
+    except (OSError, ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise Unusable(
-            f"reference: {file} is no npz of plain arrays (pickles are refused: they can run code)"
+            f"reference: {file} is no npz of plain arrays, or not a whole one (pickles are refused: they can run code)"
         ) from error
     _check(arrays, file, space)
     mean, covariance = (torch.from_numpy(arrays[name].astype(np.float64)).to(device) for name in ("mu", "sigma"))
-    count, image = int(arrays.get("count", 0)), tuple(int(n) for n in arrays.get("image", ()))
+    try:
+        count, image = int(arrays.get("count", 0)), tuple(int(n) for n in arrays.get("image", ()))
+    except (ValueError, TypeError) as error:
+        raise Unusable(f"reference: count or image in {file} is no whole number, nor several: leave it out") from error
+    if "count" in arrays and count < 2:
+        raise Unusable(f"reference: count={count} in {file} must be 2 or more: leave it out where it is not known")
     digest = hashlib.sha256(arrays["mu"].tobytes() + arrays["sigma"].tobytes()).hexdigest()[:16]
     gaussian = Gaussian(count or len(mean) + 1, mean, covariance)  # of an unknown number: full rank
     return Summary(space, image, count, {OfAll(): gaussian}, f"{file.name} {digest}")
@@ -164,5 +171,8 @@ def _check(arrays: dict[str, np.ndarray], file: Path, space: FeatureSpace) -> No
         raise Unusable(f"reference: {file} holds numbers that are not finite, or not floats")
     if not np.allclose(sigma, sigma.T, rtol=1e-4, atol=1e-6 * max(np.abs(sigma).max(), 1e-30)):
         raise Unusable(f"reference: sigma in {file} is not symmetric: it is no covariance")
+    roots = np.linalg.eigvalsh(sigma.astype(np.float64))
+    if roots[0] < -1e-6 * max(roots[-1], 0):
+        raise Unusable(f"reference: sigma in {file} has negative variances: it is no covariance")
     if "space_hash" in arrays and space.hash and str(arrays["space_hash"]) != space.hash:
         raise Unusable(f"reference: {file} was measured in another space than this {space.name}: make it again")

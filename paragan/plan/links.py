@@ -182,7 +182,7 @@ def _of(rates: float | list[float], host: int) -> float:
 
 
 def _ends(pair: str, hosts: int) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)-(\d+)", str(pair))
+    found = re.fullmatch(r"(0|[1-9][0-9]*)-([1-9][0-9]*)", str(pair))
     if not found or not int(found[1]) < int(found[2]) < hosts:
         raise ValueError(f"pairs has {pair!r}: a pair is two hosts, the smaller first, 0-1 to {hosts - 2}-{hosts - 1}")
     return int(found[1]), int(found[2])

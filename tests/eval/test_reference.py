@@ -128,6 +128,9 @@ def test_a_file_of_mu_and_sigma_stands_for_the_reals(stats, digits, blurred):
         ({"mu": None}, r"no mu: want mu \[F\]"),
         ({"mu": np.zeros(3), "sigma": np.eye(3)}, r"mu \[3\] and sigma \[3, 3\], and pixels has 64 features"),
         ({"sigma": np.arange(4096.0).reshape(64, 64)}, "not symmetric"),
+        ({"sigma": -np.eye(64)}, "negative variances"),
+        ({"count": -5}, "must be 2 or more"),
+        ({"count": "abc"}, "no whole number"),
         ({"mu": np.full(64, np.nan)}, "not finite"),
         ({"mu": np.array([None] * 64)}, "pickles are refused"),
         ({"space_hash": "0" * 16}, "measured in another space"),
@@ -144,6 +147,13 @@ def test_a_file_that_is_none_is_refused(tmp_path):
         from_file(tmp_path / "x.npz", PIXELS)
     with pytest.raises(Unusable, match="paragan data stats"):
         from_file(tmp_path / "y.npz", PIXELS)
+
+
+def test_a_file_that_is_cut_short_is_refused(stats):
+    cut = stats()
+    cut.write_bytes(cut.read_bytes()[:-200])
+    with pytest.raises(Unusable, match="not a whole one"):
+        from_file(cut, PIXELS)
 
 
 def test_metrics_that_need_more_than_moments_are_refused(stats, blurred):

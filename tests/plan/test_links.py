@@ -86,6 +86,7 @@ def test_pairs_alone_suffice_where_all_are_there(tmp_path):
         ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\ncontention: 1.5", "contention=1.5"),
         ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\npairs: {0-2: '1 Gbit/s, 1 ms'}", "0-1 to 0-1"),
         ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\nbandwith: 3", "no field bandwith"),
+        ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\npairs: {00-1: '1 Gbit/s, 1 ms'}", "'00-1'"),
         ("- 1", "must hold fields"),
     ],
 )

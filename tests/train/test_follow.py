@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import signal
@@ -43,6 +44,13 @@ def test_the_lines_are_those_that_the_run_would_have_written(run, tmp_path):
     assert told(run) == told(within)
     assert best.so_far(run) == best.so_far(within)
     assert "complete and scored (1 models" in ended.out
+
+
+def test_one_process_follows_a_run(run):
+    with (run / ".follow").open("a") as mark:
+        fcntl.flock(mark, fcntl.LOCK_EX)
+        assert "followed by another process" in refused("eval", run, "--follow", *ASKED)
+    assert call("eval", run, "--follow", *ASKED).status == 0
 
 
 def test_nothing_is_scored_twice_and_what_is_missing_is(run):
