@@ -32,7 +32,7 @@ def eval_parser(commands: Any) -> None:
     p.add_argument("--reference", metavar="FILE.npz", help="compare with its mu and sigma, not with the data")
     p.add_argument("--data", metavar="PATH", help="other reals than those the run was trained on")
     p.add_argument("--truncation", default="1", metavar="PSI,PSI", help="one or several; below 1: less variety (1)")
-    p.add_argument("--seed", type=int, default=0, metavar="N")
+    p.add_argument("--seed", type=int, metavar="N", help="of the latents (default: the run's)")
     follow_options(p)
     _own_nets(p)
 
@@ -46,14 +46,15 @@ def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
 
     _nothing_left(rest)
     truncations = _truncations(options.truncation)
-    _check_seed(options.seed)
     folder, run = scorable(Path(options.run_dir), options.data)
+    seed = run.seed if options.seed is None else options.seed
+    _check_seed(seed)
     evaluation = build(Evaluation, _wanted(options, plain(run.evaluation)))
     if options.follow:
         return follow(options, folder, run, evaluation)
 
     def action(world: Any, screen: Any) -> None:
-        sweep(folder, run, evaluation, world, screen, options.data, truncations, options.seed, options.nets)
+        sweep(folder, run, evaluation, world, screen, options.data, truncations, seed, options.nets)
 
     return _in_world(run, Place.from_environment(), action, device=options.device)
 

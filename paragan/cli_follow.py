@@ -64,7 +64,7 @@ def follow(options: argparse.Namespace, folder: Path, run: Any, wanted: Any) -> 
 def _refuse(options: argparse.Namespace, ranks: int) -> None:
     if ranks > 1:
         raise Unusable("--follow is one process: start it without a launcher")
-    if options.truncation != "1" or options.seed or options.data:
+    if options.truncation != "1" or options.seed is not None or options.data:
         raise Unusable("--follow measures as the run does: leave --truncation, --seed and --data out")
     if not options.patience >= 0:
         raise Unusable(f"--patience {options.patience} must be 0 or more")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,8 @@ def report(options: argparse.Namespace) -> int:
     out = Path(options.out) if options.out else None
     if out and out.suffix.lower() not in (".html", ".htm"):
         raise Unusable(f"--out {out} must end in .html, such as report.html")
+    if out and not os.access(out.absolute().parent, os.W_OK):
+        raise Unusable(f"--out {out}: its folder is not there, or cannot be written")
     for folder in folders:
         read_folder(folder)
     if not options.as_is:

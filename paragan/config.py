@@ -115,8 +115,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def from_yaml(text: str, name: str) -> dict[str, Any]:
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise Unusable(f"{name} is not YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # nested, or numbers, beyond all measure
+        raise Unusable(f"{name} is not YAML: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(data, dict):
         raise Unusable(f"{name} must hold fields with values, as `paragan train RECIPE -n` prints them")
     return data
@@ -236,7 +236,8 @@ def _one_line(kind: type, error: ValidationError) -> str:
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _located(kind: Any, loc: tuple[Any, ...]) -> tuple[str, Any]:

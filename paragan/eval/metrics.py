@@ -16,6 +16,7 @@ from paragan.eval.readings import Features, Guesses, Hits, OfAll, OfClasses, Pic
 from paragan.eval.shares import Summing, agreed
 from paragan.eval.summary import Summary
 
+SUBSET = 1000  # images of one of KID's subsets, as is usual
 COUNT = 50_000  # fakes, where nobody says otherwise: the field's custom
 MOST_FEATURES = 8192  # of a covariance, whose roots cost the cube of it
 MOST_NUMBERS = 2**27  # of the covariances of all classes: 1 GB
@@ -165,6 +166,11 @@ def _few_for_classes(space: FeatureSpace, real: Summary | None, fake: Summary) -
     return (few,) if fake.count <= space.num_logits else ()
 
 
+def _small_subsets(space: FeatureSpace, real: Summary, fake: Summary) -> tuple[str, ...]:
+    size = min(real.count, fake.count)
+    return (f"subsets of {size} images: there are no more",) if size < SUBSET else ()
+
+
 def _nothing(space: FeatureSpace, real: Summary | None, fake: Summary) -> tuple[str, ...]:
     return ()
 
@@ -204,7 +210,7 @@ _PICTURES, _TESTED = Pictures(TRAINING.most), Pictures(TESTED)
 _CAS = {"shown": TRAINING.shown, "tested": TESTED}
 _FRECHET = Metric((), _frechet, _ALL, _ALL, require=_where_covariance_fits, notes=_rank_deficient)
 _INTRA = Metric(("intra_fd_{}",), _intra, _EACH, _EACH, require=_where_covariance_fits, notes=_rank_deficient_classes)
-_KID = Metric(("kid",), _kid, _FEATURES, _FEATURES, {"subsets": 100, "subset_size": 1000})
+_KID = Metric(("kid",), _kid, _FEATURES, _FEATURES, {"subsets": 100, "subset_size": SUBSET}, notes=_small_subsets)
 _IS = Metric(("is",), _is, (Guesses(10),), (), {"splits": 10}, _with_logits, _few_for_classes)
 _PRDC = Metric(("precision_{}", "recall_{}", "density_{}", "coverage_{}"), _prdc, _FEATURES, _FEATURES, {"k": 5})
 

@@ -11,7 +11,7 @@ from ..report.records import Row, read
 from ..train.model import Model
 
 USE = """```python
-import paragan  # pip install paragan
+import paragan
 
 model = paragan.load("{where}")
 images = model.sample(16{labels}, truncation=0.7, seed=0)  # {shape}

@@ -5,32 +5,16 @@ frames = walk(model, stops=8, steps=30, seed=0, labels=[3, 7])     # uint8 [240,
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import Unusable
+from ..train.between import made_of, slerp
 from ..train.model import Model
 from ..train.sampler import Latents, Merged, Sampler
-
-
-def slerp(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
-    """Rows between those of a and b [N, latent], t [N] from 0 to 1: over the great circle, lengths in proportion.
-
-    Shoemake 1985, eq. 2; on directions, since normal numbers in many dimensions lie next to a sphere.
-    """
-    lengths = torch.stack([a.norm(dim=1), b.norm(dim=1)])
-    angle = torch.acos(((a * b).sum(1) / lengths.prod(0)).clamp(-1, 1))[:, None]
-    t = t[:, None]
-    straight = angle < 1e-4
-    whole = torch.where(straight, torch.ones_like(angle), torch.sin(angle))
-    shares = [torch.where(straight, s, torch.sin(s * angle) / whole) for s in (1 - t, t)]
-    way = shares[0] * a / lengths[0, :, None] + shares[1] * b / lengths[1, :, None]
-    return way * (lengths[0, :, None] * (1 - t) + lengths[1, :, None] * t)
 
 
 def walk(
@@ -71,35 +55,3 @@ def _frames(sampler: Sampler | Merged, z: Tensor, t: Tensor, pair: tuple[int, in
         parts = zip(z.split(sampler.batch), t.split(sampler.batch))
         made = [made_of(sampler, part, pair if conditional else None, share) for part, share in parts]
     return torch.cat(made).permute(0, 2, 3, 1).numpy()
-
-
-@torch.no_grad()
-def made_of(sampler: Sampler, z: Tensor, pair: tuple[int, int] | None, share: Tensor | float = 0.0) -> Tensor:
-    """Images [N, C, R, R] uint8 of latents, each of a blend of two labels: `share` of the second."""
-    z = z.to(sampler.device)
-    if pair is None:
-        return sampler.finish(sampler.g(z, None)).cpu()
-    a, b = (torch.full((len(z),), label, device=sampler.device) for label in pair)
-    if pair[0] == pair[1]:
-        return sampler.finish(sampler.g(z, a)).cpu()
-    with blended(sampler.g, b, torch.as_tensor(share, device=sampler.device).expand(len(z))):
-        return sampler.finish(sampler.g(z, a)).cpu()
-
-
-@contextlib.contextmanager
-def blended(g: nn.Module, other: Tensor, share: Tensor) -> Iterator[None]:
-    """Inside, every embedding of `g` gives what lies between the label it is asked for and `other` [N], by `share` [N].
-
-    All families here read labels through embeddings alone.
-    """
-
-    def between(layer: Any, given: Any, found: Tensor) -> Tensor:
-        return torch.lerp(found, layer.weight[other], share[:, None].to(found.dtype))
-
-    embeddings = [part for part in g.modules() if isinstance(part, nn.Embedding)]
-    hooks = [layer.register_forward_hook(between) for layer in embeddings]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -14,7 +14,7 @@ import contextlib
 import io
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 import numpy as np
@@ -22,20 +22,24 @@ import torch
 
 from ..data.grid import grid, readable
 from ..errors import Unusable
+from ..train.between import made_of, slerp
 from ..train.model import Model, one_label
 from ..train.sampler import Latents, Sampler, latent
-from .walks import made_of, slerp
 
 MOST = 256  # images of a grid
 
 
-def application(model: Model) -> Any:
-    """The page of a model, for any WSGI server."""
+LOOPBACK = ["localhost", "127.0.0.1", "::1"]
+
+
+def application(model: Model, hosts: Sequence[str] | None = None) -> Any:
+    """The page of a model, for any WSGI server. hosts: the only names by which it may be asked (None: any)."""
     try:
         import flask
     except ImportError as error:
         raise Unusable("paragan serve needs Flask: pip install 'paragan[web]'") from error
     app = flask.Flask(__name__, template_folder=".")
+    app.config["TRUSTED_HOSTS"] = hosts
     about, alone = _about(model), threading.Lock()  # blending labels changes the network for a moment
 
     def picture(make: Callable[..., np.ndarray]) -> Any:
@@ -121,7 +125,7 @@ def _number(asked: Mapping[str, str], name: str, default: float, least: float, m
 
 def serve(model: Model, host: str, port: int, out: TextIO) -> None:
     """Answer requests until interrupted. Unusable where the port is taken."""
-    app = application(model)
+    app = application(model, LOOPBACK if host in LOOPBACK else None)  # else any page that is open could ask it
     from werkzeug.serving import make_server
 
     try:

@@ -206,7 +206,7 @@ def described(text: str) -> Links:
 def links_from(text: str) -> Links:
     """What a user gives: a file, or one line."""
     path = Path(text)
-    return read_links(path) if path.suffix in (".yaml", ".yml", ".json") or path.is_file() else described(text)
+    return read_links(path) if path.suffix in (".yaml", ".yml", ".json") else described(text)
 
 
 # files ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The way from one sample to another: between latents, and between classes."""
+"""The way from one sample to another: between latents, and between labels."""
 
 from __future__ import annotations
 
@@ -6,36 +6,57 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .sampler import Sampler
 
-def slerp(a: np.ndarray, b: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """[n, F] on the arc from a [F] to b [F] at t [n] in [0, 1], as White, "Sampling Generative Networks", 2016: what
-    lies between two normal vectors is as long as they are. A straight line where they point the same way or away."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    angle = np.arccos(np.clip(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-12), -1, 1))
-    t = t[:, None]
-    if np.sin(angle) < 1e-6:
-        return ((1 - t) * a + t * b).astype(np.float32)
-    return ((np.sin((1 - t) * angle) * a + np.sin(t * angle) * b) / np.sin(angle)).astype(np.float32)
+
+def slerp(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
+    """Rows between those of a and b [N, latent], t [N] from 0 to 1: over the great circle, lengths in proportion.
+
+    Shoemake 1985, eq. 2; on directions, since normal numbers in many dimensions lie next to a sphere (White 2016). A
+    straight line where they point the same way or away.
+    """
+    x, y, t = a.double(), b.double(), t.double()[:, None]
+    lengths = torch.stack([x.norm(dim=1), y.norm(dim=1)])[:, :, None].clamp(min=1e-12)
+    x, y = x / lengths[0], y / lengths[1]
+    angle = torch.acos((x * y).sum(1, keepdim=True).clamp(-1, 1))
+    whole, straight = torch.sin(angle), torch.sin(angle) < 1e-4
+    first, second = (torch.where(straight, s, torch.sin(s * angle) / whole) for s in (1 - t, t))
+    return ((first * x + second * y) * (lengths[0] * (1 - t) + lengths[1] * t)).to(a.dtype)
+
+
+@torch.no_grad()
+def made_of(sampler: Sampler, z: Tensor, pair: tuple[int, int] | None, share: Tensor | float = 0.0) -> Tensor:
+    """Images [N, C, R, R] uint8 of latents, each of a blend of two labels: `share` of the second."""
+    z = z.to(sampler.device)
+    if pair is None:
+        return sampler.finish(sampler.g(z, None)).cpu()
+    a, b = (torch.full((len(z),), label, device=sampler.device) for label in pair)
+    if pair[0] == pair[1]:
+        return sampler.finish(sampler.g(z, a)).cpu()
+    with blended(sampler, b, torch.as_tensor(share, device=sampler.device).expand(len(z))):
+        return sampler.finish(sampler.g(z, a)).cpu()
 
 
 @contextlib.contextmanager
-def mixed(g: nn.Module, classes: int, a: int, b: int, t: Tensor) -> Iterator[int]:
-    """Inside, the embeddings of classes of a network give row i the mean of those of a and b, b's share being t[i]. How
-    many it has."""
+def blended(sampler: Sampler, other: Tensor, share: Tensor) -> Iterator[None]:
+    """Inside, every embedding of labels gives what lies between the label it is asked for and `other` [N], by `share`
+    [N]. All families here read labels through embeddings alone."""
 
-    def mean(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        assert isinstance(layer, nn.Embedding)
-        share = t.to(output)[:, None]
-        return torch.lerp(layer.weight[a].to(output.dtype), layer.weight[b].to(output.dtype), share)
+    def between(layer: Any, given: Any, found: Tensor) -> Tensor:
+        return torch.lerp(found, layer.weight[other].to(found.dtype), share[:, None].to(found.dtype))
 
-    layers = [layer for layer in g.modules() if isinstance(layer, nn.Embedding) and layer.num_embeddings == classes]
-    handles = [layer.register_forward_hook(mean) for layer in layers]
+    hooks = [layer.register_forward_hook(between) for layer in embeddings(sampler)]
     try:
-        yield len(layers)
+        yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for hook in hooks:
+            hook.remove()
+
+
+def embeddings(sampler: Sampler) -> list[nn.Embedding]:
+    """The layers by which a generator is told labels, where it is told by layers of this kind."""
+    classes = len(sampler.prior.shares)
+    return [part for part in sampler.g.modules() if isinstance(part, nn.Embedding) and part.num_embeddings == classes]

@@ -29,7 +29,7 @@ from ..report.exhibits import FOLDER, INDEX, read_index
 from ..report.pictures import spread
 from ..report.records import write_whole
 from ..rng import CPU
-from .between import mixed, slerp
+from .between import embeddings, made_of, slerp
 from .model import Model, load_model, model_folder, part
 from .observers import GRID_SEED
 from .progress import Screen
@@ -156,9 +156,10 @@ class Fakes:
     def sampler(self) -> Sampler | Merged:
         return self.model.sampler
 
-    @property
-    def latent(self) -> int:
-        return self._of(self.labels[0] if self.labels else None).latent
+    def latent(self, index: int) -> Tensor:
+        """[latent] of a sample."""
+        size = self._of(self.labels[0] if self.labels else None).latent
+        return torch.from_numpy(latent(GRID_SEED, index, size))
 
     def first(self, count: int) -> tuple[Tensor, list[int | None]]:
         """[n, C, H, W] uint8, those that a grid begins with, and their labels."""
@@ -167,13 +168,11 @@ class Fakes:
         labels = self.labels[:count]
         return self.sampler.images(range(len(labels)), np.array(labels, np.int64), GRID_SEED), list(labels)
 
-    @torch.no_grad()
-    def of(self, z: np.ndarray, label: int | None) -> Tensor:
-        """[n, C, H, W] uint8 of latents [n, latent]."""
-        sampler = self._of(label)
+    def way(self, ends: tuple[int, int], label: int | None) -> Tensor:
+        """[STEPS, C, H, W] uint8, from one sample's latent to another's."""
+        t, (a, b) = torch.linspace(0, 1, STEPS), (self.latent(index).expand(STEPS, -1) for index in ends)
         conditional = label is not None and isinstance(self.sampler, Sampler)
-        y = torch.full((len(z),), label or 0, device=sampler.device) if conditional else None
-        return sampler.finish(sampler.g(torch.from_numpy(z).to(sampler.device), y)).cpu()
+        return made_of(self._of(label), slerp(a, b, t), (label, label) if label is not None and conditional else None)
 
     def called(self, label: int | None) -> str:
         return "" if label is None else self.model.classes[label]
@@ -260,45 +259,35 @@ def _tensor(images: Images, rows: np.ndarray) -> Tensor:
 
 def interpolations(fakes: Fakes) -> list[Exhibit]:
     """From one latent to another, and, where one network knows all classes, from one class to another."""
-    t, size = np.linspace(0, 1, STEPS), fakes.latent
-    chosen = [fakes.labels[place] for place in spread(len(fakes.labels), PATHS)]
-    ends = [(latent(GRID_SEED, 2 * path, size), latent(GRID_SEED, 2 * path + 1, size)) for path in range(PATHS)]
-    paths = zip(chosen or [None] * PATHS, ends)
+    chosen = [fakes.labels[place] for place in spread(len(fakes.labels), PATHS)] or [None] * PATHS
     strips = tuple(
         Strip(
-            fakes.of(slerp(*pair, t), label),
+            fakes.way((2 * path, 2 * path + 1), label),
             f"class {fakes.called(label)}" if label is not None else f"latents {2 * path} to {2 * path + 1}",
             f"{STEPS} images on the way from one latent to another",
         )
-        for path, (label, pair) in enumerate(paths)
+        for path, label in enumerate(chosen)
     )
     about = f"{STEPS} steps from one latent to another, by spherical interpolation. The ends are samples."
     found = [Exhibit("latents", "Between latents", about, strips)]
-    between = _between_classes(fakes, t)
+    between = _between_classes(fakes)
     return [*found, Exhibit("classes", "Between classes", BETWEEN, between)] if between else found
 
 
-def _between_classes(fakes: Fakes, t: np.ndarray) -> tuple[Strip, ...]:
-    if len(fakes.labels) < 2 or not isinstance(fakes.sampler, Sampler):
+def _between_classes(fakes: Fakes) -> tuple[Strip, ...]:
+    """Of one latent from class to class; none where the generator has no embedding of classes."""
+    sampler = fakes.sampler
+    if len(fakes.labels) < 2 or not isinstance(sampler, Sampler) or not embeddings(sampler):
         return ()
-    ends = [fakes.labels[place] for place in spread(len(fakes.labels), 2 * PATHS)]
+    ends, t = [fakes.labels[place] for place in spread(len(fakes.labels), 2 * PATHS)], torch.linspace(0, 1, STEPS)
     return tuple(
         Strip(
-            made,
+            made_of(sampler, fakes.latent(path).expand(STEPS, -1), (a, b), t),
             f"{fakes.called(a)} to {fakes.called(b)}",
             f"{STEPS} images on the way from class {fakes.called(a)} to class {fakes.called(b)}",
         )
         for path, (a, b) in enumerate(zip(ends[::2], ends[1::2]))
-        if (made := _mixed(fakes, path, a, b, t)) is not None
     )
-
-
-def _mixed(fakes: Fakes, path: int, a: int, b: int, t: np.ndarray) -> Tensor | None:
-    """Images of one latent from class a to class b; None where the generator has no embedding of classes."""
-    assert isinstance(fakes.sampler, Sampler)
-    z = np.repeat(latent(GRID_SEED, path, fakes.latent)[None], len(t), 0)
-    with mixed(fakes.sampler.g, fakes.model.spec.classes, a, b, torch.from_numpy(t)) as layers:
-        return fakes.of(z, a) if layers else None
 
 
 # Files ------------------------------------------------------------------------------------------------

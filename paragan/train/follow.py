@@ -28,6 +28,7 @@ from .model import PER_LABEL, load_model
 from .progress import Screen
 from .run import Evaluation, Run
 from .scoring import append, feature_space, score, summary
+from .watch import rollbacks
 
 POLL_S = 2.0
 
@@ -55,12 +56,12 @@ class Follow:
 
     def __call__(self) -> int:
         """Score until the run is complete; how many models were. Failed, where it showed nothing for too long."""
-        number, kimg, seen, since = 0, -1.0, None, time.monotonic()
+        number, kimg, last, seen, since = 0, -1.0, dict[str, Any](), None, time.monotonic()
         while True:
             found = snapshot(self.folder / "model")
-            if found and float(found.config["kimg"]) != kimg:
+            if found and found.config != last:  # which has checksums: after going back there is another of that moment
                 self._tell_skipped(kimg, float(found.config["kimg"]))
-                kimg, since = float(found.config["kimg"]), time.monotonic()
+                kimg, last, since = float(found.config["kimg"]), found.config, time.monotonic()
                 number += self._score(found)
                 continue  # it may have been replaced meanwhile
             if 1000 * kimg >= self.run.images:
@@ -83,11 +84,13 @@ class Follow:
         missing = tuple(m for m in self.wanted.metrics if not there.issuperset(metric_names(m, space)))
         if not missing:
             return False
-        wanted = dataclasses.replace(self.wanted, metrics=missing)
+        wanted, undone = dataclasses.replace(self.wanted, metrics=missing), len(rollbacks(self.folder))
         with tempfile.TemporaryDirectory(prefix="paragan-follow-") as name:
             folder = found.written(Path(name))
             start = time.perf_counter()
             scores = self._scores(folder, wanted)
+            if len(rollbacks(self.folder)) != undone:  # the run went back meanwhile, behind this model
+                return False
             append(self.folder, scores, kimg)
             self._keep(folder, scores, kimg)
         self.screen.say(f"{kimg:g} kimg: {summary(scores)}  (in {time.perf_counter() - start:.3g} s)")

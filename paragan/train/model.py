@@ -132,6 +132,8 @@ class Model:
             return self.sampler.labels(range(count), seed)
         if not self.classes:
             raise Unusable("labels: this model was trained without classes; leave labels out")
+        if not labels:
+            raise Unusable("labels: none are given; labels=None draws them as often as in the data")
         chosen = [one_label(str(word), self.classes) for word in labels]
         return np.array(chosen, np.int64)[np.arange(count) % len(chosen)]
 
@@ -140,6 +142,8 @@ class Model:
     ) -> np.ndarray:
         """uint8 [count, R, R, C] (of numbers: float32 [count, ...]). Image i depends on (seed, i) and its label alone;
         which labels they have, `model.labels` says of the same arguments."""
+        if count < 1 or not 0 <= seed < 2**63:
+            raise Unusable(f"count={count} must be 1 or more, and seed={seed} from 0 to 2^63 - 1")
         made = self.sampler.images(range(count), self.labels(count, labels, seed), seed, truncation).numpy()
         return made if self.spec.values else made.transpose(0, 2, 3, 1)
 
@@ -353,5 +357,5 @@ def one_label(word: str, classes: Sequence[str]) -> int:
     if word.isdecimal() and int(word) < len(classes):
         return int(word)
     raise Unusable(
-        f"--labels: there is no class {word!r}; classes are 0 to {len(classes) - 1}: {', '.join(classes[:20])}"
+        f"labels: there is no class {word!r}; classes are 0 to {len(classes) - 1}: {', '.join(classes[:20])}"
     )

@@ -210,22 +210,6 @@ def summary(scores: Sequence[Score]) -> str:
     return "  ".join(f"{one.name} {one.value:.4g}" for one in scores)
 
 
-def rescore(
-    folder: Path,
-    run: Run,
-    wanted: Evaluation,
-    world: World,
-    screen: Screen,
-    data: str | None = None,
-    truncation: float = 1.0,
-    seed: int = 0,
-    nets: Any = None,
-) -> list[Score]:
-    """Score the model of a finished (or running) run, add the scores to its metrics.jsonl, and say where
-    they were measured differently from those that stand there."""
-    return sweep(folder, run, wanted, world, screen, data, [truncation], seed, nets)[0]
-
-
 def sweep(
     folder: Path,
     run: Run,
@@ -237,8 +221,8 @@ def sweep(
     seed: int = 0,
     nets: Any = None,
 ) -> list[list[Score]]:
-    """The same under several truncations, the reals seen once; the largest comes last, and so is the latest in
-    metrics.jsonl."""
+    """Score the model of a finished (or running) run, under several truncations, the reals seen once. Scores are added
+    to its metrics.jsonl, the largest truncation last, and what they may not be compared with is said."""
     if data:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=data))
     images = load_images(run)

@@ -21,8 +21,9 @@ from PIL import Image
 import paragan
 from paragan.errors import Unusable
 from paragan.models.video import write_video
-from paragan.models.walks import blended, slerp, walk
+from paragan.models.walks import walk
 from paragan.models.web import application
+from paragan.train.between import blended, slerp
 from processes import call, refused
 
 
@@ -34,6 +35,16 @@ def test_slerp_is_an_arc():
     for share, end in ((0.0, a), (1.0, b)):
         torch.testing.assert_close(slerp(a, b, torch.tensor([share])), end)
     torch.testing.assert_close(slerp(a, a, torch.tensor([0.4])), a)
+    torch.testing.assert_close(slerp(a, -a, torch.tensor([0.25])), a / 2)
+
+
+def test_an_arc_keeps_length_and_pace():
+    a, b = torch.nn.functional.normalize(torch.randn(2, 64), dim=1)[:, None] * 8
+    way = slerp(a.expand(9, -1), b.expand(9, -1), torch.linspace(0, 1, 9))
+    assert torch.equal(way[[0, -1]], torch.cat([a, b]))
+    torch.testing.assert_close(way.norm(dim=1), torch.full((9,), 8.0))
+    angles = torch.acos((way[1:] * way[:-1]).sum(1) / 64)
+    torch.testing.assert_close(angles, angles[:1].expand(8), rtol=1e-3, atol=0)
 
 
 def test_a_walk_passes_through_its_samples_and_closes(small):
@@ -48,14 +59,15 @@ def test_a_walk_passes_through_its_samples_and_closes(small):
 
 @torch.no_grad()
 def test_labels_blend_where_their_embeddings_do(small):
-    g = paragan.load(small).g
+    sampler = paragan.load(small).sampler
+    g = sampler.g
     z, ant, cat = torch.randn(2, 8), torch.tensor([0, 0]), torch.tensor([2, 2])
-    with blended(g, cat, torch.tensor([0.0, 1.0])):
+    with blended(sampler, cat, torch.tensor([0.0, 1.0])):
         made = g(z, ant)
     torch.testing.assert_close(made[0], g(z, ant)[0])
     torch.testing.assert_close(made[1], g(z, cat)[1])
     half = g.conditions.shared.weight[[0, 2]].mean(0)
-    with blended(g, cat, torch.tensor([0.5, 0.5])):
+    with blended(sampler, cat, torch.tensor([0.5, 0.5])):
         made = g(z, ant)
     g.conditions.shared.weight[0] = half
     torch.testing.assert_close(made, g(z, ant))
