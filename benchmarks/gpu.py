@@ -6,8 +6,8 @@
                 paragan in several settings, and plain PyTorch loops of the same networks with the same weights
                 (plain.py); BigGAN at 128, 256, 512 and 1024 px in bf16, compiled or not
     quality     --cifar FOLDER (train_part*of3.npz): --quality-seconds of SNGAN in bf16 (--quality-nets=biggan: of
-                BigGAN), then `paragan eval`; with --resnet20 FILE also a Frechet distance in that classifier's
-                features (not an FID). Five minutes of it want a call of its own: --only-quality
+                BigGAN), then `paragan eval` in pixels and in a classifier of the data (fd_resnet20, which is not
+                FID). Five minutes of it want a call of its own: --only-quality
 
 Needs nothing installed but what paragan imports; says what is missing. The file is written anew after every
 part, so that a run cut off keeps what it had. `--tiny` goes through everything but compilation in a minute on a CPU,
@@ -74,7 +74,6 @@ import ours  # noqa: E402
 import plain  # noqa: E402
 import torch  # noqa: E402
 from timing import Play, Spread, machine, repeated, save, table  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
 
 from paragan.cli_plan import few, one_round  # noqa: E402
 from paragan.comm.world import World  # noqa: E402
@@ -318,7 +317,7 @@ def brief(row: Found) -> str:
 
 def quality(bench: Bench, options: argparse.Namespace, img_per_s: float, folder: Path) -> Found:
     """Some minutes of training at the speed just measured, scored by the command line."""
-    cifar, resnet20, batch = options.cifar, options.resnet20, options.quality_batch
+    cifar, batch = options.cifar, options.quality_batch
     data = folder / "cifar.npz"
     seconds = 2 if bench.tiny else max(30.0, min(options.quality_seconds, bench.left_s - 90))
     parts = join_parts(cifar, data, 200 if bench.tiny else None)
@@ -333,13 +332,11 @@ def quality(bench: Bench, options: argparse.Namespace, img_per_s: float, folder:
     scored = ["--evaluation.metrics=[fd]", f"--evaluation.count={count}"]
     paragan("train", f"{options.quality_nets}-cifar10", "--run-dir", str(run_dir), "--resume=never", *settings, *scored)
     found: Found = {"parts": parts, "kimg": kimg, "batch": batch, "train_and_score_s": time.monotonic() - start}
-    paragan("eval", str(run_dir), "--metrics", "fd", "--count", str(count))
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    found["paragan eval"] = lines[-1]
-    say(f"{lines[-1]['name']} {lines[-1]['value']:.4g} after {kimg:g} kimg")
-    if resnet20:
-        found["resnet20"] = guarded(lambda: in_classifier(bench, run_dir, data, cifar, resnet20, count))
-        say(f"resnet20: {found['resnet20']}")
+    for space, metrics in (("pixels", "fd"), ("resnet20", "fd,accuracy")):
+        paragan("eval", str(run_dir), "--metrics", metrics, "--features", space, "--count", str(count))
+    found["scores"] = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    for one in found["scores"]:
+        say(f"{one['name']} {one['value']:.4g} after {kimg:g} kimg")
     return found
 
 
@@ -360,73 +357,6 @@ def join_parts(cifar: Path, target: Path, most: int | None) -> int:
     images, labels = (np.concatenate([part[key] for part in parts])[:most] for key in ("images", "labels"))
     np.savez(target, images=images, labels=labels)
     return len(files)
-
-
-def in_classifier(bench: Bench, run_dir: Path, data: Path, cifar: Path, weights: Path, count: int) -> Found:
-    """Frechet distance in the features of a classifier of CIFAR-10: `fd_resnet20`, which is not FID.
-
-    Beside it, what as many real images get: the least that can be expected."""
-    from paragan.eval.evaluate import evaluate
-    from paragan.eval.features import module_features
-    from paragan.train.model import load_model
-
-    net = ResNet20()
-    net.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-    space = module_features("resnet20", net.eval(), 64)
-    sampler, reals = load_model(run_dir, bench.device).sampler, np.load(data)["images"]
-    some = torch.from_numpy(reals[np.random.default_rng(0).permutation(len(reals))[:count]]).permute(0, 3, 1, 2)
-
-    def fakes(indices: range) -> Tensor:
-        return sampler.images(list(indices), sampler.labels(list(indices), 0), 0)
-
-    samples = {"fd_resnet20": fakes, "of real images": lambda indices: some[indices.start : indices.stop]}
-    how: Found = {"space": space, "metrics": ["fd"], "count": min(count, len(some)), "device": bench.device}
-    found = {name: evaluate(sample, reals, **how)[0].value for name, sample in samples.items()}
-    return found | {"accuracy_on_test1k": accuracy(net.to(bench.device), cifar / "test1k_exact.npz", bench.device)}
-
-
-def accuracy(net: ResNet20, file: Path, device: torch.device) -> float | None:
-    """Whether the classifier is the one it should be: 91.5 % of the first 1,000 test images."""
-    if not file.exists():
-        return None
-    data = np.load(file)
-    with torch.no_grad():
-        x = torch.from_numpy(data["images"]).permute(0, 3, 1, 2).to(device)
-        return float((net.linear(net(x)).argmax(1).cpu() == torch.from_numpy(data["labels"]).long()).float().mean())
-
-
-class ResNet20(nn.Module):
-    """He et al. 2015, section 4.2, for CIFAR-10: uint8 [N, 3, 32, 32] -> pooled features [N, 64]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
-        self.layer1 = nn.Sequential(*(Residual(16, 16) for _ in range(3)))
-        self.layer2 = nn.Sequential(Residual(16, 32), Residual(32, 32), Residual(32, 32))
-        self.layer3 = nn.Sequential(Residual(32, 64), Residual(64, 64), Residual(64, 64))
-        self.linear = nn.Linear(64, 10)
-        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406])[:, None, None], persistent=False)
-        self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225])[:, None, None], persistent=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        h = (images.float() / 255 - self.mean) / self.std
-        h = torch.relu(self.bn1(self.conv1(h)))
-        return self.layer3(self.layer2(self.layer1(h))).mean((2, 3))
-
-
-class Residual(nn.Module):
-    """Two convolutions and a shortcut without parameters: every second pixel, channels padded with zeros."""
-
-    def __init__(self, a: int, b: int):
-        super().__init__()
-        self.stride, self.pad = (1, 0) if a == b else (2, (b - a) // 2)
-        self.conv1, self.bn1 = nn.Conv2d(a, b, 3, self.stride, padding=1, bias=False), nn.BatchNorm2d(b)
-        self.conv2, self.bn2 = nn.Conv2d(b, b, 3, padding=1, bias=False), nn.BatchNorm2d(b)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
-        short = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.pad, self.pad))
-        return torch.relu(h + short)
 
 
 # All of it ------------------------------------------------------------------------------------------------
@@ -468,7 +398,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--json", metavar="F", default=str(default), help=f"where everything is written ({default})")
     parser.add_argument("--data", metavar="NPZ", help="Fashion-MNIST, for fashion (else random images)")
     parser.add_argument("--cifar", metavar="FOLDER", type=Path, help="with train_part*of3.npz: also a quality run")
-    parser.add_argument("--resnet20", metavar="FILE", type=Path, help="state dict: also fd_resnet20")
     parser.add_argument("--quality-batch", type=int, default=64, metavar="N")
     parser.add_argument("--quality-seconds", type=float, default=120, metavar="S", help="of training, about (120)")
     parser.add_argument("--quality-nets", choices=["sngan", "biggan"], default="sngan")

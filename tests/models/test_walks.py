@@ -126,6 +126,9 @@ def test_serve_answers_until_it_is_interrupted(small):
         try:
             address = process.stdout.readline().split()[0]
             assert json.loads(asked(f"{address}/api/model"))["classes"] == ["ant", "bee", "cat"]
+            foreign = urllib.request.Request(f"{address}/api/model", headers={"Host": "elsewhere.example"})
+            with pytest.raises(urllib.error.HTTPError, match="400"):  # a page of elsewhere, by a name of its own
+                urllib.request.urlopen(foreign, timeout=30)
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
@@ -185,3 +188,12 @@ def test_the_page_says_what_is_wrong(address, query):
     with error.value as answer:
         assert answer.code == 400
         assert json.loads(answer.read())["error"]
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "says"),
+    [({"count": 0}, "count=0"), ({"count": 2, "seed": -1}, "seed=-1"), ({"count": 2, "labels": []}, "none are given")],
+)
+def test_what_python_asks_for_has_the_bounds_of_the_command_line(small, asked_for, says):
+    with pytest.raises(Unusable, match=says):
+        paragan.load(small).sample(**asked_for)
