@@ -50,7 +50,7 @@ SMALL = (  # residual networks, of 32 channels
     *("--average.half_life_kimg=5", "--device.threads=1"),
 )
 RECIPES["sngan"] = (*SMALL, "--data.resolution=16", "--kimg=120", "--nets.width=32", "--nets.d_width=32")
-RECIPES["biggan"] = (*SMALL, "--kimg=100", "--nets=biggan", "--nets.latent=80", "--nets.width=8", "--nets.d_width=16")
+RECIPES["biggan"] = (*SMALL, "--kimg=60", "--nets=biggan", "--nets.latent=80", "--nets.width=8", "--nets.d_width=16")
 SIGN, INT2, INT4, INT8 = (("--strategy.wire=" + wire,) for wire in ("sign", "int2", "int4", "int8"))
 GOSSIP = "--strategy=gossip"
 CASES: dict[str, dict[str, tuple[str, ...]]] = {  # the first is what the others are held against

@@ -230,6 +230,8 @@ def sweep(
     model = load_model(folder, world.device, nets, images)
     batch_norm = str(model.config["batch_norm"])
     screen.say(f"scoring {wanted.count:,} fakes: {', '.join(wanted.metrics)}")
+    if wanted.features == classifier.NAME:
+        screen.say("a classifier of the data is trained first, where none is kept yet: that takes minutes")
     to = against(wanted, images, world.everyone, world.device)
     found: list[list[Score]] = []
     for truncation in sorted(truncations):
