@@ -46,9 +46,10 @@ def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
 
     _nothing_left(rest)
     truncations = _truncations(options.truncation)
+    if options.seed is not None:
+        _check_seed(options.seed)
     folder, run = scorable(Path(options.run_dir), options.data)
     seed = run.seed if options.seed is None else options.seed
-    _check_seed(seed)
     evaluation = build(Evaluation, _wanted(options, plain(run.evaluation)))
     if options.follow:
         return follow(options, folder, run, evaluation)
