@@ -75,7 +75,11 @@ def explained(session: Session) -> Generator[None]:
             world.abandon()
             raise Interrupted(told, everywhere=not world.first) from error
         raise kind(told, everywhere) from error
-    except (Interrupted, KeyboardInterrupt, Undo):
+    except Interrupted as error:
+        if world.size > 1 and str(error).endswith(GAVE_UP):
+            world.abandon()  # others may be within the round, and wait for this rank's messages
+        raise
+    except (KeyboardInterrupt, Undo):
         raise
     except BaseException as error:
         world.explain(error, clock.step)

@@ -70,8 +70,10 @@ class Stop:
         return self
 
     def renew(self) -> None:
-        """Listen in the world as it is now; who asked for the end before still does."""
+        """Listen in the world as it is now; who asked for the end before still does, or heard of it."""
         with self._lock:
+            if self._bound is not None:
+                self.request("asked by a rank that left")
             self._over.set()
             self._bound, self._over = None, threading.Event()
         if self.world.size > 1:
