@@ -21,13 +21,13 @@ from ..data.images import Images
 from ..errors import Failed, Unusable
 from ..eval.evaluate import Protocol, Score
 from ..eval.metrics import metric_names
-from ..report.records import read, write_whole
+from ..report.records import write_whole
 from . import best
 from .folder import RunFolder
 from .model import PER_LABEL, load_model
 from .progress import Screen
 from .run import Evaluation, Run
-from .scoring import append, feature_space, score, summary
+from .scoring import append, feature_space, names_there, score, summary
 from .watch import rollbacks
 
 POLL_S = 2.0
@@ -79,7 +79,7 @@ class Follow:
     def _score(self, found: Snapshot) -> bool:
         """Score a model by what is missing of it; whether anything was."""
         kimg = float(found.config["kimg"])
-        there = {row.get("name") for row in read(self.folder / "metrics.jsonl") if row.get("kimg") == kimg}
+        there = names_there(self.folder, kimg)
         space = feature_space(self.wanted, self.images)
         missing = tuple(m for m in self.wanted.metrics if not there.issuperset(metric_names(m, space)))
         if not missing:

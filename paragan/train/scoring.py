@@ -83,9 +83,7 @@ class Scoring:
 
     def _has(self, metric: str, kimg: float) -> bool:
         """Whether this moment was scored already (a finished run that is opened again)."""
-        rows = [row for row in read(self.folder / "metrics.jsonl") if row.get("kimg") == kimg]
-        there = {row.get("name") for row in rows if row.get("protocol", {}).get("truncation") in (None, 1.0)}
-        return there.issuperset(metric_names(metric, feature_space(self.wanted, self.images)))
+        return names_there(self.folder, kimg).issuperset(metric_names(metric, feature_space(self.wanted, self.images)))
 
     def _against(self, wanted: Evaluation, group: Group, sampler: Sampler | Merged) -> Against:
         """What was made last time, if it is still right on every rank (they may be other ranks now)."""
@@ -199,6 +197,12 @@ def _described(protocol: Protocol, images: Images, sampler: Sampler | Merged) ->
         split="all",
         labels="as in the data" if sampler.prior.shares else "none",
     )
+
+
+def names_there(folder: Path, kimg: float) -> set[str]:
+    """The scores that were taken of a run at a moment; those of truncated samples do not stand for them."""
+    rows = [row for row in read(folder / "metrics.jsonl") if row.get("kimg") == kimg]
+    return {str(row.get("name")) for row in rows if row.get("protocol", {}).get("truncation") in (None, 1.0)}
 
 
 def append(folder: Path, scores: Sequence[Score], kimg: float) -> None:
