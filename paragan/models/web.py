@@ -80,7 +80,7 @@ def _about(model: Model) -> dict[str, Any]:
         "resolution": spec.resolution,
         "channels": spec.channels,
         "classes": list(model.classes),
-        "kimg": model.config.get("kimg", 0),
+        "kimg": model.kimg,
         "interpolates": blends,
     }
 

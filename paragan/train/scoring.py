@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,14 @@ from ..eval.summary import Summary
 from ..report.records import Records, read
 from .best import Best, chosen
 from .loop import Session
-from .model import load_model
+from .model import Model, load_model
 from .observers import averaged_sampler, every
 from .progress import Screen
 from .run import Evaluation, Run, load_images
 from .sampler import Merged, Sampler, ahead
 
 BLOCK = 64  # images that are looked at together
+TRIES = 10  # to read one model on all ranks while a run replaces it
 HELD = 2**28  # bytes of the reals' features that a rank keeps from one time to the next
 
 
@@ -231,22 +233,30 @@ def sweep(
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=data))
     images = load_images(run)
     check(wanted, images)
-    model = load_model(folder, world.device, nets, images)
-    batch_norm = str(model.config["batch_norm"])
+    model = alike(world, lambda: load_model(folder, world.device, nets, images))
     screen.say(f"scoring {wanted.count:,} fakes: {', '.join(wanted.metrics)}")
     if wanted.features == classifier.NAME:
         screen.say("a classifier of the data is trained first, where none is kept yet: that takes minutes")
     to = against(wanted, images, world.everyone, world.device)
     found: list[list[Score]] = []
     for truncation in sorted(truncations):
-        protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=truncation, seed=seed)
+        protocol = Protocol(batch_norm=model.batch_norm, ema=True, truncation=truncation, seed=seed)
         found.append(score(model.sampler, images, wanted, protocol, world.everyone, truncation, to))
         if world.first:
-            _tell(folder, found[-1], float(model.config["kimg"]), screen)
+            _tell(folder, found[-1], model.kimg, screen)
     if len(found) > 1:
         for line in table(found):
             screen.say(line)
     return found
+
+
+def alike(world: World, load: Callable[[], Model]) -> Model:
+    """The model in a folder, the same one on every rank: a run may replace it while they read."""
+    for _ in range(TRIES):
+        model = load()
+        if len(set(world.agree(json.dumps(model.config, sort_keys=True)))) == 1:
+            return model
+    raise Unusable(f"{model.folder} is another model on every rank: put it on storage they share")
 
 
 def _tell(folder: Path, scores: Sequence[Score], kimg: float, screen: Screen) -> None:

@@ -14,7 +14,7 @@ import pytest
 from paragan.eval.features import pixels
 from paragan.report.records import Records, read
 from paragan.train import best
-from paragan.train.follow import snapshot
+from paragan.train.snapshot import snapshot
 from processes import call, interrupted, refused, train, trained, until
 
 UNSCORED = ("--kimg=0.16", "--evaluation.metrics=[]")
