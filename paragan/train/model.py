@@ -30,7 +30,7 @@ from ..report.records import write_whole
 from ..rng import CPU, generator
 from .own import given_of, own_nets
 from .sampler import Inputs, Latents, Merged, Prior, Sampler, to_numbers, to_uint8
-from .snapshot import FORMAT, read_config, whole
+from .snapshot import FORMAT, PARTS, read_config, whole
 
 PER_LABEL = "per-label"
 STANDING_IMAGES = 1024
@@ -169,6 +169,12 @@ def save_model(folder: Path, g: nn.Module, d: nn.Module | None, config: dict[str
         write_whole(folder / f"{name}.safetensors", data)
         sums[name] = zlib.crc32(data)
     _write_config(folder, config | {"crc32": sums})  # last: it tells which weights it is about
+
+
+def remove_model(folder: Path) -> None:
+    """Take away what `save_model` wrote."""
+    for name in ("config.json", *(f"{name}.safetensors" for name in PARTS)):  # the other way round
+        (folder / name).unlink(missing_ok=True)
 
 
 def _write_config(folder: Path, config: dict[str, Any]) -> None:

@@ -183,8 +183,8 @@ def play_on(
             screen.say(f"{folder.path} is complete at {session.clock.kimg:g} kimg; --kimg extends it")
             desk.save.write_model(session)  # it may have been stopped right after its last checkpoint,
             desk.scoring(session)  # or while it was scored
-        elif session.clock.rollbacks and session.clock.step:
-            desk.save.write_model(session)  # what stands there may have been undone
+        elif session.clock.rollbacks:
+            desk.save.replace_model(session)  # what stands there may have been undone
         if session.role.about:
             screen.say(session.role.about)
         late = play(session, desk, folder, images, screen, watchers)
