@@ -51,10 +51,8 @@ def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     if options.video:
         return _video(options)
     model, labels = loaded(options), _words(options)
-    shown = Path(options.out).suffix.lower() == ".png" and not model.spec.values
-    _check_room(
-        f"--count {options.count}", options.count, model.spec, 64 if shown else 0, "another --seed makes others"
-    )
+    side = 64 if Path(options.out).suffix.lower() == ".png" else 0
+    _check_room(f"--count {options.count}", options.count, model.spec, side, "another --seed makes others")
     indices = range(options.count)
     drawn = model.labels(options.count, labels, options.seed)
     made = model.sampler.images(indices, drawn, options.seed, options.truncation)
