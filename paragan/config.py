@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import math
 import sys
 import types
 import typing
@@ -231,6 +232,8 @@ def _one_line(kind: Any, error: ValidationError) -> str:
         return f"{path}: there is no {about['tag']}{nearest(about['tag'], known)}".removeprefix(": ")
     if kind_of == "tuple_type":
         return f"{path}={_shown(given)}: input should be a list: --{path}=[{_shown(given)}]"
+    if isinstance(given, float) and not math.isfinite(given):  # which is no number that a bound speaks of
+        message = "Input should be a finite number"
     message = message.removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     named = [path] if path else []  # nothing where the whole is wrong

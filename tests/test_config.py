@@ -88,6 +88,10 @@ def leaves(data: dict, prefix: str = "") -> set[str]:
 
 WRONG = {  # (field, value): how the refusal begins
     ("batch", "many"): "batch=many: input should be a valid integer",
+    ("guard.lr_factor", ".nan"): "guard.lr_factor=nan: input should be a finite number",
+    ("guard.lr_factor", ".inf"): "guard.lr_factor=inf: input should be a finite number",
+    ("guard.lr_factor", "2"): "guard.lr_factor=2: input should be less than or equal to 1",
+    ("health.collapse", ".nan"): "health.collapse=nan: input should be a finite number",
     ("batch", "0"): "batch=0: input should be greater than or equal to 1",
     ("bach", "1"): "there is no field bach; did you mean batch?",
     ("nets.width", "0"): "nets.width=0: input should be greater than or equal to 1",
