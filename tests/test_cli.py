@@ -337,3 +337,14 @@ def test_scores_that_cannot_be_measured_are_refused(finished):
 def test_a_run_may_start_from_the_model_of_another(finished):
     a, b = (trained(Path(name), "--kimg=0.016", "--init-from", str(finished)) for name in ("a", "b"))
     assert outcome(a) == outcome(b) != outcome(trained(Path("c"), "--kimg=0.016"))
+
+
+@pytest.mark.parametrize("more", [[], ["--strategy=per-label"]])
+def test_a_model_of_another_architecture_is_refused_and_nothing_is_left(finished, more, tmp_path):
+    words = ["train", *TINY, "--init-from", finished, "--nets.width=12", *more]
+    for where in (["--run-dir", tmp_path / "run"], ["--outdir", tmp_path / "runs"]):
+        line = refused(*words, *where)
+        assert "model.safetensors holds another architecture; the first names that differ: " in line
+        assert str(finished) in line
+    assert "no model.safetensors" in refused(*words, "--init-from", tmp_path, "--outdir", tmp_path / "runs")
+    assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from .progress import Screen
 from .run import Run, load_images, spec_of
 from .sampler import Prior
 from .snapshot import read_config
-from .start import LOAD_TIMEOUT_S, resolved, set_threads
+from .start import LOAD_TIMEOUT_S, refuse_start, resolved, set_threads
 from .together import refuse_disagreement, refuse_unshared, together
 
 BUDGET = ("kimg", "strategy.minutes")  # how long each game is, so that all workers have to know it alike
@@ -77,7 +78,8 @@ def _enter(run: Run, images: Images, wanted: Wanted, world: World) -> str:
     if not world.first:
         return "."
     found = jobs(run, images, Path())  # nothing is made for what could not begin
-    folder = join(wanted, run, lambda path: finished(path, images))
+    spec = replace(spec_of(run, images), classes=0)  # of a label's networks
+    folder = join(wanted, run, lambda path: finished(path, images), lambda: refuse_start(run, spec))
     path = folder.path
     try:
         _probe(path)

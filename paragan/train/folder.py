@@ -18,10 +18,11 @@ from ..errors import Unusable
 from ..nets import Spec
 from ..report.records import create_once, read, write_whole
 from . import checkpoint
-from .model import folder_to_start_from, reading
+from .model import reading
 from .run import Data, Run, differing, settled, without_code, written
 from .snapshot import read_config
 
+Ready = Callable[[], object]
 NUMBERED = re.compile(r"(\d{5,})-")
 
 
@@ -32,6 +33,10 @@ class Wanted:
     outdir: Path = Path("runs")
     run_dir: Path | None = None
     resume: str = "auto"
+
+
+def nothing() -> None:
+    """Of a run that could begin."""
 
 
 class RunFolder:
@@ -106,22 +111,22 @@ class RunFolder:
         write_whole(self.path / "run.yaml", to_yaml(written(run)).encode())
 
 
-def choose(wanted: Wanted, run: Run, ranks: int) -> RunFolder:
+def choose(wanted: Wanted, run: Run, ranks: int, ready: Ready = nothing) -> RunFolder:
     """The folder for this run, locked: a given one, the newest unfinished one of the same record, or a new one.
 
-    Nothing is made for a run that could not begin.
+    Nothing is made for a run that could not begin: ready refuses one.
     """
     if wanted.run_dir:
-        return _given(wanted.run_dir, wanted.resume, run)
+        return _given(wanted.run_dir, wanted.resume, run, ready)
     if wanted.resume == "auto":
         for path in _numbered(wanted.outdir)[::-1]:
             folder = RunFolder(path)
             if _unfinished(folder, run) and folder.lock():
                 return folder
-    return _new(wanted.outdir, run, ranks)
+    return _new(wanted.outdir, run, ranks, ready)
 
 
-def join(wanted: Wanted, run: Run, finished: Callable[[Path], bool]) -> RunFolder:
+def join(wanted: Wanted, run: Run, finished: Callable[[Path], bool], ready: Ready = nothing) -> RunFolder:
     """The folder of a run in which any number of processes work at once, and which none of them owns: a given one, the
     newest unfinished one of the same record, or a new one. Processes that look for one at the same moment find the
     same."""
@@ -134,7 +139,7 @@ def join(wanted: Wanted, run: Run, finished: Callable[[Path], bool]) -> RunFolde
                 raise Unusable(f"{path} has files in it but no run.yaml: give an empty or a new folder as --run-dir")
         if former is not None and wanted.resume == "never":
             raise Unusable(f"{path} holds a run already; --resume never needs another --run-dir")
-        refuse_differences(former or _begun(path, run), run, path)
+        refuse_differences(former or _begun(path, run, ready), run, path)
         return RunFolder(path)
     if wanted.resume == "auto":
         for there in _numbered(wanted.outdir)[::-1]:
@@ -143,15 +148,14 @@ def join(wanted: Wanted, run: Run, finished: Callable[[Path], bool]) -> RunFolde
                 return RunFolder(there)
     begun = [p for p in _numbered(wanted.outdir) if (p / "run.yaml").exists()]  # one without may be ours in a moment
     number = max((int(m[1]) for p in begun if (m := NUMBERED.match(p.name))), default=-1) + 1
-    while changed(_begun(path := wanted.outdir / _name(number, run), run), run):
+    while changed(_begun(path := wanted.outdir / _name(number, run), run, ready), run):
         number += 1
     return RunFolder(path)
 
 
-def _begun(path: Path, run: Run) -> dict[str, Any]:
+def _begun(path: Path, run: Run, ready: Ready) -> dict[str, Any]:
     """The record in a folder: this run's, unless another process was faster."""
-    if run.init_from:
-        folder_to_start_from(Path(run.init_from))
+    ready()
     try:
         path.mkdir(parents=True, exist_ok=True)
         create_once(path / "run.yaml", to_yaml(written(run)).encode())
@@ -166,13 +170,13 @@ def under_way(wanted: Wanted) -> list[tuple[RunFolder, dict[int, tuple[str, int]
     return [(folder, *folder.members()) for folder in map(RunFolder, paths) if folder.members()[0]]
 
 
-def _given(path: Path, resume: str, run: Run) -> RunFolder:
+def _given(path: Path, resume: str, run: Run, ready: Ready) -> RunFolder:
     folder = RunFolder(path)
     former = folder.record()
     if former is None and path.is_dir() and any(not p.name.startswith(".") for p in path.iterdir()):
         raise Unusable(f"{path} has files in it but no run.yaml: give an empty or a new folder as --run-dir")
-    if former is None and run.init_from:
-        folder_to_start_from(Path(run.init_from))
+    if former is None:
+        ready()
     if former is not None and resume == "never":
         raise Unusable(f"{path} holds a run already; --resume never needs another --run-dir")
     if former is not None:
@@ -223,9 +227,8 @@ def _numbered(outdir: Path) -> list[Path]:
     )
 
 
-def _new(outdir: Path, run: Run, ranks: int) -> RunFolder:
-    if run.init_from:
-        folder_to_start_from(Path(run.init_from))
+def _new(outdir: Path, run: Run, ranks: int, ready: Ready) -> RunFolder:
+    ready()
     try:
         outdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -18,6 +18,7 @@ from ..data.images import Images
 from ..data.lanes import Lanes
 from ..errors import Unusable
 from ..game.game import Game
+from ..nets import Spec
 from ..nets.conditioning import judging
 from ..report.page import write_report
 from ..report.records import Records
@@ -152,7 +153,7 @@ def execute(run: Run, world: World, wanted: Wanted, screen: Screen) -> Path:
     run = together(world, lambda: resolved(run, images))
     refuse_disagreement(run, world)
     screen.say(images.describe())
-    with owned_folder(run, world, wanted) as folder:
+    with owned_folder(run, world, wanted, lambda: refuse_start(run, spec_of(run, images))) as folder:
         screen.say(f"run folder {folder.path}")
         if world.size == 1 and run.strategy.wire.lossy:
             screen.say(f"one rank sends nothing: the {run.strategy.wire.name} wire has no effect")
@@ -361,6 +362,12 @@ def initialise(pair: Pair, model: Path) -> Pair:
     if "discriminator" in found.weights:
         found.fill(pair.d, "discriminator")
     return pair
+
+
+def refuse_start(run: Run, spec: Spec) -> None:
+    """Unusable where networks cannot start from the model that the run says."""
+    if run.init_from:
+        initialise(build_nets(run, spec, CPU), Path(run.init_from))
 
 
 def warn_threads(threads: int | None, screen: Screen) -> None:

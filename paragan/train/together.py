@@ -14,7 +14,7 @@ from typing import TypeVar
 from ..comm.world import World
 from ..config import differences, plain
 from ..errors import Unusable
-from .folder import RunFolder, Wanted, choose
+from .folder import Ready, RunFolder, Wanted, choose, nothing
 from .run import Run
 
 T = TypeVar("T")
@@ -54,14 +54,14 @@ def refuse_disagreement(run: Run, world: World) -> None:
 
 
 @contextlib.contextmanager
-def owned_folder(run: Run, world: World, wanted: Wanted) -> Iterator[RunFolder]:
-    """The run's folder, chosen and locked by rank 0."""
+def owned_folder(run: Run, world: World, wanted: Wanted, ready: Ready = nothing) -> Iterator[RunFolder]:
+    """The run's folder, chosen and locked by rank 0. ready: what refuses a run before a folder is made for it."""
     mine: RunFolder | None = None
 
     def pick() -> str:
         nonlocal mine
         if world.first:
-            mine = choose(wanted, run, world.size)
+            mine = choose(wanted, run, world.size, ready)
             mine.write_record(run)
             return str(mine.path)
         return "."
