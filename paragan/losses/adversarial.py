@@ -213,27 +213,34 @@ class Adversarial:
 
 
 @dataclasses.dataclass(frozen=True)
-class OneCall:
-    """The same objective, with D judging reals and fakes in one pass."""
+class Around:
+    """An objective around another, which it is but for what a subclass changes."""
 
-    adversarial: Adversarial
+    inner: Adversarial | Around
 
     @property
     def second_order(self) -> bool:
-        return self.adversarial.second_order
+        return self.inner.second_order
 
     @property
     def nearby(self) -> float:
-        return self.adversarial.nearby
+        return self.inner.nearby
 
-    def discriminator(self, d: Net, real: Batch, fake: Batch, step: int) -> Loss:
-        return self.adversarial.discriminator(d, real, fake, step, one_call=True)
+    def discriminator(self, d: Net, real: Batch, fake: Batch, step: int, one_call: bool = False) -> Loss:
+        return self.inner.discriminator(d, real, fake, step, one_call)
 
     def generator(self, d: Net, fake: Batch, real: Batch, step: int) -> Loss:
-        return self.adversarial.generator(d, fake, real, step)
+        return self.inner.generator(d, fake, real, step)
 
     def of_weights(self, player: str, net: nn.Module) -> Loss | None:
-        return self.adversarial.of_weights(player, net)
+        return self.inner.of_weights(player, net)
+
+
+class OneCall(Around):
+    """The same objective, with D judging reals and fakes in one pass."""
+
+    def discriminator(self, d: Net, real: Batch, fake: Batch, step: int, one_call: bool = True) -> Loss:
+        return self.inner.discriminator(d, real, fake, step, one_call)
 
 
 def _to_differentiate(batch: Batch, wanted: bool) -> Batch:

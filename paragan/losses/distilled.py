@@ -5,40 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..batch import Batch, Loss, Net
-from .adversarial import Adversarial, OneCall
+from .adversarial import Around
 
 Teacher = Callable[[Tensor, Tensor], Tensor]  # (latents [N, latent], labels [N]) -> its images, without a gradient
 
 
 @dataclass(frozen=True)
-class Distilled:
+class Distilled(Around):
     """What D wants stays as it is; G minimises L_G + weight E|G(z, y) - teacher(z, y)|^2, a mean over pixels."""
 
-    adversarial: Adversarial | OneCall
     teacher: Teacher
     weight: float
-
-    @property
-    def second_order(self) -> bool:
-        return self.adversarial.second_order
-
-    @property
-    def nearby(self) -> float:
-        return self.adversarial.nearby
-
-    def discriminator(self, d: Net, real: Batch, fake: Batch, step: int) -> Loss:
-        return self.adversarial.discriminator(d, real, fake, step)
 
     def generator(self, d: Net, fake: Batch, real: Batch, step: int) -> Loss:
         assert fake.latents is not None
         assert fake.labels is not None
-        loss = self.adversarial.generator(d, fake, real, step)
+        loss = super().generator(d, fake, real, step)
         wanted = self.teacher(fake.latents, fake.labels)
         distance = (fake.images.float() - wanted.float()).square().mean()
         return Loss(loss.total + self.weight * distance, {**loss.parts, "G/distance": distance.detach()})
-
-    def of_weights(self, player: str, net: nn.Module) -> Loss | None:
-        return self.adversarial.of_weights(player, net)
