@@ -1,6 +1,6 @@
 """What a summary keeps of the images that go by: each metric names the readings it needs.
 
-A reading is a description, and the key under which a summary has it; `begin` gives what collects it.
+A reading is a description, and the key under which a summary has it; it adds what it sees to what `begin` gave.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,11 +37,6 @@ class Seen(NamedTuple):
     labels: Tensor | None  # int64 [n]
 
 
-class Collector(Protocol):
-    def add(self, seen: Seen) -> None: ...
-    def end(self, group: Summing) -> Any: ...  # joined over ranks, or this rank's share
-
-
 class Reading(Protocol):
     """One that is a property of the images alone, and so may be kept for later, has a `name`."""
 
@@ -51,7 +46,10 @@ class Reading(Protocol):
     def wanted_by(self) -> str: ...  # metrics, for messages
     @property
     def labelled(self) -> bool: ...  # whether it needs labels
-    def begin(self, look: Look) -> Collector: ...
+
+    def begin(self, look: Look) -> Any: ...  # what is known of no images yet: `so_far` below
+    def add(self, so_far: Any, look: Look, seen: Seen) -> None: ...
+    def end(self, so_far: Any, look: Look, group: Summing) -> Any: ...  # joined over ranks, or this rank's share
 
 
 @dataclass(frozen=True)
@@ -62,19 +60,14 @@ class OfAll:
     wanted_by: str = "fd or fid"
     labelled: bool = False
 
-    def begin(self, look: Look) -> Collector:
-        return _Gaussian(look)
+    def begin(self, look: Look) -> Moments:
+        return Moments(look.space.num_features, look.device)
 
+    def add(self, so_far: Moments, look: Look, seen: Seen) -> None:
+        so_far.add(seen.features)
 
-class _Gaussian:
-    def __init__(self, look: Look):
-        self.moments = Moments(look.space.num_features, look.device)
-
-    def add(self, seen: Seen) -> None:
-        self.moments.add(seen.features)
-
-    def end(self, group: Summing) -> Gaussian:
-        return self.moments.gaussian(group)
+    def end(self, so_far: Moments, look: Look, group: Summing) -> Gaussian:
+        return so_far.gaussian(group)
 
 
 @dataclass(frozen=True)
@@ -85,21 +78,16 @@ class OfClasses:
     wanted_by: str = "intra_fd or intra_fid"
     labelled: bool = True
 
-    def begin(self, look: Look) -> Collector:
-        return _Gaussians(look)
+    def begin(self, look: Look) -> list[Moments]:
+        return [Moments(look.space.num_features, look.device) for _ in range(look.classes)]
 
-
-class _Gaussians:
-    def __init__(self, look: Look):
-        self.moments = [Moments(look.space.num_features, look.device) for _ in range(look.classes)]
-
-    def add(self, seen: Seen) -> None:
+    def add(self, so_far: list[Moments], look: Look, seen: Seen) -> None:
         assert seen.labels is not None
         for label in seen.labels.unique().tolist():
-            self.moments[label].add(seen.features[seen.labels == label])
+            so_far[label].add(seen.features[seen.labels == label])
 
-    def end(self, group: Summing) -> list[Gaussian | None]:
-        return [moments.fitted(group) for moments in self.moments]
+    def end(self, so_far: list[Moments], look: Look, group: Summing) -> list[Gaussian | None]:
+        return [moments.fitted(group) for moments in so_far]
 
 
 @dataclass(frozen=True)
@@ -110,19 +98,14 @@ class Features:
     wanted_by: str = "kid or prdc"
     labelled: bool = False
 
-    def begin(self, look: Look) -> Collector:
-        return _Features(look)
+    def begin(self, look: Look) -> list[Tensor]:
+        return [torch.zeros(0, look.space.num_features, device=look.device)]
 
+    def add(self, so_far: list[Tensor], look: Look, seen: Seen) -> None:
+        so_far.append(seen.features)
 
-class _Features:
-    def __init__(self, look: Look):
-        self.look, self.kept = look, [torch.zeros(0, look.space.num_features, device=look.device)]
-
-    def add(self, seen: Seen) -> None:
-        self.kept.append(seen.features)
-
-    def end(self, group: Summing) -> Share:
-        return Share(torch.cat(self.kept), self.look.count, self.look.block)
+    def end(self, so_far: list[Tensor], look: Look, group: Summing) -> Share:
+        return Share(torch.cat(so_far), look.count, look.block)
 
 
 @dataclass(frozen=True)
@@ -134,20 +117,14 @@ class Guesses:
     wanted_by: str = "is"
     labelled: bool = False
 
-    def begin(self, look: Look) -> Collector:
-        return _Guesses(look, self.splits)
+    def begin(self, look: Look) -> Marginals:
+        return Marginals(look.count, look.space.num_logits, self.splits, look.seed, look.device)
 
+    def add(self, so_far: Marginals, look: Look, seen: Seen) -> None:
+        so_far.add(seen.rows, look.space.logits(seen.features.double()))
 
-class _Guesses:
-    def __init__(self, look: Look, splits: int):
-        self.space = look.space
-        self.marginals = Marginals(look.count, look.space.num_logits, splits, look.seed, look.device)
-
-    def add(self, seen: Seen) -> None:
-        self.marginals.add(seen.rows, self.space.logits(seen.features.double()))
-
-    def end(self, group: Summing) -> Marginals:
-        return self.marginals
+    def end(self, so_far: Marginals, look: Look, group: Summing) -> Marginals:
+        return so_far
 
 
 @dataclass(frozen=True)
@@ -158,23 +135,17 @@ class Hits:
     wanted_by: str = "accuracy"
     labelled: bool = True
 
-    def begin(self, look: Look) -> Collector:
-        return _Hits(look)
+    def begin(self, look: Look) -> Tensor:
+        return torch.zeros(look.classes, 2, dtype=torch.float64, device=look.device)
 
-
-class _Hits:
-    def __init__(self, look: Look):
-        self.space = look.space
-        self.tally = torch.zeros(look.classes, 2, dtype=torch.float64, device=look.device)
-
-    def add(self, seen: Seen) -> None:
+    def add(self, so_far: Tensor, look: Look, seen: Seen) -> None:
         assert seen.labels is not None
-        right = self.space.logits(seen.features).argmax(1) == seen.labels
-        self.tally.index_add_(0, seen.labels, torch.stack([right, torch.ones_like(right)], 1).double())
+        right = look.space.logits(seen.features).argmax(1) == seen.labels
+        so_far.index_add_(0, seen.labels, torch.stack([right, torch.ones_like(right)], 1).double())
 
-    def end(self, group: Summing) -> Tensor:
-        group.sum(self.tally).wait()
-        return self.tally
+    def end(self, so_far: Tensor, look: Look, group: Summing) -> Tensor:
+        group.sum(so_far).wait()
+        return so_far
 
 
 @dataclass(frozen=True)
@@ -187,30 +158,28 @@ class Pictures:
     wanted_by: str = "cas"
     labelled: bool = True
 
-    def begin(self, look: Look) -> Collector:
-        return _Pictures(look, min(look.block, max(1, look.block * self.most // look.count)))
+    def begin(self, look: Look) -> list[tuple[Tensor, Tensor]]:
+        return []
 
-
-class _Pictures:
-    def __init__(self, look: Look, quota: int):
-        self.look, self.quota = look, quota  # of every block
-        self.kept: list[Tensor] = []
-        self.labels = [torch.zeros(0, dtype=torch.long)]
-
-    def add(self, seen: Seen) -> None:
+    def add(self, so_far: list[tuple[Tensor, Tensor]], look: Look, seen: Seen) -> None:
         assert seen.labels is not None
-        self.kept.append(self.look.space.seen(seen.images[: self.quota]).cpu())
-        self.labels.append(seen.labels[: self.quota].cpu())
+        quota = self._quota(look)
+        so_far.append((look.space.seen(seen.images[:quota]).cpu(), seen.labels[:quota].cpu()))
 
-    def end(self, group: Summing) -> tuple[Tensor, Tensor]:
+    def end(self, so_far: list[tuple[Tensor, Tensor]], look: Look, group: Summing) -> tuple[Tensor, Tensor]:
         """uint8 [N, C, R, R], int64 [N]."""
-        blocks, rest = divmod(self.look.count, self.look.block)
-        count = blocks * self.quota + min(rest, self.quota)
-        shape = of_first(group, torch.tensor(self.kept[0].shape[1:] if self.kept else (0, 0, 0)))
-        own = torch.cat(self.kept).flatten(1) if self.kept else torch.zeros(0, int(shape.prod()), dtype=torch.uint8)
-        images = whole(Share(own, count, self.quota), group)
-        labels = whole(Share(torch.cat(self.labels)[:, None], count, self.quota), group)
-        return images.view(-1, *shape.tolist()), labels[:, 0]
+        quota, (blocks, rest) = self._quota(look), divmod(look.count, look.block)
+        count = blocks * quota + min(rest, quota)
+        shape = of_first(group, torch.tensor(so_far[0][0].shape[1:] if so_far else (0, 0, 0)))
+        own = [torch.zeros(0, int(shape.prod()), dtype=torch.uint8), *(images.flatten(1) for images, _ in so_far)]
+        labels = [torch.zeros(0, dtype=torch.long), *(labels for _, labels in so_far)]
+        images = whole(Share(torch.cat(own), count, quota), group)
+        numbers = whole(Share(torch.cat(labels)[:, None], count, quota), group)
+        return images.view(-1, *shape.tolist()), numbers[:, 0]
+
+    def _quota(self, look: Look) -> int:
+        """Of every block."""
+        return min(look.block, max(1, look.block * self.most // look.count))
 
 
 Kept = Mapping[Reading, Any]

@@ -60,7 +60,7 @@ def look(
 
     Raises `Unusable` for what are no uint8 images, and for features that are not finite.
     """
-    collectors = [reading.begin(look) for reading in readings]
+    known = {reading: reading.begin(look) for reading in readings}
     image = (0,) * (len(look.space.shape) or 3)
     for rows in dealt(look.count, look.block, group.rank, group.size):
         pictures = _checked(sample(rows), len(rows), look.space)
@@ -68,10 +68,10 @@ def look(
         pictures = pictures.to(look.device)
         y = None if labels is None else torch.from_numpy(np.asarray(labels(rows), np.int64)).to(look.device)
         seen = Seen(rows, pictures, look.space(pictures), y)
-        for collector in collectors:
-            collector.add(seen)
+        for reading, so_far in known.items():
+            reading.add(so_far, look, seen)
     image = tuple(of_first(group, torch.tensor(image, device=look.device)).tolist())
-    kept = {reading: collector.end(group) for reading, collector in zip(readings, collectors, strict=True)}
+    kept = {reading: reading.end(so_far, look, group) for reading, so_far in known.items()}
     for one in kept.values():
         _check_finite(one, look.space, group)
     return Summary(look.space, image, look.count, kept)
