@@ -288,8 +288,13 @@ def or_lost(action: Callable[[], T]) -> T:
     try:
         return action()
     except RuntimeError as error:
-        first = re.sub(r"^\[[^]]*:\d+\] ", "", str(error).splitlines()[0])  # without gloo's source line,
-        raise Lost(first.split(". This is typically")[0]) from error  # and without its advice
+        raise Lost(one_line(error)) from error
+
+
+def one_line(error: RuntimeError) -> str:
+    """What torch says, without gloo's source line and its advice."""
+    first = re.sub(r"^\[[^]]*:\d+\] ", "", str(error).splitlines()[0])
+    return first.split(". This is typically")[0]
 
 
 Link = tuple[int, str]  # an open socket: its descriptor, and what tells it from others that get the number later
@@ -314,6 +319,15 @@ def still_open(link: Link) -> socket.socket | None:
             return socket.socket(fileno=copy)
         os.close(copy)
     return None
+
+
+def connects(link: Link) -> bool:
+    """Whether this socket is one end of a connection to somebody else."""
+    if not (handle := still_open(link)):
+        return False
+    with handle, contextlib.suppress(OSError):
+        return handle.family != socket.AF_UNIX and not listens(handle) and bool(handle.getpeername())
+    return False
 
 
 def listens(handle: socket.socket) -> bool:

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
@@ -15,7 +15,24 @@ from typing import ClassVar
 import torch
 
 from ..errors import Interrupted, Unusable
-from .groups import POLL_S, Group, Link, Lost, Ranks, Solo, Store, Waiter, c10d, hang_up, meet, open_sockets, or_lost
+from .groups import (
+    POLL_S,
+    Group,
+    Link,
+    Lost,
+    Ranks,
+    Solo,
+    Store,
+    Waiter,
+    c10d,
+    connects,
+    hang_up,
+    hung_up,
+    meet,
+    one_line,
+    open_sockets,
+    or_lost,
+)
 from .keys import towards
 
 FAULT_WINDOW_S = 4.0  # how long the survivors of a broken exchange listen for the one who knows why
@@ -122,7 +139,8 @@ class World:
         self._agreed = 0
         self._linked: dict[int, int] = {}  # how often this rank asked for a link to another
         self._silent = list[int]()  # ranks that did not say why they left
-        self._not_ours = set[Link]()  # sockets that are no link between ranks
+        self._not_ours = set[Link]()  # sockets that are no link between ranks,
+        self._lines = set[Link]()  # and those that are, of the group of all
 
     @staticmethod
     def solo(device: torch.device | str = "cpu") -> World:
@@ -147,6 +165,7 @@ class World:
         )
         process_group = c10d.group.WORLD
         world.everyone = Ranks(process_group)
+        world._lines = set(filter(connects, open_sockets() - world._not_ours))
         return world
 
     @property
@@ -197,11 +216,16 @@ class World:
     def agree(self, word: str, timeout_s: float | None = None) -> list[str]:
         """Everyone's word, in rank order, once all have spoken. Costs store round trips: not for steps."""
         self._agreed += 1
-        return or_lost(lambda: self._words(f"agree/{self._agreed}", word, timeout_s or self.timeout_s))
+        name, timeout_s = f"agree/{self._agreed}", timeout_s or self.timeout_s
+        try:
+            return self._words(name, word, timeout_s, self._lines)
+        except RuntimeError as error:
+            raise Lost(f"rank 0 was lost (it held the store); rank {self.rank} saw: {one_line(error)}") from error
 
-    def _words(self, name: str, word: str, timeout_s: float) -> list[str]:
+    def _words(self, name: str, word: str, timeout_s: float, lines: Collection[Link] = ()) -> list[str]:
+        """lines: of which none breaks before all have spoken, unless a rank is lost."""
         self.store.set(f"{name}/{self.rank}", word)
-        missing, words = list(range(self.size)), dict[int, str]()
+        missing, words, broken = list(range(self.size)), dict[int, str](), False
         deadline = time.monotonic() + timeout_s
         while True:
             for rank in [r for r in missing if self.store.check([f"{name}/{r}"])]:
@@ -210,9 +234,13 @@ class World:
             if not missing:
                 return [words[rank] for rank in range(self.size)]
             self.look()
+            waited = f"rank {', '.join(map(str, missing))} did not arrive"
+            if broken:
+                raise Lost(f"{waited}, and a link to a rank broke")
             if time.monotonic() > deadline:
-                raise Lost(f"rank {', '.join(map(str, missing))} did not arrive within {timeout_s:g} s")
+                raise Lost(f"{waited} within {timeout_s:g} s")
             time.sleep(POLL_S)
+            broken = any(map(hung_up, lines))  # whoever has all words may leave: what is missing then is missing
 
     def look(self) -> None:
         """Lost, where waiting for others makes no sense any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import time
 from unittest import mock
 
 import pytest
@@ -159,6 +160,58 @@ def play_round(session):
     original(session)
 loop.play_round = play_round
 """
+
+
+DIVERGING = """
+from paragan.train import loop
+original = loop.play_round
+def play_round(session):
+    if session.clock.step >= 4 and session.clock.rollbacks == 0:
+        session.game.d.flat.params.mul_(30.0)
+    original(session)
+loop.play_round = play_round
+"""
+KILLED = """
+import os, signal
+from paragan.train import guard
+unharmed = guard.set_aside
+def set_aside(folder, world):
+    if world.rank == {victim}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return unharmed(folder, world)
+guard.set_aside = set_aside
+"""
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("strategy", ["sync", "quantized", "async"])
+def test_ranks_go_back_together_from_numbers_that_grow(strategy, tmp_path, processes):
+    more = (f"--strategy={strategy}", "--health.ticks=1", "--health.blow_up=5")
+    command = train(tmp_path / "run", *GUARDED, *more)
+    ranks = processes.ranks(2, *command, start=lambda *a, **env: processes.warm(*a, patch=DIVERGING, **env))
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.err for rank in ranks]
+    (row,) = read(tmp_path / "run" / "health.jsonl")
+    assert (row["kind"], row["action"]) == ("divergence", "rollback")
+    assert steps(tmp_path / "run") == list(range(1, 11))
+
+
+@pytest.mark.kill
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_meanwhile_is_noticed_at_once(victim, tmp_path, processes):
+    """Long before a timeout; and the same command goes on from where it went back to."""
+    command = train(tmp_path / "run", *GUARDED, "--timeout_s=120")
+    patch = PATCH + KILLED.format(victim=victim)
+    ranks = processes.ranks(2, *command, start=lambda *a, **env: processes.warm(*a, patch=patch, **env))
+    assert ranks[victim].wait() == -signal.SIGKILL
+    killed = time.monotonic()
+    other = ranks[1 - victim]
+    assert other.wait() == 1, other.err
+    assert time.monotonic() - killed < 30
+    assert other.err.count("\n") == 1
+    assert f"rank {victim}" in other.err
+    assert call(*train(tmp_path / "run", *GUARDED)).status == 0
+    assert [row["to_step"] for row in read(tmp_path / "run" / "health.jsonl")] == [4]
 
 
 @pytest.mark.timeout(180)
