@@ -174,8 +174,7 @@ def all_to_all(network: Network, ranks: Sequence[int], me: int, key: Hashable, n
     for i in range(1, size):
         under_way.append(network.tell(own, ranks[(me + i) % size], key, nbytes // size))
         under_way.append(network.hear(ranks[me - i], own, key))
-    for happening in under_way:
-        yield happening
+    yield from under_way
 
 
 def _ring(

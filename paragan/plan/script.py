@@ -8,6 +8,7 @@ wires of a user's own are foreseen as well.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -262,19 +263,22 @@ def _yielded(work: Work) -> Act:
     return Wait(work.number, here=False) if isinstance(work, Noted) else Handle({})
 
 
-def sent(script: Script, rank: int) -> tuple[int, int]:
-    """Bytes and messages that a rank sends, as comm/meter.py counts them."""
-    total = Traffic()
-    for post in script:
-        if isinstance(post, Post):
-            size = len(post.members)
-            total += {
-                "sum": lambda: ring_all_reduce(post.nbytes, size),
-                "gather": lambda: ring_all_gather(post.nbytes, size),
-                "transpose": lambda: all_to_all(post.nbytes, size),
-                "swap": lambda: Traffic(sum(post.tells.values()), len(post.tells)),
-            }[post.kind]()
-    return total.sent_bytes, total.messages
+def sent(script: Script) -> Traffic:
+    """What a rank sends, as comm/meter.py counts it."""
+    return sum((_traffic(act) for act in script if isinstance(act, Post)), Traffic())
+
+
+def _traffic(post: Post) -> Traffic:
+    size = len(post.members)
+    match post.kind:
+        case "sum":
+            return ring_all_reduce(post.nbytes, size)
+        case "gather":
+            return ring_all_gather(post.nbytes, size)
+        case "transpose":
+            return all_to_all(post.nbytes, size)
+        case "swap":
+            return Traffic(sum(post.tells.values()), len(post.tells))
 
 
 def counting(strategy: Any, pen: Pen) -> Any:
@@ -282,3 +286,16 @@ def counting(strategy: Any, pen: Pen) -> Any:
     noted = copy.copy(strategy)
     object.__setattr__(noted, "wire", Counted(strategy.wire, pen))
     return noted
+
+
+def shifted(script: Script, by: int, ranks: int) -> Script:
+    """The same among ranks that are `by` further on, round all of them."""
+
+    def moved(act: Act) -> Act:
+        if not isinstance(act, Post):
+            return act
+        tells, hears = ({(j + by) % ranks: n for j, n in some.items()} for some in (act.tells, act.hears))
+        members = tuple(sorted((j + by) % ranks for j in act.members))
+        return dataclasses.replace(act, members=members, tells=tells, hears=hears)
+
+    return tuple(map(moved, script))
