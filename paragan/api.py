@@ -9,6 +9,7 @@ scale_mgr.eval(metric="fid")
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -31,6 +32,9 @@ from .losses.adversarial import Adversarial
 from .nets import Spec
 from .optim.optimizers import Adam, at_rate, scaled_rate
 from .optim.policies import described, policy, stated, written
+from .plan.profile import Profile, profile_from, written_profile
+from .plan.profiles import structure_of
+from .plan.profiling import Asked, profile_of
 from .strategies.sync import Sync
 from .train.loop import Session, explained, play_round
 from .train.observers import averaged_sampler, refuse_nonfinite
@@ -42,6 +46,7 @@ from .train.start import assemble, set_threads
 from .train.together import together
 
 Rule = Literal["linear", "sqrt", "none"]
+PROFILE_TIMEOUT_S = 300.0  # beyond what it was asked to take
 
 
 @record
@@ -242,6 +247,32 @@ class ScalingManager:
             refuse_nonfinite(line, "lower the learning rates of config.d and config.g, or add r1")
         self.screen.say(f"step {session.clock.step}  {session.clock.kimg:.1f} kimg  {describe(line)}")
         return line
+
+    def profile(self, gan: Estimator, seconds: float = 30.0, **asked: Any) -> Profile:
+        """What one worker does with these networks (`print(*lines(profile), sep="\\n")` of `paragan.plan.shown` shows
+        it): measured on rank 0, with copies, or found where it was measured before. asked: other fields of
+        `paragan.plan.profiling.Asked`: batches, noise_kimg, again.
+        """
+        wanted = build(Asked, {"seconds": seconds, **asked})
+
+        def measure() -> str:
+            return written_profile(self._profiled(gan, wanted)) if self.world.first else ""
+
+        told = together(self.world, measure, PROFILE_TIMEOUT_S + 10 * seconds)
+        return profile_from(self.world.agree(told)[0], "profile")
+
+    def _profiled(self, gan: Estimator, asked: Asked) -> Profile:
+        latent = 0 if gan.given else gan.latent or self.config.latent
+
+        def pair() -> Pair:
+            try:
+                g, d = copy.deepcopy(gan.generator), copy.deepcopy(gan.discriminator)
+            except Exception as error:  # whatever a network holds
+                raise Unusable(f"networks that cannot be copied have no profile: {error}") from error
+            return placed(self.run, Pair(g, d, latent, gan.given, own=True), self.world.device)
+
+        structure = structure_of(gan.generator, gan.discriminator)
+        return profile_of(self.run, self.images, pair, self.world.device, asked, structure)[0]
 
     def eval(self, metric: str = "fid", count: int | None = None) -> Score:
         """Score the averaged generator, shared by all ranks. Without the 2015-12-05 Inception "fid" becomes the

@@ -249,6 +249,12 @@ def written(run: Run) -> dict[str, Any]:
     return plain(dataclasses.replace(run, data=dataclasses.replace(run.data, path=run.data.told)))
 
 
+def on_lanes(run: Run, lanes: int) -> Run:
+    """A run of so many lanes of a run, or of more like them: one rank's part of it."""
+    fields = {name: getattr(run, name) // run.lanes * lanes for name in ("batch", "g_batch")}
+    return dataclasses.replace(run, lanes=lanes, **fields)
+
+
 def without_code(record: dict[str, Any]) -> Run:
     """The run of a plain record but for what may be code of the user's own: how ranks agree, networks and objective."""
     return build(Run, {name: part for name, part in record.items() if name not in ("strategy", "nets", "objective")})
