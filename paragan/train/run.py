@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from ..data.find import FORMS
 from ..data.images import Hold, Images, load
 from ..data.pipeline import Feed
 from ..data.places import Reach, public
+from ..devices import KINDS, autocast, kind_of, pick_device
 from ..errors import Unusable
 from ..game.average import Decay
 from ..game.game import Game, Given
@@ -125,7 +125,7 @@ class Output:
 class Device:
     """Where and how the numbers are computed; the results change by rounding only.
 
-    kind      : cpu, cuda, or auto (cuda where there is one)
+    kind      : cpu, cuda, mps (untested), or auto (cuda where there is one, else cpu)
     precision : float32, bf16 (autocast), or auto (bf16 where the device multiplies it in hardware)
     threads   : CPU threads of each rank (0: the cores shared out over the ranks of a host)
     merge     : lanes that share one pass (0: all of a rank's; fewer take less memory)
@@ -133,7 +133,7 @@ class Device:
     one_call  : D judges reals and fakes in one pass (auto: on cuda, with networks of ours; on a CPU two are faster)
     """
 
-    kind: Literal["auto", "cpu", "cuda"] = "auto"
+    kind: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"
     channels_last: bool = True
     compile: bool = False
@@ -206,6 +206,8 @@ class Run:
         if ranks > self.lanes and not self.per_label:
             raise Unusable(f"{ranks} ranks cannot share --lanes {self.lanes}: start at most {self.lanes} ranks")
         self.strategy.check(ranks)
+        if self.device.kind == "mps" and ranks > 1:
+            raise Unusable(f"--device.kind=mps is one device, and there are {ranks} ranks: start one, or use cpu")
         if self.device.graph:
             self._refuse_graph(ranks)
         if self.guard.acts:
@@ -233,7 +235,7 @@ class Run:
         """Recorded passes are the same kernels on the same memory every time."""
         lone = isinstance(self.strategy, Sync) and self.strategy.order == "alternately"
         reasons = {
-            "records passes on a CUDA device, and there is none": not torch.cuda.is_available(),
+            "records passes on a CUDA device, and there is none": not KINDS["cuda"].there(),
             f"is for one rank: with {ranks} gradients leave under backward": ranks > 1,
             f"needs --strategy sync, D and G alternately, not {self.strategy.name}": not lone,
             "and --device.compile=true are two ways to the same: choose one": self.device.compile,
@@ -314,7 +316,7 @@ def resolve(run: Run, images: Images) -> Run:
     data = dataclasses.replace(run.data, labels=labelled, hold=hold, **sizes)
     device = run.device
     if device.precision == "auto":
-        fast = pick_device(device.kind).type == "cuda" or cpu_has_bf16()
+        fast = kind_of(pick_device(device.kind)).bf16()
         device = dataclasses.replace(device, precision="bf16" if fast else "float32")
     evaluation = run.evaluation
     if images.numbers:
@@ -325,7 +327,7 @@ def resolve(run: Run, images: Images) -> Run:
             evaluation = dataclasses.replace(evaluation, features="values")
     if device.one_call == "auto":
         ours = not is_own(run.nets, run.objective)  # a D of one's own may couple images
-        device = dataclasses.replace(device, one_call=ours and pick_device(device.kind).type == "cuda")
+        device = dataclasses.replace(device, one_call=ours and kind_of(pick_device(device.kind)).streams)
     run = settled(dataclasses.replace(run, data=data, device=device, evaluation=evaluation))
     refuse_unfit_objective(run)
     refuse_untold(run.objective, labelled)
@@ -360,33 +362,6 @@ def learning(side: Side, strategy: Strategy) -> Side:
             f"extrapolation={ahead} is for optimism=optimistic, and it is {optimism}; use extrapolation=null"
         )
     return dataclasses.replace(side, optimizer=optimizer, optimism=optimism, extrapolation=ahead)
-
-
-def pick_device(kind: str, local_rank: int = 0) -> torch.device:
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise Unusable("--device.kind=cuda: torch sees no CUDA device here; use --device.kind=cpu")
-    if kind == "cuda" and local_rank >= torch.cuda.device_count():
-        here = torch.cuda.device_count()
-        raise Unusable(f"this host has {here} CUDA devices: start at most as many ranks on it", everywhere=False)
-    if kind == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
-
-
-def cpu_has_bf16() -> bool:
-    """Whether this processor multiplies bf16 in hardware (AVX512-BF16 or AMX), as far as Linux tells."""
-    about = Path("/proc/cpuinfo")
-    words = about.read_text().split() if about.exists() else []
-    return "avx512_bf16" in words or "amx_bf16" in words
-
-
-def autocast(device: torch.device, precision: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """The context losses are computed in. Parameters, gradients and averages stay float32."""
-    return contextlib.nullcontext if precision == "float32" else lambda: torch.autocast(device.type, torch.bfloat16)
 
 
 @dataclass(frozen=True)
