@@ -30,6 +30,7 @@ from ..losses.adversarial import Adversarial, OneCall
 from ..losses.distilled import Distilled
 from ..losses.kept import attach
 from ..nets import DCGAN, Spec
+from ..nets.laid import lay
 from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import normalised, power_iteration, train_mode
 from ..optim.optimism import wrapper
@@ -129,18 +130,23 @@ class Device:
     precision : float32, bf16 (autocast), or auto (bf16 where the device multiplies it in hardware)
     threads   : CPU threads of each rank (0: the cores shared out over the ranks of a host)
     merge     : lanes that share one pass (0: all of a rank's; fewer take less memory)
+    channels_last : how maps lie in memory: as [N, H, W, C] in both networks (true), in none, in "G" or in "D" alone
     graph     : record passes as CUDA graphs and replay them (one rank, sync; small networks are bound by launches)
     one_call  : D judges reals and fakes in one pass (auto: on cuda, with networks of ours; on a CPU two are faster)
     """
 
     kind: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    channels_last: bool = True
+    channels_last: bool | Literal["G", "D"] = True
     compile: bool = False
     threads: Count = 0
     merge: Count = 0
     graph: bool = False
     one_call: Literal["auto"] | bool = "auto"
+
+    def layout_of(self, player: str) -> torch.memory_format:
+        """How the maps of G or of D lie in memory."""
+        return torch.channels_last if self.channels_last in (True, player) else torch.contiguous_format
 
 
 @record
@@ -391,14 +397,11 @@ def build_nets(run: Run, spec: Spec, device: torch.device) -> Pair:
 
 def placed(run: Run, pair: Pair, device: torch.device) -> Pair:
     """The two networks on the device, in the layout the run asks for."""
-    layout = torch.channels_last if run.device.channels_last else torch.contiguous_format
-    for net in (pair.g, pair.d):
+    for name, net in (("G", pair.g), ("D", pair.d)):
         _refuse_lazy(net)
         if any(tensor.device != device for tensor in (*net.parameters(), *net.buffers())):
             net.to(device=device)
-        for tensor in (*net.parameters(), *net.buffers()):
-            if tensor.dim() == 4:
-                tensor.data = tensor.data.contiguous(memory_format=layout)
+        lay(net, run.device.layout_of(name))
     return pair
 
 

@@ -317,7 +317,7 @@ def seat(run: Run, world: World, images: Images, game: Game, clock: Clock) -> Se
         mirror=run.data.mirror,
         merge=run.device.merge,
         device=world.device,
-        channels_last=run.device.channels_last,
+        channels_last=run.device.layout_of("D") is torch.channels_last,
         feed=run.data.feed,
         cores=max(1, len(os.sched_getaffinity(0)) // world.place.local_size),
     )
