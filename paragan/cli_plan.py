@@ -32,7 +32,7 @@ def _cost(run: Any, images: Any, ranks: int, rounds: int) -> list[str]:
     """What so many rounds cost, a line each; without what a teacher makes, which has to be loaded."""
     from .plan.cost import ImaginedWorld, cost
     from .plan.memory import foresee, imagined
-    from .train.run import build_game
+    from .train.run import build_game, on_lanes
 
     run, blank = dataclasses.replace(run, teacher=""), few(images)
     world = ImaginedWorld(ranks)
@@ -66,12 +66,6 @@ def one_round(run: Any, images: Any, world: Any = None) -> object:
     session = assemble(run, world, images, _pair(run, images, world))
     play_round(session)
     return session
-
-
-def on_lanes(run: Any, lanes: int) -> Any:
-    """A run of so many of a run's lanes: one rank's part of it."""
-    fields = {name: getattr(run, name) // run.lanes * lanes for name in ("batch", "g_batch")}
-    return dataclasses.replace(run, lanes=lanes, **fields)
 
 
 def few(images: Any) -> Any:

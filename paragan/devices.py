@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import platform
@@ -182,6 +183,35 @@ def pick_device(kind: str, local_rank: int = 0) -> torch.device:
 def autocast(device: torch.device, precision: str) -> Callable[[], Context]:
     """The context losses are computed in. Parameters, gradients and averages stay float32."""
     return contextlib.nullcontext if precision == "float32" else lambda: torch.autocast(device.type, torch.bfloat16)
+
+
+def keeps_memory() -> bool:
+    """Whether this system's allocator can be told to keep what was freed (glibc's)."""
+    return _mallopt() is not None
+
+
+def keep_memory(kept: bool) -> None:
+    """Whether memory that was freed stays with this process. By default glibc gives back what is large, and the kernel
+    clears its pages again when the next tensor touches them: several times what an addition of two such tensors takes.
+    """
+    mallopt = _mallopt()
+    if mallopt is None or (not kept and not _kept):
+        return
+    _kept[:] = [kept]
+    mallopt(MMAP_MAX, 0 if kept else 65536)
+    mallopt(TRIM_THRESHOLD, 2**31 - 1 if kept else 64 << 20)  # as high as glibc itself raises them
+    mallopt(MMAP_THRESHOLD, 32 << 20)
+
+
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # of malloc.h
+_kept: list[bool] = []  # what was last asked for, if ever
+
+
+@functools.cache
+def _mallopt() -> Callable[[int, int], int] | None:
+    libc = ctypes.CDLL(None)
+    known = sys.platform == "linux" and hasattr(libc, "gnu_get_libc_version")
+    return libc.mallopt if known else None
 
 
 @functools.cache

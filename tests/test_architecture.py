@@ -14,7 +14,7 @@ MAY = {
     "comm": {"comm"},
     "game": {"game", "comm"},
     "strategies": {"strategies", "game", "comm"},
-    "plan": {"plan", "comm", "game", "strategies"},
+    "plan": {"plan", "train", "strategies", "game", "comm", "data", "losses", "eval"},
     "report": {"report"},  # reads files
     "train": {"train", "strategies", "game", "comm", "data", "eval", "nets", "losses", "optim", "report"},
     "models": {"models", "train", "nets", "data", "report"},

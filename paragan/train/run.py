@@ -30,6 +30,7 @@ from ..losses.adversarial import Adversarial, OneCall
 from ..losses.distilled import Distilled
 from ..losses.kept import attach
 from ..nets import DCGAN, Spec
+from ..nets.aligned import align
 from ..nets.laid import lay
 from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import normalised, power_iteration, train_mode
@@ -133,6 +134,10 @@ class Device:
     channels_last : how maps lie in memory: as [N, H, W, C] in both networks (true), in none, in "G" or in "D" alone
     graph     : record passes as CUDA graphs and replay them (one rank, sync; small networks are bound by launches)
     one_call  : D judges reals and fakes in one pass (auto: on cuda, with networks of ours; on a CPU two are faster)
+    pad_channels : fill up the channels of convolutions with zeros to a multiple of this (0: not)
+    keep_memory : memory that was freed stays with the process (Linux): getting it back costs more than computing on it
+    layout    : whether these fields stand as they are (rules), or a few rounds are played before a new run to find what
+                is fastest here (measured: docs/layout.md)
     """
 
     kind: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -143,6 +148,9 @@ class Device:
     merge: Count = 0
     graph: bool = False
     one_call: Literal["auto"] | bool = "auto"
+    pad_channels: Count = 0
+    keep_memory: bool = False
+    layout: Literal["rules", "measured"] = "rules"
 
     def layout_of(self, player: str) -> torch.memory_format:
         """How the maps of G or of D lie in memory."""
@@ -216,6 +224,8 @@ class Run:
             raise Unusable(f"--device.kind=mps is one device, and there are {ranks} ranks: start one, or use cpu")
         if self.device.graph:
             self._refuse_graph(ranks)
+        if self.device.layout == "measured":
+            self._refuse_measuring()
         if self.guard.acts:
             self._refuse_guard(ranks)
         refuse_unfit_objective(self)
@@ -235,6 +245,14 @@ class Run:
             raise Unusable(
                 f"--guard rollback needs all ranks, and --strategy {name} goes on without some: use "
                 "--strategy.lost_after_s=0"
+            )
+
+    def _refuse_measuring(self) -> None:
+        """What is measured is decided once, for ranks that are all there."""
+        if self.per_label or self.strategy.lost_after_s:
+            raise Unusable(
+                f"--device.layout=measured decides before the first round for all ranks, and with --strategy "
+                f"{self.strategy.name} they come and go: take the fields that `paragan plan --layout` names"
             )
 
     def _refuse_graph(self, ranks: int) -> None:
@@ -257,6 +275,12 @@ def written(run: Run) -> dict[str, Any]:
     return plain(dataclasses.replace(run, data=dataclasses.replace(run.data, path=run.data.told)))
 
 
+def on_lanes(run: Run, lanes: int) -> Run:
+    """A run of so many lanes of a run, or of more like them: one rank's part of it."""
+    fields = {name: getattr(run, name) // run.lanes * lanes for name in ("batch", "g_batch")}
+    return dataclasses.replace(run, lanes=lanes, **fields)
+
+
 def without_code(record: dict[str, Any]) -> Run:
     """The run of a plain record but for what may be code of the user's own: how ranks agree, networks and objective."""
     return build(Run, {name: part for name, part in record.items() if name not in ("strategy", "nets", "objective")})
@@ -273,6 +297,9 @@ def differing(name: str) -> bool:
         "device.kind",
         "device.threads",
         "device.one_call",
+        "device.channels_last",
+        "device.pad_channels",
+        "device.keep_memory",
         "data.bad_share",
         "data.reach",
         "data.feed",
@@ -402,6 +429,7 @@ def placed(run: Run, pair: Pair, device: torch.device) -> Pair:
         if any(tensor.device != device for tensor in (*net.parameters(), *net.buffers())):
             net.to(device=device)
         lay(net, run.device.layout_of(name))
+        align(net, run.device.pad_channels)
     return pair
 
 
