@@ -225,6 +225,8 @@ class ScalingManager:
         self.screen = Screen(self.world.first)
         self.run = scaled(config, bs, num_workers)
         self.run.check(self.world.size)
+        if self.run.device.layout == "measured":
+            raise Unusable('device.layout="measured" is for `paragan train`: set what `paragan plan --layout` names')
         set_threads(self.run, self.world)
         self.images: Images = data or together(self.world, lambda: load_images(self.run), 1800.0)
         self.run = resolve(self.run, self.images)

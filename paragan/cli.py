@@ -100,7 +100,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
         *(_train_parser, _status_parser, _sample_parser, _eval_parser, _report_parser, _export_parser, _import_parser),
-        *(_serve_parser, _label_parser, _merge_parser, _data_parser, _bench_parser, _recipes_parser),
+        *(_serve_parser, _label_parser, _merge_parser, _data_parser, _bench_parser, _plan_parser, _recipes_parser),
     ):
         add(commands)
     return parser
@@ -199,9 +199,10 @@ def _play(
         return launch(ranks, _without_ranks(arguments), go_on=run.strategy.lost_after_s > 0 or bool(run.per_label))
     if run.per_label:
         return _train_labels(run, place, wanted, reasons)
+    from .cli_layout import decide_layout
     from .train.start import Training
 
-    training = Training(run, place, wanted)
+    training = Training(run, place, wanted, decide_layout if run.device.layout == "measured" else None)
 
     def action(world: Any, screen: Any) -> None:
         folder = _train_in(training, world, screen, reasons)
@@ -439,6 +440,24 @@ def _bench_parser(commands: Any) -> None:
     from .cli_bench import bench_parser
 
     bench_parser(commands)
+
+
+def _plan_parser(commands: Any) -> None:
+    from .cli_layout import HELP, add_options
+
+    about = "tell what is faster here, before training"
+    p = _command(commands, "plan", _plan, about, more=HELP)
+    p.add_argument("recipe", metavar="RECIPE | RUN.yaml", help="a named recipe, or the record of a run")
+    p.add_argument("--data", metavar="PATH", help="whatever `paragan train --data` takes")
+    add_options(p)
+
+
+def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .cli_layout import layout
+
+    if not options.layout:
+        raise Unusable("plan what? --layout")
+    return layout(options, rest)
 
 
 def _sample_parser(commands: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "paragan"
 
-WORDS = {"errors", "config", "rng", "clock", "batch"}  # single files that anyone may import
+WORDS = {"errors", "config", "rng", "clock", "batch", "devices"}  # single files that anyone may import
 MAY = {
     "comm": {"comm"},
     "game": {"game", "comm"},

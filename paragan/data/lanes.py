@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch
+from ..devices import kind_of
 from ..rng import CPU, Draw, generator, shuffled
 from .pipeline import Feed, Order, Pipeline
 from .streamed import Streamed
@@ -89,8 +90,8 @@ class Lanes:
 
     def _ahead(self) -> Upload | None:
         if self._upload is None and isinstance(self.images, Streamed):
-            cuda = self.device.type == "cuda"
-            self.pipeline = Pipeline(self.images, self.plan(self._next), self._feed, pinned=cuda, cores=self._cores)
+            pinned = kind_of(self.device).streams
+            self.pipeline = Pipeline(self.images, self.plan(self._next), self._feed, pinned=pinned, cores=self._cores)
             self._upload = upload(self.pipeline, self.device, self.memory_format)
         return self._upload
 
@@ -148,5 +149,5 @@ class Lanes:
         if order.flip is not None:
             pixels[order.flip] = pixels[order.flip, :, ::-1]
         x = torch.from_numpy(pixels)
-        x = x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x
-        return floats(x, self.memory_format)
+        x = x.pin_memory() if kind_of(self.device).streams else x
+        return floats(x.to(self.device, non_blocking=True), self.memory_format)

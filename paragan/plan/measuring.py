@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..comm.world import World
+from ..devices import kind_of
 from ..errors import Unusable
 from .links import WITHIN, Link, Links
 
@@ -62,7 +63,7 @@ def measure_links(world: World, say: Any = lambda line: None) -> Links:
     if len(speakers) > 2:
         nbytes = _some(links)
         links = _contended(links, nbytes, measure.around(speakers, nbytes))
-    about = {"backend": "nccl" if world.device.type == "cuda" else "gloo", "date": datetime.date.today().isoformat()}
+    about = {"backend": kind_of(world.device).backend.rpartition(":")[2], "date": datetime.date.today().isoformat()}
     return dataclasses.replace(links, measured=about)
 
 
@@ -192,8 +193,7 @@ class _Measure:
         """Seconds until what is told has left and what is heard is here."""
         start = time.perf_counter()
         self.group.swap(tell, hear).wait()
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
+        kind_of(self.world.device).synchronize(self.world.device)
         return time.perf_counter() - start
 
     def _told(self, row: Sequence[float]) -> list[list[float]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..config import build, differences, nearest, read_yaml, to_yaml
+from ..config import build, differences, field_of, nearest, read_yaml, to_yaml, with_fields
 from ..errors import Unusable
 from ..nets import Spec
 from ..report.records import create_once, read, write_whole
@@ -22,6 +22,11 @@ from .model import folder_to_start_from, read_config
 from .run import Data, Run, differing, settled, without_code, written
 
 NUMBERED = re.compile(r"(\d{5,})-")
+LAYOUT = (  # what `device.layout=measured` decides
+    *("device.precision", "device.channels_last", "device.compile", "device.threads", "device.one_call"),
+    *("device.merge", "device.graph", "device.pad_channels", "device.keep_memory"),
+    *("nets.rewritten", "g.optimizer.fused", "d.optimizer.fused"),
+)
 
 
 @dataclass(frozen=True)
@@ -199,6 +204,29 @@ def _unfinished(folder: RunFolder, run: Run) -> bool:
         row.get("kimg") == seen / 1000 for row in read(folder.path / "metrics.jsonl")
     )
     return seen < begun.images or not scored
+
+
+def layout_before(wanted: Wanted, run: Run) -> dict[str, Any]:
+    """The layout that this run was begun with, whatever its own is; nothing where it was not begun."""
+    paths = [wanted.run_dir] if wanted.run_dir else _numbered(wanted.outdir)[::-1]
+    for folder in map(RunFolder, paths if wanted.resume != "never" else []):
+        former = folder.record()
+        if former is None or any(name not in LAYOUT for name, *_ in changed(former, run)):
+            continue
+        with contextlib.suppress(Unusable):
+            begun = build(Run, former)
+            fields = {name: field_of(begun, name) for name in LAYOUT if _has(begun, name) and _has(run, name)}
+            if wanted.run_dir or _unfinished(folder, with_fields(run, fields)):
+                return fields
+    return {}
+
+
+def _has(run: Run, name: str) -> bool:
+    try:
+        field_of(run, name)
+    except AttributeError:
+        return False
+    return True
 
 
 def changed(former: dict[str, Any], run: Run) -> list[tuple[str, Any, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from ..data.find import FORMS
 from ..data.images import Hold, Images, load
 from ..data.pipeline import Feed
 from ..data.places import Reach, public
+from ..devices import KINDS, autocast, kind_of, pick_device
 from ..errors import Unusable
 from ..game.average import Decay
 from ..game.game import Game, Given
@@ -30,6 +30,8 @@ from ..losses.adversarial import Adversarial, OneCall
 from ..losses.distilled import Distilled
 from ..losses.kept import attach
 from ..nets import DCGAN, Spec
+from ..nets.aligned import align
+from ..nets.laid import lay
 from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import normalised, power_iteration, train_mode
 from ..optim.optimism import wrapper
@@ -125,22 +127,34 @@ class Output:
 class Device:
     """Where and how the numbers are computed; the results change by rounding only.
 
-    kind      : cpu, cuda, or auto (cuda where there is one)
+    kind      : cpu, cuda, mps (untested), or auto (cuda where there is one, else cpu)
     precision : float32, bf16 (autocast), or auto (bf16 where the device multiplies it in hardware)
     threads   : CPU threads of each rank (0: the cores shared out over the ranks of a host)
     merge     : lanes that share one pass (0: all of a rank's; fewer take less memory)
+    channels_last : how maps lie in memory: as [N, H, W, C] in both networks (true), in none, in "G" or in "D" alone
     graph     : record passes as CUDA graphs and replay them (one rank, sync; small networks are bound by launches)
     one_call  : D judges reals and fakes in one pass (auto: on cuda, with networks of ours; on a CPU two are faster)
+    pad_channels : fill up the channels of convolutions with zeros to a multiple of this (0: not)
+    keep_memory : memory that was freed stays with the process (Linux): getting it back costs more than computing on it
+    layout    : whether these fields stand as they are (rules), or a few rounds are played before a new run to find what
+                is fastest here (measured: docs/layout.md)
     """
 
-    kind: Literal["auto", "cpu", "cuda"] = "auto"
+    kind: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    channels_last: bool = True
+    channels_last: bool | Literal["G", "D"] = True
     compile: bool = False
     threads: Count = 0
     merge: Count = 0
     graph: bool = False
     one_call: Literal["auto"] | bool = "auto"
+    pad_channels: Count = 0
+    keep_memory: bool = False
+    layout: Literal["rules", "measured"] = "rules"
+
+    def layout_of(self, player: str) -> torch.memory_format:
+        """How the maps of G or of D lie in memory."""
+        return torch.channels_last if self.channels_last in (True, player) else torch.contiguous_format
 
 
 @record
@@ -206,8 +220,12 @@ class Run:
         if ranks > self.lanes and not self.per_label:
             raise Unusable(f"{ranks} ranks cannot share --lanes {self.lanes}: start at most {self.lanes} ranks")
         self.strategy.check(ranks)
+        if self.device.kind == "mps" and ranks > 1:
+            raise Unusable(f"--device.kind=mps is one device, and there are {ranks} ranks: start one, or use cpu")
         if self.device.graph:
             self._refuse_graph(ranks)
+        if self.device.layout == "measured":
+            self._refuse_measuring()
         if self.guard.acts:
             self._refuse_guard(ranks)
         refuse_unfit_objective(self)
@@ -229,11 +247,19 @@ class Run:
                 "--strategy.lost_after_s=0"
             )
 
+    def _refuse_measuring(self) -> None:
+        """What is measured is decided once, for ranks that are all there."""
+        if self.per_label or self.strategy.lost_after_s:
+            raise Unusable(
+                f"--device.layout=measured decides before the first round for all ranks, and with --strategy "
+                f"{self.strategy.name} they come and go: take the fields that `paragan plan --layout` names"
+            )
+
     def _refuse_graph(self, ranks: int) -> None:
         """Recorded passes are the same kernels on the same memory every time."""
         lone = isinstance(self.strategy, Sync) and self.strategy.order == "alternately"
         reasons = {
-            "records passes on a CUDA device, and there is none": not torch.cuda.is_available(),
+            "records passes on a CUDA device, and there is none": not KINDS["cuda"].there(),
             f"is for one rank: with {ranks} gradients leave under backward": ranks > 1,
             f"needs --strategy sync, D and G alternately, not {self.strategy.name}": not lone,
             "and --device.compile=true are two ways to the same: choose one": self.device.compile,
@@ -271,6 +297,9 @@ def differing(name: str) -> bool:
         "device.kind",
         "device.threads",
         "device.one_call",
+        "device.channels_last",
+        "device.pad_channels",
+        "device.keep_memory",
         "data.bad_share",
         "data.reach",
         "data.feed",
@@ -320,7 +349,7 @@ def resolve(run: Run, images: Images) -> Run:
     data = dataclasses.replace(run.data, labels=labelled, hold=hold, **sizes)
     device = run.device
     if device.precision == "auto":
-        fast = pick_device(device.kind).type == "cuda" or cpu_has_bf16()
+        fast = kind_of(pick_device(device.kind)).bf16()
         device = dataclasses.replace(device, precision="bf16" if fast else "float32")
     evaluation = run.evaluation
     if images.numbers:
@@ -331,7 +360,7 @@ def resolve(run: Run, images: Images) -> Run:
             evaluation = dataclasses.replace(evaluation, features="values")
     if device.one_call == "auto":
         ours = not is_own(run.nets, run.objective)  # a D of one's own may couple images
-        device = dataclasses.replace(device, one_call=ours and pick_device(device.kind).type == "cuda")
+        device = dataclasses.replace(device, one_call=ours and kind_of(pick_device(device.kind)).streams)
     run = settled(dataclasses.replace(run, data=data, device=device, evaluation=evaluation))
     refuse_unfit_objective(run)
     refuse_untold(run.objective, labelled)
@@ -368,33 +397,6 @@ def learning(side: Side, strategy: Strategy) -> Side:
     return dataclasses.replace(side, optimizer=optimizer, optimism=optimism, extrapolation=ahead)
 
 
-def pick_device(kind: str, local_rank: int = 0) -> torch.device:
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise Unusable("--device.kind=cuda: torch sees no CUDA device here; use --device.kind=cpu")
-    if kind == "cuda" and local_rank >= torch.cuda.device_count():
-        here = torch.cuda.device_count()
-        raise Unusable(f"this host has {here} CUDA devices: start at most as many ranks on it", everywhere=False)
-    if kind == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
-
-
-def cpu_has_bf16() -> bool:
-    """Whether this processor multiplies bf16 in hardware (AVX512-BF16 or AMX), as far as Linux tells."""
-    about = Path("/proc/cpuinfo")
-    words = about.read_text().split() if about.exists() else []
-    return "avx512_bf16" in words or "amx_bf16" in words
-
-
-def autocast(device: torch.device, precision: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """The context losses are computed in. Parameters, gradients and averages stay float32."""
-    return contextlib.nullcontext if precision == "float32" else lambda: torch.autocast(device.type, torch.bfloat16)
-
-
 @dataclass(frozen=True)
 class Pair:
     """Two networks on their device, ready to become players, and the size of the latent G takes, or what of a hand it
@@ -422,14 +424,12 @@ def build_nets(run: Run, spec: Spec, device: torch.device) -> Pair:
 
 def placed(run: Run, pair: Pair, device: torch.device) -> Pair:
     """The two networks on the device, in the layout the run asks for."""
-    layout = torch.channels_last if run.device.channels_last else torch.contiguous_format
-    for net in (pair.g, pair.d):
+    for name, net in (("G", pair.g), ("D", pair.d)):
         _refuse_lazy(net)
         if any(tensor.device != device for tensor in (*net.parameters(), *net.buffers())):
             net.to(device=device)
-        for tensor in (*net.parameters(), *net.buffers()):
-            if tensor.dim() == 4:
-                tensor.data = tensor.data.contiguous(memory_format=layout)
+        lay(net, run.device.layout_of(name))
+        align(net, run.device.pad_channels)
     return pair
 
 
