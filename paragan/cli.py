@@ -143,7 +143,7 @@ def _train_parser(commands: Any) -> None:
         metavar="PATH",
         help="digits, a folder (PATH/<class>/*.png or PATH/*.png), an .npz, .zip, .h5, tar shards, or an address",
     )
-    p.add_argument("--strategy", metavar="S", help="how ranks work together (default: sync)")
+    p.add_argument("--strategy", metavar="S", help="how ranks work together (sync); auto: what is fastest here")
     p.add_argument("--policy", default="none", metavar="P", help="how G and D learn, as in a paper (see above)")
     p.add_argument("--batch", metavar="N", help="total batch, over all ranks")
     p.add_argument("--lanes", metavar="L", help="logical workers that share the batch: as many ranks can take part")
@@ -200,9 +200,10 @@ def _play(
     if run.per_label:
         return _train_labels(run, place, wanted, reasons)
     from .cli_layout import decide_layout
+    from .cli_search import decide_strategy
     from .train.start import Training
 
-    training = Training(run, place, wanted, decide_layout if run.device.layout == "measured" else None)
+    training = Training(run, place, wanted, decide_layout if run.device.layout == "measured" else decide_strategy)
 
     def action(world: Any, screen: Any) -> None:
         folder = _train_in(training, world, screen, reasons)
@@ -223,7 +224,10 @@ def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any, li
     name, run_dir = options.recipe, options.run_dir and Path(options.run_dir)
     is_file = Path(name).suffix in (".yaml", ".yml")
     data = read_yaml(Path(name)) if is_file else plain(recipe(name))
-    run, reasons = asked(data, [*given, *_settings(rest)], options.policy)
+    given += _settings(rest)
+    if any(field.partition(".")[0] == "strategy" for field, _ in given):
+        data = {**data, "chosen": None}  # not for this one
+    run, reasons = asked(data, given, options.policy)
     if options.resume not in ("auto", "never"):
         if run_dir:
             raise Unusable("--resume PATH and --run-dir name two folders: give one of them")
@@ -443,21 +447,9 @@ def _bench_parser(commands: Any) -> None:
 
 
 def _plan_parser(commands: Any) -> None:
-    from .cli_layout import HELP, add_options
+    from .cli_search import plan_parser
 
-    about = "tell what is faster here, before training"
-    p = _command(commands, "plan", _plan, about, more=HELP)
-    p.add_argument("recipe", metavar="RECIPE | RUN.yaml", help="a named recipe, or the record of a run")
-    p.add_argument("--data", metavar="PATH", help="whatever `paragan train --data` takes")
-    add_options(p)
-
-
-def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from .cli_layout import layout
-
-    if not options.layout:
-        raise Unusable("plan what? --layout")
-    return layout(options, rest)
+    plan_parser(commands)
 
 
 def _sample_parser(commands: Any) -> None:

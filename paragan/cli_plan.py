@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from .errors import Unusable
+
 
 def dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
     """Print the complete record of a run, with its cost as comments; train nothing."""
@@ -21,7 +23,7 @@ def dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
     run, images, ranks, rounds, told = _one_game(whole_run, whole, ranks)
     try:
         counted = _cost(run, images, ranks, rounds)
-    except RuntimeError as error:  # networks of the user's own that ask for numbers
+    except (RuntimeError, Unusable) as error:  # networks of the user's own that ask for numbers; a strategy left open
         counted = [f"what it costs cannot be foreseen: {str(error).strip().splitlines()[0]}"]
     comments = [*reasons, *whole.describe().splitlines(), *told, *counted]
     sys.stdout.write(to_yaml(written(whole_run)) + "\n" + "".join(f"# {line}\n" for line in comments))

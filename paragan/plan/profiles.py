@@ -19,7 +19,19 @@ from .profile import Device, Profile, read_profile, written_profile
 MOST_BYTES = 10**7  # of all profiles that are kept
 # fields of a run that change nothing of what a worker computes in a turn of some lanes
 APART = (
-    *("recipe", "kimg", "seed", "init_from", "evaluation", "output", "health", "guard", "timeout_s", "strategy"),
+    *(
+        "recipe",
+        "kimg",
+        "seed",
+        "init_from",
+        "evaluation",
+        "output",
+        "health",
+        "guard",
+        "timeout_s",
+        "strategy",
+        "chosen",
+    ),
     *("batch", "g_batch", "lanes", "average"),
 )
 APART_OF_DATA = ("path", "only", "hold", "bad_share", "reach", "feed")

@@ -221,6 +221,21 @@ def layout_before(wanted: Wanted, run: Run) -> dict[str, Any]:
     return {}
 
 
+def begun_as(wanted: Wanted, run: Run) -> Run | None:
+    """This run, whose strategy is left open, as it was begun before; None where it was not."""
+    paths = [wanted.run_dir] if wanted.run_dir else _numbered(wanted.outdir)[::-1]
+    for folder in map(RunFolder, paths if wanted.resume != "never" else []):
+        with contextlib.suppress(Unusable):
+            former = folder.record()
+            begun = build(Run, former) if former else None
+            if former is None or begun is None or begun.chosen is None:
+                continue
+            trial = settled(replace(run, strategy=begun.strategy, chosen=begun.chosen))
+            if not changed(former, trial) and (wanted.run_dir or _unfinished(folder, trial)):
+                return trial
+    return None
+
+
 def _has(run: Run, name: str) -> bool:
     try:
         field_of(run, name)
@@ -234,7 +249,9 @@ def changed(former: dict[str, Any], run: Run) -> list[tuple[str, Any, Any]]:
     not know has its default."""
     with contextlib.suppress(Unusable):
         former = written(settled(build(Run, former)))
-    return [d for d in differences(former, written(run)) if not differing(d[0])]
+    found = [d for d in differences(former, written(run)) if not differing(d[0])]
+    planned = former.get("chosen") and run.chosen  # another form of the same strategy may be chosen for other ranks
+    return [d for d in found if not (planned and d[0].startswith("strategy.") and d[0] != "strategy.name")]
 
 
 def refuse_differences(former: dict[str, Any], run: Run, path: Path) -> None:

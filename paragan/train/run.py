@@ -37,6 +37,7 @@ from ..nets.spectral import normalised, power_iteration, train_mode
 from ..optim.optimism import wrapper
 from ..optim.optimizers import SGD, Kimg, Side, built
 from ..strategies.asynchronous import Async
+from ..strategies.auto import Auto, Chosen
 from ..strategies.per_label import Labels, Lockstep, Mixing, PerLabel
 from ..strategies.sync import Sync
 from .fitting import refuse_numbers, refuse_unfit_objective, refuse_untold
@@ -49,7 +50,7 @@ from .trial import tried
 WEIGHT = 3.0  # of a teacher: what does best on the digits
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
-Strategy = Annotated[Lockstep | Mixing | Async | Labels, Field(discriminator="name"), by_name]
+Strategy = Annotated[Lockstep | Mixing | Async | Labels | Auto, Field(discriminator="name"), by_name]
 
 
 @record
@@ -166,6 +167,7 @@ class Run:
     kimg  : how long, in thousands of real images shown to D
     teacher : a run per label whose generators G also learns from (see `paragan merge`)
     teacher_weight : of the distance to their images in G's loss (0: only D is listened to)
+    chosen : where the strategy was left open (auto): for how many ranks it was chosen, and why
     timeout_s : how long an exchange may take; a rank that died is noticed at once, one that hangs after this
     """
 
@@ -191,6 +193,7 @@ class Run:
     health: AnyHealth = Health()
     guard: Annotated[Guard, by_name] = Guard()
     device: Device = Device()
+    chosen: Chosen | None = None
     timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 300.0
 
     @property
@@ -249,6 +252,11 @@ class Run:
 
     def _refuse_measuring(self) -> None:
         """What is measured is decided once, for ranks that are all there."""
+        if isinstance(self.strategy, Auto):
+            raise Unusable(
+                "--device.layout=measured and --strategy auto do not decide together: take the fields that `paragan "
+                "plan --layout` names, or the strategy that `paragan plan` does"
+            )
         if self.per_label or self.strategy.lost_after_s:
             raise Unusable(
                 f"--device.layout=measured decides before the first round for all ranks, and with --strategy "
@@ -290,6 +298,7 @@ def differing(name: str) -> bool:
     """Whether a resumed run may differ in this field: how long, where, and what it writes."""
     may = (
         "kimg",
+        "chosen",
         "timeout_s",
         "output",
         "health",
@@ -370,6 +379,8 @@ def resolve(run: Run, images: Images) -> Run:
 
 def settled(run: Run) -> Run:
     """The record with everything filled in that follows from its other fields."""
+    if isinstance(run.strategy, Auto):  # what follows from it is not known yet
+        return run
     if isinstance(run.strategy, Async):
         run = dataclasses.replace(run, strategy=repeating(run.strategy))
     return dataclasses.replace(run, g=learning(run.g, run.strategy), d=learning(run.d, run.strategy))
