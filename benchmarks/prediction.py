@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import statistics
 import subprocess
@@ -63,7 +64,8 @@ EXACT = ("sync", "sync+int8", "sync+sign", "gossip", "async+snapshot_every=4")
 CASES: dict[str, Case] = {
     "4 hosts, 20 Mbit/s": Case(("--hosts=4", "--rate=20mbit"), 400_000, 250, EXACT),
     "8 hosts, 50 Mbit/s": Case(
-        ("--hosts=8", "--rate=50mbit"), 800_000, 400, ("sync", "sync+int4", "gossip+topology=ring", "gossip+int8", "sync+every=4")
+        ("--hosts=8", "--rate=50mbit"), 800_000, 400,
+        ("sync", "sync+int4", "gossip+topology=ring", "gossip+int8", "sync+every=4"),
     ),
     "4 hosts, 100 Mbit/s, 5 ms": Case(
         ("--hosts=4", "--rate=100mbit", "--latency=5ms"), 1_000_000, 250,
@@ -90,7 +92,8 @@ CASES: dict[str, Case] = {
         ("sync", "sync+int8", "sync+bf16", "gossip+topology=ring", "async+snapshot_every=4"),
     ),
     "2 hosts, 1 Gbit/s": Case(
-        ("--hosts=2", "--rate=1gbit"), 16_000_000, 300, ("sync", "sync+int8", "quantized+sign", "gossip", "async+lead=2")
+        ("--hosts=2", "--rate=1gbit"), 16_000_000, 300,
+        ("sync", "sync+int8", "quantized+sign", "gossip", "async+lead=2"),
     ),
     "4 hosts, 1 Gbit/s": Case(
         ("--hosts=4", "--rate=1gbit"), 8_000_000, 300,
@@ -181,7 +184,7 @@ def _throughput(world: World, case: Case, name: str, seconds: float) -> dict[str
         marks.append(time.perf_counter())
     if role.settle:
         role.settle()
-    blocks = [(b - a) / each for a, b in zip(marks, marks[1:])]
+    blocks = [(b - a) / each for a, b in itertools.pairwise(marks)]
     slowest = [max(block) for block in zip(*_told(world, blocks))]
     return {"step_s": statistics.median(slowest), "blocks": slowest, "rounds": BLOCKS * each}
 
