@@ -186,7 +186,7 @@ def all_reduce(network: Network, ranks: Sequence[int], me: int, key: Key, nbytes
 
     def lengths(first: int) -> list[int]:
         """Of the segments from this chunk on, as they lie; nothing beyond the end."""
-        starts = ((first * (count // size) + i) % count * segment for i in range(count - 2))
+        starts = ((first * (count // size) + i) % count * segment for i in range(count - count // size))
         return [max(0, min(segment, nbytes - start)) for start in starts]
 
     there, back = ranks[me - 1], ranks[(me + 1) % size]
