@@ -63,9 +63,9 @@ class Case:
 
 EXACT = ("sync", "sync+int8", "sync+sign", "gossip", "async+snapshot_every=4")
 CASES: dict[str, Case] = {
-    "4 hosts, 20 Mbit/s": Case(("--hosts=4", "--rate=20mbit"), 400_000, 250, EXACT),
-    "8 hosts, 50 Mbit/s": Case(
-        ("--hosts=8", "--rate=50mbit"), 800_000, 400,
+    "4 hosts, 20 Mbit/s, 1 ms": Case(("--hosts=4", "--rate=20mbit", "--latency=1ms"), 400_000, 250, EXACT),
+    "8 hosts, 50 Mbit/s, 2 ms": Case(
+        ("--hosts=8", "--rate=50mbit", "--latency=2ms"), 800_000, 400,
         ("sync", "sync+int4", "gossip+topology=ring", "gossip+int8", "sync+every=4"),
     ),
     "4 hosts, 100 Mbit/s, 5 ms": Case(
@@ -104,8 +104,8 @@ CASES: dict[str, Case] = {
         ("--hosts=4", "--rate=50mbit", "--latency=50ms"), 200_000, 300,
         ("sync", "sync+int8", "gossip", "gossip+local_steps=4", "async+lead=2"),
     ),
-    "4 hosts, one of 20 Mbit/s, 100 Mbit/s": Case(
-        ("--hosts=4", "--rates=20mbit,100mbit"), 600_000, 300,
+    "4 hosts, one of 20 Mbit/s, 100 Mbit/s, 1 ms": Case(
+        ("--hosts=4", "--rates=20mbit,100mbit", "--latency=1ms"), 600_000, 300,
         ("sync", "sync+int8", "gossip+topology=ring", "async-gossip", "sync+every=4"),
     ),
 }  # fmt: skip
