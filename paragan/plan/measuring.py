@@ -47,6 +47,11 @@ class Pair:
     back: float
     both: float
 
+    def better(self, other: Pair) -> Pair:
+        """The best of both in everything."""
+        rates = (max(getattr(self, way), getattr(other, way)) for way in ("there", "back", "both"))
+        return Pair(min(self.latency, other.latency), *rates)
+
 
 def measure_links(world: World, say: Any = lambda line: None, quick: bool = False) -> Links:
     """Every rank calls this, and learns the same. Unusable for a world of one rank.
@@ -63,6 +68,9 @@ def measure_links(world: World, say: Any = lambda line: None, quick: bool = Fals
         for (a, b), pair in zip(matches, measure.pairs([(speakers[a], speakers[b]) for a, b in matches])):
             found[a, b] = pair
             say(f"hosts {a} and {b}: {Link(pair.there, pair.latency).told()}")
+    for pair in [] if quick else _links(hosts, found, None).pairs:  # or somebody else was on the way: asked once more
+        a, b = map(int, pair.split("-"))
+        found[a, b] = found[a, b].better(measure.pairs([(speakers[a], speakers[b])])[0])
     shared = next((ranks for ranks in hosts if len(ranks) > 1), None)
     within = measure.pairs([(shared[0], shared[1])])[0] if shared else None
     links = _links(hosts, found, within)
@@ -145,7 +153,7 @@ def _contended(links: Links, nbytes: int, seconds: Sequence[float]) -> Links:
     left = list[float]()
     for host, took in enumerate(seconds):
         ways = (links.between(host, (host + 1) % links.hosts), links.between((host - 1) % links.hosts, host))
-        alone = max(link.latency + nbytes / (links.both_ways * link.bandwidth) for link in ways)
+        alone = max(2 * link.latency + nbytes / (links.both_ways * link.bandwidth) for link in ways)
         left.append(alone / took)
     return dataclasses.replace(links, contention=min(1.0, statistics.median(left)))
 
@@ -162,9 +170,9 @@ class _Measure:
         for a, b in matches:
             if self.rank in (a, b):
                 other, first = (b, True) if self.rank == a else (a, False)
-                latency = self._latency(other)
+                swap = self._swap(other)
                 ways = ((first, not first), (not first, first), (True, True))
-                told = [latency, *(self._rate(other, latency, *way) for way in ways)]
+                told = [swap / 2, *(self._rate(other, swap, *way) for way in ways)]
         rows = self._told(told)
         return [Pair(*rows[a]) for a, _ in matches]
 
@@ -183,21 +191,21 @@ class _Measure:
         told = self._told([seconds])
         return [told[rank][0] for rank in ranks]
 
-    def _latency(self, other: int) -> float:
-        """Half of what it takes there and back."""
-        times = [self._timed(*self._both(other, SHORT)) for _ in range(ROUNDS)]  # both send, both wait for the other
+    def _swap(self, other: int) -> float:
+        """Seconds of a short swap: there and back, since a message leaves when it has been asked for."""
+        times = [self._timed(*self._both(other, SHORT)) for _ in range(ROUNDS)]
         return self._longer(other, statistics.median(times[1:]))
 
-    def _rate(self, other: int, latency: float, tells: bool, hears: bool) -> float:
+    def _rate(self, other: int, swap: float, tells: bool, hears: bool) -> float:
         """Bytes a second of messages that grow until one takes long enough for the links' windows to open."""
-        nbytes, enough = FIRST, max(self.seconds, 20 * latency)
+        nbytes, enough = FIRST, max(self.seconds, 10 * swap)
         while True:
             tell = {other: self._blank(nbytes if tells else SHORT)}
             hear = {other: self._blank(nbytes if hears else SHORT)}
             self._timed(*self._both(other, SHORT))  # begin together
             seconds = self._longer(other, self._timed(tell, hear))
             if seconds >= enough or nbytes >= MOST:
-                return nbytes / max(seconds - latency, seconds / 2)
+                return nbytes / max(seconds - swap, seconds / 2)
             nbytes = min(MOST, nbytes * max(2, min(16, int(1.2 * enough / seconds) + 1)))
 
     def _longer(self, other: int, seconds: float) -> float:

@@ -25,7 +25,7 @@ from .simulate import Pace, Played, simulate, steady
 from .standin import Planned
 
 WARM_UP = 2  # rounds
-ROUNDS = 6  # that count, or a period
+ROUNDS = 4  # that count, or a period
 MOST = 32  # rounds of a longer period that are played, around its exchange
 FASTEST, NEAREST = 1e15, 0.0  # a network that costs nothing
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..comm.flat import ARRIVED, GRADIENT, TURN, Moment
 from .events import Clock, Happening, Process, Threads
 from .links import Links
-from .network import UNDER_WAY, Network, all_gather, all_reduce, all_to_all
+from .network import UNDER_WAY, Key, Network, all_gather, all_reduce, all_to_all
 from .script import Handle, Post, Script, Until, Wait
 from .seats import Lagging, Name, Part, Posts, Seat
 
 Pace = Callable[[int, int], float]  # (rank, round) -> the factor on its computing
 WORD = 8  # bytes of a round's number
+MESSAGES, LEAST = 60_000, 8  # of collectives that are played one by one; segments of each, at least
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,18 @@ def simulate(
     """Play the rounds on every seat; the first `warm_up` do not count. Where only the first host is seated, the others
     are taken to do the same (`network.folded`)."""
     clock = Clock()
-    network = Network(clock, links, ranks, folded=len(seats) < ranks)
+    network = Network(clock, links, ranks, folded=len(seats) < ranks, most=_most(seats, len(rounds)))
     players = [Rank(seat, clock, network, handling, pace) for seat in seats]
     over = [clock.start(player.play(rounds)) for player in players]
     clock.run()
     assert all(end.happened for end in over), "ranks wait for what never comes"
     return [player.played(warm_up) for player in players]
+
+
+def _most(seats: Sequence[Seat], rounds: int) -> int:
+    """As many segments of a collective as leave a bounded number of messages in all."""
+    buckets = sum(len(part.filled) for beat in seats[0].beats for part in beat)
+    return max(LEAST, MESSAGES // (2 * rounds * buckets * len(seats)))
 
 
 class Rank:
@@ -136,10 +143,10 @@ class Rank:
         play = all_gather if post.kind == "gather" else all_to_all
         return threads.give(play(self.network, post.members, me, key, post.nbytes))
 
-    def swap(self, key: Hashable, tells: Mapping[int, int], hears: Mapping[int, int]) -> Happening:
+    def swap(self, key: Key, tells: Mapping[int, int], hears: Mapping[int, int]) -> Happening:
         own = self.seat.rank
-        under_way = [self.network.tell(own, rank, key, nbytes) for rank, nbytes in tells.items()]
-        under_way += [self.network.hear(rank, own, key) for rank in hears]
+        under_way = [self.network.hear(rank, own, key) for rank in hears]
+        under_way += [self.network.tell(own, rank, key, nbytes) for rank, nbytes in tells.items()]
         return self.clock.start(_all(under_way))
 
     # the round (game/turn.py) -----------------------------------------------------------------------------------------
@@ -349,7 +356,7 @@ class Mail:
             nbytes = self.posts.snapshot if due else 1
             self.rank.network.tell(self.rank.seat.rank, rank, self._key(rank, "snapshots"), nbytes)
 
-    def _key(self, other: int, what: str) -> Hashable:
+    def _key(self, other: int, what: str) -> Key:
         return tuple(sorted((other, self.rank.seat.rank))), what
 
 
