@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .cli import _absolute, _command, _settings
+from .cli_crowd import add_options as add_crowd
 from .cli_layout import HELP as LAYOUT_HELP
 from .cli_layout import add_options as add_layout
 from .errors import Unusable
@@ -23,7 +24,7 @@ was measured to do (--profile, or else here and now), and ranked by the time to 
   paragan plan digits --hosts 4 --links "200 Mbit/s, 10 ms" --kimg 100
   paragan plan biggan-128 --hosts 16 --ranks-per-host 8 --links links.yaml --profile gpu.yaml --kimg 4000 --price 12
   paragan plan digits --hosts 8 --lanes 8 --links "20 Mbit/s, 40 ms" --strategies sync,sync+int4,gossip+topology=ring
-  paragan plan digits --hosts 100000 --links "100/20 Mbit/s, 40 ms" --kimg 100000 --simulate
+  paragan plan digits --hosts 100000 --links "100/20 Mbit/s, 40 ms" --simulate --leaving 0.01
 
 --links is a file (`paragan bench links --out links.yaml`, or by hand), or one line: rate, latency; down/up rates.
 --profile is of the device that is to be rented: `paragan bench step RECIPE --out gpu.yaml` there makes one.
@@ -48,7 +49,7 @@ def plan_parser(commands: Any) -> None:
     p.add_argument("--memory", metavar="BYTES", help="of a rank: '40 GB' (as the profile's device has)")
     p.add_argument("--strategies", metavar="S,S+WIRE", help="these alone: sync,sync+int8,gossip+topology=ring")
     p.add_argument("--margin", type=float, metavar="X", help="by so much must be faster what gives most up (0.05)")
-    p.add_argument("--simulate", action="store_true", help="many workers that differ, leave and join")
+    add_crowd(p)
     p.add_argument("--json", metavar="F", help="also write the plan to this file")
     add_layout(p)
 

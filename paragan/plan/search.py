@@ -80,9 +80,10 @@ def search(
     goal: Goal,
     *,
     batches: Sequence[int] = (),
-    play: Predict = predict,
+    play: Predict | None = None,
 ) -> Plan:
     """Of a resolved run. batches: those that are tried, where not the run's own alone. Unusable where nothing fits."""
+    play = play or played
     found, left_out = list[Choice](), list[tuple[str, str]]()
     for batch in batches or (run.batch,):
         for option in options:
@@ -97,6 +98,11 @@ def search(
         _refuse_memory(run, options, profile, links, ranks, goal, play)
     rows = sorted(found, key=lambda row: _order(row, goal.margin))
     return Plan(ranks, goal, _reasoned(rows, goal), tuple(left_out), noise_of(profile, rows[0].batch))
+
+
+def played(run: Any, profile: Profile, links: Links, ranks: int) -> Prediction:
+    """A prediction, long enough for messages that may lag to be waited for."""
+    return predict(run, profile, links, ranks, rounds=2 * getattr(run.strategy, "staleness", 0))
 
 
 def _choice(
