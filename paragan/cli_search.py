@@ -246,7 +246,7 @@ def table(plan: Any) -> list[str]:
         p = row.prediction
         cells = [row.name, *[str(row.batch)] * several, row.promise + "*" * bool(row.limits), f"{p.images_per_s:,.0f}"]
         cells += [duration(row.hours), f"{p.efficiency:.0%}", sent(p.sent_bytes), sent(p.memory_bytes)]
-        rows.append([*cells, *[f"{row.cost:,.2f}"] * (row.cost is not None)])
+        rows.append([*cells, *([] if row.cost is None else [f"{row.cost:,.2f}"])])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     left = 2 + several
     lines = [

@@ -1,5 +1,6 @@
 """`paragan plan RECIPE` from the command line, with a profile by hand."""
 
+import dataclasses
 import json
 
 import pytest
@@ -23,8 +24,6 @@ def profile(tmp_path):
     pair = build_nets(resolve(run, images), spec_of(run, images), CPU)
     g, d = (sum(p.numel() for p in net.parameters()) for net in (pair.g, pair.d))
     found = planned.profile(noise=64, memory=((16, 10**8), (64, 3 * 10**8)))
-    import dataclasses
-
     path = tmp_path / "profile.yaml"
     path.write_text(written_profile(dataclasses.replace(found, params=(g, d))))
     return f"--profile={path}"

@@ -281,8 +281,9 @@ class _Apart:
         if self.swap is not None:
             ends = self._swapped(step, ends)
         elif not self.alone and (step + 1) % self.strategy.local_steps == 0:
-            for mix in range(self.strategy.rounds):
-                ends = self._heard(step * self.strategy.rounds + mix, ends)
+            first = step // self.strategy.local_steps * self.strategy.rounds
+            for mix in range(first, first + self.strategy.rounds):
+                ends = self._heard(mix, ends)
         self.held += self.people.rng.standard_normal(self.held.shape)
         self._churn(ends - self.begins)
         self.begins = np.where(self.gone, ends + self.people.fetching_s(self.job.state_bytes), ends)
@@ -356,7 +357,7 @@ class _Apart:
         waits = np.where(forced, swap.over, 0.0)
         ends = np.maximum(ends, np.maximum(waits, np.roll(waits, 1)))
         here = swap.over <= np.minimum(ends, ends[after])
-        self.ages.append(float((step - swap.begun)[here].mean()) if here.any() else 0.0)
+        self.ages.extend([float((step - swap.begun)[here].mean())] * bool(here.any()))
         moved = np.where(here & ~broken, swap.apart / 3, 0.0)
         self.held += moved - np.roll(moved, 1, axis=1)
         swap.begun[here] = -1

@@ -82,7 +82,7 @@ def ring_sum_s(nbytes: float, size: int, link: Link) -> float:
     if size == 1 or not nbytes:
         return 0.0
     segment = min(nbytes / (UNDER_WAY * size), SEGMENT)
-    return 2 * steps_s(max(nbytes / segment, UNDER_WAY * size) - UNDER_WAY, segment, link)
+    return 2 * steps_s(max(nbytes / segment, UNDER_WAY * size) * (size - 1) / size, segment, link)
 
 
 def compressed_sum_s(nbytes: float, size: int, link: Link) -> float:
