@@ -357,7 +357,8 @@ class _Apart:
         waits = np.where(forced, swap.over, 0.0)
         ends = np.maximum(ends, np.maximum(waits, np.roll(waits, 1)))
         here = swap.over <= np.minimum(ends, ends[after])
-        self.ages.extend([float((step - swap.begun)[here].mean())] * bool(here.any()))
+        if here.any():
+            self.ages.append(float((step - swap.begun)[here].mean()))
         moved = np.where(here & ~broken, swap.apart / 3, 0.0)
         self.held += moved - np.roll(moved, 1, axis=1)
         swap.begun[here] = -1
