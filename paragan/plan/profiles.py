@@ -20,7 +20,7 @@ MOST_BYTES = 10**7  # of all profiles that are kept
 # fields of a run that change nothing of what a worker computes in a turn of some lanes
 APART = (
     *("recipe", "kimg", "seed", "init_from", "evaluation", "output", "health", "guard", "timeout_s", "strategy"),
-    *("batch", "g_batch", "lanes", "average"),
+    *("batch", "g_batch", "ramp", "lanes", "average", "about"),
 )
 APART_OF_DATA = ("path", "only", "hold", "bad_share", "reach", "feed")
 APART_OF_DEVICE = ("kind", "threads", "precision")  # the profile's own device says

@@ -97,7 +97,7 @@ def measured(
     run: Run, images: Images, pair: Callable[[], Pair], device: torch.device, asked: Asked, batches: Sequence[int]
 ) -> Profile:
     """Play it, with such batches on this worker."""
-    run = dataclasses.replace(run, strategy=Sync())  # how ranks agree is no part of what one of them computes
+    run = dataclasses.replace(run, strategy=Sync(), ramp=())  # how ranks agree is no part of what one of them computes
     resident = Resident(device)  # before there are networks
 
     def bench() -> Bench:
