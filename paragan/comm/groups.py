@@ -237,8 +237,9 @@ class Ranks:
     def _swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor], tag: int) -> list[dist.Work]:
         group = self.process_group
         if not any(x.is_cuda for x in (*tell.values(), *hear.values())):
-            sent = [group.send([x], rank, tag) for rank, x in sorted(tell.items())]
-            return sent + [group.recv([x], rank, tag) for rank, x in sorted(hear.items())]
+            # gloo sends what the other side has asked for: asked later, our question would wait behind our own message
+            heard = [group.recv([x], rank, tag) for rank, x in sorted(hear.items())]
+            return heard + [group.send([x], rank, tag) for rank, x in sorted(tell.items())]
         ops = [c10d.P2POp(c10d.isend, x, group=group, group_peer=rank) for rank, x in sorted(tell.items())]
         ops += [c10d.P2POp(c10d.irecv, x, group=group, group_peer=rank) for rank, x in sorted(hear.items())]
         return c10d.batch_isend_irecv(ops)  # NCCL wants them at once

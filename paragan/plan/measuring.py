@@ -123,7 +123,7 @@ def _contended(links: Links, nbytes: int, seconds: Sequence[float]) -> Links:
     left = list[float]()
     for host, took in enumerate(seconds):
         ways = (links.between(host, (host + 1) % links.hosts), links.between((host - 1) % links.hosts, host))
-        alone = max(link.latency + nbytes / (links.both_ways * link.bandwidth) for link in ways)
+        alone = max(2 * link.latency + nbytes / (links.both_ways * link.bandwidth) for link in ways)
         left.append(alone / took)
     return dataclasses.replace(links, contention=min(1.0, statistics.median(left)))
 
@@ -139,9 +139,9 @@ class _Measure:
         told = [0.0] * 4
         if self.rank in (a, b):
             other, first = (b, True) if self.rank == a else (a, False)
-            latency = self._latency(other)
+            swap = self._swap(other)
             ways = ((first, not first), (not first, first), (True, True))
-            told = [latency, *(self._rate(other, latency, *way) for way in ways)]
+            told = [swap / 2, *(self._rate(other, swap, *way) for way in ways)]
         return Pair(*self._told(told)[a])
 
     def around(self, ranks: Sequence[int], nbytes: int) -> list[float]:
@@ -159,21 +159,21 @@ class _Measure:
         told = self._told([seconds])
         return [told[rank][0] for rank in ranks]
 
-    def _latency(self, other: int) -> float:
-        """Half of what it takes there and back."""
-        times = [self._timed(*self._both(other, SHORT)) for _ in range(ROUNDS)]  # both send, both wait for the other
+    def _swap(self, other: int) -> float:
+        """Seconds of a short swap: there and back, since a message leaves when it has been asked for."""
+        times = [self._timed(*self._both(other, SHORT)) for _ in range(ROUNDS)]
         return self._longer(other, statistics.median(times[1:]))
 
-    def _rate(self, other: int, latency: float, tells: bool, hears: bool) -> float:
+    def _rate(self, other: int, swap: float, tells: bool, hears: bool) -> float:
         """Bytes a second of messages that grow until one takes long enough for the links' windows to open."""
-        nbytes, enough = FIRST, max(SECONDS, 20 * latency)
+        nbytes, enough = FIRST, max(SECONDS, 10 * swap)
         while True:
             tell = {other: self._blank(nbytes if tells else SHORT)}
             hear = {other: self._blank(nbytes if hears else SHORT)}
             self._timed(*self._both(other, SHORT))  # begin together
             seconds = self._longer(other, self._timed(tell, hear))
             if seconds >= enough or nbytes >= MOST:
-                return nbytes / max(seconds - latency, seconds / 2)
+                return nbytes / max(seconds - swap, seconds / 2)
             nbytes = min(MOST, nbytes * max(2, min(16, int(1.2 * enough / seconds) + 1)))
 
     def _longer(self, other: int, seconds: float) -> float:

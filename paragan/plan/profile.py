@@ -89,6 +89,8 @@ class Profile:
     handling   : seconds for a number that exchanges compute, by wire and what is done ("int8/encode": plan/handling.py)
     data       : seconds that a round waits for data beyond computing, at the largest batch
     noise      : of G's and of D's gradient, where it was measured
+    layers     : numbers of every tensor of G's and of D's vector, in flat order: buckets are cut there (empty: alike)
+    moments    : numbers of G's and of D's batch moments, which are summed over ranks
     """
 
     recipe: str
@@ -105,6 +107,8 @@ class Profile:
     memory: tuple[Memory, ...] = ()
     data: Seconds = 0.0
     noise: Mapping[Literal["G", "D"], Noise] = dataclasses.field(default_factory=dict)
+    layers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    moments: tuple[int, int] = (0, 0)
 
     def turn(self, player: Literal["G", "D"], batch: float) -> Turn:
         """A turn with any batch: between those measured linear, beyond them as the last two (or in proportion)."""
