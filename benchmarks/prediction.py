@@ -38,7 +38,7 @@ from paragan.plan.handling import handling
 from paragan.plan.links import Links, written_links
 from paragan.plan.measuring import measure_links
 from paragan.plan.predict import Prediction, predict
-from paragan.plan.probe import WARM_UP, emulated, lanes_of, one_round
+from paragan.plan.probe import WARM_UP, emulated, one_round
 from paragan.plan.profile import PARTS, Device, Profile, Turn
 from paragan.rng import Draw
 from paragan.strategies.sync import Sync
@@ -47,6 +47,7 @@ from paragan.train.run import Data, Run
 HERE = Path(__file__).parent
 BLOCKS = 4
 SHARE = 0.5  # of computing, D's own
+LANES = 2  # of a host, an image each
 MANY = 3  # a worker is measured with its images, and with so many times as many
 
 
@@ -62,9 +63,9 @@ class Case:
 
 EXACT = ("sync", "sync+int8", "sync+sign", "gossip", "async+snapshot_every=4")
 CASES: dict[str, Case] = {
-    "4 hosts, 20 Mbit/s": Case(("--hosts=4", "--rate=20mbit"), 400_000, 250, EXACT),
-    "8 hosts, 50 Mbit/s": Case(
-        ("--hosts=8", "--rate=50mbit"), 800_000, 400,
+    "4 hosts, 20 Mbit/s, 1 ms": Case(("--hosts=4", "--rate=20mbit", "--latency=1ms"), 400_000, 250, EXACT),
+    "8 hosts, 50 Mbit/s, 2 ms": Case(
+        ("--hosts=8", "--rate=50mbit", "--latency=2ms"), 800_000, 400,
         ("sync", "sync+int4", "gossip+topology=ring", "gossip+int8", "sync+every=4"),
     ),
     "4 hosts, 100 Mbit/s, 5 ms": Case(
@@ -103,8 +104,8 @@ CASES: dict[str, Case] = {
         ("--hosts=4", "--rate=50mbit", "--latency=50ms"), 200_000, 300,
         ("sync", "sync+int8", "gossip", "gossip+local_steps=4", "async+lead=2"),
     ),
-    "4 hosts, one of 20 Mbit/s, 100 Mbit/s": Case(
-        ("--hosts=4", "--rates=20mbit,100mbit"), 600_000, 300,
+    "4 hosts, one of 20 Mbit/s, 100 Mbit/s, 1 ms": Case(
+        ("--hosts=4", "--rates=20mbit,100mbit", "--latency=1ms"), 600_000, 300,
         ("sync", "sync+int8", "gossip+topology=ring", "async-gossip", "sync+every=4"),
     ),
 }  # fmt: skip
@@ -147,7 +148,7 @@ def _told(world: World, row: Sequence[float]) -> list[list[float]]:
 
 def _worker(ranks: int, case: Case, many: int) -> dict[str, float]:
     """Seconds of a worker's turns, alone."""
-    lanes = lanes_of(ranks) // ranks
+    lanes = LANES
     game = emulated(case.params, case.compute_ms / 1000 / lanes, SHARE, bucket_bytes(Sync().wire))
     role = Sync().role(game, World.solo(), lanes * many)
     hands = [Batch(torch.zeros(lanes * many, 1), None, Draw(0, 0, role.share.lanes, 1))]
@@ -166,8 +167,8 @@ def _worker(ranks: int, case: Case, many: int) -> dict[str, float]:
 
 def _throughput(world: World, case: Case, name: str, seconds: float) -> dict[str, Any]:
     """Rounds that nobody waits between: the slowest rank's mean in each of some blocks, the median."""
-    strategy, lanes = _strategy(name), lanes_of(world.size)
-    game = emulated(case.params, case.compute_ms / 1000 * world.size / lanes, SHARE, bucket_bytes(strategy.wire))
+    strategy, lanes = _strategy(name), LANES * world.size
+    game = emulated(case.params, case.compute_ms / 1000 / LANES, SHARE, bucket_bytes(strategy.wire))
     role = strategy.role(game, world, lanes)
     hands = [Batch(torch.zeros(len(role.share.lanes), 1), None, Draw(0, 0, role.share.lanes, 1))]
     period = max(getattr(strategy, field, 1) for field in ("every", "snapshot_every", "local_steps"))
@@ -175,6 +176,8 @@ def _throughput(world: World, case: Case, name: str, seconds: float) -> dict[str
     start = time.perf_counter()
     for step in range(warm):
         one_round(role, hands, step)
+    if role.settle:  # before all meet
+        role.settle()
     took = max(row[0] for row in _told(world, [(time.perf_counter() - start) / warm]))
     each = period * max(1, round(seconds / BLOCKS / took / period))
     marks = [time.perf_counter()]
@@ -221,7 +224,7 @@ def synthetic(case: Case, found: dict[str, Any]) -> Profile:
 
 def predicted(case: Case, found: dict[str, Any], name: str) -> Prediction:
     links = build(Links, found["links"])
-    lanes = lanes_of(links.hosts)
+    lanes = LANES * links.hosts
     data = Data(resolution=1, channels=1, labels=False)
     run = dataclasses.replace(Run(), strategy=_strategy(name), batch=lanes, lanes=lanes, data=data)
     run = dataclasses.replace(run, device=dataclasses.replace(run.device, precision="float32"))
@@ -282,9 +285,9 @@ def report(options: argparse.Namespace) -> None:
         kept["rows"], kept["summary"] = rows, summary(rows)
         Path(options.json).write_text(json.dumps(kept, indent=1) + "\n")
         if options.figure:
-            from figures import prediction
+            from figures import drawn, prediction
 
-            prediction(rows).savefig(options.figure, dpi=150)
+            drawn(lambda: prediction(rows), Path(options.figure))
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -300,10 +303,29 @@ def measure(options: argparse.Namespace) -> None:
             save(options.json, kept)
 
 
+def scaling(options: argparse.Namespace) -> None:
+    """1 to 8 hosts, each with as many images as one has alone."""
+    from timing import machine, save
+
+    path = Path(options.json)
+    kept = json.loads(path.read_text()) if path.exists() else {"machine": machine(), "hosts": {}}
+    for hosts in (1, 2, 4, 8):
+        case = Case((f"--hosts={hosts}", "--rate=200mbit"), 1_000_000, 400, SCALING if hosts > 1 else ("sync",))
+        if str(hosts) not in kept["hosts"]:
+            kept["hosts"][str(hosts)] = measured(case, options.seconds)
+        rows = compared(f"{hosts} hosts", case, kept["hosts"][str(hosts)]["found"])
+        alone = 1000 * kept["hosts"]["1"]["found"]["strategies"]["sync"]["step_s"]
+        for row in rows:
+            row |= {what: alone / row[f"{what}_ms"] for what in ("measured", "predicted")}
+            print(f"{hosts} {row['strategy']:<20}{row['measured']:8.1%}{row['predicted']:8.1%}", flush=True)
+        kept["hosts"][str(hosts)]["rows"] = rows
+        save(options.json, kept)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(required=True)
-    for name, action in {"measure": measure, "report": report, "inside": inside}.items():
+    for name, action in {"measure": measure, "report": report, "scaling": scaling, "inside": inside}.items():
         p = kinds.add_parser(name)
         p.set_defaults(action=action)
         p.add_argument("--json", required=True, metavar="F")

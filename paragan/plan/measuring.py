@@ -44,6 +44,11 @@ class Pair:
     back: float
     both: float
 
+    def better(self, other: Pair) -> Pair:
+        """The best of both in everything."""
+        rates = (max(getattr(self, way), getattr(other, way)) for way in ("there", "back", "both"))
+        return Pair(min(self.latency, other.latency), *rates)
+
 
 def measure_links(world: World, say: Any = lambda line: None) -> Links:
     """Every rank calls this, and learns the same. Unusable for a world of one rank."""
@@ -56,6 +61,9 @@ def measure_links(world: World, say: Any = lambda line: None) -> Links:
     for (a, one), (b, other) in itertools.combinations(enumerate(speakers), 2):
         found[a, b] = measure.pair(one, other)
         say(f"hosts {a} and {b}: {Link(found[a, b].there, found[a, b].latency).told()}")
+    for pair in _links(hosts, found, None).pairs:  # or somebody else was on the way: asked once more
+        a, b = map(int, pair.split("-"))
+        found[a, b] = found[a, b].better(measure.pair(speakers[a], speakers[b]))
     shared = next((ranks for ranks in hosts if len(ranks) > 1), None)
     within = measure.pair(*shared[:2]) if shared else None
     links = _links(hosts, found, within)

@@ -115,7 +115,7 @@ class _Played:
 
 def _played(strategy: Strategy, world: World, params: int, compute_ms: float, share: float, rounds: int) -> _Played:
     gc.collect()  # of a large game before: two may be too much
-    lanes = lanes_of(world.size)
+    lanes = world.size * -(-LANES // world.size)  # as many on every rank
     period = math.lcm(getattr(strategy, "every", 1), getattr(strategy, "snapshot_every", 1))
     rounds = period * -(-rounds // period)
     game = emulated(params, compute_ms / 1000 * world.size / lanes, share, bucket_bytes(strategy.wire))
@@ -141,11 +141,6 @@ def _played(strategy: Strategy, world: World, params: int, compute_ms: float, sh
     kernel = None if seen is None or now is None or world.size == 1 else (now - seen) // rounds
     predicted = role_traffic(role, game).sent_bytes
     return _Played(statistics.median(_most(world, times)), sent // rounds, kernel, predicted, bool(role.settle))
-
-
-def lanes_of(ranks: int) -> int:
-    """As many on every rank."""
-    return ranks * -(-LANES // ranks)
 
 
 def one_round(role: Role, hands: list[Batch], step: int) -> None:

@@ -12,7 +12,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -281,10 +281,14 @@ def _traffic(post: Post) -> Traffic:
             return Traffic(sum(post.tells.values()), len(post.tells))
 
 
+def counted(wire: Compressor, pen: Pen) -> Compressor:
+    return cast(Compressor, Counted(wire, pen))
+
+
 def counting(strategy: Any, pen: Pen) -> Any:
     """The strategy with a wire whose work is noted."""
     noted = copy.copy(strategy)
-    object.__setattr__(noted, "wire", Counted(strategy.wire, pen))
+    object.__setattr__(noted, "wire", counted(strategy.wire, pen))
     return noted
 
 

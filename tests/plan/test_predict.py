@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -11,13 +13,13 @@ from paragan.comm.compress import Int8
 from paragan.comm.exchange import AllReduce, CompressedSum, Periodic
 from paragan.comm.flat import GRADIENT, TURN
 from paragan.config import build, override
-from paragan.plan.events import Clock
+from paragan.plan.events import Clock, Process
 from paragan.plan.links import Links, described
-from paragan.plan.network import Network, all_gather, all_reduce, all_to_all
+from paragan.plan.network import MOST, Key, Network, all_gather, all_reduce, all_to_all
 from paragan.plan.predict import predict
 from paragan.plan.profile import PARTS, Device, Memory, Profile, Turn
-from paragan.plan.script import Counted, NotingWorld, Pen, Post, Rehearsal, Until, sent
-from paragan.plan.seats import Wiring
+from paragan.plan.script import Handle, NotingWorld, Pen, Post, Rehearsal, Until, counted, sent
+from paragan.plan.seats import Name, Wiring
 from paragan.plan.standin import alike
 from paragan.train.run import Data, Run
 
@@ -25,11 +27,11 @@ pytestmark = pytest.mark.timeout(60)
 RATE = 10e6  # bytes a second
 
 
-def links(hosts: int, latency: float = 0.0, **more: object) -> Links:
+def links(hosts: int, latency: float = 0.0, **more: Any) -> Links:
     return Links(hosts=hosts, up=RATE, latency=latency, **more)  # pyright: ignore
 
 
-def profile(params: int = 2_400_000, d_s: float = 0.0, g_s: float = 0.0, **more: object) -> Profile:
+def profile(params: int = 2_400_000, d_s: float = 0.0, g_s: float = 0.0, **more: Any) -> Profile:
     """Turns of two images; every part of a gradient comes at the end of backward."""
 
     def turn(seconds: float) -> Turn:
@@ -41,7 +43,7 @@ def profile(params: int = 2_400_000, d_s: float = 0.0, g_s: float = 0.0, **more:
     return Profile("paper", "", device, sizes, 1.0, (turn(g_s),), (turn(d_s),), handling=free, **more)  # pyright: ignore
 
 
-def run(strategy: str, ranks: int, **fields: object) -> Run:
+def run(strategy: str, ranks: int, **fields: Any) -> Run:
     settings = [(f"strategy.{name}", str(value)) for name, value in fields.items()]
     wanted = build(Run, override({"strategy": {"name": strategy}}, settings))
     small = Data(resolution=1, channels=1, labels=False)
@@ -52,9 +54,24 @@ def run(strategy: str, ranks: int, **fields: object) -> Run:
 # collectives ----------------------------------------------------------------------------------------------------------
 
 
-def took(ranks: int, between: Links, play, folded: bool = False, **more) -> float:
+Play = Callable[[Network, Sequence[int], int, Key], Process]
+
+
+def summed(nbytes: int) -> Play:
+    return lambda network, ranks, me, key: all_reduce(network, ranks, me, key, nbytes, 0.0)
+
+
+def gathered(nbytes: int) -> Play:
+    return lambda network, ranks, me, key: all_gather(network, ranks, me, key, nbytes)
+
+
+def transposed(nbytes: int) -> Play:
+    return lambda network, ranks, me, key: all_to_all(network, ranks, me, key, nbytes)
+
+
+def took(ranks: int, between: Links, play: Play, folded: bool = False, most: int = MOST) -> float:
     clock = Clock()
-    network = Network(clock, between, ranks, folded, **more)
+    network = Network(clock, between, ranks, folded, most)
     for rank in range(1 if folded else ranks):
         clock.start(play(network, range(ranks), rank, ("all", 1)))
     clock.run()
@@ -65,41 +82,39 @@ def took(ranks: int, between: Links, play, folded: bool = False, **more) -> floa
 @pytest.mark.parametrize("folded", [False, True])
 def test_a_ring_sum_on_fast_answers_takes_what_its_bytes_take(ranks, folded):
     n = 6_000_000
-    seconds = took(ranks, links(ranks), lambda *ring: all_reduce(*ring, n, 0.0), folded)
+    seconds = took(ranks, links(ranks), summed(n), folded)
     assert seconds == pytest.approx(2 * (ranks - 1) / ranks * n / RATE, rel=0.01 if ranks > 2 else 0.06)
 
 
 @pytest.mark.parametrize("ranks", [2, 5, 8])
 def test_a_short_sum_takes_a_question_and_an_answer_a_hop(ranks):
-    seconds = took(ranks, links(ranks, 0.02), lambda *ring: all_reduce(*ring, 64 * ranks, 0.0))
+    seconds = took(ranks, links(ranks, 0.02), summed(64 * ranks))
     assert seconds == pytest.approx(2 * (ranks - 1) * 2 * 0.02, rel=0.02)
 
 
 def test_a_gather_and_a_transposition_take_what_their_bytes_take():
     n, ranks = 1_000_000, 4
-    assert took(ranks, links(4), lambda *r: all_gather(*r, n)) == pytest.approx(3 * n / RATE, rel=0.01)
-    assert took(ranks, links(4), lambda *r: all_to_all(*r, n)) == pytest.approx(3 / 4 * n / RATE, rel=0.01)
-    assert took(ranks, links(4, 0.05), lambda *r: all_to_all(*r, 64)) == pytest.approx(0.1, rel=0.01)
-    assert took(ranks, links(4, 0.05), lambda *r: all_gather(*r, 64)) == pytest.approx(0.3, rel=0.01)
+    assert took(ranks, links(4), gathered(n)) == pytest.approx(3 * n / RATE, rel=0.01)
+    assert took(ranks, links(4), transposed(n)) == pytest.approx(3 / 4 * n / RATE, rel=0.01)
+    assert took(ranks, links(4, 0.05), transposed(64)) == pytest.approx(0.1, rel=0.01)
+    assert took(ranks, links(4, 0.05), gathered(64)) == pytest.approx(0.3, rel=0.01)
 
 
 def test_segments_that_are_taken_together_take_as_long():
     for latency in (0.0, 0.01):
-        one, some = (
-            took(16, links(16, latency), lambda *r: all_reduce(*r, 4_000_000, 0.0), most=most) for most in (256, 8)
-        )
+        one, some = (took(16, links(16, latency), summed(4_000_000), most=most) for most in (256, 8))
         assert some == pytest.approx(one, rel=0.15)
 
 
 def test_one_slow_host_slows_the_whole_ring():
     slow = Links(hosts=4, up=[RATE / 10, RATE, RATE, RATE], latency=0.0)
-    seconds = took(4, slow, lambda *ring: all_reduce(*ring, 4_000_000, 0.0))
+    seconds = took(4, slow, summed(4_000_000))
     assert seconds == pytest.approx(1.5 * 4_000_000 / (RATE / 10), rel=0.05)
 
 
 def test_a_slow_pair_slows_only_what_passes_through_it():
     pairs = links(4, pairs={"0-1": "8 Mbit/s, 0 s"})
-    assert took(4, pairs, lambda *ring: all_reduce(*ring, 4_000_000, 0.0)) == pytest.approx(6.0, rel=0.05)
+    assert took(4, pairs, summed(4_000_000)) == pytest.approx(6.0, rel=0.05)
     clock = Clock()
     network = Network(clock, pairs, 4)
     network.tell(2, 3, ("all", 1), 1_000_000)
@@ -114,7 +129,8 @@ def test_a_message_waits_until_it_is_asked_for():
     left = network.tell(0, 1, ("all", 1), 8)
     clock.at(3.0, lambda: network.hear(0, 1, ("all", 1)) and None)
     clock.run()
-    assert left.happened and clock.now == pytest.approx(4.0, rel=0.01)
+    assert left.happened
+    assert clock.now == pytest.approx(4.0, rel=0.01)
 
 
 def test_ports_are_shared_and_both_ways_pass_at_once():
@@ -142,7 +158,8 @@ def test_what_an_exchange_does_is_found_by_letting_it():
     group = NotingWorld(4, 1, pen).everyone
     script = Rehearsal(AllReduce(group), 1000, 0, pen).script(0)
     assert [type(act).__name__ for act in script] == ["Until", "Post", "Wait"]
-    assert script[0] == Until(GRADIENT) and script[1] == Post(1, "sum", (0, 1, 2, 3), nbytes=4000)
+    assert script[0] == Until(GRADIENT)
+    assert script[1] == Post(1, "sum", (0, 1, 2, 3), nbytes=4000)
 
 
 def test_a_period_begins_with_its_exchange_and_goes_on_without():
@@ -156,13 +173,13 @@ def test_a_period_begins_with_its_exchange_and_goes_on_without():
 
 def test_numbers_are_counted_and_not_computed():
     pen = Pen()
-    sums = CompressedSum(Counted(Int8(), pen), NotingWorld(4, 0, pen).everyone)
-    work = [act.numbers for act in Rehearsal(sums, 1_000_000, 0, pen).script(0) if hasattr(act, "numbers")]
+    sums = CompressedSum(counted(Int8(), pen), NotingWorld(4, 0, pen).everyone)
+    work = [act.numbers for act in Rehearsal(sums, 1_000_000, 0, pen).script(0) if isinstance(act, Handle)]
     assert sum(numbers.get("int8/encode", 0) for numbers in work) == 1_250_000  # all of it, and the own shard's mean
     assert sum(numbers.get("int8/decode", 0) for numbers in work) == 1_000_000 + 1_250_000 + 1_000_000
 
 
-KINDS = [
+KINDS: list[tuple[str, dict[str, Any]]] = [
     ("sync", {}),
     ("sync", {"wire": "int8"}),
     ("sync", {"wire": "sign", "every": 2}),
@@ -182,7 +199,7 @@ def test_scripts_send_what_the_strategy_says_that_it_sends(name, fields):
     period = 2 * fields.get("every", 1)
     for rank in range(4):
         seat = wiring.seat(rank)
-        turns = [part.player for beat in seat.beats for part in beat]
+        turns: list[Name] = [part.player for beat in seat.beats for part in beat]
         scripts = [script for step in range(period) for player in turns for script in seat.script(player, step)]
         found = [sent(script) for script in scripts]
         posted = 0
@@ -198,13 +215,15 @@ def test_scripts_send_what_the_strategy_says_that_it_sends(name, fields):
 # predictions ----------------------------------------------------------------------------------------------------------
 
 
-def step_s(strategy: str, ranks: int, between: Links, of: Profile, **fields: object) -> float:
+def step_s(strategy: str, ranks: int, between: Links, of: Profile, **fields: Any) -> float:
     return predict(run(strategy, ranks, **fields), of, between).step_s
 
 
 def test_alone_it_takes_what_the_worker_takes():
     found = predict(run("sync", 1), profile(d_s=0.2, g_s=0.1), described("1 hosts, 1 Gbit/s, 0 us"))
-    assert found.step_s == pytest.approx(0.3) and found.sent_bytes == 0 and found.efficiency == pytest.approx(1.0)
+    assert found.step_s == pytest.approx(0.3)
+    assert found.sent_bytes == 0
+    assert found.efficiency == pytest.approx(1.0)
 
 
 def test_what_cannot_overlap_adds_up():
@@ -213,7 +232,8 @@ def test_what_cannot_overlap_adds_up():
     exchange = 1.5 * 4 * 2_400_000 / RATE
     assert found.step_s == pytest.approx(0.3 + exchange, rel=0.01)
     assert found.spent["bandwidth"] == pytest.approx(exchange, rel=0.02)
-    assert found.spent["computing"] == pytest.approx(0.3) and found.spent["latency"] == 0.0
+    assert found.spent["computing"] == pytest.approx(0.3)
+    assert found.spent["latency"] == 0.0
     assert found.images_per_s == pytest.approx(8 / found.step_s)
 
 
@@ -261,7 +281,8 @@ def test_links_that_lag_hold_nobody_up():
     slow = Links(hosts=4, up=[RATE / 20, RATE, RATE, RATE], latency=0.0)
     of = profile(d_s=0.3, g_s=0.3)
     lagging = predict(run("async-gossip", 4), of, slow)
-    assert lagging.step_s == pytest.approx(0.6, rel=0.02) and lagging.staleness > 0.1
+    assert lagging.step_s == pytest.approx(0.6, rel=0.02)
+    assert lagging.staleness > 0.1
     assert step_s("gossip", 4, slow, of, topology="ring") > 5 * lagging.step_s
 
 
@@ -274,7 +295,8 @@ def test_a_slow_pair_slows_the_ring_at_once_and_a_far_neighbour_later():
 
     played = simulate([wiring.seat(r) for r in range(8)], slow, 8, range(2), {}, warm_up=0)
     first = [one.rounds[0] for one in played]
-    assert first[0] > 3 * first[4] and first[1] > 3 * first[4]  # those that share it, and not those across
+    assert first[0] > 3 * first[4]
+    assert first[1] > 3 * first[4]
 
 
 @pytest.mark.parametrize("strategy", ["sync", "gossip", "quantized"])
@@ -290,18 +312,18 @@ def test_more_of_anything_takes_no_less(strategy):
 
 def test_ranks_that_are_alike_are_played_once_and_it_makes_no_difference():
     of, between = profile(d_s=0.05, g_s=0.05), links(4, 0.01)
-    for name, fields in KINDS[:8]:
+    for name, fields in KINDS[:5]:
         once = step_s(name, 4, between, of, **fields)
         uneven = dataclasses.replace(between, up=[RATE, RATE, RATE, RATE * (1 + 1e-12)])  # every rank is played
-        assert once == pytest.approx(step_s(name, 4, uneven, of, **fields), rel=0.04), name
+        assert once == pytest.approx(step_s(name, 4, uneven, of, **fields), rel=1e-6), name
 
 
 def test_hosts_of_several_ranks_share_a_port():
     within = {"within": "80 Gbit/s, 0 s"}
     one, two = (Links(hosts=4, ranks_per_host=each, up=RATE, latency=0.0, **within) for each in (1, 2))  # pyright: ignore
-    sync = [predict(run("sync", l.ranks), profile(), l).step_s for l in (one, two)]
+    sync = [predict(run("sync", some.ranks), profile(), some).step_s for some in (one, two)]
     assert sync[1] == pytest.approx(sync[0] * (7 / 8) / (3 / 4), rel=0.03)  # a ring crosses every port once
-    gossip = [step_s("gossip", l.ranks, l, profile(), topology="exponential") for l in (one, two)]
+    gossip = [step_s("gossip", some.ranks, some, profile(), topology="exponential") for some in (one, two)]
     assert gossip[1] > 1.8 * gossip[0]
 
 
@@ -314,8 +336,10 @@ def test_stragglers_are_the_same_for_the_same_seed_and_cost_more_in_lockstep():
     of = profile(params=2_000, d_s=0.5, g_s=0.5)
     asked = run("sync", 4)
     one, again, other = (predict(asked, of, links(4), pace=pace(seed), rounds=16) for seed in (1, 1, 2))
-    assert one == again and one.step_s != other.step_s
-    assert one.step_s > 1.3 and one.spent["waiting"] > 0.1
+    assert one == again
+    assert one.step_s != other.step_s
+    assert one.step_s > 1.3
+    assert one.spent["waiting"] > 0.1
 
 
 def test_moments_of_a_batch_travel_with_the_forward_pass():
@@ -327,16 +351,19 @@ def test_buckets_are_cut_where_layers_end():
     of = profile()
     sizes = (tuple(alike(of.params[0])), (of.params[1] - 100, 100))
     wiring = Wiring(run("sync", 2), dataclasses.replace(of, layers=sizes), 2)
-    assert len(wiring.game.d.flat.buckets) == 2 and len(wiring.game.g.flat.buckets) > 2
+    assert len(wiring.game.d.flat.buckets) == 2
+    assert len(wiring.game.g.flat.buckets) > 2
 
 
 def test_memory_grows_with_the_batch_and_with_what_exchanges_keep():
     some = (Memory(2, 1_000_000), Memory(4, 1_500_000))
     of = profile(memory=some)
     plain, quantized = (predict(run("sync", 4, wire=wire), of, links(4)).memory_bytes for wire in ("exact", "int8"))
-    assert plain == 1_000_000 and quantized > plain + 4 * 2_400_000
+    assert plain == 1_000_000
+    assert quantized > plain + 4 * 2_400_000
 
 
 def test_games_of_one_label_each_send_nothing():
     found = predict(run("per-label", 4), profile(d_s=0.1, g_s=0.1), links(4))
-    assert found.sent_bytes == 0 and found.images_per_s == pytest.approx(4 * 8 / found.step_s)
+    assert found.sent_bytes == 0
+    assert found.images_per_s == pytest.approx(4 * 8 / found.step_s)
