@@ -22,6 +22,7 @@ from ..train.loop import Session, play_round
 from ..train.run import Pair, Run, on_lanes
 from ..train.start import assemble, seat
 from .device import Resident, Watch, described, peak_flops
+from .handling import handling
 from .kinds import shares, time_by_kind
 from .memory import Footprint
 from .noise import Lengths, gradient_lengths, noise_scale
@@ -140,12 +141,15 @@ class Bench:
         rounds = self.rounds([one.batch for one in memory])
         kinds, flops = self.kinds(rounds[-1])
         return {
+            "layers": tuple(tuple(size for _, size in player.flat.slices) for player in game.players),
+            "moments": tuple(player.moments.numel() for player in game.players),
             "params": tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players),
             "flops": flops / memory[-1].batch,
             "g": tuple(found.g for found in rounds),
             "d": tuple(found.d for found in rounds),
             "ratio": game.ratio,
             "kinds": kinds,
+            "handling": handling(device=self.device),
             "memory": memory,
             "data": rounds[-1].wait,
         }
