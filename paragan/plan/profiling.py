@@ -26,7 +26,7 @@ from .handling import handling
 from .kinds import shares, time_by_kind
 from .memory import Footprint
 from .noise import Lengths, gradient_lengths, noise_scale
-from .profile import Memory, Noise, Profile
+from .profile import Memory, Noise, Profile, profile_from, written_profile
 from .profiles import found, keep, kept_file, network_digest
 from .timing import Rounds, Samples, kinds_of, time_rounds, weighted
 
@@ -90,6 +90,7 @@ def profile_of(
     profile = None if asked.again else found(file)
     if profile is None:
         profile = dataclasses.replace(measured(run, images, pair, device, asked, batches), network=network)
+        profile = profile_from(written_profile(profile), str(file))  # to the digit what is found again
         keep(file, profile)
     return profile, file
 
@@ -104,13 +105,14 @@ def measured(
     def bench() -> Bench:
         return Bench(assemble(run, World.solo(device), images, pair()), images, asked.seconds)
 
+    peaks = [peak_flops(device, run.device.precision)]
     timed = bench().timed(batches, resident)
     noise = bench().noise(asked.noise_kimg) if asked.noise_kimg else {}  # of networks that start anew
-    peak = peak_flops(device, run.device.precision)
+    peaks.append(peak_flops(device, run.device.precision))  # something else may have been busy then or now
     return Profile(
         recipe=run.recipe,
         network="",
-        device=dataclasses.replace(described(device, run.device.precision), peak_flops=peak),
+        device=dataclasses.replace(described(device, run.device.precision), peak_flops=max(peaks)),
         d_steps=run.d_steps,
         noise=noise,
         **timed,
