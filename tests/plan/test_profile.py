@@ -54,7 +54,7 @@ def test_every_part_of_a_profile_is_there(profile):
         assert len(turn.ready) == PARTS
         assert list(turn.ready) == sorted(turn.ready)
         assert 0 < turn.ready[0] <= turn.ready[-1] <= turn.backward <= turn.whole
-    assert sum(profile.kinds.values()) == pytest.approx(1)
+    assert sum(profile.kinds.values()) == pytest.approx(1, abs=1e-4)  # as written
     assert profile.kinds["convolution"] > 0.01
     assert (profile.d_steps, profile.ratio) == (2, 2.0)
     assert [one.batch for one in profile.memory] == [2, 4, 8, 16]
