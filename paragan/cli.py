@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   paragan train digits --ranks 2                         the same training on two processes
   torchrun --nproc-per-node 4 -m paragan train digits    ... under any launcher, on any number of hosts
   paragan train digits --strategy per-label --ranks 2    a game for every label, no communication; see `paragan status`
+  paragan train digits --batch 1024 --tune rates         the recipe's settings, carried to another batch
   paragan train digits --policy paragan                  AdaBelief for G, Adam for D: settings of a paper
   paragan train digits --g.optimizer.lr=5e-4 -n          change any field; -n only shows the run and its cost
   paragan merge runs/00000-*                             one generator of those of --strategy per-label
@@ -32,7 +33,9 @@ EXAMPLES = """examples:
 TRAIN_HELP = """The same command again goes on where it stopped. Any field of the run can be set: --some.field=value.
 --policy ttur, biggan, sngan, paragan or optimistic replaces the recipe's g, d and d_steps by those of a paper; wcgan,
 wcgan-gp and dcgan its objective too, and the norm of D. What you set yourself comes after: --policy paragan
---g.optimizer.lr=1e-3. -n shows the values and where they are from.
+--g.optimizer.lr=1e-3. --tune rates carries the settings that a recipe has for its own batch to --batch: learning rates
+by g.rule and d.rule (sqrt, linear, none), warm-up, half-life of the average; --tune all the weights of R1 and R2 too.
+-n shows the values and where they are from.
 """
 
 MERGE_HELP = """An ordinary run, in RUN_DIR/merged: its G also learns what the generators of RUN_DIR make of
@@ -132,7 +135,7 @@ SHORTHANDS = {
     "guard": "guard",
     "mirror": "data.mirror",
 }
-PATHS = {"data": "data.path", "init_from": "init_from"}  # taken as they are: `--data 2024` is a folder
+AS_THEY_ARE = {"data": "data.path", "init_from": "init_from", "ramp": "ramp"}  # `--data 2024` is a folder
 
 
 def _train_parser(commands: Any) -> None:
@@ -146,6 +149,8 @@ def _train_parser(commands: Any) -> None:
     p.add_argument("--strategy", metavar="S", help="how ranks work together (sync); auto: what is fastest here")
     p.add_argument("--policy", default="none", metavar="P", help="how G and D learn, as in a paper (see above)")
     p.add_argument("--batch", metavar="N", help="total batch, over all ranks")
+    p.add_argument("--tune", default="none", metavar="rates|all", help="carry the recipe's settings to --batch (above)")
+    p.add_argument("--ramp", metavar="K:N,K:N", help="let the batch grow: from K kimg on it is N")
     p.add_argument("--lanes", metavar="L", help="logical workers that share the batch: as many ranks can take part")
     p.add_argument("--kimg", metavar="K", help="how long, in thousands of real images shown to D")
     p.add_argument("--seed", metavar="N")
@@ -214,20 +219,20 @@ def _play(
 
 
 def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any, list[str]]:
-    """The run and the folder a train command asks for, and why a policy has it learn as it does."""
+    """The run and the folder a train command asks for, and why it is as it is."""
     from .config import plain, read_yaml
     from .recipes import asked, recipe
     from .train.folder import Wanted, existing
 
     given = [(field, value) for name, field in SHORTHANDS.items() if (value := getattr(options, name)) is not None]
-    given += [(field, json.dumps(value)) for name, field in PATHS.items() if (value := getattr(options, name))]
+    given += [(field, json.dumps(value)) for name, field in AS_THEY_ARE.items() if (value := getattr(options, name))]
     name, run_dir = options.recipe, options.run_dir and Path(options.run_dir)
     is_file = Path(name).suffix in (".yaml", ".yml")
     data = read_yaml(Path(name)) if is_file else plain(recipe(name))
     given += _settings(rest)
     if any(field.partition(".")[0] == "strategy" for field, _ in given):
         data = {**data, "chosen": None}  # not for this one
-    run, reasons = asked(data, given, options.policy)
+    run, reasons = asked(data, given, options.policy, options.tune)
     if options.resume not in ("auto", "never"):
         if run_dir:
             raise Unusable("--resume PATH and --run-dir name two folders: give one of them")

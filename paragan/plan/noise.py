@@ -53,18 +53,18 @@ def _scale(mean: Lengths, lane: int, whole: int) -> float:
 
 def gradient_lengths(session: Session) -> Mapping[str, list[Lengths]]:
     """Play a round lane by lane (device.merge=1); the lengths of every turn's gradients, by player."""
-    s, run = session, session.run
+    s, moved = session, session.run.round_at(session.clock.images)
     found: dict[str, list[Lengths]] = {}
     begin(s.role.round, s.clock.step)
     for beat in s.role.round:
         (turn,) = beat
         if turn.fresh:
             s.lanes.next()
-        images = s.clock.images + run.round
+        images = s.clock.images + moved
         turn.player.prepare(images)
         found.setdefault(turn.player.name, []).append(_lengths(turn, session))
-        turn.player.move(images, run.round)
-    s.clock.advance(run.round)
+        turn.player.move(images, moved)
+    s.clock.advance(moved)
     return found
 
 

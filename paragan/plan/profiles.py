@@ -19,20 +19,8 @@ from .profile import Device, Profile, read_profile, written_profile
 MOST_BYTES = 10**7  # of all profiles that are kept
 # fields of a run that change nothing of what a worker computes in a turn of some lanes
 APART = (
-    *(
-        "recipe",
-        "kimg",
-        "seed",
-        "init_from",
-        "evaluation",
-        "output",
-        "health",
-        "guard",
-        "timeout_s",
-        "strategy",
-        "chosen",
-    ),
-    *("batch", "g_batch", "lanes", "average"),
+    *("recipe", "kimg", "seed", "init_from", "evaluation", "output", "health", "guard", "timeout_s", "strategy"),
+    *("batch", "g_batch", "ramp", "lanes", "average", "about", "chosen"),
 )
 APART_OF_DATA = ("path", "only", "hold", "bad_share", "reach", "feed")
 APART_OF_DEVICE = ("kind", "threads", "precision")  # the profile's own device says

@@ -22,10 +22,11 @@ from ..train.loop import Session, play_round
 from ..train.run import Pair, Run, on_lanes
 from ..train.start import assemble, seat
 from .device import Resident, Watch, described, peak_flops
+from .handling import handling
 from .kinds import shares, time_by_kind
 from .memory import Footprint
 from .noise import Lengths, gradient_lengths, noise_scale
-from .profile import Memory, Noise, Profile
+from .profile import Memory, Noise, Profile, profile_from, written_profile
 from .profiles import found, keep, kept_file, network_digest
 from .timing import Rounds, Samples, kinds_of, time_rounds, weighted
 
@@ -89,6 +90,7 @@ def profile_of(
     profile = None if asked.again else found(file)
     if profile is None:
         profile = dataclasses.replace(measured(run, images, pair, device, asked, batches), network=network)
+        profile = profile_from(written_profile(profile), str(file))  # to the digit what is found again
         keep(file, profile)
     return profile, file
 
@@ -97,19 +99,20 @@ def measured(
     run: Run, images: Images, pair: Callable[[], Pair], device: torch.device, asked: Asked, batches: Sequence[int]
 ) -> Profile:
     """Play it, with such batches on this worker."""
-    run = dataclasses.replace(run, strategy=Sync())  # how ranks agree is no part of what one of them computes
+    run = dataclasses.replace(run, strategy=Sync(), ramp=())  # how ranks agree is no part of what one of them computes
     resident = Resident(device)  # before there are networks
 
     def bench() -> Bench:
         return Bench(assemble(run, World.solo(device), images, pair()), images, asked.seconds)
 
+    peaks = [peak_flops(device, run.device.precision)]
     timed = bench().timed(batches, resident)
     noise = bench().noise(asked.noise_kimg) if asked.noise_kimg else {}  # of networks that start anew
-    peak = peak_flops(device, run.device.precision)
+    peaks.append(peak_flops(device, run.device.precision))  # something else may have been busy then or now
     return Profile(
         recipe=run.recipe,
         network="",
-        device=dataclasses.replace(described(device, run.device.precision), peak_flops=peak),
+        device=dataclasses.replace(described(device, run.device.precision), peak_flops=max(peaks)),
         d_steps=run.d_steps,
         noise=noise,
         **timed,
@@ -140,12 +143,15 @@ class Bench:
         rounds = self.rounds([one.batch for one in memory])
         kinds, flops = self.kinds(rounds[-1])
         return {
+            "layers": tuple(tuple(size for _, size in player.flat.slices) for player in game.players),
+            "moments": tuple(player.moments.numel() for player in game.players),
             "params": tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players),
             "flops": flops / memory[-1].batch,
             "g": tuple(found.g for found in rounds),
             "d": tuple(found.d for found in rounds),
             "ratio": game.ratio,
             "kinds": kinds,
+            "handling": handling(device=self.device),
             "memory": memory,
             "data": rounds[-1].wait,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ from .fitting import refuse_numbers, refuse_unfit_objective, refuse_untold
 from .lags import repeating
 from .limits import AnyHealth, Guard, Health
 from .own import AnyNets, AnyObjective, OwnObjective, check_nets, clip_of, given_of, is_own
+from .ramp import Ramp, rate_of, refuse_ramp, rounded_up, stage, stages
 from .teacher import Teacher
 from .trial import tried
 
@@ -164,11 +166,13 @@ class Run:
 
     batch : images of a step, over all ranks;  lanes : logical workers that share it
     g_batch : images that G makes in its turn (0: as many as batch)
+    ramp  : how the batch grows: KIMG:BATCH,... or [[KIMG, BATCH], ...]; rates follow as g.rule and d.rule say
     kimg  : how long, in thousands of real images shown to D
     teacher : a run per label whose generators G also learns from (see `paragan merge`)
     teacher_weight : of the distance to their images in G's loss (0: only D is listened to)
     chosen : where the strategy was left open (auto): for how many ranks it was chosen, and why
     timeout_s : how long an exchange may take; a rank that died is noticed at once, one that hangs after this
+    about : why it is as it is, a line each; for people
     """
 
     recipe: str = "custom"
@@ -182,6 +186,7 @@ class Run:
     strategy: Strategy = Sync()
     batch: Positive = 64
     g_batch: Count = 0
+    ramp: Ramp = ()
     lanes: Positive = 8
     kimg: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -195,11 +200,25 @@ class Run:
     device: Device = Device()
     chosen: Chosen | None = None
     timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 300.0
+    about: tuple[str, ...] = ()
 
     @property
     def images(self) -> int:
         """How long the run is, in whole rounds of images."""
-        return -(-math.ceil(round(self.kimg * 1000, 6)) // self.round) * self.round
+        asked = math.ceil(round(self.kimg * 1000, 6))
+        start, batch = stage(self, asked - 1)
+        return start + rounded_up(asked - start, batch * self.d_steps)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it has."""
+        starts = [*stages(self), (self.images, 0)]
+        spans = ((min(b, self.images) - a, batch) for (a, batch), (b, _) in itertools.pairwise(starts))
+        return sum(span // (batch * self.d_steps) for span, batch in spans if span > 0)
+
+    def round_at(self, images: int) -> int:
+        """Real images of the round that has begun by then, as its batch is there."""
+        return stage(self, images)[1] * self.d_steps
 
     @property
     def per_label(self) -> PerLabel | None:
@@ -208,7 +227,7 @@ class Run:
 
     @property
     def round(self) -> int:
-        """Real images of one round."""
+        """Real images of one round; of the first, where the batch grows."""
         return self.batch * self.d_steps
 
     def check(self, ranks: int = 1) -> None:
@@ -231,6 +250,8 @@ class Run:
             self._refuse_measuring()
         if self.guard.acts:
             self._refuse_guard(ranks)
+        if self.ramp:
+            refuse_ramp(self)
         refuse_unfit_objective(self)
         if self.teacher and self.per_label:
             raise Unusable(
@@ -286,6 +307,7 @@ def written(run: Run) -> dict[str, Any]:
 def on_lanes(run: Run, lanes: int) -> Run:
     """A run of so many lanes of a run, or of more like them: one rank's part of it."""
     fields = {name: getattr(run, name) // run.lanes * lanes for name in ("batch", "g_batch")}
+    fields["ramp"] = tuple((kimg, batch // run.lanes * lanes) for kimg, batch in run.ramp)
     return dataclasses.replace(run, lanes=lanes, **fields)
 
 
@@ -299,6 +321,7 @@ def differing(name: str) -> bool:
     may = (
         "kimg",
         "chosen",
+        "about",
         "timeout_s",
         "output",
         "health",
@@ -508,7 +531,7 @@ def build_player(
         elementwise=side.optimizer.elementwise,
         lane_batch=batch // run.lanes,
         average=average,
-        rate=side.rate(run.images),
+        rate=rate_of(run, side),
         iterate=power_iteration,
         bound=bound,
         bucket_bytes=bucket_bytes(run.strategy.wire),

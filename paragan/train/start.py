@@ -37,6 +37,7 @@ from .model import folder_to_start_from, load_weights
 from .observers import BadFiles, Log, Pictures, Save, draw_reals
 from .own import is_own
 from .progress import Screen
+from .ramp import stage
 from .regroup import Table
 from .run import Pair, Run, build_game, build_nets, load_images, refuse_clip, resolve, spec_of, teacher_of
 from .scoring import Scoring, check, feature_space
@@ -307,6 +308,7 @@ def assemble(
         except Damaged as error:
             raise Unusable(f"{start.path}: {error}; the paragan that wrote it may have been another") from error
         clock.step, clock.images, clock.seconds = start.step, start.images, start.seconds
+        clock.moved = run.round_at(clock.images - 1)
     session = seat(run, world, images, game, clock)
     if start:
         checkpoint.restore_past(session.role, start.tensors)
@@ -321,7 +323,7 @@ def seat(run: Run, world: World, images: Images, game: Game, clock: Clock) -> Se
         game.labels,
         owned=role.share.lanes,
         lanes=run.lanes,
-        batch=run.batch,
+        batch=lambda position: stage(run, position)[1],
         seed=seed_of(run, clock.rollbacks),
         start=clock.images,
         stride=0 if game.d in role.moves else run.round,  # G's turn goes with the first of D's
