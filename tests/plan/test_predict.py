@@ -109,7 +109,7 @@ def test_formulas_say_what_is_played(ranks: int, latency: float):
     n, link = 1_200_000, Link(RATE, latency)
     for play, formula in ((summed, sum_s), (gathered, gather_s), (transposed, transpose_s)):
         played = took(ranks, links(ranks, latency), play(n))
-        assert played == pytest.approx(formula(n, ranks, link), rel=0.1), formula.__name__
+        assert played == pytest.approx(formula(n, ranks, link), rel=0.2), formula.__name__
 
 
 def test_segments_that_are_taken_together_take_as_long():
