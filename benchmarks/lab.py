@@ -35,10 +35,7 @@ GRACE_S = 30.0  # what the other hosts get to end by themselves when one has fai
 QUEUE = 512 << 10  # bytes that wait for a slow link, as in the port of a switch
 BURST = 128 << 10  # of tbf: two of the largest packets
 TCP = "cubic"  # as on most hosts, whatever this machine's is
-RELAY_MTU, PACKET_S = (
-    60_000,
-    1e-3,
-)  # the largest packets of a relay, and how long one may take, since both links hold it
+RELAY_MTU, PACKET_S = 60_000, 1e-3  # the largest packets of a relay, and how long one may take: both links hold it
 
 
 @dataclass(frozen=True)
