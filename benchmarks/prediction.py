@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -132,6 +133,8 @@ def inside(options: argparse.Namespace) -> None:
                 print(f"{name:<40}{1000 * found['strategies'][name]['step_s']:9.1f} ms", flush=True)
     if world.first:
         Path(options.json).write_text(json.dumps(found, indent=1))
+    sys.stdout.flush()
+    os._exit(0)  # threads of links that were left may still wait
 
 
 def _middle(world: World, mine: dict[str, float]) -> dict[str, float]:

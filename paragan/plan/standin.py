@@ -134,3 +134,9 @@ def stand_in(run: Planned, profile: Profile) -> Game:
 def alike(numbers: int) -> list[int]:
     """So many numbers in LAYERS equal layers."""
     return [size for i in range(LAYERS) if (size := numbers // LAYERS + (i < numbers % LAYERS))]
+
+
+def laid_out(game: Game) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int]]:
+    """What a profile says of a game's vectors: `layers`, `moments`."""
+    g, d = (tuple(numel for _, numel in player.flat.slices) for player in game.players)
+    return (g, d), (game.g.moments.numel(), game.d.moments.numel())

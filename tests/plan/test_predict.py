@@ -9,19 +9,22 @@ from typing import Any
 
 import pytest
 
+import toy
 from paragan.comm.compress import Int8
 from paragan.comm.exchange import AllReduce, CompressedSum, Periodic
 from paragan.comm.flat import GRADIENT, TURN
 from paragan.config import build, override
+from paragan.plan.closed import gather_s, sum_s, transpose_s
+from paragan.plan.cost import ImaginedWorld, role_traffic
 from paragan.plan.events import Clock, Process
-from paragan.plan.links import Links, described
+from paragan.plan.links import Link, Links, described
 from paragan.plan.network import MOST, Key, Network, all_gather, all_reduce, all_to_all
 from paragan.plan.predict import predict
 from paragan.plan.profile import PARTS, Device, Memory, Profile, Turn
 from paragan.plan.script import Handle, NotingWorld, Pen, Post, Rehearsal, Until, counted, sent
 from paragan.plan.seats import Name, Wiring
-from paragan.plan.standin import alike
-from paragan.train.run import Data, Run
+from paragan.plan.standin import alike, laid_out
+from paragan.train.run import Data, Run, build_game, build_nets, resolve, spec_of
 
 pytestmark = pytest.mark.timeout(60)
 RATE = 10e6  # bytes a second
@@ -98,6 +101,15 @@ def test_a_gather_and_a_transposition_take_what_their_bytes_take():
     assert took(ranks, links(4), transposed(n)) == pytest.approx(3 / 4 * n / RATE, rel=0.01)
     assert took(ranks, links(4, 0.05), transposed(64)) == pytest.approx(0.1, rel=0.01)
     assert took(ranks, links(4, 0.05), gathered(64)) == pytest.approx(0.3, rel=0.01)
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.002, 0.02])
+@pytest.mark.parametrize("ranks", [3, 8])
+def test_formulas_say_what_is_played(ranks: int, latency: float):
+    n, link = 1_200_000, Link(RATE, latency)
+    for play, formula in ((summed, sum_s), (gathered, gather_s), (transposed, transpose_s)):
+        played = took(ranks, links(ranks, latency), play(n))
+        assert played == pytest.approx(formula(n, ranks, link), rel=0.2), formula.__name__
 
 
 def test_segments_that_are_taken_together_take_as_long():
@@ -367,3 +379,19 @@ def test_games_of_one_label_each_send_nothing():
     found = predict(run("per-label", 4), profile(d_s=0.1, g_s=0.1), links(4))
     assert found.sent_bytes == 0
     assert found.images_per_s == pytest.approx(4 * 8 / found.step_s)
+
+
+@pytest.mark.parametrize("name", ["sync", "gossip"])
+def test_a_stand_in_is_wired_as_the_game_is(name: str):
+    """Buckets, batch moments and bytes of a network with batch norm."""
+    asked = resolve(toy.run(f"strategy={name}", "nets.batch_norm=true", "nets.width=16"), toy.images())
+    world = ImaginedWorld(4)
+    game = build_game(asked, build_nets(asked, spec_of(asked, toy.images()), world.device), toy.images(), world.device)
+    layers, moments = laid_out(game)
+    counts = (game.g.flat.params.numel(), game.d.flat.params.numel())
+    of = dataclasses.replace(profile(), params=counts, layers=layers, moments=moments)
+    wiring = Wiring(asked, of, 4)
+    for player, standing in zip(game.players, wiring.game.players):
+        sizes = ([bucket.grads.numel() for bucket in one.flat.buckets] for one in (player, standing))
+        assert next(sizes) == next(sizes)
+    assert wiring.seat(0).traffic == role_traffic(asked.strategy.role(game, world, asked.lanes), game)
