@@ -38,6 +38,7 @@ def test_the_gradient_of_flattened_maps_is_laid_out_too():
     h.register_hook(lambda slope: seen.append(slope.stride()))
     weights = torch.rand(2, 48)
     (flat(h) * weights).sum().backward()
+    assert x.grad is not None
     assert torch.equal(x.grad, weights.view(2, 3, 4, 4))
     assert h.grad_fn is not None
     assert seen
