@@ -36,7 +36,7 @@ def export_parser(commands: Any) -> None:
     p = _command(commands, "export", _export, about, epilog=EXPORT_EXAMPLES)
     p.add_argument("run_dir", metavar="MODEL", help=MODEL)
     p.add_argument("--format", choices=["safetensors", "onnx", "torch-export"], default="safetensors")
-    p.add_argument("--out", metavar="FOLDER|FILE", help="a new folder; of a graph its file, .onnx or .pt2")
+    p.add_argument("--out", metavar="FOLDER|FILE", help="a new folder; of a graph a new file, .onnx or .pt2")
     p.add_argument("--push", metavar="USER/NAME", help="onto the Hugging Face hub, as `hf auth login` let you")
     _own_nets(p)
     p.set_defaults(data=None)

@@ -73,25 +73,26 @@ def told(run: Any, images: Any, world: Any, again: bool) -> list[str]:
     peak = peak_flops(device, best.device.precision)
     timed = worker([{}, found.layout])
     flops = _flops(worker.run, images)
-    use = [flops / min(t.seconds) / peak for t in timed]
     lines = [f"{run.recipe}: {worker.run.batch} images a round in {worker.run.lanes} lanes, on {device.type}", ""]
     lines += _operations(*tables)
     lines += ["", *_decisions(run, best, found), ""]
-    lines += [
-        f"of the {peak / 1e9:.3g} GFLOP/s that a product in {best.device.precision} reaches here, "
-        f"{use[0]:.0%} before, {use[1]:.0%} after"
-    ]
+    use = [f"{flops / min(t.seconds) / peak:.0%} {when}" for t, when in zip(timed, ("before", "after"))]
+    product = f"of the {peak / 1e9:.3g} GFLOP/s that a product in {best.device.precision} reaches here"
+    lines += [f"{product}, {', '.join(use)}"] if flops else []
     changed = " ".join(f"--{name}={_word(value)}" for name, value in _changes(run, found).items())
     return [*lines, f"--device.layout=measured does this; or: {changed}" if changed else "nothing is faster than this"]
 
 
 def _flops(run: Any, images: Any) -> float:
-    """Multiplications and additions of one round."""
+    """Multiplications and additions of one round; 0 where they cannot be foreseen."""
     from .cli_plan import few, one_round
     from .plan.memory import foresee
 
     plainly = dataclasses.replace(run, device=dataclasses.replace(run.device, compile=False, kind="cpu", graph=False))
-    return foresee(lambda: one_round(plainly, few(images))).flops
+    try:
+        return foresee(lambda: one_round(plainly, few(images))).flops
+    except RuntimeError:  # networks of the user's own that ask for numbers
+        return 0.0
 
 
 def _operations(before: Any, after: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from .cli import _check_seed, _check_truncation, _command, _nothing_left, _own_n
 from .errors import Unusable
 
 if TYPE_CHECKING:
+    from .nets import Spec
     from .train.model import Model
 
 MODEL = "a run folder, a model folder, RUN_DIR/best, or user/name on the Hugging Face hub"
@@ -49,6 +51,8 @@ def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     if options.video:
         return _video(options)
     model, labels = loaded(options), _words(options)
+    side = 64 if Path(options.out).suffix.lower() == ".png" else 0
+    _check_room(f"--count {options.count}", options.count, model.spec, side, "another --seed makes others")
     indices = range(options.count)
     drawn = model.labels(options.count, labels, options.seed)
     made = model.sampler.images(indices, drawn, options.seed, options.truncation)
@@ -56,6 +60,17 @@ def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     what = "records" if model.spec.values else "images"
     sys.stdout.write(f"{options.count} {what} in {options.out}\n")
     return 0
+
+
+def _check_room(asked: str, count: int, spec: Spec, side: int, remedy: str) -> None:
+    """All that is made is in memory at once, in several forms. side: to which small images are enlarged."""
+    from .data.decode import ram_bytes
+
+    times = 1 if spec.values else max(1, side // spec.resolution)
+    each = math.prod(spec.shape) * times**2 * (4 if spec.values else 1)
+    most = ram_bytes() // (4 * each)
+    if count > most:
+        raise Unusable(f"{asked} is more than this machine's memory holds: at most {most} ({remedy})")
 
 
 def _save(options: argparse.Namespace, model: Model, made: Any, labels: Any) -> None:
@@ -68,7 +83,7 @@ def _save(options: argparse.Namespace, model: Model, made: Any, labels: Any) -> 
 
 
 def _video(options: argparse.Namespace) -> int:
-    from .models.video import check_form, write_video
+    from .models.video import LEAST, check_form, write_video
     from .models.walks import walk
 
     if not 0 < options.seconds <= 3600 or not 1 <= options.fps <= 120 or options.stops < 2:
@@ -79,6 +94,8 @@ def _video(options: argparse.Namespace) -> int:
             f"--stops {options.stops} are more than the video has frames: from 2 to {frames} (--seconds x --fps)"
         )
     model, steps = loaded(options), max(1, round(options.seconds * options.fps / options.stops))
+    asked = f"--seconds {options.seconds:g} x --fps {options.fps:g}"
+    _check_room(asked, frames, model.spec, LEAST, "frames, seconds x fps")
     frames = walk(model, options.stops, steps, options.seed, _words(options), options.truncation)
     write_video(frames, Path(options.video), options.fps)
     sys.stdout.write(f"{len(frames)} frames in {options.video}\n")

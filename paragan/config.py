@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import math
 import sys
 import types
 import typing
@@ -224,9 +225,10 @@ def _copied(data: Any) -> Any:
     return {k: _copied(v) for k, v in data.items()} if isinstance(data, dict) else data
 
 
-def _one_line(kind: type, error: ValidationError) -> str:
+def _one_line(kind: Any, error: ValidationError) -> str:
     first = error.errors()[0]
-    path, holder = _located(kind, first["loc"])
+    kind, loc = _chosen(kind, first["loc"])
+    path, holder = _located(kind, loc)
     kind_of, message, given = first["type"], first["msg"], first["input"]
     if kind_of in ("extra_forbidden", "unexpected_keyword_argument"):
         parent = path.rpartition(".")[0]
@@ -237,18 +239,28 @@ def _one_line(kind: type, error: ValidationError) -> str:
         beside = [f"{parent}.{f.name}".strip(".") for f in dataclasses.fields(holder) if f.name != "name"]
         return f"there is no field {path}{nearest(path, beside)}"
     if kind_of == "union_tag_not_found":
-        return f"{path} has no name: --{path}=NAME says which one it is"
+        return f"{path} has no name: --{path}=NAME says which one it is" if path else "it has no name"
     if kind_of in ("missing", "missing_argument"):
         return f"{path} is missing"
     if kind_of == "union_tag_invalid":
         about = first.get("ctx", {})
         known = [tag.strip("'") for tag in about["expected_tags"].split(", ")]
-        return f"{path}: there is no {about['tag']}{nearest(about['tag'], known)}"
+        return f"{path}: there is no {about['tag']}{nearest(about['tag'], known)}".removeprefix(": ")
     if kind_of == "tuple_type":
         return f"{path}={_shown(given)}: input should be a list: --{path}=[{_shown(given)}]"
+    if isinstance(given, float) and not math.isfinite(given):  # which is no number that a bound speaks of
+        message = "Input should be a finite number"
     message = message.removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    return f"{path}: {message}" if isinstance(given, dict) else f"{path}={_shown(given)}: {message}"
+    named = [path] if path else []  # nothing where the whole is wrong
+    return ": ".join([*named, message] if isinstance(given, dict) else ["=".join([*named, _shown(given)]), message])
+
+
+def _chosen(kind: Any, loc: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Of a kind that is a choice itself: the one that was chosen, and the place in it."""
+    choices = [] if dataclasses.is_dataclass(kind) else _choices(*typing.get_args(kind)[:1])
+    chosen = next((one for one in choices if loc and _tag(one) == loc[0]), None)
+    return (chosen, loc[1:]) if chosen else (kind, loc)
 
 
 def _shown(value: Any) -> str:

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from paragan.config import from_yaml
+from paragan.data import decode
 from processes import TINY, call, outcome, refused, trained
 
 
@@ -268,7 +269,7 @@ def test_samples_as_a_grid_an_archive_or_a_folder(finished):
     for out in ("grid.png", "samples.npz", "folder"):
         assert call("sample", finished, "--count=12", "--labels=3,7", "--out", out).status == 0
     with Image.open("grid.png") as grid:
-        assert grid.size == (4 * 64, 3 * 64)
+        assert grid.size == (4 * 64 + 3 * 2, 3 * 64 + 2 * 2)
     with np.load("samples.npz") as made:
         assert made["images"].shape == (12, 8, 8, 1)
         assert made["images"].dtype == np.uint8
@@ -294,6 +295,16 @@ def test_samples_that_cannot_be_made_are_refused(finished):
     assert "unknown extension .gif" in refused("sample", finished, "--out=a.gif")
     Path("file").write_text("")
     assert "cannot be written" in refused("sample", finished, "--out=file/a.png")
+
+
+def test_more_samples_than_memory_holds_are_refused_with_a_bound_that_works(finished, monkeypatch):
+    for out in ("a.png", "a.npz", "folder"):
+        assert "--count 1000000000000 is more than" in refused("sample", finished, "--count", 10**12, "--out", out)
+    monkeypatch.setattr(decode, "ram_bytes", lambda: 4 * 10 * 64 * 64)
+    assert "at most 10 (another --seed" in refused("sample", finished, "--count=11", "--out=a.png")
+    assert call("sample", finished, "--count=10", "--out=a.png").status == 0
+    assert "at most 640 (" in refused("sample", finished, "--count=641", "--out=a.npz")
+    assert "at most 0 (frames" in refused("sample", finished, "--video=a.gif")
 
 
 def test_labels_are_refused_where_there_are_no_classes():

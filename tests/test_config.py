@@ -6,6 +6,7 @@ import pytest
 
 from paragan.config import build, differences, fields_help, from_yaml, nearest, override, plain, to_yaml
 from paragan.errors import Unusable
+from paragan.nets import Nets
 from paragan.recipes import RECIPES, recipe
 from paragan.train.run import Run
 
@@ -87,6 +88,10 @@ def leaves(data: dict, prefix: str = "") -> set[str]:
 
 WRONG = {  # (field, value): how the refusal begins
     ("batch", "many"): "batch=many: input should be a valid integer",
+    ("guard.lr_factor", ".nan"): "guard.lr_factor=nan: input should be a finite number",
+    ("guard.lr_factor", ".inf"): "guard.lr_factor=inf: input should be a finite number",
+    ("guard.lr_factor", "2"): "guard.lr_factor=2: input should be less than or equal to 1",
+    ("health.collapse", ".nan"): "health.collapse=nan: input should be a finite number",
     ("batch", "0"): "batch=0: input should be greater than or equal to 1",
     ("bach", "1"): "there is no field bach; did you mean batch?",
     ("nets.width", "0"): "nets.width=0: input should be greater than or equal to 1",
@@ -100,6 +105,20 @@ WRONG = {  # (field, value): how the refusal begins
     "objective.augment=ada",
     ("nets.attention", "8"): "there is no field nets.attention where nets=dcgan: it is of nets=sagan, biggan",
 }
+
+
+def test_what_is_wrong_as_a_whole_is_told_without_a_field():
+    for kind, data, what in (
+        (Run, 3, "3: input should be a dictionary or an instance of Run"),
+        (Run, {"g": {"optimizer": {}}}, "g.optimizer has no name: --g.optimizer=NAME says which one it is"),
+        (Nets, {}, "it has no name"),
+        (Nets, "vgg", "there is no vgg; there are: dcgan"),
+        (Nets, {"name": "dcgan", "widht": 8}, "there is no field widht; did you mean width?"),
+        (Nets, {"name": "dcgan", "width": "a"}, "width=a: input should be a valid integer"),
+    ):
+        with pytest.raises(Unusable) as refused:
+            build(kind, data)
+        assert str(refused.value).startswith(what)
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG)

@@ -12,11 +12,13 @@ from PIL import Image
 from paragan.data.aside import aside
 from paragan.errors import Unusable
 
+GAP, GREY = 2, 128  # pixels between images, and their colour
 FORMS = "grid.png, samples.npz, or a folder (a name without extension)"
 
 
 def grid(images: np.ndarray, columns: int | None = None, scale: int = 1) -> Image.Image:
-    """Tile `images` [N, H, W, C] uint8, C 1 or 3, row by row without gaps; the rest of the last row is black.
+    """Tile `images` [N, H, W, C] uint8, C 1 or 3, row by row with grey gutters of GAP pixels between them; the rest of
+    the last row is grey too.
 
     `columns` None makes it as square as possible. Each pixel becomes `scale` x `scale` pixels. Raises
     `Unusable` for other arrays, and for columns or scale below 1.
@@ -28,12 +30,12 @@ def grid(images: np.ndarray, columns: int | None = None, scale: int = 1) -> Imag
         raise Unusable(f"scale: {scale} is not possible: use 1 or more")
     count, height, width, channels = images.shape
     columns = columns or math.ceil(math.sqrt(count))
-    rows = math.ceil(count / columns)
-    tiles = np.zeros((rows * columns, height, width, channels), np.uint8)
-    tiles[:count] = images
-    sheet = tiles.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
-    sheet = sheet.reshape(rows * height, columns * width, channels)
-    return _image(sheet.repeat(scale, axis=0).repeat(scale, axis=1))
+    rows, height, width = math.ceil(count / columns), height * scale, width * scale
+    tiles = np.full((rows * columns, height + GAP, width + GAP, channels), GREY, np.uint8)
+    tiles[:count, :height, :width] = images.repeat(scale, axis=1).repeat(scale, axis=2)
+    sheet = tiles.reshape(rows, columns, *tiles.shape[1:]).swapaxes(1, 2)
+    sheet = sheet.reshape(rows * (height + GAP), columns * (width + GAP), channels)
+    return _image(sheet[:-GAP, :-GAP])
 
 
 def readable(images: np.ndarray) -> int:

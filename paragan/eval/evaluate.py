@@ -66,6 +66,7 @@ class Labels:
 
 
 NO_LABELS = Labels(())
+SWEPT = ("truncation", "seed")  # which images of a model are scored; how they are is the same
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,9 @@ class Score:
 
     @property
     def fingerprint(self) -> str:
-        """12 hex digits; equal for equal protocols."""
-        return hashlib.sha256(json.dumps(dict(self.protocol), sort_keys=True).encode()).hexdigest()[:12]
+        """12 hex digits; equal for protocols that are equal but for truncation and seed."""
+        alike = {name: value for name, value in self.protocol.items() if name not in SWEPT}
+        return hashlib.sha256(json.dumps(alike, sort_keys=True).encode()).hexdigest()[:12]
 
     def to_json(self, kimg: float | None = None) -> dict[str, Any]:
         """A line of metrics.jsonl; of `notes`, `error` and `per_class` what there is. `kimg`: thousands of images
@@ -104,12 +106,14 @@ class Score:
 def comparable(a: Score | Mapping[str, Any], b: Score | Mapping[str, Any]) -> list[str]:
     """The fields in which two scores, or their lines of metrics.jsonl, were measured differently.
 
-    Empty where they may be compared. `name` is among them where the scores have different names.
+    Empty where they may be compared, as the lines of one sweep may: they differ in truncation and seed alone. `name` is
+    among them where the scores have different names.
     """
     a, b = (s.to_json() if isinstance(s, Score) else s for s in (a, b))
     one, other = {**a["protocol"], "name": a["name"]}, {**b["protocol"], "name": b["name"]}
     absent = object()
-    return sorted(key for key in {*one, *other} if one.get(key, absent) != other.get(key, absent))
+    fields = {*one, *other} - {*SWEPT}
+    return sorted(key for key in fields if one.get(key, absent) != other.get(key, absent))
 
 
 def evaluate(

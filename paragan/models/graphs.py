@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..data.aside import aside
+from ..data.aside import aside, refuse_existing
 from ..errors import Failed, Unusable
 from ..rng import generator
 from ..train.model import Model
@@ -34,12 +34,13 @@ TOLERANCE = 1e-4  # of values in [-1, 1]
 
 
 def write_graphs(model: Model, form: Form, out: Path) -> list[Path]:
-    """Write `out`; of a model per label, a graph for each label into the folder `out`. Failed where one computes
-    something else than the network."""
+    """Write `out`, which is not there yet; of a model per label, a graph for each label into the folder `out`. Failed
+    where one computes something else than the network."""
     suffix = SUFFIX[form]
     if isinstance(model.sampler, Sampler):
         if out.suffix != suffix:
             raise Unusable(f"--out {out}: a graph is one file, named ...{suffix}")
+        refuse_existing(out)
         _write(model.sampler, 0 if model.spec.values else model.spec.classes, form, out, _about(model))
         return [out]
     if out.suffix or (out.is_dir() and any(out.iterdir())):

@@ -15,7 +15,7 @@ import io
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 import torch
@@ -26,9 +26,8 @@ from ..train.between import made_of, slerp
 from ..train.model import Model, one_label
 from ..train.sampler import Latents, Sampler, latent
 
+N = TypeVar("N", int, float)
 MOST = 256  # images of a grid
-
-
 LOOPBACK = ["localhost", "127.0.0.1", "::1"]
 
 
@@ -80,16 +79,16 @@ def _about(model: Model) -> dict[str, Any]:
         "resolution": spec.resolution,
         "channels": spec.channels,
         "classes": list(model.classes),
-        "kimg": model.config.get("kimg", 0),
+        "kimg": model.kimg,
         "interpolates": blends,
     }
 
 
 def sampled(model: Model, asked: Mapping[str, str]) -> np.ndarray:
     """Images [n, R, R, C] of a query."""
-    count = int(_number(asked, "count", 16, 1, MOST))
+    count = _whole(asked, "count", 16, 1, MOST)
     labels = [word for word in asked.get("labels", "").split(",") if word] or None
-    return model.sample(count, labels, _truncation(asked), int(_number(asked, "seed", 0, 0, 2**62)))
+    return model.sample(count, labels, _truncation(asked), _whole(asked, "seed", 0, 0, 2**63 - 1))
 
 
 def interpolated(model: Model, asked: Mapping[str, str]) -> np.ndarray:
@@ -98,7 +97,7 @@ def interpolated(model: Model, asked: Mapping[str, str]) -> np.ndarray:
     if not isinstance(sampler, Sampler) or not isinstance(sampler.source, Latents):
         raise Unusable("interpolation needs one generator of latents for all labels")
     psi, share = _truncation(asked), _number(asked, "share", 0.5, 0, 1)
-    seeds = [int(_number(asked, end, i, 0, 2**62)) for i, end in enumerate("ab")]
+    seeds = [_whole(asked, end, i, 0, 2**63 - 1) for i, end in enumerate("ab")]
     a, b = (torch.from_numpy(latent(seed, 0, sampler.latent, psi))[None] for seed in seeds)
     pair = None
     if model.classes:
@@ -113,13 +112,22 @@ def _truncation(asked: Mapping[str, str]) -> float:
 
 
 def _number(asked: Mapping[str, str], name: str, default: float, least: float, most: float) -> float:
+    return _read(float, "number", asked, name, default, least, most)
+
+
+def _whole(asked: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    """Seeds may be beyond what a float holds exactly."""
+    return _read(int, "whole number", asked, name, default, least, most)
+
+
+def _read(kind: type[N], called: str, asked: Mapping[str, str], name: str, default: N, least: N, most: N) -> N:
     text = asked.get(name, "")
     try:
-        value = float(text) if text else default
+        value = kind(text) if text else default
     except ValueError:
-        raise Unusable(f"{name}={text} is no number") from None
+        raise Unusable(f"{name}={text[:40]} is no {called}") from None
     if not least <= value <= most:
-        raise Unusable(f"{name}={text} must be between {least:g} and {most:g}")
+        raise Unusable(f"{name}={text} must be between {least} and {most}")
     return value
 
 

@@ -34,6 +34,7 @@ BLOCK_S = 0.1  # a round is repeated until it takes so long
 MOST_S = 1.0  # what a round may take: of a longer one, fewer lanes are played
 APART = ("recipe", "kimg", "seed", "init_from", "evaluation", "output", "health", "guard", "timeout_s", "teacher")
 MOST_BYTES = 10**6  # of all layouts that are kept
+BUILD_S = 120.0  # a run that is shorter does not pay for compiling, nor for trying it
 DRAWN = 64  # images to play with
 
 
@@ -91,8 +92,10 @@ class Worker:
         self.cores = max(1, len(os.sched_getaffinity(0)) // world.place.local_size)
         if world.size > 1:
             self.run = on_lanes(self.run, max(1, self.run.lanes // world.size))
+        whole = self.run.lanes
         while self.run.lanes > 1 and self._round_s() > most_s:
             self.run = on_lanes(self.run, self.run.lanes // 2)
+        self.run_s = run.images / run.round * self._round_s() * whole / self.run.lanes  # about
 
     def _round_s(self) -> float:
         play = self.player({})
@@ -166,7 +169,9 @@ def decided(run: Run, images: Images, world: World, again: bool = False) -> Deci
     file = cache.folder() / "layouts" / f"{_digest(run, images, world)}.json"
     found = None if again else _read(file)
     if found is None:
-        found = decide(switches_of(run, world.device), Worker(run, images, world), run.images / run.round)
+        worker = Worker(run, images, world)
+        tried = [s for s in switches_of(run, world.device) if not s.built or worker.run_s > BUILD_S]
+        found = decide(tried, worker, run.images / run.round)
         text = json.dumps(dataclasses.asdict(found))
         cache.put(file, lambda aside: aside.write_text(text, "utf-8"), MOST_BYTES)
     return found

@@ -125,9 +125,9 @@ def _rows(sides: Sequence[Side]) -> Iterator[Row]:
         first, reference = there[0]
         warnings = tuple(
             f"{name} of {sides[place].name} ({one.protocol.label}) is not comparable with that of {sides[first].name} "
-            f"({reference.protocol.label}): {'; '.join(one.protocol.differences(reference.protocol))}."
+            f"({reference.protocol.label}): {'; '.join(differs)}."
             for place, one in there
-            if one.protocol is not reference.protocol
+            if (differs := one.protocol.differences(reference.protocol, but=("seed",)))
         )
         yield Row(name, direction(reference), cells, None if warnings else _best(there), warnings)
 

@@ -11,7 +11,8 @@ from paragan.report import words
 from paragan.report.records import Row, columns, is_number
 
 LOWER = {"fid", "kid", "cmmd", "mmd", "swd", "ppl", "fd"}
-HIGHER = {"is", "is1", "inception", "precision", "recall", "density", "coverage", "accuracy", "cas"}
+HIGHER = {"is", "inception", "precision", "recall", "density", "coverage", "accuracy", "cas"}
+SWEPT = ("truncation", "seed")  # which images of a model were scored: lines of one sweep differ in these
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,26 @@ class Protocol:
             f"{name} {value}" for name, value in self.entries.items() if name not in said and not name.endswith("hash")
         )
 
-    def differences(self, other: "Protocol") -> list[str]:
-        """What differs from `other`, in words: `["generated 10,000, not 50,000"]`."""
-        found = [
+    def differences(self, other: "Protocol", but: Sequence[str] = SWEPT) -> list[str]:
+        """What forbids to compare with `other`, in words: `["generated 10,000, not 50,000"]`."""
+        names = self._differing(other)
+        if not names and self.fingerprint != other.fingerprint:
+            return ["fingerprint"]
+        return [
             f"{name} {self.entries.get(name, 'not recorded')}, not {other.entries.get(name, 'recorded')}"
-            for name in {**self.entries, **other.entries}
-            if self.entries.get(name) != other.entries.get(name)
+            for name in names
+            if name not in but
         ]
-        return found or ["fingerprint"]
+
+    def swept(self, other: "Protocol") -> str:
+        """Where it stands in a sweep that `other` is of too: "truncation 0.5"."""
+        return ", ".join(
+            f"{name} {self.entries.get(name, 'not recorded')}" for name in self._differing(other) if name in SWEPT
+        )
+
+    def _differing(self, other: "Protocol") -> list[str]:
+        names = {**self.entries, **other.entries}
+        return [name for name in names if self.entries.get(name) != other.entries.get(name)]
 
 
 @dataclass(frozen=True)
@@ -59,7 +72,8 @@ class Series:
     name: str
     protocol: Protocol
     scores: tuple[Score, ...]
-    differs: tuple[str, ...]  # from the first protocol under this name, if there are several
+    differs: tuple[str, ...]  # from the first protocol under this name, so that they may not be compared
+    swept: str  # where it stands in a sweep with that one
     current: bool  # the protocol under which this name was measured last
 
     @property
@@ -68,9 +82,7 @@ class Series:
 
     @property
     def better(self) -> str | None:
-        """Which way is better, lower or higher; None for a name that we do not know."""
-        tokens = set(re.findall("[a-z]+", self.name.lower()))
-        return "lower" if tokens & LOWER else "higher" if tokens & HIGHER else None
+        return which_is_better(self.name)
 
     @property
     def best(self) -> Score | None:
@@ -79,6 +91,12 @@ class Series:
             return None
         pick = min if self.better == "lower" else max
         return pick(finite, key=lambda score: score.value)
+
+
+def which_is_better(name: str) -> str | None:
+    """Which values of a score are, lower or higher ones; None for a name that we do not know."""
+    first = next((word for word in re.findall("[a-z]+", name.lower()) if word in LOWER | HIGHER), None)
+    return None if first is None else "lower" if first in LOWER else "higher"
 
 
 def series(rows: Sequence[Row], known: dict[str, Protocol] | None = None) -> list[Series]:
@@ -97,9 +115,9 @@ def series(rows: Sequence[Row], known: dict[str, Protocol] | None = None) -> lis
         first = known[next(iter(by_protocol))]
         for key, members in by_protocol.items():
             scores = tuple(sorted(_scores(members), key=lambda score: score.kimg))
-            differs = tuple(known[key].differences(first)) if known[key] is not first else ()
+            differs, swept = tuple(known[key].differences(first)), known[key].swept(first)
             if scores:
-                found.append(Series(name, known[key], scores, differs, current=key == newest[name]))
+                found.append(Series(name, known[key], scores, differs, swept, current=key == newest[name]))
     return found
 
 

@@ -20,20 +20,11 @@ from ..eval.evaluate import Score
 from ..eval.features import FeatureSpace
 from ..eval.metrics import metric_names
 from ..report.records import write_whole
+from ..report.scores import which_is_better
 from .loop import Session
 from .observers import Save
 
 FOLDER, ASIDE, FORMER = "best", ".best-new", ".best-former"
-HIGHER = (
-    "is",
-    "is1",
-    "precision",
-    "recall",
-    "density",
-    "coverage",
-    "accuracy",
-    "cas",
-)  # words of scores that are to be high
 
 
 @dataclass(frozen=True)
@@ -72,18 +63,13 @@ def chosen(wanted: str, metrics: Sequence[str], space: FeatureSpace) -> str:
     return names[0] if wanted == "auto" else wanted
 
 
-def higher_is_better(name: str) -> bool:
-    """Whether a score is to be high: of precision_pixels and is50k yes, of fd_pixels and kid no."""
-    return any(word.startswith("is50k") or word in HIGHER for word in name.split("_"))
-
-
 def better(score: Score, than: dict[str, Any] | None) -> bool:
     """Whether a score beats the best so far. One that was measured in another way cannot be compared, and does."""
     if not math.isfinite(score.value):
         return False
     if than is None or than["name"] != score.name or than["fingerprint"] != score.fingerprint:
         return True
-    return score.value > than["value"] if higher_is_better(score.name) else score.value < than["value"]
+    return score.value > than["value"] if which_is_better(score.name) == "higher" else score.value < than["value"]
 
 
 def so_far(folder: Path) -> dict[str, Any] | None:

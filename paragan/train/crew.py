@@ -18,11 +18,12 @@ from .folder import RunFolder, Wanted, join
 from .jobs import jobs, rare, told
 from .labels import POOLED, Worker, had
 from .leases import Leases
-from .model import begin_per_label, read_config
+from .model import begin_per_label
 from .observers import draw_reals
 from .progress import Screen
 from .run import Run, load_images, spec_of
 from .sampler import Prior
+from .snapshot import read_config
 from .start import LOAD_TIMEOUT_S, resolved, set_threads
 from .together import refuse_disagreement, refuse_unshared, together
 

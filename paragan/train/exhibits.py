@@ -85,6 +85,7 @@ def exhibit(
     space  : where neighbours are near (pixels)
     reason : why no neighbours are looked for, if they are not
     """
+    weights = digest(folder)  # before they are read: a run may replace them, and what is shown is old then
     model = load_model(folder, device, nets, images)
     space = space or pixels(model.spec.resolution, model.spec.channels)
     if images is not None and not reason and str(model.config.get("data")) != images.fingerprint:
@@ -99,8 +100,8 @@ def exhibit(
         shown += interpolations(fakes)
     about = {
         "format": 1,
-        "model": digest(folder),
-        "kimg": model.config.get("kimg", 0),
+        "model": weights,
+        "kimg": model.kimg,
         "space": space.name,
         "thorough": thorough and not (fakes.there and reason),
         "missing": [f"Nearest training images are not shown: {reason}."] if fakes.there and reason else [],

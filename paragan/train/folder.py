@@ -18,8 +18,9 @@ from ..errors import Unusable
 from ..nets import Spec
 from ..report.records import create_once, read, write_whole
 from . import checkpoint
-from .model import folder_to_start_from, read_config
+from .model import folder_to_start_from, reading
 from .run import Data, Run, differing, settled, without_code, written
+from .snapshot import read_config
 
 NUMBERED = re.compile(r"(\d{5,})-")
 LAYOUT = (  # what `device.layout=measured` decides
@@ -323,9 +324,7 @@ def scorable(path: Path, data: str | None) -> tuple[Path, Run]:
     if not data:
         raise Unusable(f"{path} is a model without its run: say what it is to be scored against, --data PATH")
     config = read_config(path)
-    try:
+    with reading(path):
         spec = build(Spec, config["spec"])
         whole = build(Data, {"path": data, "resolution": spec.resolution, "channels": spec.channels})
-    except KeyError as error:
-        raise Unusable(f"{path}/config.json has no {error}") from error
     return path, Run(recipe=str(config.get("recipe", "custom")), data=replace(whole, labels=spec.classes > 0))

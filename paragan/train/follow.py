@@ -7,10 +7,8 @@ was scored is left out, and said to be. The lines of metrics.jsonl are those the
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +19,13 @@ from ..data.images import Images
 from ..errors import Failed, Unusable
 from ..eval.evaluate import Protocol, Score
 from ..eval.metrics import metric_names
-from ..report.records import read, write_whole
 from . import best
 from .folder import RunFolder
-from .model import PER_LABEL, load_model
+from .model import is_per_label, load_model
 from .progress import Screen
 from .run import Evaluation, Run
-from .scoring import append, feature_space, score, summary
+from .scoring import append, feature_space, names_there, score, summary
+from .snapshot import Snapshot, snapshot
 from .watch import rollbacks
 
 POLL_S = 2.0
@@ -58,7 +56,7 @@ class Follow:
         """Score until the run is complete; how many models were. Failed, where it showed nothing for too long."""
         number, kimg, last, seen, since = 0, -1.0, dict[str, Any](), None, time.monotonic()
         while True:
-            found = snapshot(self.folder / "model")
+            found = self._newest()
             if found and found.config != last:  # which has checksums: after going back there is another of that moment
                 self._tell_skipped(kimg, float(found.config["kimg"]))
                 kimg, last, since = float(found.config["kimg"]), found.config, time.monotonic()
@@ -76,10 +74,16 @@ class Follow:
                 )
             self.sleep(POLL_S)
 
+    def _newest(self) -> Snapshot | None:
+        model = self.folder / "model"
+        if is_per_label(model):
+            raise Unusable(f"{self.folder} has a model for every label, which workers score: leave --follow out")
+        return snapshot(model)
+
     def _score(self, found: Snapshot) -> bool:
         """Score a model by what is missing of it; whether anything was."""
         kimg = float(found.config["kimg"])
-        there = {row.get("name") for row in read(self.folder / "metrics.jsonl") if row.get("kimg") == kimg}
+        there = names_there(self.folder, kimg)
         space = feature_space(self.wanted, self.images)
         missing = tuple(m for m in self.wanted.metrics if not there.issuperset(metric_names(m, space)))
         if not missing:
@@ -98,8 +102,7 @@ class Follow:
 
     def _scores(self, folder: Path, wanted: Evaluation) -> list[Score]:
         model = load_model(folder, self.device, self.nets, self.images)
-        batch_norm, seed = str(model.config["batch_norm"]), self.run.seed
-        protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=seed)
+        protocol = Protocol(batch_norm=model.batch_norm, ema=True, truncation=1.0, seed=self.run.seed)
         return score(model.sampler, self.images, wanted, protocol, Solo())
 
     def _keep(self, model: Path, scores: list[Score], kimg: float) -> None:
@@ -113,41 +116,6 @@ class Follow:
         skipped = round(now // every - before // every) - 1 if every and before >= 0 else 0
         if skipped > 0:
             self.screen.say(f"{skipped} models between {before:g} and {now:g} kimg were replaced before that")
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A model whose weights and config.json belong together."""
-
-    config: dict[str, Any]
-    files: dict[str, bytes]
-
-    def written(self, folder: Path) -> Path:
-        for name, data in self.files.items():
-            write_whole(folder / name, data)
-        return folder
-
-
-def snapshot(model: Path) -> Snapshot | None:
-    """The model in a folder where a run may be replacing it, file by file: config.json comes last, and says which
-    weights it is about. None where there is none, or they do not fit each other at the moment."""
-    try:
-        data = (model / "config.json").read_bytes()
-        config = json.loads(data)
-        if config.get("kind") == PER_LABEL:
-            raise Unusable(f"{model.parent} has a model for every label, which workers score: leave --follow out")
-        names = [name for name in ("model", "discriminator") if (model / f"{name}.safetensors").exists()]
-        files = {f"{name}.safetensors": (model / f"{name}.safetensors").read_bytes() for name in names}
-        sums = config.get("crc32")
-        whole = all(zlib.crc32(files[f"{name}.safetensors"]) == sums[name] for name in names) if sums else True
-        if not whole or "model.safetensors" not in files or (model / "config.json").read_bytes() != data:
-            return None
-        float(config["kimg"])
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Unusable(f"{model}/config.json cannot be read: {error!r}") from error
-    return Snapshot(config, {**files, "config.json": data})
 
 
 def signature(folder: Path) -> tuple[Any, ...]:

@@ -66,10 +66,10 @@ def compare(run: Run, folder: Path, world: World, screen: Screen) -> None:
 
 def _measured(folder: Path, run: Run, images: Images, world: World) -> Side:
     model = load_model(folder, world.device, run.nets, images)
-    protocol = Protocol(batch_norm=str(model.config["batch_norm"]), ema=True, truncation=1.0, seed=run.seed)
+    protocol = Protocol(batch_norm=model.batch_norm, ema=True, truncation=1.0, seed=run.seed)
     wanted = run.evaluation
     scores = score(model.sampler, images, wanted, protocol, world.everyone) if wanted.metrics else []
-    return Side(folder, float(model.config["kimg"]), bytes_of(folder), scores)
+    return Side(folder, model.kimg, bytes_of(folder), scores)
 
 
 def table(before: Side, after: Side) -> list[str]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.torch
 import torch
 from torch import nn
@@ -31,8 +30,8 @@ from ..report.records import write_whole
 from ..rng import CPU, generator
 from .own import given_of, own_nets
 from .sampler import Inputs, Latents, Merged, Prior, Sampler, to_numbers, to_uint8
+from .snapshot import FORMAT, PARTS, read_config, whole
 
-FORMAT = 1
 PER_LABEL = "per-label"
 STANDING_IMAGES = 1024
 
@@ -115,6 +114,16 @@ class Model:
         return tuple(self.config["classes"])
 
     @property
+    def kimg(self) -> float:
+        """How long it was trained, in thousands of real images."""
+        return float(self.config["kimg"])
+
+    @property
+    def batch_norm(self) -> str | None:
+        """How its batch norm came by its statistics; None where that is not known."""
+        return str(self.config["batch_norm"]) if "batch_norm" in self.config else None
+
+    @property
     def g(self) -> nn.Module:
         """(z [N, latent], y int64 [N] or None) -> images [N, C, R, R] in [-1, 1]. Unusable with one for every label."""
         if isinstance(self.sampler, Merged):
@@ -160,6 +169,12 @@ def save_model(folder: Path, g: nn.Module, d: nn.Module | None, config: dict[str
         write_whole(folder / f"{name}.safetensors", data)
         sums[name] = zlib.crc32(data)
     _write_config(folder, config | {"crc32": sums})  # last: it tells which weights it is about
+
+
+def remove_model(folder: Path) -> None:
+    """Take away what `save_model` wrote."""
+    for name in ("config.json", *(f"{name}.safetensors" for name in PARTS)):  # the other way round
+        (folder / name).unlink(missing_ok=True)
 
 
 def _write_config(folder: Path, config: dict[str, Any]) -> None:
@@ -211,24 +226,37 @@ def load_model(path: str | Path, device: torch.device = CPU, nets: Any = None, d
     data : what they are given, where that is data
     """
     folder = model_folder(Path(path))
-    config = read_config(folder)
-    try:
-        spec, per_label = build(Spec, config["spec"]), config.get("kind") == PER_LABEL
-        net_config: Any = None if per_label else nets_of(config["net"], nets, folder)
+    found = None if is_per_label(folder) else whole(folder, ["model"])
+    config = found.config if found else read_config(folder)
+    with reading(folder):
+        spec = build(Spec, config["spec"])
         prior = Prior(tuple(float(share) for share in config["prior"]))
         if len(prior.shares) != spec.classes or not all(0 <= share <= 1 for share in prior.shares):
             raise ValueError("prior does not fit the classes")
         if not all(isinstance(name, str) for name in config["classes"]):
             raise ValueError("classes are no names")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Unusable(f"{folder}/config.json cannot be read: {error}") from error
-    if net_config is None:
+        if len(config["classes"]) != spec.classes:
+            raise ValueError(f"there are {len(config['classes'])} classes, and spec has {spec.classes}")
+    if found is None:
         config |= _of_parts(folder, len(prior.shares))
         parts = Merged(lambda label: _load_part(folder, spec, config, label, device, nets, data), prior, device)
         return Model(parts, spec, config, folder)
-    g = net_config.generator(spec)
-    load_weights(g, folder / "model.safetensors")
+    net_config = nets_of(config.get("net"), nets, folder)
+    with reading(folder):
+        g = net_config.generator(spec)
+    found.fill(g)
     return Model(sampler_of(g.to(device).eval(), net_config, spec, prior, device, data), spec, config, folder)
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """What config.json says is taken at its word here: Unusable names the file where that cannot be."""
+    try:
+        yield
+    except KeyError as error:
+        raise Unusable(f"{folder}/config.json has no {error}") from error
+    except (Unusable, ValueError, TypeError, RuntimeError) as error:  # the last where there is no memory for it
+        raise Unusable(f"{folder}/config.json cannot be used: {error}") from error
 
 
 def sampler_of(
@@ -246,24 +274,13 @@ def nets_of(config: Any, own: Any, folder: Path) -> Any:
     """The networks a model says it has; those of the user's own are never found by that name, but have to be given."""
     name = config.get("name", "") if isinstance(config, dict) else ""
     if ":" not in str(name):
-        return build(Nets, config)  # pyright: ignore
+        with reading(folder):
+            return build(Nets, config)  # pyright: ignore
     if own is None:
         raise Unusable(f"{folder} was made by networks of your own, which no file runs: give them, --nets {name}")
     if isinstance(own, str):  # with the fields they were trained with
         return own_nets(config | {"name": own})
     return own
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """What a model says of itself. Unusable where it cannot be read, or a newer paragan wrote it."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        written = int(config["format"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Unusable(f"{folder}/config.json cannot be read: {error!r}") from error
-    if written > FORMAT:
-        raise Unusable(f"{folder} has model format {written}; this paragan reads up to {FORMAT}")
-    return config
 
 
 def _of_parts(folder: Path, labels: int) -> dict[str, Any]:
@@ -299,29 +316,13 @@ def _load_part(
     return model.sampler
 
 
-def load_weights(net: nn.Module, path: Path) -> None:
-    """Fill a network from safetensors. Unusable lists the first names that do not fit."""
-    try:
-        tensors = safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise Unusable(f"{path} cannot be read as safetensors: {error}") from error
-    own = net.state_dict()
-    wrong = [n for n in own if n not in tensors] + [n for n in tensors if n not in own]
-    wrong += [n for n in own if n in tensors and own[n].shape != tensors[n].shape]
-    if wrong:
-        raise Unusable(f"{path} holds another architecture; the first names that differ: {', '.join(wrong[:3])}")
-    with torch.no_grad():
-        for name, value in own.items():
-            value.copy_(tensors[name])
-
-
 def model_folder(path: Path) -> Path:
     if path.is_file():
         if path.suffix != ".safetensors":
             raise Unusable(f"{path} is no safetensors file (pickles are refused: loading one can run code)")
         path = path.parent
     for folder in (path, path / "model"):
-        if (folder / "model.safetensors").exists() or _is_per_label(folder):
+        if (folder / "model.safetensors").is_file() or is_per_label(folder):
             return folder
     if not path.exists():
         raise Unusable(f"{path} does not exist; give a run folder, as `paragan train` prints it")
@@ -330,17 +331,18 @@ def model_folder(path: Path) -> Path:
     )
 
 
-def _is_per_label(folder: Path) -> bool:
+def is_per_label(folder: Path) -> bool:
+    """Whether a folder has a model for every label."""
     try:
         return json.loads((folder / "config.json").read_text()).get("kind") == PER_LABEL
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 
 def folder_to_start_from(path: Path) -> Path:
     """The model folder that --init-from names."""
     for folder in (path, path / "model", path.parent):
-        if (folder / "model.safetensors").exists():
+        if (folder / "model.safetensors").is_file():
             return folder
     raise Unusable(f"--init-from {path}: there is no model.safetensors; give a run folder or its model folder")
 

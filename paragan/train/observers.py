@@ -25,7 +25,7 @@ from . import lags
 from .checkpoint import Checkpoints, network
 from .consensus import consensus, evaluated
 from .loop import Session
-from .model import model_config, save_model, standing
+from .model import model_config, remove_model, save_model, standing
 from .own import given_of, picture_of
 from .progress import Screen
 from .run import spec_of, written
@@ -298,6 +298,13 @@ class Save:
                     f"nothing was written, {self.log.standing()}",
                     everywhere=True,
                 )
+
+    def replace_model(self, session: Session) -> None:
+        """Let model/ hold what the session now is; nothing of one that has not begun."""
+        if session.clock.step:
+            self.write_model(session)
+        elif session.world.first:
+            remove_model(self.folder / "model")
 
     def write_model(self, session: Session, name: str = "model", **more: Any) -> None:
         """more: what else its config.json says."""

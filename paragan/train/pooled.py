@@ -32,10 +32,10 @@ def conclude(
 ) -> None:
     """Score the model of all labels, as a run does at its end, and write what people look at."""
     model = load_model(folder, nets=run.nets, data=images)
-    kimg = float(model.config["kimg"])
+    kimg = model.kimg
     if run.evaluation.metrics:
         screen.say(f"scoring {run.evaluation.count:,} fakes of all labels: {', '.join(run.evaluation.metrics)}")
-        protocol = Protocol(batch_norm=str(model.config["batch_norm"]), ema=True, truncation=1.0, seed=run.seed)
+        protocol = Protocol(batch_norm=model.batch_norm, ema=True, truncation=1.0, seed=run.seed)
         scores = score(model.sampler, images, run.evaluation, protocol, Solo())
         Records(folder / "metrics.jsonl").truncate_after(math.nextafter(kimg, 0), key="kimg")  # of who died in here
         append(folder, scores, kimg)

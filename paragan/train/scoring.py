@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,14 @@ from ..eval.summary import Summary
 from ..report.records import Records, read
 from .best import Best, chosen
 from .loop import Session
-from .model import load_model
+from .model import Model, load_model
 from .observers import averaged_sampler, every
 from .progress import Screen
 from .run import Evaluation, Run, load_images
 from .sampler import Merged, Sampler, ahead
 
 BLOCK = 64  # images that are looked at together
+TRIES = 10  # to read one model on all ranks while a run replaces it
 HELD = 2**28  # bytes of the reals' features that a rank keeps from one time to the next
 
 
@@ -83,9 +85,7 @@ class Scoring:
 
     def _has(self, metric: str, kimg: float) -> bool:
         """Whether this moment was scored already (a finished run that is opened again)."""
-        rows = [row for row in read(self.folder / "metrics.jsonl") if row.get("kimg") == kimg]
-        there = {row.get("name") for row in rows if row.get("protocol", {}).get("truncation") in (None, 1.0)}
-        return there.issuperset(metric_names(metric, feature_space(self.wanted, self.images)))
+        return names_there(self.folder, kimg).issuperset(metric_names(metric, feature_space(self.wanted, self.images)))
 
     def _against(self, wanted: Evaluation, group: Group, sampler: Sampler | Merged) -> Against:
         """What was made last time, if it is still right on every rank (they may be other ranks now)."""
@@ -201,6 +201,12 @@ def _described(protocol: Protocol, images: Images, sampler: Sampler | Merged) ->
     )
 
 
+def names_there(folder: Path, kimg: float) -> set[str]:
+    """The scores that were taken of a run at a moment; those of truncated samples do not stand for them."""
+    rows = [row for row in read(folder / "metrics.jsonl") if row.get("kimg") == kimg]
+    return {str(row.get("name")) for row in rows if row.get("protocol", {}).get("truncation") in (None, 1.0)}
+
+
 def append(folder: Path, scores: Sequence[Score], kimg: float) -> None:
     Records(folder / "metrics.jsonl").extend(one.to_json(kimg) for one in scores)
 
@@ -227,22 +233,30 @@ def sweep(
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=data))
     images = load_images(run)
     check(wanted, images)
-    model = load_model(folder, world.device, nets, images)
-    batch_norm = str(model.config["batch_norm"])
+    model = alike(world, lambda: load_model(folder, world.device, nets, images))
     screen.say(f"scoring {wanted.count:,} fakes: {', '.join(wanted.metrics)}")
     if wanted.features == classifier.NAME:
         screen.say("a classifier of the data is trained first, where none is kept yet: that takes minutes")
     to = against(wanted, images, world.everyone, world.device)
     found: list[list[Score]] = []
     for truncation in sorted(truncations):
-        protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=truncation, seed=seed)
+        protocol = Protocol(batch_norm=model.batch_norm, ema=True, truncation=truncation, seed=seed)
         found.append(score(model.sampler, images, wanted, protocol, world.everyone, truncation, to))
         if world.first:
-            _tell(folder, found[-1], float(model.config["kimg"]), screen)
+            _tell(folder, found[-1], model.kimg, screen)
     if len(found) > 1:
         for line in table(found):
             screen.say(line)
     return found
+
+
+def alike(world: World, load: Callable[[], Model]) -> Model:
+    """The model in a folder, the same one on every rank: a run may replace it while they read."""
+    for _ in range(TRIES):
+        model = load()
+        if len(set(world.agree(json.dumps(model.config, sort_keys=True)))) == 1:
+            return model
+    raise Unusable(f"{model.folder} is another model on every rank: put it on storage they share")
 
 
 def _tell(folder: Path, scores: Sequence[Score], kimg: float, screen: Screen) -> None:

@@ -33,7 +33,7 @@ from .guard import changed as changed_by
 from .guard import go_back, set_aside
 from .guard import seed as seed_of
 from .loop import Observer, Session, train
-from .model import folder_to_start_from, load_weights
+from .model import folder_to_start_from
 from .observers import BadFiles, Log, Pictures, Save, draw_reals
 from .own import is_own
 from .progress import Screen
@@ -41,6 +41,7 @@ from .ramp import stage
 from .regroup import Table
 from .run import Pair, Run, build_game, build_nets, load_images, refuse_clip, resolve, spec_of, teacher_of
 from .scoring import Scoring, check, feature_space
+from .snapshot import whole
 from .stats import Stats
 from .together import owned_folder, refuse_disagreement, together
 from .undo import Undo
@@ -193,8 +194,8 @@ def play_on(
             screen.say(f"{folder.path} is complete at {session.clock.kimg:g} kimg; --kimg extends it")
             desk.save.write_model(session)  # it may have been stopped right after its last checkpoint,
             desk.scoring(session)  # or while it was scored
-        elif session.clock.rollbacks and session.clock.step:
-            desk.save.write_model(session)  # what stands there may have been undone
+        elif session.clock.rollbacks:
+            desk.save.replace_model(session)  # what stands there may have been undone
         if session.role.about:
             screen.say(session.role.about)
         late = play(session, desk, folder, images, screen, watchers)
@@ -368,10 +369,10 @@ def find_checkpoint(checkpoints: Checkpoints, run: Run, images: Images, screen: 
 
 def initialise(pair: Pair, model: Path) -> Pair:
     """Start from another run's model: its averaged generator, and its discriminator where there is one."""
-    folder = folder_to_start_from(model)
-    load_weights(pair.g, folder / "model.safetensors")
-    if (folder / "discriminator.safetensors").exists():
-        load_weights(pair.d, folder / "discriminator.safetensors")
+    found = whole(folder_to_start_from(model))
+    found.fill(pair.g)
+    if "discriminator" in found.weights:
+        found.fill(pair.d, "discriminator")
     return pair
 
 

@@ -16,9 +16,9 @@ from .best import so_far
 from .folder import RunFolder, existing
 from .labels import POOLED
 from .leases import Entry, Leases, gone
-from .model import read_config
 from .places import taken
 from .run import Run
+from .snapshot import read_config
 
 HEADING = ("label", "class", "images", "state", "kimg", "minutes", "worker", "scores")
 

@@ -23,26 +23,29 @@ def refusal(call, *args, **how) -> str:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_tiles_lie_row_by_row_without_gaps(channels):
+def test_tiles_lie_row_by_row_with_gutters_between(channels):
     images = noise(5, 4, 6, channels)
     sheet = grid(images, columns=3, scale=2)
-    assert sheet.size == (3 * 6 * 2, 2 * 4 * 2)
+    assert sheet.size == (3 * 12 + 2 * 2, 2 * 8 + 2)
     assert sheet.mode == ("L" if channels == 1 else "RGB")
-    pixels = np.asarray(sheet).reshape(16, 36, channels)[::2, ::2]
+    pixels = np.asarray(sheet).reshape(18, 40, channels)
+    gutters = np.ones((18, 40), bool)
     for index, image in enumerate(images):
         row, column = divmod(index, 3)
-        assert (pixels[4 * row : 4 * row + 4, 6 * column : 6 * column + 6] == image).all()
-    assert (pixels[4:, 12:] == 0).all()
-    assert (np.asarray(sheet)[::2] == np.asarray(sheet)[1::2]).all()
+        there = slice(10 * row, 10 * row + 8), slice(14 * column, 14 * column + 12)
+        for corner in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            assert (pixels[there][corner[0] :: 2, corner[1] :: 2] == image).all()
+        gutters[there] = False
+    assert (pixels[gutters] == 128).all()
 
 
-@pytest.mark.parametrize(("count", "size"), [(1, (4, 4)), (2, (8, 4)), (9, (12, 12)), (10, (16, 12))])
+@pytest.mark.parametrize(("count", "size"), [(1, (4, 4)), (2, (10, 4)), (9, (16, 16)), (10, (22, 16))])
 def test_a_grid_is_about_square(count, size):
     assert grid(noise(count, 4, 4, 1)).size == size
 
 
-def test_more_columns_than_images_leave_black():
-    assert grid(noise(2, 4, 4, 1), columns=10).size == (40, 4)
+def test_more_columns_than_images_leave_grey():
+    assert grid(noise(2, 4, 4, 1), columns=10).size == (58, 4)
 
 
 def test_impossible_grids():

@@ -209,11 +209,11 @@ def test_a_sheet_has_a_row_a_class(tmp_path):
     (tmp_path / "ant" / "bad.png").write_bytes(b"no image")
     found = looked(tmp_path)
     drawn = np.asarray(sheet(found))
-    assert drawn.shape == (2 * 64, 8 * 64, 3)
+    assert drawn.shape == (2 * 64 + 2, 8 * 64 + 7 * 2, 3)
     first = np.asarray(Image.open(tmp_path / "ant" / "00.png"))
     assert (drawn[:64, :64] == first).all()
-    assert not drawn[:64, 3 * 64 :].any()  # no more ants
-    assert drawn[64:, 7 * 64 :].any()
+    assert not drawn[:64, 3 * 66 : 3 * 66 + 64].any()  # no more ants
+    assert drawn[66:, 7 * 66 :].any()
 
 
 def test_progress_ends_at_all():

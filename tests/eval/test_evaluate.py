@@ -183,6 +183,9 @@ def test_scores_of_other_protocols_are_not_comparable(digits, blurred):
     assert one.fingerprint != two.fingerprint
     assert comparable(one, kid) == ["name", "subset_size", "subsets"]
     assert comparable(one, dataclasses.replace(one, value=7.0, seconds=9.0)) == []
+    swept = dataclasses.replace(one, protocol={**one.protocol, "truncation": 0.5, "seed": 9})
+    assert comparable(one, swept) == []
+    assert one.fingerprint == swept.fingerprint != two.fingerprint
 
 
 # names

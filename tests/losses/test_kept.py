@@ -15,8 +15,9 @@ from paragan.errors import Unusable
 from paragan.losses.adversarial import Adversarial
 from paragan.losses.kept import INTERVAL, NAME, Anchors, Chance, Kept, attach, found_in, without
 from paragan.train.loop import play_round
-from paragan.train.model import load_weights, save_model
+from paragan.train.model import save_model
 from paragan.train.run import build_nets, resolve, spec_of
+from paragan.train.snapshot import whole
 
 BOTH = ("objective.augment=ada", "objective.augment.kimg=0.1", "objective.lecam=0.3", "nets.batch_norm=true")
 GROWING = "objective.augment.target=-0.9"  # whatever D makes of reals
@@ -161,7 +162,7 @@ def test_it_is_no_part_of_the_model(tmp_path):
     save_model(tmp_path, s.game.g.net, s.game.d.net, {})
     run, images = resolve(run, toy.images()), toy.images()
     fresh = build_nets(run, spec_of(run, images), s.world.device).d
-    load_weights(fresh, tmp_path / "discriminator.safetensors")
+    whole(tmp_path).fill(fresh, "discriminator")
     assert toy.same(fresh.state_dict(), without(s.game.d.net.state_dict()))
 
 

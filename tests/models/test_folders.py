@@ -92,3 +92,44 @@ def test_what_is_no_model_is_refused(small, tmp_path):
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
     with pytest.raises(Unusable, match="another architecture"):
         paragan.load(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"spec": 3}, "3: input should be a dictionary or an instance of Spec"),
+        ({"spec": {"resolution": "big"}}, "resolution=big: input should be a valid integer"),
+        ({"spec": {"resolution": 24, "channels": 3, "classes": 3}}, "data.resolution=24"),
+        ({"spec": None}, "None: input should be"),
+        ({"net": "vgg"}, "there is no vgg; there are: "),
+        ({"net": {}}, "it has no name"),
+        ({"net": [1]}, "input should be a"),
+        ({"net": {"name": "dcgan", "widht": 8}}, "there is no field widht; did you mean width?"),
+        ({"net": {"name": "dcgan", "width": 10**12}}, "memory"),
+        ({"prior": 5}, "not iterable"),
+        ({"prior": ["much"]}, "could not convert"),
+        ({"prior": [1.0]}, "prior does not fit"),
+        ({"classes": 9}, "not iterable"),
+        ({"classes": [1, 2, 3]}, "classes are no names"),
+        ({"classes": ["ant"]}, "there are 1 classes, and spec has 3"),
+        ({"kimg": "long"}, "could not convert"),
+        ({"crc32": {"model": "a"}}, "crc32 should hold whole numbers"),
+        ({"crc32": 7}, "not iterable"),
+        ({"format": 99}, "model format 99"),
+        ({"format": None}, "TypeError"),
+    ],
+)
+def test_a_configuration_that_cannot_be_names_its_file(change, what, small, tmp_path):
+    shutil.copytree(small, tmp_path / "other")
+    config = json.loads((small / "config.json").read_text()) | change
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    line = refused("sample", tmp_path / "other", "--out", tmp_path / "a.png")
+    assert what in line
+    assert str(tmp_path / "other") in line
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b"7"])
+def test_what_is_no_configuration_names_its_file(text, small, tmp_path):
+    shutil.copytree(small, tmp_path / "other")
+    (tmp_path / "other" / "config.json").write_bytes(text)
+    assert f"{tmp_path / 'other'}/config.json cannot be read" in refused("sample", tmp_path / "other", "--out=a.png")

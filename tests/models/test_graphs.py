@@ -31,6 +31,9 @@ def test_onnx_makes_the_images_of_the_network(small, tmp_path):
     about = json.loads(session.get_modelmeta().custom_metadata_map["paragan"])
     assert about["classes"] == ["ant", "bee", "cat"]
     assert [path.name for path in tmp_path.iterdir()] == ["g.onnx"]  # one file, nothing beside it
+    there = (tmp_path / "g.onnx").read_bytes()
+    assert "g.onnx exists already" in refused("export", small, "--format", "onnx", "--out", tmp_path / "g.onnx")
+    assert (tmp_path / "g.onnx").read_bytes() == there
 
 
 def test_pt2_makes_the_images_of_the_network(small, tmp_path):

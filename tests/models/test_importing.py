@@ -18,7 +18,7 @@ from paragan.config import to_yaml
 from paragan.errors import Unusable
 from paragan.models.importing import bring
 from paragan.models.names import LIBRARIES, neutral
-from paragan.train.model import load_weights
+from paragan.train.snapshot import whole
 from processes import call, refused
 
 KINDS = {  # what is imported: its family here
@@ -72,7 +72,7 @@ def doubled(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def discriminator(folder, model):
     nets = paragan.config.build(paragan.nets.Nets, model.config["net"])
     d = nets.discriminator(model.spec).eval()
-    load_weights(d, folder / "discriminator.safetensors")
+    whole(folder).fill(d, "discriminator")
     return d
 
 

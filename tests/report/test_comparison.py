@@ -70,6 +70,16 @@ def test_protocols_that_differ_are_warned_of_and_nothing_is_best(tmp_path, a):
     assert "n best" not in page.attributes("class")
 
 
+def test_runs_of_other_seeds_are_compared_and_of_other_truncations_warned_of(tmp_path):
+    drawn = {"features": "inception", "truncation": 1.0}
+    a, b = (run_of(tmp_path / f"{n}", scores=[score(n, 40, protocol=drawn | {"seed": n})]) for n in (1, 2))
+    page = compared(tmp_path, a, b)
+    assert "not comparable" not in page.words
+    assert page.attributes("class").count("n best") == 1
+    c = run_of(tmp_path / "c", scores=[score(5, 40, protocol=drawn | {"seed": 1, "truncation": 0.5})])
+    assert "truncation 0.5, not 1." in compared(tmp_path, a, c).words
+
+
 def test_a_fingerprint_that_differs_is_warned_of(tmp_path, a):
     other = run_of(tmp_path / "c", scores=[score(5, 40, fingerprint="other")])
     assert "is not comparable with that of a (P1): fingerprint." in compared(tmp_path, a, other).words

@@ -20,7 +20,13 @@ def test_last_is_by_kimg_and_best_by_direction():
 
 @pytest.mark.parametrize(
     ("name", "better"),
-    [("fid", "lower"), ("kid50k", "lower"), ("prdc_coverage", "higher"), ("is", "higher"), ("this", None)],
+    [
+        *((name, "lower") for name in ("fd_pixels", "fid", "fid50k_full", "kid", "kid50k_full_pixels", "fd_is-net")),
+        *((name, "higher") for name in ("precision_pixels", "recall_inception", "is", "is1", "is50k", "is50k_my-net")),
+        *((name, "higher") for name in ("coverage_values", "density_pixels", "pr50k3_full_precision_inception")),
+        *((name, "higher") for name in ("accuracy_resnet20", "cas_resnet20")),
+        *((name, None) for name in ("this", "")),
+    ],
 )
 def test_a_score_of_an_unknown_kind_has_no_best(name, better):
     (one,) = series([row(1, name=name)])
@@ -50,6 +56,19 @@ def test_scores_under_different_protocols_are_apart(change, differs):
     assert (first.differs, second.differs[0]) == ((), differs)
     assert (first.current, second.current) == (False, True)
     assert [protocol.label for protocol in protocols([second, first])] == ["P1", "P2"]
+
+
+def test_lines_of_one_sweep_are_apart_and_may_be_compared():
+    drawn = {**PROTOCOL, "truncation": 1.0, "seed": 0}
+    rows = [row(9, protocol=drawn | more) for more in ({}, {"truncation": 0.5}, {"seed": 3, "truncation": 0.7})]
+    rows[1]["fingerprint"] = "as older ones had"
+    assert [(one.differs, one.swept) for one in series(rows)] == [
+        ((), ""),
+        ((), "truncation 0.5"),
+        ((), "truncation 0.7, seed 3"),
+    ]
+    _, other = series([rows[0], row(9, protocol=drawn | {"truncation": 0.5, "generated": 10})])
+    assert other.differs == ("generated 10, not 50,000",)
 
 
 def test_different_scores_may_share_a_protocol():

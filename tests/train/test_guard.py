@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from unittest import mock
 
 import pytest
 
+import paragan
 from paragan.report.records import read
 from paragan.train import guard, loop
 from processes import call, checkpoints, outcome, refused, steps, train
@@ -118,6 +120,32 @@ def test_without_a_checkpoint_it_begins_again(tmp_path):
     assert ended.status == 0
     assert read(tmp_path / "run" / "health.jsonl")[0]["to_step"] == 0
     assert steps(tmp_path / "run") == list(range(1, 11))
+
+
+def test_the_model_is_the_one_of_where_the_run_stands(tmp_path):
+    """Also where it went back to the beginning, behind the first checkpoint."""
+    run, there = tmp_path / "run", []
+    original = loop.play_round
+
+    def play_round(session):
+        if session.clock.rollbacks:
+            there.append((session.clock.step, (run / "model" / "config.json").exists()))
+        original(session)
+
+    def early(folder, run, undo):
+        undo.finding = dataclasses.replace(undo.finding, since=1)
+        return decided(folder, run, undo)
+
+    decided = guard._decided
+    with (
+        mock.patch.object(loop, "play_round", play_round),
+        falling_ill(),
+        mock.patch.object(guard, "_decided", early),
+    ):
+        ended = call(*train(run, *GUARDED))
+    assert ended.status == 0
+    assert [kept for step, kept in there] == [False, False, *[True] * 8]
+    assert paragan.load(run).kimg == 0.16
 
 
 PATCH = """

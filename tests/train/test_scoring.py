@@ -61,9 +61,15 @@ def test_a_truncation_sweep_is_a_table_and_its_rows_say_which(digits):
     assert [line.split()[0] for line in (low, high)] == ["0.5", "1"]
     rows = read(digits / "metrics.jsonl")[-2:]
     assert [row["protocol"]["truncation"] for row in rows] == [0.5, 1.0]
-    assert rows[0]["fingerprint"] != rows[1]["fingerprint"]
+    assert rows[0]["fingerprint"] == rows[1]["fingerprint"]
     assert rows[0]["value"] != rows[1]["value"]
     assert all(0 < row["error"] < 1e-6 for row in rows)
+    ended = call("eval", digits, "--truncation=0.7", "--metrics=fd", "--count=32", "--seed=5")
+    assert "not comparable" not in ended.out
+    call("report", digits)
+    page = (digits / "report.html").read_text()
+    assert ">truncation 0.7, seed 5<" in page
+    assert "Not comparable with the first fd_pixels: fakes 32, not 16." in page
     assert "no number" in refused("eval", digits, "--truncation=a")
     assert "between 0.05 and 1" in refused("eval", digits, "--truncation=1,2")
 

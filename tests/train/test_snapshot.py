@@ -1,0 +1,123 @@
+"""A model comes whole, whoever reads it while a run replaces it, and never as halves of two."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+
+import pytest
+import torch
+
+import paragan
+from paragan.errors import Unusable
+from paragan.nets import DCGAN, Spec
+from paragan.train import scoring, snapshot
+from paragan.train.model import model_config, save_model
+from paragan.train.sampler import Prior
+from paragan.train.snapshot import whole
+from processes import refused
+
+NETS, SPEC = DCGAN(width=4, latent=6), Spec(8, 1)
+
+
+def write(folder, seed):
+    """What a checkpoint does to a folder; by the mean weight one can tell which."""
+    torch.manual_seed(seed)
+    pair = NETS.generator(SPEC), NETS.discriminator(SPEC)
+    save_model(folder, *pair, model_config(NETS, SPEC, Prior(()), (), kimg=float(seed), batch_norm="none"))
+
+
+@pytest.fixture
+def model(tmp_path):
+    write(tmp_path / "model", 1)
+    return tmp_path / "model"
+
+
+def test_whoever_comes_while_it_is_replaced_gets_the_new_one(model, tmp_path):
+    write(tmp_path / "next", 2)
+    for name in ("model", "discriminator"):
+        shutil.copy(tmp_path / "next" / f"{name}.safetensors", model)
+    later = threading.Timer(0.3, lambda: shutil.copy(tmp_path / "next" / "config.json", model))
+    later.start()
+    try:
+        found = paragan.load(model)
+    finally:
+        later.join()
+    assert found.kimg == 2
+    wanted = paragan.load(tmp_path / "next").g.state_dict()
+    assert all(torch.equal(value, wanted[name]) for name, value in found.g.state_dict().items())
+
+
+def test_no_halves_of_two_while_a_writer_never_rests(model):
+    stop = threading.Event()
+
+    def busy():
+        while not stop.is_set():
+            for seed in (2, 1):
+                write(model, seed)
+
+    wanted = {}
+    for seed in (2, 1):
+        write(model, seed)
+        wanted[float(seed)] = paragan.load(model).g.state_dict()
+    writer = threading.Thread(target=busy)
+    writer.start()
+    try:
+        for _ in range(20):
+            found = paragan.load(model)
+            assert all(torch.equal(v, wanted[found.kimg][name]) for name, v in found.g.state_dict().items())
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_weights_of_another_model_are_refused_by_all(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot, "REPLACED_S", 0.0)
+    write(tmp_path / "other", 2)
+    shutil.copy(tmp_path / "other" / "model.safetensors", model)
+    start = time.monotonic()
+    for words in (
+        ("sample", model, "--out", tmp_path / "a.png"),
+        ("eval", model, "--data", "digits", "--metrics=fd", "--count=16"),
+        ("export", model, "--out", tmp_path / "out"),
+        ("train", "digits", "--init-from", model, "--kimg=0.01", "--run-dir", tmp_path / "run"),
+    ):
+        line = refused(*words)
+        assert f"{model} holds weights that config.json is not about" in line, line
+    assert time.monotonic() - start < 30
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_part_of_another_model_is_left_alone(model, tmp_path):
+    """An export over a folder that had a discriminator, say."""
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"crc32": {"model": config["crc32"]["model"]}}))
+    assert set(whole(model).weights) == {"model"}
+    del config["crc32"]  # of older ones, and of those who changed their weights by hand
+    (model / "config.json").write_text(json.dumps(config))
+    assert set(whole(model).weights) == {"model", "discriminator"}
+
+
+class Two:
+    """A world of two ranks of which the other one reads `words`, one a time."""
+
+    def __init__(self, *words):
+        self.words = list(words)
+
+    def agree(self, word):
+        return [word, self.words.pop(0) or word]
+
+
+def test_ranks_score_one_model(model):
+    loads = []
+
+    def load():
+        loads.append(1)
+        return paragan.load(model)
+
+    assert scoring.alike(Two("another", ""), load).kimg == 1
+    assert len(loads) == 2
+    with pytest.raises(Unusable, match="another model on every rank"):
+        scoring.alike(Two(*["another"] * scoring.TRIES), load)
