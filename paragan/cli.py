@@ -231,7 +231,7 @@ def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any, li
     data = read_yaml(Path(name)) if is_file else plain(recipe(name))
     given += _settings(rest)
     if any(field.partition(".")[0] == "strategy" for field, _ in given):
-        data = {**data, "chosen": None}  # not for this one
+        data = {**data, "chosen": {}}  # not for this one
     run, reasons = asked(data, given, options.policy, options.tune)
     if options.resume not in ("auto", "never"):
         if run_dir:

@@ -228,7 +228,7 @@ def _searched(
 
 def decide_strategy(run: Any, images: Any, world: Any, wanted: Any, screen: Any) -> Any:
     """The run that is trained, where its strategy was left open."""
-    if run.strategy.name != "auto" and run.chosen is None:
+    if run.strategy.name != "auto" and not run.chosen.ranks:
         return run
     from .plan.auto import decided
 

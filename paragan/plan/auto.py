@@ -37,19 +37,20 @@ from .search import Goal, Plan, search
 
 WAIT_S = 600.0  # for rank 0, beyond what it was asked to take
 ROUNDS, SECONDS = 3, 1.0  # that all play at once: at least so many, at least so long
+WORD = "strategy: "  # what is said of it begins so
 SAID = 3  # reasons against others that are written down
 
 
 def is_open(run: Run, ranks: int) -> bool:
     """Whether a strategy is to be chosen: it was asked for, and not for so many ranks yet."""
-    return isinstance(run.strategy, Auto) or (run.chosen is not None and run.chosen.ranks != ranks)
+    return isinstance(run.strategy, Auto) or run.chosen.ranks not in (0, ranks)
 
 
 def decided(run: Run, images: Images, world: World, wanted: Wanted, screen: Screen) -> Run:
     """The run that is played. What its folder was begun with stands, so long as there are as many ranks."""
     if not is_open(run, world.size):
         return run
-    asked = run.strategy if isinstance(run.strategy, Auto) else run.chosen.asked if run.chosen else Auto()
+    asked = run.strategy if isinstance(run.strategy, Auto) else run.chosen.asked
     for name in asked.strategies:
         strategy_of(name)  # refuses what there is not
     former = together(world, lambda: _former(run, wanted, world))
@@ -60,20 +61,21 @@ def decided(run: Run, images: Images, world: World, wanted: Wanted, screen: Scre
         return before
     kin = before or (None if isinstance(run.strategy, Auto) else run)
     found = _chosen(kin or run, asked, kin, images, world, screen)
-    for line in found.chosen.why if found.chosen else ():
-        screen.say(f"strategy: {line}")
+    for line in found.about:
+        if line.startswith(WORD):
+            screen.say(line)
     return found
 
 
 def _former(run: Run, wanted: Wanted, world: World) -> dict[str, Any]:
     """What the folder that this run goes on in was begun with; nothing where there is none. Rank 0 looks."""
     begun = begun_as(wanted, run) if world.first else None
-    return {"strategy": plain(begun.strategy), "chosen": plain(begun.chosen)} if begun else {}
+    return {name: plain(getattr(begun, name)) for name in ("strategy", "chosen", "about")} if begun else {}
 
 
 def _as(run: Run, told: dict[str, Any]) -> Run:
     fields = build(Run, {**told, "recipe": run.recipe})
-    return settled(replace(run, strategy=fields.strategy, chosen=fields.chosen))
+    return settled(replace(run, strategy=fields.strategy, chosen=fields.chosen, about=fields.about))
 
 
 def _chosen(run: Run, asked: Auto, kin: Run | None, images: Images, world: World, screen: Screen) -> Run:
@@ -82,7 +84,7 @@ def _chosen(run: Run, asked: Auto, kin: Run | None, images: Images, world: World
         strategy = kin.strategy if kin and kin.strategy.name != "sync" else Sync()
         if ":" in getattr(strategy, "split", ""):
             strategy = replace(strategy, split="auto")  # pyright: ignore[reportCallIssue]
-        return _with(run, strategy, Chosen(1, (f"{strategy.name}: one rank has nobody to agree with",), asked))
+        return _with(run, strategy, Chosen(1, asked), [f"{strategy.name}: one rank has nobody to agree with"])
     screen.say(f"strategy: one worker is measured on rank 0, unless it was before (about {asked.seconds:g} s)")
     profile = _profile(run, asked, images, world)
     profile = slowed(profile, _beside(run, images, world) / profile.round_s(run.batch / world.size))
@@ -100,11 +102,13 @@ def _chosen(run: Run, asked: Auto, kin: Run | None, images: Images, world: World
         return json.dumps({"name": plan.first.name, "why": why})
 
     told = json.loads(world.agree(together(world, choose, WAIT_S))[0])
-    return _with(run, fixed(strategy_of(told["name"])), Chosen(world.size, tuple(told["why"]), asked))
+    return _with(run, fixed(strategy_of(told["name"])), Chosen(world.size, asked), told["why"])
 
 
-def _with(run: Run, strategy: Any, chosen: Chosen) -> Run:
-    found = settled(replace(run, strategy=strategy, chosen=chosen))
+def _with(run: Run, strategy: Any, chosen: Chosen, why: Sequence[str]) -> Run:
+    about = [line for line in run.about if not line.startswith(WORD)]  # what was said for other ranks
+    about += [f"{WORD}{line}" for line in why]
+    found = settled(replace(run, strategy=strategy, chosen=chosen, about=tuple(about)))
     found.check(chosen.ranks)
     return found
 
@@ -173,7 +177,7 @@ def _profile(run: Run, asked: Auto, images: Images, world: World) -> Profile:
 
 
 def _of_first(run: Run, asked: Auto, images: Images, world: World) -> Profile:
-    plainly = replace(run, strategy=Sync(), chosen=None)
+    plainly = replace(run, strategy=Sync(), chosen=Chosen())
     structure = ""
     if is_own(run.nets, run.objective):
         nets = _pair(run, images, world)
@@ -196,7 +200,7 @@ def _pair(run: Run, images: Images, world: World) -> Any:
 def _beside(run: Run, images: Images, world: World) -> float:
     """Seconds of a round that every rank plays alone while all others do: they may share cores, caches, a device."""
     lanes = max(1, run.lanes // world.size)
-    alone = replace(on_lanes(run, lanes), strategy=Sync(), chosen=None)
+    alone = replace(on_lanes(run, lanes), strategy=Sync(), chosen=Chosen())
     session = assemble(alone, World.solo(world.device), images, _pair(run, images, world))
     watch, times = Watch(world.device), list[float]()
     try:

@@ -229,9 +229,9 @@ def begun_as(wanted: Wanted, run: Run) -> Run | None:
         with contextlib.suppress(Unusable):
             former = folder.record()
             begun = build(Run, former) if former else None
-            if former is None or begun is None or begun.chosen is None:
+            if former is None or begun is None or not begun.chosen.ranks:
                 continue
-            trial = settled(replace(run, strategy=begun.strategy, chosen=begun.chosen))
+            trial = settled(replace(run, strategy=begun.strategy, chosen=begun.chosen, about=begun.about))
             if not changed(former, trial) and (wanted.run_dir or _unfinished(folder, trial)):
                 return trial
     return None
@@ -251,7 +251,9 @@ def changed(former: dict[str, Any], run: Run) -> list[tuple[str, Any, Any]]:
     with contextlib.suppress(Unusable):
         former = written(settled(build(Run, former)))
     found = [d for d in differences(former, written(run)) if not differing(d[0])]
-    planned = former.get("chosen") and run.chosen  # another form of the same strategy may be chosen for other ranks
+    planned = (
+        former.get("chosen", {}).get("ranks") and run.chosen.ranks
+    )  # another form of the same strategy may be chosen for other ranks
     return [d for d in found if not (planned and d[0].startswith("strategy.") and d[0] != "strategy.name")]
 
 

@@ -170,7 +170,7 @@ class Run:
     kimg  : how long, in thousands of real images shown to D
     teacher : a run per label whose generators G also learns from (see `paragan merge`)
     teacher_weight : of the distance to their images in G's loss (0: only D is listened to)
-    chosen : where the strategy was left open (auto): for how many ranks it was chosen, and why
+    chosen : where the strategy was left open (auto): for how many ranks it was chosen
     timeout_s : how long an exchange may take; a rank that died is noticed at once, one that hangs after this
     about : why it is as it is, a line each; for people
     """
@@ -198,7 +198,7 @@ class Run:
     health: AnyHealth = Health()
     guard: Annotated[Guard, by_name] = Guard()
     device: Device = Device()
-    chosen: Chosen | None = None
+    chosen: Chosen = Chosen()
     timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 300.0
     about: tuple[str, ...] = ()
 

@@ -20,7 +20,7 @@ def auto(**fields):
 
 
 def begun(name, ranks):
-    run = dataclasses.replace(planned.run(), strategy=fixed(strategy_of(name)), chosen=Chosen(ranks, ("because",)))
+    run = dataclasses.replace(planned.run(), strategy=fixed(strategy_of(name)), chosen=Chosen(ranks))
     return settled(run)
 
 
@@ -109,9 +109,9 @@ def test_two_ranks_choose_and_other_ranks_plan_again(tmp_path, processes):
         record = read_yaml(tmp_path / "run/run.yaml")
         assert record["strategy"]["name"] == "sync"
         assert record["chosen"]["ranks"] == ranks
-        assert record["chosen"]["why"][0].startswith("sync")
+        assert record["about"][0].startswith("strategy: sync")
         assert record["batch"] == 16
-    assert any("only other forms" in line for line in record["chosen"]["why"])
+    assert any("only other forms" in line for line in record["about"])
     ranks = json.loads((tmp_path / "run/checkpoints/00000020/checkpoint.json").read_text())["ranks"]
     assert ranks == 3
 
