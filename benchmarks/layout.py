@@ -26,7 +26,7 @@ from timing import Spread, Times, describe, interleave, machine, save, table
 
 from paragan.comm.world import World
 from paragan.data.images import Images, load
-from paragan.devices import keep_memory
+from paragan.devices import huge_pages
 from paragan.plan.choosing import Decided, Layout, decide
 from paragan.plan.layout import Worker, switches_of
 from paragan.train.run import Run
@@ -39,7 +39,7 @@ NETWORKS: dict[str, tuple[str, ...]] = {
     "sagan": ("sagan-cifar10", *SMALL),
     "biggan": ("biggan-cifar10", *SMALL),
 }
-ALL = ("channels_last", "precision", "threads", "keep_memory", "rewritten", "one_call")
+ALL = ("channels_last", "precision", "threads", "huge_pages", "rewritten", "one_call")
 CORES = torch.get_num_threads()
 
 
@@ -48,14 +48,14 @@ def images_of(name: str) -> Images:
 
 
 class Plain:
-    """The plain loop, with all cores and an allocator that does as it likes."""
+    """The plain loop, with all cores, and pages as they come."""
 
     def __init__(self, run: Run, images: Images):
         self.loop = plain.Naive(run, images)
 
     def __call__(self, steps: int) -> None:
         torch.set_num_threads(CORES)
-        keep_memory(False)
+        huge_pages(False)
         for _ in range(steps):
             self.loop.step()
 

@@ -185,33 +185,21 @@ def autocast(device: torch.device, precision: str) -> Callable[[], Context]:
     return contextlib.nullcontext if precision == "float32" else lambda: torch.autocast(device.type, torch.bfloat16)
 
 
-def keeps_memory() -> bool:
-    """Whether this system's allocator can be told to keep what was freed (glibc's)."""
-    return _mallopt() is not None
+def has_huge_pages() -> bool:
+    """Whether this system gives pages of 2 MB to those who ask, and torch asks (paragan/__init__.py lets it)."""
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    given = setting.exists() and "[never]" not in setting.read_text()
+    return given and os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
 
 
-def keep_memory(kept: bool) -> None:
-    """Whether memory that was freed stays with this process. By default glibc gives back what is large, and the kernel
-    clears its pages again when the next tensor touches them: several times what an addition of two such tensors takes.
-    """
-    mallopt = _mallopt()
-    if mallopt is None or (not kept and not _kept):
-        return
-    _kept[:] = [kept]
-    mallopt(MMAP_MAX, 0 if kept else 65536)
-    mallopt(TRIM_THRESHOLD, 2**31 - 1 if kept else 64 << 20)  # as high as glibc itself raises them
-    mallopt(MMAP_THRESHOLD, 32 << 20)
+def huge_pages(used: bool) -> None:
+    """Whether this process is given them. A large tensor is memory of the kernel, cleared as it is first touched, page
+    by page: in pages of 4 KB that takes several times what an addition of two such tensors takes."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, int(not used), 0, 0, 0)
 
 
-TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # of malloc.h
-_kept: list[bool] = []  # what was last asked for, if ever
-
-
-@functools.cache
-def _mallopt() -> Callable[[int, int], int] | None:
-    libc = ctypes.CDLL(None)
-    known = sys.platform == "linux" and hasattr(libc, "gnu_get_libc_version")
-    return libc.mallopt if known else None
+PR_SET_THP_DISABLE = 41  # of sys/prctl.h
 
 
 @functools.cache

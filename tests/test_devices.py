@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 
 import toy
-from paragan.devices import KINDS, keep_memory, keeps_memory, kind_of, pick_device
+from paragan.devices import KINDS, has_huge_pages, huge_pages, kind_of, pick_device
 from paragan.errors import Unusable
 
 CPU = torch.device("cpu")
@@ -58,24 +58,18 @@ def test_only_one_file_asks_what_kind_a_device_is():
     assert found - about_cuda <= {"plan/layout.py", "plan/tiles.py"}  # which switches and tiles a kind has
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
-def test_kept_memory_is_not_asked_for_again():
-    import resource
-
-    if not keeps_memory():
-        pytest.skip("another libc")
-
+@pytest.mark.skipif(not has_huge_pages(), reason="this system has none")
+def test_huge_pages_are_fewer():
     def faults():
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         for _ in range(4):
-            torch.ones(1 << 24)  # 64 MB: more than glibc keeps by itself
+            torch.ones(1 << 24)  # 64 MB: not kept by any allocator
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     try:
-        keep_memory(True)
-        faults()
-        kept = faults()
-        keep_memory(False)
-        assert kept < 0.1 * faults()
+        huge_pages(False)
+        small = faults()
     finally:
-        keep_memory(False)
+        huge_pages(True)
+    assert small > 1000
+    assert faults() < 0.3 * small

@@ -19,7 +19,7 @@ import torch
 from ..comm.world import World
 from ..config import field_of, plain, with_fields
 from ..data.images import Images
-from ..devices import keep_memory, keeps_memory, kind_of
+from ..devices import has_huge_pages, huge_pages, kind_of
 from ..errors import Unusable
 from ..eval import cache
 from ..train.loop import Session, play_round
@@ -49,7 +49,7 @@ def switches_of(run: Run, device: torch.device) -> list[Switch]:
         ("channels_last", True, _each("device.channels_last", True, "G", "D", False)),
         ("precision", kind_of(device).bf16(), _each("device.precision", "float32", "bf16")),
         ("threads", cores > 1, _each("device.threads", 0, 1)),
-        ("keep_memory", cpu and keeps_memory(), _each("device.keep_memory", False, True)),
+        ("huge_pages", cpu and has_huge_pages(), _each("device.huge_pages", True, False)),
         ("rewritten", "rewritten" in nets, _each("nets.rewritten", True, False)),
         ("one_call", bool(nets), _each("device.one_call", False, True)),
         ("fused", bool(fused), [dict.fromkeys(fused, value) for value in (True, False)]),
@@ -122,7 +122,7 @@ class Worker:
         del players
         gc.collect()
         torch.set_num_threads(self.threads)
-        keep_memory(False)
+        huge_pages(True)
         return [Timed(own, max(0.0, start - own[0])) for own, start in zip(seconds, starts)]
 
     def _timed(self, play: Play, start: float = 0.0, steps: int = 1) -> float:
@@ -149,7 +149,7 @@ class Play:
         """What is of the whole process."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
-        keep_memory(self.run.device.keep_memory)
+        huge_pages(self.run.device.huge_pages)
 
 
 def drawn(images: Images) -> Images:

@@ -26,7 +26,7 @@ Ready = Callable[[], object]
 NUMBERED = re.compile(r"(\d{5,})-")
 LAYOUT = (  # what `device.layout=measured` decides
     *("device.precision", "device.channels_last", "device.compile", "device.threads", "device.one_call"),
-    *("device.merge", "device.graph", "device.pad_channels", "device.keep_memory"),
+    *("device.merge", "device.graph", "device.pad_channels", "device.huge_pages"),
     *("nets.rewritten", "g.optimizer.fused", "d.optimizer.fused"),
 )
 

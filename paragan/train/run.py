@@ -138,7 +138,7 @@ class Device:
     graph     : record passes as CUDA graphs and replay them (one rank, sync; small networks are bound by launches)
     one_call  : D judges reals and fakes in one pass (auto: on cuda, with networks of ours; on a CPU two are faster)
     pad_channels : fill up the channels of convolutions with zeros to a multiple of this (0: not)
-    keep_memory : memory that was freed stays with the process (Linux): getting it back costs more than computing on it
+    huge_pages : memory comes in pages of 2 MB where the system (Linux) has them: much less to do for large tensors
     layout    : whether these fields stand as they are (rules), or a few rounds are played before a new run to find what
                 is fastest here (measured: docs/layout.md)
     """
@@ -152,7 +152,7 @@ class Device:
     graph: bool = False
     one_call: Literal["auto"] | bool = "auto"
     pad_channels: Count = 0
-    keep_memory: bool = False
+    huge_pages: bool = True
     layout: Literal["rules", "measured"] = "rules"
 
     def layout_of(self, player: str) -> torch.memory_format:
@@ -331,7 +331,7 @@ def differing(name: str) -> bool:
         "device.one_call",
         "device.channels_last",
         "device.pad_channels",
-        "device.keep_memory",
+        "device.huge_pages",
         "data.bad_share",
         "data.reach",
         "data.feed",

@@ -16,7 +16,7 @@ from ..comm.keys import answers
 from ..comm.world import Place, World
 from ..data.images import Images
 from ..data.lanes import Lanes
-from ..devices import keep_memory
+from ..devices import huge_pages
 from ..errors import Unusable
 from ..game.game import Game
 from ..nets import Spec
@@ -224,8 +224,8 @@ def resolved(run: Run, images: Images) -> Run:
 
 
 def set_threads(run: Run, world: World) -> None:
-    """This rank's part of the host's cores, unless the run says otherwise; and whether it keeps memory it freed."""
-    keep_memory(run.device.keep_memory)
+    """This rank's part of the host's cores, unless the run says otherwise; and the size of its pages."""
+    huge_pages(run.device.huge_pages)
     if run.device.threads:
         torch.set_num_threads(run.device.threads)
     elif world.place.local_size > 1:
