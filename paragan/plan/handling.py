@@ -16,6 +16,7 @@ import torch
 from pydantic import TypeAdapter
 
 from ..comm.compress import Compressor, Wire
+from ..devices import kind_of
 
 NUMBERS = 1 << 19  # a bucket of 2 MB
 REPEATS = 7
@@ -43,7 +44,6 @@ def _seconds(action: Callable[[], object], device: torch.device | str, repeats: 
     for _ in range(repeats + 1):
         start = time.perf_counter()
         action()
-        if torch.device(device).type == "cuda":
-            torch.cuda.synchronize(device)
+        kind_of(torch.device(device)).synchronize(torch.device(device))
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:]) / NUMBERS

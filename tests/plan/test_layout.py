@@ -145,7 +145,6 @@ def test_plan_layout_tells_operations_decisions_and_the_total(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (["plan", "digits"], "--layout"),
         (["plan", "nothing", "--layout"], "nothing"),
         (["plan", "fashion", "--layout"], "--data"),
         (["plan", "digits", "--layout", "--strategy=per-label"], "one game"),
