@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -73,6 +74,53 @@ def test_the_launcher_ends_with_its_ranks(tmp_path, processes):
     assert time.monotonic() - killed < 35
     assert "rank 0 was lost at step" in told(launcher.err)
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+DIE = """
+import os, signal
+from paragan.comm import groups
+def dying(original):
+    def action(*given):
+        if os.environ["RANK"] == "{victim}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*given)
+    return action
+groups.Ranks.sum, groups.Ranks.swap = map(dying, (groups.Ranks.sum, groups.Ranks.swap))
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("command", ["bench links", "eval --metrics=fd,kid --count=200"])
+def test_who_was_killed_is_named_outside_of_training_too(command, victim, finished, tmp_path, processes):
+    name, *more = command.split()
+    words = [name, *([] if name == "bench" else [str(shutil.copytree(finished, tmp_path / "run"))]), *more]
+    patch = DIE.format(victim=victim)
+    ranks = processes.ranks(3, *words, start=lambda *a, **env: processes.warm(*a, patch=patch, **env))
+    assert ranks[victim].wait() == -signal.SIGKILL
+    killed = time.monotonic()
+    for rank in ranks[:victim] + ranks[victim + 1 :]:
+        assert rank.wait() == 1
+        assert rank.err.startswith(f"paragan: rank {victim} was lost (")
+        assert rank.err.count("\n") == 1
+    assert time.monotonic() - killed < 30
+
+
+def test_the_launcher_says_who_was_killed_before_the_others_met_it(tmp_path, processes):
+    patch = """
+import os, signal
+from paragan.train import launch
+launch.GRACE_S = 0.5
+start = launch._start
+def killed(rank, *more):
+    process = start(rank, *more)
+    if rank == 1:
+        process.kill()
+    return process
+launch._start = killed
+"""
+    launcher = processes.warm(*train(tmp_path / "run", "--ranks=2"), patch=patch)
+    assert launcher.wait() == 1
+    assert launcher.err == "paragan: rank 1 was killed (SIGKILL)\n"
 
 
 BREAK = """

@@ -421,8 +421,8 @@ class Elastic(World):
 
     # failures and the end -----------------------------------------------------------------------------------------
 
-    def explain(self, error: BaseException, step: int) -> str:
-        return f"rank {self.identity}, step {step}: {error}"
+    def explain(self, error: BaseException, step: int | None = None) -> str:
+        return f"rank {self.identity}{'' if step is None else f', step {step}'}: {error}"
 
     def close(self) -> None:
         """Leave in good order: nobody hangs up before all are done."""

@@ -290,13 +290,8 @@ def or_lost(action: Callable[[], T]) -> T:
     try:
         return action()
     except RuntimeError as error:
-        raise Lost(one_line(error)) from error
-
-
-def one_line(error: RuntimeError) -> str:
-    """What torch says, without gloo's source line and its advice."""
-    first = re.sub(r"^\[[^]]*:\d+\] ", "", str(error).splitlines()[0])
-    return first.split(". This is typically")[0]
+        first = re.sub(r"^\[[^]]*:\d+\] ", "", str(error).splitlines()[0])  # without gloo's source line,
+        raise Lost(first.split(". This is typically")[0]) from error  # and without its advice
 
 
 Link = tuple[int, str]  # an open socket: its descriptor, and what tells it from others that get the number later

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 
 from ..devices import kind_of
-from ..errors import Interrupted, Unusable
+from ..errors import Failed, Interrupted, Unusable
 from .groups import (
     POLL_S,
     Group,
@@ -30,7 +30,6 @@ from .groups import (
     hang_up,
     hung_up,
     meet,
-    one_line,
     open_sockets,
     or_lost,
 )
@@ -218,10 +217,7 @@ class World:
         """Everyone's word, in rank order, once all have spoken. Costs store round trips: not for steps."""
         self._agreed += 1
         name, timeout_s = f"agree/{self._agreed}", timeout_s or self.timeout_s
-        try:
-            return self._words(name, word, timeout_s, self._lines)
-        except RuntimeError as error:
-            raise Lost(f"rank 0 was lost (it held the store); rank {self.rank} saw: {one_line(error)}") from error
+        return or_lost(lambda: self._words(name, word, timeout_s, self._lines))
 
     def _words(self, name: str, word: str, timeout_s: float, lines: Collection[Link] = ()) -> list[str]:
         """lines: of which none breaks before all have spoken, unless a rank is lost."""
@@ -246,22 +242,23 @@ class World:
     def look(self) -> None:
         """Lost, where waiting for others makes no sense any more."""
 
-    def explain(self, error: BaseException, step: int) -> str:
-        """Tell the others why this rank gives up, and learn who began: one line with rank and step."""
+    def explain(self, error: BaseException, step: int | None = None) -> str:
+        """Tell the others why this rank gives up, and learn who began: one line with rank, and step if there is one."""
         if self.size == 1:
-            return f"step {step}: {error}"
-        own, lost = f"rank {self.rank}, step {step}: {error}", isinstance(error, Lost)
+            return str(error) if step is None else f"step {step}: {error}"
+        own, lost = f"rank {self.rank}{'' if step is None else f', step {step}'}: {error}", isinstance(error, Lost)
+        at = "" if step is None else f" at step {step}"
         try:
             self.store.set(f"fault/{self.rank}", ("lost " if lost else "") + own)
             if lost:
                 self._cut_links()  # who is not linked to the one that was lost learns of it from us
-            told = self._first_fault(own, step) if lost else own
+            told = self._first_fault(own, at) if lost else own
             self.store.set(f"told/{self.rank}", "")
             return told
         except RuntimeError:
-            return f"rank 0 was lost at step {step} (it held the store); rank {self.rank} saw: {error}"
+            return f"rank 0 was lost{at} (it held the store); rank {self.rank} saw: {error}"
 
-    def _first_fault(self, own: str, step: int) -> str:
+    def _first_fault(self, own: str, at: str) -> str:
         deadline = time.monotonic() + FAULT_WINDOW_S
         silent = [r for r in range(self.size) if r != self.rank]
         while silent and time.monotonic() < deadline:
@@ -275,7 +272,7 @@ class World:
             return own
         self._silent = silent
         ranks = ", ".join(map(str, silent))
-        return f"rank {ranks} was lost at step {step} (killed, or out of reach); {own}"
+        return f"rank {ranks} was lost{at} (killed, or out of reach); {own}"
 
     def leave_with(self, ranks: Sequence[int], env: Mapping[str, str] = os.environ) -> World:
         """A world of this rank and some others, which needs nobody else any more. Every rank calls this, with the ranks
@@ -294,11 +291,14 @@ class World:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Leave as it has ended: in good order where nothing broke."""
+        """Leave as it has ended: in good order where nothing broke. Failed says who was lost, where nobody did yet."""
         if error is None or isinstance(error, Unusable | Interrupted):
             self.close()
-        else:
-            self.abandon()
+            return
+        told = self.explain(error) if isinstance(error, Lost) else ""
+        self.abandon()
+        if told:
+            raise Failed(told) from error
 
     def close(self) -> None:
         """Leave in good order: rank 0, which may hold the store, goes last."""

@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
+from ..errors import Failed
+
 GRACE_S = 30.0  # what a broken run's other ranks get to end by themselves
 
 
@@ -34,9 +36,12 @@ def launch(ranks: int, arguments: Sequence[str], go_on: bool = False) -> int:
         for rank in range(ranks):
             processes.append(_start(rank, ranks, port, arguments))
         status = _watch(processes, go_on)
-        if status == 1 and {p.returncode for p in processes} <= {0, 3, *(-number for number in passed_on)}:
+        codes = [process.returncode for process in processes]
+        if status == 1 and {*codes} <= {0, 3, *(-number for number in passed_on)}:
             names = ", ".join(signal.Signals(number).name for number in dict.fromkeys(passed_on))
             raise KeyboardInterrupt(f"{names} while nothing was being trained")  # before a rank could listen
+        if status == 1 and 1 not in codes and (told := _killed(codes)):  # whom no rank missed
+            raise Failed(told, everywhere=True)
         return status
     finally:
         for number, handler in former.items():
@@ -71,6 +76,13 @@ def _watch(processes: list[subprocess.Popen[bytes]], go_on: bool) -> int:
     if go_on:  # some may have been lost on the way
         return next((code for code in (0, 3, 2) if code in codes), 1)
     return next((code for code in (2, 3) if codes <= {0, code} and code in codes), 0 if codes == {0} else 1)
+
+
+def _killed(codes: Sequence[int]) -> str:
+    """Who was killed before the others were ended."""
+    killed = [(rank, signal.Signals(-code).name) for rank, code in enumerate(codes) if code < 0]
+    first = [(rank, name) for rank, name in killed if name != "SIGTERM"] or killed
+    return ", ".join(f"rank {rank} was killed ({name})" for rank, name in first)
 
 
 def _free_port() -> int:
