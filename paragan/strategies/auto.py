@@ -44,7 +44,7 @@ class Auto(Plain):
 
 @record
 class Chosen:
-    """That a strategy was chosen: for how many ranks (0: it was not), and as it was asked for. Why: the run's `about`."""
+    """That a strategy was chosen: for how many ranks (0: it was not), as it was asked for. Why: the run's `about`."""
 
     ranks: Annotated[int, Field(ge=0)] = 0
     asked: Auto = Auto()
