@@ -24,7 +24,7 @@ from ..strategies.asynchronous import Async
 from ..strategies.gossip import Decentralized
 from ..strategies.per_label import PerLabel
 from ..strategies.teams import counts, even
-from .links import Link
+from .links import WITHIN, Link
 from .rounds import Job, Summing
 
 Floats = NDArray[np.float64]
@@ -83,15 +83,25 @@ class Seen:
         return HOUR * self.rounds / self.seconds
 
 
-def simulate(strategy: Any, job: Job, crowd: Crowd, *, rounds: int = 64, hours: float = 1.0, groups: int = 1) -> Seen:
-    """Play so many rounds, or so many hours if that is less. groups: ranks of a site that sum first (sync)."""
+def simulate(
+    strategy: Any,
+    job: Job,
+    crowd: Crowd,
+    *,
+    rounds: int = 64,
+    hours: float = 1.0,
+    groups: int = 1,
+    within: Link = WITHIN,
+) -> Seen:
+    """Play so many rounds, or so many hours if that is less. groups: sums go round in rings of so many ranks, over
+    `within`, then among these (sync)."""
     if isinstance(strategy, PerLabel):
         return _Apart(job, crowd, alone=True).play(rounds, hours)
     if isinstance(strategy, Async):
         return _teams(strategy, job, crowd, rounds, hours)
     if isinstance(strategy, Decentralized):
         return _Apart(job, crowd, strategy).play(rounds, hours)
-    return _summed(strategy, job, crowd, rounds, hours, groups)
+    return _summed(_summing(strategy, job, groups, within), strategy.every, job, crowd, rounds, hours)
 
 
 class People:
@@ -119,11 +129,10 @@ class People:
 # all together -------------------------------------------------------------------------------------------
 
 
-def _summed(strategy: Any, job: Job, crowd: Crowd, rounds: int, hours: float, groups: int) -> Seen:
+def _summed(summing: Summing, every: int, job: Job, crowd: Crowd, rounds: int, hours: float) -> Seen:
     """Every round waits for the slowest; a sum that loses somebody is begun again, when all have met."""
-    people, summing = People(crowd), _summing(strategy, job, groups)
+    people, n = People(crowd), crowd.workers
     link = Link(float(min(people.up.min(), people.down.min())), crowd.latency)
-    every, n = strategy.every, crowd.workers
 
     def round_s(step: int, factor: float) -> float:
         own = factor * job.alone_s
@@ -137,9 +146,9 @@ def _summed(strategy: Any, job: Job, crowd: Crowd, rounds: int, hours: float, gr
     return _in_step(round_s, job, crowd, people, sent, math.sqrt((every - 1) / 2), rounds, hours, every)
 
 
-def _summing(strategy: Any, job: Job, groups: int = 1) -> Summing:
-    lossy = strategy.wire.lossy
-    return Summing(strategy.wire, job.handling_s(strategy.wire, passes=2) if lossy else 0.0, groups)
+def _summing(strategy: Any, job: Job, groups: int = 1, within: Link = WITHIN) -> Summing:
+    handling = job.handling_s(strategy.wire, passes=2) if strategy.wire.lossy else 0.0
+    return Summing(strategy.wire, handling, groups, within)
 
 
 def _in_step(
@@ -201,7 +210,7 @@ def _teams(strategy: Async, job: Job, crowd: Crowd, rounds: int, hours: float) -
     """Those who play G beside those who play D; each team sums by itself, images and snapshots pass between them."""
     people, summing, n = People(crowd), _summing(strategy, job), crowd.workers
     if strategy.split == "none":
-        return _summed(strategy, job, crowd, rounds, hours, 1)
+        return _summed(summing, strategy.every, job, crowd, rounds, hours)
     d_s, g_s = job.d.steps * job.d.turn.whole, job.g.turn.whole
     g, d = counts(strategy.split) if ":" in strategy.split else even(g_s, d_s, n)
     link = Link(float(min(people.up.min(), people.down.min())), crowd.latency)

@@ -95,8 +95,8 @@ def compressed_sum_s(nbytes: float, size: int, link: Link) -> float:
 
 @dataclass(frozen=True)
 class Summing:
-    """How a vector becomes the sum of all. handling: seconds for a number;  groups: hosts of so many ranks sum first,
-    over `within` (hierarchical)"""
+    """How a vector becomes the sum of all. handling: seconds for a number;  groups: so many ranks scatter their sum
+    over `within`, then each part goes round among those of all groups that have it, and back (rings of rings)"""
 
     wire: Compressor
     handling: float = 0.0
@@ -106,13 +106,16 @@ class Summing:
     def seconds(self, numbers: float, ranks: int, link: Link) -> float:
         nbytes = self.wire.nbytes(round(numbers))
         outer = compressed_sum_s if self.wire.lossy else ring_sum_s
+        if ranks <= self.groups:
+            return ring_sum_s(4 * numbers, ranks, self.within)
         inner = ring_sum_s(4 * numbers, self.groups, self.within)
-        return inner + outer(nbytes, -(-ranks // self.groups), link)
+        return inner + outer(nbytes / self.groups, -(-ranks // self.groups), link)
 
     def sent_bytes(self, numbers: float, ranks: int) -> float:
-        """That a rank sends to other hosts (of a group, the one that speaks for it)."""
-        outside = -(-ranks // self.groups)
-        return 2 * self.wire.nbytes(round(numbers)) * (outside - 1) / outside
+        """That a rank sends."""
+        nbytes, outside = self.wire.nbytes(round(numbers)), -(-ranks // self.groups)
+        within = 2 * 4 * numbers * (self.groups - 1) / self.groups
+        return within + 2 * nbytes / self.groups * (outside - 1) / outside
 
     def turn_s(self, half: Half, ranks: int, link: Link, factor: float = 1.0) -> float:
         """A turn whose gradient is summed under backward. factor: on computing"""

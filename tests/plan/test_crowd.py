@@ -119,7 +119,7 @@ def test_links_that_lag_are_not_waited_for():
 
 def test_sites_that_sum_first_take_fewer_hops():
     flat = Summing(Exact()).seconds(1e5, 1024, Link(1e8, 0.01))
-    sites = Summing(Exact(), groups=32).seconds(1e5, 1024, Link(1e8, 0.01))
+    sites = Summing(Exact(), groups=32, within=Link(1e8, 0.01)).seconds(1e5, 1024, Link(1e8, 0.01))
     assert sites < flat / 20
 
 
