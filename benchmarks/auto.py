@@ -36,7 +36,7 @@ from paragan.train.run import Run, build_nets, load_images, resolve, settled, sp
 from paragan.train.start import assemble
 
 RANKS = (1, 2, 4)
-BLOCKS, SECONDS = 5, 0.8  # of every strategy, each about so long
+BLOCKS, SECONDS = 9, 0.4  # of every strategy, each about so long
 MARGIN = 0.05
 
 

@@ -61,7 +61,7 @@ def table(seen: dict[str, Any]) -> list[str]:
     """What was simulated, a line each."""
     from .plan.search import told_bytes
 
-    heads = ("images/s", "rounds/h", "sent an hour", "computing", "apart", "broken")
+    heads = ("images/s", "rounds/h", "sent an hour", "computing", "apart", "mixed after", "broken")
     lines = [f"{'strategy':<36}" + "".join(f"{head:>14}" for head in heads)]
     for name, one in seen.items():
         if not one.rounds:
@@ -69,7 +69,7 @@ def table(seen: dict[str, Any]) -> list[str]:
             continue
         apart = "never meet" if math.isinf(one.apart) else f"{one.apart:.2f} steps"
         cells = (f"{one.images_per_s:,.0f}", f"{one.rounds_per_h:,.0f}", told_bytes(one.sent_bytes_per_h))
-        cells += (f"{one.computing:.0%}", apart, f"{one.broken:.2g} x")
+        cells += (f"{one.computing:.0%}", apart, f"{one.mixes:,.3g}", f"{one.broken:.2g} x")
         lines.append(f"{name:<36}" + "".join(f"{cell:>14}" for cell in cells))
     return lines
 

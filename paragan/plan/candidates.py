@@ -5,9 +5,11 @@ strategy_of("sync+int8+every=4")        # a strategy, + its wire, + any field=va
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..comm.topology import Complete, Topology
 from ..config import build, override, record
 from ..strategies.asynchronous import Async
 from ..strategies.gossip import Decentralized
@@ -40,6 +42,7 @@ USUAL = (
     "per-label",
 )
 ALONE = ("sync", "async")
+FEW = 64  # ranks up to which graphs are looked at
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,17 @@ def candidates(ranks: int, profile: Profile, batch: int) -> list[Candidate]:
         return [Candidate(name, strategy_of(name)) for name in ALONE]
     local, turns = batch / ranks, profile.d_steps
     split = "{}:{}".format(*even(profile.turn("G", local).whole, turns * profile.turn("D", local).whole, ranks))
-    return [Candidate(name, strategy_of(name)) for name in (usual.format(split=split) for usual in USUAL)]
+    found = [Candidate(name, strategy_of(name)) for name in (usual.format(split=split) for usual in USUAL)]
+    return list({_alike(one.strategy, ranks): one for one in reversed(found)}.values())[::-1]  # the first of its like
+
+
+def _alike(strategy: Any, ranks: int) -> Any:
+    """What two strategies share that do the same: on few ranks, several graphs are one."""
+    topology: Topology | None = getattr(strategy, "topology", None)
+    if topology is None or ranks > FEW or topology.misfit(ranks) or not topology.period(ranks):
+        return strategy
+    seen = b"".join(topology.matrix(ranks, step).tobytes() for step in range(topology.period(ranks)))
+    return dataclasses.replace(strategy, topology=Complete()), seen
 
 
 def is_per_label(name: str) -> bool:

@@ -25,6 +25,7 @@ from ..strategies.gossip import Decentralized
 from ..strategies.per_label import PerLabel
 from ..strategies.teams import counts, even
 from .links import WITHIN, Link
+from .mixing import rounds_to
 from .rounds import Job, Summing
 
 Floats = NDArray[np.float64]
@@ -65,7 +66,8 @@ class Crowd:
 @dataclass(frozen=True)
 class Seen:
     """What was simulated. computing: share of the time;  apart: of ranks from their mean, in steps (inf: they never
-    meet);  broken: attempts at a round that a loss ended, for one that came to its end;  stale: mean age in rounds"""
+    meet);  mixes: rounds until 1 % of a distance between ranks is left;  broken: attempts at a round that a loss ended,
+    for one that came to its end;  stale: mean age of what is heard, in rounds"""
 
     workers: int
     rounds: int
@@ -75,6 +77,7 @@ class Seen:
     joiners_bytes_per_h: float
     computing: float
     apart: float
+    mixes: float
     broken: float
     stale: float = 0.0
 
@@ -189,6 +192,7 @@ def _in_step(
         joined,
         computing / seconds,
         apart,
+        float(every),
         broken / max(1, done),
         stale,
     )
@@ -272,6 +276,7 @@ class _Apart:
             joiners_bytes_per_h=joined,
             computing=(float(self.computing.mean()) - marks[1]) / seconds,
             apart=math.inf if self.alone else float(np.mean(sums[-max(1, len(sums) // 4) :])),
+            mixes=math.inf if self.alone else rounds_to(0.01, self.strategy, n),
             broken=0.0,
             stale=float(np.mean(self.ages)) if self.ages else 0.0,
         )

@@ -24,6 +24,14 @@ def remains(topology: Any, ranks: int) -> float:
     return formula(ranks) if ranks > 1 else 0.0
 
 
+def rounds_to(share: float, strategy: Any, ranks: int) -> float:
+    """Rounds of gossip until so much of a distance between ranks is left."""
+    left = remains(strategy.topology, ranks) ** strategy.rounds
+    if left == 0:  # the exact mean, once all graphs of a period have had their turn
+        return math.ceil(max(1, strategy.topology.period(ranks)) / strategy.rounds) * strategy.local_steps
+    return max(1.0, math.log(share) / math.log(left) if left < 1 else math.inf) * strategy.local_steps
+
+
 def _doublings(n: int) -> int:
     return (n - 1).bit_length()
 

@@ -107,6 +107,8 @@ def test_mixing_keeps_ranks_together_and_the_mean_where_it_is():
     apart = simulate(strategy_of("gossip+local_steps=8"), job(256), home(256)).apart
     assert near < apart < 4
     assert near < ring
+    assert simulate(strategy_of("gossip"), job(256), home(256)).mixes == 8
+    assert simulate(strategy_of("gossip+topology=ring"), job(256), home(256), rounds=4).mixes > 10_000
 
 
 def test_links_that_lag_are_not_waited_for():
