@@ -33,11 +33,9 @@ PORT = "29500"
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 30.0  # what the other hosts get to end by themselves when one has failed
 QUEUE = 512 << 10  # bytes that wait for a slow link, as in the port of a switch
-BURST, BURST_S = 128 << 10, 4e-3  # of tbf: two of the largest packets; fewer where they take longer
+BURST = 128 << 10  # of tbf: two of the largest packets
 TCP = "cubic"  # as on most hosts, whatever this machine's is
 RELAY_MTU, PACKET_S = 60_000, 1e-3  # the largest packets of a relay, and how long one may take: both links hold it
-
-RING = 8  # packets that a relay's device holds; the others wait in the host's queue
 
 
 @dataclass(frozen=True)
@@ -157,13 +155,7 @@ def shape(where: str, device: str, link: Link) -> None:
         shell(f"tc -n {where} qdisc add dev {device} root handle 1: netem delay {delay} limit 100000")
         parent = "parent 1:"
     if link.rate:
-        bucket = f"tbf rate {link.rate:.0f}bit burst {burst(link)} limit {QUEUE}"
-        shell(f"tc -n {where} qdisc add dev {device} {parent} {bucket}")
-
-
-def burst(link: Link) -> int:
-    """Bytes that pass at once after a pause: few, as a step of a slow network has few."""
-    return min(BURST, max(16 << 10, round(BURST_S * link.rate / 8)))
+        shell(f"tc -n {where} qdisc add dev {device} {parent} tbf rate {link.rate:.0f}bit burst {BURST} limit {QUEUE}")
 
 
 def has_netem() -> bool:
@@ -185,8 +177,7 @@ def relayed(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
         sys.exit("lab: the relay did not start (it needs /dev/net/tun)")
     for i, tap in enumerate(taps):
         shell(f"ip link set {tap} netns {host(i)} name eth0")
-        shell(f"ip -n {host(i)} link set eth0 mtu {mtu} txqueuelen {RING}")
-        shell(f"tc -n {host(i)} qdisc add dev eth0 root pfifo limit 10000")
+        shell(f"ip -n {host(i)} link set eth0 mtu {mtu}")
         raise_interface(i)
     return mtu, "a relay in user space"
 

@@ -85,8 +85,8 @@ CASES: dict[str, Case] = {
         ("--hosts=4", "--rate=200mbit", "--latency=20ms"), 2_000_000, 300,
         ("sync", "sync+sign", "gossip", "gossip+rounds=2", "sync+every=4+int8"),
     ),
-    "6 hosts, 200 Mbit/s, 20 ms": Case(
-        ("--hosts=6", "--rate=200mbit", "--latency=20ms"), 400_000, 400,
+    "8 hosts, 200 Mbit/s, 20 ms": Case(
+        ("--hosts=8", "--rate=200mbit", "--latency=20ms"), 400_000, 400,
         ("sync", "sync+order=together", "gossip", "gossip+topology=ring", "async-gossip"),
     ),
     "4 hosts, 500 Mbit/s": Case(

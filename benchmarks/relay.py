@@ -1,8 +1,6 @@
 """A switch in user space for `lab.py`: TAP devices, a rate and a latency for each. Arguments: NAME,BITS,SECONDS ...
 
 A packet leaves its sender's link when all before it have, arrives a latency later, and waits for the receiver's link.
-What a link has no room for yet stays with its sender, as a network card leaves it in the queue of the host; what would
-wait for a receiver's link behind more than QUEUE bytes is dropped.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ import time
 
 TUNSETIFF, TAP, NO_HEADER = 0x400454CA, 0x0002, 0x1000
 BROADCAST = 1  # a bit of the first byte of an address
-AHEAD_S = 0.05  # of packets that a link takes before they leave: below TCP's least timeout, and no need to be prompt
-QUEUE = 512 << 10  # bytes
 
 
 def main() -> None:
@@ -38,16 +34,11 @@ def main() -> None:
     home: dict[bytes, int] = {}  # which link an address is behind
     under_way: list[tuple[float, int, int, bytes]] = []  # (when, number, to whom, packet)
     number = 0
-    full: dict[int, float] = {}  # links that take nothing, until when
     while True:
-        wait = min([when for when, *_ in under_way[:1]] + list(full.values()), default=time.monotonic() + 1.0)
-        for tap, _ in poll.poll(max(0.0, wait - time.monotonic())):
+        wait = max(0.0, under_way[0][0] - time.monotonic()) if under_way else 1.0
+        for tap, _ in poll.poll(wait):
             i = at[tap]
             for _ in range(64):
-                if up[i] > time.monotonic() + AHEAD_S:
-                    full[i] = up[i] - AHEAD_S
-                    poll.modify(tap, 0)
-                    break
                 try:
                     packet = os.read(tap, 65600)
                 except BlockingIOError:
@@ -58,15 +49,9 @@ def main() -> None:
                 known = home.get(packet[:6])
                 everyone = packet[0] & BROADCAST or known is None
                 for j in [j for j in range(len(taps)) if j != i] if everyone else [known]:
-                    arrives, number = up[i] + links[i][2] / 2 + links[j][2] / 2, number + 1
-                    if links[j][1] and (down[j] - arrives) * links[j][1] / 8 > QUEUE:
-                        continue
-                    down[j] = max(down[j], arrives) + taken(packet, links[j][1])
+                    down[j] = max(down[j], up[i] + links[i][2] / 2 + links[j][2] / 2) + taken(packet, links[j][1])
+                    number += 1
                     heapq.heappush(under_way, (down[j], number, j, packet))
-        now = time.monotonic()
-        for i in [i for i, when in full.items() if when <= now]:
-            del full[i]
-            poll.modify(taps[i], select.EPOLLIN)
         while under_way and under_way[0][0] <= time.monotonic():
             _, _, j, packet = heapq.heappop(under_way)
             with contextlib.suppress(BlockingIOError, OSError):
