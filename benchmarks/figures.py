@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,34 @@ def lags(found: dict[str, Any]) -> Figure:
         axes.set_xticks([0, 1, 2, 4, 8, 16], ["0", "1", "2", "4", "8", "16"])
     grid[0].legend(fontsize=7)
     return figure
+
+
+def prediction(rows: Sequence[dict[str, Any]]) -> Figure:
+    """Predicted against measured, and how far off."""
+    figure = Figure(figsize=(7, 3.4), layout="constrained")
+    grid: Any = figure.subplots(1, 2, width_ratios=(2, 1))
+    axes, beside = grid
+    kinds = {"sync": "o", "gossip": "^", "async": "s", "async-gossip": "D", "quantized": "v"}
+    for kind, mark in kinds.items():
+        some = [row for row in rows if row["strategy"].split("+")[0] == kind]
+        if some:
+            points = zip(*((row["measured_ms"], row["predicted_ms"]) for row in some))
+            axes.plot(*points, mark, ms=4, label=kind, alpha=0.8)
+    times = [row["measured_ms"] for row in rows]
+    ends = [0.8 * min(times), 1.25 * max(times)]
+    axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=SPREAD, label="within 10 %")
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="ms a step, measured", ylabel="predicted")
+    axes.legend(fontsize=7)
+    errors = sorted(100 * abs(row["error"]) for row in rows)
+    beside.plot(errors, [100 * (i + 1) / len(errors) for i in range(len(errors))], color=OURS)
+    beside.axvline(10, color=LIMIT, lw=1)
+    beside.set(xlabel="error, %", ylabel="of the configurations, %", xlim=(0, None), ylim=(0, 100))
+    return figure
+
+
+def drawn(draw: Callable[[], Figure], path: Path) -> None:
+    with matplotlib.rc_context(STYLE):
+        draw().savefig(path, dpi=150)
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ GRACE_S = 30.0  # what the other hosts get to end by themselves when one has fai
 QUEUE = 512 << 10  # bytes that wait for a slow link, as in the port of a switch
 BURST = 128 << 10  # of tbf: two of the largest packets
 TCP = "cubic"  # as on most hosts, whatever this machine's is
-RELAY_MTU = 60_000
+RELAY_MTU, PACKET_S = 60_000, 1e-3  # the largest packets of a relay, and how long one may take: both links hold it
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,7 @@ def has_netem() -> bool:
 
 
 def relayed(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
+    mtu = relay_mtu(links)
     taps = [f"pl{os.getpid() % 10**7}t{i}" for i in range(len(links))]
     about = [f"{tap},{link.rate},{link.latency}" for tap, link in zip(taps, links)]
     relay = subprocess.Popen([sys.executable, str(RELAY), *about], stdout=subprocess.PIPE, text=True)
@@ -176,9 +177,15 @@ def relayed(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
         sys.exit("lab: the relay did not start (it needs /dev/net/tun)")
     for i, tap in enumerate(taps):
         shell(f"ip link set {tap} netns {host(i)} name eth0")
-        shell(f"ip -n {host(i)} link set eth0 mtu {RELAY_MTU}")
+        shell(f"ip -n {host(i)} link set eth0 mtu {mtu}")
         raise_interface(i)
-    return RELAY_MTU, "a relay in user space"
+    return mtu, "a relay in user space"
+
+
+def relay_mtu(links: list[Link]) -> int:
+    """Few packets, for the relay's sake, and short ones on slow links."""
+    rates = [link.rate for link in links if link.rate]
+    return round(min(RELAY_MTU, max(1500, PACKET_S * min(rates) / 8))) if rates else RELAY_MTU
 
 
 def raise_interface(i: int) -> None:

@@ -30,7 +30,7 @@ from ours import endless, noise, playing, session
 from timing import Play, describe, interleave, machine, peak_resident, repeated, save, table
 
 from paragan.data.images import Images
-from paragan.train.run import cpu_has_bf16
+from paragan.devices import KINDS
 
 # name: a recipe, and what is changed; but for DCGAN and BigGAN-deep as they were published for CIFAR-10
 PUBLISHED: dict[str, tuple[str, ...]] = {
@@ -59,7 +59,7 @@ BATCH = 32
 
 
 PLAIN = "plain"
-WHO = (*(f"ours, {precision}" for precision in ("float32", *(["bf16"] if cpu_has_bf16() else []))), PLAIN)
+WHO = (*(f"ours, {precision}" for precision in ("float32", *(["bf16"] if KINDS["cpu"].bf16() else []))), PLAIN)
 
 
 def contestant(name: str, who: str, images: Images) -> Play:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from .train.model import Model
     from .train.run import Data, Device, Evaluation, Run, Side
 
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch asks for huge pages: devices.py
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings where a rank is lost are stack traces
+os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its profiler says when it starts and stops
 
 __all__ = [
     "SGD",

@@ -9,10 +9,10 @@ scale_mgr.eval(metric="fid")
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -29,8 +29,11 @@ from .game.average import Decay
 from .game.game import Given
 from .losses.adversarial import Adversarial
 from .nets import Spec
-from .optim.optimizers import Adam, at_rate, scaled_rate
+from .optim.optimizers import Adam, Rule
 from .optim.policies import described, policy, stated, written
+from .plan.profile import Profile, profile_from, written_profile
+from .plan.profiles import structure_of
+from .plan.profiling import Asked, profile_of
 from .strategies.sync import Sync
 from .train.loop import Session, explained, play_round
 from .train.observers import averaged_sampler, refuse_nonfinite
@@ -40,8 +43,9 @@ from .train.run import Data, Device, Evaluation, Pair, Run, Side, load_images, p
 from .train.scoring import score, summary
 from .train.start import assemble, set_threads
 from .train.together import together
+from .train.tuning import WARM_UP_STEPS, tuned
 
-Rule = Literal["linear", "sqrt", "none"]
+PROFILE_TIMEOUT_S = 300.0  # beyond what it was asked to take
 
 
 @record
@@ -51,6 +55,7 @@ class Config:
     g, d           : optimizers with the learning rates for `base_bs`
     g_rule, d_rule : how a rate grows with the batch (linear, sqrt, none)
     warm_up_steps  : steps over which the rates grow from 0, for each doubling of the batch beyond base_bs
+    scale_penalties: whether the weights of R1 and R2 follow the batch too
     latent         : size of z, where the generator has no attribute `latent` of its own
     about          : why it is as it is, a line each, said when ScalingManager starts
     """
@@ -62,7 +67,8 @@ class Config:
     d: Side = Side(Adam(lr=2e-4, betas=(0.0, 0.9)))
     g_rule: Rule = "sqrt"
     d_rule: Rule = "sqrt"
-    warm_up_steps: Annotated[int, Field(ge=0)] = 100
+    warm_up_steps: Annotated[int, Field(ge=0)] = WARM_UP_STEPS
+    scale_penalties: bool = False
     objective: AnyObjective = Adversarial()
     d_steps: Annotated[int, Field(ge=1)] = 1
     average: Decay = Decay()
@@ -209,7 +215,8 @@ class ScalingManager:
     num_workers : logical workers (lanes), dealt to however many ranks there are: the same script gives the same
                   training on one machine, where they share a rank, and on 128
 
-    Learning rates follow the rule of each network, and a warm-up the growth of the batch; both are printed.
+    Learning rates follow the rule of each network, a warm-up and the average's half-life the growth of the batch: what
+    was chosen, and why, is printed (docs/scaling.md).
     Under torchrun or srun every process runs the same script.
     """
 
@@ -220,10 +227,12 @@ class ScalingManager:
         self.screen = Screen(self.world.first)
         self.run = scaled(config, bs, num_workers)
         self.run.check(self.world.size)
+        if self.run.device.layout == "measured":
+            raise Unusable('device.layout="measured" is for `paragan train`: set what `paragan plan --layout` names')
         set_threads(self.run, self.world)
         self.images: Images = data or together(self.world, lambda: load_images(self.run), 1800.0)
         self.run = resolve(self.run, self.images)
-        for line in reasons(config, self.run):
+        for line in self.run.about:
             self.screen.say(line)
         self._session: Session | None = None
         self._estimator: Estimator | None = None
@@ -242,6 +251,32 @@ class ScalingManager:
             refuse_nonfinite(line, "lower the learning rates of config.d and config.g, or add r1")
         self.screen.say(f"step {session.clock.step}  {session.clock.kimg:.1f} kimg  {describe(line)}")
         return line
+
+    def profile(self, gan: Estimator, seconds: float = 30.0, **asked: Any) -> Profile:
+        """What one worker does with these networks (`print(*lines(profile), sep="\\n")` of `paragan.plan.shown` shows
+        it): measured on rank 0, with copies, or found where it was measured before. asked: other fields of
+        `paragan.plan.profiling.Asked`: batches, noise_kimg, again.
+        """
+        wanted = build(Asked, {"seconds": seconds, **asked})
+
+        def measure() -> str:
+            return written_profile(self._profiled(gan, wanted)) if self.world.first else ""
+
+        told = together(self.world, measure, PROFILE_TIMEOUT_S + 10 * seconds)
+        return profile_from(self.world.agree(told)[0], "profile")
+
+    def _profiled(self, gan: Estimator, asked: Asked) -> Profile:
+        latent = 0 if gan.given else gan.latent or self.config.latent
+
+        def pair() -> Pair:
+            try:
+                g, d = copy.deepcopy(gan.generator), copy.deepcopy(gan.discriminator)
+            except Exception as error:  # whatever a network holds
+                raise Unusable(f"networks that cannot be copied have no profile: {error}") from error
+            return placed(self.run, Pair(g, d, latent, gan.given, own=True), self.world.device)
+
+        structure = structure_of(gan.generator, gan.discriminator)
+        return profile_of(self.run, self.images, pair, self.world.device, asked, structure)[0]
 
     def eval(self, metric: str = "fid", count: int | None = None) -> Score:
         """Score the averaged generator, shared by all ranks. Without the 2015-12-05 Inception "fid" becomes the
@@ -312,13 +347,13 @@ def scaled(config: Config, bs: int, num_workers: int) -> Run:
     if bs < 1 or num_workers < 1:
         raise Unusable(f"bs={bs} and num_workers={num_workers} must be 1 or more")
     nets: Any = Theirs()
-    return Run(
+    run = Run(
         recipe="estimator",
         data=config.data,
         nets=nets,
         objective=config.objective,
-        g=_scaled_side(config, config.g, config.g_rule, bs),
-        d=_scaled_side(config, config.d, config.d_rule, bs),
+        g=dataclasses.replace(config.g, rule=config.g_rule),
+        d=dataclasses.replace(config.d, rule=config.d_rule),
         d_steps=config.d_steps,
         average=config.average,
         strategy=config.strategy,
@@ -329,32 +364,11 @@ def scaled(config: Config, bs: int, num_workers: int) -> Run:
         evaluation=config.evaluation,
         device=_apart(config.device),
         timeout_s=config.timeout_s,
+        about=config.about,
     )
+    return tuned(run, config.base_bs, warm_up_steps=config.warm_up_steps, penalties=config.scale_penalties)
 
 
 def _apart(device: Device) -> Device:
     """Reals and fakes in calls of their own where nothing else was asked for: a D of one's own may couple images."""
     return dataclasses.replace(device, one_call=False) if device.one_call == "auto" else device
-
-
-def _scaled_side(config: Config, side: Side, rule: Rule, bs: int) -> Side:
-    lr = scaled_rate(side.optimizer.lr, rule, bs, config.base_bs)
-    doublings = max(0.0, math.log2(bs / config.base_bs))
-    steps = config.warm_up_steps * doublings if rule != "none" else 0.0
-    warm_up = max(side.warm_up_kimg, steps * bs * config.d_steps / 1000)
-    return dataclasses.replace(side, optimizer=at_rate(side.optimizer, lr), warm_up_kimg=warm_up)
-
-
-def reasons(config: Config, run: Run) -> list[str]:
-    """What was chosen, and why, a line each."""
-    lines = [*config.about, f"batch {run.batch} over {run.lanes} workers of {run.batch // run.lanes} images"]
-    ratio = run.batch / config.base_bs
-    for name, before, side, rule in (
-        ("G", config.g, run.g, config.g_rule),
-        ("D", config.d, run.d, config.d_rule),
-    ):
-        lines.append(
-            f"{name}: learning rate {side.optimizer.lr:.3g} = {before.optimizer.lr:.3g} x {rule}({ratio:g}) for "
-            f"batch {run.batch} over {config.base_bs}, warm-up {side.warm_up_kimg:g} kimg"
-        )
-    return lines

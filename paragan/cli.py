@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   paragan train digits --ranks 2                         the same training on two processes
   torchrun --nproc-per-node 4 -m paragan train digits    ... under any launcher, on any number of hosts
   paragan train digits --strategy per-label --ranks 2    a game for every label, no communication; see `paragan status`
+  paragan train digits --batch 1024 --tune rates         the recipe's settings, carried to another batch
   paragan train digits --policy paragan                  AdaBelief for G, Adam for D: settings of a paper
   paragan train digits --g.optimizer.lr=5e-4 -n          change any field; -n only shows the run and its cost
   paragan merge runs/00000-*                             one generator of those of --strategy per-label
@@ -32,7 +33,9 @@ EXAMPLES = """examples:
 TRAIN_HELP = """The same command again goes on where it stopped. Any field of the run can be set: --some.field=value.
 --policy ttur, biggan, sngan, paragan or optimistic replaces the recipe's g, d and d_steps by those of a paper; wcgan,
 wcgan-gp and dcgan its objective too, and the norm of D. What you set yourself comes after: --policy paragan
---g.optimizer.lr=1e-3. -n shows the values and where they are from.
+--g.optimizer.lr=1e-3. --tune rates carries the settings that a recipe has for its own batch to --batch: learning rates
+by g.rule and d.rule (sqrt, linear, none), warm-up, half-life of the average; --tune all the weights of R1 and R2 too.
+-n shows the values and where they are from.
 """
 
 MERGE_HELP = """An ordinary run, in RUN_DIR/merged: its G also learns what the generators of RUN_DIR make of
@@ -100,7 +103,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
         *(_train_parser, _status_parser, _sample_parser, _eval_parser, _report_parser, _export_parser, _import_parser),
-        *(_serve_parser, _label_parser, _merge_parser, _data_parser, _bench_parser, _recipes_parser),
+        *(_serve_parser, _label_parser, _merge_parser, _data_parser, _bench_parser, _plan_parser, _recipes_parser),
     ):
         add(commands)
     return parser
@@ -132,7 +135,7 @@ SHORTHANDS = {
     "guard": "guard",
     "mirror": "data.mirror",
 }
-PATHS = {"data": "data.path", "init_from": "init_from"}  # taken as they are: `--data 2024` is a folder
+AS_THEY_ARE = {"data": "data.path", "init_from": "init_from", "ramp": "ramp"}  # `--data 2024` is a folder
 
 
 def _train_parser(commands: Any) -> None:
@@ -143,9 +146,11 @@ def _train_parser(commands: Any) -> None:
         metavar="PATH",
         help="digits, a folder (PATH/<class>/*.png or PATH/*.png), an .npz, .zip, .h5, tar shards, or an address",
     )
-    p.add_argument("--strategy", metavar="S", help="how ranks work together (default: sync)")
+    p.add_argument("--strategy", metavar="S", help="how ranks work together (sync); auto: what is fastest here")
     p.add_argument("--policy", default="none", metavar="P", help="how G and D learn, as in a paper (see above)")
     p.add_argument("--batch", metavar="N", help="total batch, over all ranks")
+    p.add_argument("--tune", default="none", metavar="rates|all", help="carry the recipe's settings to --batch (above)")
+    p.add_argument("--ramp", metavar="K:N,K:N", help="let the batch grow: from K kimg on it is N")
     p.add_argument("--lanes", metavar="L", help="logical workers that share the batch: as many ranks can take part")
     p.add_argument("--kimg", metavar="K", help="how long, in thousands of real images shown to D")
     p.add_argument("--seed", metavar="N")
@@ -199,9 +204,11 @@ def _play(
         return launch(ranks, _without_ranks(arguments), go_on=run.strategy.lost_after_s > 0 or bool(run.per_label))
     if run.per_label:
         return _train_labels(run, place, wanted, reasons)
+    from .cli_layout import decide_layout
+    from .cli_search import decide_strategy
     from .train.start import Training
 
-    training = Training(run, place, wanted)
+    training = Training(run, place, wanted, decide_layout if run.device.layout == "measured" else decide_strategy)
 
     def action(world: Any, screen: Any) -> None:
         folder = _train_in(training, world, screen, reasons)
@@ -212,17 +219,20 @@ def _play(
 
 
 def _resolve(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any, list[str]]:
-    """The run and the folder a train command asks for, and why a policy has it learn as it does."""
+    """The run and the folder a train command asks for, and why it is as it is."""
     from .config import plain, read_yaml
     from .recipes import asked, recipe
     from .train.folder import Wanted, existing
 
     given = [(field, value) for name, field in SHORTHANDS.items() if (value := getattr(options, name)) is not None]
-    given += [(field, json.dumps(value)) for name, field in PATHS.items() if (value := getattr(options, name))]
+    given += [(field, json.dumps(value)) for name, field in AS_THEY_ARE.items() if (value := getattr(options, name))]
     name, run_dir = options.recipe, options.run_dir and Path(options.run_dir)
     is_file = Path(name).suffix in (".yaml", ".yml")
     data = read_yaml(Path(name)) if is_file else plain(recipe(name))
-    run, reasons = asked(data, [*given, *_settings(rest)], options.policy)
+    given += _settings(rest)
+    if any(field.partition(".")[0] == "strategy" for field, _ in given):
+        data = {**data, "chosen": {}}  # not for this one
+    run, reasons = asked(data, given, options.policy, options.tune)
     if options.resume not in ("auto", "never"):
         if run_dir:
             raise Unusable("--resume PATH and --run-dir name two folders: give one of them")
@@ -439,6 +449,12 @@ def _bench_parser(commands: Any) -> None:
     from .cli_bench import bench_parser
 
     bench_parser(commands)
+
+
+def _plan_parser(commands: Any) -> None:
+    from .cli_search import plan_parser
+
+    plan_parser(commands)
 
 
 def _sample_parser(commands: Any) -> None:

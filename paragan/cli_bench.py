@@ -1,4 +1,4 @@
-"""`paragan bench ...`: measure links, strategies and data where they are."""
+"""`paragan bench ...`: measure links, strategies and data where they are; a worker: cli_step.py."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from .cli import _command, _in_world, _nothing_left, _without_ranks
+from .cli_step import step_parser
 from .errors import Unusable
 
 BENCH_HELP = """
+  paragan bench step digits                                          what one worker does: time, memory, noise
   paragan bench links --ranks 2 --out links.yaml                     what lies between ranks, and between hosts
   paragan bench strategies --ranks 2 --strategies sync,sync+int8     what agreeing costs
   paragan bench pipeline --data photos/                              how fast images come, and how fast they could
@@ -31,9 +33,10 @@ high. The file can be written by hand too: see docs/plan.md.
 
 
 def bench_parser(commands: Any) -> None:
-    about = "measure links, strategies on the links there are, or data"
+    about = "measure a worker, links, strategies on the links there are, or data"
     bench = _command(commands, "bench", None, about, more=BENCH_HELP)
-    kinds = bench.add_subparsers(required=True, metavar="links|strategies|pipeline")
+    kinds = bench.add_subparsers(required=True, metavar="step|links|strategies|pipeline")
+    step_parser(kinds)
     _links_parser(kinds)
     _strategies_parser(kinds)
     _pipeline_parser(kinds)

@@ -19,22 +19,20 @@ def follow_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--patience", type=float, default=600.0, metavar="S", help="end when the run shows nothing new for S s (600)"
     )
-    parser.add_argument("--device", metavar="D", help="cpu, cuda, or cuda:1 (default: as the run says)")
+    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 or mps (default: as the run says)")
 
 
 def device_of(name: str | None, kind: str) -> Any:
     """The device a command asks for, or the run's."""
-    import torch
-
-    from .train.run import pick_device
+    from .devices import KINDS, pick_device
 
     if name is None:
         return pick_device(kind)
     word, colon, number = name.partition(":")
-    if word not in ("cpu", "cuda") or (colon and not (word == "cuda" and number.isdecimal())):
-        raise Unusable(f"--device {name} is none of cpu, cuda, cuda:1")
-    if word == "cuda" and not torch.cuda.is_available():
-        raise Unusable(f"--device {name}: torch sees no CUDA device here; use --device cpu")
+    if word not in KINDS or (colon and not (word == "cuda" and number.isdecimal())):
+        raise Unusable(f"--device {name} is none of cpu, cuda, cuda:1, mps")
+    if not KINDS[word].there():
+        raise Unusable(f"--device {name}: torch sees no {word.upper()} device here; use --device cpu")
     return pick_device(word, int(number or 0))
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from .errors import Unusable
+
 
 def dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
     """Print the complete record of a run, with its cost as comments; train nothing."""
@@ -21,10 +23,11 @@ def dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
     run, images, ranks, rounds, told = _one_game(whole_run, whole, ranks)
     try:
         counted = _cost(run, images, ranks, rounds)
-    except RuntimeError as error:  # networks of the user's own that ask for numbers
+    except (RuntimeError, Unusable) as error:  # networks of the user's own that ask for numbers; a strategy left open
         counted = [f"what it costs cannot be foreseen: {str(error).strip().splitlines()[0]}"]
     comments = [*reasons, *whole.describe().splitlines(), *told, *counted]
-    sys.stdout.write(to_yaml(written(whole_run)) + "\n" + "".join(f"# {line}\n" for line in comments))
+    record = {name: part for name, part in written(whole_run).items() if name != "about"}  # said below
+    sys.stdout.write(to_yaml(record) + "\n" + "".join(f"# {line}\n" for line in comments))
     return 0
 
 
@@ -32,9 +35,12 @@ def _cost(run: Any, images: Any, ranks: int, rounds: int) -> list[str]:
     """What so many rounds cost, a line each; without what a teacher makes, which has to be loaded."""
     from .plan.cost import ImaginedWorld, cost
     from .plan.memory import foresee, imagined
-    from .train.run import build_game
+    from .train.run import build_game, on_lanes
 
-    run, blank = dataclasses.replace(run, teacher=""), few(images)
+    largest = max((run.batch, *(batch for _, batch in run.ramp)))
+    mean = run.images / run.rounds / run.round * run.batch / largest if run.ramp else 1.0  # round, of the largest
+    run = dataclasses.replace(run, teacher="", ramp=(), batch=largest, g_batch=run.g_batch * largest // run.batch)
+    blank = few(images)
     world = ImaginedWorld(ranks)
     with imagined():
         game = build_game(run, _pair(run, blank, world), blank, world.device)
@@ -46,7 +52,7 @@ def _cost(run: Any, images: Any, ranks: int, rounds: int) -> list[str]:
     everything = foresee(lambda: one_round(run, blank))
     mine = max(len(role.share.lanes) for role in roles)
     part = everything if mine == run.lanes else foresee(lambda: one_round(on_lanes(run, mine), blank))
-    return cost(game, roles, rounds=rounds, flops=everything.flops, peak_bytes=part.peak_bytes).lines()
+    return cost(game, roles, rounds=rounds, flops=mean * everything.flops, peak_bytes=part.peak_bytes).lines()
 
 
 def _pair(run: Any, images: Any, world: Any) -> Any:
@@ -68,12 +74,6 @@ def one_round(run: Any, images: Any, world: Any = None) -> object:
     return session
 
 
-def on_lanes(run: Any, lanes: int) -> Any:
-    """A run of so many of a run's lanes: one rank's part of it."""
-    fields = {name: getattr(run, name) // run.lanes * lanes for name in ("batch", "g_batch")}
-    return dataclasses.replace(run, lanes=lanes, **fields)
-
-
 def few(images: Any) -> Any:
     """Images of the same shape and classes, none of which has to be read."""
     shape, labels = images.images.shape, images.labels
@@ -84,7 +84,7 @@ def few(images: Any) -> Any:
 def _one_game(run: Any, images: Any, ranks: int) -> tuple[Any, Any, int, int, list[str]]:
     """The game whose cost is counted, of the first label where each has one; rounds of all; what to say of them."""
     if not run.per_label:
-        return run, images, ranks, run.images // run.round, []
+        return run, images, ranks, run.rounds, []
     from .train.jobs import jobs, rare, told
     from .train.start import resolved
 

@@ -148,6 +148,22 @@ def differences(a: Any, b: Any, path: str = "") -> list[tuple[str, Any, Any]]:
     return [] if a == b else [(path, a, b)]
 
 
+def field_of(record: Any, path: str) -> Any:
+    """The value of a dotted field."""
+    for name in path.split("."):
+        record = getattr(record, name)
+    return record
+
+
+def with_fields(record: T, fields: Mapping[str, Any]) -> T:
+    """The same with these dotted fields, which it has."""
+    for path, value in fields.items():
+        name, _, rest = path.partition(".")
+        inner = with_fields(getattr(record, name), {rest: value}) if rest else value
+        record = dataclasses.replace(record, **{name: inner})  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return record
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """'; did you mean X?' or the list of what there is."""
     names = list(known)

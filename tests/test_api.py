@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -119,7 +120,7 @@ def test_ranks_start_from_the_weights_of_rank_0(pool):
 
 
 def test_rates_follow_the_rule_of_each_network():
-    cfg = config(g_rule="linear", d_rule="none", warm_up_steps=10)
+    cfg = dataclasses.replace(config(g_rule="linear", d_rule="none", warm_up_steps=10), max_steps=1000)
     run = scaled(cfg, 256, 8)
     assert run.g.optimizer.lr == pytest.approx(8e-4)
     assert run.d.optimizer.lr == pytest.approx(2e-4)

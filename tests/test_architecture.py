@@ -9,12 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "paragan"
 
-WORDS = {"errors", "config", "rng", "clock", "batch"}  # single files that anyone may import
+WORDS = {"errors", "config", "rng", "clock", "batch", "devices"}  # single files that anyone may import
 MAY = {
     "comm": {"comm"},
     "game": {"game", "comm"},
     "strategies": {"strategies", "game", "comm"},
-    "plan": {"plan", "comm", "game", "strategies"},
+    "plan": {"plan", "train", "strategies", "game", "comm", "data", "losses", "eval"},
     "report": {"report"},  # reads files
     "train": {"train", "strategies", "game", "comm", "data", "eval", "nets", "losses", "optim", "report"},
     "models": {"models", "train", "nets", "data", "report"},

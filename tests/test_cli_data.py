@@ -108,7 +108,7 @@ def test_inspect_with_bad_ones_ends_well_and_says_so_clearly():
     found = json.loads(Path("found.json").read_text())
     assert [Path(one["name"]).name for one in found["bad"]] == ["bad.png"]
     with Image.open("sheet.png") as sheet:
-        assert sheet.size == (3 * 64, 2 * 64)
+        assert sheet.size == (3 * 64 + 4, 2 * 64 + 2)  # with gutters of 2
     assert "none of the 1 images" in refused("data", "inspect", _only_bad())
 
 

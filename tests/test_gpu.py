@@ -10,8 +10,8 @@ import torch
 
 import toy
 from paragan.comm.world import World
+from paragan.devices import kind_of
 from paragan.eval import Labels, evaluate, pixels
-from paragan.eval.features import exact_convolutions
 from paragan.rng import Draw
 from paragan.train.checkpoint import Checkpoints
 from paragan.train.loop import play_round
@@ -31,7 +31,7 @@ SETTINGS = {
 @pytest.fixture(autouse=True)
 def _exact() -> Iterator[None]:
     """Without TF32, which rounds a convolution's inputs to 10 bits."""
-    with exact_convolutions(GPU):
+    with kind_of(GPU).exact_convolutions():
         yield
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import toy
-from paragan.cli_plan import few, on_lanes, one_round
+from paragan.cli_plan import few, one_round
 from paragan.comm.world import World
 from paragan.plan.cost import forward_flops, round_flops
 from paragan.plan.memory import Footprint, foresee
 from paragan.train.loop import play_round
-from paragan.train.run import build_nets, resolve, spec_of
+from paragan.train.run import build_nets, on_lanes, resolve, spec_of
 from paragan.train.start import assemble
 
 VARIANTS = {

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..devices import kind_of
 from .native import library
 
 LANES = 16  # partial sums, as in kernels.c
@@ -93,11 +94,11 @@ def _native(*tensors: Tensor) -> Any:
 
 
 def _form(plain: Callable[..., None], x: Tensor) -> Callable[..., None]:
-    return _for_cuda(plain) if x.is_cuda else plain
+    return _fused(plain) if kind_of(x.device).fuses else plain
 
 
 @cache
-def _for_cuda(plain: Callable[..., None]) -> Callable[..., None]:
+def _fused(plain: Callable[..., None]) -> Callable[..., None]:
     return torch.compile(plain, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
+from ..devices import kind_of
 from ..errors import Failed
 from .meter import Meter, Traffic, all_to_all, ring_all_gather, ring_all_reduce
 
@@ -236,9 +237,10 @@ class Ranks:
 
     def _swap(self, tell: Mapping[int, Tensor], hear: Mapping[int, Tensor], tag: int) -> list[dist.Work]:
         group = self.process_group
-        if not any(x.is_cuda for x in (*tell.values(), *hear.values())):
-            sent = [group.send([x], rank, tag) for rank, x in sorted(tell.items())]
-            return sent + [group.recv([x], rank, tag) for rank, x in sorted(hear.items())]
+        if not any(kind_of(x.device).at_once for x in (*tell.values(), *hear.values())):
+            # gloo sends what the other side has asked for: asked later, our question would wait behind our own message
+            heard = [group.recv([x], rank, tag) for rank, x in sorted(hear.items())]
+            return heard + [group.send([x], rank, tag) for rank, x in sorted(tell.items())]
         ops = [c10d.P2POp(c10d.isend, x, group=group, group_peer=rank) for rank, x in sorted(tell.items())]
         ops += [c10d.P2POp(c10d.irecv, x, group=group, group_peer=rank) for rank, x in sorted(hear.items())]
         return c10d.batch_isend_irecv(ops)  # NCCL wants them at once

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +40,7 @@ class LateGossip:
     """x_i += w_ij (heard_ji - told_ij) for every neighbour j, whenever that has arrived.
 
     weights : of the neighbours, the same at both ends;  groups : of this rank and a neighbour
-    waiters : one for each link;  late : how many steps may pass until a swap is waited for
+    waiter  : makes one for a neighbour;  late : how many steps may pass until a swap is waited for
     tag     : tells this player's messages from those of the other
     """
 
@@ -48,14 +48,15 @@ class LateGossip:
         self,
         weights: Mapping[int, float],
         groups: Mapping[int, Group],
-        waiters: Mapping[int, Waiter],
+        waiter: Callable[[int], Waiter],
         late: int,
         tag: int,
     ):
-        self.weights, self.groups, self.waiters, self.late, self.tag = weights, groups, waiters, late, tag
+        self.weights, self.groups, self.waiter, self.late, self.tag = weights, groups, waiter, late, tag
         self._buckets: dict[int, Bucket] = {}
         self._swaps: dict[tuple[int, int], Swap] = {}  # under way, by (neighbour, bucket)
         self._begun: dict[tuple[int, int], int] = {}
+        self._waiters: dict[tuple[int, int], Waiter] = {}
         self._step = 0  # the last one that was taken
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
@@ -107,7 +108,9 @@ class LateGossip:
         heard, other = torch.empty_like(told), 1 - group.rank
         work = group.swap({other: told}, {other: heard}, self.tag + bucket.index)
         self._begun[key] = self._begun.get(key, 0) + 1
-        self._swaps[key] = Swap(told, heard, step, self.waiters[j].give(work))
+        if key not in self._waiters:  # its own: behind another bucket's swap, both ends might wait for each other
+            self._waiters[key] = self.waiter(j)
+        self._swaps[key] = Swap(told, heard, step, self._waiters[key].give(work))
 
     def _finish(self, j: int, index: int) -> None:
         if (j, index) in self._swaps:

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import torch
 
+from ..devices import kind_of
 from ..errors import Failed, Interrupted, Unusable
 from .groups import (
     POLL_S,
@@ -156,7 +157,7 @@ class World:
         world.agree("")  # all are there; a missing rank is named
         world._not_ours = open_sockets()
         c10d.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            kind_of(device).backend,
             store=c10d.PrefixStore(f"group/{attempt}", store),
             rank=place.rank,
             world_size=place.size,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch
+from ..devices import kind_of
 from ..rng import CPU, Draw, generator, shuffled
 from .pipeline import Feed, Order, Pipeline
 from .streamed import Streamed
@@ -20,12 +21,13 @@ LOOK_S = 0.2  # how often one who waits looks around
 class Lanes:
     """Batches of a rank's lanes, one position after the other.
 
-    The total batch at position p (in images) is images p .. p + batch of an endless sequence of shuffled
+    The total batch at position p (in images) is images p .. p + batch(p) of an endless sequence of shuffled
     epochs; lane l takes its l-th part. Nothing is saved: `start` says where to go on.
 
     images : [N, H, W, C] uint8, in memory or streamed, or float32 [N, ...];  labels : [N] int64 or None
     owned  : the lanes of this rank, of `lanes` in all
     merge  : how many lanes share one pass (0: all that this rank owns)
+    batch  : of all lanes, everywhere or at a position
     stride : images from one position to the next (0: batch)
     feed, cores : how streamed images are read ahead, and the processors this rank may use for it
     """
@@ -37,7 +39,7 @@ class Lanes:
         *,
         owned: tuple[int, ...],
         lanes: int,
-        batch: int,
+        batch: int | Callable[[int], int],
         seed: int,
         start: int = 0,
         mirror: bool = False,
@@ -49,12 +51,13 @@ class Lanes:
         cores: int | None = None,
     ):
         self.images, self.labels, self.mirror = images, labels, mirror
-        self.batch, self.per_lane, self.seed, self.device = batch, batch // lanes, seed, device
+        self.lanes, self.seed, self.device = lanes, seed, device
+        self.batch: Callable[[int], int] = (lambda position: batch) if isinstance(batch, int) else batch
         size = merge or len(owned)
         self.passes = [owned[i : i + size] for i in range(0, len(owned), size)]
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.hands: list[Batch] = []
-        self._next, self.stride = start, stride or batch
+        self._next, self._stride = start, stride
         self._feed, self._cores = feed, cores
         self.pipeline: Pipeline | None = None
         self._upload: Upload | None = None
@@ -68,7 +71,7 @@ class Lanes:
             self.meanwhile()
         taken, self._taken = self._taken or [None] * len(self.passes), []
         self.hands = [self.hand(self._next, lanes, images) for lanes, images in zip(self.passes, taken)]
-        self._next += self.stride
+        self._next = self._after(self._next)
         return self.hands
 
     def wait(self, timeout_s: float) -> bool:
@@ -81,6 +84,13 @@ class Lanes:
             self._taken.append(ahead.take())
         return True
 
+    def _after(self, position: int) -> int:
+        return position + (self._stride or self.batch(position))
+
+    def per_lane(self, position: int) -> int:
+        """Images of a lane."""
+        return self.batch(position) // self.lanes
+
     def rounds_ahead(self) -> int:
         """For how many positions after the next one the pipeline has all batches."""
         if self.pipeline is None:
@@ -89,8 +99,8 @@ class Lanes:
 
     def _ahead(self) -> Upload | None:
         if self._upload is None and isinstance(self.images, Streamed):
-            cuda = self.device.type == "cuda"
-            self.pipeline = Pipeline(self.images, self.plan(self._next), self._feed, pinned=cuda, cores=self._cores)
+            pinned = kind_of(self.device).streams
+            self.pipeline = Pipeline(self.images, self.plan(self._next), self._feed, pinned=pinned, cores=self._cores)
             self._upload = upload(self.pipeline, self.device, self.memory_format)
         return self._upload
 
@@ -99,28 +109,30 @@ class Lanes:
         order = self.order(position, lanes)
         images = self._gathered(order) if images is None else images
         labels = None if self.labels is None else torch.from_numpy(self.labels[order.index]).to(self.device)
-        return Batch(images, labels, Draw(self.seed, position, lanes, self.per_lane, self.device))
+        return Batch(images, labels, Draw(self.seed, position, lanes, self.per_lane(position), self.device))
 
     def plan(self, position: int) -> Iterator[Order]:
         """Which images every pass holds, from a position on, without end."""
         while True:
             for lanes in self.passes:
                 yield self.order(position, lanes)
-            position += self.stride
+            position = self._after(position)
 
     def order(self, position: int, lanes: tuple[int, ...]) -> Order:
         """Which images these lanes see at this position, and which of them mirrored."""
         index = np.concatenate([self.index(position, lane) for lane in lanes])
         if not self.mirror:
             return Order(index)
-        flips = [generator(self.seed, "mirror", lane, position).random(self.per_lane) < 0.5 for lane in lanes]
+        count = self.per_lane(position)
+        flips = [generator(self.seed, "mirror", lane, position).random(count) < 0.5 for lane in lanes]
         return Order(index, np.concatenate(flips))
 
     def index(self, position: int, lane: int) -> np.ndarray:
         """[per_lane] which images of the data a lane sees at a position."""
-        at = position + lane * self.per_lane + np.arange(self.per_lane)
+        count = self.per_lane(position)
+        at = position + lane * count + np.arange(count)
         size = len(self.images)
-        index = np.empty(self.per_lane, np.int64)
+        index = np.empty(count, np.int64)
         for epoch in range(at[0] // size, at[-1] // size + 1):
             inside = at // size == epoch
             index[inside] = shuffled(self.seed, epoch, size)[at[inside] % size]
@@ -148,5 +160,5 @@ class Lanes:
         if order.flip is not None:
             pixels[order.flip] = pixels[order.flip, :, ::-1]
         x = torch.from_numpy(pixels)
-        x = x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x
-        return floats(x, self.memory_format)
+        x = x.pin_memory() if kind_of(self.device).streams else x
+        return floats(x.to(self.device, non_blocking=True), self.memory_format)

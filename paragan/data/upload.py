@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from paragan.data.pipeline import Pipeline
+from paragan.devices import kind_of
+from paragan.rng import CPU
 
 
 def floats(pixels: Tensor, memory_format: torch.memory_format) -> Tensor:
@@ -21,10 +23,10 @@ def floats(pixels: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 
 class OnHost:
-    """For a CPU: a thread makes the next batch while the step computes with this one, if the pipeline has it then."""
+    """Without streams: a thread makes the next batch while the step computes, if the pipeline has it then."""
 
-    def __init__(self, pipeline: Pipeline, memory_format: torch.memory_format):
-        self.pipeline, self.memory_format = pipeline, memory_format
+    def __init__(self, pipeline: Pipeline, memory_format: torch.memory_format, device: torch.device = CPU):
+        self.pipeline, self.memory_format, self.device = pipeline, memory_format, device
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paragan data")
         self._next: Future[Tensor] | None = None
 
@@ -45,7 +47,8 @@ class OnHost:
         """The bits of `floats`, by NumPy: one pass in blocks that stay in the cache, and no threads of its own."""
         x = np.divide(self.pipeline.take(), np.float32(127.5))
         x -= np.float32(1)
-        return torch.from_numpy(x).permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
+        made = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
+        return made.to(self.device)
 
 
 @dataclass(frozen=True)
@@ -94,4 +97,5 @@ Upload = OnHost | OnCuda
 
 def upload(pipeline: Pipeline, device: torch.device, memory_format: torch.memory_format) -> Upload:
     """The one for a device."""
-    return OnCuda(pipeline, memory_format, device) if device.type == "cuda" else OnHost(pipeline, memory_format)
+    kind = OnCuda if kind_of(device).streams else OnHost
+    return kind(pipeline, memory_format, device)

@@ -7,7 +7,6 @@ A space is a description; its network is built when it is first used, so that on
 written into a record at no cost. Its name and hash are part of every score's protocol.
 """
 
-import contextlib
 import copy
 import difflib
 import hashlib
@@ -19,7 +18,7 @@ import re
 import shutil
 import sys
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paragan.devices import kind_of
 from paragan.errors import Unusable
 from paragan.eval import cache
 from paragan.eval import inception as network
@@ -83,7 +83,7 @@ class FeatureSpace:
         """
         device = images.device
         module = self.module.to(device)
-        with torch.no_grad(), torch.autocast(device.type, enabled=False), exact_convolutions(device):
+        with torch.no_grad(), torch.autocast(device.type, enabled=False), kind_of(device).exact_convolutions():
             features = module(images).float()
         if features.shape != (len(images), self.num_features):
             stated = f"[{len(images)}, {self.num_features}]"
@@ -94,21 +94,6 @@ class FeatureSpace:
         """Class logits [N, num_logits] of features [N, num_features], only where `num_logits` is not 0."""
         with torch.no_grad():
             return self.module.to(features.device).logits(features)  # pyright: ignore[reportCallIssue]
-
-
-@contextlib.contextmanager
-def exact_convolutions(device: torch.device) -> Iterator[None]:
-    """Keep cuDNN from rounding a convolution's inputs to 10 bits (TF32), which it does by default."""
-    if device.type != "cuda":
-        yield
-        return
-    cudnn = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
-    before = cudnn.fp32_precision
-    cudnn.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        cudnn.fp32_precision = before
 
 
 def by_name(name: str, resolution: int, channels: int, path: str | Path | None = None) -> FeatureSpace:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Net
+from ..devices import kind_of
 from .buffer import Ages, Policy
 from .player import BatchCoupled, Player
 
@@ -95,15 +96,13 @@ class PastFakes:
         self.kept = most + self.last
         self.rounds: dict[int, dict[Lanes, Made]] = {}  # by step, then by the lanes of a pass
         self.seen = Seen()
-        self._made: torch.cuda.Event | None = None
+        self._made: Callable[[], None] = lambda: None
         self._draws: tuple[int, Counter[Lanes]] = (-1, Counter())  # in the round that is being played
 
     def post(self, fake: Batch, step: int) -> None:
         """G made these in this step."""
         self.keep(Made(fake.images.detach(), fake.labels), fake.draw.lanes, step)
-        if fake.images.is_cuda:
-            self._made = torch.cuda.Event()
-            self._made.record()
+        self._made = kind_of(fake.images.device).mark(fake.images.device)
 
     def keep(self, made: Made, lanes: Lanes, step: int) -> None:
         self.rounds.setdefault(step, {})[lanes] = made
@@ -112,8 +111,7 @@ class PastFakes:
 
     def __call__(self, hand: Batch, step: int) -> Batch:
         """As many as the hand has, for D to judge, perhaps on another stream than that on which they are made."""
-        if self._made:
-            torch.cuda.current_stream().wait_event(self._made)
+        self._made()
         lag = self.lag(step)
         newest = max((s for s in self.rounds if s <= step - lag), default=min(self.rounds))
         there = sorted((s for s in self.rounds if s <= newest), reverse=True)[: self.last]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
-import torch
 
 from ..batch import Batch, Loss
 from ..comm.exchange import Exchange
 from ..comm.groups import Group
+from ..devices import KINDS, Context, kind_of
 from .player import Player
 from .recorded import Recorder
 
@@ -98,28 +96,12 @@ def play(beat: Beat, hands: Sequence[Batch], step: int, images: int, moved: int)
     return losses
 
 
-@contextlib.contextmanager
-def beside(players: Sequence[Player]) -> Generator[list[contextlib.AbstractContextManager[object]]]:
-    """Where the turn of each is computed: the first where everything is, on CUDA the others on streams of their own
-    beside it, if passing through a network does not write to it. What came before is waited for by all, and all by what
-    comes after."""
-    here: list[contextlib.AbstractContextManager[object]] = [contextlib.nullcontext() for _ in players]
+def beside(players: Sequence[Player]) -> contextlib.AbstractContextManager[list[Context]]:
+    """Where the turn of each is computed: the first where everything is, the others on streams of their own beside it,
+    where the device has such and passing through a network does not write to it."""
     device = players[0].flat.params.device
-    if device.type != "cuda" or any(player.written for player in players):
-        yield here
-        return
-    main, others = torch.cuda.current_stream(device), [_stream(device, i) for i in range(1, len(players))]
-    for stream in others:
-        stream.wait_stream(main)
-    yield [here[0], *map(torch.cuda.stream, others)]
-    for stream in others:
-        main.wait_stream(stream)
-
-
-@functools.cache
-def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
-    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # gradients are added up on the main one
-    return torch.cuda.Stream(device)
+    kind = KINDS["cpu"] if any(player.written for player in players) else kind_of(device)
+    return kind.beside(device, len(players))
 
 
 def alternately(d: Turn, g: Turn, d_steps: int) -> tuple[Beat, ...]:

@@ -30,6 +30,7 @@ from paragan.nets.conditioning import (
     told,
 )
 from paragan.nets.heads import head
+from paragan.nets.laid import Flattened, Laid, Squared
 from paragan.nets.layers import Layers
 from paragan.nets.norm import LaneBatchNorm2d, batch_norm
 from paragan.nets.spec import Spec, need_power_of_two
@@ -88,12 +89,13 @@ class Generator(nn.Module):
         self.ups = nn.ModuleList([nn.Identity(), *ups])  # to 4x4, 8x8, ...
         self.norms = nn.ModuleList([batch_norm(channels, classes) for channels in widths])
         self.image = _up(widths[-1], spec.channels, stride)
+        self.square = Squared()
         for layer in self.modules():
             _initialise(layer)
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
         first, _ = self.conditions(z, y)
-        h = self.start(first).unflatten(1, (-1, 4, 4))
+        h = self.square(self.start(first))
         for up, norm in zip(self.ups, self.norms):
             h = F.relu(norm(up(h), y), inplace=True)
         return torch.tanh(self.image(h)).to(z.dtype)
@@ -111,10 +113,11 @@ class Discriminator(nn.Module):
             norm = [_initialise(LaneBatchNorm2d(b))] if batch_norm else []
             layers += [_down(a, b, spectral, bias=not batch_norm), *norm, _leaky()]
         self.body = nn.Sequential(*layers)  # [N, C, R, R] -> [N, widths[-1], 4, 4]
+        self.entry, self.flat = Laid(), Flattened()
         self.head = head(kind, widths[-1] * 4 * 4, spec.classes, Layers(_normal, spectral))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        return self.head(self.body(self.shown(x, y)).flatten(1), y)
+        return self.head(self.flat(self.body(self.entry(self.shown(x, y)))), y)
 
 
 def _stride(resolution: int) -> int:

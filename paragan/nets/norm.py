@@ -157,11 +157,9 @@ class VectorBatchNorm2d(nn.Module):
 
 def _moved(norm: LaneBatchNorm2d, x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
     """[N, C, H, W] normalised by lane, times `gain` [N, C] plus `bias` [N, C]."""
-    parts = norm.normalised(x)
-    gains = _cut(gain[:, :, None, None].to(x.dtype), len(parts))  # [N / groups, C, 1, 1] each
-    biases = _cut(bias[:, :, None, None].to(x.dtype), len(parts))
+    normalised = _join(norm.normalised(x))
     # As fast as addcmul on CPU, and up to twice as fast in bf16.
-    return _join([(part * g).add_(b) for part, g, b in zip(parts, gains, biases)])
+    return (normalised * gain[:, :, None, None].to(x.dtype)).add_(bias[:, :, None, None].to(x.dtype))
 
 
 def batch_norm(channels: int, classes: int = 0) -> nn.Module:

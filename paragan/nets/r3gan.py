@@ -20,6 +20,7 @@ from paragan.config import record
 from paragan.errors import Unusable
 from paragan.nets.conditioning import DConditioning, Judging, chosen, judging, need_classes, shown, told
 from paragan.nets.heads import head
+from paragan.nets.laid import Laid
 from paragan.nets.spec import Spec, need_power_of_two
 
 SLOPE = 0.2  # of the leaky ReLU below 0
@@ -123,7 +124,7 @@ class Discriminator(nn.Module):
         super().__init__()
         widths = of.widths(spec.resolution)[::-1]
         kind = judging(of, spec)
-        self.shown = shown(kind, spec.classes)
+        self.shown, self.entry = shown(kind, spec.classes), Laid()
         channels = spec.channels + self.shown.maps
         self.image = _scaled(nn.Conv2d(channels, widths[0], 1, bias=False), channels)
         layers = of.stage(widths[0], len(widths) * of.blocks)
@@ -134,7 +135,7 @@ class Discriminator(nn.Module):
         self.head = head(kind, widths[-1], spec.classes, lambda layer: _scaled(layer, widths[-1]))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor | Verdict:
-        return self.head(self.basis(self.body(self.image(self.shown(x, y)))).flatten(1), y)
+        return self.head(self.basis(self.body(self.image(self.entry(self.shown(x, y))))).flatten(1), y)
 
 
 class Block(nn.Module):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from paragan.nets.attention import attended
 from paragan.nets.conditioning import Judging, Telling, shown, told
 from paragan.nets.heads import head
+from paragan.nets.laid import Laid, Squared
 from paragan.nets.layers import Layers, passed
 from paragan.nets.norm import LaneBatchNorm2d, batch_norm
 from paragan.nets.spec import Spec
@@ -38,14 +39,14 @@ class Generator(nn.Module):
     ):
         super().__init__()
         self.latent, self.again = latent, again
-        self.conditions, self.start = conditions, start
+        self.conditions, self.start, self.square = conditions, start, Squared()
         self.blocks = nn.ModuleList(blocks)
         self.norm = LaneBatchNorm2d(widths[0])  # without classes, as in all the authors' codes
         self.image = layers.conv(*widths, 3)
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
         first, each = self.conditions(z, y)
-        h = self.start(first).unflatten(1, (-1, 4, 4))
+        h = self.square(self.start(first))
         for block, seen in zip(self.blocks, each):
             h = passed(block, self.again, h, seen)
         return passed(self._to_image, self.again, h).to(z.dtype)
@@ -64,12 +65,12 @@ class Discriminator(nn.Module):
 
     def __init__(self, shown: nn.Module, blocks: Iterable[nn.Module], head: nn.Module, again: bool):
         super().__init__()
-        self.again, self.shown = again, shown
+        self.again, self.shown, self.entry = again, shown, Laid()
         self.blocks = nn.ModuleList(blocks)
         self.head = head
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        h = self.shown(x, y)
+        h = self.entry(self.shown(x, y))
         for block in self.blocks:
             h = passed(block, self.again, h)
         return self.head(F.relu(h, inplace=True).sum((2, 3)), y)

@@ -19,6 +19,7 @@ Wrapper = Callable[[torch.optim.Optimizer], torch.optim.Optimizer]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Kimg = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rule = Literal["linear", "sqrt", "none"]
 
 
 @record
@@ -107,6 +108,7 @@ class Side:
     schedule     : whether it then stays, or falls to 0 at the end of the run: in a line, or in half a cosine
     optimism     : what the optimizer is wrapped in (auto: what the strategy asks for)
     extrapolation: by how many of its steps an optimistic one looks ahead (None: by what the strategy asks for)
+    rule         : how the learning rate follows the batch where that grows (ramp), and with --tune
     """
 
     optimizer: Optimizer = Adam()
@@ -114,6 +116,7 @@ class Side:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     optimism: Literal["auto", "none", "optimistic", "extragradient"] = "auto"
     extrapolation: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    rule: Rule = "sqrt"
 
     def rate(self, end: int) -> Callable[[int], float]:
         """images -> factor on the learning rate, in a run of `end` images."""
@@ -155,6 +158,13 @@ RULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def scaled_rate(lr: float, rule: Literal["linear", "sqrt", "none"], batch: int, base_batch: int) -> float:
+SOURCES = {
+    "linear": "Goyal et al. 2017",
+    "sqrt": "Krizhevsky 2014; for Adam Malladi et al. 2022",
+    "none": "it stays",
+}
+
+
+def scaled_rate(lr: float, rule: Rule, batch: int, base_batch: int) -> float:
     """The learning rate for `batch`, when `lr` is right for `base_batch`."""
     return lr * RULES[rule](batch / base_batch)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..comm.world import World
+from ..devices import kind_of
 from ..errors import Unusable
 from .links import WITHIN, Link, Links
 
@@ -31,6 +32,8 @@ ROUNDS = 11  # short messages there and back, of which the median counts
 FIRST = 64 << 10  # bytes: a long message begins so, and grows until it takes SECONDS
 MOST = 256 << 20
 SECONDS = 0.25
+QUICK = 0.05  # where it is to be quick
+MATCHES = 3  # of every host then
 OWN_ENTRY = 0.9  # a pair that is slower than this share of its ports has an entry of its own
 SAME = 0.2  # and one whose latency differs by more than this share, or by a tenth of a millisecond
 
@@ -44,26 +47,53 @@ class Pair:
     back: float
     both: float
 
+    def better(self, other: Pair) -> Pair:
+        """The best of both in everything."""
+        rates = (max(getattr(self, way), getattr(other, way)) for way in ("there", "back", "both"))
+        return Pair(min(self.latency, other.latency), *rates)
 
-def measure_links(world: World, say: Any = lambda line: None) -> Links:
-    """Every rank calls this, and learns the same. Unusable for a world of one rank."""
+
+def measure_links(world: World, say: Any = lambda line: None, quick: bool = False) -> Links:
+    """Every rank calls this, and learns the same. Unusable for a world of one rank.
+
+    quick: every host is measured with a few others alone, all at once, and those that are not are taken to be alike.
+    """
     if world.size == 1:
         raise Unusable("one rank has no links: start several, under any launcher or with --ranks 2")
     hosts = _hosts(world)
     speakers = [ranks[0] for ranks in hosts]
-    measure = _Measure(world)
+    measure = _Measure(world, QUICK if quick else SECONDS)
     found = dict[tuple[int, int], Pair]()
-    for (a, one), (b, other) in itertools.combinations(enumerate(speakers), 2):
-        found[a, b] = measure.pair(one, other)
-        say(f"hosts {a} and {b}: {Link(found[a, b].there, found[a, b].latency).told()}")
+    for matches in tournament(len(hosts))[:MATCHES] if quick else _one_by_one(len(hosts)):
+        for (a, b), pair in zip(matches, measure.pairs([(speakers[a], speakers[b]) for a, b in matches])):
+            found[a, b] = pair
+            say(f"hosts {a} and {b}: {Link(pair.there, pair.latency).told()}")
+    for pair in [] if quick else _links(hosts, found, None).pairs:  # or somebody else was on the way: asked once more
+        a, b = map(int, pair.split("-"))
+        found[a, b] = found[a, b].better(measure.pairs([(speakers[a], speakers[b])])[0])
     shared = next((ranks for ranks in hosts if len(ranks) > 1), None)
-    within = measure.pair(*shared[:2]) if shared else None
+    within = measure.pairs([(shared[0], shared[1])])[0] if shared else None
     links = _links(hosts, found, within)
-    if len(speakers) > 2:
+    if len(speakers) > 2 and not quick:
         nbytes = _some(links)
         links = _contended(links, nbytes, measure.around(speakers, nbytes))
-    about = {"backend": "nccl" if world.device.type == "cuda" else "gloo", "date": datetime.date.today().isoformat()}
+    about = {"backend": kind_of(world.device).backend.rpartition(":")[2], "date": datetime.date.today().isoformat()}
     return dataclasses.replace(links, measured=about)
+
+
+def tournament(size: int) -> list[list[tuple[int, int]]]:
+    """Every pair once, in rounds in which nobody is in two: one stays, the others go round."""
+    seats = [*range(size), *([-1] if size % 2 else [])]
+    rounds = list[list[tuple[int, int]]]()
+    for _ in range(len(seats) - 1):
+        pairs = zip(seats[: len(seats) // 2], seats[::-1])
+        rounds.append([(min(pair), max(pair)) for pair in pairs if min(pair) >= 0])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return rounds
+
+
+def _one_by_one(size: int) -> list[list[tuple[int, int]]]:
+    return [[pair] for pair in itertools.combinations(range(size), 2)]
 
 
 def _hosts(world: World) -> list[list[int]]:
@@ -123,7 +153,7 @@ def _contended(links: Links, nbytes: int, seconds: Sequence[float]) -> Links:
     left = list[float]()
     for host, took in enumerate(seconds):
         ways = (links.between(host, (host + 1) % links.hosts), links.between((host - 1) % links.hosts, host))
-        alone = max(link.latency + nbytes / (links.both_ways * link.bandwidth) for link in ways)
+        alone = max(2 * link.latency + nbytes / (links.both_ways * link.bandwidth) for link in ways)
         left.append(alone / took)
     return dataclasses.replace(links, contention=min(1.0, statistics.median(left)))
 
@@ -131,18 +161,20 @@ def _contended(links: Links, nbytes: int, seconds: Sequence[float]) -> Links:
 class _Measure:
     """What some ranks do while the others wait at the next meeting."""
 
-    def __init__(self, world: World):
-        self.world, self.rank, self.group = world, world.rank, world.everyone
+    def __init__(self, world: World, seconds: float):
+        self.world, self.rank, self.group, self.seconds = world, world.rank, world.everyone, seconds
 
-    def pair(self, a: int, b: int) -> Pair:
-        """What lies between two ranks; all ranks call this."""
+    def pairs(self, matches: Sequence[tuple[int, int]]) -> list[Pair]:
+        """What lies between two ranks each, at the same time; all ranks call this."""
         told = [0.0] * 4
-        if self.rank in (a, b):
-            other, first = (b, True) if self.rank == a else (a, False)
-            latency = self._latency(other)
-            ways = ((first, not first), (not first, first), (True, True))
-            told = [latency, *(self._rate(other, latency, *way) for way in ways)]
-        return Pair(*self._told(told)[a])
+        for a, b in matches:
+            if self.rank in (a, b):
+                other, first = (b, True) if self.rank == a else (a, False)
+                swap = self._swap(other)
+                ways = ((first, not first), (not first, first), (True, True))
+                told = [swap / 2, *(self._rate(other, swap, *way) for way in ways)]
+        rows = self._told(told)
+        return [Pair(*rows[a]) for a, _ in matches]
 
     def around(self, ranks: Sequence[int], nbytes: int) -> list[float]:
         """Seconds that each of some ranks takes to send so much to the next and hear as much from the one before, while
@@ -159,21 +191,21 @@ class _Measure:
         told = self._told([seconds])
         return [told[rank][0] for rank in ranks]
 
-    def _latency(self, other: int) -> float:
-        """Half of what it takes there and back."""
-        times = [self._timed(*self._both(other, SHORT)) for _ in range(ROUNDS)]  # both send, both wait for the other
+    def _swap(self, other: int) -> float:
+        """Seconds of a short swap: there and back, since a message leaves when it has been asked for."""
+        times = [self._timed(*self._both(other, SHORT)) for _ in range(ROUNDS)]
         return self._longer(other, statistics.median(times[1:]))
 
-    def _rate(self, other: int, latency: float, tells: bool, hears: bool) -> float:
+    def _rate(self, other: int, swap: float, tells: bool, hears: bool) -> float:
         """Bytes a second of messages that grow until one takes long enough for the links' windows to open."""
-        nbytes, enough = FIRST, max(SECONDS, 20 * latency)
+        nbytes, enough = FIRST, max(self.seconds, 10 * swap)
         while True:
             tell = {other: self._blank(nbytes if tells else SHORT)}
             hear = {other: self._blank(nbytes if hears else SHORT)}
             self._timed(*self._both(other, SHORT))  # begin together
             seconds = self._longer(other, self._timed(tell, hear))
             if seconds >= enough or nbytes >= MOST:
-                return nbytes / max(seconds - latency, seconds / 2)
+                return nbytes / max(seconds - swap, seconds / 2)
             nbytes = min(MOST, nbytes * max(2, min(16, int(1.2 * enough / seconds) + 1)))
 
     def _longer(self, other: int, seconds: float) -> float:
@@ -192,8 +224,7 @@ class _Measure:
         """Seconds until what is told has left and what is heard is here."""
         start = time.perf_counter()
         self.group.swap(tell, hear).wait()
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
+        kind_of(self.world.device).synchronize(self.world.device)
         return time.perf_counter() - start
 
     def _told(self, row: Sequence[float]) -> list[list[float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,17 @@ from torch.utils.flop_counter import flop_registry
 
 class Footprint(TorchDispatchMode):
     """Counts the bytes of the tensors made inside that are alive, `now`, and the most there were, `peak`; and `flops`,
-    multiplications and additions separately (torch's own counter cannot be used with a gradient of a gradient)."""
+    multiplications and additions separately (torch's own counter cannot be used with a gradient of a gradient).
 
-    def __init__(self) -> None:
+    there: tensors from before, which are counted too.
+    """
+
+    def __init__(self, there: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self.now = self.peak = 0
         self.flops = 0.0
         self._seen = weakref.WeakSet[Any]()
+        self._look(there)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -31,10 +35,13 @@ class Footprint(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func._overloadpacket in flop_registry:
             self.flops += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
-        for tensor in tree_leaves(out):
+        self._look(tree_leaves(out))
+        return out
+
+    def _look(self, tensors: Iterable[Any]) -> None:
+        for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self._seen:
                 self._note(tensor.untyped_storage())
-        return out
 
     def _note(self, storage: torch.UntypedStorage) -> None:
         self._seen.add(storage)

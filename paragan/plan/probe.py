@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Loss, Net, judged
+from ..batch import Batch
 from ..comm.flat import bucket_bytes
 from ..comm.world import World
 from ..errors import Unusable
@@ -29,8 +29,8 @@ from ..game.turn import begin, play
 from ..rng import Draw
 from ..strategies.role import Role, Strategy
 from .cost import role_traffic
+from .standin import Nothing, alike
 
-LAYERS = 24  # of each player
 LANES = 8  # of one image, or more
 WARM_UP = 2  # rounds
 NAMED = 44  # letters of a strategy in the table
@@ -118,11 +118,11 @@ def _played(strategy: Strategy, world: World, params: int, compute_ms: float, sh
     lanes = world.size * -(-LANES // world.size)  # as many on every rank
     period = math.lcm(getattr(strategy, "every", 1), getattr(strategy, "snapshot_every", 1))
     rounds = period * -(-rounds // period)
-    game = _game(params, compute_ms / 1000 * world.size / lanes, share, bucket_bytes(strategy.wire))
+    game = emulated(params, compute_ms / 1000 * world.size / lanes, share, bucket_bytes(strategy.wire))
     role = strategy.role(game, world, lanes)
     hands = [Batch(torch.zeros(len(role.share.lanes), 1), None, Draw(0, 0, role.share.lanes, 1))]
     for step in range(WARM_UP):
-        _round(role, hands, step)
+        one_round(role, hands, step)
     times: list[float] = []
     sent, seen = sum(p.meter.sent_bytes for p in game.players), _sent_by_kernel()
     world.everyone.sum(torch.zeros(1)).wait()
@@ -130,7 +130,7 @@ def _played(strategy: Strategy, world: World, params: int, compute_ms: float, sh
         if not role.settle:  # who may lag is not to be held up
             world.everyone.sum(torch.zeros(1)).wait()
         start = time.perf_counter()
-        _round(role, hands, step)
+        one_round(role, hands, step)
         times.append(1000 * (time.perf_counter() - start))
     if role.settle:
         times = [statistics.fmean(times)] * len(times)  # some rounds wait for links, most do not
@@ -143,7 +143,7 @@ def _played(strategy: Strategy, world: World, params: int, compute_ms: float, sh
     return _Played(statistics.median(_most(world, times)), sent // rounds, kernel, predicted, bool(role.settle))
 
 
-def _round(role: Role, hands: list[Batch], step: int) -> None:
+def one_round(role: Role, hands: list[Batch], step: int) -> None:
     begin(role.round, step)
     for beat in role.round:
         play(beat, hands, step, step, 1)
@@ -191,8 +191,7 @@ class _Vector(nn.Module):
 
     def __init__(self, params: int, seconds: float):
         super().__init__()
-        sizes = [params // LAYERS + (i < params % LAYERS) for i in range(LAYERS)]
-        self.layers = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes if size])
+        self.layers = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in alike(params)])
         self.gradients = [torch.randn(len(p)) for p in self.layers]
         self.seconds = seconds / len(self.layers)
 
@@ -202,26 +201,7 @@ class _Vector(nn.Module):
         return x
 
 
-class _Nothing:
-    """Losses that lead through both networks."""
-
-    second_order, nearby = False, 0.0
-
-    def discriminator(self, d: Net, real: Batch, fake: Batch, step: int) -> Loss:
-        return Loss(sum_of(d, real.images) + sum_of(d, fake.images.detach()))
-
-    def generator(self, d: Net, fake: Batch, real: Batch, step: int) -> Loss:
-        return Loss(sum_of(d, fake.images))
-
-    def of_weights(self, player: str, net: nn.Module) -> Loss | None:
-        return None
-
-
-def sum_of(d: Net, images: Tensor) -> Tensor:
-    return judged(d, images, None).logits.sum()
-
-
-def _game(params: int, seconds: float, share: float, bucket: int) -> Game:
+def emulated(params: int, seconds: float, share: float, bucket: int) -> Game:
     """A lane's part of a round takes so many seconds, of which D itself has the share. D's turn is a pass of G and six
     of D (forward, and backward twice as long, on reals and on fakes), G's three of G and two of D."""
     if params < 2:
@@ -236,4 +216,4 @@ def _game(params: int, seconds: float, share: float, bucket: int) -> Game:
         )
 
     g, d = player("G", params - params // 2, (1 - share) * seconds / 4), player("D", params // 2, share * seconds / 8)
-    return Game(g=g, d=d, objective=_Nothing(), latent=1)
+    return Game(g=g, d=d, objective=Nothing(), latent=1)

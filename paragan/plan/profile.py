@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..config import build, from_yaml, record, to_yaml
+from ..config import build, from_yaml, plain, record, to_yaml
 from ..errors import Unusable
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -89,6 +89,8 @@ class Profile:
     handling   : seconds for a number that exchanges compute, by wire and what is done ("int8/encode": plan/handling.py)
     data       : seconds that a round waits for data beyond computing, at the largest batch
     noise      : of G's and of D's gradient, where it was measured
+    layers     : numbers of every tensor of G's and of D's vector, in flat order: buckets are cut there (empty: alike)
+    moments    : numbers of G's and of D's batch moments, which are summed over ranks
     """
 
     recipe: str
@@ -105,6 +107,8 @@ class Profile:
     memory: tuple[Memory, ...] = ()
     data: Seconds = 0.0
     noise: Mapping[Literal["G", "D"], Noise] = dataclasses.field(default_factory=dict)
+    layers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    moments: tuple[int, int] = (0, 0)
 
     def turn(self, player: Literal["G", "D"], batch: float) -> Turn:
         """A turn with any batch: between those measured linear, beyond them as the last two (or in proportion)."""
@@ -140,14 +144,29 @@ def _weighted(a: Turn, b: Turn, share: float, factor: float) -> Turn:
 def read_profile(path: Path) -> Profile:
     """Unusable names the file, the field and what fits."""
     try:
-        return build(Profile, from_yaml(path.read_text("utf-8"), str(path)))
+        return profile_from(path.read_text("utf-8"), str(path))
     except FileNotFoundError as error:
         raise Unusable(f"profile: {path} does not exist; `paragan bench step RECIPE --out {path}` makes one") from error
     except (OSError, UnicodeDecodeError) as error:
         raise Unusable(f"profile: {path} cannot be read: {error}") from error
+
+
+def profile_from(text: str, name: str) -> Profile:
+    """The same from the text of a file of this name."""
+    try:
+        return build(Profile, from_yaml(text, name))
     except Unusable as error:
-        raise Unusable(f"profile: {path}: {error}") from error
+        raise Unusable(f"profile: {name}: {error}") from error
 
 
 def written_profile(profile: Profile) -> str:
-    return to_yaml(profile)
+    return to_yaml(_short(plain(profile)))
+
+
+def _short(value: Any) -> Any:
+    """With as many digits as were measured."""
+    if isinstance(value, dict):
+        return {key: _short(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_short(item) for item in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from ..config import build, differences, nearest, override, plain
 from ..errors import Unusable
 from ..optim.policies import described, policy, stated, written
 from ..train.run import Run
+from ..train.tuning import tuned
 from .digits import digits
 from .images import fashion, folder
 from .own import custom
@@ -25,9 +27,26 @@ def recipe(name: str) -> Run:
     return RECIPES[name]()
 
 
-def asked(data: dict[str, Any], settings: Sequence[tuple[str, str]], by: str = "none") -> tuple[Run, list[str]]:
-    """The run of a plain record, with the policy `by` laid over it and then the user's settings; and why its players
-    learn as they do, a line each."""
+def asked(
+    data: dict[str, Any], settings: Sequence[tuple[str, str]], by: str = "none", tune: str = "none"
+) -> tuple[Run, list[str]]:
+    """The run of a plain record, with the policy `by` laid over it and then the user's settings, or with those of the
+    record carried to the user's batch (`tune`: rates, all); and why it is as it is, a line each."""
+    if tune not in ("none", "rates", "all"):
+        raise Unusable(f"--tune {tune}: what follows the batch is rates, all or none")
+    if tune != "none" and by != "none":
+        raise Unusable(f"--policy {by} has rates for the batch at hand: leave --tune {tune} out")
+    run, lines = _with_policy(data, settings, by)
+    before = run.about
+    run = dataclasses.replace(run, about=(*before, *lines))
+    if tune != "none":
+        right = build(Run, {name: data[name] for name in ("batch",) if name in data})
+        run = tuned(run, right.batch, penalties=tune == "all", own={name for name, _ in settings})
+    run = dataclasses.replace(run, about=tuple(dict.fromkeys(run.about)))  # said once, however often it is asked for
+    return run, [line for line in run.about if line not in before]
+
+
+def _with_policy(data: dict[str, Any], settings: Sequence[tuple[str, str]], by: str) -> tuple[Run, list[str]]:
     wanted = override(data, settings)
     if by == "none":
         return build(Run, wanted), []
@@ -53,7 +72,7 @@ def asked(data: dict[str, Any], settings: Sequence[tuple[str, str]], by: str = "
     lines = [
         f"G {described(run.g)}",
         f"D {described(run.d)}",
-        f"{steps}: {run.images // run.round:,} steps of G in {run.kimg:g} kimg",
+        f"{steps}: {run.rounds:,} steps of G in {run.kimg:g} kimg",
         *([f"also sets {stated(also)}"] if also else []),
         *([f"set by hand: {', '.join(own)}"] if own else []),
         *chosen.reasons,

@@ -77,6 +77,12 @@ class Folder:
         return "" if setting is None or isinstance(setting, Mapping | list) else words.value(setting)
 
     @property
+    def about(self) -> list[str]:
+        """Why the run is as it is, a line each."""
+        lines = self.run.get("about")
+        return [words.value(line) for line in lines] if isinstance(lines, list) else []
+
+    @property
     def name(self) -> str:
         return self.path.resolve().name
 

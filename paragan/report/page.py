@@ -109,6 +109,7 @@ def _of_run(folder: Folder, part: int) -> dict[str, Any]:
         "sent": bytes_sent(stats)[:COLUMNS],
         "ages": ages(stats)[:COLUMNS],
         "decisions": folder.decisions[-rows:],
+        "about": folder.about[:rows],
         "text": folder.text if part == 1 else folder.text[: TEXT // part],
     }
 

@@ -16,7 +16,7 @@ from ..comm import topology as graphs
 from ..comm.compress import Exact, Wire
 from ..comm.exchange import Every, Exchange, Local, Lookahead, Now, Then
 from ..comm.gossip import CompressedGossip, Gossip
-from ..comm.groups import Group, Solo
+from ..comm.groups import Group, Solo, Waiter
 from ..comm.late import LateGossip, meet, settle
 from ..comm.topology import OnePeer, RandomRing, Ring, Topologies, Topology, rounds_for
 from ..comm.world import World
@@ -112,15 +112,17 @@ class Late:
         self.world, self.staleness, self.mixings = world, staleness, list[LateGossip]()
         pairs = sorted(self.weights, key=lambda j: sorted((world.rank, j)))
         self.groups = {j: world.link(j) for j in pairs}
-        self.waiters = {j: world.waiter(self.groups[j]) for j in pairs}
-        for waiter in self.waiters.values():
-            weakref.finalize(self, waiter.end)
 
     def mixing(self, player: Player) -> LateGossip:
         groups = {j: group.metered(player.meter) for j, group in self.groups.items()}
         tag = 1 + TAGS * len(self.mixings)
-        self.mixings.append(LateGossip(self.weights, groups, self.waiters, self.staleness, tag))
+        self.mixings.append(LateGossip(self.weights, groups, self._waiter, self.staleness, tag))
         return self.mixings[-1]
+
+    def _waiter(self, j: int) -> Waiter:
+        waiter = self.world.waiter(self.groups[j])
+        weakref.finalize(self, waiter.end)
+        return waiter
 
     def settle(self) -> None:
         settle(self.mixings, self.world.everyone, self.world.timeout_s)

@@ -17,6 +17,7 @@ from ..comm.groups import Waiter
 from ..comm.mail import Inbox, Outbox, Parcel
 from ..comm.meter import Traffic
 from ..comm.world import World
+from ..devices import kind_of
 from ..game.game import Game
 from ..game.opponents import Lanes
 from ..game.posted import CriticInbox, CriticPost, FakesInbox, FakesPost, Snapshots
@@ -76,8 +77,7 @@ def _seconds(action: Callable[[], T], device: torch.device) -> tuple[float, T]:
     while True:
         start = time.perf_counter()
         made = action()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        kind_of(device).synchronize(device)
         times.append(time.perf_counter() - start)
         if len(times) == REPEATS:
             return statistics.median(times), made

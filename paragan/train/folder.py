@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..config import build, differences, nearest, read_yaml, to_yaml
+from ..config import build, differences, field_of, nearest, read_yaml, to_yaml, with_fields
 from ..errors import Unusable
 from ..nets import Spec
 from ..report.records import create_once, read, write_whole
@@ -24,6 +24,11 @@ from .snapshot import read_config
 
 Ready = Callable[[], object]
 NUMBERED = re.compile(r"(\d{5,})-")
+LAYOUT = (  # what `device.layout=measured` decides
+    *("device.precision", "device.channels_last", "device.compile", "device.threads", "device.one_call"),
+    *("device.merge", "device.graph", "device.pad_channels", "device.huge_pages"),
+    *("nets.rewritten", "g.optimizer.fused", "d.optimizer.fused"),
+)
 
 
 @dataclass(frozen=True)
@@ -206,12 +211,54 @@ def _unfinished(folder: RunFolder, run: Run) -> bool:
     return seen < begun.images or not scored
 
 
+def layout_before(wanted: Wanted, run: Run) -> dict[str, Any]:
+    """The layout that this run was begun with, whatever its own is; nothing where it was not begun."""
+    paths = [wanted.run_dir] if wanted.run_dir else _numbered(wanted.outdir)[::-1]
+    for folder in map(RunFolder, paths if wanted.resume != "never" else []):
+        former = folder.record()
+        if former is None or any(name not in LAYOUT for name, *_ in changed(former, run)):
+            continue
+        with contextlib.suppress(Unusable):
+            begun = build(Run, former)
+            fields = {name: field_of(begun, name) for name in LAYOUT if _has(begun, name) and _has(run, name)}
+            if wanted.run_dir or _unfinished(folder, with_fields(run, fields)):
+                return fields
+    return {}
+
+
+def begun_as(wanted: Wanted, run: Run) -> Run | None:
+    """This run, whose strategy is left open, as it was begun before; None where it was not."""
+    paths = [wanted.run_dir] if wanted.run_dir else _numbered(wanted.outdir)[::-1]
+    for folder in map(RunFolder, paths if wanted.resume != "never" else []):
+        with contextlib.suppress(Unusable):
+            former = folder.record()
+            begun = build(Run, former) if former else None
+            if former is None or begun is None or not begun.chosen.ranks:
+                continue
+            trial = settled(replace(run, strategy=begun.strategy, chosen=begun.chosen, about=begun.about))
+            if not changed(former, trial) and (wanted.run_dir or _unfinished(folder, trial)):
+                return trial
+    return None
+
+
+def _has(run: Run, name: str) -> bool:
+    try:
+        field_of(run, name)
+    except AttributeError:
+        return False
+    return True
+
+
 def changed(former: dict[str, Any], run: Run) -> list[tuple[str, Any, Any]]:
     """The fields in which a run differs from the one of a record, but for those that may. What an older paragan did
     not know has its default."""
     with contextlib.suppress(Unusable):
         former = written(settled(build(Run, former)))
-    return [d for d in differences(former, written(run)) if not differing(d[0])]
+    found = [d for d in differences(former, written(run)) if not differing(d[0])]
+    planned = (
+        former.get("chosen", {}).get("ranks") and run.chosen.ranks
+    )  # another form of the same strategy may be chosen for other ranks
+    return [d for d in found if not (planned and d[0].startswith("strategy.") and d[0] != "strategy.name")]
 
 
 def refuse_differences(former: dict[str, Any], run: Run, path: Path) -> None:

@@ -86,7 +86,7 @@ def told(found: Sequence[Job]) -> str:
     """What every game gets, in a line."""
     runs = sorted((job.run for job in found), key=lambda run: run.images)
     few, many = (f"{run.images / 1000:g}" for run in (runs[0], runs[-1]))
-    steps = [run.images // run.round for run in (runs[0], runs[-1])]
+    steps = [run.rounds for run in (runs[0], runs[-1])]
     most = f"{few} to {many} kimg ({steps[0]:,} to {steps[1]:,} steps of G)"
     each = f"{few} kimg ({steps[0]:,} steps of G) each" if few == many else most
     return f"{len(found)} games of {each}"

@@ -43,15 +43,15 @@ Observer = Callable[[Session], object]
 
 def play_round(session: Session) -> None:
     """Every beat of the role once; D's beats each take the next batch of reals."""
-    s, run = session, session.run
+    s, moved = session, session.run.round_at(session.clock.images)
     begin(s.role.round, s.clock.step)
     for beat in s.role.round:
         if any(turn.fresh for turn in beat):
             start = time.perf_counter()
             s.lanes.next()
             s.stats.data_wait_s += time.perf_counter() - start
-        s.stats.add(play(beat, s.lanes.hands, s.clock.step, s.clock.images + run.round, run.round))
-    s.clock.advance(run.round)
+        s.stats.add(play(beat, s.lanes.hands, s.clock.step, s.clock.images + moved, moved))
+    s.clock.advance(moved)
 
 
 def eventful(session: Session) -> bool:
@@ -59,7 +59,7 @@ def eventful(session: Session) -> bool:
     run, clock = session.run, session.clock
     output, scored = run.output, run.evaluation.every_kimg
     times = (output.tick_kimg, output.fakes_kimg, output.checkpoint_kimg, scored)
-    return clock.step == 1 or clock.done or any(clock.crossed(round(1000 * kimg), run.round) for kimg in times)
+    return clock.step == 1 or clock.done or any(clock.crossed(round(1000 * kimg)) for kimg in times)
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ GRID_SEED = 0
 
 def every(session: Session, kimg: float) -> bool:
     """Whether the round just played crossed a multiple of `kimg`."""
-    return session.clock.crossed(round(1000 * kimg), session.run.round)
+    return session.clock.crossed(round(1000 * kimg))
 
 
 def refuse_nonfinite(losses: Mapping[str, float], advice: str) -> None:

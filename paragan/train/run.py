@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from ..data.find import FORMS
 from ..data.images import Hold, Images, load
 from ..data.pipeline import Feed
 from ..data.places import Reach, public
+from ..devices import KINDS, autocast, kind_of, pick_device
 from ..errors import Unusable
 from ..game.average import Decay
 from ..game.game import Game, Given
@@ -30,24 +31,28 @@ from ..losses.adversarial import Adversarial, OneCall
 from ..losses.distilled import Distilled
 from ..losses.kept import attach
 from ..nets import DCGAN, Spec
+from ..nets.aligned import align
+from ..nets.laid import lay
 from ..nets.norm import LaneBatchNorm, convert
 from ..nets.spectral import normalised, power_iteration, train_mode
 from ..optim.optimism import wrapper
 from ..optim.optimizers import SGD, Kimg, Side, built
 from ..strategies.asynchronous import Async
+from ..strategies.auto import Auto, Chosen
 from ..strategies.per_label import Labels, Lockstep, Mixing, PerLabel
 from ..strategies.sync import Sync
 from .fitting import refuse_numbers, refuse_unfit_objective, refuse_untold
 from .lags import repeating
 from .limits import AnyHealth, Guard, Health
 from .own import AnyNets, AnyObjective, OwnObjective, check_nets, clip_of, given_of, is_own
+from .ramp import Ramp, rate_of, refuse_ramp, rounded_up, stage, stages
 from .teacher import Teacher
 from .trial import tried
 
 WEIGHT = 3.0  # of a teacher: what does best on the digits
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
-Strategy = Annotated[Lockstep | Mixing | Async | Labels, Field(discriminator="name"), by_name]
+Strategy = Annotated[Lockstep | Mixing | Async | Labels | Auto, Field(discriminator="name"), by_name]
 
 
 @record
@@ -125,22 +130,34 @@ class Output:
 class Device:
     """Where and how the numbers are computed; the results change by rounding only.
 
-    kind      : cpu, cuda, or auto (cuda where there is one)
+    kind      : cpu, cuda, mps (untested), or auto (cuda where there is one, else cpu)
     precision : float32, bf16 (autocast), or auto (bf16 where the device multiplies it in hardware)
     threads   : CPU threads of each rank (0: the cores shared out over the ranks of a host)
     merge     : lanes that share one pass (0: all of a rank's; fewer take less memory)
+    channels_last : how maps lie in memory: as [N, H, W, C] in both networks (true), in none, in "G" or in "D" alone
     graph     : record passes as CUDA graphs and replay them (one rank, sync; small networks are bound by launches)
     one_call  : D judges reals and fakes in one pass (auto: on cuda, with networks of ours; on a CPU two are faster)
+    pad_channels : fill up the channels of convolutions with zeros to a multiple of this (0: not)
+    huge_pages : memory comes in pages of 2 MB where the system (Linux) has them: much less to do for large tensors
+    layout    : whether these fields stand as they are (rules), or a few rounds are played before a new run to find what
+                is fastest here (measured: docs/layout.md)
     """
 
-    kind: Literal["auto", "cpu", "cuda"] = "auto"
+    kind: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    channels_last: bool = True
+    channels_last: bool | Literal["G", "D"] = True
     compile: bool = False
     threads: Count = 0
     merge: Count = 0
     graph: bool = False
     one_call: Literal["auto"] | bool = "auto"
+    pad_channels: Count = 0
+    huge_pages: bool = True
+    layout: Literal["rules", "measured"] = "rules"
+
+    def layout_of(self, player: str) -> torch.memory_format:
+        """How the maps of G or of D lie in memory."""
+        return torch.channels_last if self.channels_last in (True, player) else torch.contiguous_format
 
 
 @record
@@ -149,10 +166,13 @@ class Run:
 
     batch : images of a step, over all ranks;  lanes : logical workers that share it
     g_batch : images that G makes in its turn (0: as many as batch)
+    ramp  : how the batch grows: KIMG:BATCH,... or [[KIMG, BATCH], ...]; rates follow as g.rule and d.rule say
     kimg  : how long, in thousands of real images shown to D
     teacher : a run per label whose generators G also learns from (see `paragan merge`)
     teacher_weight : of the distance to their images in G's loss (0: only D is listened to)
+    chosen : where the strategy was left open (auto): for how many ranks it was chosen
     timeout_s : how long an exchange may take; a rank that died is noticed at once, one that hangs after this
+    about : why it is as it is, a line each; for people
     """
 
     recipe: str = "custom"
@@ -166,6 +186,7 @@ class Run:
     strategy: Strategy = Sync()
     batch: Positive = 64
     g_batch: Count = 0
+    ramp: Ramp = ()
     lanes: Positive = 8
     kimg: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -177,12 +198,27 @@ class Run:
     health: AnyHealth = Health()
     guard: Annotated[Guard, by_name] = Guard()
     device: Device = Device()
+    chosen: Chosen = Chosen()
     timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 300.0
+    about: tuple[str, ...] = ()
 
     @property
     def images(self) -> int:
         """How long the run is, in whole rounds of images."""
-        return -(-math.ceil(round(self.kimg * 1000, 6)) // self.round) * self.round
+        asked = math.ceil(round(self.kimg * 1000, 6))
+        start, batch = stage(self, asked - 1)
+        return start + rounded_up(asked - start, batch * self.d_steps)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it has."""
+        starts = [*stages(self), (self.images, 0)]
+        spans = ((min(b, self.images) - a, batch) for (a, batch), (b, _) in itertools.pairwise(starts))
+        return sum(span // (batch * self.d_steps) for span, batch in spans if span > 0)
+
+    def round_at(self, images: int) -> int:
+        """Real images of the round that has begun by then, as its batch is there."""
+        return stage(self, images)[1] * self.d_steps
 
     @property
     def per_label(self) -> PerLabel | None:
@@ -191,7 +227,7 @@ class Run:
 
     @property
     def round(self) -> int:
-        """Real images of one round."""
+        """Real images of one round; of the first, where the batch grows."""
         return self.batch * self.d_steps
 
     def check(self, ranks: int = 1) -> None:
@@ -206,10 +242,16 @@ class Run:
         if ranks > self.lanes and not self.per_label:
             raise Unusable(f"{ranks} ranks cannot share --lanes {self.lanes}: start at most {self.lanes} ranks")
         self.strategy.check(ranks)
+        if self.device.kind == "mps" and ranks > 1:
+            raise Unusable(f"--device.kind=mps is one device, and there are {ranks} ranks: start one, or use cpu")
         if self.device.graph:
             self._refuse_graph(ranks)
+        if self.device.layout == "measured":
+            self._refuse_measuring()
         if self.guard.acts:
             self._refuse_guard(ranks)
+        if self.ramp:
+            refuse_ramp(self)
         refuse_unfit_objective(self)
         if self.teacher and self.per_label:
             raise Unusable(
@@ -229,11 +271,24 @@ class Run:
                 "--strategy.lost_after_s=0"
             )
 
+    def _refuse_measuring(self) -> None:
+        """What is measured is decided once, for ranks that are all there."""
+        if isinstance(self.strategy, Auto):
+            raise Unusable(
+                "--device.layout=measured and --strategy auto do not decide together: take the fields that `paragan "
+                "plan --layout` names, or the strategy that `paragan plan` does"
+            )
+        if self.per_label or self.strategy.lost_after_s:
+            raise Unusable(
+                f"--device.layout=measured decides before the first round for all ranks, and with --strategy "
+                f"{self.strategy.name} they come and go: take the fields that `paragan plan --layout` names"
+            )
+
     def _refuse_graph(self, ranks: int) -> None:
         """Recorded passes are the same kernels on the same memory every time."""
         lone = isinstance(self.strategy, Sync) and self.strategy.order == "alternately"
         reasons = {
-            "records passes on a CUDA device, and there is none": not torch.cuda.is_available(),
+            "records passes on a CUDA device, and there is none": not KINDS["cuda"].there(),
             f"is for one rank: with {ranks} gradients leave under backward": ranks > 1,
             f"needs --strategy sync, D and G alternately, not {self.strategy.name}": not lone,
             "and --device.compile=true are two ways to the same: choose one": self.device.compile,
@@ -249,6 +304,13 @@ def written(run: Run) -> dict[str, Any]:
     return plain(dataclasses.replace(run, data=dataclasses.replace(run.data, path=run.data.told)))
 
 
+def on_lanes(run: Run, lanes: int) -> Run:
+    """A run of so many lanes of a run, or of more like them: one rank's part of it."""
+    fields = {name: getattr(run, name) // run.lanes * lanes for name in ("batch", "g_batch")}
+    fields["ramp"] = tuple((kimg, batch // run.lanes * lanes) for kimg, batch in run.ramp)
+    return dataclasses.replace(run, lanes=lanes, **fields)
+
+
 def without_code(record: dict[str, Any]) -> Run:
     """The run of a plain record but for what may be code of the user's own: how ranks agree, networks and objective."""
     return build(Run, {name: part for name, part in record.items() if name not in ("strategy", "nets", "objective")})
@@ -258,6 +320,8 @@ def differing(name: str) -> bool:
     """Whether a resumed run may differ in this field: how long, where, and what it writes."""
     may = (
         "kimg",
+        "chosen",
+        "about",
         "timeout_s",
         "output",
         "health",
@@ -265,6 +329,9 @@ def differing(name: str) -> bool:
         "device.kind",
         "device.threads",
         "device.one_call",
+        "device.channels_last",
+        "device.pad_channels",
+        "device.huge_pages",
         "data.bad_share",
         "data.reach",
         "data.feed",
@@ -314,7 +381,7 @@ def resolve(run: Run, images: Images) -> Run:
     data = dataclasses.replace(run.data, labels=labelled, hold=hold, **sizes)
     device = run.device
     if device.precision == "auto":
-        fast = pick_device(device.kind).type == "cuda" or cpu_has_bf16()
+        fast = kind_of(pick_device(device.kind)).bf16()
         device = dataclasses.replace(device, precision="bf16" if fast else "float32")
     evaluation = run.evaluation
     if images.numbers:
@@ -325,7 +392,7 @@ def resolve(run: Run, images: Images) -> Run:
             evaluation = dataclasses.replace(evaluation, features="values")
     if device.one_call == "auto":
         ours = not is_own(run.nets, run.objective)  # a D of one's own may couple images
-        device = dataclasses.replace(device, one_call=ours and pick_device(device.kind).type == "cuda")
+        device = dataclasses.replace(device, one_call=ours and kind_of(pick_device(device.kind)).streams)
     run = settled(dataclasses.replace(run, data=data, device=device, evaluation=evaluation))
     refuse_unfit_objective(run)
     refuse_untold(run.objective, labelled)
@@ -335,6 +402,8 @@ def resolve(run: Run, images: Images) -> Run:
 
 def settled(run: Run) -> Run:
     """The record with everything filled in that follows from its other fields."""
+    if isinstance(run.strategy, Auto):  # what follows from it is not known yet
+        return run
     if isinstance(run.strategy, Async):
         run = dataclasses.replace(run, strategy=repeating(run.strategy))
     return dataclasses.replace(run, g=learning(run.g, run.strategy), d=learning(run.d, run.strategy))
@@ -360,33 +429,6 @@ def learning(side: Side, strategy: Strategy) -> Side:
             f"extrapolation={ahead} is for optimism=optimistic, and it is {optimism}; use extrapolation=null"
         )
     return dataclasses.replace(side, optimizer=optimizer, optimism=optimism, extrapolation=ahead)
-
-
-def pick_device(kind: str, local_rank: int = 0) -> torch.device:
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise Unusable("--device.kind=cuda: torch sees no CUDA device here; use --device.kind=cpu")
-    if kind == "cuda" and local_rank >= torch.cuda.device_count():
-        here = torch.cuda.device_count()
-        raise Unusable(f"this host has {here} CUDA devices: start at most as many ranks on it", everywhere=False)
-    if kind == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
-
-
-def cpu_has_bf16() -> bool:
-    """Whether this processor multiplies bf16 in hardware (AVX512-BF16 or AMX), as far as Linux tells."""
-    about = Path("/proc/cpuinfo")
-    words = about.read_text().split() if about.exists() else []
-    return "avx512_bf16" in words or "amx_bf16" in words
-
-
-def autocast(device: torch.device, precision: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """The context losses are computed in. Parameters, gradients and averages stay float32."""
-    return contextlib.nullcontext if precision == "float32" else lambda: torch.autocast(device.type, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -416,14 +458,12 @@ def build_nets(run: Run, spec: Spec, device: torch.device) -> Pair:
 
 def placed(run: Run, pair: Pair, device: torch.device) -> Pair:
     """The two networks on the device, in the layout the run asks for."""
-    layout = torch.channels_last if run.device.channels_last else torch.contiguous_format
-    for net in (pair.g, pair.d):
+    for name, net in (("G", pair.g), ("D", pair.d)):
         _refuse_lazy(net)
         if any(tensor.device != device for tensor in (*net.parameters(), *net.buffers())):
             net.to(device=device)
-        for tensor in (*net.parameters(), *net.buffers()):
-            if tensor.dim() == 4:
-                tensor.data = tensor.data.contiguous(memory_format=layout)
+        lay(net, run.device.layout_of(name))
+        align(net, run.device.pad_channels)
     return pair
 
 
@@ -491,7 +531,7 @@ def build_player(
         elementwise=side.optimizer.elementwise,
         lane_batch=batch // run.lanes,
         average=average,
-        rate=side.rate(run.images),
+        rate=rate_of(run, side),
         iterate=power_iteration,
         bound=bound,
         bucket_bytes=bucket_bytes(run.strategy.wire),

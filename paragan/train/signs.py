@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import Batch, judged
+from ..devices import kind_of
 from ..game.game import Game
 from ..game.player import Player
 from .loop import Session
@@ -201,8 +202,8 @@ def unwritten(game: Game) -> Iterator[None]:
     """Inside, passes leave no trace: buffers that a pass writes are put back, and so are torch's random numbers."""
     buffers = [b for player in game.players if player.written for b in player.net.buffers()]
     kept = [buffer.clone() for buffer in buffers]
-    devices = [d.index or 0 for d in {p.flat.params.device for p in game.players} if d.type == "cuda"]
-    with torch.random.fork_rng(devices=devices, enabled=game.restless):
+    device = game.g.flat.params.device
+    with kind_of(device).forked(device, enabled=game.restless):
         yield
     for buffer, value in zip(buffers, kept):
         buffer.copy_(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from ..comm.keys import answers
 from ..comm.world import Place, World
 from ..data.images import Images
 from ..data.lanes import Lanes
+from ..devices import huge_pages
 from ..errors import Unusable
 from ..game.game import Game
 from ..nets import Spec
@@ -37,6 +38,7 @@ from .model import folder_to_start_from
 from .observers import BadFiles, Log, Pictures, Save, draw_reals
 from .own import is_own
 from .progress import Screen
+from .ramp import stage
 from .regroup import Table
 from .run import Pair, Run, build_game, build_nets, load_images, refuse_clip, resolve, spec_of, teacher_of
 from .scoring import Scoring, check, feature_space
@@ -47,6 +49,9 @@ from .undo import Undo
 from .watch import Watch, forget_after
 
 LOAD_TIMEOUT_S = 1800.0  # ranks may find the data at very different speed
+
+
+Decide = Callable[[Run, Images, World, Wanted, Screen], Run]
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,12 @@ class UnderWay:
 
 @dataclass
 class Training:
-    """What a train command asks of one rank."""
+    """What a train command asks of one rank. decide: what a run is changed to before it begins."""
 
     run: Run
     place: Place
     wanted: Wanted
+    decide: Decide | None = None
     there: UnderWay | None = None
 
     def join(self, device: torch.device) -> World:
@@ -102,7 +108,9 @@ class Training:
 
     def play(self, world: World, screen: Screen) -> Path:
         """The training itself; where it is written."""
-        return join_in(self.there, world, screen) if self.there else execute(self.run, world, self.wanted, screen)
+        if self.there:
+            return join_in(self.there, world, screen)
+        return execute(self.run, world, self.wanted, screen, self.decide)
 
 
 def join_in(there: UnderWay, world: World, screen: Screen) -> Path:
@@ -146,12 +154,15 @@ def play(
     return late
 
 
-def execute(run: Run, world: World, wanted: Wanted, screen: Screen) -> Path:
+def execute(run: Run, world: World, wanted: Wanted, screen: Screen, decide: Decide | None = None) -> Path:
     """Train as the record says, on this rank of this world, and leave a complete run folder."""
     set_threads(run, world)
     images = together(world, lambda: load_images(run), LOAD_TIMEOUT_S)
     run = together(world, lambda: resolved(run, images))
     refuse_disagreement(run, world)
+    if decide:
+        run = decide(run, images, world, wanted, screen)
+        set_threads(run, world)
     screen.say(images.describe())
     with owned_folder(run, world, wanted, lambda: refuse_start(run, spec_of(run, images))) as folder:
         screen.say(f"run folder {folder.path}")
@@ -213,7 +224,8 @@ def resolved(run: Run, images: Images) -> Run:
 
 
 def set_threads(run: Run, world: World) -> None:
-    """This rank's part of the host's cores, unless the run says otherwise."""
+    """This rank's part of the host's cores, unless the run says otherwise; and the size of its pages."""
+    huge_pages(run.device.huge_pages)
     if run.device.threads:
         torch.set_num_threads(run.device.threads)
     elif world.place.local_size > 1:
@@ -298,6 +310,7 @@ def assemble(
         except Damaged as error:
             raise Unusable(f"{start.path}: {error}; the paragan that wrote it may have been another") from error
         clock.step, clock.images, clock.seconds = start.step, start.images, start.seconds
+        clock.moved = run.round_at(clock.images - 1)
     session = seat(run, world, images, game, clock)
     if start:
         checkpoint.restore_past(session.role, start.tensors)
@@ -312,14 +325,14 @@ def seat(run: Run, world: World, images: Images, game: Game, clock: Clock) -> Se
         game.labels,
         owned=role.share.lanes,
         lanes=run.lanes,
-        batch=run.batch,
+        batch=lambda position: stage(run, position)[1],
         seed=seed_of(run, clock.rollbacks),
         start=clock.images,
         stride=0 if game.d in role.moves else run.round,  # G's turn goes with the first of D's
         mirror=run.data.mirror,
         merge=run.device.merge,
         device=world.device,
-        channels_last=run.device.channels_last,
+        channels_last=run.device.layout_of("D") is torch.channels_last,
         feed=run.data.feed,
         cores=max(1, len(os.sched_getaffinity(0)) // world.place.local_size),
     )

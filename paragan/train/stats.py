@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
-import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 
 from ..batch import Loss
 from ..comm.world import World
+from ..devices import kind_of
 from ..game.player import Player
 from ..game.turn import Turn
 from ..strategies.role import Role
@@ -149,7 +148,4 @@ class Stats:
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e9
-    scale = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e9
+    return kind_of(device).peak_bytes(device) / 1e9

@@ -43,7 +43,7 @@ def together(world: World, action: Callable[[], T], timeout_s: float | None = No
 def refuse_disagreement(run: Run, world: World) -> None:
     """All ranks must have been started with one run: what is not, is named on all of them."""
     runs = [json.loads(word) for word in world.agree(json.dumps(plain(run)))]
-    may = ("data.path", "init_from", "teacher", "device.kind", "device.threads", "timeout_s")  # differ between hosts
+    may = ("data.path", "init_from", "teacher", "device.kind", "device.threads", "timeout_s", "about")  # by host
     named: list[str] = []
     for rank, other in enumerate(runs):
         for name, first, value in differences(runs[0], other):

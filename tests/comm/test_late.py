@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
+import types
+
 import pytest
 import torch
 
@@ -85,3 +90,37 @@ def test_with_every_step_waited_for_it_is_the_ring(pool):
 
     for late, ring in pool(SIZE, job):
         assert torch.allclose(late, ring, atol=1e-5)
+
+
+def test_a_swap_that_has_arrived_is_mixed_while_an_older_one_is_under_way():
+    """Else two ends wait for each other, each behind a swap that the other begins when it has seen the next."""
+    from paragan.comm.flat import Bucket
+    from paragan.comm.groups import Waiter
+    from paragan.comm.late import LateGossip
+
+    class Held:
+        """A link to another rank, whose messages arrive when they are let go."""
+
+        rank, size = 0, 2
+
+        def __init__(self):
+            self.let_go = [threading.Event(), threading.Event()]
+
+        def swap(self, tell, hear, tag=0):
+            hear[1].fill_(1.0)
+            return types.SimpleNamespace(wait=lambda: self.let_go[tag - 1].wait(20))
+
+    link = Held()
+    mixing = LateGossip({1: 0.5}, {1: link}, lambda j: Waiter(20.0), 100, 1)  # pyright: ignore[reportArgumentType]
+    buckets = [Bucket(torch.zeros(3), torch.zeros(3), i, [(0, "w")]) for i in range(2)]
+    list(mixing(buckets[0], 0)), list(mixing(buckets[1], 0))
+    link.let_go[1].set()
+    deadline = time.monotonic() + 10
+    for step in itertools.count(1):
+        list(mixing(buckets[0], step)), list(mixing(buckets[1], step))
+        if buckets[1].params[0] or step == 90 or time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    link.let_go[0].set()
+    assert buckets[0].params.tolist() == [0.0] * 3
+    assert buckets[1].params.tolist() == [0.5] * 3

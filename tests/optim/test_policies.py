@@ -132,7 +132,7 @@ def test_what_the_user_sets_comes_last_and_is_named():
 def test_only_g_d_and_d_steps_are_replaced_and_by_plain_values():
     before, (after, _) = recipe("digits"), asked(plain(recipe("digits")), [], "sngan")
     changed = {name for name, value in plain(before).items() if plain(after)[name] != value}
-    assert changed == {"g", "d", "d_steps"}
+    assert changed == {"g", "d", "d_steps", "about"}
     again, lines = asked(from_yaml(to_yaml(after), "run.yaml"), [])
     assert again == after
     assert lines == []
@@ -158,7 +158,7 @@ def test_an_objective_is_replaced_whole_and_of_the_networks_what_a_paper_says(na
     assert same_kind == (name != "dcgan" or of == "digits")
     assert nets["width"] == (before["nets"]["width"] if same_kind else DCGAN().width)
     changed = {field for field, value in plain(after).items() if before[field] != value}
-    assert changed == {"g", "d", "objective", "nets"} | ({"d_steps"} if after.d_steps > 1 else set())
+    assert changed == {"g", "d", "objective", "nets", "about"} | ({"d_steps"} if after.d_steps > 1 else set())
     (besides,) = [line for line in lines if "also sets" in line]
     assert besides.startswith(f"policy {name}: also sets objective.loss={after.objective.loss}, objective.r1=0, ")
     assert f"objective.clip={after.objective.clip:g}, " in besides

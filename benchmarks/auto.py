@@ -1,0 +1,149 @@
+"""What `--strategy auto` chooses here, beside what every strategy that it compares measures.
+
+    python benchmarks/auto.py --json benchmarks/results/auto.json                 1, 2 and 4 ranks, about 6 minutes
+
+All play the digits on ranks of this machine, in turns, in blocks of a few rounds; a round's time is the slowest rank's,
+the median over blocks. The choice is good where it is as fast as the fastest, or slower by at most 5 %. On one rank it
+is sync without a look, and async stands beside it for comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import timing
+import torch
+from ours import CPU
+from spawned import told
+
+from paragan.comm.world import World
+from paragan.data.images import Images
+from paragan.plan.auto import compared, decided, fixed
+from paragan.plan.candidates import strategy_of
+from paragan.plan.limits import limits_of
+from paragan.recipes import recipe
+from paragan.strategies.auto import Auto, Chosen
+from paragan.train.folder import Wanted
+from paragan.train.loop import Session, play_round
+from paragan.train.progress import Screen
+from paragan.train.run import Run, build_nets, load_images, resolve, settled, spec_of
+from paragan.train.start import assemble
+
+RANKS = (1, 2, 4)
+BLOCKS, SECONDS = 5, 0.8  # of every strategy, each about so long
+MARGIN = 0.05
+
+
+def job(world: World, tell: Any) -> None:
+    """One rank."""
+    torch.set_num_threads(max(1, timing.machine()["cores"] // world.size))
+    run = dataclasses.replace(recipe("digits"), strategy=Auto())
+    images = load_images(run)
+    run = resolve(run, images)
+    start = time.perf_counter()
+    chosen = decided(run, images, world, Wanted(Path("/nowhere"), None, "never"), Screen(False))
+    tell({"about": list(chosen.about), "took_s": time.perf_counter() - start})
+    name = chosen.about[0].removeprefix("strategy: ").split(": ")[0]
+    names = _names(run, world)
+    tell({"chosen": name, "names": names})
+    contest = {name: _Contestant(_session(run, name, images, world)) for name in names}
+    for block in range(BLOCKS):
+        for one in names[block % len(names) :] + names[: block % len(names)]:
+            contest[one].play(world)
+    tell({name: statistics.median(one.times) for name, one in contest.items()})
+    world.agree("told")
+    os._exit(0)  # threads of links may still wait
+
+
+def _names(run: Run, world: World) -> list[str]:
+    """What auto compares, and nothing speaks against."""
+    if world.size == 1:
+        return ["sync", "async"]
+    from paragan.plan.profile import Device, Profile, Turn
+
+    even = (Turn(64, (0.0,) * 16, 1.0, 1.0),)
+    profile = Profile("", "", Device("", "", 1, "", 0.0, 0, "", ""), (1, 1), 1.0, even, even)
+    found = compared(Auto(), None, profile, run, world.size)
+    return [one.name for one in found if not limits_of(one.strategy, world.size, 0.0)]
+
+
+def _session(run: Run, name: str, images: Images, world: World) -> Session:
+    strategy = fixed(strategy_of(name))
+    run = settled(dataclasses.replace(run, strategy=strategy, chosen=Chosen()))
+    return assemble(run, world, images, build_nets(run, spec_of(run, images), CPU))
+
+
+class _Contestant:
+    """One strategy, which plays some rounds when it is its turn."""
+
+    def __init__(self, session: Session):
+        self.session, self.times, self.each = session, list[float](), 0
+        strategy = session.run.strategy
+        self.period = max(getattr(strategy, name, 1) for name in ("every", "snapshot_every", "local_steps"))
+
+    def play(self, world: World) -> None:
+        if not self.each:
+            self._rounds(world, 2 * self.period)
+            took = self._rounds(world, 2 * self.period) / 2 / self.period
+            self.each = self.period * max(1, round(SECONDS / took / self.period))
+        self.times.append(self._rounds(world, self.each) / self.each)
+
+    def _rounds(self, world: World, count: int) -> float:
+        """Seconds of the slowest rank."""
+        world.agree("begin")
+        start = time.perf_counter()
+        for _ in range(count):
+            play_round(self.session)
+        seconds = time.perf_counter() - start
+        if self.session.role.settle:
+            self.session.role.settle()
+        return max(map(float, world.agree(repr(seconds))))
+
+
+def contest(ranks: int) -> dict[str, Any]:
+    """All strategies on so many ranks here."""
+    decision, about, seconds = list(told(ranks, job))
+    rivals = [name for name in seconds if ranks > 1 or name == "sync"]  # one rank does as one worker does
+    best = min(rivals, key=lambda name: seconds[name])
+    mine = seconds.get(about["chosen"]) or min(
+        (s for name, s in seconds.items() if _kind(name) == _kind(about["chosen"])), default=float("nan")
+    )
+    return {
+        "ranks": ranks,
+        "chosen": about["chosen"],
+        "best": best,
+        "slower": mine / seconds[best] - 1,
+        "holds": mine <= (1 + MARGIN) * seconds[best],
+        "seconds": dict(sorted(seconds.items(), key=lambda one: one[1])),
+        **decision,
+    }
+
+
+def _kind(name: str) -> str:
+    """Teams may be divided in other ways than those that were measured."""
+    return "+".join(word for word in name.split("+") if not word.startswith("split="))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", default=",".join(map(str, RANKS)))
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    found = {"machine": timing.machine(), "margin": MARGIN, "rows": list[dict[str, Any]]()}
+    for ranks in map(int, options.ranks.split(",")):
+        row = contest(ranks)
+        found["rows"].append(row)
+        print(f"{ranks} ranks: auto chose {row['chosen']}, best is {row['best']}: {row['slower']:+.1%}", flush=True)
+        for name, seconds in row["seconds"].items():
+            print(f"    {name:<50}{1000 * seconds:9.1f} ms a round")
+    timing.save(options.json, found)
+
+
+if __name__ == "__main__":
+    main()

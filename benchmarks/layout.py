@@ -1,0 +1,163 @@
+"""What each decision of a layout is worth: `python benchmarks/layout.py [--networks digits,sngan] [--json F]`.
+
+    plain      the loop of plain.py: float32, NCHW, eager, torch's own number of threads
+    defaults   ours, as `paragan train` plays it
+    ...        and one decision more in every row, in the order in which they are worth most
+
+of every network in turns, a round each (CIFAR's: of one step of D, and 16 images), on random images. Then every
+combination of the switches is timed (`--all`: those that are listed), which shows that deciding one by one finds none
+that is slower than the best of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plain
+import torch
+from ours import endless, noise
+from timing import Spread, Times, describe, interleave, machine, save, table
+
+from paragan.comm.world import World
+from paragan.data.images import Images, load
+from paragan.devices import huge_pages
+from paragan.plan.choosing import Decided, Layout, decide
+from paragan.plan.layout import Worker, switches_of
+from paragan.train.run import Run
+
+SMALL = ("batch=16", "d_steps=1", "lanes=1")
+NETWORKS: dict[str, tuple[str, ...]] = {
+    "digits": ("digits",),
+    "fashion": ("fashion", "batch=32"),
+    "sngan": ("sngan-cifar10", *SMALL),
+    "sagan": ("sagan-cifar10", *SMALL),
+    "biggan": ("biggan-cifar10", *SMALL),
+}
+ALL = ("channels_last", "precision", "threads", "huge_pages", "rewritten", "one_call")
+CORES = torch.get_num_threads()
+
+
+def images_of(name: str) -> Images:
+    return load("digits", resolution=8) if name == "digits" else noise(32, 1 if name == "fashion" else 3)
+
+
+class Plain:
+    """The plain loop, with all cores, and pages as they come."""
+
+    def __init__(self, run: Run, images: Images):
+        self.loop = plain.Naive(run, images)
+
+    def __call__(self, steps: int) -> None:
+        torch.set_num_threads(CORES)
+        huge_pages(False)
+        for _ in range(steps):
+            self.loop.step()
+
+
+def added(found: Decided, switches: Mapping[str, Sequence[str]], standing: Layout) -> dict[str, Layout]:
+    """The defaults, then one decision more each, those that are worth most first."""
+    rows: dict[str, Layout] = {"defaults": dict(standing)}
+    so_far = dict(standing)
+    for name in sorted(found.shares, key=lambda name: -found.shares[name]):
+        so_far |= {field: found.layout[field] for field in switches[name]}
+        rows[f"+ {name}"] = dict(so_far)
+    return rows
+
+
+def measured(name: str, rounds: int, block_s: float, every: bool, quick: bool) -> dict[str, Any]:
+    recipe, *settings = NETWORKS[name]
+    images = images_of(name)
+    run = endless(recipe, images, *settings)
+    worker = Worker(run, images, World.solo(), rounds=3 if quick else 7, most_s=1e9)
+    switches = [s for s in switches_of(run, worker.world.device) if not s.built]
+    start = time.perf_counter()
+    found = decide(switches, worker)
+    took = time.perf_counter() - start
+    standing = {field: value for s in switches for field, value in s.choices[0].items()}
+    rows = added(found, {s.name: list(s.choices[0]) for s in switches}, standing)
+    contestants: dict[str, Any] = {"plain": Plain(run, images)}
+    for row, layout in rows.items():
+        contestants[row] = _often(worker.player(layout))
+    for play in contestants.values():
+        play(1)
+    steps = max(1, round(block_s / _seconds(contestants["plain"])))
+    times = interleave(contestants, rounds=rounds, steps=steps, warm=0)
+    last = list(rows)[-1]
+    print(f"\n{name}: {run.batch} images; decided in {took:.0f} s\n{shown(times)}", flush=True)
+    del contestants
+    about = {"decided_s": took, "layout": found.layout, "shares": found.shares, "times": times.to_json("plain")}
+    about["plain/decided"] = times.ratio("plain", last).to_json()
+    return about | ({"all": tried(worker, found.layout, standing, switches, quick)} if every else {})
+
+
+def tried(worker: Worker, decided: Layout, standing: Layout, switches: Sequence[Any], quick: bool) -> dict[str, Any]:
+    """Every combination of the switches in ALL, once each; the fastest of them against what was decided, in turns."""
+    listed = [s for s in switches if s.name in ALL]
+    combinations = [
+        {**standing, **{field: value for choice in chosen for field, value in choice.items()}}
+        for chosen in itertools.product(*(s.choices for s in listed))
+    ]
+    once = Worker(worker.run, worker.images, worker.world, rounds=1, most_s=1e9)
+    seconds = [min(once([layout])[0].seconds) for layout in combinations]
+    order = sorted(range(len(seconds)), key=lambda i: seconds[i])[: 3 if quick else 6]
+    now, *best = worker([decided, *(combinations[i] for i in order)])
+    ratios = [Spread.of([a / b for a, b in zip(now.seconds, other.seconds)]) for other in best]
+    worst = max(range(len(ratios)), key=lambda k: ratios[k].median)
+    fastest = {field: value for field, value in combinations[order[worst]].items() if value != decided.get(field)}
+    print(f"what was decided takes {ratios[worst]} of the fastest of {len(combinations)}, which differs in {fastest}")
+    return {"combinations": len(combinations), "decided/best": ratios[worst].to_json(), "best differs in": fastest}
+
+
+def _often(play: Any) -> Any:
+    def plays(steps: int) -> None:
+        for _ in range(steps):
+            play()
+
+    return plays
+
+
+def _seconds(play: Any) -> float:
+    start = time.perf_counter()
+    play(1)
+    return time.perf_counter() - start
+
+
+def shown(times: Times) -> str:
+    """A row each: ms, how many times faster than the plain loop, and than the row above."""
+    names = list(times.ms)
+    rows = []
+    for above, name in zip([names[0], *names], names):
+        to_plain, own = times.ratio("plain", name), times.ratio(above, name)
+        rows.append([name, f"{times.of(name).median:.1f}", str(to_plain), str(own)])
+    return table(["", "ms a round", "times faster than plain", "than the row above"], rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--rounds", type=int, default=9, help="that are timed of every row (9)")
+    parser.add_argument("--block", type=float, default=0.5, metavar="S", help="a block of the plain loop lasts (0.5)")
+    parser.add_argument("--all", default="digits,fashion,sngan", help="of which networks all combinations are tried")
+    parser.add_argument("--quick", action="store_true", help="to see that it works")
+    parser.add_argument("--json", metavar="F", help="also write everything to this file")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    where = machine() | {"threads": CORES}
+    print(describe(where))
+    every = options.all.split(",")
+    found = {
+        name: measured(name, options.rounds, options.block, name in every, options.quick)
+        for name in options.networks.split(",")
+    }
+    save(options.json, {"machine": where, "command": " ".join(sys.argv[1:]), "networks": found})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

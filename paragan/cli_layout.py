@@ -1,0 +1,172 @@
+"""`paragan plan --layout`: where a round's time goes, and what is faster here; and a run that decides by it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from .errors import Unusable
+
+MOST_ROWS = 14
+HELP = """--layout plays a few rounds in every layout that may be faster: channels last or not in G and
+in D, precision, threads, fused optimizers and more; then prints where a round's time goes, before and after, and what
+each decision is worth. About a minute, kept under $XDG_CACHE_HOME/paragan. `paragan train --device.layout=measured`
+trains with what was found. Any field of the run can be set: --batch=64. See docs/layout.md.
+"""
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--layout", action="store_true", help="where a round's time goes here, and what is faster")
+    p.add_argument("--again", action="store_true", help="measure even what was measured before")
+
+
+def layout(options: argparse.Namespace, rest: list[str]) -> int:
+    """Print the operations of a round before and after, and every decision with its share."""
+    from .comm.world import World
+    from .train.run import load_images, pick_device
+    from .train.start import resolved
+
+    run = _asked(options, rest)
+    run.check()
+    images = load_images(run)
+    run = resolved(run, images)
+    if run.per_label:
+        raise Unusable("--layout looks at one game, and per-label plays many: leave --strategy out")
+    world = World.solo(pick_device(run.device.kind))
+    for line in told(run, images, world, options.again):
+        sys.stdout.write(f"{line}\n")
+    return 0
+
+
+def _asked(options: argparse.Namespace, rest: list[str]) -> Any:
+    from pathlib import Path
+
+    from .cli import _absolute, _settings
+    from .config import plain, read_yaml
+    from .recipes import asked, recipe
+
+    name = options.recipe
+    data = read_yaml(Path(name)) if Path(name).suffix in (".yaml", ".yml") else plain(recipe(name))
+    given = [("data.path", json.dumps(options.data))] if options.data else []
+    return _absolute(asked(data, [*given, *_settings(rest)], "none")[0])
+
+
+def told(run: Any, images: Any, world: Any, again: bool) -> list[str]:
+    """The tables of a resolved run."""
+    from .config import with_fields
+    from .plan.layout import Worker, decided
+    from .plan.operations import operations
+    from .plan.peak import peak_flops
+    from .plan.tiles import tile_of
+
+    device, found = world.device, decided(run, images, world, again)
+    best = with_fields(run, found.layout)
+    worker = Worker(run, images, world)
+    tables = []
+    for layout in ({}, found.layout):
+        play = worker.player({**layout, "device.compile": False})  # what is compiled cannot be looked into
+        play()
+        tables.append(operations(play, device, tile_of(device, best.device.precision)))
+    peak = peak_flops(device, best.device.precision)
+    timed = worker([{}, found.layout])
+    flops = _flops(worker.run, images)
+    lines = [f"{run.recipe}: {worker.run.batch} images a round in {worker.run.lanes} lanes, on {device.type}", ""]
+    lines += _operations(*tables)
+    lines += ["", *_decisions(run, best, found), ""]
+    use = [f"{flops / min(t.seconds) / peak:.0%} {when}" for t, when in zip(timed, ("before", "after"))]
+    product = f"of the {peak / 1e9:.3g} GFLOP/s that a product in {best.device.precision} reaches here"
+    lines += [f"{product}, {', '.join(use)}"] if flops else []
+    changed = " ".join(f"--{name}={_word(value)}" for name, value in _changes(run, found).items())
+    return [*lines, f"--device.layout=measured does this; or: {changed}" if changed else "nothing is faster than this"]
+
+
+def _flops(run: Any, images: Any) -> float:
+    """Multiplications and additions of one round; 0 where they cannot be foreseen."""
+    from .cli_plan import few, one_round
+    from .plan.memory import foresee
+
+    plainly = dataclasses.replace(run, device=dataclasses.replace(run.device, compile=False, kind="cpu", graph=False))
+    try:
+        return foresee(lambda: one_round(plainly, few(images))).flops
+    except RuntimeError:  # networks of the user's own that ask for numbers
+        return 0.0
+
+
+def _operations(before: Any, after: Any) -> list[str]:
+    """operation, shape, share of padding, share of the round and milliseconds before and after."""
+    wholes = sum(before.values()), sum(after.values())
+    rows = sorted({*before, *after}, key=lambda op: -max(before.get(op, 0.0), after.get(op, 0.0)))
+    head = ["operation", "shape", "padding", "before", "ms", "after", "ms"]
+    cells = [
+        [op.name, op.shape, f"{op.padding:.0%}" if op.shape else ""]
+        + [text for t, whole in zip((before, after), wholes) for text in _part(t.get(op), whole)]
+        for op in rows[:MOST_ROWS]
+    ]
+    left = [sum(t.get(op, 0.0) for op in rows[MOST_ROWS:]) for t in (before, after)]
+    if len(rows) > MOST_ROWS:
+        cells.append(
+            [f"{len(rows) - MOST_ROWS} smaller", "", "", *_part(left[0], wholes[0]), *_part(left[1], wholes[1])]
+        )
+    return _table([head, *cells])
+
+
+def _part(seconds: float | None, whole: float) -> list[str]:
+    return ["", ""] if seconds is None else [f"{seconds / whole:.1%}", f"{1000 * seconds:.2f}"]
+
+
+def _decisions(before: Any, after: Any, found: Any) -> list[str]:
+    from .config import field_of
+    from .plan.layout import switches_of
+    from .train.run import pick_device
+
+    rows = [["decision", "before", "after", "times slower without"]]
+    for switch in switches_of(before, pick_device(before.device.kind)):
+        field = next(iter(switch.choices[0]))
+        share = found.shares.get(switch.name)
+        values = _word(field_of(before, field)), _word(field_of(after, field))
+        rows.append([switch.name, *values, "" if share is None else f"{share:.2f}"])
+    return [*_table(rows), f"in all {found.total:.2f} times faster"]
+
+
+def _changes(run: Any, found: Any) -> dict[str, Any]:
+    from .config import field_of
+
+    return {field: value for field, value in found.layout.items() if field_of(run, field) != value}
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))) for row in rows]
+
+
+def decide_layout(run: Any, images: Any, world: Any, wanted: Any, screen: Any) -> Any:
+    """The run that is trained where `device.layout` is measured: rank 0 decides, as the run in its folder was decided
+    where it goes on, and tells all."""
+    from .config import with_fields
+    from .plan.layout import decided
+    from .train.folder import layout_before
+    from .train.start import LOAD_TIMEOUT_S
+
+    plainly = dataclasses.replace(run, device=dataclasses.replace(run.device, layout="rules"))
+    layout: dict[str, Any] = {}
+    if world.first:
+        screen.say("trying layouts")
+        before = layout_before(wanted, plainly)
+        found = None if before else decided(plainly, images, world)
+        layout = before or dict(found.layout if found else {})
+        if found:
+            screen.say(f"layout: {found.total:.2f} times faster; {_told(plainly, found)}")
+    layout = json.loads(world.agree(json.dumps(layout), LOAD_TIMEOUT_S)[0])
+    return with_fields(plainly, layout)
+
+
+def _told(run: Any, found: Any) -> str:
+    changes = ", ".join(f"{name}={_word(value)}" for name, value in _changes(run, found).items())
+    return changes or "as it stands"

@@ -1,0 +1,305 @@
+"""`paragan plan RECIPE`: which strategy pays on these links, and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from .cli import _absolute, _command, _settings
+from .cli_crowd import add_options as add_crowd
+from .cli_layout import HELP as LAYOUT_HELP
+from .cli_layout import add_options as add_layout
+from .errors import Unusable
+
+HELP = f"""Every strategy is predicted for so many ranks on these links, from what one worker
+was measured to do (--profile, or else here and now), and ranked by the time to K thousand images. Nothing is trained.
+
+  paragan plan digits --hosts 4 --links "200 Mbit/s, 10 ms" --kimg 100
+  paragan plan biggan-128 --hosts 16 --ranks-per-host 8 --links links.yaml --profile gpu.yaml --kimg 4000 --price 12
+  paragan plan digits --hosts 8 --lanes 8 --links "20 Mbit/s, 40 ms" --strategies sync,sync+int4,gossip+topology=ring
+  paragan plan digits --hosts 100000 --links "100/20 Mbit/s, 40 ms" --simulate --leaving 0.01
+
+--links is a file (`paragan bench links --out links.yaml`, or by hand), or one line: rate, latency; down/up rates.
+--profile is of the device that is to be rented: `paragan bench step RECIPE --out gpu.yaml` there makes one.
+Any field of the run can be set: --nets.width=64. `paragan train --strategy auto` chooses in the same way.
+
+{LAYOUT_HELP}"""
+
+
+def plan_parser(commands: Any) -> None:
+    about = "tell which strategy pays on these links, what it costs, and what is faster here"
+    p = _command(commands, "plan", _plan, about, more=HELP)
+    p.add_argument("recipe", metavar="RECIPE | RUN.yaml", help="a named recipe, or the record of a run")
+    p.add_argument("--data", metavar="PATH", help="whatever `paragan train --data` takes")
+    p.add_argument("--hosts", type=int, metavar="N", help="how many (as --links says, or 1)")
+    p.add_argument("--ranks-per-host", type=int, metavar="N", help="ranks on each (as --links says, or 1)")
+    p.add_argument("--links", metavar="F|LINE", help="what lies between hosts: a file, or '25 Gbit/s, 50 us'")
+    p.add_argument("--batch", metavar="N|auto", help="total batch; auto: as the gradient's noise makes it pay")
+    p.add_argument("--lanes", metavar="L", help="logical workers: as many ranks can take part")
+    p.add_argument("--kimg", type=float, metavar="K", help="how long, in thousands of reals shown to D (the recipe's)")
+    p.add_argument("--price", type=float, metavar="P", help="of a host for an hour")
+    p.add_argument("--profile", metavar="F", help="of one worker, as `paragan bench step` wrote it (measured here)")
+    p.add_argument("--memory", metavar="BYTES", help="of a rank: '40 GB' (as the profile's device has)")
+    p.add_argument("--strategies", metavar="S,S+WIRE", help="these alone: sync,sync+int8,gossip+topology=ring")
+    p.add_argument("--margin", type=float, metavar="X", help="by so much must be faster what gives most up (0.05)")
+    add_crowd(p)
+    p.add_argument("--json", metavar="F", help="also write the plan to this file")
+    add_layout(p)
+
+
+def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from .cli_layout import layout
+
+    if options.layout:
+        return layout(options, rest)
+    from .cli_bench import _check_writable
+    from .plan.search import told_bytes
+    from .train.run import load_images
+    from .train.start import resolved
+
+    _check_writable("--json", options.json)
+    _check_numbers(options)
+    links = links_of(options.links, options.hosts, options.ranks_per_host)
+    ranks = links.ranks
+    run, batches = _run(options, rest)
+    if options.simulate:
+        from .cli_crowd import simulate
+
+        return simulate(options, run, links)
+    refuse_lanes(run, ranks)
+    images = load_images(run)
+    whole = resolved(run, images)
+    profile, source = profile_for(options.profile, whole, images)
+    memory = bytes_of(options.memory) if options.memory else _memory(profile, links.ranks_per_host)
+    plan = _searched(options, whole, profile, links, memory, batches)
+    lines = [
+        f"{run.recipe}, {ranks} ranks: {links.told()}",
+        f"one worker: {profile.device.name}, {profile.device.precision}, {profile.device.threads} "
+        f"thread{'s' * (profile.device.threads != 1)} ({source})",
+        f"to {plan.goal.kimg:g} kimg, batch {whole.batch}, {told_bytes(memory)} of memory a rank",
+        "",
+        *table(plan),
+        "",
+        *(f"{row.name}: {row.why}" for row in plan.rows),
+        *(f"left out: {name}: {reason}" for name, reason in plan.left_out),
+        *(f"note: {warning}" for warning in plan.warnings),
+        "",
+        f"run: {command(options, rest, plan, links)}",
+        *_rates(run, plan),
+    ]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    if options.json:
+        Path(options.json).write_text(_json(plan, links, profile, command(options, rest, plan, links)), "utf-8")
+    return 0
+
+
+# what is asked -----------------------------------------------------------------------------------------
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
+    for name in ("kimg", "price", "margin", "hosts", "ranks_per_host"):
+        value = getattr(options, name)
+        if value is not None and not (0 < value < math.inf):
+            works = {"kimg": "100", "price": "1.5", "margin": "0.05"}.get(name, "1")
+            raise Unusable(f"--{name.replace('_', '-')} {value:g} must be above 0, as {works} is")
+
+
+def links_of(text: str | None, hosts: int | None, each: int | None) -> Any:
+    """The links that are asked for; Unusable where a file knows another number of hosts."""
+    from .plan.links import Links, links_from
+
+    if text is None:
+        if (hosts or 1) > 1:
+            raise Unusable(f"--hosts {hosts} needs --links: a file, or one line such as '25 Gbit/s, 50 us'")
+        return Links(hosts=1, ranks_per_host=each or 1, up=10e9, latency=1e-5)
+    if not Path(text).exists() and re.match(r"[0-9.]+(/[0-9.]+)? *[a-zA-Z]+/s", text):
+        text = f"{hosts or 1} hosts of {each or 1} ranks, {text}"
+    links = links_from(text)
+    if hosts not in (None, links.hosts):
+        raise Unusable(f"--hosts {hosts}, and --links knows {links.hosts}: leave --hosts out, or give other links")
+    if each not in (None, links.ranks_per_host):
+        if links.ranks_per_host != 1:
+            raise Unusable(f"--ranks-per-host {each}, and --links says {links.ranks_per_host}: leave one of them out")
+        links = dataclasses.replace(links, ranks_per_host=each)
+    return links
+
+
+def _run(options: argparse.Namespace, rest: list[str]) -> tuple[Any, tuple[int, ...]]:
+    """The run, and the batches that are compared, where that is left open."""
+    from .config import plain, read_yaml
+    from .recipes import asked, recipe
+
+    is_file = Path(options.recipe).suffix in (".yaml", ".yml")
+    data = read_yaml(Path(options.recipe)) if is_file else plain(recipe(options.recipe))
+    data = {name: part for name, part in data.items() if name not in ("strategy", "chosen")}
+    free = options.batch == "auto"
+    fields = {"batch": None if free else options.batch, "lanes": options.lanes, "kimg": options.kimg}
+    given = [(name, str(value)) for name, value in fields.items() if value is not None]
+    given += [("data.path", json.dumps(options.data))] if options.data else []
+    run = _absolute(asked(data, [*given, *_settings(rest)])[0])
+    run.check()
+    return run, tuple(run.batch * 2**i for i in range(5)) if free else ()
+
+
+def refuse_lanes(run: Any, ranks: int) -> None:
+    """Unusable names lanes that so many ranks can share."""
+    if ranks <= run.lanes:
+        return
+    fits = next((n for n in range(ranks, run.batch + 1) if run.batch % n == 0), None)
+    batch = -(-run.batch // ranks) * ranks
+    works = f"--lanes {fits}" if fits else f"--lanes {ranks} --batch {batch}"
+    raise Unusable(f"{ranks} ranks cannot share --lanes {run.lanes}: {works} works")
+
+
+def bytes_of(text: str) -> int:
+    """'40 GB' -> bytes."""
+    found = re.fullmatch(r"([0-9.]+) *([kKMGT]?)i?B?", text.strip())
+    try:
+        amount = float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}[found[2].replace("K", "k")]  # type: ignore[index]
+    except (TypeError, ValueError):
+        amount = 0.0
+    if not 0 < amount < 1e18:
+        raise Unusable(f"--memory {text}: bytes above 0, with their unit: 40 GB, 900 MB")
+    return int(amount)
+
+
+def _memory(profile: Any, ranks_per_host: int) -> int:
+    """Of a rank: a processor's is shared by all ranks of a host."""
+    return profile.device.memory // (ranks_per_host if profile.device.kind == "cpu" else 1)
+
+
+def profile_for(file: str | None, run: Any, images: Any) -> tuple[Any, str]:
+    """A profile of the device that is planned for, and where it is from."""
+    from .plan.profile import read_profile
+
+    if file:
+        profile = read_profile(Path(file))
+        _refuse_network(profile, run, images, file)
+        return profile, file
+    from .cli_step import _profiled
+    from .plan.profiling import Asked
+
+    sys.stderr.write("one worker is measured here, unless it was before: about 40 s\n")
+    profile, kept = _profiled(run, Asked())
+    return profile, f"measured on this machine, kept in {kept}; --profile is for others"
+
+
+def _refuse_network(profile: Any, run: Any, images: Any, file: str) -> None:
+    """A profile may be of any device, and of these networks alone."""
+    from .cli_plan import few
+    from .plan.memory import imagined
+    from .rng import CPU
+    from .train.run import build_nets, spec_of
+
+    with imagined():
+        pair = build_nets(run, spec_of(run, few(images)), CPU)
+        sizes = tuple(sum(p.numel() for p in net.parameters() if p.requires_grad) for net in (pair.g, pair.d))
+    for what, theirs, ours in (("parameters", profile.params, sizes), ("d_steps", profile.d_steps, run.d_steps)):
+        if theirs != ours:
+            raise Unusable(
+                f"--profile {file} is of another game than {run.recipe}: {what} {theirs}, not {ours}; "
+                f"`paragan bench step {run.recipe} --out {file}` makes one, with the same settings"
+            )
+
+
+def _searched(
+    options: argparse.Namespace, run: Any, profile: Any, links: Any, memory: int, batches: tuple[int, ...]
+) -> Any:
+    from .plan.candidates import Candidate, candidates, strategy_of
+    from .plan.search import MARGIN, Goal, search
+
+    if batches and not profile.noise:
+        raise Unusable("--batch auto goes by the gradient's noise, and the profile has none: give --batch N")
+    goal = Goal(run.kimg, options.price, memory, options.margin or MARGIN)
+    compared = candidates(links.ranks, profile, run.batch)
+    if options.strategies:
+        compared = [Candidate(name, strategy_of(name)) for name in options.strategies.split(",")]
+        for one in compared:
+            one.strategy.check(links.ranks)
+    return search(run, compared, profile, links, links.ranks, goal, batches=batches)
+
+
+def decide_strategy(run: Any, images: Any, world: Any, wanted: Any, screen: Any) -> Any:
+    """The run that is trained, where its strategy was left open."""
+    if run.strategy.name != "auto" and not run.chosen.ranks:
+        return run
+    from .plan.auto import decided
+
+    return decided(run, images, world, wanted, screen)
+
+
+# what is told ------------------------------------------------------------------------------------------
+
+
+def table(plan: Any) -> list[str]:
+    several = len({row.batch for row in plan.rows}) > 1
+    head = ["strategy", *["batch"] * several, "what one gets", "images/s", "time", "efficiency", "a round", "memory"]
+    rows = [[*head, *["cost"] * (plan.goal.price is not None)]]
+    for row in plan.rows:
+        p = row.prediction
+        cells = [row.name, *[str(row.batch)] * several, row.promise + "*" * bool(row.limits), f"{p.images_per_s:,.0f}"]
+        cells += [duration(row.hours), f"{p.efficiency:.0%}", sent(p.sent_bytes), sent(p.memory_bytes)]
+        rows.append([*cells, *([] if row.cost is None else [f"{row.cost:,.2f}"])])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    left = 2 + several
+    lines = [
+        "  ".join(c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))).rstrip()
+        for row in rows
+    ]
+    return [*lines, *["* learns less than the others: see below"] * any(row.limits for row in plan.rows)]
+
+
+def sent(nbytes: float) -> str:
+    from .plan.search import told_bytes
+
+    return told_bytes(nbytes)
+
+
+def duration(hours: float) -> str:
+    if hours >= 48:
+        return f"{hours / 24:.1f} d"
+    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"
+
+
+def command(options: argparse.Namespace, rest: list[str], plan: Any, links: Any) -> str:
+    """What begins the first choice, to be given to a shell."""
+    words = ["train", options.recipe, *(["--data", options.data] if options.data else [])]
+    batch = str(plan.first.batch) if options.batch else None
+    for name, value in (("lanes", options.lanes), ("kimg", options.kimg), ("batch", batch)):
+        words += [] if value is None else [f"--{name}", f"{value:g}" if isinstance(value, float) else value]
+    words += [*rest, *plan.first.candidate.options]
+    if links.hosts == 1:
+        words = ["paragan", *words, *(["--ranks", str(plan.ranks)] if plan.ranks > 1 else [])]
+    else:
+        launcher = ["torchrun", "--nnodes", str(links.hosts), "--nproc-per-node", str(links.ranks_per_host)]
+        words = [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST0:29500", "-m", "paragan", *words]
+    return shlex.join(words)
+
+
+def _rates(run: Any, plan: Any) -> list[str]:
+    factor = plan.first.batch / run.batch
+    if factor == 1:
+        return []
+    return [
+        f"note: learning rates are the recipe's, for --batch {run.batch}: with {factor:g} times as many, usual is "
+        f"{math.sqrt(factor):.3g} times as much for adaptive optimizers, and a warm-up"
+    ]
+
+
+def _json(plan: Any, links: Any, profile: Any, line: str) -> str:
+    from .config import plain
+
+    rows = [
+        {**{name: value for name, value in plain(row).items() if name != "candidate"}, "options": row.candidate.options}
+        for row in plan.rows
+    ]
+    about = {"ranks": plan.ranks, "goal": plain(plan.goal), "links": links.told(), "device": plain(profile.device)}
+    told = {"left_out": [list(one) for one in plan.left_out], "warnings": list(plan.warnings), "command": line}
+    return json.dumps(about | {"rows": rows} | told, indent=1) + "\n"

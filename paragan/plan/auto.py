@@ -1,0 +1,231 @@
+"""What `--strategy auto` becomes on the ranks there are: one worker profiled, links measured, strategies predicted.
+
+Every rank calls `decided`, and learns the same. On one rank nothing is measured: it is sync.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..comm.world import World
+from ..config import build, plain
+from ..data.images import Images
+from ..errors import Unusable
+from ..strategies.asynchronous import Async
+from ..strategies.auto import Auto, Chosen
+from ..strategies.sync import Sync
+from ..train.folder import Wanted, begun_as
+from ..train.loop import play_round
+from ..train.own import is_own
+from ..train.progress import Screen
+from ..train.run import Run, build_nets, on_lanes, settled, spec_of
+from ..train.start import assemble, initialise
+from ..train.together import together
+from .candidates import Candidate, candidates, strategy_of
+from .device import Watch, described
+from .measuring import measure_links
+from .profile import Profile, Turn, profile_from, read_profile, written_profile
+from .profiles import network_digest, refuse_other, structure_of
+from .profiling import Asked, profile_of
+from .search import Goal, Plan, search
+
+WAIT_S = 600.0  # for rank 0, beyond what it was asked to take
+ROUNDS, SECONDS = 3, 1.0  # that all play at once: at least so many, at least so long
+WORD = "strategy: "  # what is said of it begins so
+SAID = 3  # reasons against others that are written down
+
+
+def is_open(run: Run, ranks: int) -> bool:
+    """Whether a strategy is to be chosen: it was asked for, and not for so many ranks yet."""
+    return isinstance(run.strategy, Auto) or run.chosen.ranks not in (0, ranks)
+
+
+def decided(run: Run, images: Images, world: World, wanted: Wanted, screen: Screen) -> Run:
+    """The run that is played. What its folder was begun with stands, so long as there are as many ranks."""
+    if not is_open(run, world.size):
+        return run
+    asked = run.strategy if isinstance(run.strategy, Auto) else run.chosen.asked
+    for name in asked.strategies:
+        strategy_of(name)  # refuses what there is not
+    former = together(world, lambda: _former(run, wanted, world))
+    told = json.loads(world.agree(json.dumps(former))[0])
+    before = _as(run, told) if told else None
+    if before and not is_open(before, world.size):
+        screen.say(f"strategy: {before.strategy.name}, as this run was begun")
+        return before
+    kin = before or (None if isinstance(run.strategy, Auto) else run)
+    found = _chosen(kin or run, asked, kin, images, world, screen)
+    for line in found.about:
+        if line.startswith(WORD):
+            screen.say(line)
+    return found
+
+
+def _former(run: Run, wanted: Wanted, world: World) -> dict[str, Any]:
+    """What the folder that this run goes on in was begun with; nothing where there is none. Rank 0 looks."""
+    begun = begun_as(wanted, run) if world.first else None
+    return {name: plain(getattr(begun, name)) for name in ("strategy", "chosen", "about")} if begun else {}
+
+
+def _as(run: Run, told: dict[str, Any]) -> Run:
+    fields = build(Run, {**told, "recipe": run.recipe})
+    return settled(replace(run, strategy=fields.strategy, chosen=fields.chosen, about=fields.about))
+
+
+def _chosen(run: Run, asked: Auto, kin: Run | None, images: Images, world: World, screen: Screen) -> Run:
+    """kin: the run as it was begun, whose checkpoint has to be followed."""
+    if world.size == 1:
+        strategy = kin.strategy if kin and kin.strategy.name != "sync" else Sync()
+        if ":" in getattr(strategy, "split", ""):
+            strategy = replace(strategy, split="auto")  # pyright: ignore[reportCallIssue]
+        return _with(run, strategy, Chosen(1, asked), [f"{strategy.name}: one rank has nobody to agree with"])
+    screen.say(f"strategy: one worker is measured on rank 0, unless it was before (about {asked.seconds:g} s)")
+    profile = _profile(run, asked, images, world)
+    profile = slowed(profile, _beside(run, images, world) / profile.round_s(run.batch / world.size))
+    screen.say("strategy: the links are measured")
+    links = measure_links(world, quick=True)
+
+    def choose() -> str:
+        if not world.first:
+            return ""
+        options = compared(asked, kin, profile, run, world.size)
+        memory = profile.device.memory // (world.place.local_size if world.device.type == "cpu" else 1)
+        goal = Goal(run.kimg, memory=memory, margin=asked.margin)
+        plan = search(run, options, profile, links, world.size, goal)
+        why = [*_told(plan), *_bound(kin), f"links: {links.told()}"]
+        return json.dumps({"name": plan.first.name, "why": why})
+
+    told = json.loads(world.agree(together(world, choose, WAIT_S))[0])
+    return _with(run, fixed(strategy_of(told["name"])), Chosen(world.size, asked), told["why"])
+
+
+def _with(run: Run, strategy: Any, chosen: Chosen, why: Sequence[str]) -> Run:
+    about = [line for line in run.about if not line.startswith(WORD)]  # what was said for other ranks
+    about += [f"{WORD}{line}" for line in why]
+    found = settled(replace(run, strategy=strategy, chosen=chosen, about=tuple(about)))
+    found.check(chosen.ranks)
+    return found
+
+
+def fixed(strategy: Any) -> Any:
+    """As ranks play it that have met already: the run ends with the first one lost."""
+    return replace(strategy, lost_after_s=0.0) if hasattr(strategy, "topology") else strategy
+
+
+def compared(asked: Auto, kin: Run | None, profile: Profile, run: Run, ranks: int) -> list[Candidate]:
+    """What may be chosen; of a run that was begun, what follows it."""
+    if asked.strategies:
+        found = [Candidate(name, strategy_of(name)) for name in asked.strategies]
+    else:
+        found = candidates(ranks, profile, run.batch)
+    found = [one for one in found if one.promise != "a game per label" and _fits(one, kin or run)]
+    if kin:
+        found = [one for one in found if follows(one.strategy, kin.strategy)]
+    if not found:
+        went_on = f" that goes on from {kin.strategy.name}" if kin else ""
+        raise Unusable(f"--strategy auto: none of strategy.strategies={','.join(asked.strategies)} is one{went_on}")
+    return found
+
+
+def _fits(option: Candidate, run: Run) -> bool:
+    """Whether players can learn by it as the run says."""
+    try:
+        settled(replace(run, strategy=option.strategy))
+    except Unusable:
+        return False
+    return True
+
+
+def follows(strategy: Any, before: Any) -> bool:
+    """Whether a checkpoint of the one before is one of this: the same players and optimizers, and the same past."""
+    if isinstance(before, Async) and isinstance(strategy, Async):
+        teams = (before.split != "none") == (strategy.split != "none")
+        return teams and replace(strategy, split=before.split) == before
+    return strategy.name == before.name
+
+
+def _told(plan: Plan) -> list[str]:
+    """The choice, and what speaks against the next ones."""
+    others = [row for row in plan.rows[1:] if row.promise != plan.first.promise or row.name == "sync"]
+    rows = [f"not {row.name}: {row.why}" for row in others[:SAID]]
+    return [f"{plan.first.name}: {plan.first.why}", *rows, *plan.first.limits, *plan.warnings]
+
+
+def _bound(kin: Run | None) -> list[str]:
+    return (
+        [f"the run was begun as {kin.strategy.name}: only other forms of it go on from its checkpoint"] if kin else []
+    )
+
+
+# what is measured ---------------------------------------------------------------------------------------
+
+
+def _profile(run: Run, asked: Auto, images: Images, world: World) -> Profile:
+    """Of rank 0, known to all."""
+
+    def measure() -> str:
+        return written_profile(_of_first(run, asked, images, world)) if world.first else ""
+
+    told = together(world, measure, WAIT_S + 10 * asked.seconds)
+    return profile_from(world.agree(told)[0], "profile")
+
+
+def _of_first(run: Run, asked: Auto, images: Images, world: World) -> Profile:
+    plainly = replace(run, strategy=Sync(), chosen=Chosen())
+    structure = ""
+    if is_own(run.nets, run.objective):
+        nets = _pair(run, images, world)
+        structure = structure_of(nets.g, nets.d)
+    if not asked.profile:
+        wanted = Asked(seconds=asked.seconds)
+        return profile_of(plainly, images, lambda: _pair(run, images, world), world.device, wanted, structure)[0]
+    profile = read_profile(Path(asked.profile))
+    here = described(world.device, run.device.precision)
+    remake = f"paragan bench step {run.recipe} --out {asked.profile}"
+    refuse_other(profile, network_digest(plainly, structure), here, remake)
+    return profile
+
+
+def _pair(run: Run, images: Images, world: World) -> Any:
+    pair = build_nets(run, spec_of(run, images), world.device)
+    return initialise(pair, Path(run.init_from)) if run.init_from else pair
+
+
+def _beside(run: Run, images: Images, world: World) -> float:
+    """Seconds of a round that every rank plays alone while all others do: they may share cores, caches, a device."""
+    lanes = max(1, run.lanes // world.size)
+    alone = replace(on_lanes(run, lanes), strategy=Sync(), chosen=Chosen())
+    session = assemble(alone, World.solo(world.device), images, _pair(run, images, world))
+    watch, times = Watch(world.device), list[float]()
+    try:
+        play_round(session)
+        watch.settle()
+        world.agree("beside")
+        ends = time.perf_counter() + SECONDS
+        while len(times) < ROUNDS or time.perf_counter() < ends:
+            start = time.perf_counter()
+            play_round(session)
+            watch.settle()
+            times.append(time.perf_counter() - start)
+    finally:
+        session.lanes.close()
+    mine = statistics.median(times) * run.batch / world.size / alone.batch
+    return statistics.fmean(map(float, world.agree(repr(mine))))
+
+
+def slowed(profile: Profile, factor: float) -> Profile:
+    """A worker who takes so many times as long."""
+
+    def of(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+        return tuple(
+            Turn(t.batch, tuple(factor * at for at in t.ready), factor * t.backward, factor * t.whole) for t in turns
+        )
+
+    handling = {name: factor * seconds for name, seconds in profile.handling.items()}
+    return replace(profile, g=of(profile.g), d=of(profile.d), handling=handling)

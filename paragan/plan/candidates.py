@@ -1,0 +1,102 @@
+"""Strategies by name, and those that a plan compares.
+
+strategy_of("sync+int8+every=4")        # a strategy, + its wire, + any field=value
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..config import build, override, record
+from ..strategies.asynchronous import Async
+from ..strategies.gossip import Decentralized
+from ..strategies.per_label import NAMES, PerLabel
+from ..strategies.teams import even
+from ..train.run import Strategy
+from .profile import Profile
+
+Promise = Literal["as one worker", "compressed", "stale", "decentralized", "periodic", "a game per label"]
+
+# what a promise is less than "as one worker": the part of the margin by which it has to be faster
+GIVES_UP: dict[Promise, float] = {
+    "as one worker": 0.0,
+    "compressed": 0.4,
+    "decentralized": 0.4,
+    "stale": 0.7,
+    "periodic": 1.0,
+    "a game per label": 1.0,
+}
+# {split}: the division of the ranks with which neither team waits
+USUAL = (
+    *("sync", "sync+bf16", "sync+int8", "sync+int4", "quantized", "quantized+int4"),
+    *("sync+every=4", "sync+every=16", "sync+int8+every=4", "quantized+every=4"),
+    *("gossip", "gossip+int8", "gossip+int4", "gossip+local_steps=4", "gossip+int8+local_steps=4"),
+    *(f"gossip+topology={graph}" for graph in ("ring", "torus", "hypercube", "exponential", "random-ring")),
+    *("gossip+topology=ring+int8", "gossip+topology=ring+rounds=4", "async-gossip"),
+    *("async-gossip+topology=hypercube", "async+split=none", "async+split=none+int8"),
+    *("async+split={split}", "async+split={split}+lead=2", "async+split={split}+every=2"),
+    *("async+split={split}+int8+snapshot_wire=int8", "async+split={split}+int8+snapshot_wire=int8+lead=2"),
+    "per-label",
+)
+ALONE = ("sync", "async")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to train. name: as it is asked for;  strategy: the record"""
+
+    name: str
+    strategy: Any
+
+    @property
+    def options(self) -> list[str]:
+        """What `paragan train` is to be told."""
+        return [f"--{field}={value}" for field, value in settings_of(self.name)]
+
+    @property
+    def promise(self) -> Promise:
+        return promise_of(self.strategy)
+
+
+def settings_of(name: str) -> list[tuple[str, str]]:
+    """The fields that a name sets: its wire is given by its own name alone."""
+    kind, *more = name.split("+")
+    fields = [word.partition("=") if "=" in word else ("wire", "=", word) for word in more]
+    return [("strategy", kind), *((f"strategy.{field}", value) for field, _, value in fields)]
+
+
+def strategy_of(name: str) -> Any:
+    """Unusable names the field that is wrong, and what fits."""
+    return build(_Holder, override({}, settings_of(name))).strategy
+
+
+@record
+class _Holder:
+    strategy: Strategy
+
+
+def promise_of(strategy: Any) -> Promise:
+    """What one gets, compared with a single worker that does it all."""
+    if isinstance(strategy, PerLabel):
+        return "a game per label"
+    if getattr(strategy, "every", 1) > 1 or getattr(strategy, "local_steps", 1) > 1:
+        return "periodic"
+    if isinstance(strategy, Async) or getattr(strategy, "staleness", 0):
+        return "stale"
+    if isinstance(strategy, Decentralized):
+        return "decentralized"
+    return "compressed" if strategy.wire.lossy else "as one worker"
+
+
+def candidates(ranks: int, profile: Profile, batch: int) -> list[Candidate]:
+    """What is worth comparing on so many ranks; which of them fit is the search's to say."""
+    if ranks == 1:
+        return [Candidate(name, strategy_of(name)) for name in ALONE]
+    local, turns = batch / ranks, profile.d_steps
+    split = "{}:{}".format(*even(profile.turn("G", local).whole, turns * profile.turn("D", local).whole, ranks))
+    return [Candidate(name, strategy_of(name)) for name in (usual.format(split=split) for usual in USUAL)]
+
+
+def is_per_label(name: str) -> bool:
+    return name.partition("+")[0] in NAMES

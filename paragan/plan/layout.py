@@ -1,0 +1,197 @@
+"""A run's layout on this worker: which switches there are, what they are worth, and what was found before."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..comm.world import World
+from ..config import field_of, plain, with_fields
+from ..data.images import Images
+from ..devices import has_huge_pages, huge_pages, kind_of
+from ..errors import Unusable
+from ..eval import cache
+from ..train.loop import Session, play_round
+from ..train.own import is_own
+from ..train.run import Run, build_nets, on_lanes, spec_of, written
+from ..train.start import assemble
+from .choosing import Decided, Layout, Switch, Timed, decide
+from .tiles import tile_of
+
+ROUNDS = 7  # that are timed of every contestant
+BLOCK_S = 0.1  # a round is repeated until it takes so long
+MOST_S = 1.0  # what a round may take: of a longer one, fewer lanes are played
+APART = ("recipe", "kimg", "seed", "init_from", "evaluation", "output", "health", "guard", "timeout_s", "teacher")
+MOST_BYTES = 10**6  # of all layouts that are kept
+BUILD_S = 120.0  # a run that is shorter does not pay for compiling, nor for trying it
+DRAWN = 64  # images to play with
+
+
+def switches_of(run: Run, device: torch.device) -> list[Switch]:
+    """What can be decided for a resolved run on this device, first what stands in it."""
+    cuda, cpu = device.type == "cuda", device.type == "cpu"
+    tile, nets = tile_of(device, run.device.precision), plain(run.nets) if not is_own(run.nets, run.objective) else {}
+    cores = len(os.sched_getaffinity(0)) if cpu else 1
+    fused = {f"{side}.optimizer.fused" for side in ("g", "d") if hasattr(getattr(run, side).optimizer, "fused")}
+    lanes = sorted({0, *(n for n in (1, run.lanes // 4, run.lanes // 2) if 0 < n < run.lanes)})
+    possible: list[tuple[str, bool, Sequence[Layout]]] = [
+        ("channels_last", True, _each("device.channels_last", True, "G", "D", False)),
+        ("precision", kind_of(device).bf16(), _each("device.precision", "float32", "bf16")),
+        ("threads", cores > 1, _each("device.threads", 0, 1)),
+        ("huge_pages", cpu and has_huge_pages(), _each("device.huge_pages", True, False)),
+        ("rewritten", "rewritten" in nets, _each("nets.rewritten", True, False)),
+        ("one_call", bool(nets), _each("device.one_call", False, True)),
+        ("fused", bool(fused), [dict.fromkeys(fused, value) for value in (True, False)]),
+        ("merge", len(lanes) > 1, _each("device.merge", *lanes)),
+        ("pad_channels", True, _each("device.pad_channels", 0, tile.columns)),
+        ("graph", cuda and _records(run), _each("device.graph", False, True)),
+        ("compile", bool(shutil.which(os.environ.get("CXX", "g++"))), _each("device.compile", False, True)),
+    ]
+    return [Switch(name, _from(run, choices), name == "compile") for name, there, choices in possible if there]
+
+
+def _each(field: str, *values: Any) -> list[Layout]:
+    return [{field: value} for value in values]
+
+
+def _from(run: Run, choices: Sequence[Layout]) -> tuple[Layout, ...]:
+    """These choices, first what stands in the run."""
+    here = {field: field_of(run, field) for field in choices[0]}
+    return here, *(choice for choice in choices if choice != here)
+
+
+def _records(run: Run) -> bool:
+    try:
+        with_fields(run, {"device.graph": True}).check()
+    except Unusable:
+        return False
+    return True
+
+
+# trying ----------------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """Plays one rank's part of a run, in as many layouts as are asked for, on drawn images. Of a long round, fewer
+    lanes."""
+
+    def __init__(self, run: Run, images: Images, world: World, rounds: int = ROUNDS, most_s: float = MOST_S):
+        self.images, self.world, self.rounds = drawn(images), World.solo(world.device), rounds
+        self.run, self.threads = dataclasses.replace(run, kimg=1e9, teacher=""), torch.get_num_threads()
+        self.cores = max(1, len(os.sched_getaffinity(0)) // world.place.local_size)
+        if world.size > 1:
+            self.run = on_lanes(self.run, max(1, self.run.lanes // world.size))
+        whole = self.run.lanes
+        while self.run.lanes > 1 and self._round_s() > most_s:
+            self.run = on_lanes(self.run, self.run.lanes // 2)
+        self.run_s = run.images / run.round * self._round_s() * whole / self.run.lanes  # about
+
+    def _round_s(self) -> float:
+        play = self.player({})
+        play()
+        return self._timed(play)
+
+    def player(self, layout: Layout) -> Play:
+        return Play(with_fields(self.run, layout), self.images, self.world, self.cores)
+
+    def __call__(self, layouts: Sequence[Layout]) -> list[Timed]:
+        players, starts = [], list[float]()
+        for layout in layouts:
+            if layout.get("device.compile"):
+                torch.compiler.reset()
+            start = time.perf_counter()
+            players.append(self.player(layout))
+            starts.append(self._timed(players[-1], start))
+        warm = [min(self._timed(play) for _ in range(2)) for play in players]
+        steps = max(1, round(BLOCK_S / min(warm)))
+        seconds: list[list[float]] = [[] for _ in players]
+        for r in range(self.rounds):
+            for i in (*range(r % len(players), len(players)), *range(r % len(players))):
+                seconds[i].append(self._timed(players[i], steps=steps))
+        del players
+        gc.collect()
+        torch.set_num_threads(self.threads)
+        huge_pages(True)
+        return [Timed(own, max(0.0, start - own[0])) for own, start in zip(seconds, starts)]
+
+    def _timed(self, play: Play, start: float = 0.0, steps: int = 1) -> float:
+        start = start or time.perf_counter()
+        for _ in range(steps):
+            play()
+        kind_of(self.world.device).synchronize(self.world.device)
+        return (time.perf_counter() - start) / steps
+
+
+class Play:
+    """One layout: a call is a round."""
+
+    def __init__(self, run: Run, images: Images, world: World, cores: int):
+        self.run, self.threads = run, run.device.threads or cores
+        self._settle()
+        self.session: Session = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
+
+    def __call__(self) -> None:
+        self._settle()
+        play_round(self.session)
+
+    def _settle(self) -> None:
+        """What is of the whole process."""
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        huge_pages(self.run.device.huge_pages)
+
+
+def drawn(images: Images) -> Images:
+    """Random images of the same shape and classes, in memory: none has to be read."""
+    rng, shape = np.random.default_rng(0), (DRAWN, *images.images.shape[1:])
+    numbers = images.images.dtype == np.float32
+    made = rng.standard_normal(shape, np.float32) if numbers else rng.integers(0, 256, shape, np.uint8)
+    labels = None if images.labels is None else rng.integers(0, len(images.classes), DRAWN)
+    return dataclasses.replace(images, images=made, labels=labels)
+
+
+# deciding --------------------------------------------------------------------------------------------------------
+
+
+def decided(run: Run, images: Images, world: World, again: bool = False) -> Decided:
+    """What is fastest for a resolved run on this worker: found before, or now by trying."""
+    file = cache.folder() / "layouts" / f"{_digest(run, images, world)}.json"
+    found = None if again else _read(file)
+    if found is None:
+        worker = Worker(run, images, world)
+        tried = [s for s in switches_of(run, world.device) if not s.built or worker.run_s > BUILD_S]
+        found = decide(tried, worker, run.images / run.round)
+        text = json.dumps(dataclasses.asdict(found))
+        cache.put(file, lambda aside: aside.write_text(text, "utf-8"), MOST_BYTES)
+    return found
+
+
+def _read(file: Any) -> Decided | None:
+    """What is kept there; what cannot be read is nothing."""
+    try:
+        found = Decided(**json.loads(file.read_text("utf-8")))
+        cache.used(file)
+        return found
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _digest(run: Run, images: Images, world: World) -> str:
+    """Of the network, the device and the versions."""
+    about: Mapping[str, Any] = {name: part for name, part in written(run).items() if name not in APART}
+    name, cores = kind_of(world.device).name(world.device), len(os.sched_getaffinity(0)) // world.place.local_size
+    here = name, cores, world.size, torch.__version__, version("paragan")
+    shape = images.images.shape[1:], len(images.classes)
+    text = json.dumps([about, here, shape, run.images // run.round // 1000], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,75 @@
+"""What a strategy costs of what is learnt, in words: where statistics, not systems, limit (docs/plan.md).
+
+None of it is predicted in scores: these are bounds beyond which quality was seen, or is known, to suffer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..comm.topology import Topology, contraction
+from .mixing import remains
+from .profile import Profile
+
+APART = 0.9  # of the distance between ranks may be left after a step
+STALE = 1.5  # rounds: the mean age of what a player sees of the other
+LAGS = 16  # steps that a neighbour's parameters may be late
+STEPS = 4  # that ranks take on their own
+COARSE = ("int2", "sign")  # wires that cost quality where it was measured (docs/quantized.md)
+DENSE = 512  # ranks up to which a mixing matrix is looked at itself
+
+
+def limits_of(strategy: Any, ranks: int, staleness: float) -> tuple[str, ...]:
+    """staleness: as predicted, in rounds."""
+    if ranks == 1:
+        return ()
+    found = [_wire(strategy), _period(strategy), _consensus(strategy, ranks), _staleness(strategy, staleness)]
+    return tuple(limit for limit in found if limit)
+
+
+def noise_of(profile: Profile, batch: int) -> tuple[str, ...]:
+    """Of a batch beyond what noise pays for."""
+    return tuple(
+        f"--batch {batch} is {batch / noise.batch:.2g} times the noise scale of {name}'s gradient "
+        f"({noise.batch:.3g} images after {noise.kimg:.3g} kimg): more images a step save few steps"
+        for name, noise in profile.noise.items()
+        if batch > noise.batch
+    )
+
+
+def _wire(strategy: Any) -> str:
+    wire, kept = strategy.wire, getattr(strategy, "feedback", None)
+    if not wire.lossy:
+        return ""
+    if wire.name in COARSE:
+        return f"the {wire.name} wire costs quality where it was measured"
+    sent_later = hasattr(strategy, "topology") or (wire.feedback if kept is None else kept)
+    return "" if sent_later else f"what the {wire.name} wire loses is never sent: no error feedback"
+
+
+def _period(strategy: Any) -> str:
+    steps = max(getattr(strategy, "every", 1), getattr(strategy, "local_steps", 1))
+    return f"ranks take {steps} steps on their own, and drift apart" if steps > STEPS else ""
+
+
+def _consensus(strategy: Any, ranks: int) -> str:
+    topology: Topology | None = getattr(strategy, "topology", None)
+    if topology is None or strategy.consensus:
+        return ""
+    left = contraction(topology, ranks) if ranks <= DENSE else remains(topology, ranks)
+    left **= strategy.rounds / strategy.local_steps
+    if left <= APART:
+        return ""
+    steps = math.inf if left >= 1 else math.log(0.01) / math.log(left)
+    return (
+        f"{topology.name} leaves {left:.3g} of the distance between {ranks} ranks after a step: 1 % after {steps:,.0f}"
+    )
+
+
+def _staleness(strategy: Any, staleness: float) -> str:
+    lags = hasattr(strategy, "topology")
+    if staleness <= (LAGS if lags else STALE):
+        return ""
+    seen = "what ranks hear of neighbours" if lags else "what a player sees of the other"
+    return f"{seen} is {staleness:.2g} rounds old on average, which costs quality"

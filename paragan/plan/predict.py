@@ -1,0 +1,230 @@
+"""What a round takes with any strategy, from one worker's profile, the links, and the strategy's own wiring.
+
+    p = predict(run, read_profile(Path("profile.yaml")), described("8 hosts, 200 Mbit/s, 10 ms"))
+    p.step_s, p.images_per_s, p.spent
+
+The strategy wires a game of blank vectors (standin, seats), its exchanges say what they send (script), and some rounds
+are played in counted time (simulate). docs/prediction.md says what is assumed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .handling import USUAL
+from .links import Link, Links
+from .profile import Profile
+from .script import Script, shifted
+from .seats import Name, Seat, Wiring
+from .simulate import Pace, Played, simulate, steady
+from .standin import Planned
+
+WARM_UP = 2  # rounds
+ROUNDS = 4  # that count, or a period
+MOST = 32  # rounds of a longer period that are played, around its exchange
+FASTEST, NEAREST = 1e15, 0.0  # a network that costs nothing
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One strategy on some ranks.
+
+    step_s       : seconds of a round, the mean over rounds, of the slowest rank
+    images_per_s : reals of all ranks
+    compute_s    : the computing in a round of the rank that computes longest
+    efficiency   : images a second, over those of as many workers that play alone with this local batch
+    sent_bytes, messages : of a round, the mean over rounds, of the rank that sends most
+    memory_bytes : of a rank, at the fullest moment of a round
+    staleness    : how many rounds old what a player sees of the other is (with links that lag: what it hears of its
+                   neighbours), the mean; 0 in lockstep
+    spent        : step_s by reason. computing, handling: of the slowest rank; latency: what a network without any
+                   would save; bandwidth: what one without bounds would save then; waiting: for others, the rest
+    """
+
+    step_s: float
+    images_per_s: float
+    compute_s: float
+    efficiency: float
+    sent_bytes: int
+    messages: int
+    memory_bytes: int
+    staleness: float
+    spent: Mapping[str, float]
+
+
+def predict(
+    run: Planned,
+    profile: Profile,
+    links: Links,
+    ranks: int | None = None,
+    *,
+    pace: Pace = steady,
+    rounds: int = 0,
+) -> Prediction:
+    """run: resolved (strategy, batch, lanes, d_steps, g_batch). ranks: as many as the links have, where left out.
+
+    pace: (rank, round) -> a factor on its computing, for stragglers and jitter; rounds: to play, at least, where it
+    varies.
+    """
+    ranks = links.ranks if ranks is None else ranks
+    if hasattr(run.strategy, "within"):
+        return _per_label(run, profile, links, ranks)
+    wiring = Wiring(run, profile, ranks)
+    period = _period(run.strategy, ranks)
+    played = Counted(period, rounds)
+    seats = _seats(wiring, links, ranks, played.steps, pace)
+    costs = USUAL | dict(profile.handling)
+
+    def of(links: Links) -> list[Played]:
+        return simulate(seats, links, ranks, played.steps, costs, warm_up=WARM_UP, pace=pace)
+
+    found = of(links)
+    step_s = played.mean(found)
+    near, free = (played.mean(of(other)) for other in (_near(links), _free(links)))
+    slowest = max(found, key=lambda one: one.ended)
+    count = len(played.steps) - WARM_UP
+    computing = max(one.computing for one in found) / count
+    spent = {
+        "computing": slowest.computing / count,
+        "handling": slowest.handling / count,
+        "latency": max(0.0, step_s - near),
+        "bandwidth": max(0.0, near - free),
+    }
+    spent["waiting"] = max(0.0, step_s - sum(spent.values()))
+    traffic = max((seat.traffic for seat in seats), key=lambda t: t.sent_bytes)
+    return Prediction(
+        step_s=step_s,
+        images_per_s=run.round / step_s,
+        compute_s=computing,
+        efficiency=profile.round_s(run.batch / ranks) / step_s,
+        sent_bytes=traffic.sent_bytes,
+        messages=traffic.messages,
+        memory_bytes=_memory(run, profile, ranks, seats),
+        staleness=_staleness(seats, found),
+        spent=spent,
+    )
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Which rounds of a period are played, and their mean."""
+
+    period: int
+    least: int = 0
+
+    @property
+    def whole(self) -> bool:
+        return self.period <= MOST
+
+    @property
+    def steps(self) -> range:
+        if not self.whole:  # the exchange is at the end of a period, or at the beginning
+            return range(self.period - MOST // 2, self.period + MOST // 2)
+        count = self.period * -(-max(ROUNDS, self.least) // self.period)
+        return range(WARM_UP + count)
+
+    def mean(self, found: Sequence[Played]) -> float:
+        """Seconds of a round, of the slowest rank."""
+        count = len(self.steps) - WARM_UP
+        total = max(one.ended - one.began for one in found)
+        if self.whole:
+            return total / count
+        quiet = max(statistics.median(one.rounds) for one in found)
+        return (total + quiet * (self.period - count)) / self.period
+
+
+def _period(strategy: Any, ranks: int) -> int:
+    """After how many rounds everything repeats."""
+    names = ("every", "snapshot_every", "local_steps")
+    periods = [getattr(strategy, name, 1) for name in names]
+    topology = getattr(strategy, "topology", None)
+    if topology is not None:
+        graphs = topology.period(ranks) or ROUNDS
+        periods.append(graphs // math.gcd(graphs, getattr(strategy, "rounds", 1)))
+    return math.lcm(*periods)
+
+
+def _seats(wiring: Wiring, links: Links, ranks: int, steps: range, pace: Pace) -> list[Seat]:
+    """Of the first host's ranks, where all hosts do the same; else of all."""
+    each = min(ranks, links.ranks_per_host)
+    first = [wiring.seat(rank) for rank in range(each)]
+    if ranks > each and _even(links, ranks) and pace is steady and not first[0].posts and not first[0].lagging:
+        others = [wiring.seat(rank) for rank in sorted({each, ranks // each // 2 * each, ranks - each})]
+        if all(_same(first[0], other, steps, ranks) for other in others):
+            return first
+    return first + [wiring.seat(rank) for rank in range(each, ranks)]
+
+
+def _even(links: Links, ranks: int) -> bool:
+    """Whether all hosts that are used are alike."""
+    hosts = range(-(-ranks // links.ranks_per_host))
+    return not links.pairs and ranks % links.ranks_per_host == 0 and len({links.port(host) for host in hosts}) == 1
+
+
+def _same(first: Seat, other: Seat, steps: range, ranks: int) -> bool:
+    """Whether a rank does what the first one does, with neighbours as far away."""
+
+    def of(seat: Seat, by: int) -> list[list[Script]]:
+        players: dict[Name, None] = dict.fromkeys(part.player for beat in seat.beats for part in beat)
+        return [[shifted(s, by, ranks) for s in seat.script(name, step)] for name in players for step in steps]
+
+    return first.beats == other.beats and of(first, other.rank) == of(other, 0)
+
+
+def _near(links: Links) -> Links:
+    """The same without latency."""
+    within = dataclasses.replace(links.within, latency=NEAREST)
+    pairs = {pair: dataclasses.replace(link, latency=NEAREST) for pair, link in links.pairs.items()}
+    latency = None if links.latency is None else NEAREST
+    return dataclasses.replace(links, within=within, pairs=pairs, latency=latency)
+
+
+def _free(links: Links) -> Links:
+    """A network of as many hosts that costs nothing."""
+    return Links(
+        hosts=links.hosts,
+        ranks_per_host=links.ranks_per_host,
+        up=1e13,
+        latency=NEAREST,
+        within=Link(1e13, NEAREST),
+    )
+
+
+def _staleness(seats: Sequence[Seat], found: Sequence[Played]) -> float:
+    ages = [age for one in found for age in one.ages]
+    return statistics.fmean(ages) if ages else statistics.fmean(seats[0].lags)
+
+
+def _memory(run: Planned, profile: Profile, ranks: int, seats: Sequence[Seat]) -> int:
+    """What the worker took with such a batch, and what exchanges keep."""
+    kept = max(seat.kept() for seat in seats)
+    if not profile.memory:
+        return 4 * 4 * sum(profile.params) + kept
+    batch = run.batch / ranks
+    took = sorted((m.batch, m.took or m.foreseen) for m in profile.memory)
+    if len(took) == 1:
+        return took[0][1] + kept
+    i = next((i for i in range(1, len(took) - 1) if batch <= took[i][0]), len(took) - 1)
+    (a, low), (b, high) = took[i - 1], took[i]
+    return max(took[0][1], round(low + (high - low) * (batch - a) / (b - a))) + kept
+
+
+def _per_label(run: Planned, profile: Profile, links: Links, ranks: int) -> Prediction:
+    """Games that tell each other nothing, each on some ranks (or one)."""
+    team = min(ranks, run.strategy.ranks or 1)
+    hosts = -(-team // links.ranks_per_host)
+    one = dataclasses.replace(run, strategy=run.strategy.within)  # pyright: ignore[reportArgumentType]
+    found = predict(one, profile, _first(links, hosts), team)
+    return dataclasses.replace(found, images_per_s=found.images_per_s * (ranks / team))
+
+
+def _first(links: Links, hosts: int) -> Links:
+    """Of the first hosts alone."""
+    pairs = {pair: link for pair, link in links.pairs.items() if int(pair.partition("-")[2]) < hosts}
+    up, down = (rates[:hosts] if isinstance(rates, list) else rates for rates in (links.up, links.down))
+    return dataclasses.replace(links, hosts=hosts, pairs=pairs, up=up, down=down)

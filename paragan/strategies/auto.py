@@ -1,0 +1,50 @@
+"""`--strategy auto`: another strategy, which is chosen where it is to be played (plan/auto.py)."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from ..comm.compress import Compressor, Exact
+from ..comm.world import World
+from ..config import record
+from ..errors import Unusable
+from ..game.game import Game
+from .role import Plain, Role
+
+
+def _listed(value: object) -> object:
+    """`sync,sync+int8` is a list too."""
+    return tuple(word for word in value.split(",") if word) if isinstance(value, str) else value
+
+
+@record
+class Auto(Plain):
+    """The strategy that is predicted to be fastest on these ranks and links. One worker is profiled, the links are
+    measured, and what was chosen is written down with the reasons. On other ranks a run is planned again: it goes on
+    with another form of what it was, since a checkpoint follows no further.
+
+    strategies : those that are compared: sync,sync+int8,gossip (none: all that learn one model of all labels)
+    margin     : by so much must be faster what gives most up of what one worker would do
+    profile    : a file of `paragan bench step`, made on this device (none: measured, or known from before)
+    seconds    : about how long to measure one worker
+    """
+
+    wire: ClassVar[Compressor] = Exact()
+    name: Literal["auto"] = "auto"
+    strategies: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    margin: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    profile: str = ""
+    seconds: Annotated[float, Field(ge=1, le=1e5)] = 15.0
+
+    def role(self, game: Game, world: World, lanes: int) -> Role:
+        raise Unusable("--strategy auto is chosen when ranks have met; `paragan plan` foresees what it would be")
+
+
+@record
+class Chosen:
+    """That a strategy was chosen: for how many ranks (0: it was not), as it was asked for. Why: the run's `about`."""
+
+    ranks: Annotated[int, Field(ge=0)] = 0
+    asked: Auto = Auto()

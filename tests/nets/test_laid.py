@@ -1,0 +1,89 @@
+"""Layouts told where networks begin and end, and channels filled up: the same functions."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from paragan.nets import DCGAN, R3GAN, SNGAN, Spec
+from paragan.nets.aligned import align
+from paragan.nets.laid import Flattened, Laid, Squared, laid, lay
+
+FORMATS = (torch.contiguous_format, torch.channels_last)
+FAMILIES = {"dcgan": DCGAN(width=8, latent=16), "sngan": SNGAN(width=8, latent=16), "r3gan": R3GAN(width=16, group=8)}
+
+
+def strides(x):
+    _, c, h, w = x.shape
+    return (c * h * w, 1, w * c, c)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_one_channel_too_is_told_to_be_last(channels):
+    x = torch.rand(2, channels, 4, 4)
+    last = laid(x, torch.channels_last)
+    assert last.stride() == strides(x)
+    assert torch.equal(last, x)
+    assert laid(x, torch.contiguous_format).stride() == x.stride()
+
+
+def test_the_gradient_of_flattened_maps_is_laid_out_too():
+    flat, seen = Flattened(), []
+    flat.memory_format = torch.channels_last
+    x = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
+    h = x * 1
+    h.register_hook(lambda slope: seen.append(slope.stride()))
+    weights = torch.rand(2, 48)
+    (flat(h) * weights).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, weights.view(2, 3, 4, 4))
+    assert h.grad_fn is not None
+    assert seen
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("nets", FAMILIES.values(), ids=FAMILIES)
+def test_networks_are_the_same_in_both_layouts_and_filled_up(nets, channels):
+    spec = Spec(32, channels, 10)
+    torch.manual_seed(0)
+    made = nets.generator(spec).double(), nets.discriminator(spec).double()
+    z, x, y = torch.randn(4, nets.latent).double(), torch.randn(4, channels, 32, 32).double(), torch.arange(4)
+    for net, given in zip(made, (z, x)):
+        found = []
+        for memory_format, tile in ((FORMATS[0], 0), (FORMATS[1], 0), (FORMATS[1], 16)):
+            mine = copy.deepcopy(net)
+            lay(mine, memory_format)
+            align(mine, tile)
+            assert list(mine.state_dict()) == list(net.state_dict())
+            at = given.clone().requires_grad_()
+            out = mine(at, y)
+            (out * torch.linspace(-1, 1, out.numel()).view(out.shape).double()).sum().backward()
+            found.append([out, at.grad, *(p.grad for p in mine.parameters() if p.grad is not None)])
+        for other in found[1:]:
+            for a, b in zip(found[0], other, strict=True):
+                torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-11)
+
+
+def test_maps_of_a_grey_dcgan_are_channels_last_throughout():
+    """Also where strides of one channel could mean either: every convolution gets and gives them."""
+    net = DCGAN(width=8).discriminator(Spec(8, 1, 10))
+    lay(net, torch.channels_last)
+    seen = []
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.register_forward_hook(lambda m, args, out: seen.append((out.stride(), strides(out))))
+    net(torch.rand(4, 1, 8, 8), torch.arange(4))
+    assert seen
+    assert all(found == wanted for found, wanted in seen)
+
+
+def test_a_square_of_numbers():
+    h = torch.arange(64.0).view(2, 32)
+    square = Squared()
+    assert square(h).shape == (2, 2, 4, 4)
+    square.memory_format = torch.channels_last
+    assert torch.equal(square(h).flatten(1), h)
+    assert isinstance(square, Laid)

@@ -1,0 +1,150 @@
+import dataclasses
+import json
+
+import pytest
+
+import planned
+from paragan.config import read_yaml
+from paragan.errors import Unusable
+from paragan.plan.auto import compared, fixed, follows, is_open, slowed
+from paragan.plan.candidates import strategy_of
+from paragan.plan.measuring import tournament
+from paragan.strategies.auto import Auto, Chosen
+from paragan.train.folder import Wanted, begun_as, changed
+from paragan.train.run import settled, written
+from processes import call, refused
+
+
+def auto(**fields):
+    return dataclasses.replace(planned.run(), strategy=Auto(**fields))
+
+
+def begun(name, ranks):
+    run = dataclasses.replace(planned.run(), strategy=fixed(strategy_of(name)), chosen=Chosen(ranks))
+    return settled(run)
+
+
+def test_a_strategy_is_open_until_it_was_chosen_for_these_ranks():
+    assert is_open(auto(), 4)
+    assert not is_open(planned.run(), 4)
+    assert not is_open(begun("gossip", 4), 4)
+    assert is_open(begun("gossip", 4), 3)
+
+
+def test_what_auto_compares():
+    names = [one.name for one in compared(Auto(), None, planned.profile(), auto(), 4)]
+    assert "sync" in names
+    assert "per-label" not in names
+    assert [one.name for one in compared(Auto(strategies=("sync", "gossip")), None, planned.profile(), auto(), 4)] == [
+        "sync",
+        "gossip",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "goes"),
+    [
+        ("sync+int8+every=4", "sync", True),
+        ("quantized", "sync", False),
+        ("gossip+topology=ring", "gossip", True),
+        ("async-gossip", "gossip", False),
+        ("async+split=1:2", "async+split=2:2", True),
+        ("async+split=1:2+lead=2", "async+split=2:2", False),
+        ("async+split=none", "async+split=2:2", False),
+    ],
+)
+def test_what_a_checkpoint_can_follow(name, before, goes):
+    assert follows(strategy_of(name), strategy_of(before)) == goes
+
+
+def test_a_run_that_goes_on_is_compared_with_its_like():
+    found = compared(Auto(), begun("gossip", 4), planned.profile(), auto(), 3)
+    assert {one.strategy.name for one in found} == {"gossip"}
+    with pytest.raises(Unusable, match="goes on from gossip"):
+        compared(Auto(strategies=("sync",)), begun("gossip", 4), planned.profile(), auto(), 3)
+
+
+def test_a_record_that_was_planned_may_take_another_form():
+    former = written(begun("sync+int8", 4))
+    assert not changed(former, begun("sync+every=4", 2))
+    assert changed(former, begun("gossip", 2))
+    assert changed(
+        written(planned.run()), settled(dataclasses.replace(planned.run(), strategy=strategy_of("sync+int8")))
+    )
+
+
+def test_a_slower_worker_is_slower_throughout():
+    before, after = planned.profile(), slowed(planned.profile(), 3.0)
+    assert after.round_s(40) == pytest.approx(3 * before.round_s(40))
+    assert after.g[0].ready[-1] == pytest.approx(3 * before.g[0].ready[-1])
+
+
+@pytest.mark.parametrize("hosts", range(2, 8))
+def test_everybody_meets_everybody_once(hosts):
+    rounds = tournament(hosts)
+    assert sorted(pair for matches in rounds for pair in matches) == [
+        (a, b) for a in range(hosts) for b in range(a + 1, hosts)
+    ]
+    assert all(len({host for pair in matches for host in pair}) == 2 * len(matches) for matches in rounds)
+
+
+def test_one_rank_has_nobody_to_agree_with(tmp_path):
+    ended = call("train", "digits", "--strategy=auto", f"--run-dir={tmp_path}/run", "--kimg=0.1", "--batch=16", QUICK)
+    assert ended.status == 0, ended.err
+    record = read_yaml(tmp_path / "run/run.yaml")
+    assert (record["strategy"]["name"], record["chosen"]["ranks"]) == ("sync", 1)
+    again = call("train", "digits", "--strategy=auto", f"--run-dir={tmp_path}/run", "--kimg=0.1", "--batch=16", QUICK)
+    assert "as this run was begun" in again.out + again.err
+
+
+QUICK = "--evaluation.metrics=[]"
+
+
+def test_two_ranks_choose_and_other_ranks_plan_again(tmp_path, processes):
+    run = ["train", "digits", "--strategy=auto", "--strategy.seconds=1", "--batch=16", "--lanes=4", QUICK]
+    run += [f"--run-dir={tmp_path}/run", "--strategy.strategies=sync,sync+int8"]
+    for ranks, kimg in ((2, 0.16), (3, 0.32)):
+        started = processes.ranks(ranks, *run, f"--kimg={kimg}")
+        assert [rank.wait() for rank in started] == [0] * ranks, started[0].err
+        record = read_yaml(tmp_path / "run/run.yaml")
+        assert record["strategy"]["name"] == "sync"
+        assert record["chosen"]["ranks"] == ranks
+        assert record["about"][0].startswith("strategy: sync")
+        assert record["batch"] == 16
+    assert any("only other forms" in line for line in record["about"])
+    ranks = json.loads((tmp_path / "run/checkpoints/00000020/checkpoint.json").read_text())["ranks"]
+    assert ranks == 3
+
+
+def test_a_record_begun_as_auto_is_found_again(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    from paragan.train.folder import RunFolder
+
+    RunFolder(folder).write_record(begun("gossip+int8", 4))
+    found = begun_as(Wanted(run_dir=folder), auto())
+    assert found is not None
+    assert found.strategy.wire.name == "int8"
+    assert begun_as(Wanted(run_dir=folder, resume="never"), auto()) is None
+    assert begun_as(Wanted(run_dir=folder), dataclasses.replace(auto(), batch=32)) is None
+
+
+def test_a_profile_of_another_device_is_refused(tmp_path, processes):
+    from paragan.plan.profile import written_profile
+
+    (tmp_path / "other.yaml").write_text(written_profile(planned.profile()))
+    run = ["train", "digits", "--strategy=auto", f"--strategy.profile={tmp_path}/other.yaml", f"--run-dir={tmp_path}/r"]
+    ranks = processes.ranks(2, *run)
+    assert [rank.wait() for rank in ranks] == [2, 2]
+    assert "name a processor, here" in ranks[0].err
+    assert "paragan bench step digits --out" in ranks[0].err
+    assert not (tmp_path / "r").exists()
+
+
+def test_auto_and_measured_layouts_are_refused():
+    assert "do not decide together" in refused("train", "digits", "--strategy=auto", "--device.layout=measured")
+
+
+def test_settings_that_make_no_sense_are_refused():
+    assert "strategy.margin" in refused("train", "digits", "--strategy=auto", "--strategy.margin=2")
+    assert "there is no syncc" in refused("train", "digits", "--strategy=auto", "--strategy.strategies=syncc")

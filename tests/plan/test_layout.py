@@ -1,0 +1,190 @@
+"""Layouts of real networks: they change nothing but speed, are kept, and are told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import toy
+from paragan.cli import main
+from paragan.comm.world import World
+from paragan.config import field_of, with_fields
+from paragan.plan import layout as layouts
+from paragan.plan.choosing import Decided
+from paragan.plan.layout import Worker, decided, switches_of
+from paragan.plan.operations import operations
+from paragan.plan.peak import peak_flops
+from paragan.plan.tiles import Tile, tile_of
+from paragan.train.loop import play_round
+from paragan.train.run import resolve
+
+CPU = torch.device("cpu")
+NETS = {
+    "dcgan": ("nets.batch_norm=true",),
+    "sngan": ("nets=sngan", "nets.width=8"),
+    "r1": ("objective.r1=1", "objective.loss=nonsaturating"),
+}
+
+
+def played(run):
+    """Both players' parameters, gradients and buffers by name, after two rounds; and the average of G."""
+    session = toy.session(run)
+    for _ in range(2):
+        play_round(session)
+    found = {}
+    for player in session.game.players:
+        for name, p in player.net.named_parameters():
+            found |= {f"{player.name}/{name}": p.detach(), f"{player.name}/{name}/gradient": p.grad}
+        found |= {f"{player.name}/{name}": buffer for name, buffer in player.net.named_buffers()}
+    with session.game.g.averaged() as net:
+        return found | {f"average/{name}": p.detach().clone() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("settings", NETS.values(), ids=NETS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"device.channels_last": False},
+        {"device.channels_last": "G"},
+        {"device.channels_last": "D"},
+        {"device.pad_channels": 16},
+        {"device.one_call": True, "device.merge": 2},
+        {"device.huge_pages": False, "g.optimizer.fused": False},
+    ],
+    ids=str,
+)
+def test_a_layout_changes_rounding_only(settings, layout):
+    run = toy.run(*settings, "g.optimizer=sgd", "d.optimizer=sgd")  # Adam's first steps are signs of what rounds to 0
+    a, b = played(run), played(with_fields(run, layout))
+    assert list(a) == list(b)
+    for name, value in a.items():
+        torch.testing.assert_close(b[name], value, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_switches_begin_with_what_stands():
+    run = resolve(toy.run("device.channels_last=D", "nets=sngan", "nets.width=8", "device.threads=1"), toy.images())
+    found = {switch.name: switch for switch in switches_of(run, CPU)}
+    assert {"channels_last", "rewritten", "one_call", "fused", "merge", "pad_channels"} <= set(found)
+    for switch in found.values():
+        assert switch.choices[0] == {field: field_of(run, field) for field in switch.choices[0]}
+        assert len({json.dumps(choice) for choice in switch.choices}) == len(switch.choices) > 1
+    dcgan = resolve(toy.run("g.optimizer=rmsprop", "d.optimizer=rmsprop"), toy.images())
+    assert {"rewritten", "fused"}.isdisjoint(switch.name for switch in switches_of(dcgan, CPU))
+
+
+def test_a_worker_times_layouts_in_turns_and_leaves_the_process_as_it_was():
+    images, threads = toy.images(), torch.get_num_threads()
+    worker = Worker(resolve(toy.run(), images), images, World.solo(), rounds=2)
+    timed = worker([{}, {"device.channels_last": False, "device.huge_pages": False, "device.threads": 1}])
+    assert [len(t.seconds) for t in timed] == [2, 2]
+    assert all(0 < s < 5 for t in timed for s in t.seconds)
+    assert torch.get_num_threads() == threads
+    few = Worker(resolve(toy.run(), images), images, World.solo(), most_s=0.0)
+    assert (few.run.lanes, few.run.batch) == (1, 2)  # a lane is the least
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """A cache of its own, and a search that takes no time; how often it was asked."""
+    asked = []
+
+    def found(switches, trial, rounds):
+        asked.append([switch.name for switch in switches])
+        return Decided({"device.channels_last": "G", "device.merge": 4}, {"merge": 1.5}, 2.0)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(layouts, "decide", found)
+    monkeypatch.setattr(layouts, "BUILD_S", 1e9)
+    return asked
+
+
+def test_what_was_found_is_kept_by_network_and_a_damaged_file_is_nothing(kept, tmp_path):
+    images = toy.images()
+    run = resolve(toy.run(), images)
+    first = decided(run, images, World.solo())
+    assert decided(dataclasses.replace(run, seed=5, recipe="other"), images, World.solo()) == first
+    assert len(kept) == 1
+    assert "compile" not in kept[0]  # a run that takes less than BUILD_S
+    decided(resolve(toy.run("nets.width=8"), images), images, World.solo())
+    assert len(kept) == 2
+    decided(run, images, World.solo(), again=True)
+    for file in (tmp_path / "cache").rglob("*.json"):
+        file.write_text("{")
+    assert decided(run, images, World.solo()) == first
+    assert len(kept) == 4
+
+
+def test_train_takes_what_is_measured_and_goes_on_with_it(kept, tmp_path, capsys):
+    line = ["train", "digits", "--run-dir", str(tmp_path / "run"), "--kimg=0.256", "--device.layout=measured"]
+    line += ["--nets.width=4", "--evaluation.metrics=[]"]
+    assert main(line) == 0
+    record = (tmp_path / "run" / "run.yaml").read_text()
+    for word in ("channels_last: G", "merge: 4", "layout: rules"):
+        assert word in record
+    assert "layout: 2.00 times faster" in capsys.readouterr().out
+    assert main([*line[:4], "--kimg=0.512", *line[5:]]) == 0  # another command, the same run: nothing is tried again
+    assert len(kept) == 1
+    assert "resumed" in capsys.readouterr().out
+
+
+def test_plan_layout_tells_operations_decisions_and_the_total(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(layouts, "ROUNDS", 1)
+    monkeypatch.setattr(layouts, "BLOCK_S", 0.0)
+    few = [switch for switch in layouts.switches_of(resolve(toy.run(), toy.images()), CPU) if switch.name == "one_call"]
+    monkeypatch.setattr(layouts, "switches_of", lambda run, device: few)
+    assert main(["plan", "digits", "--layout", "--nets.width=4", "--batch=16"]) == 0
+    told = capsys.readouterr().out
+    for word in ("operation", "padding", "convolution", "its gradients", "one_call", "GFLOP/s", "% before"):
+        assert word in told
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["plan", "nothing", "--layout"], "nothing"),
+        (["plan", "fashion", "--layout"], "--data"),
+        (["plan", "digits", "--layout", "--strategy=per-label"], "one game"),
+        (["plan", "digits", "--layout", "--device.channels_last=maybe"], "device.channels_last"),
+        (["plan", "digits", "--layout", "--device.pad_channels=-1"], "device.pad_channels"),
+        (["train", "digits", "--device.layout=guessed"], "device.layout"),
+        (["train", "digits", "--device.layout=measured", "--strategy=per-label"], "plan --layout"),
+        (["train", "digits", "--device.layout=measured", "--strategy=gossip"], "plan --layout"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_be_is_one_line(line, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(line) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_padding_is_what_fills_up_tiles():
+    assert Tile(1, 16, 16).padding(100, 3, 16) == pytest.approx(1 - 3 / 16)
+    assert Tile(8, 8, 8).padding(64, 64, 128) == 0
+    assert Tile(16, 32, 16).padding(8, 32, 16) == 0.5
+    assert tile_of(torch.device("cuda"), "bf16").columns == 8
+
+
+def test_operations_are_told_by_shape_and_sum_to_the_round():
+    conv = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1)
+
+    def play():
+        conv(torch.ones(4, 3, 8, 8)).sum().backward()
+
+    found = operations(play, CPU, Tile(1, 4, 4))
+    rows = {(op.name, op.shape): op.padding for op in found}
+    assert rows["convolution", "4 x 3 x 8x8 -> 8, 3x3 down"] == 0.25
+    assert ("its gradients", "4 x 3 x 8x8 -> 8, 3x3 down") in rows
+    assert all(seconds > 0 for seconds in found.values())
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+def test_a_peak_is_not_below_what_a_product_reached():
+    assert peak_flops(CPU, "float32", seconds=0.01) > 1e8

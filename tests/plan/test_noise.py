@@ -1,0 +1,105 @@
+"""The gradient noise scale: against problems whose own is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import toy
+from paragan.batch import Loss
+from paragan.clock import Clock
+from paragan.comm.world import World
+from paragan.game.game import Game
+from paragan.game.player import Player
+from paragan.plan.noise import Lengths, gradient_lengths, noise_scale
+from paragan.train.start import seat
+
+
+def drawn(signal, covariance, lane, lanes, steps, seed=0):
+    """Lengths of Gaussian gradients, as lanes of so many images have them."""
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        each = signal + rng.standard_normal((lanes, len(signal))) * np.sqrt(covariance / lane)
+        yield Lengths((each.mean(0) ** 2).sum(), (each**2).sum(1).mean())
+
+
+def test_gaussian_gradients_have_the_noise_they_were_made_with():
+    signal, covariance = np.full(50, 0.1), np.linspace(0.1, 2, 50)
+    truth = covariance.sum() / (signal**2).sum()
+    found = noise_scale([*drawn(signal, covariance, 4, 8, 400)], 4, 32)
+    assert found.batch == pytest.approx(truth, rel=0.1)
+    assert found.low < truth < found.high
+
+
+def test_the_interval_has_the_truth_in_it_as_often_as_it_says():
+    signal, covariance = np.full(20, 0.3), np.full(20, 1.0)
+    truth = covariance.sum() / (signal**2).sum()
+    found = [noise_scale([*drawn(signal, covariance, 8, 4, 40, seed)], 8, 32) for seed in range(60)]
+    assert sum(one.low <= truth <= one.high for one in found) >= 50
+
+
+def test_gradients_without_noise_and_without_signal():
+    assert noise_scale([Lengths(2.0, 2.0)] * 5, 4, 32).batch == 0
+    assert noise_scale([Lengths(0.125, 1.0)] * 5, 4, 32).batch == math.inf
+    assert noise_scale([Lengths(math.nan, 1.0)], 4, 32) is None
+
+
+class Point(nn.Module):
+    """A network that is where it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.at = nn.Parameter(torch.full((64,), 0.2))
+
+    def forward(self, x, y=None):
+        return self.at.expand(len(x), 64)
+
+
+class Quadratic:
+    """Half the squared distance from each image: the gradient at a point is how far it is from their mean, and its
+    covariance that of the images."""
+
+    second_order, nearby = False, 0.0
+
+    def discriminator(self, d, real, fake, step):
+        return Loss((d(real.images) - real.images.flatten(1)).square().sum(1).mean() / 2)
+
+    def generator(self, d, fake, real, step):
+        return Loss((fake.images - real.images.flatten(1)).square().sum(1).mean() / 2)
+
+    def of_weights(self, player, net):
+        return None
+
+
+def player(name):
+    return Player(name, Point(), lambda parameters: torch.optim.SGD(parameters, lr=1e-12))
+
+
+def test_lanes_of_a_game_tell_the_covariance_of_its_images():
+    images = toy.images()
+    game = Game(g=player("G"), d=player("D"), objective=Quadratic(), latent=1, g_lane=10, d_lane=10)
+    run = toy.run("batch=80", "lanes=8", "device.merge=1")
+    session = seat(run, World.solo(), images, game, Clock(1))
+    rounds = [gradient_lengths(session) for _ in range(60)]
+    x = images.images.reshape(len(images.images), 64) / 127.5 - 1
+    truth = x.var(0).sum() / ((x.mean(0) - 0.2) ** 2).sum()
+    assert session.clock.images == 60 * 80
+    for name in ("G", "D"):
+        found = noise_scale([one for of_round in rounds for one in of_round[name]], 10, 80)
+        assert found.batch == pytest.approx(truth, rel=0.1)
+    # epochs are drawn without replacement, so the total batch is a little less noisy than of independent images
+
+
+def test_taking_the_noise_is_training():
+    """The same steps as an ordinary round, lane by lane."""
+    run = toy.run("device.merge=1", "d_steps=2", "objective.r1=1")
+    session = toy.session(run)
+    for _ in range(3):
+        found = gradient_lengths(session)
+    assert [len(found[name]) for name in "GD"] == [1, 2]
+    assert toy.same(toy.told(session), toy.play(dataclasses.replace(run), 3))

@@ -1,0 +1,397 @@
+"""Predictions against what can be worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+import toy
+from paragan.comm.compress import Int8
+from paragan.comm.exchange import AllReduce, CompressedSum, Periodic
+from paragan.comm.flat import GRADIENT, TURN
+from paragan.config import build, override
+from paragan.plan.closed import gather_s, sum_s, transpose_s
+from paragan.plan.cost import ImaginedWorld, role_traffic
+from paragan.plan.events import Clock, Process
+from paragan.plan.links import Link, Links, described
+from paragan.plan.network import MOST, Key, Network, all_gather, all_reduce, all_to_all
+from paragan.plan.predict import predict
+from paragan.plan.profile import PARTS, Device, Memory, Profile, Turn
+from paragan.plan.script import Handle, NotingWorld, Pen, Post, Rehearsal, Until, counted, sent
+from paragan.plan.seats import Name, Wiring
+from paragan.plan.standin import alike, laid_out
+from paragan.train.run import Data, Run, build_game, build_nets, resolve, spec_of
+
+pytestmark = pytest.mark.timeout(60)
+RATE = 10e6  # bytes a second
+
+
+def links(hosts: int, latency: float = 0.0, **more: Any) -> Links:
+    return Links(hosts=hosts, up=RATE, latency=latency, **more)  # pyright: ignore
+
+
+def profile(params: int = 2_400_000, d_s: float = 0.0, g_s: float = 0.0, **more: Any) -> Profile:
+    """Turns of two images; every part of a gradient comes at the end of backward."""
+
+    def turn(seconds: float) -> Turn:
+        return Turn(2, (seconds,) * PARTS, seconds, seconds)
+
+    device = Device("cpu", "paper", 1, "float32", 1e9, 1 << 30, "", "")
+    sizes = (params - params // 2, params // 2)
+    free = {"pass": 0.0, "encode": 0.0, "decode": 0.0}
+    return Profile("paper", "", device, sizes, 1.0, (turn(g_s),), (turn(d_s),), handling=free, **more)  # pyright: ignore
+
+
+def run(strategy: str, ranks: int, **fields: Any) -> Run:
+    settings = [(f"strategy.{name}", str(value)) for name, value in fields.items()]
+    wanted = build(Run, override({"strategy": {"name": strategy}}, settings))
+    small = Data(resolution=1, channels=1, labels=False)
+    device = dataclasses.replace(wanted.device, precision="float32")
+    return dataclasses.replace(wanted, batch=2 * ranks, lanes=2 * ranks, data=small, device=device)
+
+
+# collectives ----------------------------------------------------------------------------------------------------------
+
+
+Play = Callable[[Network, Sequence[int], int, Key], Process]
+
+
+def summed(nbytes: int) -> Play:
+    return lambda network, ranks, me, key: all_reduce(network, ranks, me, key, nbytes, 0.0)
+
+
+def gathered(nbytes: int) -> Play:
+    return lambda network, ranks, me, key: all_gather(network, ranks, me, key, nbytes)
+
+
+def transposed(nbytes: int) -> Play:
+    return lambda network, ranks, me, key: all_to_all(network, ranks, me, key, nbytes)
+
+
+def took(ranks: int, between: Links, play: Play, folded: bool = False, most: int = MOST) -> float:
+    clock = Clock()
+    network = Network(clock, between, ranks, folded, most)
+    for rank in range(1 if folded else ranks):
+        clock.start(play(network, range(ranks), rank, ("all", 1)))
+    clock.run()
+    return clock.now
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_ring_sum_on_fast_answers_takes_what_its_bytes_take(ranks, folded):
+    n = 6_000_000
+    seconds = took(ranks, links(ranks), summed(n), folded)
+    assert seconds == pytest.approx(2 * (ranks - 1) / ranks * n / RATE, rel=0.01 if ranks > 2 else 0.06)
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 8])
+def test_a_short_sum_takes_a_question_and_an_answer_a_hop(ranks):
+    seconds = took(ranks, links(ranks, 0.02), summed(64 * ranks))
+    assert seconds == pytest.approx(2 * (ranks - 1) * 2 * 0.02, rel=0.02)
+
+
+def test_a_gather_and_a_transposition_take_what_their_bytes_take():
+    n, ranks = 1_000_000, 4
+    assert took(ranks, links(4), gathered(n)) == pytest.approx(3 * n / RATE, rel=0.01)
+    assert took(ranks, links(4), transposed(n)) == pytest.approx(3 / 4 * n / RATE, rel=0.01)
+    assert took(ranks, links(4, 0.05), transposed(64)) == pytest.approx(0.1, rel=0.01)
+    assert took(ranks, links(4, 0.05), gathered(64)) == pytest.approx(0.3, rel=0.01)
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.002, 0.02])
+@pytest.mark.parametrize("ranks", [3, 8])
+def test_formulas_say_what_is_played(ranks: int, latency: float):
+    n, link = 1_200_000, Link(RATE, latency)
+    for play, formula in ((summed, sum_s), (gathered, gather_s), (transposed, transpose_s)):
+        played = took(ranks, links(ranks, latency), play(n))
+        assert played == pytest.approx(formula(n, ranks, link), rel=0.2), formula.__name__
+
+
+def test_segments_that_are_taken_together_take_as_long():
+    for latency in (0.0, 0.01):
+        one, some = (took(16, links(16, latency), summed(4_000_000), most=most) for most in (256, 8))
+        assert some == pytest.approx(one, rel=0.15)
+
+
+def test_one_slow_host_slows_the_whole_ring():
+    slow = Links(hosts=4, up=[RATE / 10, RATE, RATE, RATE], latency=0.0)
+    seconds = took(4, slow, summed(4_000_000))
+    assert seconds == pytest.approx(1.5 * 4_000_000 / (RATE / 10), rel=0.05)
+
+
+def test_a_slow_pair_slows_only_what_passes_through_it():
+    pairs = links(4, pairs={"0-1": "8 Mbit/s, 0 s"})
+    assert took(4, pairs, summed(4_000_000)) == pytest.approx(6.0, rel=0.05)
+    clock = Clock()
+    network = Network(clock, pairs, 4)
+    network.tell(2, 3, ("all", 1), 1_000_000)
+    network.hear(2, 3, ("all", 1))
+    clock.run()
+    assert clock.now == pytest.approx(0.1, rel=0.01)
+
+
+def test_a_message_waits_until_it_is_asked_for():
+    clock = Clock()
+    network = Network(clock, links(2, 0.5), 2)
+    left = network.tell(0, 1, ("all", 1), 8)
+    clock.at(3.0, lambda: network.hear(0, 1, ("all", 1)) and None)
+    clock.run()
+    assert left.happened
+    assert clock.now == pytest.approx(4.0, rel=0.01)
+
+
+def test_ports_are_shared_and_both_ways_pass_at_once():
+    def seconds(*messages: tuple[int, int]) -> float:
+        clock = Clock()
+        network = Network(clock, links(3), 3)
+        for a, b in messages:
+            network.hear(a, b, ("all", 1))
+            network.tell(a, b, ("all", 1), 10_000_000)
+        clock.run()
+        return clock.now
+
+    assert seconds((0, 1)) == pytest.approx(1.0, rel=0.01)
+    assert seconds((0, 1), (1, 0)) == pytest.approx(1.0, rel=0.01)
+    assert seconds((0, 1), (1, 2), (2, 0)) == pytest.approx(1.0, rel=0.01)
+    assert seconds((0, 1), (0, 2)) == pytest.approx(2.0, rel=0.03)
+    assert seconds((0, 2), (1, 2)) == pytest.approx(2.0, rel=0.03)
+
+
+# scripts --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_exchange_does_is_found_by_letting_it():
+    pen = Pen()
+    group = NotingWorld(4, 1, pen).everyone
+    script = Rehearsal(AllReduce(group), 1000, 0, pen).script(0)
+    assert [type(act).__name__ for act in script] == ["Until", "Post", "Wait"]
+    assert script[0] == Until(GRADIENT)
+    assert script[1] == Post(1, "sum", (0, 1, 2, 3), nbytes=4000)
+
+
+def test_a_period_begins_with_its_exchange_and_goes_on_without():
+    pen = Pen()
+    every = Periodic(AllReduce(NotingWorld(4, 1, pen).everyone), 3, 0.25)
+    rehearsal = Rehearsal(every, 100_000, 0, pen)
+    posts = [sum(isinstance(act, Post) for act in rehearsal.script(step)) for step in range(6)]
+    assert posts == [1, 0, 0, 1, 0, 0]
+    assert rehearsal.script(7)[0] == Until(TURN)
+
+
+def test_numbers_are_counted_and_not_computed():
+    pen = Pen()
+    sums = CompressedSum(counted(Int8(), pen), NotingWorld(4, 0, pen).everyone)
+    work = [act.numbers for act in Rehearsal(sums, 1_000_000, 0, pen).script(0) if isinstance(act, Handle)]
+    assert sum(numbers.get("int8/encode", 0) for numbers in work) == 1_250_000  # all of it, and the own shard's mean
+    assert sum(numbers.get("int8/decode", 0) for numbers in work) == 1_000_000 + 1_250_000 + 1_000_000
+
+
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("sync", {}),
+    ("sync", {"wire": "int8"}),
+    ("sync", {"wire": "sign", "every": 2}),
+    ("quantized", {"wire": "int4"}),
+    ("gossip", {}),
+    ("gossip", {"topology": "ring", "rounds": 2}),
+    ("gossip", {"topology": "exponential", "wire": "int8"}),
+    ("DPOSG", {}),
+    ("async", {"split": "none"}),
+    ("async", {"split": "1:3"}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), KINDS, ids=lambda value: str(value))
+def test_scripts_send_what_the_strategy_says_that_it_sends(name, fields):
+    wiring = Wiring(run(name, 4, **fields), profile(), 4)
+    period = 2 * fields.get("every", 1)
+    for rank in range(4):
+        seat = wiring.seat(rank)
+        turns: list[Name] = [part.player for beat in seat.beats for part in beat]
+        scripts = [script for step in range(period) for player in turns for script in seat.script(player, step)]
+        found = [sent(script) for script in scripts]
+        posted = 0
+        if seat.posts:
+            snapshots = len(seat.posts.snapshots_to) * seat.posts.snapshot
+            posted = sum(seat.posts.images_to.values()) + snapshots
+        expected = seat.traffic.sent_bytes
+        assert sum(t.sent_bytes for t in found) / period + posted == pytest.approx(expected, rel=1e-6)
+        if not seat.posts:
+            assert sum(t.messages for t in found) / period == pytest.approx(seat.traffic.messages)
+
+
+# predictions ----------------------------------------------------------------------------------------------------------
+
+
+def step_s(strategy: str, ranks: int, between: Links, of: Profile, **fields: Any) -> float:
+    return predict(run(strategy, ranks, **fields), of, between).step_s
+
+
+def test_alone_it_takes_what_the_worker_takes():
+    found = predict(run("sync", 1), profile(d_s=0.2, g_s=0.1), described("1 hosts, 1 Gbit/s, 0 us"))
+    assert found.step_s == pytest.approx(0.3)
+    assert found.sent_bytes == 0
+    assert found.efficiency == pytest.approx(1.0)
+
+
+def test_what_cannot_overlap_adds_up():
+    """All gradients come at the end of a turn."""
+    found = predict(run("sync", 4), profile(d_s=0.2, g_s=0.1), links(4))
+    exchange = 1.5 * 4 * 2_400_000 / RATE
+    assert found.step_s == pytest.approx(0.3 + exchange, rel=0.01)
+    assert found.spent["bandwidth"] == pytest.approx(exchange, rel=0.02)
+    assert found.spent["computing"] == pytest.approx(0.3)
+    assert found.spent["latency"] == 0.0
+    assert found.images_per_s == pytest.approx(8 / found.step_s)
+
+
+def test_what_overlaps_is_hidden():
+    """Gradients come long before backward ends: only the last bucket's sum is seen."""
+    early = Turn(2, tuple(0.01 * (i + 1) for i in range(PARTS)), 20.0, 20.0)
+    of = dataclasses.replace(profile(), g=(early,), d=(early,))
+    assert step_s("sync", 4, links(4), of) == pytest.approx(40.0, rel=1e-6)
+    together = step_s("CPOAdam", 4, links(4), of)
+    assert together == pytest.approx(40.0, rel=1e-6)
+
+
+def test_gossip_sends_under_computing():
+    exchange = 4 * 2_400_000 / RATE
+    assert step_s("gossip", 4, links(4), profile()) == pytest.approx(exchange, rel=0.01)
+    hidden = step_s("gossip", 4, links(4), profile(d_s=exchange, g_s=exchange))
+    assert hidden == pytest.approx(2 * exchange, rel=0.01)
+    ring = step_s("gossip", 4, links(4), profile(), topology="ring")
+    assert ring == pytest.approx(2 * exchange, rel=0.02)
+
+
+def test_a_period_shares_its_exchange():
+    exchange = 1.5 * 4 * 2_400_000 / RATE
+    for every in (2, 4, 100):
+        found = step_s("sync", 4, links(4), profile(d_s=0.1, g_s=0.1), every=every)
+        assert found == pytest.approx(0.2 + exchange / every, rel=0.01)
+
+
+def test_the_faster_team_waits_for_the_slower():
+    of = profile(params=2_000, d_s=1.0, g_s=0.25)
+    found = predict(run("async", 2, split="1:1"), of, links(2))
+    assert found.step_s == pytest.approx(2.0, rel=0.05)  # D's turn on twice as many images, without making them
+    waits = predict(run("async", 2, split="1:1"), dataclasses.replace(of, d=of.g, g=of.d), links(2))
+    assert waits.step_s == pytest.approx(2.0, rel=0.05)
+    assert found.staleness <= 1.0
+
+
+def test_lead_hides_the_way_between_teams():
+    of = profile(params=2_000, d_s=0.1, g_s=0.1)
+    near, far = (step_s("async", 2, links(2, 0.2), of, split="1:1", lead=lead) for lead in (1, 8))
+    assert far < 0.6 * near
+
+
+def test_links_that_lag_hold_nobody_up():
+    slow = Links(hosts=4, up=[RATE / 20, RATE, RATE, RATE], latency=0.0)
+    of = profile(d_s=0.3, g_s=0.3)
+    lagging = predict(run("async-gossip", 4), of, slow)
+    assert lagging.step_s == pytest.approx(0.6, rel=0.02)
+    assert lagging.staleness > 0.1
+    assert step_s("gossip", 4, slow, of, topology="ring") > 5 * lagging.step_s
+
+
+def test_a_slow_pair_slows_the_ring_at_once_and_a_far_neighbour_later():
+    slow = links(8, pairs={"0-1": "8 Mbit/s, 0 s"})
+    of = profile(params=240_000)
+    assert step_s("sync", 8, slow, of) > 5 * step_s("sync", 8, links(8), of)
+    wiring = Wiring(run("gossip", 8, topology="ring"), of, 8)
+    from paragan.plan.simulate import simulate
+
+    played = simulate([wiring.seat(r) for r in range(8)], slow, 8, range(2), {}, warm_up=0)
+    first = [one.rounds[0] for one in played]
+    assert first[0] > 3 * first[4]
+    assert first[1] > 3 * first[4]
+
+
+@pytest.mark.parametrize("strategy", ["sync", "gossip", "quantized"])
+def test_more_of_anything_takes_no_less(strategy):
+    of, base = profile(d_s=0.1, g_s=0.1), links(4, 0.001)
+    usual = step_s(strategy, 4, base, of)
+    assert step_s(strategy, 4, links(4, 0.05), of) > usual
+    assert step_s(strategy, 4, dataclasses.replace(base, up=RATE / 2), of) > usual
+    assert step_s(strategy, 4, base, profile(params=4_800_000, d_s=0.1, g_s=0.1)) > usual
+    assert step_s(strategy, 4, base, profile(d_s=0.3, g_s=0.1)) >= usual
+    assert step_s(strategy, 4, dataclasses.replace(base, contention=0.5), of) > usual
+
+
+def test_ranks_that_are_alike_are_played_once_and_it_makes_no_difference():
+    of, between = profile(d_s=0.05, g_s=0.05), links(4, 0.01)
+    for name, fields in KINDS[:5]:
+        once = step_s(name, 4, between, of, **fields)
+        uneven = dataclasses.replace(between, up=[RATE, RATE, RATE, RATE * (1 + 1e-12)])  # every rank is played
+        assert once == pytest.approx(step_s(name, 4, uneven, of, **fields), rel=1e-6), name
+
+
+def test_hosts_of_several_ranks_share_a_port():
+    within = {"within": "80 Gbit/s, 0 s"}
+    one, two = (Links(hosts=4, ranks_per_host=each, up=RATE, latency=0.0, **within) for each in (1, 2))  # pyright: ignore
+    sync = [predict(run("sync", some.ranks), profile(), some).step_s for some in (one, two)]
+    assert sync[1] == pytest.approx(sync[0] * (7 / 8) / (3 / 4), rel=0.03)  # a ring crosses every port once
+    gossip = [step_s("gossip", some.ranks, some, profile(), topology="exponential") for some in (one, two)]
+    assert gossip[1] > 1.8 * gossip[0]
+
+
+def test_stragglers_are_the_same_for_the_same_seed_and_cost_more_in_lockstep():
+    from paragan.rng import generator
+
+    def pace(seed: int):
+        return lambda rank, step: math.exp(0.5 * generator(seed, "pace", rank, position=step).standard_normal())
+
+    of = profile(params=2_000, d_s=0.5, g_s=0.5)
+    asked = run("sync", 4)
+    one, again, other = (predict(asked, of, links(4), pace=pace(seed), rounds=16) for seed in (1, 1, 2))
+    assert one == again
+    assert one.step_s != other.step_s
+    assert one.step_s > 1.3
+    assert one.spent["waiting"] > 0.1
+
+
+def test_moments_of_a_batch_travel_with_the_forward_pass():
+    of = dataclasses.replace(profile(params=2_000, d_s=0.1, g_s=0.1), moments=(100, 100))
+    assert step_s("sync", 4, links(4, 0.05), of) >= step_s("sync", 4, links(4, 0.05), profile(2_000, 0.1, 0.1))
+
+
+def test_buckets_are_cut_where_layers_end():
+    of = profile()
+    sizes = (tuple(alike(of.params[0])), (of.params[1] - 100, 100))
+    wiring = Wiring(run("sync", 2), dataclasses.replace(of, layers=sizes), 2)
+    assert len(wiring.game.d.flat.buckets) == 2
+    assert len(wiring.game.g.flat.buckets) > 2
+
+
+def test_memory_grows_with_the_batch_and_with_what_exchanges_keep():
+    some = (Memory(2, 1_000_000), Memory(4, 1_500_000))
+    of = profile(memory=some)
+    plain, quantized = (predict(run("sync", 4, wire=wire), of, links(4)).memory_bytes for wire in ("exact", "int8"))
+    assert plain == 1_000_000
+    assert quantized > plain + 4 * 2_400_000
+
+
+def test_games_of_one_label_each_send_nothing():
+    found = predict(run("per-label", 4), profile(d_s=0.1, g_s=0.1), links(4))
+    assert found.sent_bytes == 0
+    assert found.images_per_s == pytest.approx(4 * 8 / found.step_s)
+
+
+@pytest.mark.parametrize("name", ["sync", "gossip"])
+def test_a_stand_in_is_wired_as_the_game_is(name: str):
+    """Buckets, batch moments and bytes of a network with batch norm."""
+    asked = resolve(toy.run(f"strategy={name}", "nets.batch_norm=true", "nets.width=16"), toy.images())
+    world = ImaginedWorld(4)
+    game = build_game(asked, build_nets(asked, spec_of(asked, toy.images()), world.device), toy.images(), world.device)
+    layers, moments = laid_out(game)
+    counts = (game.g.flat.params.numel(), game.d.flat.params.numel())
+    of = dataclasses.replace(profile(), params=counts, layers=layers, moments=moments)
+    wiring = Wiring(asked, of, 4)
+    for player, standing in zip(game.players, wiring.game.players):
+        sizes = ([bucket.grads.numel() for bucket in one.flat.buckets] for one in (player, standing))
+        assert next(sizes) == next(sizes)
+    assert wiring.seat(0).traffic == role_traffic(asked.strategy.role(game, world, asked.lanes), game)

@@ -1,0 +1,175 @@
+import dataclasses
+
+import pytest
+
+import planned
+from paragan.comm.topology import EVERY, contraction
+from paragan.errors import Unusable
+from paragan.plan.candidates import Candidate, candidates, promise_of, settings_of, strategy_of
+from paragan.plan.limits import limits_of, noise_of
+from paragan.plan.links import described
+from paragan.plan.mixing import FORMULAS, remains
+from paragan.plan.predict import Prediction
+from paragan.plan.search import Goal, images_for, search
+
+GOAL = Goal(100)
+LINKS = described("4 hosts, 100 Mbit/s, 10 ms")
+
+
+def named(*names):
+    return [Candidate(name, strategy_of(name)) for name in names]
+
+
+def prediction(step_s, batch, spent=None, memory=1000, sent=100):
+    usual = {"computing": 0.05, "handling": 0.0, "latency": 0.0, "bandwidth": step_s - 0.05, "waiting": 0.0}
+    return Prediction(step_s, batch / step_s, 0.05, 0.05 / step_s, sent, 10, memory, 0.0, spent or usual)
+
+
+def told(**steps):
+    """A predictor that knows the seconds of a round by the promise of a strategy."""
+    return lambda run, profile, links, ranks: prediction(steps[promise_of(run.strategy).split()[0]], run.batch)
+
+
+def plan(options, play, goal=GOAL, **more):
+    return search(planned.run(), options, planned.profile(), LINKS, 4, goal, play=play, **more)
+
+
+@pytest.mark.parametrize(
+    ("name", "promise"),
+    [
+        ("sync", "as one worker"),
+        ("CPOAdam", "as one worker"),
+        ("sync+int8", "compressed"),
+        ("sync+int8+every=4", "periodic"),
+        ("gossip+local_steps=2", "periodic"),
+        ("gossip+int4", "decentralized"),
+        ("async-gossip", "stale"),
+        ("async+split=1:3", "stale"),
+        ("per-label", "a game per label"),
+    ],
+)
+def test_what_one_gets(name, promise):
+    assert promise_of(strategy_of(name)) == promise
+
+
+def test_a_name_is_what_the_command_is_told():
+    (one,) = named("async+split=1:3+int8")
+    assert one.options == ["--strategy=async", "--strategy.split=1:3", "--strategy.wire=int8"]
+    assert settings_of("sync") == [("strategy", "sync")]
+    with pytest.raises(Unusable, match=r"strategy\.wire: there is no int9"):
+        strategy_of("sync+int9")
+
+
+@pytest.mark.parametrize(("compressed", "first"), [(0.0990, "sync"), (0.0960, "sync+int8")])
+def test_who_gives_something_up_is_first_only_where_it_is_faster_by_its_margin(compressed, first):
+    found = plan(named("sync+int8", "sync"), told(**{"as": 0.1, "compressed": compressed}))
+    assert found.first.name == first
+    assert ("is asked for" in found.rows[1].why) == (first == "sync")
+
+
+def test_limits_stand_behind():
+    found = plan(named("sync", "sync+every=16"), told(**{"as": 0.1, "periodic": 0.06}))
+    assert [row.name for row in found.rows] == ["sync", "sync+every=16"]
+    assert found.rows[1].why.startswith("ranks take 16 steps on their own")
+
+
+def test_time_and_cost_follow_from_images():
+    found = plan(named("sync"), told(**{"as": 0.1}), Goal(360, price=2.0))
+    row = found.first
+    assert row.hours == pytest.approx(360e3 / 640 / 3600)
+    assert row.cost == pytest.approx(row.hours * 4 * 2.0)
+
+
+def test_the_largest_batch_that_fits_is_named():
+    def play(run, profile, links, ranks):
+        return prediction(0.1, run.batch, memory=1_000_000 * run.batch)
+
+    with pytest.raises(Unusable, match=r"needs 64 MB .* --batch 64, and has 30 MB; .* --batch 24$"):
+        plan(named("sync", "gossip"), play, Goal(100, memory=30_000_000))
+    with pytest.raises(Unusable, match="no batch fits"):
+        plan(named("sync"), play, Goal(100, memory=3_000_000))
+
+
+def test_one_that_does_not_fit_stands_last():
+    def play(run, profile, links, ranks):
+        return prediction(0.1 if run.strategy.name == "sync" else 0.05, run.batch, memory=90 if ranks else 0)
+
+    def more(run, profile, links, ranks):
+        found = play(run, profile, links, ranks)
+        return dataclasses.replace(found, memory_bytes=90 if run.strategy.name == "sync" else 9000)
+
+    found = plan(named("gossip", "sync"), more, Goal(100, memory=100))
+    assert [row.name for row in found.rows] == ["sync", "gossip"]
+    assert found.rows[1].why.startswith("needs ")
+
+
+def test_sizes_that_a_strategy_refuses_are_left_out():
+    found = search(
+        planned.run(),
+        named("sync", "gossip+topology=hypercube"),
+        planned.profile(),
+        LINKS,
+        3,
+        Goal(1),
+        play=told(**{"as": 1}),
+    )
+    assert [name for name, _ in found.left_out] == ["gossip+topology=hypercube"]
+    with pytest.raises(Unusable, match="no strategy can be planned: gossip"):
+        search(planned.run(), named("gossip+topology=hypercube"), planned.profile(), LINKS, 3, Goal(1))
+
+
+def test_larger_batches_need_more_images_where_noise_is_small():
+    noisy = planned.profile(noise=64)
+    assert images_for(noisy, 64, 64) == 1
+    assert images_for(noisy, 192, 64) == pytest.approx(2.0)
+    assert images_for(planned.profile(), 4096, 64) == 1
+    assert [w.startswith("--batch 100") for w in noise_of(noisy, 100)] == [True]  # D's scale is 128
+
+
+def test_the_batch_is_chosen_by_noise():
+    def play(run, profile, links, ranks):
+        return prediction(0.1, run.batch)  # larger batches are free
+
+    run, links = planned.run(), LINKS
+    few = search(run, named("sync"), planned.profile(noise=1), links, 4, Goal(1), batches=(64, 128, 256), play=play)
+    assert {row.batch: round(row.kimg, 2) for row in few.rows} == {64: 1.0, 128: 1.98, 256: 3.95}
+    many = search(run, named("sync"), planned.profile(noise=1e6), links, 4, Goal(1), batches=(64, 128), play=play)
+    assert many.first.batch == 128
+
+
+def test_limits_in_words():
+    assert limits_of(strategy_of("gossip"), 8, 0) == ()
+    assert "0.987" in limits_of(strategy_of("gossip+topology=ring"), 32, 0)[0]
+    assert "0.91" in limits_of(strategy_of("gossip"), 100_000, 0)[0]
+    assert "error feedback" in limits_of(strategy_of("CPOAdam-GQ"), 4, 0)[0]
+    assert "never sent" in limits_of(strategy_of("sync+qsgd"), 4, 0)[0]
+    assert "quality" in limits_of(strategy_of("sync+int2"), 4, 0)[0]
+    assert "3 rounds old" in limits_of(strategy_of("async+split=2:2+lead=4"), 4, 3.0)[0]
+    assert limits_of(strategy_of("sync+every=64"), 1, 0) == ()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 12, 31, 32, 64])
+@pytest.mark.parametrize("topology", [t for t in EVERY if t.name in FORMULAS], ids=lambda t: t.name)
+def test_formulas_are_what_matrices_say(topology, ranks):
+    if topology.misfit(ranks):
+        pytest.skip(topology.misfit(ranks))
+    assert remains(topology, ranks) == pytest.approx(contraction(topology, ranks), abs=1e-6)
+
+
+def test_every_candidate_is_predicted():
+    profile, links = planned.profile(), described("2 hosts of 2 ranks, 100 Mbit/s, 1 ms")
+    options = candidates(4, profile, 64)
+    found = search(planned.run(), options, profile, links, 4, Goal(100))
+    assert len(found.rows) == len(options) > 25
+    assert not found.left_out
+    assert found.first.prediction.images_per_s >= 0.95 * max(
+        row.prediction.images_per_s for row in found.rows if not row.limits and row.promise != "a game per label"
+    )
+    assert all(row.why for row in found.rows)
+
+
+def test_computing_hides_the_exact_wire():
+    profile, links = planned.profile(g_s=2.0, d_s=2.0), described("4 hosts, 10 Gbit/s, 50 us")
+    found = search(planned.run(), named("sync", "sync+int8", "gossip"), profile, links, 4, Goal(100))
+    assert found.first.name == "sync"
+    assert "computing hides" in next(row for row in found.rows if row.name == "sync+int8").why

@@ -1,0 +1,81 @@
+"""Kinds of devices: which there are, and that each is asked in one place."""
+
+from __future__ import annotations
+
+import re
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+import toy
+from paragan.devices import KINDS, has_huge_pages, huge_pages, kind_of, pick_device
+from paragan.errors import Unusable
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parent.parent / "paragan"
+
+
+def test_a_cpu_has_no_streams_and_answers_what_is_asked():
+    kind = kind_of(CPU)
+    assert (kind.backend, kind.streams, kind.there()) == ("gloo", False, True)
+    assert kind.name(CPU)
+    assert 0 < kind.peak_bytes(CPU) < kind.memory(CPU)
+    kind.synchronize(CPU)
+    kind.mark(CPU)()
+    with kind.beside(CPU, 3) as places, kind.exact_convolutions():
+        assert len(places) == 3
+    before = torch.get_rng_state()
+    with kind.forked(CPU):
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_a_device_that_is_not_there_is_refused_in_one_line(kind, monkeypatch):
+    monkeypatch.setattr(KINDS[kind].__class__, "there", lambda self: False)
+    with pytest.raises(Unusable, match=f"device.kind={kind}: .*use --device.kind=cpu"):
+        pick_device(kind)
+
+
+def test_auto_is_never_what_was_not_tried(monkeypatch):
+    monkeypatch.setattr(KINDS["cuda"].__class__, "there", lambda self: False)
+    monkeypatch.setattr(KINDS["mps"].__class__, "there", lambda self: True)
+    assert pick_device("auto") == CPU
+    assert pick_device("mps") == torch.device("mps")
+    with pytest.raises(Unusable, match="one rank"):
+        pick_device("mps", 1)
+    with pytest.raises(Unusable, match="start one"):
+        toy.run("device.kind=mps").check(2)
+
+
+def test_only_one_file_asks_what_kind_a_device_is():
+    """But for what is about CUDA alone: graphs, and its copies from pinned memory."""
+    about_cuda = {"devices.py", "game/recorded.py", "data/upload.py", "data/shared.py"}
+    asks = re.compile(r"\.is_cuda\b|torch\.cuda\.|torch\.mps\.|\.type (==|!=) \"cuda\"")
+    found = {p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py") if asks.search(p.read_text())}
+    of_kinds = {
+        "plan/layout.py",
+        "plan/tiles.py",
+        "plan/device.py",
+        "plan/kinds.py",
+    }  # what one has, and how fast it is
+    assert found - about_cuda <= of_kinds
+
+
+@pytest.mark.skipif(not has_huge_pages(), reason="this system has none")
+def test_huge_pages_are_fewer():
+    def faults():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(4):
+            torch.ones(1 << 24)  # 64 MB: not kept by any allocator
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    try:
+        huge_pages(False)
+        small = faults()
+    finally:
+        huge_pages(True)
+    assert small > 1000
+    assert faults() < 0.3 * small

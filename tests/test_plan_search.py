@@ -1,0 +1,113 @@
+"""`paragan plan RECIPE` from the command line, with a profile by hand."""
+
+import dataclasses
+import json
+
+import pytest
+
+import planned
+from paragan.plan.profile import written_profile
+from processes import call, refused
+
+LINE = "--links=200 Mbit/s, 10 ms"
+
+
+@pytest.fixture
+def profile(tmp_path):
+    """One of the digits' networks, by a device that is not here."""
+    from paragan.recipes import recipe
+    from paragan.rng import CPU
+    from paragan.train.run import build_nets, load_images, resolve, spec_of
+
+    run = recipe("digits")
+    images = load_images(run)
+    pair = build_nets(resolve(run, images), spec_of(run, images), CPU)
+    g, d = (sum(p.numel() for p in net.parameters()) for net in (pair.g, pair.d))
+    found = planned.profile(noise=64, memory=((16, 10**8), (64, 3 * 10**8)))
+    path = tmp_path / "profile.yaml"
+    path.write_text(written_profile(dataclasses.replace(found, params=(g, d))))
+    return f"--profile={path}"
+
+
+def test_a_plan(profile, tmp_path):
+    told = call("plan", "digits", "--hosts=4", LINE, "--kimg=100", "--price=2", profile, f"--json={tmp_path}/plan.json")
+    assert told.status == 0, told.err
+    lines = told.out.splitlines()
+    assert lines[0].startswith("digits, 4 ranks: 4 hosts, 200 Mbit/s, 10 ms")
+    assert any(line.startswith("sync ") and "as one worker" in line for line in lines)
+    assert any(line.startswith("note: --batch 128") for line in lines)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    first = plan["rows"][0]
+    assert plan["command"].startswith("torchrun --nnodes 4 ")
+    assert plan["command"].endswith(" ".join(first["options"]))
+    assert first["cost"] == pytest.approx(4 * 2 * first["hours"])
+    assert len(plan["rows"]) > 25
+
+
+def test_one_host_is_a_plain_command(profile):
+    told = call("plan", "digits", "--ranks-per-host=2", "--strategies=sync,gossip", profile, "--seed=3")
+    assert told.status == 0, told.err
+    assert told.out.splitlines()[-1].startswith("run: paragan train digits")
+    assert "--ranks 2" in told.out
+
+
+def test_the_batch_is_left_to_the_noise(profile):
+    told = call("plan", "digits", "--hosts=4", LINE, "--batch=auto", "--strategies=sync", profile)
+    assert told.status == 0, told.err
+    assert len([line for line in told.out.splitlines() if line.startswith("sync ")]) == 5
+
+
+def test_many_workers_are_simulated(profile, tmp_path):
+    told = call(
+        *("plan", "digits", "--links=2000 hosts, 100/20 Mbit/s, 40 ms", "--simulate", "--leaving=0.01", profile),
+        *("--strategies=gossip+int8,per-label", f"--json={tmp_path}/crowd.json"),
+    )
+    assert told.status == 0, told.err
+    rows = json.loads((tmp_path / "crowd.json").read_text())["rows"]
+    assert set(rows) == {"gossip+int8", "per-label"}
+    assert "never meet" in told.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--price=0", LINE, "--hosts=2"], "--price 0 must be above 0"),
+        (["--price=-3"], "--price -3 must be above 0"),
+        (["--kimg=0"], "--kimg 0 must be above 0"),
+        (["--kimg=nan"], "--kimg nan must be above 0"),
+        (["--hosts=0"], "--hosts 0 must be above 0"),
+        (["--ranks-per-host=-1"], "--ranks-per-host -1 must be above 0"),
+        (["--margin=-1"], "--margin -1 must be above 0"),
+        (["--memory=-1 GB"], "--memory -1 GB"),
+        (["--memory=lots"], "--memory lots"),
+        (["--hosts=4"], "--hosts 4 needs --links"),
+        (["--hosts=4", "--links=4 hosts"], "is not understood"),
+        (["--hosts=3", "--links=4 hosts, 1 Gbit/s, 1 ms"], "--hosts 3, and --links knows 4"),
+        (["--links=4 hosts of 2 ranks, 1 Gbit/s, 1 ms", "--ranks-per-host=3"], "--ranks-per-host 3"),
+        (["--hosts=2", "--links=0 Mbit/s, 1 ms"], "a rate is above 0"),
+        (["--hosts=16", LINE], "16 ranks cannot share --lanes 8: --lanes 16 works"),
+        (["--hosts=100", LINE], "--lanes 128 works"),
+        (["--hosts=300", LINE], "--lanes 300 --batch 300 works"),
+        (["--hosts=2", LINE, "--memory=1 MB"], "no batch fits"),
+        (["--hosts=2", LINE, "--memory=120 MB"], "the largest batch that fits is "),
+        (["--hosts=3", LINE, "--strategies=gossip+topology=hypercube"], "power of two"),
+        (["--hosts=3", LINE, "--strategies=syncc"], "there is no syncc"),
+        (["--hosts=2", LINE, "--json=/nowhere/x.json"], "--json /nowhere/x.json"),
+        (["--hosts=2", LINE, "--nets.width=8"], "is of another game than digits"),
+        (["--links=9 hosts, 1 Gbit/s, 1 ms", "--simulate", "--leaving=2"], "--leaving 2"),
+        (["--links=9000000 hosts, 1 Gbit/s, 1 ms", "--simulate"], "200,000 can be simulated"),
+        (["--links=4 hosts of 2 ranks, 1 Gbit/s, 1 ms", "--simulate"], "a worker on each host"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_makes_no_sense_is_one_line(arguments, line, profile):
+    assert line in refused("plan", "digits", profile, *arguments)
+
+
+def test_links_with_missing_pairs_are_refused(profile, tmp_path):
+    (tmp_path / "links.yaml").write_text('hosts: 3\npairs: {0-1: "1 Gbit/s, 1 ms", 0-2: "1 Gbit/s, 1 ms"}\n')
+    assert "pairs lacks 1-2" in refused("plan", "digits", profile, f"--links={tmp_path}/links.yaml")
+
+
+def test_a_profile_that_is_not_there_names_the_command_that_makes_one():
+    assert "paragan bench step RECIPE --out" in refused("plan", "digits", "--profile=/nowhere.yaml")

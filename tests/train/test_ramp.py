@@ -1,0 +1,168 @@
+"""A batch that grows: a function of the images seen."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import toy
+from paragan.config import from_yaml
+from paragan.errors import Unusable
+from paragan.train.loop import play_round
+from paragan.train.ramp import rate_of, stages
+from processes import call, outcome, refused, train
+
+RAMP = "ramp=0.05:32,0.12:64"  # of 16 images at first: from 64 images on 32, from 128 on 64
+OF_A_RUN = ("--ramp=0.05:32,0.12:64", "--kimg=0.4")
+
+
+def played(run, rounds, start=None):
+    session = toy.session(run, start=start)
+    seen = list[tuple[int, int]]()
+    for _ in range(rounds):
+        before = session.clock.images
+        play_round(session)
+        seen.append((before, session.clock.images - before))
+        assert session.clock.moved == session.clock.images - before
+    return session, seen
+
+
+def test_stages_begin_with_whole_rounds():
+    run = toy.run(RAMP, "d_steps=2", "kimg=1")
+    assert list(stages(run)) == [(0, 16), (64, 32), (128, 64)]
+    assert [run.round_at(at) for at in (0, 63, 64, 127, 128, 10**6)] == [32, 32, 64, 64, 128, 128]
+
+
+@pytest.mark.parametrize(("kimg", "images", "rounds"), [(0.05, 64, 4), (0.06, 64, 4), (0.1, 128, 6), (0.2, 256, 8)])
+def test_a_run_ends_with_a_whole_round(kimg, images, rounds):
+    run = toy.run(RAMP, f"kimg={kimg}")
+    assert (run.images, run.rounds) == (images, rounds)
+    session, _ = played(run, rounds)
+    assert session.clock.images == images
+    assert session.clock.done
+
+
+def test_without_a_ramp_nothing_changes():
+    run = toy.run("kimg=0.1")
+    assert (run.images, run.rounds, run.round_at(50)) == (112, 7, 16)
+
+
+def test_lanes_grow_and_no_image_is_left_out():
+    session, seen = played(toy.run(RAMP, "data.mirror=true"), 9)
+    assert [moved for _, moved in seen] == [16] * 4 + [32] * 2 + [64] * 3
+    lanes = session.lanes
+    (hand,) = lanes.hands
+    assert len(hand.images) == 64
+    assert hand.draw.per_lane == 8
+    drawn = [int(i) for at, _ in seen for lane in range(8) for i in lanes.index(at, lane)]
+    assert sorted(drawn[:300]) == list(range(300))  # an epoch of 300 images
+
+
+def test_rates_follow_the_batch_by_their_rule():
+    run = toy.run(RAMP, "g.rule=linear", "d.rule=none", "g.warm_up_kimg=0.032")
+    g, d = rate_of(run, run.g), rate_of(run, run.d)
+    assert [g(at) for at in (16, 32, 64, 96, 128, 192)] == [0.5, 1, 1, 2, 2, 4]
+    assert [d(at) for at in (16, 64, 96, 192)] == [1, 1, 1, 1]
+    assert rate_of(run, dataclasses.replace(run.d, rule="sqrt"))(192) == 2
+    session, _ = played(run, 7)
+    assert session.game.g.learning_rate == pytest.approx(4 * run.g.optimizer.lr)
+
+
+def test_a_stage_is_what_a_run_of_its_batch_is():
+    """From the same state, at the same position."""
+    ramp, _ = played(toy.run(RAMP, "g.rule=none", "d.rule=none"), 4)
+    plain, _ = played(toy.run("g.rule=none", "d.rule=none"), 4)
+    assert toy.same(toy.state(ramp), toy.state(plain))
+    play_round(ramp)
+    larger, _ = played(toy.run("batch=32"), 0)
+    for mine, theirs in zip(larger.game.players, plain.game.players):
+        mine.net.load_state_dict(theirs.net.state_dict())
+        mine.optimizer.load_state_dict(theirs.optimizer.state_dict())
+    larger.game.g.average.params.copy_(plain.game.g.average.params)
+    larger.clock.images, larger.clock.step, larger.lanes._next = 64, 4, 64
+    play_round(larger)
+    assert toy.same(toy.state(ramp), toy.state(larger))
+
+
+def test_ranks_agree_with_one(pool):
+    run = toy.run(RAMP, "nets.batch_norm=true")
+    one = toy.play(run, 8)
+
+    def job(world):
+        return toy.play(run, 8, world)
+
+    for several in pool(3, job):
+        for name, value in one.items():
+            torch.testing.assert_close(several[name], value, rtol=2e-4, atol=2e-6, msg=name)
+
+
+def test_a_run_goes_on_exactly_from_within_a_stage(tmp_path):
+    run = toy.run(RAMP)
+    whole, _ = played(run, 8)
+    saved, _ = toy.saved(run, 5, toy.World.solo(), tmp_path)
+    again, seen = played(run, 3, start=saved)
+    assert [moved for _, moved in seen] == [32, 64, 64]
+    assert toy.same(toy.told(again), toy.told(whole))
+
+
+def test_streamed_images_are_the_same(tmp_path):
+    held, streamed = tmp_path / "held", tmp_path / "streamed"
+    for folder, hold in ((held, "memory"), (streamed, "stream")):
+        ended = call(*train(folder, *OF_A_RUN, f"--data.hold={hold}"))
+        assert ended.status == 0, ended
+    a, b = outcome(held), outcome(streamed)
+    weights = [name for name in a if "model.safetensors" in name]
+    assert weights
+    assert all(a[name] == b[name] for name in weights)
+
+
+def test_a_command_that_stopped_ends_where_it_would_have(tmp_path):
+    assert call(*train(tmp_path / "whole", *OF_A_RUN)).status == 0
+    assert call(*train(tmp_path / "parts", OF_A_RUN[0], "--kimg=0.1")).status == 0
+    assert call(*train(tmp_path / "parts", *OF_A_RUN)).status == 0
+    assert (
+        outcome(tmp_path / "parts")["model/model.safetensors"] == outcome(tmp_path / "whole")["model/model.safetensors"]
+    )
+    record = from_yaml((tmp_path / "parts/run.yaml").read_text(), "")
+    assert record["ramp"] == [[0.05, 32], [0.12, 64]]
+    repeated = call("train", tmp_path / "parts/run.yaml", f"--run-dir={tmp_path}/again")
+    assert repeated.status == 0, repeated
+    assert "holds another run: ramp was" in refused(*train(tmp_path / "parts", "--ramp=0.05:64"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--ramp=100:31",), "31 does not divide into --lanes 2"),
+        (("--ramp=100:32,50:64",), "times rise"),
+        (("--ramp=100",), "a ramp is KIMG:BATCH"),
+        (("--ramp=a:b",), "ramp.0.0=a"),
+        (("--ramp=5:-8",), "ramp.0.1=-8"),
+        (("--ramp=100:32", "--strategy=async"), "--strategy async needs rounds of one size"),
+        (("--ramp=100:32", "--strategy=gossip"), "--strategy gossip"),
+        (("--ramp=100:32", "--strategy=per-label"), "--strategy per-label"),
+        (("--ramp=100:32", "--objective.augment=ada", "--objective.loss=hinge"), "objective.augment=ada"),
+        (("--ramp=100:24", "--g_batch=18"), "--g_batch 18 does not grow with 24"),
+    ],
+)
+def test_what_cannot_grow_is_refused(tmp_path, arguments, said):
+    assert said in refused(*train(tmp_path / "run", "--kimg=0.1", *arguments))
+
+
+def test_the_cost_of_a_ramp_is_that_of_its_largest_batch():
+    small = call(*train("x", "--kimg=0.448", "-n")).out
+    ramp = call(*train("x", *OF_A_RUN, "-n")).out
+    assert "28 rounds" in small
+    assert "11 rounds" in ramp
+
+    def total(out):
+        return next(line for line in out.splitlines() if "TFLOP in all" in line).split(", ")[1].split(";")[0]
+
+    assert total(small) == total(ramp)
+
+
+def test_a_ramp_is_refused_by_name_on_a_graph():
+    with pytest.raises(Unusable, match=r"device\.graph"):
+        toy.run(RAMP, "device.graph=true").check()
