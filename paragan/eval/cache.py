@@ -14,14 +14,15 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paragan"
 
 
-def put(file: Path, write: Callable[[Path], object], most: int = MOST_BYTES) -> None:
-    """Keep what `write` writes as `file`; where the disk refuses that, do without."""
+def put(file: Path, write: Callable[[Path], object], most: int = MOST_BYTES, once: bool = False) -> None:
+    """Keep what `write` writes as `file`; where the disk refuses that, do without. once: a file that is there stays, so
+    that of several processes all have what the first of them kept."""
     aside = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             write(aside)
-            aside.replace(file)
+            os.link(aside, file) if once else aside.replace(file)
             _trim(file.parent, file, most)
         finally:
             aside.unlink(missing_ok=True)

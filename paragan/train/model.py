@@ -30,7 +30,7 @@ from ..report.records import write_whole
 from ..rng import CPU, generator
 from .own import given_of, own_nets
 from .sampler import Inputs, Latents, Merged, Prior, Sampler, to_numbers, to_uint8
-from .snapshot import FORMAT, PARTS, read_config, whole
+from .snapshot import FORMAT, PARTS, config_text, read_config, whole
 
 PER_LABEL = "per-label"
 STANDING_IMAGES = 1024
@@ -334,7 +334,7 @@ def model_folder(path: Path) -> Path:
 def is_per_label(folder: Path) -> bool:
     """Whether a folder has a model for every label."""
     try:
-        return json.loads((folder / "config.json").read_text()).get("kind") == PER_LABEL
+        return json.loads(config_text(folder)).get("kind") == PER_LABEL
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
 

@@ -5,7 +5,9 @@ A run replaces its model file by file. config.json comes last, and says by check
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import time
 import zlib
 from collections.abc import Sequence
@@ -63,12 +65,12 @@ def whole(folder: Path, parts: Sequence[str] = PARTS) -> Snapshot:
 def snapshot(folder: Path, parts: Sequence[str] = PARTS) -> Snapshot | None:
     """The model in a folder. None where there is none, or its files do not belong together at the moment."""
     try:
-        data = (folder / "config.json").read_bytes()
+        data = config_text(folder)
         config = _parsed(folder, data)
         sums = config.get("crc32", {})
         there = [name for name in parts if _is_there(folder, name, sums)]
         weights = {name: (folder / f"{name}.safetensors").read_bytes() for name in there}
-        if "model" not in weights or (folder / "config.json").read_bytes() != data:
+        if "model" not in weights or config_text(folder) != data:
             return None
     except FileNotFoundError:
         return None
@@ -82,9 +84,17 @@ def snapshot(folder: Path, parts: Sequence[str] = PARTS) -> Snapshot | None:
 def read_config(folder: Path) -> dict[str, Any]:
     """What a model says of itself. Unusable where it cannot be read, or a newer paragan wrote it."""
     try:
-        return _parsed(folder, (folder / "config.json").read_bytes())
+        return _parsed(folder, config_text(folder))
     except OSError as error:
         raise Unusable(f"{folder}/config.json cannot be read: {error.strerror}") from error
+
+
+def config_text(folder: Path) -> bytes:
+    """OSError where there is none, and for what would never end, such as a pipe."""
+    path = folder / "config.json"
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file")
+    return path.read_bytes()
 
 
 def _parsed(folder: Path, data: bytes) -> dict[str, Any]:
@@ -93,6 +103,8 @@ def _parsed(folder: Path, data: bytes) -> dict[str, Any]:
         written, about = int(config["format"]), {**config, "kimg": float(config.get("kimg", 0))}
         if not all(isinstance(found, int) for found in dict(config.get("crc32", {})).values()):
             raise TypeError("crc32 should hold whole numbers")
+        if not 0 <= about["kimg"] < math.inf:
+            raise ValueError("kimg should be 0 or more")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise Unusable(f"{folder}/config.json cannot be read: {error!r}") from error
     if written > FORMAT:

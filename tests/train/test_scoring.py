@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 
 import numpy as np
 import pytest
 
 from paragan.eval import classifier
+from paragan.eval.metrics import METRICS
 from paragan.report.records import read
 from processes import TINY, call, refused
 
@@ -110,6 +112,23 @@ def test_a_classifier_of_the_data_scores_class_by_class(digits, monkeypatch):
     assert set(accuracy["per_class"]) == set(map(str, range(10)))
     assert "held-out reals" in accuracy["notes"][-1]
     assert accuracy["protocol"]["labels"] == "as in the data"
+
+
+def test_a_classifier_of_fakes_scores_them(digits, monkeypatch):
+    monkeypatch.setattr(classifier, "TRAINING", classifier.Training(shown=640))
+    quick = dataclasses.replace(METRICS["cas"], settings={"shown": 640, "tested": 100})
+    monkeypatch.setitem(METRICS, "cas", quick)
+    ended = call("eval", digits, "--metrics=cas,accuracy", "--count=200")
+    assert ended.status == 0, ended.err
+    cas, accuracy = read(digits / "metrics.jsonl")[-2:]
+    assert (cas["name"], accuracy["name"]) == ("cas_resnet20", "accuracy_resnet20")
+    assert (cas["protocol"]["shown"], cas["protocol"]["tested"], cas["protocol"]["fakes"]) == (640, 100, 200)
+    assert 0 <= cas["value"] <= 1
+    assert set(cas["per_class"]) <= set(map(str, range(10)))
+    assert call("report", digits).status == 0
+    page = (digits / "report.html").read_text()
+    assert "cas_resnet20, higher is better" in page
+    assert "not finite" not in page.split('id="scores"')[0]
 
 
 def test_scores_of_classes_are_refused_where_there_are_none(tmp_path):
