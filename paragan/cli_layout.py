@@ -57,9 +57,9 @@ def _asked(options: argparse.Namespace, rest: list[str]) -> Any:
 def told(run: Any, images: Any, world: Any, again: bool) -> list[str]:
     """The tables of a resolved run."""
     from .config import with_fields
+    from .plan.device import peak_flops
     from .plan.layout import Worker, decided
     from .plan.operations import operations
-    from .plan.peak import peak_flops
     from .plan.tiles import tile_of
 
     device, found = world.device, decided(run, images, world, again)

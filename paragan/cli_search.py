@@ -78,25 +78,21 @@ def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     whole = resolved(run, images)
     profile, source = profile_for(options.profile, whole, images)
     memory = bytes_of(options.memory) if options.memory else _memory(profile, links.ranks_per_host)
-    plan = _searched(options, whole, profile, links, memory, batches)
+    plan, device = _searched(options, whole, profile, links, memory, batches), profile.device
+    line, threads = command(options, rest, plan, links), "thread" if device.threads == 1 else "threads"
     lines = [
         f"{run.recipe}, {ranks} ranks: {links.told()}",
-        f"one worker: {profile.device.name}, {profile.device.precision}, {profile.device.threads} "
-        f"thread{'s' * (profile.device.threads != 1)} ({source})",
+        f"one worker: {device.name}, {device.precision}, {device.threads} {threads} ({source})",
         f"to {plan.goal.kimg:g} kimg, batch {whole.batch}, {told_bytes(memory)} of memory a rank",
         "",
-        *table(plan),
+        *told(plan),
         "",
-        *(f"{row.name}: {row.why}" for row in plan.rows),
-        *(f"left out: {name}: {reason}" for name, reason in plan.left_out),
-        *(f"note: {warning}" for warning in plan.warnings),
-        "",
-        f"run: {command(options, rest, plan, links)}",
+        f"run: {line}",
         *_rates(run, plan),
     ]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     if options.json:
-        Path(options.json).write_text(_json(plan, links, profile, command(options, rest, plan, links)), "utf-8")
+        Path(options.json).write_text(_json(plan, links, profile, line), "utf-8")
     return 0
 
 
@@ -236,6 +232,17 @@ def decide_strategy(run: Any, images: Any, world: Any, wanted: Any, screen: Any)
 
 
 # what is told ------------------------------------------------------------------------------------------
+
+
+def told(plan: Any) -> list[str]:
+    """The rows, and what is to be said of them."""
+    return [
+        *table(plan),
+        "",
+        *(f"{row.name}: {row.why}" for row in plan.rows),
+        *(f"left out: {name}: {reason}" for name, reason in plan.left_out),
+        *(f"note: {warning}" for warning in plan.warnings),
+    ]
 
 
 def table(plan: Any) -> list[str]:

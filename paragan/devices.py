@@ -7,8 +7,10 @@ import ctypes
 import functools
 import os
 import platform
+import re
 import resource
 import sys
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ import torch
 from .errors import Unusable
 
 Context = contextlib.AbstractContextManager[Any]
+HIGHEST = Path("/proc/self/status")
+LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may take
 
 
 class Kind:
@@ -27,9 +31,11 @@ class Kind:
     streams : work is put into streams, copies from pinned memory among them
     at_once : all messages of a swap have to be handed over in one call
     fuses   : many small kernels are worth compiling into one
+    profiled: what torch's profiler calls it, where it has to be told
     """
 
     backend, streams, at_once, fuses = "gloo", False, False, False
+    profiled: str | None = None
 
     def there(self) -> bool:
         return True
@@ -49,16 +55,36 @@ class Kind:
         return bool({"avx512_bf16", "amx_bf16"} & cpu_features())
 
     def memory(self, device: torch.device) -> int:
-        """Bytes there are."""
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        """Bytes there are, or that a container may take."""
+        here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limit = LIMIT.read_text().strip() if LIMIT.exists() else "max"
+        return min(here, int(limit)) if limit.isdigit() else here
 
     def peak_bytes(self, device: torch.device) -> int:
-        """The most that was taken by this process so far."""
+        """The most that was taken by this process so far, or since `forget_peak`."""
+        if HIGHEST.exists() and (most := re.search(r"VmHWM:\s*(\d+) kB", HIGHEST.read_text())):
+            return 1024 * int(most[1])
         scale = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
+    def forget_peak(self, device: torch.device) -> bool:
+        """Begin `peak_bytes` anew with what is taken now. False where the system cannot."""
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            return False
+        return True
+
     def synchronize(self, device: torch.device) -> None:
         """Wait until all that was asked of it is done."""
+
+    def now(self) -> Any:
+        """A moment of the device's own: of streams, when what was asked for so far is done."""
+        return time.perf_counter()
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """Between two moments, once all is done."""
+        return last - first
 
     def forked(self, device: torch.device, enabled: bool = True) -> Context:
         """Inside, torch's random numbers may be drawn and seeded; after it they are as before."""
@@ -80,7 +106,7 @@ class Kind:
 
 
 class Cuda(Kind):
-    backend, streams, at_once, fuses = "cpu:gloo,cuda:nccl", True, True, True
+    backend, streams, at_once, fuses, profiled = "cpu:gloo,cuda:nccl", True, True, True, "cuda"
 
     def there(self) -> bool:
         return torch.cuda.is_available()
@@ -107,8 +133,20 @@ class Cuda(Kind):
     def peak_bytes(self, device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
 
+    def forget_peak(self, device: torch.device) -> bool:
+        torch.cuda.reset_peak_memory_stats(device)
+        return True
+
     def synchronize(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
+
+    def now(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, first: Any, last: Any) -> float:
+        return first.elapsed_time(last) / 1000
 
     def forked(self, device: torch.device, enabled: bool = True) -> Context:
         return torch.random.fork_rng(devices=[device.index or 0], enabled=enabled)
@@ -158,6 +196,9 @@ class Mps(Kind):
 
     def peak_bytes(self, device: torch.device) -> int:
         return torch.mps.driver_allocated_memory()  # now: the most there was is not told
+
+    def forget_peak(self, device: torch.device) -> bool:
+        return False
 
     def synchronize(self, device: torch.device) -> None:
         torch.mps.synchronize()

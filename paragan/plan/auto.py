@@ -16,6 +16,7 @@ from typing import Any
 from ..comm.world import World
 from ..config import build, plain
 from ..data.images import Images
+from ..devices import kind_of
 from ..errors import Unusable
 from ..strategies.asynchronous import Async
 from ..strategies.auto import Auto, Chosen
@@ -28,7 +29,7 @@ from ..train.run import Run, build_nets, on_lanes, settled, spec_of
 from ..train.start import assemble, initialise
 from ..train.together import together
 from .candidates import Candidate, candidates, strategy_of
-from .device import Watch, described
+from .device import described
 from .measuring import measure_links
 from .profile import Profile, Turn, profile_from, read_profile, written_profile
 from .profiles import network_digest, refuse_other, structure_of
@@ -202,16 +203,16 @@ def _beside(run: Run, images: Images, world: World) -> float:
     lanes = max(1, run.lanes // world.size)
     alone = replace(on_lanes(run, lanes), strategy=Sync(), chosen=Chosen())
     session = assemble(alone, World.solo(world.device), images, _pair(run, images, world))
-    watch, times = Watch(world.device), list[float]()
+    times = list[float]()
     try:
         play_round(session)
-        watch.settle()
+        kind_of(world.device).synchronize(world.device)
         world.agree("beside")
         ends = time.perf_counter() + SECONDS
         while len(times) < ROUNDS or time.perf_counter() < ends:
             start = time.perf_counter()
             play_round(session)
-            watch.settle()
+            kind_of(world.device).synchronize(world.device)
             times.append(time.perf_counter() - start)
     finally:
         session.lanes.close()

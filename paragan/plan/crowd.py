@@ -132,8 +132,61 @@ class People:
 # all together -------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Together:
+    """Rounds that all play at once, each as long as the slowest; one that sums and loses somebody is begun again, when
+    all have met. round_s: of a step, where the slowest computes so many times as long;  sent: bytes of a worker in a
+    round;  every: rounds, of which one sums;  stale: age of what is heard"""
+
+    job: Job
+    crowd: Crowd
+    people: People
+    round_s: Callable[[int, float], float]
+    sent: float
+    every: int = 1
+    stale: float = 0.0
+
+    def play(self, rounds: int, hours: float) -> Seen:
+        seconds, computing, broken, done = 0.0, 0.0, 0, 0
+        forming = self.crowd.form_s + self.people.fetching_s(self.job.state_bytes)
+        while done < rounds and seconds < hours * HOUR:
+            factors = self.people.factors()
+            takes = self.round_s(done, float(factors.max()))
+            attempts = [] if done % self.every else self._attempts(takes)  # whom nobody waits for is not missed
+            broken += len(attempts)
+            if len(attempts) >= FINAL:
+                seconds = hours * HOUR
+                break
+            seconds, done = seconds + sum(attempts) + len(attempts) * forming + takes, done + 1
+            computing += float(factors.mean()) * self.job.alone_s
+        joined = self.crowd.leaving * self.job.state_bytes
+        return Seen(
+            workers=self.crowd.workers,
+            rounds=done,
+            seconds=seconds,
+            images_per_s=done * self.job.images * self.job.d.steps * self.crowd.workers / seconds,
+            sent_bytes_per_h=HOUR * self.sent * done / seconds + joined,
+            joiners_bytes_per_h=joined,
+            computing=computing / seconds,
+            apart=math.sqrt((self.every - 1) / 2),
+            mixes=float(self.every),
+            broken=broken / max(1, done),
+            stale=self.stale,
+        )
+
+    def _attempts(self, seconds: float) -> list[float]:
+        """How long each lasted that a loss ended, before one that none did."""
+        lost, rate = list[float](), self.crowd.losses_s
+        if not rate:
+            return lost
+        if rate * seconds > math.log(FINAL):
+            return [1 / rate] * int(FINAL)
+        while (until := self.people.rng.exponential(1 / rate)) < seconds:
+            lost.append(until)
+        return lost
+
+
 def _summed(summing: Summing, every: int, job: Job, crowd: Crowd, rounds: int, hours: float) -> Seen:
-    """Every round waits for the slowest; a sum that loses somebody is begun again, when all have met."""
     people, n = People(crowd), crowd.workers
     link = Link(float(min(people.up.min(), people.down.min())), crowd.latency)
 
@@ -146,68 +199,12 @@ def _summed(summing: Summing, every: int, job: Job, crowd: Crowd, rounds: int, h
         return own + sum(half.steps * summing.apart_s(half, n, link) for half in (job.d, job.g))
 
     sent = job.numbers / every * summing.sent_bytes(1e6, n) / 1e6
-    return _in_step(round_s, job, crowd, people, sent, math.sqrt((every - 1) / 2), rounds, hours, every)
+    return _Together(job, crowd, people, round_s, sent, every).play(rounds, hours)
 
 
 def _summing(strategy: Any, job: Job, groups: int = 1, within: Link = WITHIN) -> Summing:
     handling = job.handling_s(strategy.wire, passes=2) if strategy.wire.lossy else 0.0
     return Summing(strategy.wire, handling, groups, within)
-
-
-def _in_step(
-    round_s: Callable[[int, float], float],
-    job: Job,
-    crowd: Crowd,
-    people: People,
-    sent: float,
-    apart: float,
-    rounds: int,
-    hours: float,
-    every: int = 1,
-    stale: float = 0.0,
-) -> Seen:
-    """Rounds that all play at once, and sum in every so many."""
-    seconds, computing, broken, done = 0.0, 0.0, 0, 0
-    forming = crowd.form_s + people.fetching_s(job.state_bytes)
-    while done < rounds and seconds < hours * HOUR:
-        factors = people.factors()
-        takes = round_s(done, float(factors.max()))
-        attempts = [] if done % every else _attempts(takes, crowd, people.rng)  # whom nobody waits for is not missed
-        lost = sum(attempts) + len(attempts) * forming
-        if len(attempts) >= FINAL:
-            seconds = hours * HOUR
-            broken += len(attempts)
-            break
-        seconds, broken, done = seconds + lost + takes, broken + len(attempts), done + 1
-        computing += float(factors.mean()) * job.alone_s
-    images = done * job.images * job.d.steps * crowd.workers
-    joined = crowd.leaving * job.state_bytes
-    per_h = HOUR * sent * done / seconds + joined
-    return Seen(
-        crowd.workers,
-        done,
-        seconds,
-        images / seconds,
-        per_h,
-        joined,
-        computing / seconds,
-        apart,
-        float(every),
-        broken / max(1, done),
-        stale,
-    )
-
-
-def _attempts(seconds: float, crowd: Crowd, rng: np.random.Generator) -> list[float]:
-    """How long each lasted that a loss ended, before one that none did."""
-    lost, rate = list[float](), crowd.losses_s
-    if not rate:
-        return lost
-    if rate * seconds > math.log(FINAL):
-        return [1 / rate] * int(FINAL)
-    while (until := rng.exponential(1 / rate)) < seconds:
-        lost.append(until)
-    return lost
 
 
 def _teams(strategy: Async, job: Job, crowd: Crowd, rounds: int, hours: float) -> Seen:
@@ -228,9 +225,9 @@ def _teams(strategy: Async, job: Job, crowd: Crowd, rounds: int, hours: float) -
         return max(of_g, of_d) + (posted if strategy.lead == 1 else 0.0)
 
     sent = summing.sent_bytes(1e6, n) / 1e6 * (g * job.g.numbers + d * job.d.numbers * job.d.steps) / n / strategy.every
-    apart = math.sqrt((strategy.every - 1) / 2)
     stale = float(strategy.lead - 1) + (strategy.snapshot_every - 1) / 2
-    return _in_step(round_s, job, crowd, people, sent + snapshot * g / n, apart, rounds, hours, strategy.every, stale)
+    sent += snapshot * g / n
+    return _Together(job, crowd, people, round_s, sent, strategy.every, stale).play(rounds, hours)
 
 
 # each with a few ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile
 
-from .device import Watch
+from .. import devices
 
 OPTIMIZER = ("optimizer.step", "_fused_adam", "_fused_sgd")
 # kind -> words in the names of its operations; the first that fits
@@ -25,17 +25,17 @@ OTHER = "other"  # Python, the interpreter's and autograd's own work, random num
 
 def time_by_kind(play: Callable[[], object], device: torch.device) -> dict[str, float]:
     """Seconds of operations by kind while `play` is under way, measured by the profiler."""
-    cuda, watch = device.type == "cuda", Watch(device)
-    profiled = profile(use_kineto=cuda, use_device="cuda" if cuda else None)
+    kind = devices.kind_of(device)
+    profiled = profile(use_kineto=bool(kind.profiled), use_device=kind.profiled)
     with profiled:
         play()
-        watch.settle()
+        kind.synchronize(device)
     seconds = dict.fromkeys(KINDS, 0.0)
     for event in profiled.function_events or ():
-        own = event.self_device_time_total if cuda else event.self_cpu_time_total
-        kind = kind_of([*_upwards(event)])
-        if kind != OTHER:
-            seconds[kind] += 1e-6 * own
+        own = event.self_device_time_total if kind.profiled else event.self_cpu_time_total
+        operation = kind_of([*_upwards(event)])
+        if operation != OTHER:
+            seconds[operation] += 1e-6 * own
     return seconds
 
 

@@ -85,28 +85,17 @@ def predict(
 
     found = of(links)
     step_s = played.mean(found)
-    near, free = (played.mean(of(other)) for other in (_near(links), _free(links)))
-    slowest = max(found, key=lambda one: one.ended)
-    count = len(played.steps) - WARM_UP
-    computing = max(one.computing for one in found) / count
-    spent = {
-        "computing": slowest.computing / count,
-        "handling": slowest.handling / count,
-        "latency": max(0.0, step_s - near),
-        "bandwidth": max(0.0, near - free),
-    }
-    spent["waiting"] = max(0.0, step_s - sum(spent.values()))
     traffic = max((seat.traffic for seat in seats), key=lambda t: t.sent_bytes)
     return Prediction(
         step_s=step_s,
         images_per_s=run.round / step_s,
-        compute_s=computing,
+        compute_s=max(one.computing for one in found) / played.count,
         efficiency=profile.round_s(run.batch / ranks) / step_s,
         sent_bytes=traffic.sent_bytes,
         messages=traffic.messages,
         memory_bytes=_memory(run, profile, ranks, seats),
         staleness=_staleness(seats, found),
-        spent=spent,
+        spent=played.spent(found, near=of(_near(links)), free=of(_free(links))),
     )
 
 
@@ -128,14 +117,29 @@ class Counted:
         count = self.period * -(-max(ROUNDS, self.least) // self.period)
         return range(WARM_UP + count)
 
+    @property
+    def count(self) -> int:
+        """Of rounds that are played and timed."""
+        return len(self.steps) - WARM_UP
+
     def mean(self, found: Sequence[Played]) -> float:
         """Seconds of a round, of the slowest rank."""
-        count = len(self.steps) - WARM_UP
         total = max(one.ended - one.began for one in found)
         if self.whole:
-            return total / count
+            return total / self.count
         quiet = max(statistics.median(one.rounds) for one in found)
-        return (total + quiet * (self.period - count)) / self.period
+        return (total + quiet * (self.period - self.count)) / self.period
+
+    def spent(self, found: Sequence[Played], *, near: Sequence[Played], free: Sequence[Played]) -> dict[str, float]:
+        """Seconds of a round by reason. near: the same without latency; free: nor with bounds on rates."""
+        slowest, step_s = max(found, key=lambda one: one.ended), self.mean(found)
+        spent = {
+            "computing": slowest.computing / self.count,
+            "handling": slowest.handling / self.count,
+            "latency": max(0.0, step_s - self.mean(near)),
+            "bandwidth": max(0.0, self.mean(near) - self.mean(free)),
+        }
+        return spent | {"waiting": max(0.0, step_s - sum(spent.values()))}
 
 
 def _period(strategy: Any, ranks: int) -> int:

@@ -15,13 +15,14 @@ from pydantic import Field
 from ..comm.world import World
 from ..config import record
 from ..data.images import Images
+from ..devices import kind_of
 from ..errors import Unusable
 from ..game.game import Game
 from ..strategies.sync import Sync
 from ..train.loop import Session, play_round
 from ..train.run import Pair, Run, on_lanes
 from ..train.start import assemble, seat
-from .device import Resident, Watch, described, peak_flops
+from .device import Resident, described, peak_flops
 from .handling import handling
 from .kinds import shares, time_by_kind
 from .memory import Footprint
@@ -124,7 +125,7 @@ class Bench:
 
     def __init__(self, session: Session, images: Images, seconds: float):
         self.session, self.images, self.seconds = session, images, seconds
-        self.device, self.watch = session.world.device, Watch(session.world.device)
+        self.device = session.world.device
 
     @contextlib.contextmanager
     def seated(self, run: Run) -> Iterator[Session]:
@@ -166,7 +167,7 @@ class Bench:
             with self.seated(self.of(batch)) as session:
                 play_round(session)  # from now on optimizers remember
                 peaks = [count_round(session, kind.step).peak for kind in kinds_of(session.run.objective)]
-            self.watch.settle()
+            kind_of(self.device).synchronize(self.device)
             found.append(Memory(batch, max(peaks), resident.rise()))
         return tuple(found)
 
@@ -176,7 +177,7 @@ class Bench:
         for _ in range(VISITS):
             for one in samples:
                 with self.seated(self.of(one.batch)) as session:
-                    time_rounds(session, self.watch, TURNS * self.seconds / len(samples) / VISITS, one)
+                    time_rounds(session, TURNS * self.seconds / len(samples) / VISITS, one)
         return [one.medians() for one in samples]
 
     def kinds(self, rounds: Rounds) -> tuple[dict[str, float], float]:

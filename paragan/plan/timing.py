@@ -17,12 +17,12 @@ from torch import Tensor
 from ..comm.flat import ARRIVED, Bucket, Moment
 from ..comm.groups import Solo, Work
 from ..comm.meter import Traffic
+from ..devices import kind_of
 from ..game.player import Player
 from ..game.turn import alternately, begin, play
 from ..losses.adversarial import Adversarial
 from ..strategies.role import lockstep
 from ..train.loop import Session
-from .device import Watch
 from .profile import PARTS, Turn
 
 WARM_UP = 1  # rounds of every kind, at every visit
@@ -35,11 +35,12 @@ class Timed:
     hooks: whether every parameter tells when its gradient is there (where passes are replayed, none does).
     """
 
-    def __init__(self, player: Player, watch: Watch, hooks: bool = True):
-        self.player, self.watch = player, watch
+    def __init__(self, player: Player, hooks: bool = True):
+        self.player, self.device = player, player.flat.params.device
+        self.clock = kind_of(self.device)
         self.turns: list[tuple[float, ...]] = []  # ready, backward, whole
         self._filled: dict[Tensor, Any] = {}
-        self._start = self._over = watch.now()
+        self._start = self._over = self.clock.now()
         with player.moving():  # a hook on a frozen tensor is refused
             parameters = player.flat.parameters if hooks else ()
             self._hooks = [p.register_post_accumulate_grad_hook(self._note) for p in parameters]
@@ -49,11 +50,11 @@ class Timed:
             hook.remove()
 
     def _note(self, p: Tensor) -> None:
-        self._filled[p] = self.watch.now()
+        self._filled[p] = self.clock.now()
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
         yield ARRIVED
-        self._over = self.watch.now()
+        self._over = self.clock.now()
 
     def traffic(self, n: int) -> Traffic:
         return Traffic()
@@ -61,18 +62,18 @@ class Timed:
     def play(self, action: Callable[[], object]) -> None:
         """Note a turn that `action` plays."""
         self._filled = {}
-        self._start = self.watch.now()
+        self._start = self.clock.now()
         action()
-        end = self.watch.now()
-        self.watch.settle()
-        times = [self.watch.between(self._start, moment) for moment in (self._over, end)]
+        end = self.clock.now()
+        self.clock.synchronize(self.device)
+        times = [self.clock.seconds(self._start, moment) for moment in (self._over, end)]
         self.turns.append((*self._ready(times[0]), *times))
 
     def _ready(self, over: float) -> list[float]:
         """When each of PARTS equal parts of the vector was filled, and all before it: they leave in this order."""
         flat = self.player.flat
         moments = [self._filled.get(p) for p in flat.parameters]
-        times = [over if m is None else self.watch.between(self._start, m) for m in moments]
+        times = [over if m is None else self.clock.seconds(self._start, m) for m in moments]
         filled = [*itertools.accumulate(times, max)]
         starts, total = [start for start, _ in flat.slices], len(flat.params)
         last = [sum(start < total * part / PARTS for start in starts) - 1 for part in range(1, PARTS + 1)]
@@ -123,10 +124,10 @@ class Samples:
         return Turn(self.batch, tuple(itertools.accumulate(ready, max)), backward, whole)
 
 
-def time_rounds(session: Session, watch: Watch, seconds: float, into: Samples) -> None:
+def time_rounds(session: Session, seconds: float, into: Samples) -> None:
     """Play rounds of every kind for about so long. The session's clock goes on, but for its step."""
     game, recorded = session.game, session.run.device.graph
-    timed = {player.name: Timed(player, watch, hooks=not recorded) for player in game.players}
+    timed = {player.name: Timed(player, hooks=not recorded) for player in game.players}
     role = lockstep(game, Solo(), session.role.share, lambda player: timed[player.name], alternately)
     session = dataclasses.replace(session, role=role)
     try:

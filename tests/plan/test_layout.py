@@ -16,7 +16,6 @@ from paragan.plan import layout as layouts
 from paragan.plan.choosing import Decided
 from paragan.plan.layout import Worker, decided, switches_of
 from paragan.plan.operations import operations
-from paragan.plan.peak import peak_flops
 from paragan.plan.tiles import Tile, tile_of
 from paragan.train.loop import play_round
 from paragan.train.run import resolve
@@ -184,7 +183,3 @@ def test_operations_are_told_by_shape_and_sum_to_the_round():
     assert ("its gradients", "4 x 3 x 8x8 -> 8, 3x3 down") in rows
     assert all(seconds > 0 for seconds in found.values())
     assert list(found.values()) == sorted(found.values(), reverse=True)
-
-
-def test_a_peak_is_not_below_what_a_product_reached():
-    assert peak_flops(CPU, "float32", seconds=0.01) > 1e8

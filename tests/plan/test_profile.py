@@ -18,7 +18,7 @@ from paragan.clock import Clock
 from paragan.comm.world import World
 from paragan.errors import Unusable
 from paragan.plan import profiles, profiling
-from paragan.plan.device import Resident, Watch, described, peak_flops
+from paragan.plan.device import Resident, described, peak_flops
 from paragan.plan.kinds import kind_of, shares, time_by_kind
 from paragan.plan.memory import foresee
 from paragan.plan.probe import emulated
@@ -103,7 +103,7 @@ def test_parts_of_a_gradient_are_ready_when_their_layers_have_them():
     game = emulated(100_000, 0.002, 0.5, 1 << 20)
     session = seat(toy.run("batch=8"), World.solo(), toy.images(), game, Clock(1))
     samples = Samples(8, [Kind(1, 1.0)])
-    time_rounds(session, Watch(CPU), 0.1, samples)
+    time_rounds(session, 0.1, samples)
     ready = samples.medians().g.ready
     asleep = 8 * 2 * layer_s  # backward of a layer; three of them are two parts
     assert all(b - a >= 0.99 * 3 * asleep for a, b in itertools.pairwise(ready[::2]))
