@@ -24,9 +24,9 @@ from spawned import told
 
 from paragan.comm.world import World
 from paragan.data.images import Images
-from paragan.plan.auto import compared, decided, fixed
-from paragan.plan.candidates import strategy_of
-from paragan.plan.limits import limits_of
+from paragan.plan.chosen.auto import compared, decided, fixed
+from paragan.plan.chosen.candidates import strategy_of
+from paragan.plan.chosen.limits import limits_of
 from paragan.recipes import recipe
 from paragan.strategies.auto import Auto, Chosen
 from paragan.train.folder import Wanted
@@ -65,7 +65,7 @@ def _names(run: Run, world: World) -> list[str]:
     """What auto compares, and nothing speaks against."""
     if world.size == 1:
         return ["sync", "async"]
-    from paragan.plan.profile import Device, Profile, Turn
+    from paragan.plan.worker.profile import Device, Profile, Turn
 
     even = (Turn(64, (0.0,) * 16, 1.0, 1.0),)
     profile = Profile("", "", Device("", "", 1, "", 0.0, 0, "", ""), (1, 1), 1.0, even, even)

@@ -27,8 +27,8 @@ from timing import Spread, Times, describe, interleave, machine, save, table
 from paragan.comm.world import World
 from paragan.data.images import Images, load
 from paragan.devices import huge_pages
-from paragan.plan.choosing import Decided, Layout, decide
-from paragan.plan.layout import Worker, switches_of
+from paragan.plan.layouts.choosing import Decided, Layout, decide
+from paragan.plan.layouts.layout import Worker, switches_of
 from paragan.train.run import Run
 
 SMALL = ("batch=16", "d_steps=1", "lanes=1")

@@ -35,12 +35,12 @@ from paragan.cli_bench import _strategy  # pyright: ignore[reportPrivateUsage]
 from paragan.comm.flat import bucket_bytes
 from paragan.comm.world import Place, World
 from paragan.config import build, from_yaml
-from paragan.plan.handling import handling
+from paragan.plan.foreseen.predict import Prediction, predict
 from paragan.plan.links import Links, written_links
 from paragan.plan.measuring import measure_links
-from paragan.plan.predict import Prediction, predict
 from paragan.plan.probe import WARM_UP, emulated, one_round
-from paragan.plan.profile import PARTS, Device, Profile, Turn
+from paragan.plan.worker.handling import handling
+from paragan.plan.worker.profile import PARTS, Device, Profile, Turn
 from paragan.rng import Draw
 from paragan.strategies.sync import Sync
 from paragan.train.run import Data, Run

@@ -22,14 +22,14 @@ from matplotlib.figure import Figure
 
 from paragan.batch import judged
 from paragan.nets import Spec
-from paragan.plan.candidates import strategy_of
+from paragan.plan.chosen.candidates import strategy_of
 from paragan.plan.cost import turn_flops
-from paragan.plan.crowd import Crowd, Seen, simulate
-from paragan.plan.handling import USUAL
+from paragan.plan.crowds.crowd import Crowd, Seen, simulate
+from paragan.plan.crowds.rounds import Half, Job
 from paragan.plan.links import Link
 from paragan.plan.memory import Footprint, imagined
-from paragan.plan.profile import PARTS, Turn
-from paragan.plan.rounds import Half, Job
+from paragan.plan.worker.handling import USUAL
+from paragan.plan.worker.profile import PARTS, Turn
 from paragan.recipes import recipe
 from paragan.train.run import build_nets
 

@@ -31,9 +31,9 @@ from .losses.adversarial import Adversarial
 from .nets import Spec
 from .optim.optimizers import Adam, Rule
 from .optim.policies import described, policy, stated, written
-from .plan.profile import Profile, profile_from, written_profile
-from .plan.profiles import structure_of
-from .plan.profiling import Asked, profile_of
+from .plan.worker.profile import Profile, profile_from, written_profile
+from .plan.worker.profiles import structure_of
+from .plan.worker.profiling import Asked, profile_of
 from .strategies.sync import Sync
 from .train.loop import Session, explained, play_round
 from .train.observers import averaged_sampler, refuse_nonfinite
@@ -253,9 +253,10 @@ class ScalingManager:
         return line
 
     def profile(self, gan: Estimator, seconds: float = 30.0, **asked: Any) -> Profile:
-        """What one worker does with these networks (`print(*lines(profile), sep="\\n")` of `paragan.plan.shown` shows
-        it): measured on rank 0, with copies, or found where it was measured before. asked: other fields of
-        `paragan.plan.profiling.Asked`: batches, noise_kimg, again.
+        """What one worker does with these networks: measured on rank 0, with copies, or found where it was measured
+        before. asked: other fields of `paragan.plan.worker.profiling.Asked`: batches, noise_kimg, again.
+
+        `print(*lines(profile), sep="\\n")`, of `paragan.plan.worker.shown`, shows it.
         """
         wanted = build(Asked, {"seconds": seconds, **asked})
 

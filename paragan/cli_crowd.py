@@ -31,10 +31,10 @@ def add_options(p: argparse.ArgumentParser) -> None:
 def simulate(options: argparse.Namespace, run: Any, links: Any) -> int:
     """Print what each strategy does with so many workers, one on each host."""
     from .cli_search import profile_for
-    from .plan.candidates import strategy_of
-    from .plan.crowd import Crowd
-    from .plan.crowd import simulate as played
-    from .plan.rounds import job_of
+    from .plan.chosen.candidates import strategy_of
+    from .plan.crowds.crowd import Crowd
+    from .plan.crowds.crowd import simulate as played
+    from .plan.crowds.rounds import job_of
     from .train.run import load_images
     from .train.start import resolved
 
@@ -59,7 +59,7 @@ def simulate(options: argparse.Namespace, run: Any, links: Any) -> int:
 
 def table(seen: dict[str, Any]) -> list[str]:
     """What was simulated, a line each."""
-    from .plan.search import told_bytes
+    from .plan.chosen.search import told_bytes
 
     heads = ("images/s", "rounds/h", "sent an hour", "computing", "apart", "mixed after", "broken")
     lines = [f"{'strategy':<36}" + "".join(f"{head:>14}" for head in heads)]
@@ -94,6 +94,6 @@ def _leaving(options: argparse.Namespace) -> float:
 
 
 def _noise(profile: Any, batch: int) -> tuple[str, ...]:
-    from .plan.limits import noise_of
+    from .plan.chosen.limits import noise_of
 
     return noise_of(profile, batch)

@@ -57,10 +57,10 @@ def _asked(options: argparse.Namespace, rest: list[str]) -> Any:
 def told(run: Any, images: Any, world: Any, again: bool) -> list[str]:
     """The tables of a resolved run."""
     from .config import with_fields
-    from .plan.device import peak_flops
-    from .plan.layout import Worker, decided
-    from .plan.operations import operations
-    from .plan.tiles import tile_of
+    from .plan.layouts.layout import Worker, decided
+    from .plan.layouts.operations import operations
+    from .plan.layouts.tiles import tile_of
+    from .plan.worker.device import peak_flops
 
     device, found = world.device, decided(run, images, world, again)
     best = with_fields(run, found.layout)
@@ -119,7 +119,7 @@ def _part(seconds: float | None, whole: float) -> list[str]:
 
 def _decisions(before: Any, after: Any, found: Any) -> list[str]:
     from .config import field_of
-    from .plan.layout import switches_of
+    from .plan.layouts.layout import switches_of
     from .train.run import pick_device
 
     rows = [["decision", "before", "after", "times slower without"]]
@@ -150,7 +150,7 @@ def decide_layout(run: Any, images: Any, world: Any, wanted: Any, screen: Any) -
     """The run that is trained where `device.layout` is measured: rank 0 decides, as the run in its folder was decided
     where it goes on, and tells all."""
     from .config import with_fields
-    from .plan.layout import decided
+    from .plan.layouts.layout import decided
     from .train.folder import layout_before
     from .train.start import LOAD_TIMEOUT_S
 

@@ -60,7 +60,7 @@ def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     if options.layout:
         return layout(options, rest)
     from .cli_bench import _check_writable
-    from .plan.search import told_bytes
+    from .plan.chosen.search import told_bytes
     from .train.run import load_images
     from .train.start import resolved
 
@@ -173,14 +173,14 @@ def _memory(profile: Any, ranks_per_host: int) -> int:
 
 def profile_for(file: str | None, run: Any, images: Any) -> tuple[Any, str]:
     """A profile of the device that is planned for, and where it is from."""
-    from .plan.profile import read_profile
+    from .plan.worker.profile import read_profile
 
     if file:
         profile = read_profile(Path(file))
         _refuse_network(profile, run, images, file)
         return profile, file
     from .cli_step import _profiled
-    from .plan.profiling import Asked
+    from .plan.worker.profiling import Asked
 
     sys.stderr.write("one worker is measured here, unless it was before: about 40 s\n")
     profile, kept = _profiled(run, Asked())
@@ -208,8 +208,8 @@ def _refuse_network(profile: Any, run: Any, images: Any, file: str) -> None:
 def _searched(
     options: argparse.Namespace, run: Any, profile: Any, links: Any, memory: int, batches: tuple[int, ...]
 ) -> Any:
-    from .plan.candidates import Candidate, candidates, strategy_of
-    from .plan.search import MARGIN, Goal, search
+    from .plan.chosen.candidates import Candidate, candidates, strategy_of
+    from .plan.chosen.search import MARGIN, Goal, search
 
     if batches and not profile.noise:
         raise Unusable("--batch auto goes by the gradient's noise, and the profile has none: give --batch N")
@@ -226,7 +226,7 @@ def decide_strategy(run: Any, images: Any, world: Any, wanted: Any, screen: Any)
     """The run that is trained, where its strategy was left open."""
     if run.strategy.name != "auto" and not run.chosen.ranks:
         return run
-    from .plan.auto import decided
+    from .plan.chosen.auto import decided
 
     return decided(run, images, world, wanted, screen)
 
@@ -264,7 +264,7 @@ def table(plan: Any) -> list[str]:
 
 
 def sent(nbytes: float) -> str:
-    from .plan.search import told_bytes
+    from .plan.chosen.search import told_bytes
 
     return told_bytes(nbytes)
 

@@ -37,8 +37,8 @@ def step_parser(kinds: Any) -> None:
 def _bench_step(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from .cli_bench import _check_writable
     from .comm.world import Place
-    from .plan.profile import written_profile
-    from .plan.shown import lines
+    from .plan.worker.profile import written_profile
+    from .plan.worker.shown import lines
 
     if Place.from_environment().size > 1:
         raise Unusable("bench step is of one worker: start it without a launcher")
@@ -54,7 +54,7 @@ def _bench_step(options: argparse.Namespace, rest: list[str], arguments: list[st
 
 def _asked(options: argparse.Namespace) -> Any:
     from .config import build
-    from .plan.profiling import Asked
+    from .plan.worker.profiling import Asked
 
     words = options.batches.split(",") if options.batches else []
     if not all(word.strip().isdigit() and int(word) for word in words):
@@ -81,8 +81,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> Any:
 def _profiled(run: Any, asked: Any) -> Any:
     """The profile of a run, and where it is kept."""
     from .comm.world import World
-    from .plan.profiles import structure_of
-    from .plan.profiling import profile_of
+    from .plan.worker.profiles import structure_of
+    from .plan.worker.profiling import profile_of
     from .train.own import is_own
     from .train.run import build_nets, load_images, pick_device, spec_of
     from .train.start import initialise, resolved, set_threads

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from paragan.plan.profile import Device, Memory, Noise, Profile, Turn
+from paragan.plan.worker.profile import Device, Memory, Noise, Profile, Turn
 from paragan.recipes import recipe
 
 

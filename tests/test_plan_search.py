@@ -6,7 +6,7 @@ import json
 import pytest
 
 import planned
-from paragan.plan.profile import written_profile
+from paragan.plan.worker.profile import written_profile
 from processes import call, refused
 
 LINE = "--links=200 Mbit/s, 10 ms"

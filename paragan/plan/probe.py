@@ -29,7 +29,7 @@ from ..game.turn import begin, play
 from ..rng import Draw
 from ..strategies.role import Role, Strategy
 from .cost import role_traffic
-from .standin import Nothing, alike
+from .foreseen.standin import Nothing, alike
 
 LANES = 8  # of one image, or more
 WARM_UP = 2  # rounds

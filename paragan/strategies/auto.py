@@ -1,4 +1,4 @@
-"""`--strategy auto`: another strategy, which is chosen where it is to be played (plan/auto.py)."""
+"""`--strategy auto`: another strategy, which is chosen where it is to be played (plan/chosen/auto.py)."""
 
 from __future__ import annotations
 

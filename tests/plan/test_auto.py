@@ -6,8 +6,8 @@ import pytest
 import planned
 from paragan.config import read_yaml
 from paragan.errors import Unusable
-from paragan.plan.auto import compared, fixed, follows, is_open, slowed
-from paragan.plan.candidates import strategy_of
+from paragan.plan.chosen.auto import compared, fixed, follows, is_open, slowed
+from paragan.plan.chosen.candidates import strategy_of
 from paragan.plan.measuring import tournament
 from paragan.strategies.auto import Auto, Chosen
 from paragan.train.folder import Wanted, begun_as, changed
@@ -130,7 +130,7 @@ def test_a_record_begun_as_auto_is_found_again(tmp_path):
 
 
 def test_a_profile_of_another_device_is_refused(tmp_path, processes):
-    from paragan.plan.profile import written_profile
+    from paragan.plan.worker.profile import written_profile
 
     (tmp_path / "other.yaml").write_text(written_profile(planned.profile()))
     run = ["train", "digits", "--strategy=auto", f"--strategy.profile={tmp_path}/other.yaml", f"--run-dir={tmp_path}/r"]

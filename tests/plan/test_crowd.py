@@ -7,11 +7,11 @@ import pytest
 import planned
 from paragan.comm.compress import Exact
 from paragan.errors import Unusable
-from paragan.plan.candidates import strategy_of
-from paragan.plan.crowd import Crowd, simulate
+from paragan.plan.chosen.candidates import strategy_of
+from paragan.plan.crowds.crowd import Crowd, simulate
+from paragan.plan.crowds.rounds import Summing, job_of, ring_sum_s
+from paragan.plan.foreseen.predict import predict
 from paragan.plan.links import Link, described
-from paragan.plan.predict import predict
-from paragan.plan.rounds import Summing, job_of, ring_sum_s
 
 CASES = {
     "4 hosts, 100 Mbit/s, 0 ms": 1_000_000,

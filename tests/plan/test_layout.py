@@ -12,11 +12,11 @@ import toy
 from paragan.cli import main
 from paragan.comm.world import World
 from paragan.config import field_of, with_fields
-from paragan.plan import layout as layouts
-from paragan.plan.choosing import Decided
-from paragan.plan.layout import Worker, decided, switches_of
-from paragan.plan.operations import operations
-from paragan.plan.tiles import Tile, tile_of
+from paragan.plan.layouts import layout as layouts
+from paragan.plan.layouts.choosing import Decided
+from paragan.plan.layouts.layout import Worker, decided, switches_of
+from paragan.plan.layouts.operations import operations
+from paragan.plan.layouts.tiles import Tile, tile_of
 from paragan.train.loop import play_round
 from paragan.train.run import resolve
 

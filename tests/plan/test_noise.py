@@ -16,7 +16,7 @@ from paragan.clock import Clock
 from paragan.comm.world import World
 from paragan.game.game import Game
 from paragan.game.player import Player
-from paragan.plan.noise import Lengths, gradient_lengths, noise_scale
+from paragan.plan.worker.noise import Lengths, gradient_lengths, noise_scale
 from paragan.train.start import seat
 
 

@@ -14,16 +14,16 @@ from paragan.comm.compress import Int8
 from paragan.comm.exchange import AllReduce, CompressedSum, Periodic
 from paragan.comm.flat import GRADIENT, TURN
 from paragan.config import build, override
-from paragan.plan.closed import gather_s, sum_s, transpose_s
 from paragan.plan.cost import ImaginedWorld, role_traffic
-from paragan.plan.events import Clock, Process
+from paragan.plan.foreseen.closed import gather_s, sum_s, transpose_s
+from paragan.plan.foreseen.events import Clock, Process
+from paragan.plan.foreseen.network import MOST, Key, Network, all_gather, all_reduce, all_to_all
+from paragan.plan.foreseen.predict import predict
+from paragan.plan.foreseen.script import Handle, NotingWorld, Pen, Post, Rehearsal, Until, counted, sent
+from paragan.plan.foreseen.seats import Name, Wiring
+from paragan.plan.foreseen.standin import alike, laid_out
 from paragan.plan.links import Link, Links, described
-from paragan.plan.network import MOST, Key, Network, all_gather, all_reduce, all_to_all
-from paragan.plan.predict import predict
-from paragan.plan.profile import PARTS, Device, Memory, Profile, Turn
-from paragan.plan.script import Handle, NotingWorld, Pen, Post, Rehearsal, Until, counted, sent
-from paragan.plan.seats import Name, Wiring
-from paragan.plan.standin import alike, laid_out
+from paragan.plan.worker.profile import PARTS, Device, Memory, Profile, Turn
 from paragan.train.run import Data, Run, build_game, build_nets, resolve, spec_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -303,7 +303,7 @@ def test_a_slow_pair_slows_the_ring_at_once_and_a_far_neighbour_later():
     of = profile(params=240_000)
     assert step_s("sync", 8, slow, of) > 5 * step_s("sync", 8, links(8), of)
     wiring = Wiring(run("gossip", 8, topology="ring"), of, 8)
-    from paragan.plan.simulate import simulate
+    from paragan.plan.foreseen.simulate import simulate
 
     played = simulate([wiring.seat(r) for r in range(8)], slow, 8, range(2), {}, warm_up=0)
     first = [one.rounds[0] for one in played]

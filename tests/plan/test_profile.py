@@ -18,15 +18,15 @@ from paragan.clock import Clock
 from paragan.comm.world import World
 from paragan.errors import Unusable
 from paragan.plan import profiles, profiling
-from paragan.plan.device import Resident, described, peak_flops
-from paragan.plan.kinds import kind_of, shares, time_by_kind
 from paragan.plan.memory import foresee
 from paragan.plan.probe import emulated
-from paragan.plan.profile import PARTS, read_profile
-from paragan.plan.profiles import network_digest, refuse_other, structure_of
-from paragan.plan.profiling import Asked, Bench, local_batches, profile_of
-from paragan.plan.shown import lines, share_of_peak
-from paragan.plan.timing import Kind, Samples, kinds_of, time_rounds
+from paragan.plan.worker.device import Resident, described, peak_flops
+from paragan.plan.worker.kinds import kind_of, shares, time_by_kind
+from paragan.plan.worker.profile import PARTS, read_profile
+from paragan.plan.worker.profiles import network_digest, refuse_other, structure_of
+from paragan.plan.worker.profiling import Asked, Bench, local_batches, profile_of
+from paragan.plan.worker.shown import lines, share_of_peak
+from paragan.plan.worker.timing import Kind, Samples, kinds_of, time_rounds
 from paragan.rng import CPU
 from paragan.train.loop import play_round
 from paragan.train.run import build_nets, on_lanes, resolve, spec_of

@@ -5,12 +5,12 @@ import pytest
 import planned
 from paragan.comm.topology import EVERY, contraction
 from paragan.errors import Unusable
-from paragan.plan.candidates import Candidate, candidates, promise_of, settings_of, strategy_of
-from paragan.plan.limits import limits_of, noise_of
+from paragan.plan.chosen.candidates import Candidate, candidates, promise_of, settings_of, strategy_of
+from paragan.plan.chosen.limits import limits_of, noise_of
+from paragan.plan.chosen.search import Goal, images_for, search
+from paragan.plan.crowds.mixing import FORMULAS, remains
+from paragan.plan.foreseen.predict import Prediction
 from paragan.plan.links import described
-from paragan.plan.mixing import FORMULAS, remains
-from paragan.plan.predict import Prediction
-from paragan.plan.search import Goal, images_for, search
 
 GOAL = Goal(100)
 LINKS = described("4 hosts, 100 Mbit/s, 10 ms")

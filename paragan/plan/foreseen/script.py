@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..comm.compress import Compressor
-from ..comm.exchange import Exchange
-from ..comm.flat import Bucket, Moment
-from ..comm.groups import Group, Solo, Waiter, Work
-from ..comm.meter import Meter, Traffic, all_to_all, ring_all_gather, ring_all_reduce
-from .cost import ImaginedWorld
+from ...comm.compress import Compressor
+from ...comm.exchange import Exchange
+from ...comm.flat import Bucket, Moment
+from ...comm.groups import Group, Solo, Waiter, Work
+from ...comm.meter import Meter, Traffic, all_to_all, ring_all_gather, ring_all_reduce
+from ..cost import ImaginedWorld
 
 SMALL = 4096  # numbers: so few are computed
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile
 
-from .. import devices
+from ... import devices
 
 OPTIMIZER = ("optimizer.step", "_fused_adam", "_fused_sgd")
 # kind -> words in the names of its operations; the first that fits

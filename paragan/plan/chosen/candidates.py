@@ -9,14 +9,14 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..comm.topology import Complete, Topology
-from ..config import build, override, record
-from ..strategies.asynchronous import Async
-from ..strategies.gossip import Decentralized
-from ..strategies.per_label import NAMES, PerLabel
-from ..strategies.teams import even
-from ..train.run import Strategy
-from .profile import Profile
+from ...comm.topology import Complete, Topology
+from ...config import build, override, record
+from ...strategies.asynchronous import Async
+from ...strategies.gossip import Decentralized
+from ...strategies.per_label import NAMES, PerLabel
+from ...strategies.teams import even
+from ...train.run import Strategy
+from ..worker.profile import Profile
 
 Promise = Literal["as one worker", "compressed", "stale", "decentralized", "periodic", "a game per label"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import Unusable
+from ...errors import Unusable
 
 
 def remains(topology: Any, ranks: int) -> float:

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from ..config import differences, plain
-from ..errors import Unusable
-from ..eval import cache
-from ..train.run import Run
+from ...config import differences, plain
+from ...errors import Unusable
+from ...eval import cache
+from ...train.run import Run
 from .profile import Device, Profile, read_profile, written_profile
 
 MOST_BYTES = 10**7  # of all profiles that are kept

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .handling import USUAL
-from .links import Link, Links
-from .profile import Profile
+from ..links import Link, Links
+from ..worker.handling import USUAL
+from ..worker.profile import Profile
 from .script import Script, shifted
 from .seats import Name, Seat, Wiring
 from .simulate import Pace, Played, simulate, steady

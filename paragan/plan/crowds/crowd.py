@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import Unusable
-from ..rng import generator
-from ..strategies.asynchronous import Async
-from ..strategies.gossip import Decentralized
-from ..strategies.per_label import PerLabel
-from ..strategies.teams import counts, even
-from .links import WITHIN, Link
+from ...errors import Unusable
+from ...rng import generator
+from ...strategies.asynchronous import Async
+from ...strategies.gossip import Decentralized
+from ...strategies.per_label import PerLabel
+from ...strategies.teams import counts, even
+from ..links import WITHIN, Link
 from .mixing import rounds_to
 from .rounds import Job, Summing
 

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..comm.world import World
-from ..config import field_of, plain, with_fields
-from ..data.images import Images
-from ..devices import has_huge_pages, huge_pages, kind_of
-from ..errors import Unusable
-from ..eval import cache
-from ..train.loop import Session, play_round
-from ..train.own import is_own
-from ..train.run import Run, build_nets, on_lanes, spec_of, written
-from ..train.start import assemble
+from ...comm.world import World
+from ...config import field_of, plain, with_fields
+from ...data.images import Images
+from ...devices import has_huge_pages, huge_pages, kind_of
+from ...errors import Unusable
+from ...eval import cache
+from ...train.loop import Session, play_round
+from ...train.own import is_own
+from ...train.run import Run, build_nets, on_lanes, spec_of, written
+from ...train.start import assemble
 from .choosing import Decided, Layout, Switch, Timed, decide
 from .tiles import tile_of
 

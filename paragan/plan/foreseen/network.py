@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
+from ..links import Links
 from .events import Clock, Happening, Process
-from .links import Links
 
 WINDOW, PIECE = 512 << 10, 256 << 10  # bytes
 QUESTION = 100  # bytes of gloo's notification with its headers

@@ -13,27 +13,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..comm.world import World
-from ..config import build, plain
-from ..data.images import Images
-from ..devices import kind_of
-from ..errors import Unusable
-from ..strategies.asynchronous import Async
-from ..strategies.auto import Auto, Chosen
-from ..strategies.sync import Sync
-from ..train.folder import Wanted, begun_as
-from ..train.loop import play_round
-from ..train.own import is_own
-from ..train.progress import Screen
-from ..train.run import Run, build_nets, on_lanes, settled, spec_of
-from ..train.start import assemble, initialise
-from ..train.together import together
+from ...comm.world import World
+from ...config import build, plain
+from ...data.images import Images
+from ...devices import kind_of
+from ...errors import Unusable
+from ...strategies.asynchronous import Async
+from ...strategies.auto import Auto, Chosen
+from ...strategies.sync import Sync
+from ...train.folder import Wanted, begun_as
+from ...train.loop import play_round
+from ...train.own import is_own
+from ...train.progress import Screen
+from ...train.run import Run, build_nets, on_lanes, settled, spec_of
+from ...train.start import assemble, initialise
+from ...train.together import together
+from ..measuring import measure_links
+from ..worker.device import described
+from ..worker.profile import Profile, Turn, profile_from, read_profile, written_profile
+from ..worker.profiles import network_digest, refuse_other, structure_of
+from ..worker.profiling import Asked, profile_of
 from .candidates import Candidate, candidates, strategy_of
-from .device import described
-from .measuring import measure_links
-from .profile import Profile, Turn, profile_from, read_profile, written_profile
-from .profiles import network_digest, refuse_other, structure_of
-from .profiling import Asked, profile_of
 from .search import Goal, Plan, search
 
 WAIT_S = 600.0  # for rank 0, beyond what it was asked to take

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..devices import kind_of
+from ...devices import kind_of
 from .tiles import Tile
 
 aten = torch.ops.aten

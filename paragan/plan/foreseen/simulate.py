@@ -1,7 +1,7 @@
 """A run of some rounds in counted time: every rank plays its turns, its exchanges send, and ports are shared.
 
 What is played follows game/turn.py, comm/flat.py, game/posted.py and comm/late.py line by line; what is sent, the
-exchanges' own scripts (plan/script.py). Nothing is random unless `pace` is.
+exchanges' own scripts (plan/foreseen/script.py). Nothing is random unless `pace` is.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..comm.flat import ARRIVED, GRADIENT, TURN, Moment
+from ...comm.flat import ARRIVED, GRADIENT, TURN, Moment
+from ..links import Links
 from .events import Clock, Happening, Process, Threads
-from .links import Links
 from .network import UNDER_WAY, Key, Network, all_gather, all_reduce, all_to_all
 from .script import Handle, Post, Script, Until, Wait
 from .seats import Lagging, Name, Part, Posts, Seat

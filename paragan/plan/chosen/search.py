@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Unusable
+from ...errors import Unusable
+from ..foreseen.predict import Prediction, predict
+from ..links import Links
+from ..worker.profile import Profile
 from .candidates import GIVES_UP, Candidate, Promise
 from .limits import limits_of, noise_of
-from .links import Links
-from .predict import Prediction, predict
-from .profile import Profile
 from .reasons import against, why_first
 
 MARGIN = 0.05  # by so much a strategy has to be faster that gives up most

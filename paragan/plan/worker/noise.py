@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..comm.exchange import Local
-from ..game.turn import Turn, begin
-from ..train.loop import Session
+from ...comm.exchange import Local
+from ...game.turn import Turn, begin
+from ...train.loop import Session
 from .profile import Noise
 
 RESAMPLES = 1000

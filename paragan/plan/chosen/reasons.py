@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ..foreseen.predict import Prediction
 from .candidates import GIVES_UP, Promise
-from .predict import Prediction
 
 LINKS = {"latency": "the links' latency", "bandwidth": "the links' bandwidth"}
 WORTH = 0.05  # of a round: what is worth a word

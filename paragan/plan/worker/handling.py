@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from ..comm.compress import Compressor, Wire
-from ..devices import kind_of
+from ...comm.compress import Compressor, Wire
+from ...devices import kind_of
 
 NUMBERS = 1 << 19  # a bucket of 2 MB
 REPEATS = 7

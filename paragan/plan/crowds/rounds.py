@@ -1,4 +1,4 @@
-"""A round in which many ranks sum, in closed form: collectives as plan/network.py plays them, between equals.
+"""A round in which many ranks sum, in closed form: collectives as plan/foreseen/network.py plays them, between equals.
 
 A rank sends a segment when it has been asked for, and asks when it has room: a step of a ring takes there and back, or
 as long as two segments take, which are under way. Buckets leave as backward fills them; two sums are under way, and
@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..comm.compress import Compressor
-from ..comm.flat import bucket_bytes
-from .handling import USUAL
-from .links import WITHIN, Link
-from .network import SEGMENT, UNDER_WAY
-from .profile import Profile, Turn, between
-from .simulate import cost
+from ...comm.compress import Compressor
+from ...comm.flat import bucket_bytes
+from ..foreseen.network import SEGMENT, UNDER_WAY
+from ..foreseen.simulate import cost
+from ..links import WITHIN, Link
+from ..worker.handling import USUAL
+from ..worker.profile import Profile, Turn, between
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Half:
 
 @dataclass(frozen=True)
 class Job:
-    """A worker's part of a round. images: reals in one turn of D;  costs: seconds for a number (plan/handling.py)"""
+    """A worker's part of a round. images: reals in one turn of D;  costs: seconds for a number (worker/handling.py)"""
 
     images: float
     d: Half

@@ -14,15 +14,15 @@ from typing import Any
 
 from torch import Tensor
 
-from ..comm.flat import ARRIVED, Bucket, Moment
-from ..comm.groups import Solo, Work
-from ..comm.meter import Traffic
-from ..devices import kind_of
-from ..game.player import Player
-from ..game.turn import alternately, begin, play
-from ..losses.adversarial import Adversarial
-from ..strategies.role import lockstep
-from ..train.loop import Session
+from ...comm.flat import ARRIVED, Bucket, Moment
+from ...comm.groups import Solo, Work
+from ...comm.meter import Traffic
+from ...devices import kind_of
+from ...game.player import Player
+from ...game.turn import alternately, begin, play
+from ...losses.adversarial import Adversarial
+from ...strategies.role import lockstep
+from ...train.loop import Session
 from .profile import PARTS, Turn
 
 WARM_UP = 1  # rounds of every kind, at every visit

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..config import build, from_yaml, plain, record, to_yaml
-from ..errors import Unusable
+from ...config import build, from_yaml, plain, record, to_yaml
+from ...errors import Unusable
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PARTS = 16  # of a player's vector, for `ready`
@@ -86,7 +86,7 @@ class Profile:
     g, d       : their turns, by rising batch
     fixed      : D's steps in a round, and images that G makes for one that D sees
     kinds      : the share of a round's time by kind of operation, at the largest batch
-    handling   : seconds for a number that exchanges compute, by wire and what is done ("int8/encode": plan/handling.py)
+    handling   : seconds for a number that exchanges compute, by wire and what is done ("int8/encode": handling.py)
     data       : seconds that a round waits for data beyond computing, at the largest batch
     noise      : of G's and of D's gradient, where it was measured
     layers     : numbers of every tensor of G's and of D's vector, in flat order: buckets are cut there (empty: alike)

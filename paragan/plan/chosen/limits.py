@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..comm.topology import Topology, contraction
-from .mixing import remains
-from .profile import Profile
+from ...comm.topology import Topology, contraction
+from ..crowds.mixing import remains
+from ..worker.profile import Profile
 
 APART = 0.9  # of the distance between ranks may be left after a step
 STALE = 1.5  # rounds: the mean age of what a player sees of the other

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from ..comm.exchange import Every, Exchange
-from ..comm.late import LateGossip
-from ..comm.meter import Traffic
-from ..strategies.role import Role
-from ..strategies.teams import even
-from .cost import role_traffic
-from .memory import imagined
-from .profile import Profile
-from .profile import Turn as Timed
+from ...comm.exchange import Every, Exchange
+from ...comm.late import LateGossip
+from ...comm.meter import Traffic
+from ...strategies.role import Role
+from ...strategies.teams import even
+from ..cost import role_traffic
+from ..memory import imagined
+from ..worker.profile import Profile
+from ..worker.profile import Turn as Timed
 from .script import NotingWorld, Pen, Rehearsal, Script, counting
 from .standin import Planned, stand_in
 
@@ -133,7 +133,7 @@ class Wiring:
 
     def _posts(self, role: Role, rank: int) -> Posts:
         """As Mail lays its links (strategies/teams.py)."""
-        from ..strategies.role import deal
+        from ...strategies.role import deal
 
         g = role.speakers[1]
         teams = tuple(range(g)), tuple(range(g, self.ranks))

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Loss, Net, judged
-from ..comm.flat import bucket_bytes
-from ..game.game import Game
-from ..game.player import Player
-from .memory import imagined
-from .profile import Profile
+from ...batch import Batch, Loss, Net, judged
+from ...comm.flat import bucket_bytes
+from ...game.game import Game
+from ...game.player import Player
+from ..memory import imagined
+from ..worker.profile import Profile
 
 LAYERS = 24  # of a player whose layers nobody knows
 

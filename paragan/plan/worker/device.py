@@ -8,7 +8,7 @@ from importlib.metadata import version
 import torch
 from torch import Tensor
 
-from ..devices import kind_of
+from ...devices import kind_of
 from .profile import Device
 
 SIDES = {"cpu": (1024, 2048)}  # of the matrices that are multiplied: enough to fill it; of other devices:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..devices import cpu_features
+from ...devices import cpu_features
 
 
 @dataclass(frozen=True)

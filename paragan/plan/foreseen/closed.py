@@ -1,11 +1,11 @@
 """What collectives take on links that are all alike, by formula: for those who ask for a hundred thousand ranks.
 
-Each is what plan/network.py plays, to a fifth, where nothing else is under way. link: between any two hosts.
+Each is what plan/foreseen/network.py plays, to a fifth, where nothing else is under way. link: between any two hosts.
 """
 
 from __future__ import annotations
 
-from .links import Link
+from ..links import Link
 from .network import UNDER_WAY
 
 

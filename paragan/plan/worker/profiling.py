@@ -12,20 +12,20 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 
-from ..comm.world import World
-from ..config import record
-from ..data.images import Images
-from ..devices import kind_of
-from ..errors import Unusable
-from ..game.game import Game
-from ..strategies.sync import Sync
-from ..train.loop import Session, play_round
-from ..train.run import Pair, Run, on_lanes
-from ..train.start import assemble, seat
+from ...comm.world import World
+from ...config import record
+from ...data.images import Images
+from ...devices import kind_of
+from ...errors import Unusable
+from ...game.game import Game
+from ...strategies.sync import Sync
+from ...train.loop import Session, play_round
+from ...train.run import Pair, Run, on_lanes
+from ...train.start import assemble, seat
+from ..memory import Footprint
 from .device import Resident, described, peak_flops
 from .handling import handling
 from .kinds import shares, time_by_kind
-from .memory import Footprint
 from .noise import Lengths, gradient_lengths, noise_scale
 from .profile import Memory, Noise, Profile, profile_from, written_profile
 from .profiles import found, keep, kept_file, network_digest
