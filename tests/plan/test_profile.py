@@ -17,9 +17,9 @@ from paragan.cli_plan import few, one_round
 from paragan.clock import Clock
 from paragan.comm.world import World
 from paragan.errors import Unusable
-from paragan.plan.worker import profiles, profiling
 from paragan.plan.memory import foresee
 from paragan.plan.probe import emulated
+from paragan.plan.worker import profiles, profiling
 from paragan.plan.worker.device import Resident, described, peak_flops
 from paragan.plan.worker.kinds import kind_of, shares, time_by_kind
 from paragan.plan.worker.profile import PARTS, read_profile
