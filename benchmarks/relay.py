@@ -1,6 +1,7 @@
 """A switch in user space for `lab.py`: TAP devices, a rate and a latency for each. Arguments: NAME,BITS,SECONDS ...
 
 A packet leaves its sender's link when all before it have, arrives a latency later, and waits for the receiver's link.
+What would wait longer than QUEUE_S for a link is dropped: a queue beyond TCP's least timeout has everything sent twice.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 
 TUNSETIFF, TAP, NO_HEADER = 0x400454CA, 0x0002, 0x1000
 BROADCAST = 1  # a bit of the first byte of an address
+QUEUE_S = 0.1  # as the modem of a home holds
 
 
 def main() -> None:
@@ -45,11 +47,16 @@ def main() -> None:
                     break
                 now = time.monotonic()
                 home[packet[6:12]] = i
+                if up[i] > now + QUEUE_S:
+                    continue
                 up[i] = max(up[i], now) + taken(packet, links[i][1])
                 known = home.get(packet[:6])
                 everyone = packet[0] & BROADCAST or known is None
                 for j in [j for j in range(len(taps)) if j != i] if everyone else [known]:
-                    down[j] = max(down[j], up[i] + links[i][2] / 2 + links[j][2] / 2) + taken(packet, links[j][1])
+                    arrives = up[i] + links[i][2] / 2 + links[j][2] / 2
+                    if down[j] > arrives + QUEUE_S:
+                        continue
+                    down[j] = max(down[j], arrives) + taken(packet, links[j][1])
                     number += 1
                     heapq.heappush(under_way, (down[j], number, j, packet))
         while under_way and under_way[0][0] <= time.monotonic():
