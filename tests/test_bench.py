@@ -178,7 +178,7 @@ def test_links_of_a_laboratory_are_found_as_they_were_made(tmp_path):
     done = subprocess.run([*command, "--", *bench], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout
     links = read_links(tmp_path / "links.yaml")
-    assert (links.hosts, links.ranks) == (3, 3)
+    assert (links.hosts, links.ranks, links.window) == (3, 3, 10 * 1448)
     for pair, mbit in (((0, 1), 40), ((0, 2), 10), ((1, 2), 10)):  # a busy machine may be slower, but is never faster
         link = links.between(*pair)
         assert mbit / 2 < 8e-6 * link.bandwidth < 1.1 * mbit

@@ -15,6 +15,7 @@ both ports, after a latency. A pair that is slower than its ports has an entry o
     within: 3.1 GB/s, 20 us       # between ranks of one host
     both_ways: 0.98               # the share of a port's rates that is left where it sends and receives at once
     contention: 0.95              # and where all hosts do
+    window: 14480                 # bytes that a connection sends at once after a rest (TCP's slow start); or left out
     pairs: {0-3: "20 Mbit/s, 40 ms"}
 """
 
@@ -124,6 +125,7 @@ class Links:
     within: OneLink = WITHIN
     both_ways: Part = 1.0
     contention: Part = 1.0
+    window: Annotated[int, Field(ge=1)] | None = None
     pairs: Mapping[str, OneLink] = dataclasses.field(default_factory=dict[str, Link])
     measured: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
@@ -234,6 +236,8 @@ def written_links(links: Links) -> str:
         data["latency"] = told_duration(links.latency)
     data["within"] = links.within.told()
     data |= {"both_ways": round(links.both_ways, 3), "contention": round(links.contention, 3)}
+    if links.window is not None:
+        data["window"] = links.window
     if links.pairs:
         data["pairs"] = {pair: link.told() for pair, link in links.pairs.items()}
     return to_yaml(data | ({"measured": dict(links.measured)} if links.measured else {}))

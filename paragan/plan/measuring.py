@@ -2,7 +2,8 @@
 
 One rank of every host, the first, speaks for it. Pair by pair, while the others are silent: how long a short message
 takes, how fast long ones pass, one way, the other, and both at once; then all hosts at once, each to the next. Ranks
-that share a host are found by its name, its boot and its network namespace.
+that share a host are found by its name, its boot and its network namespace. What a connection sends at once after a
+rest is not timed: it is ten packets (RFC 6928), and the system knows how long one may be on the way to rank 0.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import dataclasses
 import datetime
 import itertools
 import json
+import math
+import os
 import platform
+import socket
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm.world import World
+from ..comm.world import World, meeting_point
 from ..devices import kind_of
 from ..errors import Unusable
 from .links import WITHIN, Link, Links
@@ -35,6 +39,9 @@ SECONDS = 0.25
 QUICK = 0.05  # where it is to be quick
 MATCHES = 3  # of every host then
 OWN_ENTRY = 0.9  # a pair that is slower than this share of its ports has an entry of its own
+IP_MTU = 14  # of Linux's socket options
+HEADERS = 52  # bytes of a packet: IP's, and TCP's with a time stamp
+FIRST_PACKETS = 10
 SAME = 0.2  # and one whose latency differs by more than this share, or by a tenth of a millisecond
 
 
@@ -77,6 +84,7 @@ def measure_links(world: World, say: Any = lambda line: None, quick: bool = Fals
     if len(speakers) > 2 and not quick:
         nbytes = _some(links)
         links = _contended(links, nbytes, measure.around(speakers, nbytes))
+    links = dataclasses.replace(links, window=measure.window(speakers))
     about = {"backend": kind_of(world.device).backend.rpartition(":")[2], "date": datetime.date.today().isoformat()}
     return dataclasses.replace(links, measured=about)
 
@@ -117,6 +125,18 @@ def _this_host() -> str:
         except OSError:
             continue
     return json.dumps(words)
+
+
+def _packet() -> float:
+    """Bytes of numbers in a packet on the way to rank 0; inf where it is on this host, or the system (Linux) keeps it
+    to itself."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:  # sends nothing
+            s.connect(meeting_point(os.environ))
+            local = s.getsockname()[0] == s.getpeername()[0]
+            return math.inf if local else s.getsockopt(socket.IPPROTO_IP, IP_MTU) - HEADERS
+    except (OSError, Unusable):
+        return math.inf
 
 
 def _links(hosts: Sequence[Sequence[int]], found: Mapping[tuple[int, int], Pair], within: Pair | None) -> Links:
@@ -190,6 +210,12 @@ class _Measure:
             seconds = self._timed(tell, hear)
         told = self._told([seconds])
         return [told[rank][0] for rank in ranks]
+
+    def window(self, ranks: Sequence[int]) -> int | None:
+        """Bytes of the first ten packets between some ranks; None where no system says so."""
+        packets = [row[0] for row in self._told([_packet()])]
+        shortest = min(packets[rank] for rank in ranks)
+        return None if shortest == math.inf else FIRST_PACKETS * round(shortest)
 
     def _swap(self, other: int) -> float:
         """Seconds of a short swap: there and back, since a message leaves when it has been asked for."""

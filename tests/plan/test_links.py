@@ -12,6 +12,7 @@ down: [200 Mbit/s, 200 Mbit/s, 100 Mbit/s, 1 Gbit/s]
 latency: 10 ms
 within: 3 GB/s, 20 us
 both_ways: 0.98
+window: 14480
 pairs: {0-3: "20 Mbit/s, 40 ms"}
 """
 
@@ -64,7 +65,7 @@ def test_what_is_written_is_read_again(tmp_path):
             one, other = links.between(a, b), again.between(a, b)
             assert math.isclose(one.bandwidth, other.bandwidth, rel_tol=1e-3)
             assert math.isclose(one.latency, other.latency, rel_tol=1e-3)
-    assert (again.both_ways, again.contention) == (0.98, 1.0)
+    assert (again.both_ways, again.contention, again.window) == (0.98, 1.0, 14480)
 
 
 def test_pairs_alone_suffice_where_all_are_there(tmp_path):

@@ -145,6 +145,44 @@ def test_a_message_waits_until_it_is_asked_for():
     assert clock.now == pytest.approx(4.0, rel=0.01)
 
 
+def sent_after(rests: Sequence[float], nbytes: int, latency: float, window: int | None) -> list[float]:
+    """Seconds of messages one after the other, each after a rest."""
+    clock = Clock()
+    network = Network(clock, Links(hosts=2, up=1e12, latency=latency, window=window), 2)
+    seconds = list[float]()
+
+    def messages() -> Process:
+        for rest in rests:
+            yield rest
+            start = clock.now
+            network.tell(0, 1, ("all", 1), nbytes)
+            yield network.hear(0, 1, ("all", 1))
+            seconds.append(clock.now - start)
+
+    clock.start(messages())
+    clock.run()
+    return seconds
+
+
+def test_a_connection_opens_as_tcp_does():
+    window, latency = 10_000, 0.05
+    (seconds,) = sent_after([0.0], 15 * window, latency, window)  # 1, 2, 4 and 8 windows, each answered but the last
+    assert seconds == pytest.approx(2 * latency + 3 * 2 * latency, rel=0.01)
+    assert sent_after([0.0], 15 * window, 0.0, window)[0] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_a_connection_that_rests_has_to_open_again():
+    window, latency = 10_000, 0.05
+    timeout = 0.2 + 2 * latency
+    seconds = sent_after([0.0, 0.0, 2.5 * timeout, 60.0], 15 * window, latency, window)
+    flights = [round((s - latency) / latency + 1) // 2 for s in seconds]
+    assert flights == [4, 1, 2, 4]  # open to 31 windows then, halved twice to 8; ten packets are the least
+
+
+def test_nothing_of_it_is_played_where_links_do_not_say_so():
+    assert sent_after([0.0, 60.0], 150_000, 0.05, None) == [pytest.approx(0.1, rel=0.01)] * 2
+
+
 def test_ports_are_shared_and_both_ways_pass_at_once():
     def seconds(*messages: tuple[int, int]) -> float:
         clock = Clock()

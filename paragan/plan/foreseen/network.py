@@ -3,8 +3,9 @@
 A message leaves when its receiver has asked for it, and the question has travelled (a rendezvous: gloo's unbound
 buffers), behind what leaves by the same connection. It goes through the sender's port, after a latency through the
 receiver's, each first come first served. A connection has at most WINDOW bytes in a port, in pieces, so that long
-messages share it. Collectives are gloo's (as in torch 2.13): a sum goes round a ring, to the rank before, in segments
-of which two are under way; a gather to the rank after, in halves; a transposition to all at once.
+messages share it; where `links.window` says with how many bytes it begins, it opens as TCP does (slow_start.py).
+Collectives are gloo's (as in torch 2.13): a sum goes round a ring, to the rank before, in segments of which two are
+under way; a gather to the rank after, in halves; a transposition to all at once.
 
     clock = Clock(); network = Network(clock, links, ranks)
     network.tell(0, 1, ("group", 1), 1000); heard = network.hear(0, 1, ("group", 1))
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 
 from ..links import Links
 from .events import Clock, Happening, Process
+from .slow_start import Opening
 
 WINDOW, PIECE = 512 << 10, 256 << 10  # bytes
 QUESTION = 100  # bytes of gloo's notification with its headers
@@ -42,6 +44,7 @@ def _nothing() -> None:
 class Line:
     """A connection, one way: pieces that wait, with what is done when they have arrived, and bytes in the port."""
 
+    opening: Opening
     waiting: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque[tuple[int, Callable[[], None]]])
     there: int = 0
 
@@ -118,7 +121,7 @@ class Network:
 
     def _queue(self, a: int, b: int, key: Key, nbytes: int, done: Callable[[], None]) -> None:
         """Behind what leaves by the same connection."""
-        line = self._lines.setdefault(self._entry(a, b, key[0]), Line())
+        line = self._line(a, b, key[0])
         while nbytes > PIECE:
             line.waiting.append((PIECE, _nothing))
             nbytes -= PIECE
@@ -128,10 +131,44 @@ class Network:
     def _fill(self, a: int, b: int, line: Line) -> None:
         """What the window has room for enters the port."""
         while line.waiting and (not line.there or line.there + line.waiting[0][0] <= WINDOW):
+            room = line.opening.room(self.clock.now)
+            if room < min(1, line.waiting[0][0]):  # room for nothing
+                return
             nbytes, done = line.waiting.popleft()
+            if nbytes > room:
+                line.waiting.appendleft((nbytes - int(room), done))
+                nbytes, done = int(room), _nothing
             line.there += nbytes
+            if room < math.inf:
+                line.opening.leaves(nbytes, self.clock.now)
+                done = self._answering(a, b, line, nbytes, done)
             leaves = self._put(a, b, nbytes, done)
             self.clock.at(leaves, lambda nbytes=nbytes: self._left_port(a, b, line, nbytes))
+
+    def _answering(self, a: int, b: int, line: Line, nbytes: int, done: Callable[[], None]) -> Callable[[], None]:
+        """What is done on arrival, and makes room a latency later."""
+
+        def answered() -> None:
+            line.opening.answered(nbytes)
+            self._fill(a, b, line)
+
+        def arrived() -> None:
+            done()
+            self.clock.at(self.clock.now + self.latency(a, b), answered)
+
+        return arrived
+
+    def _line(self, a: int, b: int, connection: Hashable) -> Line:
+        """Made when it is first used."""
+        entry = self._entry(a, b, connection)
+        if entry not in self._lines:
+            self._lines[entry] = Line(self._opening(a // self.each, b // self.each))
+        return self._lines[entry]
+
+    def _opening(self, one: int, other: int) -> Opening:
+        way, first = self._way(one, other), self.links.window if one != other else None
+        pace = min(way.pace, self.links.port(one)[0], self.links.port(other)[1])
+        return Opening(first or math.inf, WINDOW + 2 * way.latency * pace, 2 * way.latency)
 
     def _left_port(self, a: int, b: int, line: Line, nbytes: int) -> None:
         line.there -= nbytes
