@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 RESULTS, DOCS = Path(__file__).parent / "results", Path(__file__).parent.parent / "docs/figures"
 STYLE = {
@@ -161,6 +162,10 @@ def prediction(rows: Sequence[dict[str, Any]]) -> Figure:
     ends = [0.8 * min(times), 1.25 * max(times)]
     axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=SPREAD, label="within 10 %")
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="ms a step, measured", ylabel="predicted")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(ScalarFormatter())
+        axis.set_minor_formatter(NullFormatter())
     axes.legend(fontsize=7)
     errors = sorted(100 * abs(row["error"]) for row in rows)
     beside.plot(errors, [100 * (i + 1) / len(errors) for i in range(len(errors))], color=OURS)
