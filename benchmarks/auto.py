@@ -109,8 +109,7 @@ class _Contestant:
 def contest(ranks: int) -> dict[str, Any]:
     """All strategies on so many ranks here."""
     decision, about, seconds = list(told(ranks, job))
-    rivals = [name for name in seconds if ranks > 1 or name == "sync"]  # one rank does as one worker does
-    best = min(rivals, key=lambda name: seconds[name])
+    best = min(seconds, key=lambda name: seconds[name])
     mine = seconds.get(about["chosen"]) or min(
         (s for name, s in seconds.items() if _kind(name) == _kind(about["chosen"])), default=float("nan")
     )

@@ -107,7 +107,10 @@ def test_parts_of_a_gradient_are_ready_when_their_layers_have_them():
     ready = samples.medians().g.ready
     asleep = 8 * 2 * layer_s  # backward of a layer; three of them are two parts
     assert all(b - a >= 0.99 * 3 * asleep for a, b in itertools.pairwise(ready[::2]))
+    passes = 8 * 24 * layer_s  # forward through G, in both turns
+    assert all(passes < turn.made < turn.backward for turn in (samples.medians().g, samples.medians().d))
     assert not any(p._post_accumulate_grad_hooks for p in game.g.flat.parameters)
+    assert not game.g.net._forward_hooks
 
 
 def test_lazy_penalties_count_as_often_as_they_come():
@@ -121,7 +124,7 @@ def test_a_turn_is_the_mean_over_kinds_of_steps():
     samples = Samples(4, [Kind(0, 0.25), Kind(1, 0.75)], waits=[0.5, 0.1, 0.3])
     for step, seconds in ((0, (8.0, 1.0, 100.0)), (1, (4.0, 4.0, 4.0))):
         for name in "GD":
-            samples.turns[step, name] = [(*[0.0] * PARTS, s / 2, s) for s in seconds]
+            samples.turns[step, name] = [(*[0.0] * PARTS, s / 2, s, s / 8) for s in seconds]
     rounds = samples.medians()
     assert (rounds.d.whole, rounds.g.backward, rounds.wait) == (5.0, 2.5, 0.3)
 

@@ -1,6 +1,6 @@
 """What `--strategy auto` becomes on the ranks there are: one worker profiled, links measured, strategies predicted.
 
-Every rank calls `decided`, and learns the same. On one rank nothing is measured: it is sync.
+Every rank calls `decided`, and learns the same. On one rank it is sync, or async where D is faster on G's images.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ...train.progress import Screen
 from ...train.run import Run, build_nets, on_lanes, settled, spec_of
 from ...train.start import assemble, initialise
 from ...train.together import together
+from ..links import Links
 from ..measuring import measure_links
 from ..worker.device import described
 from ..worker.profile import Profile, Turn, profile_from, read_profile, written_profile
@@ -81,16 +82,18 @@ def _as(run: Run, told: dict[str, Any]) -> Run:
 
 def _chosen(run: Run, asked: Auto, kin: Run | None, images: Images, world: World, screen: Screen) -> Run:
     """kin: the run as it was begun, whose checkpoint has to be followed."""
-    if world.size == 1:
-        strategy = kin.strategy if kin and kin.strategy.name != "sync" else Sync()
+    if world.size == 1 and kin:
+        strategy = kin.strategy if kin.strategy.name != "sync" else Sync()
         if ":" in getattr(strategy, "split", ""):
             strategy = replace(strategy, split="auto")  # pyright: ignore[reportCallIssue]
         return _with(run, strategy, Chosen(1, asked), [f"{strategy.name}: one rank has nobody to agree with"])
     screen.say(f"strategy: one worker is measured on rank 0, unless it was before (about {asked.seconds:g} s)")
     profile = _profile(run, asked, images, world)
     profile = slowed(profile, _beside(run, images, world) / profile.round_s(run.batch / world.size))
-    screen.say("strategy: the links are measured")
-    links = measure_links(world, quick=True)
+    links = Links(hosts=1, up=1.0, latency=0.0)
+    if world.size > 1:
+        screen.say("strategy: the links are measured")
+        links = measure_links(world, quick=True)
 
     def choose() -> str:
         if not world.first:
@@ -225,7 +228,8 @@ def slowed(profile: Profile, factor: float) -> Profile:
 
     def of(turns: Sequence[Turn]) -> tuple[Turn, ...]:
         return tuple(
-            Turn(t.batch, tuple(factor * at for at in t.ready), factor * t.backward, factor * t.whole) for t in turns
+            Turn(t.batch, tuple(factor * x for x in t.ready), *(factor * x for x in (t.backward, t.whole, t.made)))
+            for t in turns
         )
 
     handling = {name: factor * seconds for name, seconds in profile.handling.items()}

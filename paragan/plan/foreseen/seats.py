@@ -123,7 +123,7 @@ class Wiring:
         batch = self.run.batch * len(role.share.lanes) / self.run.lanes
         timed, made = self.profile.turn(name, batch), made_s(self.profile, batch)
         if name == "D" and not role.for_d:
-            timed = earlier(timed, made / self.profile.ratio)
+            timed = earlier(timed, spared_s(self.profile, batch))
         team = turn.team.members if turn.team.size > 1 else ()
         total, ends = sum(sizes), [sum(sizes[: i + 1]) for i in range(len(sizes))]
         filled = tuple(ready_at(timed, end / total) for end in ends)
@@ -198,16 +198,24 @@ def divided(run: Planned, profile: Profile, ranks: int) -> Any:
     if getattr(run.strategy, "split", None) != "auto" or ranks == 1 or run.strategy.lagging:
         return run.strategy
     g = profile.turn("G", run.batch).whole
-    d = run.d_steps * earlier(profile.turn("D", run.batch), made_s(profile, run.batch) / profile.ratio).whole
+    d = run.d_steps * earlier(profile.turn("D", run.batch), spared_s(profile, run.batch)).whole
     return dataclasses.replace(run.strategy, split="{}:{}".format(*even(g, d, ranks)))
 
 
 def made_s(profile: Profile, batch: float) -> float:
-    """Seconds into G's turn when its images are there: its backward takes twice as long as its forward pass."""
+    """Seconds into G's turn when its images are there. Where that was not measured, backward is taken to last twice
+    as long as the forward pass."""
     turn = profile.turn("G", batch)
+    if turn.made:
+        return turn.made
     if len(turn.ready) < 2:
         return turn.backward / 5
     return min(turn.ready[0], (turn.ready[-1] - turn.ready[0]) * len(turn.ready) / (len(turn.ready) - 1) / 2)
+
+
+def spared_s(profile: Profile, batch: float) -> float:
+    """Seconds of D's turn in which G makes images for it."""
+    return profile.turn("D", batch).made or made_s(profile, batch) / profile.ratio
 
 
 def earlier(turn: Timed, seconds: float) -> Timed:

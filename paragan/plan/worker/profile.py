@@ -29,12 +29,14 @@ class Turn:
                first: comm/flat.py); rising
     backward : when its passes were over
     whole    : when the optimizer had stepped, and the average followed
+    made     : what G's forward passes in it took (0: not measured)
     """
 
     batch: Annotated[int, Field(ge=1)]
     ready: tuple[Seconds, ...]
     backward: Seconds
     whole: Seconds
+    made: Seconds = 0.0
 
 
 @record
@@ -138,6 +140,7 @@ def _weighted(a: Turn, b: Turn, share: float, factor: float) -> Turn:
         ready,
         mix(a.backward, b.backward),
         mix(a.whole, b.whole),
+        mix(a.made, b.made) if a.made and b.made else 0.0,
     )
 
 

@@ -29,16 +29,42 @@ WARM_UP = 1  # rounds of every kind, at every visit
 FEWEST, MOST = 2, 40  # that are timed
 
 
+class Making:
+    """What G's forward passes take, in either player's turn."""
+
+    def __init__(self, player: Player, hooks: bool = True):
+        net, self.clock, self._begun = player.net, kind_of(player.flat.params.device), list[Any]()
+        self._passes: list[tuple[Any, Any]] = []
+        self._hooks = [net.register_forward_pre_hook(self._begins), net.register_forward_hook(self._ends)]
+        if not hooks:
+            self.close()
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begins(self, *_: Any) -> None:
+        self._begun.append(self.clock.now())
+
+    def _ends(self, *_: Any) -> None:
+        self._passes.append((self._begun.pop(), self.clock.now()))
+
+    def seconds(self) -> float:
+        """Of all since it was asked last; once all is done."""
+        passes, self._passes = self._passes, []
+        return sum(self.clock.seconds(*one) for one in passes)
+
+
 class Timed:
     """An exchange with nobody, which notes when what of its player's turn was done.
 
     hooks: whether every parameter tells when its gradient is there (where passes are replayed, none does).
     """
 
-    def __init__(self, player: Player, hooks: bool = True):
-        self.player, self.device = player, player.flat.params.device
+    def __init__(self, player: Player, making: Making, hooks: bool = True):
+        self.player, self.making, self.device = player, making, player.flat.params.device
         self.clock = kind_of(self.device)
-        self.turns: list[tuple[float, ...]] = []  # ready, backward, whole
+        self.turns: list[tuple[float, ...]] = []  # ready, backward, whole, made
         self._filled: dict[Tensor, Any] = {}
         self._start = self._over = self.clock.now()
         with player.moving():  # a hook on a frozen tensor is refused
@@ -67,7 +93,7 @@ class Timed:
         end = self.clock.now()
         self.clock.synchronize(self.device)
         times = [self.clock.seconds(self._start, moment) for moment in (self._over, end)]
-        self.turns.append((*self._ready(times[0]), *times))
+        self.turns.append((*self._ready(times[0]), *times, self.making.seconds()))
 
     def _ready(self, over: float) -> list[float]:
         """When each of PARTS equal parts of the vector was filled, and all before it: they leave in this order."""
@@ -120,14 +146,16 @@ class Samples:
 
     def _turn(self, name: str) -> Turn:
         medians = [map(statistics.median, zip(*self.turns[kind.step, name])) for kind in self.kinds]
-        *ready, backward, whole = (weighted(column, [kind.share for kind in self.kinds]) for column in zip(*medians))
-        return Turn(self.batch, tuple(itertools.accumulate(ready, max)), backward, whole)
+        shares = [kind.share for kind in self.kinds]
+        *ready, backward, whole, made = (weighted(column, shares) for column in zip(*medians))
+        return Turn(self.batch, tuple(itertools.accumulate(ready, max)), backward, whole, made)
 
 
 def time_rounds(session: Session, seconds: float, into: Samples) -> None:
     """Play rounds of every kind for about so long. The session's clock goes on, but for its step."""
     game, recorded = session.game, session.run.device.graph
-    timed = {player.name: Timed(player, hooks=not recorded) for player in game.players}
+    making = Making(game.g, hooks=not recorded and not session.run.device.compile)
+    timed = {player.name: Timed(player, making, hooks=not recorded) for player in game.players}
     role = lockstep(game, Solo(), session.role.share, lambda player: timed[player.name], alternately)
     session = dataclasses.replace(session, role=role)
     try:
@@ -136,7 +164,7 @@ def time_rounds(session: Session, seconds: float, into: Samples) -> None:
             for name, one in timed.items():
                 into.turns.setdefault((kind.step, name), []).extend(one.turns)
     finally:
-        for one in timed.values():
+        for one in (making, *timed.values()):
             one.close()
 
 
