@@ -75,8 +75,8 @@ def table(seen: dict[str, Any]) -> list[str]:
 
 
 def _rates(links: Any) -> dict[str, float]:
-    if links.hosts > MOST:
-        raise Unusable(f"--hosts {links.hosts}: {MOST:,} can be simulated")
+    if not 2 <= links.hosts <= MOST:
+        raise Unusable(f"--hosts {links.hosts}: 2 to {MOST:,} can be simulated")
     if links.pairs or isinstance(links.up, list) or isinstance(links.down, list):
         raise Unusable("--simulate draws how links differ: give one rate and latency, '100/20 Mbit/s, 40 ms'")
     if links.ranks_per_host != 1:

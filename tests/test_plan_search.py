@@ -96,6 +96,7 @@ def test_many_workers_are_simulated(profile, tmp_path):
         (["--hosts=2", LINE, "--nets.width=8"], "is of another game than digits"),
         (["--links=9 hosts, 1 Gbit/s, 1 ms", "--simulate", "--leaving=2"], "--leaving 2"),
         (["--links=9000000 hosts, 1 Gbit/s, 1 ms", "--simulate"], "200,000 can be simulated"),
+        (["--links=1 hosts, 1 Gbit/s, 1 ms", "--simulate"], "2 to 200,000 can be simulated"),
         (["--links=4 hosts of 2 ranks, 1 Gbit/s, 1 ms", "--simulate"], "a worker on each host"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -100,6 +100,16 @@ def test_one_rank_chooses_once(tmp_path):
     assert "as this run was begun" in again.out + again.err
 
 
+def test_a_profile_of_bench_step_is_known_again(tmp_path):
+    file = tmp_path / "profile.yaml"
+    assert call("bench", "step", "digits", "--seconds=1", "--noise-kimg=0", f"--out={file}").status == 0
+    ended = call(
+        *("train", "digits", "--strategy=auto", f"--strategy.profile={file}", f"--run-dir={tmp_path}/run"),
+        *("--kimg=0.1", QUICK),
+    )
+    assert ended.status == 0, ended.err
+
+
 QUICK = "--evaluation.metrics=[]"
 
 

@@ -181,7 +181,7 @@ def _profile(run: Run, asked: Auto, images: Images, world: World) -> Profile:
 
 
 def _of_first(run: Run, asked: Auto, images: Images, world: World) -> Profile:
-    plainly = replace(run, strategy=Sync(), chosen=Chosen())
+    plainly = settled(replace(run, strategy=Sync(), chosen=Chosen()))
     structure = ""
     if is_own(run.nets, run.objective):
         nets = _pair(run, images, world)
