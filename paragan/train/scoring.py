@@ -165,6 +165,19 @@ def check(wanted: Evaluation, images: Images, best: str = "none") -> None:
             reals.of(reading)
 
 
+def _check_classes(wanted: Evaluation, images: Images, model: Model) -> None:
+    """Refuse scores class by class where the classes of the data are others than those G was trained on. A model whose
+    classes are numbers may go with any names."""
+    labelled = [name for name in wanted.metrics if METRICS[name].labelled]
+    numbers = tuple(map(str, range(len(images.classes))))
+    if labelled and model.classes not in ((), images.classes, numbers):
+        theirs, mine = (", ".join(names[:5]) + ", ..." * (len(names) > 5) for names in (model.classes, images.classes))
+        raise Unusable(
+            f"metrics: {labelled[0]} goes class by class, and the data have other classes ({len(images.classes)}: "
+            f"{mine}) than the model ({len(model.classes)}: {theirs}); fd, kid and prdc need none"
+        )
+
+
 def feature_space(wanted: Evaluation, images: Images) -> FeatureSpace:
     """What a score sees of such images; of numbers, the numbers. A classifier is not trained yet."""
     name = wanted.features
@@ -234,6 +247,7 @@ def sweep(
     images = load_images(run)
     check(wanted, images)
     model = alike(world, lambda: load_model(folder, world.device, nets, images))
+    _check_classes(wanted, images, model)
     screen.say(f"scoring {wanted.count:,} fakes: {', '.join(wanted.metrics)}")
     if wanted.features == classifier.NAME:
         screen.say("a classifier of the data is trained first, where none is kept yet: that takes minutes")

@@ -138,6 +138,35 @@ def test_scores_of_classes_are_refused_where_there_are_none(tmp_path):
     assert "use pixels" in refused(*plain, "--evaluation.features=resnet20")
 
 
+@pytest.mark.parametrize("names", ["abc", "abcdefghijkl", "a"])
+@pytest.mark.parametrize("metric", ["intra_fd", "accuracy"])
+def test_data_of_other_classes_are_refused_for_scores_of_classes(digits, tmp_path, metric, names):
+    count = len(names)
+    images, labels = np.random.default_rng(0).integers(0, 255, (8 * count, 8, 8, 1), np.uint8), np.arange(8 * count)
+    data = npz(tmp_path / "d.npz", images=images, labels=labels % count, classes=np.array([*names]))
+    asked = ("eval", digits, "--data", data, "--count", "32", "--metrics")
+    if count > 1 or metric == "intra_fd":
+        line = refused(*asked, metric)
+        assert f"other classes ({count}: a" in line
+        assert "(10: 0, 1, 2, 3, 4, ...)" in line
+    assert call(*asked, "fd").status == 0
+
+
+def test_a_model_whose_classes_are_numbers_goes_with_any_names(digits, tmp_path):
+    images, labels = np.random.default_rng(0).integers(0, 255, (80, 8, 8, 1), np.uint8), np.arange(80) % 10
+    data = npz(tmp_path / "d.npz", images=images, labels=labels, classes=np.array([*"abcdefghij"]))
+    assert call("eval", digits, "--data", data, "--count", "32", "--metrics", "intra_fd").status == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_name_with_a_number_needs_no_count(digits):
+    ended = call("eval", digits, "--features", "pixels", "--metrics", "kid50k_full")
+    assert ended.status == 0, ended.err
+    assert read(digits / "metrics.jsonl")[-1]["protocol"]["fakes"] == 50_000
+    line = refused("eval", digits, "--features", "pixels", "--metrics", "kid50k_full", "--count", "16")
+    assert "ask for kid, or count=50000" in line
+
+
 def test_a_space_of_the_user_s_own_is_given_again(digits, tmp_path, monkeypatch):
     code = "class Rows(nn.Module):\n    def forward(self, x):\n        return x.float().mean(3).flatten(1)\n"
     (tmp_path / "own_space_of_a_run.py").write_text(f"from torch import nn\n\n{code}")
