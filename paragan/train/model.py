@@ -356,8 +356,8 @@ def one_label(word: str, classes: Sequence[str]) -> int:
     """'3' or 'cat' -> a label number. A word that is a name is a name, though it were a number too."""
     if word in classes:
         return classes.index(word)
-    if word.isdecimal() and int(word) < len(classes):
+    if word.isdecimal() and len(word) < 19 and int(word) < len(classes):
         return int(word)
     raise Unusable(
-        f"labels: there is no class {word!r}; classes are 0 to {len(classes) - 1}: {', '.join(classes[:20])}"
+        f"labels: there is no class {word[:40]!r}; classes are 0 to {len(classes) - 1}: {', '.join(classes[:20])}"
     )
