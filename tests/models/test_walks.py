@@ -117,6 +117,7 @@ def test_grey_and_odd_frames(tmp_path):
 def test_refusals(small, tmp_path):
     assert ".mp4, .gif, .webp" in refused("sample", small, "--video", tmp_path / "a.avi")
     assert "--seconds" in refused("sample", small, "--video", tmp_path / "a.gif", "--seconds=0")
+    assert "a .gif shows at most 50" in refused("sample", small, "--video", tmp_path / "a.gif", "--fps=60")
     assert "not allowed with" in refused("sample", small, "--video", "a.gif", "--out", "a.png")
     with pytest.raises(Unusable, match="no class 'dog'"):
         walk(paragan.load(small), 2, 2, labels=["dog"])
