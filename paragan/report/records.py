@@ -81,7 +81,7 @@ def read(path: Path) -> list[Row]:
 
 def latest(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The scores of the last moment that was scored, by name; of those taken twice the second."""
-    rows = list(rows)
+    rows = [row for row in rows if "name" in row and is_number(row.get("value"))]
     return {str(row["name"]): float(row["value"]) for row in rows if row.get("kimg") == rows[-1].get("kimg")}
 
 

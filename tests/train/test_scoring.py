@@ -8,9 +8,10 @@ import shutil
 import numpy as np
 import pytest
 
+import paragan
 from paragan.eval import classifier
 from paragan.eval.metrics import METRICS
-from paragan.report.records import read
+from paragan.report.records import Records, read
 from processes import TINY, call, refused
 
 
@@ -84,6 +85,25 @@ def test_a_truncated_score_does_not_stand_for_the_run_s_own(digits):
     assert (digits / "metrics.jsonl").read_text().startswith(own)
     rows = [row for row in read(digits / "metrics.jsonl") if row["name"] == "kid_pixels"]
     assert [row["protocol"]["truncation"] for row in rows] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"value": 1.0},
+        {"value": 1.0, "protocol": None},
+        {"value": 1.0, "protocol": "mine"},
+        {"value": None, "protocol": {}},
+    ],
+    ids=str,
+)
+def test_scores_that_another_program_added_disturb_nobody(digits, tmp_path, more):
+    Records(digits / "metrics.jsonl").append({"name": "fd_pixels", "kimg": paragan.load(digits).kimg, **more})
+    assert call("export", digits, "--out", tmp_path / "model").status == 0
+    assert call("eval", digits, "--metrics=fd", "--count=16", "--follow").status == 0
+    ended = call("eval", digits, "--metrics=fd", "--count=32")
+    assert ended.status == 0, ended.err
+    assert "fd_pixels" in ended.out
 
 
 def test_statistics_of_a_file_stand_for_the_data(digits, tmp_path):
