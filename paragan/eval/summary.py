@@ -1,6 +1,6 @@
 """What a feature space saw of some images: all that a score needs of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from paragan.eval.features import FeatureSpace
 from paragan.eval.readings import Kept, Look, Reading, Seen
 from paragan.eval.shares import Summing, dealt, of_first
 
+HEARD = 32  # blocks of a rank, after which all hear of each other
 Sample = Callable[[range], Tensor]  # indices -> uint8 images [len, C, H, W], or numbers float32 [len, ...]
 LabelsOf = Callable[[range], np.ndarray]  # indices -> int64 labels [len]
 
@@ -62,7 +63,7 @@ def look(
     known = {reading: reading.begin(look) for reading in readings}
     told, bad = labels if any(reading.labelled for reading in readings) else None, torch.zeros(1)
     image = (0,) * (len(look.space.shape) or 3)
-    for rows in dealt(look.count, look.block, group.rank, group.size):
+    for rows in _in_step(look, group):
         pictures = _checked(sample(rows), len(rows), look.space)
         image = tuple(pictures.shape[1:])
         pictures = pictures.to(look.device)
@@ -77,6 +78,16 @@ def look(
         raise Unusable(f"space: {look.space.name} gave features that are not finite")  # on all ranks if on one
     kept = {reading: reading.end(so_far, look, group) for reading, so_far in known.items()}
     return Summary(look.space, image, look.count, kept)
+
+
+def _in_step(look: Look, group: Summing) -> Iterator[range]:
+    """The blocks of this rank. Now and then all wait for each other: who was lost is noticed before all is done, and a
+    group takes a long silence for a failure."""
+    mine = dealt(look.count, look.block, group.rank, group.size)
+    for number in range(-(-look.count // (look.block * group.size))):
+        if group.size > 1 and number % HEARD == HEARD - 1:
+            group.sum(torch.zeros(1)).wait()
+        yield from mine[number : number + 1]
 
 
 def rows_of(images: Rows, space: FeatureSpace) -> Sample:
