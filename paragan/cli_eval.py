@@ -62,9 +62,13 @@ def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
 
 def _wanted(options: argparse.Namespace, recorded: dict[str, Any]) -> dict[str, Any]:
     """What the run is scored by, as it says itself unless something else is asked for."""
+    from .eval.metrics import metric_named, number_of_fakes
+
     names = ("count", "features", "inception", "reference")
     asked = {name: value for name in names if (value := getattr(options, name)) is not None}
     metrics = options.metrics.split(",") if options.metrics else recorded["metrics"]
+    if "count" not in asked and any(metric_named(name).promised for name in metrics):
+        asked["count"] = number_of_fakes(metrics)
     if "features" not in asked and recorded["features"] == "pixels":
         asked |= _features_for(metrics) if options.metrics else {}
     if "features" not in asked and ":" in recorded["features"]:

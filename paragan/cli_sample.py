@@ -88,7 +88,7 @@ def _video(options: argparse.Namespace) -> int:
 
     if not 0 < options.seconds <= 3600 or not 1 <= options.fps <= 120 or options.stops < 2:
         raise Unusable("--seconds must be above 0 and at most 3600, --fps from 1 to 120, --stops 2 or more")
-    check_form(Path(options.video))
+    check_form(Path(options.video), options.fps)
     if options.stops > (frames := max(2, int(options.seconds * options.fps))):
         raise Unusable(
             f"--stops {options.stops} are more than the video has frames: from 2 to {frames} (--seconds x --fps)"

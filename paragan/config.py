@@ -28,6 +28,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from .errors import Unusable
 
 T = TypeVar("T")
+VALUES = 100_000  # of a record, at most
 
 # A part that is one of several records may be given by its name alone: `strategy: sync`.
 by_name = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
@@ -113,10 +114,26 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise Unusable(f"{path} cannot be read: {error}") from error
 
 
-def from_yaml(text: str, name: str) -> dict[str, Any]:
+def parsed(text: str) -> Any:
+    """What is in YAML. ValueError where it is none, is nested beyond all measure, or where aliases make a few lines
+    stand for more values than anybody wrote."""
     try:
         data = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # nested, or numbers, beyond all measure
+    except (yaml.YAMLError, RecursionError, OverflowError) as error:
+        raise ValueError(" ".join(str(error).split())[:300]) from error
+    waiting = [data]
+    for _ in range(VALUES):
+        if not waiting:
+            return data
+        item = waiting.pop()
+        waiting += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+    raise ValueError(f"it holds more than {VALUES:,} values")
+
+
+def from_yaml(text: str, name: str) -> dict[str, Any]:
+    try:
+        data = parsed(text)
+    except ValueError as error:
         raise Unusable(f"{name} is not YAML: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(data, dict):
         raise Unusable(f"{name} must hold fields with values, as `paragan train RECIPE -n` prints them")

@@ -269,7 +269,7 @@ def number_of_fakes(metrics: Sequence[str], count: int | None = None) -> int:
         promised = metric_named(name).promised
         if promised and count not in (None, promised):
             plain = name.partition("50k")[0].replace("pr", "prdc")
-            raise Unusable(f"count: {name} is of {promised} fakes, not {count}; ask for {plain}, or leave count out")
+            raise Unusable(f"count: {name} is of {promised} fakes, not {count}; ask for {plain}, or count={promised}")
     return COUNT if count is None else count
 
 

@@ -10,6 +10,7 @@ the space and how they were seen. Records and pixels that are quickly seen again
 import contextlib
 import hashlib
 import json
+import lzma
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -131,6 +132,12 @@ def _keep_features(found: Share, file: Path, group: Summing) -> None:
 # from a file ------------------------------------------------------------------------------------------------
 
 
+UNREADABLE = (  # what is raised for files that are no npz, or damaged
+    *(OSError, ValueError, TypeError, EOFError, KeyError, RuntimeError, MemoryError),  # the last of sizes that lie
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+)
+
+
 def from_file(path: str | Path, space: FeatureSpace, device: torch.device | str = "cpu") -> Summary:
     """The Gaussian in an npz with `mu` [F] and `sigma` [F, F], as pytorch-fid, TTUR and `paragan data stats` write
     it. Raises `Unusable` for another file, another size, and another space where the file names one."""
@@ -142,7 +149,7 @@ def from_file(path: str | Path, space: FeatureSpace, device: torch.device | str 
         raise Unusable(
             f"reference: {file} does not exist; `paragan data stats PATH --out {file}` writes one"
         ) from error
-    except (OSError, ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except UNREADABLE as error:
         raise Unusable(
             f"reference: {file} is no npz of plain arrays, or not a whole one (pickles are refused: they can run code)"
         ) from error
@@ -150,7 +157,7 @@ def from_file(path: str | Path, space: FeatureSpace, device: torch.device | str 
     mean, covariance = (torch.from_numpy(arrays[name].astype(np.float64)).to(device) for name in ("mu", "sigma"))
     try:
         count, image = int(arrays.get("count", 0)), tuple(int(n) for n in arrays.get("image", ()))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise Unusable(f"reference: count or image in {file} is no whole number, nor several: leave it out") from error
     if "count" in arrays and count < 2:
         raise Unusable(f"reference: count={count} in {file} must be 2 or more: leave it out where it is not known")
@@ -167,8 +174,9 @@ def _check(arrays: dict[str, np.ndarray], file: Path, space: FeatureSpace) -> No
     if mu.shape != (size,) or sigma.shape != (size, size):
         found = f"mu {list(mu.shape)} and sigma {list(sigma.shape)}"
         raise Unusable(f"reference: {file} has {found}, and {space.name} has {size} features: another space?")
-    if mu.dtype.kind != "f" or sigma.dtype.kind != "f" or not (np.isfinite(mu).all() and np.isfinite(sigma).all()):
-        raise Unusable(f"reference: {file} holds numbers that are not finite, or not floats")
+    floats = mu.dtype.kind == sigma.dtype.kind == "f" and max(mu.itemsize, sigma.itemsize) <= 8
+    if not floats or not (np.isfinite(mu).all() and np.isfinite(sigma).all()):
+        raise Unusable(f"reference: {file} holds numbers that are not finite, or not floats of at most 8 bytes")
     if not np.allclose(sigma, sigma.T, rtol=1e-4, atol=1e-6 * max(np.abs(sigma).max(), 1e-30)):
         raise Unusable(f"reference: sigma in {file} is not symmetric: it is no covariance")
     roots = np.linalg.eigvalsh(sigma.astype(np.float64))

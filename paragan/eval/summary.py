@@ -1,6 +1,6 @@
 """What a feature space saw of some images: all that a score needs of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from paragan.errors import Unusable
 from paragan.eval.features import FeatureSpace
-from paragan.eval.gaussian import Gaussian
 from paragan.eval.readings import Kept, Look, Reading, Seen
-from paragan.eval.shares import Share, Summing, dealt, of_first
+from paragan.eval.shares import Summing, dealt, of_first
 
+HEARD = 32  # blocks of a rank, after which all hear of each other
 Sample = Callable[[range], Tensor]  # indices -> uint8 images [len, C, H, W], or numbers float32 [len, ...]
 LabelsOf = Callable[[range], np.ndarray]  # indices -> int64 labels [len]
 
@@ -61,20 +61,33 @@ def look(
     Raises `Unusable` for what are no uint8 images, and for features that are not finite.
     """
     known = {reading: reading.begin(look) for reading in readings}
+    told, bad = labels if any(reading.labelled for reading in readings) else None, torch.zeros(1)
     image = (0,) * (len(look.space.shape) or 3)
-    for rows in dealt(look.count, look.block, group.rank, group.size):
+    for rows in _in_step(look, group):
         pictures = _checked(sample(rows), len(rows), look.space)
         image = tuple(pictures.shape[1:])
         pictures = pictures.to(look.device)
-        y = None if labels is None else torch.from_numpy(np.asarray(labels(rows), np.int64)).to(look.device)
+        y = None if told is None else _labels(told(rows), rows, look.classes).to(look.device)
         seen = Seen(rows, pictures, look.space(pictures), y)
+        bad += float(not seen.features.isfinite().all())
         for reading, so_far in known.items():
             reading.add(so_far, look, seen)
     image = tuple(of_first(group, torch.tensor(image, device=look.device)).tolist())
+    group.sum(bad).wait()
+    if bad:
+        raise Unusable(f"space: {look.space.name} gave features that are not finite")  # on all ranks if on one
     kept = {reading: reading.end(so_far, look, group) for reading, so_far in known.items()}
-    for one in kept.values():
-        _check_finite(one, look.space, group)
     return Summary(look.space, image, look.count, kept)
+
+
+def _in_step(look: Look, group: Summing) -> Iterator[range]:
+    """The blocks of this rank. Now and then all wait for each other: who was lost is noticed before all is done, and a
+    group takes a long silence for a failure."""
+    mine = dealt(look.count, look.block, group.rank, group.size)
+    for number in range(-(-look.count // (look.block * group.size))):
+        if group.size > 1 and number % HEARD == HEARD - 1:
+            group.sum(torch.zeros(1)).wait()
+        yield from mine[number : number + 1]
 
 
 def rows_of(images: Rows, space: FeatureSpace) -> Sample:
@@ -102,12 +115,9 @@ def _checked(pictures: Tensor, count: int, space: FeatureSpace) -> Tensor:
     return pictures
 
 
-def _check_finite(kept: Any, space: FeatureSpace, group: Summing) -> None:
-    """Refuse features that are not finite, on all ranks where they are not on one."""
-    seen = kept.covariance if isinstance(kept, Gaussian) else kept.own if isinstance(kept, Share) else None
-    if seen is None:
-        return
-    bad = torch.tensor([float(not seen.isfinite().all())])
-    group.sum(bad).wait()
-    if bad:
-        raise Unusable(f"space: {space.name} gave features that are not finite")
+def _labels(given: np.ndarray, rows: range, classes: int) -> Tensor:
+    """int64 [len(rows)] of classes that there are."""
+    labels = torch.from_numpy(np.asarray(given, np.int64))
+    if len(labels) != len(rows) or not ((labels >= 0) & (labels < classes)).all():
+        raise Unusable(f"labels: want one of 0 to {classes - 1} for each image, and images {rows} have others")
+    return labels

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from ..report.records import Row, read
+from ..report.records import Row, is_number, read
 from ..train.model import Model
 
 USE = """```python
@@ -39,8 +39,9 @@ def scores_of(model: Model) -> list[Row]:
     found: dict[str, Row] = {}
     for folder in (model.folder, model.folder.parent):
         for row in read(folder / "metrics.jsonl"):
-            if row.get("kimg") == model.config.get("kimg") and {"name", "value"} <= row.keys():
-                found[str(row["name"])] = row
+            of_now = row.get("kimg") == model.config.get("kimg") and is_number(row.get("value"))
+            if of_now and isinstance(row.get("name"), str) and isinstance(row.get("protocol", {}), dict):
+                found[row["name"]] = row
     return list(found.values())
 
 

@@ -35,7 +35,9 @@ def push(model: Model, name: str) -> str:
     """Put a model onto the hub; its address."""
     try:
         return str(HubModel(model).push_to_hub(name))
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except Unusable:
+        raise
+    except Exception as error:  # also those of the library that the hub is reached by, which changes
         raise Unusable(f"--push {name}: {' '.join(str(error).split())[:300]}") from error
 
 

@@ -12,13 +12,14 @@ from ..data.aside import aside
 from ..errors import Unusable
 
 FORMS = (".mp4", ".gif", ".webp")
+GIF_FPS = 50  # it counts in hundredths of a second, and browsers show one of them as ten
 LEAST = 256  # pixels of the longer side: smaller frames are enlarged by whole numbers
 
 
 def write_video(frames: np.ndarray, out: Path, fps: float) -> None:
     """Write uint8 [N, H, W, 1 or 3] as a video that repeats, in the form that `out` names."""
     suffix = out.suffix.lower()
-    check_form(out)
+    check_form(out, fps)
     times = max(1, LEAST // max(frames.shape[1:3]))
     frames = frames.repeat(times, axis=1).repeat(times, axis=2)
     if suffix == ".mp4":
@@ -32,11 +33,13 @@ def write_video(frames: np.ndarray, out: Path, fps: float) -> None:
         )
 
 
-def check_form(out: Path) -> None:
-    """Unusable for another form of video than there is, and for one whose extra is missing."""
+def check_form(out: Path, fps: float) -> None:
+    """Unusable for another form of video than there is, one whose extra is missing, and more frames than it shows."""
     suffix = out.suffix.lower()
     if suffix not in FORMS:
         raise Unusable(f"--video {out}: a video is one of {', '.join(FORMS)}")
+    if suffix == ".gif" and fps > GIF_FPS:
+        raise Unusable(f"--fps {fps:g}: a .gif shows at most {GIF_FPS} frames a second; .webp and .mp4 show more")
     if suffix == ".mp4":
         _ffmpeg()
 

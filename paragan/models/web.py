@@ -28,7 +28,8 @@ from ..train.sampler import Latents, Sampler, latent
 
 N = TypeVar("N", int, float)
 MOST = 256  # images of a grid
-LOOPBACK = ["localhost", "127.0.0.1", "::1"]
+SILENT_S = 30.0  # that a connection may say nothing
+LOOPBACK = ["localhost", "127.0.0.1"]
 
 
 def application(model: Model, hosts: Sequence[str] | None = None) -> Any:
@@ -134,13 +135,17 @@ def _read(kind: type[N], called: str, asked: Mapping[str, str], name: str, defau
 def serve(model: Model, host: str, port: int, out: TextIO) -> None:
     """Answer requests until interrupted. Unusable where the port is taken."""
     app = application(model, LOOPBACK if host in LOOPBACK else None)  # else any page that is open could ask it
-    from werkzeug.serving import make_server
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Patient(WSGIRequestHandler):
+        timeout = SILENT_S  # browsers open connections ahead of what they ask
 
     try:
         listening = socket.create_server((host, port))
     except OSError as error:
         raise Unusable(f"--port {port} on {host} cannot be had ({error.strerror}): 0 is a free one") from error
-    with listening, make_server(host, port, app, fd=listening.fileno()) as server:
+    how: dict[str, Any] = {"threaded": True, "request_handler": Patient, "fd": listening.fileno()}
+    with listening, make_server(host, port, app, **how) as server:
         out.write(f"http://{host}:{listening.getsockname()[1]} shows {model.folder}; Ctrl-C ends it\n")
         out.flush()
         with contextlib.suppress(KeyboardInterrupt):

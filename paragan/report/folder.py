@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from paragan.config import parsed
 from paragan.errors import Unusable
 from paragan.report import words
 from paragan.report.labels import Label, labels_of
@@ -117,8 +116,8 @@ def read_folder(run_dir: Path) -> Folder:
         raise Unusable(_no_run(path))
     try:
         text = file.read_text("utf-8")
-        run = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        run = parsed(text)
+    except ValueError as error:
         raise Unusable(f"{file}: not readable as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(run, Mapping):
         raise Unusable(f"{file}: holds no run; the resolved run that `paragan train` wrote belongs there")

@@ -72,7 +72,7 @@ def _folders(run_dir: Path) -> dict[int, str]:
 def _begun(run_dir: Path, number: int, folder: str, names: list[str]) -> Label:
     rows = read(run_dir / folder / "stats.jsonl")
     last: Row = rows[-1] if rows else {}
-    scores = latest(row for row in read(run_dir / folder / "metrics.jsonl") if is_number(row.get("value")))
+    scores = latest(read(run_dir / folder / "metrics.jsonl"))
     name = names[number] if number < len(names) else str(number)
     kimg, seconds = _number(last.get("Progress/kimg")), _number(last.get("Timing/total_s"))
     return Label(number, name, kimg, seconds, None, _finite(scores), "", folder, "begun" if "." in folder else "done")

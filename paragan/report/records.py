@@ -81,7 +81,7 @@ def read(path: Path) -> list[Row]:
 
 def latest(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The scores of the last moment that was scored, by name; of those taken twice the second."""
-    rows = list(rows)
+    rows = [row for row in rows if "name" in row and is_number(row.get("value"))]
     return {str(row["name"]): float(row["value"]) for row in rows if row.get("kimg") == rows[-1].get("kimg")}
 
 
@@ -90,7 +90,7 @@ def columns(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[float], l
     kimg, values = [], []
     for row in rows:
         at, value = row.get("Progress/kimg", row.get("kimg")), row.get(key)
-        if value is None and key in row.get("nonfinite", ()):
+        if value is None and isinstance(lost := row.get("nonfinite"), list) and key in lost:
             value = math.nan
         if is_number(at) and math.isfinite(at) and is_number(value):
             kimg.append(float(at))
@@ -99,7 +99,10 @@ def columns(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[float], l
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it is one that a float holds, or would if it were finite."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**1023
+    return isinstance(value, float)
 
 
 def write_whole(path: Path, data: bytes) -> None:

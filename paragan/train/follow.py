@@ -54,15 +54,15 @@ class Follow:
 
     def __call__(self) -> int:
         """Score until the run is complete; how many models were. Failed, where it showed nothing for too long."""
-        number, kimg, last, seen, since = 0, -1.0, dict[str, Any](), None, time.monotonic()
+        number, kimg, last, before, seen, since = 0, -1.0, dict[str, Any](), 0, None, time.monotonic()
         while True:
-            found = self._newest()
+            undone, found = len(rollbacks(self.folder)), self._newest()
             if found and found.config != last:  # which has checksums: after going back there is another of that moment
                 self._tell_skipped(kimg, float(found.config["kimg"]))
-                kimg, last, since = float(found.config["kimg"]), found.config, time.monotonic()
-                number += self._score(found)
+                kimg, last, before, since = float(found.config["kimg"]), found.config, undone, time.monotonic()
+                number += self._score(found, undone)
                 continue  # it may have been replaced meanwhile
-            if 1000 * kimg >= self.run.images:
+            if 1000 * kimg >= self.run.images and undone == before:
                 return number
             now = signature(self.folder)
             seen, since = (now, since) if now == seen else (now, time.monotonic())
@@ -80,15 +80,16 @@ class Follow:
             raise Unusable(f"{self.folder} has a model for every label, which workers score: leave --follow out")
         return snapshot(model)
 
-    def _score(self, found: Snapshot) -> bool:
-        """Score a model by what is missing of it; whether anything was."""
+    def _score(self, found: Snapshot, undone: int) -> bool:
+        """Score a model by what is missing of it; whether anything was. undone: how often the run had gone back before
+        the model was read."""
         kimg = float(found.config["kimg"])
         there = names_there(self.folder, kimg)
         space = feature_space(self.wanted, self.images)
         missing = tuple(m for m in self.wanted.metrics if not there.issuperset(metric_names(m, space)))
         if not missing:
             return False
-        wanted, undone = dataclasses.replace(self.wanted, metrics=missing), len(rollbacks(self.folder))
+        wanted = dataclasses.replace(self.wanted, metrics=missing)
         with tempfile.TemporaryDirectory(prefix="paragan-follow-") as name:
             folder = found.written(Path(name))
             start = time.perf_counter()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 import safetensors.torch
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..config import build, plain
 from ..data.images import Images
@@ -34,6 +36,7 @@ from .snapshot import FORMAT, PARTS, config_text, read_config, whole
 
 PER_LABEL = "per-label"
 STANDING_IMAGES = 1024
+SLACK = 2**24  # bytes
 
 
 @contextlib.contextmanager
@@ -242,10 +245,29 @@ def load_model(path: str | Path, device: torch.device = CPU, nets: Any = None, d
         parts = Merged(lambda label: _load_part(folder, spec, config, label, device, nets, data), prior, device)
         return Model(parts, spec, config, folder)
     net_config = nets_of(config.get("net"), nets, folder)
-    with reading(folder):
+    with reading(folder), _no_larger(4 * len(found.weights["model"]) + SLACK):
         g = net_config.generator(spec)
     found.fill(g)
     return Model(sampler_of(g.to(device).eval(), net_config, spec, prior, device, data), spec, config, folder)
+
+
+@contextlib.contextmanager
+def _no_larger(most: int) -> Iterator[None]:
+    """ValueError as soon as a network that this thread makes takes more bytes: a config.json of another size than the
+    weights beside it is not to fill the memory before they are compared. (Parametrized weights count twice.)"""
+    here, taken = threading.get_ident(), 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal taken
+        taken += parameter.nbytes if parameter is not None and threading.get_ident() == here else 0
+        if taken > most:
+            raise ValueError("its networks are much larger than the weights beside it")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextlib.contextmanager
@@ -356,8 +378,8 @@ def one_label(word: str, classes: Sequence[str]) -> int:
     """'3' or 'cat' -> a label number. A word that is a name is a name, though it were a number too."""
     if word in classes:
         return classes.index(word)
-    if word.isdecimal() and int(word) < len(classes):
+    if word.isdecimal() and len(word) < 19 and int(word) < len(classes):
         return int(word)
     raise Unusable(
-        f"labels: there is no class {word!r}; classes are 0 to {len(classes) - 1}: {', '.join(classes[:20])}"
+        f"labels: there is no class {word[:40]!r}; classes are 0 to {len(classes) - 1}: {', '.join(classes[:20])}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ..eval.readings import wanted as readings_of
 from ..eval.reference import from_file
 from ..eval.shares import dealt, everywhere
 from ..eval.summary import Summary
-from ..report.records import Records, read
+from ..report.records import Records, Row, is_number, read
 from .best import Best, chosen
 from .loop import Session
 from .model import Model, load_model
@@ -165,6 +165,19 @@ def check(wanted: Evaluation, images: Images, best: str = "none") -> None:
             reals.of(reading)
 
 
+def _check_classes(wanted: Evaluation, images: Images, model: Model) -> None:
+    """Refuse scores class by class where the classes of the data are others than those G was trained on. A model whose
+    classes are numbers may go with any names."""
+    labelled = [name for name in wanted.metrics if METRICS[name].labelled]
+    numbers = tuple(map(str, range(len(images.classes))))
+    if labelled and model.classes not in ((), images.classes, numbers):
+        theirs, mine = (", ".join(names[:5]) + ", ..." * (len(names) > 5) for names in (model.classes, images.classes))
+        raise Unusable(
+            f"metrics: {labelled[0]} goes class by class, and the data have other classes ({len(images.classes)}: "
+            f"{mine}) than the model ({len(model.classes)}: {theirs}); fd, kid and prdc need none"
+        )
+
+
 def feature_space(wanted: Evaluation, images: Images) -> FeatureSpace:
     """What a score sees of such images; of numbers, the numbers. A classifier is not trained yet."""
     name = wanted.features
@@ -204,7 +217,13 @@ def _described(protocol: Protocol, images: Images, sampler: Sampler | Merged) ->
 def names_there(folder: Path, kimg: float) -> set[str]:
     """The scores that were taken of a run at a moment; those of truncated samples do not stand for them."""
     rows = [row for row in read(folder / "metrics.jsonl") if row.get("kimg") == kimg]
-    return {str(row.get("name")) for row in rows if row.get("protocol", {}).get("truncation") in (None, 1.0)}
+    return {str(row.get("name")) for row in rows if _protocol(row).get("truncation") in (None, 1.0)}
+
+
+def _protocol(row: Row) -> Mapping[str, Any]:
+    """How a score was measured; nothing where another program wrote it and does not say."""
+    found = row.get("protocol")
+    return found if isinstance(found, Mapping) else {}
 
 
 def append(folder: Path, scores: Sequence[Score], kimg: float) -> None:
@@ -234,6 +253,7 @@ def sweep(
     images = load_images(run)
     check(wanted, images)
     model = alike(world, lambda: load_model(folder, world.device, nets, images))
+    _check_classes(wanted, images, model)
     screen.say(f"scoring {wanted.count:,} fakes: {', '.join(wanted.metrics)}")
     if wanted.features == classifier.NAME:
         screen.say("a classifier of the data is trained first, where none is kept yet: that takes minutes")
@@ -267,8 +287,8 @@ def _tell(folder: Path, scores: Sequence[Score], kimg: float, screen: Screen) ->
         screen.say(f"{one.name} {one.value:.4g}" + "".join(f"  ({note})" for note in one.notes))
         if one.per_class:
             screen.say("  " + "  ".join(f"{name} {value:.4g}" for name, value in one.per_class.items()))
-        others = [row for row in former if row.get("name") == one.name]
-        differing = [comparable(one, row) for row in others]
+        others = [row for row in former if row.get("name") == one.name and is_number(row.get("value"))]
+        differing = [comparable(one, {**row, "protocol": _protocol(row)}) for row in others]
         if differing and all(differing):
             screen.say(f"  not comparable with the {others[-1]['value']:.4g} before: other {', '.join(differing[-1])}")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from ..report.records import Records, Row, read
+from ..errors import Unusable
+from ..report.records import Records, Row, is_number, read
 from .health import CURES, HISTORY, Finding, judge
 from .limits import Guard, Health
 from .loop import Session
@@ -80,10 +81,15 @@ def record(folder: Path, finding: Finding, kimg: float, step: int, action: str, 
 
 
 def rollbacks(folder: Path) -> list[Row]:
-    """How often, and to where, a run has gone back."""
-    return [row for row in read(folder / NAME) if row.get("action") == ROLLBACK]
+    """How often, and to where, a run has gone back. Unusable where that cannot be told."""
+    found = [row for row in read(folder / NAME) if row.get("action") == ROLLBACK]
+    if not all(isinstance(row.get("to_step"), int) for row in found):
+        raise Unusable(f"{folder / NAME}: a rollback whose to_step is no whole number; mend or delete that line")
+    return found
 
 
 def forget_after(folder: Path, step: int) -> None:
     """Drop what was said of steps that are played again. That a run went back, and that it gave up, stays."""
-    Records(folder / NAME).keep(lambda row: row.get("action") in (ROLLBACK, GAVE_UP) or row.get("step", 0) <= step)
+    Records(folder / NAME).keep(
+        lambda row: row.get("action") in (ROLLBACK, GAVE_UP) or not is_number(at := row.get("step")) or at <= step
+    )

@@ -146,6 +146,28 @@ def test_each_rank_draws_only_its_share_in_the_same_batches(on_ranks, digits, bl
     assert two == [range(30, 60), range(90, 100)]
 
 
+class Deserted:
+    """A group whose other rank is gone."""
+
+    rank, size = 0, 2
+
+    def sum(self, x):
+        raise ConnectionError("rank 1 is gone")
+
+
+def test_a_rank_that_is_lost_is_noticed_before_all_is_drawn(digits):
+    drawn = []
+
+    def sample(rows):
+        drawn.append(rows)
+        return torch.zeros(len(rows), 1, 8, 8, dtype=torch.uint8)
+
+    reals = summarize(digits, space=PIXELS, metrics=["fd"])
+    with pytest.raises(ConnectionError, match="rank 1 is gone"):
+        evaluate(sample, reals, space=PIXELS, metrics=["fd"], count=50_000, group=Deserted())
+    assert sum(map(len, drawn)) < 5_000
+
+
 def test_reals_are_summarized_once_and_serve_many_times(digits, blurred):
     reals = summarize(digits, space=PIXELS, metrics=["fd", "prdc"])
     ask = {"space": PIXELS, "metrics": ["fd", "prdc"], "count": 100}

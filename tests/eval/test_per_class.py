@@ -111,6 +111,37 @@ def test_labels_that_are_missing_are_refused(metric):
         scored([metric], labels=False)
 
 
+class Once(Brightness):
+    """Some features are no numbers."""
+
+    def forward(self, images):
+        features = super().forward(images)
+        return features.masked_fill(features[:, :1] == features[:, :1].max(), torch.nan)
+
+
+@pytest.mark.parametrize("metric", ["intra_fd", "is", "accuracy"])
+def test_features_that_are_not_finite_are_no_small_class(metric, on_ranks):
+    space = dataclasses.replace(module_features("once", Once(), 4, num_logits=2), classes=NAMES)
+
+    def says(group):
+        with pytest.raises(Unusable, match="features that are not finite"):
+            scored([metric], space=space, group=group)
+        return True
+
+    assert on_ranks(2, says) == [True, True]
+
+
+@pytest.mark.parametrize("fakes", [np.full(200, 2), np.full(200, -1), np.zeros(3, int)])
+def test_labels_of_no_class_are_refused(fakes):
+    (reals, real_labels), (images, _) = pictures(300, 0), pictures(200, 1)
+    x = torch.from_numpy(images).permute(0, 3, 1, 2)
+    labels = Labels(NAMES, real_labels, lambda rows: fakes[rows.start : rows.stop])
+    how = {"space": SPACE, "count": 200, "labels": labels}
+    with pytest.raises(Unusable, match="want one of 0 to 1 for each image"):
+        evaluate(lambda rows: x[rows.start : rows.stop], reals, metrics=["intra_fd"], **how)
+    assert evaluate(lambda rows: x[rows.start : rows.stop], reals, metrics=["fd"], **how)  # which asks for no labels
+
+
 def test_a_classifier_of_other_classes_is_refused():
     with pytest.raises(Unusable, match=r"classifier of the data's own classes.*choose the space resnet20"):
         scored(["accuracy"], space=dataclasses.replace(SPACE, classes=()))

@@ -1,3 +1,6 @@
+import io
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -131,6 +134,9 @@ def test_a_file_of_mu_and_sigma_stands_for_the_reals(stats, digits, blurred):
         ({"sigma": -np.eye(64)}, "negative variances"),
         ({"count": -5}, "must be 2 or more"),
         ({"count": "abc"}, "no whole number"),
+        ({"count": np.inf}, "no whole number"),
+        ({"count": 64.0, "image": [np.inf]}, "no whole number"),
+        ({"mu": np.full(64, "1e4000").astype(np.longdouble)}, "at most 8 bytes"),
         ({"mu": np.full(64, np.nan)}, "not finite"),
         ({"mu": np.array([None] * 64)}, "pickles are refused"),
         ({"space_hash": "0" * 16}, "measured in another space"),
@@ -147,6 +153,29 @@ def test_a_file_that_is_none_is_refused(tmp_path):
         from_file(tmp_path / "x.npz", PIXELS)
     with pytest.raises(Unusable, match="paragan data stats"):
         from_file(tmp_path / "y.npz", PIXELS)
+
+
+def test_a_file_that_is_packed_otherwise_or_lies_of_its_size_is_refused(stats, tmp_path):
+    whole, other = stats(), tmp_path / "other.npz"
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**14,)})
+    with zipfile.ZipFile(other, "w") as file:
+        file.writestr("mu.npy", header.getvalue())
+    with pytest.raises(Unusable, match="no npz of plain arrays"):
+        from_file(other, PIXELS)
+    with np.load(whole) as arrays, zipfile.ZipFile(other, "w", zipfile.ZIP_LZMA) as file:
+        for name in ("mu", "sigma"):
+            data = io.BytesIO()
+            np.save(data, arrays[name])
+            file.writestr(f"{name}.npy", data.getvalue())
+    data = other.read_bytes()
+    assert from_file(other, PIXELS).count == 0
+    other.write_bytes(data[:60] + b"xxxx" + data[64:])
+    with pytest.raises(Unusable, match="not a whole one"):
+        from_file(other, PIXELS)
+    other.write_bytes(data.replace(bytes([63, 0, 2, 0, 14]), bytes([63, 0, 2, 0, 77])))  # a method that nobody knows
+    with pytest.raises(Unusable, match="not a whole one"):
+        from_file(other, PIXELS)
 
 
 def test_a_file_that_is_cut_short_is_refused(stats):

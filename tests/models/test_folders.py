@@ -106,6 +106,8 @@ def test_what_is_no_model_is_refused(small, tmp_path):
         ({"net": [1]}, "input should be a"),
         ({"net": {"name": "dcgan", "widht": 8}}, "there is no field widht; did you mean width?"),
         ({"net": {"name": "dcgan", "width": 10**12}}, "memory"),
+        ({"net": {"name": "dcgan", "width": 2000}}, "larger than the weights"),
+        ({"net": {"name": "biggan", "width": 600}}, "larger than the weights"),
         ({"prior": 5}, "not iterable"),
         ({"prior": ["much"]}, "could not convert"),
         ({"prior": [1.0]}, "prior does not fit"),

@@ -104,3 +104,12 @@ def test_a_name_that_no_hub_has_is_one_line(tmp_path, pushed):
     assert ended.returncode == 2, ended
     assert "me/other is no folder here, and the hub does not give it" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_hub_out_of_reach_is_one_line(small, tmp_path, pushed):
+    environment = pushed[1] | {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    line = [sys.executable, "-m", "paragan", "export", str(small), "--push", "me/it"]
+    ended = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 2, ended
+    assert "--push me/it: " in ended.stderr
+    assert ended.stderr.count("\n") == 1

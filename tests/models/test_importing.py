@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import zipfile
 
 import numpy as np
 import pytest
@@ -173,6 +174,17 @@ def test_files_that_are_no_state_dicts(tmp_path):
     for name, said in (("a.pth", "a.pth"), ("b.pkl", "could run code"), ("c.pth", "no named"), ("d.pth", "not exist")):
         with pytest.raises(Unusable, match=said):
             bring(tmp_path / name, "studiogan", tmp_path / "out")
+
+
+@pytest.mark.parametrize("code", [b"\x80\x02\x86.", b"\x80\x02)Q.", b"\x80\x02K\x01K\x02s."])
+def test_a_damaged_pickle_is_one_line(tmp_path, code):
+    """Torch's reader of it raises IndexError, AttributeError and what else."""
+    torch.save({"weight": torch.ones(1)}, tmp_path / "whole.pth")
+    with zipfile.ZipFile(tmp_path / "whole.pth") as whole, zipfile.ZipFile(tmp_path / "a.pth", "w") as damaged:
+        for name in whole.namelist():
+            damaged.writestr(name, code if name.endswith("data.pkl") else whole.read(name))
+    with pytest.raises(Unusable, match="cannot be read as a state dict"):
+        bring(tmp_path / "a.pth", "studiogan", tmp_path / "out")
 
 
 def test_attention_in_other_places_is_refused(tmp_path):

@@ -457,13 +457,44 @@ def test_a_folder_with_nothing_near_it(tmp_path):
         write_report(tmp_path / "file")
 
 
-@pytest.mark.parametrize("text", ["a: [1", "- 1", "", "a: \x00", "!!python/object:os.system x"])
+LAUGHS = "recipe: x\na0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)
+)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a: [1", "- 1", "", "a: \x00", "!!python/object:os.system x", "recipe: 2024-13-45", "recipe: " + "[" * 9999),
+        *(LAUGHS + "about: *a8\n", "recipe: x\nabout: &a [*a]\n", "recipe: x\na: &a {b: *a}\n"),
+    ],
+    ids=lambda text: text[:20],
+)
 def test_a_run_that_is_no_yaml_is_unusable(fresh, text):
     (fresh / "run.yaml").write_text(text)
     with pytest.raises(Unusable, match=r"run\.yaml: ") as error:
         write_report(fresh)
     assert "\n" not in str(error.value)
     assert not (fresh / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'{{"Progress/kimg": 1, "Loss/G/loss": {10**400}}}',
+        f'{{"Progress/kimg": {10**400}, "Loss/G/loss": 1}}',
+        '{"Progress/kimg": 1, "Loss/G/loss": null, "nonfinite": 5}',
+        '{"Progress/kimg": 1, "Loss/G/loss": null, "nonfinite": null}',
+    ],
+)
+def test_what_is_no_number_is_left_out(fresh, line):
+    (fresh / "run.yaml").write_text(f"recipe: digits\nkimg: {10**400}\n")
+    (fresh / "stats.jsonl").write_text(f"{line}\n")
+    (fresh / "labels" / "0000").mkdir(parents=True)
+    (fresh / "labels" / "0000" / "run.yaml").write_text("recipe: digits\n")
+    (fresh / "labels" / "0000" / "metrics.jsonl").write_text('{"value": 1, "kimg": 1}\n')
+    assert "unfinished" in page(fresh).words or "no ticks yet" in page(fresh).words
 
 
 def test_a_long_run_record_is_cut(fresh):

@@ -13,7 +13,7 @@ import pytest
 
 from paragan.eval.features import pixels
 from paragan.report.records import Records, read
-from paragan.train import best
+from paragan.train import best, follow
 from paragan.train.snapshot import snapshot
 from processes import call, interrupted, refused, train, trained, until
 
@@ -58,6 +58,19 @@ def test_nothing_is_scored_twice_and_what_is_missing_is(run):
     assert call("eval", run, "--follow", *ASKED).status == 0
     assert [row["name"] for row in read(run / "metrics.jsonl")] == ["fd_pixels", "kid_pixels"]
     assert "(0 models" in call("eval", run, "--follow", *ASKED).out
+
+
+def test_a_model_that_is_undone_while_it_is_read_is_not_scored(run, monkeypatch):
+    def meanwhile(folder):
+        found = snapshot(folder)
+        if not read(run / "health.jsonl"):
+            Records(run / "health.jsonl").append({"action": "rollback", "to_step": 0})
+        return found
+
+    monkeypatch.setattr(follow, "snapshot", meanwhile)
+    ended = call("eval", run, "--follow", *ASKED, "--patience", "0")
+    assert ended.status == 1, ended  # it is not complete then
+    assert read(run / "metrics.jsonl") == []
 
 
 def test_a_run_that_stopped_is_told_with_status_1(tmp_path):

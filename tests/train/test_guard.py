@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 
 import paragan
-from paragan.report.records import read
+from paragan.report.records import Records, read
 from paragan.train import guard, loop
-from processes import call, checkpoints, outcome, refused, steps, train
+from processes import call, checkpoints, outcome, refused, steps, train, trained
 
 GUARDED = ("--kimg=0.16", "--output.checkpoint_kimg=0.032", "--guard=rollback")  # 10 steps, a checkpoint every other
 
@@ -222,6 +222,13 @@ def test_ranks_go_back_together(wire, tmp_path, processes):
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.err for rank in ranks]
     assert [row["to_step"] for row in read(tmp_path / "run" / "health.jsonl")] == [4]
     assert steps(tmp_path / "run") == list(range(1, 11))
+
+
+@pytest.mark.parametrize("to_step", [None, "x"])
+def test_a_rollback_that_says_not_where_to_is_one_line(tmp_path, to_step):
+    run = trained(tmp_path / "run", "--kimg=0.032")
+    Records(run / "health.jsonl").extend([{"kind": 5, "step": "x"}, {"action": "rollback", "to_step": to_step}])
+    assert "mend or delete that line" in refused(*train(run, "--kimg=0.064"))
 
 
 def test_ranks_that_others_go_on_without_are_refused(tmp_path):

@@ -8,9 +8,10 @@ import shutil
 import numpy as np
 import pytest
 
+import paragan
 from paragan.eval import classifier
 from paragan.eval.metrics import METRICS
-from paragan.report.records import read
+from paragan.report.records import Records, read
 from processes import TINY, call, refused
 
 
@@ -86,6 +87,25 @@ def test_a_truncated_score_does_not_stand_for_the_run_s_own(digits):
     assert [row["protocol"]["truncation"] for row in rows] == [0.5, 1.0]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"value": 1.0},
+        {"value": 1.0, "protocol": None},
+        {"value": 1.0, "protocol": "mine"},
+        {"value": None, "protocol": {}},
+    ],
+    ids=str,
+)
+def test_scores_that_another_program_added_disturb_nobody(digits, tmp_path, more):
+    Records(digits / "metrics.jsonl").append({"name": "fd_pixels", "kimg": paragan.load(digits).kimg, **more})
+    assert call("export", digits, "--out", tmp_path / "model").status == 0
+    assert call("eval", digits, "--metrics=fd", "--count=16", "--follow").status == 0
+    ended = call("eval", digits, "--metrics=fd", "--count=32")
+    assert ended.status == 0, ended.err
+    assert "fd_pixels" in ended.out
+
+
 def test_statistics_of_a_file_stand_for_the_data(digits, tmp_path):
     stats = tmp_path / "stats.npz"
     assert call("data", "stats", "digits", "--out", stats).status == 0
@@ -136,6 +156,35 @@ def test_scores_of_classes_are_refused_where_there_are_none(tmp_path):
     plain = ["train", *TINY, "--data", data, "--run-dir", tmp_path / "run"]
     assert "no labels" in refused(*plain, "--evaluation.metrics=[intra_fd]")
     assert "use pixels" in refused(*plain, "--evaluation.features=resnet20")
+
+
+@pytest.mark.parametrize("names", ["abc", "abcdefghijkl", "a"])
+@pytest.mark.parametrize("metric", ["intra_fd", "accuracy"])
+def test_data_of_other_classes_are_refused_for_scores_of_classes(digits, tmp_path, metric, names):
+    count = len(names)
+    images, labels = np.random.default_rng(0).integers(0, 255, (8 * count, 8, 8, 1), np.uint8), np.arange(8 * count)
+    data = npz(tmp_path / "d.npz", images=images, labels=labels % count, classes=np.array([*names]))
+    asked = ("eval", digits, "--data", data, "--count", "32", "--metrics")
+    if count > 1 or metric == "intra_fd":
+        line = refused(*asked, metric)
+        assert f"other classes ({count}: a" in line
+        assert "(10: 0, 1, 2, 3, 4, ...)" in line
+    assert call(*asked, "fd").status == 0
+
+
+def test_a_model_whose_classes_are_numbers_goes_with_any_names(digits, tmp_path):
+    images, labels = np.random.default_rng(0).integers(0, 255, (80, 8, 8, 1), np.uint8), np.arange(80) % 10
+    data = npz(tmp_path / "d.npz", images=images, labels=labels, classes=np.array([*"abcdefghij"]))
+    assert call("eval", digits, "--data", data, "--count", "32", "--metrics", "intra_fd").status == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_name_with_a_number_needs_no_count(digits):
+    ended = call("eval", digits, "--features", "pixels", "--metrics", "kid50k_full")
+    assert ended.status == 0, ended.err
+    assert read(digits / "metrics.jsonl")[-1]["protocol"]["fakes"] == 50_000
+    line = refused("eval", digits, "--features", "pixels", "--metrics", "kid50k_full", "--count", "16")
+    assert "ask for kid, or count=50000" in line
 
 
 def test_a_space_of_the_user_s_own_is_given_again(digits, tmp_path, monkeypatch):
