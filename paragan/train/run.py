@@ -488,12 +488,23 @@ def refuse_unfit(run: Run, pair: Pair) -> None:
         raise Unusable(
             f"{unconverted[0]} normalises over the batch in a way lanes cannot see; use --device.merge=1 (lane by lane)"
         )
+    refuse_mixed(run.objective, any(isinstance(layer, LaneBatchNorm) for layer in pair.d.modules()))
     for name, layer in pair.g.named_modules():
         if isinstance(layer, LaneBatchNorm) and layer.running_mean is None:
             raise Unusable(
                 f"{name} of G keeps no running statistics, so a sample would depend on those made with it: "
                 "set track_running_stats=True"
             )
+
+
+def refuse_mixed(objective: Any, mixes: bool) -> None:
+    """A bound on each image's own slope, where what D says of one depends on the others (Gulrajani et al. 2017, 4).
+    mixes: whether D has batch norm."""
+    if mixes and isinstance(objective, Adversarial) and objective.gp:
+        raise Unusable(
+            f"objective.gp={objective.gp:g} is of each image's own slope, and D normalises over the batch: use a D "
+            "without batch norm (--nets.batch_norm=false), or objective.gp=0"
+        )
 
 
 def refuse_clip(objective: Any, spectral: bool) -> None:

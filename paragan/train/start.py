@@ -40,7 +40,7 @@ from .own import is_own
 from .progress import Screen
 from .ramp import stage
 from .regroup import Table
-from .run import Pair, Run, build_game, build_nets, load_images, refuse_clip, resolve, spec_of, teacher_of
+from .run import Pair, Run, build_game, build_nets, load_images, refuse_clip, refuse_mixed, resolve, spec_of, teacher_of
 from .scoring import Scoring, check, feature_space
 from .snapshot import whole
 from .stats import Stats
@@ -212,6 +212,7 @@ def resolved(run: Run, images: Images) -> Run:
     own = is_own(run.nets, run.objective)
     if not own:
         refuse_clip(run.objective, run.nets.spectral)
+        refuse_mixed(run.objective, getattr(run.nets, "batch_norm", False))
         if not run.per_label:  # each of whose games has no labels, and is resolved by itself
             refuse_unheard(run.objective, judging(run.nets, spec_of(run, images)))
     check(run.evaluation, images, run.output.best)

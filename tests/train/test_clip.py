@@ -1,4 +1,4 @@
-"""Weights of D in a box: refused where something else bounds it, and then with what would work."""
+"""Bounds of D: refused where something else bounds it, or nothing can, and then with what would work."""
 
 from __future__ import annotations
 
@@ -43,6 +43,16 @@ def test_clip_beside_another_bound_is_refused_before_a_folder_is_made(tmp_path, 
     for remedy in remedies:
         assert call(*command, remedy, "-n").status == 0
     assert call(*command, remedies[0]).status == 0
+
+
+def test_slopes_of_each_image_are_not_those_of_a_d_that_mixes_them(tmp_path):
+    command = ["train", *TINY, "--objective.gp=10", "--kimg=0.016", f"--run-dir={tmp_path / 'run'}"]
+    said = refused(*command, "--nets.batch_norm=true")
+    assert refused(*command, "--nets.batch_norm=true", "-n") == said
+    assert said.startswith("paragan: objective.gp=10 is of each image's own slope, and D normalises")
+    assert "--nets.batch_norm=false" in said
+    assert not (tmp_path / "run").exists()
+    assert call(*command).status == 0
 
 
 @pytest.mark.parametrize("form", [spectral_norm, nn.utils.spectral_norm], ids=["parametrization", "hook"])
