@@ -157,7 +157,7 @@ def decide_layout(run: Any, images: Any, world: Any, wanted: Any, screen: Any) -
     plainly = dataclasses.replace(run, device=dataclasses.replace(run.device, layout="rules"))
     layout: dict[str, Any] = {}
     if world.first:
-        screen.say("trying layouts")
+        screen.say("trying layouts, unless they are known: a minute or so of small networks, more of large ones")
         before = layout_before(wanted, plainly)
         found = None if before else decided(plainly, images, world)
         layout = before or dict(found.layout if found else {})

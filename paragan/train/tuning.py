@@ -86,4 +86,6 @@ def _penalties(run: Run, base: int, own: Collection[str]) -> tuple[Run, list[str
             value = float(f"{weight * base / run.batch:.6g}")
             objective = dataclasses.replace(objective, **{name: value})
             told.append(f"objective.{name} {value:.3g} = {weight:.3g} x {base} / {run.batch}: {GAMMA}")
+        elif weight:
+            told.append(f"objective.{name} stays at {weight:.3g}, as you set it")
     return dataclasses.replace(run, objective=objective), told or ["penalties: there is no R1 or R2 that could follow"]

@@ -55,7 +55,9 @@ def test_penalties_follow_only_where_that_is_asked_for():
     found = tuned(before, 64, penalties=True)
     assert (found.objective.r1, found.objective.r1_every, found.objective.r2) == (2, 4, 0)
     assert "Karras et al. 2020" in found.about[-1]
-    assert tuned(before, 64, penalties=True, own={"objective.r1"}).objective.r1 == 8
+    own = tuned(before, 64, penalties=True, own={"objective.r1"})
+    assert own.objective.r1 == 8
+    assert any("objective.r1 stays at 8" in line for line in own.about)
     assert "no R1" in tuned(run(), 32, penalties=True).about[-1]
 
 

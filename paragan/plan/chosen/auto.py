@@ -102,7 +102,7 @@ def _chosen(run: Run, asked: Auto, kin: Run | None, images: Images, world: World
         memory = profile.device.memory // (world.place.local_size if world.device.type == "cpu" else 1)
         goal = Goal(run.kimg, memory=memory, margin=asked.margin)
         plan = search(run, options, profile, links, world.size, goal)
-        why = [*_told(plan), *_bound(kin), f"links: {links.told()}"]
+        why = [*_told(plan), *_bound(kin), *([f"links: {links.told()}"] if world.size > 1 else [])]
         return json.dumps({"name": plan.first.name, "why": why})
 
     told = json.loads(world.agree(together(world, choose, WAIT_S))[0])
