@@ -52,7 +52,7 @@ def simulate(options: argparse.Namespace, run: Any, links: Any) -> int:
     lines = [head, f"{crowd.leaving:.0%} of them leave in an hour, and as many join", "", *table(seen), *noise]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     if options.json:
-        rows = {name: dataclasses.asdict(one) for name, one in seen.items()}
+        rows = {name: _finite(dataclasses.asdict(one)) for name, one in seen.items()}
         Path(options.json).write_text(json.dumps({"crowd": dataclasses.asdict(crowd), "rows": rows}, indent=1) + "\n")
     return 0
 
@@ -72,6 +72,11 @@ def table(seen: dict[str, Any]) -> list[str]:
         cells += (f"{one.computing:.0%}", apart, f"{one.mixes:,.3g}", f"{one.broken:.2g} x")
         lines.append(f"{name:<36}" + "".join(f"{cell:>14}" for cell in cells))
     return lines
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no number for what never comes."""
+    return {name: None if value == math.inf else value for name, value in row.items()}
 
 
 def _rates(links: Any) -> dict[str, float]:

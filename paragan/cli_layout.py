@@ -50,7 +50,8 @@ def _asked(options: argparse.Namespace, rest: list[str]) -> Any:
 
     name = options.recipe
     data = read_yaml(Path(name)) if Path(name).suffix in (".yaml", ".yml") else plain(recipe(name))
-    given = [("data.path", json.dumps(options.data))] if options.data else []
+    given = [(name, str(value)) for name in ("batch", "lanes", "kimg") if (value := getattr(options, name)) is not None]
+    given += [("data.path", json.dumps(options.data))] if options.data else []
     return _absolute(asked(data, [*given, *_settings(rest)], "none")[0])
 
 

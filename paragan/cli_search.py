@@ -79,7 +79,7 @@ def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     profile, source = profile_for(options.profile, whole, images)
     memory = bytes_of(options.memory) if options.memory else _memory(profile, links.ranks_per_host)
     plan, device = _searched(options, whole, profile, links, memory, batches), profile.device
-    line, threads = command(options, rest, plan, links), "thread" if device.threads == 1 else "threads"
+    line, threads = command(options, rest, plan, links, run), "thread" if device.threads == 1 else "threads"
     lines = [
         f"{run.recipe}, {ranks} ranks: {links.told()}",
         f"one worker: {device.name}, {device.precision}, {device.threads} {threads} ({source})",
@@ -109,13 +109,15 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 def links_of(text: str | None, hosts: int | None, each: int | None) -> Any:
     """The links that are asked for; Unusable where a file knows another number of hosts."""
-    from .plan.links import Links, links_from
+    from .plan.links import MOST_RANKS, Links, is_file, links_from
 
+    if (each or 1) > MOST_RANKS:
+        raise Unusable(f"--ranks-per-host {each}: at most {MOST_RANKS} are planned for")
     if text is None:
         if (hosts or 1) > 1:
             raise Unusable(f"--hosts {hosts} needs --links: a file, or one line such as '25 Gbit/s, 50 us'")
         return Links(hosts=1, ranks_per_host=each or 1, up=10e9, latency=1e-5)
-    if not Path(text).exists() and re.match(r"[0-9.]+(/[0-9.]+)? *[a-zA-Z]+/s", text):
+    if re.match(r"[0-9.]+(/[0-9.]+)? *[a-zA-Z]+/s", text) and not is_file(text):
         text = f"{hosts or 1} hosts of {each or 1} ranks, {text}"
     links = links_from(text)
     if hosts not in (None, links.hosts):
@@ -275,19 +277,28 @@ def duration(hours: float) -> str:
     return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"
 
 
-def command(options: argparse.Namespace, rest: list[str], plan: Any, links: Any) -> str:
-    """What begins the first choice, to be given to a shell."""
+def command(options: argparse.Namespace, rest: list[str], plan: Any, links: Any, run: Any) -> str:
+    """What begins the first choice, to be given to a shell. run: as it was asked for; with another batch it takes more
+    images, and G's batch grows as well."""
     words = ["train", options.recipe, *(["--data", options.data] if options.data else [])]
-    batch = str(plan.first.batch) if options.batch else None
-    for name, value in (("lanes", options.lanes), ("kimg", options.kimg), ("batch", batch)):
-        words += [] if value is None else [f"--{name}", f"{value:g}" if isinstance(value, float) else value]
-    words += [*rest, *plan.first.candidate.options]
+    first, batch, kimg = plan.first, str(plan.first.batch) if options.batch else None, options.kimg
+    if first.batch != run.batch:
+        kimg = round(first.kimg, 3)
+        rest = [*rest, *([f"--g_batch={run.g_batch * first.batch // run.batch}"] if run.g_batch else [])]
+    for name, value in (("lanes", options.lanes), ("kimg", kimg), ("batch", batch)):
+        words += [] if value is None else [f"--{name}", told_number(value) if isinstance(value, float) else value]
+    words += [*rest, *first.candidate.options]
     if links.hosts == 1:
         words = ["paragan", *words, *(["--ranks", str(plan.ranks)] if plan.ranks > 1 else [])]
     else:
         launcher = ["torchrun", "--nnodes", str(links.hosts), "--nproc-per-node", str(links.ranks_per_host)]
         words = [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST0:29500", "-m", "paragan", *words]
     return shlex.join(words)
+
+
+def told_number(value: float) -> str:
+    """Short, and the same when it is read again."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
 def _rates(run: Any, plan: Any) -> list[str]:

@@ -202,7 +202,8 @@ def _fields(kind: Any, prefix: str, known: frozenset[Any] | None) -> list[tuple[
     for f in dataclasses.fields(kind):
         name, choices = f"{prefix}{f.name}", _choices(hints[f.name])
         if len(choices) > 1:
-            rows.append((name, " | ".join(_tag(c) for c in choices), _tag(type(f.default))))
+            default = "" if f.default is dataclasses.MISSING else _tag(type(f.default))
+            rows.append((name, " | ".join(_tag(c) for c in choices), default))
         inside = None if known is None else known.union(choices)
         for choice in () if known and known.issuperset(choices) else choices:
             where = f" (of {_tag(choice)})" if len(choices) > 1 else ""

@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 import planned
-from paragan.plan.worker.profile import written_profile
+from paragan.plan.worker.profile import Noise, read_profile, written_profile
 from processes import call, refused
 
 LINE = "--links=200 Mbit/s, 10 ms"
@@ -57,13 +58,31 @@ def test_the_batch_is_left_to_the_noise(profile):
     assert len([line for line in told.out.splitlines() if line.startswith("sync ")]) == 5
 
 
+def test_the_command_trains_what_was_planned(profile, tmp_path):
+    told = call("plan", "digits", "--hosts=4", LINE, "--strategies=sync", "--kimg=1234567.25", profile)
+    assert " --kimg 1234567.25 " in told.out
+    noisy = tmp_path / "noisy.yaml"
+    known = read_profile(Path(profile.partition("=")[2]))
+    noisy.write_text(written_profile(dataclasses.replace(known, noise={"G": Noise(1000.0, 500.0, 2000.0)})))
+    arguments = ("--batch=auto", "--g_batch=256", "--kimg=10", "--strategies=sync", f"--profile={noisy}")
+    last = next(
+        line
+        for line in call("plan", "digits", "--hosts=4", LINE, *arguments).out.splitlines()
+        if line.startswith("run: ")
+    )
+    batch = int(last.partition("--batch ")[2].split()[0])
+    assert batch > 128
+    assert f"--g_batch={2 * batch}" in last
+    assert f"--kimg {round(10 * (batch + 1000) / 1128, 3):g} " in last
+
+
 def test_many_workers_are_simulated(profile, tmp_path):
     told = call(
         *("plan", "digits", "--links=2000 hosts, 100/20 Mbit/s, 40 ms", "--simulate", "--leaving=0.01", profile),
         *("--strategies=gossip+int8,per-label", f"--json={tmp_path}/crowd.json"),
     )
     assert told.status == 0, told.err
-    rows = json.loads((tmp_path / "crowd.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "crowd.json").read_text(), parse_constant=pytest.fail)["rows"]
     assert set(rows) == {"gossip+int8", "per-label"}
     assert "never meet" in told.out
 
@@ -84,6 +103,9 @@ def test_many_workers_are_simulated(profile, tmp_path):
         (["--hosts=4", "--links=4 hosts"], "is not understood"),
         (["--hosts=3", "--links=4 hosts, 1 Gbit/s, 1 ms"], "--hosts 3, and --links knows 4"),
         (["--links=4 hosts of 2 ranks, 1 Gbit/s, 1 ms", "--ranks-per-host=3"], "--ranks-per-host 3"),
+        (["--hosts=4", LINE, "--ranks-per-host=100000"], "--ranks-per-host 100000: at most 1024"),
+        (["--links=" + "x" * 300], "is not understood"),
+        (["--hosts=2", LINE, "--strategies=sync+topology=ring"], "it is of strategy=gossip"),
         (["--hosts=2", "--links=0 Mbit/s, 1 ms"], "a rate is above 0"),
         (["--hosts=16", LINE], "16 ranks cannot share --lanes 8: --lanes 16 works"),
         (["--hosts=100", LINE], "--lanes 128 works"),

@@ -38,7 +38,7 @@ PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 FASTEST, LONGEST = 1e13, 600.0  # bytes a second, seconds: beyond, somebody mistyped
 RATE_WORKS, TIME_WORKS = "25 Gbit/s, 200 Mbit/s and 3 GB/s work", "50 us and 10 ms work"
-MOST_HOSTS = 10_000_000
+MOST_HOSTS, MOST_RANKS = 10_000_000, 1024  # ranks of a host
 
 
 def rate(value: Any) -> float:
@@ -62,7 +62,7 @@ def duration(value: Any) -> float:
 def _number(text: Any) -> float:
     try:
         return float(text) if not isinstance(text, bool) else math.nan
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan  # no bound holds for it
 
 
@@ -121,7 +121,7 @@ class Links:
     up: Rates | None = None
     down: Rates | None = None
     latency: Seconds | None = None
-    ranks_per_host: Annotated[int, Field(ge=1, le=1024)] = 1
+    ranks_per_host: Annotated[int, Field(ge=1, le=MOST_RANKS)] = 1
     within: OneLink = WITHIN
     both_ways: Part = 1.0
     contention: Part = 1.0
@@ -195,10 +195,12 @@ def _ends(pair: str, hosts: int) -> tuple[int, int]:
 
 def described(text: str) -> Links:
     """Links from one line: '8 hosts, 25 Gbit/s, 50 us', '4 hosts of 8 ranks, ...', '... 100/20 Mbit/s' (down/up)."""
-    form = r"(\d+) hosts?(?: of (\d+) ranks?)?, *(?:([0-9.]+)/)?([0-9.]+ *[a-zA-Z]+/s), *([0-9.]+ *[a-zµ]+)"
+    form = r"(\d{1,9}) hosts?(?: of (\d{1,9}) ranks?)?, *(?:([0-9.]+)/)?([0-9.]+ *[a-zA-Z]+/s), *([0-9.]+ *[a-zµ]+)"
     found = re.fullmatch(form, text.strip())
     if not found:
-        raise Unusable(f"links: {text!r} is not understood; '8 hosts, 25 Gbit/s, 50 us' works, and so does a file")
+        raise Unusable(
+            f"links: {text[:200]!r} is not understood; '8 hosts, 25 Gbit/s, 50 us' works, and so does a file"
+        )
     hosts, ranks, down, up, latency = found.groups()
     unit = re.sub(r"^[0-9.]+ *", "", up)
     data = {"hosts": int(hosts), "ranks_per_host": int(ranks or 1), "up": up, "latency": latency}
@@ -207,8 +209,11 @@ def described(text: str) -> Links:
 
 def links_from(text: str) -> Links:
     """What a user gives: a file, or one line."""
-    path = Path(text)
-    return read_links(path) if path.suffix in (".yaml", ".yml", ".json") else described(text)
+    return read_links(Path(text)) if is_file(text) else described(text)
+
+
+def is_file(text: str) -> bool:
+    return Path(text).suffix in (".yaml", ".yml", ".json")
 
 
 # files ------------------------------------------------------------------------------------------------

@@ -130,3 +130,5 @@ def test_what_is_not_simulated_is_refused():
         simulate(strategy_of("gossip+topology=torus"), job(16), home(16))
     with pytest.raises(Unusable, match="on a ring, not on hypercube"):
         simulate(strategy_of("async-gossip+topology=hypercube"), job(16), home(16))
+    with pytest.raises(Unusable, match="strategy=auto is chosen when ranks have met"):
+        simulate(strategy_of("auto"), job(16), home(16))

@@ -110,10 +110,16 @@ def test_what_was_found_is_kept_by_network_and_a_damaged_file_is_nothing(kept, t
     decided(resolve(toy.run("nets.width=8"), images), images, World.solo())
     assert len(kept) == 2
     decided(run, images, World.solo(), again=True)
-    for file in (tmp_path / "cache").rglob("*.json"):
-        file.write_text("{")
-    assert decided(run, images, World.solo()) == first
-    assert len(kept) == 4
+    whole = dataclasses.asdict(first)
+    damaged: list[object] = [[], whole | {"layout": "G"}, whole | {"total": "fast"}, whole | {"shares": {"merge": "x"}}]
+    damaged += [
+        whole | {"layout": {name: value}} for name, value in (("batch", 7), ("foo.bar", 1), ("device.merge", -3))
+    ]
+    for i, text in enumerate(["{", "[" * 100_000, *map(json.dumps, damaged)]):
+        for file in (tmp_path / "cache").rglob("*.json"):
+            file.write_text(text)
+        assert decided(run, images, World.solo()) == first
+        assert len(kept) == 4 + i
 
 
 def test_train_takes_what_is_measured_and_goes_on_with_it(kept, tmp_path, capsys):
@@ -135,8 +141,9 @@ def test_plan_layout_tells_operations_decisions_and_the_total(tmp_path, monkeypa
     monkeypatch.setattr(layouts, "BLOCK_S", 0.0)
     few = [switch for switch in layouts.switches_of(resolve(toy.run(), toy.images()), CPU) if switch.name == "one_call"]
     monkeypatch.setattr(layouts, "switches_of", lambda run, device: few)
-    assert main(["plan", "digits", "--layout", "--nets.width=4", "--batch=16"]) == 0
+    assert main(["plan", "digits", "--layout", "--nets.width=4", "--batch=16", "--lanes=4"]) == 0
     told = capsys.readouterr().out
+    assert "16 images a round in 4 lanes" in told
     for word in ("operation", "padding", "convolution", "its gradients", "one_call", "GFLOP/s", "% before"):
         assert word in told
 
@@ -147,6 +154,7 @@ def test_plan_layout_tells_operations_decisions_and_the_total(tmp_path, monkeypa
         (["plan", "nothing", "--layout"], "nothing"),
         (["plan", "fashion", "--layout"], "--data"),
         (["plan", "digits", "--layout", "--strategy=per-label"], "one game"),
+        (["plan", "digits", "--layout", "--batch=7"], "--batch 7"),
         (["plan", "digits", "--layout", "--device.channels_last=maybe"], "device.channels_last"),
         (["plan", "digits", "--layout", "--device.pad_channels=-1"], "device.pad_channels"),
         (["train", "digits", "--device.layout=guessed"], "device.layout"),

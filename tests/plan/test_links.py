@@ -89,6 +89,7 @@ def test_pairs_alone_suffice_where_all_are_there(tmp_path):
         ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\nbandwith: 3", "no field bandwith"),
         ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\npairs: {00-1: '1 Gbit/s, 1 ms'}", "'00-1'"),
         ("- 1", "must hold fields"),
+        (f"hosts: 2\nup: {'9' * 400}\nlatency: 1 ms", "a rate is above 0"),
     ],
 )
 def test_a_bad_file_is_one_line_that_names_the_field(tmp_path, text, told):
@@ -102,5 +103,7 @@ def test_a_bad_file_is_one_line_that_names_the_field(tmp_path, text, told):
 def test_neither_a_file_nor_a_line(tmp_path):
     with pytest.raises(Unusable, match="8 hosts, 25 Gbit/s, 50 us"):
         links_from("eight hosts")
+    with pytest.raises(Unusable, match="8 hosts, 25 Gbit/s, 50 us"):
+        links_from("9" * 5000 + " hosts, 1 Gbit/s, 1 ms")
     with pytest.raises(Unusable, match="paragan bench links --out"):
         links_from(str(tmp_path / "none.yaml"))

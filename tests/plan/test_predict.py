@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 import toy
 from paragan.comm.compress import Int8
@@ -366,6 +367,26 @@ def test_ranks_that_are_alike_are_played_once_and_it_makes_no_difference():
         once = step_s(name, 4, between, of, **fields)
         uneven = dataclasses.replace(between, up=[RATE, RATE, RATE, RATE * (1 + 1e-12)])  # every rank is played
         assert once == pytest.approx(step_s(name, 4, uneven, of, **fields), rel=1e-6), name
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 8, 31])
+@pytest.mark.parametrize(("params", "moments"), [(2, 0), (10, 7), (200_000, 33)])
+def test_sums_of_fewer_numbers_than_segments_are_played(params: int, moments: int, ranks: int):
+    measured = profile(params, d_s=0.01, g_s=0.01, moments=(moments, moments))
+    once = predict(run("sync", ranks), measured, links(ranks, 0.01))
+    if ranks < 31:
+        every = predict(run("sync", ranks), measured, links(ranks, 0.01, pairs={"0-1": Link(RATE, 0.01)}))
+        assert once.step_s == pytest.approx(every.step_s, rel=0.1)
+    assert once.step_s >= 0.02
+
+
+def test_numbers_that_nobody_wrote_are_not_looked_at():
+    torch.use_deterministic_algorithms(True)  # then `empty` is full of NaN
+    try:
+        found = predict(run("sync", 3, wire="int8"), profile(10, d_s=0.01, g_s=0.01), links(3, 0.01))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found.step_s > 0.02
 
 
 def test_hosts_of_several_ranks_share_a_port():

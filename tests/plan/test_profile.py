@@ -12,17 +12,19 @@ import torch
 from torch import nn
 
 import paragan as pg
+import planned
 import toy
 from paragan.cli_plan import few, one_round
 from paragan.clock import Clock
 from paragan.comm.world import World
+from paragan.config import plain, to_yaml
 from paragan.errors import Unusable
 from paragan.plan.memory import foresee
 from paragan.plan.probe import emulated
 from paragan.plan.worker import profiles, profiling
 from paragan.plan.worker.device import Resident, described, peak_flops
 from paragan.plan.worker.kinds import kind_of, shares, time_by_kind
-from paragan.plan.worker.profile import PARTS, read_profile
+from paragan.plan.worker.profile import PARTS, read_profile, written_profile
 from paragan.plan.worker.profiles import network_digest, refuse_other, structure_of
 from paragan.plan.worker.profiling import Asked, Bench, local_batches, profile_of
 from paragan.plan.worker.shown import lines, share_of_peak
@@ -266,6 +268,27 @@ def test_a_file_that_is_no_profile_says_how_to_make_one(tmp_path):
     (tmp_path / "bad.yaml").write_text("recipe: digits\n")
     with pytest.raises(Unusable, match=r"bad.yaml: network is missing"):
         read_profile(tmp_path / "bad.yaml")
+
+
+def test_a_file_of_what_no_worker_did_is_refused(tmp_path):
+    sound = planned.profile(noise=64, memory=((16, 10), (64, 20)))
+    path = tmp_path / "p.yaml"
+    for fields, told in (
+        ({"g": ()}, "g must have turns"),
+        ({"d": sound.d[::-1]}, "d must have turns, of rising batches"),
+        ({"d": (sound.d[0], sound.d[0])}, "d must have turns, of rising batches"),
+        ({"g": (dataclasses.replace(sound.g[0], ready=()),)}, "g.ready must be 16 rising numbers"),
+        ({"g": (dataclasses.replace(sound.g[0], ready=sound.g[0].ready[::-1]),)}, "g.ready must be 16 rising numbers"),
+        ({"g": (planned.turn(16, 0.0),)}, "g: a turn takes time"),
+        ({"memory": sound.memory[:1] * 2}, "memory must be of rising batches"),
+    ):
+        path.write_text(written_profile(dataclasses.replace(sound, **fields)))
+        with pytest.raises(Unusable, match=told):
+            read_profile(path)
+    for field, value in (("flops", math.nan), ("ratio", 0), ("moments", [-1, 0]), ("handling", {"pass": -1})):
+        path.write_text(to_yaml(plain(sound) | {field: value}))
+        with pytest.raises(Unusable, match=field):
+            read_profile(path)
 
 
 # from Python

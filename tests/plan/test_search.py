@@ -11,6 +11,7 @@ from paragan.plan.chosen.search import Goal, images_for, search
 from paragan.plan.crowds.mixing import FORMULAS, remains
 from paragan.plan.foreseen.predict import Prediction
 from paragan.plan.links import described
+from paragan.plan.worker.profile import Noise
 
 GOAL = Goal(100)
 LINKS = described("4 hosts, 100 Mbit/s, 10 ms")
@@ -118,11 +119,20 @@ def test_sizes_that_a_strategy_refuses_are_left_out():
         search(planned.run(), named("gossip+topology=hypercube"), planned.profile(), LINKS, 3, Goal(1))
 
 
+def test_what_the_run_itself_refuses_is_left_out():
+    run = dataclasses.replace(planned.run(), ramp=((10.0, 128),))
+    found = search(run, named("gossip", "sync"), planned.profile(), LINKS, 4, Goal(1), play=told(**{"as": 1}))
+    assert [row.name for row in found.rows] == ["sync"]
+    assert "needs rounds of one size" in dict(found.left_out)["gossip"]
+
+
 def test_larger_batches_need_more_images_where_noise_is_small():
     noisy = planned.profile(noise=64)
     assert images_for(noisy, 64, 64) == 1
     assert images_for(noisy, 192, 64) == pytest.approx(2.0)
     assert images_for(planned.profile(), 4096, 64) == 1
+    alike = Noise(0.0, 0.0, 1.0)  # gradients of all lanes
+    assert "beyond the noise scale" in noise_of(dataclasses.replace(noisy, noise={"G": alike}), 100)[0]
     assert [w.startswith("--batch 100") for w in noise_of(noisy, 100)] == [True]  # D's scale is 128
 
 

@@ -98,7 +98,7 @@ def _chosen(run: Run, asked: Auto, kin: Run | None, images: Images, world: World
     def choose() -> str:
         if not world.first:
             return ""
-        options = compared(asked, kin, profile, run, world.size)
+        options = [replace(one, strategy=fixed(one.strategy)) for one in compared(asked, kin, profile, run, world.size)]
         memory = profile.device.memory // (world.place.local_size if world.device.type == "cpu" else 1)
         goal = Goal(run.kimg, memory=memory, margin=asked.margin)
         plan = search(run, options, profile, links, world.size, goal)

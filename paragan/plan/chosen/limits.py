@@ -31,11 +31,15 @@ def limits_of(strategy: Any, ranks: int, staleness: float) -> tuple[str, ...]:
 def noise_of(profile: Profile, batch: int) -> tuple[str, ...]:
     """Of a batch beyond what noise pays for."""
     return tuple(
-        f"--batch {batch} is {batch / noise.batch:.2g} times the noise scale of {name}'s gradient "
+        f"--batch {batch} is {_times(batch, noise.batch)} the noise scale of {name}'s gradient "
         f"({noise.batch:.3g} images after {noise.kimg:.3g} kimg): more images a step save few steps"
         for name, noise in profile.noise.items()
         if batch > noise.batch
     )
+
+
+def _times(batch: int, noise: float) -> str:
+    return f"{batch / noise:.2g} times" if noise else "beyond"  # gradients of all lanes may be alike
 
 
 def _wire(strategy: Any) -> str:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ...errors import Unusable
 from ...rng import generator
 from ...strategies.asynchronous import Async
+from ...strategies.auto import Auto
 from ...strategies.gossip import Decentralized
 from ...strategies.per_label import PerLabel
 from ...strategies.teams import counts, even
@@ -98,6 +99,8 @@ def simulate(
 ) -> Seen:
     """Play so many rounds, or so many hours if that is less. groups: sums go round in rings of so many ranks, over
     `within`, then among these (sync)."""
+    if isinstance(strategy, Auto):
+        raise Unusable("strategy=auto is chosen when ranks have met, and not simulated: name those to compare")
     if isinstance(strategy, PerLabel):
         return _Apart(job, crowd, alone=True).play(rounds, hours)
     if isinstance(strategy, Async):

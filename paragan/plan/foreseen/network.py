@@ -256,12 +256,14 @@ def _ring(
     heard: Sequence[int],
     byte_s: float,
 ) -> Process:
-    """Segments to the next from the one before, two under way. ranks: the one before, this one, the next."""
+    """Segments to the next from the one before, two under way; none of no length. ranks: the one before, this one, the
+    next. Folded, what it tells stands for what it hears: it asks for as many."""
     before, own, after = ranks
     together = -(-len(told) // network.most)
     told, heard, late = _joined(told, together), _joined(heard, together), 0.0
     if together > 1:  # of each, all but one wait for a question and an answer
         late = 2 * (together - 1) / UNDER_WAY * network.latency(before, own)
+    asked = told if network.folded else heard
     tells, hears = list[Happening | None](), list[Happening | None]()
     for i in range(len(told) + UNDER_WAY):
         if i >= UNDER_WAY:
@@ -272,7 +274,7 @@ def _ring(
             if left:
                 yield left
         if i < len(told):
-            hears.append(network.hear(before, own, key) if heard[i] else None)
+            hears.append(network.hear(before, own, key) if asked[i] else None)
             tells.append(network.tell(own, after, key, told[i]) if told[i] else None)
 
 

@@ -199,7 +199,7 @@ class Counted:
 
 class Uncomputed(TorchDispatchMode):
     """Inside, operations on many numbers are noted as passes over memory and not done: tensors keep whatever their
-    memory holds, and most of it is never touched."""
+    memory holds, and most of it is never touched. Few numbers are computed, from zeros."""
 
     def __init__(self, pen: Pen):
         super().__init__()
@@ -211,7 +211,7 @@ class Uncomputed(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         name, returns = func._schema.name.removeprefix("aten::"), func._schema.returns
         if name in SHAPED:
-            return torch.empty(SHAPED[name](args), dtype=kwargs.get("dtype") or _like(args).dtype)
+            return _blank(SHAPED[name](args), kwargs.get("dtype") or _like(args).dtype)
         many = max((t.numel() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)), default=0)
         if many <= SMALL or any(r.alias_info is not None and not r.alias_info.is_write for r in returns):  # a view
             return func(*args, **kwargs)
@@ -229,6 +229,11 @@ SHAPED: dict[str, Callable[[tuple[Any, ...]], Any]] = {  # what makes a tensor, 
 _NOTHING = torch.zeros(1)
 
 
+def _blank(shape: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    x = torch.empty(shape, dtype=dtype)
+    return x.zero_() if x.numel() <= SMALL else x
+
+
 def _like(args: tuple[Any, ...]) -> Tensor:
     return args[0] if isinstance(args[0], Tensor) else _NOTHING
 
@@ -243,7 +248,7 @@ class Rehearsal:
 
     def __init__(self, exchange: Exchange, n: int, index: int, pen: Pen):
         self.exchange, self.pen = exchange, pen
-        self.bucket = Bucket(torch.empty(n), torch.empty(n), index, [(0, "numbers")])
+        self.bucket = Bucket(_blank((n,)), _blank((n,)), index, [(0, "numbers")])
 
     def script(self, step: int) -> Script:
         self.pen.log = log = Log()

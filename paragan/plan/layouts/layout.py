@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ...comm.world import World
-from ...config import field_of, plain, with_fields
+from ...config import build, field_of, plain, with_fields
 from ...data.images import Images
 from ...devices import has_huge_pages, huge_pages, kind_of
 from ...errors import Unusable
@@ -167,7 +167,7 @@ def drawn(images: Images) -> Images:
 def decided(run: Run, images: Images, world: World, again: bool = False) -> Decided:
     """What is fastest for a resolved run on this worker: found before, or now by trying."""
     file = cache.folder() / "layouts" / f"{_digest(run, images, world)}.json"
-    found = None if again else _read(file)
+    found = None if again else _read(file, run, world.device)
     if found is None:
         worker = Worker(run, images, world)
         tried = [s for s in switches_of(run, world.device) if not s.built or worker.run_s > BUILD_S]
@@ -177,14 +177,17 @@ def decided(run: Run, images: Images, world: World, again: bool = False) -> Deci
     return found
 
 
-def _read(file: Any) -> Decided | None:
-    """What is kept there; what cannot be read is nothing."""
+def _read(file: Any, run: Run, device: torch.device) -> Decided | None:
+    """What is kept there; what cannot be read, or is of other fields than are decided, is nothing."""
     try:
-        found = Decided(**json.loads(file.read_text("utf-8")))
-        cache.used(file)
-        return found
-    except (OSError, ValueError, TypeError):
+        found = build(Decided, json.loads(file.read_text("utf-8")))
+        if not found.layout.keys() <= {field for switch in switches_of(run, device) for field in switch.choices[0]}:
+            return None
+        with_fields(run, found.layout)  # a value that is none is refused
+    except (OSError, ValueError, RecursionError, Unusable):
         return None
+    cache.used(file)
+    return found
 
 
 def _digest(run: Run, images: Images, world: World) -> str:

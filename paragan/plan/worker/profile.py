@@ -7,7 +7,8 @@ profile.turn("D", 16).whole                         # seconds of D's turn with 1
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,12 @@ from pydantic import Field
 from ...config import build, from_yaml, plain, record, to_yaml
 from ...errors import Unusable
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Finite
+Images = Annotated[float, Field(ge=0)]  # inf: more than could be told
+Bytes = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Moments = Annotated[int, Field(ge=0, le=10**9)]
 PARTS = 16  # of a player's vector, for `ready`
 
 
@@ -32,7 +38,7 @@ class Turn:
     made     : what G's forward passes in it took (0: not measured)
     """
 
-    batch: Annotated[int, Field(ge=1)]
+    batch: Count
     ready: tuple[Seconds, ...]
     backward: Seconds
     whole: Seconds
@@ -48,10 +54,10 @@ class Noise:
     kimg  : how far the networks were trained where it was measured
     """
 
-    batch: float
-    low: float
-    high: float
-    kimg: float = 0.0
+    batch: Images
+    low: Images
+    high: Images
+    kimg: Finite = 0.0
 
 
 @record
@@ -59,9 +65,9 @@ class Memory:
     """Bytes on a worker in a round with a batch: what the tensors take (foreseen), what the process took (None where
     the device does not tell)."""
 
-    batch: Annotated[int, Field(ge=1)]
-    foreseen: int
-    took: int | None = None
+    batch: Count
+    foreseen: Bytes
+    took: Bytes | None = None
 
 
 @record
@@ -71,10 +77,10 @@ class Device:
 
     kind: str
     name: str
-    threads: int
+    threads: Count
     precision: str
-    peak_flops: float
-    memory: int
+    peak_flops: Finite
+    memory: Count
     torch: str
     paragan: str
 
@@ -99,18 +105,18 @@ class Profile:
     network: str
     device: Device
     params: tuple[int, int]
-    flops: float
+    flops: Finite
     g: tuple[Turn, ...]
     d: tuple[Turn, ...]
-    d_steps: int = 1
-    ratio: float = 1.0
+    d_steps: Count = 1
+    ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     kinds: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
-    handling: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    handling: Mapping[str, Seconds] = dataclasses.field(default_factory=dict[str, float])
     memory: tuple[Memory, ...] = ()
     data: Seconds = 0.0
     noise: Mapping[Literal["G", "D"], Noise] = dataclasses.field(default_factory=dict)
-    layers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    moments: tuple[int, int] = (0, 0)
+    layers: tuple[tuple[Count, ...], tuple[Count, ...]] = ((), ())
+    moments: tuple[Moments, Moments] = (0, 0)
 
     def turn(self, player: Literal["G", "D"], batch: float) -> Turn:
         """A turn with any batch: between those measured linear, beyond them as the last two (or in proportion)."""
@@ -157,9 +163,29 @@ def read_profile(path: Path) -> Profile:
 def profile_from(text: str, name: str) -> Profile:
     """The same from the text of a file of this name."""
     try:
-        return build(Profile, from_yaml(text, name))
+        profile = build(Profile, from_yaml(text, name))
     except Unusable as error:
         raise Unusable(f"profile: {name}: {error}") from error
+    for wrong in _impossible(profile):
+        raise Unusable(f"profile: {name}: {wrong}; `paragan bench step RECIPE --out FILE` makes one")
+    return profile
+
+
+def _impossible(profile: Profile) -> Iterator[str]:
+    """What no worker was measured to do."""
+    for name, turns in (("g", profile.g), ("d", profile.d)):
+        if not turns or not _rise([turn.batch for turn in turns]):
+            yield f"{name} must have turns, of rising batches"
+        if any(len(turn.ready) != PARTS or list(turn.ready) != sorted(turn.ready) for turn in turns):
+            yield f"{name}.ready must be {PARTS} rising numbers"
+        if any(not 0 < turn.backward <= turn.whole for turn in turns):
+            yield f"{name}: a turn takes time, and backward is a part of whole"
+    if not _rise([one.batch for one in profile.memory]):
+        yield "memory must be of rising batches"
+
+
+def _rise(numbers: Sequence[int]) -> bool:
+    return all(a < b for a, b in itertools.pairwise(numbers))
 
 
 def written_profile(profile: Profile) -> str:

@@ -144,7 +144,7 @@ class Bench:
         rounds = self.rounds([one.batch for one in memory])
         kinds, flops = self.kinds(rounds[-1])
         return {
-            "layers": tuple(tuple(size for _, size in player.flat.slices) for player in game.players),
+            "layers": tuple(tuple(size for _, size in player.flat.slices if size) for player in game.players),
             "moments": tuple(player.moments.numel() for player in game.players),
             "params": tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players),
             "flops": flops / memory[-1].batch,
