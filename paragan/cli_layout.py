@@ -158,11 +158,13 @@ def decide_layout(run: Any, images: Any, world: Any, wanted: Any, screen: Any) -
     plainly = dataclasses.replace(run, device=dataclasses.replace(run.device, layout="rules"))
     layout: dict[str, Any] = {}
     if world.first:
-        screen.say("trying layouts, unless they are known: a minute or so of small networks, more of large ones")
-        before = layout_before(wanted, plainly)
-        found = None if before else decided(plainly, images, world)
-        layout = before or dict(found.layout if found else {})
-        if found:
+        begun, layout = layout_before(wanted, plainly)
+        if begun:
+            screen.say(f"the layout stays as {begun} was begun with; --resume never lets another be found")
+        else:
+            screen.say("trying layouts, unless they are known: a minute or so of small networks, more of large ones")
+            found = decided(plainly, images, world)
+            layout = dict(found.layout)
             screen.say(f"layout: {found.total:.2f} times faster; {_told(plainly, found)}")
     layout = json.loads(world.agree(json.dumps(layout), LOAD_TIMEOUT_S)[0])
     return with_fields(plainly, layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -318,7 +319,8 @@ def test_scores_are_added_with_their_protocol(finished):
     ended = call("eval", "run", "--metrics=fd,kid", "--count=32")
     assert ended.status == 0
     assert "fd_pixels" in ended.out
-    assert "not comparable" in ended.out  # the run itself scored 16 fakes
+    assert ended.out.count("not comparable") == 1
+    assert re.search(r"not comparable with the fd_pixels [0-9.]+ before: fakes 32, was 16\n", ended.out)
     rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert [row["name"] for row in rows] == ["fd_pixels", "fd_pixels", "kid_pixels"]
     assert [row["protocol"]["fakes"] for row in rows] == [16, 32, 32]

@@ -60,8 +60,11 @@ def attended(stages: Iterable[tuple[nn.Module, int, int]], size: int, layers: La
 def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """softmax(queries keys^T) values, unscaled: [N, 1, P, a], [N, 1, Q, a], [N, 1, Q, b] -> [N, 1, P, b].
 
-    By torch's fused kernel. Its gradient may be differentiated again, as a gradient penalty does.
+    By torch's fused kernel. Its gradient may be differentiated again, as a gradient penalty does, but not where it is
+    compiled, which a network under such a penalty is not.
     """
+    if torch.compiler.is_compiling():  # what is below would divide the network into many graphs
+        return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)
     return _Attend.apply(queries, keys, values)  # pyright: ignore[reportReturnType]
 
 

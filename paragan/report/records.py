@@ -80,9 +80,18 @@ def read(path: Path) -> list[Row]:
 
 
 def latest(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The scores of the last moment that was scored, by name; of those taken twice the second."""
+    """The scores of the last moment that was scored, by name; of those taken twice that of all G makes (not truncated),
+    of most images, and then the second."""
     rows = [row for row in rows if "name" in row and is_number(row.get("value"))]
-    return {str(row["name"]): float(row["value"]) for row in rows if row.get("kimg") == rows[-1].get("kimg")}
+    last = [row for row in rows if row.get("kimg") == rows[-1].get("kimg")]
+    return {str(row["name"]): float(row["value"]) for row in sorted(last, key=_weight)}
+
+
+def _weight(row: Mapping[str, Any]) -> tuple[bool, float]:
+    found = row.get("protocol")
+    protocol = found if isinstance(found, Mapping) else {}
+    fakes = protocol.get("fakes")
+    return protocol.get("truncation") in (None, 1.0), fakes if is_number(fakes) else 0.0
 
 
 def columns(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:

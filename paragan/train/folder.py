@@ -49,6 +49,7 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
+        self.finished: Path | None = None  # another, in which the same run has come as far as is asked
         self._lock: TextIO | None = None
 
     @property
@@ -123,12 +124,13 @@ def choose(wanted: Wanted, run: Run, ranks: int, ready: Ready = nothing) -> RunF
     """
     if wanted.run_dir:
         return _given(wanted.run_dir, wanted.resume, run, ready)
-    if wanted.resume == "auto":
-        for path in _numbered(wanted.outdir)[::-1]:
-            folder = RunFolder(path)
-            if _unfinished(folder, run) and folder.lock():
-                return folder
-    return _new(wanted.outdir, run, ranks, ready)
+    begun = [f for f in map(RunFolder, _numbered(wanted.outdir)[::-1]) if wanted.resume == "auto" and _is_of(f, run)]
+    for folder in begun:
+        if _unfinished(folder, run) and folder.lock():
+            return folder
+    new = _new(wanted.outdir, run, ranks, ready)
+    new.finished = next((f.path for f in begun if f.images_seen >= run.images), None)
+    return new
 
 
 def join(wanted: Wanted, run: Run, finished: Callable[[Path], bool], ready: Ready = nothing) -> RunFolder:
@@ -195,24 +197,33 @@ def _given(path: Path, resume: str, run: Run, ready: Ready) -> RunFolder:
     return folder
 
 
-def _unfinished(folder: RunFolder, run: Run) -> bool:
-    """Whether this run was begun in a folder, and lacks images or its last scores."""
+def _is_of(folder: RunFolder, run: Run) -> bool:
+    """Whether this run was begun in a folder."""
     try:
         former = folder.record()
-        if former is None or changed(former, run):
-            return False
-        begun = build(Run, former)
+        return former is not None and not changed(former, run)
+    except Unusable:
+        return False
+
+
+def _unfinished(folder: RunFolder, run: Run) -> bool:
+    """Whether this run was begun in a folder, and lacks images or its last scores. One that is already beyond what is
+    asked for now, and was to go further, is another's."""
+    try:
+        begun = build(Run, folder.record()) if _is_of(folder, run) else None
     except Unusable:
         return False
     seen = folder.images_seen
+    if begun is None or run.images < min(seen, begun.images):
+        return False
     scored = not begun.evaluation.metrics or any(
         row.get("kimg") == seen / 1000 for row in read(folder.path / "metrics.jsonl")
     )
     return seen < begun.images or not scored
 
 
-def layout_before(wanted: Wanted, run: Run) -> dict[str, Any]:
-    """The layout that this run was begun with, whatever its own is; nothing where it was not begun."""
+def layout_before(wanted: Wanted, run: Run) -> tuple[Path | None, dict[str, Any]]:
+    """Where this run was begun, and with which layout, whatever its own is; nothing where it was not begun."""
     paths = [wanted.run_dir] if wanted.run_dir else _numbered(wanted.outdir)[::-1]
     for folder in map(RunFolder, paths if wanted.resume != "never" else []):
         former = folder.record()
@@ -222,8 +233,8 @@ def layout_before(wanted: Wanted, run: Run) -> dict[str, Any]:
             begun = build(Run, former)
             fields = {name: field_of(begun, name) for name in LAYOUT if _has(begun, name) and _has(run, name)}
             if wanted.run_dir or _unfinished(folder, with_fields(run, fields)):
-                return fields
-    return {}
+                return folder.path, fields
+    return None, {}
 
 
 def begun_as(wanted: Wanted, run: Run) -> Run | None:

@@ -287,10 +287,21 @@ def _tell(folder: Path, scores: Sequence[Score], kimg: float, screen: Screen) ->
         screen.say(f"{one.name} {one.value:.4g}" + "".join(f"  ({note})" for note in one.notes))
         if one.per_class:
             screen.say("  " + "  ".join(f"{name} {value:.4g}" for name, value in one.per_class.items()))
+    for reason, names in _incomparable(scores, former).items():
+        screen.say(f"not comparable with {', '.join(names)} before: {reason}")
+
+
+def _incomparable(scores: Sequence[Score], former: Sequence[Row]) -> dict[str, list[str]]:
+    """Why, of scores that may be compared with none of their name; and with which values last."""
+    found: dict[str, list[str]] = {}
+    for one in scores:
         others = [row for row in former if row.get("name") == one.name and is_number(row.get("value"))]
         differing = [comparable(one, {**row, "protocol": _protocol(row)}) for row in others]
         if differing and all(differing):
-            screen.say(f"  not comparable with the {others[-1]['value']:.4g} before: other {', '.join(differing[-1])}")
+            last = _protocol(others[-1])
+            reason = ", ".join(f"{key} {one.protocol.get(key)}, was {last.get(key)}" for key in differing[-1])
+            found.setdefault(reason, []).append(f"the {one.name} {others[-1]['value']:.4g}")
+    return found
 
 
 def table(found: Sequence[Sequence[Score]]) -> list[str]:

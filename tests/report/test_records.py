@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from paragan.errors import Unusable
-from paragan.report.records import Records, columns, read, write_whole
+from paragan.report.records import Records, columns, latest, read, write_whole
 
 
 def tick(step, **more):
@@ -86,6 +86,19 @@ def test_truncation_by_another_key_keeps_rows_without_it(tmp_path):
         scores.append(row)
     scores.truncate_after(2, key="kimg")
     assert read(scores.path) == [{"kimg": 1}, {"name": "note"}]
+
+
+def test_the_latest_scores_are_those_of_all_that_g_makes_and_of_most_images():
+    def row(value, kimg=2, name="fd", **protocol):
+        return {"name": name, "value": value, "kimg": kimg, "protocol": protocol}
+
+    rows = [row(9.0, kimg=1, fakes=10), row(1.0, fakes=10), row(2.0, fakes=5), row(3.0, fakes=50, truncation=0.5)]
+    assert latest(rows) == {"fd": 1.0}
+    assert latest([*rows, row(4.0, fakes=10, truncation=1.0), row(5.0, name="kid"), row(6.0, name="kid")]) == {
+        "fd": 4.0,
+        "kid": 6.0,
+    }
+    assert latest([{**row(1.0), "protocol": "mine"}, row(2.0, fakes="many")]) == {"fd": 2.0}
 
 
 def test_wherever_a_crash_cuts_the_last_line_reading_and_appending_go_on(tmp_path):

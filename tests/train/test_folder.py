@@ -80,8 +80,22 @@ def test_the_same_command_goes_on_with_the_newest_unfinished_run_of_its_kind(tmp
     assert call(*command).status == 0
     assert sorted(path.name for path in runs.iterdir()) == ["00007-mine", "00008-other"]
     assert outcome(runs / "00007-mine") == outcome(finished)
-    assert call(*command).status == 0  # nothing is left to go on with
+    told = call(*command)  # nothing is left to go on with
+    assert told.status == 0
+    assert "runs/00007-mine has come that far already; this is a new run" in told.out
     assert sorted(path.name for path in runs.iterdir())[2:] == ["00009-digits-dcgan-sync-r1-b16"]
+
+
+def test_a_run_that_is_beyond_what_is_asked_for_is_left_alone(tmp_path):
+    run = interrupted(tmp_path / "runs/00000-mine", 3, SHORT)
+    before = (run / "run.yaml").read_bytes(), outcome(run)
+    told = call("train", *TINY, "--kimg=0.032")
+    assert told.status == 0
+    assert "run folder runs/00001-digits-dcgan-sync-r1-b16" in told.out
+    assert (run / "run.yaml").read_bytes() == before[0]
+    assert outcome(run) == before[1]
+    assert call("train", *TINY, "--kimg=0.096").status == 0  # that is not beyond it
+    assert steps(run) == [1, 2, 3, 4, 5, 6]
 
 
 def test_resume_never_makes_a_new_folder(tmp_path, finished):

@@ -1,0 +1,31 @@
+"""Under torch.compile every network is one graph: where one breaks, its blocks are compiled one by one, until torch has
+seen too many and goes back to what is not compiled."""
+
+import pytest
+import torch
+
+from paragan.nets import DCGAN, R3GAN, SAGAN, SNGAN, BigGAN, BigGANDeep, ContraGAN, Spec
+from paragan.nets.spectral import train_mode
+
+FAMILIES = {
+    "dcgan": DCGAN(width=8, latent=8),
+    "r3gan": R3GAN(width=16),
+    "sngan": SNGAN(width=8, latent=8),
+    "sagan": SAGAN(width=8, latent=8, attention=8),
+    "biggan": BigGAN(width=4, latent=8, attention=16),
+    "biggan again": BigGAN(width=4, latent=8, attention=16, checkpointing=True),
+    "biggan-deep": BigGANDeep(width=16, latent=8, attention=8),
+    "contragan": ContraGAN(width=4, latent=8),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_network_is_one_graph(family):
+    y = torch.arange(4)
+    for make, given in (
+        (family.generator, torch.rand(4, family.latent)),
+        (family.discriminator, torch.rand(4, 3, 32, 32)),
+    ):
+        torch.compiler.reset()
+        told = torch._dynamo.explain(train_mode(make(Spec(32, 3, 4))))(given, y)  # pyright: ignore
+        assert (told.graph_count, told.graph_break_count) == (1, 0), told.break_reasons
