@@ -86,12 +86,11 @@ def told(run: Any, images: Any, world: Any, again: bool) -> list[str]:
 
 def _flops(run: Any, images: Any) -> float:
     """Multiplications and additions of one round; 0 where they cannot be foreseen."""
-    from .cli_plan import few, one_round
-    from .plan.memory import foresee
+    from .cli_plan import few, of_a_round
 
     plainly = dataclasses.replace(run, device=dataclasses.replace(run.device, compile=False, kind="cpu", graph=False))
     try:
-        return foresee(lambda: one_round(plainly, few(images))).flops
+        return of_a_round(plainly, few(images)).flops
     except RuntimeError:  # networks of the user's own that ask for numbers
         return 0.0
 

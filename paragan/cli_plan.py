@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import Unusable
+
+if TYPE_CHECKING:
+    from .data.images import Images
+    from .plan.memory import Foreseen
+    from .train.run import Run
 
 
 def dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
@@ -34,7 +39,7 @@ def dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
 def _cost(run: Any, images: Any, ranks: int, rounds: int) -> list[str]:
     """What so many rounds cost, a line each; without what a teacher makes, which has to be loaded."""
     from .plan.cost import ImaginedWorld, cost
-    from .plan.memory import foresee, imagined
+    from .plan.memory import imagined
     from .train.run import build_game, on_lanes
 
     largest = max((run.batch, *(batch for _, batch in run.ramp)))
@@ -49,9 +54,9 @@ def _cost(run: Any, images: Any, ranks: int, rounds: int) -> list[str]:
             g = roles[0].speakers[1]
             divided = dataclasses.replace(run.strategy, split=f"{g}:{ranks - g}")
             roles.append(divided.role(game, ImaginedWorld(ranks, g), run.lanes))
-    everything = foresee(lambda: one_round(run, blank))
+    everything = of_a_round(run, blank)
     mine = max(len(role.share.lanes) for role in roles)
-    part = everything if mine == run.lanes else foresee(lambda: one_round(on_lanes(run, mine), blank))
+    part = everything if mine == run.lanes else of_a_round(on_lanes(run, mine), blank)
     return cost(game, roles, rounds=rounds, flops=mean * everything.flops, peak_bytes=part.peak_bytes).lines()
 
 
@@ -60,6 +65,24 @@ def _pair(run: Any, images: Any, world: Any) -> Any:
     from .train.run import build_nets, spec_of
 
     return dataclasses.replace(build_nets(run, spec_of(run, images), world.device), own=False)
+
+
+def of_a_round(run: Run, images: Images) -> Foreseen:
+    """What a round takes on one rank. Passes of as many lanes are alike: of many, the first three and the last are
+    played, and what one more takes is counted as often as there are more."""
+    from .plan.memory import Foreseen, foresee
+    from .train.run import on_lanes
+
+    def played(lanes: int) -> Foreseen:
+        return foresee(lambda: one_round(on_lanes(run, lanes), images))
+
+    each = run.device.merge or run.lanes
+    more = run.lanes // each - 3
+    if more < 1:
+        return played(run.lanes)
+    first, less = played(run.lanes - more * each), played(run.lanes - (more + 1) * each)
+    flops, peak = first.flops - less.flops, first.peak_bytes - less.peak_bytes
+    return Foreseen(first.flops + more * flops, first.peak_bytes + more * peak)
 
 
 def one_round(run: Any, images: Any, world: Any = None) -> object:

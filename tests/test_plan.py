@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import toy
-from paragan.cli_plan import few, one_round
+from paragan.cli_plan import few, of_a_round, one_round
 from paragan.comm.world import World
 from paragan.plan.cost import forward_flops, round_flops
 from paragan.plan.memory import Footprint, foresee
@@ -62,6 +62,13 @@ def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
         play_round(s)
         counted = round_flops(*forward_flops(s.game), run.batch, 1)
         assert found.flops == pytest.approx(counted, rel=0.05)
+
+
+@pytest.mark.parametrize(("lanes", "merge"), [(8, 1), (11, 2), (16, 3), (16, 0)])
+@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
+def test_of_many_passes_a_few_tell_of_all(settings, lanes, merge):
+    run = resolve(on_lanes(toy.run(f"device.merge={merge}", *settings), lanes), toy.images())
+    assert of_a_round(run, few(toy.images())) == foresee(lambda: one_round(run, few(toy.images())))
 
 
 def test_a_rank_has_its_lanes_alone():

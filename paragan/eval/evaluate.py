@@ -30,7 +30,7 @@ from paragan.eval.metrics import (
     metric_names,
     number_of_fakes,
 )
-from paragan.eval.readings import Look, wanted
+from paragan.eval.readings import Heed, Look, unheeded, wanted
 from paragan.eval.reference import referenced
 from paragan.eval.shares import ALONE, Summing
 from paragan.eval.summary import LabelsOf, Rows, Sample, Summary, look, rows_of
@@ -128,6 +128,7 @@ def evaluate(
     batch: int = 64,
     device: torch.device | str = "cpu",
     labels: Labels = NO_LABELS,
+    heed: Heed = unheeded,
 ) -> list[Score]:
     """Score `count` fakes against all of `reals` by each of `metrics`; the same list on every rank.
 
@@ -138,7 +139,8 @@ def evaluate(
 
     Every rank calls this, with equal arguments. Raises `Unusable` before any image is drawn for metrics that
     are unknown or not defined in `space`, for a `count` that a metric's name contradicts, for metrics that lack
-    `labels`, and for reals that do not fit.
+    `labels`, and for reals that do not fit. `heed` is told between blocks how many fakes were seen; where it is true
+    on all ranks, `GivenUp` is raised.
     """
     protocol = protocol or Protocol()
     names = {name: metric_names(name, space) for name in metrics}
@@ -149,7 +151,7 @@ def evaluate(
     how: dict[str, Any] = {"space": space, "group": group, "batch": batch, "device": device, "labels": labels}
     real = _seen(reals, against, how) if against else Summary(space, (), 0, {})
     readings = wanted([METRICS[name].fakes for name in metrics])
-    seeing = Look(space, _counted(count), batch, len(labels.names), protocol.seed, torch.device(device))
+    seeing = Look(space, _counted(count), batch, len(labels.names), protocol.seed, torch.device(device), heed)
     fake = look(fakes, seeing, readings, group, labels.fakes)
     if real.image and real.image != fake.image:
         raise Unusable(f"reals: images are {_x(real.image)} (CxHxW), the fakes {_x(fake.image)}; they must agree")
@@ -213,13 +215,14 @@ def summarize(
     device: torch.device | str = "cpu",
     labels: Labels = NO_LABELS,
     known_as: str = "",
+    heed: Heed = unheeded,
 ) -> Summary:
     """What `metrics` need to know of real images: uint8 [N, H, W, C], or a sampler and a `count`.
 
     Reals that are scored against again and again are summarized once. Every rank calls this, with equal
     arguments. Of features each rank keeps its share. With `known_as`, a digest of images and labels, what can be
     kept is read from the cache, and written there. Raises `Unusable` for what are no uint8 images, for fewer than
-    two, for labels that are missing, and for features that are not finite.
+    two, for labels that are missing, and for features that are not finite. `heed`: as in `evaluate`.
     """
     readings = wanted([metric_named(name).reals for name in metrics])
     least = len(images) if not callable(images) else COUNT
@@ -228,7 +231,7 @@ def summarize(
     of = None if numbers is None else lambda rows: numbers[rows.start : rows.stop]
     if of is None and (lacking := [reading for reading in readings if reading.labelled]):
         raise Unusable(f"metrics: {lacking[0].wanted_by} goes class by class, and the reals have no labels")
-    how = Look(space, count, batch, len(labels.names), 0, torch.device(device))
+    how = Look(space, count, batch, len(labels.names), 0, torch.device(device), heed)
     if known_as and not callable(images):
         return referenced(images, how, readings, group, known_as, of)
     return look(images if callable(images) else rows_of(images, space), how, readings, group, of)

@@ -3,8 +3,8 @@
 A reading is a description, and the key under which a summary has it; it adds what it sees to what `begin` gave.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,10 +15,18 @@ from paragan.eval.gaussian import Gaussian, Moments
 from paragan.eval.marginals import Marginals
 from paragan.eval.shares import Share, Summing, of_first, whole
 
+Heed = Callable[[int], bool]
+
+
+def unheeded(seen: int) -> bool:
+    """Nobody watches, and nobody wants to give up."""
+    return False
+
 
 @dataclass(frozen=True)
 class Look:
-    """What is looked at, how."""
+    """What is looked at, how. heed: is told now and then how many images were looked at, and says whether this rank
+    would give up."""
 
     space: FeatureSpace
     count: int
@@ -26,6 +34,7 @@ class Look:
     classes: int  # 0 without labels
     seed: int
     device: torch.device
+    heed: Heed = field(default=unheeded, compare=False)
 
 
 class Seen(NamedTuple):

@@ -109,6 +109,10 @@ def agreed(group: Summing, compute: Callable[[], list[float]], number: int) -> l
     return of_first(group, torch.tensor(values, dtype=torch.float64)).tolist()
 
 
+class GivenUp(Exception):
+    """All ranks wanted to, before everything was seen."""
+
+
 def everywhere(group: Summing, here: bool) -> bool:
     """Whether it is so on all ranks."""
     votes = torch.tensor([float(here)])

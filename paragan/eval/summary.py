@@ -11,9 +11,9 @@ from torch import Tensor
 from paragan.errors import Unusable
 from paragan.eval.features import FeatureSpace
 from paragan.eval.readings import Kept, Look, Reading, Seen
-from paragan.eval.shares import Summing, dealt, of_first
+from paragan.eval.shares import GivenUp, Summing, dealt, everywhere, of_first
 
-HEARD = 32  # blocks of a rank, after which all hear of each other
+HEARD = 8  # blocks of a rank, after which all hear of each other
 Sample = Callable[[range], Tensor]  # indices -> uint8 images [len, C, H, W], or numbers float32 [len, ...]
 LabelsOf = Callable[[range], np.ndarray]  # indices -> int64 labels [len]
 
@@ -58,7 +58,8 @@ def look(
 ) -> Summary:
     """Look at images 0 to `look.count`, each rank at its share, and keep what was asked for.
 
-    Raises `Unusable` for what are no uint8 images, and for features that are not finite.
+    Raises `Unusable` for what are no uint8 images, and for features that are not finite; `GivenUp` where `look.heed`
+    says so on all ranks.
     """
     known = {reading: reading.begin(look) for reading in readings}
     told, bad = labels if any(reading.labelled for reading in readings) else None, torch.zeros(1)
@@ -81,12 +82,13 @@ def look(
 
 
 def _in_step(look: Look, group: Summing) -> Iterator[range]:
-    """The blocks of this rank. Now and then all wait for each other: who was lost is noticed before all is done, and a
-    group takes a long silence for a failure."""
+    """The blocks of this rank. Now and then all hear from each other: who was lost is noticed before all is done, a
+    group takes a long silence for a failure, and those who want to give up do so together."""
     mine = dealt(look.count, look.block, group.rank, group.size)
     for number in range(-(-look.count // (look.block * group.size))):
-        if group.size > 1 and number % HEARD == HEARD - 1:
-            group.sum(torch.zeros(1)).wait()
+        heard = group.size == 1 or number % HEARD == HEARD - 1
+        if heard and everywhere(group, look.heed(number * look.block * group.size)):
+            raise GivenUp
         yield from mine[number : number + 1]
 
 

@@ -124,7 +124,8 @@ def choose(wanted: Wanted, run: Run, ranks: int, ready: Ready = nothing) -> RunF
     """
     if wanted.run_dir:
         return _given(wanted.run_dir, wanted.resume, run, ready)
-    begun = [f for f in map(RunFolder, _numbered(wanted.outdir)[::-1]) if wanted.resume == "auto" and _is_of(f, run)]
+    paths = _numbered(wanted.outdir)[::-1] if wanted.resume == "auto" else []
+    begun = [folder for folder in map(RunFolder, paths) if _asked_before(folder, run)]
     for folder in begun:
         if _unfinished(folder, run) and folder.lock():
             return folder
@@ -197,23 +198,18 @@ def _given(path: Path, resume: str, run: Run, ready: Ready) -> RunFolder:
     return folder
 
 
-def _is_of(folder: RunFolder, run: Run) -> bool:
-    """Whether this run was begun in a folder."""
-    try:
+def _asked_before(folder: RunFolder, run: Run) -> Run | None:
+    """This run as it was begun in a folder; None where another was, or none."""
+    with contextlib.suppress(Unusable):
         former = folder.record()
-        return former is not None and not changed(former, run)
-    except Unusable:
-        return False
+        return None if former is None or changed(former, run) else build(Run, former)
+    return None
 
 
 def _unfinished(folder: RunFolder, run: Run) -> bool:
     """Whether this run was begun in a folder, and lacks images or its last scores. One that is already beyond what is
     asked for now, and was to go further, is another's."""
-    try:
-        begun = build(Run, folder.record()) if _is_of(folder, run) else None
-    except Unusable:
-        return False
-    seen = folder.images_seen
+    begun, seen = _asked_before(folder, run), folder.images_seen
     if begun is None or run.images < min(seen, begun.images):
         return False
     scored = not begun.evaluation.metrics or any(

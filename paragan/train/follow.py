@@ -62,17 +62,22 @@ class Follow:
                 kimg, last, before, since = float(found.config["kimg"]), found.config, undone, time.monotonic()
                 number += self._score(found, undone)
                 continue  # it may have been replaced meanwhile
-            if 1000 * kimg >= self.run.images and undone == before:
+            if 1000 * kimg >= self._asked().images and undone == before:
                 return number
             now = signature(self.folder)
             seen, since = (now, since) if now == seen else (now, time.monotonic())
             if time.monotonic() - since >= self.patience:
                 at = f"{kimg:g}" if kimg >= 0 else "0"
                 raise Failed(
-                    f"{self.folder} is at {at} of {self.run.kimg:g} kimg and showed nothing new for {self.patience:g} "
-                    "s (--patience): go on with the run, then with the same command"
+                    f"{self.folder} is at {at} of {self._asked().kimg:g} kimg and showed nothing new for "
+                    f"{self.patience:g} s (--patience): go on with the run, then with the same command"
                 )
             self.sleep(POLL_S)
+
+    def _asked(self) -> Run:
+        """The run as its record has it now: it may be taken further meanwhile."""
+        kimg = (RunFolder(self.folder).record() or {}).get("kimg", self.run.kimg)
+        return dataclasses.replace(self.run, kimg=float(kimg))
 
     def _newest(self) -> Snapshot | None:
         model = self.folder / "model"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..clock import Clock
 from ..comm.groups import Lost
@@ -25,9 +25,14 @@ GAVE_UP = "stopped while it waited for data, at the last checkpoint"
 STALLED_STOP_S = 5.0  # a stop waits so long for the data of a round that was begun
 
 
+def nobody() -> bool:
+    """Asked for the end."""
+    return False
+
+
 @dataclass(frozen=True)
 class Session:
-    """One run under way on one rank."""
+    """One run under way on one rank. asked: whether the end is asked for, and known to be on this rank."""
 
     run: Run
     world: World
@@ -36,6 +41,7 @@ class Session:
     clock: Clock
     lanes: Lanes
     stats: Stats
+    asked: Callable[[], bool] = nobody
 
 
 Observer = Callable[[Session], object]
@@ -127,7 +133,7 @@ def give_up(stop: Stop) -> None:
 
 def rounds(session: Session, observers: list[Observer], at_stop: Observer, stop: Stop) -> None:
     """Play on until the end, or until the stop that is due."""
-    clock = session.clock
+    session, clock = replace(session, asked=lambda: stop.asked), session.clock
     session.lanes.meanwhile = lambda: give_up(stop)
     with contextlib.closing(session.lanes), Supply(session.run, session.world, session.role, session.lanes) as supply:
         while not clock.done:

@@ -59,6 +59,15 @@ class Screen:
             left = min(self.left_s, (self._duration - line["Progress/kimg"]) * line["Timing/sec_per_kimg"])
             self.say(f"{line['Progress/kimg']:.1f}/{self._duration:g} kimg  {shown}  {clock(left)} left")
 
+    def count(self, number: int, of: int) -> None:
+        """Show how many images were scored."""
+        shown = f"scored {number:,} of {of:,}"
+        if self._bar:
+            self._bar.update(self._task, shown=shown)
+        elif number and time.monotonic() - self._shown >= PLAIN_EVERY_S:
+            self._shown = time.monotonic()
+            self.say(shown)
+
     def stop(self) -> None:
         if self._bar:
             self._bar.stop()

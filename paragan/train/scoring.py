@@ -14,15 +14,15 @@ import torch
 from ..comm.groups import Group
 from ..comm.world import World
 from ..data.images import Images
-from ..errors import Unusable
+from ..errors import Interrupted, Unusable
 from ..eval import classifier
 from ..eval.evaluate import Labels, Protocol, Score, comparable, evaluate, summarize
 from ..eval.features import FeatureSpace, by_name, from_module, values
 from ..eval.metrics import METRICS, check_labels, metric_names, number_of_fakes
-from ..eval.readings import Features
+from ..eval.readings import Features, Heed, unheeded
 from ..eval.readings import wanted as readings_of
 from ..eval.reference import from_file
-from ..eval.shares import dealt, everywhere
+from ..eval.shares import GivenUp, dealt, everywhere
 from ..eval.summary import Summary
 from ..report.records import Records, Row, is_number, read
 from .best import Best, chosen
@@ -65,11 +65,18 @@ class Scoring:
             return
         wanted = dataclasses.replace(wanted, metrics=missing)
         self.screen.say(f"scoring {wanted.count:,} fakes: {', '.join(missing)}")
-        with session.stats.scoring():
-            scores = self._scored(session, wanted)
-            if session.world.first:
-                append(self.folder, scores, session.clock.kimg)
-            self.best(session, scores)
+        try:
+            with session.stats.scoring():
+                scores = self._scored(session, wanted)
+                if session.world.first:
+                    append(self.folder, scores, session.clock.kimg)
+                self.best(session, scores)
+        except GivenUp:  # who goes on with the run does it again
+            if session.clock.done:
+                what = f"stopped at its end, {session.clock.kimg:g} kimg, before its scores were taken"
+                raise Interrupted(what, everywhere=not session.world.first) from None
+            self.screen.say(f"{session.clock.kimg:g} kimg: its scores are left to who goes on")
+            return
         if session.clock.done and session.world.first:  # its line of stats is there already
             beside = session.stats.beside()
             Records(self.folder / "stats.jsonl").amend(lambda row: {k: row.get(k, 0.0) + s for k, s in beside.items()})
@@ -81,24 +88,30 @@ class Scoring:
         with averaged_sampler(session, self.images) as sampler:
             protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=session.run.seed)
             group = session.world.everyone
-            return score(sampler, self.images, wanted, protocol, group, against=self._against(wanted, group, sampler))
+
+            def heed(seen: int) -> bool:
+                self.screen.count(seen, wanted.count)
+                return session.asked()
+
+            to = self._against(wanted, group, sampler, lambda seen: session.asked())
+            return score(sampler, self.images, wanted, protocol, group, against=to, heed=heed)
 
     def _has(self, metric: str, kimg: float) -> bool:
         """Whether this moment was scored already (a finished run that is opened again)."""
         return names_there(self.folder, kimg).issuperset(metric_names(metric, feature_space(self.wanted, self.images)))
 
-    def _against(self, wanted: Evaluation, group: Group, sampler: Sampler | Merged) -> Against:
+    def _against(self, wanted: Evaluation, group: Group, sampler: Sampler | Merged, heed: Heed) -> Against:
         """What was made last time, if it is still right on every rank (they may be other ranks now)."""
         key = (wanted, group.rank, group.size)
         if everywhere(group, self._kept is not None and self._kept[0] == key) and self._kept:
             return self._kept[1]
-        made = against(wanted, self.images, group, sampler.device)
+        made = against(wanted, self.images, group, sampler.device, heed)
         share = made.reals and made.reals.kept.get(Features())
         self._kept = None if share and share.own.nbytes > HELD else (key, made)
         return made
 
 
-def against(wanted: Evaluation, images: Images, group: Group, device: torch.device) -> Against:
+def against(wanted: Evaluation, images: Images, group: Group, device: torch.device, heed: Heed = unheeded) -> Against:
     """What is needed for these metrics. Every rank calls this: a classifier may have to be trained first."""
     space = ready_space(wanted, images, group, device)
     metrics = [name for name in wanted.metrics if METRICS[name].reals]
@@ -106,9 +119,11 @@ def against(wanted: Evaluation, images: Images, group: Group, device: torch.devi
         return Against(space, None)
     if wanted.reference:
         return Against(space, from_file(wanted.reference, space, device))
-    how: dict[str, Any] = {"group": group, "batch": BLOCK, "device": device, "known_as": images.fingerprint}
+    how: dict[str, Any] = {"group": group, "batch": BLOCK, "device": device, "heed": heed}
     labels = Labels(images.classes, images.labels)
-    return Against(space, summarize(images.images, space=space, metrics=metrics, labels=labels, **how))
+    return Against(
+        space, summarize(images.images, space=space, metrics=metrics, labels=labels, known_as=images.fingerprint, **how)
+    )
 
 
 def score(
@@ -119,6 +134,7 @@ def score(
     group: Group,
     truncation: float = 1.0,
     against: Against | None = None,
+    heed: Heed = unheeded,
 ) -> list[Score]:
     """The scores a run asks for, every rank sampling its share of the fakes."""
     to = against or _against(wanted, images, group, sampler.device)
@@ -139,6 +155,7 @@ def score(
         protocol=_described(protocol, images, sampler),
         device=sampler.device,
         labels=Labels(images.classes, images.labels, fakes_labels if told else None),
+        heed=heed,
     )
 
 

@@ -195,10 +195,11 @@ def play_on(
             watcher(session)
         if session.clock.done:
             screen.say(f"{folder.path} is complete at {session.clock.kimg:g} kimg; --kimg extends it")
-            desk.save.write_model(session)  # it may have been stopped right after its last checkpoint,
-            desk.scoring(session)  # or while it was scored
+            desk.save.write_model(session)  # it may have been stopped right after its last checkpoint
         elif session.clock.rollbacks:
             desk.save.replace_model(session)  # what stands there may have been undone
+        if session.clock.images:
+            desk.scoring(session)  # it may have been stopped while it was scored
         if session.role.about:
             screen.say(session.role.about)
         late = play(session, desk, folder, images, screen, watchers)

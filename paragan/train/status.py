@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import build, read_yaml
-from ..report.records import latest, read
+from ..report.records import Row, is_number, latest, read
 from ..strategies.per_label import NAMES
 from .best import so_far
 from .folder import RunFolder, existing
@@ -37,13 +37,18 @@ def status(path: Path) -> str:
 
 
 def _of_one(folder: RunFolder, kimg: float) -> str:
-    lines = read(folder.path / "stats.jsonl")
-    at, seen = float(lines[-1]["Progress/kimg"]) if lines else 0.0, folder.images_seen / 1000
+    lines, seen = _stats(folder.path), folder.images_seen / 1000
+    at = max(float(lines[-1]["Progress/kimg"]) if lines else 0.0, seen)  # it may have been stopped between two lines
     owner = _owner(folder)
     state = f"trained by {owner}" if owner else "complete" if seen >= round(kimg, 6) else "stopped"
-    pace = f", {lines[-1]['Timing/img_per_sec']:,.0f} img/s" if lines and owner else ""
+    pace = f", {lines[-1].get('Timing/img_per_sec', 0):,.0f} img/s" if lines and owner else ""
     told = f"{_scores(folder.path)}{_beside(folder.path)}"
     return f"{folder.path}: {state}, {at:g} of {kimg:g} kimg{pace}, checkpoint at {seen:g} kimg{told}"
+
+
+def _stats(folder: Path) -> list[Row]:
+    """Lines that say how far a run had come, as ours do."""
+    return [row for row in read(folder / "stats.jsonl") if is_number(row.get("Progress/kimg"))]
 
 
 def _beside(folder: Path) -> str:
@@ -92,11 +97,11 @@ def _row(
     folder: Path, label: int, name: str, count: int, entry: Entry | None, now: float, lease_s: float
 ) -> tuple[str, ...]:
     under_way = entry and taken(folder, label, entry.number)
-    lines = read(under_way / "stats.jsonl") if under_way and entry and entry.state == "held" else []
+    lines = _stats(under_way) if under_way and entry and entry.state == "held" else []
     images = 1000 * float(lines[-1]["Progress/kimg"]) if lines else 0.0
     about: Mapping[str, Any] = entry.about if entry else {}
     kimg = max(images, float(about.get("images", about.get("from", 0)))) / 1000
-    seconds = float(lines[-1]["Timing/total_s"] if lines else about.get("seconds", 0))
+    seconds = float(lines[-1].get("Timing/total_s", 0) if lines else about.get("seconds", 0))
     scores = "  ".join(f"{key} {value:.3g}" for key, value in about.get("scores", {}).items())
     state = _state(entry, now, lease_s)
     who = entry.worker if entry and state not in ("waiting", "replaced") else str(about.get("replaced", ""))

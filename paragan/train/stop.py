@@ -108,6 +108,11 @@ class Stop:
         self._asked = min(self._asked, time.monotonic())
         return time.monotonic() - self._asked
 
+    @property
+    def asked(self) -> bool:
+        """Whether this rank will stop before its next round: where others are, as soon as it has answered."""
+        return self._wanted.is_set() if self.world.size == 1 else self._bound is not None
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._wanted.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt  # asked twice: at once

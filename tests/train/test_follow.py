@@ -85,6 +85,25 @@ def test_a_run_that_stopped_is_told_with_status_1(tmp_path):
     assert [row["kimg"] for row in read(run / "metrics.jsonl")] == [0.08, 0.08, 0.16, 0.16]
 
 
+def test_a_run_is_followed_to_where_it_is_taken_meanwhile(run, monkeypatch):
+    """It was begun with 0.16 kimg, and asked for more while its model was scored."""
+    longer = ("--kimg=0.32", *UNSCORED[1:])
+
+    def meanwhile(folder):
+        found = snapshot(folder)
+        if found and found.config["kimg"] == 0.16 and not rows(0.16):
+            assert call(*train(run, *longer)).status == 0
+        return found
+
+    def rows(kimg):
+        return [row for row in read(run / "metrics.jsonl") if row["kimg"] == kimg]
+
+    monkeypatch.setattr(follow, "snapshot", meanwhile)
+    ended = call("eval", run, "--follow", *ASKED, "--patience", "0")
+    assert ended.status == 0, ended.err
+    assert len(rows(0.32)) == 2
+
+
 @pytest.mark.timeout(120)
 def test_models_are_scored_as_they_appear_and_ctrl_c_ends_it(tmp_path, processes):
     run = interrupted(tmp_path / "run", 4, *UNSCORED)

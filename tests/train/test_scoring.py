@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ import paragan
 from paragan.eval import classifier
 from paragan.eval.metrics import METRICS
 from paragan.report.records import Records, read
-from processes import TINY, call, refused
+from paragan.train import scoring
+from processes import TINY, call, checkpoints, outcome, refused, train, trained, until
 
 
 def npz(path, **arrays):
@@ -197,3 +200,75 @@ def test_a_space_of_the_user_s_own_is_given_again(digits, tmp_path, monkeypatch)
     assert read(tmp_path / "own" / "metrics.jsonl")[0]["name"] == "fd_Rows"
     assert f"--features {name}" in refused("eval", tmp_path / "own")
     assert call("eval", tmp_path / "own", f"--features={name}").status == 0
+
+
+# A stop while scores are taken ----------------------------------------------------------------------
+
+SCORED = ("--kimg=0.16", "--evaluation.count=640", "--evaluation.every_kimg=0.08")
+
+
+def scores(run):
+    return [(row["name"], row["kimg"], row["value"]) for row in read(run / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("scored") / "run", *SCORED)
+
+
+@pytest.mark.parametrize(("moment", "kimg", "said"), [(0, 0.08, "(step 5)"), (1, 0.16, "before its")])
+def test_who_asks_for_the_end_does_not_wait_for_scores(moment, kimg, said, tmp_path, monkeypatch, scored):
+    """They are taken by who goes on with the run, and all is as if nobody had asked."""
+    begun, seen = [], []
+
+    def ahead(*arguments, sample=scoring.ahead):
+        begun.append(sample(*arguments))
+        return functools.partial(look, begun[-1], len(begun) - 1)
+
+    def look(sample, number, rows):
+        seen.append(number)
+        if number == moment and rows.start == 128:
+            signal.raise_signal(signal.SIGTERM)
+        return sample(rows)
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(scoring, "ahead", ahead)
+        ended = call(*train(run, *SCORED))
+    assert (ended.status, seen.count(moment)) == (3, 3)
+    assert said in ended.err
+    assert [row[1] for row in scores(run)] == [0.08] * moment
+    assert checkpoints(run)[-1].name == f"{round(1000 * kimg / 16):08d}"
+    assert call(*train(run, *SCORED)).status == 0
+    assert scores(run) == scores(scored)
+    assert outcome(run) == outcome(scored)
+
+
+@pytest.mark.kill
+@pytest.mark.timeout(120)
+def test_ranks_leave_scores_together(tmp_path, processes, scored):
+    run, marks = tmp_path / "run", tmp_path / "marks"
+    marks.mkdir()
+    slow = f"""
+import pathlib, time
+from paragan.train import scoring
+former = scoring.ahead
+def ahead(*a):
+    sample = former(*a)
+    def slowly(rows):
+        pathlib.Path({str(marks)!r}, str(rows.start)).touch()
+        time.sleep(0.3)
+        return sample(rows)
+    return slowly
+scoring.ahead = ahead
+"""
+    more = ("--kimg=0.16", "--evaluation.count=6400", "--evaluation.every_kimg=0.08")
+    ranks = processes.ranks(2, *train(run, *more), start=functools.partial(processes.warm, patch=slow))
+    until(lambda: len(list(marks.iterdir())) > 2, what="fakes are scored")
+    ranks[1].send(signal.SIGTERM)
+    assert [rank.wait() for rank in ranks] == [3, 3]
+    assert len(list(marks.iterdir())) < 60  # of 100 blocks
+    assert not (run / "metrics.jsonl").exists()
+    assert [path.name for path in checkpoints(run)] == ["00000005"]
+    assert [rank.wait() for rank in processes.ranks(2, *train(run, *more))] == [0, 0]
+    assert [kimg for _, kimg, _ in scores(run)] == [0.08, 0.16]
