@@ -38,7 +38,8 @@ def dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
 
 def _cost(run: Any, images: Any, ranks: int, rounds: int) -> list[str]:
     """What so many rounds cost, a line each; without what a teacher makes, which has to be loaded."""
-    from .plan.cost import ImaginedWorld, cost
+    from .devices import kind_of, pick_device
+    from .plan.cost import ImaginedWorld, cost, told
     from .plan.memory import imagined
     from .train.run import build_game, on_lanes
 
@@ -57,7 +58,12 @@ def _cost(run: Any, images: Any, ranks: int, rounds: int) -> list[str]:
     everything = of_a_round(run, blank)
     mine = max(len(role.share.lanes) for role in roles)
     part = everything if mine == run.lanes else of_a_round(on_lanes(run, mine), blank)
-    return cost(game, roles, rounds=rounds, flops=mean * everything.flops, peak_bytes=part.peak_bytes).lines()
+    lines = cost(game, roles, rounds=rounds, flops=mean * everything.flops, peak_bytes=part.peak_bytes).lines()
+    kind = kind_of(device := pick_device(run.device.kind))
+    if not kind.there() or part.peak_bytes <= kind.memory(device):
+        return lines
+    less = "" if run.device.merge == 1 else "; --device.merge=1 takes less"
+    return [*lines, f"that is more than the {told(kind.memory(device))} of memory here{less}"]
 
 
 def _pair(run: Any, images: Any, world: Any) -> Any:

@@ -10,11 +10,13 @@ import torch
 import toy
 from paragan.cli_plan import few, of_a_round, one_round
 from paragan.comm.world import World
+from paragan.devices import KINDS
 from paragan.plan.cost import forward_flops, round_flops
 from paragan.plan.memory import Footprint, foresee
 from paragan.train.loop import play_round
 from paragan.train.run import build_nets, on_lanes, resolve, spec_of
 from paragan.train.start import assemble
+from processes import call
 
 VARIANTS = {
     "plain": (),
@@ -69,6 +71,15 @@ def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
 def test_of_many_passes_a_few_tell_of_all(settings, lanes, merge):
     run = resolve(on_lanes(toy.run(f"device.merge={merge}", *settings), lanes), toy.images())
     assert of_a_round(run, few(toy.images())) == foresee(lambda: one_round(run, few(toy.images())))
+
+
+def test_more_memory_than_there_is_is_said(monkeypatch):
+    arguments = ("train", "digits", "-n", "--nets.width=8", "--device.kind=cpu")
+    assert "memory here" not in call(*arguments).out
+    monkeypatch.setattr(type(KINDS["cpu"]), "memory", lambda self, device: 10**5)
+    assert "that is more than the 0 MB of memory here; --device.merge=1 takes less" in call(*arguments).out
+    assert call(*arguments, "--device.merge=1").out.endswith(" of memory here\n")
+    assert call(*arguments[:4], "--device.kind=cuda").status == 2
 
 
 def test_a_rank_has_its_lanes_alone():

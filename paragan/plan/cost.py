@@ -72,9 +72,9 @@ class Cost:
     def lines(self) -> list[str]:
         g, d = self.parameters
         return [
-            f"{self.rounds:,} rounds; G has {g:,} parameters, D {d:,}; {self.state_bytes / 1e6:.1f} MB of state a rank",
+            f"{self.rounds:,} rounds; G has {g:,} parameters, D {d:,}; {told(self.state_bytes)} of state a rank",
             f"{self.flops / 1e9:.3g} GFLOP a round, {self.flops * self.rounds / 1e12:.3g} TFLOP in all; "
-            f"tensors take {_bytes(self.peak_bytes)} of memory on a rank",
+            f"tensors take {told(self.peak_bytes)} of memory on a rank",
             *(
                 f"{who} sends {t.sent_bytes / 1e6:.3g} MB in {t.messages} messages a round"
                 for who, t in self.traffic.items()
@@ -82,7 +82,8 @@ class Cost:
         ]
 
 
-def _bytes(n: int) -> str:
+def told(n: int) -> str:
+    """Bytes, in words."""
     return f"{n / 1e9:.1f} GB" if n > 1e9 else f"{n / 1e6:.0f} MB"
 
 
