@@ -48,7 +48,7 @@ def simulate(options: argparse.Namespace, run: Any, links: Any) -> int:
     job = job_of(dataclasses.replace(run, batch=lane * links.ranks, lanes=links.ranks), profile, links.ranks)
     seen = {name: played(strategy, job, crowd) for name, strategy in strategies.items()}
     noise = [f"note: {line}" for line in _noise(profile, lane * links.ranks)]
-    head = f"{run.recipe}, {links.told()}; {lane} images a worker; one worker: {source}"
+    head = f"{run.recipe}, {links.told()}; {lane} images a worker (a lane); one worker: {source}"
     lines = [head, f"{crowd.leaving:.0%} of them leave in an hour, and as many join", "", *table(seen), *noise]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     if options.json:

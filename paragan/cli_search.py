@@ -81,7 +81,7 @@ def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     plan, device = _searched(options, whole, profile, links, memory, batches), profile.device
     line, threads = command(options, rest, plan, links, run), "thread" if device.threads == 1 else "threads"
     lines = [
-        f"{run.recipe}, {ranks} ranks: {links.told()}",
+        f"{run.recipe}, {f'{ranks} ranks: {links.told()}' if ranks > 1 else 'one rank'}",
         f"one worker: {device.name}, {device.precision}, {device.threads} {threads} ({source})",
         f"to {plan.goal.kimg:g} kimg, batch {whole.batch}, {told_bytes(memory)} of memory a rank",
         "",
@@ -181,11 +181,10 @@ def profile_for(file: str | None, run: Any, images: Any) -> tuple[Any, str]:
         profile = read_profile(Path(file))
         _refuse_network(profile, run, images, file)
         return profile, file
-    from .cli_step import _profiled
+    from .cli_step import profiled
     from .plan.worker.profiling import Asked
 
-    sys.stderr.write("one worker is measured here, unless it was before: about 40 s\n")
-    profile, kept = _profiled(run, Asked())
+    profile, kept = profiled(run, Asked())
     return profile, f"measured on this machine, kept in {kept}; --profile is for others"
 
 

@@ -44,7 +44,7 @@ def _bench_step(options: argparse.Namespace, rest: list[str], arguments: list[st
         raise Unusable("bench step is of one worker: start it without a launcher")
     _check_writable("--out", options.out)
     asked = _asked(options)
-    profile, file = _profiled(_run(options, rest), asked)
+    profile, file = profiled(_run(options, rest), asked)
     text = written_profile(profile)
     if options.out:
         Path(options.out).write_text(text, "utf-8")
@@ -78,8 +78,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> Any:
     return run
 
 
-def _profiled(run: Any, asked: Any) -> Any:
-    """The profile of a run, and where it is kept."""
+def profiled(run: Any, asked: Any) -> Any:
+    """The profile of a run, and where it is kept; whether it takes time is said."""
     from .comm.world import World
     from .plan.worker.profiles import structure_of
     from .plan.worker.profiling import profile_of
@@ -100,4 +100,4 @@ def _profiled(run: Any, asked: Any) -> Any:
     if is_own(run.nets, run.objective):
         nets = pair()
         structure = structure_of(nets.g, nets.d)
-    return profile_of(run, images, pair, device, asked, structure)
+    return profile_of(run, images, pair, device, asked, structure, lambda text: sys.stderr.write(f"{text}\n"))

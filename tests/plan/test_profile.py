@@ -213,6 +213,8 @@ def test_what_was_measured_is_found_again(monkeypatch):
     again, same = measured(dataclasses.replace(run, seed=5))
     assert (same, again.g[0].batch) == (file, first.g[0].batch)
     assert again.round_s(16) == pytest.approx(first.round_s(16), rel=1e-3)
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        measured(run, dataclasses.replace(FAST, seconds=2))  # which the one before was not
     file.write_text("no profile")
     assert profiles.found(file) is None
 
@@ -242,6 +244,8 @@ def test_the_command_writes_what_it_kept(tmp_path):
     assert read_profile(Path(kept)) == profile
     again = call(*arguments)
     assert again.out == ended.out
+    assert ended.err == "one worker is measured: about 1 s\n"
+    assert again.err == "one worker was measured before, for 1 s\n"
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,7 @@ def _chosen(run: Run, asked: Auto, kin: Run | None, images: Images, world: World
         if ":" in getattr(strategy, "split", ""):
             strategy = replace(strategy, split="auto")  # pyright: ignore[reportCallIssue]
         return _with(run, strategy, Chosen(1, asked), [f"{strategy.name}: one rank has nobody to agree with"])
-    screen.say(f"strategy: one worker is measured on rank 0, unless it was before (about {asked.seconds:g} s)")
-    profile = _profile(run, asked, images, world)
+    profile = _profile(run, asked, images, world, screen)
     profile = slowed(profile, _beside(run, images, world) / profile.round_s(run.batch / world.size))
     links = Links(hosts=1, up=1.0, latency=0.0)
     if world.size > 1:
@@ -170,17 +169,17 @@ def _bound(kin: Run | None) -> list[str]:
 # what is measured ---------------------------------------------------------------------------------------
 
 
-def _profile(run: Run, asked: Auto, images: Images, world: World) -> Profile:
+def _profile(run: Run, asked: Auto, images: Images, world: World, screen: Screen) -> Profile:
     """Of rank 0, known to all."""
 
     def measure() -> str:
-        return written_profile(_of_first(run, asked, images, world)) if world.first else ""
+        return written_profile(_of_first(run, asked, images, world, screen)) if world.first else ""
 
     told = together(world, measure, WAIT_S + 10 * asked.seconds)
     return profile_from(world.agree(told)[0], "profile")
 
 
-def _of_first(run: Run, asked: Auto, images: Images, world: World) -> Profile:
+def _of_first(run: Run, asked: Auto, images: Images, world: World, screen: Screen) -> Profile:
     plainly = settled(replace(run, strategy=Sync(), chosen=Chosen()))
     structure = ""
     if is_own(run.nets, run.objective):
@@ -188,7 +187,11 @@ def _of_first(run: Run, asked: Auto, images: Images, world: World) -> Profile:
         structure = structure_of(nets.g, nets.d)
     if not asked.profile:
         wanted = Asked(seconds=asked.seconds)
-        return profile_of(plainly, images, lambda: _pair(run, images, world), world.device, wanted, structure)[0]
+
+        def say(text: str) -> None:
+            screen.say(f"strategy: {text}")
+
+        return profile_of(plainly, images, lambda: _pair(run, images, world), world.device, wanted, structure, say)[0]
     profile = read_profile(Path(asked.profile))
     here = described(world.device, run.device.precision)
     remake = f"paragan bench step {run.recipe} --out {asked.profile}"

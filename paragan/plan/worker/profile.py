@@ -99,6 +99,7 @@ class Profile:
     noise      : of G's and of D's gradient, where it was measured
     layers     : numbers of every tensor of G's and of D's vector, in flat order: buckets are cut there (empty: alike)
     moments    : numbers of G's and of D's batch moments, which are summed over ranks
+    seconds    : about how long measuring it was to take
     """
 
     recipe: str
@@ -117,6 +118,7 @@ class Profile:
     noise: Mapping[Literal["G", "D"], Noise] = dataclasses.field(default_factory=dict)
     layers: tuple[tuple[Count, ...], tuple[Count, ...]] = ((), ())
     moments: tuple[Moments, Moments] = (0, 0)
+    seconds: Finite = 0.0
 
     def turn(self, player: Literal["G", "D"], batch: float) -> Turn:
         """A turn with any batch: between those measured linear, beyond them as the last two (or in proportion)."""

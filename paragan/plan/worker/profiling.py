@@ -39,12 +39,19 @@ FULL = 0.9  # of the device's memory: a batch that would take more is not tried
 Positive = Annotated[int, Field(ge=1)]
 
 
+TAKES = 4 / 3  # so much longer than it is asked to take
+
+
+def unsaid(text: str) -> None:
+    """Nobody listens."""
+
+
 @record
 class Asked:
     """What is to be measured.
 
     batches    : images of the reals' batch on this worker (none: from one lane's to the whole batch of the run)
-    seconds    : about how long, with a third more for what cannot be shortened
+    seconds    : about how long, with a third more for what cannot be shortened (TAKES)
     noise_kimg : how far the networks are trained before their gradients' noise is taken, if the time is enough (0: not)
     again      : whether to measure what was measured before
     """
@@ -72,11 +79,19 @@ def local_batches(run: Run, asked: Sequence[int] = ()) -> list[int]:
 
 
 def profile_of(
-    run: Run, images: Images, pair: Callable[[], Pair], device: torch.device, asked: Asked, structure: str = ""
+    run: Run,
+    images: Images,
+    pair: Callable[[], Pair],
+    device: torch.device,
+    asked: Asked,
+    structure: str = "",
+    say: Callable[[str], object] = unsaid,
 ) -> tuple[Profile, Path]:
-    """The profile of a run that is resolved, and where it is kept: found there, or measured and kept.
+    """The profile of a run that is resolved, and where it is kept: found there, if that was measured for as long, or
+    measured and kept.
 
-    pair: its networks anew, on the device; structure: what they are made of, if they are the user's own.
+    pair: its networks anew, on the device; structure: what they are made of, if they are the user's own; say: is told
+    which of both, before it takes time.
     """
     if run.per_label:
         raise Unusable(
@@ -85,11 +100,14 @@ def profile_of(
         )
     batches = local_batches(run, asked.batches)
     of_data = {"data": run.data.told, "hold": run.data.hold, "from": run.init_from}
-    else_asked = {"batches": batches, "seconds": asked.seconds, "noise_kimg": asked.noise_kimg}
+    else_asked = {"batches": batches, "noise_kimg": asked.noise_kimg}
     network = network_digest(run, structure)
     file = kept_file(network, described(device, run.device.precision), else_asked | of_data)
     profile = None if asked.again else found(file)
-    if profile is None:
+    if profile and profile.seconds >= asked.seconds:
+        say(f"one worker was measured before, for {profile.seconds:g} s")
+    else:
+        say(f"one worker is measured: about {TAKES * asked.seconds:.0f} s")
         profile = dataclasses.replace(measured(run, images, pair, device, asked, batches), network=network)
         profile = profile_from(written_profile(profile), str(file))  # to the digit what is found again
         keep(file, profile)
@@ -115,6 +133,7 @@ def measured(
         network="",
         device=dataclasses.replace(described(device, run.device.precision), peak_flops=max(peaks)),
         d_steps=run.d_steps,
+        seconds=asked.seconds,
         noise=noise,
         **timed,
     )
