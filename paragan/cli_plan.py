@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 def dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
     """Print the complete record of a run, with its cost as comments; train nothing."""
     from .config import to_yaml
+    from .train.ramp import unreached
     from .train.run import load_images, written
     from .train.start import resolved
 
@@ -30,7 +31,8 @@ def dry_run(run: Any, ranks: int, reasons: list[str]) -> int:
         counted = _cost(run, images, ranks, rounds)
     except (RuntimeError, Unusable) as error:  # networks of the user's own that ask for numbers; a strategy left open
         counted = [f"what it costs cannot be foreseen: {str(error).strip().splitlines()[0]}"]
-    comments = [*reasons, *whole.describe().splitlines(), *told, *counted]
+    late = [line for line in [unreached(whole_run)] if line]
+    comments = [*reasons, *whole.describe().splitlines(), *told, *late, *counted]
     record = {name: part for name, part in written(whole_run).items() if name != "about"}  # said below
     sys.stdout.write(to_yaml(record) + "\n" + "".join(f"# {line}\n" for line in comments))
     return 0
@@ -41,9 +43,10 @@ def _cost(run: Any, images: Any, ranks: int, rounds: int) -> list[str]:
     from .devices import kind_of, pick_device
     from .plan.cost import ImaginedWorld, cost, told
     from .plan.memory import imagined
+    from .train.ramp import stages
     from .train.run import build_game, on_lanes
 
-    largest = max((run.batch, *(batch for _, batch in run.ramp)))
+    largest = max(batch for start, batch in stages(run) if start < max(run.images, 1))
     mean = run.images / run.rounds / run.round * run.batch / largest if run.ramp else 1.0  # round, of the largest
     run = dataclasses.replace(run, teacher="", ramp=(), batch=largest, g_batch=run.g_batch * largest // run.batch)
     blank = few(images)

@@ -181,13 +181,17 @@ def with_fields(record: T, fields: Mapping[str, Any]) -> T:
     return record
 
 
+LISTED = 40  # names, at most
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
-    """'; did you mean X?' or the list of what there is."""
+    """'; did you mean X?' or the list of what there is, or its beginning."""
     names = list(known)
     if not names:
         return ""
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(names)}"
+    listed = ", ".join(names[:LISTED]) + f", ... ({len(names)} in all)" * (len(names) > LISTED)
+    return f"; did you mean {close[0]}?" if close else f"; there are: {listed}"
 
 
 def fields_help(kind: Any, prefix: str = "", once: bool = False) -> list[tuple[str, str, str]]:

@@ -305,7 +305,8 @@ def _new(outdir: Path, run: Run, ranks: int, ready: Ready) -> RunFolder:
 def _name(number: int, run: Run, ranks: int = 0) -> str:
     """00000-digits-dcgan-sync-r1-b128; without ranks where any number of workers may come and go."""
     several = f"-r{ranks}" if ranks else ""
-    return f"{number:05d}-{run.recipe}-{run.nets.name}-{_how(run)}{several}-b{run.batch}"
+    nets = run.nets.name.replace(":", ".")  # MODULE:CLASS
+    return f"{number:05d}-{run.recipe}-{nets}-{_how(run)}{several}-b{run.batch}"
 
 
 def _how(run: Run) -> str:

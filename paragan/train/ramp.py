@@ -55,6 +55,12 @@ def stage(run: Run, images: int) -> tuple[int, int]:
     return [one for one in stages(run) if one[0] <= max(0, images)][-1]
 
 
+def unreached(run: Run) -> str:
+    """What to say of stages that begin after the end; nothing where all are reached."""
+    late = [f"{start / 1000:g}:{batch}" for start, batch in stages(run) if start >= run.images]
+    return f"--ramp {','.join(late)} begins after the end, --kimg {run.kimg:g}" if late else ""
+
+
 def rate_of(run: Run, side: Side) -> Callable[[int], float]:
     """images seen after a step -> factor on a player's learning rate, which follows the batch by the player's rule."""
     rate = side.rate(run.images)

@@ -38,7 +38,7 @@ from .model import folder_to_start_from
 from .observers import BadFiles, Log, Pictures, Save, draw_reals
 from .own import is_own
 from .progress import Screen
-from .ramp import stage
+from .ramp import stage, unreached
 from .regroup import Table
 from .run import Pair, Run, build_game, build_nets, load_images, refuse_clip, refuse_mixed, resolve, spec_of, teacher_of
 from .scoring import Scoring, check, feature_space
@@ -170,6 +170,8 @@ def execute(run: Run, world: World, wanted: Wanted, screen: Screen, decide: Deci
         screen.say(f"run folder {folder.path}")
         if world.size == 1 and run.strategy.wire.lossy:
             screen.say(f"one rank sends nothing: the {run.strategy.wire.name} wire has no effect")
+        if late := unreached(run):
+            screen.say(late)
         play_in(folder, run, world, images, screen)
         return folder.path
 

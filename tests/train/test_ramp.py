@@ -163,6 +163,16 @@ def test_the_cost_of_a_ramp_is_that_of_its_largest_batch():
     assert total(small) == total(ramp)
 
 
+def test_a_stage_beyond_the_end_is_said_and_not_counted(tmp_path):
+    told = call("train", "digits", "--batch=16", "--lanes=2", "--nets.width=4", "--ramp=0.1:1024", "--kimg=0.05", "-n")
+    alone = call("train", "digits", "--batch=16", "--lanes=2", "--nets.width=4", "--kimg=0.05", "-n")
+    assert told.status == 0, told.err
+    assert "# --ramp 0.112:1024 begins after the end, --kimg 0.05\n" in told.out
+    assert told.out.splitlines()[-3:] == alone.out.splitlines()[-3:]
+    ended = call(*train(tmp_path / "run", "--ramp=0.1:32,0.4:64", "--kimg=0.2"))
+    assert "--ramp 0.4:64 begins after the end, --kimg 0.2" in ended.out
+
+
 def test_a_ramp_is_refused_by_name_on_a_graph():
     with pytest.raises(Unusable, match=r"device\.graph"):
         toy.run(RAMP, "device.graph=true").check()
