@@ -3,8 +3,7 @@
     python benchmarks/auto.py --json benchmarks/results/auto.json                 1, 2 and 4 ranks, about 6 minutes
 
 All play the digits on ranks of this machine, in turns, in blocks of a few rounds; a round's time is the slowest rank's,
-the median over blocks. The choice is good where it is as fast as the fastest, or slower by at most 5 %. On one rank it
-is sync without a look, and async stands beside it for comparison.
+the median over blocks. The choice is good where it is as fast as the fastest, or slower by at most 5 %.
 """
 
 from __future__ import annotations
@@ -26,17 +25,18 @@ from paragan.comm.world import World
 from paragan.data.images import Images
 from paragan.plan.chosen.auto import compared, decided, fixed
 from paragan.plan.chosen.candidates import strategy_of
+from paragan.plan.chosen.final import Player
 from paragan.plan.chosen.limits import limits_of
 from paragan.recipes import recipe
 from paragan.strategies.auto import Auto, Chosen
 from paragan.train.folder import Wanted
-from paragan.train.loop import Session, play_round
+from paragan.train.loop import Session
 from paragan.train.progress import Screen
 from paragan.train.run import Run, build_nets, load_images, resolve, settled, spec_of
 from paragan.train.start import assemble
 
 RANKS = (1, 2, 4)
-BLOCKS, SECONDS = 9, 0.4  # of every strategy, each about so long
+BLOCKS = 9  # of every strategy
 MARGIN = 0.05
 
 
@@ -52,10 +52,10 @@ def job(world: World, tell: Any) -> None:
     name = chosen.about[0].removeprefix("strategy: ").split(": ")[0]
     names = _names(run, world)
     tell({"chosen": name, "names": names})
-    contest = {name: _Contestant(_session(run, name, images, world)) for name in names}
+    contest = {name: Player(_session(run, name, images, world)) for name in names}
     for block in range(BLOCKS):
         for one in names[block % len(names) :] + names[: block % len(names)]:
-            contest[one].play(world)
+            contest[one].play()
     tell({name: statistics.median(one.times) for name, one in contest.items()})
     world.close()  # rank 0 goes last
     os._exit(0)  # threads of links may still wait
@@ -77,33 +77,6 @@ def _session(run: Run, name: str, images: Images, world: World) -> Session:
     strategy = fixed(strategy_of(name))
     run = settled(dataclasses.replace(run, strategy=strategy, chosen=Chosen()))
     return assemble(run, world, images, build_nets(run, spec_of(run, images), CPU))
-
-
-class _Contestant:
-    """One strategy, which plays some rounds when it is its turn."""
-
-    def __init__(self, session: Session):
-        self.session, self.times, self.each = session, list[float](), 0
-        strategy = session.run.strategy
-        self.period = max(getattr(strategy, name, 1) for name in ("every", "snapshot_every", "local_steps"))
-
-    def play(self, world: World) -> None:
-        if not self.each:
-            self._rounds(world, 2 * self.period)
-            took = self._rounds(world, 2 * self.period) / 2 / self.period
-            self.each = self.period * max(1, round(SECONDS / took / self.period))
-        self.times.append(self._rounds(world, self.each) / self.each)
-
-    def _rounds(self, world: World, count: int) -> float:
-        """Seconds of the slowest rank."""
-        world.agree("begin")
-        start = time.perf_counter()
-        for _ in range(count):
-            play_round(self.session)
-        seconds = time.perf_counter() - start
-        if self.session.role.settle:
-            self.session.role.settle()
-        return max(map(float, world.agree(repr(seconds))))
 
 
 def contest(ranks: int) -> dict[str, Any]:

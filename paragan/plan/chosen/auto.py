@@ -1,4 +1,5 @@
-"""What `--strategy auto` becomes on the ranks there are: one worker profiled, links measured, strategies predicted.
+"""What `--strategy auto` becomes on the ranks there are: one worker profiled, links measured, strategies predicted, and
+those that are about as fast tried.
 
 Every rank calls `decided`, and learns the same. On one rank it is sync, or async where D is faster on G's images.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ...strategies.asynchronous import Async
 from ...strategies.auto import Auto, Chosen
 from ...strategies.sync import Sync
 from ...train.folder import Wanted, begun_as
-from ...train.loop import play_round
+from ...train.loop import Session, play_round
 from ...train.own import is_own
 from ...train.progress import Screen
 from ...train.run import Run, build_nets, on_lanes, settled, spec_of
@@ -34,6 +35,7 @@ from ..worker.device import described
 from ..worker.profile import Profile, Turn, profile_from, read_profile, written_profile
 from ..worker.profiles import network_digest, refuse_other, structure_of
 from ..worker.profiling import Asked, profile_of
+from . import final
 from .candidates import Candidate, candidates, strategy_of
 from .search import Goal, Plan, search
 
@@ -94,18 +96,40 @@ def _chosen(run: Run, asked: Auto, kin: Run | None, images: Images, world: World
         screen.say("strategy: the links are measured")
         links = measure_links(world, quick=True)
 
-    def choose() -> str:
+    plans = list[Plan]()  # of rank 0
+
+    def compare() -> str:
         if not world.first:
             return ""
         options = [replace(one, strategy=fixed(one.strategy)) for one in compared(asked, kin, profile, run, world.size)]
         memory = profile.device.memory // (world.place.local_size if world.device.type == "cpu" else 1)
         goal = Goal(run.kimg, memory=memory, margin=asked.margin)
-        plan = search(run, options, profile, links, world.size, goal)
-        why = [*_told(plan), *_bound(kin), *([f"links: {links.told()}"] if world.size > 1 else [])]
-        return json.dumps({"name": plan.first.name, "why": why})
+        plans.append(search(run, options, profile, links, world.size, goal))
+        return json.dumps([row.name for row in final.finalists(plans[0], asked.seconds)])
+
+    names = json.loads(world.agree(together(world, compare, WAIT_S))[0])
+    seconds = _final(run, names, images, world, screen) if len(names) > 1 else {}
+
+    def choose() -> str:
+        if not world.first:
+            return ""
+        why = [*_told(plans[0], seconds), *_bound(kin), *([f"links: {links.told()}"] if world.size > 1 else [])]
+        first = final.winner(plans[0], seconds) if seconds else plans[0].first
+        return json.dumps({"name": first.name, "why": why})
 
     told = json.loads(world.agree(together(world, choose, WAIT_S))[0])
     return _with(run, fixed(strategy_of(told["name"])), Chosen(world.size, asked), told["why"])
+
+
+def _final(run: Run, names: Sequence[str], images: Images, world: World, screen: Screen) -> dict[str, float]:
+    """Seconds of a round of each, played."""
+    screen.say(f"strategy: {', '.join(names)} are about as fast: each plays some rounds")
+
+    def begun(name: str) -> Session:
+        played = settled(replace(run, strategy=fixed(strategy_of(name)), chosen=Chosen()))
+        return assemble(played, world, images, _pair(run, images, world))
+
+    return final.played(names, begun, world)
 
 
 def _with(run: Run, strategy: Any, chosen: Chosen, why: Sequence[str]) -> Run:
@@ -153,11 +177,12 @@ def follows(strategy: Any, before: Any) -> bool:
     return strategy.name == before.name
 
 
-def _told(plan: Plan) -> list[str]:
+def _told(plan: Plan, seconds: Mapping[str, float]) -> list[str]:
     """The choice, and what speaks against the next ones."""
+    rows = final.told(plan, seconds) if seconds else [f"{plan.first.name}: {plan.first.why}"]
     others = [row for row in plan.rows[1:] if row.promise != plan.first.promise or row.name == "sync"]
-    rows = [f"not {row.name}: {row.why}" for row in others[:SAID]]
-    return [f"{plan.first.name}: {plan.first.why}", *rows, *plan.first.limits, *plan.warnings]
+    rows += [f"not {row.name}: {row.why}" for row in others if row.name not in seconds][:SAID]
+    return [*rows, *plan.first.limits, *plan.warnings]
 
 
 def _bound(kin: Run | None) -> list[str]:
