@@ -15,12 +15,14 @@ import paragan as pg
 import toy
 from paragan.cli import main
 from paragan.comm.world import World
-from paragan.config import build
+from paragan.config import build, record
 from paragan.errors import Unusable
 from paragan.train import checkpoint
 from paragan.train.loop import play_round
-from paragan.train.model import load_model
+from paragan.train.model import load_model, model_config, save_model
 from paragan.train.run import Run, build_nets, resolve, spec_of
+from paragan.train.sampler import Prior
+from paragan.train.snapshot import whole
 from paragan.train.start import assemble
 
 STRATEGIES = {
@@ -303,6 +305,49 @@ def test_dropout_is_the_same_in_the_same_round():
     assert torch.equal(played(2), played(2))
 
 
+class Peculiar(nn.Module):
+    """A layer used twice under two names, and another that is frozen as it was drawn, whatever the seed."""
+
+    def __init__(self):
+        super().__init__()
+        self.once = self.again = nn.Linear(8, 8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.frozen.weight.copy_(torch.from_numpy(np.random.default_rng().standard_normal((8, 8))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frozen(self.again(self.once(x)))
+
+
+@record
+class PeculiarNets:
+    name: str = "peculiar"
+    latent: int = 4
+
+    def generator(self, spec: Any) -> nn.Module:
+        return G(Peculiar())
+
+    def discriminator(self, spec: Any) -> nn.Module:
+        return D(Peculiar())
+
+
+def test_shared_and_frozen_layers_are_in_every_file(tmp_path):
+    nets: Any = PeculiarNets()
+    data, run = pg.from_arrays(VECTORS), dataclasses.replace(run_of("mixture", {"name": "gossip"}), nets=nets)
+    first = session(run, data)
+    play_round(first)
+    saved = checkpoint.Checkpoints(tmp_path, first.world).save(
+        first.game.players, {"step": 1, "images": first.clock.images}, {}, first.role
+    )
+    then = session(run, data, start=saved)
+    assert toy.same(toy.state(first), toy.state(then))
+    spec = spec_of(resolve(run, data), data)
+    save_model(tmp_path / "model", first.game.g.net, None, model_config(nets, spec, Prior(()), ()))
+    g = nets.generator(spec)
+    whole(tmp_path / "model").fill(g)
+    assert toy.same(g.state_dict(), dict(first.game.g.net.state_dict()))
+    assert len(checkpoint.buffers(first.game.g)) == 2
+
+
 # What is refused --------------------------------------------------------------------------------------
 
 
@@ -357,6 +402,32 @@ class Leaves(nn.Module):
         raise SystemExit(0)
 
 
+class Undefined(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float("nan")
+
+
+class Numpy(nn.Module):
+    """Draws what torch does not know of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float(np.random.default_rng().uniform(1, 2))
+
+
+class Extra(nn.Identity):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"steps": 1}
+
+
+class Expanded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1).expand(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
 class Labelled(G):
     def forward(self, z: Tensor, y: Tensor | None) -> Tensor:
         return self.net(z) + nn.functional.one_hot(y, 2)
@@ -381,6 +452,10 @@ REFUSED = {
     "late": (lambda: G(Grows()), D, ["late of G is made in a forward pass"]),
     "coupled": (G, lambda: D(Spread()), ["net.2 of D couples", "--device.merge=1"]),
     "running": (lambda: G(Counts()), D, ["net.2.mean of G changes", "--device.merge=1"]),
+    "not finite": (G, lambda: D(Undefined()), ["the loss of D is nan"]),
+    "other random numbers": (lambda: G(Numpy()), D, ["net.2 of G gives something else in every pass", "torch.rand"]),
+    "extra state": (lambda: G(Extra()), D, ["net.2._extra_state is extra state (dict)", "a buffer"]),
+    "expanded": (lambda: G(Expanded()), D, ["gain share memory (expand)", "clone it"]),
     "its own error": (lambda: G(Breaks()), D, ["KeyError", "no such thing"]),
     "its own end": (lambda: G(Leaves()), D, ["SystemExit"]),
     "labels wanted": (Labelled, D, ["labels that are None"]),

@@ -76,9 +76,15 @@ def player_memories(player: Player) -> Tensors:
 
 
 def buffers(player: Player) -> Tensors:
-    """The network's saved buffers (running statistics, spectral-norm vectors)."""
-    learnt = {name for name, _ in player.net.named_parameters()}
-    return {name: value for name, value in player.net.state_dict().items() if name not in learnt}
+    """What the network holds beside what is trained, each tensor once: its saved buffers (running statistics,
+    spectral-norm vectors), and parameters that are frozen."""
+    seen = {id(parameter) for parameter in player.flat.parameters}
+    found: Tensors = {}
+    for name, value in player.net.state_dict(keep_vars=True).items():
+        if id(value) not in seen:
+            found[name] = value.detach()
+            seen.add(id(value))
+    return found
 
 
 def past(role: Role) -> Tensors:
@@ -101,6 +107,8 @@ def restore(player: Player, tensors: Mapping[str, Tensor]) -> None:
     if player.average:
         player.average.params.copy_(own["average"])
     for name, buffer in buffers(player).items():
+        if f"buffer/{name}" not in own:
+            raise Damaged(f"it lacks {name} of {player.name}")
         buffer.copy_(own[f"buffer/{name}"])
     optimizer_state.from_tensors(player.optimizer, _under("optimizer/", own))
     player.flat.load_memories(_under("memory/", own))

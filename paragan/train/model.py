@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..config import build, plain
@@ -167,11 +167,20 @@ def save_model(folder: Path, g: nn.Module, d: nn.Module | None, config: dict[str
     for name, net in (("model", g), ("discriminator", d)):
         if net is None:
             continue
-        tensors = {key: value.detach().cpu().contiguous() for key, value in without(net.state_dict()).items()}
-        data = safetensors.torch.save(tensors)
+        data = safetensors.torch.save(_apart(without(net.state_dict())))
         write_whole(folder / f"{name}.safetensors", data)
         sums[name] = zlib.crc32(data)
     _write_config(folder, config | {"crc32": sums})  # last: it tells which weights it is about
+
+
+def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As safetensors want them: one that several layers share is written for each."""
+    seen, found = set[int](), dict[str, Tensor]()
+    for name, value in state.items():
+        tensor = value.detach().cpu().contiguous()
+        found[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return found
 
 
 def remove_model(folder: Path) -> None:

@@ -41,6 +41,8 @@ def tried(game: Game, images: Images, lanes: int, merged: bool, conditioning: st
             _check_storage(player, before[player])
         _check_written(game, hand, merged)
         restless = not _equal(_seen(game, hand), _seen(game, hand))
+        if restless:
+            _check_repeatable(game, hand)
         if merged and len(hand.draw.lanes) > 1:
             _check_coupled(game, hand)
     return replace(game, restless=restless)
@@ -118,20 +120,28 @@ def _check_losses(game: Game, hand: Batch, made: Batch) -> None:
     )
     for player, loss in turns:
         with player.moving():
-            found: Any = loss()
-            total = found.total if isinstance(found, Loss) else None
-            if not isinstance(total, Tensor) or total.numel() != 1 or total.dim():
-                raise Unusable(f"the objective gives {player.name} {_told(found)}; a paragan.Loss with a scalar is due")
-            for name, part in found.parts.items():
-                if not isinstance(part, Tensor) or part.dim():
-                    raise Unusable(
-                        f"the objective shows {_told(part)} as {name}; a scalar tensor is due (x.detach().mean())"
-                    )
+            total = _total(player, loss())
             reached = total.requires_grad and any(
                 grad is not None for grad in torch.autograd.grad(total, player.flat.parameters, allow_unused=True)
             )
             if not reached:
                 raise Unusable(f"the loss of {player.name} depends on none of its parameters: there is no gradient")
+
+
+def _total(player: Player, found: Any) -> Tensor:
+    """The loss itself, once it is one number, and what it shows is too."""
+    total = found.total if isinstance(found, Loss) else None
+    if not isinstance(total, Tensor) or total.numel() != 1 or total.dim():
+        raise Unusable(f"the objective gives {player.name} {_told(found)}; a paragan.Loss with a scalar is due")
+    if not total.isfinite():
+        raise Unusable(
+            f"the loss of {player.name} is {total.item():g} before anything was trained: networks and objective have "
+            "to give finite numbers for the data as they are"
+        )
+    for name, part in found.parts.items():
+        if not isinstance(part, Tensor) or part.dim():
+            raise Unusable(f"the objective shows {_told(part)} as {name}; a scalar tensor is due (x.detach().mean())")
+    return total
 
 
 def _told(found: Any) -> str:
@@ -187,6 +197,21 @@ def _is_read(game: Game, player: Player, hand: Batch, before: dict[str, Tensor])
     return not _equal(now, then)
 
 
+def _check_repeatable(game: Game, hand: Batch) -> None:
+    """With torch's random numbers and the buffers as they were, a pass is what it was."""
+    passes: list[list[tuple[str, Tensor]]] = []
+    for _ in range(2):
+        with _restoring(game):
+            hand.draw.seed_torch("trial")
+            passes.append(_calls(game, hand))
+    for (name, before), (_, after) in zip(*passes):
+        if before.shape != after.shape or _far(before, after):
+            raise Unusable(
+                f"{name} gives something else in every pass, and not by torch's random numbers, so no run could be "
+                "repeated or go on: draw with torch.rand and its like, and keep no count outside of buffers"
+            )
+
+
 def _check_coupled(game: Game, hand: Batch) -> None:
     """A lane's images do not depend on those it shares a pass with."""
     with _without_dropout(game):
@@ -200,7 +225,7 @@ def _check_coupled(game: Game, hand: Batch) -> None:
         alone = [t for _, t in apart]
         if together.shape[1:] != alone[0].shape[1:] or len(together) != sum(map(len, alone)):
             continue  # no row an image
-        if (together - torch.cat(alone)).abs().max() > CLOSE * (1e-6 + together.abs().max()):
+        if _far(together, torch.cat(alone)):
             raise Unusable(
                 f"{name} couples the images of a pass in a way lanes cannot see; use --device.merge=1 (lane by lane)"
             )
@@ -260,6 +285,10 @@ def _tensors(out: Any) -> list[Tensor]:
         return [out] if out.dim() and out.is_floating_point() else []
     inside = out.values() if isinstance(out, dict) else out if isinstance(out, list | tuple) else ()
     return [tensor for part in inside for tensor in _tensors(part)]
+
+
+def _far(a: Tensor, b: Tensor) -> bool:
+    return a.numel() > 0 and bool((a - b).abs().max() > CLOSE * (1e-6 + a.abs().max()))
 
 
 def _equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
