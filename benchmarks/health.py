@@ -1,6 +1,6 @@
 """What the watcher sees: five failures that are planted, healthy runs of many kinds, and what watching costs.
 
-    python -m benchmarks.health planted --json F      images until each is caught, and by which sign
+    python -m benchmarks.health planted --json F      when each is caught, and by which sign; --seeds 6: so often
     python -m benchmarks.health healthy --json F      what is said of healthy runs: nothing
     python -m benchmarks.health cost                  seconds of a tick's look, and of a step, on the digits
 
@@ -10,6 +10,7 @@ Failures are planted from here, into processes that are otherwise `paragan train
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import socket
@@ -160,15 +161,15 @@ def run(folder: Path, ranks: int, kimg: float, settings: tuple[str, ...], plante
     return max(process.returncode for process in processes), said[0].strip().rpartition("\n")[2]
 
 
-def caught(name: str, kimg: float) -> dict[str, Any]:
+def caught(name: str, kimg: float, seed: int) -> dict[str, Any]:
     """When a planted failure was named, and by which sign."""
     chosen = PLANTS[name]
-    settings = ("--strategy.wire=int8",) if "int8" in name else ()
+    settings = (f"--seed={seed}", *(("--strategy.wire=int8",) if "int8" in name else ()))
     with tempfile.TemporaryDirectory() as folder:
         status, last = run(Path(folder) / "run", chosen.ranks, chosen.kimg + kimg, settings, name)
         rows = [row for row in read(Path(folder) / "run" / "health.jsonl") if row["kimg"] >= chosen.kimg]
         reached = read(Path(folder) / "run" / "stats.jsonl")[-1]["Progress/kimg"]
-    found = {"failure": name, "status": status, "said": last}
+    found = {"failure": name, "seed": seed, "status": status, "said": last.replace(folder, "")}
     if rows:
         told = {field: rows[0][field] for field in ("kind", "key", "value", "limit")}
         return {**found, **told, "images": round(1000 * (rows[0]["kimg"] - chosen.kimg)), "all": _kinds(rows)}
@@ -181,15 +182,15 @@ def _kinds(rows: list[dict[str, Any]]) -> str:
     return ", ".join(f"{row['kind']} at {row['kimg']:g}" for row in rows)
 
 
-def silent(name: str, kimg: float) -> dict[str, Any]:
+def silent(name: str, kimg: float, seed: int) -> dict[str, Any]:
     """What was said of a healthy run."""
     ranks, settings = HEALTHY[name]
     with tempfile.TemporaryDirectory() as folder:
-        status, last = run(Path(folder) / "run", ranks, kimg, settings)
+        status, last = run(Path(folder) / "run", ranks, kimg, (f"--seed={seed}", *settings))
         files = sorted(Path(folder).rglob("health.jsonl"))
         said = [f"{row['kind']} at {row['kimg']:g} kimg: {row['message']}" for file in files for row in read(file)]
         lines = sum(len(read(file)) for file in Path(folder).rglob("stats.jsonl"))
-    return {"run": name, "status": status, "lines": lines, "said": said, "last": last}
+    return {"run": name, "seed": seed, "status": status, "lines": lines, "said": said, "last": last.replace(folder, "")}
 
 
 def cost(steps: int) -> dict[str, float]:
@@ -231,6 +232,7 @@ def main() -> None:
     parser.add_argument("what", choices=("planted", "healthy", "cost"))
     parser.add_argument("--kimg", type=float, default=40.0, help="of a healthy run, and after a failure was planted")
     parser.add_argument("--only", metavar="WORD", default="", help="cases with this in their name")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="0 to N - 1")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
     if options.what == "cost":
@@ -239,10 +241,9 @@ def main() -> None:
     else:
         cases, look = (PLANTS, caught) if options.what == "planted" else (HEALTHY, silent)
         found = []
-        for name in cases:
-            if options.only in name:
-                found.append(look(name, options.kimg))
-                print(json.dumps(found[-1]), flush=True)
+        for name, seed in itertools.product((name for name in cases if options.only in name), range(options.seeds)):
+            found.append(look(name, options.kimg, seed))
+            print(json.dumps(found[-1]), flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
 
