@@ -250,7 +250,7 @@ def _copied(data: Any) -> Any:
 def _one_line(kind: Any, error: ValidationError) -> str:
     first = error.errors()[0]
     kind, loc = _chosen(kind, first["loc"])
-    path, holder = _located(kind, loc)
+    path, holder, either = _located(kind, loc)
     kind_of, message, given = first["type"], first["msg"], first["input"]
     if kind_of in ("extra_forbidden", "unexpected_keyword_argument"):
         parent = path.rpartition(".")[0]
@@ -274,6 +274,8 @@ def _one_line(kind: Any, error: ValidationError) -> str:
         message = "Input should be a finite number"
     message = message.removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
+    if either:
+        message = f"input should be {either}"
     named = [path] if path else []  # nothing where the whole is wrong
     return ": ".join([*named, message] if isinstance(given, dict) else ["=".join([*named, _shown(given)]), message])
 
@@ -290,10 +292,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _located(kind: Any, loc: tuple[Any, ...]) -> tuple[str, Any]:
-    """The field a user would type for a pydantic location, which also names the chosen class of a union; and the
-    dataclass that would have it."""
+def _located(kind: Any, loc: tuple[Any, ...]) -> tuple[str, Any, str]:
+    """The field a user would type for a pydantic location, which also names the chosen class of a union; the dataclass
+    that would have it; and what the field may be, where that is one thing or another, none of them a record."""
     parts: list[str] = []
+    either = ""
     rest, holder = list(loc), kind
     while rest:
         part = rest.pop(0)
@@ -306,4 +309,7 @@ def _located(kind: Any, loc: tuple[Any, ...]) -> tuple[str, Any]:
             rest.pop(0)
         else:
             kind = choices[0] if choices else None
-    return ".".join(parts), holder
+            if rest and not choices and typing.get_origin(hint) in (typing.Union, types.UnionType):
+                either = _type_name(hint).replace("bool", "true | false")
+                rest = []  # the alternative that was tried
+    return ".".join(parts), holder, either

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ..config import record
@@ -16,8 +19,8 @@ class Decay:
     StyleGAN2's `ema_rampup`); rampup 0 means no ramp.
     """
 
-    half_life_kimg: float = 10.0
-    rampup: float = 0.05
+    half_life_kimg: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    rampup: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
 
     def weight(self, images: int, moved: int) -> float:
         """How much of the old average stays after `moved` more images, `images` after the start."""

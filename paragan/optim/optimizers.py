@@ -30,7 +30,7 @@ class Adam:
     lr: Rate = 2e-4
     betas: tuple[Beta, Beta] = (0.0, 0.99)
     eps: Rate = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     fused: bool = True
     elementwise: ClassVar[bool] = True
 
