@@ -459,7 +459,7 @@ def build_nets(run: Run, spec: Spec, device: torch.device) -> Pair:
 def placed(run: Run, pair: Pair, device: torch.device) -> Pair:
     """The two networks on the device, in the layout the run asks for."""
     for name, net in (("G", pair.g), ("D", pair.d)):
-        _refuse_lazy(net)
+        _refuse_unfilled(net)
         _refuse_unsaved(net)
         if any(tensor.device != device for tensor in (*net.parameters(), *net.buffers())):
             net.to(device=device)
@@ -468,10 +468,12 @@ def placed(run: Run, pair: Pair, device: torch.device) -> Pair:
     return pair
 
 
-def _refuse_lazy(net: nn.Module) -> None:
+def _refuse_unfilled(net: nn.Module) -> None:
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise Unusable(f"{name} has no shape before its first pass: give its layer its sizes (no nn.Lazy... layer)")
+        if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape)):
+            raise Unusable(f"numbers of {name} share memory (expand), and none could be filled in: clone it")
 
 
 def _refuse_unsaved(net: nn.Module) -> None:
@@ -481,8 +483,6 @@ def _refuse_unsaved(net: nn.Module) -> None:
                 f"{name} is extra state ({type(value).__name__}), and files hold tensors alone: keep it in a buffer, "
                 "without get_extra_state"
             )
-        if any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape)):
-            raise Unusable(f"numbers of {name} share memory (expand), and none could be filled in: clone it")
 
 
 def refuse_unfit(run: Run, pair: Pair) -> None:
