@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from .batch import Verdict
+from .comm.groups import of_one
 from .comm.world import Place, World
 from .config import build, override, plain, record
 from .data.images import Images
@@ -338,9 +339,7 @@ class ScalingManager:
         with torch.no_grad():
             for net in (pair.g, pair.d):
                 for tensor in (*net.parameters(), *net.buffers()):
-                    of_first = tensor.contiguous() if self.world.first else torch.zeros_like(tensor).contiguous()
-                    self.world.everyone.sum(of_first).wait()
-                    tensor.copy_(of_first)
+                    tensor.copy_(of_one(self.world.everyone, tensor, self.world.first))
 
 
 def scaled(config: Config, bs: int, num_workers: int) -> Run:

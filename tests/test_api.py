@@ -119,6 +119,23 @@ def test_ranks_start_from_the_weights_of_rank_0(pool):
     assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("kind", [torch.int16, torch.bool, torch.float16, torch.float64])
+def test_buffers_of_any_kind_are_those_of_rank_0(pool, kind):
+    def job(world):
+        scale_mgr = pg.ScalingManager(config(), 32, 4)
+        scale_mgr.world = world
+        g = Generator()
+        layer = g.layers[0]
+        layer.register_buffer("table", (torch.arange(6).view(2, 3) + 7 * world.rank).to(kind))
+        layer.register_buffer("number", torch.tensor(world.rank - 1).to(kind))
+        scale_mgr.train(pg.Estimator(g, Discriminator()))
+        return layer.table, layer.number
+
+    for table, number in pool(2, job):
+        assert torch.equal(table, torch.arange(6).view(2, 3).to(kind))
+        assert torch.equal(number, torch.tensor(-1).to(kind))
+
+
 def test_rates_follow_the_rule_of_each_network():
     cfg = dataclasses.replace(config(g_rule="linear", d_rule="none", warm_up_steps=10), max_steps=1000)
     run = scaled(cfg, 256, 8)

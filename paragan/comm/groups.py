@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -134,6 +135,14 @@ class Pending:
         if self.meter:
             self.meter.wait_s += time.monotonic() - start
         assert self.arrived
+
+
+def of_one(group: Group, here: Tensor, speaks: bool) -> Tensor:
+    """What the one rank that speaks has, on every rank, to the bit; numbers of any kind: they are summed as bytes."""
+    data = here.detach().contiguous().flatten().view(torch.uint8)
+    total = data.clone() if speaks else torch.zeros_like(data)
+    group.sum(total).wait()
+    return total.view(here.dtype).view(here.shape)
 
 
 class Waiter:

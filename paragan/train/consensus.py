@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..comm.groups import Group
+from ..comm.groups import Group, of_one
 from .checkpoint import buffers
 from .loop import Session
 
@@ -35,7 +35,7 @@ def evaluated(session: Session) -> Iterator[None]:
         counts = speaks or (not role.replicated and player in role.moves)
         sum_into(vector, counts, how_many(group, counts))
         for buffer in buffers(player).values():
-            sum_into(buffer, speaks)
+            kept.append((buffer, buffer.clone(), of_one(group, buffer, speaks)))
     try:
         for tensor, _, mean in kept:
             tensor.copy_(mean)

@@ -151,7 +151,7 @@ class Device:
     merge: Count = 0
     graph: bool = False
     one_call: Literal["auto"] | bool = "auto"
-    pad_channels: Count = 0
+    pad_channels: Annotated[int, Field(ge=0, le=1024)] = 0
     huge_pages: bool = True
     layout: Literal["rules", "measured"] = "rules"
 

@@ -158,6 +158,7 @@ def test_plan_layout_tells_operations_decisions_and_the_total(tmp_path, monkeypa
         (["plan", "digits", "--layout", "--device.channels_last=maybe"], "device.channels_last"),
         (["plan", "digits", "--layout", "--device.pad_channels=-1"], "device.pad_channels"),
         (["train", "digits", "--device.layout=guessed"], "device.layout"),
+        (["train", "digits", "--device.pad_channels=1000000"], "device.pad_channels=1000000"),
         (["train", "digits", "--device.layout=measured", "--strategy=per-label"], "plan --layout"),
         (["train", "digits", "--device.layout=measured", "--strategy=gossip"], "plan --layout"),
     ],
