@@ -36,7 +36,7 @@ from paragan.train.run import Run, build_nets, load_images, resolve, settled, sp
 from paragan.train.start import assemble
 
 RANKS = (1, 2, 4)
-BLOCKS = 9  # of every strategy
+BLOCKS = 15  # of every strategy
 MARGIN = 0.05
 
 
@@ -68,7 +68,7 @@ def _names(run: Run, world: World) -> list[str]:
     from paragan.plan.worker.profile import Device, Profile, Turn
 
     even = (Turn(64, (0.0,) * 16, 1.0, 1.0),)
-    profile = Profile("", "", Device("", "", 1, "", 0.0, 0, "", ""), (1, 1), 1.0, even, even)
+    profile = Profile("", "", Device("", "", 1, "", 0.0, 1, "", ""), (1, 1), 1.0, even, even)
     found = compared(Auto(), None, profile, run, world.size)
     return [one.name for one in found if not limits_of(one.strategy, world.size, 0.0)]
 
