@@ -108,7 +108,8 @@ def test_a_cache_may_be_filled_by_many_at_once(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(keep, range(300)))
     keep(0)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert "0" in {file.name for file in tmp_path.iterdir()}
+    assert len(list(tmp_path.iterdir())) <= 2
 
 
 def test_who_has_no_home_keeps_nothing(monkeypatch):
