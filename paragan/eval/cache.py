@@ -10,8 +10,11 @@ MOST_BYTES = 4 * 10**9  # of one kind; those used longest ago go first
 
 
 def folder() -> Path:
-    """$XDG_CACHE_HOME/paragan, or ~/.cache/paragan."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paragan"
+    """$XDG_CACHE_HOME/paragan, or ~/.cache/paragan; where nothing can be kept, for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paragan"
+    except RuntimeError:  # as in a container that runs under any number
+        return Path(os.devnull) / "paragan"
 
 
 def put(file: Path, write: Callable[[Path], object], most: int = MOST_BYTES, once: bool = False) -> None:
@@ -36,10 +39,8 @@ def used(file: Path) -> None:
 
 def _trim(where: Path, newest: Path, most: int) -> None:
     """Remove what was used longest ago, until `most` bytes are left; never what was just written."""
-    found = {file: file.stat() for file in where.iterdir() if file.is_file()}
-    total = found[newest].st_size
-    for file in sorted(found, key=lambda file: found[file].st_mtime, reverse=True):
-        if file != newest:
-            total += found[file].st_size
-            if total > most:
-                file.unlink(missing_ok=True)
+    found, total = {file: file.stat() for file in where.iterdir() if file.is_file()}, 0
+    for file in sorted(found, key=lambda file: (file != newest, -found[file].st_mtime)):
+        total += found[file].st_size
+        if file != newest and total > most:  # another process may have removed the newest
+            file.unlink(missing_ok=True)

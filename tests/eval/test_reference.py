@@ -1,5 +1,7 @@
 import io
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,6 +99,29 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
     (tmp_path / "file").write_text("")
     cache.put(tmp_path / "file" / "x", lambda aside: aside.write_bytes(b""))
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_cache_may_be_filled_by_many_at_once(tmp_path):
+    def keep(number):  # of which there is room for two
+        cache.put(tmp_path / str(number % 5), lambda aside: aside.write_bytes(bytes(10)), most=20)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(keep, range(300)))
+    keep(0)
+    assert "0" in {file.name for file in tmp_path.iterdir()}
+    assert len(list(tmp_path.iterdir())) <= 2
+
+
+def test_who_has_no_home_keeps_nothing(monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    file = cache.folder() / "profiles" / "x"
+    cache.put(file, lambda aside: aside.write_bytes(b"x"))
+    cache.used(file)
+    assert not file.exists()
 
 
 # from a file
