@@ -364,20 +364,31 @@ def test_a_run_whose_queue_was_lost_goes_on(tmp_path):
     assert complete(tmp_path / "run")
 
 
-def test_a_signal_while_a_label_is_scored_ends_the_worker(tmp_path, monkeypatch):
-    from paragan.train import scoring
+@pytest.mark.parametrize(
+    ("before", "said", "state"),
+    [(True, "before its scores were taken", "free"), (False, "stopped after label 0", "done")],
+)
+def test_a_signal_while_a_label_is_scored_ends_the_worker(before, said, state, tmp_path, monkeypatch):
+    from paragan.train import pooled, scoring
 
     score = scoring.score
+    assert pooled.score is score  # loaded before it is patched
 
-    def late(*told, **how):
+    def signalled(*told, **how):
+        if before:
+            signal.raise_signal(signal.SIGTERM)
+        found = score(*told, **how)
         signal.raise_signal(signal.SIGTERM)
-        return score(*told, **how)
+        return found
 
-    monkeypatch.setattr(scoring, "score", late)
-    ended = call(*command(tmp_path / "run"))
+    with monkeypatch.context() as patch:
+        patch.setattr(scoring, "score", signalled)
+        ended = call(*command(tmp_path / "run"))
     assert ended.status == 3
-    assert "stopped after label 0" in ended.err
-    assert states(tmp_path / "run") == {"0000": "done"}
+    assert said in ended.err
+    assert states(tmp_path / "run") == {"0000": state}
+    trained(tmp_path / "run")
+    assert complete(tmp_path / "run")
 
 
 def test_a_moved_run_with_warm_starts_goes_on(tmp_path):
