@@ -153,20 +153,24 @@ def decide_layout(run: Any, images: Any, world: Any, wanted: Any, screen: Any) -
     from .plan.layouts.layout import decided
     from .train.folder import layout_before
     from .train.start import LOAD_TIMEOUT_S
+    from .train.together import together
 
     plainly = dataclasses.replace(run, device=dataclasses.replace(run.device, layout="rules"))
-    layout: dict[str, Any] = {}
-    if world.first:
+
+    def found() -> str:
+        if not world.first:
+            return "{}"
         begun, layout = layout_before(wanted, plainly)
         if begun:
             screen.say(f"the layout stays as {begun} was begun with; --resume never lets another be found")
-        else:
-            screen.say("trying layouts, unless they are known: a minute or so of small networks, more of large ones")
-            found = decided(plainly, images, world)
-            layout = dict(found.layout)
-            screen.say(f"layout: {found.total:.2f} times faster; {_told(plainly, found)}")
-    layout = json.loads(world.agree(json.dumps(layout), LOAD_TIMEOUT_S)[0])
-    return with_fields(plainly, layout)
+            return json.dumps(layout)
+        screen.say("trying layouts, unless they are known: a minute or so of small networks, more of large ones")
+        best = decided(plainly, images, world)
+        screen.say(f"layout: {best.total:.2f} times faster; {_told(plainly, best)}")
+        return json.dumps(dict(best.layout))
+
+    told = world.agree(together(world, found, LOAD_TIMEOUT_S))[0]
+    return with_fields(plainly, json.loads(told))
 
 
 def _told(run: Any, found: Any) -> str:

@@ -222,10 +222,10 @@ def layout_before(wanted: Wanted, run: Run) -> tuple[Path | None, dict[str, Any]
     """Where this run was begun, and with which layout, whatever its own is; nothing where it was not begun."""
     paths = [wanted.run_dir] if wanted.run_dir else _numbered(wanted.outdir)[::-1]
     for folder in map(RunFolder, paths if wanted.resume != "never" else []):
-        former = folder.record()
-        if former is None or any(name not in LAYOUT for name, *_ in changed(former, run)):
-            continue
         with contextlib.suppress(Unusable):
+            former = folder.record()
+            if former is None or any(name not in LAYOUT for name, *_ in changed(former, run)):
+                continue
             begun = build(Run, former)
             fields = {name: field_of(begun, name) for name in LAYOUT if _has(begun, name) and _has(run, name)}
             if wanted.run_dir or _unfinished(folder, with_fields(run, fields)):

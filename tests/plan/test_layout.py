@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 
 import pytest
@@ -133,6 +134,31 @@ def test_train_takes_what_is_measured_and_goes_on_with_it(kept, tmp_path, capsys
     assert main([*line[:4], "--kimg=0.512", *line[5:]]) == 0  # another command, the same run: nothing is tried again
     assert len(kept) == 1
     assert "resumed" in capsys.readouterr().out
+
+
+def test_a_damaged_record_elsewhere_is_no_reason_to_try_nothing(kept, tmp_path, capsys):
+    (tmp_path / "runs" / "00000-digits").mkdir(parents=True)
+    (tmp_path / "runs" / "00000-digits" / "run.yaml").write_text("{")
+    line = ["train", "digits", f"--outdir={tmp_path}/runs", "--kimg=0.128", "--device.layout=measured"]
+    assert main([*line, "--nets.width=4", "--evaluation.metrics=[]"]) == 0
+    assert "layout: 2.00 times faster" in capsys.readouterr().out
+
+
+REFUSED = """
+from paragan.errors import Unusable
+from paragan.plan.layouts import layout
+def decided(*_):
+    raise Unusable("there is no layout")
+layout.decided = decided
+"""
+
+
+def test_ranks_hear_why_no_layout_was_found(tmp_path, processes):
+    line = ["train", "digits", "--device.layout=measured", f"--run-dir={tmp_path}/run"]
+    ranks = processes.ranks(2, *line, start=functools.partial(processes.warm, patch=REFUSED))
+    assert [rank.wait(20) for rank in ranks] == [2, 2]
+    assert "rank 0: there is no layout" in ranks[0].err
+    assert not (tmp_path / "run").exists()
 
 
 def test_plan_layout_tells_operations_decisions_and_the_total(tmp_path, monkeypatch, capsys):
