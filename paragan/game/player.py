@@ -13,6 +13,7 @@ from ..comm.flat import BUCKET_BYTES, Flat
 from ..comm.groups import Group, Work
 from ..comm.meter import Meter
 from .average import Average, Decay
+from .stride import Stride
 
 Optimizer = torch.optim.Optimizer
 
@@ -41,6 +42,7 @@ class Player:
     lane_batch: images of a lane in its own turn, where layers couple them
     iterate   : what happens to the network once per step, before its first lane (power iteration).
     bound     : every weight is put back into [-bound, bound] after the optimizer's step (None: left where it is).
+    watched   : whether `stride` knows how long its steps are.
     """
 
     def __init__(
@@ -56,12 +58,14 @@ class Player:
         iterate: Callable[[nn.Module], None] = lambda net: None,
         bound: float | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        watched: bool = False,
     ):
         self.name, self.net, self.rate, self.iterate, self.bound = name, net, rate, iterate, bound
         self.flat = Flat(net, bucket_bytes, owner=name)
         self.meter = Meter()
         self.optimizer = optimizer([_as_parameter(self.flat)] if elementwise else self.flat.parameters)
         self.average = Average(self.flat.params, average) if average else None
+        self.stride = Stride(self.flat.params) if watched else None
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.lane_batch = lane_batch
         self.coupled = [layer for layer in net.modules() if isinstance(layer, BatchCoupled)]
@@ -130,7 +134,8 @@ class Player:
     def move(self, images: int, moved: int) -> None:
         """The optimizer step, then what follows from it. images: seen so far; moved: by this step."""
         self.flat.conclude()
-        self.optimizer.step()
+        with self.stride.measured() if self.stride else contextlib.nullcontext():
+            self.optimizer.step()
         if self.bound is not None:
             self.flat.params.clamp_(-self.bound, self.bound)
         if self._moments_on_their_way:

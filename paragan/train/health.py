@@ -20,6 +20,7 @@ ENOUGH = 5  # of them, before anything is compared with it
 
 ADVICE = {
     "nonfinite": "lower --d.optimizer.lr and --g.optimizer.lr, or add --objective.r1",
+    "overshoot": "lower --d.optimizer.lr or --g.optimizer.lr, or add --d.warm_up_kimg or --g.warm_up_kimg",
     "divergence": "lower --d.optimizer.lr and --g.optimizer.lr, or add --objective.r1",
     "collapse": "look at the grids of fakes; lower --d.optimizer.lr, or add --objective.r1 or --objective.augment",
     "won": "lower --d.optimizer.lr, or add --objective.r1 or --objective.augment=ada",
@@ -29,7 +30,7 @@ ADVICE = {
     "consensus": "lower the learning rates, or mix more: --strategy.rounds, --strategy.topology",
     "label": "look at its images in reals.png, and with `paragan data inspect`",
 }
-CURES = ("nonfinite", "divergence", "collapse", "won", "stalled", "drift")  # that going back may cure
+CURES = ("nonfinite", "overshoot", "divergence", "collapse", "won", "stalled", "drift")  # that going back may cure
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,22 @@ def _nonfinite(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
     for key in watched[:1]:
         step = int(value(last, "Progress/step"))
         yield Finding("nonfinite", f"{key} is not finite: the game diverged", key, math.nan, math.inf, step)
+
+
+def _overshoot(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
+    for player in "DG":
+        key = f"Health/{player}/step"
+        step = value(rows[-1], key)
+        if step > limits.step:
+            message = f"a step of {player} changed its weights by {step:.2g} of their norm: its steps are too long"
+            yield Finding("overshoot", message, key, step, limits.step, _last_good(rows, key, limits.step))
+            return
+
+
+def _last_good(rows: Sequence[Row], key: str, limit: float) -> int:
+    """The step of the last line in which a number was within its limit; 0 if there was none."""
+    good = [row for row in rows[:-1] if value(row, key) <= limit]
+    return int(value(good[-1], "Progress/step")) if good else 0
 
 
 def _divergence(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
@@ -142,9 +159,7 @@ def _drift(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
         apart = value(rows[-1], key)
         if apart > limits.apart:
             message = f"ranks should hold the same {player}, and are {apart:.2g} of its norm from their mean"
-            good = [row for row in rows[:-1] if value(row, key) <= limits.apart]
-            since = int(value(good[-1], "Progress/step")) if good else 0
-            yield Finding("drift", message, key, apart, limits.apart, since)
+            yield Finding("drift", message, key, apart, limits.apart, _last_good(rows, key, limits.apart))
             return
 
 
@@ -169,5 +184,5 @@ def _label(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
 
 
 LOOKS: tuple[Callable[[Sequence[Row], Health], Iterator[Finding]], ...] = (
-    *(_nonfinite, _drift, _divergence, _collapse, _won, _stalled, _frozen, _consensus, _label),
+    *(_nonfinite, _drift, _overshoot, _divergence, _collapse, _won, _stalled, _frozen, _consensus, _label),
 )

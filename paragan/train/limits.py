@@ -20,10 +20,11 @@ def switched(value: Any) -> Any:
 
 @record
 class Health:
-    """When a run is said to be ill; relative to what it did before, but for accuracy, apart, consensus and roughness.
+    """When a run is said to be ill; relative to what it did before, but for step, accuracy, apart, consensus and roughness.
 
     watch     : whether anybody looks
-    ticks     : for how many ticks in a row a sign must be there (not those of NaN, of replicas and of labels)
+    ticks     : for how many ticks in a row a sign must be there (not those of NaN, of steps and of replicas)
+    step      : a step of a player changes its weights by so much of their norm
     collapse  : the diversity of fakes within labels falls below this part of what it was
     blow_up   : a loss or a gradient is so many times what it was
     vanish    : a gradient is below this part of what it was
@@ -35,6 +36,7 @@ class Health:
 
     watch: bool = True
     ticks: Positive = 3
+    step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     collapse: Part = 0.25
     blow_up: Times = 50.0
     vanish: Part = 0.03

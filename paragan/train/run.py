@@ -558,6 +558,7 @@ def build_player(
         iterate=power_iteration,
         bound=bound,
         bucket_bytes=bucket_bytes(run.strategy.wire),
+        watched=run.health.watch,
     )
     if run.strategy.wire.lossy and player.flat.params.dtype != torch.float32:
         kind = str(player.flat.params.dtype).removeprefix("torch.")

@@ -2,6 +2,7 @@
 
 Health/G/gradient, Health/D/gradient   the norm of the last step's gradient (of ranks' own ones: root mean square)
 Health/G/moved, Health/D/moved         how far the weights moved since the last tick, relative to their norm
+Health/G/step, Health/D/step           how long the longest step since then was, relative to their norm before it
 Health/G/apart, Health/D/apart         how far replicas are from their mean, relative to its norm
 Health/D/real, Health/D/fake           what D says of reals and of fakes as G now makes them
 Health/D/accuracy                      how often it finds a real more real than a fake (0.5: it cannot tell)
@@ -9,7 +10,7 @@ Health/G/diversity                     how much fakes of one label differ, relat
 Health/label/roughness, /number        of the label whose images look most like noise (1: they do), and which it is
 Health/label/others                    the median of the other labels
 
-All but `moved` and those of labels are functions of the state the game is in: a resumed run sees what an undisturbed
+All but `moved`, `step` and those of labels are functions of the state the game is in: a resumed run sees what an undisturbed
 one does.
 """
 
@@ -28,9 +29,9 @@ from ..batch import Batch, judged
 from ..devices import kind_of
 from ..game.game import Game
 from ..game.player import Player
+from ..game.stride import sampled
 from .loop import Session
 
-SAMPLE = 1024  # weights of a player that are compared
 PROBED = 64  # reals, and fakes, that a rank looks at
 ALIKE = 4  # fakes of one label
 SIDE = 8  # images are compared at this resolution, as means over what lies in a pixel,
@@ -62,7 +63,7 @@ class Signs:
     def _of(self, session: Session, player: Player) -> Iterator[tuple[str, Tensor]]:
         """Sums over the ranks that move a player; the others add nothing."""
         moves, params = float(player in session.role.moves), player.flat.params
-        sample = params[:: -(-len(params) // SAMPLE)].double()
+        sample = sampled(params).double()
         before, self._before[player.name] = self._before.get(player.name), sample
         known = before is not None and player.rate(session.clock.images) > STILL
         yield "ranks", torch.tensor(moves)
@@ -71,6 +72,7 @@ class Signs:
         yield "went", (sample - before).square().sum() * moves * known if before is not None else torch.zeros(1)
         yield "sample", sample * moves
         yield "length", sample.square().sum() * moves
+        yield "step", (player.stride.take().square() if player.stride else torch.zeros(1)) * moves
 
     def _by_label(self, session: Session) -> dict[str, Tensor]:
         """[3, K] of every label, over the last ticks: images, what varies in them, and what between neighbours."""
@@ -117,10 +119,11 @@ def told(sums: Mapping[str, Tensor], replicated: bool) -> dict[str, float]:
     """A line's part, from sums over ranks."""
     found = dict[str, float]()
     for name in "GD":
-        ranks, known, square, went, length = (
-            float(sums[f"{name}/{what}"]) for what in ("ranks", "known", "square", "went", "length")
+        ranks, known, square, went, length, step = (
+            float(sums[f"{name}/{what}"]) for what in ("ranks", "known", "square", "went", "length", "step")
         )
         found[f"Health/{name}/gradient"] = math.sqrt(square / ranks)
+        found[f"Health/{name}/step"] = math.sqrt(step / ranks)
         if known:
             found[f"Health/{name}/moved"] = math.sqrt(went / known * ranks / max(length, TINY))
         if replicated and ranks > 1:

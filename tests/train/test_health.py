@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import toy
+from paragan.game.stride import Stride
 from paragan.report.records import read
 from paragan.train.health import judge
 from paragan.train.limits import Health
@@ -28,6 +30,7 @@ def rows(ticks: int = 20, **last: list[float]) -> list[dict[str, float]]:
         "Health/D/gradient": 3.0,
         "Health/G/moved": 0.05,
         "Health/D/moved": 0.1,
+        "Health/D/step": 0.05,
         "Health/G/diversity": 0.7,
         "Health/D/accuracy": 0.8,
         "Loss/G/loss": 0.5,
@@ -61,11 +64,12 @@ def test_nothing_is_said_of_a_healthy_run():
     ("kind", "last"),
     [
         ("nonfinite", {"Loss__G__loss": [math.nan]}),
+        ("overshoot", {"Health__D__step": [3.0]}),
         ("divergence", {"Health__D__gradient": [400.0, 900.0, 2e3]}),
         ("divergence", {"Loss__D__loss": [-300.0, -900.0, -2e3]}),
         ("collapse", {"Health__G__diversity": [0.1, 0.08, 0.05]}),
         ("won", {"Health__D__accuracy": [1.0, 1.0, 1.0], "Health__D__gradient": [0.0, 0.02, 0.01]}),
-        ("stalled", {"Health__G__gradient": [0.05, 0.05, 0.04]}),
+        ("stalled", {"Health__G__gradient": [0.05, 0.05, 0.04], "Health__D__accuracy": [0.8] * 3}),
         ("frozen", {"Health__G__moved": [0.0, 0.0, 0.0]}),
         ("drift", {"Health__G__apart": [0.3]}),
         ("consensus", {"Consensus__G": [0.7, 0.8, 0.8]}),
@@ -77,7 +81,7 @@ def test_each_kind_is_named_when_its_sign_has_lasted(kind, last):
     assert found.kind == kind
     assert found.advice
     assert found.key in rows(**last)[-1]
-    if kind not in ("nonfinite", "drift"):
+    if kind not in ("nonfinite", "drift", "overshoot"):
         assert found.since == 170  # the line before the first of the three
         shorter = {key: [rows()[0][key.replace("__", "/")], *values[1:]] for key, values in last.items()}
         assert kinds(rows(**shorter)) == []
@@ -115,14 +119,46 @@ def test_signs_are_what_they_say():
     play_round(s)
     before = s.game.d.flat.params.clone()
     signs(s)
-    play_round(s)
+    with longest_step(s.game.d) as steps:
+        play_round(s)
     line, d = signs(s), s.game.d.flat
+    assert line["Health/D/step"] == pytest.approx(max(steps), rel=1e-5)
+    assert signs(s)["Health/D/step"] == 0  # of no step
     assert line["Health/D/gradient"] == pytest.approx(float(d.grads.double().norm()), rel=1e-6)
     step = -(-len(d.params) // 1024)
     sample, former = d.params[::step].double(), before[::step].double()
     assert line["Health/D/moved"] == pytest.approx(float((sample - former).norm() / sample.norm()), rel=1e-9)
     assert 0 <= line["Health/D/accuracy"] <= 1
     assert "Health/D/apart" not in line  # one rank
+
+
+@contextlib.contextmanager
+def longest_step(player):
+    """A list that fills with how far each step moves the weights that are sampled, relative to them."""
+    found, step = [], player.optimizer.step
+
+    def watched(closure=None):
+        before = player.flat.params.clone()
+        step(closure)
+        every = -(-len(before) // 1024)
+        went = (player.flat.params - before)[::every].double().norm()
+        found.append(float(went / before[::every].double().norm()))
+
+    player.optimizer.step = watched
+    yield found
+    player.optimizer.step = step
+
+
+def test_a_player_that_is_all_zeros_has_made_no_long_step():
+    stride = Stride(params := torch.zeros(5))
+    with stride.measured():
+        params += 1
+    assert stride.take() == 0
+    with stride.measured():
+        params += 1
+    with stride.measured():
+        params += 0.2
+    assert float(stride.take()) == pytest.approx(1)
 
 
 def test_variance_within_labels_is_that_of_numpy():
@@ -203,6 +239,21 @@ def test_a_run_says_once_what_is_wrong_and_writes_it_down(tmp_path):
     assert (row["key"], row["action"], row["step"]) == ("Health/G/moved", "warned", 5)
     assert ended.out.count("G does not move") == 1
     assert "frozen" in call("status", tmp_path / "run").out
+
+
+def hasty(session):
+    player = session.game.d
+    player._base_rates = [100 * rate for rate in player._base_rates]
+
+
+def test_a_learning_rate_that_is_far_too_large_is_named_by_the_next_line(tmp_path):
+    with during(2, hasty):
+        ended = call(*train(tmp_path / "run", "--kimg=0.16"))
+    assert ended.status == 0
+    row = read(tmp_path / "run" / "health.jsonl")[0]
+    assert (row["kind"], row["key"], row["step"]) == ("overshoot", "Health/D/step", 3)
+    assert row["value"] > 2 * row["limit"]
+    assert ended.out.count("a step of D changed its weights") == 1
 
 
 def test_nobody_looks_where_health_is_off(tmp_path):
