@@ -179,10 +179,9 @@ def relayed(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
         shell(f"ip link set {tap} netns {host(i)} name eth0")
         shell(f"ip -n {host(i)} link set eth0 mtu {mtu}")
         raise_interface(i)
-        if links[i].rate:  # what waits for a host's own link waits on the host: TCP sees that queue, and holds it short
-            shell(
-                f"tc -n {host(i)} qdisc add dev eth0 root tbf rate {links[i].rate:.0f}bit burst {2 * mtu} limit {QUEUE}"
-            )
+        if links[i].rate:  # what waits for its own link waits on the host: TCP sees that queue, and holds it short
+            bucket = f"tbf rate {links[i].rate:.0f}bit burst {2 * mtu} limit {QUEUE}"
+            shell(f"tc -n {host(i)} qdisc add dev eth0 root {bucket}")
     return mtu, "a relay in user space"
 
 

@@ -30,9 +30,8 @@ class Stride:
         """Inside, a step is taken."""
         self._before.copy_(self._weights)
         yield
-        norm = torch.linalg.vector_norm(self._before)
-        ratio = torch.dist(self._weights, self._before) / norm
-        torch.maximum(self._longest, torch.where(norm > 0, ratio, 0.0), out=self._longest)
+        norm, went = (x.square().sum().sqrt() for x in (self._before, self._weights - self._before))
+        torch.maximum(self._longest, torch.where(norm > 0, went / norm, 0.0), out=self._longest)
 
     def take(self) -> Tensor:
         """[] float64: the longest, which is then forgotten."""

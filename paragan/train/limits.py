@@ -20,7 +20,8 @@ def switched(value: Any) -> Any:
 
 @record
 class Health:
-    """When a run is said to be ill; relative to what it did before, but for step, accuracy, apart, consensus and roughness.
+    """When a run is said to be ill; relative to what it did before, where no number below is
+    absolute (step, accuracy, apart, consensus, roughness).
 
     watch     : whether anybody looks
     ticks     : for how many ticks in a row a sign must be there (not those of NaN, of steps and of replicas)

@@ -10,8 +10,8 @@ Health/G/diversity                     how much fakes of one label differ, relat
 Health/label/roughness, /number        of the label whose images look most like noise (1: they do), and which it is
 Health/label/others                    the median of the other labels
 
-All but `moved`, `step` and those of labels are functions of the state the game is in: a resumed run sees what an undisturbed
-one does.
+All but `moved`, `step` and those of labels are functions of the state the game is in: a resumed run sees what an
+undisturbed one does.
 """
 
 from __future__ import annotations
