@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from .cli_follow import device_of
 from .data.places import is_address
 from .errors import Failed, Interrupted, Unusable
+from .train.launch import heed_launcher
 
 EXAMPLES = """examples:
   paragan train digits                                   a first GAN, in about a minute
@@ -67,6 +68,7 @@ def program() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    heed_launcher()
     try:
         options, rest = _parser().parse_known_args(arguments)
         return options.command(options, rest, arguments)

@@ -76,6 +76,21 @@ def test_the_launcher_ends_with_its_ranks(tmp_path, processes):
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
+def test_the_ranks_end_with_their_launcher(tmp_path, processes):
+    """`--ranks 2`: the launcher is killed. They stop as on SIGTERM, and the same command goes on."""
+    run = tmp_path / "run"
+    launcher = processes.cold(*train(run, *SAVING, "--ranks=2"))
+    playing(run)
+    ranks = [int(word) for word in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
+    launcher.send(signal.SIGKILL)
+    until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), what="they are gone")
+    assert 0 < (stopped := steps(run)[-1]) < 100
+    again = processes.cold(*train(run, *SAVING, "--ranks=2"))
+    assert again.wait() == 0
+    assert steps(run)[-1] == 100
+    assert stopped in steps(run)
+
+
 DIE = """
 import os, signal
 from paragan.comm import groups

@@ -1,4 +1,8 @@
-"""Several ranks on this machine, for those who have no launcher: `--ranks N`."""
+"""Several ranks on this machine, for those who have no launcher: `--ranks N`.
+
+A rank holds one end of a pipe whose other end is the launcher's alone: it ends with the launcher, however that ended,
+and then the rank stops as after SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
@@ -14,6 +19,7 @@ from types import FrameType
 from ..errors import Failed
 
 GRACE_S = 30.0  # what a broken run's other ranks get to end by themselves
+PIPE = "PARAGAN_LAUNCHER"  # the number of a rank's end
 
 
 def launch(ranks: int, arguments: Sequence[str], go_on: bool = False) -> int:
@@ -22,7 +28,7 @@ def launch(ranks: int, arguments: Sequence[str], go_on: bool = False) -> int:
     go_on: the others do without a rank that died; then the run has ended well if one of them did."""
     port = _free_port()
     processes: list[subprocess.Popen[bytes]] = []
-
+    theirs, ours = os.pipe()
     passed_on: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -34,7 +40,7 @@ def launch(ranks: int, arguments: Sequence[str], go_on: bool = False) -> int:
     former = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     try:
         for rank in range(ranks):
-            processes.append(_start(rank, ranks, port, arguments))
+            processes.append(_start(rank, ranks, port, arguments, theirs))
         status = _watch(processes, go_on)
         codes = [process.returncode for process in processes]
         if status == 1 and {*codes} <= {0, 3, *(-number for number in passed_on)}:
@@ -48,19 +54,34 @@ def launch(ranks: int, arguments: Sequence[str], go_on: bool = False) -> int:
             signal.signal(number, handler)
         for process in processes:
             process.kill()
+        os.close(theirs)
+        os.close(ours)
 
 
-def _start(rank: int, ranks: int, port: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+def heed_launcher() -> None:
+    """A rank calls this: from now on it stops when its launcher is gone."""
+    if pipe := os.environ.pop(PIPE, ""):
+        threading.Thread(target=_stop_at_the_end_of, args=(int(pipe),), daemon=True).start()
+
+
+def _stop_at_the_end_of(pipe: int) -> None:
+    os.read(pipe, 1)  # nothing is ever written
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _start(rank: int, ranks: int, port: int, arguments: Sequence[str], pipe: int) -> subprocess.Popen[bytes]:
     place = {
         "RANK": rank,
         "WORLD_SIZE": ranks,
         "LOCAL_RANK": rank,
         "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
+        PIPE: pipe,
     }
-    env = os.environ | {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
-    command = [sys.executable, "-m", "paragan", *arguments]
-    return subprocess.Popen(command, env=env, process_group=0)  # a terminal's Ctrl-C reaches it once: through us
+    env = os.environ | {name: str(value) for name, value in place.items()}
+    command, own_group = [sys.executable, "-m", "paragan", *arguments], 0  # a Ctrl-C reaches a rank once: through us
+    return subprocess.Popen(command, env=env, process_group=own_group, pass_fds=[pipe])
 
 
 def _watch(processes: list[subprocess.Popen[bytes]], go_on: bool) -> int:
