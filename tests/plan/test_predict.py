@@ -329,12 +329,24 @@ def test_lead_hides_the_way_between_teams():
 
 
 def test_links_that_lag_hold_nobody_up():
-    slow = Links(hosts=4, up=[RATE / 20, RATE, RATE, RATE], latency=0.0)
+    slow, slower = (Links(hosts=4, up=[RATE / times, RATE, RATE, RATE], latency=0.0) for times in (4, 20))
     of = profile(d_s=0.3, g_s=0.3)
     lagging = predict(run("async-gossip", 4), of, slow)
     assert lagging.step_s == pytest.approx(0.6, rel=0.02)
+    rounds, swap_s = Wiring(run("async-gossip", 4), of, 4).seat(0).lagging["D"].late + 1, 2 * 2 * 4_800_000 / (RATE / 20)
+    assert step_s("async-gossip", 4, slower, of) == pytest.approx(swap_s / rounds, rel=0.05)  # beyond so many
     assert lagging.staleness > 0.1
     assert step_s("gossip", 4, slow, of, topology="ring") > 5 * lagging.step_s
+
+
+def test_over_links_that_lag_as_much_is_sent_as_fits_through_them():
+    """Two networks of 4.8 MB each, to two neighbours, at 10 MB/s, and rounds of 0.1 s."""
+    of = profile(d_s=0.05, g_s=0.05)
+    slow = predict(run("async-gossip", 4), of, links(4))
+    fast = predict(run("async-gossip", 4), of, Links(hosts=4, up=1e3 * RATE, latency=0.0))
+    assert fast.sent_bytes == pytest.approx(2 * 4 * 2_400_000, rel=0.01)
+    assert 0.5 * RATE * slow.step_s < slow.sent_bytes <= 1.05 * RATE * slow.step_s
+    assert slow.messages < fast.messages
 
 
 def test_a_slow_pair_slows_the_ring_at_once_and_a_far_neighbour_later():

@@ -25,7 +25,8 @@ from .simulate import Pace, Played, simulate, steady
 from .standin import Planned
 
 WARM_UP = 2  # rounds
-ROUNDS = 4  # that count, or a period
+ROUNDS = 4  # that count, or a period,
+LAPS = 2  # or so many times as many as links may lag
 MOST = 32  # rounds of a longer period that are played, around its exchange
 FASTEST, NEAREST = 1e15, 0.0  # a network that costs nothing
 
@@ -75,24 +76,24 @@ def predict(
     if hasattr(run.strategy, "within"):
         return _per_label(run, profile, links, ranks)
     wiring = Wiring(run, profile, ranks)
-    period = _period(run.strategy, ranks)
-    played = Counted(period, rounds)
+    played = Counted(_period(run.strategy, ranks), rounds, _lag(wiring.seat(0)))
     seats = _seats(wiring, links, ranks, played.steps, pace)
     costs = USUAL | dict(profile.handling)
 
     def of(links: Links) -> list[Played]:
-        return simulate(seats, links, ranks, played.steps, costs, warm_up=WARM_UP, pace=pace)
+        return simulate(seats, links, ranks, played.steps, costs, warm_up=played.warm_up, pace=pace)
 
     found = of(links)
     step_s = played.mean(found)
     traffic = max((seat.traffic for seat in seats), key=lambda t: t.sent_bytes)
+    share = 1.0 if not seats[0].lagging else played.sent_bytes(found) / traffic.sent_bytes
     return Prediction(
         step_s=step_s,
         images_per_s=run.round / step_s,
         compute_s=max(one.computing for one in found) / played.count,
         efficiency=profile.round_s(run.batch / ranks) / step_s,
-        sent_bytes=traffic.sent_bytes,
-        messages=traffic.messages,
+        sent_bytes=round(share * traffic.sent_bytes),
+        messages=round(share * traffic.messages),
         memory_bytes=_memory(run, profile, ranks, seats),
         staleness=_staleness(seats, found),
         spent=played.spent(found, near=of(_near(links)), free=of(_free(links))),
@@ -101,10 +102,16 @@ def predict(
 
 @dataclass(frozen=True)
 class Counted:
-    """Which rounds of a period are played, and their mean."""
+    """Which rounds of a period are played, and their mean. lag: for how many of them links may lag, after which a round
+    is what it stays."""
 
     period: int
     least: int = 0
+    lag: int = 0
+
+    @property
+    def warm_up(self) -> int:
+        return WARM_UP + self.lag
 
     @property
     def whole(self) -> bool:
@@ -114,13 +121,17 @@ class Counted:
     def steps(self) -> range:
         if not self.whole:  # the exchange is at the end of a period, or at the beginning
             return range(self.period - MOST // 2, self.period + MOST // 2)
-        count = self.period * -(-max(ROUNDS, self.least) // self.period)
-        return range(WARM_UP + count)
+        count = self.period * -(-max(ROUNDS, self.least, LAPS * self.lag) // self.period)
+        return range(self.warm_up + count)
 
     @property
     def count(self) -> int:
         """Of rounds that are played and timed."""
-        return len(self.steps) - WARM_UP
+        return len(self.steps) - self.warm_up
+
+    def sent_bytes(self, found: Sequence[Played]) -> float:
+        """Of a round, of the rank that sends most."""
+        return max(one.sent_bytes for one in found) / self.count
 
     def mean(self, found: Sequence[Played]) -> float:
         """Seconds of a round, of the slowest rank."""
@@ -151,6 +162,11 @@ def _period(strategy: Any, ranks: int) -> int:
         graphs = topology.period(ranks) or ROUNDS
         periods.append(graphs // math.gcd(graphs, getattr(strategy, "rounds", 1)))
     return math.lcm(*periods)
+
+
+def _lag(seat: Seat) -> int:
+    """Rounds from one swap over a link that lags to the next, at most: it is waited for, and then another begins."""
+    return max(((lagging.late + 1) * lagging.every for lagging in seat.lagging.values()), default=0)
 
 
 def _seats(wiring: Wiring, links: Links, ranks: int, steps: range, pace: Pace) -> list[Seat]:

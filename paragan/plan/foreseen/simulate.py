@@ -66,9 +66,11 @@ def simulate(
     clock = Clock()
     network = Network(clock, links, ranks, folded=len(seats) < ranks, most=_most(seats, len(rounds)))
     players = [Rank(seat, clock, network, handling, pace) for seat in seats]
-    over = [clock.start(player.play(rounds)) for player in players]
+    under_way = {seat.rank for seat in seats}
+    for player in players:
+        clock.start(player.play(rounds, under_way))
     clock.run()
-    assert all(end.happened for end in over), "ranks wait for what never comes"
+    assert not under_way, "ranks wait for what never comes"
     return [player.played(warm_up) for player in players]
 
 
@@ -93,11 +95,18 @@ class Rank:
         self._threads: dict[tuple[int, ...], Threads] = {}
         self._counts: dict[tuple[int, ...], int] = {}
 
-    def play(self, rounds: range) -> Process:
+    def play(self, rounds: range, under_way: set[int]) -> Process:
+        """under_way: the ranks whose rounds are not over. Where links lag others may still wait for what this one sends
+        in rounds to come."""
         self._mark()
         for step in rounds:
             yield from self._round(step)
             self._mark()
+        under_way.discard(self.seat.rank)
+        step = rounds.stop
+        while self.seat.lagging and under_way:
+            yield from self._round(step)
+            step += 1
 
     def _mark(self) -> None:
         sent = self.network.sent_bytes.get(self.seat.rank, 0)
