@@ -181,11 +181,11 @@ def profile_for(file: str | None, run: Any, images: Any) -> tuple[Any, str]:
         profile = read_profile(Path(file))
         _refuse_network(profile, run, images, file)
         return profile, file
-    from .cli_step import profiled
+    from .cli_step import profiled, where
     from .plan.worker.profiling import Asked
 
     profile, kept = profiled(run, Asked())
-    return profile, f"measured on this machine, kept in {kept}; --profile is for others"
+    return profile, f"measured on this machine, {where(kept)}; --profile is for others"
 
 
 def _refuse_network(profile: Any, run: Any, images: Any, file: str) -> None:
