@@ -143,6 +143,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> tuple[Any, tuple[int, 
     given += [("data.path", json.dumps(options.data))] if options.data else []
     run = _absolute(asked(data, [*given, *_settings(rest)])[0])
     run.check()
+    if free and run.ramp:
+        raise Unusable("--batch auto looks for one batch, and --ramp has several: leave one of them out")
     return run, tuple(run.batch * 2**i for i in range(5)) if free else ()
 
 

@@ -92,6 +92,7 @@ def test_many_workers_are_simulated(profile, tmp_path):
     [
         (["--price=0", LINE, "--hosts=2"], "--price 0 must be above 0"),
         (["--price=-3"], "--price -3 must be above 0"),
+        (["--batch=auto", "--ramp=100:256"], "--ramp has several"),
         (["--kimg=0"], "--kimg 0 must be above 0"),
         (["--kimg=nan"], "--kimg nan must be above 0"),
         (["--hosts=0"], "--hosts 0 must be above 0"),
