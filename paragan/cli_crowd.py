@@ -26,7 +26,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--leaving", type=float, default=0.0, metavar="X", help="share that leaves in an hour, simulated (0)"
     )
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="of who they are and what happens, or of the run (0)")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="of who is there and what happens; of the run (0)")
 
 
 def check_simulated(options: argparse.Namespace, rest: Sequence[str]) -> None:

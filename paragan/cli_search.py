@@ -288,7 +288,8 @@ def command(options: argparse.Namespace, rest: list[str], plan: Any, links: Any,
     if first.batch != run.batch:
         kimg = round(first.kimg, 3)
         rest = [*rest, *([f"--g_batch={run.g_batch * first.batch // run.batch}"] if run.g_batch else [])]
-    for name, value in (("lanes", options.lanes), ("kimg", kimg), ("batch", batch), ("seed", options.seed or None)):
+    seed = str(options.seed) if options.seed else None
+    for name, value in (("lanes", options.lanes), ("kimg", kimg), ("batch", batch), ("seed", seed)):
         words += [] if value is None else [f"--{name}", told_number(value) if isinstance(value, float) else value]
     words += [*rest, *first.candidate.options]
     if links.hosts == 1:
