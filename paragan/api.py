@@ -78,7 +78,7 @@ class Config:
     seed: Annotated[int, Field(ge=0)] = 0
     evaluation: Evaluation = Evaluation()
     device: Device = Device()
-    timeout_s: Annotated[float, Field(ge=1)] = 300.0
+    timeout_s: Annotated[float, Field(ge=1, le=1e7)] = 300.0
     about: tuple[str, ...] = ()
 
 
