@@ -41,7 +41,7 @@ from .train.observers import averaged_sampler, refuse_nonfinite
 from .train.own import AnyObjective
 from .train.progress import Screen, describe
 from .train.run import Data, Device, Evaluation, Pair, Run, Side, load_images, pick_device, placed, resolve
-from .train.scoring import score, summary
+from .train.scoring import check, score, summary
 from .train.start import assemble, set_threads
 from .train.together import together
 from .train.tuning import WARM_UP_STEPS, tuned
@@ -78,7 +78,7 @@ class Config:
     seed: Annotated[int, Field(ge=0)] = 0
     evaluation: Evaluation = Evaluation()
     device: Device = Device()
-    timeout_s: Annotated[float, Field(ge=1)] = 300.0
+    timeout_s: Annotated[float, Field(ge=1, le=1e7)] = 300.0
     about: tuple[str, ...] = ()
 
 
@@ -222,6 +222,9 @@ class ScalingManager:
     """
 
     def __init__(self, config: Config, bs: int, num_workers: int, data: Images | None = None):
+        _refuse_other("config", config, Config, "paragan.Config(...)")
+        if data is not None:
+            _refuse_other("data", data, Images, "what paragan.from_arrays(x, labels) gives")
         self.config = config
         place = Place.from_environment()
         self.world = World.join(place, pick_device(config.device.kind, place.local_rank), config.timeout_s)
@@ -231,7 +234,7 @@ class ScalingManager:
         if self.run.device.layout == "measured":
             raise Unusable('device.layout="measured" is for `paragan train`: set what `paragan plan --layout` names')
         set_threads(self.run, self.world)
-        self.images: Images = data or together(self.world, lambda: load_images(self.run), 1800.0)
+        self.images: Images = data if data is not None else together(self.world, lambda: load_images(self.run), 1800.0)
         self.run = resolve(self.run, self.images)
         for line in self.run.about:
             self.screen.say(line)
@@ -259,6 +262,7 @@ class ScalingManager:
 
         `print(*lines(profile), sep="\\n")`, of `paragan.plan.worker.shown`, shows it.
         """
+        _refuse_other("gan", gan, Estimator, "paragan.Estimator(generator, discriminator)")
         wanted = build(Asked, {"seconds": seconds, **asked})
 
         def measure() -> str:
@@ -290,12 +294,14 @@ class ScalingManager:
             raise Failed("G has weights that are not finite: the game diverged, and there is nothing to score", True)
         wanted = self.run.evaluation
         features = wanted.features
-        if metric.startswith("fid"):
+        if str(metric).startswith("fid"):
             there = not self.images.numbers and (wanted.inception or inception_path().exists())
             metric, features = (metric, "inception") if there else ("fd", features)
             if not there:
                 self.screen.say(f"no Inception weights: this is the Fréchet distance in {features}, not FID")
-        wanted = Evaluation((metric,), count or wanted.count, 0.0, features, wanted.inception)
+        about = {"count": wanted.count if count is None else count, "features": features}
+        wanted = build(Evaluation, {"metrics": (metric,), "inception": wanted.inception, **about})
+        check(wanted, self.images)
         batch_norm = "standing" if self._session.game.g.coupled else "none"
         with averaged_sampler(self._session, self.images) as sampler:
             protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=self.run.seed)
@@ -324,6 +330,7 @@ class ScalingManager:
             self._session.lanes.close()
 
     def _session_of(self, gan: Estimator) -> Session:
+        _refuse_other("gan", gan, Estimator, "paragan.Estimator(generator, discriminator)")
         if self._session is None:
             latent = 0 if gan.given else gan.latent or self.config.latent
             pair = Pair(gan.generator, gan.discriminator, latent, gan.given, own=True)
@@ -342,10 +349,17 @@ class ScalingManager:
                     tensor.copy_(of_one(self.world.everyone, tensor, self.world.first))
 
 
+@record
+class _Size:
+    """Images a step, and logical workers."""
+
+    bs: Annotated[int, Field(ge=1)]
+    num_workers: Annotated[int, Field(ge=1)]
+
+
 def scaled(config: Config, bs: int, num_workers: int) -> Run:
     """The run of a config at a total batch of `bs`."""
-    if bs < 1 or num_workers < 1:
-        raise Unusable(f"bs={bs} and num_workers={num_workers} must be 1 or more")
+    size = build(_Size, {"bs": bs, "num_workers": num_workers})
     nets: Any = Theirs()
     run = Run(
         recipe="estimator",
@@ -357,9 +371,9 @@ def scaled(config: Config, bs: int, num_workers: int) -> Run:
         d_steps=config.d_steps,
         average=config.average,
         strategy=config.strategy,
-        batch=bs,
-        lanes=num_workers,
-        kimg=config.max_steps * bs * config.d_steps / 1000,
+        batch=size.bs,
+        lanes=size.num_workers,
+        kimg=config.max_steps * size.bs * config.d_steps / 1000,
         seed=config.seed,
         evaluation=config.evaluation,
         device=_apart(config.device),
@@ -367,6 +381,11 @@ def scaled(config: Config, bs: int, num_workers: int) -> Run:
         about=config.about,
     )
     return tuned(run, config.base_bs, warm_up_steps=config.warm_up_steps, penalties=config.scale_penalties)
+
+
+def _refuse_other(name: str, value: object, kind: type, works: str) -> None:
+    if not isinstance(value, kind):
+        raise Unusable(f"{name} is of {type(value).__name__}, and has to be {works}")
 
 
 def _apart(device: Device) -> Device:

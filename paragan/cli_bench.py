@@ -87,6 +87,8 @@ def _check_ranks(ranks: int | None) -> None:
 
 
 def _check_writable(option: str, file: str | None) -> None:
+    if file and Path(file).is_dir():
+        raise Unusable(f"{option} {file} is a folder: give a file in it")
     if file and not os.access(Path(file).absolute().parent, os.W_OK):
         raise Unusable(f"{option} {file}: its folder is not there, or cannot be written")
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,19 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--leaving", type=float, default=0.0, metavar="X", help="share that leaves in an hour, simulated (0)"
     )
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="of who they are and what happens (0)")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="of who is there and what happens; of the run (0)")
+
+
+def check_simulated(options: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Unusable where something is asked for that only a simulation heeds, or only a prediction."""
+    if not options.simulate:
+        if options.leaving:
+            raise Unusable("--leaving is of crowds: add --simulate, or leave it out")
+        return
+    odd = [f"--{name}" for name in ("kimg", "price", "memory", "margin") if getattr(options, name) is not None]
+    odd += ["--batch auto"] * (options.batch == "auto") + [word for word in rest if word.startswith("--ramp")]
+    if odd:
+        raise Unusable(f"--simulate tells rates, of a lane a worker, and does not heed {odd[0]}: leave it out")
 
 
 def simulate(options: argparse.Namespace, run: Any, links: Any) -> int:
@@ -41,6 +54,8 @@ def simulate(options: argparse.Namespace, run: Any, links: Any) -> int:
     crowd = Crowd(links.ranks, **_rates(links), leaving=_leaving(options), seed=options.seed, **ALIKE)
     names = options.strategies.split(",") if options.strategies else COMPARED
     strategies = {name: strategy_of(name) for name in names}
+    for strategy in strategies.values():
+        strategy.check(links.ranks)
     images = load_images(run)
     run = resolved(run, images)
     profile, source = profile_for(options.profile, run, images)

@@ -14,6 +14,7 @@ from typing import Any
 
 from .cli import _absolute, _command, _settings
 from .cli_crowd import add_options as add_crowd
+from .cli_crowd import check_simulated
 from .cli_layout import HELP as LAYOUT_HELP
 from .cli_layout import add_options as add_layout
 from .errors import Unusable
@@ -66,6 +67,7 @@ def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
 
     _check_writable("--json", options.json)
     _check_numbers(options)
+    check_simulated(options, rest)
     links = links_of(options.links, options.hosts, options.ranks_per_host)
     ranks = links.ranks
     run, batches = _run(options, rest)
@@ -117,7 +119,7 @@ def links_of(text: str | None, hosts: int | None, each: int | None) -> Any:
         if (hosts or 1) > 1:
             raise Unusable(f"--hosts {hosts} needs --links: a file, or one line such as '25 Gbit/s, 50 us'")
         return Links(hosts=1, ranks_per_host=each or 1, up=10e9, latency=1e-5)
-    if re.match(r"[0-9.]+(/[0-9.]+)? *[a-zA-Z]+/s", text) and not is_file(text):
+    if re.match(r"[0-9.]+(/[0-9.]+)? *[a-zA-Z]+/s *,", text) and not is_file(text):
         text = f"{hosts or 1} hosts of {each or 1} ranks, {text}"
     links = links_from(text)
     if hosts not in (None, links.hosts):
@@ -143,6 +145,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> tuple[Any, tuple[int, 
     given += [("data.path", json.dumps(options.data))] if options.data else []
     run = _absolute(asked(data, [*given, *_settings(rest)])[0])
     run.check()
+    if free and run.ramp:
+        raise Unusable("--batch auto looks for one batch, and --ramp has several: leave one of them out")
     return run, tuple(run.batch * 2**i for i in range(5)) if free else ()
 
 
@@ -181,11 +185,11 @@ def profile_for(file: str | None, run: Any, images: Any) -> tuple[Any, str]:
         profile = read_profile(Path(file))
         _refuse_network(profile, run, images, file)
         return profile, file
-    from .cli_step import profiled
+    from .cli_step import profiled, where
     from .plan.worker.profiling import Asked
 
     profile, kept = profiled(run, Asked())
-    return profile, f"measured on this machine, kept in {kept}; --profile is for others"
+    return profile, f"measured on this machine, {where(kept)}; --profile is for others"
 
 
 def _refuse_network(profile: Any, run: Any, images: Any, file: str) -> None:
@@ -284,7 +288,8 @@ def command(options: argparse.Namespace, rest: list[str], plan: Any, links: Any,
     if first.batch != run.batch:
         kimg = round(first.kimg, 3)
         rest = [*rest, *([f"--g_batch={run.g_batch * first.batch // run.batch}"] if run.g_batch else [])]
-    for name, value in (("lanes", options.lanes), ("kimg", kimg), ("batch", batch)):
+    seed = str(options.seed) if options.seed else None
+    for name, value in (("lanes", options.lanes), ("kimg", kimg), ("batch", batch), ("seed", seed)):
         words += [] if value is None else [f"--{name}", told_number(value) if isinstance(value, float) else value]
     words += [*rest, *first.candidate.options]
     if links.hosts == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,13 @@ def _bench_step(options: argparse.Namespace, rest: list[str], arguments: list[st
     text = written_profile(profile)
     if options.out:
         Path(options.out).write_text(text, "utf-8")
-    sys.stdout.write("".join(f"{line}\n" for line in [*lines(profile), f"kept in {file}"]))
+    sys.stdout.write("".join(f"{line}\n" for line in [*lines(profile), where(file)]))
     return 0
+
+
+def where(file: Path) -> str:
+    """What is said of a profile that was to be kept there."""
+    return f"kept in {file}" if os.access(file, os.R_OK) else f"not kept, since {file} cannot be written"
 
 
 def _asked(options: argparse.Namespace) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,19 +146,47 @@ def test_rates_follow_the_rule_of_each_network():
     assert run.d.warm_up_kimg == 0
 
 
+def untyped(value: Any) -> Any:
+    """As from a script that nobody checks."""
+    return value
+
+
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
         (lambda: pg.Estimator(object(), PlainD()), "the generator is neither"),
         (lambda: pg.Estimator(nn.Identity(), PlainD()), "no parameters"),
         (lambda: pg.ScalingManager(config(), bs=30, num_workers=8), "does not divide"),
-        (lambda: pg.ScalingManager(config(), bs=0, num_workers=8), "1 or more"),
+        (lambda: pg.ScalingManager(config(), bs=0, num_workers=8), "bs=0: .* equal to 1"),
+        (lambda: pg.ScalingManager(config(), bs=untyped(64.5), num_workers=8), "bs=64.5: .* integer"),
+        (lambda: pg.ScalingManager(config(), bs=untyped(None), num_workers=8), "bs=None: .* integer"),
+        (lambda: pg.ScalingManager(config(), bs=64, num_workers=untyped(float("nan"))), "num_workers=nan"),
+        (lambda: pg.ScalingManager(untyped({"data": "digits"}), bs=64, num_workers=8), "config is of dict"),
+        (lambda: pg.ScalingManager(config(), bs=64, num_workers=8, data=untyped([1])), "data is of list"),
+        (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).train(untyped(None)), "gan is of NoneType"),
+        (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).profile(untyped(PlainD())), "gan is of PlainD"),
         (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).eval(), "nothing was trained"),
     ],
 )
 def test_mistakes_are_one_clear_line(mistake, words):
     with pytest.raises(pg.Unusable, match=words):
         mistake()
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"metric": "foo"}, "'foo' is none of"),
+        ({"metric": None}, "metrics.*None"),
+        ({"metric": "fd", "count": 0}, "count=0"),
+        ({"metric": "fd", "count": "many"}, "count=many"),
+    ],
+)
+def test_a_score_that_is_none_is_one_clear_line(asked, words):
+    with manager() as scale_mgr:
+        scale_mgr.train(pg.Estimator(PlainG(), PlainD()))
+        with pytest.raises(pg.Unusable, match=words):
+            scale_mgr.eval(**asked)
 
 
 def manager(**fields):

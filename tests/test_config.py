@@ -94,6 +94,7 @@ WRONG = {  # (field, value): how the refusal begins
     ("health.collapse", ".nan"): "health.collapse=nan: input should be a finite number",
     ("average.half_life_kimg", ".nan"): "average.half_life_kimg=nan: input should be a finite number",
     ("average.half_life_kimg", "-5"): "average.half_life_kimg=-5: input should be greater than or equal to 0",
+    ("timeout_s", "1e15"): "timeout_s=1e15: input should be less than or equal to 10000000",
     ("average.rampup", "-1"): "average.rampup=-1: input should be greater than or equal to 0",
     ("g.optimizer.weight_decay", ".inf"): "g.optimizer.weight_decay=inf: input should be a finite number",
     ("device.one_call", "perhaps"): "device.one_call=perhaps: input should be auto | true | false",

@@ -188,12 +188,13 @@ def test_a_rank_that_never_comes_is_named(present, tmp_path, processes):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_rank_that_hangs_is_noticed_after_the_timeout(tmp_path, processes):
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_rank_that_hangs_is_noticed_after_the_timeout(frozen, tmp_path, processes):
     ranks = processes.ranks(2, *train(tmp_path / "run", LONG, "--timeout_s=2"))
     playing(tmp_path / "run")
-    ranks[1].send(signal.SIGSTOP)
-    assert ranks[0].wait(30) == 1
-    assert "rank 1 was lost at step" in told(ranks[0].err)
+    ranks[frozen].send(signal.SIGSTOP)  # rank 0 holds the store
+    assert ranks[1 - frozen].wait(30) == 1
+    assert f"rank {frozen} was lost at step" in told(ranks[1 - frozen].err)
 
 
 def test_a_signal_before_training_begins_is_status_3_too(tmp_path, processes):

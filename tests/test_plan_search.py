@@ -50,6 +50,7 @@ def test_one_host_is_a_plain_command(profile):
     assert told.status == 0, told.err
     assert told.out.splitlines()[-1].startswith("run: paragan train digits")
     assert "--ranks 2" in told.out
+    assert "--seed 3 " in told.out
 
 
 def test_the_batch_is_left_to_the_noise(profile):
@@ -92,6 +93,7 @@ def test_many_workers_are_simulated(profile, tmp_path):
     [
         (["--price=0", LINE, "--hosts=2"], "--price 0 must be above 0"),
         (["--price=-3"], "--price -3 must be above 0"),
+        (["--batch=auto", "--ramp=100:256"], "--ramp has several"),
         (["--kimg=0"], "--kimg 0 must be above 0"),
         (["--kimg=nan"], "--kimg nan must be above 0"),
         (["--hosts=0"], "--hosts 0 must be above 0"),
@@ -120,6 +122,15 @@ def test_many_workers_are_simulated(profile, tmp_path):
         (["--links=9000000 hosts, 1 Gbit/s, 1 ms", "--simulate"], "200,000 can be simulated"),
         (["--links=1 hosts, 1 Gbit/s, 1 ms", "--simulate"], "2 to 200,000 can be simulated"),
         (["--links=4 hosts of 2 ranks, 1 Gbit/s, 1 ms", "--simulate"], "a worker on each host"),
+        (["--links=9 hosts, 1 Gbit/s, 1 ms", "--simulate", "--strategies=async+split=3:3"], "split=3:3 wants 6 ranks"),
+        (["--links=9 hosts, 1 Gbit/s, 1 ms", "--simulate", "--price=2"], "does not heed --price"),
+        (["--links=9 hosts, 1 Gbit/s, 1 ms", "--simulate", "--batch=auto"], "does not heed --batch auto"),
+        (["--links=9 hosts, 1 Gbit/s, 1 ms", "--simulate", "--ramp=1:256"], "does not heed --ramp=1:256"),
+        (["--hosts=2", LINE, "--leaving=0.1"], "--leaving is of crowds"),
+        (["--hosts=2", "--links=1e-320 B/s, 1 ms"], "is not understood"),
+        (["--hosts=2", "--links=0.000001 bit/s, 1 ms"], "a rate is above 0"),
+        (["--hosts=2", "--links=25 Gbit/s"], "links: '25 Gbit/s' is not understood"),
+        (["--json=/tmp"], "--json /tmp is a folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -130,6 +141,14 @@ def test_what_makes_no_sense_is_one_line(arguments, line, profile):
 def test_links_with_missing_pairs_are_refused(profile, tmp_path):
     (tmp_path / "links.yaml").write_text('hosts: 3\npairs: {0-1: "1 Gbit/s, 1 ms", 0-2: "1 Gbit/s, 1 ms"}\n')
     assert "pairs lacks 1-2" in refused("plan", "digits", profile, f"--links={tmp_path}/links.yaml")
+
+
+def test_a_file_of_links_may_have_the_one_line(profile, tmp_path):
+    (tmp_path / "links.yaml").write_text("4 hosts, 200 Mbit/s, 10 ms\n")
+    ended = call("plan", "digits", profile, f"--links={tmp_path}/links.yaml", "--strategies=sync")
+    assert "4 ranks: 4 hosts, 200 Mbit/s, 10 ms" in ended.out
+    (tmp_path / "links.yaml").write_text("hosts: 2\nup: 1e-320 B/s\nlatency: 0\n")
+    assert "a rate is above 0" in refused("plan", "digits", profile, f"--links={tmp_path}/links.yaml")
 
 
 def test_a_profile_that_is_not_there_names_the_command_that_makes_one():

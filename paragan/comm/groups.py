@@ -8,6 +8,7 @@ import os
 import queue
 import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -346,6 +347,13 @@ def hang_up(links: Iterable[Link]) -> None:
         with contextlib.suppress(OSError), handle:
             if not listens(handle):  # gloo minds for its listener
                 handle.shutdown(socket.SHUT_RDWR)
+
+
+def answer_within(links: Iterable[Link], seconds: float) -> None:
+    """Who waits for an answer on these sockets, with no timeout of its own, waits no longer: it is an error then."""
+    for handle in filter(None, map(still_open, links)):
+        with contextlib.suppress(OSError), handle:
+            handle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), 0))
 
 
 def hung_up(link: Link) -> bool:

@@ -25,6 +25,7 @@ from .groups import (
     Solo,
     Store,
     Waiter,
+    answer_within,
     c10d,
     connects,
     hang_up,
@@ -88,13 +89,17 @@ def meeting_point(env: Mapping[str, str]) -> tuple[str, int]:
 
 
 def rendezvous(place: Place, env: Mapping[str, str], timeout_s: float) -> Store:
-    """The key-value store all ranks share. Waits at most `timeout_s` for rank 0 to serve it."""
+    """The key-value store all ranks share. Waits at most `timeout_s` for rank 0 to serve it, and as long for answers:
+    torch's own would wait for one who is frozen for ever."""
     address, port = meeting_point(env)
     served = place.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         if not served:
             _await_server(address, port, timeout_s)
-        return c10d.TCPStore(address, port, place.size, served, timedelta(seconds=timeout_s), wait_for_workers=False)
+        before, timeout = open_sockets(), timedelta(seconds=timeout_s)
+        store = c10d.TCPStore(address, port, place.size, served, timeout, wait_for_workers=False)
+        answer_within(open_sockets() - before, timeout_s)
+        return store
     except (RuntimeError, ValueError, OSError) as error:  # DistNetworkError and its kin
         reason = str(error).splitlines()[0]
         what = f"rank 0 cannot serve {address}:{port}" if served else f"rank 0 is not at {address}:{port}"
@@ -249,6 +254,7 @@ class World:
         own, lost = f"rank {self.rank}{'' if step is None else f', step {step}'}: {error}", isinstance(error, Lost)
         at = "" if step is None else f" at step {step}"
         try:
+            answer_within(self._not_ours, FAULT_WINDOW_S)
             self.store.set(f"fault/{self.rank}", ("lost " if lost else "") + own)
             if lost:
                 self._cut_links()  # who is not linked to the one that was lost learns of it from us

@@ -36,7 +36,7 @@ from ..errors import Unusable
 BITS = {"bit": 1 / 8, "b": 1 / 8, "B": 1.0, "byte": 1.0, "bytes": 1.0}
 PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-FASTEST, LONGEST = 1e13, 600.0  # bytes a second, seconds: beyond, somebody mistyped
+SLOWEST, FASTEST, LONGEST = 0.01, 1e13, 600.0  # bytes a second, seconds: beyond, somebody mistyped
 RATE_WORKS, TIME_WORKS = "25 Gbit/s, 200 Mbit/s and 3 GB/s work", "50 us and 10 ms work"
 MOST_HOSTS, MOST_RANKS = 10_000_000, 1024  # ranks of a host
 
@@ -45,8 +45,8 @@ def rate(value: Any) -> float:
     """'25 Gbit/s' -> bytes a second. A number is bytes a second as it is."""
     found = re.fullmatch(r"([0-9.eE+-]+) *([kKMGT]?)(bit|b|B|bytes?)(?:/s|ps)", str(value).strip())
     amount = _number(found[1]) * PREFIX[found[2]] * BITS[found[3]] if found else _number(value)
-    if not 0 < amount <= FASTEST:
-        raise ValueError(f"a rate is above 0, with its unit; {RATE_WORKS}")
+    if not SLOWEST <= amount <= FASTEST:
+        raise ValueError(f"a rate is above 0, and not beyond reason, with its unit; {RATE_WORKS}")
     return amount
 
 
@@ -220,9 +220,10 @@ def is_file(text: str) -> bool:
 
 
 def read_links(path: Path) -> Links:
-    """Unusable names the file, the field and what fits."""
+    """Fields, or the one line. Unusable names the file, the field and what fits."""
     try:
-        return build(Links, from_yaml(path.read_text("utf-8"), str(path)))
+        text = path.read_text("utf-8")
+        return described(text) if text[:1].isdigit() else build(Links, from_yaml(text, str(path)))
     except FileNotFoundError as error:
         raise Unusable(f"links: {path} does not exist; `paragan bench links --out {path}` measures them") from error
     except (OSError, UnicodeDecodeError) as error:

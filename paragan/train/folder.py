@@ -233,6 +233,19 @@ def layout_before(wanted: Wanted, run: Run) -> tuple[Path | None, dict[str, Any]
     return None, {}
 
 
+def refuse_given(wanted: Wanted, run: Run) -> None:
+    """Unusable where the folder that is given cannot take this run, whatever strategy is chosen for it."""
+    if not wanted.run_dir or not wanted.run_dir.is_dir():
+        return
+    if former := RunFolder(wanted.run_dir).record():
+        begun = build(Run, former)
+        run = settled(replace(run, strategy=begun.strategy, chosen=begun.chosen))
+    _given(wanted.run_dir, wanted.resume, run, nothing).release()
+    if former and not run.chosen.ranks:
+        name = run.strategy.name
+        raise Unusable(f"{wanted.run_dir} was begun with --strategy {name}: repeat it, or give another --run-dir")
+
+
 def begun_as(wanted: Wanted, run: Run) -> Run | None:
     """This run, whose strategy is left open, as it was begun before; None where it was not."""
     paths = [wanted.run_dir] if wanted.run_dir else _numbered(wanted.outdir)[::-1]

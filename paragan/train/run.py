@@ -199,7 +199,7 @@ class Run:
     guard: Annotated[Guard, by_name] = Guard()
     device: Device = Device()
     chosen: Chosen = Chosen()
-    timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 300.0
+    timeout_s: Annotated[float, Field(ge=1, le=1e7, allow_inf_nan=False)] = 300.0
     about: tuple[str, ...] = ()
 
     @property

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import signal
 
 import pytest
 
@@ -12,7 +13,7 @@ from paragan.plan.measuring import tournament
 from paragan.strategies.auto import Auto, Chosen
 from paragan.train.folder import Wanted, begun_as, changed
 from paragan.train.run import settled, written
-from processes import call, refused
+from processes import call, refused, until
 
 
 def auto(**fields):
@@ -152,6 +153,32 @@ def test_a_profile_of_another_device_is_refused(tmp_path, processes):
     assert "name a processor, here" in ranks[0].err
     assert "paragan bench step digits --out" in ranks[0].err
     assert not (tmp_path / "r").exists()
+
+
+def test_a_folder_that_holds_something_else_is_refused_before_anything_is_measured(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").touch()
+    assert call("train", "digits", "--kimg=0.032", "--batch=16", f"--run-dir={run}", QUICK).status == 0
+    for folder, more, words in (
+        (run, ["--batch=16"], "--strategy sync"),
+        (run, [], "batch was 16"),
+        (other, [], "run.yaml"),
+    ):
+        ended = call("train", "digits", "--strategy=auto", f"--run-dir={folder}", QUICK, *more)
+        assert ended.status == 2, ended
+        assert words in ended.err
+        assert "measured" not in ended.out + ended.err
+
+
+def test_a_rank_that_freezes_while_one_is_chosen_is_noticed_after_the_timeout(tmp_path, processes):
+    line = ["train", "digits", "--strategy=auto", "--strategy.seconds=2", "--timeout_s=2", f"--run-dir={tmp_path}/run"]
+    ranks = processes.ranks(2, *line)
+    until(lambda: "one worker is measured" in ranks[0].out, what="rank 0 measures")
+    ranks[0].send(signal.SIGSTOP)
+    assert ranks[1].wait(30) == 1
+    assert "rank 0 was lost" in ranks[1].err
+    assert not (tmp_path / "run").exists()
 
 
 def test_auto_and_measured_layouts_are_refused():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from paragan.cli import main
 from paragan.comm.world import World
 from paragan.config import field_of, with_fields
 from paragan.plan.layouts import layout as layouts
-from paragan.plan.layouts.choosing import Decided
+from paragan.plan.layouts.choosing import Decided, faster
 from paragan.plan.layouts.layout import Worker, decided, switches_of
 from paragan.plan.layouts.operations import operations
 from paragan.plan.layouts.tiles import Tile, tile_of
@@ -84,6 +85,27 @@ def test_a_worker_times_layouts_in_turns_and_leaves_the_process_as_it_was():
     assert torch.get_num_threads() == threads
     few = Worker(resolve(toy.run(), images), images, World.solo(), most_s=0.0)
     assert (few.run.lanes, few.run.batch) == (1, 2)  # a lane is the least
+
+
+def test_what_cannot_be_played_here_is_not_chosen(monkeypatch):
+    """As torch has it where there is no compiler, or too little memory."""
+    player = Worker.player
+
+    def weak(worker, layout):
+        if layout:
+            raise RuntimeError("no compiler")
+        return player(worker, layout)
+
+    monkeypatch.setattr(Worker, "player", weak)
+    monkeypatch.setattr(layouts, "BLOCK_S", 0.0)
+    images = toy.images()
+    worker = Worker(resolve(toy.run("nets.width=4"), images), images, World.solo(), rounds=1)
+    as_it_is, compiled = worker([{}, {"device.merge": 2}])
+    assert 0 < as_it_is.seconds[0] < 5
+    assert list(compiled.seconds) == [math.inf]
+    assert not faster(compiled, as_it_is)
+    with pytest.raises(RuntimeError):  # what stands has to be
+        worker([{"device.merge": 2}, {}])
 
 
 @pytest.fixture

@@ -248,6 +248,14 @@ def test_the_command_writes_what_it_kept(tmp_path):
     assert again.err == "one worker was measured before, for 1 s\n"
 
 
+def test_what_cannot_be_kept_is_not_said_to_be(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    ended = call("bench", "step", *TINY, "--batches=4", "--noise-kimg=0")
+    assert ended.status == 0, ended
+    assert ended.out.splitlines()[-1].startswith(f"not kept, since {tmp_path}/file/paragan/profiles")
+
+
 @pytest.mark.parametrize(
     ("argument", "said"),
     [

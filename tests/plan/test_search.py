@@ -126,6 +126,15 @@ def test_what_the_run_itself_refuses_is_left_out():
     assert "needs rounds of one size" in dict(found.left_out)["gossip"]
 
 
+def test_a_ramp_is_said_to_be_predicted_by_its_first_stage():
+    run = dataclasses.replace(planned.run(), ramp=((10.0, 128), (20.0, 256)))
+    warned = search(run, named("sync"), planned.profile(), LINKS, 4, Goal(1), play=told(**{"as": 1})).warnings
+    assert warned[0].startswith(f"predicted is --batch {run.batch}, the first stage of the ramp")
+    assert "plan --batch 256" in warned[0]
+    few = search(planned.run(), named("sync"), planned.profile(), LINKS, 4, Goal(1), play=told(**{"as": 1}))
+    assert not any("ramp" in warning for warning in few.warnings)
+
+
 def test_larger_batches_need_more_images_where_noise_is_small():
     noisy = planned.profile(noise=64)
     assert images_for(noisy, 64, 64) == 1

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...comm.groups import Lost
 from ...comm.world import World
 from ...config import build, plain
 from ...data.images import Images
@@ -22,7 +23,7 @@ from ...errors import Unusable
 from ...strategies.asynchronous import Async
 from ...strategies.auto import Auto, Chosen
 from ...strategies.sync import Sync
-from ...train.folder import Wanted, begun_as
+from ...train.folder import Wanted, begun_as, refuse_given
 from ...train.loop import Session, play_round
 from ...train.own import is_own
 from ...train.progress import Screen
@@ -64,7 +65,10 @@ def decided(run: Run, images: Images, world: World, wanted: Wanted, screen: Scre
         screen.say(f"strategy: {before.strategy.name}, as this run was begun")
         return before
     kin = before or (None if isinstance(run.strategy, Auto) else run)
-    found = _chosen(kin or run, asked, kin, images, world, screen)
+    try:
+        found = _chosen(kin or run, asked, kin, images, world, screen)
+    except Lost as error:
+        raise Lost(f"while a strategy was chosen, {error}") from error
     for line in found.about:
         if line.startswith(WORD):
             screen.say(line)
@@ -73,7 +77,10 @@ def decided(run: Run, images: Images, world: World, wanted: Wanted, screen: Scre
 
 def _former(run: Run, wanted: Wanted, world: World) -> dict[str, Any]:
     """What the folder that this run goes on in was begun with; nothing where there is none. Rank 0 looks."""
-    begun = begun_as(wanted, run) if world.first else None
+    if not world.first:
+        return {}
+    refuse_given(wanted, run)
+    begun = begun_as(wanted, run)
     return {name: plain(getattr(begun, name)) for name in ("strategy", "chosen", "about")} if begun else {}
 
 

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from ...comm.topology import Topology, contraction
+from ...train.run import Run
 from ..crowds.mixing import remains
 from ..worker.profile import Profile
 
@@ -36,6 +37,14 @@ def noise_of(profile: Profile, batch: int) -> tuple[str, ...]:
         for name, noise in profile.noise.items()
         if batch > noise.batch
     )
+
+
+def of_ramp(run: Run) -> tuple[str, ...]:
+    """That stages beyond the first are not predicted."""
+    if not run.ramp:
+        return ()
+    told = f"predicted is --batch {run.batch}, the first stage of the ramp"
+    return (f"{told}: for the last, plan --batch {run.ramp[-1][1]} without --ramp",)
 
 
 def _times(batch: int, noise: float) -> str:

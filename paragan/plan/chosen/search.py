@@ -23,7 +23,7 @@ from ..foreseen.predict import Prediction, predict
 from ..links import Links
 from ..worker.profile import Profile
 from .candidates import GIVES_UP, Candidate, Promise
-from .limits import limits_of, noise_of
+from .limits import limits_of, noise_of, of_ramp
 from .reasons import against, why_first
 
 MARGIN = 0.05  # by so much a strategy has to be faster that gives up most
@@ -101,7 +101,7 @@ def search(
     if goal.memory and not any(row.fits for row in found):
         _refuse_memory(run, options, profile, links, ranks, goal, play)
     rows = sorted(found, key=lambda row: _order(row, goal.margin))
-    return Plan(ranks, goal, _reasoned(rows, goal), tuple(left_out), noise_of(profile, rows[0].batch))
+    return Plan(ranks, goal, _reasoned(rows, goal), tuple(left_out), (*of_ramp(run), *noise_of(profile, rows[0].batch)))
 
 
 def _played_by(run: Any, options: Sequence[Candidate], ranks: int) -> tuple[list[Candidate], list[tuple[str, str]]]:

@@ -212,8 +212,10 @@ class Uncomputed(TorchDispatchMode):
         name, returns = func._schema.name.removeprefix("aten::"), func._schema.returns
         if name in SHAPED:
             return _blank(SHAPED[name](args), kwargs.get("dtype") or _like(args).dtype)
+        if any(r.alias_info is not None and not r.alias_info.is_write for r in returns):  # a view
+            return func(*args, **kwargs)
         many = max((t.numel() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)), default=0)
-        if many <= SMALL or any(r.alias_info is not None and not r.alias_info.is_write for r in returns):  # a view
+        if many <= SMALL:
             return func(*args, **kwargs)
         self.pen.log.computed("pass", many)
         if any(r.alias_info is not None for r in returns):  # in place

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -106,18 +107,25 @@ class Worker:
         return Play(with_fields(self.run, layout), self.images, self.world, self.cores)
 
     def __call__(self, layouts: Sequence[Layout]) -> list[Timed]:
-        players, starts = [], list[float]()
-        for layout in layouts:
+        players, starts = dict[int, Play](), [0.0] * len(layouts)
+        for i, layout in enumerate(layouts):
             if layout.get("device.compile"):
                 torch.compiler.reset()
             start = time.perf_counter()
-            players.append(self.player(layout))
-            starts.append(self._timed(players[-1], start))
-        warm = [min(self._timed(play) for _ in range(2)) for play in players]
+            try:
+                player = self.player(layout)
+                starts[i] = self._timed(player, start)
+                players[i] = player
+            except RuntimeError:  # what cannot be compiled here, or does not fit, takes forever
+                if not i:  # what stands has to be played
+                    raise
+        warm = [min(self._timed(play) for _ in range(2)) for play in players.values()]
         steps = max(1, round(BLOCK_S / min(warm)))
-        seconds: list[list[float]] = [[] for _ in players]
+        seconds = [list[float]() if i in players else [math.inf] * self.rounds for i in range(len(layouts))]
+        there = list(players)
         for r in range(self.rounds):
-            for i in (*range(r % len(players), len(players)), *range(r % len(players))):
+            first = r % len(there)
+            for i in there[first:] + there[:first]:
                 seconds[i].append(self._timed(players[i], steps=steps))
         del players
         gc.collect()
