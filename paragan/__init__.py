@@ -21,6 +21,8 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch asks for huge pages:
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings where a rank is lost are stack traces
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its profiler says when it starts and stops
 
+__version__ = "0.1.0"
+
 __all__ = [
     "SGD",
     "Adam",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from . import __version__
 from .cli_follow import device_of
 from .data.places import is_address
 from .errors import Failed, Interrupted, Unusable
@@ -102,6 +103,7 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"paragan {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
         *(_train_parser, _status_parser, _sample_parser, _eval_parser, _report_parser, _export_parser, _import_parser),
@@ -313,12 +315,15 @@ def _train_in(training: Any, world: Any, screen: Any, reasons: list[str]) -> Pat
 
 
 def _say_done(folder: Path, screen: Any) -> None:
-    from .report.records import latest, read
+    from .report.records import newest, read
 
-    found = latest(read(folder / "metrics.jsonl"))
-    spent = sum(row.get("Timing/eval_s", 0.0) for row in read(folder / "stats.jsonl"))
+    found, stats = newest(read(folder / "metrics.jsonl")), read(folder / "stats.jsonl")
+    spent = sum(row.get("Timing/eval_s", 0.0) for row in stats)
     took = f" (scores took {spent:.3g} s)" if spent else ""
-    scores = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
+    scores = "  ".join(f"{name} {row['value']:.4g}" for name, row in found.items())
+    at = next((row.get("kimg") for row in found.values()), None)
+    if stats and at is not None and at != stats[-1].get("Progress/kimg"):
+        scores += f", which are of {at:g} kimg"
     screen.say(f"done{': ' * bool(scores)}{scores}{took}; look at {folder}/report.html")
 
 

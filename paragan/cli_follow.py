@@ -39,6 +39,7 @@ def device_of(name: str | None, kind: str) -> Any:
 def follow(options: argparse.Namespace, folder: Path, run: Any, wanted: Any) -> int:
     """Score models as they appear. Status 0 when the run is complete, 1 where it stopped, 3 on a signal."""
     from .comm.world import Place
+    from .report.page import write_report
     from .train.best import chosen
     from .train.follow import Follow
     from .train.progress import Screen
@@ -55,7 +56,8 @@ def follow(options: argparse.Namespace, folder: Path, run: Any, wanted: Any) -> 
     best = "" if run.evaluation.metrics else chosen(run.output.best, wanted.metrics, space)
     with _stoppable(), _alone(folder):
         number = Follow(folder, run, images, wanted, device, screen, options.patience, best, options.nets)()
-    screen.say(f"{folder} is complete and scored ({number} models by this command)")
+    write_report(folder)
+    screen.say(f"{folder} is complete and scored ({number} models by this command); look at {folder}/report.html")
     return 0
 
 

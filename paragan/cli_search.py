@@ -277,7 +277,8 @@ def sent(nbytes: float) -> str:
 def duration(hours: float) -> str:
     if hours >= 48:
         return f"{hours / 24:.1f} d"
-    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"
+    minutes = 60 * hours
+    return f"{hours:.1f} h" if hours >= 1 else f"{minutes:.1f} min" if minutes >= 2 else f"{60 * minutes:.3g} s"
 
 
 def command(options: argparse.Namespace, rest: list[str], plan: Any, links: Any, run: Any) -> str:

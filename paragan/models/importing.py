@@ -108,7 +108,10 @@ class _Theirs:
     def shape(self, name: str) -> list[int]:
         """Of a weight. Unusable where it is missing."""
         if name not in self.tensors:
-            raise Unusable(f"{self.path} has no {name}, in our words: it is no whole network of this library")
+            has = ", ".join(list(self.called.values())[:3])
+            raise Unusable(
+                f"{self.path} has no {name}, in our words: it is no whole network of this library (it has {has}...)"
+            )
         return list(self.tensors[name].shape)
 
     def has(self, name: str) -> bool:

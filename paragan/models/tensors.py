@@ -53,4 +53,8 @@ def _read(path: Path) -> Any:
             "trust it, write its weights alone where it was made: torch.save(model.state_dict(), ...), or safetensors"
         ) from error
     except Exception as error:  # of damaged files torch's reader raises nearly anything
-        raise Unusable(f"{path} cannot be read as a state dict: {' '.join(str(error).split())[:200]}") from error
+        told = " ".join(str(error).split())[:200]
+        raise Unusable(
+            f"{path} cannot be read as a state dict: it is damaged, or not what torch.save(model.state_dict(), ...) or "
+            f"safetensors wrote ({told})"
+        ) from error

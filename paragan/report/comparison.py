@@ -46,9 +46,9 @@ class Side:
     times: Sequence[Share]
     grid: tuple[int, Picture] | None
 
-    def last(self, name: str) -> Series | None:
-        """Its scores of a name, under the protocol that was used last."""
-        return next((one for one in self.series if one.name == name and one.current), None)
+    def of(self, name: str) -> list[Series]:
+        """Its scores of a name, under every protocol; the one that was used last comes first."""
+        return sorted((one for one in self.series if one.name == name), key=lambda one: not one.current)
 
     def line(self, kimg: Sequence[float], values: Sequence[float]) -> Line:
         return Line(self.name, kimg, values, self.colour, self.dashed)
@@ -120,25 +120,43 @@ def _names(run_dirs: Sequence[Path]) -> list[str]:
 def _rows(sides: Sequence[Side]) -> Iterator[Row]:
     names = dict.fromkeys(one.name for side in sides for one in side.series if one.current)
     for name in names:
-        cells = tuple(side.last(name) for side in sides)
+        cells = _alike([side.of(name) for side in sides])
         there = [(place, one) for place, one in enumerate(cells) if one]
         first, reference = there[0]
         warnings = tuple(
             f"{name} of {sides[place].name} ({one.protocol.label}) is not comparable with that of {sides[first].name} "
             f"({reference.protocol.label}): {'; '.join(differs)}."
             for place, one in there
-            if (differs := one.protocol.differences(reference.protocol, but=("seed",)))
+            if (differs := _differences(one, reference))
         )
         yield Row(name, direction(reference), cells, None if warnings else _best(there), warnings)
 
 
+def _differences(one: Series, other: Series) -> list[str]:
+    """Why they may not be compared."""
+    return one.protocol.differences(other.protocol, but=("seed",))
+
+
+def _alike(found: Sequence[Sequence[Series]]) -> tuple[Series | None, ...]:
+    """Of each run's scores of a name those under a protocol that most of them have, and of several such protocols one
+    that was used last; where a run has none, what it used last."""
+
+    def others(one: Series) -> tuple[int, bool]:
+        return sum(any(not _differences(other, one) for other in each) for each in found), one.current
+
+    wanted = max((one for each in found for one in each), key=others)
+    return tuple(next((one for one in each if not _differences(one, wanted)), next(iter(each), None)) for each in found)
+
+
 def _best(there: Sequence[tuple[int, Series]]) -> int | None:
-    """The place of the best last score; None for a name whose direction is not known, or one run alone."""
+    """The place of the best last score; None for a name whose direction is not known, one run alone, or where another
+    is written alike."""
     better = there[0][1].better
     finite = [(one.last.value, place) for place, one in there if one.last.value == one.last.value]
     if len(there) < 2 or not finite or better is None:
         return None
-    return (min if better == "lower" else max)(finite)[1]
+    best, place = (min if better == "lower" else max)(finite)
+    return place if sum(words.number(value) == words.number(best) for value, _ in finite) == 1 else None
 
 
 def _unlike(rows: Sequence[Row]) -> tuple[float, float] | None:

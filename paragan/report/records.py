@@ -79,15 +79,22 @@ def read(path: Path) -> list[Row]:
     return [row for _, row in _lines(path)] if path.exists() else []
 
 
-def latest(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The scores of the last moment that was scored, by name; of those taken twice that of all G makes (not truncated),
-    of most images, and then the second."""
+def newest(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The scores of the last moment that was scored, by name; of those taken twice that of most weight, and then the
+    second."""
     rows = [row for row in rows if "name" in row and is_number(row.get("value"))]
     last = [row for row in rows if row.get("kimg") == rows[-1].get("kimg")]
-    return {str(row["name"]): float(row["value"]) for row in sorted(last, key=_weight)}
+    return {str(row["name"]): row for row in sorted(last, key=weight)}
 
 
-def _weight(row: Mapping[str, Any]) -> tuple[bool, float]:
+def latest(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The numbers of these."""
+    return {name: float(row["value"]) for name, row in newest(rows).items()}
+
+
+def weight(row: Mapping[str, Any]) -> tuple[bool, float]:
+    """Which of several scores of one name and moment is shown where one is: that of all G makes (not truncated), of
+    most images."""
     found = row.get("protocol")
     protocol = found if isinstance(found, Mapping) else {}
     fakes = protocol.get("fakes")

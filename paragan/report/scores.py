@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paragan.report import words
-from paragan.report.records import Row, columns, is_number
+from paragan.report.records import Row, columns, is_number, weight
 
 LOWER = {"fid", "kid", "cmmd", "mmd", "swd", "ppl", "fd"}
 HIGHER = {"is", "inception", "precision", "recall", "density", "coverage", "accuracy", "cas"}
@@ -74,7 +74,7 @@ class Series:
     scores: tuple[Score, ...]
     differs: tuple[str, ...]  # from the first protocol under this name, so that they may not be compared
     swept: str  # where it stands in a sweep with that one
-    current: bool  # the protocol under which this name was measured last
+    current: bool  # the protocol of the score that is shown where one is: of the last moment, of most weight
 
     @property
     def last(self) -> Score:
@@ -104,12 +104,14 @@ def series(rows: Sequence[Row], known: dict[str, Protocol] | None = None) -> lis
     that have a number already, to which new ones are added."""
     known = {} if known is None else known
     by_name: dict[str, dict[str, list[Row]]] = {}
-    newest: dict[str, str] = {}
-    for row in rows:
+    shown: dict[str, tuple[Any, str]] = {}
+    for place, row in enumerate(rows):
         name, key = words.value(row.get("name", "unnamed")), _identity(row)
         known.setdefault(key, _protocol(len(known) + 1, row))
         by_name.setdefault(name, {}).setdefault(key, []).append(row)
-        newest[name] = key
+        at = row.get("kimg")
+        rank = (at if is_number(at) else -math.inf, *weight(row), place)
+        shown[name] = max(shown.get(name, (rank, key)), (rank, key))
     found = []
     for name, by_protocol in by_name.items():
         first = known[next(iter(by_protocol))]
@@ -117,7 +119,7 @@ def series(rows: Sequence[Row], known: dict[str, Protocol] | None = None) -> lis
             scores = tuple(sorted(_scores(members), key=lambda score: score.kimg))
             differs, swept = tuple(known[key].differences(first)), known[key].swept(first)
             if scores:
-                found.append(Series(name, known[key], scores, differs, swept, current=key == newest[name]))
+                found.append(Series(name, known[key], scores, differs, swept, current=key == shown[name][1]))
     return found
 
 

@@ -49,7 +49,7 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
-        self.finished: Path | None = None  # another, in which the same run has come as far as is asked
+        self.finished: RunFolder | None = None  # another, in which the same run is complete
         self._lock: TextIO | None = None
 
     @property
@@ -125,12 +125,13 @@ def choose(wanted: Wanted, run: Run, ranks: int, ready: Ready = nothing) -> RunF
     if wanted.run_dir:
         return _given(wanted.run_dir, wanted.resume, run, ready)
     paths = _numbered(wanted.outdir)[::-1] if wanted.resume == "auto" else []
-    begun = [folder for folder in map(RunFolder, paths) if _asked_before(folder, run)]
-    for folder in begun:
+    begun = [(folder, former) for folder in map(RunFolder, paths) if (former := _asked_before(folder, run))]
+    for folder, _ in begun:
         if _unfinished(folder, run) and folder.lock():
             return folder
     new = _new(wanted.outdir, run, ranks, ready)
-    new.finished = next((f.path for f in begun if f.images_seen >= run.images), None)
+    done = (folder for folder, former in begun if folder.images_seen >= min(run.images, former.images))
+    new.finished = next(done, None)
     return new
 
 

@@ -166,7 +166,8 @@ def execute(run: Run, world: World, wanted: Wanted, screen: Screen, decide: Deci
     screen.say(images.describe())
     with owned_folder(run, world, wanted, lambda: refuse_start(run, spec_of(run, images))) as folder:
         if there := folder.finished:
-            screen.say(f"{there} has come that far already; this is a new run (--resume {there} --kimg K extends that)")
+            done = f"{there.path} is the same run, at {there.images_seen / 1000:g} kimg"
+            screen.say(f"{done}; this is a new one (--resume {there.path} --kimg K extends that)")
         screen.say(f"run folder {folder.path}")
         if world.size == 1 and run.strategy.wire.lossy:
             screen.say(f"one rank sends nothing: the {run.strategy.wire.name} wire has no effect")

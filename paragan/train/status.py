@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import build, read_yaml
-from ..report.records import Row, is_number, latest, read
+from ..report.records import Row, is_number, newest, read
 from ..strategies.per_label import NAMES
 from .best import so_far
 from .folder import RunFolder, existing
@@ -55,6 +55,9 @@ def _beside(folder: Path) -> str:
     """The best model, and what was found wrong."""
     best, wrong = so_far(folder), read(folder / "health.jsonl")
     kept = f"; best {best['name']} {best['value']:.4g} at {best['kimg']:g} kimg" if best else ""
+    shown = newest(read(folder / "metrics.jsonl")).get(best["name"]) if best else None
+    if best and shown and shown.get("fingerprint") != best["fingerprint"]:
+        kept += " (of scores that were taken otherwise)"
     return kept + "".join(f"; {row['action']} at {row['kimg']:g} kimg: {row['kind']}" for row in wrong)
 
 
@@ -135,5 +138,5 @@ def _now(folder: Path) -> float:
 
 
 def _scores(folder: Path) -> str:
-    found = latest(read(folder / "metrics.jsonl"))
-    return ": " + "  ".join(f"{name} {value:.4g}" for name, value in found.items()) if found else ""
+    found = newest(read(folder / "metrics.jsonl"))
+    return ": " + "  ".join(f"{name} {row['value']:.4g}" for name, row in found.items()) if found else ""

@@ -70,6 +70,21 @@ def test_protocols_that_differ_are_warned_of_and_nothing_is_best(tmp_path, a):
     assert "n best" not in page.attributes("class")
 
 
+def test_of_several_protocols_the_one_that_both_runs_have_is_compared(tmp_path, a):
+    swept = run_of(tmp_path / "c", scores=[score(5, 40), score(4, 40, protocol={"generated": 50_000})])
+    for pair in ((a, swept), (swept, a)):
+        page = compared(tmp_path, *pair)
+        assert "not comparable" not in page.words
+        best = [attrs for tag, attrs in page.elements if tag == "td" and attrs.get("class") == "n best"]
+        assert len(best) == 1
+
+
+def test_scores_that_are_written_alike_are_equally_good(tmp_path):
+    scores = {"c": 0.13321150, "d": 0.13321158}
+    page = compared(tmp_path, *(run_of(tmp_path / name, scores=[score(x, 40)]) for name, x in scores.items()))
+    assert not any(attrs.get("class") == "n best" for _, attrs in page.elements)
+
+
 def test_runs_of_other_seeds_are_compared_and_of_other_truncations_warned_of(tmp_path):
     drawn = {"features": "inception", "truncation": 1.0}
     a, b = (run_of(tmp_path / f"{n}", scores=[score(n, 40, protocol=drawn | {"seed": n})]) for n in (1, 2))

@@ -82,8 +82,10 @@ def test_the_same_command_goes_on_with_the_newest_unfinished_run_of_its_kind(tmp
     assert outcome(runs / "00007-mine") == outcome(finished)
     told = call(*command)  # nothing is left to go on with
     assert told.status == 0
-    assert "runs/00007-mine has come that far already; this is a new run" in told.out
+    assert "runs/00007-mine is the same run, at 0.16 kimg; this is a new one" in told.out
     assert sorted(path.name for path in runs.iterdir())[2:] == ["00009-digits-dcgan-sync-r1-b16"]
+    told = call("train", *TINY, "--kimg=0.176", "--resume=auto")
+    assert "is the same run, at 0.16 kimg; this is a new one (--resume" in told.out
 
 
 def test_a_run_that_is_beyond_what_is_asked_for_is_left_alone(tmp_path):
