@@ -189,28 +189,39 @@ def silent(name: str, kimg: float, seed: int) -> dict[str, Any]:
         status, last = run(Path(folder) / "run", ranks, kimg, (f"--seed={seed}", *settings))
         files = sorted(Path(folder).rglob("health.jsonl"))
         said = [f"{row['kind']} at {row['kimg']:g} kimg: {row['message']}" for file in files for row in read(file)]
-        lines = sum(len(read(file)) for file in Path(folder).rglob("stats.jsonl"))
-    return {"run": name, "seed": seed, "status": status, "lines": lines, "said": said, "last": last.replace(folder, "")}
+        lines = [row for file in Path(folder).rglob("stats.jsonl") for row in read(file)]
+    steps = {player: max(row.get(f"Health/{player}/step", 0.0) for row in lines) for player in "GD"}
+    about = {"run": name, "seed": seed, "status": status, "lines": len(lines), "longest_step": steps}
+    return {**about, "said": said, "last": last.replace(folder, "")}
 
 
 def cost(steps: int) -> dict[str, float]:
-    """Median seconds of a step of the digits, and of a look at its health."""
+    """Median seconds of a step of the digits, of one that nobody watches, and of a look at its health."""
+    import dataclasses
+
     import torch
 
     from paragan.comm.world import World
     from paragan.recipes import recipe
-    from paragan.train.loop import play_round
+    from paragan.train.limits import Health
+    from paragan.train.loop import Session, play_round
     from paragan.train.run import build_nets, load_images, resolve, spec_of
     from paragan.train.signs import Signs
     from paragan.train.start import assemble
 
     torch.set_num_threads(1)
     images = load_images(recipe("digits"))
-    of, world, signs = resolve(recipe("digits"), images), World.solo(), Signs()
-    session = assemble(of, world, images, build_nets(of, spec_of(of, images), world.device))
-    times: dict[str, list[float]] = {"step_s": [], "look_s": []}
+    of, world = resolve(recipe("digits"), images), World.solo()
+
+    def begun(watch: bool) -> Session:
+        run = dataclasses.replace(of, health=Health(watch=watch))
+        return assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
+
+    watched, unwatched = begun(True), begun(False)
+    parts = {"step_s": (play_round, watched), "unwatched_s": (play_round, unwatched), "look_s": (Signs(), watched)}
+    times = {part: list[float]() for part in parts}
     for _ in range(steps):
-        for part, action in (("step_s", play_round), ("look_s", signs)):
+        for part, (action, session) in parts.items():
             start = time.perf_counter()
             action(session)
             times[part].append(time.perf_counter() - start)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from paragan.cli import main
 from paragan.config import from_yaml
 from paragan.data import decode
 from processes import TINY, call, outcome, refused, trained
@@ -238,6 +240,13 @@ def test_help_is_no_mistake(capsys):
         with pytest.raises(SystemExit) as ended:
             call(*words, "--help")
         assert ended.value.code == 0
+
+
+def test_which_version_it_is(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"paragan {version('paragan')}\n"
 
 
 # Runs that stand ------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def _measure(
 # Files ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Model:
     """A generator that was loaded, with what it knows about itself.
 
@@ -111,6 +111,11 @@ class Model:
     spec: Spec
     config: dict[str, Any]
     folder: Path
+
+    def __repr__(self) -> str:
+        classes = f", {len(self.classes)} classes" * bool(self.classes)
+        shape = "x".join(map(str, self.spec.shape))
+        return f"Model({shape}{classes}, {self.kimg:g} kimg, from {self.folder})"
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 PLAIN_EVERY_S = 10.0
+MANY = 1e5  # a loss beyond is written by its power of ten
 
 
 class Screen:
@@ -77,7 +78,8 @@ class Screen:
 def describe(line: dict[str, float]) -> str:
     rate = line["Timing/img_per_sec"]
     parts = [f"{rate:,.0f} img/s" if rate >= 10 else f"{rate:.2g} img/s"]
-    parts += [f"{name} {line[key]:.3f}" for name, key in (("G", "Loss/G/loss"), ("D", "Loss/D/loss")) if key in line]
+    losses = {name: line[key] for name, key in (("G", "Loss/G/loss"), ("D", "Loss/D/loss")) if key in line}
+    parts += [f"{name} {loss:.3f}" if abs(loss) < MANY else f"{name} {loss:.3g}" for name, loss in losses.items()]
     scored = line.get("Timing/eval_s", 0.0)
     parts += [f"scores {scored:.3g} s"] if scored else []
     apart = [value for key, value in line.items() if key.startswith("Consensus/")]

@@ -35,6 +35,7 @@ def test_sample_is_by_seed_and_place(small):
 def test_it_is_found_in_run_best_model_and_file(finished, tmp_path):
     shutil.copytree(finished / "model", tmp_path / "best")
     wanted = paragan.load(finished).sample(3)
+    assert repr(paragan.load(finished)).startswith("Model(1x8x8, 10 classes, 0.16 kimg, from ")
     for where in (finished / "model", finished / "model" / "model.safetensors", tmp_path / "best"):
         np.testing.assert_array_equal(paragan.load(where).sample(3), wanted)
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from paragan.cli import _say_done
 from paragan.eval.features import pixels
 from paragan.report.records import Records, read
 from paragan.train import best, follow
@@ -44,6 +45,25 @@ def test_the_lines_are_those_that_the_run_would_have_written(run, tmp_path):
     assert told(run) == told(within)
     assert best.so_far(run) == best.so_far(within)
     assert "complete and scored (1 models" in ended.out
+    assert "fd_pixels" in (run / "report.html").read_text()  # which was written before there were scores
+
+
+def test_where_the_best_was_scored_otherwise_than_the_last_it_is_said(run):
+    assert call("eval", run, "--follow", *ASKED).status == 0
+    assert "taken otherwise" not in call("status", run).out
+    assert call("eval", run, "--metrics", "fd", "--count", "32").status == 0
+    assert "at 0.16 kimg (of scores that were taken otherwise)" in call("status", run).out
+
+
+def test_the_end_says_when_its_scores_were_taken(tmp_path):
+    words = ("--kimg=0.176", "--evaluation.metrics=[fd]", "--evaluation.every_kimg=0.16")
+    ended = call(*train(tmp_path / "run", *words))
+    assert "which are of" not in ended.out  # the end is scored too
+    left = [row for row in read(tmp_path / "run" / "metrics.jsonl") if row["kimg"] == 0.16]
+    Records(tmp_path / "run" / "metrics.jsonl").keep(lambda row: row in left)
+    screen = SimpleNamespace(say=(said := []).append)
+    _say_done(tmp_path / "run", screen)
+    assert ", which are of 0.16 kimg" in said[0]
 
 
 def test_one_process_follows_a_run(run):

@@ -8,6 +8,7 @@ import torch
 
 import toy
 from paragan.train.loop import play_round
+from paragan.train.progress import describe
 from paragan.train.stats import Stats
 
 
@@ -19,6 +20,11 @@ def test_scores_and_pictures_do_not_slow_the_pace_that_is_shown():
     line = stats.tick(1000, 1)
     assert line["Timing/total_s"] > 0.5
     assert line["Timing/sec_per_kimg"] < 0.3
+
+
+def test_losses_that_left_all_bounds_are_short():
+    line = {"Timing/img_per_sec": 100.0, "Loss/G/loss": -4.6985e28, "Loss/D/loss": 1.23456}
+    assert describe(line) == "100 img/s  G -4.7e+28  D 1.235"
 
 
 def test_what_follows_a_tick_inside_counts_to_the_next():
