@@ -456,6 +456,7 @@ def small(tmp_path):
     subprocess.run(["umount", "-l", disk])
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
 def test_a_full_folder_ends_a_worker_and_loses_nothing(done, small):
     disk, mount = small
     ended = call(*command(disk / "run"))

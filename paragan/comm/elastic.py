@@ -89,7 +89,7 @@ class Elastic(World):
         place: Place, device: torch.device, timeout_s: float, link_timeout_s: float, env: Mapping[str, str] = os.environ
     ) -> Elastic:
         """All ranks together, at MASTER_ADDR: the only time it is needed."""
-        seed = rendezvous(place, env, timeout_s)
+        seed, _ = rendezvous(place, env, timeout_s)
         world = Elastic(place, device, towards((env.get("MASTER_ADDR") or "127.0.0.1", 9)), timeout_s, link_timeout_s)
         world._seed = seed  # others may still be reading there
         world.store = Named(seed, "paragan/" + env.get("TORCHELASTIC_RESTART_COUNT", "0"))

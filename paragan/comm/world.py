@@ -88,9 +88,9 @@ def meeting_point(env: Mapping[str, str]) -> tuple[str, int]:
     return address, port
 
 
-def rendezvous(place: Place, env: Mapping[str, str], timeout_s: float) -> Store:
-    """The key-value store all ranks share. Waits at most `timeout_s` for rank 0 to serve it, and as long for answers:
-    torch's own would wait for one who is frozen for ever."""
+def rendezvous(place: Place, env: Mapping[str, str], timeout_s: float) -> tuple[Store, set[Link]]:
+    """The key-value store all ranks share, and the connections on which it is asked. Waits at most `timeout_s` for rank
+    0 to serve it, and as long for answers: torch's own would wait for one who is frozen for ever."""
     address, port = meeting_point(env)
     served = place.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
@@ -98,8 +98,9 @@ def rendezvous(place: Place, env: Mapping[str, str], timeout_s: float) -> Store:
             _await_server(address, port, timeout_s)
         before, timeout = open_sockets(), timedelta(seconds=timeout_s)
         store = c10d.TCPStore(address, port, place.size, served, timeout, wait_for_workers=False)
-        answer_within(open_sockets() - before, timeout_s)
-        return store
+        asked = set(filter(connects, open_sockets() - before))  # and not a pipe that somebody else has opened meanwhile
+        answer_within(asked, timeout_s)
+        return store, asked
     except (RuntimeError, ValueError, OSError) as error:  # DistNetworkError and its kin
         reason = str(error).splitlines()[0]
         what = f"rank 0 cannot serve {address}:{port}" if served else f"rank 0 is not at {address}:{port}"
@@ -144,7 +145,8 @@ class World:
         self._agreed = 0
         self._linked: dict[int, int] = {}  # how often this rank asked for a link to another
         self._silent = list[int]()  # ranks that did not say why they left
-        self._not_ours = set[Link]()  # sockets that are no link between ranks,
+        self._asked = set[Link]()  # sockets on which the store is asked,
+        self._not_ours = set[Link]()  # all that are no link between ranks,
         self._lines = set[Link]()  # and those that are, of the group of all
 
     @staticmethod
@@ -156,9 +158,10 @@ class World:
         """Meet the other ranks. Every collective of this world fails after `timeout_s`, none hangs."""
         if place.size == 1:
             return World(place, device, c10d.HashStore(), Solo(), timeout_s)
-        store = rendezvous(place, env, timeout_s)
+        store, asked = rendezvous(place, env, timeout_s)
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives its restarts
         world = World(place, device, c10d.PrefixStore(f"paragan/{attempt}", store), Solo(), timeout_s)
+        world._asked = asked
         world.agree("")  # all are there; a missing rank is named
         world._not_ours = open_sockets()
         c10d.init_process_group(
@@ -254,7 +257,7 @@ class World:
         own, lost = f"rank {self.rank}{'' if step is None else f', step {step}'}: {error}", isinstance(error, Lost)
         at = "" if step is None else f" at step {step}"
         try:
-            answer_within(self._not_ours, FAULT_WINDOW_S)
+            answer_within(self._asked, FAULT_WINDOW_S)
             self.store.set(f"fault/{self.rank}", ("lost " if lost else "") + own)
             if lost:
                 self._cut_links()  # who is not linked to the one that was lost learns of it from us

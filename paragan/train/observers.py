@@ -99,7 +99,8 @@ class Log:
 
     def close(self) -> None:
         if self._board is not None:
-            self._board.close()
+            with contextlib.suppress(OSError):  # of a full disk: stats.jsonl has it all
+                self._board.close()
 
 
 @dataclass

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
 import torch
 
-from paragan.comm.groups import Lost
+from paragan.comm.groups import Lost, open_sockets, still_open
 from paragan.comm.world import World
 
 
@@ -70,3 +71,15 @@ def test_the_fault_of_one_rank_reaches_the_others_with_rank_and_step(pool):
 
     answers = pool(3, job)
     assert all(answer == "rank 2, step 41: bad pixel" for answer in answers)
+
+
+def test_pipes_that_are_not_of_the_world_are_left_alone(pool):
+    def job(world):
+        world.explain(ValueError("bad pixel"), 41)
+        handles = filter(None, map(still_open, open_sockets()))
+        pipes = [handle for handle in handles if handle.family == socket.AF_UNIX]  # the pool's
+        return [pipe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16) == bytes(16) for pipe in pipes]
+
+    for untouched in pool(2, job):
+        assert untouched
+        assert all(untouched)
