@@ -5,9 +5,9 @@
 Runs COMMAND on every host, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME set, as
 `paragan bench strategies` and `paragan train` read them. A host is a network namespace; its link is limited both ways.
 Without latency: a veth pair into a bridge, `tc tbf` on both ends. With --latency (one-way): `tc netem` besides, where
-the kernel has it; otherwise TAP devices and a small relay in user space do both. Output is shown host by host, and kept
-in --logs. At the end namespaces and devices are removed; after a SIGKILL, by the next laboratory. Needs root, `ip` and
-`tc`.
+the kernel has it; otherwise TAP devices and a small relay in user space do both, and `tc tbf` on a host holds what
+waits for its own link, where its TCP sees it. Output is shown host by host, and kept in --logs. At the end namespaces
+and devices are removed; after a SIGKILL, by the next laboratory. Needs root, `ip` and `tc`.
 """
 
 from __future__ import annotations

@@ -315,14 +315,13 @@ def _train_in(training: Any, world: Any, screen: Any, reasons: list[str]) -> Pat
 
 
 def _say_done(folder: Path, screen: Any) -> None:
-    from .report.records import newest, read
+    from .report.records import is_number, read, told
 
-    found, stats = newest(read(folder / "metrics.jsonl")), read(folder / "stats.jsonl")
+    measured, stats = read(folder / "metrics.jsonl"), read(folder / "stats.jsonl")
     spent = sum(row.get("Timing/eval_s", 0.0) for row in stats)
     took = f" (scores took {spent:.3g} s)" if spent else ""
-    scores = "  ".join(f"{name} {row['value']:.4g}" for name, row in found.items())
-    at = next((row.get("kimg") for row in found.values()), None)
-    if stats and at is not None and at != stats[-1].get("Progress/kimg"):
+    scores, at = told(measured), measured[-1].get("kimg") if measured else None
+    if scores and stats and is_number(at) and at != stats[-1].get("Progress/kimg"):
         scores += f", which are of {at:g} kimg"
     screen.say(f"done{': ' * bool(scores)}{scores}{took}; look at {folder}/report.html")
 

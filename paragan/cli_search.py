@@ -18,6 +18,7 @@ from .cli_crowd import check_simulated
 from .cli_layout import HELP as LAYOUT_HELP
 from .cli_layout import add_options as add_layout
 from .errors import Unusable
+from .report.words import duration
 
 HELP = f"""Every strategy is predicted for so many ranks on these links, from what one worker
 was measured to do (--profile, or else here and now), and ranked by the time to K thousand images. Nothing is trained.
@@ -66,8 +67,7 @@ def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     from .train.start import resolved
 
     _check_writable("--json", options.json)
-    _check_numbers(options)
-    check_simulated(options, rest)
+    _check_asked(options, rest)
     links = links_of(options.links, options.hosts, options.ranks_per_host)
     ranks = links.ranks
     run, batches = _run(options, rest)
@@ -101,7 +101,8 @@ def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
 # what is asked -----------------------------------------------------------------------------------------
 
 
-def _check_numbers(options: argparse.Namespace) -> None:
+def _check_asked(options: argparse.Namespace, rest: list[str]) -> None:
+    check_simulated(options, rest)
     for name in ("kimg", "price", "margin", "hosts", "ranks_per_host"):
         value = getattr(options, name)
         if value is not None and not (0 < value < math.inf):
@@ -257,7 +258,7 @@ def table(plan: Any) -> list[str]:
     for row in plan.rows:
         p = row.prediction
         cells = [row.name, *[str(row.batch)] * several, row.promise + "*" * bool(row.limits), f"{p.images_per_s:,.0f}"]
-        cells += [duration(row.hours), f"{p.efficiency:.0%}", sent(p.sent_bytes), sent(p.memory_bytes)]
+        cells += [duration(3600 * row.hours), f"{p.efficiency:.0%}", sent(p.sent_bytes), sent(p.memory_bytes)]
         rows.append([*cells, *([] if row.cost is None else [f"{row.cost:,.2f}"])])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     left = 2 + several
@@ -272,13 +273,6 @@ def sent(nbytes: float) -> str:
     from .plan.chosen.search import told_bytes
 
     return told_bytes(nbytes)
-
-
-def duration(hours: float) -> str:
-    if hours >= 48:
-        return f"{hours / 24:.1f} d"
-    minutes = 60 * hours
-    return f"{hours:.1f} h" if hours >= 1 else f"{minutes:.1f} min" if minutes >= 2 else f"{60 * minutes:.3g} s"
 
 
 def command(options: argparse.Namespace, rest: list[str], plan: Any, links: Any, run: Any) -> str:

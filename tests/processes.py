@@ -145,11 +145,16 @@ class Process:
 
     @property
     def out(self) -> str:
-        return self._log.with_name(f"{self._log.name}.out").read_text()
+        return self._told("out")
 
     @property
     def err(self) -> str:
-        return self._log.with_name(f"{self._log.name}.err").read_text()
+        return self._told("err")
+
+    def _told(self, where: str) -> str:
+        """Nothing before the process, which opens its files itself, has begun."""
+        path = self._log.with_name(f"{self._log.name}.{where}")
+        return path.read_text() if path.exists() else ""
 
 
 class Processes:

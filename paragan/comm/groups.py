@@ -351,9 +351,10 @@ def hang_up(links: Iterable[Link]) -> None:
 
 def answer_within(links: Iterable[Link], seconds: float) -> None:
     """Who waits for an answer on these sockets, with no timeout of its own, waits no longer: it is an error then."""
+    timeout = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     for handle in filter(None, map(still_open, links)):
         with contextlib.suppress(OSError), handle:
-            handle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), 0))
+            handle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
 
 def hung_up(link: Link) -> bool:

@@ -92,6 +92,11 @@ def latest(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {name: float(row["value"]) for name, row in newest(rows).items()}
 
 
+def told(rows: Iterable[Mapping[str, Any]]) -> str:
+    """These in a line: fd_pixels 0.2497  kid_pixels 0.000485."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in latest(rows).items())
+
+
 def weight(row: Mapping[str, Any]) -> tuple[bool, float]:
     """Which of several scores of one name and moment is shown where one is: that of all G makes (not truncated), of
     most images."""

@@ -80,20 +80,21 @@ def _nonfinite(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
         yield Finding("nonfinite", f"{key} is not finite: the game diverged", key, math.nan, math.inf, step)
 
 
-def _overshoot(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
-    for player in "DG":
-        key = f"Health/{player}/step"
-        step = value(rows[-1], key)
-        if step > limits.step:
-            message = f"a step of {player} changed its weights by {step:.2g} of their norm: its steps are too long"
-            yield Finding("overshoot", message, key, step, limits.step, _last_good(rows, key, limits.step))
+def _beyond(rows: Sequence[Row], kind: str, what: str, limit: float, message: str) -> Iterator[Finding]:
+    """A number of a player that is beyond its limit in the last line, be it for the first time."""
+    for player in "GD":
+        key = f"Health/{player}/{what}"
+        now = value(rows[-1], key)
+        if now > limit:
+            good = [row for row in rows[:-1] if value(row, key) <= limit]
+            since = int(value(good[-1], "Progress/step")) if good else 0
+            yield Finding(kind, message.format(player=player, now=now), key, now, limit, since)
             return
 
 
-def _last_good(rows: Sequence[Row], key: str, limit: float) -> int:
-    """The step of the last line in which a number was within its limit; 0 if there was none."""
-    good = [row for row in rows[:-1] if value(row, key) <= limit]
-    return int(value(good[-1], "Progress/step")) if good else 0
+def _overshoot(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
+    message = "a step of {player} changed its weights by {now:.2g} of their norm: its steps are too long"
+    yield from _beyond(rows, "overshoot", "step", limits.step, message)
 
 
 def _divergence(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
@@ -154,13 +155,8 @@ def _frozen(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
 
 
 def _drift(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
-    for player in "GD":
-        key = f"Health/{player}/apart"
-        apart = value(rows[-1], key)
-        if apart > limits.apart:
-            message = f"ranks should hold the same {player}, and are {apart:.2g} of its norm from their mean"
-            yield Finding("drift", message, key, apart, limits.apart, _last_good(rows, key, limits.apart))
-            return
+    message = "ranks should hold the same {player}, and are {now:.2g} of its norm from their mean"
+    yield from _beyond(rows, "drift", "apart", limits.apart, message)
 
 
 def _consensus(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import build, read_yaml
-from ..report.records import Row, is_number, newest, read
+from ..report.records import Row, is_number, newest, read, told
 from ..strategies.per_label import NAMES
 from .best import so_far
 from .folder import RunFolder, existing
@@ -138,5 +138,5 @@ def _now(folder: Path) -> float:
 
 
 def _scores(folder: Path) -> str:
-    found = newest(read(folder / "metrics.jsonl"))
-    return ": " + "  ".join(f"{name} {row['value']:.4g}" for name, row in found.items()) if found else ""
+    scores = told(read(folder / "metrics.jsonl"))
+    return f": {scores}" if scores else ""

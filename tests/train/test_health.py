@@ -272,6 +272,7 @@ def test_nobody_looks_where_health_is_off(tmp_path):
         (["--guard.rollbacks=0"], "guard.rollbacks"),
         (["--guard.lr_factor=2"], "guard.lr_factor"),
         (["--health.ticks=0"], "health.ticks"),
+        (["--health.step=0"], "health.step"),
         (["--health=sometimes"], "health.watch"),
     ],
 )

@@ -111,7 +111,7 @@ class Counted:
 
     @property
     def warm_up(self) -> int:
-        return WARM_UP + self.lag
+        return WARM_UP + self.lag * self.whole
 
     @property
     def whole(self) -> bool:
@@ -131,7 +131,7 @@ class Counted:
 
     def sent_bytes(self, found: Sequence[Played]) -> float:
         """Of a round, of the rank that sends most."""
-        return max(one.sent_bytes for one in found) / self.count
+        return max(one.sent_bytes for one in found) / (self.count if self.whole else self.period)
 
     def mean(self, found: Sequence[Played]) -> float:
         """Seconds of a round, of the slowest rank."""
