@@ -21,6 +21,7 @@ from paragan.batch import Verdict
 from paragan.data.images import Images
 from paragan.nets import DCGAN, R3GAN
 from paragan.nets.attention import SelfAttention
+from paragan.nets.grouped import GroupedConv
 from paragan.nets.norm import ConditionalBatchNorm2d, LaneBatchNorm2d, VectorBatchNorm2d
 from paragan.train.run import Pair, Run, build_nets, spec_of
 
@@ -195,6 +196,7 @@ WRITTEN: dict[type[nn.Module], type[nn.Module]] = {
     ConditionalBatchNorm2d: ConditionalNorm,
     VectorBatchNorm2d: VectorNorm,
     SelfAttention: Attention,
+    GroupedConv: nn.Conv2d,
 }
 
 

@@ -51,6 +51,18 @@ def test_nothing_is_computed():
     assert found.flops == 2.0 * (1 << 60)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("kind", [torch.nn.Conv2d, torch.nn.ConvTranspose2d])
+def test_a_gradient_of_a_convolution_takes_twice_its_operations_whatever_its_groups(kind, groups):
+    layer = kind(8, 8, 3, 2, groups=groups)
+    x = torch.ones(2, 8, 9, 9, requires_grad=True)
+    with Footprint() as counted:
+        y = layer(x)
+        forward = counted.flops
+        y.sum().backward()
+    assert counted.flops == 3 * forward > 0
+
+
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
 def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
     run = resolve(toy.run("nets.width=16", "nets.batch_norm=true", *settings), toy.images())

@@ -22,6 +22,6 @@ def digits() -> Run:
         batch=128,
         kimg=160.0,
         evaluation=Evaluation(metrics=("fd", "kid", "prdc"), count=5000),
-        device=Device(precision="float32", threads=1),  # too small to gain from bf16 or from a second thread
+        device=Device(precision="float32", threads=1),  # reproducible; bf16 gains a fifth (docs/layout.md)
         output=Output(tick_kimg=2.0, fakes_kimg=20.0, checkpoint_kimg=20.0),
     )

@@ -228,6 +228,18 @@ def test_padding_is_what_fills_up_tiles():
     assert tile_of(torch.device("cuda"), "bf16").columns == 8
 
 
+@pytest.mark.parametrize(("groups", "padding"), [(2, 0.5), (8, 0.0)])
+def test_groups_are_told_and_each_is_a_product_of_its_own_unless_it_is_one_channel(groups, padding):
+    conv = torch.nn.Conv2d(8, 8, 3, padding=1, groups=groups)
+    up = torch.nn.ConvTranspose2d(8, 8, 4, 2, 1, groups=groups)
+    found = operations(lambda: up(conv(torch.ones(4, 8, 8, 8))).sum().backward(), CPU, Tile(1, 8, 4))
+    rows = {op.shape: op.padding for op in found if "convolution" in op.name}
+    assert rows == {
+        f"4 x 8 x 8x8 -> 8, 3x3 in {groups} groups": padding,
+        f"4 x 8 x 8x8 -> 8, 4x4 up in {groups} groups": padding,
+    }
+
+
 def test_operations_are_told_by_shape_and_sum_to_the_round():
     conv = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1)
 

@@ -52,21 +52,26 @@ class Operations(TorchDispatchMode):
         if packet in CONVOLUTIONS:
             backward = packet is aten.convolution_backward
             x, weight = (args[1], args[2]) if backward else (args[0], args[1])
-            stride, transposed = (args[4], args[7]) if backward else (args[3], args[6])
-            return self._convolution(CONVOLUTIONS[packet], x, weight, stride, transposed)
+            stride, *_, transposed, _, groups = args[4:10] if backward else args[3:9]
+            return self._convolution(CONVOLUTIONS[packet], x, weight, stride, transposed, groups)
         if packet in PRODUCTS:
             a, b = (x for x in args if isinstance(x, torch.Tensor) and (packet is not aten.addmm or x is not args[0]))
             n, k, m = a.shape[-2], a.shape[-1], b.shape[-1] if b.dim() > 1 else 1
             return Operation("product", f"{n} x {k} x {m}", round(self.tile.padding(n, k, m), 4))
         return Operation(REST)
 
-    def _convolution(self, name: str, x: Any, weight: Any, stride: Sequence[int], transposed: bool) -> Operation:
+    def _convolution(
+        self, name: str, x: Any, weight: Any, stride: Sequence[int], transposed: bool, groups: int
+    ) -> Operation:
         n, inputs, *size = x.shape
-        outputs = weight.shape[1] if transposed else weight.shape[0]
+        outputs = weight.shape[1] * groups if transposed else weight.shape[0]
         kernel, shown = weight.shape[2:], "x".join(map(str, size))
         grown = " up" if transposed else "" if math.prod(stride) == 1 else " down"
-        padding = self.tile.padding(n * math.prod(size), inputs, outputs)
-        about = f"{n} x {inputs} x {shown} -> {outputs}, {'x'.join(map(str, kernel))}{grown}"
+        one_each = groups == inputs > 1  # channels lie side by side in what is multiplied
+        product = (self.tile.inner, outputs) if one_each else (inputs // groups, outputs // groups)
+        padding = self.tile.padding(n * math.prod(size), *product)
+        grouped = f" in {groups} groups" if groups > 1 else ""
+        about = f"{n} x {inputs} x {shown} -> {outputs}, {'x'.join(map(str, kernel))}{grown}{grouped}"
         return Operation(name, about, round(padding, 4))
 
 

@@ -1,0 +1,107 @@
+"""Grouped convolutions: torch's own to the bit, gradients too, and what is differentiated twice up to rounding."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paragan.nets.grouped import GroupedConv, grouped_conv
+
+CASES = {  # channels in, out, kernel, stride, padding, groups, bias
+    "groups": (8, 12, 3, 1, 1, 4, True),
+    "each channel": (6, 6, 3, 2, 1, 6, False),
+    "to one pixel": (5, 5, 4, 1, 0, 5, False),
+    "one group": (3, 4, 1, 1, 0, 1, True),
+}
+cases = pytest.mark.parametrize(("a", "b", "kernel", "stride", "padding", "groups", "bias"), CASES.values(), ids=CASES)
+
+
+def inputs(a, b, kernel, groups, bias, dtype):
+    gen = torch.Generator().manual_seed(0)
+    shapes = [(2, a, 4, 4), (b, a // groups, kernel, kernel), *([(b,)] if bias else [])]
+    return [torch.randn(shape, generator=gen, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def slopes(conv, given, rest, twice):
+    """The output, then its gradients; `twice`: those of a penalty on its slope, as R1 has, through a leaky ReLU."""
+    y = conv(*given, *([None] * (3 - len(given))), *rest)
+    if not twice:
+        return y, *torch.autograd.grad(y.square().sum(), given)
+    h = F.leaky_relu(y, 0.2).square().sum()
+    wanted = torch.autograd.grad(h, given, create_graph=True)
+    return y, *torch.autograd.grad(sum(g.square().sum() for g in wanted), given)
+
+
+def torchs(x, weight, bias, stride, padding, groups):
+    return F.conv2d(x, weight, bias, stride, padding, 1, groups)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@cases
+def test_it_and_its_gradients_are_torchs_to_the_bit(a, b, kernel, stride, padding, groups, bias, dtype, layout):
+    given = inputs(a, b, kernel, groups, bias, dtype)
+    given[:2] = [x.detach().contiguous(memory_format=layout).requires_grad_() for x in given[:2]]
+    ours, theirs = (slopes(conv, given, (stride, padding, groups), False) for conv in (grouped_conv, torchs))
+    assert all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
+
+
+@cases
+def test_the_gradient_of_its_gradient_is_torchs(a, b, kernel, stride, padding, groups, bias):
+    given = inputs(a, b, kernel, groups, bias, torch.float64)
+    ours, theirs = (slopes(conv, given, (stride, padding, groups), True) for conv in (grouped_conv, torchs))
+    for x, y in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
+
+
+@cases
+def test_both_gradients_are_those_of_finite_differences(a, b, kernel, stride, padding, groups, bias):
+    given = inputs(a, b, kernel, groups, bias, torch.float64)
+
+    def conv(*given):
+        return grouped_conv(*given, *([None] * (3 - len(given))), stride, padding, groups)
+
+    assert torch.autograd.gradcheck(conv, given)
+    assert torch.autograd.gradgradcheck(conv, given)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_of_what_is_frozen_there_is_no_gradient(frozen):
+    given = inputs(4, 4, 3, 2, True, torch.float64)
+    given[frozen].requires_grad_(False)
+    moving = [x for i, x in enumerate(given) if i != frozen]
+    pairs = []
+    for conv in (grouped_conv, torchs):
+        (first, *_) = torch.autograd.grad(conv(*given, 1, 1, 2).square().sum(), moving, create_graph=True)
+        pairs.append((first, *torch.autograd.grad(first.square().sum(), moving, allow_unused=True)))
+    for x, y in zip(*pairs, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
+
+
+def test_autocast_computes_as_torchs_does():
+    torch.manual_seed(0)
+    layer, x = GroupedConv(8, 8, 3, padding=1, groups=2), torch.randn(2, 8, 4, 4, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = layer(x), torch.nn.Conv2d.forward(layer, x)
+    assert ours.dtype == torch.bfloat16
+    assert torch.equal(ours, theirs)
+    wanted = (x, *layer.parameters())
+    grads = [torch.autograd.grad(y.float().square().sum(), wanted) for y in (ours, theirs)]
+    assert all(torch.equal(a, b) and a.dtype == torch.float32 for a, b in zip(*grads, strict=True))
+
+
+def test_no_group_is_convolved_alone():
+    """Torch's own would be, one after the other."""
+
+    class Counted(TorchDispatchMode):
+        convolutions = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.convolutions += "convolution" in str(func)
+            return func(*args, **(kwargs or {}))
+
+    given = inputs(32, 32, 3, 32, False, torch.float32)
+    with Counted() as counted:
+        slopes(grouped_conv, given, (1, 1, 32), True)
+    # itself; its gradients; of these, towards g twice, towards x and towards w; and what comes through y once more
+    assert counted.convolutions == 7
