@@ -3,6 +3,7 @@
     plain      the loop of plain.py: float32, NCHW, eager, torch's own number of threads
     defaults   ours, as `paragan train` plays it
     ...        and one decision more in every row, in the order in which they are worth most
+    alone      the convolutions and products of what was decided, and nothing else: no layout takes less
 
 of every network in turns, a round each (CIFAR's: of one step of D, and 16 images), on random images. Then every
 combination of the switches is timed (`--all`: those that are listed), which shows that deciding one by one finds none
@@ -16,19 +17,21 @@ import itertools
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import plain
 import torch
 from ours import endless, noise
 from timing import Spread, Times, describe, interleave, machine, save, table
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paragan.comm.world import World
 from paragan.data.images import Images, load
 from paragan.devices import huge_pages
 from paragan.plan.layouts.choosing import Decided, Layout, decide
 from paragan.plan.layouts.layout import Worker, switches_of
+from paragan.plan.layouts.operations import CONVOLUTIONS, PRODUCTS
 from paragan.train.run import Run
 
 SMALL = ("batch=16", "d_steps=1", "lanes=1")
@@ -41,6 +44,7 @@ NETWORKS: dict[str, tuple[str, ...]] = {
 }
 ALL = ("channels_last", "precision", "threads", "huge_pages", "rewritten", "one_call")
 CORES = torch.get_num_threads()
+ALONE = "its multiplications alone"
 
 
 def images_of(name: str) -> Images:
@@ -58,6 +62,33 @@ class Plain:
         huge_pages(False)
         for _ in range(steps):
             self.loop.step()
+
+
+class Multiplications(TorchDispatchMode):
+    """A round's convolutions and products, on the numbers that it has, to be played again alone."""
+
+    def __init__(self, round_: Callable[[], object]):
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+        self.threads = 0
+        with self:
+            round_()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func._overloadpacket in CONVOLUTIONS or func._overloadpacket in PRODUCTS:
+            self.calls.append((func, args, dict(kwargs or {})))
+            self.threads = torch.get_num_threads()
+        return func(*args, **(kwargs or {}))
+
+    @torch.no_grad()
+    def __call__(self, steps: int) -> None:
+        torch.set_num_threads(self.threads)
+        huge_pages(True)
+        for _ in range(steps):
+            for func, args, kwargs in self.calls:
+                func(*args, **kwargs)
 
 
 def added(found: Decided, switches: Mapping[str, Sequence[str]], standing: Layout) -> dict[str, Layout]:
@@ -84,6 +115,7 @@ def measured(name: str, rounds: int, block_s: float, every: bool, quick: bool) -
     contestants: dict[str, Any] = {"plain": Plain(run, images)}
     for row, layout in rows.items():
         contestants[row] = _often(worker.player(layout))
+    contestants[ALONE] = Multiplications(worker.player(found.layout))
     for play in contestants.values():
         play(1)
     steps = max(1, round(block_s / _seconds(contestants["plain"])))
@@ -92,7 +124,10 @@ def measured(name: str, rounds: int, block_s: float, every: bool, quick: bool) -
     print(f"\n{name}: {run.batch} images; decided in {took:.0f} s\n{shown(times)}", flush=True)
     del contestants
     about = {"decided_s": took, "layout": found.layout, "shares": found.shares, "times": times.to_json("plain")}
-    about["plain/decided"] = times.ratio("plain", last).to_json()
+    about |= {
+        "plain/decided": times.ratio("plain", last).to_json(),
+        "plain/alone": times.ratio("plain", ALONE).to_json(),
+    }
     return about | ({"all": tried(worker, found.layout, standing, switches, quick)} if every else {})
 
 
