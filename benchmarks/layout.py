@@ -3,11 +3,11 @@
     plain      the loop of plain.py: float32, NCHW, eager, torch's own number of threads
     defaults   ours, as `paragan train` plays it
     ...        and one decision more in every row, in the order in which they are worth most
-    alone      the convolutions and products of what was decided, and nothing else: no layout takes less
+    alone      the convolutions and products of what was decided: what is left where all else costs nothing
 
-of every network in turns, a round each (CIFAR's: of one step of D, and 16 images), on random images. Then every
-combination of the switches is timed (`--all`: those that are listed), which shows that deciding one by one finds none
-that is slower than the best of all.
+of every network in turns, a round each (CIFAR's residual networks: of one step of D, and 16 images), on random images.
+Then every combination of the switches is timed (`--all`: those that are listed), which shows that deciding one by one
+finds none that is slower than the best of all.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ SMALL = ("batch=16", "d_steps=1", "lanes=1")
 NETWORKS: dict[str, tuple[str, ...]] = {
     "digits": ("digits",),
     "fashion": ("fashion", "batch=32"),
+    "dcgan": ("sngan-cifar10", "nets=dcgan", "lanes=1"),
     "sngan": ("sngan-cifar10", *SMALL),
     "sagan": ("sagan-cifar10", *SMALL),
     "biggan": ("biggan-cifar10", *SMALL),
