@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -214,11 +215,19 @@ def kind_of(device: torch.device) -> Kind:
     return KINDS[device.type]
 
 
+def kind_named(kind: str) -> str:
+    """auto: CUDA where there is one, else the CPU."""
+    return kind if kind != "auto" else "cuda" if KINDS["cuda"].there() else "cpu"
+
+
 def pick_device(kind: str, local_rank: int = 0) -> torch.device:
-    """The device of a rank; auto: CUDA where there is one, else the CPU."""
-    if kind == "auto":
-        kind = "cuda" if KINDS["cuda"].there() else "cpu"
-    return KINDS[kind].at(local_rank)
+    """The device of a rank."""
+    return KINDS[kind_named(kind)].at(local_rank)
+
+
+def compiler() -> str | None:
+    """What torch compiles programs for CPUs with, where it is there."""
+    return shutil.which(os.environ.get("CXX", "g++"))
 
 
 def autocast(device: torch.device, precision: str) -> Callable[[], Context]:
@@ -241,6 +250,19 @@ def huge_pages(used: bool) -> None:
 
 
 PR_SET_THP_DISABLE = 41  # of sys/prctl.h
+
+
+def keep_memory() -> None:
+    """Let this process keep what it frees, where glibc gives it out: else the end of its memory goes back to the system
+    with every pass, and comes again in pages that are cleared and mapped one by one."""
+    allocate = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if allocate:
+        for parameter, value in KEPT.items():
+            allocate(parameter, value)
+
+
+# of malloc.h. M_TRIM_THRESHOLD: never; M_TOP_PAD: grow by 64 MB; M_MMAP_THRESHOLD: larger blocks come from the system
+KEPT = {-1: -1, -2: 64 << 20, -3: 32 << 20}
 
 
 @functools.cache

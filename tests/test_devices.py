@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,31 @@ def test_only_one_file_asks_what_kind_a_device_is():
         "plan/layouts/layout.py",
         "plan/layouts/tiles.py",
     }  # which switches and tiles a kind has
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="of glibc")
+def test_memory_that_was_freed_is_kept():
+    """In processes of their own, since it is for good: page faults of ten passes over tensors of 1 MB, after three."""
+    passes = """
+import resource, sys, torch
+from paragan.devices import keep_memory
+if sys.argv[1] == "kept":
+    keep_memory()
+def faults(passes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(passes):
+        held = [torch.ones(1 << 18) for _ in range(16)]
+        del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults(3)
+print(faults(10))
+"""
+    left, kept = (
+        int(subprocess.run([sys.executable, "-c", passes, word], capture_output=True, check=True).stdout)
+        for word in ("left", "kept")
+    )
+    assert left > 10_000
+    assert kept < left / 100
 
 
 @pytest.mark.skipif(not has_huge_pages(), reason="this system has none")

@@ -1,4 +1,4 @@
-"""Recorded passes: what is replayed is what would have been played. The recording itself needs a GPU (test_gpu)."""
+"""Recorded passes: what is replayed is what would have been played. Recording on CUDA needs a GPU (test_gpu)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import toy
+from paragan import devices
 from paragan.comm.world import World
-from paragan.errors import Unusable
+from paragan.errors import Failed, Unusable
+from paragan.game.program import program
 from paragan.game.recorded import Recorder, Staged
 from paragan.rng import Draw
 from paragan.train.loop import play_round
@@ -19,10 +21,15 @@ from paragan.train.start import assemble, seat
 SETTINGS = {
     "plain": (),
     "batch norm": ("nets.batch_norm=true", "nets.spectral=false", "d_steps=2"),
-    "lazy r1": ("objective.r1=1", "objective.r1_every=3"),
+    "lazy r1": ("objective.r1_every=3"),
     "gp, another batch of G": ("objective.gp=10", "objective.loss=wasserstein", "g_batch=32"),
     "lane by lane": ("device.merge=3",),
     "unconditional": ("data.labels=false",),
+}
+KEPT = {
+    "ada, lecam": ("objective.augment=ada", "objective.lecam=0.1"),
+    "diffaugment, consistency": ("objective.augment=diffaugment", "objective.cr=1"),
+    "nearby": ("objective.bcr=10", "objective.zcr=5", "objective.zcr_g=0.5"),
 }
 
 
@@ -31,14 +38,20 @@ def again(action):
     return action
 
 
-def played(run, recorder):
+def listed(action):
+    """On a CPU: the operations of a pass, one after the other, before they are compiled."""
+    return program(action, "eager")
+
+
+def played(run, recorder, rounds=8):
     images, world = toy.images(), World.solo()
     run = resolve(run, images)
     s = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
     s = seat(run, world, images, dataclasses.replace(s.game, recorder=recorder), s.clock)
-    for _ in range(8):
+    for _ in range(rounds):
         play_round(s)
-    return toy.state(s), s.stats.tick(s.clock.images, s.clock.step)
+    line = s.stats.tick(s.clock.images, s.clock.step)
+    return toy.state(s), {name: value for name, value in line.items() if name.startswith("Loss/")}
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
@@ -49,12 +62,64 @@ def test_what_is_replayed_is_what_would_have_been_played(settings):
         made.append(Recorder(run.objective.kind, capture=again))
         return made[-1]
 
-    (a, line_a), (b, line_b) = played(run, lambda: None), played(run, recorder)
+    (a, losses_a), (b, losses_b) = played(run, lambda: None), played(run, recorder)
     assert toy.same(a, b)
-    assert {k: v for k, v in line_a.items() if k.startswith("Loss/")} == {
-        k: v for k, v in line_b.items() if k.startswith("Loss/")
-    }
+    assert losses_a == losses_b
     assert any(kept.replay for recorder in made for kept in recorder.recordings.values())
+
+
+@pytest.mark.parametrize("settings", (SETTINGS | KEPT).values(), ids=SETTINGS | KEPT)
+def test_operations_as_they_were_listed_are_those_of_the_pass_to_the_bit(settings):
+    run = toy.run(*settings)
+    (a, losses_a), (b, losses_b) = (
+        played(run, recorder, 5) for recorder in (lambda: None, lambda: Recorder(run.objective.kind, listed, warm=0))
+    )
+    assert toy.same(a, b)
+    assert losses_a == losses_b
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(not devices.compiler(), reason="there is no C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch's compiler, about torch
+def test_a_compiled_pass_rounds_otherwise_and_goes_on_from_a_checkpoint_to_the_bit(tmp_path):
+    plain = toy.run("objective.r1=1", "nets.batch_norm=true", "g.optimizer=sgd", "d.optimizer=sgd")
+    run = toy.run("device.graph=true", **{f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)})
+    whole = toy.play(run, 7)
+    for name, value in toy.play(plain, 7).items():
+        torch.testing.assert_close(whole[name], value, rtol=1e-3, atol=1e-5)
+    path, _ = toy.saved(run, 4, World.solo(), tmp_path)
+    resumed = toy.session(run, start=path)
+    for _ in range(3):
+        play_round(resumed)
+    assert toy.same(toy.told(resumed), whole)
+
+
+def test_a_program_is_traced_without_writing_and_keeps_to_its_own_tensors():
+    made = []
+    for k in range(3):
+        given, sums, counts = torch.full((4,), float(k)), torch.zeros(4), torch.zeros(3)
+
+        def action(given=given, sums=sums, counts=counts):
+            sums.add_(given)
+            counts.add_(1.0)
+            counts[-1].add_(2)
+            torch._foreach_add_([counts], 1.0)
+            return [given * 2]
+
+        made.append((program(action, "eager"), given, sums, counts))
+        assert not sums.any()
+        assert not counts.any()
+    for times in (1, 2):
+        for k, (play, given, sums, counts) in enumerate(made):
+            assert torch.equal(play()[0], given * 2)
+            assert torch.equal(sums, given * times)
+            assert counts.tolist() == [2.0 * times, 2.0 * times, 4.0 * times], k
+
+
+def test_a_pass_that_depends_on_its_numbers_is_refused():
+    x = torch.ones(3)
+    with pytest.raises(Failed, match=r"could not be traced .*--device.graph=false"):
+        program(lambda: [x * 2 if (x * 1).sum() > 1 else x])
 
 
 def test_staged_numbers_are_those_of_the_position_they_were_refreshed_for():
@@ -68,17 +133,23 @@ def test_staged_numbers_are_those_of_the_position_they_were_refreshed_for():
     assert torch.equal(first[1], dataclasses.replace(later, per_lane=2).normal("z", 3))
 
 
-@pytest.mark.parametrize("settings", [(), ("strategy=gossip",), ("strategy.order=together",), ("device.compile=true",)])
-def test_graphs_are_refused_where_they_cannot_be_recorded(settings, monkeypatch):
+@pytest.mark.parametrize("settings", [("strategy=gossip",), ("strategy.order=together",), ("device.compile=true",)])
+def test_passes_that_cannot_be_recorded_are_refused(settings, monkeypatch):
     run = toy.run("device.graph=true", *settings)
-    if torch.cuda.is_available() and not settings:
+    for cuda in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
+        with pytest.raises(Unusable, match=r"--device.graph=true .*leave it false"):
+            run.check(1)
+        with pytest.raises(Unusable, match="one rank"):
+            run.check(2)
+
+
+def test_without_a_compiler_a_cpu_records_nothing(monkeypatch):
+    run = toy.run("device.graph=true", "device.kind=cpu")
+    monkeypatch.setenv("CXX", "true")
+    run.check(1)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(Unusable, match=r"--device.graph=true needs a C\+\+ compiler"):
         run.check(1)
-    else:
-        with pytest.raises(Unusable, match=r"--device.graph=true .*leave it false"):
-            run.check(1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    if settings:
-        with pytest.raises(Unusable, match=r"--device.graph=true .*leave it false"):
-            run.check(1)
-    with pytest.raises(Unusable, match="one rank"):
-        run.check(2)
+    with pytest.raises(Unusable, match="on CUDA and on CPUs"):
+        toy.run("device.graph=true", "device.kind=mps").check(1)

@@ -1,4 +1,5 @@
-"""A turn's passes, recorded once as CUDA graphs and replayed: what starts a thousand small kernels is one call.
+"""A turn's passes, recorded once and replayed: on CUDA as a graph, which starts a thousand small kernels in one call;
+on a CPU as a compiled program (game/program.py).
 
 For games on one device, where nothing happens under backward. What a pass draws comes from the host, so it is drawn
 ahead of a replay into the tensors that the recorded kernels read.
@@ -8,29 +9,35 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..batch import Batch, Loss
 from ..rng import Draw
 
-Replay = Callable[[], object]
-Capture = Callable[[Callable[[], None]], Replay]  # something to do -> that which does it again
+Replay = Callable[[], Sequence[Tensor]]
+Capture = Callable[[Replay], Replay]  # something to do -> that which does it. Nothing is computed before it is called
 Kind = Callable[[int], Hashable]  # step -> what tells passes of different kernels apart (lazy penalties)
-WARM = 3  # passes played before one is recorded: libraries choose their kernels, autograd lays out gradients
+WARM = 3  # passes played before a CUDA graph is recorded: libraries choose their kernels
 
 
-def cuda_graph(action: Callable[[], None]) -> Replay:
-    """Record it. Nothing is computed before the first replay."""
+def cuda_graph(action: Replay) -> Replay:
+    """The kernels that it starts, on the memory that they had."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        action()
-    return graph.replay
+        made = action()
+
+    def replay() -> Sequence[Tensor]:
+        graph.replay()
+        return made
+
+    return replay
 
 
 @contextlib.contextmanager
@@ -72,7 +79,8 @@ class Staged(Draw):
             def of(draw: Draw) -> Tensor:
                 return drawn(dataclasses.replace(draw, per_lane=size))
 
-            self.asked[key] = of, of(Draw(self.seed, self.position, self.lanes, size, self.device))
+            with _disable_current_modes():  # drawn, and not traced
+                self.asked[key] = of, of(Draw(self.seed, self.position, self.lanes, size, self.device))
         return self.asked[key][1]
 
     def refresh(self, draw: Draw) -> None:
@@ -89,7 +97,7 @@ class Recording:
     draw: Staged
     passes: int = 0
     replay: Replay | None = None
-    loss: Loss | None = None
+    parts: Sequence[str] = ()  # of the loss, by name
 
     def read(self, hand: Batch) -> None:
         """Put what a hand holds where the recorded kernels look."""
@@ -105,10 +113,12 @@ class Recorder:
 
     kind    : which steps are computed alike; each kind is recorded once
     capture : how something is recorded
+    warm    : passes that are played before
     """
 
     kind: Kind
     capture: Capture = cuda_graph
+    warm: int = WARM
     recordings: dict[Hashable, Recording] = field(default_factory=dict[Hashable, Recording])
 
     def play(self, action: Callable[[Batch], Loss], hand: Batch, step: int, weight: float) -> Loss:
@@ -122,15 +132,16 @@ class Recorder:
         kept = self.recordings[key]
         kept.read(hand)
         kept.passes += 1
-        if kept.passes <= WARM:
+        if kept.passes <= self.warm:
             with side_stream():
                 return action(kept.hand)
         if kept.replay is None:
 
-            def recorded() -> None:
-                kept.loss = action(kept.hand)
+            def recorded() -> Sequence[Tensor]:
+                loss = action(kept.hand)
+                kept.parts = tuple(loss.parts)
+                return loss.total.detach(), *loss.parts.values()
 
             kept.replay = self.capture(recorded)
-        kept.replay()
-        assert kept.loss is not None
-        return Loss(kept.loss.total.detach().clone(), {name: t.clone() for name, t in kept.loss.parts.items()})
+        total, *parts = (value.clone() for value in kept.replay())
+        return Loss(total, dict(zip(kept.parts, parts)))

@@ -20,12 +20,13 @@ from ..data.find import FORMS
 from ..data.images import Hold, Images, load
 from ..data.pipeline import Feed
 from ..data.places import Reach, public
-from ..devices import KINDS, autocast, kind_of, pick_device
+from ..devices import autocast, compiler, kind_named, kind_of, pick_device
 from ..errors import Unusable
 from ..game.average import Decay
 from ..game.game import Game, Given
 from ..game.objective import Objective
 from ..game.player import Player
+from ..game.program import program
 from ..game.recorded import Recorder
 from ..losses.adversarial import Adversarial, OneCall
 from ..losses.distilled import Distilled
@@ -135,7 +136,7 @@ class Device:
     threads   : CPU threads of each rank (0: the cores shared out over the ranks of a host)
     merge     : lanes that share one pass (0: all of a rank's; fewer take less memory)
     channels_last : how maps lie in memory: as [N, H, W, C] in both networks (true), in none, in "G" or in "D" alone
-    graph     : record passes as CUDA graphs and replay them (one rank, sync; small networks are bound by launches)
+    graph     : record passes and replay them (one rank, sync): as CUDA graphs, or on a CPU as one compiled program
     one_call  : D judges reals and fakes in one pass (auto: on cuda, with networks of ours; on a CPU two are faster)
     pad_channels : fill up the channels of convolutions with zeros to a multiple of this (0: not)
     huge_pages : memory comes in pages of 2 MB where the system (Linux) has them: much less to do for large tensors
@@ -287,8 +288,11 @@ class Run:
     def _refuse_graph(self, ranks: int) -> None:
         """Recorded passes are the same kernels on the same memory every time."""
         lone = isinstance(self.strategy, Sync) and self.strategy.order == "alternately"
+        kind = kind_named(self.device.kind)
         reasons = {
-            "records passes on a CUDA device, and there is none": not KINDS["cuda"].there(),
+            "records passes on CUDA and on CPUs": kind not in ("cuda", "cpu"),
+            "needs a C++ compiler on a CPU (g++, or what CXX names), and there is none": kind == "cpu"
+            and not compiler(),
             f"is for one rank: with {ranks} gradients leave under backward": ranks > 1,
             f"needs --strategy sync, D and G alternately, not {self.strategy.name}": not lone,
             "and --device.compile=true are two ways to the same: choose one": self.device.compile,
@@ -581,7 +585,7 @@ def objective_of(run: Run, images: Images, device: torch.device) -> Objective:
     return Distilled(objective, teacher_of(run, images, device), run.teacher_weight)
 
 
-def recorder_of(run: Run) -> Callable[[], Recorder | None]:
+def recorder_of(run: Run, device: torch.device) -> Callable[[], Recorder | None]:
     """What plays the passes of a turn. Unusable where an objective of one's own does not tell one kind of step from
     another."""
     if not run.device.graph:
@@ -589,6 +593,8 @@ def recorder_of(run: Run) -> Callable[[], Recorder | None]:
     objective = run.objective
     if not isinstance(objective, Adversarial):
         raise Unusable("--device.graph=true records the passes of our own objectives only: leave it out")
+    if device.type == "cpu":
+        return lambda: Recorder(objective.kind, program, warm=0)  # what is compiled rounds otherwise: a resume goes on
     return lambda: Recorder(objective.kind)
 
 
@@ -612,7 +618,7 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
         d_lane=run.batch // run.lanes,
         d_steps=run.d_steps,
         autocast=autocast(device, run.device.precision),
-        recorder=recorder_of(run),
+        recorder=recorder_of(run, device),
         given=pair.given,
         shape=images.shape,
     )

@@ -16,7 +16,7 @@ from ..comm.keys import answers
 from ..comm.world import Place, World
 from ..data.images import Images
 from ..data.lanes import Lanes
-from ..devices import huge_pages
+from ..devices import huge_pages, keep_memory
 from ..errors import Unusable
 from ..game.game import Game
 from ..nets import Spec
@@ -231,8 +231,9 @@ def resolved(run: Run, images: Images) -> Run:
 
 
 def set_threads(run: Run, world: World) -> None:
-    """This rank's part of the host's cores, unless the run says otherwise; and the size of its pages."""
+    """This rank's part of the host's cores, unless the run says otherwise; and its memory."""
     huge_pages(run.device.huge_pages)
+    keep_memory()
     if run.device.threads:
         torch.set_num_threads(run.device.threads)
     elif world.place.local_size > 1:
@@ -287,6 +288,8 @@ def open_session(
         together(world, lambda: initialise(pair, Path(run.init_from)))
     session = assemble(run, world, images, pair, start, rollbacks)
     with at_desk(run, folder, images, screen, checkpoints) as desk:
+        if run.device.compile or (run.device.graph and world.device.type == "cpu"):
+            screen.say("the first rounds compile what they play: a minute or two")
         if start:
             warn_threads(start.about.get("threads"), screen)
             warn_schedules(run, start, screen)

@@ -57,32 +57,40 @@ def faster(new: Timed, old: Timed, rounds: float = math.inf) -> bool:
 
 
 def decide(switches: Sequence[Switch], trial: Trial, rounds: float = math.inf) -> Decided:
-    """Sweep over the switches until none changes; then drop those that are worth nothing beside the others, and all of
-    them where they are not faster than the defaults. rounds: of the run, which have to pay for what is built."""
+    """Sweep over the switches until none changes, and drop those that are worth nothing beside the others; then try on
+    top of them, once, what has to be built. All are dropped where they are not faster than the defaults. rounds: of the
+    run, which have to pay for what is built."""
     standing = [switch.choices[0] for switch in switches]
     chosen = list(standing)
-    for sweep in range(SWEEPS):
+    light, built = ([i for i, switch in enumerate(switches) if switch.built is wanted] for wanted in (False, True))
+    for _ in range(SWEEPS):
         before = list(chosen)
-        for i, switch in enumerate(switches):
-            if not (sweep and switch.built):  # building twice tells nothing new
-                chosen[i] = _best(i, switch, chosen, trial, rounds)
+        for i in light:
+            chosen[i] = _best(i, switches[i], chosen, trial, rounds)
         if chosen == before:
             break
-    changed = [i for i, choice in enumerate(chosen) if choice != standing[i]]
-    without = [_joined([*chosen[:i], standing[i], *chosen[i + 1 :]]) for i in changed]
-    if not changed:
-        return Decided(_joined(chosen), {}, 1.0)
-    now, before, *others = trial([_joined(chosen), _joined(standing), *without])
-    worth = {i: other.to(now) for i, other in zip(changed, others)}
-    for i in changed:
-        if worth[i] <= 1 + NOISE and not switches[i].built:
+    worth = _worth(light, chosen, standing, trial)
+    for i, share in worth.items():
+        if share <= 1 + NOISE:
             chosen[i] = standing[i]
-    kept = [i for i in changed if chosen[i] != standing[i]]
-    if kept != changed and kept:
+    for i in built:
+        chosen[i] = _best(i, switches[i], chosen, trial, rounds)
+    worth |= _worth(built, chosen, standing, trial)
+    kept = [i for i, choice in enumerate(chosen) if choice != standing[i]]
+    if kept:
         now, before = trial([_joined(chosen), _joined(standing)])
-    if not kept or not faster(now, before, rounds):
-        return Decided(_joined(standing), {}, 1.0)
-    return Decided(_joined(chosen), {switches[i].name: worth[i] for i in kept}, before.to(now))
+        if faster(now, before, rounds):
+            return Decided(_joined(chosen), {switches[i].name: worth[i] for i in kept}, before.to(now))
+    return Decided(_joined(standing), {}, 1.0)
+
+
+def _worth(which: Sequence[int], chosen: list[Layout], standing: list[Layout], trial: Trial) -> dict[int, float]:
+    """How long a round takes without each of these switches that left its default, over what it takes with all."""
+    changed = [i for i in which if chosen[i] != standing[i]]
+    if not changed:
+        return {}
+    now, *without = trial([_joined(chosen), *(_joined([*chosen[:i], standing[i], *chosen[i + 1 :]]) for i in changed)])
+    return {i: other.to(now) for i, other in zip(changed, without)}
 
 
 def _best(i: int, switch: Switch, chosen: list[Layout], trial: Trial, rounds: float) -> Layout:

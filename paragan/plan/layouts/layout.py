@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -20,8 +19,8 @@ import torch
 from ...comm.world import World
 from ...config import build, field_of, plain, with_fields
 from ...data.images import Images
-from ...devices import has_huge_pages, huge_pages, kind_of
-from ...errors import Unusable
+from ...devices import compiler, has_huge_pages, huge_pages, keep_memory, kind_of
+from ...errors import Failed, Unusable
 from ...eval import cache
 from ...train.loop import Session, play_round
 from ...train.own import is_own
@@ -32,6 +31,7 @@ from .tiles import tile_of
 
 ROUNDS = 7  # that are timed of every contestant
 BLOCK_S = 0.1  # a round is repeated until it takes so long
+KINDS = 2  # of rounds, at most, that a lazy penalty makes: each is built
 MOST_S = 1.0  # what a round may take: of a longer one, fewer lanes are played
 APART = ("recipe", "kimg", "seed", "init_from", "evaluation", "output", "health", "guard", "timeout_s", "teacher")
 MOST_BYTES = 10**6  # of all layouts that are kept
@@ -43,7 +43,7 @@ def switches_of(run: Run, device: torch.device) -> list[Switch]:
     """What can be decided for a resolved run on this device, first what stands in it."""
     cuda, cpu = device.type == "cuda", device.type == "cpu"
     tile, nets = tile_of(device, run.device.precision), plain(run.nets) if not is_own(run.nets, run.objective) else {}
-    cores = len(os.sched_getaffinity(0)) if cpu else 1
+    cores, records = len(os.sched_getaffinity(0)) if cpu else 1, (cuda or cpu) and _records(run)
     fused = {f"{side}.optimizer.fused" for side in ("g", "d") if hasattr(getattr(run, side).optimizer, "fused")}
     lanes = sorted({0, *(n for n in (1, run.lanes // 4, run.lanes // 2) if 0 < n < run.lanes)})
     possible: list[tuple[str, bool, Sequence[Layout]]] = [
@@ -56,10 +56,11 @@ def switches_of(run: Run, device: torch.device) -> list[Switch]:
         ("fused", bool(fused), [dict.fromkeys(fused, value) for value in (True, False)]),
         ("merge", len(lanes) > 1, _each("device.merge", *lanes)),
         ("pad_channels", True, _each("device.pad_channels", 0, tile.columns)),
-        ("graph", cuda and _records(run), _each("device.graph", False, True)),
-        ("compile", bool(shutil.which(os.environ.get("CXX", "g++"))), _each("device.compile", False, True)),
+        ("graph", records, _each("device.graph", False, True)),
+        ("compile", bool(compiler()) and not (cpu and records), _each("device.compile", False, True)),
     ]
-    return [Switch(name, _from(run, choices), name == "compile") for name, there, choices in possible if there]
+    built = {"compile", "graph"} if cpu else {"compile"}
+    return [Switch(name, _from(run, choices), name in built) for name, there, choices in possible if there]
 
 
 def _each(field: str, *values: Any) -> list[Layout]:
@@ -114,9 +115,9 @@ class Worker:
             start = time.perf_counter()
             try:
                 player = self.player(layout)
-                starts[i] = self._timed(player, start)
+                starts[i] = self._timed(player, start, KINDS)
                 players[i] = player
-            except RuntimeError:  # what cannot be compiled here, or does not fit, takes forever
+            except (RuntimeError, Failed):  # what cannot be compiled here, or does not fit, takes forever
                 if not i:  # what stands has to be played
                     raise
         warm = [min(self._timed(play) for _ in range(2)) for play in players.values()]
@@ -131,7 +132,7 @@ class Worker:
         gc.collect()
         torch.set_num_threads(self.threads)
         huge_pages(True)
-        return [Timed(own, max(0.0, start - own[0])) for own, start in zip(seconds, starts)]
+        return [Timed(own, max(0.0, start - own[0]) * KINDS) for own, start in zip(seconds, starts)]
 
     def _timed(self, play: Play, start: float = 0.0, steps: int = 1) -> float:
         start = start or time.perf_counter()
@@ -158,6 +159,7 @@ class Play:
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         huge_pages(self.run.device.huge_pages)
+        keep_memory()
 
 
 def drawn(images: Images) -> Images:
