@@ -1,23 +1,27 @@
 """What each decision of a layout is worth: `python benchmarks/layout.py [--networks digits,sngan] [--json F]`.
 
-    plain      the loop of plain.py: float32, NCHW, eager, torch's own number of threads
+    plain      the loop of plain.py: float32, NCHW, eager, torch's own number of threads, in a process of its own
+    kept       the same, in a process that keeps the memory it frees, as ours does
     defaults   ours, as `paragan train` plays it
-    ...        and one decision more in every row, in the order in which they are worth most
+    ...        and one decision more in every row, in the order in which they are worth most; what is built comes last
     alone      the convolutions and products of what was decided: what is left where all else costs nothing
 
 of every network in turns, a round each (CIFAR's residual networks: of one step of D, and 16 images), on random images.
-Then every combination of the switches is timed (`--all`: those that are listed), which shows that deciding one by one
-finds none that is slower than the best of all.
+Then every combination of the switches is timed (`--all`: those that are listed), and the fastest again as a compiled
+program, which shows that deciding one by one finds none that is slower than the best of all.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
+import multiprocessing
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 import plain
@@ -28,11 +32,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paragan.comm.world import World
 from paragan.data.images import Images, load
-from paragan.devices import huge_pages
-from paragan.plan.layouts.choosing import Decided, Layout, decide
+from paragan.devices import huge_pages, keep_memory
+from paragan.plan.layouts.choosing import Decided, Layout, Switch, decide
 from paragan.plan.layouts.layout import Worker, switches_of
 from paragan.plan.layouts.operations import CONVOLUTIONS, PRODUCTS
-from paragan.train.run import Run
 
 SMALL = ("batch=16", "d_steps=1", "lanes=1")
 NETWORKS: dict[str, tuple[str, ...]] = {
@@ -46,6 +49,7 @@ NETWORKS: dict[str, tuple[str, ...]] = {
 ALL = ("channels_last", "precision", "threads", "huge_pages", "rewritten", "one_call")
 CORES = torch.get_num_threads()
 ALONE = "its multiplications alone"
+KEPT = "plain, memory kept"
 
 
 def images_of(name: str) -> Images:
@@ -53,16 +57,32 @@ def images_of(name: str) -> Images:
 
 
 class Plain:
-    """The plain loop, with all cores, and pages as they come."""
+    """The plain loop, with all cores, and pages as they come. kept: in memory that its process does not give back."""
 
-    def __init__(self, run: Run, images: Images):
-        self.loop = plain.Naive(run, images)
+    def __init__(self, name: str, kept: bool = False):
+        spawn = multiprocessing.get_context("spawn")
+        self.asked, other = spawn.Pipe()
+        spawn.Process(target=plainly, args=(other, name, kept), daemon=True).start()
 
     def __call__(self, steps: int) -> None:
-        torch.set_num_threads(CORES)
-        huge_pages(False)
-        for _ in range(steps):
-            self.loop.step()
+        self.asked.send(steps)
+        self.asked.recv()
+
+
+def plainly(asked: Connection, name: str, kept: bool) -> None:
+    """The process that plays it, as many steps as it is asked for."""
+    warnings.simplefilter("ignore")
+    recipe, *settings = NETWORKS[name]
+    images = images_of(name)
+    loop = plain.Naive(endless(recipe, images, *settings), images)
+    huge_pages(False)
+    if kept:
+        keep_memory()
+    with contextlib.suppress(EOFError):
+        while True:
+            for _ in range(asked.recv()):
+                loop.step()
+            asked.send("done")
 
 
 class Multiplications(TorchDispatchMode):
@@ -92,13 +112,13 @@ class Multiplications(TorchDispatchMode):
                 func(*args, **kwargs)
 
 
-def added(found: Decided, switches: Mapping[str, Sequence[str]], standing: Layout) -> dict[str, Layout]:
-    """The defaults, then one decision more each, those that are worth most first."""
+def added(found: Decided, switches: Sequence[Switch], standing: Layout) -> dict[str, Layout]:
+    """The defaults, then one decision more each, those that are worth most first, and what is built last."""
     rows: dict[str, Layout] = {"defaults": dict(standing)}
-    so_far = dict(standing)
-    for name in sorted(found.shares, key=lambda name: -found.shares[name]):
-        so_far |= {field: found.layout[field] for field in switches[name]}
-        rows[f"+ {name}"] = dict(so_far)
+    so_far, taken = dict(standing), [switch for switch in switches if switch.name in found.shares]
+    for switch in sorted(taken, key=lambda switch: (switch.built, -found.shares[switch.name])):
+        so_far |= {field: found.layout[field] for field in switch.choices[0]}
+        rows[f"+ {switch.name}"] = dict(so_far)
     return rows
 
 
@@ -107,16 +127,16 @@ def measured(name: str, rounds: int, block_s: float, every: bool, quick: bool) -
     images = images_of(name)
     run = endless(recipe, images, *settings)
     worker = Worker(run, images, World.solo(), rounds=3 if quick else 7, most_s=1e9)
-    switches = [s for s in switches_of(run, worker.world.device) if not s.built]
+    switches = switches_of(run, worker.world.device)
     start = time.perf_counter()
     found = decide(switches, worker)
     took = time.perf_counter() - start
     standing = {field: value for s in switches for field, value in s.choices[0].items()}
-    rows = added(found, {s.name: list(s.choices[0]) for s in switches}, standing)
-    contestants: dict[str, Any] = {"plain": Plain(run, images)}
+    rows = added(found, switches, standing)
+    contestants: dict[str, Any] = {"plain": Plain(name), KEPT: Plain(name, kept=True)}
     for row, layout in rows.items():
         contestants[row] = _often(worker.player(layout))
-    contestants[ALONE] = Multiplications(worker.player(found.layout))
+    contestants[ALONE] = Multiplications(worker.player({**found.layout, "device.graph": False}))
     for play in contestants.values():
         play(1)
     steps = max(1, round(block_s / _seconds(contestants["plain"])))
@@ -126,6 +146,7 @@ def measured(name: str, rounds: int, block_s: float, every: bool, quick: bool) -
     del contestants
     about = {"decided_s": took, "layout": found.layout, "shares": found.shares, "times": times.to_json("plain")}
     about |= {
+        "plain/kept": times.ratio("plain", KEPT).to_json(),
         "plain/decided": times.ratio("plain", last).to_json(),
         "plain/alone": times.ratio("plain", ALONE).to_json(),
     }
@@ -133,7 +154,8 @@ def measured(name: str, rounds: int, block_s: float, every: bool, quick: bool) -
 
 
 def tried(worker: Worker, decided: Layout, standing: Layout, switches: Sequence[Any], quick: bool) -> dict[str, Any]:
-    """Every combination of the switches in ALL, once each; the fastest of them against what was decided, in turns."""
+    """Every combination of the switches in ALL, once each; the fastest of them, and these as programs, against what was
+    decided, in turns."""
     listed = [s for s in switches if s.name in ALL]
     combinations = [
         {**standing, **{field: value for choice in chosen for field, value in choice.items()}}
@@ -142,12 +164,15 @@ def tried(worker: Worker, decided: Layout, standing: Layout, switches: Sequence[
     once = Worker(worker.run, worker.images, worker.world, rounds=1, most_s=1e9)
     seconds = [min(once([layout])[0].seconds) for layout in combinations]
     order = sorted(range(len(seconds)), key=lambda i: seconds[i])[: 3 if quick else 6]
-    now, *best = worker([decided, *(combinations[i] for i in order)])
+    fastest = [combinations[i] for i in order]
+    if any(switch.name == "graph" for switch in switches):
+        fastest += [{**layout, "device.graph": True} for layout in fastest[:2]]
+    now, *best = worker([decided, *fastest])
     ratios = [Spread.of([a / b for a, b in zip(now.seconds, other.seconds)]) for other in best]
     worst = max(range(len(ratios)), key=lambda k: ratios[k].median)
-    fastest = {field: value for field, value in combinations[order[worst]].items() if value != decided.get(field)}
-    print(f"what was decided takes {ratios[worst]} of the fastest of {len(combinations)}, which differs in {fastest}")
-    return {"combinations": len(combinations), "decided/best": ratios[worst].to_json(), "best differs in": fastest}
+    differs = {field: value for field, value in fastest[worst].items() if value != decided.get(field)}
+    print(f"what was decided takes {ratios[worst]} of the fastest of {len(combinations)}, which differs in {differs}")
+    return {"combinations": len(combinations), "decided/best": ratios[worst].to_json(), "best differs in": differs}
 
 
 def _often(play: Any) -> Any:

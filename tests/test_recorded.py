@@ -116,6 +116,26 @@ def test_a_program_is_traced_without_writing_and_keeps_to_its_own_tensors():
             assert counts.tolist() == [2.0 * times, 2.0 * times, 4.0 * times], k
 
 
+@pytest.mark.parametrize("rows", [torch.tensor([3, 0, 3, 9]), torch.tensor([[3, 0, 1], [2, 2, 9]])], ids=["one", "two"])
+@pytest.mark.parametrize("about", [{}, {"padding_idx": 3}, {"scale_grad_by_freq": True}, {"sizes": 100}], ids=str)
+def test_tables_are_looked_up_with_the_gradient_that_torch_has(rows, about):
+    table = torch.nn.Embedding(about.get("sizes", 10), 5, **{k: v for k, v in about.items() if k != "sizes"})
+    wanted = torch.randn(*rows.shape, 5)
+
+    def action():
+        found = table(rows)
+        (found * wanted).sum().backward()
+        return [found.detach()]
+
+    table.weight.grad = torch.zeros_like(table.weight)
+    play = program(action, "eager")
+    (found,) = action()
+    slope = table.weight.grad.clone()
+    table.weight.grad.zero_()
+    assert torch.equal(play()[0], found)
+    torch.testing.assert_close(table.weight.grad, slope)
+
+
 def test_a_pass_that_depends_on_its_numbers_is_refused():
     x = torch.ones(3)
     with pytest.raises(Failed, match=r"could not be traced .*--device.graph=false"):

@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
+)
 from torch.utils._pytree import tree_leaves
 
 from ..errors import Failed
@@ -34,7 +37,9 @@ def program(action: Callable[[], Sequence[Tensor]], backend: str = "inductor") -
             listed = make_fx(lambda: list(action()), FORMS, "fake", _allow_non_fake_inputs=True)()
     except RuntimeError as error:
         raise _not_here("traced", error) from error
-    compiled = torch.compile(listed, fullgraph=True, dynamic=False, backend=backend)
+    compiled = torch.compile(  # pyright: ignore[reportUnknownMemberType]
+        listed, fullgraph=True, dynamic=False, backend=backend
+    )
 
     @torch.no_grad()
     def play() -> Sequence[Tensor]:
@@ -50,7 +55,7 @@ class _Unwritten(TorchDispatchMode):
     """Leaves the tensors that a trace meets as they were: what writes one, with nothing fake, is played for real."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.before: dict[Tensor, Tensor] = {}
 
     def __torch_dispatch__(
@@ -64,7 +69,7 @@ class _Unwritten(TorchDispatchMode):
 
     @torch.no_grad()
     def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
+        super().__exit__(*raised)  # pyright: ignore[reportUnknownMemberType]
         for tensor, value in self.before.items():
             tensor.copy_(value)
 
@@ -79,14 +84,16 @@ def _looked_up(table: Tensor, rows: Tensor, *about: Any) -> Any:
     return _marked(rows, len(table), table) @ table if len(table) <= FEW else NotImplemented
 
 
-def _looked_up_backward(slope: Tensor, rows: Tensor, count: int, *about: Any) -> Any:
+def _looked_up_backward(slope: Tensor, rows: Tensor, count: int, padding: int, by_frequency: bool) -> Any:
     """The table's gradient."""
-    return _marked(rows, count, slope).T @ slope if count <= FEW else NotImplemented
+    if count > FEW or padding >= 0 or by_frequency:
+        return NotImplemented
+    return _marked(rows.flatten(), count, slope).T @ slope.flatten(0, -2)
 
 
 def _marked(rows: Tensor, count: int, like: Tensor) -> Tensor:
-    """[N] -> [N, count]: 1 where a row is, 0 elsewhere."""
-    return (rows[:, None] == torch.arange(count, device=rows.device)).to(like.dtype)
+    """[...] -> [..., count]: 1 where a row is, 0 elsewhere."""
+    return (rows[..., None] == torch.arange(count, device=rows.device)).to(like.dtype)
 
 
 FORMS: dict[Any, Callable[..., Any]] = {
