@@ -68,7 +68,7 @@ def told(run: Any, images: Any, world: Any, again: bool) -> list[str]:
     worker = Worker(run, images, world)
     tables = []
     for layout in ({}, found.layout):
-        play = worker.player({**layout, "device.compile": False})  # what is compiled cannot be looked into
+        play = worker.player({**layout, "device.compile": False, "device.graph": False})  # cannot be looked into
         play()
         tables.append(operations(play, device, tile_of(device, best.device.precision)))
     peak = peak_flops(device, best.device.precision)
@@ -117,6 +117,9 @@ def _part(seconds: float | None, whole: float) -> list[str]:
     return ["", ""] if seconds is None else [f"{seconds / whole:.1%}", f"{1000 * seconds:.2f}"]
 
 
+UNTRIED = "not tried: a run under 2 minutes"  # layout.BUILD_S
+
+
 def _decisions(before: Any, after: Any, found: Any) -> list[str]:
     from .config import field_of
     from .plan.layouts.layout import switches_of
@@ -127,7 +130,8 @@ def _decisions(before: Any, after: Any, found: Any) -> list[str]:
         field = next(iter(switch.choices[0]))
         share = found.shares.get(switch.name)
         values = _word(field_of(before, field)), _word(field_of(after, field))
-        rows.append([switch.name, *values, "" if share is None else f"{share:.2f}"])
+        worth = "" if share is None else f"{share:.2f}"
+        rows.append([switch.name, *values, worth if field in found.layout else UNTRIED])
     return [*_table(rows), f"in all {found.total:.2f} times faster"]
 
 
@@ -166,7 +170,8 @@ def decide_layout(run: Any, images: Any, world: Any, wanted: Any, screen: Any) -
             return json.dumps(layout)
         screen.say("trying layouts, unless they are known: a minute or so of small networks, more of large ones")
         best = decided(plainly, images, world)
-        screen.say(f"layout: {best.total:.2f} times faster; {_told(plainly, best)}")
+        changes = _told(plainly, best)
+        screen.say(f"layout: {best.total:.2f} times faster; {changes}" if changes else "layout: nothing is faster")
         return json.dumps(dict(best.layout))
 
     told = world.agree(together(world, found, LOAD_TIMEOUT_S))[0]
@@ -174,5 +179,4 @@ def decide_layout(run: Any, images: Any, world: Any, wanted: Any, screen: Any) -
 
 
 def _told(run: Any, found: Any) -> str:
-    changes = ", ".join(f"{name}={_word(value)}" for name, value in _changes(run, found).items())
-    return changes or "as it stands"
+    return ", ".join(f"{name}={_word(value)}" for name, value in _changes(run, found).items())

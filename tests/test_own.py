@@ -233,9 +233,9 @@ class D(nn.Module):
 VECTORS = np.random.default_rng(1).standard_normal((64, 2)).astype(np.float32)
 
 
-def manager(merge: int = 0, data: Any = None, **fields: Any) -> pg.ScalingManager:
+def manager(merge: int = 0, graph: bool = False, data: Any = None, **fields: Any) -> pg.ScalingManager:
     evaluation = pg.Evaluation(metrics=("fd",), count=32)
-    config = pg.Config(device=pg.Device(precision="float32", merge=merge), evaluation=evaluation, **fields)
+    config = pg.Config(device=pg.Device(precision="float32", merge=merge, graph=graph), evaluation=evaluation, **fields)
     return pg.ScalingManager(config, bs=16, num_workers=4, data=pg.from_arrays(VECTORS) if data is None else data)
 
 
@@ -476,6 +476,24 @@ def test_networks_that_cannot_be_trained_are_refused(case):
 def test_lane_by_lane_they_are_trained(make_d):
     with manager(merge=1) as scale_mgr:
         scale_mgr.train(pg.Estimator(G(), make_d()))
+
+
+class Replaces(Counts):
+    """Makes its buffer anew, where it could be written."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean * 0.9
+        return x
+
+
+def test_passes_that_replace_a_buffer_are_played_and_not_recorded():
+    with manager(merge=1) as scale_mgr:
+        scale_mgr.train(pg.Estimator(G(), D(Replaces())))
+    with (
+        manager(merge=1, graph=True) as scale_mgr,
+        pytest.raises(Unusable, match=r"graph=true: .* mean of D; write into"),
+    ):
+        scale_mgr.train(pg.Estimator(G(), D(Replaces())))
 
 
 class NoScalar(Matching):

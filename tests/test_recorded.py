@@ -21,7 +21,7 @@ from paragan.train.start import assemble, seat
 SETTINGS = {
     "plain": (),
     "batch norm": ("nets.batch_norm=true", "nets.spectral=false", "d_steps=2"),
-    "lazy r1": ("objective.r1_every=3"),
+    "lazy r1": ("objective.r1=1", "objective.r1_every=3"),
     "gp, another batch of G": ("objective.gp=10", "objective.loss=wasserstein", "g_batch=32"),
     "lane by lane": ("device.merge=3",),
     "unconditional": ("data.labels=false",),
@@ -82,7 +82,7 @@ def test_operations_as_they_were_listed_are_those_of_the_pass_to_the_bit(setting
 @pytest.mark.skipif(not devices.compiler(), reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch's compiler, about torch
 def test_a_compiled_pass_rounds_otherwise_and_goes_on_from_a_checkpoint_to_the_bit(tmp_path):
-    plain = toy.run("objective.r1=1", "nets.batch_norm=true", "g.optimizer=sgd", "d.optimizer=sgd")
+    plain = toy.run("nets.batch_norm=true", "g.optimizer=sgd", "d.optimizer=sgd")
     run = toy.run("device.graph=true", **{f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)})
     whole = toy.play(run, 7)
     for name, value in toy.play(plain, 7).items():
@@ -98,10 +98,12 @@ def test_a_program_is_traced_without_writing_and_keeps_to_its_own_tensors():
     made = []
     for k in range(3):
         given, sums, counts = torch.full((4,), float(k)), torch.zeros(4), torch.zeros(3)
+        first = counts[:1]
 
-        def action(given=given, sums=sums, counts=counts):
+        def action(given=given, sums=sums, counts=counts, first=first):
             sums.add_(given)
             counts.add_(1.0)
+            first.add_(1.0)
             counts[-1].add_(2)
             torch._foreach_add_([counts], 1.0)
             return [given * 2]
@@ -113,10 +115,12 @@ def test_a_program_is_traced_without_writing_and_keeps_to_its_own_tensors():
         for k, (play, given, sums, counts) in enumerate(made):
             assert torch.equal(play()[0], given * 2)
             assert torch.equal(sums, given * times)
-            assert counts.tolist() == [2.0 * times, 2.0 * times, 4.0 * times], k
+            assert counts.tolist() == [3.0 * times, 2.0 * times, 4.0 * times], k
 
 
-@pytest.mark.parametrize("rows", [torch.tensor([3, 0, 3, 9]), torch.tensor([[3, 0, 1], [2, 2, 9]])], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "rows", [torch.tensor(3), torch.tensor([3, 0, 3, 9]), torch.tensor([[3, 0, 1], [2, 2, 9]])], ids=str
+)
 @pytest.mark.parametrize("about", [{}, {"padding_idx": 3}, {"scale_grad_by_freq": True}, {"sizes": 100}], ids=str)
 def test_tables_are_looked_up_with_the_gradient_that_torch_has(rows, about):
     table = torch.nn.Embedding(about.get("sizes", 10), 5, **{k: v for k, v in about.items() if k != "sizes"})
@@ -137,9 +141,17 @@ def test_tables_are_looked_up_with_the_gradient_that_torch_has(rows, about):
 
 
 def test_a_pass_that_depends_on_its_numbers_is_refused():
-    x = torch.ones(3)
-    with pytest.raises(Failed, match=r"could not be traced .*--device.graph=false"):
+    x, line = torch.ones(3), r"could not be traced .*--device.graph=false"
+    with pytest.raises(Failed, match=line):
         program(lambda: [x * 2 if (x * 1).sum() > 1 else x])
+    one = torch.ones(())  # of which torch would keep the number it has now
+    for asked in (lambda: x * one.item(), lambda: x * float(one * 1), lambda: x * 2 if one * 1 < 3 else x):
+        with pytest.raises(Failed, match=line):
+            program(lambda asked=asked: [asked()])
+    with pytest.raises(Failed, match=line):
+        program(lambda: [x * 2 if x.sum() > 1 else x])
+    with pytest.raises(Failed, match=line):
+        program(lambda: [x.resize_(4)])
 
 
 def test_staged_numbers_are_those_of_the_position_they_were_refreshed_for():

@@ -35,24 +35,32 @@ def program(action: Callable[[], Sequence[Tensor]], backend: str = "inductor") -
     try:  # in fake mode operations tell shapes; tensors that are met become the program's, as they are
         with _Unwritten():
             listed = make_fx(lambda: list(action()), FORMS, "fake", _allow_non_fake_inputs=True)()
-    except RuntimeError as error:
+    except Exception as error:
         raise _not_here("traced", error) from error
     compiled = torch.compile(  # pyright: ignore[reportUnknownMemberType]
         listed, fullgraph=True, dynamic=False, backend=backend
     )
 
+    built = False
+
     @torch.no_grad()
     def play() -> Sequence[Tensor]:
+        nonlocal built
         try:
-            return compiled()
-        except RuntimeError as error:
+            made = compiled()
+        except (RuntimeError, OSError) as error:
+            if built:
+                raise
             raise _not_here("compiled", error) from error
+        built = True
+        return made
 
     return play
 
 
 class _Unwritten(TorchDispatchMode):
-    """Leaves the tensors that a trace meets as they were: what writes one, with nothing fake, is played for real."""
+    """Leaves the tensors that a trace meets as they were: what writes one, with nothing fake, is played for real. What
+    asks for a number is refused, since that would stay what it is now."""
 
     def __init__(self):
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
@@ -61,6 +69,8 @@ class _Unwritten(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if torch.Tag.data_dependent_output in func.tags:
+            raise RuntimeError("it asks a tensor for a number")
         met = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if func._schema.is_mutable and not any(isinstance(x, FakeTensor) for x in met):
             with _disable_current_modes():
@@ -70,23 +80,24 @@ class _Unwritten(TorchDispatchMode):
     @torch.no_grad()
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # pyright: ignore[reportUnknownMemberType]
-        for tensor, value in self.before.items():
+        for tensor, value in reversed(self.before.items()):  # some may share memory
             tensor.copy_(value)
 
 
-def _not_here(done: str, error: RuntimeError) -> Failed:
+def _not_here(done: str, error: Exception) -> Failed:
     said = str(error).strip().splitlines() or [type(error).__name__]
     return Failed(f"device.graph: a pass could not be {done} ({said[0]}); use --device.graph=false")
 
 
 def _looked_up(table: Tensor, rows: Tensor, *about: Any) -> Any:
-    """Rows of a small table, as a product: loops that look numbers up are not vectorised."""
-    return _marked(rows, len(table), table) @ table if len(table) <= FEW else NotImplemented
+    """Rows of a small table, as a product: loops that look numbers up are not vectorised. (Where one row is NaN, all
+    are.)"""
+    return _marked(rows, len(table), table) @ table if len(table) <= FEW and rows.dim() else NotImplemented
 
 
 def _looked_up_backward(slope: Tensor, rows: Tensor, count: int, padding: int, by_frequency: bool) -> Any:
     """The table's gradient."""
-    if count > FEW or padding >= 0 or by_frequency:
+    if count > FEW or not rows.dim() or padding >= 0 or by_frequency:
         return NotImplemented
     return _marked(rows.flatten(), count, slope).T @ slope.flatten(0, -2)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,12 +115,14 @@ class Recorder:
     kind    : which steps are computed alike; each kind is recorded once
     capture : how something is recorded
     warm    : passes that are played before
+    built_s : seconds that recording took, so far
     """
 
     kind: Kind
     capture: Capture = cuda_graph
     warm: int = WARM
     recordings: dict[Hashable, Recording] = field(default_factory=dict[Hashable, Recording])
+    built_s: float = 0.0
 
     def play(self, action: Callable[[Batch], Loss], hand: Batch, step: int, weight: float) -> Loss:
         """What `action`, a pass forward and backward, does with a hand; gradients are added where they always are."""
@@ -135,13 +138,14 @@ class Recorder:
         if kept.passes <= self.warm:
             with side_stream():
                 return action(kept.hand)
-        if kept.replay is None:
+        start, new = time.perf_counter(), kept.replay is None
 
-            def recorded() -> Sequence[Tensor]:
-                loss = action(kept.hand)
-                kept.parts = tuple(loss.parts)
-                return loss.total.detach(), *loss.parts.values()
+        def recorded() -> Sequence[Tensor]:
+            loss = action(kept.hand)
+            kept.parts = tuple(loss.parts)
+            return loss.total.detach(), *loss.parts.values()
 
-            kept.replay = self.capture(recorded)
+        kept.replay = kept.replay or self.capture(recorded)
         total, *parts = (value.clone() for value in kept.replay())
+        self.built_s += time.perf_counter() - start if new else 0.0  # a program is compiled when it is first called
         return Loss(total, dict(zip(kept.parts, parts)))

@@ -624,7 +624,15 @@ def build_game(run: Run, pair: Pair, images: Images, device: torch.device) -> Ga
     )
     if not pair.own:
         return game
+    before = _buffers(game)
     game = tried(game, images, run.lanes, run.device.merge != 1, adversarial.conditioning if adversarial else "")
     if game.restless and run.device.graph:
         raise Unusable("--device.graph=true records what a pass draws, and these networks draw by themselves (dropout)")
+    moved = next((name for name, buffer in _buffers(game).items() if before.get(name) is not buffer), "")
+    if moved and run.device.graph:
+        raise Unusable(f"--device.graph=true: a forward pass replaces {moved}; write into it (add_), or leave it false")
     return game
+
+
+def _buffers(game: Game) -> dict[str, torch.Tensor]:
+    return {f"{name} of {p.name}": buffer for p in game.players for name, buffer in p.net.named_buffers()}

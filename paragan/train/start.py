@@ -289,7 +289,7 @@ def open_session(
     session = assemble(run, world, images, pair, start, rollbacks)
     with at_desk(run, folder, images, screen, checkpoints) as desk:
         if run.device.compile or (run.device.graph and world.device.type == "cpu"):
-            screen.say("the first rounds compile what they play: a minute or two")
+            screen.say("the first rounds compile what they play: a minute or two, less where torch has kept it")
         if start:
             warn_threads(start.about.get("threads"), screen)
             warn_schedules(run, start, screen)

@@ -45,6 +45,8 @@ class Stats:
         self._sent = {player.name: 0 for player in players}
         self._waited = 0.0
         self._aside_s = self._eval_s = 0.0
+        self._recorders = [turn.recorder for beat in role.round for turn in beat if turn.recorder] if role else []
+        self._built_s = 0.0
 
     @contextlib.contextmanager
     def aside(self) -> Generator[None]:
@@ -77,6 +79,8 @@ class Stats:
         line = {"Progress/kimg": images / 1000, "Progress/step": float(step)}
         told = self._tell({"names": sorted(self._sums), "seen": self._taken(), "sent": self._sent_now()})
         line |= self._means(told) | self._ages(told)
+        built_s = sum(recorder.built_s for recorder in self._recorders)
+        self._aside_s, self._built_s = self._aside_s + built_s - self._built_s, built_s
         now, shown = time.perf_counter(), images - self._images
         seconds = max(now - self._last - self._aside_s, 1e-9)
         line["Timing/img_per_sec"] = shown / seconds
