@@ -491,7 +491,7 @@ def test_passes_that_replace_a_buffer_are_played_and_not_recorded():
         scale_mgr.train(pg.Estimator(G(), D(Replaces())))
     with (
         manager(merge=1, graph=True) as scale_mgr,
-        pytest.raises(Unusable, match=r"graph=true: .* mean of D; write into"),
+        pytest.raises(Unusable, match=r"graph=true: .*mean of D; write into"),
     ):
         scale_mgr.train(pg.Estimator(G(), D(Replaces())))
 
