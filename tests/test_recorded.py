@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -152,6 +153,23 @@ def test_a_pass_that_depends_on_its_numbers_is_refused():
         program(lambda: [x * 2 if x.sum() > 1 else x])
     with pytest.raises(Failed, match=line):
         program(lambda: [x.resize_(4)])
+
+
+def test_recording_is_no_part_of_a_pace():
+    run, images = toy.run(), toy.images()
+
+    def slow(action):
+        time.sleep(0.5)
+        return action
+
+    world, run = World.solo(), resolve(run, images)
+    s = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
+    game = dataclasses.replace(s.game, recorder=lambda: Recorder(run.objective.kind, slow, warm=0))
+    s = seat(run, world, images, game, s.clock)
+    play_round(s)
+    line = s.stats.tick(s.clock.images, s.clock.step)
+    assert line["Timing/aside_s"] >= 1.0  # of both turns
+    assert line["Timing/sec_per_kimg"] * run.batch / 1000 < 0.5
 
 
 def test_staged_numbers_are_those_of_the_position_they_were_refreshed_for():
