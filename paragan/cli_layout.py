@@ -117,21 +117,19 @@ def _part(seconds: float | None, whole: float) -> list[str]:
     return ["", ""] if seconds is None else [f"{seconds / whole:.1%}", f"{1000 * seconds:.2f}"]
 
 
-UNTRIED = "not tried: a run under 2 minutes"  # layout.BUILD_S
-
-
 def _decisions(before: Any, after: Any, found: Any) -> list[str]:
     from .config import field_of
-    from .plan.layouts.layout import switches_of
+    from .plan.layouts.layout import BUILD_S, switches_of
     from .train.run import pick_device
 
+    untried = f"not tried: a run under {BUILD_S / 60:g} minutes"
     rows = [["decision", "before", "after", "times slower without"]]
     for switch in switches_of(before, pick_device(before.device.kind)):
         field = next(iter(switch.choices[0]))
         share = found.shares.get(switch.name)
         values = _word(field_of(before, field)), _word(field_of(after, field))
         worth = "" if share is None else f"{share:.2f}"
-        rows.append([switch.name, *values, worth if field in found.layout else UNTRIED])
+        rows.append([switch.name, *values, worth if field in found.layout else untried])
     return [*_table(rows), f"in all {found.total:.2f} times faster"]
 
 

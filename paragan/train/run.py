@@ -289,10 +289,10 @@ class Run:
         """Recorded passes are the same kernels on the same memory every time."""
         lone = isinstance(self.strategy, Sync) and self.strategy.order == "alternately"
         kind = kind_named(self.device.kind)
+        lacking = kind == "cpu" and not compiler()
         reasons = {
             "records passes on CUDA and on CPUs": kind not in ("cuda", "cpu"),
-            "needs a C++ compiler on a CPU (g++, or what CXX names), and there is none": kind == "cpu"
-            and not compiler(),
+            "needs a C++ compiler on a CPU (g++, or what CXX names), and there is none": lacking,
             f"is for one rank: with {ranks} gradients leave under backward": ranks > 1,
             f"needs --strategy sync, D and G alternately, not {self.strategy.name}": not lone,
             "and --device.compile=true are two ways to the same: choose one": self.device.compile,

@@ -87,6 +87,20 @@ def test_what_is_built_has_to_be_paid_back(rounds, taken):
     assert decide(switches("a", built=True), trial, rounds).layout == {"a": taken}
 
 
+def test_what_is_built_is_tried_on_top_of_the_others_alone():
+    """Building takes long: no other switch is tried in what was built."""
+    tried, trial = [], worker(times(a=0.5, b=0.8, c=1.3))
+
+    def watched(layouts: Sequence[Layout]) -> list[Timed]:
+        tried.extend(layouts)
+        return trial(layouts)
+
+    found = decide([*switches("b", built=True), *switches("a", "c")], watched)
+    assert found.layout == {"a": 1, "b": 1, "c": 0}
+    assert found.shares == pytest.approx({"a": 2.0, "b": 1.25}, rel=0.02)
+    assert all((layout["a"], layout["c"]) == (1, 0) for layout in tried if layout["b"])
+
+
 def test_rounds_that_do_not_agree_say_nothing():
     one, other = Timed([1.0, 1.0, 1.0, 1.0]), Timed([0.5, 0.5, 1.5, 1.5])
     assert not faster(other, one)

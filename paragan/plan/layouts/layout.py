@@ -147,6 +147,7 @@ class Play:
 
     def __init__(self, run: Run, images: Images, world: World, cores: int):
         self.run, self.threads = run, run.device.threads or cores
+        keep_memory()
         self._settle()
         self.session: Session = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
 
@@ -159,7 +160,6 @@ class Play:
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         huge_pages(self.run.device.huge_pages)
-        keep_memory()
 
 
 def drawn(images: Images) -> Images:
