@@ -22,18 +22,19 @@ from ours import CPU
 from spawned import told
 
 from paragan.comm.world import World
-from paragan.data.images import Images
-from paragan.plan.chosen.auto import compared, decided, fixed
-from paragan.plan.chosen.candidates import strategy_of
-from paragan.plan.chosen.final import Player
-from paragan.plan.chosen.limits import limits_of
+from paragan.config.resolve import load_images, resolve, settled, spec_of
+from paragan.config.run import Run
+from paragan.data.dataset import Images
+from paragan.plan.select.candidates import strategy_of
+from paragan.plan.select.choose import compared, decided, fixed
+from paragan.plan.select.convergence_limits import limits_of
+from paragan.plan.select.playoff import Player
 from paragan.recipes import recipe
 from paragan.strategies.auto import Auto, Chosen
-from paragan.train.folder import Wanted
-from paragan.train.loop import Session
-from paragan.train.progress import Screen
-from paragan.train.run import Run, build_nets, load_images, resolve, settled, spec_of
-from paragan.train.start import assemble
+from paragan.train.build import build_nets
+from paragan.train.console import Screen
+from paragan.train.run_dir import Wanted
+from paragan.train.session import Session, assemble
 
 RANKS = (1, 2, 4)
 BLOCKS = 15  # of every strategy
@@ -65,7 +66,7 @@ def _names(run: Run, world: World) -> list[str]:
     """What auto compares, and nothing speaks against."""
     if world.size == 1:
         return ["sync", "async"]
-    from paragan.plan.worker.profile import Device, Profile, Turn
+    from paragan.plan.profile.profile import Device, Profile, Turn
 
     even = (Turn(64, (0.0,) * 16, 1.0, 1.0),)
     profile = Profile("", "", Device("", "", 1, "", 0.0, 1, "", ""), (1, 1), 1.0, even, even)

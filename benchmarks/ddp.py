@@ -32,12 +32,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paragan.comm.world import World
-from paragan.data.images import Images, load
+from paragan.config.resolve import resolve, spec_of
+from paragan.config.run import Run
+from paragan.config.sections import Device
+from paragan.core.devices import autocast
+from paragan.data.dataset import Images, load
 from paragan.nets import DCGAN
-from paragan.nets.spectral import power_iteration, train_mode
+from paragan.nets.spectral_norm import power_iteration, train_mode
 from paragan.recipes import recipe
-from paragan.train.loop import Session, play_round
-from paragan.train.run import Device, Run, autocast, build_nets, resolve, spec_of
+from paragan.train.build import build_nets
+from paragan.train.loop import play_round
+from paragan.train.session import Session
 
 RANKS = 2
 CHECKED = 5  # steps in which the losses must agree

@@ -16,11 +16,11 @@ from ours import endless, noise, playing
 from timing import Times, describe, interleave, machine, save, steps_for, table
 
 from paragan.comm.world import World
-from paragan.data.images import Images, load
+from paragan.config.resolve import spec_of
+from paragan.data.dataset import Images, load
 from paragan.plan.cost import forward_flops, round_flops
-from paragan.train.loop import Session
-from paragan.train.run import build_nets, placed, spec_of
-from paragan.train.start import assemble
+from paragan.train.build import build_nets, placed
+from paragan.train.session import Session, assemble
 
 BLOCK_S = 0.5
 FORMS = {"alternating": (), "simultaneous": ("strategy.order=together",), "async": ("strategy=async",)}

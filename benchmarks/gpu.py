@@ -75,11 +75,12 @@ import plain  # noqa: E402
 import torch  # noqa: E402
 from timing import Play, Spread, machine, repeated, save, table  # noqa: E402
 
-from paragan.cli_plan import few, one_round  # noqa: E402
 from paragan.comm.world import World  # noqa: E402
-from paragan.data.images import Images, load  # noqa: E402
+from paragan.config.run import Run  # noqa: E402
+from paragan.core.devices import pick_device  # noqa: E402
+from paragan.data.dataset import Images, load  # noqa: E402
 from paragan.plan.memory import foresee  # noqa: E402
-from paragan.train.run import Run, pick_device  # noqa: E402
+from paragan.plan.round_cost import few, one_round  # noqa: E402
 
 Found = dict[str, Any]
 

@@ -16,15 +16,15 @@ import torch
 from timing import describe, machine, save, table
 from torch import nn
 
-from paragan.models import graphs
-from paragan.models.graphs import SUFFIX, Graph, frozen, inputs, write_graphs
+from paragan.models import export_graph
+from paragan.models.export_graph import SUFFIX, Graph, frozen, inputs, write_graphs
+from paragan.models.model import Model
+from paragan.models.sampler import Latents, Prior, Sampler
 from paragan.nets import DCGAN, R3GAN, SAGAN, SNGAN, BigGAN, BigGANDeep, ContraGAN, Spec
 from paragan.nets.attention import SelfAttention
-from paragan.train.model import Model
-from paragan.train.sampler import Latents, Prior, Sampler
 
 BATCHES = (1, 3, 16)
-READ = {"onnx": graphs._onnx, "torch-export": graphs._pt2}
+READ = {"onnx": export_graph._onnx, "torch-export": export_graph._pt2}
 
 
 def families(resolution: int) -> list[Any]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paragan.report.records import read
+from paragan.core.jsonl import read
 
 FAST = ("--evaluation.metrics=[]", "--output.fakes_kimg=1000", "--output.best=none", "--device.threads=1")
 
@@ -82,9 +82,9 @@ def noisy_label() -> None:
 
     import numpy as np
 
-    from paragan.train import start
+    from paragan.train import trainer
 
-    original = start.load_images
+    original = trainer.load_images
 
     def load(run: Any) -> Any:
         images = original(run)
@@ -92,19 +92,19 @@ def noisy_label() -> None:
         pixels[mine] = np.random.default_rng(0).integers(0, 256, pixels[mine].shape, dtype=np.uint8)
         return dataclasses.replace(images, images=pixels)
 
-    start.load_images = load
+    trainer.load_images = load
 
 
 def other_seed() -> None:
     """Rank 1 begins with the networks, and draws the data, of another seed."""
     import dataclasses
 
-    from paragan.train import start
+    from paragan.train import trainer
 
     if os.environ.get("RANK") == "1":
-        build, seat = start.build_nets, start.seat
-        start.build_nets = lambda run, *rest: build(dataclasses.replace(run, seed=run.seed + 1), *rest)
-        start.seat = lambda run, *rest: seat(dataclasses.replace(run, seed=run.seed + 1), *rest)
+        build, seat = trainer.build_nets, trainer.seat
+        trainer.build_nets = lambda run, *rest: build(dataclasses.replace(run, seed=run.seed + 1), *rest)
+        trainer.seat = lambda run, *rest: seat(dataclasses.replace(run, seed=run.seed + 1), *rest)
 
 
 PLANTS: dict[str, Plant] = {
@@ -202,12 +202,13 @@ def cost(steps: int) -> dict[str, float]:
     import torch
 
     from paragan.comm.world import World
+    from paragan.config.resolve import load_images, resolve, spec_of
+    from paragan.config.sections import Health
     from paragan.recipes import recipe
-    from paragan.train.limits import Health
-    from paragan.train.loop import Session, play_round
-    from paragan.train.run import build_nets, load_images, resolve, spec_of
-    from paragan.train.signs import Signs
-    from paragan.train.start import assemble
+    from paragan.train.build import build_nets
+    from paragan.train.health.signals import Signs
+    from paragan.train.loop import play_round
+    from paragan.train.session import Session, assemble
 
     torch.set_num_threads(1)
     images = load_images(recipe("digits"))
@@ -232,7 +233,7 @@ def cost(steps: int) -> dict[str, float]:
 
 def main() -> None:
     if sys.argv[1:2] == ["child"]:
-        from paragan.cli import main as program
+        from paragan.cli.main import main as program
 
         if sys.argv[2]:
             plant(sys.argv[2])

@@ -25,15 +25,15 @@ from typing import Any
 import numpy as np
 
 from paragan.comm.world import World
-from paragan.config import build, override, plain
-from paragan.data.images import Images
+from paragan.config.run import Run
+from paragan.core.schema import build, override, plain
+from paragan.data.dataset import Images
+from paragan.models.model import put_part
 from paragan.recipes.digits import digits
-from paragan.train.folder import RunFolder
-from paragan.train.jobs import Job, jobs
-from paragan.train.labels import POLL_S, Worker
-from paragan.train.model import put_part
-from paragan.train.progress import Screen
-from paragan.train.run import Run
+from paragan.train.console import Screen
+from paragan.train.per_label.jobs import Job, jobs
+from paragan.train.per_label.worker import POLL_S, Worker
+from paragan.train.run_dir import RunFolder
 
 COUNTS = {"median": 20.0, "sigma": 1.0, "least": 4}  # images of a label: lognormal
 IMAGES_EACH = 100  # that are shown for every image there is

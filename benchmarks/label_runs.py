@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from timing import Spread
 
-from paragan.config import build, read_yaml
-from paragan.report.records import read
-from paragan.train.leases import Leases
-from paragan.train.model import load_model, part
-from paragan.train.run import Run
+from paragan.config.run import Run
+from paragan.core.jsonl import read
+from paragan.core.schema import build, read_yaml
+from paragan.models.model import load_model, part
+from paragan.train.per_label.lease_queue import Leases
 
 LABELS = 10
 BASE = ("digits", "--strategy=per-label", "--device.threads=1", "--evaluation.metrics=fd", "--evaluation.count=1000")

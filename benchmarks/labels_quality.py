@@ -25,12 +25,13 @@ import numpy as np
 from quality import RECIPES, Judge, paragan
 from timing import describe, machine, save, table
 
-from paragan.config import build, read_yaml
-from paragan.data.images import Images
+from paragan.config.resolve import load_images
+from paragan.config.run import Run
+from paragan.core.schema import build, read_yaml
+from paragan.data.dataset import Images
 from paragan.eval.evaluate import evaluate
 from paragan.eval.features import pixels
-from paragan.train.model import Model, load_model
-from paragan.train.run import Run, load_images
+from paragan.models.model import Model, load_model
 
 PER_LABEL = "--strategy=per-label"
 PLAIN = ("--nets.spectral=false",)

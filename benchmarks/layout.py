@@ -31,11 +31,11 @@ from timing import Spread, Times, describe, interleave, machine, save, table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paragan.comm.world import World
-from paragan.data.images import Images, load
-from paragan.devices import huge_pages, keep_memory
-from paragan.plan.layouts.choosing import Decided, Layout, Switch, decide
-from paragan.plan.layouts.layout import Worker, switches_of
-from paragan.plan.layouts.operations import CONVOLUTIONS, PRODUCTS
+from paragan.core.devices import huge_pages, keep_memory
+from paragan.data.dataset import Images, load
+from paragan.plan.tune.greedy_search import Decided, Layout, Switch, decide
+from paragan.plan.tune.layout_tuner import Worker, switches_of
+from paragan.plan.tune.op_profile import CONVOLUTIONS, PRODUCTS
 
 SMALL = ("batch=16", "d_steps=1", "lanes=1")
 NETWORKS: dict[str, tuple[str, ...]] = {

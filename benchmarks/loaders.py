@@ -20,11 +20,11 @@ from shards import Files, Shards
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from paragan.data.images import load
+from paragan.data.dataset import load
 from paragan.data.lanes import Lanes
-from paragan.data.pipeline import Feed as Ahead
-from paragan.data.pipeline import Pipeline
-from paragan.data.places import Reach
+from paragan.data.loader.prefetch import Feed as Ahead
+from paragan.data.loader.prefetch import Pipeline
+from paragan.data.storage.filesystem import Reach
 
 BATCH, LANES = 64, 8
 Batches = Iterator[tuple[Tensor, Tensor]]

@@ -18,10 +18,11 @@ import torch
 from ours import endless, noise
 from timing import describe, machine, peak_resident, save, table
 
-from paragan.cli_plan import few, one_round
 from paragan.comm.world import World
+from paragan.config.run import Run
+from paragan.core.devices import pick_device
 from paragan.plan.memory import foresee
-from paragan.train.run import Run, pick_device
+from paragan.plan.round_cost import few, one_round
 
 GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 CASES = ("fashion:256:4", "fashion:256:16")

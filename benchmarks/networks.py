@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from ours import endless, noise, playing, session
 from timing import Play, describe, interleave, machine, peak_resident, repeated, save, table
 
-from paragan.data.images import Images
-from paragan.devices import KINDS
+from paragan.core.devices import KINDS
+from paragan.data.dataset import Images
 
 # name: a recipe, and what is changed; but for DCGAN and BigGAN-deep as they were published for CIFAR-10
 PUBLISHED: dict[str, tuple[str, ...]] = {

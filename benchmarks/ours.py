@@ -9,14 +9,16 @@ import torch
 from timing import Play, repeated
 
 from paragan.comm.world import World
-from paragan.config import build, override
-from paragan.config import plain as as_data
-from paragan.data.images import Images
+from paragan.config.resolve import resolve, spec_of
+from paragan.config.run import Run
+from paragan.core.schema import build, override
+from paragan.core.schema import plain as as_data
+from paragan.data.dataset import Images
 from paragan.nets.resample import DownConv, UpConv
 from paragan.recipes import recipe
-from paragan.train.loop import Session, play_round
-from paragan.train.run import Run, build_nets, resolve, spec_of
-from paragan.train.start import assemble
+from paragan.train.build import build_nets
+from paragan.train.loop import play_round
+from paragan.train.session import Session, assemble
 
 CPU = torch.device("cpu")
 Change = Callable[[Session], None]

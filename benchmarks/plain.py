@@ -17,13 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d, relu, softplus
 
-from paragan.batch import Verdict
-from paragan.data.images import Images
+from paragan.config.resolve import spec_of
+from paragan.config.run import Run
+from paragan.core.types import Verdict
+from paragan.data.dataset import Images
 from paragan.nets import DCGAN, R3GAN
 from paragan.nets.attention import SelfAttention
-from paragan.nets.grouped import GroupedConv
-from paragan.nets.norm import ConditionalBatchNorm2d, LaneBatchNorm2d, VectorBatchNorm2d
-from paragan.train.run import Pair, Run, build_nets, spec_of
+from paragan.nets.grouped_conv import GroupedConv
+from paragan.nets.lane_batch_norm import ConditionalBatchNorm2d, LaneBatchNorm2d, VectorBatchNorm2d
+from paragan.train.build import Pair, build_nets
 
 # name: (D's loss, G's loss), of real and fake logits
 Form = Callable[[Tensor, Tensor], Tensor]

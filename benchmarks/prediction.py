@@ -30,20 +30,21 @@ from typing import Any
 
 import torch
 
-from paragan.batch import Batch
-from paragan.cli_bench import _strategy  # pyright: ignore[reportPrivateUsage]
-from paragan.comm.flat import bucket_bytes
+from paragan.cli.bench import _strategy  # pyright: ignore[reportPrivateUsage]
+from paragan.comm.flat_params import bucket_bytes
 from paragan.comm.world import Place, World
-from paragan.config import build, from_yaml
-from paragan.plan.foreseen.predict import Prediction, predict
+from paragan.config.run import Run
+from paragan.config.sections import Data
+from paragan.core.rng import Draw
+from paragan.core.schema import build, from_yaml
+from paragan.core.types import Batch
 from paragan.plan.links import Links, written_links
-from paragan.plan.measuring import measure_links
-from paragan.plan.probe import WARM_UP, emulated, one_round
-from paragan.plan.worker.handling import handling
-from paragan.plan.worker.profile import PARTS, Device, Profile, Turn
-from paragan.rng import Draw
+from paragan.plan.measure_exchange import WARM_UP, emulated, one_round
+from paragan.plan.measure_links import measure_links
+from paragan.plan.predict.predict import Prediction, predict
+from paragan.plan.profile.codec_cost import handling
+from paragan.plan.profile.profile import PARTS, Device, Profile, Turn
 from paragan.strategies.sync import Sync
-from paragan.train.run import Data, Run
 
 HERE = Path(__file__).parent
 BLOCKS = 4

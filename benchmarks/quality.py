@@ -32,9 +32,10 @@ from numpy.typing import NDArray
 from sklearn.svm import SVC
 from timing import describe, machine, save, table
 
-from paragan.config import build, read_yaml
+from paragan.config.resolve import load_images
+from paragan.config.run import Run
+from paragan.core.schema import build, read_yaml
 from paragan.optim.policies import POLICIES
-from paragan.train.run import Run, load_images
 
 ADAM = ("--g.optimizer.betas=[0.5, 0.99]", "--d.optimizer.betas=[0.5, 0.99]")
 RECIPES: dict[str, tuple[str, ...]] = {  # what is trained

@@ -20,18 +20,18 @@ import timing
 import torch
 from matplotlib.figure import Figure
 
-from paragan.batch import judged
+from paragan.core.types import judged
 from paragan.nets import Spec
-from paragan.plan.chosen.candidates import strategy_of
 from paragan.plan.cost import turn_flops
-from paragan.plan.crowds.crowd import Crowd, Seen, simulate
-from paragan.plan.crowds.rounds import Half, Job
+from paragan.plan.large_scale.fleet import Crowd, Seen, simulate
+from paragan.plan.large_scale.round_time import Half, Job
 from paragan.plan.links import Link
 from paragan.plan.memory import Footprint, imagined
-from paragan.plan.worker.handling import USUAL
-from paragan.plan.worker.profile import PARTS, Turn
+from paragan.plan.profile.codec_cost import USUAL
+from paragan.plan.profile.profile import PARTS, Turn
+from paragan.plan.select.candidates import strategy_of
 from paragan.recipes import recipe
-from paragan.train.run import build_nets
+from paragan.train.build import build_nets
 
 COUNTED = 8  # images
 PAPER = 0.91  # ParaGAN: BigGAN at 128 px on 1,024 TPU nodes, from 64

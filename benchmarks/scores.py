@@ -23,9 +23,9 @@ import torch
 from timing import machine, peak_resident, save
 from torch import Tensor
 
-from paragan.eval.gaussian import Gaussian, Moments, frechet
-from paragan.eval.manifold import prdc
-from paragan.eval.shares import Share
+from paragan.eval.frechet import Gaussian, Moments, frechet
+from paragan.eval.precision_recall import prdc
+from paragan.eval.sharding import Share
 
 BATCH = 64
 

@@ -14,7 +14,7 @@ import numpy as np
 import urllib3
 from PIL import Image
 
-from paragan.data.indexing import refresh
+from paragan.data.tools.reindex import refresh
 
 QUALITY = 90
 

@@ -22,7 +22,7 @@ import torch
 from ours import Change, convolve_as_written, endless, noise, playing, session, thaw, unchanged
 from timing import Play, Spread, Times, describe, interleave, machine, repeated, save, steps_for, table
 
-from paragan.data.images import Images, load
+from paragan.data.dataset import Images, load
 
 BLOCK_S = 1.0
 

@@ -18,9 +18,9 @@ from spawned import Tell, meet, told
 from timing import describe, interleave, machine, save, steps_for
 
 from paragan.comm.world import World
-from paragan.data.images import load
+from paragan.data.dataset import load
 from paragan.plan.cost import forward_flops, turn_flops
-from paragan.train.loop import Session
+from paragan.train.session import Session
 
 BLOCK_S = 1.0
 CASES: dict[str, tuple[int, tuple[str, ...]]] = {  # how much wider G is, settings

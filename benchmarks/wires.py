@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 from timing import describe, interleave, machine, save, table
 
-from paragan.comm import blocks
-from paragan.comm.compress import BF16, FP16, QSGD, Compressor, Exact, Int2, Int4, Int8, Sign
+from paragan.comm.compression import block_quantizer
+from paragan.comm.compression.compressors import BF16, FP16, QSGD, Compressor, Exact, Int2, Int4, Int8, Sign
 
 WIRES: dict[str, Compressor] = {
     "exact": Exact(),
@@ -61,7 +61,7 @@ def main() -> int:
     torch.set_num_threads(1)
     where = machine()
     print(describe(where))
-    if blocks.library() is None:
+    if block_quantizer.library() is None:
         sys.exit("there is no C compiler: nothing to compare")
     x = torch.randn(options.numbers)
     contestants = {"copy": copying(x)} | {name: there_and_back(wire, x) for name, wire in WIRES.items()}

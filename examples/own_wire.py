@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from paragan.config import record
+from paragan.core.schema import record
 
 PER_BYTE = 5  # 3^5 = 243
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import paragan as pg
-from paragan import cli
-from paragan.config import record
+from paragan.cli.main import main as paragan_main
+from paragan.core.schema import record
 from paragan.nets import Spec
 
 RECIPE = str(Path(__file__).with_suffix(".yaml"))
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str]) -> int:
         f"--run-dir={folder}/run",
         *arguments,
     ]
-    if status := cli.main(wanted):
+    if status := paragan_main(wanted):
         return status
     model = pg.load(folder / "run", nets="examples.showers:Nets")
     indices = range(len(real))

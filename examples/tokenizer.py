@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import l1_loss, relu
 
 import paragan as pg
-from paragan import cli
-from paragan.config import record
+from paragan.cli.main import main as paragan_main
+from paragan.core.schema import record
 from paragan.nets import Spec
 
 RECIPE = str(Path(__file__).with_suffix(".yaml"))
@@ -128,7 +128,7 @@ class Objective:
 def main(arguments: Sequence[str]) -> int:
     folder = Path("runs") / "tokenizer"
     wanted = ["train", RECIPE, f"--run-dir={folder}", *arguments]
-    if status := cli.main(wanted):
+    if status := paragan_main(wanted):
         return status
     data = pg.load_data("digits", resolution=8)
     model = pg.load(folder, nets="examples.tokenizer:Nets", data=data)

@@ -5,17 +5,18 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Config, Estimator, ScalingManager, with_policy
-    from .batch import Batch, Loss, Verdict
-    from .data.images import Images, from_arrays
-    from .data.images import load as load_data
-    from .errors import Failed, Interrupted, Unusable
-    from .losses.adversarial import Adversarial
-    from .models.hub import HubModel as HubModel
-    from .models.loading import load
-    from .optim.optimizers import SGD, Adam, RMSprop
-    from .train.model import Model
-    from .train.run import Data, Device, Evaluation, Run, Side
+    from paragan.api import Config, Estimator, ScalingManager, with_policy
+    from paragan.config.run import Run
+    from paragan.config.sections import Data, Device, Evaluation
+    from paragan.core.errors import Failed, Interrupted, Unusable
+    from paragan.core.types import Batch, Loss, Verdict
+    from paragan.data.dataset import Images, from_arrays
+    from paragan.data.dataset import load as load_data
+    from paragan.losses.adversarial import Adversarial
+    from paragan.models.hub import HubModel as HubModel
+    from paragan.models.load import load
+    from paragan.models.model import Model
+    from paragan.optim.optimizers import SGD, Adam, RMSprop, Side
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch asks for huge pages: devices.py
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings where a rank is lost are stack traces
@@ -54,15 +55,16 @@ __all__ = [
 _CALLED = {"load_data": "load"}  # where it comes from
 _FROM = {
     ".api": ("Config", "Estimator", "ScalingManager", "with_policy"),
-    ".batch": ("Batch", "Loss", "Verdict"),
-    ".data.images": ("Images", "from_arrays", "load_data"),
-    ".errors": ("Failed", "Interrupted", "Unusable"),
+    ".core.types": ("Batch", "Loss", "Verdict"),
+    ".data.dataset": ("Images", "from_arrays", "load_data"),
+    ".core.errors": ("Failed", "Interrupted", "Unusable"),
     ".losses.adversarial": ("Adversarial",),
-    ".optim.optimizers": ("SGD", "Adam", "RMSprop"),
+    ".optim.optimizers": ("SGD", "Adam", "RMSprop", "Side"),
     ".models.hub": ("HubModel",),
-    ".models.loading": ("load",),
-    ".train.model": ("Model",),
-    ".train.run": ("Data", "Device", "Evaluation", "Run", "Side"),
+    ".models.load": ("load",),
+    ".models.model": ("Model",),
+    ".config.run": ("Run",),
+    ".config.sections": ("Data", "Device", "Evaluation"),
 }
 
 

@@ -1,5 +1,5 @@
 """`python -m paragan` is `paragan`."""
 
-from .cli import program
+from paragan.cli.main import program
 
 program()

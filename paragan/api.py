@@ -18,33 +18,39 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from .batch import Verdict
-from .comm.groups import of_one
-from .comm.world import Place, World
-from .config import build, override, plain, record
-from .data.images import Images
-from .errors import Failed, Unusable
-from .eval.evaluate import Protocol, Score
-from .eval.features import inception_path
-from .game.average import Decay
-from .game.game import Given
-from .losses.adversarial import Adversarial
-from .nets import Spec
-from .optim.optimizers import Adam, Rule
-from .optim.policies import described, policy, stated, written
-from .plan.worker.profile import Profile, profile_from, written_profile
-from .plan.worker.profiles import structure_of
-from .plan.worker.profiling import Asked, profile_of
-from .strategies.sync import Sync
-from .train.loop import Session, explained, play_round
-from .train.observers import averaged_sampler, refuse_nonfinite
-from .train.own import AnyObjective
-from .train.progress import Screen, describe
-from .train.run import Data, Device, Evaluation, Pair, Run, Side, load_images, pick_device, placed, resolve
-from .train.scoring import check, score, summary
-from .train.start import assemble, set_threads
-from .train.together import together
-from .train.tuning import WARM_UP_STEPS, tuned
+from paragan.comm.process_group import of_one
+from paragan.comm.world import Place, World
+from paragan.config.batch_scaling import WARM_UP_STEPS, tuned
+from paragan.config.resolve import load_images, resolve
+from paragan.config.run import Run
+from paragan.config.sections import Data, Device, Evaluation
+from paragan.config.user_code import AnyObjective
+from paragan.config.validate import validate
+from paragan.core.devices import pick_device
+from paragan.core.errors import Failed, Unusable
+from paragan.core.schema import build, override, plain, record
+from paragan.core.types import Verdict
+from paragan.data.dataset import Images
+from paragan.eval.evaluate import Protocol, Score
+from paragan.eval.features import inception_path
+from paragan.game.ema import Decay
+from paragan.game.game import Given
+from paragan.losses.adversarial import Adversarial
+from paragan.nets import Spec
+from paragan.optim.optimizers import Adam, Rule, Side
+from paragan.optim.policies import described, policy, stated, written
+from paragan.plan.profile.profile import Profile, profile_from, written_profile
+from paragan.plan.profile.profile_cache import structure_of
+from paragan.plan.profile.profiler import Asked, profile_of
+from paragan.strategies.sync import Sync
+from paragan.train.averaged_model import averaged_sampler
+from paragan.train.build import Pair, placed
+from paragan.train.callbacks.log import refuse_nonfinite
+from paragan.train.callbacks.scoring import check, score, summary
+from paragan.train.console import Screen, describe
+from paragan.train.loop import explained, play_round
+from paragan.train.rank_agreement import together
+from paragan.train.session import Session, assemble, set_threads
 
 PROFILE_TIMEOUT_S = 300.0  # beyond what it was asked to take
 
@@ -230,7 +236,7 @@ class ScalingManager:
         self.world = World.join(place, pick_device(config.device.kind, place.local_rank), config.timeout_s)
         self.screen = Screen(self.world.first)
         self.run = scaled(config, bs, num_workers)
-        self.run.check(self.world.size)
+        validate(self.run, self.world.size)
         if self.run.device.layout == "measured":
             raise Unusable('device.layout="measured" is for `paragan train`: set what `paragan plan --layout` names')
         set_threads(self.run, self.world)

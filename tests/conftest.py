@@ -14,8 +14,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))  # `import ranks, toy` from any test
 
 import browser
-import ranks
-import toy
+import rank_pool
+import tiny_run
 from processes import LONG, Processes, quicken, train, trained
 
 KILLS = ("test_survive.py", "test_kill.py", "test_label_kills.py")
@@ -24,12 +24,12 @@ LONG_ONES = ("test_contracts.py", "test_per_label.py", "test_fuzz.py", "test_res
 torch.set_num_threads(1)
 quicken()
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="paragan-tests-")
-cloudpickle.register_pickle_by_value(toy)
+cloudpickle.register_pickle_by_value(tiny_run)
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[ranks.Pool]:
-    pool = ranks.Pool()
+def pool() -> Iterator[rank_pool.Pool]:
+    pool = rank_pool.Pool()
     yield pool
     pool.close()
 

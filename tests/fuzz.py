@@ -29,19 +29,20 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-import sets
-from paragan.data.decode import DecodeError, place
-from paragan.data.find import find
-from paragan.data.places import Reach
-from paragan.errors import Failed, Unusable
+import fake_datasets
+from paragan.core.errors import Failed, Unusable
+from paragan.data.decode import place
+from paragan.data.open_source import find
+from paragan.data.source import DecodeError
+from paragan.data.storage.filesystem import Reach
 
 HEADROOM = 4 * 2**30  # bytes of addresses beyond what the program takes at its start
 LONGEST_S = 10  # an input
 READ = 12  # records of an input, at most
 
-IMAGES = sets.pictures(6)
+IMAGES = fake_datasets.pictures(6)
 LABELS = [0, 1, 2, 0, 1, 2]
-PNGS = [sets.png(image) for image in IMAGES]
+PNGS = [fake_datasets.png(image) for image in IMAGES]
 
 Rng = random.Random
 Files = dict[str, bytes]
@@ -165,16 +166,18 @@ def h5_of(**how) -> bytes:
 
 
 NAMES = [f"{i}/{i}.png" for i in range(6)]
-LISTING = sets.listing(NAMES, LABELS).encode()
+LISTING = fake_datasets.listing(NAMES, LABELS).encode()
 CLASSED: Files = {f"{'abc'[label]}/{i}.png": PNGS[i] for i, label in enumerate(LABELS)}
 MEMBERS = [one for i in range(6) for one in ((f"{i}.png", PNGS[i]), (f"{i}.cls", b"%d" % LABELS[i]))]
 LONG = [(f"{'long' * 40}{name}", data) for name, data in MEMBERS]
 SINGLE: Files = {
     "png": PNGS[0],
-    "jpg": sets.png(IMAGES[0], "JPEG"),
-    "jpeg": sets.png(IMAGES[0], "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0"),
-    "webp": sets.png(IMAGES[0], "WEBP"),
-    "bmp": sets.png(IMAGES[0], "BMP"),
+    "jpg": fake_datasets.png(IMAGES[0], "JPEG"),
+    "jpeg": fake_datasets.png(
+        IMAGES[0], "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0"
+    ),
+    "webp": fake_datasets.png(IMAGES[0], "WEBP"),
+    "bmp": fake_datasets.png(IMAGES[0], "BMP"),
 }
 
 
@@ -222,7 +225,7 @@ def zips(rng: Rng, folder: Path) -> Path:
             CLASSED,
             {**dict(zip(NAMES, PNGS)), "dataset.json": LISTING},
             {**dict(zip(NAMES, PNGS)), "dataset.json": damaged(rng, LISTING)},
-            {**dict(zip(names, PNGS)), "dataset.json": sets.listing(names, LABELS).encode()},
+            {**dict(zip(names, PNGS)), "dataset.json": fake_datasets.listing(names, LABELS).encode()},
             {"a.png": bytes(300_000)},
         )
     )
@@ -259,7 +262,9 @@ def pickles(rng: Rng, folder: Path) -> Path:
     if rng.random() < 0.1:
         batch["trap"] = Trap(folder.parent / "sprung")  # pyright: ignore[reportArgumentType]
     protocol = rng.randrange(7)
-    data = sets.python2(batch) if protocol == 6 and "trap" not in batch else pickle.dumps(batch, min(protocol, 5))
+    data = (
+        fake_datasets.python2(batch) if protocol == 6 and "trap" not in batch else pickle.dumps(batch, min(protocol, 5))
+    )
     meta = pickle.dumps({"label_names": ["a", "b", "c"]}, 2)
     small = data.find(bytes(3000))  # the pixels are dull: most damage goes around them
     head, tail = data[: max(0, small)], data[max(0, small) + 3000 :]
@@ -304,8 +309,8 @@ def tars(rng: Rng, folder: Path) -> Path:
 
 
 def indexes(rng: Rng, folder: Path) -> Path:
-    from paragan.data.places import Here
-    from paragan.data.sources.index import build
+    from paragan.data.formats.tar_index import build
+    from paragan.data.storage.local import Here
 
     size = written(folder / "a.tar", tar_of(MEMBERS)).stat().st_size
     data = build(Here(folder), ["a.tar"], [size]).to_bytes()

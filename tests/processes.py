@@ -26,10 +26,10 @@ PRELOADED = [
     "matplotlib.backends.backend_svg",
     "torch._dynamo",  # by every optimizer
     "torch.utils.tensorboard.writer",
-    "paragan.cli",
+    "paragan.cli.main",
     "paragan.eval.evaluate",
     "paragan.recipes",
-    "paragan.train.start",
+    "paragan.train.trainer",
 ]
 TINY = [
     *("digits", "--nets.width=4", "--nets.latent=8", "--objective.r1=0"),
@@ -43,9 +43,9 @@ PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 
 def quicken() -> None:
     """Measure the statistics of a model, of which a test writes many, on fewer images: it takes half of a tiny run."""
-    from paragan.train import model
+    from paragan.models import bn_recalibration
 
-    model.STANDING_IMAGES = 64
+    bn_recalibration.STANDING_IMAGES = 64
 
 
 def _main(arguments: list[str], log: str, env: dict[str, str], patch: str) -> None:
@@ -54,7 +54,7 @@ def _main(arguments: list[str], log: str, env: dict[str, str], patch: str) -> No
     os.environ.update(env)
     quicken()
     exec(patch, {})
-    from paragan.cli import main
+    from paragan.cli.main import main
 
     sys.exit(main(arguments))
 
@@ -70,7 +70,7 @@ class Ended:
 
 def call(*arguments: str | Path) -> Ended:
     """A command line in this process."""
-    from paragan.cli import main
+    from paragan.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

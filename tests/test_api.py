@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import paragan as pg
-import toy
+import tiny_run
 from paragan.api import scaled
 from processes import until
 
@@ -92,7 +92,7 @@ def test_plain_modules_with_their_own_batch_norm():
 
 def test_workers_are_logical(pool):
     """The same script gives the same training on one rank and on two."""
-    toy  # noqa: B018 - registered by value
+    tiny_run  # noqa: B018 - registered by value
 
     def job(world):
         scale_mgr = pg.ScalingManager(config(), 32, 4)
@@ -102,7 +102,7 @@ def test_workers_are_logical(pool):
             scale_mgr.train(gan)
         return torch.cat([p.flatten() for p in gan.generator.parameters()])
 
-    one = job(toy.World.solo())
+    one = job(tiny_run.World.solo())
     for several in pool(2, job):
         torch.testing.assert_close(several, one, rtol=1e-4, atol=1e-6)
 

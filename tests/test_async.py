@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn.functional import relu
 
-import toy
-from paragan.game.buffer import Newest, Replay, Uniform
-from paragan.rng import Draw
+import tiny_run
+from paragan.core.rng import Draw
+from paragan.game.replay_policy import Newest, Replay, Uniform
 from paragan.train.loop import play_round
 
 LAGS = {
@@ -25,7 +25,7 @@ LAGS = {
 
 def plain_loop(run, rounds, fake_lags, critic_lags):
     """All that ever was made or was D is kept; everybody moves from the same point."""
-    s = toy.session(run)  # for its networks, lanes and optimizers; its strategy is not asked
+    s = tiny_run.session(run)  # for its networks, lanes and optimizers; its strategy is not asked
     g, d, labels = s.game.g, s.game.d, s.game.labels
     made, critics = [], []
 
@@ -59,7 +59,7 @@ def plain_loop(run, rounds, fake_lags, critic_lags):
             with d.moving():
                 (relu(1 - d.net(hand.images, hand.labels)) + relu(1 + d.net(x, y))).mean().backward()
             d.move((step + 1) * run.round, run.round)
-    return toy.state(s)
+    return tiny_run.state(s)
 
 
 def asked(fake_lags, critic_lags):
@@ -73,12 +73,12 @@ def asked(fake_lags, critic_lags):
 @pytest.mark.parametrize("d_steps", [1, 3])
 @pytest.mark.parametrize(("fake_lags", "critic_lags"), LAGS.values(), ids=LAGS)
 def test_it_equals_a_plain_loop_with_the_same_lags(fake_lags, critic_lags, d_steps):
-    run = toy.run(*asked(fake_lags, critic_lags), "nets.spectral=false", f"d_steps={d_steps}")
-    assert toy.same(toy.play(run, 9), plain_loop(run, 9, fake_lags, critic_lags))
+    run = tiny_run.run(*asked(fake_lags, critic_lags), "nets.spectral=false", f"d_steps={d_steps}")
+    assert tiny_run.same(tiny_run.play(run, 9), plain_loop(run, 9, fake_lags, critic_lags))
 
 
 def test_one_forward_of_g_less_a_round():
-    s = toy.session(toy.run("strategy=async", "d_steps=3"))
+    s = tiny_run.session(tiny_run.run("strategy=async", "d_steps=3"))
     calls = []
     s.game.g.net.register_forward_hook(lambda *args: calls.append(torch.is_grad_enabled()))
     for _ in range(3):
@@ -88,7 +88,7 @@ def test_one_forward_of_g_less_a_round():
 
 
 def test_what_is_kept_is_bounded():
-    s = toy.session(toy.run("strategy=async", "strategy.fake_lags=[3,1]", "strategy.buffer=uniform"))
+    s = tiny_run.session(tiny_run.run("strategy=async", "strategy.fake_lags=[3,1]", "strategy.buffer=uniform"))
     for _ in range(20):
         play_round(s)
     fakes, critic = s.role.past
@@ -114,7 +114,7 @@ def test_policies():
 
 def test_replayed_images_keep_their_labels():
     """An image and its label stay together; what is drawn is what G made."""
-    s = toy.session(toy.run("strategy=async", "strategy.buffer=uniform", "strategy.buffer.last=3"))
+    s = tiny_run.session(tiny_run.run("strategy=async", "strategy.buffer=uniform", "strategy.buffer.last=3"))
     for _ in range(5):
         play_round(s)
     fakes = s.role.past[0]
@@ -128,12 +128,12 @@ def test_replayed_images_keep_their_labels():
 
 def test_a_checkpoint_has_what_was_made_for_any_number_of_ranks(pool, tmp_path):
     """Three rounds on two ranks, then three on one, equal six on one; lags reach behind the checkpoint."""
-    run = toy.run(*asked((3, 1), (2,)), "strategy.buffer=replay", "strategy.buffer.fraction=0.9", lanes=4)
-    saved = pool(2, lambda world: toy.saved(run, 3, world, tmp_path)[0])[0]
-    s = toy.session(run, start=saved)
+    run = tiny_run.run(*asked((3, 1), (2,)), "strategy.buffer=replay", "strategy.buffer.fraction=0.9", lanes=4)
+    saved = pool(2, lambda world: tiny_run.saved(run, 3, world, tmp_path)[0])[0]
+    s = tiny_run.session(run, start=saved)
     assert set(s.role.past[0].rounds) == {0, 1, 2}
     for _ in range(3):
         play_round(s)
-    whole = toy.play(dataclasses.replace(run), 6)
-    assert toy.distance(toy.state(s), whole, "G/") < 2e-4
-    assert toy.distance(toy.state(s), whole, "D/") < 2e-4
+    whole = tiny_run.play(dataclasses.replace(run), 6)
+    assert tiny_run.distance(tiny_run.state(s), whole, "G/") < 2e-4
+    assert tiny_run.distance(tiny_run.state(s), whole, "D/") < 2e-4

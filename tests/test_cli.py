@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paragan.cli import main
-from paragan.config import from_yaml
+from paragan.cli.main import main
+from paragan.core.schema import from_yaml
 from paragan.data import decode
 from processes import TINY, call, outcome, refused, trained
 

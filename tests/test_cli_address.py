@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from paragan.cli import _absolute
+from paragan.cli.common import _absolute
 from paragan.recipes import recipe
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-from paragan.cli import main
-from paragan.data.images import load
+from paragan.cli.main import main
+from paragan.data.dataset import load
 from processes import call, refused
 
 RNG = np.random.default_rng(0)
@@ -200,10 +200,10 @@ def test_stats_are_the_moments_of_the_pixels(channels):
 
 
 def test_stats_are_those_that_scores_compare_with():
+    from paragan.eval.accumulators import OfAll
     from paragan.eval.evaluate import summarize
     from paragan.eval.features import pixels
-    from paragan.eval.gaussian import Gaussian, frechet
-    from paragan.eval.readings import OfAll
+    from paragan.eval.frechet import Gaussian, frechet
 
     assert "64" in call("data", "stats", "digits", "--out=s.npz", "--count=500").out
     reals = load("digits", resolution=None).images[np.linspace(0, 1796, 500).astype(int)]

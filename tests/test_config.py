@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from paragan.config import build, differences, fields_help, from_yaml, nearest, override, plain, to_yaml
-from paragan.errors import Unusable
+from paragan.config.run import Run
+from paragan.core.errors import Unusable
+from paragan.core.schema import build, differences, fields_help, from_yaml, nearest, override, plain, to_yaml
 from paragan.nets import Nets
 from paragan.recipes import RECIPES, recipe
-from paragan.train.run import Run
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import toy
-from paragan.devices import KINDS, has_huge_pages, huge_pages, kind_of, pick_device
-from paragan.errors import Unusable
+import tiny_run
+from paragan.config.validate import validate
+from paragan.core.devices import KINDS, has_huge_pages, huge_pages, kind_of, pick_device
+from paragan.core.errors import Unusable
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parent.parent / "paragan"
@@ -51,7 +52,7 @@ def test_auto_is_never_what_was_not_tried(monkeypatch):
     with pytest.raises(Unusable, match="one rank"):
         pick_device("mps", 1)
     with pytest.raises(Unusable, match="start one"):
-        toy.run("device.kind=mps").check(2)
+        validate(tiny_run.run("device.kind=mps"), 2)
 
 
 def test_only_one_file_asks_what_kind_a_device_is():

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.comm.compress import BF16, Exact, Int4, Int8, Sign
+from paragan.comm.compression.compressors import BF16, Exact, Int4, Int8, Sign
 from paragan.comm.exchange import Every, Local, Lookahead, Now, Then
-from paragan.comm.flat import Flat
+from paragan.comm.flat_params import Flat
 from paragan.comm.gossip import CompressedGossip, Gossip
-from paragan.comm.meter import Meter
 from paragan.comm.topology import Complete, Matching, OnePeer, RandomRing, Ring, contraction
-from paragan.optim.optimism import optimistic
-from paragan.strategies.gossip import CPOAdamCentral
+from paragan.comm.traffic import Meter
+from paragan.optim.optimistic import optimistic
+from paragan.strategies.gossip_dposg import CPOAdamCentral
 from paragan.strategies.sync import average
 
 SIZE = 96

@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-import toy
-from paragan.comm import blocks
-from paragan.comm.compress import Exact, Int8
-from paragan.comm.exchange import AllReduce, CompressedSum, Local, Lookahead
-from paragan.comm.flat import Flat
-from paragan.errors import Unusable
+import tiny_run
+from paragan.comm.compressed_allreduce import CompressedSum
+from paragan.comm.compression import block_quantizer
+from paragan.comm.compression.compressors import Exact, Int8
+from paragan.comm.exchange import AllReduce, Local, Lookahead
+from paragan.comm.flat_params import Flat
+from paragan.config.resolve import resolve, spec_of
+from paragan.core.errors import Unusable
 from paragan.strategies.sync import Sync
-from paragan.train.run import build_game, build_nets, resolve, spec_of
+from paragan.train.build import build_game, build_nets
 
 SIZE = 64  # of each player
 
@@ -26,16 +28,16 @@ class ThreeBits:
     name, lossy, feedback = "three bits", True, 1.0
 
     def nbytes(self, n):
-        return blocks.records(n, 64) * blocks.record_bytes(64, 4)
+        return block_quantizer.records(n, 64) * block_quantizer.record_bytes(64, 4)
 
     def delta(self, n):
         return 1 / (1 + 63 / 36)
 
     def encode(self, x, out, seed):
-        blocks.encode_levels(x, out, block=64, bits=4, top=3, rule="largest", stochastic=False, seed=seed)
+        block_quantizer.encode_levels(x, out, block=64, bits=4, top=3, rule="largest", stochastic=False, seed=seed)
 
     def decode(self, data, out):
-        blocks.decode_levels(data, out, block=64, bits=4, top=3)
+        block_quantizer.decode_levels(data, out, block=64, bits=4, top=3)
 
 
 class Point(nn.Module):
@@ -137,8 +139,8 @@ def test_four_ranks_are_the_papers_pseudo_code(pool, wire):
 
 
 def test_a_lossy_wire_carries_float32_only():
-    of = toy.run(strategy=Sync(wire=Int8()))
-    data = toy.images()
+    of = tiny_run.run(strategy=Sync(wire=Int8()))
+    data = tiny_run.images()
     of = resolve(of, data)
     pair = build_nets(of, spec_of(of, data), torch.device("cpu"))
     pair.d.double()

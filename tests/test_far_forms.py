@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import servers
-from paragan.data.far import cache as caches
+from paragan.data.storage import disk_cache as caches
 from processes import call, during, refused, train
 from servers import Nginx
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import toy
+import tiny_run
 from paragan.comm.world import World
-from paragan.devices import kind_of
+from paragan.core.devices import kind_of
+from paragan.core.rng import Draw
 from paragan.eval import Labels, evaluate, pixels
-from paragan.rng import Draw
 from paragan.train.checkpoint import Checkpoints
 from paragan.train.loop import play_round
 
@@ -39,56 +39,56 @@ def close(a, b, tolerance=2e-3):
     """Relative distance of the parameters of both players and of the average, wherever they lie."""
     a, b = ({name: value.cpu() for name, value in state.items()} for state in (a, b))
     for prefix in ("G/", "D/", "G/average"):
-        assert toy.distance(a, b, prefix) < tolerance, prefix
+        assert tiny_run.distance(a, b, prefix) < tolerance, prefix
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_three_rounds_equal_those_on_the_cpu(settings):
-    run = toy.run("nets.batch_norm=true", *settings)
-    close(toy.play(run, 3, World.solo(GPU)), toy.play(run, 3))
+    run = tiny_run.run("nets.batch_norm=true", *settings)
+    close(tiny_run.play(run, 3, World.solo(GPU)), tiny_run.play(run, 3))
 
 
 @pytest.mark.parametrize("settings", [(), ("d_steps=2", "strategy.fake_lags=[1]", "objective.r1=1")])
 def test_two_players_on_two_streams_play_as_on_the_cpu(settings):
     """Both players are slow in turn, so that one that does not wait for the other's images or steps is caught."""
-    run = toy.run("strategy=async", "nets.batch_norm=true", *settings)
-    s = toy.session(run, World.solo(GPU))
+    run = tiny_run.run("strategy=async", "nets.batch_norm=true", *settings)
+    s = tiny_run.session(run, World.solo(GPU))
     for player in s.game.players:
         player.net.register_forward_pre_hook(lambda *_: torch.cuda._sleep(20_000_000))
     for _ in range(6):
         play_round(s)
-    close(toy.state(s), toy.play(run, 6))
+    close(tiny_run.state(s), tiny_run.play(run, 6))
 
 
 def test_bf16_stays_finite_and_near():
-    run = toy.run("device.precision=bf16", "objective.r1=1")
-    found, exact = toy.play(run, 3, World.solo(GPU)), toy.play(toy.run("objective.r1=1"), 3)
+    run = tiny_run.run("device.precision=bf16", "objective.r1=1")
+    found, exact = tiny_run.play(run, 3, World.solo(GPU)), tiny_run.play(tiny_run.run("objective.r1=1"), 3)
     assert all(value.isfinite().all() for value in found.values())
     assert all(value.dtype == exact[name].dtype for name, value in found.items())
     close(found, exact, tolerance=0.05)
 
 
 def test_a_checkpoint_of_the_gpu_goes_on_on_the_cpu(tmp_path):
-    run = toy.run("nets.batch_norm=true")
-    s = toy.session(run, World.solo(GPU))
+    run = tiny_run.run("nets.batch_norm=true")
+    s = tiny_run.session(run, World.solo(GPU))
     for _ in range(3):
         play_round(s)
     clock = {"step": s.clock.step, "images": s.clock.images}
     saved = Checkpoints(tmp_path, s.world).save(s.game.players, clock, {}, s.role)
 
-    then = toy.session(run, World.solo(CPU), saved)
-    assert toy.same(toy.state(then), {name: value.cpu() for name, value in toy.state(s).items()})
+    then = tiny_run.session(run, World.solo(CPU), saved)
+    assert tiny_run.same(tiny_run.state(then), {name: value.cpu() for name, value in tiny_run.state(s).items()})
     play_round(then)
-    close(toy.state(then), toy.play(run, 4))
+    close(tiny_run.state(then), tiny_run.play(run, 4))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("settings", [(), ("objective.r1=1",)], ids=["both", "G alone, for R1 differentiates D twice"])
 @pytest.mark.filterwarnings("default")  # of the compiler, about itself
 def test_compiled_networks_play_the_same(settings):
-    run = toy.run(*settings)
-    compiled = toy.run(*settings, "device.compile=true")
-    close(toy.play(compiled, 3, World.solo(GPU)), toy.play(run, 3, World.solo(GPU)))
+    run = tiny_run.run(*settings)
+    compiled = tiny_run.run(*settings, "device.compile=true")
+    close(tiny_run.play(compiled, 3, World.solo(GPU)), tiny_run.play(run, 3, World.solo(GPU)))
 
 
 def test_draws_are_the_same_on_both():
@@ -96,28 +96,28 @@ def test_draws_are_the_same_on_both():
     assert there.normal("latent/G", 16).device.type == GPU.type
     assert torch.equal(here.normal("latent/G", 16), there.normal("latent/G", 16).cpu())
     assert torch.equal(here.uniform("any", 2, 3), there.uniform("any", 2, 3).cpu())
-    labels = toy.images().labels
+    labels = tiny_run.images().labels
     assert torch.equal(here.choice("label/D", labels), there.choice("label/D", labels).cpu())
 
 
 def test_lanes_bring_the_same_images():
-    run = toy.run("data.mirror=true")
+    run = tiny_run.run("data.mirror=true")
     for a, b in zip(*(hands(run, device) for device in (CPU, GPU)), strict=True):
         assert torch.equal(a.images, b.images.cpu())
         assert torch.equal(a.labels, b.labels.cpu())
 
 
 def hands(run, device):
-    s = toy.session(run, World.solo(device))
+    s = tiny_run.session(run, World.solo(device))
     return [s.lanes.next()[0] for _ in range(3)]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_recorded_rounds_equal_those_that_are_played(settings, precision):
-    run = toy.run("nets.batch_norm=true", *settings, f"device.precision={precision}")
-    recorded = toy.run("nets.batch_norm=true", *settings, f"device.precision={precision}", "device.graph=true")
-    close(toy.play(recorded, 8, World.solo(GPU)), toy.play(run, 8, World.solo(GPU)), 1e-3)
+    run = tiny_run.run("nets.batch_norm=true", *settings, f"device.precision={precision}")
+    recorded = tiny_run.run("nets.batch_norm=true", *settings, f"device.precision={precision}", "device.graph=true")
+    close(tiny_run.play(recorded, 8, World.solo(GPU)), tiny_run.play(run, 8, World.solo(GPU)), 1e-3)
 
 
 def test_scores_are_those_of_the_cpu():

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paragan.report.records import read
-from paragan.train.model import load_model, part
+from paragan.core.jsonl import read
+from paragan.models.model import load_model, part
 from processes import Process, Processes, outcome, steps, train, until
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(900 if "PARAGAN_SOAK" in os.environ else 240)]

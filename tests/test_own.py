@@ -12,18 +12,20 @@ import torch
 from torch import Tensor, nn
 
 import paragan as pg
-import toy
-from paragan.cli import main
+import tiny_run
+from paragan.cli.main import main
 from paragan.comm.world import World
-from paragan.config import build, record
-from paragan.errors import Unusable
+from paragan.config.resolve import resolve, spec_of
+from paragan.config.run import Run
+from paragan.core.errors import Unusable
+from paragan.core.schema import build, record
+from paragan.models.model import load_model, model_config, save_model
+from paragan.models.model_files import whole
+from paragan.models.sampler import Prior
 from paragan.train import checkpoint
+from paragan.train.build import build_nets
 from paragan.train.loop import play_round
-from paragan.train.model import load_model, model_config, save_model
-from paragan.train.run import Run, build_nets, resolve, spec_of
-from paragan.train.sampler import Prior
-from paragan.train.snapshot import whole
-from paragan.train.start import assemble
+from paragan.train.session import assemble
 
 STRATEGIES = {
     "sync": {"name": "sync"},
@@ -49,7 +51,7 @@ def data_of(game: str) -> pg.Images:
         return pg.from_arrays(rng.standard_normal((200, 2)), rng.integers(3, size=200))
     if game == "showers":
         return pg.from_arrays(rng.gamma(1.0, size=(100, 1, 8, 8, 8)), rng.integers(2, size=100))
-    return toy.images()
+    return tiny_run.images()
 
 
 def run_of(game: str, strategy: dict[str, Any]) -> Run:
@@ -79,8 +81,8 @@ def four_and_two_equal_six(game: str, strategy: dict[str, Any], world: World, fo
     then = session(run, data, world, saved)
     for _ in range(2):
         play_round(then)
-    a, b = toy.told(whole), toy.told(then)
-    return toy.same(a, b) and all(bool(t.isfinite().all()) for t in a.values())
+    a, b = tiny_run.told(whole), tiny_run.told(then)
+    return tiny_run.same(a, b) and all(bool(t.isfinite().all()) for t in a.values())
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
@@ -102,11 +104,11 @@ def test_two_ranks_equal_one(pool, game):
         s = session(run_of(game, STRATEGIES["sync"]), data_of(game), world)
         for _ in range(4):
             play_round(s)
-        return toy.state(s)
+        return tiny_run.state(s)
 
     two, one = pool(2, played)[0], played(World.solo())
-    assert toy.distance(two, one, "G/") < 1e-4
-    assert toy.distance(two, one, "D/") < 1e-4
+    assert tiny_run.distance(two, one, "G/") < 1e-4
+    assert tiny_run.distance(two, one, "D/") < 1e-4
 
 
 # The command line -------------------------------------------------------------------------------------
@@ -339,12 +341,12 @@ def test_shared_and_frozen_layers_are_in_every_file(tmp_path):
         first.game.players, {"step": 1, "images": first.clock.images}, {}, first.role
     )
     then = session(run, data, start=saved)
-    assert toy.same(toy.state(first), toy.state(then))
+    assert tiny_run.same(tiny_run.state(first), tiny_run.state(then))
     spec = spec_of(resolve(run, data), data)
     save_model(tmp_path / "model", first.game.g.net, None, model_config(nets, spec, Prior(()), ()))
     g = nets.generator(spec)
     whole(tmp_path / "model").fill(g)
-    assert toy.same(g.state_dict(), dict(first.game.g.net.state_dict()))
+    assert tiny_run.same(g.state_dict(), dict(first.game.g.net.state_dict()))
     assert len(checkpoint.buffers(first.game.g)) == 2
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import paragan
-from paragan.report.records import read
-from paragan.train import start
-from paragan.train.leases import Leases
-from paragan.train.sampler import size_of
+from paragan.core.jsonl import read
+from paragan.models.sampler import size_of
+from paragan.train import trainer
+from paragan.train.per_label.lease_queue import Leases
 from processes import TINY, call, checkpoints, during, outcome, refused, until
 
 PER_LABEL = ("--strategy=per-label", "--kimg=0.8", "--output.checkpoint_kimg=0.16", "--evaluation.count=40")
@@ -37,7 +37,7 @@ def _elsewhere(tmp_path, monkeypatch):
     """And without pages, which take a third of the time: `done` and those that are started have them."""
     monkeypatch.chdir(tmp_path)
     for page in ("write_report", "at_end"):
-        monkeypatch.setattr(start, page, lambda *_: None)
+        monkeypatch.setattr(trainer, page, lambda *_: None)
 
 
 @pytest.fixture(scope="session")
@@ -285,7 +285,7 @@ def test_generators_are_loaded_on_demand_and_forgotten(done):
 
 
 def test_it_is_scored_like_one_model_whatever_the_window(done, monkeypatch):
-    from paragan.train import sampler
+    from paragan.models import sampler
 
     first = call("eval", done, "--metrics=fd", "--count=200")
     monkeypatch.setattr(sampler, "WINDOW_BYTES", 64 * 64 * 2)
@@ -369,10 +369,11 @@ def test_a_run_whose_queue_was_lost_goes_on(tmp_path):
     [(True, "before its scores were taken", "free"), (False, "stopped after label 0", "done")],
 )
 def test_a_signal_while_a_label_is_scored_ends_the_worker(before, said, state, tmp_path, monkeypatch):
-    from paragan.train import pooled, scoring
+    from paragan.train.callbacks import scoring
+    from paragan.train.per_label import finalize
 
     score = scoring.score
-    assert pooled.score is score  # loaded before it is patched
+    assert finalize.score is score  # loaded before it is patched
 
     def signalled(*told, **how):
         if before:

@@ -7,15 +7,17 @@ import dataclasses
 import pytest
 import torch
 
-import toy
-from paragan.cli_plan import few, of_a_round, one_round
+import tiny_run
 from paragan.comm.world import World
-from paragan.devices import KINDS
+from paragan.config.resolve import resolve, spec_of
+from paragan.config.run import on_lanes
+from paragan.core.devices import KINDS
 from paragan.plan.cost import forward_flops, round_flops
 from paragan.plan.memory import Footprint, foresee
+from paragan.plan.round_cost import few, of_a_round, one_round
+from paragan.train.build import build_nets
 from paragan.train.loop import play_round
-from paragan.train.run import build_nets, on_lanes, resolve, spec_of
-from paragan.train.start import assemble
+from paragan.train.session import assemble
 from processes import call
 
 VARIANTS = {
@@ -65,14 +67,16 @@ def test_a_gradient_of_a_convolution_takes_twice_its_operations_whatever_its_gro
 
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
 def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
-    run = resolve(toy.run("nets.width=16", "nets.batch_norm=true", *settings), toy.images())
-    found = foresee(lambda: one_round(run, few(toy.images())))
+    run = resolve(tiny_run.run("nets.width=16", "nets.batch_norm=true", *settings), tiny_run.images())
+    found = foresee(lambda: one_round(run, few(tiny_run.images())))
     with Footprint() as counted:
-        kept = one_round(run, few(toy.images()))
+        kept = one_round(run, few(tiny_run.images()))
     assert kept.clock.step == 1
     assert found.peak_bytes == pytest.approx(counted.peak, rel=0.02)
     if settings == ():
-        s = assemble(run, World.solo(), toy.images(), build_nets(run, spec_of(run, toy.images()), torch.device("cpu")))
+        s = assemble(
+            run, World.solo(), tiny_run.images(), build_nets(run, spec_of(run, tiny_run.images()), torch.device("cpu"))
+        )
         play_round(s)
         counted = round_flops(*forward_flops(s.game), run.batch, 1)
         assert found.flops == pytest.approx(counted, rel=0.05)
@@ -81,8 +85,8 @@ def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
 @pytest.mark.parametrize(("lanes", "merge"), [(8, 1), (11, 2), (16, 3), (16, 0)])
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
 def test_of_many_passes_a_few_tell_of_all(settings, lanes, merge):
-    run = resolve(on_lanes(toy.run(f"device.merge={merge}", *settings), lanes), toy.images())
-    assert of_a_round(run, few(toy.images())) == foresee(lambda: one_round(run, few(toy.images())))
+    run = resolve(on_lanes(tiny_run.run(f"device.merge={merge}", *settings), lanes), tiny_run.images())
+    assert of_a_round(run, few(tiny_run.images())) == foresee(lambda: one_round(run, few(tiny_run.images())))
 
 
 def test_more_memory_than_there_is_is_said(monkeypatch):
@@ -95,8 +99,8 @@ def test_more_memory_than_there_is_is_said(monkeypatch):
 
 
 def test_a_rank_has_its_lanes_alone():
-    run = dataclasses.replace(toy.run("g_batch=32"), lanes=8)
+    run = dataclasses.replace(tiny_run.run("g_batch=32"), lanes=8)
     part = on_lanes(run, 3)
     assert (part.batch, part.g_batch, part.lanes) == (6, 12, 3)
-    less, all_of_it = (foresee(lambda of=of: one_round(of, few(toy.images()))) for of in (part, run))
+    less, all_of_it = (foresee(lambda of=of: one_round(of, few(tiny_run.images()))) for of in (part, run))
     assert less.peak_bytes < all_of_it.peak_bytes

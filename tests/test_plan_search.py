@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import planned
-from paragan.plan.worker.profile import Noise, read_profile, written_profile
+import fake_profiles
+from paragan.plan.profile.profile import Noise, read_profile, written_profile
 from processes import call, refused
 
 LINE = "--links=200 Mbit/s, 10 ms"
@@ -16,15 +16,16 @@ LINE = "--links=200 Mbit/s, 10 ms"
 @pytest.fixture
 def profile(tmp_path):
     """One of the digits' networks, by a device that is not here."""
+    from paragan.config.resolve import load_images, resolve, spec_of
+    from paragan.core.rng import CPU
     from paragan.recipes import recipe
-    from paragan.rng import CPU
-    from paragan.train.run import build_nets, load_images, resolve, spec_of
+    from paragan.train.build import build_nets
 
     run = recipe("digits")
     images = load_images(run)
     pair = build_nets(resolve(run, images), spec_of(run, images), CPU)
     g, d = (sum(p.numel() for p in net.parameters()) for net in (pair.g, pair.d))
-    found = planned.profile(noise=64, memory=((16, 10**8), (64, 3 * 10**8)))
+    found = fake_profiles.profile(noise=64, memory=((16, 10**8), (64, 3 * 10**8)))
     path = tmp_path / "profile.yaml"
     path.write_text(written_profile(dataclasses.replace(found, params=(g, d))))
     return f"--profile={path}"

@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 import torch
 
-from paragan.config import build, plain
+from paragan.config.run import Run
+from paragan.config.validate import refuse_unheard, validate
+from paragan.core.schema import build, plain
 from paragan.nets import Spec
 from paragan.nets.conditioning import judging
 from paragan.recipes import RECIPES, recipe
 from paragan.recipes.published import DATA, recipes
-from paragan.train.fitting import refuse_unheard
-from paragan.train.run import Run
 
 CLASSES = {"cifar10": 10, "cifar100": 100, "tinyimagenet64": 200}
 
@@ -28,7 +28,7 @@ def test_a_recipe_is_a_run_that_can_be_played(name):
     run = dataclasses.replace(recipe(name), data=dataclasses.replace(recipe(name).data, path="somewhere"))
     assert run.recipe == name
     assert build(Run, plain(run)) == run
-    run.check(min(8, run.lanes))
+    validate(run, min(8, run.lanes))
     run.nets.check(spec(name))
     refuse_unheard(run.objective, judging(run.nets, spec(name)))
     assert recipe(name).__class__ is Run

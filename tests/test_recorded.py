@@ -8,16 +8,18 @@ import time
 import pytest
 import torch
 
-import toy
-from paragan import devices
+import tiny_run
 from paragan.comm.world import World
-from paragan.errors import Failed, Unusable
-from paragan.game.program import program
-from paragan.game.recorded import Recorder, Staged
-from paragan.rng import Draw
+from paragan.config.resolve import resolve, spec_of
+from paragan.config.validate import validate
+from paragan.core import devices
+from paragan.core.errors import Failed, Unusable
+from paragan.core.rng import Draw
+from paragan.game.compiled_pass import program
+from paragan.game.graph_capture import Recorder, Staged
+from paragan.train.build import build_nets
 from paragan.train.loop import play_round
-from paragan.train.run import build_nets, resolve, spec_of
-from paragan.train.start import assemble, seat
+from paragan.train.session import assemble, seat
 
 SETTINGS = {
     "plain": (),
@@ -45,37 +47,37 @@ def listed(action):
 
 
 def played(run, recorder, rounds=8):
-    images, world = toy.images(), World.solo()
+    images, world = tiny_run.images(), World.solo()
     run = resolve(run, images)
     s = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
     s = seat(run, world, images, dataclasses.replace(s.game, recorder=recorder), s.clock)
     for _ in range(rounds):
         play_round(s)
     line = s.stats.tick(s.clock.images, s.clock.step)
-    return toy.state(s), {name: value for name, value in line.items() if name.startswith("Loss/")}
+    return tiny_run.state(s), {name: value for name, value in line.items() if name.startswith("Loss/")}
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_what_is_replayed_is_what_would_have_been_played(settings):
-    run, made = toy.run(*settings), []
+    run, made = tiny_run.run(*settings), []
 
     def recorder():
         made.append(Recorder(run.objective.kind, capture=again))
         return made[-1]
 
     (a, losses_a), (b, losses_b) = played(run, lambda: None), played(run, recorder)
-    assert toy.same(a, b)
+    assert tiny_run.same(a, b)
     assert losses_a == losses_b
     assert any(kept.replay for recorder in made for kept in recorder.recordings.values())
 
 
 @pytest.mark.parametrize("settings", (SETTINGS | KEPT).values(), ids=SETTINGS | KEPT)
 def test_operations_as_they_were_listed_are_those_of_the_pass_to_the_bit(settings):
-    run = toy.run(*settings)
+    run = tiny_run.run(*settings)
     (a, losses_a), (b, losses_b) = (
         played(run, recorder, 5) for recorder in (lambda: None, lambda: Recorder(run.objective.kind, listed, warm=0))
     )
-    assert toy.same(a, b)
+    assert tiny_run.same(a, b)
     assert losses_a == losses_b
 
 
@@ -83,17 +85,17 @@ def test_operations_as_they_were_listed_are_those_of_the_pass_to_the_bit(setting
 @pytest.mark.skipif(not devices.compiler(), reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch's compiler, about torch
 def test_a_compiled_pass_rounds_otherwise_and_goes_on_from_a_checkpoint_to_the_bit(tmp_path):
-    plain = toy.run("nets.batch_norm=true", "g.optimizer=sgd", "d.optimizer=sgd")
-    run = toy.run("device.graph=true", **{f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)})
-    whole, eager = toy.play(run, 7), toy.play(plain, 7)
-    assert not toy.same(whole, eager)
+    plain = tiny_run.run("nets.batch_norm=true", "g.optimizer=sgd", "d.optimizer=sgd")
+    run = tiny_run.run("device.graph=true", **{f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)})
+    whole, eager = tiny_run.play(run, 7), tiny_run.play(plain, 7)
+    assert not tiny_run.same(whole, eager)
     for name, value in eager.items():
         torch.testing.assert_close(whole[name], value, rtol=1e-3, atol=1e-5)
-    path, _ = toy.saved(run, 4, World.solo(), tmp_path)
-    resumed = toy.session(run, start=path)
+    path, _ = tiny_run.saved(run, 4, World.solo(), tmp_path)
+    resumed = tiny_run.session(run, start=path)
     for _ in range(3):
         play_round(resumed)
-    assert toy.same(toy.told(resumed), whole)
+    assert tiny_run.same(tiny_run.told(resumed), whole)
 
 
 def test_a_program_is_traced_without_writing_and_keeps_to_its_own_tensors():
@@ -157,7 +159,7 @@ def test_a_pass_that_depends_on_its_numbers_is_refused():
 
 
 def test_recording_is_no_part_of_a_pace():
-    run, images = toy.run(), toy.images()
+    run, images = tiny_run.run(), tiny_run.images()
 
     def slow(action):
         time.sleep(0.5)
@@ -186,21 +188,21 @@ def test_staged_numbers_are_those_of_the_position_they_were_refreshed_for():
 
 @pytest.mark.parametrize("settings", [("strategy=gossip",), ("strategy.order=together",), ("device.compile=true",)])
 def test_passes_that_cannot_be_recorded_are_refused(settings, monkeypatch):
-    run = toy.run("device.graph=true", *settings)
+    run = tiny_run.run("device.graph=true", *settings)
     for cuda in (False, True):
         monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
         with pytest.raises(Unusable, match=r"--device.graph=true .*leave it false"):
-            run.check(1)
+            validate(run, 1)
         with pytest.raises(Unusable, match="one rank"):
-            run.check(2)
+            validate(run, 2)
 
 
 def test_without_a_compiler_a_cpu_records_nothing(monkeypatch):
-    run = toy.run("device.graph=true", "device.kind=cpu")
+    run = tiny_run.run("device.graph=true", "device.kind=cpu")
     monkeypatch.setenv("CXX", "true")
-    run.check(1)
+    validate(run, 1)
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(Unusable, match=r"--device.graph=true needs a C\+\+ compiler"):
-        run.check(1)
+        validate(run, 1)
     with pytest.raises(Unusable, match="on CUDA and on CPUs"):
-        toy.run("device.graph=true", "device.kind=mps").check(1)
+        validate(tiny_run.run("device.graph=true", "device.kind=mps"), 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-import toy
+import tiny_run
+from paragan.core.rng import Draw, generator, shuffled
 from paragan.data.lanes import Lanes
-from paragan.rng import Draw, generator, shuffled
 
 
 def test_a_stream_is_a_function_of_its_position():
@@ -32,7 +32,7 @@ def test_an_epoch_visits_every_image_once():
 
 
 def lanes(owned, start=0, mirror=False, merge=0):
-    data = toy.images()
+    data = tiny_run.images()
     return Lanes(
         data.images, data.labels, owned=owned, lanes=8, batch=64, seed=9, start=start, mirror=mirror, merge=merge
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paragan.data.places import public
+from paragan.data.storage.filesystem import public
 from processes import TINY, call, refused, steps
 from servers import Asked, Faulty, faulty
 

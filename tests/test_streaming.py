@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import servers
-from paragan.data.sources.folder import Folder
+from paragan.data.formats.image_folder import Folder
 from processes import call, during, interrupted, outcome, refused, steps, train, until
 from servers import nginx
 

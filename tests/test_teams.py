@@ -12,19 +12,20 @@ import time
 import pytest
 import torch
 
-import toy
-from paragan.batch import Batch
-from paragan.clock import Clock
-from paragan.comm.groups import open_sockets
-from paragan.comm.mail import Parcel
-from paragan.errors import Unusable
-from paragan.game.buffer import Newest, Uniform
-from paragan.game.opponents import Made, PastFakes
-from paragan.rng import Draw
-from paragan.strategies.teams import as_split, even
+import tiny_run
+from paragan.comm.mailbox import Parcel
+from paragan.comm.sockets import open_sockets
+from paragan.config.resolve import settled
+from paragan.config.validate import validate
+from paragan.core.clock import Clock
+from paragan.core.errors import Unusable
+from paragan.core.rng import Draw
+from paragan.core.types import Batch
+from paragan.game.replay_policy import Newest, Uniform
+from paragan.game.stale_opponents import Made, PastFakes
+from paragan.strategies.gd_teams import as_split, even
 from paragan.train.checkpoint import Checkpoints
 from paragan.train.loop import play_round
-from paragan.train.run import settled
 
 TEAMS = ("strategy=async", "nets.batch_norm=true")
 
@@ -33,12 +34,12 @@ def delayed(run, rounds, delays):
     """A job: play, waiting before every round; the state, the losses' line, and how old what was seen was."""
 
     def job(world):
-        waits, s = random.Random(world.rank), toy.session(run, world)
+        waits, s = random.Random(world.rank), tiny_run.session(run, world)
         for _ in range(rounds):
             time.sleep(waits.random() * delays[world.rank % len(delays)])
             play_round(s)
         line = s.stats.tick(s.clock.images, s.clock.step)
-        return toy.told(s), line, s.stats.lags
+        return tiny_run.told(s), line, s.stats.lags
 
     return job
 
@@ -53,18 +54,20 @@ def delayed(run, rounds, delays):
     ],
 )
 def test_a_recorded_pattern_repeats_the_run_to_the_bit(pool, settings, delays):
-    run = toy.run(*TEAMS, *settings)
+    run = tiny_run.run(*TEAMS, *settings)
     state, _, lags = pool(2, delayed(run, 12, delays))[0]
     assert len(lags["fakes"]) == len(lags["critic"]) == 12
     assert len(set(lags["fakes"])) + len(set(lags["critic"])) > 2, "the ranks did not lag, so nothing was shown"
     again = [s for s in settings if not s.startswith(("strategy.lead", "strategy.snapshot"))]
-    replay = toy.run(*TEAMS, *again, f"strategy.fake_lags={lags['fakes']}", f"strategy.critic_lags={lags['critic']}")
-    assert toy.same(pool(1, lambda world: toy.play(replay, 12))[0], state)
+    replay = tiny_run.run(
+        *TEAMS, *again, f"strategy.fake_lags={lags['fakes']}", f"strategy.critic_lags={lags['critic']}"
+    )
+    assert tiny_run.same(pool(1, lambda world: tiny_run.play(replay, 12))[0], state)
 
 
 @pytest.mark.parametrize(("slow", "lead"), [(0, 3), (1, 3), (0, 1), (1, 5)])
 def test_no_team_is_further_ahead_than_it_may(pool, slow, lead):
-    run = toy.run(*TEAMS, f"strategy.lead={lead}", "strategy.split=1:1")
+    run = tiny_run.run(*TEAMS, f"strategy.lead={lead}", "strategy.split=1:1")
     _, line, lags = pool(2, delayed(run, 10, [0.08 * (rank == slow) for rank in (0, 1)]))[0]
     assert max(lags["fakes"]) < lead
     assert max(lags["critic"]) < lead
@@ -84,34 +87,34 @@ def test_no_team_is_further_ahead_than_it_may(pool, slow, lead):
     ],
 )
 def test_it_goes_on_where_it_stopped(pool, split, settings, tmp_path):
-    run, ranks = toy.run(*TEAMS, *settings, "strategy.lead=1", f"strategy.split='{split}'"), int(split[0]) + 2
+    run, ranks = tiny_run.run(*TEAMS, *settings, "strategy.lead=1", f"strategy.split='{split}'"), int(split[0]) + 2
 
     def six_and_four(world):
-        saved, _ = toy.saved(run, 6, world, tmp_path)
-        s = toy.session(run, world, saved)
+        saved, _ = tiny_run.saved(run, 6, world, tmp_path)
+        s = tiny_run.session(run, world, saved)
         for _ in range(4):
             play_round(s)
-        return toy.told(s)
+        return tiny_run.told(s)
 
-    assert toy.same(pool(ranks, six_and_four)[0], pool(ranks, lambda world: toy.play(run, 10, world))[0])
+    assert tiny_run.same(pool(ranks, six_and_four)[0], pool(ranks, lambda world: tiny_run.play(run, 10, world))[0])
 
 
 def test_another_division_goes_on_with_what_was_saved(pool, tmp_path):
     """3 ranks of G and 1 of D, then 1 and 2; the images that were made go to those that own their lanes now."""
-    first = toy.run(*TEAMS, "strategy.lead=1", "strategy.split=3:1")
-    then = toy.run(*TEAMS, "strategy.lead=1", "strategy.split=1:2")
-    saved = pool(4, lambda world: toy.saved(first, 4, world, tmp_path)[0])[0]
+    first = tiny_run.run(*TEAMS, "strategy.lead=1", "strategy.split=3:1")
+    then = tiny_run.run(*TEAMS, "strategy.lead=1", "strategy.split=1:2")
+    saved = pool(4, lambda world: tiny_run.saved(first, 4, world, tmp_path)[0])[0]
 
     def go_on(world):
-        s = toy.session(then, world, saved)
+        s = tiny_run.session(then, world, saved)
         for _ in range(4):
             play_round(s)
-        return toy.told(s)
+        return tiny_run.told(s)
 
-    one = toy.play(first, 8)
+    one = tiny_run.play(first, 8)
     state = pool(3, go_on)[0]
-    assert toy.distance(state, one, "G/") < 2e-4
-    assert toy.distance(state, one, "D/") < 2e-4
+    assert tiny_run.distance(state, one, "G/") < 2e-4
+    assert tiny_run.distance(state, one, "D/") < 2e-4
 
 
 @pytest.mark.parametrize(("g_per_lane", "d_per_lane"), [(4, 2), (2, 4), (3, 2), (2, 5), (1, 3)])
@@ -163,64 +166,64 @@ def test_the_division_with_which_neither_waits():
 
 def test_what_is_refused():
     with pytest.raises(Unusable, match=r"split=2:6 wants 8 ranks, and there are 4; use 2:2"):
-        toy.run(*TEAMS, "strategy.split='2:6'").check(4)
+        validate(tiny_run.run(*TEAMS, "strategy.split='2:6'"), 4)
     with pytest.raises(Unusable, match="split=1:1 wants 2 ranks, and there is 1; give --ranks 2"):
-        toy.run(*TEAMS, "strategy.split='1:1'").check(1)
+        validate(tiny_run.run(*TEAMS, "strategy.split='1:1'"), 1)
     with pytest.raises(Unusable, match="are for ranks that play both"):
-        toy.run(*TEAMS, "strategy.split='1:1'", "strategy.fake_lags=[2]").check(2)
+        validate(tiny_run.run(*TEAMS, "strategy.split='1:1'", "strategy.fake_lags=[2]"), 2)
     for split in ("0:2", "1:0", "half", "1:2:3", "-1:3"):
         with pytest.raises(Unusable, match=r"strategy\.split=.*: it should be auto, none, or"):
-            toy.run(*TEAMS, f"strategy.split='{split}'")
+            tiny_run.run(*TEAMS, f"strategy.split='{split}'")
     for field, value in (("lead", 0), ("snapshot_every", 0), ("buffer.last", 0), ("lead", 5000)):
         with pytest.raises(Unusable, match=rf"strategy\.{field}"):
-            toy.run(*TEAMS, "strategy.buffer=uniform", f"strategy.{field}={value}")
+            tiny_run.run(*TEAMS, "strategy.buffer=uniform", f"strategy.{field}={value}")
     with pytest.raises(Unusable, match=r"strategy\.snapshot_wire"):
-        toy.run(*TEAMS, "strategy.snapshot_wire=topk")
+        tiny_run.run(*TEAMS, "strategy.snapshot_wire=topk")
     with pytest.raises(Unusable, match="--g_batch 12 does not divide into --lanes 8: try --g_batch 8 or 16"):
-        toy.run(*TEAMS, "g_batch=12").check(2)
+        validate(tiny_run.run(*TEAMS, "g_batch=12"), 2)
 
 
 def test_yaml_has_no_minutes():
-    assert toy.run(*TEAMS, "strategy.split=2:6").strategy.split == "2:6"
+    assert tiny_run.run(*TEAMS, "strategy.split=2:6").strategy.split == "2:6"
     assert as_split(126) == "2:6"
     assert as_split("auto") == "auto"
     with pytest.raises(Unusable):
-        toy.run(*TEAMS, "strategy.split=7")
+        tiny_run.run(*TEAMS, "strategy.split=7")
 
 
 def test_the_record_of_a_run(tmp_path):
     path = tmp_path / "lags.jsonl"
     asked = (*TEAMS, f"strategy.lags_of={tmp_path}")
     with pytest.raises(Unusable, match=r"there is no .*lags\.jsonl"):
-        settled(toy.run(*asked))
+        settled(tiny_run.run(*asked))
     path.write_text('{"first": 0, "fakes": [1, 2], "critic": [0, 0]}\n{"first": 2, "fakes": [2], "critic": [1]}\n')
-    strategy = settled(toy.run(*asked)).strategy
+    strategy = settled(tiny_run.run(*asked)).strategy
     assert (strategy.fake_lags, strategy.critic_lags, strategy.lags_of) == ((1, 2, 2), (0, 0, 1), "")
     with pytest.raises(Unusable, match="says what the lags are"):
-        settled(toy.run(*asked, "strategy.fake_lags=[1]"))
+        settled(tiny_run.run(*asked, "strategy.fake_lags=[1]"))
     path.write_text('{"first": 0, "fakes": [1, 2], "critic": [0, 0]}\n{"first": 5, "fakes": [2], "critic": [1]}\n')
     with pytest.raises(Unusable, match="lacks rounds 2 to 4: that run was stopped and resumed"):
-        settled(toy.run(*asked))
+        settled(tiny_run.run(*asked))
     for broken in ('{"first": 0, "fakes": [-1], "critic": [0]}', '{"fakes": 3}', '{"first": 0, "fakes": ["a"]}'):
         path.write_text(broken + "\n")
         with pytest.raises(Unusable, match="no record of lags"):
-            settled(toy.run(*asked))
+            settled(tiny_run.run(*asked))
 
 
 def test_from_teams_to_one_rank_and_back(pool, tmp_path):
     """What one rank does not play against is not kept for teams to find much later."""
-    run = toy.run(*TEAMS, "strategy.lead=1")
+    run = tiny_run.run(*TEAMS, "strategy.lead=1")
 
     def on(saved, folder, rounds):
         def job(world):
-            s = toy.session(run, world, saved)
+            s = tiny_run.session(run, world, saved)
             for _ in range(rounds):
                 play_round(s)
             clock = {"step": s.clock.step, "images": s.clock.images}
             if s.role.settle:
                 s.role.settle()
             ages = max((max(seen.pattern.values()) for seen in s.role.seen.values() if seen.pattern), default=0)
-            return Checkpoints(folder, world).save(s.game.players, clock, {}, s.role), toy.told(s), ages
+            return Checkpoints(folder, world).save(s.game.players, clock, {}, s.role), tiny_run.told(s), ages
 
         return job
 
@@ -228,11 +231,11 @@ def test_from_teams_to_one_rank_and_back(pool, tmp_path):
     second = pool(1, on(first, tmp_path / "b", 3))[0][0]
     rows = pool(2, on(second, tmp_path / "c", 3))
     assert max(ages for _, _, ages in rows) == 0
-    assert toy.distance(rows[0][1], toy.play(run, 9), "G/") < 2e-4
+    assert tiny_run.distance(rows[0][1], tiny_run.play(run, 9), "G/") < 2e-4
 
 
 def test_the_time_until_a_message_is_wanted_is_not_waited(pool):
-    run = toy.run(*TEAMS, "strategy.lead=5", "strategy.split=1:1")
+    run = tiny_run.run(*TEAMS, "strategy.lead=5", "strategy.split=1:1")
     slow = pool(2, delayed(run, 6, (0.2, 0.0)))[0][1]  # rank 0 sleeps, and does not wait
     assert slow["Timing/exchange_wait_s"] < 0.5 * slow["Timing/total_s"]
 
@@ -240,10 +243,10 @@ def test_the_time_until_a_message_is_wanted_is_not_waited(pool):
 @pytest.mark.timeout(1200)
 def test_links_that_are_dropped_leave_nothing(pool):
     """No thread and no socket, however often a role is made and played: 20 times, or PARAGAN_SOAK times 20."""
-    run = toy.run(*TEAMS, "strategy.split=1:1")
+    run = tiny_run.run(*TEAMS, "strategy.split=1:1")
 
     def job(world):
-        first, there = toy.session(run, world), []
+        first, there = tiny_run.session(run, world), []
         for i in range(20):
             s = dataclasses.replace(
                 first, role=run.strategy.role(first.game, world, run.lanes), clock=Clock(run.images)

@@ -2,15 +2,15 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from paragan.batch import Batch, Loss
+from paragan.comm.bucket import TURN
 from paragan.comm.exchange import Local, Then
-from paragan.comm.flat import TURN
-from paragan.comm.groups import Solo
-from paragan.comm.meter import Traffic
+from paragan.comm.process_group import Solo
+from paragan.comm.traffic import Traffic
+from paragan.core.rng import Draw
+from paragan.core.types import Batch, Loss
 from paragan.game.player import Player
 from paragan.game.turn import Turn, alternately, begin, play
-from paragan.nets.norm import convert
-from paragan.rng import Draw
+from paragan.nets.lane_batch_norm import convert
 
 
 class Repeated(nn.Module):

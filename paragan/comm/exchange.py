@@ -12,29 +12,14 @@ gradient is therefore a sum, whatever the lanes each rank owns, and never a mean
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Never, Protocol
 
 import torch
 
-from ..errors import Diverged
-from .compress import Compressor
-from .flat import ARRIVED, GRADIENT, TURN, Bucket, Moment
-from .groups import Group, Lost, Work
-from .meter import Traffic, all_to_all, ring_all_gather, ring_all_reduce
-from .shards import Shards, shard_length
-
-
-class Exchange(Protocol):
-    """How one player's replicas agree."""
-
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]: ...
-
-    def traffic(self, n: int) -> Traffic:
-        """What one rank sends for a bucket of n numbers, in one step."""
-        ...
+from paragan.comm.bucket import ARRIVED, GRADIENT, TURN, Bucket, Exchange, Moment
+from paragan.comm.process_group import Group, Work
+from paragan.comm.traffic import Traffic, ring_all_reduce
 
 
 @dataclass(frozen=True)
@@ -70,58 +55,6 @@ class AllReduce:
 
     def traffic(self, n: int) -> Traffic:
         return ring_all_reduce(4 * n, self.group.size)
-
-
-@dataclass(frozen=True)
-class CompressedSum:
-    """Every rank gets the sum of the group's shares, over a lossy wire both ways; what the wire loses is kept
-    and sent with the next step (Chen et al. 2020, with each rank in the server's place for one shard).
-
-        p = g + e;  send Q(p);  e <- p - Q(p)          every rank, for every shard; g is its share times the ranks
-        m = mean of Q(p);  send Q(m);  e += ranks (m - Q(m))    the shard's owner: that loss is owed to the mean
-        g <- Q(m)
-
-    A rank sends 2 (size - 1) / size of the encoded vector however many ranks there are. The mean of the residuals
-    over ranks is what is owed, and the rule for a changed world conserves it. A gradient that is not finite reaches
-    every rank as NaN: all refuse the step, and the residuals stay as they were. With a `feedback` below 1 that share of
-    e is kept: an old debt is about an opponent that has moved on.
-    """
-
-    wire: Compressor
-    group: Group
-    feedback: float = 1.0
-
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
-        size, rank = self.group.size, self.group.rank
-        shards = Shards(bucket, self.wire, size, self.feedback)
-        seed = zlib.crc32(f"{step} {rank} {bucket.index}".encode()) >> 1 & ~1  # and seed + 1, for the answer
-        yield GRADIENT
-        yield self.group.transpose(shards.offer(seed), shards.inbox)
-        answers, work = self.group.gather(shards.answer(rank, seed + 1), shards.inbox)
-        yield work
-        shards.take(answers)
-        if not bucket.grads.sum().isfinite():
-            refuse(bucket, shards, self.wire)
-        yield ARRIVED
-        shards.keep()
-
-    def traffic(self, n: int) -> Traffic:
-        size, nbytes = self.group.size, self.wire.nbytes(shard_length(n, self.group.size))
-        return all_to_all(size * nbytes, size) + ring_all_gather(nbytes, size)
-
-
-class NotFinite(Lost):
-    """A wire brought numbers that are not finite, from whichever rank: all refuse the step."""
-
-
-def refuse(bucket: Bucket, shards: Shards, wire: Compressor) -> Never:
-    """Every rank refuses a step in which one rank's gradient was not finite; that rank says where."""
-    for vector, what in ((shards.sent, "not finite"), (shards.arriving(seed=0), f"too large for the {wire.name} wire")):
-        bad = shards.whole(vector).isfinite().logical_not().nonzero()
-        if len(bad):
-            name = bucket.parameter_at(int(bad[0]))
-            raise Diverged(f"the gradient of {name} is {what}: the step was refused")
-    raise NotFinite(f"the {wire.name} wire brought numbers that are not finite: the step was refused")
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .compress import Compressor, naming
-from .flat import Bucket, Moment
-from .groups import Group, Work
-from .meter import Traffic
-from .topology import Topology, mates, messages
+from paragan.comm.bucket import Bucket, Moment
+from paragan.comm.compression.compressors import Compressor, naming
+from paragan.comm.process_group import Group, Work
+from paragan.comm.topology import Topology, mates, messages
+from paragan.comm.traffic import Traffic
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..config import by_name, record
-from ..errors import Unusable
-from ..rng import generator
+from paragan.core.errors import Unusable
+from paragan.core.rng import generator
+from paragan.core.schema import by_name, record
 
 Matrix = NDArray[np.float64]
 

@@ -14,27 +14,10 @@ from typing import ClassVar
 
 import torch
 
-from ..devices import kind_of
-from ..errors import Failed, Interrupted, Unusable
-from .groups import (
-    POLL_S,
-    Group,
-    Link,
-    Lost,
-    Ranks,
-    Solo,
-    Store,
-    Waiter,
-    answer_within,
-    c10d,
-    connects,
-    hang_up,
-    hung_up,
-    meet,
-    open_sockets,
-    or_lost,
-)
-from .keys import towards
+from paragan.comm.process_group import POLL_S, Group, Lost, Ranks, Solo, Store, Waiter, c10d, meet, or_lost
+from paragan.comm.sockets import Link, answer_within, connects, hang_up, hung_up, open_sockets, towards
+from paragan.core.devices import kind_of
+from paragan.core.errors import Failed, Interrupted, Unusable
 
 FAULT_WINDOW_S = 4.0  # how long the survivors of a broken exchange listen for the one who knows why
 

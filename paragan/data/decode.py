@@ -21,10 +21,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
-from paragan.data.source import Record
-from paragan.errors import Unusable
-
-FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
+from paragan.core.errors import Unusable
+from paragan.data.source import FORMATS, DecodeError, Record
 
 # What Pillow raises on damaged files, beside its own UnidentifiedImageError (an OSError).
 _DAMAGE = (
@@ -60,10 +58,6 @@ _JPEG, _EXIF, _ADOBE, _TABLE = b"\xff\xd8\xff", b"Exif\0\0", b"Adobe", b"\xff\xd
 _SIMPLE = ("YCbCr", "Gray")  # colours of which simplejpeg and Pillow make the same bits
 
 _STRETCH = 64  # images a task: one future an image would itself fill the memory at ImageNet's size
-
-
-class DecodeError(Exception):
-    """One image cannot be decoded; the message is the reason, without the file's name."""
 
 
 @dataclass(frozen=True)

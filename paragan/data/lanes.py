@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Batch
-from ..devices import kind_of
-from ..rng import CPU, Draw, generator, shuffled
-from .pipeline import Feed, Order, Pipeline
-from .streamed import Streamed
-from .upload import Upload, floats, upload
+from paragan.core.devices import kind_of
+from paragan.core.rng import CPU, Draw, generator, shuffled
+from paragan.core.types import Batch
+from paragan.data.loader.device_transfer import Upload, floats, upload
+from paragan.data.loader.prefetch import Feed, Order, Pipeline
+from paragan.data.streaming import Streamed
 
 LOOK_S = 0.2  # how often one who waits looks around
 

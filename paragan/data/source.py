@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 
 if TYPE_CHECKING:
-    from paragan.data.places import Place
+    pass
 
 Record = bytes | np.ndarray  # an encoded image (a whole PNG, JPEG, ... file), or pixels uint8 [H, W] or [H, W, C]
-Spot = tuple[str, int, int | None, int | None]  # where a record lies: name of the file, start, size, CRC-32 if known
 
 
 class Source(Protocol):
@@ -56,21 +55,16 @@ class Source(Protocol):
         ...
 
 
-@runtime_checkable
-class Plain(Protocol):
-    """A source whose records lie in files as they are, so that another process can read them by itself."""
-
-    @property
-    def place(self) -> Place: ...
-
-    def spots(self, index: np.ndarray) -> list[Spot]:
-        """Of many records, [n]."""
-        ...
-
-
 class Odd(Unusable):
     """A set that training refuses, though its images are there; `source` is all of them, to be looked at."""
 
     def __init__(self, message: str, source: Source):
         super().__init__(message)
         self.source = source
+
+
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
+
+
+class DecodeError(Exception):
+    """One image cannot be decoded; the message is the reason, without the file's name."""

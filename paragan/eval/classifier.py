@@ -23,11 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paragan.errors import Unusable
-from paragan.eval import cache
+from paragan.core.errors import Unusable
+from paragan.eval import result_cache
+from paragan.eval.feature_stats import Rows
 from paragan.eval.features import FeatureSpace, state_hash
-from paragan.eval.shares import ALONE, Summing, everywhere, of_first
-from paragan.eval.summary import Rows
+from paragan.eval.sharding import ALONE, Summing, everywhere, of_first
 
 NAME = "resnet20"
 SIDE = 32  # pixels, the most it sees
@@ -189,7 +189,7 @@ def trained(
     outlined, how = outline(labels, names), how or TRAINING
     assert labels is not None
     channels, key = images.shape[3], _key(known_as, how)
-    file = cache.folder() / NAME / f"{key}.safetensors"
+    file = result_cache.folder() / NAME / f"{key}.safetensors"
     net, right = ResNet20(channels, len(names)), torch.zeros(2, dtype=torch.float64)
     if not everywhere(group, (found := _read(net, file)) is not None):
         found = _made(net, file, images, labels, how, group, device)
@@ -243,7 +243,7 @@ def _made(
         own = fit(x[~out], y[~out], net.linear.out_features, how, device, each)
         right = hits(own, x[out], y[out], device).sum(0)
         told = {"right": json.dumps(right.tolist())}
-        cache.put(file, lambda aside: safetensors.torch.save_file(_state(own), aside, told), once=True)
+        result_cache.put(file, lambda aside: safetensors.torch.save_file(_state(own), aside, told), once=True)
         if (kept := _read(net, file)) is not None:
             return kept
         net.load_state_dict(_state(own))

@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
+from paragan.eval.accumulators import Heed, Look, unheeded, wanted
+from paragan.eval.feature_stats import LabelsOf, Rows, Sample, Summary, look, rows_of
 from paragan.eval.features import FeatureSpace
 from paragan.eval.metrics import (
     COUNT,
@@ -30,10 +32,8 @@ from paragan.eval.metrics import (
     metric_names,
     number_of_fakes,
 )
-from paragan.eval.readings import Heed, Look, unheeded, wanted
-from paragan.eval.reference import referenced
-from paragan.eval.shares import ALONE, Summing
-from paragan.eval.summary import LabelsOf, Rows, Sample, Summary, look, rows_of
+from paragan.eval.reference_stats import referenced
+from paragan.eval.sharding import ALONE, Summing
 
 Value = str | int | float | bool | None
 

@@ -27,10 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paragan.devices import kind_of
-from paragan.errors import Unusable
-from paragan.eval import cache
+from paragan.core.devices import kind_of
+from paragan.core.errors import Unusable
 from paragan.eval import inception as network
+from paragan.eval import result_cache
 
 INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
 INCEPTION_URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{INCEPTION_FILE}"
@@ -205,7 +205,7 @@ def _own_name(name: str) -> str:
 
 def inception_path() -> Path:
     """Where the Inception file is looked for when no path is given."""
-    return cache.folder() / INCEPTION_FILE
+    return result_cache.folder() / INCEPTION_FILE
 
 
 def inception_2015(path: str | Path | None = None, *, name: str = "inception", download: bool = False) -> FeatureSpace:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 
 SIDE = 299  # pixels, the resolution the network was trained at
 NUM_FEATURES = 2048

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import torch
 
-from paragan.errors import Unusable
-from paragan.eval import kernel, manifold, per_class
+from paragan.core.errors import Unusable
+from paragan.eval import kid, per_class, precision_recall
+from paragan.eval.accumulators import Features, Guesses, Hits, OfAll, OfClasses, Pictures, Reading
 from paragan.eval.classifier import TRAINING
+from paragan.eval.feature_stats import Summary
 from paragan.eval.features import FeatureSpace, inception_path, nearest, source
-from paragan.eval.gaussian import Gaussian, frechet
-from paragan.eval.readings import Features, Guesses, Hits, OfAll, OfClasses, Pictures, Reading
-from paragan.eval.shares import Summing, agreed
-from paragan.eval.summary import Summary
+from paragan.eval.frechet import Gaussian, frechet
+from paragan.eval.sharding import Summing, agreed
 
 SUBSET = 1000  # images of one of KID's subsets, as is usual
 COUNT = 50_000  # fakes, where nobody says otherwise: the field's custom
@@ -51,7 +51,7 @@ def _frechet(at: Given) -> list[Found]:
 
 def _kid(at: Given, **settings: int) -> list[Found]:
     x, y = at.real.of(Features()), at.fake.of(Features())
-    return [Found(kernel.kid(x, y, seed=at.seed, group=at.group, **settings))]
+    return [Found(kid.kid(x, y, seed=at.seed, group=at.group, **settings))]
 
 
 def _is(at: Given, *, splits: int) -> list[Found]:
@@ -59,7 +59,7 @@ def _is(at: Given, *, splits: int) -> list[Found]:
 
 
 def _prdc(at: Given, *, k: int) -> list[Found]:
-    return [Found(v) for v in manifold.prdc(at.real.of(Features()), at.fake.of(Features()), k, group=at.group)]
+    return [Found(v) for v in precision_recall.prdc(at.real.of(Features()), at.fake.of(Features()), k, group=at.group)]
 
 
 def _intra(at: Given) -> list[Found]:

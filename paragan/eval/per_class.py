@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from paragan.eval.classifier import Training, by_first, fit, hits
-from paragan.eval.gaussian import Distance, Gaussian, frechet
-from paragan.eval.shares import Summing, of_first
+from paragan.eval.frechet import Distance, Gaussian, frechet
+from paragan.eval.sharding import Summing, of_first
 
 
 def intra_frechet(real: Sequence[Gaussian | None], fake: Sequence[Gaussian | None]) -> list[Distance | None]:

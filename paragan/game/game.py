@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Loss, Net
-from ..comm.exchange import Exchange
-from ..comm.groups import Group
-from ..rng import Draw
-from .objective import Objective
-from .player import Player
-from .recorded import Recorder
-from .turn import Turn
+from paragan.comm.bucket import Exchange
+from paragan.comm.process_group import Group
+from paragan.core.rng import Draw
+from paragan.core.types import Batch, Loss, Net
+from paragan.game.graph_capture import Recorder
+from paragan.game.objective import Objective
+from paragan.game.player import Player
+from paragan.game.turn import Turn
 
 Fakes = Callable[[Batch, int], Batch]  # (hand, step) -> fakes for D to judge
 Critic = Callable[[int], Net]  # step -> the D that G plays against

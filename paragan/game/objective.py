@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import nn
 
-from ..batch import Batch, Loss, Net
+from paragan.core.types import Batch, Loss, Net
 
 
 class Objective(Protocol):

@@ -9,11 +9,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..comm.flat import BUCKET_BYTES, Flat
-from ..comm.groups import Group, Work
-from ..comm.meter import Meter
-from .average import Average, Decay
-from .stride import Stride
+from paragan.comm.flat_params import BUCKET_BYTES, Flat
+from paragan.comm.process_group import Group, Work
+from paragan.comm.traffic import Meter
+from paragan.game.ema import Average, Decay
+from paragan.game.update_norm import Stride
 
 Optimizer = torch.optim.Optimizer
 

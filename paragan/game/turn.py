@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..batch import Batch, Loss
-from ..comm.exchange import Exchange
-from ..comm.groups import Group
-from ..devices import KINDS, Context, kind_of
-from .player import Player
-from .recorded import Recorder
+from paragan.comm.bucket import Exchange
+from paragan.comm.process_group import Group
+from paragan.core.devices import KINDS, Context, kind_of
+from paragan.core.types import Batch, Loss
+from paragan.game.graph_capture import Recorder
+from paragan.game.player import Player
 
 
 def nothing(step: int) -> None:

@@ -12,15 +12,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import cached
 
-from ..batch import Batch, Loss, Net, Verdict, judged
-from ..config import record
-from ..errors import Unusable
-from .augment import ADA, Augment, Unchanged
-from .conditional import classified, contrastive
-from .consistency import of_moved, of_nearby, spread
-from .forms import LOSSES
-from .kept import Anchors, Chance, Kept, found_in
-from .penalties import gradient_penalty, overlap, squared_slope, to_anchors
+from paragan.core.errors import Unusable
+from paragan.core.schema import record
+from paragan.core.types import Batch, Loss, Net, Verdict, judged
+from paragan.losses.augment import ADA, Augment, Unchanged
+from paragan.losses.class_losses import classified, contrastive
+from paragan.losses.consistency import of_moved, of_nearby, spread
+from paragan.losses.gan_losses import LOSSES
+from paragan.losses.penalties import gradient_penalty, overlap, squared_slope, to_anchors
+from paragan.losses.running_state import Anchors, Chance, Kept, found_in
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Every = Annotated[int, Field(ge=1)]

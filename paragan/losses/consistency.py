@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Net, judged
-from ..rng import Draw
-from .augment.moves import moved
+from paragan.core.rng import Draw
+from paragan.core.types import Batch, Net, judged
+from paragan.losses.augment.translate import moved
 
 
 def unlike(said: Tensor, again: Tensor) -> Tensor:

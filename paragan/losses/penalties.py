@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Net, judged
+from paragan.core.types import Batch, Net, judged
 
 CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
 TRANSPOSED = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d

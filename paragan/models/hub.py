@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import Unusable
-from ..train.model import Model, load_model
-from .folders import write_folder
+from paragan.core.errors import Unusable
+from paragan.models.export_folder import write_folder
+from paragan.models.model import Model, load_model
 
 try:
     import huggingface_hub
@@ -71,6 +71,6 @@ class HubModel(ModelHubMixin, library_name="paragan"):
         """That of `paragan export`; `save_pretrained` asks for one after ours is written, and keeps ours."""
         from huggingface_hub import ModelCard
 
-        from .card import card
+        from paragan.models.model_card import card
 
         return ModelCard(card(self.model))

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..data.aside import aside
-from ..errors import Unusable
+from paragan.core.atomic_write import aside
+from paragan.core.errors import Unusable
 
 FORMS = (".mp4", ".gif", ".webp")
 GIF_FPS = 50  # it counts in hundredths of a second, and browsers show one of them as ten

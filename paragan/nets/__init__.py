@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paragan.config import by_name
+from paragan.core.schema import by_name
 from paragan.nets.biggan import BigGAN
 from paragan.nets.biggan_deep import BigGANDeep
 from paragan.nets.contragan import ContraGAN

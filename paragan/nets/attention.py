@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 from paragan.nets.layers import Layers
 from paragan.nets.spec import Spec
 

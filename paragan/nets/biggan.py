@@ -12,13 +12,13 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from paragan.config import record
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
+from paragan.core.schema import record
 from paragan.nets.attention import need_attention, where
+from paragan.nets.base_config import Hierarchical
 from paragan.nets.conditioning import Judging, Shared, chosen, need_classes
-from paragan.nets.family import Hierarchical
+from paragan.nets.lane_batch_norm import VectorBatchNorm2d
 from paragan.nets.layers import Layers
-from paragan.nets.norm import VectorBatchNorm2d
 from paragan.nets.residual import Generator, discriminator, rising_blocks
 from paragan.nets.spec import Spec, need_power_of_two
 

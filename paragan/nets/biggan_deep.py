@@ -16,21 +16,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from paragan.config import record
+from paragan.core.schema import record
 from paragan.nets.attention import attended, need_attention, where
+from paragan.nets.base_config import Attending
 from paragan.nets.biggan import FALLING, RISING, embedding
-from paragan.nets.conditioning import (
-    Judging,
-    Shared,
-    chosen,
-    judging,
-    need_classes,
-    shown,
-)
-from paragan.nets.family import Attending
-from paragan.nets.heads import head
+from paragan.nets.conditioning import Judging, Shared, chosen, judging, need_classes, shown
+from paragan.nets.discriminator_heads import head
+from paragan.nets.lane_batch_norm import VectorBatchNorm2d
 from paragan.nets.layers import Layers
-from paragan.nets.norm import VectorBatchNorm2d
 from paragan.nets.resample import upsampled
 from paragan.nets.residual import Discriminator, Generator
 from paragan.nets.spec import Spec, need_power_of_two

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 from paragan.nets.spec import Spec
 
 Telling = Literal["none", "concat", "batch_norm"]

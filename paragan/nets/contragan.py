@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from paragan.config import record
+from paragan.core.schema import record
+from paragan.nets.base_config import Hierarchical
 from paragan.nets.biggan import BigGAN
 from paragan.nets.conditioning import Judging
-from paragan.nets.family import Hierarchical
 from paragan.nets.spec import Spec
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from paragan.config import record
+from paragan.core.schema import record
 from paragan.nets.conditioning import (
     DConditioning,
     GConditioning,
@@ -29,12 +29,12 @@ from paragan.nets.conditioning import (
     shown,
     told,
 )
-from paragan.nets.heads import head
-from paragan.nets.laid import Flattened, Laid, Squared
+from paragan.nets.discriminator_heads import head
+from paragan.nets.lane_batch_norm import LaneBatchNorm2d, batch_norm
 from paragan.nets.layers import Layers
-from paragan.nets.norm import LaneBatchNorm2d, batch_norm
+from paragan.nets.memory_format import Flattened, Laid, Squared
 from paragan.nets.spec import Spec, need_power_of_two
-from paragan.nets.spectral import spectral as spectrally
+from paragan.nets.spectral_norm import spectral as spectrally
 
 
 @record

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from paragan.nets.resample import DownConv, UpConv
-from paragan.nets.spectral import spectral
+from paragan.nets.spectral_norm import spectral
 
 
 @dataclass(frozen=True)

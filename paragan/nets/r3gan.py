@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from paragan.batch import Verdict
-from paragan.config import record
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
+from paragan.core.schema import record
+from paragan.core.types import Verdict
 from paragan.nets.conditioning import DConditioning, Judging, chosen, judging, need_classes, shown, told
-from paragan.nets.grouped import GroupedConv, grouped_conv
-from paragan.nets.heads import head
-from paragan.nets.laid import Laid
+from paragan.nets.discriminator_heads import head
+from paragan.nets.grouped_conv import GroupedConv, grouped_conv
+from paragan.nets.memory_format import Laid
 from paragan.nets.spec import Spec, need_power_of_two
 
 SLOPE = 0.2  # of the leaky ReLU below 0

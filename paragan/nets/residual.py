@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from paragan.nets.attention import attended
 from paragan.nets.conditioning import Judging, Telling, shown, told
-from paragan.nets.heads import head
-from paragan.nets.laid import Laid, Squared
+from paragan.nets.discriminator_heads import head
+from paragan.nets.lane_batch_norm import LaneBatchNorm2d, batch_norm
 from paragan.nets.layers import Layers, passed
-from paragan.nets.norm import LaneBatchNorm2d, batch_norm
+from paragan.nets.memory_format import Laid, Squared
 from paragan.nets.spec import Spec
 
 

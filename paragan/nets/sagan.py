@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from paragan.config import record
+from paragan.core.schema import record
 from paragan.nets.attention import need_attention, where
+from paragan.nets.base_config import Attending
 from paragan.nets.conditioning import Judging, chosen, judging, need_classes
-from paragan.nets.family import Attending
 from paragan.nets.layers import Layers
 from paragan.nets.residual import discriminator, generator
 from paragan.nets.sngan import falling, rising

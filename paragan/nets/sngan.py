@@ -11,9 +11,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from paragan.config import record
+from paragan.core.schema import record
+from paragan.nets.base_config import Residual
 from paragan.nets.conditioning import Judging, chosen, judging, need_classes
-from paragan.nets.family import Residual
 from paragan.nets.layers import Layers
 from paragan.nets.residual import discriminator, generator
 from paragan.nets.spec import Spec, need_power_of_two

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 
 
 @dataclass(frozen=True)

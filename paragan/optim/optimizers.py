@@ -11,9 +11,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from ..config import by_name, record
-from .library import or_library
-from .lookahead import lookahead
+from paragan.core.schema import by_name, record
+from paragan.optim.lookahead import lookahead
+from paragan.optim.third_party import or_library
 
 Wrapper = Callable[[torch.optim.Optimizer], torch.optim.Optimizer]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..config import build
-from ..errors import Unusable
-from .optimizers import Side, at_rate, scaled_rate
+from paragan.core.errors import Unusable
+from paragan.core.schema import build
+from paragan.optim.optimizers import Side, at_rate, scaled_rate
 
 MOST = 4.0  # times the published rate: further off it is a guess
 

@@ -30,8 +30,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from ..config import build, from_yaml, record, to_yaml
-from ..errors import Unusable
+from paragan.core.errors import Unusable
+from paragan.core.schema import build, from_yaml, record, to_yaml
 
 BITS = {"bit": 1 / 8, "b": 1 / 8, "B": 1.0, "byte": 1.0, "bytes": 1.0}
 PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}

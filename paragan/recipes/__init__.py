@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..config import build, differences, nearest, override, plain
-from ..errors import Unusable
-from ..optim.policies import described, policy, stated, written
-from ..train.run import Run
-from ..train.tuning import tuned
-from .digits import digits
-from .images import fashion, folder
-from .own import custom
-from .published import recipes as published
+from paragan.config.batch_scaling import tuned
+from paragan.config.run import Run
+from paragan.core.errors import Unusable
+from paragan.core.schema import build, differences, nearest, override, plain
+from paragan.optim.policies import described, policy, stated, written
+from paragan.recipes.custom import custom
+from paragan.recipes.digits import digits
+from paragan.recipes.images import fashion, folder
+from paragan.recipes.published import recipes as published
 
 _OURS = (digits, fashion, folder, custom)
 RECIPES: dict[str, Callable[[], Run]] = {recipe.__name__: recipe for recipe in _OURS} | published()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ..game.average import Decay
-from ..losses.adversarial import Adversarial
-from ..nets import DCGAN
-from ..optim.optimizers import Adam
-from ..train.run import Data, Device, Evaluation, Output, Run, Side
+from paragan.config.run import Run
+from paragan.config.sections import Data, Device, Evaluation, Output
+from paragan.game.ema import Decay
+from paragan.losses.adversarial import Adversarial
+from paragan.nets import DCGAN
+from paragan.optim.optimizers import Adam, Side
 
 
 def digits() -> Run:

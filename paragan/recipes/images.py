@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ..game.average import Decay
-from ..losses.adversarial import Adversarial
-from ..nets import SNGAN
-from ..optim.optimizers import Adam
-from ..train.run import Data, Evaluation, Output, Run, Side
+from paragan.config.run import Run
+from paragan.config.sections import Data, Evaluation, Output
+from paragan.game.ema import Decay
+from paragan.losses.adversarial import Adversarial
+from paragan.nets import SNGAN
+from paragan.optim.optimizers import Adam, Side
 
 
 def fashion() -> Run:

@@ -16,11 +16,12 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..game.average import Decay
-from ..losses.adversarial import Adversarial
-from ..nets import R3GAN, SAGAN, SNGAN, BigGAN, ContraGAN, Nets
-from ..optim.optimizers import Adam
-from ..train.run import Data, Device, Evaluation, Output, Run, Side
+from paragan.config.run import Run
+from paragan.config.sections import Data, Device, Evaluation, Output
+from paragan.game.ema import Decay
+from paragan.losses.adversarial import Adversarial
+from paragan.nets import R3GAN, SAGAN, SNGAN, BigGAN, ContraGAN, Nets
+from paragan.optim.optimizers import Adam, Side
 
 MOST_SCORED = 64  # pixels a side: a set of larger ones does not fit into memory as features
 

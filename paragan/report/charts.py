@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from paragan.report import words
-from paragan.report.curves import Chart, Line, chart
-from paragan.report.folder import Stats
+from paragan.report import number_format
+from paragan.report.run_data import Stats
 from paragan.report.scores import Series
-from paragan.report.spent import AGE, mean_ages
+from paragan.report.svg_plot import Chart, Line, chart
+from paragan.report.usage import AGE, mean_ages
 
 EXTRA = 12  # curves of keys that no chart below names
 
@@ -85,7 +85,7 @@ def named_charts(stats: Stats, marks: Sequence[float] = ()) -> Iterator[Chart]:
 
 def in_units_of_bytes(lines: Sequence[Line]) -> tuple[str, list[Line]]:
     most = max((value for line in lines for value in line.values if math.isfinite(value)), default=0)
-    unit, size = next((unit, size) for unit, size in words.SIZES if most >= size or size == 1)
+    unit, size = next((unit, size) for unit, size in number_format.SIZES if most >= size or size == 1)
     return f"{unit} a tick", [replace(line, values=[v / size for v in line.values]) for line in lines]
 
 
@@ -95,4 +95,4 @@ def extra_charts(stats: Stats) -> list[Chart]:
     others = (key for key in stats.keys if key not in named and not AGE.fullmatch(key))
     lines = [Line(key, *stats.column(key), "other") for key in others]
     moving = [line for line in lines if len(set(line.values)) > 1][:EXTRA]
-    return [made for line in moving if (made := chart(line.name[: words.LONGEST], "", [line]))]
+    return [made for line in moving if (made := chart(line.name[: number_format.LONGEST], "", [line]))]

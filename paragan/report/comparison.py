@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paragan.errors import Unusable
-from paragan.report import words
+from paragan.core.atomic_write import write_whole
+from paragan.core.errors import Unusable
+from paragan.report import number_format
 from paragan.report.charts import direction, in_units_of_bytes
-from paragan.report.curves import Chart, Line, chart
-from paragan.report.folder import Folder, read_folder
+from paragan.report.embedded_images import Picture, latest, picture_in
 from paragan.report.page import COLUMNS, LARGEST, ROWS, headline, render
-from paragan.report.pictures import Picture, latest, picture_in
-from paragan.report.records import write_whole
+from paragan.report.run_data import Folder, read_folder
 from paragan.report.scores import Protocol, Series, protocols, series
-from paragan.report.spent import Share, time_spent
+from paragan.report.svg_plot import Chart, Line, chart
+from paragan.report.usage import Share, time_spent
 
 CELLS, NAMES = 800, 60  # of a table, and of what a protocol says, at most
 MOST = 16  # runs: eight colours, then eight dashed
@@ -156,7 +156,7 @@ def _best(there: Sequence[tuple[int, Series]]) -> int | None:
     if len(there) < 2 or not finite or better is None:
         return None
     best, place = (min if better == "lower" else max)(finite)
-    return place if sum(words.number(value) == words.number(best) for value, _ in finite) == 1 else None
+    return place if sum(number_format.number(value) == number_format.number(best) for value, _ in finite) == 1 else None
 
 
 def _unlike(rows: Sequence[Row]) -> tuple[float, float] | None:
@@ -189,7 +189,7 @@ def _charts(sides: Sequence[Side]) -> Iterator[Chart]:
 
 def _fields(sides: Sequence[Side]) -> list[tuple[str, list[str]]]:
     """The fields of run.yaml in which the runs differ, and what each has there."""
-    flat = [dict(words.fields(side.folder.run)) for side in sides]
+    flat = [dict(number_format.fields(side.folder.run)) for side in sides]
     keys = dict.fromkeys(key for one in flat for key in one)
     rows = ((key, [one.get(key, "") for one in flat]) for key in keys)
     return [(key, values) for key, values in rows if len(set(values)) > 1]

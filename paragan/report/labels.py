@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paragan.report import words
-from paragan.report.records import Row, is_number, latest, read
+from paragan.core.jsonl import Row, is_number, latest, read
+from paragan.report import number_format
 
 MOST = 1000  # labels that a page lists
 
@@ -47,12 +47,12 @@ def _told(row: Row, folders: Mapping[int, str]) -> Iterator[Label]:
     if isinstance(number, int):
         yield Label(
             number,
-            words.value(row.get("name", "")),
+            number_format.value(row.get("name", "")),
             _number(row.get("kimg")),
             _number(row.get("seconds")),
             row["images"] if isinstance(row.get("images"), int) else None,
             _finite(scores),
-            words.value(row.get("worker", "")),
+            number_format.value(row.get("worker", "")),
             folder := folders.get(number, ""),
             "begun" if "." in folder else "done",  # again
         )
@@ -83,7 +83,7 @@ def _classes(run_dir: Path) -> tuple[list[str], list[int]]:
     try:
         about = json.loads((run_dir / "model" / "config.json").read_text("utf-8"))
         counts = [count for count in about.get("images", []) if isinstance(count, int)]
-        return [words.value(name) for name in about["classes"]], counts
+        return [number_format.value(name) for name in about["classes"]], counts
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [], []
 
@@ -94,7 +94,7 @@ def _number(value: Any) -> float:
 
 def _finite(scores: Any) -> dict[str, float]:
     return {
-        words.value(name): float(value)
+        number_format.value(name): float(value)
         for name, value in (scores.items() if isinstance(scores, Mapping) else ())
         if is_number(value)
     }

@@ -11,15 +11,15 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from paragan.report import words
+from paragan.core.atomic_write import write_whole
+from paragan.report import number_format
 from paragan.report.charts import extra_charts, named_charts, score_charts
-from paragan.report.exhibits import Exhibits, exhibits
-from paragan.report.folder import TEXT, Event, Folder, Stats, read_folder
+from paragan.report.embedded_images import Gallery, Picture, gallery, latest
+from paragan.report.figures import Exhibits, exhibits
 from paragan.report.labels import MOST, Label
-from paragan.report.pictures import Gallery, Picture, gallery, latest
-from paragan.report.records import write_whole
+from paragan.report.run_data import TEXT, Event, Folder, Stats, read_folder
 from paragan.report.scores import Series, protocols, series, shared
-from paragan.report.spent import ages, bytes_sent, time_spent
+from paragan.report.usage import ages, bytes_sent, time_spent
 
 LARGEST = 5_000_000  # bytes of a page
 ROWS = 400  # scores, events, keys that are listed one by one
@@ -79,7 +79,7 @@ def render(page: str, **facts: Any) -> bytes:
 def _templates() -> Environment:
     here = FileSystemLoader(Path(__file__).parent)
     pages = Environment(loader=here, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    pages.filters.update(number=words.number, duration=words.duration)
+    pages.filters.update(number=number_format.number, duration=number_format.duration)
     return pages
 
 
@@ -156,7 +156,7 @@ def headline(folder: Folder) -> dict[str, Any]:
         "speed": median(speeds) if speeds else None,
         "seconds": spent or sum(label.seconds for label in folder.labels),
         "memory": max(memory, default=None),
-        "sent": words.size(total) if (total := sum(one.bytes for one in bytes_sent(folder.stats))) else "",
+        "sent": number_format.size(total) if (total := sum(one.bytes for one in bytes_sent(folder.stats))) else "",
         "facts": {key: text for key, text in facts.items() if text},
     }
 
@@ -187,9 +187,9 @@ def _problems(stats: Stats) -> Iterator[str]:
         kimg, values = stats.column(key)
         lost = [at for at, value in zip(kimg, values) if not math.isfinite(value)]
         if lost:
-            first = words.number(lost[0])
+            first = number_format.number(lost[0])
             told = f"was not finite at {len(lost):,} of {len(values):,} ticks, first at {first} kimg."
-            yield f"{words.value(key)} {told}"
+            yield f"{number_format.value(key)} {told}"
 
 
 def _bad(files: Sequence[str]) -> Iterator[str]:
@@ -202,4 +202,4 @@ def _values(stats: Stats) -> Iterator[tuple[str, float, float, float]]:
     """`(key, last, lowest, highest)` of every number that was recorded."""
     for key in stats.keys[:ROWS]:
         last, finite = stats.column(key)[1][-1], stats.finite(key)
-        yield words.value(key), last, min(finite, default=math.nan), max(finite, default=math.nan)
+        yield number_format.value(key), last, min(finite, default=math.nan), max(finite, default=math.nan)

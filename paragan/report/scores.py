@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paragan.report import words
-from paragan.report.records import Row, columns, is_number, weight
+from paragan.core.jsonl import Row, columns, is_number, weight
+from paragan.report import number_format
 
 LOWER = {"fid", "kid", "cmmd", "mmd", "swd", "ppl", "fd"}
 HIGHER = {"is", "inception", "precision", "recall", "density", "coverage", "accuracy", "cas"}
@@ -106,7 +106,7 @@ def series(rows: Sequence[Row], known: dict[str, Protocol] | None = None) -> lis
     by_name: dict[str, dict[str, list[Row]]] = {}
     shown: dict[str, tuple[Any, str]] = {}
     for place, row in enumerate(rows):
-        name, key = words.value(row.get("name", "unnamed")), _identity(row)
+        name, key = number_format.value(row.get("name", "unnamed")), _identity(row)
         known.setdefault(key, _protocol(len(known) + 1, row))
         by_name.setdefault(name, {}).setdefault(key, []).append(row)
         at = row.get("kimg")
@@ -142,7 +142,7 @@ def _identity(row: Row) -> str:
 def _protocol(number: int, row: Row) -> Protocol:
     protocol = row.get("protocol")
     entries = protocol if isinstance(protocol, Mapping) else {"protocol": protocol} if protocol else {}
-    return Protocol(number, dict(words.entries(entries)), str(row.get("fingerprint") or ""))
+    return Protocol(number, dict(number_format.entries(entries)), str(row.get("fingerprint") or ""))
 
 
 def _scores(rows: Iterable[Row]) -> Iterable[Score]:
@@ -153,11 +153,13 @@ def _scores(rows: Iterable[Row]) -> Iterable[Score]:
                 kimg,
                 value,
                 seconds if is_number(seconds) else None,
-                words.value("; ".join(map(str, notes)) if isinstance(notes := row.get("notes"), list) else notes or ""),
+                number_format.value(
+                    "; ".join(map(str, notes)) if isinstance(notes := row.get("notes"), list) else notes or ""
+                ),
                 dict(_per_class(row.get("per_class"))),
             )
 
 
 def _per_class(found: Any) -> Iterable[tuple[str, float]]:
     for name, value in found.items() if isinstance(found, Mapping) else ():
-        yield words.value(str(name)), float(value) if is_number(value) else math.nan
+        yield number_format.value(str(name)), float(value) if is_number(value) else math.nan

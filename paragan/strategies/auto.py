@@ -6,12 +6,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ..comm.compress import Compressor, Exact
-from ..comm.world import World
-from ..config import record
-from ..errors import Unusable
-from ..game.game import Game
-from .role import Plain, Role
+from paragan.comm.compression.compressors import Compressor, Exact
+from paragan.comm.world import World
+from paragan.core.errors import Unusable
+from paragan.core.schema import record
+from paragan.game.game import Game
+from paragan.strategies.base import Plain, Role
 
 
 def _listed(value: object) -> object:

@@ -6,15 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..comm.compress import Compressor, Exact, Wire
-from ..comm.exchange import AllReduce, Alone, CompressedSum, Exchange, Local, Periodic
-from ..comm.groups import Group, Solo
-from ..comm.world import World
-from ..config import record
-from ..game.game import Game
-from ..game.player import Player
-from ..game.turn import alternately, together
-from .role import Order, Plain, Role, deal, lockstep
+from paragan.comm.bucket import Exchange
+from paragan.comm.compressed_allreduce import CompressedSum
+from paragan.comm.compression.compressors import Compressor, Exact, Wire
+from paragan.comm.exchange import AllReduce, Alone, Local, Periodic
+from paragan.comm.process_group import Group, Solo
+from paragan.comm.world import World
+from paragan.core.schema import record
+from paragan.game.game import Game
+from paragan.game.player import Player
+from paragan.game.turn import alternately, together
+from paragan.strategies.base import Order, Plain, Role, deal, lockstep
 
 Feedback = Annotated[float, Field(ge=0, le=1)] | None
 Period = Annotated[int, Field(ge=1, le=1 << 20)]

@@ -26,11 +26,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ..comm.world import World
-from ..errors import Failed, Unusable
-from ..game.player import Player
-from ..optim import state as optimizer_state
-from ..strategies.role import Role
+from paragan.comm.world import World
+from paragan.core.errors import Failed, Unusable
+from paragan.game.player import Player
+from paragan.optim import state_io as optimizer_state
+from paragan.strategies.base import Role
 
 FORMAT = 1
 CHANNELS_LAST = "~"

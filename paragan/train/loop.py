@@ -4,47 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from collections.abc import Generator
+from dataclasses import replace
 
-from ..clock import Clock
-from ..comm.groups import Lost
-from ..comm.world import World
-from ..data.lanes import Lanes
-from ..errors import Failed, Interrupted, Unusable
-from ..game.game import Game
-from ..game.turn import begin, play
-from ..strategies.role import Role
-from .run import Run
-from .stats import Stats
-from .stop import POLL_S, Stop
-from .supply import Supply
-from .undo import Undo, undoable
+from paragan.comm.process_group import Lost
+from paragan.core.errors import Failed, Interrupted, Unusable
+from paragan.game.turn import begin, play
+from paragan.train.data_readiness import Supply
+from paragan.train.health.rollback_request import Undo, undoable
+from paragan.train.session import Observer, Session
+from paragan.train.shutdown import POLL_S, Stop
 
 GAVE_UP = "stopped while it waited for data, at the last checkpoint"
 STALLED_STOP_S = 5.0  # a stop waits so long for the data of a round that was begun
-
-
-def nobody() -> bool:
-    """Asked for the end."""
-    return False
-
-
-@dataclass(frozen=True)
-class Session:
-    """One run under way on one rank. asked: whether the end is asked for, and known to be on this rank."""
-
-    run: Run
-    world: World
-    game: Game
-    role: Role
-    clock: Clock
-    lanes: Lanes
-    stats: Stats
-    asked: Callable[[], bool] = nobody
-
-
-Observer = Callable[[Session], object]
 
 
 def play_round(session: Session) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from ..batch import Loss
-from ..comm.world import World
-from ..devices import kind_of
-from ..game.player import Player
-from ..game.turn import Turn
-from ..strategies.role import Role
+from paragan.comm.world import World
+from paragan.core.devices import kind_of
+from paragan.core.types import Loss
+from paragan.game.player import Player
+from paragan.game.turn import Turn
+from paragan.strategies.base import Role
 
 
 class Stats:

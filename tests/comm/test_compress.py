@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paragan.comm import blocks, native
-from paragan.comm.compress import BF16, FP16, QSGD, Exact, Int2, Int4, Int8, RandomK, Sign, TopK
-from paragan.comm.sparse import decode_positions, encode_positions, position_bytes
-from paragan.config import build, from_yaml, plain, to_yaml
-from paragan.errors import Unusable
-from paragan.train.run import Run
+from paragan.comm.compression import block_quantizer, native_kernels
+from paragan.comm.compression.compressors import BF16, FP16, QSGD, Exact, Int2, Int4, Int8, RandomK, Sign, TopK
+from paragan.comm.compression.elias_fano import decode_positions, encode_positions, position_bytes
+from paragan.config.run import Run
+from paragan.core.errors import Unusable
+from paragan.core.schema import build, from_yaml, plain, to_yaml
 
 OWN = "examples.own_wire:Ternary"  # as a user has one
 
@@ -124,38 +124,44 @@ def test_bits_a_number(wire, bits):
 @pytest.mark.parametrize("rule", ["extreme", "largest", "norm"])
 @pytest.mark.parametrize("stochastic", [False, True])
 def test_compiled_levels_are_the_plain_ones_bit_for_bit(bits, top, rule, stochastic):
-    assert native.library() is not None, "no C compiler here: compressors would run ten times slower"
+    assert native_kernels.library() is not None, "no C compiler here: compressors would run ten times slower"
     for n in (1, 255, 256, 5000):
         for kind, x in vectors(n):
             codes = [
-                torch.zeros(blocks.records(n, 256) * blocks.record_bytes(256, bits), dtype=torch.uint8) for _ in "ab"
+                torch.zeros(
+                    block_quantizer.records(n, 256) * block_quantizer.record_bytes(256, bits), dtype=torch.uint8
+                )
+                for _ in "ab"
             ]
             settings = {"block": 256, "bits": bits, "top": top, "rule": rule, "stochastic": stochastic, "seed": 77}
-            blocks.encode_levels(x, codes[0], **settings)
-            blocks.plain_encode_levels(x, codes[1], **settings)
+            block_quantizer.encode_levels(x, codes[0], **settings)
+            block_quantizer.plain_encode_levels(x, codes[1], **settings)
             assert torch.equal(*codes), kind
             fast, plain = torch.empty(n), torch.empty(n)
-            blocks.decode_levels(codes[0], fast, block=256, bits=bits, top=top)
-            blocks.plain_decode_levels(codes[0], plain, block=256, bits=bits, top=top)
+            block_quantizer.decode_levels(codes[0], fast, block=256, bits=bits, top=top)
+            block_quantizer.plain_decode_levels(codes[0], plain, block=256, bits=bits, top=top)
             assert torch.equal(fast, plain), kind
 
 
 def test_compiled_signs_are_the_plain_ones_bit_for_bit():
     for n in (1, 255, 256, 5000):
         for kind, x in vectors(n):
-            codes = [torch.zeros(blocks.records(n, 256) * blocks.record_bytes(256, 1), dtype=torch.uint8) for _ in "ab"]
-            blocks.encode_signs(x, codes[0], block=256)
-            blocks.plain_encode_signs(x, codes[1], 256)
+            codes = [
+                torch.zeros(block_quantizer.records(n, 256) * block_quantizer.record_bytes(256, 1), dtype=torch.uint8)
+                for _ in "ab"
+            ]
+            block_quantizer.encode_signs(x, codes[0], block=256)
+            block_quantizer.plain_encode_signs(x, codes[1], 256)
             assert torch.equal(*codes), kind
             fast, plain = torch.empty(n), torch.empty(n)
-            blocks.decode_signs(codes[0], fast, block=256)
-            blocks.plain_decode_signs(codes[0], plain, 256)
+            block_quantizer.decode_signs(codes[0], fast, block=256)
+            block_quantizer.plain_decode_signs(codes[0], plain, 256)
             assert torch.equal(fast, plain), kind
 
 
 def test_without_a_compiler_it_is_said_once_and_works(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
-    native.library.cache_clear()
+    native_kernels.library.cache_clear()
     try:
         x = torch.randn(1000)
         with pytest.warns(UserWarning, match="plain PyTorch.*no C compiler") as said:
@@ -163,7 +169,7 @@ def test_without_a_compiler_it_is_said_once_and_works(monkeypatch):
         assert len(said) == 1
     finally:
         monkeypatch.undo()
-        native.library.cache_clear()
+        native_kernels.library.cache_clear()
     assert torch.equal(plain, through(Int8(), x))
 
 
@@ -259,16 +265,16 @@ def test_a_damaged_library_is_compiled_again_and_a_compiler_may_have_arguments(t
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", "cc -pipe")
     try:
-        native.library.cache_clear()
-        assert native.library() is not None
+        native_kernels.library.cache_clear()
+        assert native_kernels.library() is not None
         (made,) = (tmp_path / "paragan").glob("*.so")
         whole = made.read_bytes()
         for damaged in (whole[:3000], b"", whole[:-1] + b"x"):
             made.unlink()  # it is in use: a new file, as another process would find it
             made.write_bytes(damaged)
-            native.library.cache_clear()
-            assert native.library() is not None
+            native_kernels.library.cache_clear()
+            assert native_kernels.library() is not None
             assert len(made.read_bytes()) == len(whole)
     finally:
         monkeypatch.undo()
-        native.library.cache_clear()
+        native_kernels.library.cache_clear()

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.comm.compress import FP16, Exact, Int4, Int8, RandomK, Sign, TopK
-from paragan.comm.exchange import CompressedSum, Local, Lookahead, NotFinite
-from paragan.comm.flat import Bucket, Flat, Moment
-from paragan.comm.meter import Meter
-from paragan.errors import Diverged, Failed
+from paragan.comm.bucket import Bucket, Moment
+from paragan.comm.compressed_allreduce import CompressedSum, NotFinite
+from paragan.comm.compression.compressors import FP16, Exact, Int4, Int8, RandomK, Sign, TopK
+from paragan.comm.exchange import Local, Lookahead
+from paragan.comm.flat_params import Flat
+from paragan.comm.traffic import Meter
+from paragan.core.errors import Diverged, Failed
 
 
 def net(width=50):

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from paragan.comm.bucket import ARRIVED, GRADIENT
 from paragan.comm.exchange import AllReduce, Local
-from paragan.comm.flat import ALIGN, ARRIVED, GRADIENT, Flat
-from paragan.comm.meter import Traffic, ring_all_reduce
+from paragan.comm.flat_params import ALIGN, Flat
+from paragan.comm.traffic import Traffic, ring_all_reduce
 
 
 def net():

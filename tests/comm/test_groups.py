@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from paragan.comm.groups import hang_up, hung_up, open_sockets
+from paragan.comm.sockets import hang_up, hung_up, open_sockets
 
 
 @pytest.mark.parametrize("kind", ["swap", "sum"])
@@ -21,7 +21,8 @@ def test_who_waits_for_half_a_message_is_told(pool, kind):
 
         import torch
 
-        from paragan.comm.groups import Lost, Waiter, hang_up, meet, open_sockets
+        from paragan.comm.process_group import Lost, Waiter, meet
+        from paragan.comm.sockets import hang_up, open_sockets
 
         before, waiter = open_sockets(), Waiter(60)
         group = meet(world.store, kind, world.rank, 2, 60, waiter)

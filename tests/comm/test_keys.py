@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from paragan.comm.groups import Lost
-from paragan.comm.keys import Board, Named, Remote
+from paragan.comm.elastic.kv_store import Board, Named, Remote
+from paragan.comm.process_group import Lost
 
 
 @pytest.fixture

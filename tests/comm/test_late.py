@@ -24,7 +24,7 @@ def drifting(staleness, slow_ms):
 
         from paragan.comm.topology import Ring
         from paragan.game.player import Player
-        from paragan.strategies.gossip import Late
+        from paragan.strategies.gossip_dposg import Late
 
         net = nn.Linear(300, 7)
         nn.init.constant_(net.weight, world.rank)
@@ -72,7 +72,7 @@ def test_with_every_step_waited_for_it_is_the_ring(pool):
         from paragan.comm.gossip import Gossip
         from paragan.comm.topology import Ring
         from paragan.game.player import Player
-        from paragan.strategies.gossip import Late
+        from paragan.strategies.gossip_dposg import Late
 
         ends = []
         for kind in ("late", "ring"):
@@ -94,9 +94,9 @@ def test_with_every_step_waited_for_it_is_the_ring(pool):
 
 def test_a_swap_that_has_arrived_is_mixed_while_an_older_one_is_under_way():
     """Else two ends wait for each other, each behind a swap that the other begins when it has seen the next."""
-    from paragan.comm.flat import Bucket
-    from paragan.comm.groups import Waiter
-    from paragan.comm.late import LateGossip
+    from paragan.comm.async_gossip import LateGossip
+    from paragan.comm.bucket import Bucket
+    from paragan.comm.process_group import Waiter
 
     class Held:
         """A link to another rank, whose messages arrive when they are let go."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import relu
 
-import toy
+import tiny_run
 from paragan.comm.world import World
 from paragan.train.loop import play_round
 
@@ -18,10 +18,10 @@ PLAIN = ("nets.batch_norm=false", "nets.spectral=false", "g.optimizer=sgd", "d.o
 
 def simulated(run, ranks, rounds, every):
     """Every rank's players in one process: steps of their own, and the mean before every `every`-th."""
-    from paragan.strategies.role import deal
+    from paragan.strategies.base import deal
 
-    base = toy.session(run)
-    games = [toy.session(run).game for _ in range(ranks)]
+    base = tiny_run.session(run)
+    games = [tiny_run.session(run).game for _ in range(ranks)]
     for step in range(rounds):
         for name in ("d", "g"):
             if step and step % every == 0:
@@ -48,10 +48,10 @@ def simulated(run, ranks, rounds, every):
 
 @pytest.mark.parametrize("every", [2, 3])
 def test_it_equals_a_simulation_of_all_ranks(pool, every):
-    run = toy.run("strategy=sync", f"strategy.every={every}", *PLAIN)
+    run = tiny_run.run("strategy=sync", f"strategy.every={every}", *PLAIN)
 
     def job(world):
-        s = toy.session(run, world)
+        s = tiny_run.session(run, world)
         for _ in range(7):
             play_round(s)
         return {p.name: p.flat.params.clone() for p in s.game.players}
@@ -63,12 +63,12 @@ def test_it_equals_a_simulation_of_all_ranks(pool, every):
 
 def test_teams_keep_periods_of_their_own(pool):
     """Two ranks of G and two of D: within a period they are apart, and what is evaluated is the mean of a team."""
-    from paragan.train.consensus import consensus, evaluated
+    from paragan.train.averaged_model import consensus, evaluated
 
-    run = toy.run("strategy=async", "strategy.split='2:2'", "strategy.every=2", *ALONE)
+    run = tiny_run.run("strategy=async", "strategy.split='2:2'", "strategy.every=2", *ALONE)
 
     def job(world):
-        s = toy.session(run, world)
+        s = tiny_run.session(run, world)
         for _ in range(4):
             play_round(s)
         s.role.settle()
@@ -87,10 +87,10 @@ def test_teams_keep_periods_of_their_own(pool):
 
 def test_several_steps_of_d_in_a_round(pool):
     """Right after D's turn begins in a round that agrees, all ranks are at one point."""
-    run = toy.run("strategy=sync", "strategy.every=2", "d_steps=2", "objective.loss=wasserstein")
+    run = tiny_run.run("strategy=sync", "strategy.every=2", "d_steps=2", "objective.loss=wasserstein")
 
     def job(world):
-        s, found = toy.session(run, world), []
+        s, found = tiny_run.session(run, world), []
         prepare = s.game.d.net.register_forward_pre_hook(lambda *_: found.append(s.game.d.flat.params.clone()))
         for _ in range(5):
             found.clear()
@@ -103,6 +103,7 @@ def test_several_steps_of_d_in_a_round(pool):
 
 
 def test_alone_there_is_nothing_to_agree_on():
-    assert toy.same(
-        toy.play(toy.run("strategy=sync", "strategy.every=2"), 5, World.solo()), toy.play(toy.run("strategy=sync"), 5)
+    assert tiny_run.same(
+        tiny_run.play(tiny_run.run("strategy=sync", "strategy.every=2"), 5, World.solo()),
+        tiny_run.play(tiny_run.run("strategy=sync"), 5),
     )

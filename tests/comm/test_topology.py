@@ -25,7 +25,7 @@ from paragan.comm.topology import (
     rounds_for,
     stays,
 )
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 
 every_topology = pytest.mark.parametrize("topology", EVERY, ids=lambda t: t.name)
 SIZES = (1, 2, 3, 4, 6, 8, 9, 16, 32)

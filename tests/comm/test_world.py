@@ -8,7 +8,8 @@ import time
 import pytest
 import torch
 
-from paragan.comm.groups import Lost, open_sockets, still_open
+from paragan.comm.process_group import Lost
+from paragan.comm.sockets import open_sockets, still_open
 from paragan.comm.world import World
 
 

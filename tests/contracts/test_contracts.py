@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import toy
+import tiny_run
 from paragan.comm.world import Place, World
-from paragan.errors import Unusable
-from paragan.plan.cost import ImaginedWorld
-from paragan.strategies.role import deal
-from paragan.train.consensus import consensus, evaluated
+from paragan.core.errors import Unusable
+from paragan.plan.virtual_world import ImaginedWorld
+from paragan.strategies.base import deal
+from paragan.train.averaged_model import consensus, evaluated
 from paragan.train.loop import play_round
 
 spec = importlib.util.spec_from_file_location("table", Path(__file__).with_name("table.py"))
@@ -52,43 +52,43 @@ VARIANTS = {
 
 @functools.cache
 def six_rounds_of_one(run):
-    return toy.play(run, 6)
+    return tiny_run.play(run, 6)
 
 
 @as_one_rank
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_n_ranks_equal_one(pool, settings, variant, ranks):
-    run = toy.run(*settings, "nets.batch_norm=true", "nets.spectral=true", *variant)
+    run = tiny_run.run(*settings, "nets.batch_norm=true", "nets.spectral=true", *variant)
     one = six_rounds_of_one(run)
-    several = pool(ranks, lambda world: toy.play(run, 6, world))
+    several = pool(ranks, lambda world: tiny_run.play(run, 6, world))
     amplified = run.objective.gp > 0 and run.strategy.optimism == "optimistic"  # Adam where slopes are near 0
     bound, most = (5e-3, 2e-2) if amplified else (2e-4, 2e-3)
     for network in ("G/", "D/"):
-        assert toy.distance(several[0], one, network) < bound
+        assert tiny_run.distance(several[0], one, network) < bound
     for name in one:  # every buffer, one by one
         torch.testing.assert_close(several[0][name], one[name], rtol=2e-2, atol=most, msg=name)
 
 
 @replicated
 def test_replicas_are_identical(pool, settings):
-    run = toy.run(*settings, "objective.r1=1")
-    states = pool(3, lambda world: toy.play(run, 5, world))
-    assert all(toy.same(states[0], other) for other in states[1:])
+    run = tiny_run.run(*settings, "objective.r1=1")
+    states = pool(3, lambda world: tiny_run.play(run, 5, world))
+    assert all(tiny_run.same(states[0], other) for other in states[1:])
 
 
 @with_own_players
 def test_what_one_evaluates_is_the_mean_over_ranks(pool, settings):
-    run = toy.run(*settings, "nets.batch_norm=true")
+    run = tiny_run.run(*settings, "nets.batch_norm=true")
 
     def job(world):
-        s = toy.session(run, world)
+        s = tiny_run.session(run, world)
         for _ in range(3):
             play_round(s)
-        before, apart = toy.state(s), consensus(s)
+        before, apart = tiny_run.state(s), consensus(s)
         with evaluated(s):
-            mean = toy.state(s)
-        return before, mean, apart, toy.same(before, toy.state(s))
+            mean = tiny_run.state(s)
+        return before, mean, apart, tiny_run.same(before, tiny_run.state(s))
 
     found = pool(4, job)
     averages = torch.stack([before["G/average"] for before, *_ in found])
@@ -98,7 +98,7 @@ def test_what_one_evaluates_is_the_mean_over_ranks(pool, settings):
         assert restored
         assert apart == found[0][2]
         assert 0 < apart["Consensus/D"] < 1
-    assert not toy.same(found[0][0], found[1][0])
+    assert not tiny_run.same(found[0][0], found[1][0])
 
 
 @every_strategy
@@ -106,21 +106,21 @@ def test_what_one_evaluates_is_the_mean_over_ranks(pool, settings):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_six_and_four_rounds_equal_ten(pool, settings, optimizer, ranks, tmp_path):
     settings = (*settings, "objective.r1=1", f"g.optimizer={optimizer}", f"d.optimizer={optimizer}")
-    run = toy.run(*settings, "nets.batch_norm=true")
+    run = tiny_run.run(*settings, "nets.batch_norm=true")
 
     def ten(world):
-        return toy.play(run, 10, world)
+        return tiny_run.play(run, 10, world)
 
     def six_and_four(world):
-        saved, _ = toy.saved(run, 6, world, tmp_path)
-        s = toy.session(run, world, saved)
+        saved, _ = tiny_run.saved(run, 6, world, tmp_path)
+        s = tiny_run.session(run, world, saved)
         assert s.clock.step == 6
         for _ in range(4):
             play_round(s)
-        return toy.told(s)
+        return tiny_run.told(s)
 
     def same(world):
-        return toy.same(ten(world), six_and_four(world))
+        return tiny_run.same(ten(world), six_and_four(world))
 
     assert all([same(World.solo())] if ranks == 1 else pool(ranks, same))
 
@@ -141,10 +141,10 @@ def test_so_they_do_where_weights_are_clipped(pool, name, ranks, tmp_path):
 
 @every_strategy
 def test_clipped_weights_of_d_are_in_their_box_after_every_step_and_those_of_g_are_free(pool, settings):
-    run = toy.run(*settings, *CLIPPED, "nets.batch_norm=true")  # whose gains begin at 1
+    run = tiny_run.run(*settings, *CLIPPED, "nets.batch_norm=true")  # whose gains begin at 1
 
     def largest(world):
-        s = toy.session(run, world)
+        s = tiny_run.session(run, world)
         rounds = []
         for _ in range(3):
             play_round(s)
@@ -159,38 +159,38 @@ def test_clipped_weights_of_d_are_in_their_box_after_every_step_and_those_of_g_a
 
 @as_one_rank
 def test_four_ranks_then_two_equal_one(pool, settings, tmp_path):
-    run = toy.run(*settings)
+    run = tiny_run.run(*settings)
 
-    saved = pool(4, lambda world: toy.saved(run, 4, world, tmp_path)[0])[0]
+    saved = pool(4, lambda world: tiny_run.saved(run, 4, world, tmp_path)[0])[0]
 
     def then(world):
-        s = toy.session(run, world, saved)
+        s = tiny_run.session(run, world, saved)
         for _ in range(4):
             play_round(s)
-        return toy.told(s)
+        return tiny_run.told(s)
 
-    assert toy.distance(pool(2, then)[0], toy.play(run, 8), "G/") < 2e-4
+    assert tiny_run.distance(pool(2, then)[0], tiny_run.play(run, 8), "G/") < 2e-4
 
 
 @every_strategy
 def test_what_four_ranks_remember_two_go_on_with_as_its_mean(pool, settings, tmp_path):
-    run = toy.run(*settings)
+    run = tiny_run.run(*settings)
 
     def remembered(session):
         return {f"{p.name} {k}": v.clone() for p in session.game.players for k, v in p.flat.memories().items()}
 
     def first(world):
-        saved, s = toy.saved(run, 3, world, tmp_path)
+        saved, s = tiny_run.saved(run, 3, world, tmp_path)
         return saved, remembered(s)
 
     before = pool(4, first)
     saved = before[0][0]
 
     def then(world):
-        s = toy.session(run, world, saved)
+        s = tiny_run.session(run, world, saved)
         owed = remembered(s)
         play_round(s)
-        return owed, toy.told(s)
+        return owed, tiny_run.told(s)
 
     after = pool(2, then)
     for owed, _ in after:
@@ -199,12 +199,12 @@ def test_what_four_ranks_remember_two_go_on_with_as_its_mean(pool, settings, tmp
             of_those = [memories[name] for _, memories in before if name in memories]
             torch.testing.assert_close(vector, torch.stack(of_those).mean(0))
             assert vector.any()
-    assert settings in map(table.STRATEGIES.get, table.OWN_PLAYERS) or toy.same(after[0][1], after[1][1])
+    assert settings in map(table.STRATEGIES.get, table.OWN_PLAYERS) or tiny_run.same(after[0][1], after[1][1])
 
 
 @every_strategy
 def test_bytes_counted_are_bytes_predicted(pool, settings):
-    run = toy.run(*settings, "nets.batch_norm=true")
+    run = tiny_run.run(*settings, "nets.batch_norm=true")
 
     def predicted(s):
         from paragan.plan.cost import player_traffic
@@ -213,7 +213,7 @@ def test_bytes_counted_are_bytes_predicted(pool, settings):
         return [(6 * t.sent_bytes, 6 * t.messages) for t in totals]
 
     def counted(world):
-        s = toy.session(run, world)
+        s = tiny_run.session(run, world)
         for _ in range(6):
             play_round(s)
         if s.role.settle:
@@ -226,7 +226,7 @@ def test_bytes_counted_are_bytes_predicted(pool, settings):
         for row, expected, _ in rows:
             assert all(a == pytest.approx(b, abs=rounded) for a, b in zip(row, expected, strict=True))
         assert any(any(row) for row, _, _ in rows)
-        imagined = toy.session(run, ImaginedWorld(ranks))
+        imagined = tiny_run.session(run, ImaginedWorld(ranks))
         if imagined.role.about == rows[0][2]:  # who plays what was measured
             assert predicted(imagined) == rows[0][1]
 
@@ -241,8 +241,8 @@ def test_every_lane_has_one_owner(settings):
 
 @every_strategy
 def test_too_many_ranks_are_refused_with_those_that_work(settings):
-    run = toy.run(*settings)
+    run = tiny_run.run(*settings)
     world = ImaginedWorld(17)  # also more than two teams could share
     with pytest.raises(Unusable, match="at most 8 ranks"):
-        toy.session(run, world)
+        tiny_run.session(run, world)
     assert Place().size == 1

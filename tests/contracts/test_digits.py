@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-import toy
-from paragan.data.images import load
+import tiny_run
+from paragan.config.resolve import spec_of
+from paragan.data.dataset import load
+from paragan.models.bn_recalibration import standing
+from paragan.models.sampler import Latents
 from paragan.recipes import recipe
+from paragan.train.build import Pair, build_nets
 from paragan.train.loop import play_round
-from paragan.train.model import standing
-from paragan.train.run import Pair, build_nets, spec_of
-from paragan.train.sampler import Latents
-from paragan.train.start import assemble
+from paragan.train.session import assemble
 
 
 def two_kimg(world):
@@ -32,9 +33,9 @@ def two_kimg(world):
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_give_the_model_of_one(pool, ranks):
     """To rounding, which Adam's first steps (plus or minus the whole rate, whatever the gradient) amplify."""
-    one = two_kimg(toy.World.solo())
+    one = two_kimg(tiny_run.World.solo())
     for several in pool(ranks, two_kimg):
-        assert toy.distance(several, one, "") < 5e-3
+        assert tiny_run.distance(several, one, "") < 5e-3
         assert all(torch.equal(several[n], v) for n, v in one.items() if not v.is_floating_point())
 
 
@@ -60,9 +61,9 @@ def test_in_float64_ranks_give_the_networks_of_one(pool, ranks):
         s = assemble(run, world, images, Pair(Double(pair.g), Double(pair.d), pair.latent))
         while not s.clock.done:
             play_round(s)
-        return {name: value for name, value in toy.state(s).items() if "running" not in name}  # float32 moments
+        return {name: value for name, value in tiny_run.state(s).items() if "running" not in name}  # float32 moments
 
-    one = job(toy.World.solo())
+    one = job(tiny_run.World.solo())
     for several in pool(ranks, job):
         for network in ("G/", "D/"):
-            assert toy.distance(several, one, network) < 1e-9
+            assert tiny_run.distance(several, one, network) < 1e-9

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from torch.nn.functional import relu, softplus
 
-import toy
-from paragan.train.jobs import jobs
+import tiny_run
+from paragan.config.resolve import resolve
+from paragan.train.build import Pair
 from paragan.train.loop import play_round
-from paragan.train.run import Pair, resolve
-from paragan.train.start import assemble
+from paragan.train.per_label.jobs import jobs
+from paragan.train.session import assemble
 
 
 class G(nn.Module):
@@ -69,7 +70,7 @@ D_LOSSES = {
 
 def plain_loop(run, rounds):
     """What a person would write for one process: two networks, two optimizers, no paragan but its data and latents."""
-    s = toy.session(run)  # for its lanes only
+    s = tiny_run.session(run)  # for its lanes only
     pair = nets(run)
     g, d = pair.g, pair.d
     adam = lambda side, net: torch.optim.Adam(  # noqa: E731
@@ -126,12 +127,12 @@ def plain_loop(run, rounds):
 
 
 def ours(run, rounds):
-    images = toy.images()
+    images = tiny_run.images()
     run = resolve(run, images)
-    s = assemble(run, toy.World.solo(), images, nets(run))
+    s = assemble(run, tiny_run.World.solo(), images, nets(run))
     for _ in range(rounds):
         play_round(s)
-    state = toy.state(s)
+    state = tiny_run.state(s)
     with s.game.g.averaged() as net:
         average = {k: v.detach().clone() for k, v in net.named_parameters()}
     return state, average
@@ -158,7 +159,7 @@ CASES = {
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
 def test_one_rank_equals_a_plain_loop(settings, fused):
     adam = [f"{side}.optimizer.fused={str(fused).lower()}" for side in ("g", "d")]
-    run = toy.run(*settings, *adam, lanes=1)
+    run = tiny_run.run(*settings, *adam, lanes=1)
     (a, a_average), (b, b_average) = ours(run, 8), plain_loop(run, 8)
     for name, value in b.items():
         if not name.endswith("num_batches_tracked"):  # a plain loop counts forwards, a run counts steps
@@ -222,17 +223,17 @@ def test_a_run_per_label_is_as_many_plain_loops():
     """Every label sees its own images alone, and nobody else's anything."""
     settings = ("objective.loss=wasserstein", "objective.clip=0.01", "d_steps=3", "strategy=per-label", "kimg=4")
     adam = [f"{side}.optimizer.fused=false" for side in "gd"]
-    images = toy.images()
-    run = resolve(toy.run(*settings, *adam, lanes=1), images)
+    images = tiny_run.images()
+    run = resolve(tiny_run.run(*settings, *adam, lanes=1), images)
     for job in jobs(run, images, Path())[:3]:
         mine = images.of_class(job.label)
         assert len(mine.images) == (images.labels == job.label).sum()
-        s = assemble(job.run, toy.World.solo(), mine, Pair(*two_nets(job.run.seed), 8))
+        s = assemble(job.run, tiny_run.World.solo(), mine, Pair(*two_nets(job.run.seed), 8))
         hands = list[object]()
         reals = (hands.append(s.lanes.next()[0]) or hands[-1].images for _ in iter(int, 1))
         latents = lambda turn, hands=hands: hands[-1].draw.normal(f"latent/{turn}", 8)  # noqa: E731
         plain = w_cgan(job.label, reals, latents, run, 6)
-        s = assemble(job.run, toy.World.solo(), mine, Pair(*two_nets(job.run.seed), 8))
+        s = assemble(job.run, tiny_run.World.solo(), mine, Pair(*two_nets(job.run.seed), 8))
         for _ in range(6):
             play_round(s)
         ours = s.game.g.net.state_dict() | s.game.d.net.state_dict()

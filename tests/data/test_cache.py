@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paragan.data.far import cache as caches
-from paragan.data.far.cache import ENTRY, Cache, default_cache, parse
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
+from paragan.data.storage import disk_cache as caches
+from paragan.data.storage.disk_cache import ENTRY, Cache, default_cache, parse
 from processes import PRELOADED
 
 

@@ -14,13 +14,12 @@ import pytest
 import webdataset
 from PIL import Image
 
-from paragan.data.find import find
-from paragan.data.images import Images, load
-from paragan.data.indexing import refresh
-from paragan.data.tool.class_names import folder_names, plain_name
-from paragan.data.tool.convert import Converted, Wanted, convert
-from paragan.data.tool.writers import form_named
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
+from paragan.data.dataset import Images, load
+from paragan.data.open_source import find
+from paragan.data.tools.convert import Converted, Wanted, convert
+from paragan.data.tools.reindex import refresh
+from paragan.data.tools.writers import folder_names, form_named, plain_name
 
 RNG = np.random.default_rng(0)
 NAMES = {"folder": "set", "npz": "set.npz", "zip": "set.zip", "h5": "set.h5", "tars": "shards"}

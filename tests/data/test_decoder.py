@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paragan.data import decoder as decoders
-from paragan.data.decode import DecodeError
-from paragan.data.decoder import Decoder
-from paragan.data.images import load
-from paragan.data.pipeline import Feed, Order, Pipeline
-from paragan.data.shared import SPARE, Seen, Shared
-from paragan.data.streamed import Streamed
-from paragan.data.tuner import Hands, Tuning, Window, tune
-from paragan.errors import Failed
-from sets import pictures, png
+from fake_datasets import pictures, png
+from paragan.core.errors import Failed
+from paragan.data.dataset import load
+from paragan.data.loader import decode_worker as decoders
+from paragan.data.loader.autotune import Hands, Tuning, Window, tune
+from paragan.data.loader.decode_worker import Decoder
+from paragan.data.loader.prefetch import Feed, Order, Pipeline
+from paragan.data.loader.shared_memory import SPARE, Seen, Shared
+from paragan.data.source import DecodeError
+from paragan.data.streaming import Streamed
 
 
 class Fatal:
@@ -203,7 +203,9 @@ def _children() -> list[int]:
     """The processes that decode for this one."""
     found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     pids = [pid for path in found for pid in path.read_text().split()]
-    return [int(pid) for pid in pids if b"paragan.data.decoder" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        int(pid) for pid in pids if b"paragan.data.loader.decode_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def test_the_tuner_turns_to_processes_where_small_near_images_are_waited_for():

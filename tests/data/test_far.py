@@ -18,18 +18,19 @@ import pytest
 from PIL import Image
 
 import servers
-from paragan.data.decode import DecodeError
-from paragan.data.far import far as fars
-from paragan.data.far import http
-from paragan.data.far.ask import FIRST_S, LONGEST_S, Again, pause_s
-from paragan.data.far.far import Far, far_place
-from paragan.data.far.http import listed
-from paragan.data.far.loop import on_loop
-from paragan.data.images import load
-from paragan.data.places import Reach, place_of
-from paragan.data.sources import folder as folders
-from paragan.data.sources.folder import folder
-from paragan.errors import Failed, Unusable
+from paragan.core.errors import Failed, Unusable
+from paragan.data.dataset import load
+from paragan.data.formats import image_folder as folders
+from paragan.data.formats.image_folder import folder
+from paragan.data.source import DecodeError
+from paragan.data.storage import http
+from paragan.data.storage import remote as fars
+from paragan.data.storage.filesystem import Reach
+from paragan.data.storage.http import listed
+from paragan.data.storage.open_location import place_of
+from paragan.data.storage.remote import Far, far_place
+from paragan.data.storage.retry import FIRST_S, LONGEST_S, Again, pause_s
+from paragan.data.storage.timeouts import on_loop
 from servers import Faulty, Nginx
 
 BYTES = np.random.default_rng(0).bytes(10_000)

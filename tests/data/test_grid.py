@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paragan.data.grid import grid, save_images
-from paragan.data.images import load
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
+from paragan.core.image_grid import grid, save_images
+from paragan.data.dataset import load
 
 RNG = np.random.default_rng(0)
 

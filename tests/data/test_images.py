@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from paragan.core.errors import Unusable
 from paragan.data import decode
-from paragan.data.images import Images, choose_resolution, fingerprint, load
-from paragan.errors import Unusable
+from paragan.data.dataset import Images, choose_resolution, fingerprint, load
 
 RNG = np.random.default_rng(0)
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from paragan.data.bad import Bad
-from paragan.data.decode import DecodeError
-from paragan.data.images import load
+from paragan.core.errors import Failed, Unusable
+from paragan.data.bad_samples import Bad
+from paragan.data.dataset import load
 from paragan.data.lanes import Lanes
-from paragan.data.pipeline import Feed, Order, Pipeline
-from paragan.data.room import CHUNK
-from paragan.data.streamed import Streamed
-from paragan.errors import Failed, Unusable
+from paragan.data.loader.memory_budget import CHUNK
+from paragan.data.loader.prefetch import Feed, Order, Pipeline
+from paragan.data.source import DecodeError
+from paragan.data.streaming import Streamed
 
 RNG = np.random.default_rng(5)
 PIXELS = RNG.integers(0, 256, (40, 8, 8, 3), np.uint8)

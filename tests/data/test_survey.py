@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from paragan.core.errors import Unusable
 from paragan.data import decode
-from paragan.data.find import find
-from paragan.data.images import HELD, load
-from paragan.data.tool.sheet import sheet
-from paragan.data.tool.survey import Survey, survey
-from paragan.errors import Unusable
+from paragan.data.dataset import HELD, load
+from paragan.data.open_source import find
+from paragan.data.tools.contact_sheet import sheet
+from paragan.data.tools.inspect_dataset import Survey, survey
 
 RNG = np.random.default_rng(0)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paragan.data.tuner import COOL, Hands, Tuning, Window, readers, tune
+from paragan.data.loader.autotune import COOL, Hands, Tuning, Window, readers, tune
 
 MOST, LEAST = Hands(8, 128, 200), Hands(1, 4, 2)
 CALM = Window(seconds=0.5, wait_s=0.0, taken=320, batches=5, fetch_s=0.005, high_s=0.007, decode_s=0.0001, ready=4)

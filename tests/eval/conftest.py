@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from paragan.eval.inception import Inception
-from paragan.eval.shares import Done
+from paragan.eval.sharding import Done
 
 
 class Threads:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 from paragan.eval import classifier
 from paragan.eval.classifier import NAME, ResNet20, Training, fit, shrunk, trained
 

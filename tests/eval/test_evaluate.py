@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 from paragan.eval import (
     METRICS,
     FeatureSpace,
@@ -19,7 +19,7 @@ from paragan.eval import (
     pixels,
     summarize,
 )
-from paragan.eval.readings import Features
+from paragan.eval.accumulators import Features
 
 PIXELS = pixels(8, 1)
 INCEPTION = FeatureSpace("inception", "6726825d" + "0" * 8, 2048, nn.Identity, num_logits=1008)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 from paragan.eval import features
 from paragan.eval.features import by_name, fetch, inception_2015, module_features, pixels
 

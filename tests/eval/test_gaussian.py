@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from paragan.errors import Unusable
-from paragan.eval.gaussian import Gaussian, Moments, factor, frechet
-from paragan.eval.shares import dealt
+from paragan.core.errors import Unusable
+from paragan.eval.frechet import Gaussian, Moments, factor, frechet
+from paragan.eval.sharding import dealt
 
 
 def gaussian(*batches, num_features=None):

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 from paragan.eval import inception as network
 
 

@@ -3,9 +3,9 @@ import torch
 from torch import nn
 from torchmetrics.image.kid import KernelInceptionDistance
 
-from paragan.eval import kernel
-from paragan.eval.kernel import kid as kid_of_shares
-from paragan.eval.shares import Share, dealt
+from paragan.eval import kid as kid_module
+from paragan.eval.kid import kid as kid_of_shares
+from paragan.eval.sharding import Share, dealt
 
 
 def two_sets(n=200, m=150, features=16, seed=0):
@@ -52,7 +52,7 @@ def test_kid_is_torchmetrics_value():
 
 
 def test_kid_is_the_same_on_any_number_of_ranks_and_for_any_block(on_ranks, monkeypatch):
-    monkeypatch.setattr(kernel, "WINDOW", 40)
+    monkeypatch.setattr(kid_module, "WINDOW", 40)
     x, y = two_sets()
     how = {"subsets": 5, "subset_size": 60}
     alone = kid(x, y, **how)

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from paragan.errors import Unusable
-from paragan.eval import manifold
-from paragan.eval.manifold import prdc as prdc_of_shares
-from paragan.eval.shares import Share, dealt
+from paragan.core.errors import Unusable
+from paragan.eval import precision_recall
+from paragan.eval.precision_recall import prdc as prdc_of_shares
+from paragan.eval.sharding import Share, dealt
 
 
 def two_sets(n=200, m=150, features=16, seed=0):
@@ -50,7 +50,7 @@ def test_prdc_of_a_collapsed_generator():
 
 
 def test_prdc_is_the_same_on_any_number_of_ranks_and_for_any_block(on_ranks, monkeypatch):
-    monkeypatch.setattr(manifold, "WINDOW", 24)
+    monkeypatch.setattr(precision_recall, "WINDOW", 24)
     x, y = two_sets(60, 45, 4)
     alone = prdc(x, y, 3, chunk=16)
 

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from torchmetrics.image.inception import InceptionScore
 
-from paragan.eval.marginals import Marginals
-from paragan.eval.shares import dealt
+from paragan.eval.inception_score import Marginals
+from paragan.eval.sharding import dealt
 
 
 def inception_score(logits, *, splits=10, seed=0, batch=16):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 from paragan.eval import Labels, evaluate, module_features, pixels
 from paragan.eval import metrics as table
 from paragan.eval.classifier import Training, outline

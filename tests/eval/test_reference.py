@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.errors import Unusable
-from paragan.eval import Labels, cache, evaluate, from_file, module_features, pixels, summarize
-from paragan.eval.readings import Features, OfAll, OfClasses
+from paragan.core.errors import Unusable
+from paragan.eval import Labels, evaluate, from_file, module_features, pixels, result_cache, summarize
+from paragan.eval.accumulators import Features, OfAll, OfClasses
 
 PIXELS = pixels(8, 1)
 EVERYTHING = ["fd", "kid", "intra_fd"]
@@ -88,22 +88,22 @@ def test_what_is_quick_to_see_is_not_kept(kept, digits):
 
 def test_the_cache_is_bounded_and_keeps_what_was_used_last(tmp_path):
     for name in "abc":
-        cache.put(tmp_path / name, lambda aside: aside.write_bytes(bytes(10)), most=10**3)
-        cache.os.utime(tmp_path / name, ns=(0, ord(name)))
-    cache.used(tmp_path / "a")
-    cache.put(tmp_path / "d", lambda aside: aside.write_bytes(bytes(10)), most=25)
+        result_cache.put(tmp_path / name, lambda aside: aside.write_bytes(bytes(10)), most=10**3)
+        result_cache.os.utime(tmp_path / name, ns=(0, ord(name)))
+    result_cache.used(tmp_path / "a")
+    result_cache.put(tmp_path / "d", lambda aside: aside.write_bytes(bytes(10)), most=25)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "d"]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
     (tmp_path / "file").write_text("")
-    cache.put(tmp_path / "file" / "x", lambda aside: aside.write_bytes(b""))
+    result_cache.put(tmp_path / "file" / "x", lambda aside: aside.write_bytes(b""))
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_cache_may_be_filled_by_many_at_once(tmp_path):
     def keep(number):  # of which there is room for two
-        cache.put(tmp_path / str(number % 5), lambda aside: aside.write_bytes(bytes(10)), most=20)
+        result_cache.put(tmp_path / str(number % 5), lambda aside: aside.write_bytes(bytes(10)), most=20)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(keep, range(300)))
@@ -118,9 +118,9 @@ def test_who_has_no_home_keeps_nothing(monkeypatch):
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", home)
-    file = cache.folder() / "profiles" / "x"
-    cache.put(file, lambda aside: aside.write_bytes(b"x"))
-    cache.used(file)
+    file = result_cache.folder() / "profiles" / "x"
+    result_cache.put(file, lambda aside: aside.write_bytes(b"x"))
+    result_cache.used(file)
     assert not file.exists()
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paragan.eval.shares import Share, dealt, everywhere, whole
+from paragan.eval.sharding import Share, dealt, everywhere, whole
 
 
 @pytest.mark.parametrize(("count", "block", "size"), [(10, 3, 2), (9, 3, 3), (2, 5, 3), (7, 1, 4)])

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from paragan.batch import Batch
+from paragan.core.rng import Draw
+from paragan.core.types import Batch
 from paragan.losses.adversarial import Adversarial
 from paragan.losses.augment import ADA, DiffAugment
 from paragan.losses.augment.ada import NORMALS, UNIFORMS, Dice, _coloured, _hue, _inverse, _placed
-from paragan.losses.kept import attach
-from paragan.rng import Draw
+from paragan.losses.running_state import attach
 
 DRAW = Draw(3, 64, (0, 5, 6), 4)
 KINDS = pytest.mark.parametrize("augment", [DiffAugment(), ADA()], ids=["diffaugment", "ada"])

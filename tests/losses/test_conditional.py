@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from paragan.batch import Batch, Verdict, judged
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
+from paragan.core.rng import Draw
+from paragan.core.types import Batch, Verdict, judged
 from paragan.losses.adversarial import Adversarial
-from paragan.losses.conditional import classified, contrastive
-from paragan.rng import Draw
+from paragan.losses.class_losses import classified, contrastive
 
 LANES, N = (0, 1, 2), 5  # images of each
 Y = torch.tensor([0, 1, 0, 0, 2, 1, 1, 0, 2, 2, 0, 0, 0, 0, 0])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from paragan.batch import Batch
+from paragan.core.rng import Draw
+from paragan.core.types import Batch
 from paragan.losses.adversarial import Adversarial
 from paragan.losses.consistency import mirrored_and_shifted
-from paragan.rng import Draw
 
 DRAW = Draw(3, 64, (0, 5), 8)
 

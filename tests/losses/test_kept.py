@@ -8,16 +8,17 @@ import pytest
 import torch
 
 import paragan as pg
-import toy
-from paragan.batch import Verdict
+import tiny_run
 from paragan.comm.world import World
-from paragan.errors import Unusable
+from paragan.config.resolve import resolve, spec_of
+from paragan.core.errors import Unusable
+from paragan.core.types import Verdict
 from paragan.losses.adversarial import Adversarial
-from paragan.losses.kept import INTERVAL, NAME, Anchors, Chance, Kept, attach, found_in, without
+from paragan.losses.running_state import INTERVAL, NAME, Anchors, Chance, Kept, attach, found_in, without
+from paragan.models.model import save_model
+from paragan.models.model_files import whole
+from paragan.train.build import build_nets
 from paragan.train.loop import play_round
-from paragan.train.model import save_model
-from paragan.train.run import build_nets, resolve, spec_of
-from paragan.train.snapshot import whole
 
 BOTH = ("objective.augment=ada", "objective.augment.kimg=0.1", "objective.lecam=0.3", "nets.batch_norm=true")
 GROWING = "objective.augment.target=-0.9"  # whatever D makes of reals
@@ -96,7 +97,7 @@ def test_a_network_that_calls_all_its_children_gives_what_it_gave():
 
 
 def test_the_run_uses_it_and_shows_it():
-    s = toy.session(toy.run(*BOTH))
+    s = tiny_run.session(tiny_run.run(*BOTH))
     for _ in range(12):
         play_round(s)
     kept, line = found_in(s.game.d.net), s.stats.tick(192, 12)
@@ -108,9 +109,9 @@ def test_the_run_uses_it_and_shows_it():
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_keep_together_what_one_keeps(pool, ranks):
-    run = toy.run(*BOTH)
-    one = kept_of(toy.play(run, 8))
-    for several in pool(ranks, lambda world: toy.play(run, 8, world)):
+    run = tiny_run.run(*BOTH)
+    one = kept_of(tiny_run.play(run, 8))
+    for several in pool(ranks, lambda world: tiny_run.play(run, 8, world)):
         several = kept_of(several)
         assert several.keys() == one.keys()
         assert torch.equal(several[P], one[P])
@@ -119,34 +120,34 @@ def test_ranks_keep_together_what_one_keeps(pool, ranks):
 
 
 def test_six_and_six_rounds_keep_what_twelve_keep(tmp_path):
-    run, world = toy.run(*BOTH), World.solo()
-    saved, _ = toy.saved(run, 6, world, tmp_path)
-    s = toy.session(run, world, saved)
+    run, world = tiny_run.run(*BOTH), World.solo()
+    saved, _ = tiny_run.saved(run, 6, world, tmp_path)
+    s = tiny_run.session(run, world, saved)
     for _ in range(6):
         play_round(s)
-    twelve = toy.play(run, 12)
+    twelve = tiny_run.play(run, 12)
     assert twelve[P] > 0
-    assert toy.same(toy.told(s), twelve)
+    assert tiny_run.same(tiny_run.told(s), twelve)
 
 
 def test_it_travels_to_the_team_of_g(pool):
-    run = toy.run(*BOTH, GROWING, "strategy=async")
+    run = tiny_run.run(*BOTH, GROWING, "strategy=async")
 
     def job(world):
-        s = toy.session(run, world)
+        s = tiny_run.session(run, world)
         for _ in range(14):
             play_round(s)
         s.role.settle()
-        return kept_of(toy.state(s)), s.game.d in s.role.moves
+        return kept_of(tiny_run.state(s)), s.game.d in s.role.moves
 
     (of_g, moves), (of_d, does) = pool(2, job)
     assert (moves, does) == (False, True)
     assert of_d[P] > 0
-    assert toy.same(of_g, of_d)
+    assert tiny_run.same(of_g, of_d)
 
 
 def test_it_goes_with_a_past_d():
-    s = toy.session(toy.run(*BOTH, GROWING, "strategy=async", "strategy.critic_lags=[1]"))
+    s = tiny_run.session(tiny_run.run(*BOTH, GROWING, "strategy=async", "strategy.critic_lags=[1]"))
     seen = []
     for _ in range(14):
         play_round(s)
@@ -156,19 +157,19 @@ def test_it_goes_with_a_past_d():
 
 
 def test_it_is_no_part_of_the_model(tmp_path):
-    run = toy.run(*BOTH)
-    s = toy.session(run)
+    run = tiny_run.run(*BOTH)
+    s = tiny_run.session(run)
     play_round(s)
     save_model(tmp_path, s.game.g.net, s.game.d.net, {})
-    run, images = resolve(run, toy.images()), toy.images()
+    run, images = resolve(run, tiny_run.images()), tiny_run.images()
     fresh = build_nets(run, spec_of(run, images), s.world.device).d
     whole(tmp_path).fill(fresh, "discriminator")
-    assert toy.same(fresh.state_dict(), without(s.game.d.net.state_dict()))
+    assert tiny_run.same(fresh.state_dict(), without(s.game.d.net.state_dict()))
 
 
 @pytest.mark.filterwarnings("default")  # of the compiler, about itself
 def test_it_moves_with_a_compiled_d():
-    s = toy.session(toy.run(*BOTH))
+    s = tiny_run.session(tiny_run.run(*BOTH))
     s.game.d.net.compile(backend="eager")
     for _ in range(2):
         play_round(s)
@@ -177,15 +178,15 @@ def test_it_moves_with_a_compiled_d():
 
 @pytest.mark.parametrize("strategy", ["gossip", "sync"])
 def test_ranks_resume_what_each_of_them_keeps(pool, strategy, tmp_path):
-    run = toy.run(*BOTH, GROWING, "objective.augment.kimg=1", f"strategy={strategy}")
+    run = tiny_run.run(*BOTH, GROWING, "objective.augment.kimg=1", f"strategy={strategy}")
 
     def job(world):
-        saved, _ = toy.saved(run, 5, world, tmp_path)
-        s = toy.session(run, world, saved)
+        saved, _ = tiny_run.saved(run, 5, world, tmp_path)
+        s = tiny_run.session(run, world, saved)
         for _ in range(4):
             play_round(s)
-        straight = toy.play(run, 9, world)
-        return toy.same(toy.told(s), straight), straight[P]
+        straight = tiny_run.play(run, 9, world)
+        return tiny_run.same(tiny_run.told(s), straight), straight[P]
 
     for same, p in pool(2, job):
         assert same

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.batch import Batch
+from paragan.core.rng import Draw
+from paragan.core.types import Batch
 from paragan.losses.adversarial import Adversarial
-from paragan.losses.forms import LOSSES
+from paragan.losses.gan_losses import LOSSES
 from paragan.losses.penalties import gradient_penalty, squared_slope
-from paragan.rng import Draw
 
 
 def batch(seed, n=6):

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.batch import Batch
+from paragan.core.rng import Draw
+from paragan.core.types import Batch
 from paragan.losses.adversarial import Adversarial
-from paragan.losses.kept import attach
 from paragan.losses.penalties import overlap, to_anchors
+from paragan.losses.running_state import attach
 from paragan.nets import DCGAN, SNGAN, Spec
-from paragan.nets.spectral import train_mode
-from paragan.rng import Draw
+from paragan.nets.spectral_norm import train_mode
 
 
 def batch(seed, n=6, size=3, kind=torch.float64):

@@ -7,12 +7,13 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-import toy
-from paragan.batch import Verdict
+import tiny_run
 from paragan.comm.world import World
+from paragan.config.resolve import resolve
+from paragan.core.types import Verdict
+from paragan.train.build import Pair
 from paragan.train.loop import play_round
-from paragan.train.run import Pair, resolve
-from paragan.train.start import assemble
+from paragan.train.session import assemble
 
 SETTINGS = {
     "consistency": ("objective.zcr=5", "objective.zcr_g=0.5", "objective.bcr=10", "objective.augment=diffaugment"),
@@ -24,11 +25,11 @@ SETTINGS = {
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_n_ranks_equal_one(pool, settings, ranks):
-    run = toy.run(*settings, "nets.batch_norm=true")
-    one = toy.play(run, 6)
-    for several in pool(ranks, lambda world: toy.play(run, 6, world)):
+    run = tiny_run.run(*settings, "nets.batch_norm=true")
+    one = tiny_run.play(run, 6)
+    for several in pool(ranks, lambda world: tiny_run.play(run, 6, world)):
         for network in ("G/", "D/"):
-            assert toy.distance(several, one, network) < 1e-5
+            assert tiny_run.distance(several, one, network) < 1e-5
 
 
 class Speaking(nn.Module):
@@ -56,19 +57,19 @@ class Made(nn.Module):
 
 def play(run, world):
     torch.manual_seed(1)
-    images = toy.images()
+    images = tiny_run.images()
     s = assemble(resolve(run, images), world, images, Pair(Made(), Speaking(), 8))
     for _ in range(6):
         play_round(s)
-    return toy.state(s), s.stats.losses()
+    return tiny_run.state(s), s.stats.losses()
 
 
 @pytest.mark.parametrize("name", ["classifier", "contrastive"])
 def test_so_they_do_where_d_learns_labels(pool, name):
-    run = toy.run(f"objective.{name}=1", "objective.temperature=0.5", "batch=32")
+    run = tiny_run.run(f"objective.{name}=1", "objective.temperature=0.5", "batch=32")
     one, losses = play(run, World.solo())
     assert losses[f"Loss/G/{name}"] > 0
     for several, told in pool(3, lambda world: play(run, world)):
-        assert toy.distance(several, one, "D/") < 1e-5
-        assert toy.distance(several, one, "G/") < 1e-5
+        assert tiny_run.distance(several, one, "D/") < 1e-5
+        assert tiny_run.distance(several, one, "G/") < 1e-5
         assert told == pytest.approx(losses, rel=1e-4, abs=1e-6)

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.batch import Batch
 from paragan.comm.exchange import Local
 from paragan.comm.world import World
+from paragan.core.rng import Draw
+from paragan.core.types import Batch
 from paragan.game.player import Player
 from paragan.game.turn import Turn, play
 from paragan.losses.adversarial import Adversarial
 from paragan.optim.optimizers import SGD, Adam
-from paragan.rng import Draw
 
 DIRECTION = torch.tensor([0.6, -0.8])  # of length 1
 LAMBDA = 10.0

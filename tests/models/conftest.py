@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from paragan.models.model import begin_per_label, model_config, part, save_model
+from paragan.models.sampler import Prior
 from paragan.nets import DCGAN, BigGAN, Spec
 from paragan.nets.attention import SelfAttention
-from paragan.train.model import begin_per_label, model_config, part, save_model
-from paragan.train.sampler import Prior
 
 
 @pytest.fixture(scope="session")

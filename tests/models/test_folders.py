@@ -11,9 +11,9 @@ import torch
 import yaml
 
 import paragan
-from paragan.errors import Unusable
-from paragan.models.card import card
-from paragan.report.records import Records
+from paragan.core.errors import Unusable
+from paragan.core.jsonl import Records
+from paragan.models.model_card import card
 from processes import call, refused
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import paragan
-from paragan.errors import Failed, Unusable
-from paragan.models import graphs
-from paragan.models.graphs import write_graphs
+from paragan.core.errors import Failed, Unusable
+from paragan.models import export_graph
+from paragan.models.export_graph import write_graphs
 from processes import call, refused
 
 
@@ -53,8 +53,8 @@ def test_a_graph_that_computes_something_else_is_no_success(small, tmp_path, mon
         ran = pt2(path)
         return lambda *given: ran(*given) + 1e-3
 
-    pt2 = graphs._pt2
-    monkeypatch.setattr(graphs, "_pt2", wrong)
+    pt2 = export_graph._pt2
+    monkeypatch.setattr(export_graph, "_pt2", wrong)
     with pytest.raises(Failed, match=r"1 images are 0.001 from the network's"):
         write_graphs(paragan.load(small), "torch-export", tmp_path / "g.pt2")
     assert not list(tmp_path.iterdir())

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 import paragan
-from models import theirs
-from models.theirs import Theirs
-from paragan.config import to_yaml
-from paragan.errors import Unusable
-from paragan.models.importing import bring
-from paragan.models.names import LIBRARIES, neutral
-from paragan.train.snapshot import whole
+from models import reference_models as theirs
+from models.reference_models import Theirs
+from paragan.core.errors import Unusable
+from paragan.core.schema import to_yaml
+from paragan.models.import_weights import bring
+from paragan.models.layer_names import LIBRARIES, neutral
+from paragan.models.model_files import whole
 from processes import call, refused
 
 KINDS = {  # what is imported: its family here

@@ -21,11 +21,11 @@ from PIL import Image
 
 import paragan
 from browser import Browser
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
+from paragan.models.interpolation import blended, slerp
+from paragan.models.latent_walk import walk
+from paragan.models.server import application
 from paragan.models.video import write_video
-from paragan.models.walks import walk
-from paragan.models.web import application
-from paragan.train.between import blended, slerp
 from processes import call, refused
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paragan.nets import DCGAN, R3GAN, SAGAN, SNGAN, BigGAN, BigGANDeep, ContraGAN, Spec
-from paragan.nets.spectral import train_mode
+from paragan.nets.spectral_norm import train_mode
 
 FAMILIES = {
     "dcgan": DCGAN(width=8, latent=8),

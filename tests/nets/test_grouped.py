@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paragan.nets.grouped import GroupedConv, grouped_conv
+from paragan.nets.grouped_conv import GroupedConv, grouped_conv
 
 CASES = {  # channels in, out, kernel, stride, padding, groups, bias
     "groups": (8, 12, 3, 1, 1, 4, True),

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 from paragan.nets import Spec
 from paragan.nets.attention import SelfAttention, attend, need_attention
 from paragan.nets.conditioning import Mapped, Shared
-from paragan.nets.heads import Classifier, Contrastive, Projection, head
+from paragan.nets.discriminator_heads import Classifier, Contrastive, Projection, head
 from paragan.nets.layers import Layers
 
 LAYERS = Layers(nn.init.xavier_uniform_)

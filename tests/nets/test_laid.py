@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from paragan.nets import DCGAN, R3GAN, SNGAN, Spec
-from paragan.nets.aligned import align
-from paragan.nets.laid import Flattened, Laid, Squared, laid, lay
+from paragan.nets.memory_format import Flattened, Laid, Squared, align, laid, lay
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 FAMILIES = {"dcgan": DCGAN(width=8, latent=16), "sngan": SNGAN(width=8, latent=16), "r3gan": R3GAN(width=16, group=8)}

@@ -12,13 +12,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.parametrize import cached
 from torch.utils.flop_counter import FlopCounterMode
 
-from paragan.batch import Verdict
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
+from paragan.core.types import Verdict
 from paragan.nets import DCGAN, SAGAN, SNGAN, BigGAN, BigGANDeep, ContraGAN, Nets, Spec
 from paragan.nets.attention import SelfAttention
-from paragan.nets.norm import LaneBatchNorm
+from paragan.nets.lane_batch_norm import LaneBatchNorm
 from paragan.nets.resample import DownConv, UpConv
-from paragan.nets.spectral import train_mode
+from paragan.nets.spectral_norm import train_mode
 
 CONFIGS = {
     "dcgan": DCGAN(width=4, latent=6),

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paragan.errors import Unusable
-from paragan.nets.norm import (
+from paragan.core.errors import Unusable
+from paragan.nets.lane_batch_norm import (
     ConditionalBatchNorm2d,
     LaneBatchNorm,
     LaneBatchNorm1d,

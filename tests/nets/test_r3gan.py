@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from pydantic import TypeAdapter
 from torch import nn
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 from paragan.nets import R3GAN, Nets, Spec
 from paragan.nets.r3gan import Block, Down, Up
-from paragan.nets.spectral import train_mode
+from paragan.nets.spectral_norm import train_mode
 
 SMALL = R3GAN(width=32, latent=6, group=4)
 

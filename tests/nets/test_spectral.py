@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from paragan.nets.spectral import hold, power_iteration, spectral, train_mode
+from paragan.nets.spectral_norm import hold, power_iteration, spectral, train_mode
 
 NETS = {
     "ours": lambda: nn.Sequential(spectral(nn.Conv2d(3, 4, 3)), nn.Flatten(), spectral(nn.Linear(16, 5))),

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.config import build, from_yaml, plain, to_yaml
-from paragan.errors import Unusable
-from paragan.optim import library, state, trial
+from paragan.config.run import Run
+from paragan.core.errors import Unusable
+from paragan.core.schema import build, from_yaml, plain, to_yaml
+from paragan.optim import compatibility, state_io, third_party
 from paragan.optim.lookahead import lookahead
-from paragan.optim.optimism import extragradient, optimistic
+from paragan.optim.optimistic import extragradient, optimistic
 from paragan.optim.optimizers import OWN, SGD, Adam, at_rate, built
-from paragan.train.run import Run
 
 
 def asked_for(**settings):
@@ -67,23 +67,23 @@ def test_what_cannot_be_used_is_refused_by_name(settings, words):
 
 def test_most_of_the_library_can_train_a_game():
     """So that a new version of it that breaks many does not go unnoticed."""
-    some = library.names()[::4]
+    some = third_party.names()[::4]
     usable = []
     for name in some:
         try:
-            trial.prove(build(library.kind(name), {"name": name}))
+            compatibility.prove(build(third_party.kind(name), {"name": name}))
             usable.append(name)
         except Unusable:
             pass
     assert len(usable) > 0.5 * len(some), usable
 
 
-@pytest.mark.parametrize("name", sorted(library.ELEMENTWISE))
+@pytest.mark.parametrize("name", sorted(third_party.ELEMENTWISE))
 def test_element_wise_ones_do_the_same_to_one_long_vector(name):
     draw = torch.Generator().manual_seed(1)
-    apart = [nn.Parameter(torch.randn(shape, generator=draw)) for shape in trial.SHAPES]
+    apart = [nn.Parameter(torch.randn(shape, generator=draw)) for shape in compatibility.SHAPES]
     whole = nn.Parameter(torch.cat([p.detach().flatten() for p in apart]))
-    record = build(library.kind(name), {"name": name, "weight_decay": 0.01})
+    record = build(third_party.kind(name), {"name": name, "weight_decay": 0.01})
     optimizers = record.build(apart), record.build([whole])
     for _ in range(20):
         gradient = torch.randn(len(whole), generator=draw)
@@ -137,13 +137,13 @@ def test_what_an_optimizer_did_before_is_gone_when_another_state_is_loaded():
         stepped.param_groups[0]["params"][0].grad = torch.ones(3)
         stepped.step()
     assert stepped.param_groups[0]["d"] != fresh.param_groups[0]["d"]
-    state.from_tensors(stepped, state.to_tensors(fresh))
+    state_io.from_tensors(stepped, state_io.to_tensors(fresh))
     assert stepped.state_dict() == fresh.state_dict()
 
 
 @pytest.mark.parametrize("inner", ["adam", "sgd", "rmsprop", "adabelief", "lamb"])
 def test_lookahead_goes_on_exactly_from_a_checkpoint(inner):
-    trial.prove(asked_for(name="lookahead", inner=inner))
+    compatibility.prove(asked_for(name="lookahead", inner=inner))
 
 
 def test_numbers_and_moved_groups_are_kept():
@@ -152,7 +152,7 @@ def test_numbers_and_moved_groups_are_kept():
     optimizer = record.build([w])
     w.grad = torch.ones(2)
     optimizer.step()
-    kept = state.to_tensors(optimizer)
+    kept = state_io.to_tensors(optimizer)
     assert kept["group0/step="].item() == 1
     assert not any(name.startswith("group0/") and "step" not in name for name in kept)
 

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-import toy
-from paragan.errors import Unusable
-from paragan.optim.optimism import extragradient, optimistic
+import tiny_run
+from paragan.config.resolve import settled
+from paragan.core.errors import Unusable
+from paragan.optim.optimistic import extragradient, optimistic
 from paragan.optim.optimizers import SGD, Adam, RMSprop
-from paragan.train.run import settled
 
 
 def start():
@@ -124,11 +124,11 @@ def test_looking_ahead_makes_up_for_half_of_both_lags_and_half_a_round(lags, ahe
     ],
 )
 def test_a_strategy_says_how_far_ahead_and_the_user_before_it(settings, expected):
-    run = settled(toy.run(*settings))
+    run = settled(tiny_run.run(*settings))
     assert (run.g.optimism, run.g.extrapolation) == expected
     assert settled(run) == run
 
 
 def test_nobody_looks_ahead_where_it_was_not_asked_for():
     with pytest.raises(Unusable, match=r"extrapolation=3\.0 is for optimism=optimistic, and it is none"):
-        settled(toy.run("strategy=sync", "g.extrapolation=3"))
+        settled(tiny_run.run("strategy=sync", "g.extrapolation=3"))

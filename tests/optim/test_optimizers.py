@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from paragan.comm.exchange import Local
-from paragan.game.average import Average, Decay
+from paragan.game.ema import Average, Decay
 from paragan.game.player import Player
 from paragan.optim.optimizers import SGD, Adam, RMSprop, scaled_rate, warm_up
 

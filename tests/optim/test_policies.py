@@ -7,20 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
-import toy
-from paragan import Config, Evaluation, ScalingManager, cli, with_policy
+import tiny_run
+from paragan import Config, Evaluation, ScalingManager, with_policy
+from paragan.cli import main
 from paragan.comm.world import Place, World
-from paragan.config import from_yaml, plain, to_yaml
-from paragan.errors import Unusable
+from paragan.config.resolve import resolve
+from paragan.core.errors import Unusable
+from paragan.core.schema import from_yaml, plain, to_yaml
 from paragan.losses.adversarial import Adversarial
 from paragan.nets import DCGAN, SNGAN
 from paragan.optim.optimizers import SGD, Adam, Side
 from paragan.optim.policies import MOST, POLICIES, growth, policy
 from paragan.recipes import asked, recipe
-from paragan.train.folder import RunFolder, Wanted
 from paragan.train.loop import play_round
-from paragan.train.run import resolve
-from paragan.train.start import Training
+from paragan.train.run_dir import RunFolder, Wanted
+from paragan.train.trainer import Training
 from processes import TINY, call, refused, trained
 
 every_policy = pytest.mark.parametrize("name", POLICIES)
@@ -86,16 +87,16 @@ def test_each_player_has_the_rate_of_its_own_batch():
 
 @every_policy
 def test_under_a_policy_both_players_train(name):
-    run, _ = asked(plain(toy.run()), [], name)
-    s = toy.session(run)
-    before = toy.state(s)
+    run, _ = asked(plain(tiny_run.run()), [], name)
+    s = tiny_run.session(run)
+    before = tiny_run.state(s)
     for _ in range(3):
         play_round(s)
-    after = toy.state(s)
+    after = tiny_run.state(s)
     assert s.clock.images == 3 * run.batch * PUBLISHED[name][3]
     assert all(p.flat.params.isfinite().all() for p in s.game.players)
     for player in ("G/", "D/"):
-        assert toy.distance(after, before, player) > 0
+        assert tiny_run.distance(after, before, player) > 0
     kinds = [type(p.optimizer).__name__ for p in s.game.players]
     assert kinds == ["AdaBelief" if name == "paragan" else "Adam", "Adam"]
     assert ("last_step" in s.game.g.optimizer.state_dict()["state"][0]) == (name == "optimistic")
@@ -103,14 +104,14 @@ def test_under_a_policy_both_players_train(name):
 
 @pytest.mark.parametrize("strategy", ["quantized", "CPOAdam-GQ", "gossip", "Rand-DP-OAdam", "async"])
 def test_two_optimizers_go_with_every_strategy(pool, strategy):
-    run, _ = asked(plain(toy.run(f"strategy={strategy}")), [], "paragan")
-    states = pool(2, lambda world: toy.play(run, 3, world))
+    run, _ = asked(plain(tiny_run.run(f"strategy={strategy}")), [], "paragan")
+    states = pool(2, lambda world: tiny_run.play(run, 3, world))
     assert all(value.isfinite().all() for value in states[0].values())
 
 
 @pytest.mark.parametrize("name", ["paragan", "ttur"])
 def test_a_strategy_that_moves_by_plain_descent_refuses_a_policy_by_its_name(name):
-    data = plain(toy.run("strategy=quantized", "strategy.exact=true"))
+    data = plain(tiny_run.run("strategy=quantized", "strategy.exact=true"))
     first = "adabelief" if name == "paragan" else "adam"
     with pytest.raises(Unusable, match=rf"--policy {name} gives G {first}, .*exact=true.*--g.optimizer=sgd"):
         asked(data, [], name)
@@ -243,7 +244,7 @@ def test_a_run_shorter_than_its_warm_up_only_grows():
 
 
 def test_the_players_of_a_run_have_the_rate():
-    s = toy.session(toy.run("kimg=0.16", "g.schedule=linear", "d.warm_up_kimg=0.08"))
+    s = tiny_run.session(tiny_run.run("kimg=0.16", "g.schedule=linear", "d.warm_up_kimg=0.08"))
     seen = []
     for _ in range(10):
         play_round(s)
@@ -254,16 +255,16 @@ def test_the_players_of_a_run_have_the_rate():
 
 def test_six_and_four_rounds_equal_ten_while_rates_fall(tmp_path):
     own = [("kimg", "0.16"), ("g.schedule", "cosine"), ("d.schedule", "linear"), ("g.warm_up_kimg", "0.032")]
-    run, _ = asked(plain(toy.run()), own, "paragan")
+    run, _ = asked(plain(tiny_run.run()), own, "paragan")
     world = World.solo()
-    saved, _ = toy.saved(run, 6, world, tmp_path)
-    s = toy.session(run, world, saved)
+    saved, _ = tiny_run.saved(run, 6, world, tmp_path)
+    s = tiny_run.session(run, world, saved)
     for _ in range(4):
         play_round(s)
-    whole = toy.play(run, 10)
-    assert toy.same(toy.state(s), whole)
-    constant, _ = asked(plain(toy.run()), own[:1], "paragan")
-    assert not toy.same(toy.play(constant, 10), whole)
+    whole = tiny_run.play(run, 10)
+    assert tiny_run.same(tiny_run.state(s), whole)
+    constant, _ = asked(plain(tiny_run.run()), own[:1], "paragan")
+    assert not tiny_run.same(tiny_run.play(constant, 10), whole)
 
 
 # As a user asks for it ------------------------------------------------------------------------------------
@@ -299,9 +300,9 @@ def test_without_a_falling_rate_a_longer_run_says_nothing_of_it(tmp_path):
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
 def test_a_rank_that_is_let_in_again_has_the_same_end_where_rates_fall(tmp_path, schedule):
-    images, longer = toy.images(), toy.run(f"g.schedule={schedule}", "kimg=2", "evaluation.metrics=[]")
+    images, longer = tiny_run.images(), tiny_run.run(f"g.schedule={schedule}", "kimg=2", "evaluation.metrics=[]")
     folder = RunFolder(tmp_path)
-    folder.write_record(resolve(toy.run(f"g.schedule={schedule}", "kimg=1", "evaluation.metrics=[]"), images))
+    folder.write_record(resolve(tiny_run.run(f"g.schedule={schedule}", "kimg=1", "evaluation.metrics=[]"), images))
     training = Training(longer, Place(), Wanted())
     with pytest.raises(Unusable, match=r"ends at 1\.0 kimg" if schedule == "linear" else "other images"):
         training._same(folder, "of other images")
@@ -316,7 +317,7 @@ def test_an_unknown_policy_is_one_line_with_those_there_are():
 
 def test_the_help_teaches_it(capsys):
     with pytest.raises(SystemExit):
-        cli.main(["train", "--help"])
+        main.main(["train", "--help"])
     said = capsys.readouterr().out
     assert "--policy P" in said
     assert all(name in said for name in POLICIES)

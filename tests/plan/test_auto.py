@@ -4,39 +4,42 @@ import signal
 
 import pytest
 
-import planned
-from paragan.config import read_yaml
-from paragan.errors import Unusable
-from paragan.plan.chosen.auto import compared, fixed, follows, is_open, slowed
-from paragan.plan.chosen.candidates import strategy_of
-from paragan.plan.measuring import tournament
+import fake_profiles
+from paragan.config.resolve import settled
+from paragan.config.run import written
+from paragan.core.errors import Unusable
+from paragan.core.schema import read_yaml
+from paragan.plan.measure_links import tournament
+from paragan.plan.select.candidates import strategy_of
+from paragan.plan.select.choose import compared, fixed, follows, is_open, slowed
 from paragan.strategies.auto import Auto, Chosen
-from paragan.train.folder import Wanted, begun_as, changed
-from paragan.train.run import settled, written
+from paragan.train.run_dir import Wanted, begun_as, changed
 from processes import call, refused, until
 
 
 def auto(**fields):
-    return dataclasses.replace(planned.run(), strategy=Auto(**fields))
+    return dataclasses.replace(fake_profiles.run(), strategy=Auto(**fields))
 
 
 def begun(name, ranks):
-    run = dataclasses.replace(planned.run(), strategy=fixed(strategy_of(name)), chosen=Chosen(ranks))
+    run = dataclasses.replace(fake_profiles.run(), strategy=fixed(strategy_of(name)), chosen=Chosen(ranks))
     return settled(run)
 
 
 def test_a_strategy_is_open_until_it_was_chosen_for_these_ranks():
     assert is_open(auto(), 4)
-    assert not is_open(planned.run(), 4)
+    assert not is_open(fake_profiles.run(), 4)
     assert not is_open(begun("gossip", 4), 4)
     assert is_open(begun("gossip", 4), 3)
 
 
 def test_what_auto_compares():
-    names = [one.name for one in compared(Auto(), None, planned.profile(), auto(), 4)]
+    names = [one.name for one in compared(Auto(), None, fake_profiles.profile(), auto(), 4)]
     assert "sync" in names
     assert "per-label" not in names
-    assert [one.name for one in compared(Auto(strategies=("sync", "gossip")), None, planned.profile(), auto(), 4)] == [
+    assert [
+        one.name for one in compared(Auto(strategies=("sync", "gossip")), None, fake_profiles.profile(), auto(), 4)
+    ] == [
         "sync",
         "gossip",
     ]
@@ -59,10 +62,10 @@ def test_what_a_checkpoint_can_follow(name, before, goes):
 
 
 def test_a_run_that_goes_on_is_compared_with_its_like():
-    found = compared(Auto(), begun("gossip", 4), planned.profile(), auto(), 3)
+    found = compared(Auto(), begun("gossip", 4), fake_profiles.profile(), auto(), 3)
     assert {one.strategy.name for one in found} == {"gossip"}
     with pytest.raises(Unusable, match="goes on from gossip"):
-        compared(Auto(strategies=("sync",)), begun("gossip", 4), planned.profile(), auto(), 3)
+        compared(Auto(strategies=("sync",)), begun("gossip", 4), fake_profiles.profile(), auto(), 3)
 
 
 def test_a_record_that_was_planned_may_take_another_form():
@@ -70,12 +73,13 @@ def test_a_record_that_was_planned_may_take_another_form():
     assert not changed(former, begun("sync+every=4", 2))
     assert changed(former, begun("gossip", 2))
     assert changed(
-        written(planned.run()), settled(dataclasses.replace(planned.run(), strategy=strategy_of("sync+int8")))
+        written(fake_profiles.run()),
+        settled(dataclasses.replace(fake_profiles.run(), strategy=strategy_of("sync+int8"))),
     )
 
 
 def test_a_slower_worker_is_slower_throughout():
-    before, after = planned.profile(), slowed(planned.profile(), 3.0)
+    before, after = fake_profiles.profile(), slowed(fake_profiles.profile(), 3.0)
     assert after.round_s(40) == pytest.approx(3 * before.round_s(40))
     assert after.g[0].whole == pytest.approx(3 * before.g[0].whole)
     assert after.g[0].ready[-1] == pytest.approx(3 * before.g[0].ready[-1])
@@ -133,7 +137,7 @@ def test_two_ranks_choose_and_other_ranks_plan_again(tmp_path, processes):
 def test_a_record_begun_as_auto_is_found_again(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    from paragan.train.folder import RunFolder
+    from paragan.train.run_dir import RunFolder
 
     RunFolder(folder).write_record(begun("gossip+int8", 4))
     found = begun_as(Wanted(run_dir=folder), auto())
@@ -144,9 +148,9 @@ def test_a_record_begun_as_auto_is_found_again(tmp_path):
 
 
 def test_a_profile_of_another_device_is_refused(tmp_path, processes):
-    from paragan.plan.worker.profile import written_profile
+    from paragan.plan.profile.profile import written_profile
 
-    (tmp_path / "other.yaml").write_text(written_profile(planned.profile()))
+    (tmp_path / "other.yaml").write_text(written_profile(fake_profiles.profile()))
     run = ["train", "digits", "--strategy=auto", f"--strategy.profile={tmp_path}/other.yaml", f"--run-dir={tmp_path}/r"]
     ranks = processes.ranks(2, *run)
     assert [rank.wait() for rank in ranks] == [2, 2]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from paragan.plan.layouts.choosing import Layout, Switch, Timed, decide, faster
+from paragan.plan.tune.greedy_search import Layout, Switch, Timed, decide, faster
 
 WIGGLE = (1.0, 1.004, 0.996, 1.002, 0.998, 1.0, 1.001)  # of a round to the next
 

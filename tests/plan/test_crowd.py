@@ -4,14 +4,14 @@ import math
 import numpy as np
 import pytest
 
-import planned
-from paragan.comm.compress import Exact
-from paragan.errors import Unusable
-from paragan.plan.chosen.candidates import strategy_of
-from paragan.plan.crowds.crowd import Crowd, simulate
-from paragan.plan.crowds.rounds import Summing, job_of, ring_sum_s
-from paragan.plan.foreseen.predict import predict
+import fake_profiles
+from paragan.comm.compression.compressors import Exact
+from paragan.core.errors import Unusable
+from paragan.plan.large_scale.fleet import Crowd, simulate
+from paragan.plan.large_scale.round_time import Summing, job_of, ring_sum_s
 from paragan.plan.links import Link, described
+from paragan.plan.predict.predict import predict
+from paragan.plan.select.candidates import strategy_of
 
 CASES = {
     "4 hosts, 100 Mbit/s, 0 ms": 1_000_000,
@@ -36,14 +36,14 @@ def home(workers, **more):
 
 
 def job(workers=8, params=300_000):
-    return job_of(planned.run(batch=16 * workers, lanes=workers), planned.profile(params=params), workers)
+    return job_of(fake_profiles.run(batch=16 * workers, lanes=workers), fake_profiles.profile(params=params), workers)
 
 
 @pytest.mark.parametrize("name", NEAR)
 @pytest.mark.parametrize("text", CASES)
 def test_small_worlds_are_as_predicted(text, name):
-    links, profile = described(text), planned.profile(params=CASES[text])
-    run = dataclasses.replace(planned.run(lanes=16, batch=128), strategy=strategy_of(name))
+    links, profile = described(text), fake_profiles.profile(params=CASES[text])
+    run = dataclasses.replace(fake_profiles.run(lanes=16, batch=128), strategy=strategy_of(name))
     crowd = Crowd(links.hosts, *links.port(0), links.between(0, 1).latency)
     seen = simulate(run.strategy, job_of(run, profile, links.hosts), crowd, rounds=16)
     assert seen.images_per_s == pytest.approx(predict(run, profile, links).images_per_s, rel=NEAR[name])

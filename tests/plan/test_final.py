@@ -2,13 +2,13 @@
 
 import pytest
 
-import planned
-from paragan.config import read_yaml
-from paragan.plan.chosen import final
-from paragan.plan.chosen.candidates import Candidate, strategy_of
-from paragan.plan.chosen.search import Goal, search
-from paragan.plan.foreseen.predict import Prediction
+import fake_profiles
+from paragan.core.schema import read_yaml
 from paragan.plan.links import described
+from paragan.plan.predict.predict import Prediction
+from paragan.plan.select import playoff
+from paragan.plan.select.candidates import Candidate, strategy_of
+from paragan.plan.select.compare import Goal, search
 
 LINKS = described("4 hosts, 100 Mbit/s, 10 ms")
 SPENT = {"computing": 0.05, "handling": 0.0, "latency": 0.0, "bandwidth": 0.0, "waiting": 0.0}
@@ -22,7 +22,7 @@ def plan(steps, memory=0):
         return Prediction(step_s, run.batch / step_s, 0.05, 0.05 / step_s, 100, 10, 1000, 0.0, SPENT)
 
     options = [Candidate(name, strategy_of(name)) for name in steps]
-    return search(planned.run(), options, planned.profile(), LINKS, 4, Goal(100, memory=memory), play=play)
+    return search(fake_profiles.run(), options, fake_profiles.profile(), LINKS, 4, Goal(100, memory=memory), play=play)
 
 
 def names(rows):
@@ -31,20 +31,20 @@ def names(rows):
 
 def test_those_who_are_near_play_as_far_as_memory_and_time_go():
     steps = {"sync": 0.1, "sync+int8": 0.101, "sync+bf16": 0.11, "sync+int4": 0.13}
-    assert names(final.finalists(plan(steps), 15)) == ["sync", "sync+int8", "sync+bf16"]
-    assert names(final.finalists(plan(steps, memory=2500), 15)) == ["sync", "sync+int8"]
-    each = 9 * 0.1 + final.BLOCKS * final.BLOCK_S
-    assert names(final.finalists(plan(steps), 2.1 * each)) == ["sync", "sync+int8"]
-    assert names(final.finalists(plan(steps), 1)) == ["sync"]
+    assert names(playoff.finalists(plan(steps), 15)) == ["sync", "sync+int8", "sync+bf16"]
+    assert names(playoff.finalists(plan(steps, memory=2500), 15)) == ["sync", "sync+int8"]
+    each = 9 * 0.1 + playoff.BLOCKS * playoff.BLOCK_S
+    assert names(playoff.finalists(plan(steps), 2.1 * each)) == ["sync", "sync+int8"]
+    assert names(playoff.finalists(plan(steps), 1)) == ["sync"]
     slow = {name: 20 * s for name, s in steps.items()}
-    assert names(final.finalists(plan(slow), 15)) == ["sync"]
+    assert names(playoff.finalists(plan(slow), 15)) == ["sync"]
 
 
 def test_what_speaks_against_one_keeps_it_out():
     steps = {"sync": 0.1, "sync+sign": 0.101}  # which the plan has a warning for
     found = plan(steps)
     assert found.rows[1].limits
-    assert names(final.finalists(found, 15)) == ["sync"]
+    assert names(playoff.finalists(found, 15)) == ["sync"]
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_what_speaks_against_one_keeps_it_out():
 def test_the_clock_decides_and_what_is_given_up_counts(seconds, wins, said):
     found = plan({"sync": 0.1, **dict.fromkeys(seconds, 0.1)})
     assert found.first.name == "sync"
-    assert final.winner(found, seconds).name == wins
-    first, other = final.told(found, seconds)
+    assert playoff.winner(found, seconds).name == wins
+    first, other = playoff.told(found, seconds)
     assert first.startswith(f"{wins}: ")
     assert said in first
     assert other.startswith(f"not {next(name for name in seconds if name != wins)}: ")

@@ -10,17 +10,16 @@ import math
 import pytest
 import torch
 
-import toy
-from paragan.cli import main
+import tiny_run
+from paragan.cli.main import main
 from paragan.comm.world import World
-from paragan.config import field_of, with_fields
-from paragan.plan.layouts import layout as layouts
-from paragan.plan.layouts.choosing import Decided, faster
-from paragan.plan.layouts.layout import Worker, decided, switches_of
-from paragan.plan.layouts.operations import operations
-from paragan.plan.layouts.tiles import Tile, tile_of
+from paragan.config.resolve import resolve
+from paragan.core.schema import field_of, with_fields
+from paragan.plan.tune import layout_tuner as layouts
+from paragan.plan.tune.greedy_search import Decided, faster
+from paragan.plan.tune.layout_tuner import Worker, decided, switches_of
+from paragan.plan.tune.op_profile import Tile, operations, tile_of
 from paragan.train.loop import play_round
-from paragan.train.run import resolve
 
 CPU = torch.device("cpu")
 NETS = {
@@ -32,7 +31,7 @@ NETS = {
 
 def played(run):
     """Both players' parameters, gradients and buffers by name, after two rounds; and the average of G."""
-    session = toy.session(run)
+    session = tiny_run.session(run)
     for _ in range(2):
         play_round(session)
     found = {}
@@ -58,7 +57,9 @@ def played(run):
     ids=str,
 )
 def test_a_layout_changes_rounding_only(settings, layout):
-    run = toy.run(*settings, "g.optimizer=sgd", "d.optimizer=sgd")  # Adam's first steps are signs of what rounds to 0
+    run = tiny_run.run(
+        *settings, "g.optimizer=sgd", "d.optimizer=sgd"
+    )  # Adam's first steps are signs of what rounds to 0
     a, b = played(run), played(with_fields(run, layout))
     assert list(a) == list(b)
     for name, value in a.items():
@@ -66,24 +67,26 @@ def test_a_layout_changes_rounding_only(settings, layout):
 
 
 def test_switches_begin_with_what_stands():
-    run = resolve(toy.run("device.channels_last=D", "nets=sngan", "nets.width=8", "device.threads=1"), toy.images())
+    run = resolve(
+        tiny_run.run("device.channels_last=D", "nets=sngan", "nets.width=8", "device.threads=1"), tiny_run.images()
+    )
     found = {switch.name: switch for switch in switches_of(run, CPU)}
     assert {"channels_last", "rewritten", "one_call", "fused", "merge", "pad_channels"} <= set(found)
     for switch in found.values():
         assert switch.choices[0] == {field: field_of(run, field) for field in switch.choices[0]}
         assert len({json.dumps(choice) for choice in switch.choices}) == len(switch.choices) > 1
-    dcgan = resolve(toy.run("g.optimizer=rmsprop", "d.optimizer=rmsprop"), toy.images())
+    dcgan = resolve(tiny_run.run("g.optimizer=rmsprop", "d.optimizer=rmsprop"), tiny_run.images())
     assert {"rewritten", "fused"}.isdisjoint(switch.name for switch in switches_of(dcgan, CPU))
 
 
 def test_a_worker_times_layouts_in_turns_and_leaves_the_process_as_it_was():
-    images, threads = toy.images(), torch.get_num_threads()
-    worker = Worker(resolve(toy.run(), images), images, World.solo(), rounds=2)
+    images, threads = tiny_run.images(), torch.get_num_threads()
+    worker = Worker(resolve(tiny_run.run(), images), images, World.solo(), rounds=2)
     timed = worker([{}, {"device.channels_last": False, "device.huge_pages": False, "device.threads": 1}])
     assert [len(t.seconds) for t in timed] == [2, 2]
     assert all(0 < s < 5 for t in timed for s in t.seconds)
     assert torch.get_num_threads() == threads
-    few = Worker(resolve(toy.run(), images), images, World.solo(), most_s=0.0)
+    few = Worker(resolve(tiny_run.run(), images), images, World.solo(), most_s=0.0)
     assert (few.run.lanes, few.run.batch) == (1, 2)  # a lane is the least
 
 
@@ -98,8 +101,8 @@ def test_what_cannot_be_played_here_is_not_chosen(monkeypatch):
 
     monkeypatch.setattr(Worker, "player", weak)
     monkeypatch.setattr(layouts, "BLOCK_S", 0.0)
-    images = toy.images()
-    worker = Worker(resolve(toy.run("nets.width=4"), images), images, World.solo(), rounds=1)
+    images = tiny_run.images()
+    worker = Worker(resolve(tiny_run.run("nets.width=4"), images), images, World.solo(), rounds=1)
     as_it_is, compiled = worker([{}, {"device.merge": 2}])
     assert 0 < as_it_is.seconds[0] < 5
     assert list(compiled.seconds) == [math.inf]
@@ -124,13 +127,13 @@ def kept(tmp_path, monkeypatch):
 
 
 def test_what_was_found_is_kept_by_network_and_a_damaged_file_is_nothing(kept, tmp_path):
-    images = toy.images()
-    run = resolve(toy.run(), images)
+    images = tiny_run.images()
+    run = resolve(tiny_run.run(), images)
     first = decided(run, images, World.solo())
     assert decided(dataclasses.replace(run, seed=5, recipe="other"), images, World.solo()) == first
     assert len(kept) == 1
     assert "compile" not in kept[0]  # a run that takes less than BUILD_S
-    decided(resolve(toy.run("nets.width=8"), images), images, World.solo())
+    decided(resolve(tiny_run.run("nets.width=8"), images), images, World.solo())
     assert len(kept) == 2
     decided(run, images, World.solo(), again=True)
     whole = dataclasses.asdict(first)
@@ -187,7 +190,11 @@ def test_plan_layout_tells_operations_decisions_and_the_total(tmp_path, monkeypa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(layouts, "ROUNDS", 1)
     monkeypatch.setattr(layouts, "BLOCK_S", 0.0)
-    few = [switch for switch in layouts.switches_of(resolve(toy.run(), toy.images()), CPU) if switch.name == "one_call"]
+    few = [
+        switch
+        for switch in layouts.switches_of(resolve(tiny_run.run(), tiny_run.images()), CPU)
+        if switch.name == "one_call"
+    ]
     monkeypatch.setattr(layouts, "switches_of", lambda run, device: few)
     assert main(["plan", "digits", "--layout", "--nets.width=4", "--batch=16", "--lanes=4"]) == 0
     told = capsys.readouterr().out

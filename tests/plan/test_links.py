@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 from paragan.plan.links import Link, described, duration, links_from, rate, read_links, told_rate, written_links
 
 BY_HAND = """

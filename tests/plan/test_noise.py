@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-import toy
-from paragan.batch import Loss
-from paragan.clock import Clock
+import tiny_run
 from paragan.comm.world import World
+from paragan.core.clock import Clock
+from paragan.core.types import Loss
 from paragan.game.game import Game
 from paragan.game.player import Player
-from paragan.plan.worker.noise import Lengths, gradient_lengths, noise_scale
-from paragan.train.start import seat
+from paragan.plan.profile.noise_scale import Lengths, gradient_lengths, noise_scale
+from paragan.train.session import seat
 
 
 def drawn(signal, covariance, lane, lanes, steps, seed=0):
@@ -81,9 +81,9 @@ def player(name):
 
 
 def test_lanes_of_a_game_tell_the_covariance_of_its_images():
-    images = toy.images()
+    images = tiny_run.images()
     game = Game(g=player("G"), d=player("D"), objective=Quadratic(), latent=1, g_lane=10, d_lane=10)
-    run = toy.run("batch=80", "lanes=8", "device.merge=1")
+    run = tiny_run.run("batch=80", "lanes=8", "device.merge=1")
     session = seat(run, World.solo(), images, game, Clock(1))
     rounds = [gradient_lengths(session) for _ in range(60)]
     x = images.images.reshape(len(images.images), 64) / 127.5 - 1
@@ -97,9 +97,9 @@ def test_lanes_of_a_game_tell_the_covariance_of_its_images():
 
 def test_taking_the_noise_is_training():
     """The same steps as an ordinary round, lane by lane."""
-    run = toy.run("device.merge=1", "d_steps=2", "objective.r1=1")
-    session = toy.session(run)
+    run = tiny_run.run("device.merge=1", "d_steps=2", "objective.r1=1")
+    session = tiny_run.session(run)
     for _ in range(3):
         found = gradient_lengths(session)
     assert [len(found[name]) for name in "GD"] == [1, 2]
-    assert toy.same(toy.told(session), toy.play(dataclasses.replace(run), 3))
+    assert tiny_run.same(tiny_run.told(session), tiny_run.play(dataclasses.replace(run), 3))

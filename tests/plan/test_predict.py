@@ -10,22 +10,27 @@ from typing import Any
 import pytest
 import torch
 
-import toy
-from paragan.comm.compress import Int8
-from paragan.comm.exchange import AllReduce, CompressedSum, Periodic
-from paragan.comm.flat import GRADIENT, TURN
-from paragan.config import build, override
-from paragan.plan.cost import ImaginedWorld, role_traffic
-from paragan.plan.foreseen.closed import gather_s, sum_s, transpose_s
-from paragan.plan.foreseen.events import Clock, Process
-from paragan.plan.foreseen.network import MOST, Key, Network, all_gather, all_reduce, all_to_all
-from paragan.plan.foreseen.predict import predict
-from paragan.plan.foreseen.script import Handle, NotingWorld, Pen, Post, Rehearsal, Until, counted, sent
-from paragan.plan.foreseen.seats import Name, Wiring
-from paragan.plan.foreseen.standin import alike, laid_out
+import tiny_run
+from paragan.comm.bucket import GRADIENT, TURN
+from paragan.comm.compressed_allreduce import CompressedSum
+from paragan.comm.compression.compressors import Int8
+from paragan.comm.exchange import AllReduce, Periodic
+from paragan.config.resolve import resolve, spec_of
+from paragan.config.run import Run
+from paragan.config.sections import Data
+from paragan.core.schema import build, override
+from paragan.plan.cost import role_traffic
 from paragan.plan.links import Link, Links, described
-from paragan.plan.worker.profile import PARTS, Device, Memory, Profile, Turn
-from paragan.train.run import Data, Run, build_game, build_nets, resolve, spec_of
+from paragan.plan.predict.closed_form import gather_s, sum_s, transpose_s
+from paragan.plan.predict.event_loop import Clock, Process
+from paragan.plan.predict.exchange_trace import Handle, NotingWorld, Pen, Post, Rehearsal, Until, counted, sent
+from paragan.plan.predict.network import MOST, Key, Network, all_gather, all_reduce, all_to_all
+from paragan.plan.predict.predict import predict
+from paragan.plan.predict.rank_schedule import Name, Wiring
+from paragan.plan.predict.stub_game import alike, laid_out
+from paragan.plan.profile.profile import PARTS, Device, Memory, Profile, Turn
+from paragan.plan.virtual_world import ImaginedWorld
+from paragan.train.build import build_game, build_nets
 
 pytestmark = pytest.mark.timeout(60)
 RATE = 10e6  # bytes a second
@@ -355,7 +360,7 @@ def test_a_slow_pair_slows_the_ring_at_once_and_a_far_neighbour_later():
     of = profile(params=240_000)
     assert step_s("sync", 8, slow, of) > 5 * step_s("sync", 8, links(8), of)
     wiring = Wiring(run("gossip", 8, topology="ring"), of, 8)
-    from paragan.plan.foreseen.simulate import simulate
+    from paragan.plan.predict.simulator import simulate
 
     played = simulate([wiring.seat(r) for r in range(8)], slow, 8, range(2), {}, warm_up=0)
     first = [one.rounds[0] for one in played]
@@ -412,7 +417,7 @@ def test_hosts_of_several_ranks_share_a_port():
 
 
 def test_stragglers_are_the_same_for_the_same_seed_and_cost_more_in_lockstep():
-    from paragan.rng import generator
+    from paragan.core.rng import generator
 
     def pace(seed: int):
         return lambda rank, step: math.exp(0.5 * generator(seed, "pace", rank, position=step).standard_normal())
@@ -456,9 +461,11 @@ def test_games_of_one_label_each_send_nothing():
 @pytest.mark.parametrize("name", ["sync", "gossip"])
 def test_a_stand_in_is_wired_as_the_game_is(name: str):
     """Buckets, batch moments and bytes of a network with batch norm."""
-    asked = resolve(toy.run(f"strategy={name}", "nets.batch_norm=true", "nets.width=16"), toy.images())
+    asked = resolve(tiny_run.run(f"strategy={name}", "nets.batch_norm=true", "nets.width=16"), tiny_run.images())
     world = ImaginedWorld(4)
-    game = build_game(asked, build_nets(asked, spec_of(asked, toy.images()), world.device), toy.images(), world.device)
+    game = build_game(
+        asked, build_nets(asked, spec_of(asked, tiny_run.images()), world.device), tiny_run.images(), world.device
+    )
     layers, moments = laid_out(game)
     counts = (game.g.flat.params.numel(), game.d.flat.params.numel())
     of = dataclasses.replace(profile(), params=counts, layers=layers, moments=moments)

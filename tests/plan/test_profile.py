@@ -11,28 +11,30 @@ import pytest
 import torch
 from torch import nn
 
+import fake_profiles
 import paragan as pg
-import planned
-import toy
-from paragan.cli_plan import few, one_round
-from paragan.clock import Clock
+import tiny_run
 from paragan.comm.world import World
-from paragan.config import plain, to_yaml
-from paragan.errors import Unusable
+from paragan.config.resolve import resolve, spec_of
+from paragan.config.run import on_lanes
+from paragan.core.clock import Clock
+from paragan.core.errors import Unusable
+from paragan.core.rng import CPU
+from paragan.core.schema import plain, to_yaml
+from paragan.plan.measure_exchange import emulated
 from paragan.plan.memory import foresee
-from paragan.plan.probe import emulated
-from paragan.plan.worker import profiles, profiling
-from paragan.plan.worker.device import Resident, described, peak_flops
-from paragan.plan.worker.kinds import kind_of, shares, time_by_kind
-from paragan.plan.worker.profile import PARTS, read_profile, written_profile
-from paragan.plan.worker.profiles import network_digest, refuse_other, structure_of
-from paragan.plan.worker.profiling import Asked, Bench, local_batches, profile_of
-from paragan.plan.worker.shown import lines, share_of_peak
-from paragan.plan.worker.timing import Kind, Samples, kinds_of, time_rounds
-from paragan.rng import CPU
+from paragan.plan.profile import profile_cache, profiler
+from paragan.plan.profile.hardware import Resident, described, peak_flops
+from paragan.plan.profile.op_breakdown import kind_of, shares, time_by_kind
+from paragan.plan.profile.profile import PARTS, read_profile, written_profile
+from paragan.plan.profile.profile_cache import network_digest, refuse_other, structure_of
+from paragan.plan.profile.profiler import Asked, Bench, local_batches, profile_of
+from paragan.plan.profile.table import lines, share_of_peak
+from paragan.plan.profile.turn_timing import Kind, Samples, kinds_of, time_rounds
+from paragan.plan.round_cost import few, one_round
+from paragan.train.build import build_nets
 from paragan.train.loop import play_round
-from paragan.train.run import build_nets, on_lanes, resolve, spec_of
-from paragan.train.start import seat
+from paragan.train.session import seat
 from processes import call, refused
 
 TINY = ("digits", "--nets.width=4", "--nets.latent=8", "--batch=16", "--lanes=4", "--seconds=1", "--device.threads=1")
@@ -40,14 +42,14 @@ FAST = Asked(seconds=1, noise_kimg=0.1)
 
 
 def measured(run, asked=FAST):
-    images = toy.images()
+    images = tiny_run.images()
     run = resolve(run, images)
     return profile_of(run, images, lambda: build_nets(run, spec_of(run, images), CPU), CPU, asked)
 
 
 @pytest.fixture(scope="module")
 def profile():
-    return measured(toy.run("d_steps=2", "g_batch=32", "device.threads=1"))[0]
+    return measured(tiny_run.run("d_steps=2", "g_batch=32", "device.threads=1"))[0]
 
 
 def test_every_part_of_a_profile_is_there(profile):
@@ -77,9 +79,9 @@ def test_a_profile_reads_as_a_table(profile):
 
 @pytest.mark.parametrize("settings", [(), ("objective.r1=1",), ("objective.gp=10",)])
 def test_memory_is_what_is_foreseen_without_playing(settings):
-    images = toy.images()
-    run = resolve(toy.run("nets.width=16", *settings), images)
-    bench = Bench(toy.session(run), images, 1.0)
+    images = tiny_run.images()
+    run = resolve(tiny_run.run("nets.width=16", *settings), images)
+    bench = Bench(tiny_run.session(run), images, 1.0)
     (found,) = bench.memory([8], Resident(CPU))
 
     def two_rounds():
@@ -91,11 +93,11 @@ def test_memory_is_what_is_foreseen_without_playing(settings):
 
 
 def test_batches_that_would_not_fit_are_left_out(monkeypatch):
-    run = toy.run("nets.width=16", "batch=128")
-    bench = Bench(toy.session(run), toy.images(), 1.0)
+    run = tiny_run.run("nets.width=16", "batch=128")
+    bench = Bench(tiny_run.session(run), tiny_run.images(), 1.0)
     needs = [one.foreseen for one in bench.memory([16, 32, 64, 128], Resident(CPU))]
-    little = dataclasses.replace(described(CPU, ""), memory=int(needs[2] / profiling.FULL * 1.02))
-    monkeypatch.setattr(profiling, "described", lambda *_: little)
+    little = dataclasses.replace(described(CPU, ""), memory=int(needs[2] / profiler.FULL * 1.02))
+    monkeypatch.setattr(profiler, "described", lambda *_: little)
     assert [one.batch for one in bench.memory([16, 32, 64, 128], Resident(CPU))] == [16, 32, 64]
 
 
@@ -103,7 +105,7 @@ def test_parts_of_a_gradient_are_ready_when_their_layers_have_them():
     """Of a network each of whose layers takes its time."""
     layer_s = 0.5 * 0.002 / 4 / 24  # of an image's forward pass through G
     game = emulated(100_000, 0.002, 0.5, 1 << 20)
-    session = seat(toy.run("batch=8"), World.solo(), toy.images(), game, Clock(1))
+    session = seat(tiny_run.run("batch=8"), World.solo(), tiny_run.images(), game, Clock(1))
     samples = Samples(8, [Kind(1, 1.0)])
     time_rounds(session, 0.1, samples)
     ready = samples.medians().g.ready
@@ -163,7 +165,7 @@ def test_a_device_that_multiplies():
 
 
 def test_batches_are_whole_lanes():
-    run = toy.run("batch=48", "lanes=6")
+    run = tiny_run.run("batch=48", "lanes=6")
     assert local_batches(run) == [8, 16, 32, 48]
     assert local_batches(run, [96, 8, 8]) == [8, 96]
     with pytest.raises(Unusable, match=r"--batches 12 is no multiple of a lane's 8 images .* try 8 or 16"):
@@ -171,7 +173,7 @@ def test_batches_are_whole_lanes():
 
 
 def digest(*settings):
-    return network_digest(resolve(toy.run(*settings), toy.images()))
+    return network_digest(resolve(tiny_run.run(*settings), tiny_run.images()))
 
 
 def test_a_digest_is_of_what_is_computed():
@@ -207,26 +209,26 @@ def test_a_profile_of_something_else_is_refused(profile, tmp_path):
 
 
 def test_what_was_measured_is_found_again(monkeypatch):
-    run = toy.run("nets.width=3")
+    run = tiny_run.run("nets.width=3")
     first, file = measured(run)
-    monkeypatch.setattr(profiling, "measured", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(profiler, "measured", lambda *_: pytest.fail("measured again"))
     again, same = measured(dataclasses.replace(run, seed=5))
     assert (same, again.g[0].batch) == (file, first.g[0].batch)
     assert again.round_s(16) == pytest.approx(first.round_s(16), rel=1e-3)
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         measured(run, dataclasses.replace(FAST, seconds=2))  # which the one before was not
     file.write_text("no profile")
-    assert profiles.found(file) is None
+    assert profile_cache.found(file) is None
 
 
 def test_a_run_per_label_has_many_games():
     with pytest.raises(Unusable, match=r"--data\.only=0"):
-        measured(toy.run("strategy=per-label"))
+        measured(tiny_run.run("strategy=per-label"))
 
 
 def test_noise_can_be_left_out_and_one_lane_has_it_too():
-    assert measured(toy.run("nets.width=3"), Asked(seconds=1, noise_kimg=0))[0].noise == {}
-    noise = measured(toy.run("lanes=1", "batch=4"), Asked(batches=(4,), seconds=1, noise_kimg=0.01))[0].noise
+    assert measured(tiny_run.run("nets.width=3"), Asked(seconds=1, noise_kimg=0))[0].noise == {}
+    noise = measured(tiny_run.run("lanes=1", "batch=4"), Asked(batches=(4,), seconds=1, noise_kimg=0.01))[0].noise
     assert noise["D"].low <= noise["D"].batch <= noise["D"].high <= math.inf
 
 
@@ -283,7 +285,7 @@ def test_a_file_that_is_no_profile_says_how_to_make_one(tmp_path):
 
 
 def test_a_file_of_what_no_worker_did_is_refused(tmp_path):
-    sound = planned.profile(noise=64, memory=((16, 10), (64, 20)))
+    sound = fake_profiles.profile(noise=64, memory=((16, 10), (64, 20)))
     path = tmp_path / "p.yaml"
     for fields, told in (
         ({"g": ()}, "g must have turns"),
@@ -291,7 +293,7 @@ def test_a_file_of_what_no_worker_did_is_refused(tmp_path):
         ({"d": (sound.d[0], sound.d[0])}, "d must have turns, of rising batches"),
         ({"g": (dataclasses.replace(sound.g[0], ready=()),)}, "g.ready must be 16 rising numbers"),
         ({"g": (dataclasses.replace(sound.g[0], ready=sound.g[0].ready[::-1]),)}, "g.ready must be 16 rising numbers"),
-        ({"g": (planned.turn(16, 0.0),)}, "g: a turn takes time"),
+        ({"g": (fake_profiles.turn(16, 0.0),)}, "g: a turn takes time"),
         ({"memory": sound.memory[:1] * 2}, "memory must be of rising batches"),
     ):
         path.write_text(written_profile(dataclasses.replace(sound, **fields)))

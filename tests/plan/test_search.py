@@ -2,16 +2,16 @@ import dataclasses
 
 import pytest
 
-import planned
+import fake_profiles
 from paragan.comm.topology import EVERY, contraction
-from paragan.errors import Unusable
-from paragan.plan.chosen.candidates import Candidate, candidates, promise_of, settings_of, strategy_of
-from paragan.plan.chosen.limits import limits_of, noise_of
-from paragan.plan.chosen.search import Goal, images_for, search
-from paragan.plan.crowds.mixing import FORMULAS, remains
-from paragan.plan.foreseen.predict import Prediction
+from paragan.core.errors import Unusable
+from paragan.plan.large_scale.mixing_rate import FORMULAS, remains
 from paragan.plan.links import described
-from paragan.plan.worker.profile import Noise
+from paragan.plan.predict.predict import Prediction
+from paragan.plan.profile.profile import Noise
+from paragan.plan.select.candidates import Candidate, candidates, promise_of, settings_of, strategy_of
+from paragan.plan.select.compare import Goal, images_for, search
+from paragan.plan.select.convergence_limits import limits_of, noise_of
 
 GOAL = Goal(100)
 LINKS = described("4 hosts, 100 Mbit/s, 10 ms")
@@ -32,7 +32,7 @@ def told(**steps):
 
 
 def plan(options, play, goal=GOAL, **more):
-    return search(planned.run(), options, planned.profile(), LINKS, 4, goal, play=play, **more)
+    return search(fake_profiles.run(), options, fake_profiles.profile(), LINKS, 4, goal, play=play, **more)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_one_that_does_not_fit_stands_last():
 
 def test_sizes_that_a_strategy_refuses_are_left_out():
     found = search(
-        planned.run(),
+        fake_profiles.run(),
         named("sync", "gossip+topology=hypercube"),
-        planned.profile(),
+        fake_profiles.profile(),
         LINKS,
         3,
         Goal(1),
@@ -116,30 +116,30 @@ def test_sizes_that_a_strategy_refuses_are_left_out():
     )
     assert [name for name, _ in found.left_out] == ["gossip+topology=hypercube"]
     with pytest.raises(Unusable, match="no strategy can be planned: gossip"):
-        search(planned.run(), named("gossip+topology=hypercube"), planned.profile(), LINKS, 3, Goal(1))
+        search(fake_profiles.run(), named("gossip+topology=hypercube"), fake_profiles.profile(), LINKS, 3, Goal(1))
 
 
 def test_what_the_run_itself_refuses_is_left_out():
-    run = dataclasses.replace(planned.run(), ramp=((10.0, 128),))
-    found = search(run, named("gossip", "sync"), planned.profile(), LINKS, 4, Goal(1), play=told(**{"as": 1}))
+    run = dataclasses.replace(fake_profiles.run(), ramp=((10.0, 128),))
+    found = search(run, named("gossip", "sync"), fake_profiles.profile(), LINKS, 4, Goal(1), play=told(**{"as": 1}))
     assert [row.name for row in found.rows] == ["sync"]
     assert "needs rounds of one size" in dict(found.left_out)["gossip"]
 
 
 def test_a_ramp_is_said_to_be_predicted_by_its_first_stage():
-    run = dataclasses.replace(planned.run(), ramp=((10.0, 128), (20.0, 256)))
-    warned = search(run, named("sync"), planned.profile(), LINKS, 4, Goal(1), play=told(**{"as": 1})).warnings
+    run = dataclasses.replace(fake_profiles.run(), ramp=((10.0, 128), (20.0, 256)))
+    warned = search(run, named("sync"), fake_profiles.profile(), LINKS, 4, Goal(1), play=told(**{"as": 1})).warnings
     assert warned[0].startswith(f"predicted is --batch {run.batch}, the first stage of the ramp")
     assert "plan --batch 256" in warned[0]
-    few = search(planned.run(), named("sync"), planned.profile(), LINKS, 4, Goal(1), play=told(**{"as": 1}))
+    few = search(fake_profiles.run(), named("sync"), fake_profiles.profile(), LINKS, 4, Goal(1), play=told(**{"as": 1}))
     assert not any("ramp" in warning for warning in few.warnings)
 
 
 def test_larger_batches_need_more_images_where_noise_is_small():
-    noisy = planned.profile(noise=64)
+    noisy = fake_profiles.profile(noise=64)
     assert images_for(noisy, 64, 64) == 1
     assert images_for(noisy, 192, 64) == pytest.approx(2.0)
-    assert images_for(planned.profile(), 4096, 64) == 1
+    assert images_for(fake_profiles.profile(), 4096, 64) == 1
     alike = Noise(0.0, 0.0, 1.0)  # gradients of all lanes
     assert "beyond the noise scale" in noise_of(dataclasses.replace(noisy, noise={"G": alike}), 100)[0]
     assert [w.startswith("--batch 100") for w in noise_of(noisy, 100)] == [True]  # D's scale is 128
@@ -149,10 +149,12 @@ def test_the_batch_is_chosen_by_noise():
     def play(run, profile, links, ranks):
         return prediction(0.1, run.batch)  # larger batches are free
 
-    run, links = planned.run(), LINKS
-    few = search(run, named("sync"), planned.profile(noise=1), links, 4, Goal(1), batches=(64, 128, 256), play=play)
+    run, links = fake_profiles.run(), LINKS
+    few = search(
+        run, named("sync"), fake_profiles.profile(noise=1), links, 4, Goal(1), batches=(64, 128, 256), play=play
+    )
     assert {row.batch: round(row.kimg, 2) for row in few.rows} == {64: 1.0, 128: 1.98, 256: 3.95}
-    many = search(run, named("sync"), planned.profile(noise=1e6), links, 4, Goal(1), batches=(64, 128), play=play)
+    many = search(run, named("sync"), fake_profiles.profile(noise=1e6), links, 4, Goal(1), batches=(64, 128), play=play)
     assert many.first.batch == 128
 
 
@@ -176,9 +178,9 @@ def test_formulas_are_what_matrices_say(topology, ranks):
 
 
 def test_every_candidate_is_predicted():
-    profile, links = planned.profile(), described("2 hosts of 2 ranks, 100 Mbit/s, 1 ms")
+    profile, links = fake_profiles.profile(), described("2 hosts of 2 ranks, 100 Mbit/s, 1 ms")
     options = candidates(4, profile, 64)
-    found = search(planned.run(), options, profile, links, 4, Goal(100))
+    found = search(fake_profiles.run(), options, profile, links, 4, Goal(100))
     assert len(found.rows) == len(options) > 20
     assert not found.left_out
     assert found.first.prediction.images_per_s >= 0.95 * max(
@@ -188,14 +190,14 @@ def test_every_candidate_is_predicted():
 
 
 def test_graphs_that_are_one_are_compared_once():
-    names = [one.name for one in candidates(2, planned.profile(), 64)]
+    names = [one.name for one in candidates(2, fake_profiles.profile(), 64)]
     assert "gossip" in names
     assert "gossip+topology=ring" not in names
-    assert "gossip+topology=ring" in [one.name for one in candidates(8, planned.profile(), 64)]
+    assert "gossip+topology=ring" in [one.name for one in candidates(8, fake_profiles.profile(), 64)]
 
 
 def test_computing_hides_the_exact_wire():
-    profile, links = planned.profile(g_s=2.0, d_s=2.0), described("4 hosts, 10 Gbit/s, 50 us")
-    found = search(planned.run(), named("sync", "sync+int8", "gossip"), profile, links, 4, Goal(100))
+    profile, links = fake_profiles.profile(g_s=2.0, d_s=2.0), described("4 hosts, 10 Gbit/s, 50 us")
+    found = search(fake_profiles.run(), named("sync", "sync+int8", "gossip"), profile, links, 4, Goal(100))
     assert found.first.name == "sync"
     assert "computing hides" in next(row for row in found.rows if row.name == "sync+int8").why

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
 from paragan.report.comparison import MOST, write_comparison
 from paragan.report.page import LARGEST
 from processes import call, refused

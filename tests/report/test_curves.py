@@ -3,8 +3,8 @@ import re
 import numpy as np
 import pytest
 
-from paragan.report import words
-from paragan.report.curves import POINTS, Line, chart, limits, thin
+from paragan.report import number_format
+from paragan.report.svg_plot import POINTS, Line, chart, limits, thin
 
 
 def line(values, name="G"):
@@ -62,7 +62,9 @@ def test_values_that_are_not_finite_are_counted_and_left_open():
 def test_tick_labels_are_exact():
     made = chart("kid", "", [line([0, 0.1])])
     assert made is not None
-    labels = [float(text.replace(words.MINUS, "-")) for text in re.findall(r"<text[^>]*>([^<]+)</text>", made.svg)]
+    labels = [
+        float(text.replace(number_format.MINUS, "-")) for text in re.findall(r"<text[^>]*>([^<]+)</text>", made.svg)
+    ]
     heights = labels[-5:]
     assert heights == pytest.approx([0, 0.025, 0.05, 0.075, 0.1])
 
@@ -95,7 +97,7 @@ def test_a_hostile_name_stays_text():
     ],
 )
 def test_durations(seconds, text):
-    assert words.duration(seconds) == text
+    assert number_format.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -110,4 +112,4 @@ def test_durations(seconds, text):
     ],
 )
 def test_numbers(value, text):
-    assert words.number(value) == text
+    assert number_format.number(value) == text

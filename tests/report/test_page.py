@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paragan.errors import Unusable
-from paragan.report.folder import Stats
+from paragan.core.errors import Unusable
+from paragan.report.embedded_images import GRIDS, gallery, grids, spread
 from paragan.report.page import LARGEST, write_report
-from paragan.report.pictures import GRIDS, gallery, grids, spread
-from paragan.report.spent import time_spent
+from paragan.report.run_data import Stats
+from paragan.report.usage import time_spent
 
 VOID = {"meta", "img", "input", "br", "link", "hr"}
 

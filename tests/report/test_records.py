@@ -4,8 +4,9 @@ import math
 import numpy as np
 import pytest
 
-from paragan.errors import Unusable
-from paragan.report.records import Records, columns, latest, read, write_whole
+from paragan.core.atomic_write import write_whole
+from paragan.core.errors import Unusable
+from paragan.core.jsonl import Records, columns, latest, read
 
 
 def tick(step, **more):

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-import toy
-from paragan.errors import Failed
+import tiny_run
+from paragan.core.errors import Failed
 from paragan.train.checkpoint import Checkpoints, mean, read
-from paragan.train.loop import Session
+from paragan.train.session import Session
 from processes import call, checkpoints, during, interrupted, outcome, refused, steps, train, trained
 
 SHORT = ("--kimg=0.16", "--output.checkpoint_kimg=0.064")  # as `finished`, with checkpoints after 4, 8 and 10 rounds
@@ -212,7 +212,7 @@ def test_if_one_rank_cannot_write_none_does(pool, tmp_path):
     full = OSError(28, "No space left on device")
 
     def job(world):
-        s = toy.session(toy.run("lanes=2"), world)
+        s = tiny_run.session(tiny_run.run("lanes=2"), world)
 
         def save(step: int) -> None:
             clock = {"step": step, "images": 16 * step}

@@ -6,11 +6,12 @@ import pytest
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-import toy
+import tiny_run
 from paragan.comm.world import World
-from paragan.errors import Unusable
-from paragan.train.run import Pair, build_nets, resolve, spec_of
-from paragan.train.start import assemble
+from paragan.config.resolve import resolve, spec_of
+from paragan.core.errors import Unusable
+from paragan.train.build import Pair, build_nets
+from paragan.train.session import assemble
 from processes import TINY, call, refused
 
 SPECTRAL = (
@@ -57,8 +58,8 @@ def test_slopes_of_each_image_are_not_those_of_a_d_that_mixes_them(tmp_path):
 
 @pytest.mark.parametrize("form", [spectral_norm, nn.utils.spectral_norm], ids=["parametrization", "hook"])
 def test_spectral_norm_of_the_users_own_d_is_found(form):
-    images, world = toy.images(), World.solo()
-    run = resolve(toy.run("objective.clip=0.01", "nets.spectral=false"), images)
+    images, world = tiny_run.images(), World.solo()
+    run = resolve(tiny_run.run("objective.clip=0.01", "nets.spectral=false"), images)
     pair = build_nets(run, spec_of(run, images), world.device)
     own = Pair(pair.g, nn.Sequential(nn.Flatten(), nn.Sequential(form(nn.Linear(64, 1)))), pair.latent)
     with pytest.raises(Unusable, match=r"objective\.clip=0\.01 bounds weights that spectral norm rescales"):

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.comm.groups import Lost, Solo
-from paragan.game.average import Decay
+from paragan.comm.process_group import Lost, Solo
+from paragan.game.ema import Decay
 from paragan.game.player import Player
-from paragan.strategies.role import Role, Share
-from paragan.train.consensus import evaluated
+from paragan.strategies.base import Role, Share
+from paragan.train.averaged_model import evaluated
 
 
 class Failing(Solo):

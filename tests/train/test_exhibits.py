@@ -12,17 +12,18 @@ import pytest
 import torch
 from PIL import Image
 
-import toy
-from paragan.data.grid import save_images
-from paragan.data.images import from_arrays, load
-from paragan.errors import Unusable
+import tiny_run
+from paragan.core.errors import Unusable
+from paragan.core.image_grid import save_images
+from paragan.data.dataset import from_arrays, load
 from paragan.eval.features import pixels
+from paragan.models.model import Model, load_model
+from paragan.models.sampler import Inputs, Latents, Prior, Sampler, latent
 from paragan.nets import DCGAN, SNGAN, Spec
 from paragan.report.page import write_report
-from paragan.train import exhibits, start
-from paragan.train.exhibits import Fakes, exhibit, interpolations, nearest, neighbours, picture, stale
-from paragan.train.model import Model, load_model
-from paragan.train.sampler import Inputs, Latents, Prior, Sampler, latent
+from paragan.train import trainer
+from paragan.train.callbacks import report_figures
+from paragan.train.callbacks.report_figures import Fakes, exhibit, interpolations, nearest, neighbours, picture, stale
 from processes import call, refused, trained
 
 
@@ -52,16 +53,16 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("classes", [0, 3])
 def test_neighbours_are_those_of_brute_force(classes, monkeypatch):
-    monkeypatch.setattr(exhibits, "BLOCK", 7)
-    data, fakes = toy.images(), fakes_of(model_of(classes=classes))
+    monkeypatch.setattr(report_figures, "BLOCK", 7)
+    data, fakes = tiny_run.images(), fakes_of(model_of(classes=classes))
     found = neighbours(fakes, data, pixels(8, 1), len(data.images))
-    made, _ = fakes.first(exhibits.SHOWN)
+    made, _ = fakes.first(report_figures.SHOWN)
     assert len(found.strips) == len(made) == (3 if classes else 10)
     flat = data.images.reshape(len(data.images), -1).astype(np.float64)
     for fake, strip in zip(made, found.strips):
         assert torch.equal(strip.images[0], fake)
         apart = np.sqrt(((flat - fake.numpy().reshape(1, -1)) ** 2).sum(1)) / 255
-        best = np.argsort(apart, kind="stable")[: exhibits.NEAREST]
+        best = np.argsort(apart, kind="stable")[: report_figures.NEAREST]
         shown = strip.images[1:].numpy().transpose(0, 2, 3, 1)
         there = np.sqrt(((shown.reshape(5, -1) - fake.numpy().reshape(1, -1).astype(float)) ** 2).sum(1)) / 255
         assert there == pytest.approx(apart[best])
@@ -69,8 +70,8 @@ def test_neighbours_are_those_of_brute_force(classes, monkeypatch):
 
 
 def test_what_is_usual_is_the_median_of_reals_to_their_nearest(monkeypatch):
-    monkeypatch.setattr(exhibits, "REALS", 300)
-    data = toy.images()
+    monkeypatch.setattr(report_figures, "REALS", 300)
+    data = tiny_run.images()
     found = neighbours(fakes_of(model_of()), data, pixels(8, 1), len(data.images))
     flat = data.images.reshape(len(data.images), -1).astype(np.float64) / 255
     apart = np.linalg.norm(flat[:, None] - flat[None], axis=2)
@@ -105,14 +106,14 @@ def test_the_ways_end_in_samples(nets):
     assert [one.name for one in (between_latents, between_classes)] == ["latents", "classes"]
 
     def sample(index, label):
-        return model.sampler.images([index], np.array([label]), exhibits.GRID_SEED)[0]
+        return model.sampler.images([index], np.array([label]), report_figures.GRID_SEED)[0]
 
     first = between_latents.strips[0].images
     assert torch.equal(first[0], sample(0, 0))
     assert torch.equal(first[-1], sample(1, 0))
     strip = between_classes.strips[0]
     assert strip.caption == "c0 to c1"
-    assert len(strip.images) == exhibits.STEPS
+    assert len(strip.images) == report_figures.STEPS
     assert torch.equal(strip.images[0], sample(0, 0))
     assert torch.equal(strip.images[-1], sample(0, 1))
     assert not torch.equal(strip.images[3], strip.images[0])
@@ -125,8 +126,8 @@ def test_without_embeddings_there_is_no_way_between_classes():
 
 @pytest.mark.parametrize(("side", "shown"), [(8, 64), (48, 48), (200, 128)])
 def test_strips_have_a_size_that_people_see(side, shown):
-    strip = exhibits.Strip(torch.zeros(6, 3, side, side, dtype=torch.uint8), "", "", apart=True)
-    assert picture(strip).size == (6 * shown + exhibits.GAP, shown)
+    strip = report_figures.Strip(torch.zeros(6, 3, side, side, dtype=torch.uint8), "", "", apart=True)
+    assert picture(strip).size == (6 * shown + report_figures.GAP, shown)
 
 
 def test_the_end_of_a_run_leaves_what_its_page_shows(run):
@@ -219,10 +220,10 @@ def test_what_is_no_image_from_a_latent_is_left_out(kind, run, monkeypatch):
     if kind == "numbers":
         model = dataclasses.replace(model, spec=Spec(0, 0, 0, values=(2,)))
     else:
-        source = Inputs(toy.images(), lambda real: real.images)
+        source = Inputs(tiny_run.images(), lambda real: real.images)
         model = dataclasses.replace(model, sampler=dataclasses.replace(model.sampler, source=source))
-    monkeypatch.setattr(exhibits, "load_model", lambda *_: model)
-    exhibit(run, toy.images())
+    monkeypatch.setattr(report_figures, "load_model", lambda *_: model)
+    exhibit(run, tiny_run.images())
     assert [file.name for file in (run / "exhibits").iterdir()] == ["exhibits.json"]
     assert not stale(run, "pixels")
     page = write_report(run).read_text()
@@ -232,7 +233,7 @@ def test_what_is_no_image_from_a_latent_is_left_out(kind, run, monkeypatch):
 
 def test_labels_that_are_not_trained_yet_are_left_out(tmp_path, monkeypatch):
     for page in ("write_report", "at_end"):  # of each label
-        monkeypatch.setattr(start, page, lambda *_: None)
+        monkeypatch.setattr(trainer, page, lambda *_: None)
     folder = trained(tmp_path / "run", "--kimg=0.32", "--strategy=per-label", "--evaluation.metrics=[]")
     shutil.rmtree(folder / "model" / "0001")
     (folder / "labels.jsonl").unlink()
@@ -266,7 +267,7 @@ def test_pictures_are_whole_pngs(run):
 
 def test_the_latents_of_a_way_are_those_of_the_sampler():
     fakes = fakes_of(model_of())
-    ends = fakes.sampler.images(range(2, 4), np.full(2, 1), exhibits.GRID_SEED)
+    ends = fakes.sampler.images(range(2, 4), np.full(2, 1), report_figures.GRID_SEED)
     assert torch.equal(fakes.way((2, 3), 1)[[0, -1]], ends)
 
 

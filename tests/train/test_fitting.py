@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import toy
-from paragan.data.images import Images
-from paragan.errors import Unusable
-from paragan.train.fitting import refuse_unheard
-from paragan.train.run import resolve
-from paragan.train.start import resolved
-from sets import pictures
+import tiny_run
+from fake_datasets import pictures
+from paragan.config.resolve import resolve
+from paragan.config.validate import refuse_unheard
+from paragan.core.errors import Unusable
+from paragan.data.dataset import Images
+from paragan.train.trainer import resolved
 
 REFUSED = {
     "objective.bcr=10 has objective.cr=5 in it": ("objective.cr=5", "objective.bcr=10"),
@@ -30,13 +30,13 @@ REFUSED = {
 @pytest.mark.parametrize(("words", "settings"), REFUSED.items(), ids=REFUSED)
 def test_what_would_be_trained_as_something_else_is_refused(words, settings):
     with pytest.raises(Unusable) as refused:
-        resolve(toy.run(*settings), toy.images())
+        resolve(tiny_run.run(*settings), tiny_run.images())
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_pairs_of_a_batch_of_their_size_are_fine():
-    resolve(toy.run("objective.loss=relativistic", "g_batch=16"), toy.images())
+    resolve(tiny_run.run("objective.loss=relativistic", "g_batch=16"), tiny_run.images())
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,15 @@ def test_a_head_and_its_weight_belong_together(weights, conditioning):
 
 
 def test_one_call_is_for_networks_of_ours_on_cuda():
-    run = resolve(toy.run(), toy.images())
+    run = resolve(tiny_run.run(), tiny_run.images())
     assert run.device.one_call is False
-    assert resolve(toy.run("device.one_call=true"), toy.images()).device.one_call is True
+    assert resolve(tiny_run.run("device.one_call=true"), tiny_run.images()).device.one_call is True
 
 
 def test_a_contrastive_family_is_played_label_by_label_without_its_head():
     """Each game has one class and tells nobody: a head for labels is not built, so nothing is unheard."""
     images = Images(pictures(20, 32), np.arange(20) % 2, ("a", "b"), "")
     settings = ("nets=contragan", "nets.width=4", "nets.latent=8", "evaluation.metrics=[]", "strategy=per-label")
-    assert resolved(toy.run(*settings), images).per_label
+    assert resolved(tiny_run.run(*settings), images).per_label
     with pytest.raises(Unusable, match=r"use --objective\.contrastive=1"):
-        resolved(toy.run(*settings[:-1]), images)
+        resolved(tiny_run.run(*settings[:-1]), images)

@@ -9,10 +9,10 @@ from unittest import mock
 
 import pytest
 
-import toy
-from paragan.config import plain
-from paragan.train.folder import RunFolder, Wanted, changed, join
-from paragan.train.run import settled
+import tiny_run
+from paragan.config.resolve import settled
+from paragan.core.schema import plain
+from paragan.train.run_dir import RunFolder, Wanted, changed, join
 from processes import LONG, TINY, call, checkpoints, interrupted, outcome, playing, refused, steps, train, trained
 
 SHORT = "--kimg=0.16"  # as `finished`
@@ -118,7 +118,7 @@ def test_the_same_command_after_the_end_changes_nothing(tmp_path, finished):
     assert steps(run) == list(range(1, 11))
 
 
-@pytest.mark.parametrize("lost", ["observers.save_model", "scoring.score"])
+@pytest.mark.parametrize("lost", ["callbacks.save.save_model", "callbacks.scoring.score"])
 def test_a_run_that_was_killed_after_its_last_round_is_not_finished(lost, tmp_path, finished):
     with mock.patch(f"paragan.train.{lost}", side_effect=KeyboardInterrupt):
         assert call("train", *TINY, SHORT).status == 3
@@ -147,16 +147,16 @@ def test_one_run_at_a_time_writes_in_a_folder(tmp_path, processes, undisturbed):
 
 
 def test_a_record_from_before_a_field_was_has_its_default():
-    run = settled(toy.run("strategy=quantized"))
+    run = settled(tiny_run.run("strategy=quantized"))
     former = plain(run)
     del former["g"]["optimism"], former["strategy"]["feedback"]
     assert changed(former, run) == []
     assert [name for name, _, _ in changed(former | {"batch": 32}, run)] == ["batch"]
-    assert "strategy.name" in [name for name, _, _ in changed(former, settled(toy.run()))]
+    assert "strategy.name" in [name for name, _, _ in changed(former, settled(tiny_run.run()))]
 
 
 def test_a_folder_that_another_worker_begins_while_we_look_is_joined(tmp_path, monkeypatch):
-    run, path = settled(toy.run("strategy=per-label")), tmp_path / "run"
+    run, path = settled(tiny_run.run("strategy=per-label")), tmp_path / "run"
     looked = RunFolder.record
 
     def record(folder: RunFolder):

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from paragan.cli import _say_done
+from paragan.cli.train import _say_done
+from paragan.core.jsonl import Records, read
 from paragan.eval.features import pixels
-from paragan.report.records import Records, read
-from paragan.train import best, follow
-from paragan.train.snapshot import snapshot
+from paragan.models.model_files import snapshot
+from paragan.train import async_eval
+from paragan.train.callbacks import best_model
 from processes import call, interrupted, refused, train, trained, until
 
 UNSCORED = ("--kimg=0.16", "--evaluation.metrics=[]")
@@ -43,7 +44,7 @@ def test_the_lines_are_those_that_the_run_would_have_written(run, tmp_path):
     ended = call("eval", run, "--follow", *ASKED, "--device", "cpu")
     assert ended.status == 0, ended.err
     assert told(run) == told(within)
-    assert best.so_far(run) == best.so_far(within)
+    assert best_model.so_far(run) == best_model.so_far(within)
     assert "complete and scored (1 models" in ended.out
     assert "fd_pixels" in (run / "report.html").read_text()  # which was written before there were scores
 
@@ -87,7 +88,7 @@ def test_a_model_that_is_undone_while_it_is_read_is_not_scored(run, monkeypatch)
             Records(run / "health.jsonl").append({"action": "rollback", "to_step": 0})
         return found
 
-    monkeypatch.setattr(follow, "snapshot", meanwhile)
+    monkeypatch.setattr(async_eval, "snapshot", meanwhile)
     ended = call("eval", run, "--follow", *ASKED, "--patience", "0")
     assert ended.status == 1, ended  # it is not complete then
     assert read(run / "metrics.jsonl") == []
@@ -118,7 +119,7 @@ def test_a_run_is_followed_to_where_it_is_taken_meanwhile(run, monkeypatch):
     def rows(kimg):
         return [row for row in read(run / "metrics.jsonl") if row["kimg"] == kimg]
 
-    monkeypatch.setattr(follow, "snapshot", meanwhile)
+    monkeypatch.setattr(async_eval, "snapshot", meanwhile)
     ended = call("eval", run, "--follow", *ASKED, "--patience", "0")
     assert ended.status == 0, ended.err
     assert len(rows(0.32)) == 2
@@ -186,7 +187,7 @@ def test_the_best_model_is_kept_and_can_be_used(tmp_path):
     rows = [row for row in read(run / "metrics.jsonl") if row["name"] == "fd_pixels"]
     assert len(rows) == 5
     first = min(rows, key=lambda row: row["value"])
-    assert best.so_far(run) == {name: first[name] for name in ("name", "value", "kimg", "fingerprint")}
+    assert best_model.so_far(run) == {name: first[name] for name in ("name", "value", "kimg", "fingerprint")}
     assert json.loads((run / "best" / "config.json").read_text())["kimg"] == first["kimg"]
     ended = call("sample", run / "best", "--count", "4", "--out", tmp_path / "grid.png")
     assert ended.status == 0, ended.err
@@ -198,15 +199,15 @@ def test_the_best_is_the_same_where_the_run_was_stopped(tmp_path):
     straight = trained(tmp_path / "straight", *OFTEN, "--output.best=recall_pixels")
     run = interrupted(tmp_path / "run", 5, *OFTEN, "--output.best=recall_pixels")
     assert call(*train(run, *OFTEN, "--output.best=recall_pixels")).status == 0
-    assert best.so_far(run) == best.so_far(straight)
+    assert best_model.so_far(run) == best_model.so_far(straight)
     weights = [(folder / "best" / "model.safetensors").read_bytes() for folder in (run, straight)]
     assert weights[0] == weights[1]
 
 
 def test_a_score_that_nobody_measures_is_refused(tmp_path):
     assert "output.best=kid_pixels" in refused(*train(tmp_path / "run", "--output.best=kid_pixels"))
-    assert best.chosen("none", ["fd"], pixels(8, 1)) == ""
-    assert best.chosen("auto", [], pixels(8, 1)) == ""
+    assert best_model.chosen("none", ["fd"], pixels(8, 1)) == ""
+    assert best_model.chosen("auto", [], pixels(8, 1)) == ""
 
 
 def score(value, name="fd_pixels", fingerprint="a"):
@@ -214,21 +215,21 @@ def score(value, name="fd_pixels", fingerprint="a"):
 
 
 def test_which_score_is_better():
-    assert best.better(score(2.0), None)
-    assert not best.better(score(float("nan")), None)
+    assert best_model.better(score(2.0), None)
+    assert not best_model.better(score(float("nan")), None)
     so_far = {"name": "fd_pixels", "value": 1.0, "fingerprint": "a"}
-    assert best.better(score(0.9), so_far)
-    assert not best.better(score(1.0), so_far)
-    assert best.better(score(2.0, fingerprint="b"), so_far)
-    assert best.better(score(2.0, "recall_pixels"), so_far | {"name": "recall_pixels"})
+    assert best_model.better(score(0.9), so_far)
+    assert not best_model.better(score(1.0), so_far)
+    assert best_model.better(score(2.0, fingerprint="b"), so_far)
+    assert best_model.better(score(2.0, "recall_pixels"), so_far | {"name": "recall_pixels"})
 
 
 def test_a_kill_between_the_two_renames_loses_no_model(tmp_path):
-    (tmp_path / best.FORMER).mkdir()
-    (tmp_path / best.FORMER / "config.json").write_text("{}")
-    best.restore(tmp_path)
-    assert (tmp_path / best.FOLDER / "config.json").exists()
-    assert not (tmp_path / best.FORMER).exists()
+    (tmp_path / best_model.FORMER).mkdir()
+    (tmp_path / best_model.FORMER / "config.json").write_text("{}")
+    best_model.restore(tmp_path)
+    assert (tmp_path / best_model.FOLDER / "config.json").exists()
+    assert not (tmp_path / best_model.FORMER).exists()
 
 
 # Time and lines --------------------------------------------------------------------------------------------

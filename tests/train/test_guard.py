@@ -10,8 +10,9 @@ from unittest import mock
 import pytest
 
 import paragan
-from paragan.report.records import Records, read
-from paragan.train import guard, loop
+from paragan.core.jsonl import Records, read
+from paragan.train import loop
+from paragan.train.health import rollback
 from processes import call, checkpoints, outcome, refused, steps, train, trained
 
 GUARDED = ("--kimg=0.16", "--output.checkpoint_kimg=0.032", "--guard=rollback")  # 10 steps, a checkpoint every other
@@ -83,14 +84,14 @@ def test_one_that_was_killed_while_it_went_back_too(cured, tmp_path):
         raise KeyboardInterrupt
 
     def later(undo):
-        undo.finding = guard.dataclasses.replace(undo.finding, since=2)
+        undo.finding = rollback.dataclasses.replace(undo.finding, since=2)
         return undo
 
-    original = guard._decided
+    original = rollback._decided
     with (
         falling_ill(),
-        mock.patch.object(guard, "_decided", lambda folder, run, undo: original(folder, run, later(undo))),
-        mock.patch.object(guard, "set_aside", killed),
+        mock.patch.object(rollback, "_decided", lambda folder, run, undo: original(folder, run, later(undo))),
+        mock.patch.object(rollback, "set_aside", killed),
     ):
         assert call(*train(run, *GUARDED, *late)).status == 3
     assert [int(path.name) for path in checkpoints(run)] == [2, 4]
@@ -137,11 +138,11 @@ def test_the_model_is_the_one_of_where_the_run_stands(tmp_path):
         undo.finding = dataclasses.replace(undo.finding, since=1)
         return decided(folder, run, undo)
 
-    decided = guard._decided
+    decided = rollback._decided
     with (
         mock.patch.object(loop, "play_round", play_round),
         falling_ill(),
-        mock.patch.object(guard, "_decided", early),
+        mock.patch.object(rollback, "_decided", early),
     ):
         ended = call(*train(run, *GUARDED))
     assert ended.status == 0

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-import toy
-from paragan.game.stride import Stride
-from paragan.report.records import read
-from paragan.train.health import judge
-from paragan.train.limits import Health
+import tiny_run
+from paragan.config.sections import Health
+from paragan.core.jsonl import read
+from paragan.game.update_norm import Stride
+from paragan.train.health.rules import judge
+from paragan.train.health.signals import Signs, roughest, texture, within
 from paragan.train.loop import play_round
-from paragan.train.signs import Signs, roughest, texture, within
 from processes import call, during, refused, train
 
 LIMITS = Health()
@@ -89,7 +89,7 @@ def test_each_kind_is_named_when_its_sign_has_lasted(kind, last):
 
 
 def test_a_line_that_was_read_from_a_file_counts_as_the_one_that_was_written(tmp_path):
-    from paragan.report.records import Records
+    from paragan.core.jsonl import Records
 
     Records(tmp_path / "s.jsonl").append(rows(Loss__G__loss=[math.nan])[-1])
     assert kinds(read(tmp_path / "s.jsonl")) == ["nonfinite"]
@@ -103,19 +103,19 @@ def test_a_run_that_has_no_past_yet_is_compared_with_nothing():
     "settings", [(), ("objective.bcr=1", "objective.lecam=0.1"), ("strategy=async",), ("data.labels=false",)]
 )
 def test_looking_changes_nothing(settings):
-    of = toy.run(*settings)
-    looked_at, left_alone, signs = toy.session(of), toy.session(of), Signs()
+    of = tiny_run.run(*settings)
+    looked_at, left_alone, signs = tiny_run.session(of), tiny_run.session(of), Signs()
     for _ in range(4):
         play_round(looked_at)
         line = signs(looked_at)
         play_round(left_alone)
         assert all(math.isfinite(value) for value in line.values())
-    assert toy.same(toy.state(looked_at), toy.state(left_alone))
+    assert tiny_run.same(tiny_run.state(looked_at), tiny_run.state(left_alone))
 
 
 def test_signs_are_what_they_say():
     """Against numpy, from what the game itself makes."""
-    s, signs = toy.session(toy.run()), Signs()
+    s, signs = tiny_run.session(tiny_run.run()), Signs()
     play_round(s)
     before = s.game.d.flat.params.clone()
     signs(s)
@@ -170,7 +170,7 @@ def test_variance_within_labels_is_that_of_numpy():
 
 
 def test_noise_has_roughness_one_and_digits_have_not():
-    rng, digits = np.random.default_rng(0), toy.images()
+    rng, digits = np.random.default_rng(0), tiny_run.images()
     noise = torch.from_numpy(rng.uniform(-1, 1, (400, 1, 8, 8)))
     varies, apart = texture(noise)
     assert float(apart.sum() / varies.sum()) == pytest.approx(1.0, abs=0.03)
@@ -187,9 +187,9 @@ def test_noise_has_roughness_one_and_digits_have_not():
 
 def test_replicas_that_differ_are_seen_by_all_ranks(pool):
     def look(world):
-        of, alike = toy.run(), []
+        of, alike = tiny_run.run(), []
         for seed in (0, world.rank):
-            s = toy.session(of if seed == 0 else dataclasses.replace(of, seed=seed), world)
+            s = tiny_run.session(of if seed == 0 else dataclasses.replace(of, seed=seed), world)
             play_round(s)
             alike.append(Signs()(s)["Health/G/apart"])
         return alike
@@ -203,7 +203,7 @@ def test_every_strategy_can_be_looked_at(pool):
     def look(world):
         found = []
         for settings in (["strategy=gossip", "strategy.lost_after_s=0"], ["strategy=async"], ["strategy=quantized"]):
-            s, signs = toy.session(toy.run(*settings), world), Signs()
+            s, signs = tiny_run.session(tiny_run.run(*settings), world), Signs()
             for _ in range(2):
                 play_round(s)
                 if s.role.meet:

@@ -8,24 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import toy
-from paragan.errors import Unusable
-from paragan.train.jobs import jobs, rare
-from paragan.train.start import resolved
+import tiny_run
+from paragan.config.validate import validate
+from paragan.core.errors import Unusable
+from paragan.train.per_label.jobs import jobs, rare
+from paragan.train.trainer import resolved
 
 COUNTS = (40, 10, 25)
 
 
 def images(counts=COUNTS, classes=("ant", "bee", "cat")):
     """Images of a label are of about one brightness: cat is nearer to ant than to bee."""
-    whole = toy.images()
+    whole = tiny_run.images()
     labels = np.repeat(np.arange(len(counts)), counts)
     pixels = np.broadcast_to(np.array([100, 240, 130])[labels][:, None, None, None], (len(labels), 8, 8, 1))
     return dataclasses.replace(whole, images=pixels.astype(np.uint8), labels=labels, classes=classes)
 
 
 def run(*settings):
-    found = toy.run("strategy=per-label", "evaluation.metrics=[fd, prdc]", *settings)
+    found = tiny_run.run("strategy=per-label", "evaluation.metrics=[fd, prdc]", *settings)
     return resolved(found, images())
 
 
@@ -130,4 +131,4 @@ def test_as_many_ranks_a_label_as_one_wants():
     assert (central.within.name, central.ranks) == ("async", 2)
     assert list(central.team(0, 1, 10)) == [0]
     with pytest.raises(Unusable, match=r"--strategy.ranks=4: 2 were started"):
-        run("strategy.ranks=4").check(2)
+        validate(run("strategy.ranks=4"), 2)

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from paragan.train.launch import _watch
+from paragan.train.local_launcher import _watch
 
 
 @pytest.mark.parametrize(

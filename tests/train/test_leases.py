@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from paragan.train.leases import Leases, gone, process
+from paragan.train.per_label.lease_queue import Leases, gone, process
 from processes import until
 
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-import toy
-from paragan.config import plain, read_yaml
+import tiny_run
+from paragan.core.jsonl import read
+from paragan.core.rng import CPU
+from paragan.core.schema import plain, read_yaml
+from paragan.models.model import begin_per_label, load_model, model_config, part, save_model
+from paragan.models.sampler import Prior
 from paragan.nets import DCGAN, Spec
-from paragan.report.records import read
-from paragan.rng import CPU
+from paragan.train.build import teacher_of
 from paragan.train.loop import play_round
-from paragan.train.model import begin_per_label, load_model, model_config, part, save_model
-from paragan.train.run import teacher_of
-from paragan.train.sampler import Prior
 from processes import TINY, call, interrupted, outcome, refused, trained
 
 
@@ -26,7 +26,7 @@ from processes import TINY, call, interrupted, outcome, refused, trained
 def per_label(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run per label of the digits, as far as others look into it: its generators are drawn, not trained."""
     folder = tmp_path_factory.mktemp("labels") / "run"
-    images, nets, spec = toy.images(), DCGAN(width=4, latent=8), Spec(8, 1, 0)
+    images, nets, spec = tiny_run.images(), DCGAN(width=4, latent=8), Spec(8, 1, 0)
     begin_per_label(folder / "model", Spec(8, 1, 10), Prior.of(images.labels, 10), images.classes)
     config = model_config(nets, spec, Prior(()), (), kimg=0.1, batch_norm="none")
     for label in range(10):
@@ -41,7 +41,7 @@ def per_label(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def taught(teacher: Path, *settings: str, weight: float = 10.0):
-    return toy.run(f"teacher={teacher}", f"teacher_weight={weight}", *settings)
+    return tiny_run.run(f"teacher={teacher}", f"teacher_weight={weight}", *settings)
 
 
 # The objective --------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def taught(teacher: Path, *settings: str, weight: float = 10.0):
 
 def test_the_distance_to_the_teacher_shrinks(per_label):
     def distances(weight: float) -> list[float]:
-        s, found = toy.session(taught(per_label, weight=weight)), []
+        s, found = tiny_run.session(taught(per_label, weight=weight)), []
         for _ in range(4):
             for _ in range(15):
                 play_round(s)
@@ -62,14 +62,14 @@ def test_the_distance_to_the_teacher_shrinks(per_label):
 
 
 def test_without_weight_it_is_a_plain_run(per_label):
-    plainly = toy.play(toy.run(), 4)
-    assert toy.same(toy.play(taught(per_label, weight=0), 4), plainly)
-    assert not toy.same(toy.play(taught(per_label), 4), plainly)
+    plainly = tiny_run.play(tiny_run.run(), 4)
+    assert tiny_run.same(tiny_run.play(taught(per_label, weight=0), 4), plainly)
+    assert not tiny_run.same(tiny_run.play(taught(per_label), 4), plainly)
 
 
 def test_each_image_of_the_teacher_is_from_the_generator_of_its_label(per_label):
     run = taught(per_label)
-    teacher, sampler = teacher_of(run, toy.images(), CPU), load_model(per_label).sampler
+    teacher, sampler = teacher_of(run, tiny_run.images(), CPU), load_model(per_label).sampler
     z, y = torch.randn(7, 8), torch.tensor([3, 0, 9, 3, 3, 1, 0])
     made = teacher(z, y)
     assert not made.requires_grad
@@ -80,27 +80,27 @@ def test_each_image_of_the_teacher_is_from_the_generator_of_its_label(per_label)
 @pytest.mark.parametrize("strategy", ["sync", "async", "gossip"])
 def test_six_and_four_rounds_equal_ten(per_label, strategy, tmp_path):
     run = taught(per_label, f"strategy={strategy}", "nets.batch_norm=true")
-    saved, _ = toy.saved(run, 6, toy.World.solo(), tmp_path)
-    s = toy.session(run, start=saved)
+    saved, _ = tiny_run.saved(run, 6, tiny_run.World.solo(), tmp_path)
+    s = tiny_run.session(run, start=saved)
     for _ in range(4):
         play_round(s)
-    assert toy.same(toy.told(s), toy.play(run, 10))
+    assert tiny_run.same(tiny_run.told(s), tiny_run.play(run, 10))
 
 
 @pytest.mark.parametrize("settings", [("strategy=sync",), ("strategy=async",), ("g_batch=32", "device.merge=1")])
 def test_two_ranks_equal_one(pool, per_label, settings):
     run = taught(per_label, *settings, "nets.batch_norm=true")
-    one, two = toy.play(run, 6), pool(2, lambda world: toy.play(run, 6, world))[0]
-    assert toy.distance(two, one, "G/") < 2e-4
-    assert toy.distance(two, one, "D/") < 2e-4
+    one, two = tiny_run.play(run, 6), pool(2, lambda world: tiny_run.play(run, 6, world))[0]
+    assert tiny_run.distance(two, one, "G/") < 2e-4
+    assert tiny_run.distance(two, one, "D/") < 2e-4
 
 
 # The command ----------------------------------------------------------------------------------------------
 
 
 def test_a_run_per_label_becomes_one_model_with_what_that_costs(tmp_path):
-    few = toy.images().labels < 2
-    np.savez(tmp_path / "two.npz", images=toy.images().images[few], labels=toy.images().labels[few])
+    few = tiny_run.images().labels < 2
+    np.savez(tmp_path / "two.npz", images=tiny_run.images().images[few], labels=tiny_run.images().labels[few])
     per_label = trained(tmp_path / "run", f"--data={tmp_path / 'two.npz'}", "--strategy=per-label", "--kimg=0.064")
     command, out = ["merge", per_label, "--kimg=0.16", "--weight=3"], per_label / "merged"
     ended = call(*command)
@@ -174,4 +174,4 @@ def test_a_teacher_is_named_in_full(per_label, tmp_path, monkeypatch):
     assert ended.status == 0
     assert f"teacher: {per_label}" in ended.out
     assert not (per_label / "merged").exists()
-    assert plain(toy.run())["teacher"] == ""
+    assert plain(tiny_run.run())["teacher"] == ""

@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-import toy
-from paragan.comm.groups import Lost
+import tiny_run
+from paragan.comm.process_group import Lost
 from paragan.comm.world import Place, _first_host, rendezvous
-from paragan.errors import Unusable
-from paragan.train.together import refuse_disagreement
+from paragan.core.errors import Unusable
+from paragan.train.rank_agreement import refuse_disagreement
 from processes import free_port
 
 
@@ -102,7 +102,7 @@ def test_a_port_that_is_none_is_refused(port):
 def test_ranks_that_disagree_on_the_run_are_all_named(pool):
     def job(world):
         wire = {0: "int8", 1: "int4", 2: "int8"}[world.rank]
-        run = toy.run(f"strategy.wire={wire}", f"batch={32 if world.rank == 2 else 16}", f"kimg={1 + world.rank}")
+        run = tiny_run.run(f"strategy.wire={wire}", f"batch={32 if world.rank == 2 else 16}", f"kimg={1 + world.rank}")
         try:
             refuse_disagreement(run, world)
         except Unusable as error:

@@ -7,11 +7,12 @@ import dataclasses
 import pytest
 import torch
 
-import toy
-from paragan.config import from_yaml
-from paragan.errors import Unusable
+import tiny_run
+from paragan.config.validate import validate
+from paragan.core.errors import Unusable
+from paragan.core.schema import from_yaml
+from paragan.train.build import rate_of
 from paragan.train.loop import play_round
-from paragan.train.ramp import rate_of, stages
 from processes import call, outcome, refused, train
 
 RAMP = "ramp=0.05:32,0.12:64"  # of 16 images at first: from 64 images on 32, from 128 on 64
@@ -19,7 +20,7 @@ OF_A_RUN = ("--ramp=0.05:32,0.12:64", "--kimg=0.4")
 
 
 def played(run, rounds, start=None):
-    session = toy.session(run, start=start)
+    session = tiny_run.session(run, start=start)
     seen = list[tuple[int, int]]()
     for _ in range(rounds):
         before = session.clock.images
@@ -30,14 +31,14 @@ def played(run, rounds, start=None):
 
 
 def test_stages_begin_with_whole_rounds():
-    run = toy.run(RAMP, "d_steps=2", "kimg=1")
-    assert list(stages(run)) == [(0, 16), (64, 32), (128, 64)]
+    run = tiny_run.run(RAMP, "d_steps=2", "kimg=1")
+    assert run.stages == [(0, 16), (64, 32), (128, 64)]
     assert [run.round_at(at) for at in (0, 63, 64, 127, 128, 10**6)] == [32, 32, 64, 64, 128, 128]
 
 
 @pytest.mark.parametrize(("kimg", "images", "rounds"), [(0.05, 64, 4), (0.06, 64, 4), (0.1, 128, 6), (0.2, 256, 8)])
 def test_a_run_ends_with_a_whole_round(kimg, images, rounds):
-    run = toy.run(RAMP, f"kimg={kimg}")
+    run = tiny_run.run(RAMP, f"kimg={kimg}")
     assert (run.images, run.rounds) == (images, rounds)
     session, _ = played(run, rounds)
     assert session.clock.images == images
@@ -45,12 +46,12 @@ def test_a_run_ends_with_a_whole_round(kimg, images, rounds):
 
 
 def test_without_a_ramp_nothing_changes():
-    run = toy.run("kimg=0.1")
+    run = tiny_run.run("kimg=0.1")
     assert (run.images, run.rounds, run.round_at(50)) == (112, 7, 16)
 
 
 def test_lanes_grow_and_no_image_is_left_out():
-    session, seen = played(toy.run(RAMP, "data.mirror=true"), 9)
+    session, seen = played(tiny_run.run(RAMP, "data.mirror=true"), 9)
     assert [moved for _, moved in seen] == [16] * 4 + [32] * 2 + [64] * 3
     lanes = session.lanes
     (hand,) = lanes.hands
@@ -61,7 +62,7 @@ def test_lanes_grow_and_no_image_is_left_out():
 
 
 def test_rates_follow_the_batch_by_their_rule():
-    run = toy.run(RAMP, "g.rule=linear", "d.rule=none", "g.warm_up_kimg=0.032")
+    run = tiny_run.run(RAMP, "g.rule=linear", "d.rule=none", "g.warm_up_kimg=0.032")
     g, d = rate_of(run, run.g), rate_of(run, run.d)
     assert [g(at) for at in (16, 32, 64, 96, 128, 192)] == [0.5, 1, 1, 2, 2, 4]
     assert [d(at) for at in (16, 64, 96, 192)] == [1, 1, 1, 1]
@@ -72,26 +73,26 @@ def test_rates_follow_the_batch_by_their_rule():
 
 def test_a_stage_is_what_a_run_of_its_batch_is():
     """From the same state, at the same position."""
-    ramp, _ = played(toy.run(RAMP, "g.rule=none", "d.rule=none"), 4)
-    plain, _ = played(toy.run("g.rule=none", "d.rule=none"), 4)
-    assert toy.same(toy.state(ramp), toy.state(plain))
+    ramp, _ = played(tiny_run.run(RAMP, "g.rule=none", "d.rule=none"), 4)
+    plain, _ = played(tiny_run.run("g.rule=none", "d.rule=none"), 4)
+    assert tiny_run.same(tiny_run.state(ramp), tiny_run.state(plain))
     play_round(ramp)
-    larger, _ = played(toy.run("batch=32"), 0)
+    larger, _ = played(tiny_run.run("batch=32"), 0)
     for mine, theirs in zip(larger.game.players, plain.game.players):
         mine.net.load_state_dict(theirs.net.state_dict())
         mine.optimizer.load_state_dict(theirs.optimizer.state_dict())
     larger.game.g.average.params.copy_(plain.game.g.average.params)
     larger.clock.images, larger.clock.step, larger.lanes._next = 64, 4, 64
     play_round(larger)
-    assert toy.same(toy.state(ramp), toy.state(larger))
+    assert tiny_run.same(tiny_run.state(ramp), tiny_run.state(larger))
 
 
 def test_ranks_agree_with_one(pool):
-    run = toy.run(RAMP, "nets.batch_norm=true")
-    one = toy.play(run, 8)
+    run = tiny_run.run(RAMP, "nets.batch_norm=true")
+    one = tiny_run.play(run, 8)
 
     def job(world):
-        return toy.play(run, 8, world)
+        return tiny_run.play(run, 8, world)
 
     for several in pool(3, job):
         for name, value in one.items():
@@ -99,12 +100,12 @@ def test_ranks_agree_with_one(pool):
 
 
 def test_a_run_goes_on_exactly_from_within_a_stage(tmp_path):
-    run = toy.run(RAMP)
+    run = tiny_run.run(RAMP)
     whole, _ = played(run, 8)
-    saved, _ = toy.saved(run, 5, toy.World.solo(), tmp_path)
+    saved, _ = tiny_run.saved(run, 5, tiny_run.World.solo(), tmp_path)
     again, seen = played(run, 3, start=saved)
     assert [moved for _, moved in seen] == [32, 64, 64]
-    assert toy.same(toy.told(again), toy.told(whole))
+    assert tiny_run.same(tiny_run.told(again), tiny_run.told(whole))
 
 
 def test_streamed_images_are_the_same(tmp_path):
@@ -175,4 +176,4 @@ def test_a_stage_beyond_the_end_is_said_and_not_counted(tmp_path):
 
 def test_a_ramp_is_refused_by_name_on_a_graph():
     with pytest.raises(Unusable, match=r"device\.graph"):
-        toy.run(RAMP, "device.graph=true").check()
+        validate(tiny_run.run(RAMP, "device.graph=true"))

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import paragan
+from paragan.core.jsonl import Records, read
 from paragan.eval import classifier
 from paragan.eval.metrics import METRICS
-from paragan.report.records import Records, read
-from paragan.train import scoring
+from paragan.train.callbacks import scoring
 from processes import TINY, call, checkpoints, outcome, refused, train, trained, until
 
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import paragan
-from paragan.errors import Unusable
+from paragan.core.errors import Unusable
+from paragan.models import model_files
+from paragan.models.model import model_config, save_model
+from paragan.models.model_files import whole
+from paragan.models.sampler import Prior
 from paragan.nets import DCGAN, Spec
-from paragan.train import scoring, snapshot
-from paragan.train.model import model_config, save_model
-from paragan.train.sampler import Prior
-from paragan.train.snapshot import whole
+from paragan.train.callbacks import scoring
 from processes import refused
 
 NETS, SPEC = DCGAN(width=4, latent=6), Spec(8, 1)
@@ -74,7 +75,7 @@ def test_no_halves_of_two_while_a_writer_never_rests(model):
 
 
 def test_weights_of_another_model_are_refused_by_all(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshot, "REPLACED_S", 0.0)
+    monkeypatch.setattr(model_files, "REPLACED_S", 0.0)
     write(tmp_path / "other", 2)
     shutil.copy(tmp_path / "other" / "model.safetensors", model)
     start = time.monotonic()

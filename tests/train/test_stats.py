@@ -6,14 +6,14 @@ import time
 
 import torch
 
-import toy
+import tiny_run
+from paragan.train.console import describe
 from paragan.train.loop import play_round
-from paragan.train.progress import describe
 from paragan.train.stats import Stats
 
 
 def test_scores_and_pictures_do_not_slow_the_pace_that_is_shown():
-    stats = Stats(toy.World.solo(), ())
+    stats = Stats(tiny_run.World.solo(), ())
     time.sleep(0.02)
     with stats.aside():
         time.sleep(0.5)
@@ -28,7 +28,7 @@ def test_losses_that_left_all_bounds_are_short():
 
 
 def test_what_follows_a_tick_inside_counts_to_the_next():
-    stats = Stats(toy.World.solo(), ())
+    stats = Stats(tiny_run.World.solo(), ())
     with stats.aside():
         stats.tick(0, 0)
         time.sleep(0.5)
@@ -37,7 +37,7 @@ def test_what_follows_a_tick_inside_counts_to_the_next():
 
 def test_losses_are_means_over_lanes_however_they_are_merged():
     def losses(merge):
-        s = toy.session(toy.run("objective.r1=1", f"device.merge={merge}"))
+        s = tiny_run.session(tiny_run.run("objective.r1=1", f"device.merge={merge}"))
         play_round(s)
         return s.stats.losses()
 

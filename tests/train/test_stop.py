@@ -11,10 +11,10 @@ import time
 import pytest
 import torch
 
-from paragan.comm.groups import Lost
+from paragan.comm.process_group import Lost
 from paragan.comm.world import World
-from paragan.train import stop as module
-from paragan.train.stop import SIGNALS, Stop, at_once
+from paragan.train import shutdown as module
+from paragan.train.shutdown import SIGNALS, Stop, at_once
 
 REPETITIONS = 30
 

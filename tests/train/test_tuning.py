@@ -9,14 +9,14 @@ import pytest
 
 import paragan as pg
 from paragan.api import scaled
-from paragan.config import from_yaml, plain
-from paragan.errors import Unusable
-from paragan.game.average import Decay
+from paragan.config.batch_scaling import tuned
+from paragan.config.run import Run
+from paragan.core.errors import Unusable
+from paragan.core.schema import from_yaml, plain
+from paragan.game.ema import Decay
 from paragan.losses.adversarial import Adversarial
 from paragan.optim.optimizers import Adam, Lookahead, Side
 from paragan.recipes import asked
-from paragan.train.run import Run
-from paragan.train.tuning import tuned
 from processes import call, refused, train
 
 

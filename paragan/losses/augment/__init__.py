@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paragan.config import by_name
+from paragan.core.schema import by_name
 from paragan.losses.augment.ada import ADA
 from paragan.losses.augment.diffaugment import DiffAugment
-from paragan.losses.augment.plain import Unchanged
+from paragan.losses.augment.identity import Unchanged
 
 Augment = Annotated[Unchanged | DiffAugment | ADA, Field(discriminator="name"), by_name]
 

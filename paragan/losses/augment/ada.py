@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from paragan.config import record
-from paragan.rng import Draw
+from paragan.core.rng import Draw
+from paragan.core.schema import record
 
 UNIFORMS, NORMALS = 24, 8  # what one image's changes take
 

@@ -12,9 +12,9 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from paragan.config import record
-from paragan.losses.augment.moves import moved
-from paragan.rng import Draw
+from paragan.core.rng import Draw
+from paragan.core.schema import record
+from paragan.losses.augment.translate import moved
 
 Kind = Literal["color", "translation", "cutout"]
 

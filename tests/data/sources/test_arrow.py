@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from paragan.data.decode import DecodeError
-from paragan.data.find import find
-from paragan.data.sources.arrow import arrow
-from paragan.errors import Unusable
-from sets import Far, mark, pictures, pixels, png, refusal
+from fake_datasets import Far, mark, pictures, pixels, png, refusal
+from paragan.core.errors import Unusable
+from paragan.data.formats.hf_datasets import arrow
+from paragan.data.open_source import find
+from paragan.data.source import DecodeError
 
 IMAGES = pictures(30)
 LABELS = [index % 3 for index in range(30)]

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paragan.data.find import find
-from paragan.data.sources.cifar import cifar
-from paragan.data.sources.inert import Refused, array, unpickled
-from sets import Far, pictures, pixels, python2, refusal
+from fake_datasets import Far, pictures, pixels, python2, refusal
+from paragan.data.formats.cifar import cifar
+from paragan.data.formats.safe_pickle import Refused, array, unpickled
+from paragan.data.open_source import find
 
 IMAGES = pictures(25, 32)
 ROWS = np.ascontiguousarray(IMAGES.transpose(0, 3, 1, 2)).reshape(25, -1)  # [N, 3072]

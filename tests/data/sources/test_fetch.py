@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from paragan.data.decode import DecodeError
-from paragan.data.places import Here
-from paragan.data.sources import fetch as module
-from paragan.data.sources.fetch import fetch
-from paragan.errors import Failed
+from paragan.core.errors import Failed
+from paragan.data.formats import read_span as module
+from paragan.data.formats.read_span import fetch
+from paragan.data.source import DecodeError
+from paragan.data.storage.local import Here
 
 
 @pytest.fixture

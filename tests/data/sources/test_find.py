@@ -13,9 +13,9 @@ import h5py
 import numpy as np
 import pytest
 
-from paragan.data.far import far
-from paragan.data.find import find
-from sets import Far, pictures, pixels, png, refusal
+from fake_datasets import Far, pictures, pixels, png, refusal
+from paragan.data.open_source import find
+from paragan.data.storage import remote as remote_storage
 
 IMAGES = pictures(3)
 
@@ -44,7 +44,7 @@ def test_the_same_images_in_every_form(tmp_path, monkeypatch, name, remote):
         path = tmp_path / where.removeprefix("far://data/")
         return (Far(path), "") if path.is_dir() else (Far(path.parent), path.name)
 
-    monkeypatch.setattr(far, "far_place", far_place)
+    monkeypatch.setattr(remote_storage, "far_place", far_place)
     found = find(f"far://data/{name}" if remote else str(tmp_path / name))
     assert (pixels(found) == IMAGES).all()
     assert found.labels is None

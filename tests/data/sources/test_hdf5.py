@@ -8,10 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
-from paragan.data.decode import DecodeError
-from paragan.data.find import find
-from paragan.data.sources.hdf5 import hdf5
-from sets import Far, mark, pictures, pixels, refusal
+from fake_datasets import Far, mark, pictures, pixels, refusal
+from paragan.data.formats.hdf5 import hdf5
+from paragan.data.open_source import find
+from paragan.data.source import DecodeError
 
 IMAGES = pictures(30)
 LABELS = np.arange(30) % 3

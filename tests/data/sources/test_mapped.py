@@ -9,11 +9,11 @@ import zipfile
 import numpy as np
 import pytest
 
-from paragan.data.find import find
-from paragan.data.images import load
-from paragan.data.sources import npz
-from paragan.errors import Failed, Unusable
-from sets import Far, mark, pictures, pixels
+from fake_datasets import Far, mark, pictures, pixels
+from paragan.core.errors import Failed, Unusable
+from paragan.data.dataset import load
+from paragan.data.formats import npz
+from paragan.data.open_source import find
 
 IMAGES = pictures(30)
 LABELS = np.arange(30) % 3

@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paragan.data.decode import DecodeError, picture
-from paragan.data.find import find
-from paragan.data.images import load
-from paragan.data.sources import npz
-from paragan.data.tool.look import form_of
-from paragan.errors import Failed
+from fake_datasets import pictures
+from paragan.core.errors import Failed
+from paragan.data.dataset import load
+from paragan.data.decode import picture
+from paragan.data.formats import npz
+from paragan.data.open_source import find
+from paragan.data.source import DecodeError
+from paragan.data.tools.image_info import form_of
 from processes import call
-from sets import pictures
 
 FORMS = ["npz", "h5", "zip", "tars", "chunked"]
 OLD, NEW = pictures(60), pictures(60, seed=1)

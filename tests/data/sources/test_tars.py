@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import webdataset
 
-from paragan.data.decode import DecodeError
-from paragan.data.find import find
-from paragan.data.places import Here, Reach
-from paragan.data.sources import index as indices
-from paragan.data.sources.index import Index, build, from_bytes
-from paragan.data.sources.tars import INDEX, expanded, open_tars
-from paragan.errors import Unusable
-from sets import Far, mark, pictures, pixels, png, refusal
+from fake_datasets import Far, mark, pictures, pixels, png, refusal
+from paragan.core.errors import Unusable
+from paragan.data.formats import tar_index as indices
+from paragan.data.formats.tar_index import Index, build, from_bytes
+from paragan.data.formats.webdataset import INDEX, expanded, open_tars
+from paragan.data.open_source import find
+from paragan.data.source import DecodeError
+from paragan.data.storage.filesystem import Reach
+from paragan.data.storage.local import Here
 
 IMAGES = pictures(30)
 LABELS = [index % 3 for index in range(30)]

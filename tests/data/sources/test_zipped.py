@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paragan.data.decode import DecodeError
-from paragan.data.find import find
-from paragan.data.sources import fetch
-from paragan.data.sources.zipped import zipped
-from sets import Far, listing, mark, pictures, pixels, png, refusal
+from fake_datasets import Far, listing, mark, pictures, pixels, png, refusal
+from paragan.data.formats import read_span
+from paragan.data.formats.zip_archive import zipped
+from paragan.data.open_source import find
+from paragan.data.source import DecodeError
 
 IMAGES = pictures(30)
 NAMES = [f"{index // 10:05d}/img{index:08d}.png" for index in range(30)]
@@ -225,7 +225,7 @@ def test_a_bomb_is_unpacked_no_further_than_it_says(tmp_path, monkeypatch):
     changed(where, 24, struct.pack("<L", 100))
     with pytest.raises(DecodeError, match="is not of 100 bytes"):
         find(str(where)).read(0)
-    monkeypatch.setattr(fetch, "LARGEST", 1000)
+    monkeypatch.setattr(read_span, "LARGEST", 1000)
     where = archive(tmp_path / "b.zip", {"a.png": b"\0" * 2000})
     with pytest.raises(DecodeError, match="more than any image"):
         find(str(where)).read(0)

@@ -1,0 +1,118 @@
+"""`paragan export` and `paragan import`: models for other programs, and from other libraries."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paragan.cli.common import _command, _nothing_left, _own_nets
+from paragan.cli.sample import MODEL, loaded
+from paragan.core.errors import Unusable
+
+if TYPE_CHECKING:
+    from paragan.models.model import Model
+
+EXPORT_EXAMPLES = """examples:
+  paragan export runs/00000-* --out folder                           weights, config.json, a model card, samples
+  paragan export runs/00000-* --push user/name                       the same, onto the Hugging Face hub
+  paragan export runs/00000-* --format onnx --out g.onnx             images = g(z, label), any number of them
+  paragan export runs/00000-* --format torch-export --out g.pt2      for torch.export.load
+"""
+
+IMPORT_HELP = """BigGAN of BigGAN-PyTorch; BigGAN, SNGAN, SAGAN and ContraGAN of StudioGAN. Resolution, widths, classes
+and attention are read off the shapes. What comes out is a model like any other: sample, export, train --init-from.
+"""
+
+IMPORT_EXAMPLES = """examples:
+  paragan import G_ema.pth --from biggan-pytorch --discriminator D.pth --out biggan128
+  paragan import model=G_ema-best-weights-step=100000.pth --from studiogan --classes names.txt --out sagan
+"""
+
+
+def export_parser(commands: Any) -> None:
+    about = "write a model for other programs: a folder, ONNX, torch.export, the Hugging Face hub"
+    p = _command(commands, "export", _export, about, epilog=EXPORT_EXAMPLES)
+    p.add_argument("run_dir", metavar="MODEL", help=MODEL)
+    p.add_argument("--format", choices=["safetensors", "onnx", "torch-export"], default="safetensors")
+    p.add_argument("--out", metavar="FOLDER|FILE", help="a new folder; of a graph a new file, .onnx or .pt2")
+    p.add_argument("--push", metavar="USER/NAME", help="onto the Hugging Face hub, as `hf auth login` let you")
+    _own_nets(p)
+    p.set_defaults(data=None)
+
+
+def _export(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    _nothing_left(rest)
+    if bool(options.out) == bool(options.push):
+        raise Unusable("export needs --out FOLDER|FILE or --push USER/NAME, and one of them alone")
+    if options.push and options.format != "safetensors":
+        raise Unusable(f"--push with --format {options.format}: what is pushed are safetensors; leave --format out")
+    model = loaded(options)
+    sys.stdout.write(_pushed(model, options.push) if options.push else _written(model, options))
+    return 0
+
+
+def _written(model: Model, options: argparse.Namespace) -> str:
+    out = Path(options.out)
+    if options.format == "safetensors":
+        from paragan.models.export_folder import need_new_folder, write_folder
+
+        need_new_folder(out)
+        write_folder(model, out)
+        several = f" with {model.spec.classes} generators" if model.config.get("kind") else ""
+        return f"model{several} in {out}; paragan.load({str(out)!r}) reads it\n"
+    from paragan.models.export_graph import BATCHES, TOLERANCE, write_graphs
+
+    files = write_graphs(model, options.format, out)
+    what = f"{len(files)} graphs" if len(files) > 1 else "graph"
+    sizes = ", ".join(map(str, BATCHES))
+    return f"{what} in {out}: within {TOLERANCE:g} of the network for {sizes} images\n"
+
+
+def _pushed(model: Model, name: str) -> str:
+    from paragan.models.hub import push
+
+    return f"model at {push(model, name)}; paragan.load({name!r}) reads it\n"
+
+
+def import_parser(commands: Any) -> None:
+    about = "make a model of another library one of ours"
+    p = _command(commands, "import", _import, about, more=IMPORT_HELP, epilog=IMPORT_EXAMPLES)
+    p.add_argument("file", metavar="FILE", help="the generator's state dict: .pth, .safetensors")
+    p.add_argument("--from", dest="library", required=True, choices=["biggan-pytorch", "studiogan"])
+    p.add_argument("--out", required=True, metavar="FOLDER", help="where the model is written, a new folder")
+    p.add_argument("--discriminator", metavar="FILE", help="its discriminator, to train on with --init-from")
+    p.add_argument(
+        "--nets",
+        default="auto",
+        choices=["auto", "biggan", "contragan", "sagan", "sngan"],
+        help="where the file leaves it open: a BigGAN is ContraGAN's too, a SAGAN without attention SNGAN's",
+    )
+    p.add_argument("--classes", metavar="FILE", help="names of the classes, a line each (default: numbers)")
+    p.add_argument("--bn-eps", type=float, metavar="X", help="of its batch norms (BigGAN-PyTorch 1e-5, StudioGAN 1e-4)")
+
+
+def _import(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from paragan.models.import_weights import bring
+
+    _nothing_left(rest)
+    if options.bn_eps is not None and not 0 <= options.bn_eps <= 0.1:
+        raise Unusable(f"--bn-eps {options.bn_eps} must be from 0 to 0.1: 1e-5 and 1e-4 are usual")
+    d = Path(options.discriminator) if options.discriminator else None
+    names = _names(Path(options.classes)) if options.classes else []
+    model = bring(Path(options.file), options.library, Path(options.out), d, options.nets, names, options.bn_eps)
+    size = sum(parameter.numel() for parameter in model.g.parameters())
+    spec, nets = model.spec, model.config["net"]
+    sys.stdout.write(
+        f"{nets['name']}, {spec.resolution} px, {spec.classes} classes, {size / 1e6:.2f}M parameters in G"
+        f"{' and its discriminator' if d else ''}: {options.out}\n"
+    )
+    return 0
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unusable(f"--classes {path} cannot be read: {error}") from error

@@ -1,0 +1,231 @@
+"""`paragan plan RECIPE`: which strategy pays on these links, and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from paragan.cli.common import _absolute, _command, _settings
+from paragan.cli.plan_inputs import _memory, bytes_of, links_of, profile_for, refuse_lanes
+from paragan.cli.plan_large_scale import add_options as add_crowd
+from paragan.cli.plan_large_scale import check_simulated
+from paragan.cli.plan_tune import HELP as LAYOUT_HELP
+from paragan.cli.plan_tune import add_options as add_layout
+from paragan.config.validate import validate
+from paragan.core.errors import Unusable
+from paragan.report.number_format import duration
+
+HELP = f"""Every strategy is predicted for so many ranks on these links, from what one worker
+was measured to do (--profile, or else here and now), and ranked by the time to K thousand images. Nothing is trained.
+
+  paragan plan digits --hosts 4 --links "200 Mbit/s, 10 ms" --kimg 100
+  paragan plan biggan-128 --hosts 16 --ranks-per-host 8 --links links.yaml --profile gpu.yaml --kimg 4000 --price 12
+  paragan plan digits --hosts 8 --lanes 8 --links "20 Mbit/s, 40 ms" --strategies sync,sync+int4,gossip+topology=ring
+  paragan plan digits --hosts 100000 --links "100/20 Mbit/s, 40 ms" --simulate --leaving 0.01
+
+--links is a file (`paragan bench links --out links.yaml`, or by hand), or one line: rate, latency; down/up rates.
+--profile is of the device that is to be rented: `paragan bench step RECIPE --out gpu.yaml` there makes one.
+Any field of the run can be set: --nets.width=64. `paragan train --strategy auto` chooses in the same way.
+
+{LAYOUT_HELP}"""
+
+
+def plan_parser(commands: Any) -> None:
+    about = "tell which strategy pays on these links, what it costs, and what is faster here"
+    p = _command(commands, "plan", _plan, about, more=HELP)
+    p.add_argument("recipe", metavar="RECIPE | RUN.yaml", help="a named recipe, or the record of a run")
+    p.add_argument("--data", metavar="PATH", help="whatever `paragan train --data` takes")
+    p.add_argument("--hosts", type=int, metavar="N", help="how many (as --links says, or 1)")
+    p.add_argument("--ranks-per-host", type=int, metavar="N", help="ranks on each (as --links says, or 1)")
+    p.add_argument("--links", metavar="F|LINE", help="what lies between hosts: a file, or '25 Gbit/s, 50 us'")
+    p.add_argument("--batch", metavar="N|auto", help="total batch; auto: as the gradient's noise makes it pay")
+    p.add_argument("--lanes", metavar="L", help="logical workers: as many ranks can take part")
+    p.add_argument("--kimg", type=float, metavar="K", help="how long, in thousands of reals shown to D (the recipe's)")
+    p.add_argument("--price", type=float, metavar="P", help="of a host for an hour")
+    p.add_argument("--profile", metavar="F", help="of one worker, as `paragan bench step` wrote it (measured here)")
+    p.add_argument("--memory", metavar="BYTES", help="of a rank: '40 GB' (as the profile's device has)")
+    p.add_argument("--strategies", metavar="S,S+WIRE", help="these alone: sync,sync+int8,gossip+topology=ring")
+    p.add_argument("--margin", type=float, metavar="X", help="by so much must be faster what gives most up (0.05)")
+    add_crowd(p)
+    p.add_argument("--json", metavar="F", help="also write the plan to this file")
+    add_layout(p)
+
+
+def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from paragan.cli.plan_tune import layout
+
+    if options.layout:
+        return layout(options, rest)
+    from paragan.cli.common import _check_writable
+    from paragan.config.resolve import load_images
+    from paragan.plan.select.compare import told_bytes
+    from paragan.train.trainer import resolved
+
+    _check_writable("--json", options.json)
+    _check_asked(options, rest)
+    links = links_of(options.links, options.hosts, options.ranks_per_host)
+    ranks = links.ranks
+    run, batches = _run(options, rest)
+    if options.simulate:
+        from paragan.cli.plan_large_scale import simulate
+
+        return simulate(options, run, links)
+    refuse_lanes(run, ranks)
+    images = load_images(run)
+    whole = resolved(run, images)
+    profile, source = profile_for(options.profile, whole, images)
+    memory = bytes_of(options.memory) if options.memory else _memory(profile, links.ranks_per_host)
+    plan, device = _searched(options, whole, profile, links, memory, batches), profile.device
+    line, threads = command(options, rest, plan, links, run), "thread" if device.threads == 1 else "threads"
+    lines = [
+        f"{run.recipe}, {f'{ranks} ranks: {links.told()}' if ranks > 1 else 'one rank'}",
+        f"one worker: {device.name}, {device.precision}, {device.threads} {threads} ({source})",
+        f"to {plan.goal.kimg:g} kimg, batch {whole.batch}, {told_bytes(memory)} of memory a rank",
+        "",
+        *told(plan),
+        "",
+        f"run: {line}",
+        *_rates(run, plan),
+    ]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    if options.json:
+        Path(options.json).write_text(_json(plan, links, profile, line), "utf-8")
+    return 0
+
+
+# what is asked -----------------------------------------------------------------------------------------
+
+
+def _check_asked(options: argparse.Namespace, rest: list[str]) -> None:
+    check_simulated(options, rest)
+    for name in ("kimg", "price", "margin", "hosts", "ranks_per_host"):
+        value = getattr(options, name)
+        if value is not None and not (0 < value < math.inf):
+            works = {"kimg": "100", "price": "1.5", "margin": "0.05"}.get(name, "1")
+            raise Unusable(f"--{name.replace('_', '-')} {value:g} must be above 0, as {works} is")
+
+
+def _run(options: argparse.Namespace, rest: list[str]) -> tuple[Any, tuple[int, ...]]:
+    """The run, and the batches that are compared, where that is left open."""
+    from paragan.core.schema import plain, read_yaml
+    from paragan.recipes import asked, recipe
+
+    is_file = Path(options.recipe).suffix in (".yaml", ".yml")
+    data = read_yaml(Path(options.recipe)) if is_file else plain(recipe(options.recipe))
+    data = {name: part for name, part in data.items() if name not in ("strategy", "chosen")}
+    free = options.batch == "auto"
+    fields = {"batch": None if free else options.batch, "lanes": options.lanes, "kimg": options.kimg}
+    given = [(name, str(value)) for name, value in fields.items() if value is not None]
+    given += [("data.path", json.dumps(options.data))] if options.data else []
+    run = _absolute(asked(data, [*given, *_settings(rest)])[0])
+    validate(run)
+    if free and run.ramp:
+        raise Unusable("--batch auto looks for one batch, and --ramp has several: leave one of them out")
+    return run, tuple(run.batch * 2**i for i in range(5)) if free else ()
+
+
+def _searched(
+    options: argparse.Namespace, run: Any, profile: Any, links: Any, memory: int, batches: tuple[int, ...]
+) -> Any:
+    from paragan.plan.select.candidates import Candidate, candidates, strategy_of
+    from paragan.plan.select.compare import MARGIN, Goal, search
+
+    if batches and not profile.noise:
+        raise Unusable("--batch auto goes by the gradient's noise, and the profile has none: give --batch N")
+    goal = Goal(run.kimg, options.price, memory, options.margin or MARGIN)
+    compared = candidates(links.ranks, profile, run.batch)
+    if options.strategies:
+        compared = [Candidate(name, strategy_of(name)) for name in options.strategies.split(",")]
+        for one in compared:
+            one.strategy.check(links.ranks)
+    return search(run, compared, profile, links, links.ranks, goal, batches=batches)
+
+
+# what is told ------------------------------------------------------------------------------------------
+
+
+def told(plan: Any) -> list[str]:
+    """The rows, and what is to be said of them."""
+    return [
+        *table(plan),
+        "",
+        *(f"{row.name}: {row.why}" for row in plan.rows),
+        *(f"left out: {name}: {reason}" for name, reason in plan.left_out),
+        *(f"note: {warning}" for warning in plan.warnings),
+    ]
+
+
+def table(plan: Any) -> list[str]:
+    several = len({row.batch for row in plan.rows}) > 1
+    head = ["strategy", *["batch"] * several, "what one gets", "images/s", "time", "efficiency", "a round", "memory"]
+    rows = [[*head, *["cost"] * (plan.goal.price is not None)]]
+    for row in plan.rows:
+        p = row.prediction
+        cells = [row.name, *[str(row.batch)] * several, row.promise + "*" * bool(row.limits), f"{p.images_per_s:,.0f}"]
+        cells += [duration(3600 * row.hours), f"{p.efficiency:.0%}", sent(p.sent_bytes), sent(p.memory_bytes)]
+        rows.append([*cells, *([] if row.cost is None else [f"{row.cost:,.2f}"])])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    left = 2 + several
+    lines = [
+        "  ".join(c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))).rstrip()
+        for row in rows
+    ]
+    return [*lines, *["* learns less than the others: see below"] * any(row.limits for row in plan.rows)]
+
+
+def sent(nbytes: float) -> str:
+    from paragan.plan.select.compare import told_bytes
+
+    return told_bytes(nbytes)
+
+
+def command(options: argparse.Namespace, rest: list[str], plan: Any, links: Any, run: Any) -> str:
+    """What begins the first choice, to be given to a shell. run: as it was asked for; with another batch it takes more
+    images, and G's batch grows as well."""
+    words = ["train", options.recipe, *(["--data", options.data] if options.data else [])]
+    first, batch, kimg = plan.first, str(plan.first.batch) if options.batch else None, options.kimg
+    if first.batch != run.batch:
+        kimg = round(first.kimg, 3)
+        rest = [*rest, *([f"--g_batch={run.g_batch * first.batch // run.batch}"] if run.g_batch else [])]
+    seed = str(options.seed) if options.seed else None
+    for name, value in (("lanes", options.lanes), ("kimg", kimg), ("batch", batch), ("seed", seed)):
+        words += [] if value is None else [f"--{name}", told_number(value) if isinstance(value, float) else value]
+    words += [*rest, *first.candidate.options]
+    if links.hosts == 1:
+        words = ["paragan", *words, *(["--ranks", str(plan.ranks)] if plan.ranks > 1 else [])]
+    else:
+        launcher = ["torchrun", "--nnodes", str(links.hosts), "--nproc-per-node", str(links.ranks_per_host)]
+        words = [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST0:29500", "-m", "paragan", *words]
+    return shlex.join(words)
+
+
+def told_number(value: float) -> str:
+    """Short, and the same when it is read again."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+def _rates(run: Any, plan: Any) -> list[str]:
+    factor = plan.first.batch / run.batch
+    if factor == 1:
+        return []
+    return [
+        f"note: learning rates are the recipe's, for --batch {run.batch}: with {factor:g} times as many, usual is "
+        f"{math.sqrt(factor):.3g} times as much for adaptive optimizers, and a warm-up"
+    ]
+
+
+def _json(plan: Any, links: Any, profile: Any, line: str) -> str:
+    from paragan.core.schema import plain
+
+    rows = [
+        {**{name: value for name, value in plain(row).items() if name != "candidate"}, "options": row.candidate.options}
+        for row in plan.rows
+    ]
+    about = {"ranks": plan.ranks, "goal": plain(plan.goal), "links": links.told(), "device": plain(profile.device)}
+    told = {"left_out": [list(one) for one in plan.left_out], "warnings": list(plan.warnings), "command": line}
+    return json.dumps(about | {"rows": rows} | told, indent=1) + "\n"

@@ -1,0 +1,345 @@
+"""Wires: what a float vector becomes while it travels.
+
+A lossy one is a delta-approximate compressor Q: E|Q(v) - v|^2 <= (1 - delta) |v|^2 for every v, which is what error
+feedback needs (Karimireddy et al. 2019; Chen et al. 2020). Each states its size and its delta, so plans need no
+measurement. A compressor of your own is a record with these methods, given as `module:Class`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Generator
+from typing import Annotated, ClassVar, Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from paragan.comm.compression import block_quantizer
+from paragan.comm.compression.elias_fano import decode_positions, encode_positions, position_bytes
+from paragan.core.errors import Failed, Unusable
+from paragan.core.schema import by_name, or_own, record
+
+Block = Annotated[int, Field(ge=64, le=4096, multiple_of=64)]
+Rounding = Literal["nearest", "stochastic"]
+SLACK = 2.0**-6  # how much greater a scale of 16 bits may be than what it stands for
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class Compressor(Protocol):
+    """A float vector of one number or more to bytes and back. Pure: the same vector and seed give the same bytes.
+
+    feedback : the share of what is lost that is sent with the next step, where nobody says otherwise. All of it, unless
+               so much is lost that debts would be paid long after the opponent they are about has moved on.
+    """
+
+    lossy: ClassVar[bool]
+    feedback: ClassVar[float]
+
+    @property
+    def name(self) -> str: ...
+
+    def nbytes(self, n: int) -> int:
+        """Bytes that n numbers take on the wire: a multiple of 4, or of 2."""
+        ...
+
+    def delta(self, n: int) -> float:
+        """How much of |v|^2 arrives at least, in expectation, for n numbers; 0 where no such promise holds."""
+        ...
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        """x [n] float32 -> out [nbytes(n)] uint8, at a multiple of 4 bytes. What is not finite stays so.
+        seed: of whatever is drawn, from 0 to 2^31 - 1."""
+        ...
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        """data [nbytes(n)] uint8 -> out [n] float32."""
+        ...
+
+
+@record
+class Exact:
+    """float32 as it is."""
+
+    name: Literal["exact"] = "exact"
+    lossy: ClassVar[bool] = False
+    feedback: ClassVar[float] = 0.0
+
+    def nbytes(self, n: int) -> int:
+        return 4 * n
+
+    def delta(self, n: int) -> float:
+        return 1.0
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        out.view(torch.float32).copy_(x)
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        out.copy_(data.view(torch.float32))
+
+
+class _Half:
+    """16 bits a number. delta holds for numbers that are normal in this format; smaller ones wait in the residual."""
+
+    lossy: ClassVar[bool] = True
+    feedback: ClassVar[float] = 1.0
+    dtype: ClassVar[torch.dtype]
+    significant: ClassVar[int]  # bits
+
+    def nbytes(self, n: int) -> int:
+        return 2 * n
+
+    def delta(self, n: int) -> float:
+        return 1 - 4.0**-self.significant
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        out.view(self.dtype).copy_(x)
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        out.copy_(data.view(self.dtype))
+
+
+@record
+class BF16(_Half):
+    """bfloat16: float32's range, 8 significant bits."""
+
+    name: Literal["bf16"] = "bf16"
+    dtype: ClassVar[torch.dtype] = torch.bfloat16
+    significant: ClassVar[int] = 8
+
+
+@record
+class FP16(_Half):
+    """float16: 11 significant bits, from 6e-5 to 65504 (what is larger is refused, not clipped)."""
+
+    name: Literal["fp16"] = "fp16"
+    dtype: ClassVar[torch.dtype] = torch.float16
+    significant: ClassVar[int] = 11
+
+
+class _Levels:
+    """Equal levels of a block's largest number, and all of them used: -2^(bits - 1), which that number becomes, to
+    2^(bits - 1) - 1 (`block` numbers share a scale and its sign). Rounded at random there are as many on either side,
+    so that the mean is right."""
+
+    lossy: ClassVar[bool] = True
+    feedback: ClassVar[float] = 1.0
+    bits: ClassVar[int]
+    block: int
+    rounding: Rounding
+
+    @property
+    def top(self) -> int:
+        half = 1 << (self.bits - 1)
+        return half if self.rounding == "nearest" else half - 1
+
+    def nbytes(self, n: int) -> int:
+        return block_quantizer.records(n, self.block) * block_quantizer.record_bytes(self.block, self.bits)
+
+    def delta(self, n: int) -> float:
+        """The worst block has one large number, and all others at the step's worst place. The scale is up to SLACK
+        greater than that number."""
+        others, step = (min(self.block, n) - 1) * (1 + SLACK) ** 2 / self.top**2, (1 + SLACK) / self.top
+        if self.rounding == "nearest":
+            opposite = 1 / self.top**2  # what is lost of a number as large as the largest, of the other sign
+            return min((1 - SLACK**2) / (1 + others / 4), 1 - opposite)
+        return max(0.0, 1 - (math.sqrt(1 + others) - 1) / 2 - min(SLACK * step, step**2 / 4))
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        stochastic = self.rounding == "stochastic"
+        rule = "largest" if stochastic else "extreme"
+        block_quantizer.encode_levels(
+            x, out, block=self.block, bits=self.bits, top=self.top, rule=rule, stochastic=stochastic, seed=seed
+        )
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        block_quantizer.decode_levels(data, out, block=self.block, bits=self.bits, top=self.top)
+
+
+@record
+class Int8(_Levels):
+    """8 bits a number: 256 levels of a block's largest."""
+
+    name: Literal["int8"] = "int8"
+    block: Block = 256
+    rounding: Rounding = "nearest"
+    bits: ClassVar[int] = 8
+
+
+@record
+class Int4(_Levels):
+    """4 bits a number: 16 levels of a block's largest. With larger blocks, or with all of what is lost sent
+    again, GANs become worse (docs/quantized.md)."""
+
+    name: Literal["int4"] = "int4"
+    block: Block = 64
+    rounding: Rounding = "nearest"
+    bits: ClassVar[int] = 4
+    feedback: ClassVar[float] = 0.5
+
+
+@record
+class Int2(_Levels):
+    """2 bits a number: a block's largest, half of it, nothing, or minus half of it."""
+
+    name: Literal["int2"] = "int2"
+    block: Block = 64
+    rounding: Rounding = "nearest"
+    bits: ClassVar[int] = 2
+
+
+@record
+class QSGD:
+    """Levels of a block's norm, rounded at random so that the mean is right (Alistarh et al. 2017)."""
+
+    name: Literal["qsgd"] = "qsgd"
+    levels: Annotated[int, Field(ge=1, le=127)] = 127
+    block: Block = 256
+    lossy: ClassVar[bool] = True
+    feedback: ClassVar[float] = 0.0  # its mean is right without; with few levels delta is 0 and residuals grow for ever
+
+    @property
+    def bits(self) -> int:
+        """Few enough for -levels .. levels, and a power of two."""
+        return 2 if self.levels == 1 else 4 if self.levels <= 7 else 8
+
+    def nbytes(self, n: int) -> int:
+        return block_quantizer.records(n, self.block) * block_quantizer.record_bytes(self.block, self.bits)
+
+    def delta(self, n: int) -> float:
+        """Their lemma 3.1, with a step up to SLACK greater."""
+        size = min(self.block, n)
+        return max(0.0, 1 - min(size / self.levels**2, math.sqrt(size) / self.levels) * (1 + SLACK) ** 2)
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        block_quantizer.encode_levels(
+            x, out, block=self.block, bits=self.bits, top=self.levels, rule="norm", stochastic=True, seed=seed
+        )
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        block_quantizer.decode_levels(data, out, block=self.block, bits=self.bits, top=self.levels)
+
+
+@record
+class Sign:
+    """1 bit a number, times the mean magnitude of its block (Karimireddy et al. 2019)."""
+
+    name: Literal["sign"] = "sign"
+    block: Block = 256
+    lossy: ClassVar[bool] = True
+    feedback: ClassVar[float] = 0.5
+
+    def nbytes(self, n: int) -> int:
+        return block_quantizer.records(n, self.block) * block_quantizer.record_bytes(self.block, 1)
+
+    def delta(self, n: int) -> float:
+        return (1 - SLACK**2) / min(self.block, n)
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        block_quantizer.encode_signs(x, out, block=self.block)
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        block_quantizer.decode_signs(data, out, block=self.block)
+
+
+class _Some:
+    """A share of the numbers as they are, with their positions; the others as nothing."""
+
+    lossy: ClassVar[bool] = True
+    feedback: ClassVar[float] = 1.0
+    fraction: float
+
+    def kept(self, n: int) -> int:
+        """How many of n numbers travel: no less than their share."""
+        return min(n, math.ceil(self.fraction * n))
+
+    def delta(self, n: int) -> float:
+        return self.kept(n) / n
+
+
+@record
+class TopK(_Some):
+    """The largest `fraction` of the numbers as they are (Stich et al. 2018)."""
+
+    name: Literal["topk"] = "topk"
+    fraction: Fraction = 0.01
+
+    def nbytes(self, n: int) -> int:
+        return 4 * self.kept(n) + -(-position_bytes(n, self.kept(n)) // 4) * 4
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        k = self.kept(len(x))
+        positions = x.abs().topk(k, sorted=False).indices.sort().values
+        out[: 4 * k].view(torch.float32).copy_(_values(x, positions))
+        encode_positions(positions, len(x), out[4 * k :][: position_bytes(len(x), k)])
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        k = self.kept(len(out))
+        positions = decode_positions(data[4 * k :][: position_bytes(len(out), k)], len(out), k)
+        out.zero_()[positions] = data[: 4 * k].view(torch.float32)
+
+
+@record
+class RandomK(_Some):
+    """A random `fraction` of the numbers as they are; their positions follow from a seed that travels along."""
+
+    name: Literal["randomk"] = "randomk"
+    fraction: Fraction = 0.01
+
+    def nbytes(self, n: int) -> int:
+        return 4 + 4 * self.kept(n)
+
+    def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
+        out[:4].view(torch.int32).fill_(seed)
+        positions = self._positions(seed, len(x), x.device)
+        out[4:].view(torch.float32).copy_(_values(x, positions))
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        seed = int(data[:4].view(torch.int32))
+        out.zero_()[self._positions(seed, len(out), out.device)] = data[4:].view(torch.float32)
+
+    def _positions(self, seed: int, n: int, device: torch.device) -> Tensor:
+        """[k] distinct, every one with equal chance."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randperm(n, generator=generator)[: self.kept(n)].to(device)
+
+
+@contextlib.contextmanager
+def naming(wire: Compressor) -> Generator[None]:
+    """Whatever happens inside is the wire's failure: one of the user's own may fail in any way."""
+    try:
+        yield
+    except Exception as error:
+        raise Failed(f"the {wire.name} wire failed: {type(error).__name__}: {error}") from error
+
+
+def prove(wire: Compressor) -> None:
+    """Unusable where a compressor of the user's own does not keep the contract on a few vectors."""
+    if not 0 <= wire.feedback <= 1:
+        raise Unusable(f"feedback={wire.feedback!r} must be from 0 to 1")
+    for x in (torch.linspace(-1, 1, 1000), torch.ones(1), torch.zeros(64)):
+        nbytes = wire.nbytes(len(x))
+        if type(nbytes) is not int or nbytes < 1 or nbytes % 2:
+            raise Unusable(f"nbytes({len(x)}) is {nbytes!r}; it must be a whole number, a multiple of 4 or of 2")
+        data, out = torch.zeros(nbytes, dtype=torch.uint8), torch.full_like(x, torch.nan)
+        wire.encode(x.clone(), data, 0)
+        wire.decode(data, out)
+        if not out.isfinite().all():
+            raise Unusable(f"decode(encode(x)) of {len(x)} finite numbers is not finite")
+
+
+def _values(x: Tensor, positions: Tensor) -> Tensor:
+    """The numbers that travel, or NaN where any of x is not finite: it might be one that stays."""
+    return torch.where(x.isfinite().all(), x[positions], torch.nan)
+
+
+Wire = Annotated[
+    Exact | BF16 | FP16 | Int8 | Int4 | Int2 | QSGD | Sign | TopK | RandomK,
+    Field(discriminator="name"),
+    or_own(prove, "lossy", "feedback", "nbytes", "delta", "encode", "decode"),
+    by_name,
+]
+
+# those that bring a vector itself, with nothing of it sent later
+Faithful = Annotated[Exact | BF16 | FP16 | Int8 | Int4, Field(discriminator="name"), by_name]

@@ -1,0 +1,61 @@
+"""WebDataset: tar files in which an image and its label lie side by side, `00000007.jpg` and `00000007.cls`."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+
+from paragan.data.source import Record
+from paragan.data.tools.image_info import SUFFIXES, form_of
+
+CLASSES = "classes.json"
+
+
+class Shards:
+    """A writer of `out/shard-000000.tar`, ...; the same set makes the same bytes.
+
+    labels : [N] int64 or None;  classes : [K] names, which become classes.json
+    shard_mb : a shard is closed before it would grow beyond this many million bytes
+    """
+
+    def __init__(self, out: Path, labels: np.ndarray | None, classes: tuple[str, ...], shard_mb: float):
+        out.mkdir(parents=True)
+        self.out, self.labels, self.most = out, labels, shard_mb * 1e6
+        self.names: list[str] = []
+        self.done = 0
+        self.tar: tarfile.TarFile | None = None
+        if labels is not None:
+            (out / CLASSES).write_text(json.dumps(list(classes)) + "\n")
+
+    def add(self, record: Record) -> None:
+        assert isinstance(record, bytes)
+        key = f"{self.done:08d}"
+        tar = self._room_for(len(record))
+        _put(tar, f"{key}{SUFFIXES[form_of(record)]}", record)
+        if self.labels is not None:
+            _put(tar, f"{key}.cls", str(self.labels[self.done]).encode())
+        self.done += 1
+
+    def close(self) -> None:
+        if self.tar:
+            self.tar.close()
+            self.tar = None
+
+    def _room_for(self, size: int) -> tarfile.TarFile:
+        """The shard that takes the next image."""
+        if self.tar and self.tar.offset + size > self.most:
+            self.close()
+        if not self.tar:
+            self.names.append(f"shard-{len(self.names):06d}.tar")
+            self.tar = tarfile.open(self.out / self.names[-1], "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
+        return self.tar
+
+
+def _put(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    about = tarfile.TarInfo(name)  # of nobody, of 1970
+    about.size = len(data)
+    tar.addfile(about, io.BytesIO(data))

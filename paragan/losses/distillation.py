@@ -1,0 +1,29 @@
+"""An adversarial game in which G also learns from a teacher (Aguinaldo et al. 2019, "joint loss")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from paragan.core.types import Batch, Loss, Net
+from paragan.losses.adversarial import Around
+
+Teacher = Callable[[Tensor, Tensor], Tensor]  # (latents [N, latent], labels [N]) -> its images, without a gradient
+
+
+@dataclass(frozen=True)
+class Distilled(Around):
+    """What D wants stays as it is; G minimises L_G + weight E|G(z, y) - teacher(z, y)|^2, a mean over pixels."""
+
+    teacher: Teacher
+    weight: float
+
+    def generator(self, d: Net, fake: Batch, real: Batch, step: int) -> Loss:
+        assert fake.latents is not None
+        assert fake.labels is not None
+        loss = super().generator(d, fake, real, step)
+        wanted = self.teacher(fake.latents, fake.labels)
+        distance = (fake.images.float() - wanted.float()).square().mean()
+        return Loss(loss.total + self.weight * distance, {**loss.parts, "G/distance": distance.detach()})

@@ -1,0 +1,365 @@
+"""Models of other libraries as models of ours: BigGAN, SNGAN, SAGAN and ContraGAN of BigGAN-PyTorch and StudioGAN.
+
+    bring(Path("G_ema.pth"), "biggan-pytorch", Path("folder"), d=Path("D.pth"))
+
+Resolution, widths, classes and the place of attention are read off the shapes. What differs in how it is computed is
+settled in the weights, so that images are equal up to rounding:
+
+* conditional batch norm sees [class, z] there and [z, class] here: columns change places;
+* gains per class are 1 + weight there, and the weight itself here;
+* other epsilons of batch norm are added to the running variances;
+* spectral norm keeps its vectors where our layer has it too, and is divided out where ours is plain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paragan.core.errors import Unusable
+from paragan.core.schema import build, plain
+from paragan.models.export_folder import need_new_folder, writable
+from paragan.models.layer_names import LIBRARIES, Library, neutral, told
+from paragan.models.model import Model, load_model, model_config, save_model
+from paragan.models.read_weights import read_tensors
+from paragan.models.sampler import Prior
+from paragan.nets import Nets, Spec
+from paragan.nets.attention import SelfAttention
+from paragan.nets.lane_batch_norm import ConditionalBatchNorm2d, LaneBatchNorm2d, VectorBatchNorm2d
+
+Family = Literal["auto", "biggan", "contragan", "sagan", "sngan"]
+OUR_EPS = LaneBatchNorm2d(1, affine=False).eps
+
+
+def bring(
+    g: Path,
+    library: str,
+    out: Path,
+    d: Path | None = None,
+    family: Family = "auto",
+    classes: Sequence[str] = (),
+    eps: float | None = None,
+) -> Model:
+    """Write a model folder with their generator, and their discriminator where it is given; what it then is.
+
+    family  : where the file leaves it open
+    classes : their names; numbers if not given
+    eps     : of their batch norms, where it is not the library's default
+    """
+    need_new_folder(out)
+    source = LIBRARIES[library]
+    theirs = [_Theirs.read(path, source, path is d) for path in (g, d) if path]
+    with _fitting(theirs[0]):
+        nets, spec = _inferred(theirs[0], theirs[1] if d else None, family, source)
+    names = _class_names(classes, spec)
+    made = [nets.generator(spec), *([nets.discriminator(spec)] if d else [])]
+    offset = (source.eps if eps is None else eps) - OUR_EPS
+    for net, weights in zip(made, theirs):
+        with _fitting(weights):
+            _fill(net, weights, offset, nets, spec)
+    about = {"recipe": f"{source.title}: {g.name}", "kimg": 0.0, "batch_norm": "running"}
+    config = model_config(nets, spec, Prior((1 / max(spec.classes, 1),) * spec.classes), names, **about)
+    with writable(out):
+        save_model(out, made[0], made[1] if d else None, config)
+    return load_model(out)
+
+
+@contextlib.contextmanager
+def _fitting(theirs: _Theirs) -> Iterator[None]:
+    """Unusable where tensors have other numbers of axes than their names say, or do not fit each other."""
+    try:
+        yield
+    except (RuntimeError, IndexError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise Unusable(f"{theirs.path}: shapes that do not fit each other, or their names: {said}") from error
+
+
+def _class_names(names: Sequence[str], spec: Spec) -> list[str]:
+    if names and len(names) != spec.classes:
+        raise Unusable(f"--classes has {len(names)} names, and the generator {spec.classes} classes")
+    return list(names) or [str(label) for label in range(spec.classes)]
+
+
+@dataclass(frozen=True)
+class _Theirs:
+    """A network of theirs: tensors under our names, and what they are called there."""
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    called: Mapping[str, str]
+    taken: set[str] = field(default_factory=set[str])
+
+    @staticmethod
+    def read(path: Path, library: Library, discriminator: bool) -> _Theirs:
+        tensors = read_tensors(path)
+        found, unknown = neutral(tensors, library, discriminator)
+        _refuse_unknown(path, library, discriminator, found, unknown)
+        called = {ours: name for name, ours in found.items() if ours}
+        of_ours = {ours: tensors[name] for ours, name in called.items()}
+        return _Theirs(path, _with_head(of_ours) if discriminator else of_ours, called)
+
+    def shape(self, name: str) -> list[int]:
+        """Of a weight. Unusable where it is missing."""
+        if name not in self.tensors:
+            has = ", ".join(list(self.called.values())[:3])
+            raise Unusable(
+                f"{self.path} has no {name}, in our words: it is no whole network of this library (it has {has}...)"
+            )
+        return list(self.tensors[name].shape)
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def take(self, name: str) -> Tensor:
+        """A tensor that our network needs. Unusable where there is none."""
+        if name not in self.tensors:
+            raise Unusable(f"{self.path} has no {name}, in our words, which our network needs")
+        self.taken.add(name)
+        return self.tensors[name]
+
+    def take_any(self, name: str) -> Tensor | None:
+        return self.take(name) if self.has(name) else None
+
+    def refuse_left(self) -> None:
+        """Unusable where tensors were left over."""
+        left = [self.called.get(name, name) for name in self.tensors if name not in self.taken]
+        if left:
+            raise Unusable(f"{self.path}: our network has no place for {', '.join(sorted(left)[:3])}")
+
+    @property
+    def blocks(self) -> int:
+        return len({name.split(".")[1] for name in self.tensors if name.endswith("conv1.weight")})
+
+    @property
+    def attended(self) -> list[int]:
+        """The blocks that attention follows."""
+        return sorted(int(name.split(".")[1]) for name in self.tensors if name.endswith(".gamma"))
+
+    @property
+    def spectral(self) -> bool:
+        """Whether its convolutions are spectrally normalised."""
+        return any(name.endswith("conv1.u") for name in self.tensors)
+
+
+def _refuse_unknown(
+    path: Path, library: Library, discriminator: bool, found: Mapping[str, str], unknown: Sequence[str]
+) -> None:
+    ours = set(found.values())
+    if discriminator and any(".norm1." in name for name in ours):
+        raise Unusable(f"{path}: batch norm in the discriminator is not among our networks; import the generator alone")
+    if not unknown:
+        return
+    role, other = ("discriminator", "generator") if discriminator else ("generator", "discriminator")
+    why = told(unknown) or f"not of a {role} of {library.title} that we know (or is it a {other}?)"
+    raise Unusable(f"{path} cannot be imported: {', '.join(sorted(unknown)[:3])}: {why}")
+
+
+def _with_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """StudioGAN's second linear layer is a classifier (no bias), or says where an image is beside its class."""
+    contrastive, renamed = "head.second.bias" in tensors, {}
+    for name, tensor in tensors.items():
+        if contrastive:
+            name = name.replace("head.embedding.", "head.proxies.").replace("head.second.", "head.embedding.")
+        renamed[name.replace("head.second.", "head.classes.")] = tensor
+    return renamed
+
+
+# What networks these are ------------------------------------------------------------------------------
+
+
+def _inferred(g: _Theirs, d: _Theirs | None, wanted: Family, library: Library) -> tuple[Any, Spec]:
+    """Our record of the same networks, and the images they are for."""
+    size = 4 << g.blocks
+    shared = g.has("conditions.shared.weight")
+    family = _family(g, d, wanted, shared)
+    classes = _classes(g, shared)
+    spec = Spec(size, g.shape("image.weight")[0], classes)
+    last = g.shape(f"blocks.{g.blocks - 1}.conv2.weight")[0]
+    narrow = size == 32 and family != "sngan"
+    chunk = g.shape("start.weight")[1]
+    fields: dict[str, Any] = {"name": family, "width": last // 4 if narrow else last, "shortcut": library.shortcut}
+    fields["latent"] = chunk * (g.blocks + 1) if shared else chunk
+    fields["spectral"] = all(one.spectral for one in (g, d) if one and not (family == "sngan" and one is g))
+    if shared:
+        fields["shared"] = _shared(g, chunk)
+    if family != "sngan":
+        fields["attention"] = _attention(g, d, size)
+    if d:
+        fields |= _of_discriminator(d, family, size, spec)
+    nets: Any = build(Nets, fields)  # pyright: ignore
+    nets.check(spec)
+    return nets, spec
+
+
+def _family(g: _Theirs, d: _Theirs | None, wanted: Family, shared: bool) -> str:
+    contrastive = d is not None and d.has("head.proxies.weight")
+    if wanted == "auto":
+        if shared:
+            return "contragan" if contrastive else "biggan"
+        return "sagan" if g.attended or g.spectral else "sngan"
+    if shared != (wanted in ("biggan", "contragan")):
+        what = "embeds classes once for all norms" if shared else "has an embedding of the class in each norm, or none"
+        raise Unusable(f"--nets {wanted} does not fit {g.path}, which {what}: leave --nets out")
+    if wanted == "sngan" and g.attended:
+        raise Unusable(f"--nets sngan has no attention, and {g.path} has: --nets sagan")
+    return wanted
+
+
+def _classes(g: _Theirs, shared: bool) -> int:
+    if shared:
+        return g.shape("conditions.shared.weight")[0]
+    return g.shape("blocks.0.norm1.gain.weight")[0] if g.has("blocks.0.norm1.gain.weight") else 0
+
+
+def _shared(g: _Theirs, chunk: int) -> int:
+    """The length of the embedding; every norm has to see it beside a part of z."""
+    length = g.shape("conditions.shared.weight")[1]
+    seen = g.shape("blocks.0.norm1.gain.weight")[1]
+    if seen != length + chunk:
+        raise Unusable(
+            f"{g.path}: norms see {seen} numbers, not a class of {length} beside {chunk} of z: a shared embedding "
+            "without a hierarchical latent is not among our networks"
+        )
+    return length
+
+
+def _attention(g: _Theirs, d: _Theirs | None, size: int) -> int:
+    """Its resolution, which is the same in both networks of ours; 0: none."""
+    places = [[8 << block for block in g.attended]]
+    if d:
+        places.append([max(size >> block + 1, 8 if size == 32 else 4) for block in d.attended])
+    if any(len(of_one) > 1 for of_one in places) or any(of_one != places[0] for of_one in places):
+        told_g, *told_d = (" and ".join(map(str, of_one)) or "no" for of_one in places)
+        where = f"at {told_g} px in G" + "".join(f" and {one} px in D" for one in told_d)
+        raise Unusable(f"{g.path}: attention {where}; ours is at one resolution, the same in both: import G alone")
+    return places[0][0] if places[0] else 0
+
+
+def _of_discriminator(d: _Theirs, family: str, size: int, spec: Spec) -> dict[str, Any]:
+    first, last = d.shape("blocks.0.conv2.weight")[0], d.shape(f"blocks.{d.blocks - 1}.conv2.weight")[0]
+    width = last if family == "sngan" and size == 32 else first if family == "sngan" else last // _times(size)
+    fields: dict[str, Any] = {"d_width": max(width, 1)}
+    judged = {"head.embedding.bias": "contrastive", "head.classes.weight": "classifier"}
+    kind = next((kind for name, kind in judged.items() if d.has(name)), "projection")
+    if spec.classes and kind == "projection" and not d.has("head.embedding.weight"):
+        raise Unusable(f"{d.path} is not told the class, and the generator is: ours would be; import G alone")
+    fields["d_conditioning"] = kind if spec.classes else "auto"
+    if kind == "contrastive":
+        length = d.shape("head.embedding.weight")[0]
+        if family == "contragan":
+            fields["embedding"] = length
+        elif length != min(last, 512):
+            raise Unusable(f"{d.path}: points of {length} numbers; ours has {min(last, 512)} there: import G alone")
+    if family == "sngan":
+        before, inside = d.shape("blocks.1.conv1.weight")[1::-1]
+        fields["hidden"] = "in" if before == inside != d.shape("blocks.1.conv2.weight")[0] else "out"
+    return fields
+
+
+def _times(size: int) -> int:
+    """D's last block is so many times as wide as `d_width`."""
+    return 2 if size == 32 else 16
+
+
+# Weights ----------------------------------------------------------------------------------------------
+
+
+def _fill(net: nn.Module, theirs: _Theirs, offset: float, nets: Any, spec: Spec) -> None:
+    """Give our network their weights. Unusable names the first that do not fit."""
+    state = dict(net.state_dict())
+    for path, module in net.named_modules():
+        given = _given(path.replace(".block.", ".").replace(".attention", ""), module, theirs, offset)
+        state |= {f"{path}.{name}": value for name, value in given.items()}
+    own = net.state_dict()
+    for name, value in state.items():
+        if value.shape != own[name].shape:
+            raise Unusable(
+                f"{theirs.path}: {nets.name} at {spec.resolution} px has {list(own[name].shape)} in {name}, and the "
+                f"file {list(value.shape)}: widths of another form, which ours does not have ({plain(nets)})"
+            )
+    theirs.refuse_left()
+    net.load_state_dict(state)
+
+
+def _given(at: str, module: nn.Module, theirs: _Theirs, offset: float) -> dict[str, Tensor]:
+    """What one module of ours gets, by the names of its own state dict."""
+    if isinstance(module, SelfAttention):
+        return {"gamma": theirs.take(f"{at}.gamma").reshape(1)}
+    if isinstance(module, LaneBatchNorm2d):
+        given = _statistics(theirs, at, offset)
+        return given | ({k: theirs.take(f"{at}.{k}") for k in ("weight", "bias")} if module.affine else {})
+    if isinstance(module, ConditionalBatchNorm2d):
+        gain, bias = (_folded(_layer(theirs, f"{at}.{part}")) for part in ("gain", "bias"))
+        return {"gain.weight": 1 + gain, "bias.weight": bias}
+    if isinstance(module, VectorBatchNorm2d):
+        return {}  # its layers come by themselves
+    if isinstance(module, nn.Conv2d | nn.Linear | nn.Embedding):
+        return _weighted(at, module, theirs)
+    return {}
+
+
+def _statistics(theirs: _Theirs, at: str, offset: float) -> dict[str, Tensor]:
+    """Running moments; BigGAN-PyTorch's standing ones are sums over batches."""
+    at = at.removesuffix(".norm")
+    mean, var = theirs.take(f"{at}.mean"), theirs.take(f"{at}.var")
+    summed = theirs.take_any(f"{at}.summed")
+    batches = 1 if summed is None else summed.clamp(min=1)
+    return {"running_mean": mean / batches, "running_var": var / batches + offset}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A weight, and the vectors of its spectral norm where it has one: u^T weight v is its largest singular value."""
+
+    weight: Tensor
+    u: Tensor | None = None
+    v: Tensor | None = None
+
+
+def _layer(theirs: _Theirs, at: str) -> _Layer:
+    """BigGAN-PyTorch keeps u alone, and makes v of it in every pass, and then u anew."""
+    weight, u, v = theirs.take(f"{at}.weight"), theirs.take_any(f"{at}.u"), theirs.take_any(f"{at}.v")
+    if u is None:
+        return _Layer(weight)
+    matrix, u = weight.flatten(1), u.flatten()
+    if v is None:
+        v = F.normalize(matrix.T @ u, dim=0)
+        u = F.normalize(matrix @ v, dim=0)
+    return _Layer(weight, u, v)
+
+
+def _folded(layer: _Layer) -> Tensor:
+    """The weight that the network multiplies by."""
+    if layer.u is None or layer.v is None:
+        return layer.weight
+    return layer.weight / (layer.u @ (layer.weight.flatten(1) @ layer.v))
+
+
+def _weighted(at: str, module: nn.Module, theirs: _Theirs) -> dict[str, Tensor]:
+    if at.endswith((".gain", ".bias")) and isinstance(module, nn.Embedding):
+        return {}  # came with its norm
+    layer = _layer(theirs, at)
+    if at.endswith((".norm1.gain", ".norm2.gain", ".norm1.bias", ".norm2.bias")):
+        layer = _class_last(layer, theirs.shape("conditions.shared.weight")[1])
+    bias = {"bias": theirs.take(f"{at}.bias")} if getattr(module, "bias", None) is not None else {}
+    if not hasattr(module, "parametrizations"):
+        return {"weight": _folded(layer)} | bias
+    if layer.u is None or layer.v is None:
+        raise Unusable(
+            f"{theirs.path}: {theirs.called.get(f'{at}.weight', at)} has no spectral norm, and others there have"
+        )
+    norm = "parametrizations.weight"
+    return {f"{norm}.original": layer.weight, f"{norm}.0._u": layer.u, f"{norm}.0._v": layer.v} | bias
+
+
+def _class_last(layer: _Layer, classes: int) -> _Layer:
+    """Columns for [class, z] as columns for [z, class]."""
+    turned = dataclasses.replace(layer, weight=layer.weight.roll(-classes, 1))
+    return turned if layer.v is None else dataclasses.replace(turned, v=layer.v.roll(-classes))

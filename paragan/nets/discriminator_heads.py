@@ -1,0 +1,88 @@
+"""The last layers of a discriminator: features [N, F] and labels to a verdict."""
+
+from collections.abc import Callable
+from typing import assert_never
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paragan.core.types import Verdict
+from paragan.nets.conditioning import Judging, needed
+
+Make = Callable[[nn.Linear | nn.Embedding], nn.Module]  # initialises a layer, and normalises it if wanted
+
+
+class Projection(nn.Module):
+    """Features [N, F] to logits [N]: linear, plus their product with a vector per class if there are classes.
+
+    Miyato and Koyama, "cGANs with Projection Discriminator", 2018, eq. 3.
+    """
+
+    def __init__(self, features: int, classes: int, make: Make):
+        super().__init__()
+        self.linear = make(nn.Linear(features, 1))
+        self.embedding = make(nn.Embedding(classes, features)) if classes else None
+
+    def forward(self, features: Tensor, y: Tensor | None) -> Tensor:
+        """[N, F], int64 [N] -> [N], at least float32. Without classes `y` is ignored; with, it is needed."""
+        logits = self.linear(features)[:, 0]
+        if self.embedding is not None:
+            logits = logits + (self.embedding(needed(y)) * features).sum(1)
+        return _wide(logits)
+
+
+class Classifier(nn.Module):
+    """Features [N, F] to logits [N] of being real, and [N, K] of the classes; never looks at the labels.
+
+    Odena, Olah and Shlens, "Conditional Image Synthesis with Auxiliary Classifier GANs", 2017.
+    """
+
+    def __init__(self, features: int, classes: int, make: Make):
+        super().__init__()
+        self.linear = make(nn.Linear(features, 1))
+        self.classes = make(nn.Linear(features, classes, bias=False))
+
+    def forward(self, features: Tensor, y: Tensor | None) -> Verdict:
+        return Verdict(_wide(self.linear(features)[:, 0]), classes=_wide(self.classes(features)))
+
+
+class Contrastive(nn.Module):
+    """Features [N, F] to logits [N], and two points on the unit sphere [N, length]: the images, and their labels.
+
+    Kang and Park, "ContraGAN: Contrastive Learning for Conditional Image Generation", 2020, section 3.2: the
+    logits do not depend on the class; the loss draws images to their class's proxy and to each other.
+    """
+
+    def __init__(self, features: int, classes: int, length: int, make: Make):
+        super().__init__()
+        self.linear = make(nn.Linear(features, 1))
+        self.embedding = make(nn.Linear(features, length))
+        self.proxies = make(nn.Embedding(classes, length))
+
+    def forward(self, features: Tensor, y: Tensor | None) -> Verdict:
+        images, labels = self.embedding(features), self.proxies(needed(y))
+        logits = _wide(self.linear(features)[:, 0])
+        return Verdict(logits, embedding=F.normalize(_wide(images)), proxies=F.normalize(_wide(labels)))
+
+
+def head(kind: Judging, features: int, classes: int, make: Make, length: int | None = None) -> nn.Module:
+    """The layer a conditioning asks for; `length` of a contrastive embedding: as many as features, at most 512.
+
+    What `concat` says of the class has been said at the image.
+    """
+    match kind:
+        case "none" | "concat":
+            return Projection(features, 0, make)
+        case "projection":
+            return Projection(features, classes, make)
+        case "classifier":
+            return Classifier(features, classes, make)
+        case "contrastive":
+            return Contrastive(features, classes, length or min(features, 512), make)
+        case _:
+            assert_never(kind)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

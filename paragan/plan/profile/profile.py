@@ -1,0 +1,203 @@
+"""What one worker was measured to do: the record that everything else is predicted from.
+
+profile = read_profile(Path("profile.yaml"))        # as `paragan bench step --out profile.yaml` wrote it
+profile.turn("D", 16).whole                         # seconds of D's turn with 16 images of reals on this worker
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from paragan.core.errors import Unusable
+from paragan.core.schema import build, from_yaml, plain, record, to_yaml
+
+Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Finite
+Images = Annotated[float, Field(ge=0)]  # inf: more than could be told
+Bytes = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Moments = Annotated[int, Field(ge=0, le=10**9)]
+PARTS = 16  # of a player's vector, for `ready`
+
+
+@record
+class Turn:
+    """One player's turn (one optimizer step) on one worker. Seconds since it began, medians.
+
+    batch    : images of the reals' batch on this worker
+    ready    : when each of PARTS equal parts of the player's parameters had its gradient, in flat order (last layer
+               first: comm/flat.py); rising
+    backward : when its passes were over
+    whole    : when the optimizer had stepped, and the average followed
+    made     : what G's forward passes in it took (0: not measured)
+    """
+
+    batch: Count
+    ready: tuple[Seconds, ...]
+    backward: Seconds
+    whole: Seconds
+    made: Seconds = 0.0
+
+
+@record
+class Noise:
+    """The simple noise scale of a player's gradient (McCandlish et al. 2018, appendix A.1), in images: where the batch
+    is smaller, twice as many images a step save nearly half of the steps; where it is larger, they save few.
+
+    batch : tr(covariance of one image's gradient) / |mean gradient|^2;  low, high : 95 % of resamples
+    kimg  : how far the networks were trained where it was measured
+    """
+
+    batch: Images
+    low: Images
+    high: Images
+    kimg: Finite = 0.0
+
+
+@record
+class Memory:
+    """Bytes on a worker in a round with a batch: what the tensors take (foreseen), what the process took (None where
+    the device does not tell)."""
+
+    batch: Count
+    foreseen: Bytes
+    took: Bytes | None = None
+
+
+@record
+class Device:
+    """Where it was measured. name : processor or card;  peak_flops : operations a second of a matrix product in the
+    precision of the run, measured;  memory : bytes there are"""
+
+    kind: str
+    name: str
+    threads: Count
+    precision: str
+    peak_flops: Finite
+    memory: Count
+    torch: str
+    paragan: str
+
+
+@record
+class Profile:
+    """One worker, one network, one device.
+
+    recipe     : what was measured, for the screen;  network : a digest of all in the run that changes what is computed
+    params     : numbers of G's and D's vectors;  flops : of one image in a round (d_steps turns of D, one of G)
+    g, d       : their turns, by rising batch
+    fixed      : D's steps in a round, and images that G makes for one that D sees
+    kinds      : the share of a round's time by kind of operation, at the largest batch
+    handling   : seconds for a number that exchanges compute, by wire and what is done ("int8/encode": handling.py)
+    data       : seconds that a round waits for data beyond computing, at the largest batch
+    noise      : of G's and of D's gradient, where it was measured
+    layers     : numbers of every tensor of G's and of D's vector, in flat order: buckets are cut there (empty: alike)
+    moments    : numbers of G's and of D's batch moments, which are summed over ranks
+    seconds    : about how long measuring it was to take
+    """
+
+    recipe: str
+    network: str
+    device: Device
+    params: tuple[int, int]
+    flops: Finite
+    g: tuple[Turn, ...]
+    d: tuple[Turn, ...]
+    d_steps: Count = 1
+    ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    kinds: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    handling: Mapping[str, Seconds] = dataclasses.field(default_factory=dict[str, float])
+    memory: tuple[Memory, ...] = ()
+    data: Seconds = 0.0
+    noise: Mapping[Literal["G", "D"], Noise] = dataclasses.field(default_factory=dict)
+    layers: tuple[tuple[Count, ...], tuple[Count, ...]] = ((), ())
+    moments: tuple[Moments, Moments] = (0, 0)
+    seconds: Finite = 0.0
+
+    def turn(self, player: Literal["G", "D"], batch: float) -> Turn:
+        """A turn with any batch: between those measured linear, beyond them as the last two (or in proportion)."""
+        return between(self.g if player == "G" else self.d, batch)
+
+    def round_s(self, batch: float) -> float:
+        """Seconds of a round that one worker plays alone."""
+        return self.d_steps * self.turn("D", batch).whole + self.turn("G", batch).whole
+
+
+def between(turns: Sequence[Turn], batch: float) -> Turn:
+    """The turn with this batch."""
+    if len(turns) == 1:
+        return _weighted(turns[0], turns[0], 0.0, batch / turns[0].batch)
+    i = next((i for i in range(1, len(turns) - 1) if batch <= turns[i].batch), len(turns) - 1)
+    a, b = turns[i - 1], turns[i]
+    return _weighted(a, b, (batch - a.batch) / (b.batch - a.batch), 1.0)
+
+
+def _weighted(a: Turn, b: Turn, share: float, factor: float) -> Turn:
+    def mix(x: float, y: float) -> float:
+        return max(0.0, factor * ((1 - share) * x + share * y))
+
+    ready = tuple(mix(x, y) for x, y in zip(a.ready, b.ready))
+    return Turn(
+        max(1, round(factor * ((1 - share) * a.batch + share * b.batch))),
+        ready,
+        mix(a.backward, b.backward),
+        mix(a.whole, b.whole),
+        mix(a.made, b.made) if a.made and b.made else 0.0,
+    )
+
+
+def read_profile(path: Path) -> Profile:
+    """Unusable names the file, the field and what fits."""
+    try:
+        return profile_from(path.read_text("utf-8"), str(path))
+    except FileNotFoundError as error:
+        raise Unusable(f"profile: {path} does not exist; `paragan bench step RECIPE --out {path}` makes one") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unusable(f"profile: {path} cannot be read: {error}") from error
+
+
+def profile_from(text: str, name: str) -> Profile:
+    """The same from the text of a file of this name."""
+    try:
+        profile = build(Profile, from_yaml(text, name))
+    except Unusable as error:
+        raise Unusable(f"profile: {name}: {error}") from error
+    for wrong in _impossible(profile):
+        raise Unusable(f"profile: {name}: {wrong}; `paragan bench step RECIPE --out FILE` makes one")
+    return profile
+
+
+def _impossible(profile: Profile) -> Iterator[str]:
+    """What no worker was measured to do."""
+    for name, turns in (("g", profile.g), ("d", profile.d)):
+        if not turns or not _rise([turn.batch for turn in turns]):
+            yield f"{name} must have turns, of rising batches"
+        if any(len(turn.ready) != PARTS or list(turn.ready) != sorted(turn.ready) for turn in turns):
+            yield f"{name}.ready must be {PARTS} rising numbers"
+        if any(not 0 < turn.backward <= turn.whole for turn in turns):
+            yield f"{name}: a turn takes time, and backward is a part of whole"
+    if not _rise([one.batch for one in profile.memory]):
+        yield "memory must be of rising batches"
+
+
+def _rise(numbers: Sequence[int]) -> bool:
+    return all(a < b for a, b in itertools.pairwise(numbers))
+
+
+def written_profile(profile: Profile) -> str:
+    return to_yaml(_short(plain(profile)))
+
+
+def _short(value: Any) -> Any:
+    """With as many digits as were measured."""
+    if isinstance(value, dict):
+        return {key: _short(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_short(item) for item in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value

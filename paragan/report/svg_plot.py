@@ -1,0 +1,184 @@
+"""Curves over kimg, as SVG that lives inside a page and takes its colours and its font."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from markupsafe import Markup, escape
+from numpy.typing import NDArray
+
+from paragan.report import number_format
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+POINTS = 500  # a line shows at most
+COLOURS = {  # what matplotlib draws with -> the page's CSS variable, which knows light, dark and print
+    "#000001": "ink-soft",
+    "#000002": "rule",
+    "#000003": "g",
+    "#000004": "d",
+    "#000005": "real",
+    "#000006": "other",
+    "#000007": "alarm",
+    **{f"#00001{place:x}": f"r{place + 1}" for place in range(8)},  # of runs side by side
+}
+_DRAWN_AS = {name: colour for colour, name in COLOURS.items()}
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    kimg: Sequence[float]
+    values: Sequence[float]
+    colour: str  # one of COLOURS' names
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    title: str
+    unit: str
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...]
+    svg: Markup
+
+
+def chart(
+    title: str, unit: str, lines: Sequence[Line], floor: float = math.inf, marks: Sequence[float] = ()
+) -> Chart | None:
+    """None where no line has a value to draw. The axis goes down to `floor`, 0 for an amount, or further. marks: kimg
+    at which a line goes from top to bottom."""
+    lines = tuple(line for line in lines if _drawable(line.values).any())
+    if not lines:
+        return None
+    values = np.concatenate([np.asarray(line.values, float) for line in lines])
+    low, high = limits(values[_drawable(values)], floor)
+    lost = int((~np.isfinite(values)).sum())
+    beyond = int((np.isfinite(values) & ((values < low) | (values > high))).sum())
+    notes = [f"{lost:,} of {values.size:,} not finite"] if lost else []
+    notes += [f"{beyond:,} of {values.size:,} beyond the axis"] if beyond else []
+    return Chart(title, unit, lines, tuple(notes), _svg(title, lines, (low, high), marks))
+
+
+def thin(values: NDArray[np.float64], most: int = POINTS) -> NDArray[np.intp]:
+    """Which points to draw: of every stretch the lowest, the highest and a gap, so that no spike is lost."""
+    if values.size <= most:
+        return np.arange(values.size)
+    keep = {0, values.size - 1}
+    for stretch in np.array_split(np.arange(values.size), (most - 2) // 3):
+        finite = stretch[np.isfinite(values[stretch])]
+        if finite.size:
+            keep |= {int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])}
+        if finite.size < stretch.size:
+            keep.add(int(stretch[~np.isfinite(values[stretch])][0]))
+    return np.array(sorted(keep))
+
+
+def limits(values: NDArray[np.float64], floor: float = math.inf) -> tuple[float, float]:
+    """The height of a chart. A few values far out (a loss that explodes) do not flatten all the others."""
+    low, high = float(values.min()), float(values.max())
+    inner_low, inner_high = (float(x) for x in np.percentile(values, (2, 98)))
+    if high - low > 10 * (inner_high - inner_low) > 0:
+        low, high = max(low, 2 * inner_low - inner_high), min(high, 2 * inner_high - inner_low)
+    low = min(low, floor)
+    margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    return (low if low == floor else low - margin), high + margin
+
+
+def _svg(title: str, lines: Sequence[Line], height: tuple[float, float], marks: Sequence[float]) -> Markup:
+    import matplotlib  # half a second, in which every rank would begin later
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    ink, rule = _DRAWN_AS["ink-soft"], _DRAWN_AS["rule"]
+    salt = title  # ids differ between the charts of a page, and never between two writings
+    with matplotlib.rc_context(
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": salt,
+            "font.size": 10,
+            "axes.edgecolor": rule,
+            "xtick.color": ink,
+            "ytick.color": ink,
+        }
+    ):
+        figure = Figure(figsize=(5, 2.4), dpi=72, frameon=False)  # 360 x 173: a phone's width, text unscaled
+        axes = figure.add_axes((0.13, 0.15, 0.86, 0.82))
+        for mark in marks:
+            axes.axvline(mark, color=_DRAWN_AS["alarm"], linewidth=1, linestyle=(0, (2, 2)))
+        for line in lines:
+            _draw(axes, line, POINTS * 3 // max(3, len(lines)))
+        axes.set_ylim(height)
+        _dress(axes)
+        text = io.StringIO()
+        FigureCanvasSVG(figure).print_svg(text)
+    label = f"{title}: {', '.join(line.name for line in lines)} over kimg"
+    return _inline(text.getvalue(), label)
+
+
+def _drawable(values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.bool_]:
+    return np.abs(np.asarray(values, float)) < 1e30  # False for nan; beyond, a drawing's own sums overflow
+
+
+def _draw(axes: Axes, line: Line, most: int) -> None:
+    kimg, values = np.asarray(line.kimg, float), np.asarray(line.values, float)
+    values = np.where(_drawable(values), values, np.nan)
+    shown = thin(values, most)
+    few = np.isfinite(values).sum() <= 40
+    axes.plot(
+        kimg[shown],
+        values[shown],
+        color=_DRAWN_AS[line.colour],
+        linestyle="--" if line.dashed else "-",
+        linewidth=1.4 if few else 1.1,
+        marker="o" if few else None,
+        markersize=3,
+    )
+
+
+def _dress(axes: Axes) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.patch.set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.grid(axis="y", color=_DRAWN_AS["rule"], linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, pad=5)
+    axes.margins(x=0.02)
+    for axis, ticks in ((axes.xaxis, 6), (axes.yaxis, 5)):
+        axis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_formatter(FuncFormatter(_tick))
+
+
+def _tick(value: float, _: int | None) -> str:
+    size = abs(value)
+    if size >= 1e6:
+        text = f"{value / 1e6:,.6g} M"
+    else:
+        text = f"{value:.1e}" if 0 < size < 1e-4 else f"{value:,.8g}"
+    return text.replace("-", number_format.MINUS)
+
+
+def _inline(svg: str, label: str) -> Markup:
+    """Matplotlib's file as an element of a page: no prologue, no metadata, no font, no colour of its own.
+
+    No text of a run gets in here but `label`, which is escaped; titles and legends are the page's.
+    """
+    body = svg[svg.index("</defs>") + len("</defs>") :]
+    box = re.search(r'viewBox="([^"]*)"', svg)
+    assert box is not None
+    body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
+    body = re.sub(r' id="(?![mp][0-9a-f]{10}")[^"]*"', "", body)  # markers and clips are referred to
+    body = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
+    body = re.sub(r"font: [^;\"]*;?|font-family: [^;\"]*;?", "", body)
+    body = re.sub(r"\s*\n\s*", " ", body).replace("xlink:href", "href")
+    for colour, name in COLOURS.items():
+        body = body.replace(colour, f"var(--{name})")
+    return Markup(f'<svg viewBox="{box[1]}" role="img" aria-label="{escape(label)}">{body}')

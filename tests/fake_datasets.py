@@ -1,0 +1,103 @@
+"""What the tests of sources share: images, files of every format, and a place that is far away."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paragan.core.errors import Unusable
+from paragan.data.decode import place
+from paragan.data.open_source import find
+from paragan.data.storage.local import Here
+
+
+def pictures(count: int, side: int = 8, seed: int = 0) -> np.ndarray:  # [N, R, R, 3] uint8
+    return np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), np.uint8)
+
+
+def png(pixels: np.ndarray, kind: str = "PNG", **how) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **how)
+    return file.getvalue()
+
+
+class Far(Here):
+    """A folder that behaves as if it lay far away, and counts what is asked of it."""
+
+    remote = True
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self.where, self.asked = f"far://{path.name}", []
+
+    def at(self, name: str) -> str:
+        return f"{self.where}/{name}"
+
+    def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
+        self.asked.append((name, start, size))
+        return super().read(name, start, size)
+
+    def open(self, name: str):
+        return io.BytesIO((self.path / name).read_bytes())
+
+
+def pixels(source) -> np.ndarray:
+    """All records of a source, from many threads in a mixed order: [N, R, R, 3]."""
+    first = source.read(0)
+    side = first.shape[0] if isinstance(first, np.ndarray) else Image.open(io.BytesIO(first)).height
+    out = np.empty((len(source), side, side, 3), np.uint8)
+    with ThreadPoolExecutor(8) as pool:
+        order = np.random.default_rng(1).permutation(len(source))
+        list(pool.map(lambda index: place(source.read(int(index)), out[index]), order))
+    return out
+
+
+def mark(source) -> bytes:
+    return b"".join(source.identity())
+
+
+def refusal(where, **how) -> str:
+    with pytest.raises(Unusable) as caught:
+        find(str(where), **how)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("data: ")
+    return message
+
+
+def listing(names, labels) -> str:
+    return json.dumps({"labels": [[name, int(label)] for name, label in zip(names, labels, strict=True)]})
+
+
+def python2(value) -> bytes:
+    """A pickle as Python 2's cPickle wrote CIFAR: protocol 2, texts as BINSTRING, arrays by _reconstruct."""
+    return b"\x80\x02" + _python2(value) + b"."
+
+
+def _python2(value) -> bytes:
+    if isinstance(value, dict):
+        return b"}(" + b"".join(_python2(key) + _python2(one) for key, one in value.items()) + b"u"
+    if isinstance(value, list):
+        return b"](" + b"".join(map(_python2, value)) + b"e"
+    if isinstance(value, str):
+        return _binstring(value.encode())
+    if isinstance(value, int):
+        return b"J" + struct.pack("<i", value)
+    assert isinstance(value, np.ndarray)
+    code, order = value.dtype.str[1:], value.dtype.str[:1]
+    shape = b"(" + b"".join(map(_python2, value.shape)) + b"t"
+    kind = b"cnumpy\ndtype\n" + _binstring(code.encode()) + b"K\x00K\x01\x87R(K\x03" + _binstring(order.encode())
+    kind += b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+    return made + b"(K\x01" + shape + kind + b"\x89" + _binstring(value.tobytes()) + b"tb"
+
+
+def _binstring(data: bytes) -> bytes:
+    return b"T" + struct.pack("<i", len(data)) + data
