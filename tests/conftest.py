@@ -18,8 +18,8 @@ import rank_pool
 import tiny_run
 from processes import LONG, Processes, quicken, train, trained
 
-KILLS = ("test_survive.py", "test_kill.py", "test_label_kills.py")
-LONG_ONES = ("test_contracts.py", "test_per_label.py", "test_fuzz.py", "test_resume.py", "test_dposg.py")
+KILLS = ("test_rank_loss.py", "test_killed_ranks.py", "test_killed_workers.py")
+LONG_ONES = ("test_contracts.py", "test_per_label_wcgan.py", "test_fuzz.py", "test_resume.py", "test_gossip_dposg.py")
 
 torch.set_num_threads(1)
 quicken()

@@ -20,12 +20,12 @@ BENCH_HELP = """
   paragan bench pipeline --data photos/                              how fast images come, and how fast they could
 """
 
-STRATEGIES_HELP = """Under any launcher (torchrun, srun, benchmarks/lab.py), or --ranks N: the game has no networks,
+STRATEGIES_HELP = """Under any launcher (torchrun, srun), or --ranks N: the game has no networks,
 so what is timed is agreeing. `sync+int4` is a strategy with another wire, `async+split=1:3+lead=2` with other fields
 (without commas); --rounds is rounded up to whole periods of snapshot_every and every.
 """
 
-LINKS_HELP = """Under any launcher (torchrun, srun, benchmarks/lab.py), or --ranks N. Pairs of hosts one after another:
+LINKS_HELP = """Under any launcher (torchrun, srun), or --ranks N. Pairs of hosts one after another:
 latency, rates one way, the other, and both at once; then all at once. About a second a pair, more where latency is
 high. The file can be written by hand too: see docs/plan.md.
 """

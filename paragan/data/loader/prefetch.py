@@ -5,7 +5,7 @@
 
 Threads, since decoders release the interpreter's lock while they decode and hand over memory for nothing. Where images
 are so small that they wait for this lock more than they decode, each of them has a process, which decodes into memory
-that both see (`decoder`). `benchmarks/pipeline.py decode` has both. Near images are read by whoever decodes them. Far
+that both see (`decoder`). Near images are read by whoever decodes them. Far
 ones are fetched one by one, many at once, and decoded in chunks as soon as these are complete.
 
 Memory: the pixels of batches that were begun and not yet taken, and encoded images that wait to be decoded, stay below

@@ -1,0 +1,85 @@
+"""Every wire's encoding and decoding against a copy of the same vector.
+
+`python -m benchmarks.comm.compressors [--json F]`.
+
+One thread, float32 vectors larger than the caches, in turns in one process: the ratio says how far the codec is from
+the memory's own speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.lib.timing import describe, interleave, machine, save, table
+from paragan.comm.compression import block_quantizer
+from paragan.comm.compression.compressors import BF16, FP16, QSGD, Compressor, Exact, Int2, Int4, Int8, Sign
+
+WIRES: dict[str, Compressor] = {
+    "exact": Exact(),
+    "bf16": BF16(),
+    "fp16": FP16(),
+    "int8": Int8(),
+    "int8 stochastic": Int8(rounding="stochastic"),
+    "int4": Int4(),
+    "int4 stochastic": Int4(rounding="stochastic"),
+    "int2": Int2(),
+    "qsgd": QSGD(),
+    "sign": Sign(),
+}
+LIMITS = {"int8": 3.0, "int4": 5.0, "sign": 4.0}  # of a copy
+
+
+def there_and_back(wire: Compressor, x: torch.Tensor) -> Callable[[int], None]:
+    data, out = torch.empty(wire.nbytes(len(x)), dtype=torch.uint8), torch.empty_like(x)
+
+    def play(n: int) -> None:
+        for _ in range(n):
+            wire.encode(x, data, 1)
+            wire.decode(data, out)
+
+    return play
+
+
+def copying(x: torch.Tensor) -> Callable[[int], None]:
+    out = torch.empty_like(x)
+
+    def play(n: int) -> None:
+        for _ in range(n):
+            out.copy_(x)
+
+    return play
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--numbers", type=int, default=8_000_000)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", metavar="F")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    where = machine()
+    print(describe(where))
+    if block_quantizer.library() is None:
+        sys.exit("there is no C compiler: nothing to compare")
+    x = torch.randn(options.numbers)
+    contestants = {"copy": copying(x)} | {name: there_and_back(wire, x) for name, wire in WIRES.items()}
+    times = interleave(contestants, rounds=options.rounds, steps=5)
+    found = times.to_json("copy")
+    rows = []
+    for name, entry in found.items():
+        ms, ratio = entry["ms"], entry["ratio to copy"]
+        bits = "" if name == "copy" else f"{8 * WIRES[name].nbytes(len(x)) / len(x):.2f}"
+        rows.append([name, bits, *(f"{v:.2f}" for v in (ms["median"], ratio["median"], *ratio["ci95"]))])
+    print(table(["", "bits", "ms", "to copy", "low", "high"], rows))
+    save(options.json, {"machine": where, "numbers": options.numbers, "threads": 1, "times": found})
+    slow = [name for name, limit in LIMITS.items() if found[name]["ratio to copy"]["median"] > limit]
+    print(f"too slow: {', '.join(slow)}" if slow else "int8 within 3, int4 within 5, sign within 4 copies")
+    return bool(slow)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

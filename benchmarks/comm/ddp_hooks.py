@@ -1,0 +1,112 @@
+"""DistributedDataParallel and torch's own compression hooks, on the links there are: the other side of
+`paragan bench strategies`, and under the same launchers (`benchmarks/lib/netns_lab.py`, torchrun).
+
+    python -m benchmarks.lib.netns_lab --hosts 4 --rate 200mbit -- python -m benchmarks.comm.ddp_hooks --params 8M
+
+Two players of square matrices, D's step and then G's, nothing but communication. Rank 0 prints, and writes --json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+LAYERS = 24
+WARM_UP = 4
+WHOLE_MB = 1024  # more than a network: torch's PowerSGD waits inside callbacks, which hold gloo's two threads, so that
+# two buckets under way at once wait for each other for ever
+
+
+class Matrices(nn.Module):
+    """So many parameters in square matrices, each multiplied into the input: as little arithmetic as there can be."""
+
+    def __init__(self, params: int):
+        super().__init__()
+        side = math.isqrt(params // LAYERS)
+        self.layers = nn.ParameterList([nn.Parameter(torch.randn(side, side) / side) for _ in range(LAYERS)])
+        self.x = torch.randn(side)
+
+    def forward(self) -> Tensor:
+        return torch.stack([(layer @ self.x).sum() for layer in self.layers]).sum()
+
+
+def plain(net: nn.Module) -> DistributedDataParallel:
+    return DistributedDataParallel(net, gradient_as_bucket_view=True)
+
+
+def fp16(net: nn.Module) -> DistributedDataParallel:
+    ddp = plain(net)
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return ddp
+
+
+def power_sgd(net: nn.Module, rank: int) -> DistributedDataParallel:
+    """Factors of this rank for every matrix, and a residual; the first two steps are not compressed."""
+    ddp = DistributedDataParallel(net, bucket_cap_mb=WHOLE_MB)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return ddp
+
+
+HOOKS: dict[str, Callable[[nn.Module], DistributedDataParallel]] = {
+    "ddp": plain,
+    "ddp+fp16": fp16,
+    "ddp+powersgd1": lambda net: power_sgd(net, 1),
+    "ddp+powersgd4": lambda net: power_sgd(net, 4),
+}
+
+
+def step_ms(distributed: Callable[[nn.Module], DistributedDataParallel], params: int, rounds: int) -> float:
+    """Median over rounds of the slowest rank's."""
+    players = [distributed(Matrices(params // 2)) for _ in "DG"]
+    times = []
+    for round in range(WARM_UP + rounds):
+        dist.barrier()
+        start = time.perf_counter()
+        for player in players:
+            player.zero_grad()
+            player().backward()
+        if round >= WARM_UP:
+            times.append(1000 * (time.perf_counter() - start))
+    slowest = torch.tensor(times)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return statistics.median(slowest.tolist())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--params", default="8M", metavar="N")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", metavar="F")
+    options = parser.parse_args()
+    params = int(float(options.params.removesuffix("M")) * 1e6)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
+    rows = []
+    for name, distributed in HOOKS.items():
+        ms = step_ms(distributed, params, options.rounds)
+        rows.append({"strategy": name, "ranks": dist.get_world_size(), "params": params, "step_ms": ms})
+        if dist.get_rank() == 0:
+            print(f"{name:<16}{ms:>10.1f} ms", flush=True)
+    if dist.get_rank() == 0 and options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)  # threads of gloo, met by the end of the interpreter, abort now and then
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The plot of docs/pipeline.md: what two contestants met and did over the same bursts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.plots import LIMIT, OURS, SPREAD
+
+SHOWN = {"ours": "ours", "dataloader": "torch's DataLoader (2 workers, prefetch 2)"}
+FETCHES = "#e09f3e"  # beside OURS: told apart by the colour-blind, and in grey
+
+
+def figure(found: dict[str, Any]) -> Figure:
+    """A column a contestant; time runs to the right; bursts are shaded."""
+    picture = Figure(figsize=(9, 6.2), layout="constrained")
+    grid: Any = picture.subplots(4, len(SHOWN), sharex=True, sharey="row", height_ratios=(3, 4, 2, 3))
+    for column, (name, title) in zip(grid.T, SHOWN.items()):
+        one = found["contestants"][name]
+        column[0].set_title(f"{title}: waits {one['rounds'][0]['share']:.1%}", fontsize=9, loc="left")
+        _latency(column[0], one)
+        _depth(column[1], one)
+        _workers(column[2], one)
+        _waited(column[3], one, found["play"]["seconds"])
+        for axes in column:
+            for begin, end in found["play"]["bursts"]:
+                axes.axvspan(begin, min(end, found["play"]["seconds"]), color=SPREAD, lw=0, zorder=0)
+        column[3].set_xlabel("seconds; shaded: congested")
+        column[3].set_xlim(0, found["play"]["seconds"])
+    labels = ("latency of a\nrequest, ms", "batches ready,\nfetches under way", "workers", "waited so far, s")
+    for axes, label in zip(grid[:, 0], labels):
+        axes.set_ylabel(label)
+    for axes in grid[1:, 0]:  # once all is drawn
+        axes.set_ylim(bottom=0)
+    grid[2, 0].yaxis.get_major_locator().set_params(integer=True)
+    grid[1, 0].legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0, fontsize=7, ncols=2)
+    return picture
+
+
+def _latency(axes: Axes, one: dict[str, Any]) -> None:
+    _line(axes, one["timeline"], "latency_ms", color=OURS)
+    axes.set_yscale("log")
+    axes.set_yticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
+    axes.minorticks_off()
+
+
+def _depth(axes: Axes, one: dict[str, Any]) -> None:
+    _line(axes, one["gauges"], "ready", color=OURS, label="batches ready")
+    _line(axes, one["timeline"], "fetches", color=FETCHES, ls="--", label="fetches under way")
+
+
+def _workers(axes: Axes, one: dict[str, Any]) -> None:
+    _line(axes, one["gauges"], "workers", color=OURS, drawstyle="steps-post")
+
+
+def _waited(axes: Axes, one: dict[str, Any], seconds: float) -> None:
+    """It grows by a second a second while the step waits, and not at all while it does not."""
+    at = [0.0, *itertools.chain.from_iterable((b, b + w) for b, w in one["waits"]), seconds]
+    grown = list(itertools.accumulate(w for _, w in one["waits"]))
+    axes.plot(at, [0.0, *itertools.chain.from_iterable(zip([0.0, *grown], grown)), grown[-1]], color=LIMIT)
+
+
+def _line(axes: Axes, rows: list[dict[str, Any]], name: str, **how: Any) -> None:
+    """Gaps where it is not known."""
+    axes.plot([row["s"] for row in rows], [math.nan if row[name] is None else row[name] for row in rows], lw=1.2, **how)

@@ -1,0 +1,331 @@
+"""A laboratory of slow networks: N hosts on one machine, each with an address and a link of its own.
+
+    python -m benchmarks.lib.netns_lab --hosts 4 --rate 200mbit [--latency 20ms] [--rates 200mbit,20mbit] -- COMMAND
+
+Runs COMMAND on every host, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME set, as
+`paragan bench strategies` and `paragan train` read them. A host is a network namespace; its link is limited both ways.
+Without latency: a veth pair into a bridge, `tc tbf` on both ends. With --latency (one-way): `tc netem` besides, where
+the kernel has it; otherwise TAP devices and a small relay in user space do both, and `tc tbf` on a host holds what
+waits for its own link, where its TCP sees it. Output is shown host by host, and kept in --logs. At the end namespaces
+and devices are removed; after a SIGKILL, by the next laboratory. Needs root, `ip` and `tc`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+RELAY = Path(__file__).with_name("tcp_relay.py")
+PORT = "29500"
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_S = 30.0  # what the other hosts get to end by themselves when one has failed
+QUEUE = 512 << 10  # bytes that wait for a slow link, as in the port of a switch
+BURST = 128 << 10  # of tbf: two of the largest packets
+TCP = "cubic"  # as on most hosts, whatever this machine's is
+RELAY_MTU, PACKET_S = 60_000, 1e-3  # the largest packets of a relay, and how long one may take: both links hold it
+
+
+@dataclass(frozen=True)
+class Link:
+    """One host's. rate: bit/s each way (0: as fast as it goes); latency: s one-way."""
+
+    rate: float
+    latency: float
+
+
+@dataclass
+class Report:
+    """What the laboratory was, and what became of it."""
+
+    hosts: int
+    rates_mbit: list[float]
+    latency_ms: float
+    mtu: int
+    shaped_by: str
+    tcp: str
+    command: list[str]
+    status: list[int]
+    seconds: float
+    sent_bytes: list[int]  # by every host's interface, as the kernel counts
+
+
+def shell(command: str) -> str:
+    """Run a command line of ip or tc; its output, or the end with its complaint."""
+    done = subprocess.run(command.split(), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"lab: `{command}` failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+# The network ------------------------------------------------------------------------------------------------
+
+
+def host(i: int) -> str:
+    return f"paragan-lab{os.getpid()}-h{i}"
+
+
+def switch() -> str:
+    return f"paragan-lab{os.getpid()}-sw"
+
+
+def address(i: int) -> str:
+    return f"10.77.{i // 250}.{i % 250 + 1}"
+
+
+@contextlib.contextmanager
+def namespace(name: str, there: bool = False) -> Iterator[None]:
+    """A network namespace; with it go all devices in it, and all processes."""
+    if not there:
+        shell(f"ip netns add {name}")
+    try:
+        shell(f"ip -n {name} link set lo up")
+        yield
+    finally:
+        for number in ENDS:
+            signal.signal(number, signal.SIG_IGN)  # once cleaning has begun, nothing interrupts it
+        pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def remove_leftovers() -> None:
+    """The namespaces of laboratories that were killed."""
+    for name in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split():
+        match = re.match(r"paragan-lab(\d+)-", name)
+        if match and not Path(f"/proc/{match[1]}").exists():
+            with namespace(name, there=True):
+                pass
+
+
+@contextlib.contextmanager
+def network(links: list[Link]) -> Iterator[tuple[int, str]]:
+    """All hosts, linked; yields the MTU and what shapes the links."""
+    with contextlib.ExitStack() as stack:
+        for i in range(len(links)):
+            stack.enter_context(namespace(host(i)))
+        if all(link.latency == 0 for link in links) or has_netem():
+            shaped = bridged(stack, links)
+        else:
+            shaped = relayed(stack, links)
+        yield shaped
+
+
+def bridged(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
+    stack.enter_context(namespace(switch()))
+    shell(f"ip -n {switch()} link add br0 type bridge")
+    shell(f"ip -n {switch()} link set br0 up")
+    for i, link in enumerate(links):
+        shell(f"ip -n {switch()} link add p{i} type veth peer name eth0 netns {host(i)}")
+        shell(f"ip -n {switch()} link set p{i} master br0 up")
+        raise_interface(i)
+        for where, device in ((host(i), "eth0"), (switch(), f"p{i}")):
+            shape(where, device, link)
+    mtu = int(re.search(r"mtu (\d+)", shell(f"ip -n {host(0)} link show eth0"))[1])
+    return mtu, "tbf and netem" if any(link.latency for link in links) else "tbf"
+
+
+def cut(i: int) -> None:
+    """Unplug a host."""
+    shell(f"ip -n {switch()} link set p{i} down")
+
+
+def mend(i: int) -> None:
+    shell(f"ip -n {switch()} link set p{i} up")
+
+
+def shape(where: str, device: str, link: Link) -> None:
+    parent = "root"
+    if link.latency:
+        delay = f"{link.latency / 2 * 1e6:.0f}us"
+        shell(f"tc -n {where} qdisc add dev {device} root handle 1: netem delay {delay} limit 100000")
+        parent = "parent 1:"
+    if link.rate:
+        shell(f"tc -n {where} qdisc add dev {device} {parent} tbf rate {link.rate:.0f}bit burst {BURST} limit {QUEUE}")
+
+
+def has_netem() -> bool:
+    with contextlib.ExitStack() as stack:
+        name = f"paragan-lab{os.getpid()}-try"
+        stack.enter_context(namespace(name))
+        command = f"tc -n {name} qdisc add dev lo root netem delay 1ms"
+        return subprocess.run(command.split(), capture_output=True).returncode == 0
+
+
+def relayed(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
+    mtu = relay_mtu(links)
+    taps = [f"pl{os.getpid() % 10**7}t{i}" for i in range(len(links))]
+    about = [f"{tap},{link.rate},{link.latency}" for tap, link in zip(taps, links)]
+    relay = subprocess.Popen([sys.executable, str(RELAY), *about], stdout=subprocess.PIPE, text=True)
+    stack.callback(relay.wait)
+    stack.callback(relay.kill)
+    if relay.stdout is None or relay.stdout.readline().strip() != "ready":
+        sys.exit("lab: the relay did not start (it needs /dev/net/tun)")
+    for i, tap in enumerate(taps):
+        shell(f"ip link set {tap} netns {host(i)} name eth0")
+        shell(f"ip -n {host(i)} link set eth0 mtu {mtu}")
+        raise_interface(i)
+        if links[i].rate:  # what waits for its own link waits on the host: TCP sees that queue, and holds it short
+            bucket = f"tbf rate {links[i].rate:.0f}bit burst {2 * mtu} limit {QUEUE}"
+            shell(f"tc -n {host(i)} qdisc add dev eth0 root {bucket}")
+    return mtu, "a relay in user space"
+
+
+def relay_mtu(links: list[Link]) -> int:
+    """Few packets, for the relay's sake, and short ones on slow links."""
+    rates = [link.rate for link in links if link.rate]
+    return round(min(RELAY_MTU, max(1500, PACKET_S * min(rates) / 8))) if rates else RELAY_MTU
+
+
+def raise_interface(i: int) -> None:
+    shell(f"ip -n {host(i)} address add {address(i)}/16 dev eth0")
+    shell(f"ip -n {host(i)} link set eth0 up")
+    for route in json.loads(shell(f"ip -n {host(i)} -j route show dev eth0")):
+        shell(f"ip -n {host(i)} route change {route['dst']} dev eth0 src {address(i)} congctl {TCP}")
+
+
+def sent_bytes(i: int) -> int:
+    return json.loads(shell(f"ip -n {host(i)} -s -j link show eth0"))[0]["stats64"]["tx"]["bytes"]
+
+
+# The hosts --------------------------------------------------------------------------------------------------
+
+
+def start(i: int, hosts: int, command: list[str], log: Path) -> tuple[subprocess.Popen[str], threading.Thread]:
+    place = {
+        "RANK": i,
+        "WORLD_SIZE": hosts,
+        "LOCAL_RANK": 0,
+        "LOCAL_WORLD_SIZE": 1,
+        "MASTER_ADDR": address(0),
+        "MASTER_PORT": PORT,
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "OMP_NUM_THREADS": 1,
+    }
+    env = os.environ | {name: str(value) for name, value in place.items()}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env.get('PATH', '')}"  # sudo has a PATH of its own
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", host(i), *command],
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    reader = threading.Thread(target=show, args=(i, process, log), daemon=True)
+    reader.start()
+    return process, reader
+
+
+def show(i: int, process: subprocess.Popen[str], log: Path) -> None:
+    assert process.stdout is not None
+    with log.open("w") as f:
+        for line in process.stdout:
+            f.write(line)
+            f.flush()
+            with contextlib.suppress(BrokenPipeError):  # the log has it
+                print(f"[{i}] {line}", end="", flush=True)
+
+
+def watch(processes: list[subprocess.Popen[str]], timeout_s: float) -> list[int]:
+    """Everyone's exit status. When one fails the others get some time; when time is up, none."""
+    deadline = time.monotonic() + timeout_s
+    while any(p.poll() is None for p in processes):
+        if any(p.poll() not in (None, 0) for p in processes):
+            deadline = min(deadline, time.monotonic() + GRACE_S)
+        if time.monotonic() > deadline:
+            for p in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(p.pid, signal.SIGKILL)
+        time.sleep(0.05)
+    return [p.returncode for p in processes]
+
+
+def bits(text: str) -> float:
+    """200mbit, 1gbit, 56kbit, or bit/s."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(k|m|g)?(bit)?", text.lower())
+    if not match or (float(match[1]) and float(match[1]) * {None: 1, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]] < 8e3):
+        raise argparse.ArgumentTypeError(f"{text} is not a rate of 8kbit or more: 200mbit, 1gbit")
+    return float(match[1]) * {None: 1, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]]
+
+
+def all_bits(text: str) -> list[float]:
+    return [bits(rate) for rate in text.split(",")]
+
+
+def seconds(text: str) -> float:
+    """20ms, 50us, 1s."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", text.lower())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text} is not a time: 20ms, 50us")
+    return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, required=True, metavar="N")
+    parser.add_argument("--rate", type=bits, default=0.0, help="of every link, each way: 200mbit (default: unlimited)")
+    parser.add_argument(
+        "--rates",
+        type=all_bits,
+        help="of each host's link: 200mbit,20mbit,... (the last is repeated)",
+    )
+    parser.add_argument("--latency", type=seconds, default=0.0, help="one-way: 20ms (default: none added)")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S")
+    parser.add_argument("--logs", metavar="DIR", help="keep every host's output here")
+    parser.add_argument("--json", metavar="F", help="write what the laboratory was to this file")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+    options = parser.parse_args()
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    rates = options.rates or [options.rate]
+    if not command or options.hosts < 1 or len(rates) > options.hosts:
+        parser.error("give -- COMMAND, at least one host, and at most as many rates")
+    if os.geteuid() != 0:
+        parser.error("network namespaces need root: run it with sudo")
+    if not options.timeout > 0:
+        parser.error(f"--timeout {options.timeout} must be above 0")
+    if options.json and not os.access(Path(options.json).absolute().parent, os.W_OK):
+        parser.error(f"--json {options.json}: its folder is not there, or cannot be written")
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        parser.error(f"{' and '.join(missing)} must be installed (iproute2)")
+    rates += rates[-1:] * (options.hosts - len(rates))
+    remove_leftovers()
+    for number in ENDS:
+        signal.signal(number, lambda n, frame: sys.exit(128 + n))
+    logs = Path(options.logs or tempfile.mkdtemp(prefix="paragan-lab-"))
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--logs {logs} cannot be made: {error.strerror}")
+    with network([Link(rate, options.latency) for rate in rates]) as (mtu, shaped_by):
+        began = time.monotonic()
+        begun = [start(i, options.hosts, command, logs / f"host{i}.log") for i in range(options.hosts)]
+        status = watch([process for process, _ in begun], options.timeout)
+        for _, reader in begun:
+            reader.join(GRACE_S)
+        took = time.monotonic() - began
+        report = Report(
+            options.hosts, [r / 1e6 for r in rates], 1e3 * options.latency, mtu, shaped_by, TCP, command, status,
+            round(took, 3), [sent_bytes(i) for i in range(options.hosts)],
+        )  # fmt: skip
+    print(
+        f"lab: {options.hosts} hosts, MTU {mtu}, shaped by {shaped_by}; status {status}, {took:.1f} s; logs in {logs}"
+    )
+    if options.json:
+        Path(options.json).write_text(json.dumps(asdict(report), indent=1) + "\n")
+    return max(abs(s) for s in status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Runs per label of the digits by real commands: their pace, and what is left when they are killed (see labels.py)."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.lib.timing import Spread
+from paragan.config.run import Run
+from paragan.core.jsonl import read
+from paragan.core.schema import build, read_yaml
+from paragan.models.model import load_model, part
+from paragan.train.per_label.lease_queue import Leases
+
+LABELS = 10
+BASE = ("digits", "--strategy=per-label", "--device.threads=1", "--evaluation.metrics=fd", "--evaluation.count=1000")
+PACE = BASE
+KILLED = (
+    *BASE,
+    "--output.tick_kimg=1.28",  # a line of stats every step of a label
+    "--output.checkpoint_kimg=12.8",  # every tenth
+)
+RATES = {
+    "first lease to last label": "training_s",
+    "start of the commands to their end": "wall_s",
+    "within rounds": "rounds_s",
+}
+
+
+def start(run: Path, settings: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A worker."""
+    command = [sys.executable, "-m", "paragan", "train", *settings, f"--run-dir={run}"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+def leases(run: Path, label: int) -> list[dict[str, Any]]:
+    """All that ever were of a label, in their order: what they say, and when they said it."""
+    files = sorted((run / "queue").glob(f"{label:04d}.*.json"), key=lambda file: int(file.name.split(".")[1]))
+    return [{"at": file.stat().st_mtime, **json.loads(file.read_text())} for file in files]
+
+
+# Pace -------------------------------------------------------------------------------------------------
+
+
+def scaling(kimg: float, repetitions: int) -> Iterator[list[dict[str, Any]]]:
+    """One worker and two in turns: what was found so far, after each."""
+    rows: list[dict[str, Any]] = []
+    for repetition in range(repetitions):
+        for workers in ((1, 2), (2, 1))[repetition % 2]:
+            rows.append({"repetition": repetition, **paced(workers, kimg)})
+            yield rows
+
+
+def paced(workers: int, kimg: float) -> dict[str, Any]:
+    """A run by so many workers."""
+    with tempfile.TemporaryDirectory() as name:
+        run, began = Path(name) / "run", time.monotonic()
+        status = [w.wait() for w in [start(run, (*PACE, f"--kimg={kimg}")) for _ in range(workers)]]
+        wall_s = time.monotonic() - began
+        if any(status):
+            raise SystemExit(f"the workers ended with {status}")
+        ended = [leases(run, label)[-1] for label in range(LABELS)]
+        begun = min((part(run / "labels", label) / "run.yaml").stat().st_mtime for label in range(LABELS))
+        lines = [line for label in range(LABELS) for line in read(part(run / "labels", label) / "stats.jsonl")]
+        return {
+            "workers": workers,
+            "images": sum(lease["images"] for lease in ended),
+            "training_s": max(lease["at"] for lease in ended) - begun,
+            "wall_s": wall_s,
+            "rounds_s": sum(lease["seconds"] for lease in ended) / workers,
+            "sent_bytes": sum(v for line in lines for k, v in line.items() if k.startswith("Comm/")),
+        }
+
+
+def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Images per second of one and of two workers, and how many times more two make in the same repetition."""
+    found: dict[str, Any] = {"sent_bytes": sum(row["sent_bytes"] for row in rows), "rates": {}}
+    for name, seconds in RATES.items():
+        by = {(r["repetition"], r["workers"]): r["images"] / r[seconds] for r in rows}
+        pairs = [(one, by[n, 2]) for (n, workers), one in by.items() if workers == 1 and (n, 2) in by]
+        if pairs:
+            spreads = [Spread.of([one for one, _ in pairs]), Spread.of([two for _, two in pairs])]
+            spreads.append(Spread.of([two / one for one, two in pairs]))
+            found["rates"][name] = dict(zip(("1", "2", "ratio"), (spread.to_json() for spread in spreads)))
+    return found
+
+
+def lines(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (name, *(f"{s['median']:.4g} [{s['ci95'][0]:.4g}, {s['ci95'][1]:.4g}]" for s in rates.values()))
+        for name, rates in found["rates"].items()
+    ]
+
+
+# Kills ------------------------------------------------------------------------------------------------
+
+
+def killed(kills: int, kimg: float, every: float, seed: int) -> dict[str, Any]:
+    """A run of two workers of which one is killed, and another started, again and again: what holds at its end."""
+    settings, draw = (*KILLED, f"--kimg={kimg}"), random.Random(seed)
+    with tempfile.TemporaryDirectory() as name:
+        run, calm = Path(name) / "run", Path(name) / "calm"
+        began, done = time.monotonic(), list[dict[str, Any]]()
+        workers = [start(run, settings) for _ in range(2)]
+        for number in range(kills):
+            victim = draw.randrange(2)
+            wait_for_a_label(run, workers[victim], number)
+            time.sleep(draw.uniform(0, 2 * every))
+            workers[victim].send_signal(signal.SIGSTOP)
+            seen = {"kill": number + 1, "second": round(time.monotonic() - began, 1), "at": at(run, workers[victim])}
+            workers[victim].kill()
+            workers[victim].wait()
+            done.append(seen)
+            workers[victim] = start(run, settings)
+        status = [worker.wait() for worker in workers]
+        wall_s = time.monotonic() - began
+        undisturbed = [worker.wait() for worker in [start(calm, settings) for _ in range(2)]]
+        if any(undisturbed):
+            raise SystemExit(f"the undisturbed workers ended with {undisturbed}")
+        checks = {"the last two workers ended with status 0": status == [0, 0], **judged(run, calm)}
+        taken = {label: [lease["from"] for lease in leases(run, label)] for label in range(LABELS)}
+    about = {"settings": settings, "every_s": every, "seed": seed, "wall_s": wall_s}
+    return {**about, "leases_from": taken, "kills": done, "checks": checks}
+
+
+def wait_for_a_label(run: Path, worker: subprocess.Popen[bytes], kills: int) -> None:
+    while not held(run, worker):
+        if worker.poll() is not None:
+            raise SystemExit(f"a worker ended after {kills} kills: give more --kimg, or a smaller --every")
+        time.sleep(0.05)
+
+
+def held(run: Path, worker: subprocess.Popen[bytes]) -> str:
+    """The job that a worker has, or nothing."""
+    there = Leases(run / "queue", 60.0).entries().values()
+    mine = [e.job for e in there if e.state == "held" and e.about["process"][2] == str(worker.pid)]
+    return mine[0] if mine else ""
+
+
+def at(run: Path, worker: subprocess.Popen[bytes]) -> str:
+    """What a worker is at."""
+    job = held(run, worker)
+    inside = next((run / "labels").glob(f"{job}*"), None) if job else None
+    rows = read(inside / "stats.jsonl") if inside else []
+    where = f", step {rows[-1]['Progress/step']:g}" if rows else ""
+    return f"job {job}{where}" if job else "nothing"
+
+
+def judged(run: Path, calm: Path) -> dict[str, bool]:
+    """What must hold of a run that ended, beside one that nobody disturbed."""
+    of = range(LABELS)
+    last = [leases(run, label)[-1] for label in of]
+    games = [build(Run, read_yaml(part(run / "labels", label) / "run.yaml")) for label in of]
+    steps = [[row["Progress/step"] for row in read(part(run / "labels", label) / "stats.jsonl")] for label in of]
+    wanted, labels = np.repeat(np.arange(LABELS), 4), list(range(4 * LABELS))
+    samples = [load_model(folder).sampler.images(labels, wanted) for folder in (run, calm)]
+    return {
+        "every label is done once, by its last lease": all(
+            [lease["state"] for lease in leases(run, label)].count("done") == 1 and last[label]["state"] == "done"
+            for label in of
+        ),
+        "every label has had its kimg": all(lease["images"] == game.images for lease, game in zip(last, games)),
+        "no step of a label is missing or told twice": all(
+            told == list(range(1, game.images // game.round + 1)) for told, game in zip(steps, games)
+        ),
+        "the merged model samples every label, as the undisturbed": bool((samples[0] == samples[1]).all()),
+        "every label's model is the undisturbed one, bit for bit": all(
+            weights(run / "labels" / f"{label:04d}" / "model") == weights(calm / "labels" / f"{label:04d}" / "model")
+            and weights(part(run / "model", label)) == weights(part(calm / "model", label))
+            for label in of
+        ),
+    }
+
+
+def weights(model: Path) -> bytes:
+    return (model / "model.safetensors").read_bytes()

@@ -1,0 +1,87 @@
+"""Runs per label, measured: the queue, the pace of workers, and workers that are killed.
+
+    python -m benchmarks.per_label.per_label queue [--workers 64 --labels 1000 --seconds 3] [--json F]
+    python -m benchmarks.per_label.per_label scaling [--repetitions 5] [--json F]
+    python -m benchmarks.per_label.per_label kills [--kills 20] [--json F]
+
+queue   : the real queue with emulated compute (label_queue.py says what is emulated): how much of the workers' time it
+          takes, and for how long workers are idle at the end
+scaling : images per second of one and of two workers of the digits, each a command with a thread, in turns
+kills   : two workers of the digits, one of which is killed (SIGKILL) again and again, against an undisturbed run
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from benchmarks.lib.timing import describe, machine, save, table
+from benchmarks.per_label import label_runs
+from benchmarks.per_label import lease_queue as label_queue
+
+
+def queue(options: argparse.Namespace) -> dict[str, Any]:
+    found = label_queue.measure(options.workers, options.labels, options.seconds, options.model_kb, options.folder)
+    print(table(label_queue.COLUMNS, label_queue.lines(found)))
+    parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in found["queue_s"].items())
+    cpu = f"{found['queue_cpu_share']:.2%} of it in processor time, {found['queue_cpu_ms_a_label']:.1f} ms a label"
+    print(f"queue: {found['queue_share']:.2%} of all workers' time; {cpu}")
+    print(f"       seconds over all workers: {parts}; beside it records and parts {found['put_s']:.2f}")
+    print(f"idle from the first who finds nothing (it looks every {found['poll_s']:g} s): {found['idle_share']:.1%}")
+    return found
+
+
+def scaling(options: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for rows in label_runs.scaling(options.kimg, options.repetitions):
+        found = {"settings": label_runs.PACE, "kimg": options.kimg, "rows": rows, **label_runs.compared(rows)}
+        print(rows[-1], flush=True)
+        save(options.json, {"machine": options.machine, **found})
+    print(table(("images per second", "1 worker", "2 workers", "ratio"), label_runs.lines(found)))
+    print(f"bytes exchanged: {found['sent_bytes']:g}")
+    return found
+
+
+def kills(options: argparse.Namespace) -> dict[str, Any]:
+    found = label_runs.killed(options.kills, options.kimg, options.every, options.seed)
+    print(table(("kill", "second", "victim was at"), [tuple(row.values()) for row in found["kills"]]))
+    again = [at for starts in found["leases_from"].values() for at in starts[1:]]
+    print(f"labels taken over: {len(again)} times, {sum(at > 0 for at in again)} of them from a checkpoint")
+    print(table(("check", "holds"), list(found["checks"].items())))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    for command in (queue, scaling, kills):
+        sub = commands.add_parser(command.__name__)
+        sub.set_defaults(command=command)
+        sub.add_argument("--json", metavar="F")
+        if command is queue:
+            sub.add_argument("--workers", type=int, default=64)
+            sub.add_argument("--labels", type=int, default=1000)
+            sub.add_argument("--seconds", type=float, default=3.0, help="a label's emulated compute, in the mean")
+            sub.add_argument("--model-kb", type=int, default=64, help="size of a label's part of the model")
+            sub.add_argument("--folder", metavar="DIR", help="where the run folder is made (default: as tempfile says)")
+        if command is scaling:
+            sub.add_argument("--kimg", type=float, default=80.0, help="of all labels together")
+            sub.add_argument("--repetitions", type=int, default=5)
+        if command is kills:
+            sub.add_argument("--kills", type=int, default=20)
+            sub.add_argument("--kimg", type=float, default=220.0, help="of all labels together")
+            sub.add_argument(
+                "--every", type=float, default=1.5, help="seconds for which a victim has worked, in the mean"
+            )
+            sub.add_argument("--seed", type=int, default=0, help="of victims and moments")
+    options = parser.parse_args()
+    options.machine = machine()
+    print(describe(options.machine))
+    found = options.command(options)
+    save(options.json, {"machine": options.machine, **found})
+    if not all(found.get("checks", {}).values()):
+        raise SystemExit("a check does not hold")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""What the watcher sees: five failures that are planted, healthy runs of many kinds, and what watching costs.
+
+    python -m benchmarks.quality.health planted --json F  when each is caught, and by which sign; --seeds 6: so often
+    python -m benchmarks.quality.health healthy --json F      what is said of healthy runs: nothing
+    python -m benchmarks.quality.health cost                  seconds of a tick's look, and of a step, on the digits
+
+Failures are planted from here, into processes that are otherwise `paragan train digits`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paragan.core.jsonl import read
+
+FAST = ("--evaluation.metrics=[]", "--output.fakes_kimg=1000", "--output.best=none", "--device.threads=1")
+
+HEALTHY: dict[str, tuple[int, tuple[str, ...]]] = {
+    "sync": (1, ()),
+    "sync, 2 ranks": (2, ()),
+    "sync, int4 wire, 2 ranks": (2, ("--strategy.wire=int4",)),
+    "sync, together, relativistic, R1 and R2": (
+        1,
+        ("--strategy.order=together", "--objective.loss=relativistic", "--objective.r1=1", "--objective.r2=1"),
+    ),
+    "quantized (int8), 2 ranks": (2, ("--strategy=quantized",)),
+    "gossip, 2 ranks": (2, ("--strategy=gossip",)),
+    "async, one rank": (1, ("--strategy=async",)),
+    "async, G and D apart, 2 ranks": (2, ("--strategy=async",)),
+    "per label, 2 workers": (2, ("--strategy=per-label",)),
+    "policy ttur": (1, ("--policy=ttur",)),
+    "policy wcgan-gp": (1, ("--policy=wcgan-gp",)),
+    "policy paragan": (1, ("--policy=paragan",)),
+}
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A failure: on how many ranks, from which kimg on, and how it is made. early: before a run is built."""
+
+    ranks: int
+    kimg: float
+    make: Callable[[Any], None] | None = None
+    early: Callable[[], None] | None = None
+
+
+def faster_d(session: Any) -> None:
+    """D's learning rate times 100."""
+    player = session.game.d
+    player._base_rates = [100 * rate for rate in player._base_rates]
+
+
+def frozen_g(session: Any) -> None:
+    """G's optimizer does nothing."""
+    session.game.g.optimizer.step = lambda closure=None: None
+
+
+def nan_gradient(session: Any) -> None:
+    """One parameter of G gets a gradient that is not a number, on rank 0."""
+    if session.world.first:
+        parameter = session.game.g.flat.parameters[0].requires_grad_(True)
+        parameter.register_hook(lambda grad: grad * float("nan"))
+        parameter.requires_grad_(False)
+
+
+def noisy_label() -> None:
+    """The images of label 3 are uniform noise."""
+    import dataclasses
+
+    import numpy as np
+
+    from paragan.train import trainer
+
+    original = trainer.load_images
+
+    def load(run: Any) -> Any:
+        images = original(run)
+        pixels, mine = images.images.copy(), images.labels == 3
+        pixels[mine] = np.random.default_rng(0).integers(0, 256, pixels[mine].shape, dtype=np.uint8)
+        return dataclasses.replace(images, images=pixels)
+
+    trainer.load_images = load
+
+
+def other_seed() -> None:
+    """Rank 1 begins with the networks, and draws the data, of another seed."""
+    import dataclasses
+
+    from paragan.train import trainer
+
+    if os.environ.get("RANK") == "1":
+        build, seat = trainer.build_nets, trainer.seat
+        trainer.build_nets = lambda run, *rest: build(dataclasses.replace(run, seed=run.seed + 1), *rest)
+        trainer.seat = lambda run, *rest: seat(dataclasses.replace(run, seed=run.seed + 1), *rest)
+
+
+PLANTS: dict[str, Plant] = {
+    "D's learning rate x 100, from the start": Plant(1, 0, faster_d),
+    "D's learning rate x 100, at 20 kimg": Plant(1, 20, faster_d),
+    "G frozen, from the start": Plant(1, 0, frozen_g),
+    "G frozen, at 20 kimg": Plant(1, 20, frozen_g),
+    "one label's data replaced by noise": Plant(1, 0, early=noisy_label),
+    "one rank with another seed": Plant(2, 0, early=other_seed),
+    "NaN in a gradient, at 20 kimg": Plant(1, 20, nan_gradient),
+    "NaN in a gradient, at 20 kimg, 2 ranks, int8 wire": Plant(2, 20, nan_gradient),
+}
+
+
+def plant(name: str) -> None:
+    """Make a failure in this process."""
+    from paragan.train import loop
+
+    chosen = PLANTS[name]
+    if chosen.early:
+        chosen.early()
+    original, waiting = loop.play_round, [chosen.make] if chosen.make else []
+
+    def play_round(session: Any) -> None:
+        if waiting and session.clock.images >= 1000 * chosen.kimg:
+            waiting.pop()(session)
+        original(session)
+
+    loop.play_round = play_round
+
+
+def run(folder: Path, ranks: int, kimg: float, settings: tuple[str, ...], planted: str = "") -> tuple[int, str]:
+    """`paragan train digits` on some ranks; its status and its last line."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    places = [
+        {"RANK": r, "WORLD_SIZE": ranks, "LOCAL_RANK": r, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+        for r in range(ranks if ranks > 1 else 0)
+    ] or [{}]
+    train = ["train", "digits", f"--run-dir={folder}", f"--kimg={kimg}", *FAST, *settings]
+    command = [sys.executable, "-m", "benchmarks.health", "child", planted, *train]
+    processes = [
+        subprocess.Popen(
+            command,
+            env=os.environ | {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for place in places
+    ]
+    said = [process.communicate()[0] for process in processes]
+    return max(process.returncode for process in processes), said[0].strip().rpartition("\n")[2]
+
+
+def caught(name: str, kimg: float, seed: int) -> dict[str, Any]:
+    """When a planted failure was named, and by which sign."""
+    chosen = PLANTS[name]
+    settings = (f"--seed={seed}", *(("--strategy.wire=int8",) if "int8" in name else ()))
+    with tempfile.TemporaryDirectory() as folder:
+        status, last = run(Path(folder) / "run", chosen.ranks, chosen.kimg + kimg, settings, name)
+        rows = [row for row in read(Path(folder) / "run" / "health.jsonl") if row["kimg"] >= chosen.kimg]
+        reached = read(Path(folder) / "run" / "stats.jsonl")[-1]["Progress/kimg"]
+    found = {"failure": name, "seed": seed, "status": status, "said": last.replace(folder, "")}
+    if rows:
+        told = {field: rows[0][field] for field in ("kind", "key", "value", "limit")}
+        return {**found, **told, "images": round(1000 * (rows[0]["kimg"] - chosen.kimg)), "all": _kinds(rows)}
+    if status == 1:
+        return {**found, "kind": "nonfinite", "key": "", "images": round(1000 * (reached - chosen.kimg))}
+    return {**found, "kind": "", "images": None}
+
+
+def _kinds(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{row['kind']} at {row['kimg']:g}" for row in rows)
+
+
+def silent(name: str, kimg: float, seed: int) -> dict[str, Any]:
+    """What was said of a healthy run."""
+    ranks, settings = HEALTHY[name]
+    with tempfile.TemporaryDirectory() as folder:
+        status, last = run(Path(folder) / "run", ranks, kimg, (f"--seed={seed}", *settings))
+        files = sorted(Path(folder).rglob("health.jsonl"))
+        said = [f"{row['kind']} at {row['kimg']:g} kimg: {row['message']}" for file in files for row in read(file)]
+        lines = [row for file in Path(folder).rglob("stats.jsonl") for row in read(file)]
+    steps = {player: max(row.get(f"Health/{player}/step", 0.0) for row in lines) for player in "GD"}
+    about = {"run": name, "seed": seed, "status": status, "lines": len(lines), "longest_step": steps}
+    return {**about, "said": said, "last": last.replace(folder, "")}
+
+
+def cost(steps: int) -> dict[str, float]:
+    """Median seconds of a step of the digits, of one that nobody watches, and of a look at its health."""
+    import dataclasses
+
+    import torch
+
+    from paragan.comm.world import World
+    from paragan.config.resolve import load_images, resolve, spec_of
+    from paragan.config.sections import Health
+    from paragan.recipes import recipe
+    from paragan.train.build import build_nets
+    from paragan.train.health.signals import Signs
+    from paragan.train.loop import play_round
+    from paragan.train.session import Session, assemble
+
+    torch.set_num_threads(1)
+    images = load_images(recipe("digits"))
+    of, world = resolve(recipe("digits"), images), World.solo()
+
+    def begun(watch: bool) -> Session:
+        run = dataclasses.replace(of, health=Health(watch=watch))
+        return assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
+
+    watched, unwatched = begun(True), begun(False)
+    parts = {"step_s": (play_round, watched), "unwatched_s": (play_round, unwatched), "look_s": (Signs(), watched)}
+    times = {part: list[float]() for part in parts}
+    for _ in range(steps):
+        for part, (action, session) in parts.items():
+            start = time.perf_counter()
+            action(session)
+            times[part].append(time.perf_counter() - start)
+    found = {part: statistics.median(seconds) for part, seconds in times.items()}
+    a_tick = 1000 * of.output.tick_kimg / of.round
+    return found | {"steps_a_tick": a_tick, "share": found["look_s"] / (a_tick * found["step_s"])}
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["child"]:
+        from paragan.cli.main import main as program
+
+        if sys.argv[2]:
+            plant(sys.argv[2])
+        status = program(sys.argv[3:])
+        sys.stdout.flush()
+        os._exit(status)  # as `paragan` ends where there are several ranks
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("planted", "healthy", "cost"))
+    parser.add_argument("--kimg", type=float, default=40.0, help="of a healthy run, and after a failure was planted")
+    parser.add_argument("--only", metavar="WORD", default="", help="cases with this in their name")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="0 to N - 1")
+    parser.add_argument("--json", metavar="F")
+    options = parser.parse_args()
+    if options.what == "cost":
+        found: list[Any] = [cost(200)]
+        print(json.dumps(found[0], indent=1))
+    else:
+        cases, look = (PLANTS, caught) if options.what == "planted" else (HEALTHY, silent)
+        found = []
+        for name, seed in itertools.product((name for name in cases if options.only in name), range(options.seeds)):
+            found.append(look(name, options.kimg, seed))
+            print(json.dumps(found[-1]), flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""What a wire, a topology, a lag or a policy costs in quality: equal images, the same seeds for every case, judged
+from outside.
+
+    python -m benchmarks.quality.quality digits --seeds 0,1,2 [--strategy gossip --ranks 4] [--json F]
+    python -m benchmarks.quality.quality digits --strategy lags --ranks 1 [--json F]
+    python -m benchmarks.quality.quality fashion --data fashion_mnist.npz --seeds 0,1,2 [--json F]
+    python -m benchmarks.quality.quality fashion --data fashion_mnist.npz --strategy policies --ranks 1 [--json F]
+    python -m benchmarks.quality.quality sngan|biggan --data fashion_mnist.npz --strategy networks [--json F]
+
+Every run is `--ranks` ranks of `paragan train`; a run that is there already is not repeated. Asked about each: the
+Fréchet distance in pixel space (`fd`), how often an SVM fitted on real images sees the label that was asked for
+(`recognised`), and the standard deviation of pixels within a label beside that of real images (`diversity`), both of
+1,000 images; and how long the training itself took (`seconds`).
+A case is within the seeds' spread if its median is no worse than the worst seed of the first case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.svm import SVC
+
+from benchmarks.lib.timing import describe, machine, save, table
+from benchmarks.quality.digits_acceptance import spread
+from paragan.config.resolve import load_images
+from paragan.config.run import Run
+from paragan.core.schema import build, read_yaml
+from paragan.optim.policies import POLICIES
+
+ADAM = ("--g.optimizer.betas=[0.5, 0.99]", "--d.optimizer.betas=[0.5, 0.99]")
+RECIPES: dict[str, tuple[str, ...]] = {  # what is trained
+    "digits": ("digits",),
+    "fashion": (  # small enough for many runs
+        *("fashion", "--data.resolution=16", "--nets=dcgan", "--nets.width=32", "--kimg=120"),
+        *("--g.optimizer.lr=5e-4", "--d.optimizer.lr=1e-3", *ADAM, "--average.half_life_kimg=5"),
+        *("--device.precision=float32", "--device.threads=1"),
+    ),
+}
+SMALL = (  # residual networks, of 32 channels
+    *("fashion", "--batch=64", "--lanes=2", "--g.optimizer.lr=5e-4", "--d.optimizer.lr=1e-3", *ADAM),
+    *("--average.half_life_kimg=5", "--device.threads=1"),
+)
+RECIPES["sngan"] = (*SMALL, "--data.resolution=16", "--kimg=120", "--nets.width=32", "--nets.d_width=32")
+RECIPES["biggan"] = (*SMALL, "--kimg=60", "--nets=biggan", "--nets.latent=80", "--nets.width=8", "--nets.d_width=16")
+SIGN, INT2, INT4, INT8 = (("--strategy.wire=" + wire,) for wire in ("sign", "int2", "int4", "int8"))
+GOSSIP = "--strategy=gossip"
+CASES: dict[str, dict[str, tuple[str, ...]]] = {  # the first is what the others are held against
+    "sync": {
+        "exact": (),
+        "int8": INT8,
+        "int4": INT4,
+        "int2": INT2,
+        "sign": SIGN,
+        "int4, feedback 0": (*INT4, "--strategy.feedback=0"),
+        "sign, feedback 0": (*SIGN, "--strategy.feedback=0"),
+        "sign, feedback 1": (*SIGN, "--strategy.feedback=1"),
+    },
+    "quantized": {
+        "exact": ("--strategy=CPOAdam",),
+        "int8": ("--strategy=quantized",),
+        "int4": ("--strategy=quantized", *INT4),
+        "sign": ("--strategy=quantized", *SIGN),
+        "sign, feedback 0": ("--strategy=CPOAdam-GQ", *SIGN),
+    },
+    "gossip": {
+        "sync": (),
+        "CP-OAdam": ("--strategy=CP-OAdam",),  # the optimizer of gossip, with all gradients summed
+        "one-peer": (GOSSIP,),
+        "ring": (GOSSIP, "--strategy.topology=ring"),
+        "random-ring": (GOSSIP, "--strategy.topology=random-ring"),
+        "one-peer, int8": (GOSSIP, *INT8),
+    },
+}
+ASYNC = "--strategy=async"
+
+
+def lags(fakes: int, critic: int, *more: str) -> tuple[str, ...]:
+    return (ASYNC, f"--strategy.fake_lags=[{fakes}]", f"--strategy.critic_lags=[{critic}]", *more)
+
+
+OPTIMISTIC, PLAIN = (tuple(f"--{side}.optimism={name}" for side in "gd") for name in ("optimistic", "none"))
+LAGS = ((0, 0), *((far, 0) for far in (1, 2, 4, 8, 16)), *((0, far) for far in (1, 2, 4, 8, 16)), (1, 1), (2, 2))
+CASES["lags"] = {  # how many rounds old what D and what G saw was, on ranks that play both
+    "alternating": (),
+    "alternating, optimistic": OPTIMISTIC,
+    "simultaneous": ("--strategy.order=together",),
+    **{f"{fakes}, {critic}": lags(fakes, critic) for fakes, critic in LAGS},
+    **{f"{fakes}, {critic}, plain": lags(fakes, critic, *PLAIN) for fakes, critic in LAGS},
+    "0, 0, uniform": lags(0, 0, "--strategy.buffer=uniform"),
+    "0, 0, uniform of 16": lags(0, 0, "--strategy.buffer=uniform", "--strategy.buffer.last=16"),
+    "0, 0, replay": lags(0, 0, "--strategy.buffer=replay"),
+    "0, 0, replay a half": lags(0, 0, "--strategy.buffer=replay", "--strategy.buffer.fraction=0.5"),
+}
+CASES["async"] = {  # teams, with --ranks 2 or more (4 for those with a division)
+    "sync": (),
+    "batches 1:1": (ASYNC,),
+    "batches 2:1": (ASYNC, "--g_batch=256"),
+    **{f"lead {lead}": (ASYNC, f"--strategy.lead={lead}") for lead in (2, 4, 8)},
+    **{
+        f"{split}, lead 2": (ASYNC, f"--strategy.split={split}", "--strategy.lead=2") for split in ("1:3", "2:2", "3:1")
+    },
+    "snapshots of every fourth D": (ASYNC, "--strategy.snapshot_every=4"),
+}
+CASES["policies"] = {
+    "recipe": (),
+    **{name: (f"--policy={name}",) for name in POLICIES},
+    **{f"{name}, rates of the recipe": (f"--policy={name}",) for name in POLICIES},
+}
+CASES["networks"] = {"float32": ("--device.precision=float32",), "bf16": ("--device.precision=bf16",)}
+
+
+def without_rates(settings: Sequence[str], case: str) -> list[str]:
+    """What a recipe sets beside the players' own, where a policy says how they learn."""
+    return [s for s in settings if case not in POLICIES or not s.startswith(("--g.", "--d."))]
+
+
+BETTER = {"fd": -1, "recognised": 1, "diversity": 1}
+FITTED = 10_000  # reals the SVM sees at most
+
+
+def paragan(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "paragan", *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def trained(folder: Path, settings: Sequence[str], ranks: int) -> Path:
+    """A finished run."""
+    if not (folder / "metrics.jsonl").exists():
+        fixed = (f"--ranks={ranks}", "--evaluation.metrics=fd", "--output.checkpoint_kimg=1e9", f"--run-dir={folder}")
+        paragan("train", *settings, *fixed)
+    return folder
+
+
+class Judge:
+    """Knows the real images of a run."""
+
+    def __init__(self, run_dir: Path):
+        record = read_yaml(run_dir / "run.yaml")
+        reals = load_images(build(Run, record))
+        assert reals.labels is not None
+        self.images, self.labels = reals.images.squeeze(-1), reals.labels
+        some = np.random.default_rng(0).permutation(len(self.images))
+        fitted, self.unseen = some[:FITTED], some[FITTED:][:1000]
+        self.svm = SVC(C=10).fit(_flat(self.images[fitted]), self.labels[fitted])
+
+    @property
+    def recognised(self) -> float | None:
+        """Of real images that the SVM was not fitted on, where some are left."""
+        if not len(self.unseen):
+            return None
+        return float((self.svm.predict(_flat(self.images[self.unseen])) == self.labels[self.unseen]).mean())
+
+    def looks(self, run_dir: Path) -> dict[str, float]:
+        """Of 1,000 images: whether they are what was asked for, and how much they differ."""
+        images, labels = sampled(run_dir)
+        return {
+            "recognised": float((self.svm.predict(_flat(images)) == labels).mean()),
+            "diversity": spread(images, labels) / spread(self.images, self.labels),
+        }
+
+    def judge(self, run_dir: Path) -> dict[str, float]:
+        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        return {
+            "seconds": seconds(run_dir),
+            "fd": next(row["value"] for row in rows if row["name"].startswith("fd")),
+            **self.looks(run_dir),
+        }
+
+
+def seconds(run_dir: Path) -> float:
+    """That the rounds took, without start, pictures and scores."""
+    lines = [json.loads(line) for line in (run_dir / "stats.jsonl").read_text().splitlines()]
+    kimg = [0.0, *(line["Progress/kimg"] for line in lines)]
+    return sum((now - then) * line["Timing/sec_per_kimg"] for line, then, now in zip(lines, kimg, kimg[1:]))
+
+
+def _flat(images: NDArray[Any]) -> NDArray[np.float64]:
+    return images.reshape(len(images), -1) / 255.0
+
+
+def sampled(run_dir: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """1,000 images [1000, R, R], 100 of each label."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = f"{folder}/samples.npz"
+        paragan("sample", str(run_dir), "--labels=0,1,2,3,4,5,6,7,8,9", "--count=1000", f"--out={out}")
+        data = np.load(out)
+        return data["images"][..., 0], data["labels"]
+
+
+def within(found: Sequence[Mapping[str, float]], reference: Sequence[Mapping[str, float]]) -> dict[str, bool]:
+    """Whether the median of every figure is no worse than the worst seed of the reference."""
+    verdict = {}
+    for name, sign in BETTER.items():
+        worst = min(sign * row[name] for row in reference)
+        verdict[name] = statistics.median(sign * row[name] for row in found) >= worst
+    return verdict
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", choices=RECIPES)
+    parser.add_argument("--data", metavar="PATH")
+    parser.add_argument("--strategy", choices=CASES, default="sync")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--cases", help="names, separated by ; (default: all)")
+    parser.add_argument("--more", default="", help="settings beside those of the cases: '--g.optimizer.lr=1e-3 ...'")
+    parser.add_argument("--called", default="", help="what the cases are called with them: 'twice the rates'")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--runs", default="runs/quality", metavar="DIR", help="where the runs are")
+    parser.add_argument("--json", metavar="F")
+    options = parser.parse_args()
+    about, judge = machine(), None
+    print(describe(about))
+    data = (f"--data={options.data}",) if options.data else ()
+    fixed, cases = (*RECIPES[options.recipe], *data), CASES[options.strategy]
+    found: dict[str, Any] = {"recipe": options.recipe, "strategy": options.strategy, "ranks": options.ranks}
+    found |= {"settings": fixed, "machine": about}
+    rows: list[dict[str, Any]] = []
+    for seed in options.seeds.split(","):
+        for case in options.cases.split(";") if options.cases else cases:
+            name = f"{case}, {options.called}" if options.called else case
+            words = (options.recipe, options.strategy, str(options.ranks), *name.replace(",", "").split(), seed)
+            settings = (*without_rates(fixed, case), *cases[case], *options.more.split(), f"--seed={seed}")
+            run_dir = trained(Path(options.runs) / "-".join(words), settings, options.ranks)
+            judge = judge or Judge(run_dir)
+            rows.append({"case": name, "seed": int(seed), **judge.judge(run_dir)})
+            print(rows[-1], flush=True)
+            found |= {"real images recognised": judge.recognised, "rows": rows, "cases": summary(rows)}
+            save(options.json, found)
+    print(table(("case", *BETTER, "within"), [line(case, about) for case, about in summary(rows).items()]))
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """By case: [lowest, median, highest] of every figure, and whether it is within the first case's spread."""
+    cases = {row["case"]: [r for r in rows if r["case"] == row["case"]] for row in rows}
+    about: dict[str, Any] = {}
+    for case, found in cases.items():
+        about[case] = {name: [f(row[name] for row in found) for f in (min, statistics.median, max)] for name in BETTER}
+        about[case]["within"] = within(found, next(iter(cases.values())))
+    return about
+
+
+def line(case: str, about: Mapping[str, Any]) -> tuple[str, ...]:
+    cells = [f"{about[n][1]:.3g} [{about[n][0]:.3g}, {about[n][2]:.3g}]" for n in BETTER]
+    verdict = about["within"]
+    outside = [name for name, inside in verdict.items() if not inside]
+    return (case, *cells, f"not {', '.join(outside)}" if outside else "yes")
+
+
+if __name__ == "__main__":
+    main()

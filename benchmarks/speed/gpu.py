@@ -1,0 +1,446 @@
+"""One GPU, measured in one command of at most eight minutes: `python -m benchmarks.speed.gpu --json F`.
+
+    tests       python -m pytest -m gpu
+    limits      what this card does at best, in this very run: bf16 and float32 matrix products, a copy
+    throughput  SNGAN and BigGAN as published for CIFAR-10, at batch 64 (512 too for SNGAN), fashion and digits:
+                paragan in several settings, and plain PyTorch loops of the same networks with the same weights
+                (plain.py); BigGAN at 128, 256, 512 and 1024 px in bf16, compiled or not
+    quality     --cifar FOLDER (train_part*of3.npz): --quality-seconds of SNGAN in bf16 (--quality-nets=biggan: of
+                BigGAN), then `paragan eval` in pixels and in a classifier of the data (fd_resnet20, which is not
+                FID). Five minutes of it want a call of its own: --only-quality
+
+Needs nothing installed but what paragan imports; says what is missing. The file is written anew after every
+part, so that a run cut off keeps what it had. `--tiny` goes through everything but compilation in a minute on a CPU,
+to test this script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import gc
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY))  # a bare machine has no paragan installed
+NEEDED = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "pydantic": "pydantic",
+    "yaml": "pyyaml",
+    "safetensors": "safetensors",
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "scipy": "scipy",
+    "tensorboard": "tensorboard",
+    "matplotlib": "matplotlib",
+    "jinja2": "jinja2",
+    "rich": "rich",
+    "simplejpeg": "simplejpeg",
+    "h5py": "h5py",
+    "isal": "isal",
+    "fsspec": "fsspec[http]",
+}
+WANTED = {
+    "pytest": "pytest",
+    "pytest_timeout": "pytest-timeout",
+    "cloudpickle": "cloudpickle",
+    "torchmetrics": "torchmetrics",
+}  # for the tests
+
+
+def missing(names: dict[str, str]) -> list[str]:
+    return [package for module, package in names.items() if importlib.util.find_spec(module) is None]
+
+
+if lacking := missing(NEEDED):
+    sys.exit(f"paragan needs {', '.join(lacking)}: not on this machine; carry the wheels, or pip install them")
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from benchmarks.lib import plain_pytorch as plain  # noqa: E402
+from benchmarks.lib import session_fixture as ours  # noqa: E402
+from benchmarks.lib.timing import Play, Spread, machine, repeated, save, table  # noqa: E402
+from paragan.comm.world import World  # noqa: E402
+from paragan.config.run import Run  # noqa: E402
+from paragan.core.devices import pick_device  # noqa: E402
+from paragan.data.dataset import Images, load  # noqa: E402
+from paragan.plan.memory import foresee  # noqa: E402
+from paragan.plan.round_cost import few, one_round  # noqa: E402
+
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all parts need: the device, how small to be, and when to be done."""
+
+    device: torch.device
+    tiny: bool
+    deadline: float
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def sync(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+
+
+def say(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+# Tests ----------------------------------------------------------------------------------------------------
+
+
+def tests(bench: Bench) -> Found:
+    """The tests marked `gpu`, in a process of their own."""
+    if lacking := missing(WANTED):
+        return {"skipped": f"missing: {', '.join(lacking)}"}
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests"]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=180)
+    return {"status": done.returncode, "tail": done.stdout.splitlines()[-15:]}
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+
+
+# Limits ---------------------------------------------------------------------------------------------------
+
+
+def limits(bench: Bench) -> Found:
+    """Best of ten, on random data (zeros would run faster)."""
+    n = 256 if bench.tiny else 8192
+    found: Found = {}
+    for name, dtype in (("bf16", torch.bfloat16), ("float32", torch.float32)):
+        a, b = torch.randn(2, n, n, device=bench.device, dtype=dtype)
+        found[f"{name}_matmul_tflops"] = 2e-12 * n**3 / best(bench, lambda a=a, b=b: a @ b)
+    x = torch.empty(1 << (20 if bench.tiny else 31), dtype=torch.uint8, device=bench.device)
+    y = torch.empty_like(x)
+    found["copy_gb_per_s"] = 2e-9 * x.numel() / best(bench, lambda: y.copy_(x))  # read and written
+    return found
+
+
+def best(bench: Bench, action: Callable[[], object]) -> float:
+    """Seconds of the fastest of ten, after three."""
+    seconds = []
+    for i in range(13):
+        bench.sync()
+        start = time.perf_counter()
+        action()
+        bench.sync()
+        if i >= 3:
+            seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+# Throughput -----------------------------------------------------------------------------------------------
+
+# name: settings, and an ingredient taken out
+SETTINGS: dict[str, tuple[tuple[str, ...], ours.Change]] = {
+    "float32": (("device.precision=float32",), ours.unchanged),
+    "bf16": (("device.precision=bf16",), ours.unchanged),
+    "bf16, one lane": (("device.precision=bf16", "lanes=1"), ours.unchanged),
+    "bf16, contiguous": (("device.precision=bf16", "device.channels_last=false"), ours.unchanged),
+    "bf16, convolutions as written": (("device.precision=bf16",), ours.convolve_as_written),
+    "bf16, async": (("device.precision=bf16", "strategy=async"), ours.unchanged),
+    "bf16, recorded": (("device.precision=bf16", "device.graph=true"), ours.unchanged),
+    "bf16, compiled": (("device.precision=bf16", "device.compile=true"), ours.unchanged),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One recipe at one size, and what is measured of it."""
+
+    name: str
+    recipe: str
+    images: Images
+    settings: tuple[str, ...]
+    variants: tuple[str, ...]
+
+    def run(self, *settings: str) -> Run:
+        return ours.endless(self.recipe, self.images, *self.settings, *settings)
+
+
+PLAIN = ("plain float32", "plain bf16", "plain bf16, compiled")
+
+
+def workloads(bench: Bench, fashion: str | None) -> list[Workload]:
+    grey, colour = load(fashion, resolution=32) if fashion else ours.noise(32, 1), ours.noise(32, 3)
+    cifar = ("lanes=1", "device.merge=0", "d_steps=1", f"batch={16 if bench.tiny else 64}")
+    many = (*cifar[:-1], f"batch={32 if bench.tiny else 512}")
+    small = ("nets.width=8", "batch=16") if bench.tiny else ()
+    thin = ("nets.width=16",) if bench.tiny else ()
+    every, steady = (*SETTINGS, *PLAIN), (*SETTINGS, *PLAIN[:2])
+    few = ("float32", "bf16", "bf16, one lane", "bf16, recorded", "bf16, async", *PLAIN[:2])
+    brief = ("float32", "bf16", "bf16, recorded", "bf16, compiled", *PLAIN[:2])
+    found = [
+        Workload("sngan-cifar10", "sngan-cifar10", colour, (*cifar, *thin), every),
+        Workload("biggan-cifar10", "biggan-cifar10", colour, (*cifar, *thin), brief),
+        Workload("fashion", "fashion", grey, small, steady),
+        Workload("sngan-cifar10, batch 512", "sngan-cifar10", colour, (*many, *thin), steady),
+        Workload("digits", "digits", load("digits", resolution=8), small, few),
+    ]
+    return found + [large(bench, *of) for of in ((128, 64), (256, 32), (512, 16), (1024, 8))]
+
+
+def large(bench: Bench, resolution: int, batch: int) -> Workload:
+    """BigGAN on one card: a step of D and one of G, as many images as fit with room to spare."""
+    size = (f"batch={2 if bench.tiny else batch}", "lanes=1", "device.merge=0", "d_steps=1", "g_batch=0")
+    if bench.tiny:
+        size = (*size, "nets.width=8")
+    images = ours.noise(resolution, 3, 16 if bench.tiny else 128)
+    recipe = f"biggan-imagenet{resolution}"
+    return Workload(recipe, recipe, images, size, ("bf16", "bf16, compiled") if bench.cuda else ("bf16",))
+
+
+def throughput(bench: Bench, fashion: str | None, peak_tflops: float, only: tuple[str, str] | None) -> Found:
+    """img/s, ms a round, peak memory, share of the measured peak; compiled variants last, for they take longest.
+    only: one workload and variant."""
+    loads = workloads(bench, fashion)
+    if only:
+        loads = [dataclasses.replace(w, variants=only[1:]) for w in loads if w.name == only[0]]
+    found: Found = {w.name: {"batch": w.run().batch, "gflop_a_round": gflop(w), "rows": {}} for w in loads}
+    jobs = [(w, variant) for w in loads for variant in w.variants]
+    for w, variant in sorted(jobs, key=lambda job: "compiled" in job[1]):
+        rows = found[w.name]["rows"]
+        if bench.left_s < (60 if "compiled" in variant else 10):
+            rows[variant] = {"skipped": "no time left"}
+            continue
+        row = rows[variant] = guarded(lambda w=w, variant=variant: measure(w, variant, bench))
+        if "ms" in row:
+            row["share_of_peak"] = found[w.name]["gflop_a_round"] / row["ms"]["median"] / peak_tflops
+        say(f"{w.name}, {variant}: {brief(row)}")
+    return found
+
+
+def gflop(w: Workload) -> float:
+    """Of one round, as paragan computes it: the same count for every variant, so shares compare."""
+    run = w.run("device.precision=float32")
+    return foresee(lambda: one_round(run, few(w.images))).flops / 1e9
+
+
+def measure(w: Workload, variant: str, bench: Bench) -> Found:
+    """One variant alone on the device."""
+    gc.collect()  # what the variant before held
+    if bench.cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    torch._dynamo.reset()
+    with contestant(w, variant, bench) as play:
+        start = time.perf_counter()
+        play(1 if bench.tiny else 3)
+        bench.sync()
+        first_s = time.perf_counter() - start
+        ms = timed(play, bench)
+    row = {"ms": ms.to_json(), "img_per_s": 1000 * w.run().batch / ms.median, "warm_up_s": first_s}
+    return row | ({"peak_gb": torch.cuda.max_memory_allocated() / 1e9} if bench.cuda else {})
+
+
+@contextlib.contextmanager
+def contestant(w: Workload, variant: str, bench: Bench) -> Iterator[Play]:
+    if variant in PLAIN:
+        run = w.run("device.channels_last=false")
+        loop = plain.Naive(run, w.images, bench.device, bf16="bf16" in variant)
+        if "compiled" in variant:
+            loop.g.compile()
+            loop.d.compile()
+        yield repeated(loop.step)
+        return
+    settings, change = SETTINGS[variant]
+    run = w.run(*settings, f"device.kind={bench.device.type}")
+    session = ours.session(run, w.images, World.solo(bench.device), change)
+    yield ours.playing(session)
+
+
+def timed(play: Play, bench: Bench) -> Spread:
+    """Milliseconds a round over five blocks of 0.4 s."""
+    if bench.tiny:
+        return Spread.of([1000 * block(play, 1, bench) for _ in range(2)])
+    block_s, blocks = 0.4, 5
+    n, seconds = 1, 0.0
+    while seconds < block_s / 2:  # as many as fill a block
+        n *= 2
+        seconds = block(play, n, bench)
+    n = max(1, round(n * block_s / seconds))
+    return Spread.of([1000 * block(play, n, bench) / n for _ in range(blocks)])
+
+
+def block(play: Play, n: int, bench: Bench) -> float:
+    bench.sync()
+    start = time.perf_counter()
+    play(n)
+    bench.sync()
+    return time.perf_counter() - start
+
+
+def guarded(action: Callable[[], Found]) -> Found:
+    """A part that fails is a finding, not the end."""
+    try:
+        return action()
+    except Exception as error:
+        traceback.print_exc(limit=-3)
+        return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+
+
+def brief(row: Found) -> str:
+    if "ms" not in row:
+        return str(row)
+    memory = f", {row['peak_gb']:.2f} GB" if "peak_gb" in row else ""
+    share = f", {row['share_of_peak']:.1%} of peak" if "share_of_peak" in row else ""
+    return f"{row['img_per_s']:,.0f} img/s, {row['ms']['median']:.2f} ms a round{memory}{share}"
+
+
+# Quality --------------------------------------------------------------------------------------------------
+
+
+def quality(bench: Bench, options: argparse.Namespace, img_per_s: float, folder: Path) -> Found:
+    """Some minutes of training at the speed just measured, scored by the command line."""
+    cifar, batch = options.cifar, options.quality_batch
+    data = folder / "cifar.npz"
+    seconds = 2 if bench.tiny else max(30.0, min(options.quality_seconds, bench.left_s - 90))
+    parts = join_parts(cifar, data, 200 if bench.tiny else None)
+    kimg = max(0.25, round(img_per_s * seconds / 1000, 2))
+    count = 50 if bench.tiny else 10_000
+    settings = [f"--data={data}", f"--kimg={kimg}", f"--batch={batch}", "--lanes=4", "--d_steps=1"]
+    settings += ["--g.optimizer.betas=[0, 0.9]", "--d.optimizer.betas=[0, 0.9]", "--average.half_life_kimg=20"]
+    settings += ["--nets.width=16"] if bench.tiny else []
+    settings += ["--device.precision=bf16", f"--output.checkpoint_kimg={kimg}", f"--output.fakes_kimg={kimg}"]
+    run_dir = folder / "run"
+    start = time.monotonic()
+    scored = ["--evaluation.metrics=[fd]", f"--evaluation.count={count}"]
+    paragan("train", f"{options.quality_nets}-cifar10", "--run-dir", str(run_dir), "--resume=never", *settings, *scored)
+    found: Found = {"parts": parts, "kimg": kimg, "batch": batch, "train_and_score_s": time.monotonic() - start}
+    for space, metrics in (("pixels", "fd"), ("resnet20", "fd,accuracy")):
+        paragan("eval", str(run_dir), "--metrics", metrics, "--features", space, "--count", str(count))
+    found["scores"] = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    for one in found["scores"]:
+        say(f"{one['name']} {one['value']:.4g} after {kimg:g} kimg")
+    return found
+
+
+def paragan(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "paragan", *arguments], env=environment(), capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"paragan {arguments[0]}: status {done.returncode}: {done.stderr.strip()[-500:]}")
+
+
+def join_parts(cifar: Path, target: Path, most: int | None) -> int:
+    """Whichever thirds of the training set are there, as one file."""
+    files = sorted(cifar.glob("train_part*of3.npz"))
+    if not files:
+        raise FileNotFoundError(f"{cifar}: no train_part*of3.npz")
+    parts = [np.load(file) for file in files]
+    images, labels = (np.concatenate([part[key] for part in parts])[:most] for key in ("images", "labels"))
+    np.savez(target, images=images, labels=labels)
+    return len(files)
+
+
+# All of it ------------------------------------------------------------------------------------------------
+
+
+def card(device: torch.device) -> Found:
+    """Which GPU, which versions, what is missing."""
+    about: Found = {"missing": missing(WANTED), "numpy": np.__version__}
+    if device.type != "cuda":
+        return about | {"card": "none: this ran on the CPU"}
+    p = torch.cuda.get_device_properties(device)
+    about |= {"card": p.name, "memory_gb": round(p.total_memory / 1e9, 1), "multiprocessors": p.multi_processor_count}
+    versions = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    cudnn, cublas = torch.backends.cudnn.conv, torch.backends.cuda.matmul
+    return about | versions | {"float32_convolutions": cudnn.fp32_precision, "float32_matmul": cublas.fp32_precision}
+
+
+def shown(found: Found) -> str:
+    """The throughput tables, for people."""
+    lines = []
+    for name, entry in found.items():
+        rows = [[variant, *_cells(row)] for variant, row in entry["rows"].items()]
+        head = ["", "img/s", "ms", "low", "high", "GB", "of peak"]
+        lines.append(f"\n{name}: {entry['gflop_a_round']:.1f} GFLOP a round of {entry['batch']}\n{table(head, rows)}")
+    return "\n".join(lines)
+
+
+def _cells(row: Found) -> list[str]:
+    if "ms" not in row:
+        return [row.get("error") or row["skipped"], *[""] * 5]
+    ms = row["ms"]
+    times = [f"{x:.2f}" for x in (ms["median"], *ms["ci95"])]
+    return [f"{row['img_per_s']:,.0f}", *times, f"{row.get('peak_gb', 0):.2f}", f"{row['share_of_peak']:.1%}"]
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = Path(os.environ.get("OUT", ".")) / "gpu.json"
+    parser.add_argument("--json", metavar="F", default=str(default), help=f"where everything is written ({default})")
+    parser.add_argument("--data", metavar="NPZ", help="Fashion-MNIST, for fashion (else random images)")
+    parser.add_argument("--cifar", metavar="FOLDER", type=Path, help="with train_part*of3.npz: also a quality run")
+    parser.add_argument("--quality-batch", type=int, default=64, metavar="N")
+    parser.add_argument("--quality-seconds", type=float, default=120, metavar="S", help="of training, about (120)")
+    parser.add_argument("--quality-nets", choices=["sngan", "biggan"], default="sngan")
+    parser.add_argument("--only-quality", action="store_true", help="and the throughput it needs to know")
+    parser.add_argument("--minutes", type=float, default=7.5, help="skip what does not fit (7.5)")
+    parser.add_argument("--no-tests", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="everything, very small")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parsed()
+    warnings.simplefilter("ignore")
+    torch._dynamo.config.disable = options.tiny  # compiling takes a minute on a CPU
+    end = time.monotonic() + 60 * options.minutes
+    bench = Bench(pick_device("auto"), options.tiny, end)
+    found: Found = {"machine": machine() | card(bench.device), "tiny": options.tiny}
+    say(json.dumps(found["machine"]))
+
+    def part(name: str, action: Callable[[], Found]) -> Found:
+        found[name] = guarded(action)
+        save(options.json, found)
+        return found[name]
+
+    name = f"{options.quality_nets}-cifar10"
+    only = (name, "bf16") if options.only_quality else None
+    if not (options.no_tests or only):
+        say(f"tests: {part('tests', lambda: tests(bench))}")
+    say(f"limits: {part('limits', lambda: limits(bench))}")
+    peak = found["limits"].get("bf16_matmul_tflops", float("nan"))
+    kept_s = (60 if options.tiny else options.quality_seconds + 90) if options.cifar else 0
+    before = Bench(bench.device, bench.tiny, end - kept_s)
+    measured = part("throughput", lambda: throughput(before, options.data, peak, only))
+    if "error" not in measured:
+        print(shown(measured))
+    if options.cifar:
+        row = measured.get(name, {}).get("rows", {}).get("bf16", {})
+        img_per_s = options.quality_batch * 1000 / row["ms"]["median"] if "ms" in row else 10.0 * options.quality_batch
+        with tempfile.TemporaryDirectory() as folder:
+            say(f"quality: {part('quality', lambda: quality(bench, options, img_per_s, Path(folder)))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""The networks at CIFAR's size: how fast they are, and that each trains under every strategy.
+
+    python -m benchmarks.speed.networks step [--networks sngan,biggan] [--rounds N] [--json F]
+    python -m benchmarks.speed.networks strategies --data CIFAR.npz [--strategies sync,async] [--steps 200] [--json F]
+
+step        a round (five steps of D, one of G, batch 64, published widths) of a `*-cifar10` recipe on random images,
+            ours against the loop of plain.py: NCHW, two calls of D, power iteration in every forward pass. In turns;
+            a pass of 64 images in one lane, as there. Memory is what a process of its own took for two rounds.
+strategies  200 rounds of small forms of the same networks on real images, two ranks, from the command line: the losses
+            at the end, which are finite, and the seconds
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.lib import plain_pytorch as plain
+from benchmarks.lib.session_fixture import endless, noise, playing, session
+from benchmarks.lib.timing import Play, describe, interleave, machine, peak_resident, repeated, save, table
+from paragan.core.devices import KINDS
+from paragan.data.dataset import Images
+
+# name: a recipe, and what is changed; but for DCGAN and BigGAN-deep as they were published for CIFAR-10
+PUBLISHED: dict[str, tuple[str, ...]] = {
+    "dcgan": ("sngan-cifar10", "nets=dcgan"),
+    "sngan": ("sngan-cifar10",),
+    "sagan": ("sagan-cifar10",),
+    "biggan": ("biggan-cifar10",),
+    "biggan-deep": ("biggan-cifar10", "nets=biggan-deep", "nets.width=64"),
+    "contragan": ("contragan-cifar10",),
+    "r3gan": ("r3gan-cifar10", "nets.width=192", "batch=64", "d_steps=1"),  # a quarter of its width
+}
+SMALL = {  # the least that attention takes at 32 px, where there is any
+    "dcgan": ("nets.width=16",),
+    "sngan": ("nets.width=16", "nets.d_width=16"),
+    "sagan": ("nets.width=4",),
+    "biggan": ("nets.width=4",),
+    "biggan-deep": ("nets.width=8",),
+    "contragan": ("nets.width=4", "nets.embedding=32"),
+    "r3gan": ("nets.width=16", "nets.group=8"),
+}
+STRATEGIES = ("sync", "quantized", "gossip", "async", "per-label")
+BATCH = 32
+
+
+# Steps ----------------------------------------------------------------------------------------------------
+
+
+PLAIN = "plain"
+WHO = (*(f"ours, {precision}" for precision in ("float32", *(["bf16"] if KINDS["cpu"].bf16() else []))), PLAIN)
+
+
+def contestant(name: str, who: str, images: Images) -> Play:
+    recipe, *settings = PUBLISHED[name]
+    settings += ["lanes=1", "device.merge=0"]
+    if who == PLAIN:
+        return repeated(plain.Naive(endless(recipe, images, *settings), images).step)
+    return playing(session(endless(recipe, images, *settings, f"device.precision={who.split()[-1]}"), images))
+
+
+def measured(name: str, images: Images, rounds: int) -> dict[str, Any]:
+    recipe, *settings = PUBLISHED[name]
+    run = endless(recipe, images, *settings, "lanes=1", "device.merge=0", "device.precision=float32")
+    difference = plain.same_function(run, images)
+    players = {who: contestant(name, who, images) for who in WHO}
+    parameters = [sum(p.numel() for p in player.flat.parameters) for player in session(run, images).game.players]
+    for play in players.values():
+        play(1)  # a step takes seconds: once is warm enough
+    times = interleave(players, rounds=rounds, steps=1, warm=0)
+    return {
+        "parameters": parameters,
+        "outputs differ": difference,
+        "ms": {who: times.of(who).to_json() for who in players},
+        "times faster": {who: times.ratio(PLAIN, who).to_json() for who in players if who != PLAIN},
+        "took_gb": {who: took(name, who) for who in players},
+    }
+
+
+def took(name: str, who: str) -> float:
+    """Memory of two rounds in a process of its own, GB, beyond that of the interpreter and the libraries."""
+    command = [sys.executable, "-m", "benchmarks.speed.networks", "step", "--play", f"{name}:{who}"]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def played(name: str, who: str) -> float:
+    images = noise(32, 3)
+    torch.nn.Conv2d(3, 3, 3)(torch.zeros(1, 3, 8, 8)).sum().backward()
+    before = peak_resident()
+    contestant(name, who, images)(2)
+    return 1e-9 * (peak_resident() - before)
+
+
+def steps(networks: list[str], rounds: int) -> dict[str, Any]:
+    images, found = noise(32, 3), dict[str, Any]()
+    for name in networks:
+        found[name] = measured(name, images, rounds)
+        print(f"{name}: {json.dumps(found[name]['times faster'])}", flush=True)
+    rows = [
+        [
+            f"{name}, {who}",
+            *(f"{n / 1e6:.2f}M" for n in row["parameters"]),
+            f"{row['ms'][who]['median']:,.0f}",
+            f"{row['took_gb'][who]:.2f}",
+            *([f"{row['times faster'][who][key]:.2f}" for key in ("median",)] if who != PLAIN else [""]),
+        ]
+        for name, row in found.items()
+        for who in row["ms"]
+    ]
+    print(table(["", "G", "D", "ms a round", "GB", "times faster"], rows))
+    return found
+
+
+# Strategies -----------------------------------------------------------------------------------------------
+
+
+def trained(name: str, strategy: str, data: Path, rounds: int, folder: Path) -> dict[str, Any]:
+    """A run of the command line: its losses at the end."""
+    recipe, *settings = PUBLISHED[name]
+    alone = strategy == "per-label"
+    labels = 2 if alone else 1
+    fixed = (
+        *(f"data.path={data}", f"strategy={strategy}", f"batch={BATCH}", "lanes=4", "d_steps=1", "device.merge=0"),
+        *(f"kimg={rounds * BATCH * labels / 1000}", "evaluation.metrics=[]", "output.checkpoint_kimg=1e9"),
+        *("output.fakes_kimg=1e9", f"output.tick_kimg={rounds * BATCH / 1000}", "device.threads=1"),
+        *(("objective.contrastive=0",) if alone and name == "contragan" else ()),
+    )
+    command = [sys.executable, "-m", "paragan", "train", recipe, "--ranks=2", f"--run-dir={folder}"]
+    changes = [*(s for s in settings if s.startswith("nets")), *SMALL[name], *fixed]
+    start = time.perf_counter()
+    done = subprocess.run([*command, *(f"--{s}" for s in changes)], capture_output=True, text=True)
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        return {"error": done.stderr.strip().splitlines()[-1], "seconds": seconds}
+    stats = sorted(folder.glob("labels/*/stats.jsonl")) if alone else [folder / "stats.jsonl"]
+    lines = [json.loads(file.read_text().splitlines()[-1]) for file in stats]
+    losses = {key: [line[f"Loss/{key}/loss"] for line in lines] for key in "GD"}
+    finite = all(np.isfinite(values).all() for values in losses.values())
+    return {"losses": losses, "finite": finite, "rounds": lines[0]["Progress/step"], "seconds": seconds}
+
+
+def of_labels(data: Path, target: Path, labels: int) -> Path:
+    """The images of the first labels alone."""
+    held = np.load(data)
+    images: NDArray[Any] = held["images"]
+    mine = held["labels"] < labels
+    np.savez(target, images=images[mine], labels=held["labels"][mine])
+    return target
+
+
+def strategies(networks: list[str], chosen: list[str], data: Path, rounds: int) -> dict[str, Any]:
+    found: dict[str, Any] = {name: {} for name in networks}
+    with tempfile.TemporaryDirectory() as folder:
+        two = of_labels(data, Path(folder) / "two.npz", 2)
+        for name in networks:
+            for strategy in chosen:
+                where = Path(folder) / f"{name}-{strategy}"
+                used = two if strategy == "per-label" else data
+                row = found[name][strategy] = trained(name, strategy, used, rounds, where)
+                print(f"{name}, {strategy}: {row}", flush=True)
+    rows = [
+        [
+            name,
+            *("finite" if row.get("finite") else str(row.get("error", "not finite")) for row in found[name].values()),
+        ]
+        for name in networks
+    ]
+    print(table(["", *chosen], rows))
+    return found
+
+
+def told(row: dict[str, Any]) -> str:
+    return f"finite, {row['seconds']:.0f} s" if row.get("finite") else str(row.get("error", "not finite"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["step", "strategies"])
+    parser.add_argument("--networks", default=",".join(PUBLISHED))
+    parser.add_argument("--strategies", default=",".join(STRATEGIES))
+    parser.add_argument("--rounds", type=int, default=5, help="of every contestant (step)")
+    parser.add_argument("--data", type=Path, help="images uint8 [N, 32, 32, 3] and labels (strategies)")
+    parser.add_argument("--steps", type=int, default=200, help="rounds that are trained (strategies)")
+    parser.add_argument("--play", help=argparse.SUPPRESS)
+    parser.add_argument("--json", metavar="F", help="also write everything to this file")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if options.play:
+        print(played(*options.play.split(":")))
+        return 0
+    where = machine() | {"threads": torch.get_num_threads()}
+    print(describe(where))
+    networks = options.networks.split(",")
+    if options.what == "step":
+        found = steps(networks, options.rounds)
+    else:
+        found = strategies(networks, options.strategies.split(","), options.data, options.steps)
+    save(options.json, {"machine": where, "command": " ".join(sys.argv[1:]), options.what: found})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""`paragan bench links` and `strategies`, and the laboratory they may run in."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paragan.plan.links import read_links
+from processes import call, refused
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+LAB = BENCHMARKS / "lib" / "netns_lab.py"
+KEYS = {"strategy", "wire", "topology", "ranks", "params", "step_ms", "sent_bytes", "predicted_bytes"}
+
+
+def rows(path):
+    return json.loads(path.read_text())
+
+
+def test_two_ranks_send_what_was_predicted(tmp_path, processes):
+    file = tmp_path / "rows.json"
+    strategies = "--strategies=sync,sync+int4,quantized,CPOAdam-GQ+sign"
+    settings = ("--params=100k", "--rounds=2", "--compute-ms=5", f"--json={file}")
+    for rank in processes.ranks(2, "bench", "strategies", strategies, *settings):
+        assert rank.wait() == 0, rank.err
+    found = rows(file)
+    assert [(row["strategy"], row["wire"]) for row in found] == [
+        ("sync", "exact"),
+        ("sync", "int4"),
+        ("quantized", "int8"),
+        ("CPOAdam-GQ", "sign"),
+    ]
+    for row in found:
+        assert row.keys() >= KEYS
+        assert row["sent_bytes"] == row["predicted_bytes"] > 0
+        assert row["step_ms"] >= 5
+        assert 0 <= row["overlap"] <= 1
+    assert found[1]["sent_bytes"] < found[0]["sent_bytes"] / 7
+
+
+def test_fields_of_a_strategy_and_what_the_busiest_rank_sends(tmp_path, processes):
+    file = tmp_path / "rows.json"
+    strategies = (
+        "--strategies=async+split=1:1,async+split=1:1+snapshot_every=4+lead=3,async+split=1:1+snapshot_wire=int8"
+    )
+    for rank in processes.ranks(2, "bench", "strategies", strategies, "--params=100k", "--rounds=2", f"--json={file}"):
+        assert rank.wait() == 0, rank.err
+    found = rows(file)
+    assert [row["strategy"] for row in found][1] == "async+split=1:1+snapshot_every=4+lead=3"
+    for row, numbers in zip(found, (4, 1, 1)):
+        assert abs(row["sent_bytes"] - row["predicted_bytes"]) <= 1  # a fourth of a byte is no byte
+        assert 0 <= row["sent_bytes"] / (50_000 * numbers) - 1 < 0.05
+
+
+def test_alone_nothing_is_sent_and_a_recipe_says_how_much_there_is(tmp_path):
+    assert call("bench", "strategies", "--recipe=digits", "--rounds=1", "--json", tmp_path / "a.json").status == 0
+    (sync, quantized) = rows(tmp_path / "a.json")
+    assert sync["sent_bytes"] == quantized["sent_bytes"] == 0
+    assert sync["params"] == 144_930
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--strategies=sink", "there is no sink; did you mean sync?"),
+        ("--strategies=sync+int5", "did you mean int"),
+        ("--params=many", "--params many is not a number: 8M"),
+        ("--params=1", "must be 2 or more"),
+        ("--rounds=0", "--rounds must be 1 or more"),
+        ("--compute-share=2", "between 0 and 1"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(argument, said):
+    assert said in refused("bench", "strategies", argument)
+
+
+def test_ranks_of_one_host_have_one_link(tmp_path, processes):
+    for rank in processes.ranks(3, "bench", "links", f"--out={tmp_path}/links.yaml"):
+        assert rank.wait() == 0, rank.err
+    links = read_links(tmp_path / "links.yaml")
+    assert (links.hosts, links.ranks) == (1, 3)
+    assert links.within.bandwidth > 1e7
+    assert 0 < links.within.latency < 0.1
+
+
+def test_links_that_cannot_be_measured_are_refused():
+    assert "one rank has no links" in refused("bench", "links")
+    assert "--ranks 0 must be 1 or more" in refused("bench", "links", "--ranks=0")
+    assert "its folder is not there" in refused("bench", "links", "--ranks=2", "--out=/proc/nope/links.yaml")
+
+
+# the laboratory
+
+
+def load_lab():
+    spec = importlib.util.spec_from_file_location("lab", LAB)
+    lab = importlib.util.module_from_spec(spec)
+    sys.modules["lab"] = lab
+    spec.loader.exec_module(lab)
+    return lab
+
+
+def test_rates_and_times():
+    lab = load_lab()
+    assert [lab.bits(text) for text in ("200mbit", "1gbit", "56k", "9000")] == [200e6, 1e9, 56e3, 9000]
+    assert [lab.seconds(text) for text in ("20ms", "50us", "1s")] == pytest.approx([0.02, 5e-5, 1])
+
+
+def can_build():
+    if os.geteuid() or not all(map(shutil.which, ("ip", "tc", "unshare"))) or not Path("/dev/net/tun").exists():
+        return False
+    command = ["unshare", "--net", "ip", "link", "add", "name", "v0", "type", "veth", "peer", "name", "v1"]
+    there = subprocess.run(command, capture_output=True)
+    return there.returncode == 0 and os.access("/run", os.W_OK)
+
+
+in_the_lab = pytest.mark.skipif(not can_build(), reason="network namespaces need root, iproute2 and /dev/net/tun")
+SCRIPT = """
+import os, socket, time
+rank, first = int(os.environ["RANK"]), os.environ["MASTER_ADDR"]
+print("interface", os.environ["GLOO_SOCKET_IFNAME"], flush=True)
+if rank == 0:
+    server = socket.create_server((first, 29500))
+    other, _ = server.accept()
+    start, got = time.monotonic(), 0
+    while chunk := other.recv(1 << 20):
+        got += len(chunk)
+    print("seconds", time.monotonic() - start, got, flush=True)
+else:
+    for _ in range(100):
+        try:
+            link = socket.create_connection((first, 29500))
+            break
+        except OSError:
+            time.sleep(0.05)
+    link.sendall(bytes(2_000_000))
+    link.close()
+"""
+
+
+@in_the_lab
+@pytest.mark.parametrize("latency", [(), ("--latency=20ms",)], ids=["tbf", "latency"])
+def test_a_link_is_as_slow_as_asked_and_nothing_is_left(tmp_path, latency):
+    command = [
+        sys.executable,
+        LAB,
+        "--hosts=2",
+        "--rate=20mbit",
+        *latency,
+        f"--logs={tmp_path}",
+        f"--json={tmp_path}/l",
+    ]
+    lab = subprocess.Popen([*command, "--", sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
+    said, _ = lab.communicate(timeout=90)
+    assert lab.returncode == 0, said
+    words = (tmp_path / "host0.log").read_text().split()
+    assert words[:3] == ["interface", "eth0", "seconds"]
+    assert words[4] == "2000000"
+    assert 0.6 < float(words[3]) < 15  # 2 MB at 20 Mbit/s are 0.8 s; a busy machine may take longer
+    report = json.loads((tmp_path / "l").read_text())
+    assert report["status"] == [0, 0]
+    assert report["sent_bytes"][1] > 2_000_000
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert f"paragan-lab{lab.pid}-" not in left  # other laboratories may be at work
+
+
+@in_the_lab
+def test_links_of_a_laboratory_are_found_as_they_were_made(tmp_path):
+    command = [sys.executable, LAB, "--hosts=3", "--rates=40mbit,40mbit,10mbit", "--latency=5ms", f"--logs={tmp_path}"]
+    bench = [sys.executable, "-m", "paragan", "bench", "links", f"--out={tmp_path}/links.yaml"]
+    done = subprocess.run([*command, "--", *bench], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout
+    links = read_links(tmp_path / "links.yaml")
+    assert (links.hosts, links.ranks, links.window) == (3, 3, 10 * 1448)
+    for pair, mbit in (((0, 1), 40), ((0, 2), 10), ((1, 2), 10)):  # a busy machine may be slower, but is never faster
+        link = links.between(*pair)
+        assert mbit / 2 < 8e-6 * link.bandwidth < 1.1 * mbit
+        assert 0.005 <= link.latency < 0.05
+
+
+@in_the_lab
+def test_a_host_that_fails_ends_the_laboratory(tmp_path):
+    fails = "import os, sys; sys.exit(3 if os.environ['RANK'] == '1' else 0)"
+    command = [sys.executable, LAB, "--hosts=2", f"--logs={tmp_path}", "--", sys.executable, "-c", fails]
+    assert subprocess.run(command, capture_output=True, timeout=90).returncode == 3
+
+
+@in_the_lab
+def test_what_a_killed_laboratory_left_the_next_one_removes(tmp_path):
+    command = [sys.executable, LAB, "--hosts=2", f"--logs={tmp_path}", "--"]
+    killed = subprocess.Popen([*command, "sh", "-c", "echo began; sleep 600"], stdout=subprocess.PIPE, text=True)
+    assert "began" in killed.stdout.readline()
+    killed.kill()
+    killed.wait()
+    killed.stdout.close()
+
+    def left():
+        there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+        return [line for line in there.splitlines() if f"paragan-lab{killed.pid}-" in line]
+
+    assert left()
+    assert subprocess.run([*command, "true"], capture_output=True, timeout=90).returncode == 0
+    assert not left()
+
+
+@in_the_lab
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--rates=abc", "abc is not a rate of 8kbit or more"),
+        ("--rate=1bit", "1bit is not a rate"),
+        ("--timeout=0", "must be above 0"),
+        ("--json=/proc/nope/x", "cannot be written"),
+        ("--logs=/proc/nope", "cannot be made"),
+    ],
+)
+def test_what_the_laboratory_refuses(argument, said):
+    done = subprocess.run(
+        [sys.executable, LAB, "--hosts=2", argument, "--", "true"], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+
+
+def test_how_fast_images_come(tmp_path):
+    file = tmp_path / "speed.json"
+    ended = call("bench", "pipeline", "--data=digits", "--seconds=1", "--batch=32", f"--json={file}")
+    assert ended.status == 0, ended
+    found = rows(file)
+    assert found["images_s"] > 0
+    assert found["decoder_s"] > 0
+    assert "of the" in ended.out
+    assert "images/s" in ended.out
+
+
+@pytest.mark.parametrize("wrong", ["--batch=0", "--seconds=0", "--resolution=-1"])
+def test_a_measurement_that_cannot_be(wrong):
+    assert wrong.split("=")[0].strip("-") in refused("bench", "pipeline", "--data=digits", wrong)

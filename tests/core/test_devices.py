@@ -1,0 +1,110 @@
+"""Kinds of devices: which there are, and that each is asked in one place."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny_run
+from paragan.config.validate import validate
+from paragan.core.devices import KINDS, has_huge_pages, huge_pages, kind_of, pick_device
+from paragan.core.errors import Unusable
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2] / "paragan"
+
+
+def test_a_cpu_has_no_streams_and_answers_what_is_asked():
+    kind = kind_of(CPU)
+    assert (kind.backend, kind.streams, kind.there()) == ("gloo", False, True)
+    assert kind.name(CPU)
+    assert 0 < kind.peak_bytes(CPU) < kind.memory(CPU)
+    kind.synchronize(CPU)
+    kind.mark(CPU)()
+    with kind.beside(CPU, 3) as places, kind.exact_convolutions():
+        assert len(places) == 3
+    before = torch.get_rng_state()
+    with kind.forked(CPU):
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_a_device_that_is_not_there_is_refused_in_one_line(kind, monkeypatch):
+    monkeypatch.setattr(KINDS[kind].__class__, "there", lambda self: False)
+    with pytest.raises(Unusable, match=f"device.kind={kind}: .*use --device.kind=cpu"):
+        pick_device(kind)
+
+
+def test_auto_is_never_what_was_not_tried(monkeypatch):
+    monkeypatch.setattr(KINDS["cuda"].__class__, "there", lambda self: False)
+    monkeypatch.setattr(KINDS["mps"].__class__, "there", lambda self: True)
+    assert pick_device("auto") == CPU
+    assert pick_device("mps") == torch.device("mps")
+    with pytest.raises(Unusable, match="one rank"):
+        pick_device("mps", 1)
+    with pytest.raises(Unusable, match="start one"):
+        validate(tiny_run.run("device.kind=mps"), 2)
+
+
+def test_only_one_file_asks_what_kind_a_device_is():
+    """But for what is about CUDA alone: graphs, and its copies from pinned memory."""
+    about_cuda = {"devices.py", "game/recorded.py", "data/upload.py", "data/shared.py"}
+    asks = re.compile(r"\.is_cuda\b|torch\.cuda\.|torch\.mps\.|\.type (==|!=) \"cuda\"")
+    found = {p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py") if asks.search(p.read_text())}
+    assert found - about_cuda <= {
+        "plan/layouts/layout.py",
+        "plan/layouts/tiles.py",
+    }  # which switches and tiles a kind has
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="of glibc")
+def test_memory_that_was_freed_is_kept():
+    """In processes of their own, since it is for good, whose blocks come from the system and go back to it by what the
+    environment says: page faults of ten passes over tensors of 1 MB, after three."""
+    here = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    passes = """
+import resource, sys, torch
+from paragan.devices import keep_memory
+if sys.argv[1] == "kept":
+    keep_memory()
+def faults(passes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(passes):
+        held = [torch.ones(1 << 18) for _ in range(16)]
+        del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults(3)
+print(faults(10))
+"""
+    left, kept = (
+        int(subprocess.run([sys.executable, "-c", passes, word], env=here, capture_output=True, check=True).stdout)
+        for word in ("left", "kept")
+    )
+    assert left > 10_000
+    assert kept < left / 100
+
+
+@pytest.mark.skipif(not has_huge_pages(), reason="this system has none")
+def test_huge_pages_are_fewer():
+    def faults():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(4):
+            torch.ones(1 << 24)  # 64 MB: not kept by any allocator
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    try:
+        huge_pages(False)
+        small = faults()
+    finally:
+        huge_pages(True)
+    assert small > 1000
+    assert faults() < 0.3 * small
