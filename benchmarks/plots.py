@@ -22,26 +22,28 @@ STYLE = {
     "svg.fonttype": "none",
     "legend.frameon": False,
 }
-OURS, THEIRS, LIMIT, SPREAD = "#2a6f97", "#a9b4bd", "#c1121f", "#d9e2e8"
-BUFFERS = ("alternating", "0, 0", "0, 0, replay", "0, 0, replay a half", "0, 0, uniform")
-FIGURES = {"fd": "Fréchet distance", "recognised": "recognised", "diversity": "diversity"}
+OURS_COLOR, THEIRS_COLOR, LIMIT_COLOR, SPREAD_COLOR = "#2a6f97", "#a9b4bd", "#c1121f", "#d9e2e8"
+BUFFER_CASES = ("alternating", "0, 0", "0, 0, replay", "0, 0, replay a half", "0, 0, uniform")
+METRIC_LABELS = {"fd": "Fréchet distance", "recognised": "recognised", "diversity": "diversity"}
 
 
-def speed(laboratories: dict[str, Any]) -> Figure:
+def plot_speed(laboratories: dict[str, Any]) -> Figure:
     """How much faster than float32 a step is, and could be by its bytes."""
     ours, torch = laboratories["200 Mbit/s"]["rows"], laboratories["200 Mbit/s, torch"]["rows"]
     exact = ours[0]
-    bars = [(f"{r['strategy']}, {r['wire']}", r["step_ms"], r["sent_bytes"], OURS) for r in ours[1:]]
-    bars += [(r["strategy"].replace("ddp", "torch DDP").replace("+", ", "), r["step_ms"], 0, THEIRS) for r in torch]
+    bars = [(f"{r['strategy']}, {r['wire']}", r["step_ms"], r["sent_bytes"], OURS_COLOR) for r in ours[1:]]
+    bars += [
+        (r["strategy"].replace("ddp", "torch DDP").replace("+", ", "), r["step_ms"], 0, THEIRS_COLOR) for r in torch
+    ]
     figure = Figure(figsize=(7, 0.3 * len(bars) + 0.9), layout="constrained")
     axes = figure.add_subplot()
-    _faster(axes, exact, bars)
+    _plot_speedup_bars(axes, exact, bars)
     axes.set_xlabel("times faster than float32, 4 hosts at 200 Mbit/s, 8M parameters")
     axes.legend(loc="lower right")
     return figure
 
 
-def _faster(axes: Axes, exact: dict[str, Any], bars: list[tuple[str, float, int, str]]) -> None:
+def _plot_speedup_bars(axes: Axes, exact: dict[str, Any], bars: list[tuple[str, float, int, str]]) -> None:
     """A bar for each (name, ms, bytes or 0, colour): how much faster than `exact`, and how much its bytes allow."""
     for i, (_, ms, sent, colour) in enumerate(bars):
         faster = exact["step_ms"] / ms
@@ -49,14 +51,16 @@ def _faster(axes: Axes, exact: dict[str, Any], bars: list[tuple[str, float, int,
         axes.text(faster, i, f"{faster:.3g} ", va="center", ha="right", color="white")
         if sent:
             limit = exact["sent_bytes"] / sent
-            axes.plot([limit, limit], [i - 0.4, i + 0.4], color=LIMIT, lw=2, label=None if i else "limit by bytes")
+            axes.plot(
+                [limit, limit], [i - 0.4, i + 0.4], color=LIMIT_COLOR, lw=2, label=None if i else "limit by bytes"
+            )
     axes.set_yticks(range(len(bars)), [name for name, *_ in bars])
     axes.invert_yaxis()
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
 
 
-def gossip_speed(laboratories: dict[str, Any]) -> Figure:
+def plot_gossip_speed(laboratories: dict[str, Any]) -> Figure:
     """Gossip beside all-reduce: where bytes are dear, where hops are, and where one link is slow."""
     figure = Figure(figsize=(9, 2.2), layout="constrained")
     grid: Any = figure.subplots(1, 3)
@@ -65,8 +69,8 @@ def gossip_speed(laboratories: dict[str, Any]) -> Figure:
         (grid[1], "200 Mbit/s, 20 ms, 100k parameters", "20 ms one way, 100k parameters", False),
     ):
         exact, *rows = laboratories[lab]["rows"]
-        bars = [(f"gossip, {r['wire']}", r["step_ms"], r["sent_bytes"] if counted else 0, OURS) for r in rows]
-        _faster(axes, exact, bars)
+        bars = [(f"gossip, {r['wire']}", r["step_ms"], r["sent_bytes"] if counted else 0, OURS_COLOR) for r in rows]
+        _plot_speedup_bars(axes, exact, bars)
         axes.set_xlim(1, 20)
         axes.set_xlabel("times faster than all-reduce")
         axes.set_title(title, fontsize=8, loc="left")
@@ -77,7 +81,7 @@ def gossip_speed(laboratories: dict[str, Any]) -> Figure:
     )
     kept = [a["step_ms"] / b["step_ms"] for a, b in zip(even, uneven)]
     for i, share in enumerate(kept):
-        grid[2].barh(i, 100 * share, 0.7, color=OURS if i else THEIRS)
+        grid[2].barh(i, 100 * share, 0.7, color=OURS_COLOR if i else THEIRS_COLOR)
         grid[2].text(100 * share, i, f"{share:.0%} ", va="center", ha="right", color="white")
     grid[2].set_yticks(range(len(kept)), ["all-reduce", *(row["strategy"] for row in even[1:])])
     grid[2].invert_yaxis()
@@ -86,38 +90,38 @@ def gossip_speed(laboratories: dict[str, Any]) -> Figure:
     return figure
 
 
-def some(found: dict[str, Any], cases: Sequence[str]) -> dict[str, Any]:
+def select_cases(found: dict[str, Any], cases: Sequence[str]) -> dict[str, Any]:
     """Of what was found, these cases."""
     rows = [row for row in found["rows"] if row["case"] in cases]
     return {**found, "rows": rows, "cases": {case: found["cases"][case] for case in cases}}
 
 
-def quality(found: list[dict[str, Any]]) -> Figure:
+def plot_quality(found: list[dict[str, Any]]) -> Figure:
     """Every seed of every case as a dot, the first case's spread as a band."""
     cases = dict.fromkeys(case for one in found for case in one["cases"])
     figure = Figure(figsize=(9, 2.1 * len(found)), layout="constrained")
-    grid: Any = figure.subplots(len(found), len(FIGURES), squeeze=False, sharey=False)
+    grid: Any = figure.subplots(len(found), len(METRIC_LABELS), squeeze=False, sharey=False)
     for row, one in zip(grid, found):
         here = [case for case in cases if case in one["cases"]]
-        for axes, (name, label) in zip(row, FIGURES.items()):
-            _dots(axes, one["rows"], here, name)
+        for axes, (name, label) in zip(row, METRIC_LABELS.items()):
+            _plot_dots(axes, one["rows"], here, name)
             axes.set_title(f"{one['recipe']}, {one['ranks']} ranks: {label}", fontsize=8, loc="left")
         for axes in row[1:]:
             axes.set_yticklabels([])
     return figure
 
 
-def _dots(axes: Axes, rows: list[dict[str, Any]], cases: list[str], name: str) -> None:
+def _plot_dots(axes: Axes, rows: list[dict[str, Any]], cases: list[str], name: str) -> None:
     first = [row[name] for row in rows if row["case"] == cases[0]]
-    axes.axvspan(min(first), max(first), color=SPREAD)
+    axes.axvspan(min(first), max(first), color=SPREAD_COLOR)
     for i, case in enumerate(cases):
         values = [row[name] for row in rows if row["case"] == case]
-        axes.plot(values, [i] * len(values), "o", ms=4, color=OURS, alpha=0.8, clip_on=False)
+        axes.plot(values, [i] * len(values), "o", ms=4, color=OURS_COLOR, alpha=0.8, clip_on=False)
     axes.set_yticks(range(len(cases)), cases)
     axes.set_ylim(len(cases) - 0.5, -0.5)
 
 
-def lags(found: dict[str, Any]) -> Figure:
+def plot_lags(found: dict[str, Any]) -> Figure:
     """Quality by how old what D or G saw was, and by how old both were together."""
     figure = Figure(figsize=(9, 2.8), layout="constrained")
     grid: Any = figure.subplots(1, 2, sharey=True)
@@ -128,18 +132,18 @@ def lags(found: dict[str, Any]) -> Figure:
         ages = re.fullmatch(r"(\d+), (\d+)(, plain)?", case)
         if ages:
             points[int(ages[1]), int(ages[2]), not ages[3]] = value
-    for ahead, colour, said in ((False, THEIRS, "plain"), (True, OURS, "looking ahead by 2")):
+    for ahead, colour, said in ((False, THEIRS_COLOR, "plain"), (True, OURS_COLOR, "looking ahead by 2")):
         for who, mark, whose in ((0, "o", "D's images"), (1, "^", "G's critic")):
             line = sorted((p[who], v) for p, v in points.items() if p[2] == ahead and p[1 - who] == 0)
             grid[0].plot(*zip(*line), mark + "-", ms=4, color=colour, label=f"{whose}, {said}")
     grid[0].set_xlabel("rounds old, the other 0")
-    grid[0].set_ylabel(FIGURES["fd"])
+    grid[0].set_ylabel(METRIC_LABELS["fd"])
     for (fakes, critic, ahead), value in points.items():
         mark = "s" if fakes and critic else "o" if fakes or not critic else "^"
-        grid[1].plot(fakes + critic, value, mark, ms=5, color=OURS if ahead else THEIRS, alpha=0.8)
+        grid[1].plot(fakes + critic, value, mark, ms=5, color=OURS_COLOR if ahead else THEIRS_COLOR, alpha=0.8)
     grid[1].set_xlabel("rounds old, both together; squares: both are")
     for axes in grid:
-        axes.axhspan(min(band), max(band), color=SPREAD)
+        axes.axhspan(min(band), max(band), color=SPREAD_COLOR)
         axes.set_yscale("log")
         axes.set_xscale("symlog", base=2, linthresh=1)
         axes.set_xticks([0, 1, 2, 4, 8, 16], ["0", "1", "2", "4", "8", "16"])
@@ -147,7 +151,7 @@ def lags(found: dict[str, Any]) -> Figure:
     return figure
 
 
-def prediction(rows: Sequence[dict[str, Any]]) -> Figure:
+def plot_prediction(rows: Sequence[dict[str, Any]]) -> Figure:
     """Predicted against measured, and how far off."""
     figure = Figure(figsize=(7, 3.4), layout="constrained")
     grid: Any = figure.subplots(1, 2, width_ratios=(2, 1))
@@ -160,7 +164,9 @@ def prediction(rows: Sequence[dict[str, Any]]) -> Figure:
             axes.plot(*points, mark, ms=4, label=kind, alpha=0.8)
     times = [row["measured_ms"] for row in rows]
     ends = [0.8 * min(times), 1.25 * max(times)]
-    axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=SPREAD, label="within 10 %")
+    axes.fill_between(
+        ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=SPREAD_COLOR, label="within 10 %"
+    )
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="ms a step, measured", ylabel="predicted")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -168,13 +174,13 @@ def prediction(rows: Sequence[dict[str, Any]]) -> Figure:
         axis.set_minor_formatter(NullFormatter())
     axes.legend(fontsize=7)
     errors = sorted(100 * abs(row["error"]) for row in rows)
-    beside.plot(errors, [100 * (i + 1) / len(errors) for i in range(len(errors))], color=OURS)
-    beside.axvline(10, color=LIMIT, lw=1)
+    beside.plot(errors, [100 * (i + 1) / len(errors) for i in range(len(errors))], color=OURS_COLOR)
+    beside.axvline(10, color=LIMIT_COLOR, lw=1)
     beside.set(xlabel="error, %", ylabel="of the configurations, %", xlim=(0, None), ylim=(0, 100))
     return figure
 
 
-def drawn(draw: Callable[[], Figure], path: Path) -> None:
+def save_plot(draw: Callable[[], Figure], path: Path) -> None:
     with matplotlib.rc_context(STYLE):
         draw().savefig(path, dpi=150)
 
@@ -189,13 +195,16 @@ def main() -> None:
         quantized = [read(f"quality_{name}") for name in ("digits_sync", "fashion_sync")]
         decentralized = ("digits_gossip4", "digits_gossip8", "fashion_gossip4", "fashion_gossip8")
         for name, figure in (
-            ("quantized_speed", speed(read("lab")["laboratories"])),
-            ("quantized_quality", quality(quantized)),
-            ("gossip_speed", gossip_speed(read("gossip_lab")["laboratories"])),
-            ("async_lags", lags(read("quality_digits_lags"))),
-            ("async_quality", quality([read("quality_digits_async"), read("quality_fashion_async")])),
-            ("async_choices", quality([some(read("quality_digits_lags"), BUFFERS), read("quality_digits_split")])),
-            ("gossip_quality", quality([read(f"quality_{name}") for name in decentralized])),
+            ("quantized_speed", plot_speed(read("lab")["laboratories"])),
+            ("quantized_quality", plot_quality(quantized)),
+            ("gossip_speed", plot_gossip_speed(read("gossip_lab")["laboratories"])),
+            ("async_lags", plot_lags(read("quality_digits_lags"))),
+            ("async_quality", plot_quality([read("quality_digits_async"), read("quality_fashion_async")])),
+            (
+                "async_choices",
+                plot_quality([select_cases(read("quality_digits_lags"), BUFFER_CASES), read("quality_digits_split")]),
+            ),
+            ("gossip_quality", plot_quality([read(f"quality_{name}") for name in decentralized])),
         ):
             figure.savefig(DOCS / f"{name}.svg", metadata={"Date": None})
 

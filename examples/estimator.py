@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500)
     torch.manual_seed(0)
     cfg = pg.Config(
-        data=pg.Data(path="digits"),
+        data=pg.DataOptions(path="digits"),
         max_steps=parser.parse_args().steps,
         base_bs=64,
         objective=pg.Adversarial(loss="nonsaturating", r1=0.1),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import paragan as pg
 from paragan.cli.main import main as paragan_main
-from paragan.core.schema import record
+from paragan.core.schema import config_class
 from paragan.nets import Spec
 
 RECIPE = str(Path(__file__).with_suffix(".yaml"))
@@ -73,7 +73,7 @@ class Judge(Network):
         return super().forward(x, y).squeeze(1)
 
 
-@record
+@config_class
 class Nets:
     """Two perceptrons, for vectors of any length."""
 

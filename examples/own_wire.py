@@ -12,12 +12,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from paragan.core.schema import record
+from paragan.core.schema import config_class
 
 PER_BYTE = 5  # 3^5 = 243
 
 
-@record
+@config_class
 class Ternary:
     """Nothing, or plus or minus one scale: the mean magnitude of the numbers that are not small (Li et al. 2016).
 

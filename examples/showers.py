@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import paragan as pg
 from paragan.cli.main import main as paragan_main
-from paragan.core.schema import record
+from paragan.core.schema import config_class
 from paragan.nets import Spec
 
 RECIPE = str(Path(__file__).with_suffix(".yaml"))
@@ -126,7 +126,7 @@ class Discriminator(nn.Module):
         return logits if y is None else logits + (h * self.kind(y)).sum(1)
 
 
-@record
+@config_class
 class Nets:
     """Convolutions in three dimensions."""
 
@@ -136,7 +136,7 @@ class Nets:
 
     def check(self, spec: Spec) -> None:
         if spec.shape != (1, SIZE, SIZE, SIZE):
-            raise pg.Unusable(f"these networks are for volumes [1, 8, 8, 8], and the data are {list(spec.shape)}")
+            raise pg.UsageError(f"these networks are for volumes [1, 8, 8, 8], and the data are {list(spec.shape)}")
 
     def generator(self, spec: Spec) -> nn.Module:
         return Generator(self.latent, self.width, spec.classes)

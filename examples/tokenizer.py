@@ -19,7 +19,7 @@ from torch.nn.functional import l1_loss, relu
 
 import paragan as pg
 from paragan.cli.main import main as paragan_main
-from paragan.core.schema import record
+from paragan.core.schema import config_class
 from paragan.nets import Spec
 
 RECIPE = str(Path(__file__).with_suffix(".yaml"))
@@ -85,7 +85,7 @@ class Patches(nn.Module):
         return Said(self.last(b), (a, b))
 
 
-@record
+@config_class
 class Nets:
     """A tokenizer as G, and a D of patches that lets its features be seen."""
 
@@ -103,7 +103,7 @@ class Nets:
         return real.images
 
 
-@record
+@config_class
 class Objective:
     """D: hinge. G: |x - G(x)| + matching * |features of D| + adversarial * hinge, each a mean."""
 
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str]) -> int:
     if status := paragan_main(wanted):
         return status
     data = pg.load_data("digits", resolution=8)
-    model = pg.load(folder, nets="examples.tokenizer:Nets", data=data)
+    model = pg.load(folder, nets="examples.tokenizer:Nets", dataset=data)
     made = model.sampler.images(range(len(data.images)), None).permute(0, 2, 3, 1).numpy()  # [N, 8, 8, 1]
     mse = np.square((made.astype(np.float64) - data.images) / 255).mean()
     x = torch.from_numpy(data.images).permute(0, 3, 1, 2).float() / 127.5 - 1

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paragan.api import Config, Estimator, ScalingManager, with_policy
     from paragan.config.run import Run
-    from paragan.config.sections import Data, Device, Evaluation
-    from paragan.core.errors import Failed, Interrupted, Unusable
-    from paragan.core.types import Batch, Loss, Verdict
-    from paragan.data.dataset import Images, from_arrays
-    from paragan.data.dataset import load as load_data
+    from paragan.config.sections import DataOptions, DeviceOptions, EvaluationOptions
+    from paragan.core.errors import Interrupted, RunError, UsageError
+    from paragan.core.types import Batch, DiscriminatorOutput, Loss
+    from paragan.data.dataset import Dataset, from_arrays
+    from paragan.data.dataset import load_data as load_data
     from paragan.losses.adversarial import Adversarial
     from paragan.models.hub import HubModel as HubModel
     from paragan.models.load import load
     from paragan.models.model import Model
-    from paragan.optim.optimizers import SGD, Adam, RMSprop, Side
+    from paragan.optim.optimizers import SGD, Adam, PlayerOptim, RMSprop
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch asks for huge pages: devices.py
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings where a rank is lost are stack traces
@@ -30,21 +30,21 @@ __all__ = [
     "Adversarial",
     "Batch",
     "Config",
-    "Data",
-    "Device",
+    "DataOptions",
+    "Dataset",
+    "DeviceOptions",
+    "DiscriminatorOutput",
     "Estimator",
-    "Evaluation",
-    "Failed",
-    "Images",
+    "EvaluationOptions",
     "Interrupted",
     "Loss",
     "Model",
+    "PlayerOptim",
     "RMSprop",
     "Run",
+    "RunError",
     "ScalingManager",
-    "Side",
-    "Unusable",
-    "Verdict",
+    "UsageError",
     "from_arrays",
     "load",
     "load_data",
@@ -52,27 +52,26 @@ __all__ = [
 ]
 
 # What is imported when it is first used: torch takes seconds, and `paragan --help` and processes that decode need none.
-_CALLED = {"load_data": "load"}  # where it comes from
-_FROM = {
+_EXPORTS = {
     ".api": ("Config", "Estimator", "ScalingManager", "with_policy"),
-    ".core.types": ("Batch", "Loss", "Verdict"),
-    ".data.dataset": ("Images", "from_arrays", "load_data"),
-    ".core.errors": ("Failed", "Interrupted", "Unusable"),
+    ".core.types": ("Batch", "Loss", "DiscriminatorOutput"),
+    ".data.dataset": ("Dataset", "from_arrays", "load_data"),
+    ".core.errors": ("RunError", "Interrupted", "UsageError"),
     ".losses.adversarial": ("Adversarial",),
-    ".optim.optimizers": ("SGD", "Adam", "RMSprop", "Side"),
+    ".optim.optimizers": ("SGD", "Adam", "RMSprop", "PlayerOptim"),
     ".models.hub": ("HubModel",),
     ".models.load": ("load",),
     ".models.model": ("Model",),
     ".config.run": ("Run",),
-    ".config.sections": ("Data", "Device", "Evaluation"),
+    ".config.sections": ("DataOptions", "DeviceOptions", "EvaluationOptions"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    module = next((module for module, names in _FROM.items() if name in names), None)
+    module = next((module for module, names in _EXPORTS.items() if name in names), None)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(module, __name__), _CALLED.get(name, name))
+    found = globals()[name] = getattr(importlib.import_module(module, __name__), name)
     return found
 
 

@@ -1,5 +1,5 @@
 """`python -m paragan` is `paragan`."""
 
-from paragan.cli.main import program
+from paragan.cli.main import entry_point
 
-program()
+entry_point()

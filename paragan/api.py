@@ -18,44 +18,44 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from paragan.comm.process_group import of_one
-from paragan.comm.world import Place, World
-from paragan.config.batch_scaling import WARM_UP_STEPS, tuned
-from paragan.config.resolve import load_images, resolve
+from paragan.comm.process_group import broadcast_bits
+from paragan.comm.world import LaunchInfo, World
+from paragan.config.batch_scaling import WARM_UP_STEPS_PER_DOUBLING, scale_to_batch
+from paragan.config.resolve import load_dataset, resolve
 from paragan.config.run import Run
-from paragan.config.sections import Data, Device, Evaluation
+from paragan.config.sections import DataOptions, DeviceOptions, EvaluationOptions
 from paragan.config.user_code import AnyObjective
 from paragan.config.validate import validate
 from paragan.core.devices import pick_device
-from paragan.core.errors import Failed, Unusable
-from paragan.core.schema import build, override, plain, record
-from paragan.core.types import Verdict
-from paragan.data.dataset import Images
-from paragan.eval.evaluate import Protocol, Score
+from paragan.core.errors import RunError, UsageError
+from paragan.core.schema import apply_overrides, config_class, from_dict, to_dict
+from paragan.core.types import DiscriminatorOutput
+from paragan.data.dataset import Dataset
+from paragan.eval.evaluate import EvalProtocol, Score
 from paragan.eval.features import inception_path
-from paragan.game.ema import Decay
-from paragan.game.game import Given
+from paragan.game.ema import EMAConfig
+from paragan.game.game import ConditioningFn
 from paragan.losses.adversarial import Adversarial
 from paragan.nets import Spec
-from paragan.optim.optimizers import Adam, Rule, Side
-from paragan.optim.policies import described, policy, stated, written
-from paragan.plan.profile.profile import Profile, profile_from, written_profile
-from paragan.plan.profile.profile_cache import structure_of
-from paragan.plan.profile.profiler import Asked, profile_of
+from paragan.optim.optimizers import Adam, LrScaling, PlayerOptim
+from paragan.optim.policies import describe_optim, get_policy, to_cli_args, to_cli_line
+from paragan.plan.profile.profile import Profile, parse_profile, profile_to_yaml
+from paragan.plan.profile.profile_cache import structure_digest
+from paragan.plan.profile.profiler import ProfileOptions, profile_run
 from paragan.strategies.sync import Sync
 from paragan.train.averaged_model import averaged_sampler
-from paragan.train.build import Pair, placed
-from paragan.train.callbacks.log import refuse_nonfinite
-from paragan.train.callbacks.scoring import check, score, summary
-from paragan.train.console import Screen, describe
-from paragan.train.loop import explained, play_round
-from paragan.train.rank_agreement import together
-from paragan.train.session import Session, assemble, set_threads
+from paragan.train.build import Networks, to_device
+from paragan.train.callbacks.log import check_finite
+from paragan.train.callbacks.scoring import check_evaluation, format_score_summary, score
+from paragan.train.console import RunConsole, format_stats
+from paragan.train.loop import play_round, report_errors
+from paragan.train.rank_agreement import on_all_ranks
+from paragan.train.session import Session, build_session, set_threads
 
-PROFILE_TIMEOUT_S = 300.0  # beyond what it was asked to take
+PROFILE_EXTRA_TIMEOUT_S = 300.0  # beyond what it was asked to take
 
 
-@record
+@config_class
 class Config:
     """What ScalingManager scales: a game whose settings are right for `base_bs` images a step.
 
@@ -67,25 +67,25 @@ class Config:
     about          : why it is as it is, a line each, said when ScalingManager starts
     """
 
-    data: Data = Data(path="digits")
+    data: DataOptions = DataOptions(path="digits")
     max_steps: Annotated[int, Field(ge=1)] = 1000
     base_bs: Annotated[int, Field(ge=1)] = 64
-    g: Side = Side(Adam(lr=2e-4, betas=(0.0, 0.9)))
-    d: Side = Side(Adam(lr=2e-4, betas=(0.0, 0.9)))
-    g_rule: Rule = "sqrt"
-    d_rule: Rule = "sqrt"
-    warm_up_steps: Annotated[int, Field(ge=0)] = WARM_UP_STEPS
+    g: PlayerOptim = PlayerOptim(Adam(lr=2e-4, betas=(0.0, 0.9)))
+    d: PlayerOptim = PlayerOptim(Adam(lr=2e-4, betas=(0.0, 0.9)))
+    g_lr_scaling: LrScaling = "sqrt"
+    d_lr_scaling: LrScaling = "sqrt"
+    warm_up_steps: Annotated[int, Field(ge=0)] = WARM_UP_STEPS_PER_DOUBLING
     scale_penalties: bool = False
     objective: AnyObjective = Adversarial()
     d_steps: Annotated[int, Field(ge=1)] = 1
-    average: Decay = Decay()
+    ema: EMAConfig = EMAConfig()
     strategy: Sync = Sync()
     latent: Annotated[int, Field(ge=1)] = 128
     seed: Annotated[int, Field(ge=0)] = 0
-    evaluation: Evaluation = Evaluation()
-    device: Device = Device()
+    evaluation: EvaluationOptions = EvaluationOptions()
+    device: DeviceOptions = DeviceOptions()
     timeout_s: Annotated[float, Field(ge=1, le=1e7)] = 300.0
-    about: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
 
 
 def with_policy(config: Config, name: str, bs: int, nets: str = "") -> Config:
@@ -93,19 +93,23 @@ def with_policy(config: Config, name: str, bs: int, nets: str = "") -> Config:
     at a total batch of `bs`: `g`, `d`, `d_steps` and the objective of a policy that has one are replaced, and any of
     them can be again. Networks are yours: what a policy says of them is among the reasons, and not done. nets: "sngan"
     where D is like SN-GAN's."""
-    chosen = policy(name, bs, nets=nets)
+    chosen = get_policy(name, bs, nets=nets)
     objective = {field: value for field, value in chosen.settings.items() if field.startswith("objective.")}
     others = {field: value for field, value in chosen.settings.items() if field not in objective}
     laid = config.objective
     if objective:
         if not isinstance(laid, Adversarial):
-            raise Unusable(f"policy {name} sets {stated(objective)}, and config.objective is your own: leave one out")
-        laid = build(Adversarial, override({"objective": plain(laid)}, written(objective))["objective"])
+            raise UsageError(
+                f"policy {name} sets {to_cli_line(objective)}, and config.objective is your own: leave one out"
+            )
+        laid = from_dict(
+            Adversarial, apply_overrides({"objective": to_dict(laid)}, to_cli_args(objective))["objective"]
+        )
     about = (
-        f"G {described(chosen.g)}",
-        f"D {described(chosen.d)}",
-        *([f"also sets {stated(objective)}"] if objective else []),
-        *([f"leaves to the networks, which are yours: {stated(others)}"] if others else []),
+        f"G {describe_optim(chosen.g)}",
+        f"D {describe_optim(chosen.d)}",
+        *([f"also sets {to_cli_line(objective)}"] if objective else []),
+        *([f"leaves to the networks, which are yours: {to_cli_line(others)}"] if others else []),
         *chosen.reasons,
     )
     return dataclasses.replace(
@@ -115,12 +119,12 @@ def with_policy(config: Config, name: str, bs: int, nets: str = "") -> Config:
         d_steps=chosen.d_steps,
         objective=laid,
         base_bs=bs,
-        about=tuple(f"policy {name}: {line}" for line in about),
+        reasons=tuple(f"policy {name}: {line}" for line in about),
     )
 
 
-@record
-class Theirs:
+@config_class
+class EstimatorNets:
     """Stands for the networks of an `Estimator`, which are no part of a record."""
 
     name: str = "estimator"
@@ -144,61 +148,61 @@ class Estimator:
     given : what of a hand of reals G gets in place of z, row by row (an autoencoder: `lambda real: real.images`)
     """
 
-    def __init__(self, generator: Any, discriminator: Any, given: Given | None = None):
-        self.given = given
-        self.generator, self.discriminator = _Generator(generator), _Discriminator(discriminator)
+    def __init__(self, generator: Any, discriminator: Any, conditioning_input: ConditioningFn | None = None):
+        self.conditioning_input = conditioning_input
+        self.generator, self.discriminator = _UserGenerator(generator), _UserDiscriminator(discriminator)
         self.latent: int | None = getattr(generator, "latent", None)
 
 
-class _Player(nn.Module):
+class _UserNetwork(nn.Module):
     """A user's network or `model_fn` object, as a module."""
 
-    def __init__(self, given: Any, role: str):
+    def __init__(self, network: Any, role: str):
         super().__init__()
-        if not isinstance(given, nn.Module) and not hasattr(given, "model_fn"):
-            raise Unusable(f"the {role} is neither an nn.Module nor an object with model_fn")
-        self.layers = given if isinstance(given, nn.Module) else nn.ModuleDict(_layers(given))
-        self.loose = nn.ParameterList(() if isinstance(given, nn.Module) else _parameters(given))
-        self._call: Any = given.model_fn if hasattr(given, "model_fn") else given
+        if not isinstance(network, nn.Module) and not hasattr(network, "model_fn"):
+            raise UsageError(f"the {role} is neither an nn.Module nor an object with model_fn")
+        self.layers = network if isinstance(network, nn.Module) else nn.ModuleDict(_collect_layers(network))
+        self.loose_parameters = nn.ParameterList(() if isinstance(network, nn.Module) else _collect_parameters(network))
+        self._call: Any = network.model_fn if hasattr(network, "model_fn") else network
         if not any(p.requires_grad for p in self.parameters()):
-            raise Unusable(f"the {role} has no parameters to train; keep its layers as attributes, in __init__")
+            raise UsageError(f"the {role} has no parameters to train; keep its layers as attributes, in __init__")
 
 
-class _Generator(_Player):
-    def __init__(self, given: Any):
-        super().__init__(given, "generator")
+class _UserGenerator(_UserNetwork):
+    def __init__(self, network: Any):
+        super().__init__(network, "generator")
 
     def forward(self, z: Tensor, y: Tensor | None) -> Tensor:
         return self._call(z, y)
 
 
-class _Discriminator(_Player):
-    def __init__(self, given: Any):
-        super().__init__(given, "discriminator")
+class _UserDiscriminator(_UserNetwork):
+    def __init__(self, network: Any):
+        super().__init__(network, "discriminator")
 
     def forward(self, x: Tensor, y: Tensor | None) -> Any:
         out = self._call(x, y)
-        if isinstance(out, Verdict):
-            return out._replace(logits=self._one_each(out.logits, x))
+        if isinstance(out, DiscriminatorOutput):
+            return out._replace(logits=self._one_logit_per_image(out.logits, x))
         logits = out[-1] if type(out) is tuple else out  # model_fn: (output, out_logit)
-        return self._one_each(logits, x) if isinstance(logits, Tensor) else logits
+        return self._one_logit_per_image(logits, x) if isinstance(logits, Tensor) else logits
 
-    def _one_each(self, logits: Tensor, x: Tensor) -> Tensor:
+    def _one_logit_per_image(self, logits: Tensor, x: Tensor) -> Tensor:
         if logits.dim() == 0 or len(logits) != len(x):
-            raise Unusable(f"the discriminator gives {list(logits.shape)} for {len(x)} images; logits are [{len(x)}]")
+            raise UsageError(f"the discriminator gives {list(logits.shape)} for {len(x)} images; logits are [{len(x)}]")
         return logits.flatten(1).mean(1) if logits.dim() > 1 else logits
 
 
-def _layers(given: Any) -> dict[str, nn.Module]:
+def _collect_layers(network: Any) -> dict[str, nn.Module]:
     """The layers a plain object keeps as attributes, also in lists and dictionaries, by where they are."""
-    return {f"its_{name}": value for name, value in _held(given) if isinstance(value, nn.Module)}
+    return {f"its_{name}": value for name, value in _iter_members(network) if isinstance(value, nn.Module)}
 
 
-def _parameters(given: Any) -> list[nn.Parameter]:
-    return [value for _, value in _held(given) if isinstance(value, nn.Parameter)]
+def _collect_parameters(network: Any) -> list[nn.Parameter]:
+    return [value for _, value in _iter_members(network) if isinstance(value, nn.Parameter)]
 
 
-def _held(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _iter_members(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Modules and parameters in an object's attributes, lists and dictionaries."""
     inside: dict[Any, Any] = value if isinstance(value, dict) else {}
     if isinstance(value, list | tuple):
@@ -210,7 +214,7 @@ def _held(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(item, nn.Module | nn.Parameter):
             yield path, item
         elif isinstance(item, list | tuple | dict):
-            yield from _held(item, path)
+            yield from _iter_members(item, path)
 
 
 class ScalingManager:
@@ -227,23 +231,25 @@ class ScalingManager:
     Under torchrun or srun every process runs the same script.
     """
 
-    def __init__(self, config: Config, bs: int, num_workers: int, data: Images | None = None):
-        _refuse_other("config", config, Config, "paragan.Config(...)")
-        if data is not None:
-            _refuse_other("data", data, Images, "what paragan.from_arrays(x, labels) gives")
+    def __init__(self, config: Config, bs: int, num_workers: int, dataset: Dataset | None = None):
+        _check_type("config", config, Config, "paragan.Config(...)")
+        if dataset is not None:
+            _check_type("data", dataset, Dataset, "what paragan.from_arrays(x, labels) gives")
         self.config = config
-        place = Place.from_environment()
+        place = LaunchInfo.from_environment()
         self.world = World.join(place, pick_device(config.device.kind, place.local_rank), config.timeout_s)
-        self.screen = Screen(self.world.first)
-        self.run = scaled(config, bs, num_workers)
+        self.console = RunConsole(self.world.is_main)
+        self.run = build_scaled_run(config, bs, num_workers)
         validate(self.run, self.world.size)
-        if self.run.device.layout == "measured":
-            raise Unusable('device.layout="measured" is for `paragan train`: set what `paragan plan --layout` names')
+        if self.run.device.tune == "measured":
+            raise UsageError('device.tune="measured" is for `paragan train`: set what `paragan plan --tune` names')
         set_threads(self.run, self.world)
-        self.images: Images = data if data is not None else together(self.world, lambda: load_images(self.run), 1800.0)
-        self.run = resolve(self.run, self.images)
-        for line in self.run.about:
-            self.screen.say(line)
+        self.dataset: Dataset = (
+            dataset if dataset is not None else on_all_ranks(self.world, lambda: load_dataset(self.run), 1800.0)
+        )
+        self.run = resolve(self.run, self.dataset)
+        for line in self.run.reasons:
+            self.console.print(line)
         self._session: Session | None = None
         self._estimator: Estimator | None = None
 
@@ -252,72 +258,74 @@ class ScalingManager:
 
         Returns that line of statistics, {} in between.
         """
-        session = self._session_of(gan)
-        with explained(session):
+        session = self._get_session(gan)
+        with report_errors(session):
             play_round(session)
             if session.clock.step % 100 and session.clock.step != 1:
                 return {}
             line = session.stats.tick(session.clock.images, session.clock.step)
-            refuse_nonfinite(line, "lower the learning rates of config.d and config.g, or add r1")
-        self.screen.say(f"step {session.clock.step}  {session.clock.kimg:.1f} kimg  {describe(line)}")
+            check_finite(line, "lower the learning rates of config.d and config.g, or add r1")
+        self.console.print(f"step {session.clock.step}  {session.clock.kimg:.1f} kimg  {format_stats(line)}")
         return line
 
-    def profile(self, gan: Estimator, seconds: float = 30.0, **asked: Any) -> Profile:
+    def profile(self, gan: Estimator, seconds: float = 30.0, **options: Any) -> Profile:
         """What one worker does with these networks: measured on rank 0, with copies, or found where it was measured
         before. asked: other fields of `paragan.plan.worker.profiling.Asked`: batches, noise_kimg, again.
 
         `print(*lines(profile), sep="\\n")`, of `paragan.plan.worker.shown`, shows it.
         """
-        _refuse_other("gan", gan, Estimator, "paragan.Estimator(generator, discriminator)")
-        wanted = build(Asked, {"seconds": seconds, **asked})
+        _check_type("gan", gan, Estimator, "paragan.Estimator(generator, discriminator)")
+        wanted = from_dict(ProfileOptions, {"seconds": seconds, **options})
 
-        def measure() -> str:
-            return written_profile(self._profiled(gan, wanted)) if self.world.first else ""
+        def measure_on_rank0() -> str:
+            return profile_to_yaml(self._measure_profile(gan, wanted)) if self.world.is_main else ""
 
-        told = together(self.world, measure, PROFILE_TIMEOUT_S + 10 * seconds)
-        return profile_from(self.world.agree(told)[0], "profile")
+        told = on_all_ranks(self.world, measure_on_rank0, PROFILE_EXTRA_TIMEOUT_S + 10 * seconds)
+        return parse_profile(self.world.all_gather_str(told)[0], "profile")
 
-    def _profiled(self, gan: Estimator, asked: Asked) -> Profile:
-        latent = 0 if gan.given else gan.latent or self.config.latent
+    def _measure_profile(self, gan: Estimator, options: ProfileOptions) -> Profile:
+        latent = 0 if gan.conditioning_input else gan.latent or self.config.latent
 
-        def pair() -> Pair:
+        def copy_networks() -> Networks:
             try:
                 g, d = copy.deepcopy(gan.generator), copy.deepcopy(gan.discriminator)
             except Exception as error:  # whatever a network holds
-                raise Unusable(f"networks that cannot be copied have no profile: {error}") from error
-            return placed(self.run, Pair(g, d, latent, gan.given, own=True), self.world.device)
+                raise UsageError(f"networks that cannot be copied have no profile: {error}") from error
+            return to_device(
+                self.run, Networks(g, d, latent, gan.conditioning_input, is_user_defined=True), self.world.device
+            )
 
-        structure = structure_of(gan.generator, gan.discriminator)
-        return profile_of(self.run, self.images, pair, self.world.device, asked, structure)[0]
+        structure = structure_digest(gan.generator, gan.discriminator)
+        return profile_run(self.run, self.dataset, copy_networks, self.world.device, options, structure)[0]
 
     def eval(self, metric: str = "fid", count: int | None = None) -> Score:
         """Score the averaged generator, shared by all ranks. Without the 2015-12-05 Inception "fid" becomes the
         Fréchet distance in pixels, is said to, and is named `fd_pixels`: it is no FID."""
         if self._session is None:
-            raise Unusable("eval comes after train: nothing was trained yet")
-        weights = self._session.game.g.average
+            raise UsageError("eval comes after train: nothing was trained yet")
+        weights = self._session.game.g.ema
         if weights is None or not weights.params.isfinite().all():
-            raise Failed("G has weights that are not finite: the game diverged, and there is nothing to score", True)
+            raise RunError("G has weights that are not finite: the game diverged, and there is nothing to score", True)
         wanted = self.run.evaluation
         features = wanted.features
         if str(metric).startswith("fid"):
-            there = not self.images.numbers and (wanted.inception or inception_path().exists())
+            there = not self.dataset.is_array and (wanted.inception or inception_path().exists())
             metric, features = (metric, "inception") if there else ("fd", features)
             if not there:
-                self.screen.say(f"no Inception weights: this is the Fréchet distance in {features}, not FID")
+                self.console.print(f"no Inception weights: this is the Fréchet distance in {features}, not FID")
         about = {"count": wanted.count if count is None else count, "features": features}
-        wanted = build(Evaluation, {"metrics": (metric,), "inception": wanted.inception, **about})
-        check(wanted, self.images)
-        batch_norm = "standing" if self._session.game.g.coupled else "none"
-        with averaged_sampler(self._session, self.images) as sampler:
-            protocol = Protocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=self.run.seed)
-            scores = score(sampler, self.images, wanted, protocol, self.world.everyone)
-        self.screen.say(summary(scores))
+        wanted = from_dict(EvaluationOptions, {"metrics": (metric,), "inception": wanted.inception, **about})
+        check_evaluation(wanted, self.dataset)
+        batch_norm = "standing" if self._session.game.g.batch_coupled_layers else "none"
+        with averaged_sampler(self._session, self.dataset) as sampler:
+            protocol = EvalProtocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=self.run.seed)
+            scores = score(sampler, self.dataset, wanted, protocol, self.world.all_ranks)
+        self.console.print(format_score_summary(scores))
         return scores[0]
 
     def close(self) -> None:
         """Leave the other ranks in good order."""
-        self._let_go()
+        self._stop_prefetching()
         self.world.close()
 
     def __enter__(self) -> ScalingManager:
@@ -327,73 +335,75 @@ class ScalingManager:
         if error is None:
             self.close()
         else:
-            self._let_go()
+            self._stop_prefetching()
             self.world.abandon()
 
-    def _let_go(self) -> None:
+    def _stop_prefetching(self) -> None:
         """Send away those who read data ahead."""
         if self._session:
             self._session.lanes.close()
 
-    def _session_of(self, gan: Estimator) -> Session:
-        _refuse_other("gan", gan, Estimator, "paragan.Estimator(generator, discriminator)")
+    def _get_session(self, gan: Estimator) -> Session:
+        _check_type("gan", gan, Estimator, "paragan.Estimator(generator, discriminator)")
         if self._session is None:
-            latent = 0 if gan.given else gan.latent or self.config.latent
-            pair = Pair(gan.generator, gan.discriminator, latent, gan.given, own=True)
-            pair = placed(self.run, pair, self.world.device)
-            self._agree_on_weights(pair)
-            self._session, self._estimator = assemble(self.run, self.world, self.images, pair), gan
+            latent = 0 if gan.conditioning_input else gan.latent or self.config.latent
+            pair = Networks(gan.generator, gan.discriminator, latent, gan.conditioning_input, is_user_defined=True)
+            pair = to_device(self.run, pair, self.world.device)
+            self._broadcast_weights(pair)
+            self._session, self._estimator = build_session(self.run, self.world, self.dataset, pair), gan
         elif gan is not self._estimator:
-            raise Unusable("this ScalingManager trains another Estimator already: make one for each")
+            raise UsageError("this ScalingManager trains another Estimator already: make one for each")
         return self._session
 
-    def _agree_on_weights(self, pair: Pair) -> None:
+    def _broadcast_weights(self, networks: Networks) -> None:
         """Everyone starts from rank 0's weights, whatever each process drew."""
         with torch.no_grad():
-            for net in (pair.g, pair.d):
+            for net in (networks.g, networks.d):
                 for tensor in (*net.parameters(), *net.buffers()):
-                    tensor.copy_(of_one(self.world.everyone, tensor, self.world.first))
+                    tensor.copy_(broadcast_bits(self.world.all_ranks, tensor, self.world.is_main))
 
 
-@record
-class _Size:
+@config_class
+class _ScaledSize:
     """Images a step, and logical workers."""
 
     bs: Annotated[int, Field(ge=1)]
     num_workers: Annotated[int, Field(ge=1)]
 
 
-def scaled(config: Config, bs: int, num_workers: int) -> Run:
+def build_scaled_run(config: Config, bs: int, num_workers: int) -> Run:
     """The run of a config at a total batch of `bs`."""
-    size = build(_Size, {"bs": bs, "num_workers": num_workers})
-    nets: Any = Theirs()
+    size = from_dict(_ScaledSize, {"bs": bs, "num_workers": num_workers})
+    nets: Any = EstimatorNets()
     run = Run(
         recipe="estimator",
         data=config.data,
         nets=nets,
         objective=config.objective,
-        g=dataclasses.replace(config.g, rule=config.g_rule),
-        d=dataclasses.replace(config.d, rule=config.d_rule),
+        g=dataclasses.replace(config.g, lr_scaling=config.g_lr_scaling),
+        d=dataclasses.replace(config.d, lr_scaling=config.d_lr_scaling),
         d_steps=config.d_steps,
-        average=config.average,
+        ema=config.ema,
         strategy=config.strategy,
         batch=size.bs,
         lanes=size.num_workers,
         kimg=config.max_steps * size.bs * config.d_steps / 1000,
         seed=config.seed,
         evaluation=config.evaluation,
-        device=_apart(config.device),
+        device=_separate_real_fake(config.device),
         timeout_s=config.timeout_s,
-        about=config.about,
+        reasons=config.reasons,
     )
-    return tuned(run, config.base_bs, warm_up_steps=config.warm_up_steps, penalties=config.scale_penalties)
+    return scale_to_batch(
+        run, config.base_bs, warm_up_steps=config.warm_up_steps, scale_penalties=config.scale_penalties
+    )
 
 
-def _refuse_other(name: str, value: object, kind: type, works: str) -> None:
+def _check_type(name: str, value: object, kind: type, expected: str) -> None:
     if not isinstance(value, kind):
-        raise Unusable(f"{name} is of {type(value).__name__}, and has to be {works}")
+        raise UsageError(f"{name} is of {type(value).__name__}, and has to be {expected}")
 
 
-def _apart(device: Device) -> Device:
+def _separate_real_fake(device: DeviceOptions) -> DeviceOptions:
     """Reals and fakes in calls of their own where nothing else was asked for: a D of one's own may couple images."""
-    return dataclasses.replace(device, one_call=False) if device.one_call == "auto" else device
+    return dataclasses.replace(device, concat_real_fake=False) if device.concat_real_fake == "auto" else device

@@ -16,27 +16,27 @@ sys.path.insert(0, str(Path(__file__).parent))  # `import ranks, toy` from any t
 import browser
 import rank_pool
 import tiny_run
-from processes import LONG, Processes, quicken, train, trained
+from processes import LONG_RUN_ARG, CliProcesses, reduce_bn_recalibration, train_args, train_tiny
 
 KILLS = ("test_rank_loss.py", "test_killed_ranks.py", "test_killed_workers.py")
 LONG_ONES = ("test_contracts.py", "test_per_label_wcgan.py", "test_fuzz.py", "test_resume.py", "test_gossip_dposg.py")
 
 torch.set_num_threads(1)
-quicken()
+reduce_bn_recalibration()
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="paragan-tests-")
 cloudpickle.register_pickle_by_value(tiny_run)
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[rank_pool.Pool]:
-    pool = rank_pool.Pool()
+def pool() -> Iterator[rank_pool.RankPool]:
+    pool = rank_pool.RankPool()
     yield pool
     pool.close()
 
 
 @pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
-    started = Processes(tmp_path)
+def processes(tmp_path: Path) -> Iterator[CliProcesses]:
+    started = CliProcesses(tmp_path)
     yield started
     started.close()
 
@@ -44,20 +44,20 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny run that came to its end. Look, do not touch."""
-    return trained(tmp_path_factory.mktemp("finished") / "run", "--kimg=0.16")
+    return train_tiny(tmp_path_factory.mktemp("finished") / "run", "--kimg=0.16")
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of `LONG` that nobody disturbed."""
-    return trained(tmp_path_factory.mktemp("undisturbed") / "run", LONG)
+    return train_tiny(tmp_path_factory.mktemp("undisturbed") / "run", LONG_RUN_ARG)
 
 
 @pytest.fixture(scope="session")
 def undisturbed_by_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The same on two ranks."""
-    processes = Processes(tmp_path_factory.mktemp("undisturbed"))
-    ranks = processes.ranks(2, *train(processes.folder / "run", LONG))
+    processes = CliProcesses(tmp_path_factory.mktemp("undisturbed"))
+    ranks = processes.start_ranks(2, *train_args(processes.folder / "run", LONG_RUN_ARG))
     assert [rank.wait() for rank in ranks] == [0, 0]
     yield processes.folder / "run"
     processes.close()
@@ -91,5 +91,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-        if item.get_closest_marker("browser") and not browser.wanted():
+        if item.get_closest_marker("browser") and not browser.is_enabled():
             item.add_marker(pytest.mark.skip(reason="no Chromium"))

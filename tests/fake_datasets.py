@@ -12,87 +12,91 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paragan.core.errors import Unusable
-from paragan.data.decode import place
-from paragan.data.open_source import find
-from paragan.data.storage.local import Here
+from paragan.core.errors import UsageError
+from paragan.data.decode import decode_into
+from paragan.data.open_source import open_source
+from paragan.data.storage.local import LocalFileSystem
 
 
-def pictures(count: int, side: int = 8, seed: int = 0) -> np.ndarray:  # [N, R, R, 3] uint8
+def random_images(count: int, side: int = 8, seed: int = 0) -> np.ndarray:  # [N, R, R, 3] uint8
     return np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), np.uint8)
 
 
-def png(pixels: np.ndarray, kind: str = "PNG", **how) -> bytes:
+def encode_image(pixels: np.ndarray, kind: str = "PNG", **how) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind, **how)
     return file.getvalue()
 
 
-class Far(Here):
+class FakeRemoteFileSystem(LocalFileSystem):
     """A folder that behaves as if it lay far away, and counts what is asked of it."""
 
     remote = True
 
     def __init__(self, path: Path):
         super().__init__(path)
-        self.where, self.asked = f"far://{path.name}", []
+        self.where, self.requests = f"far://{path.name}", []
 
     def at(self, name: str) -> str:
         return f"{self.where}/{name}"
 
     def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
-        self.asked.append((name, start, size))
+        self.requests.append((name, start, size))
         return super().read(name, start, size)
 
     def open(self, name: str):
-        return io.BytesIO((self.path / name).read_bytes())
+        return io.BytesIO((self.root / name).read_bytes())
 
 
-def pixels(source) -> np.ndarray:
+def read_all_pixels(source) -> np.ndarray:
     """All records of a source, from many threads in a mixed order: [N, R, R, 3]."""
     first = source.read(0)
     side = first.shape[0] if isinstance(first, np.ndarray) else Image.open(io.BytesIO(first)).height
     out = np.empty((len(source), side, side, 3), np.uint8)
     with ThreadPoolExecutor(8) as pool:
         order = np.random.default_rng(1).permutation(len(source))
-        list(pool.map(lambda index: place(source.read(int(index)), out[index]), order))
+        list(pool.map(lambda index: decode_into(source.read(int(index)), out[index]), order))
     return out
 
 
-def mark(source) -> bytes:
-    return b"".join(source.identity())
+def fingerprint(source) -> bytes:
+    return b"".join(source.fingerprint_parts())
 
 
-def refusal(where, **how) -> str:
-    with pytest.raises(Unusable) as caught:
-        find(str(where), **how)
+def open_error(where, **how) -> str:
+    with pytest.raises(UsageError) as caught:
+        open_source(str(where), **how)
     message = str(caught.value)
     assert "\n" not in message
     assert message.startswith("data: ")
     return message
 
 
-def listing(names, labels) -> str:
+def dataset_json(names, labels) -> str:
     return json.dumps({"labels": [[name, int(label)] for name, label in zip(names, labels, strict=True)]})
 
 
-def python2(value) -> bytes:
+def pickle_python2(value) -> bytes:
     """A pickle as Python 2's cPickle wrote CIFAR: protocol 2, texts as BINSTRING, arrays by _reconstruct."""
-    return b"\x80\x02" + _python2(value) + b"."
+    return b"\x80\x02" + _pickle_python2_value(value) + b"."
 
 
-def _python2(value) -> bytes:
+def _pickle_python2_value(value) -> bytes:
     if isinstance(value, dict):
-        return b"}(" + b"".join(_python2(key) + _python2(one) for key, one in value.items()) + b"u"
+        return (
+            b"}("
+            + b"".join(_pickle_python2_value(key) + _pickle_python2_value(one) for key, one in value.items())
+            + b"u"
+        )
     if isinstance(value, list):
-        return b"](" + b"".join(map(_python2, value)) + b"e"
+        return b"](" + b"".join(map(_pickle_python2_value, value)) + b"e"
     if isinstance(value, str):
         return _binstring(value.encode())
     if isinstance(value, int):
         return b"J" + struct.pack("<i", value)
     assert isinstance(value, np.ndarray)
     code, order = value.dtype.str[1:], value.dtype.str[:1]
-    shape = b"(" + b"".join(map(_python2, value.shape)) + b"t"
+    shape = b"(" + b"".join(map(_pickle_python2_value, value.shape)) + b"t"
     kind = b"cnumpy\ndtype\n" + _binstring(code.encode()) + b"K\x00K\x01\x87R(K\x03" + _binstring(order.encode())
     kind += b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
     made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"

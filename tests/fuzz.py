@@ -30,29 +30,29 @@ import h5py
 import numpy as np
 
 import fake_datasets
-from paragan.core.errors import Failed, Unusable
-from paragan.data.decode import place
-from paragan.data.open_source import find
+from paragan.core.errors import RunError, UsageError
+from paragan.data.decode import decode_into
+from paragan.data.open_source import open_source
 from paragan.data.source import DecodeError
-from paragan.data.storage.filesystem import Reach
+from paragan.data.storage.filesystem import RemoteOptions
 
-HEADROOM = 4 * 2**30  # bytes of addresses beyond what the program takes at its start
-LONGEST_S = 10  # an input
-READ = 12  # records of an input, at most
+HEADROOM_BYTES = 4 * 2**30  # bytes of addresses beyond what the program takes at its start
+INPUT_TIMEOUT_S = 10  # an input
+MAX_RECORDS = 12  # records of an input, at most
 
-IMAGES = fake_datasets.pictures(6)
+IMAGES = fake_datasets.random_images(6)
 LABELS = [0, 1, 2, 0, 1, 2]
-PNGS = [fake_datasets.png(image) for image in IMAGES]
+PNGS = [fake_datasets.encode_image(image) for image in IMAGES]
 
 Rng = random.Random
 Files = dict[str, bytes]
 
 
-class Hang(BaseException):
+class InputTimeout(BaseException):
     """An input took too long."""
 
 
-class Trap:
+class PickleTrap:
     """Unpickling this leaves a file behind."""
 
     def __init__(self, path: Path):
@@ -65,35 +65,35 @@ class Trap:
 # Damage -----------------------------------------------------------------------------------------------------
 
 
-def flipped(rng: Rng, data: bytes) -> bytes:
+def flip_bytes(rng: Rng, data: bytes) -> bytes:
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 5, 30)) if out else 0):
         out[rng.randrange(len(out))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
     return bytes(out)
 
 
-def near_end(rng: Rng, data: bytes) -> bytes:
+def damage_end(rng: Rng, data: bytes) -> bytes:
     """Bits of the last part: directories, footers."""
     cut = max(0, len(data) - rng.choice((60, 300, 1500)))
-    return data[:cut] + flipped(rng, data[cut:])
+    return data[:cut] + flip_bytes(rng, data[cut:])
 
 
-def near_start(rng: Rng, data: bytes) -> bytes:
+def damage_start(rng: Rng, data: bytes) -> bytes:
     cut = rng.choice((40, 200, 1000))
-    return flipped(rng, data[:cut]) + data[cut:]
+    return flip_bytes(rng, data[:cut]) + data[cut:]
 
 
-def truncated(rng: Rng, data: bytes) -> bytes:
+def truncate(rng: Rng, data: bytes) -> bytes:
     return data[: rng.randrange(len(data) + 1)]
 
 
-def spliced(rng: Rng, data: bytes) -> bytes:
+def splice(rng: Rng, data: bytes) -> bytes:
     """A piece of it somewhere else, over what is there or in between."""
     start, to, length = rng.randrange(len(data) + 1), rng.randrange(len(data) + 1), rng.randrange(1, 600)
     return data[:to] + data[start : start + length] + data[to + length * rng.randrange(2) :]
 
 
-def numbers(rng: Rng, data: bytes) -> bytes:
+def corrupt_integers(rng: Rng, data: bytes) -> bytes:
     """Some number in it is another: extreme, as lengths and offsets would be."""
     if len(data) < 8:
         return data
@@ -106,33 +106,33 @@ def numbers(rng: Rng, data: bytes) -> bytes:
     return bytes(out)
 
 
-def digits(rng: Rng, data: bytes) -> bytes:
+def corrupt_digits(rng: Rng, data: bytes) -> bytes:
     """Some digit in text is another, or many."""
     at = [i for i, byte in enumerate(data[:20_000]) if 48 <= byte < 58]
     if not at:
-        return flipped(rng, data)
+        return flip_bytes(rng, data)
     i = rng.choice(at)
     return data[:i] + rng.choice((b"9", b"99999999999999999999", b"-1", b"1e999", b"0", b"[", b"null")) + data[i + 1 :]
 
 
-DAMAGES = (flipped, flipped, near_end, near_start, truncated, spliced, numbers, digits)
+MUTATIONS = (flip_bytes, flip_bytes, damage_end, damage_start, truncate, splice, corrupt_integers, corrupt_digits)
 
 
-def damaged(rng: Rng, data: bytes) -> bytes:
+def mutate(rng: Rng, data: bytes) -> bytes:
     for _ in range(rng.choice((1, 1, 1, 2))):
-        data = rng.choice(DAMAGES)(rng, data)
+        data = rng.choice(MUTATIONS)(rng, data)
     return data
 
 
-def one_damaged(rng: Rng, files: Files) -> Files:
+def mutate_one(rng: Rng, files: Files) -> Files:
     name = rng.choice([name for name in files if files[name]])
-    return {**files, name: damaged(rng, files[name])}
+    return {**files, name: mutate(rng, files[name])}
 
 
 # Whole ones of every format ---------------------------------------------------------------------------------
 
 
-def zip_of(members: Files, method: int = zipfile.ZIP_STORED) -> bytes:
+def make_zip(members: Files, method: int = zipfile.ZIP_STORED) -> bytes:
     file = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(file, "w", method) as archive:
         warnings.simplefilter("ignore")
@@ -141,7 +141,7 @@ def zip_of(members: Files, method: int = zipfile.ZIP_STORED) -> bytes:
     return file.getvalue()
 
 
-def tar_of(members: list[tuple[str, bytes]], form: int = tarfile.USTAR_FORMAT) -> bytes:
+def make_tar(members: list[tuple[str, bytes]], form: int = tarfile.USTAR_FORMAT) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=form) as archive:
         for name, data in members:
@@ -151,13 +151,13 @@ def tar_of(members: list[tuple[str, bytes]], form: int = tarfile.USTAR_FORMAT) -
     return file.getvalue()
 
 
-def npz_of(save: Callable = np.savez, **arrays) -> bytes:
+def make_npz(save: Callable = np.savez, **arrays) -> bytes:
     file = io.BytesIO()
     save(file, **arrays)
     return file.getvalue()
 
 
-def h5_of(**how) -> bytes:
+def make_h5(**how) -> bytes:
     file = io.BytesIO()
     with h5py.File(file, "w", libver=how.pop("libver", "earliest")) as stored:
         stored.create_dataset("imgs", data=np.ascontiguousarray(IMAGES.transpose(0, 3, 1, 2)), **how)
@@ -166,36 +166,36 @@ def h5_of(**how) -> bytes:
 
 
 NAMES = [f"{i}/{i}.png" for i in range(6)]
-LISTING = fake_datasets.listing(NAMES, LABELS).encode()
-CLASSED: Files = {f"{'abc'[label]}/{i}.png": PNGS[i] for i, label in enumerate(LABELS)}
+DATASET_JSON = fake_datasets.dataset_json(NAMES, LABELS).encode()
+CLASS_FOLDERS: Files = {f"{'abc'[label]}/{i}.png": PNGS[i] for i, label in enumerate(LABELS)}
 MEMBERS = [one for i in range(6) for one in ((f"{i}.png", PNGS[i]), (f"{i}.cls", b"%d" % LABELS[i]))]
-LONG = [(f"{'long' * 40}{name}", data) for name, data in MEMBERS]
-SINGLE: Files = {
+LONG_NAME_MEMBERS = [(f"{'long' * 40}{name}", data) for name, data in MEMBERS]
+SINGLE_IMAGES: Files = {
     "png": PNGS[0],
-    "jpg": fake_datasets.png(IMAGES[0], "JPEG"),
-    "jpeg": fake_datasets.png(
+    "jpg": fake_datasets.encode_image(IMAGES[0], "JPEG"),
+    "jpeg": fake_datasets.encode_image(
         IMAGES[0], "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0"
     ),
-    "webp": fake_datasets.png(IMAGES[0], "WEBP"),
-    "bmp": fake_datasets.png(IMAGES[0], "BMP"),
+    "webp": fake_datasets.encode_image(IMAGES[0], "WEBP"),
+    "bmp": fake_datasets.encode_image(IMAGES[0], "BMP"),
 }
 
 
 # Blocks: what input number i of a block is ------------------------------------------------------------------
 
 
-def images(rng: Rng, folder: Path) -> Path:
-    kinds = list(SINGLE)
+def write_images(rng: Rng, folder: Path) -> Path:
+    kinds = list(SINGLE_IMAGES)
     for name in "abc":
         kind, said = rng.choice(kinds), rng.choice(kinds)
-        data = huge(rng, kind) if rng.random() < 0.3 else damaged(rng, SINGLE[kind])
+        data = oversized_image(rng, kind) if rng.random() < 0.3 else mutate(rng, SINGLE_IMAGES[kind])
         (folder / f"{name}.{said if rng.random() < 0.3 else kind}").write_bytes(data)
     return folder
 
 
-def huge(rng: Rng, kind: str) -> bytes:
+def oversized_image(rng: Rng, kind: str) -> bytes:
     """An image that says to be enormous."""
-    side, data = rng.choice((2**16 - 1, 2**14 - 1, 2**31 - 1, 0)), bytearray(SINGLE[kind])
+    side, data = rng.choice((2**16 - 1, 2**14 - 1, 2**31 - 1, 0)), bytearray(SINGLE_IMAGES[kind])
     if kind == "png":
         data[16:24] = struct.pack(">2L", side, side)
         data[29:33] = struct.pack(">L", zlib.crc32(data[12:29]))
@@ -209,41 +209,41 @@ def huge(rng: Rng, kind: str) -> bytes:
     return bytes(data)
 
 
-def npzs(rng: Rng, folder: Path) -> Path:
+def write_npz(rng: Rng, folder: Path) -> Path:
     save = rng.choice((np.savez, np.savez_compressed))
-    data = npz_of(save, images=IMAGES, labels=LABELS, classes=np.array(["a", "b", "c"]))
+    data = make_npz(save, images=IMAGES, labels=LABELS, classes=np.array(["a", "b", "c"]))
     if rng.random() < 0.05:
-        data = npz_of(images=IMAGES, labels=np.array([Trap(folder.parent / "sprung")], object))
-    return written(folder / "a.npz", damaged(rng, data))
+        data = make_npz(images=IMAGES, labels=np.array([PickleTrap(folder.parent / "sprung")], object))
+    return write_file(folder / "a.npz", mutate(rng, data))
 
 
-def zips(rng: Rng, folder: Path) -> Path:
+def write_zip(rng: Rng, folder: Path) -> Path:
     method = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     names = ["../../up.png", "/etc/x.png", "a\\..\\b.png", "C:\\c.png", "a/../../../d.png", "x\0e.png"]
     members = rng.choice(
         (
-            CLASSED,
-            {**dict(zip(NAMES, PNGS)), "dataset.json": LISTING},
-            {**dict(zip(NAMES, PNGS)), "dataset.json": damaged(rng, LISTING)},
-            {**dict(zip(names, PNGS)), "dataset.json": fake_datasets.listing(names, LABELS).encode()},
+            CLASS_FOLDERS,
+            {**dict(zip(NAMES, PNGS)), "dataset.json": DATASET_JSON},
+            {**dict(zip(NAMES, PNGS)), "dataset.json": mutate(rng, DATASET_JSON)},
+            {**dict(zip(names, PNGS)), "dataset.json": fake_datasets.dataset_json(names, LABELS).encode()},
             {"a.png": bytes(300_000)},
         )
     )
-    data = zip_of(members, method)
-    return written(folder / "a.zip", rng.choice((near_end, near_end, damaged))(rng, data))
+    data = make_zip(members, method)
+    return write_file(folder / "a.zip", rng.choice((damage_end, damage_end, mutate))(rng, data))
 
 
-def listings(rng: Rng, folder: Path) -> Path:
+def write_dataset_json(rng: Rng, folder: Path) -> Path:
     for name, data in zip(NAMES, PNGS):
-        written(folder / name, data)
-    text = damaged(rng, LISTING)
+        write_file(folder / name, data)
+    text = mutate(rng, DATASET_JSON)
     if rng.random() < 0.1:
         text = b'{"labels": ' + rng.choice((b"[" * 50_000, b"9" * 9999, b'[["../x.png", 1]]', b"NaN")) + b"}"
-    written(folder / "dataset.json", text)
+    write_file(folder / "dataset.json", text)
     return folder
 
 
-def h5s(rng: Rng, folder: Path) -> Path:
+def write_h5(rng: Rng, folder: Path) -> Path:
     how = rng.choice(
         (
             {},
@@ -253,29 +253,31 @@ def h5s(rng: Rng, folder: Path) -> Path:
             {"libver": "latest"},
         )
     )
-    return written(folder / rng.choice(("a.h5", "a.hdf5")), damaged(rng, h5_of(**how)))
+    return write_file(folder / rng.choice(("a.h5", "a.hdf5")), mutate(rng, make_h5(**how)))
 
 
-def pickles(rng: Rng, folder: Path) -> Path:
+def write_pickles(rng: Rng, folder: Path) -> Path:
     rows = np.zeros((6, 3072), np.uint8)
     batch = {"data": rows, "labels": LABELS, "fine_labels": LABELS}
     if rng.random() < 0.1:
-        batch["trap"] = Trap(folder.parent / "sprung")  # pyright: ignore[reportArgumentType]
+        batch["trap"] = PickleTrap(folder.parent / "sprung")  # pyright: ignore[reportArgumentType]
     protocol = rng.randrange(7)
     data = (
-        fake_datasets.python2(batch) if protocol == 6 and "trap" not in batch else pickle.dumps(batch, min(protocol, 5))
+        fake_datasets.pickle_python2(batch)
+        if protocol == 6 and "trap" not in batch
+        else pickle.dumps(batch, min(protocol, 5))
     )
     meta = pickle.dumps({"label_names": ["a", "b", "c"]}, 2)
     small = data.find(bytes(3000))  # the pixels are dull: most damage goes around them
     head, tail = data[: max(0, small)], data[max(0, small) + 3000 :]
     ten = rng.random() < 0.5
-    data = rng.choice((damaged(rng, head) + bytes(3000) + tail, head + bytes(3000) + damaged(rng, tail)))
-    written(folder / ("data_batch_1" if ten else "train"), data)
-    written(folder / ("batches.meta" if ten else "meta"), damaged(rng, meta) if rng.random() < 0.3 else meta)
+    data = rng.choice((mutate(rng, head) + bytes(3000) + tail, head + bytes(3000) + mutate(rng, tail)))
+    write_file(folder / ("data_batch_1" if ten else "train"), data)
+    write_file(folder / ("batches.meta" if ten else "meta"), mutate(rng, meta) if rng.random() < 0.3 else meta)
     return folder
 
 
-def programs(rng: Rng, folder: Path) -> Path:
+def write_pickle_programs(rng: Rng, folder: Path) -> Path:
     """Pickles of random opcodes, with calls among them."""
     pieces = [
         *(b"}", b"]", b")", b"(", b"t", b"\x85", b"\x86", b"\x87", b"R", b"b", b"s", b"u", b"a", b"e", b"N", b"\x88"),
@@ -285,17 +287,19 @@ def programs(rng: Rng, folder: Path) -> Path:
     ]
     body = b"".join(rng.choice(pieces) for _ in range(rng.randrange(1, 40)))
     start = rng.choice((b"\x80\x02", b"\x80\x04", b"\x80\x02}U\x04data", b""))
-    written(folder / "data_batch_1", start + body + rng.choice((b".", b"s.", b"")))
+    write_file(folder / "data_batch_1", start + body + rng.choice((b".", b"s.", b"")))
     return folder
 
 
-def tars(rng: Rng, folder: Path) -> Path:
+def write_tar(rng: Rng, folder: Path) -> Path:
     form = rng.choice((tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))
-    members = rng.choice((MEMBERS, LONG, [("../../up.png", PNGS[0]), ("/etc/passwd.png", PNGS[1])]))
-    data = tar_of(members, form if members is not LONG else rng.choice((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)))
+    members = rng.choice((MEMBERS, LONG_NAME_MEMBERS, [("../../up.png", PNGS[0]), ("/etc/passwd.png", PNGS[1])]))
+    data = make_tar(
+        members, form if members is not LONG_NAME_MEMBERS else rng.choice((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))
+    )
     if rng.random() < 0.5:  # a header that is damaged, with a checksum that is right
         out, at = bytearray(data), 512 * rng.randrange(max(1, len(data) // 512))
-        header = bytearray(flipped(rng, bytes(out[at : at + 512])) if rng.random() < 0.5 else out[at : at + 512])
+        header = bytearray(flip_bytes(rng, bytes(out[at : at + 512])) if rng.random() < 0.5 else out[at : at + 512])
         header[156:157] = rng.choice((b"0", b"1", b"2", b"5", b"L", b"x", b"g", b"S", b"K", b"D", b"V", b"\0"))
         if rng.random() < 0.5:
             header[124:136] = rng.choice((b"77777777777\0", b"\x80" + b"\xff" * 11, b"-0000000001\0", bytes(12)))
@@ -303,29 +307,29 @@ def tars(rng: Rng, folder: Path) -> Path:
         out[at : at + 512] = header
         data = bytes(out)
     else:
-        data = damaged(rng, data)
-    written(folder / "a.tar", data)
+        data = mutate(rng, data)
+    write_file(folder / "a.tar", data)
     return folder / rng.choice(("", "a.tar", "*.tar"))
 
 
-def indexes(rng: Rng, folder: Path) -> Path:
-    from paragan.data.formats.tar_index import build
-    from paragan.data.storage.local import Here
+def write_tar_index(rng: Rng, folder: Path) -> Path:
+    from paragan.data.formats.tar_index import build_index
+    from paragan.data.storage.local import LocalFileSystem
 
-    size = written(folder / "a.tar", tar_of(MEMBERS)).stat().st_size
-    data = build(Here(folder), ["a.tar"], [size]).to_bytes()
+    size = write_file(folder / "a.tar", make_tar(MEMBERS)).stat().st_size
+    data = build_index(LocalFileSystem(folder), ["a.tar"], [size]).to_bytes()
     if rng.random() < 0.5:
         parts = dict(np.load(io.BytesIO(data)))
         key = rng.choice(list(parts))
         parts[key] = rng.choice((parts[key][:3], parts[key][::-1], parts[key].reshape(1, -1), parts[key].astype(str)))
-        data = npz_of(**parts)
-    written(folder / "paragan-index.npz", damaged(rng, data) if rng.random() < 0.7 else data)
+        data = make_npz(**parts)
+    write_file(folder / "paragan-index.npz", mutate(rng, data) if rng.random() < 0.7 else data)
     return folder
 
 
-def arrows(rng: Rng, folder: Path) -> Path:
-    for name, data in one_damaged(rng, arrow_files()).items():
-        written(folder / name, data)
+def write_arrow(rng: Rng, folder: Path) -> Path:
+    for name, data in mutate_one(rng, arrow_files()).items():
+        write_file(folder / name, data)
     return folder
 
 
@@ -346,15 +350,15 @@ def arrow_files() -> Files:
     return _ARROW
 
 
-def folders(rng: Rng, folder: Path) -> Path:
+def write_mixed_folder(rng: Rng, folder: Path) -> Path:
     """Names and files that belong to some other format, or to none."""
     wholes = [
-        zip_of(CLASSED),
-        tar_of(MEMBERS),
-        h5_of(),
-        npz_of(images=IMAGES),
-        *SINGLE.values(),
-        LISTING,
+        make_zip(CLASS_FOLDERS),
+        make_tar(MEMBERS),
+        make_h5(),
+        make_npz(images=IMAGES),
+        *SINGLE_IMAGES.values(),
+        DATASET_JSON,
         b"",
         b"x" * 99,
     ]
@@ -367,56 +371,56 @@ def folders(rng: Rng, folder: Path) -> Path:
     for name in chosen:
         path = folder / name
         if not any(part.is_file() for part in path.parents) and not path.is_dir():
-            written(path, rng.choice(wholes))
+            write_file(path, rng.choice(wholes))
     return folder / rng.choice(("", "", *chosen, "*.tar", "x-{0..3}.tar", "{5..1}.tar", "*/a.tar"))
 
 
-BLOCKS: dict[str, tuple[Callable[[Rng, Path], Path], int]] = {
-    "images": (images, 2400),
-    "npz": (npzs, 1200),
-    "zip": (zips, 1400),
-    "listing": (listings, 600),
-    "hdf5": (h5s, 1200),
-    "pickle": (pickles, 700),
-    "program": (programs, 500),
-    "tar": (tars, 1000),
-    "index": (indexes, 400),
-    "arrow": (arrows, 300),
-    "folder": (folders, 300),
+CASES: dict[str, tuple[Callable[[Rng, Path], Path], int]] = {
+    "images": (write_images, 2400),
+    "npz": (write_npz, 1200),
+    "zip": (write_zip, 1400),
+    "listing": (write_dataset_json, 600),
+    "hdf5": (write_h5, 1200),
+    "pickle": (write_pickles, 700),
+    "program": (write_pickle_programs, 500),
+    "tar": (write_tar, 1000),
+    "index": (write_tar_index, 400),
+    "arrow": (write_arrow, 300),
+    "folder": (write_mixed_folder, 300),
 }
 
 
 # Trying them ------------------------------------------------------------------------------------------------
 
 
-def written(path: Path, data: bytes) -> Path:
+def write_file(path: Path, data: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return path
 
 
-def outcome(where: Path, cache: Path, labels: bool) -> str:
+def try_open(where: Path, cache: Path, labels: bool) -> str:
     """How it ended: fine, or the kind of error, which must be of one line."""
     try:
-        source = find(str(where), Reach(cache=str(cache)), labels=labels)
+        source = open_source(str(where), RemoteOptions(cache_dir=str(cache)), labels=labels)
         assert source.labels is None or len(source.labels) == len(source)
         assert len(source) > 0
         ends = {"fine"}
         out = np.empty((8, 8, 3), np.uint8)
-        for index in sorted({*range(min(READ, len(source))), len(source) - 1}):
-            assert "\n" not in source.name(index)
+        for index in sorted({*range(min(MAX_RECORDS, len(source))), len(source) - 1}):
+            assert "\n" not in source.sample_name(index)
             try:
-                place(source.read(index), out)
+                decode_into(source.read(index), out)
             except DecodeError as error:
-                ends.add(one_line(error))
-        for part in source.identity():
+                ends.add(error_kind(error))
+        for part in source.fingerprint_parts():
             assert isinstance(part, bytes)
         return " and ".join(sorted(ends))
-    except (Unusable, Failed) as error:
-        return one_line(error)
+    except (UsageError, RunError) as error:
+        return error_kind(error)
 
 
-def one_line(error: Exception) -> str:
+def error_kind(error: Exception) -> str:
     said = str(error)
     assert said, "an error that says nothing"
     assert said.isprintable(), f"not on one line: {said!r}"
@@ -424,14 +428,14 @@ def one_line(error: Exception) -> str:
     return type(error).__name__
 
 
-def tree(folder: Path) -> set[str]:
+def list_paths(folder: Path) -> set[str]:
     return {str(path) for path in folder.rglob("*") if "input" not in path.relative_to(folder).parts[:1]}
 
 
-def run(name: str, folder: Path) -> dict:
-    make, count = BLOCKS[name]
+def run_case(name: str, folder: Path) -> dict:
+    make, count = CASES[name]
     started, ends, wrong, slowest = time.monotonic(), Counter(), [], 0.0
-    before = tree(folder)
+    before = list_paths(folder)
     for number in range(count):
         rng, place_ = Rng(f"{name} {number}"), folder / "input"
         shutil.rmtree(place_, ignore_errors=True)
@@ -439,35 +443,35 @@ def run(name: str, folder: Path) -> dict:
         where = make(rng, place_)
         sys.stderr.write(f"{name} {number}\n")
         begun = time.monotonic()
-        signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
+        signal.setitimer(signal.ITIMER_REAL, INPUT_TIMEOUT_S)
         try:
             with warnings.catch_warnings(record=True) as warned:
                 warnings.filterwarnings("always", append=True)  # what a user would see
-                ends[outcome(where, folder / "cache", labels=number % 5 > 0)] += 1
+                ends[try_open(where, folder / "cache", labels=number % 5 > 0)] += 1
             assert not warned, f"warned: {warned[0]}"
-        except (Exception, Hang):
+        except (Exception, InputTimeout):
             wrong.append(f"{name} {number}: {' | '.join(traceback.format_exc().splitlines()[-8:])}")
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
         slowest = max(slowest, time.monotonic() - begun)
-    made = sorted(path for path in tree(folder) - before if not path.startswith(str(folder / "cache")))
+    made = sorted(path for path in list_paths(folder) - before if not path.startswith(str(folder / "cache")))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     seconds = round(time.monotonic() - started, 2)
     about = {"block": name, "count": count, "seconds": seconds, "slowest": round(slowest, 3), "peak_mb": peak}
     return {**about, "ends": ends, "wrong": wrong[:20], "many_wrong": len(wrong), "made": made}
 
 
-def hang(*_) -> None:
-    raise Hang
+def raise_timeout(*_) -> None:
+    raise InputTimeout
 
 
 if __name__ == "__main__":
     faulthandler.enable()
-    signal.signal(signal.SIGALRM, hang)
+    signal.signal(signal.SIGALRM, raise_timeout)
     arrow_files()  # imports what is imported lazily, before memory is bounded
-    place(SINGLE["jpg"], np.empty((8, 8, 3), np.uint8))
+    decode_into(SINGLE_IMAGES["jpg"], np.empty((8, 8, 3), np.uint8))
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + HEADROOM, now + HEADROOM))
+    resource.setrlimit(resource.RLIMIT_AS, (now + HEADROOM_BYTES, now + HEADROOM_BYTES))
     for block in sys.argv[2:]:
-        sys.stdout.write(f"{json.dumps(run(block, Path(sys.argv[1])))}\n")
+        sys.stdout.write(f"{json.dumps(run_case(block, Path(sys.argv[1])))}\n")
         sys.stdout.flush()

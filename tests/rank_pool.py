@@ -14,21 +14,21 @@ import cloudpickle
 TIMEOUT_S = 60
 
 
-def _work(connection: Any) -> None:
+def _rank_main(connection: Any) -> None:
     import pytest  # noqa: F401 - jobs use it, and the first import may take seconds
     import torch
 
-    from paragan.comm.world import Place, World
-    from processes import quicken
+    from paragan.comm.world import LaunchInfo, World
+    from processes import reduce_bn_recalibration
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    quicken()
+    reduce_bn_recalibration()
     while (task := connection.recv()) is not None:
         rank, size, port, call = task
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         try:
-            world = World.join(Place(rank, size, rank, size), torch.device("cpu"), 20.0, env)
+            world = World.join(LaunchInfo(rank, size, rank, size), torch.device("cpu"), 20.0, env)
             result = cloudpickle.loads(call)(world)
             world.close()
             connection.send((True, cloudpickle.dumps(result)))
@@ -36,20 +36,20 @@ def _work(connection: Any) -> None:
             connection.send((False, traceback.format_exc()))
 
 
-class Pool:
+class RankPool:
     """`pool(4, job)` runs job(world) on four ranks and returns what each returned. More are started when wanted."""
 
-    def __init__(self, ready: int = 4):
-        self._ends, self._processes = [], []
-        self._grow(ready)
+    def __init__(self, initial_size: int = 4):
+        self._connections, self._processes = [], []
+        self._grow(initial_size)
 
     def _grow(self, size: int) -> None:
         context = mp.get_context("spawn")
-        while len(self._ends) < size:
+        while len(self._connections) < size:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs,), daemon=True)
+            process = context.Process(target=_rank_main, args=(theirs,), daemon=True)
             process.start()
-            self._ends.append(ours)
+            self._connections.append(ours)
             self._processes.append(process)
 
     def __call__(self, size: int, job: Callable[[Any], Any]) -> list[Any]:
@@ -59,31 +59,31 @@ class Pool:
             port = s.getsockname()[1]
         call = cloudpickle.dumps(job)
         for rank in range(size):
-            self._ends[rank].send((rank, size, port, call))
+            self._connections[rank].send((rank, size, port, call))
         try:
-            return self._answers(size)
+            return self._collect_results(size)
         except AssertionError:
-            self._start_anew()  # a rank that failed may have a group left, which the next job would trip over
+            self._restart()  # a rank that failed may have a group left, which the next job would trip over
             raise
 
-    def _answers(self, size: int) -> list[Any]:
+    def _collect_results(self, size: int) -> list[Any]:
         results = []
         for rank in range(size):
-            assert self._ends[rank].poll(TIMEOUT_S), f"rank {rank} did not answer"
-            results.append(self._ends[rank].recv())
+            assert self._connections[rank].poll(TIMEOUT_S), f"rank {rank} did not answer"
+            results.append(self._connections[rank].recv())
         for rank, (fine, answer) in enumerate(results):
             assert fine, f"rank {rank}:\n{answer}"
         return [cloudpickle.loads(answer) for _, answer in results]
 
-    def _start_anew(self) -> None:
-        for end, process in zip(self._ends, self._processes):
+    def _restart(self) -> None:
+        for end, process in zip(self._connections, self._processes):
             process.kill()
             process.join(10)
             end.close()
-        self._ends, self._processes = [], []
+        self._connections, self._processes = [], []
 
     def close(self) -> None:
-        for end in self._ends:
+        for end in self._connections:
             end.send(None)
         for process in self._processes:
             process.join(10)

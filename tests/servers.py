@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from processes import free_port, until
+from processes import free_port, wait_until
 
-NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+NGINX_PATH = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 _CONF = """
 daemon off;
 worker_processes 1;
@@ -53,20 +53,20 @@ class Nginx:
     more : further lines for its `server` block
     """
 
-    def __init__(self, folder: Path, work: Path, more: str = ""):
-        if NGINX is None:
+    def __init__(self, folder: Path, work: Path, extra_config: str = ""):
+        if NGINX_PATH is None:
             pytest.skip("no nginx")
         work.mkdir(parents=True, exist_ok=True)
         self.port, self.work = free_port(), work
         user = "user root;" if os.geteuid() == 0 else ""  # a worker must read tmp_path
-        conf = _CONF.format(work=work, port=self.port, folder=folder, user=user, more=more)
+        conf = _CONF.format(work=work, port=self.port, folder=folder, user=user, more=extra_config)
         (work / "nginx.conf").write_text(conf)
         self.url = f"http://127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
         command = [
-            str(NGINX),
+            str(NGINX_PATH),
             "-p",
             str(self.work),
             "-c",
@@ -75,7 +75,7 @@ class Nginx:
             str(self.work / "error.log"),
         ]
         self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        until(lambda: answers(self.port), 10, "nginx answers")
+        wait_until(lambda: is_listening(self.port), 10, "nginx answers")
 
     def stop(self) -> None:
         """At once: connections are reset."""
@@ -83,22 +83,22 @@ class Nginx:
         self._process.wait(10)
 
 
-def answers(port: int) -> bool:
+def is_listening(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True
     return False
 
 
 @contextlib.contextmanager
-def nginx(folder: Path, work: Path, more: str = "") -> Iterator[Nginx]:
-    server = Nginx(folder, work, more)
+def run_nginx(folder: Path, work: Path, extra_config: str = "") -> Iterator[Nginx]:
+    server = Nginx(folder, work, extra_config)
     try:
         yield server
     finally:
         server.stop()
 
 
-class S3:
+class S3Server:
     """A real S3 server (moto's), and the environment that leads clients to it."""
 
     def __init__(self, url: str):
@@ -123,7 +123,7 @@ class S3:
 
 
 @contextlib.contextmanager
-def s3() -> Iterator[S3]:
+def run_s3() -> Iterator[S3Server]:
     """In this process, in threads."""
     moto = pytest.importorskip("moto.server")
     with warnings.catch_warnings():
@@ -132,26 +132,26 @@ def s3() -> Iterator[S3]:
         server.start()
         host, port = server.get_host_and_port()
         try:
-            yield S3(f"http://{host}:{port}")
+            yield S3Server(f"http://{host}:{port}")
         finally:
             server.stop()
 
 
-class Asked(BaseHTTPRequestHandler):
+class FaultyRequest(BaseHTTPRequestHandler):
     """One request of `Faulty`. Its `play` answers with `serve`, or does something else."""
 
     protocol_version = "HTTP/1.1"
-    server: Faulty  # pyright: ignore[reportIncompatibleVariableOverride]
+    server: FaultyServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
         with self.server.lock:
-            self.server.asked.append((self.path, self.headers.get("Range", "")))
-            plan = self.server.plan
+            self.server.requests.append((self.path, self.headers.get("Range", "")))
+            plan = self.server.responses
             play = plan.pop(0) if len(plan) > 1 else plan[0] if plan else None
         with contextlib.suppress(ConnectionError):
             play(self) if play else self.serve()
 
-    def body(self) -> tuple[bytes, int, int]:
+    def requested_range(self) -> tuple[bytes, int, int]:
         """The file; and which bytes of it are wanted."""
         data = self.server.files[self.path.partition("?")[0]]
         first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
@@ -160,29 +160,34 @@ class Asked(BaseHTTPRequestHandler):
     def serve(self) -> None:
         """As a good server does."""
         if self.path.partition("?")[0] not in self.server.files:
-            return self.status(404)
-        data, first, end = self.body()
+            return self.send_status(404)
+        data, first, end = self.requested_range()
         if "Range" not in self.headers:
-            return self.send(200, data)
+            return self.send_body(200, data)
         if first >= end:
-            return self.send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
-        return self.send(206, data[first:end], {"Content-Range": f"bytes {first}-{end - 1}/{len(data)}"})
+            return self.send_body(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+        return self.send_body(206, data[first:end], {"Content-Range": f"bytes {first}-{end - 1}/{len(data)}"})
 
-    def status(self, code: int, **headers: str) -> None:
-        self.send(code, b"no", {key.replace("_", "-"): value for key, value in headers.items()})
+    def send_status(self, code: int, **headers: str) -> None:
+        self.send_body(code, b"no", {key.replace("_", "-"): value for key, value in headers.items()})
 
-    def send(self, code: int, data: bytes, headers: dict[str, str] | None = None, length: int | None = None) -> None:
+    def send_body(
+        self, code: int, data: bytes, headers: dict[str, str] | None = None, claimed_length: int | None = None
+    ) -> None:
         """`length`: what it says it sends, if not what it does."""
         self.send_response(code)
-        said = {"Content-Length": str(len(data) if length is None else length), "ETag": self.server.version}
+        said = {
+            "Content-Length": str(len(data) if claimed_length is None else claimed_length),
+            "ETag": self.server.version,
+        }
         for key, value in {**said, **(headers or {})}.items():
             self.send_header(key, value)
         self.end_headers()
         self.wfile.write(data)
-        if length is not None:
-            self.reset()
+        if claimed_length is not None:
+            self.reset_connection()
 
-    def reset(self) -> None:
+    def reset_connection(self) -> None:
         self.close_connection = True
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
@@ -190,7 +195,7 @@ class Asked(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
-class Faulty(ThreadingHTTPServer):
+class FaultyServer(ThreadingHTTPServer):
     """Serves `files` by their paths. `plan`: what to do with the next requests; its last holds for all after it.
 
     asked : path and Range of every request
@@ -200,25 +205,25 @@ class Faulty(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Asked)
+        super().__init__(("127.0.0.1", 0), FaultyRequest)
         self.files = dict[str, bytes]()
-        self.plan = list[Callable[[Asked], None] | None]()
-        self.asked, self.lock, self.version = list[tuple[str, str]](), threading.Lock(), '"1"'
-        self.over = threading.Event()
+        self.responses = list[Callable[[FaultyRequest], None] | None]()
+        self.requests, self.lock, self.version = list[tuple[str, str]](), threading.Lock(), '"1"'
+        self.closing = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, *_: object) -> None: ...
 
 
 @contextlib.contextmanager
-def faulty() -> Iterator[Faulty]:
-    server = Faulty()
+def run_faulty() -> Iterator[FaultyServer]:
+    server = FaultyServer()
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield server
     finally:
-        server.over.set()
+        server.closing.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -227,88 +232,88 @@ def faulty() -> Iterator[Faulty]:
 # What a server may do instead of serving.
 
 
-def fails(code: int, **headers: str) -> Callable[[Asked], None]:
-    return lambda asked: asked.status(code, **headers)
+def respond_status(code: int, **headers: str) -> Callable[[FaultyRequest], None]:
+    return lambda asked: asked.send_status(code, **headers)
 
 
-def resets(asked: Asked) -> None:
-    asked.reset()
+def reset(request: FaultyRequest) -> None:
+    request.reset_connection()
 
 
-def stalls(asked: Asked) -> None:
-    asked.server.over.wait(30)
-    asked.reset()
+def stall(request: FaultyRequest) -> None:
+    request.server.closing.wait(30)
+    request.reset_connection()
 
 
-def stalls_within(asked: Asked) -> None:
+def stall_midway(request: FaultyRequest) -> None:
     """After half of what was asked for."""
-    data, first, end = asked.body()
-    asked.send_response(206)
-    asked.send_header("Content-Length", str(end - first))
-    asked.send_header("Content-Range", f"bytes {first}-{end - 1}/{len(data)}")
-    asked.end_headers()
-    asked.wfile.write(data[first : (first + end) // 2])
-    stalls(asked)
+    data, first, end = request.requested_range()
+    request.send_response(206)
+    request.send_header("Content-Length", str(end - first))
+    request.send_header("Content-Range", f"bytes {first}-{end - 1}/{len(data)}")
+    request.end_headers()
+    request.wfile.write(data[first : (first + end) // 2])
+    stall(request)
 
 
-def slow(wait_s: float) -> Callable[[Asked], None]:
-    def play(asked: Asked) -> None:
+def delay(wait_s: float) -> Callable[[FaultyRequest], None]:
+    def respond(request: FaultyRequest) -> None:
         time.sleep(wait_s)
-        asked.serve()
+        request.serve()
 
-    return play
+    return respond
 
 
-def half(asked: Asked) -> None:
+def truncate_body(request: FaultyRequest) -> None:
     """Says the right length, and closes after half."""
-    data, first, end = asked.body()
+    data, first, end = request.requested_range()
     said = {"Content-Range": f"bytes {first}-{end - 1}/{len(data)}"}
-    asked.send(206, data[first : (first + end) // 2], said, length=end - first)
+    request.send_body(206, data[first : (first + end) // 2], said, claimed_length=end - first)
 
 
-def short(asked: Asked) -> None:
+def serve_half_range(request: FaultyRequest) -> None:
     """An honest answer, of half of the range."""
-    data, first, end = asked.body()
+    data, first, end = request.requested_range()
     end = (first + end) // 2
-    asked.send(206, data[first:end], {"Content-Range": f"bytes {first}-{end - 1}/{len(data)}"})
+    request.send_body(206, data[first:end], {"Content-Range": f"bytes {first}-{end - 1}/{len(data)}"})
 
 
-def elsewhere(asked: Asked) -> None:
+def serve_wrong_range(request: FaultyRequest) -> None:
     """Another range than was asked for."""
-    data, first, end = asked.body()
-    asked.send(206, data[: end - first], {"Content-Range": f"bytes 0-{end - first - 1}/{len(data)}"})
+    data, first, end = request.requested_range()
+    request.send_body(206, data[: end - first], {"Content-Range": f"bytes 0-{end - first - 1}/{len(data)}"})
 
 
-def whole(asked: Asked) -> None:
+def ignore_range(request: FaultyRequest) -> None:
     """Ignores Range."""
-    asked.send(200, asked.body()[0])
+    request.send_body(200, request.requested_range()[0])
 
 
-def endless(code: int) -> Callable[[Asked], None]:
+def endless_body(code: int) -> Callable[[FaultyRequest], None]:
     """A body that never ends."""
 
-    def play(asked: Asked) -> None:
-        _, first, end = asked.body()
-        asked.send_response(code)
+    def respond(request: FaultyRequest) -> None:
+        _, first, end = request.requested_range()
+        request.send_response(code)
         if code == 206:
-            asked.send_header("Content-Range", f"bytes {first}-{end - 1}/*")
-        asked.send_header("Connection", "close")
-        asked.end_headers()
-        while not asked.server.over.is_set():
-            asked.wfile.write(bytes(2**16))
+            request.send_header("Content-Range", f"bytes {first}-{end - 1}/*")
+        request.send_header("Connection", "close")
+        request.end_headers()
+        while not request.server.closing.is_set():
+            request.wfile.write(bytes(2**16))
 
-    return play
+    return respond
 
 
-def garbage(asked: Asked) -> None:
+def send_garbage(request: FaultyRequest) -> None:
     """No HTTP."""
-    asked.wfile.write(b"\x00\x01 what?\r\n\r\n")
-    asked.reset()
+    request.wfile.write(b"\x00\x01 what?\r\n\r\n")
+    request.reset_connection()
 
 
-def circles(asked: Asked) -> None:
-    asked.status(302, Location=asked.path)
+def redirect_to_self(request: FaultyRequest) -> None:
+    request.send_status(302, Location=request.path)
 
 
-def moved(to: str) -> Callable[[Asked], None]:
-    return lambda asked: asked.status(302, Location=to) if asked.path != to else asked.serve()
+def redirect_to(location: str) -> Callable[[FaultyRequest], None]:
+    return lambda asked: asked.send_status(302, Location=location) if asked.path != location else asked.serve()

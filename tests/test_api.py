@@ -13,8 +13,8 @@ from torch import nn
 
 import paragan as pg
 import tiny_run
-from paragan.api import scaled
-from processes import until
+from paragan.api import build_scaled_run
+from processes import wait_until
 
 
 class Generator:
@@ -57,7 +57,10 @@ class PlainD(nn.Module):
 
 def config(**fields):
     return pg.Config(
-        data=pg.Data(path="digits"), max_steps=5, evaluation=pg.Evaluation(metrics=("fd",), count=64), **fields
+        data=pg.DataOptions(path="digits"),
+        max_steps=5,
+        evaluation=pg.EvaluationOptions(metrics=("fd",), count=64),
+        **fields,
     )
 
 
@@ -139,7 +142,7 @@ def test_buffers_of_any_kind_are_those_of_rank_0(pool, kind):
 
 def test_rates_follow_the_rule_of_each_network():
     cfg = dataclasses.replace(config(g_rule="linear", d_rule="none", warm_up_steps=10), max_steps=1000)
-    run = scaled(cfg, 256, 8)
+    run = build_scaled_run(cfg, 256, 8)
     assert run.g.optimizer.lr == pytest.approx(8e-4)
     assert run.d.optimizer.lr == pytest.approx(2e-4)
     assert run.g.warm_up_kimg == pytest.approx(10 * 2 * 256 / 1000)
@@ -162,14 +165,14 @@ def untyped(value: Any) -> Any:
         (lambda: pg.ScalingManager(config(), bs=untyped(None), num_workers=8), "bs=None: .* integer"),
         (lambda: pg.ScalingManager(config(), bs=64, num_workers=untyped(float("nan"))), "num_workers=nan"),
         (lambda: pg.ScalingManager(untyped({"data": "digits"}), bs=64, num_workers=8), "config is of dict"),
-        (lambda: pg.ScalingManager(config(), bs=64, num_workers=8, data=untyped([1])), "data is of list"),
+        (lambda: pg.ScalingManager(config(), bs=64, num_workers=8, dataset=untyped([1])), "data is of list"),
         (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).train(untyped(None)), "gan is of NoneType"),
         (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).profile(untyped(PlainD())), "gan is of PlainD"),
         (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).eval(), "nothing was trained"),
     ],
 )
 def test_mistakes_are_one_clear_line(mistake, words):
-    with pytest.raises(pg.Unusable, match=words):
+    with pytest.raises(pg.UsageError, match=words):
         mistake()
 
 
@@ -185,7 +188,7 @@ def test_mistakes_are_one_clear_line(mistake, words):
 def test_a_score_that_is_none_is_one_clear_line(asked, words):
     with manager() as scale_mgr:
         scale_mgr.train(pg.Estimator(PlainG(), PlainD()))
-        with pytest.raises(pg.Unusable, match=words):
+        with pytest.raises(pg.UsageError, match=words):
             scale_mgr.eval(**asked)
 
 
@@ -195,12 +198,12 @@ def manager(**fields):
 
 def test_a_game_that_diverged_is_not_scored():
     def game_that_diverges():
-        with manager(g=pg.Side(pg.Adam(lr=3e38))) as scale_mgr:
+        with manager(g=pg.PlayerOptim(pg.Adam(lr=3e38))) as scale_mgr:
             gan = pg.Estimator(PlainG(), PlainD())
             for _ in range(100):
                 scale_mgr.train(gan)
 
-    with pytest.raises(pg.Failed, match="diverged"):
+    with pytest.raises(pg.RunError, match="diverged"):
         game_that_diverges()
 
 
@@ -259,7 +262,7 @@ class Forgetful(PlainG):
 )
 def test_networks_that_cannot_play_are_refused_before_training(g, d, words):
     scale_mgr = manager()
-    with pytest.raises(pg.Unusable, match=words):
+    with pytest.raises(pg.UsageError, match=words):
         scale_mgr.train(pg.Estimator(g(), d()))
     scale_mgr.close()
 
@@ -268,7 +271,7 @@ def test_a_shared_layer_is_refused():
     g, d = PlainG(), PlainD()
     d.shared = g.net
     scale_mgr = manager()
-    with pytest.raises(pg.Unusable, match="share"):
+    with pytest.raises(pg.UsageError, match="share"):
         scale_mgr.train(pg.Estimator(g, d))
     scale_mgr.close()
 
@@ -302,10 +305,10 @@ def test_a_model_is_loaded_in_one_line(finished):
 def test_readers_are_sent_away_after_an_error_too(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 1), np.uint8)
     np.savez(tmp_path / "set.npz", images=images)
-    data = pg.Data(path=str(tmp_path / "set.npz"), hold="stream")
+    data = pg.DataOptions(path=str(tmp_path / "set.npz"), cache="stream")
 
     def script_that_fails():
-        cfg = pg.Config(data=data, max_steps=5, evaluation=pg.Evaluation(metrics=("fd",), count=64), latent=8)
+        cfg = pg.Config(data=data, max_steps=5, evaluation=pg.EvaluationOptions(metrics=("fd",), count=64), latent=8)
         with pg.ScalingManager(cfg, bs=32, num_workers=4) as scale_mgr:
             scale_mgr.train(pg.Estimator(PlainG(), PlainD()))
             raise ZeroDivisionError
@@ -313,7 +316,7 @@ def test_readers_are_sent_away_after_an_error_too(tmp_path):
     before = readers()
     with pytest.raises(ZeroDivisionError):
         script_that_fails()
-    until(lambda: readers() <= before, 10, "all readers are gone")
+    wait_until(lambda: readers() <= before, 10, "all readers are gone")
 
 
 def readers():

@@ -1,94 +1,424 @@
-"""Who may import whom. docs/design.md draws this picture; here it is checked."""
+"""The rules of the layout, as far as a program can check them. docs/design.md explains the packages.
+
+Every failure names file and line. `python tests/code_metrics.py --list WHAT` prints the same findings in a shell.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent / "paragan"
+from code_metrics import (
+    PACKAGE,
+    Finding,
+    Module,
+    absolute_imports,
+    chained_conditionals,
+    conditional_repetitions,
+    duplicate_classes,
+    duplicate_stems,
+    forbidden_definitions,
+    forbidden_fields,
+    forbidden_words_in,
+    import_cycles,
+    internal_imports,
+    load_modules,
+    long_functions,
+    modules_without_docstring,
+    private_imports,
+    strategy_queries,
+    strategy_subclasses,
+    strongly_connected,
+    undocumented_interfaces,
+    unlike_assignments,
+)
 
-WORDS = {"errors", "config", "rng", "clock", "batch", "devices"}  # single files that anyone may import
-MAY = {
-    "comm": {"comm"},
-    "game": {"game", "comm"},
-    "strategies": {"strategies", "game", "comm"},
-    "plan": {"plan", "train", "strategies", "game", "comm", "data", "losses", "eval"},
-    "report": {"report"},  # reads files
-    "train": {"train", "strategies", "game", "comm", "data", "eval", "nets", "losses", "optim", "report"},
-    "models": {"models", "train", "nets", "data", "report"},
-    "recipes": {"recipes", "train", "game", "nets", "losses", "optim", "strategies"},
-    **{leaf: {leaf} for leaf in ("nets", "losses", "optim", "data", "eval")},
+ROOT = Path(__file__).resolve().parent.parent
+
+# Package -> the packages that it may import beside itself, from the bottom to the top. A package never imports one
+# that stands below it in this table. The two at the top, `cli` and `api`, may import all of them.
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "report": {"core"},  # reads the files of run folders
+    "eval": {"core"},
+    "optim": {"core"},
+    "losses": {"core"},
+    "nets": {"core"},
+    "data": {"core"},
+    "comm": {"core"},
+    "game": {"core", "comm"},
+    "strategies": {"core", "comm", "game"},
+    "config": {"core", "data", "nets", "losses", "optim", "game", "strategies"},
+    "models": {"core", "data", "nets", "losses", "game", "config"},  # never train
+    "train": {
+        *{"core", "report", "eval", "optim", "losses", "nets", "data", "comm"},
+        *{"game", "strategies", "config", "models"},
+    },
+    "plan": {
+        *{"core", "eval", "losses", "data", "comm"},
+        *{"game", "strategies", "config", "train"},
+    },
+    "recipes": {"core", "nets", "losses", "optim", "game", "config"},
 }
-TOP = {"__init__", "__main__", "api", "cli", *(f.stem for f in ROOT.glob("cli_*.py"))}  # introduce everyone to everyone
+TOP = {"__init__", "__main__", "api", "cli"}  # whatever a user starts from; nothing else imports these
+
+# Part of a package -> the other parts of the same package that it may import.
+PARTS_MAY_IMPORT: dict[str, set[str]] = {
+    "comm.compression": set(),
+    "losses.augment": set(),
+    "data.storage": {"data.source"},
+    "data.formats": {"data.source", "data.decode", "data.storage"},
+    "data.loader": {"data.source", "data.decode", "data.streaming", "data.storage", "data.formats"},
+}
+
+# Parts that are built upon the rest of their package, which therefore may not import them.
+UPPER_PARTS = {"comm.elastic", "data.tools", "train.per_label"}
+
+DISTRIBUTED = {"paragan/comm/process_group.py", "paragan/comm/world.py"}  # where torch.distributed is used
+SAFE_PICKLE = "paragan/data/formats/safe_pickle.py"  # reads pickles without running what is in them
+
+DESIGN_WORDS = ("Game", "Player", "Turn", "Round", "Lane", "Exchange", "Role", "Objective")
+
+# Folders of tests and benchmarks that are not named after a package.
+TEST_FOLDERS = {"contracts"}
+BENCHMARK_FOLDERS = {"lib", "per_label", "quality", "speed"}
+
+# Fields of strategies that have another name now: one idea, one word.
+FORMER_FIELDS = {
+    "every": "sync_period",
+    "local_steps": "sync_period",
+    "exact": "paper_update",
+    "rate": "consensus_rate",
+    "lead": "max_lead_rounds",
+    "within": "per_label_strategy",
+    "rare": "rare_below",
+    "share": "budget_by",
+    "wait": "wait_for_all",
+    "lost_after_s": "peer_timeout_s",
+    "plain_descent": "requires_sgd",
+}
+
+MODULES = load_modules(ROOT)
+INTERNAL = internal_imports(MODULES)
+FILES = {module.name: module.file for module in MODULES}
+each_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.file)
 
 
-def modules():
-    return sorted(ROOT.rglob("*.py"))
+def package_of(name: str) -> str:
+    """Return the package of a dotted module name; of `paragan` itself `__init__`."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
 
 
-def room(path: Path) -> str:
-    relative = path.relative_to(ROOT)
-    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+def expect_none(findings: Iterable[Finding], rule: str) -> None:
+    """Fail with the rule and every finding, a line each."""
+    lines = [str(finding) for finding in findings]
+    if lines:
+        pytest.fail("\n".join([rule, *lines]), pytrace=False)
 
 
-def imports(path: Path):
-    """Absolute names of everything a file imports, lazily too."""
-    package = ("paragan", *path.relative_to(ROOT).parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
-            module = ".".join(filter(None, (base, node.module)))
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+# Packages and imports ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_follow_the_picture(path):
-    here = room(path)
-    if here in TOP:
+def test_every_package_is_in_the_table():
+    packages = {package_of(module.name) for module in MODULES}
+    assert packages == set(MAY_IMPORT) | TOP
+    files = {path.stem for path in (ROOT / PACKAGE).glob("*.py")}
+    assert files == {"__init__", "__main__", "api"}
+
+
+def test_packages_have_an_order():
+    order = list(MAY_IMPORT)
+    for position, package in enumerate(order):
+        above = MAY_IMPORT[package] - set(order[:position])
+        assert not above, f"{package} may not import {sorted(above)}, which stand below it in MAY_IMPORT"
+
+
+@each_module
+def test_no_package_imports_one_above_it(module: Module):
+    package = package_of(module.name)
+    if package in TOP:
         return
-    for name in imports(path):
-        parts = name.split(".")
-        if parts[0] != "paragan" or len(parts) < 2:
+    allowed = MAY_IMPORT.get(package, set()) | {package}
+    findings = [
+        Finding(module.file, entry.line, f"imports {entry.module}")
+        for entry in INTERNAL
+        if entry.importer == module.name and package_of(entry.module) not in allowed
+    ]
+    expect_none(findings, f"{package} may import {', '.join(sorted(allowed))}. Move the code down, or pass it in")
+
+
+@each_module
+def test_parts_of_a_package_have_an_order(module: Module):
+    findings: list[Finding] = []
+    for entry in INTERNAL:
+        if entry.importer != module.name or package_of(entry.module) != package_of(module.name):
             continue
-        allowed = MAY.get(here, set()) | WORDS
-        assert parts[1] in allowed, f"{here} may not import {name}"
+        for part, others in PARTS_MAY_IMPORT.items():
+            if _is_inside(module.name, part) and not any(_is_inside(entry.module, p) for p in {part, *others}):
+                findings.append(Finding(module.file, entry.line, f"{part} may not import {entry.module}"))
+        for part in UPPER_PARTS:
+            if _is_inside(entry.module, part) and not _is_inside(module.name, part):
+                findings.append(Finding(module.file, entry.line, f"only other packages may import {entry.module}"))
+    expect_none(findings, "See PARTS_MAY_IMPORT and UPPER_PARTS")
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_torch_distributed_has_one_door(path):
-    named = any(name.startswith("torch.distributed") for name in imports(path))
-    assert not named or path.relative_to(ROOT).as_posix() in ("comm/groups.py", "comm/world.py")
+def test_parts_are_packages():
+    for part in {*PARTS_MAY_IMPORT, *UPPER_PARTS}:
+        assert f"{PACKAGE}.{part}" in FILES, f"{part} is not a package: correct the table"
 
 
-def _of_pickle(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "pickle"
+def test_no_circle_of_imports():
+    lines: list[str] = []
+    for cycle in import_cycles(MODULES, lazy=True, type_checking=True):
+        lines.append(f"circle of {len(cycle)} modules:")
+        entries = [entry for entry in INTERNAL if entry.importer in cycle and entry.module in cycle]
+        places = [f"  {FILES[entry.importer]}:{entry.line}: imports {entry.module}" for entry in entries]
+        lines += dict.fromkeys(places)
+    if lines:
+        pytest.fail("\n".join(lines), pytrace=False)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_nothing_that_runs_code_from_files_is_imported(path):
-    named = {name for name in imports(path) if name.split(".")[0] in ("pickle", "dill", "cloudpickle", "torchvision")}
-    assert named <= {"pickle", "pickle.UnpicklingError"}
-    if named and path.relative_to(ROOT).as_posix() != "data/sources/inert.py":  # reads them without running them
-        used = {node.attr for node in ast.walk(ast.parse(path.read_text())) if _of_pickle(node)}
-        assert used <= {"UnpicklingError"}  # the error of torch's own safe reader
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
-            assert any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in node.keywords)
+def test_components_of_a_graph():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set()}
+    assert sorted(map(sorted, strongly_connected(graph))) == [["a", "b", "c"], ["d"], ["e"]]
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_step_waits_for_the_device_by_accident(path):
-    if room(path) in ("game", "losses", "optim"):
-        assert ".item()" not in path.read_text()
+def test_no_private_name_of_another_module():
+    expect_none(private_imports(MODULES), "Make the name public, or move it to where it is used")
 
 
-def test_every_room_is_in_the_picture():
-    rooms = {p.name for p in ROOT.iterdir() if p.is_dir() and p.name != "__pycache__"}
-    files = {p.stem for p in ROOT.glob("*.py")}
-    assert rooms == set(MAY)
-    assert files == WORDS | TOP
+# Names ------------------------------------------------------------------------------------------------
+
+
+def test_no_class_name_twice():
+    doubles = [place for places in duplicate_classes(MODULES).values() for place in places]
+    expect_none(doubles, "Make one class of them, or name them by what differs")
+
+
+def test_no_module_stem_twice():
+    stems = duplicate_stems(MODULES)
+    assert not stems, "\n".join(f"{stem}: {', '.join(files)}" for stem, files in stems.items())
+
+
+@each_module
+def test_no_forbidden_name(module: Module):
+    expect_none(forbidden_definitions([module]), "Use a standard term (FORBIDDEN_WORDS in code_metrics.py)")
+
+
+@each_module
+def test_no_forbidden_field_or_parameter(module: Module):
+    expect_none(forbidden_fields([module]), "Use a standard term (FORBIDDEN_WORDS in code_metrics.py)")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("told_bytes", ["told"]),
+        ("HandBatch", ["hand"]),
+        ("_look_on", ["look"]),
+        ("handle_lookup", []),
+        ("NotFoundError", []),
+        ("LookAhead", []),
+        ("TensorBoardLog", []),
+        ("wellformed", []),
+    ],
+)
+def test_words_of_a_name(name: str, words: list[str]):
+    assert forbidden_words_in(name) == words
+
+
+def test_glossary_explains_the_words_of_the_design():
+    text = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    missing = [word for word in DESIGN_WORDS if not re.search(rf"^\W*{word}\b", text, re.MULTILINE)]
+    assert not missing, f"docs/glossary.md has no line that begins with {', '.join(missing)}"
+
+
+# Strategies -------------------------------------------------------------------------------------------
+
+
+def test_strategies_are_asked():
+    expect_none(strategy_queries(MODULES), "Give the strategy a property or method that answers, and ask it")
+
+
+def test_presets_are_data():
+    expect_none(strategy_subclasses(MODULES), "A preset is a row of the table of presets, not a subclass")
+
+
+@each_module
+def test_one_name_for_one_field(module: Module):
+    if package_of(module.name) != "strategies":
+        return
+    findings = [
+        Finding(module.file, part.lineno, f"{part.target.id} is named {FORMER_FIELDS[part.target.id]}")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+        for part in node.body
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and part.target.id in FORMER_FIELDS
+    ]
+    expect_none(findings, "One idea, one word")
+
+
+# Density and docstrings -------------------------------------------------------------------------------
+
+
+@each_module
+def test_one_assignment_a_line(module: Module):
+    expect_none(unlike_assignments([module]), "Assign unrelated values one a line")
+
+
+@each_module
+def test_no_chained_conditional_expression(module: Module):
+    expect_none(chained_conditionals([module]), "Use if statements")
+
+
+@each_module
+def test_no_sequence_multiplied_by_a_condition(module: Module):
+    expect_none(conditional_repetitions([module]), "Use an if statement")
+
+
+@each_module
+def test_no_long_function(module: Module):
+    expect_none(long_functions([module]), "Split it where a part has a name of its own")
+
+
+@each_module
+def test_modules_have_a_docstring(module: Module):
+    expect_none(modules_without_docstring([module]), "Say what the module holds")
+
+
+def test_what_other_packages_call_has_a_docstring():
+    expect_none(undocumented_interfaces(MODULES), "Document arguments, shapes, errors and source")
+
+
+# Doors ------------------------------------------------------------------------------------------------
+
+
+@each_module
+def test_torch_distributed_has_one_door(module: Module):
+    if module.file in DISTRIBUTED:
+        return
+    findings = [
+        Finding(module.file, entry.line, f"imports {entry.module} {entry.name}")
+        for entry in absolute_imports(module)
+        if f"{entry.module}.{entry.name}.".startswith("torch.distributed.")
+    ]
+    expect_none(findings, f"Only {', '.join(sorted(DISTRIBUTED))} use torch.distributed")
+
+
+@each_module
+def test_nothing_is_imported_that_runs_code_from_files(module: Module):
+    findings: list[Finding] = []
+    for entry in absolute_imports(module):
+        root = entry.module.partition(".")[0]
+        allowed = root == "pickle" and entry.name in ("", "UnpicklingError")
+        if root in ("pickle", "dill", "cloudpickle", "torchvision") and not allowed:
+            findings.append(Finding(module.file, entry.line, f"imports {entry.module} {entry.name}"))
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle":
+            allowed = module.file == SAFE_PICKLE or node.attr == "UnpicklingError"  # the error of torch's safe reader
+            if not allowed:
+                findings.append(Finding(module.file, node.lineno, f"uses pickle.{node.attr}"))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+            keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            if keywords.get("weights_only") != "True":
+                findings.append(Finding(module.file, node.lineno, "torch.load without weights_only=True"))
+    expect_none(findings, f"Files are data. {SAFE_PICKLE} reads pickles without running them")
+
+
+@each_module
+def test_no_step_waits_for_the_device_by_accident(module: Module):
+    if package_of(module.name) in ("game", "losses", "optim"):
+        lines = enumerate(module.source.splitlines(), 1)
+        findings = [Finding(module.file, number, line.strip()) for number, line in lines if ".item()" in line]
+        expect_none(findings, "Sums stay on the device: `.item()` waits for it")
+
+
+# What stands in strings, in folders and in documents --------------------------------------------------
+
+
+@each_module
+def test_dotted_paths_in_strings_exist(module: Module):
+    findings: list[Finding] = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for path in re.findall(rf"\b{PACKAGE}(?:\.[A-Za-z_]\w*)+", node.value):
+                if not _exists(path):
+                    findings.append(Finding(module.file, node.lineno, f"there is no {path}"))
+    expect_none(findings, "Follow the move")
+
+
+def test_the_program_of_pyproject_exists():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    program = settings["project"]["scripts"]["paragan"]
+    assert _exists(program.replace(":", ".")), f"there is no {program}"
+    for pattern in settings["tool"]["setuptools"]["package-data"]["paragan"]:
+        assert list((ROOT / PACKAGE).glob(pattern)), f"package-data: nothing matches {pattern}"
+
+
+def test_tests_and_benchmarks_mirror_the_packages():
+    packages = set(MAY_IMPORT) | {"api", "cli"}
+    tests = _folders(ROOT / "tests")
+    assert tests <= packages | TEST_FOLDERS, f"tests/ has folders of no package: {tests - packages - TEST_FOLDERS}"
+    benchmarks = _folders(ROOT / "benchmarks")
+    others = benchmarks - packages - BENCHMARK_FOLDERS
+    assert not others, f"benchmarks/ has folders of no package: {others}"
+
+
+def _documents() -> list[Path]:
+    """Return the documents, and the benchmarks and examples, whose docstrings say how to run them."""
+    folders = (("docs", "*.md"), ("benchmarks", "*.py"), ("examples", "*.py"))
+    files = [path for folder, pattern in folders for path in sorted((ROOT / folder).rglob(pattern))]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *files]
+
+
+@pytest.mark.parametrize("document", _documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_files_named_in_documents_exist(document: Path):
+    """Paths such as `comm/exchange.py`, from the root, the package, tests/ or the document, and `-m benchmarks.x`."""
+    bases = [ROOT, ROOT / PACKAGE, ROOT / "tests", document.parent]
+    findings: list[Finding] = []
+    for number, line in enumerate(document.read_text("utf-8").splitlines(), 1):
+        for path in re.findall(r"(?<![\w/.:*-])(?:[\w.-]+/)+[\w-]+\.(?:py|md|c|html)\b", line):
+            known = {folder.name for base in bases for folder in base.iterdir() if folder.is_dir()}
+            if path.partition("/")[0] in known and not any((base / path).exists() for base in bases):
+                findings.append(Finding(document.relative_to(ROOT).as_posix(), number, f"there is no {path}"))
+        for name in re.findall(r"-m ((?:benchmarks|examples)(?:\.\w+)+)", line):
+            if not (ROOT / name.replace(".", "/")).with_suffix(".py").is_file():
+                findings.append(Finding(document.relative_to(ROOT).as_posix(), number, f"there is no module {name}"))
+    expect_none(findings, "Follow the move")
+
+
+def _folders(folder: Path) -> set[str]:
+    """Return the names of the folders in it that hold Python files."""
+    return {path.name for path in folder.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+
+
+def _is_inside(name: str, part: str) -> bool:
+    return f"{name}.".startswith(f"{PACKAGE}.{part}.")
+
+
+def _exists(path: str) -> bool:
+    """Return whether a dotted path is a module, or a name that its module defines or imports."""
+    if path in FILES:
+        return True
+    owner, _, name = path.rpartition(".")
+    return name in NAMES.get(owner, ()) or (owner != PACKAGE and owner.startswith(PACKAGE) and _exists(owner))
+
+
+def _names_of(module: Module) -> set[str]:
+    """Return the names that a module defines at its top, imports, or lists in strings (`__all__`)."""
+    names = {entry.alias for entry in absolute_imports(module)}
+    for node in module.tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        names |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    return names
+
+
+NAMES: dict[str, set[str]] = defaultdict(set, {module.name: _names_of(module) for module in MODULES})

@@ -10,9 +10,9 @@ import torch
 
 import tiny_run
 from paragan.comm.world import World
-from paragan.core.devices import kind_of
-from paragan.core.rng import Draw
-from paragan.eval import Labels, evaluate, pixels
+from paragan.core.devices import backend_of
+from paragan.core.rng import LaneRng
+from paragan.eval import ClassLabels, evaluate, pixels
 from paragan.train.checkpoint import Checkpoints
 from paragan.train.loop import play_round
 
@@ -24,14 +24,14 @@ SETTINGS = {
     "r1": ("objective.r1=1", "objective.loss=nonsaturating"),
     "gp": ("objective.gp=10", "objective.loss=wasserstein", "nets.batch_norm=false"),
     "unconditional": ("data.labels=false",),
-    "lane by lane": ("device.merge=1",),
+    "lane by lane": ("device.lanes_per_pass=1",),
 }
 
 
 @pytest.fixture(autouse=True)
 def _exact() -> Iterator[None]:
     """Without TF32, which rounds a convolution's inputs to 10 bits."""
-    with kind_of(GPU).exact_convolutions():
+    with backend_of(GPU).full_precision_convs():
         yield
 
 
@@ -39,90 +39,97 @@ def close(a, b, tolerance=2e-3):
     """Relative distance of the parameters of both players and of the average, wherever they lie."""
     a, b = ({name: value.cpu() for name, value in state.items()} for state in (a, b))
     for prefix in ("G/", "D/", "G/average"):
-        assert tiny_run.distance(a, b, prefix) < tolerance, prefix
+        assert tiny_run.relative_distance(a, b, prefix) < tolerance, prefix
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_three_rounds_equal_those_on_the_cpu(settings):
-    run = tiny_run.run("nets.batch_norm=true", *settings)
-    close(tiny_run.play(run, 3, World.solo(GPU)), tiny_run.play(run, 3))
+    run = tiny_run.make_run("nets.batch_norm=true", *settings)
+    close(tiny_run.play_rounds(run, 3, World.solo(GPU)), tiny_run.play_rounds(run, 3))
 
 
 @pytest.mark.parametrize("settings", [(), ("d_steps=2", "strategy.fake_lags=[1]", "objective.r1=1")])
 def test_two_players_on_two_streams_play_as_on_the_cpu(settings):
     """Both players are slow in turn, so that one that does not wait for the other's images or steps is caught."""
-    run = tiny_run.run("strategy=async", "nets.batch_norm=true", *settings)
-    s = tiny_run.session(run, World.solo(GPU))
+    run = tiny_run.make_run("strategy=async", "nets.batch_norm=true", *settings)
+    s = tiny_run.make_session(run, World.solo(GPU))
     for player in s.game.players:
         player.net.register_forward_pre_hook(lambda *_: torch.cuda._sleep(20_000_000))
     for _ in range(6):
         play_round(s)
-    close(tiny_run.state(s), tiny_run.play(run, 6))
+    close(tiny_run.session_state(s), tiny_run.play_rounds(run, 6))
 
 
 def test_bf16_stays_finite_and_near():
-    run = tiny_run.run("device.precision=bf16", "objective.r1=1")
-    found, exact = tiny_run.play(run, 3, World.solo(GPU)), tiny_run.play(tiny_run.run("objective.r1=1"), 3)
+    run = tiny_run.make_run("device.precision=bf16", "objective.r1=1")
+    found, exact = (
+        tiny_run.play_rounds(run, 3, World.solo(GPU)),
+        tiny_run.play_rounds(tiny_run.make_run("objective.r1=1"), 3),
+    )
     assert all(value.isfinite().all() for value in found.values())
     assert all(value.dtype == exact[name].dtype for name, value in found.items())
     close(found, exact, tolerance=0.05)
 
 
 def test_a_checkpoint_of_the_gpu_goes_on_on_the_cpu(tmp_path):
-    run = tiny_run.run("nets.batch_norm=true")
-    s = tiny_run.session(run, World.solo(GPU))
+    run = tiny_run.make_run("nets.batch_norm=true")
+    s = tiny_run.make_session(run, World.solo(GPU))
     for _ in range(3):
         play_round(s)
     clock = {"step": s.clock.step, "images": s.clock.images}
     saved = Checkpoints(tmp_path, s.world).save(s.game.players, clock, {}, s.role)
 
-    then = tiny_run.session(run, World.solo(CPU), saved)
-    assert tiny_run.same(tiny_run.state(then), {name: value.cpu() for name, value in tiny_run.state(s).items()})
+    then = tiny_run.make_session(run, World.solo(CPU), saved)
+    assert tiny_run.is_equal(
+        tiny_run.session_state(then), {name: value.cpu() for name, value in tiny_run.session_state(s).items()}
+    )
     play_round(then)
-    close(tiny_run.state(then), tiny_run.play(run, 4))
+    close(tiny_run.session_state(then), tiny_run.play_rounds(run, 4))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("settings", [(), ("objective.r1=1",)], ids=["both", "G alone, for R1 differentiates D twice"])
 @pytest.mark.filterwarnings("default")  # of the compiler, about itself
 def test_compiled_networks_play_the_same(settings):
-    run = tiny_run.run(*settings)
-    compiled = tiny_run.run(*settings, "device.compile=true")
-    close(tiny_run.play(compiled, 3, World.solo(GPU)), tiny_run.play(run, 3, World.solo(GPU)))
+    run = tiny_run.make_run(*settings)
+    compiled = tiny_run.make_run(*settings, "device.compile=true")
+    close(tiny_run.play_rounds(compiled, 3, World.solo(GPU)), tiny_run.play_rounds(run, 3, World.solo(GPU)))
 
 
 def test_draws_are_the_same_on_both():
-    here, there = (Draw(3, 640, (0, 5), 4, device) for device in (CPU, GPU))
+    here, there = (LaneRng(3, 640, (0, 5), 4, device) for device in (CPU, GPU))
     assert there.normal("latent/G", 16).device.type == GPU.type
     assert torch.equal(here.normal("latent/G", 16), there.normal("latent/G", 16).cpu())
     assert torch.equal(here.uniform("any", 2, 3), there.uniform("any", 2, 3).cpu())
-    labels = tiny_run.images().labels
+    labels = tiny_run.make_dataset().labels
     assert torch.equal(here.choice("label/D", labels), there.choice("label/D", labels).cpu())
 
 
 def test_lanes_bring_the_same_images():
-    run = tiny_run.run("data.mirror=true")
+    run = tiny_run.make_run("data.mirror=true")
     for a, b in zip(*(hands(run, device) for device in (CPU, GPU)), strict=True):
         assert torch.equal(a.images, b.images.cpu())
         assert torch.equal(a.labels, b.labels.cpu())
 
 
 def hands(run, device):
-    s = tiny_run.session(run, World.solo(device))
-    return [s.lanes.next()[0] for _ in range(3)]
+    s = tiny_run.make_session(run, World.solo(device))
+    return [s.lanes.next_micro_batches()[0] for _ in range(3)]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_recorded_rounds_equal_those_that_are_played(settings, precision):
-    run = tiny_run.run("nets.batch_norm=true", *settings, f"device.precision={precision}")
-    recorded = tiny_run.run("nets.batch_norm=true", *settings, f"device.precision={precision}", "device.graph=true")
-    close(tiny_run.play(recorded, 8, World.solo(GPU)), tiny_run.play(run, 8, World.solo(GPU)), 1e-3)
+    run = tiny_run.make_run("nets.batch_norm=true", *settings, f"device.precision={precision}")
+    recorded = tiny_run.make_run(
+        "nets.batch_norm=true", *settings, f"device.precision={precision}", "device.capture_passes=true"
+    )
+    close(tiny_run.play_rounds(recorded, 8, World.solo(GPU)), tiny_run.play_rounds(run, 8, World.solo(GPU)), 1e-3)
 
 
 def test_scores_are_those_of_the_cpu():
     reals = np.random.default_rng(0).integers(0, 256, (400, 8, 8, 1), np.uint8)
-    labels = Labels(("a", "b"), np.arange(400) % 2, lambda rows: np.arange(rows.start, rows.stop) % 2)
+    labels = ClassLabels(("a", "b"), np.arange(400) % 2, lambda rows: np.arange(rows.start, rows.stop) % 2)
     fakes = torch.from_numpy(reals).permute(0, 3, 1, 2).roll(1, 3)
     how = {"space": pixels(8, 1), "metrics": ["fd", "kid", "prdc", "intra_fd"], "count": 300, "labels": labels}
 

@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.lib.timing import describe, interleave, machine, save, table
+from benchmarks.lib.timing import describe_machine, format_machine, format_table, interleave, save_json
 from paragan.comm.compression import block_quantizer
 from paragan.comm.compression.compressors import BF16, FP16, QSGD, Compressor, Exact, Int2, Int4, Int8, Sign
 
-WIRES: dict[str, Compressor] = {
+COMPRESSORS: dict[str, Compressor] = {
     "exact": Exact(),
     "bf16": BF16(),
     "fp16": FP16(),
@@ -30,10 +30,10 @@ WIRES: dict[str, Compressor] = {
     "qsgd": QSGD(),
     "sign": Sign(),
 }
-LIMITS = {"int8": 3.0, "int4": 5.0, "sign": 4.0}  # of a copy
+MAX_COPY_RATIOS = {"int8": 3.0, "int4": 5.0, "sign": 4.0}  # of a copy
 
 
-def there_and_back(wire: Compressor, x: torch.Tensor) -> Callable[[int], None]:
+def encode_decode(wire: Compressor, x: torch.Tensor) -> Callable[[int], None]:
     data, out = torch.empty(wire.nbytes(len(x)), dtype=torch.uint8), torch.empty_like(x)
 
     def play(n: int) -> None:
@@ -44,7 +44,7 @@ def there_and_back(wire: Compressor, x: torch.Tensor) -> Callable[[int], None]:
     return play
 
 
-def copying(x: torch.Tensor) -> Callable[[int], None]:
+def copy_fn(x: torch.Tensor) -> Callable[[int], None]:
     out = torch.empty_like(x)
 
     def play(n: int) -> None:
@@ -61,22 +61,22 @@ def main() -> int:
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    where = machine()
-    print(describe(where))
-    if block_quantizer.library() is None:
+    where = describe_machine()
+    print(format_machine(where))
+    if block_quantizer.load_kernels() is None:
         sys.exit("there is no C compiler: nothing to compare")
     x = torch.randn(options.numbers)
-    contestants = {"copy": copying(x)} | {name: there_and_back(wire, x) for name, wire in WIRES.items()}
+    contestants = {"copy": copy_fn(x)} | {name: encode_decode(wire, x) for name, wire in COMPRESSORS.items()}
     times = interleave(contestants, rounds=options.rounds, steps=5)
     found = times.to_json("copy")
     rows = []
     for name, entry in found.items():
         ms, ratio = entry["ms"], entry["ratio to copy"]
-        bits = "" if name == "copy" else f"{8 * WIRES[name].nbytes(len(x)) / len(x):.2f}"
+        bits = "" if name == "copy" else f"{8 * COMPRESSORS[name].nbytes(len(x)) / len(x):.2f}"
         rows.append([name, bits, *(f"{v:.2f}" for v in (ms["median"], ratio["median"], *ratio["ci95"]))])
-    print(table(["", "bits", "ms", "to copy", "low", "high"], rows))
-    save(options.json, {"machine": where, "numbers": options.numbers, "threads": 1, "times": found})
-    slow = [name for name, limit in LIMITS.items() if found[name]["ratio to copy"]["median"] > limit]
+    print(format_table(["", "bits", "ms", "to copy", "low", "high"], rows))
+    save_json(options.json, {"machine": where, "numbers": options.numbers, "threads": 1, "times": found})
+    slow = [name for name, limit in MAX_COPY_RATIOS.items() if found[name]["ratio to copy"]["median"] > limit]
     print(f"too slow: {', '.join(slow)}" if slow else "int8 within 3, int4 within 5, sign within 4 copies")
     return bool(slow)
 

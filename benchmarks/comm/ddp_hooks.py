@@ -26,11 +26,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 LAYERS = 24
 WARM_UP = 4
-WHOLE_MB = 1024  # more than a network: torch's PowerSGD waits inside callbacks, which hold gloo's two threads, so that
+SINGLE_BUCKET_MB = (
+    1024  # more than a network: torch's PowerSGD waits inside callbacks, which hold gloo's two threads, so that
+)
 # two buckets under way at once wait for each other for ever
 
 
-class Matrices(nn.Module):
+class MatrixNet(nn.Module):
     """So many parameters in square matrices, each multiplied into the input: as little arithmetic as there can be."""
 
     def __init__(self, params: int):
@@ -43,35 +45,35 @@ class Matrices(nn.Module):
         return torch.stack([(layer @ self.x).sum() for layer in self.layers]).sum()
 
 
-def plain(net: nn.Module) -> DistributedDataParallel:
+def wrap_plain(net: nn.Module) -> DistributedDataParallel:
     return DistributedDataParallel(net, gradient_as_bucket_view=True)
 
 
-def fp16(net: nn.Module) -> DistributedDataParallel:
-    ddp = plain(net)
+def wrap_fp16(net: nn.Module) -> DistributedDataParallel:
+    ddp = wrap_plain(net)
     ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     return ddp
 
 
-def power_sgd(net: nn.Module, rank: int) -> DistributedDataParallel:
+def wrap_power_sgd(net: nn.Module, rank: int) -> DistributedDataParallel:
     """Factors of this rank for every matrix, and a residual; the first two steps are not compressed."""
-    ddp = DistributedDataParallel(net, bucket_cap_mb=WHOLE_MB)
+    ddp = DistributedDataParallel(net, bucket_cap_mb=SINGLE_BUCKET_MB)
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return ddp
 
 
 HOOKS: dict[str, Callable[[nn.Module], DistributedDataParallel]] = {
-    "ddp": plain,
-    "ddp+fp16": fp16,
-    "ddp+powersgd1": lambda net: power_sgd(net, 1),
-    "ddp+powersgd4": lambda net: power_sgd(net, 4),
+    "ddp": wrap_plain,
+    "ddp+fp16": wrap_fp16,
+    "ddp+powersgd1": lambda net: wrap_power_sgd(net, 1),
+    "ddp+powersgd4": lambda net: wrap_power_sgd(net, 4),
 }
 
 
 def step_ms(distributed: Callable[[nn.Module], DistributedDataParallel], params: int, rounds: int) -> float:
     """Median over rounds of the slowest rank's."""
-    players = [distributed(Matrices(params // 2)) for _ in "DG"]
+    players = [distributed(MatrixNet(params // 2)) for _ in "DG"]
     times = []
     for round in range(WARM_UP + rounds):
         dist.barrier()

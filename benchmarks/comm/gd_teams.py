@@ -13,47 +13,47 @@ from typing import Any
 
 import torch
 
-from benchmarks.comm.async_reuse import WIDER, gain, gains, session
-from benchmarks.lib.session_fixture import playing
-from benchmarks.lib.subprocess_timing import Tell, meet, told
-from benchmarks.lib.timing import describe, interleave, machine, save, steps_for
+from benchmarks.comm.async_reuse import WIDTH_FACTOR, format_speedups, make_session, speedup
+from benchmarks.lib.session_fixture import make_play_fn
+from benchmarks.lib.subprocess_timing import SendFn, barrier, run_ranks
+from benchmarks.lib.timing import count_steps, describe_machine, format_machine, interleave, save_json
 from paragan.comm.world import World
-from paragan.data.dataset import load
-from paragan.plan.cost import forward_flops, turn_flops
+from paragan.data.dataset import load_data
+from paragan.plan.cost import count_forward_flops, count_turn_flops
 from paragan.train.session import Session
 
 BLOCK_S = 1.0
 CASES: dict[str, tuple[int, tuple[str, ...]]] = {  # how much wider G is, settings
     "digits, 1:1": (1, ()),
     "digits, 2:1": (1, ("g_batch=256",)),
-    f"digits, G {WIDER} times as wide, 1:1": (WIDER, ()),
-    f"digits, G {WIDER} times as wide, 2:1": (WIDER, ("g_batch=256",)),
-    f"digits, G {WIDER} times as wide, 1:4": (WIDER, ("g_batch=32",)),
+    f"digits, G {WIDTH_FACTOR} times as wide, 1:1": (WIDTH_FACTOR, ()),
+    f"digits, G {WIDTH_FACTOR} times as wide, 2:1": (WIDTH_FACTOR, ("g_batch=256",)),
+    f"digits, G {WIDTH_FACTOR} times as wide, 1:4": (WIDTH_FACTOR, ("g_batch=32",)),
 }
 
 
-def counted(s: Session) -> tuple[float, float]:
+def count_speedup(s: Session) -> tuple[float, float]:
     """Operations of G over those of D, and how many times faster teams are to be than sync on both ranks."""
-    g, d = forward_flops(s.game)
-    alone = turn_flops(g, d, s.run.batch, s.run.d_steps, True, s.game.ratio)
-    apart = turn_flops(g, d, s.run.batch, s.run.d_steps, False, s.game.ratio)
+    g, d = count_forward_flops(s.game)
+    alone = count_turn_flops(g, d, s.run.batch, s.run.d_steps, True, s.game.g_to_d_batch_ratio)
+    apart = count_turn_flops(g, d, s.run.batch, s.run.d_steps, False, s.game.g_to_d_batch_ratio)
     return g / d, sum(alone) / 2 / max(apart)
 
 
-def work(world: World, tell: Tell, rounds: int) -> None:
+def rank_main(world: World, send: SendFn, rounds: int) -> None:
     """One rank."""
-    images = load("digits", resolution=8)
+    images = load_data("digits", resolution=8)
     for case, (wider, settings) in CASES.items():
-        teams = session("digits", images, wider, "strategy=async", "strategy.split='1:1'", *settings, world=world)
-        sync = session("digits", images, wider, *settings, world=world)
-        steps = torch.tensor([float(steps_for(BLOCK_S, playing(sync)))])
-        world.everyone.sum(steps).wait()
-        contestants = {"async": playing(teams), "alternating": playing(sync)}
+        teams = make_session("digits", images, wider, "strategy=async", "strategy.split='1:1'", *settings, world=world)
+        sync = make_session("digits", images, wider, *settings, world=world)
+        steps = torch.tensor([float(count_steps(BLOCK_S, make_play_fn(sync)))])
+        world.all_ranks.all_reduce_sum(steps).wait()
+        contestants = {"async": make_play_fn(teams), "alternating": make_play_fn(sync)}
         each = round(steps.item() / world.size)
-        times = interleave(contestants, rounds=rounds, steps=each, meet=lambda: meet(world))
-        over, expected = counted(sync)
-        row = {"g over d": over, "gain counted": expected, "gain measured": gain(times)}
-        tell((case, {**row, "times": times.to_json("alternating")}))
+        times = interleave(contestants, rounds=rounds, steps=each, barrier=lambda: barrier(world))
+        over, expected = count_speedup(sync)
+        row = {"g over d": over, "gain counted": expected, "gain measured": speedup(times)}
+        send((case, {**row, "times": times.to_json("alternating")}))
 
 
 def main() -> None:
@@ -61,13 +61,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
-    about, found = machine(), dict[str, Any]()
-    print(describe(about))
-    for case, row in told(2, work, options.rounds):
+    about, found = describe_machine(), dict[str, Any]()
+    print(format_machine(about))
+    for case, row in run_ranks(2, rank_main, options.rounds):
         found[case] = row
-        save(options.json, {"machine": about, "cases": found})
+        save_json(options.json, {"machine": about, "cases": found})
         print(case, flush=True)
-    print(gains(found))
+    print(format_speedups(found))
 
 
 if __name__ == "__main__":

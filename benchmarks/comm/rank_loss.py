@@ -25,19 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib import netns_lab as lab
-from benchmarks.lib.timing import describe, machine, save, table
+from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
 from benchmarks.quality.digits_acceptance import DIVERSITY, RECOGNISED, judge
 
-RANKS, LOST_AFTER_S = 4, 3.0
-TRAIN = (
-    *("train", "digits", "--strategy=gossip", f"--strategy.lost_after_s={LOST_AFTER_S}", "--evaluation.metrics=fd"),
+RANKS, PEER_TIMEOUT_S = 4, 3.0
+TRAIN_ARGS = (
+    *("train", "digits", "--strategy=gossip", f"--strategy.peer_timeout_s={PEER_TIMEOUT_S}", "--evaluation.metrics=fd"),
     "--output.tick_kimg=0.128",  # a line of stats every step: pauses are seen there
 )
 HALF_KIMG = 80.0
 COLUMNS = ("case", "pause s", "members at the end", "recognised", "diversity", "accepted")
 
 
-class Team:
+class RunTeam:
     """The ranks of a run, which can be started again one by one."""
 
     def __init__(self, run: Path, hosts: bool):
@@ -51,10 +51,10 @@ class Team:
         place = {"RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": RANKS}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port}
         if self.hosts:
-            place |= {"MASTER_ADDR": lab.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
-        where = ["ip", "netns", "exec", lab.host(rank)] if self.hosts else []
+            place |= {"MASTER_ADDR": lab.host_address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+        where = ["ip", "netns", "exec", lab.host_namespace(rank)] if self.hosts else []
         env = os.environ | {name: str(value) for name, value in place.items()}
-        command = [*where, sys.executable, "-m", "paragan", *TRAIN, f"--run-dir={self.run}"]
+        command = [*where, sys.executable, "-m", "paragan", *TRAIN_ARGS, f"--run-dir={self.run}"]
         return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
 
     @property
@@ -70,7 +70,7 @@ class Team:
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return rows[-1]["members"] if rows else list(range(RANKS))
 
-    def pause(self, seconds: float) -> float:
+    def longest_pause(self, seconds: float) -> float:
         """The longest time without a step, while this looks."""
         end, last, seen, longest = time.monotonic() + seconds, time.monotonic(), self.kimg, 0.0
         while time.monotonic() < end:
@@ -81,35 +81,35 @@ class Team:
         return longest
 
 
-def lose(team: Team, kind: str, victim: int) -> float:
+def lose_rank(team: RunTeam, kind: str, victim: int) -> float:
     """Lose a rank, and get it back; the longest time without a step."""
     process = team.ranks[victim]
     if kind == "frozen":
         process.send_signal(signal.SIGSTOP)
-        pause = team.pause(5 * LOST_AFTER_S)
+        pause = team.longest_pause(5 * PEER_TIMEOUT_S)
         process.send_signal(signal.SIGCONT)
         return pause
     if kind == "killed":
         process.send_signal(signal.SIGKILL)
     else:
-        lab.cut(victim)
-    pause = team.pause(5 * LOST_AFTER_S)
+        lab.unplug(victim)
+    pause = team.longest_pause(5 * PEER_TIMEOUT_S)
     process.wait()
     if kind == "cut":
-        lab.mend(victim)
+        lab.replug(victim)
     team.ranks[victim] = team.start(victim)
     return pause
 
 
-def lost(kind: str, victim: int) -> dict[str, Any]:
+def measure_loss(kind: str, victim: int) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         if kind == "cut":
-            stack.enter_context(lab.network([lab.Link(0, 0)] * RANKS))
-        team = Team(Path(folder) / "run", hosts=kind == "cut")
+            stack.enter_context(lab.run_network([lab.Link(0, 0)] * RANKS))
+        team = RunTeam(Path(folder) / "run", hosts=kind == "cut")
         while team.kimg < HALF_KIMG:
             time.sleep(0.05)
-        pause = lose(team, kind, victim)
+        pause = lose_rank(team, kind, victim)
         status = [rank.wait() for rank in team.ranks]
         if any(status):
             raise SystemExit(f"{kind}-{victim}: the ranks ended with {status}")
@@ -124,18 +124,18 @@ def main() -> None:
     parser.add_argument("--cases", default=cases, help="killed-RANK, frozen-RANK, cut-RANK")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
-    about = machine()
-    print(describe(about))
+    about = describe_machine()
+    print(format_machine(about))
     rows: list[dict[str, Any]] = []
     for case in options.cases.split(","):
         kind, _, victim = case.partition("-")
-        rows.append(lost(kind, int(victim)))
+        rows.append(measure_loss(kind, int(victim)))
         print(rows[-1], flush=True)
-        save(options.json, {"machine": about, "ranks": RANKS, "lost_after_s": LOST_AFTER_S, "rows": rows})
-    print(table(COLUMNS, [tuple(cell(value) for value in row.values()) for row in rows]))
+        save_json(options.json, {"machine": about, "ranks": RANKS, "lost_after_s": PEER_TIMEOUT_S, "rows": rows})
+    print(format_table(COLUMNS, [tuple(format_cell(value) for value in row.values()) for row in rows]))
 
 
-def cell(value: object) -> str:
+def format_cell(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

@@ -18,13 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.timing import describe, machine, save
+from benchmarks.lib.timing import describe_machine, format_machine, save_json
 
 EVERY_WIRE = "sync,sync+bf16,sync+int8,sync+int4,sync+int2,sync+sign,sync+topk,quantized,CPOAdam"
 HOSTS, EIGHT = "--hosts=4", "--hosts=8"
-SHARE = "--compute-share=0.667"  # D's, where a pass of G costs as much as one of D
+COMPUTE_SHARE_ARG = "--compute-share=0.667"  # D's, where a pass of G costs as much as one of D
 Labs = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]  # links, command
-WIRES: Labs = {
+WIRE_LABS: Labs = {
     "200 Mbit/s": ((HOSTS, "--rate=200mbit"), ("strategies", f"--strategies={EVERY_WIRE}", "--rounds=8")),
     "200 Mbit/s, torch": ((HOSTS, "--rate=200mbit"), ("hooks", "--rounds=8")),
     "200 Mbit/s, 20 ms": (
@@ -40,8 +40,8 @@ WIRES: Labs = {
         ("strategies", "--strategies=sync,sync+int8,quantized", "--rounds=4", "--compute-ms=1000"),
     ),
 }
-LATE = ("strategies", "--strategies=sync,async-gossip", "--params=500k", "--rounds=20", "--compute-ms=500")
-GOSSIP: Labs = {
+ASYNC_GOSSIP_ARGS = ("strategies", "--strategies=sync,async-gossip", "--params=500k", "--rounds=20", "--compute-ms=500")
+GOSSIP_LABS: Labs = {
     "100 Mbit/s": (
         (EIGHT, "--rate=100mbit"),
         ("strategies", "--strategies=sync,gossip,gossip+int8,gossip+int4", "--rounds=4"),
@@ -50,20 +50,27 @@ GOSSIP: Labs = {
         (EIGHT, "--rate=200mbit", "--latency=20ms"),
         ("strategies", "--strategies=sync,gossip,gossip+int8", "--params=100k", "--rounds=10"),
     ),
-    "100 Mbit/s, computing 0.5 s, 500k parameters": ((EIGHT, "--rate=100mbit"), LATE),
-    "one link of 10 Mbit/s, the same": ((EIGHT, "--rates=10mbit,100mbit"), LATE),
+    "100 Mbit/s, computing 0.5 s, 500k parameters": ((EIGHT, "--rate=100mbit"), ASYNC_GOSSIP_ARGS),
+    "one link of 10 Mbit/s, the same": ((EIGHT, "--rates=10mbit,100mbit"), ASYNC_GOSSIP_ARGS),
 }
-FORMS = "sync,async+snapshot_every=4,async+snapshot_every=2+snapshot_wire=bf16"
-TEAMS: Labs = {
+ASYNC_STRATEGIES = "sync,async+snapshot_every=4,async+snapshot_every=2+snapshot_wire=bf16"
+TEAM_LABS: Labs = {
     "1 Gbit/s, 50M parameters, computing 1 s": (
         (EIGHT, "--rate=1gbit"),
-        ("strategies", f"--strategies={FORMS}", "--params=50M", "--rounds=4", "--compute-ms=1000", SHARE),
+        (
+            "strategies",
+            f"--strategies={ASYNC_STRATEGIES}",
+            "--params=50M",
+            "--rounds=4",
+            "--compute-ms=1000",
+            COMPUTE_SHARE_ARG,
+        ),
     ),
 }
-LABS = {"wires": WIRES, "gossip": GOSSIP, "async": TEAMS}
+LABS = {"wires": WIRE_LABS, "gossip": GOSSIP_LABS, "async": TEAM_LABS}
 
 
-def measured(links: tuple[str, ...], command: tuple[str, ...]) -> dict[str, Any]:
+def measure(links: tuple[str, ...], command: tuple[str, ...]) -> dict[str, Any]:
     """What a laboratory was, and what was found in it."""
     what, *options = command
     program = ["-m", "paragan", "bench", "strategies"] if what == "strategies" else ["-m", "benchmarks.comm.ddp_hooks"]
@@ -82,17 +89,17 @@ def measured(links: tuple[str, ...], command: tuple[str, ...]) -> dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=LABS)
-    parser.add_argument("--only", choices=[*WIRES, *GOSSIP, *TEAMS], metavar="NAME")
+    parser.add_argument("--only", choices=[*WIRE_LABS, *GOSSIP_LABS, *TEAM_LABS], metavar="NAME")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
-    about = machine()
-    print(describe(about))
+    about = describe_machine()
+    print(format_machine(about))
     found: dict[str, Any] = {"machine": about, "laboratories": {}}
     for name, (links, command) in LABS[options.what].items():
         if options.only in (None, name):
             print(f"\n{name}", flush=True)
-            found["laboratories"][name] = measured(links, command)
-            save(options.json, found)
+            found["laboratories"][name] = measure(links, command)
+            save_json(options.json, found)
 
 
 if __name__ == "__main__":

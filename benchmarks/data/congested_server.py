@@ -28,22 +28,22 @@ from typing import Any
 
 import urllib3
 
-MODULES = Path("/usr/lib/nginx/modules")  # of Debian's libnginx-mod-http-lua
+NGINX_MODULES = Path("/usr/lib/nginx/modules")  # of Debian's libnginx-mod-http-lua
 ALWAYS, NEVER = ((0.0, 1e9),), ()
 Span = tuple[float, float]  # seconds
 Bursts = Sequence[Span]  # begin and end, since `restart`
 
 
 @dataclass(frozen=True)
-class Network:
+class CongestedNetwork:
     """What the server does to requests. The defaults: 5 ms and 16 Mbit/s; in a burst 50 ms and 1.6 Mbit/s."""
 
     latency_ms: float = 5.0
     mb_s: float = 2.0
-    times: float = 10.0
+    burst_slowdown: float = 10.0
 
 
-CONFIGURATION = """
+NGINX_CONF = """
 user root;
 worker_processes 1;
 daemon off;
@@ -82,7 +82,7 @@ http {{
 """
 
 
-class Server:
+class CongestedServer:
     """A running one. `url` is the folder; the other port, without any delay, is for the rig."""
 
     def __init__(self, port: int, control: int):
@@ -100,20 +100,20 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, network: Network) -> Iterator[Server]:
+def run_server(folder: Path, network: CongestedNetwork) -> Iterator[CongestedServer]:
     """nginx with the files of `folder`, for as long as this lasts."""
-    if not shutil.which("nginx") or not (MODULES / "ngx_http_lua_module.so").exists():
+    if not shutil.which("nginx") or not (NGINX_MODULES / "ngx_http_lua_module.so").exists():
         raise SystemExit("nginx with Lua is missing: apt-get install nginx-light libnginx-mod-http-lua")
     port, control = _free_port(), _free_port()
     with tempfile.TemporaryDirectory() as prefix:
-        configuration = CONFIGURATION.format(
+        configuration = NGINX_CONF.format(
             prefix=prefix,
-            modules=MODULES,
+            modules=NGINX_MODULES,
             lua=Path(__file__).with_suffix(".lua").resolve(),
             folder=folder.resolve(),
             latency_s=network.latency_ms / 1000,
             rate=network.mb_s * 1e6,
-            times=network.times,
+            times=network.burst_slowdown,
             port=port,
             control=control,
         )
@@ -121,43 +121,43 @@ def serving(folder: Path, network: Network) -> Iterator[Server]:
         command = ["nginx", "-p", prefix, "-c", f"{prefix}/nginx.conf"]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
-            _await(control, process, Path(prefix, "error.log"))
-            yield Server(port, control)
+            _wait_listening(control, process, Path(prefix, "error.log"))
+            yield CongestedServer(port, control)
         finally:
             process.terminate()
             process.wait()
 
 
-def bursts(
-    seconds: float, seed: int, *, calm_s: float, lasting: tuple[float, float], apart: tuple[float, float]
+def make_bursts(
+    seconds: float, seed: int, *, calm_s: float, length_s: tuple[float, float], interval_s: tuple[float, float]
 ) -> Bursts:
     """When the network is congested: never in the first `calm_s`; then for `lasting`, `apart` from each other."""
     chance, found, at = random.Random(seed), [], calm_s
     while at < seconds:
-        end = at + chance.uniform(*lasting)
+        end = at + chance.uniform(*length_s)
         found.append((round(at, 3), round(end, 3)))
-        at = end + chance.uniform(*apart)
+        at = end + chance.uniform(*interval_s)
     return found
 
 
-def checked(server: Server, name: str, size: int, read: int) -> dict[str, dict[str, float]]:
+def measure_network(server: CongestedServer, name: str, size: int, read: int) -> dict[str, dict[str, float]]:
     """What the network does, in the calm and in a burst, to ranges of `read` bytes and to a file of `size` bytes."""
     found = {}
     for state, when in (("calm", NEVER), ("congested", ALWAYS)):
         server.restart(when)
-        ms = sorted(1000 * took for took in _requests(f"{server.url}/{name}", size, read, 100))
+        ms = sorted(1000 * took for took in _time_requests(f"{server.url}/{name}", size, read, 100))
         found[state] = {
             "latency_ms_p50": round(statistics.median(ms), 2),
             "latency_ms_p99": round(ms[98], 2),
-            "one_connection_mb_s": round(_mb_s(lambda: _stream(f"{server.url}/{name}", 2.0)), 3),
-            "two_connections_mb_s": round(_mb_s(*[lambda: _stream(f"{server.url}/{name}", 2.0)] * 2), 3),
-            "ranges_of_32_connections_a_second": round(_ranges_a_second(server, name, size, read), 1),
+            "one_connection_mb_s": round(_mb_s(lambda: _read_bytes_within(f"{server.url}/{name}", 2.0)), 3),
+            "two_connections_mb_s": round(_mb_s(*[lambda: _read_bytes_within(f"{server.url}/{name}", 2.0)] * 2), 3),
+            "ranges_of_32_connections_a_second": round(_ranges_per_s(server, name, size, read), 1),
         }
     server.restart(NEVER)
     return found
 
 
-def _requests(url: str, size: int, read: int, count: int) -> Iterator[float]:
+def _time_requests(url: str, size: int, read: int, count: int) -> Iterator[float]:
     """How long each of `count` ranges takes, one after the other on one connection."""
     with urllib3.PoolManager() as http:
         for i in range(count + 1):
@@ -167,7 +167,7 @@ def _requests(url: str, size: int, read: int, count: int) -> Iterator[float]:
                 yield time.perf_counter() - begin
 
 
-def _stream(url: str, seconds: float) -> int:
+def _read_bytes_within(url: str, seconds: float) -> int:
     """How many bytes of the whole file arrive within `seconds`."""
     end, count = time.perf_counter() + seconds, 0
     with urllib3.PoolManager() as http:
@@ -180,17 +180,17 @@ def _stream(url: str, seconds: float) -> int:
 
 def _mb_s(*streams: Callable[[], int]) -> float:
     begin = time.perf_counter()
-    counts = _together(streams)
+    counts = _run_parallel(streams)
     return sum(counts) / (time.perf_counter() - begin) / 1e6
 
 
-def _ranges_a_second(server: Server, name: str, size: int, read: int) -> float:
+def _ranges_per_s(server: CongestedServer, name: str, size: int, read: int) -> float:
     begin, url = time.perf_counter(), f"{server.url}/{name}"
-    counts = _together([lambda: len(list(_requests(url, size, read, 20)))] * 32)
+    counts = _run_parallel([lambda: len(list(_time_requests(url, size, read, 20)))] * 32)
     return sum(counts) / (time.perf_counter() - begin)
 
 
-def _together(works: Sequence[Callable[[], int]]) -> list[int]:
+def _run_parallel(works: Sequence[Callable[[], int]]) -> list[int]:
     counts = [0] * len(works)
 
     def one(i: int) -> None:
@@ -210,7 +210,7 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _await(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_listening(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     for _ in range(200):
         if process.poll() is not None:
             raise SystemExit(f"nginx does not start: {log.read_text() if log.exists() else os.strerror(0)}")

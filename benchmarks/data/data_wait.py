@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.data import loaders
-from benchmarks.data.congested_server import Bursts, Server
+from benchmarks.data.congested_server import Bursts, CongestedServer
 from benchmarks.data.make_shards import Shards
 
 SAMPLE_S, MEMORY_S, WARM_UP = 0.25, 1.0, 4  # WARM_UP: batches
@@ -32,7 +32,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
-class Play:
+class ContestOptions:
     """What every contestant plays."""
 
     seconds: float
@@ -41,48 +41,56 @@ class Play:
     bursts: Bursts
 
 
-def watched(name: str, options: dict[str, int], server: Server, shards: Shards, play: Play) -> dict[str, Any]:
+def measure_contestant(
+    name: str, options: dict[str, int], server: CongestedServer, shards: Shards, play: ContestOptions
+) -> dict[str, Any]:
     """Let a contestant play, and say what it took."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     server.restart(())
-    child = context.Process(target=_played, args=(name, options, server.url, shards, play, there))
+    child = context.Process(target=_contestant_main, args=(name, options, server.url, shards, play, there))
     child.start()
     there.close()
     try:
         assert child.pid is not None
-        _hear(here)  # imported
-        memory = Memory(child.pid)
-        start_s = _hear(here)  # warmed up
+        _receive(here)  # imported
+        memory = PeakProcessMemory(child.pid)
+        start_s = _receive(here)  # warmed up
         server.restart(play.bursts)
         here.send("go")
-        cpu, timeline = cpu_s(child.pid), _timeline(server, here, memory)
+        cpu, timeline = cpu_s(child.pid), _record_timeline(server, here, memory)
         found = here.recv()
         used = cpu_s(child.pid) - cpu
         here.send("end")
     finally:
         child.join(20)
         child.kill()
-    return {**_summary(found, play), "start_s": start_s, "cpu_s": used, "memory_mb": memory.peak, "timeline": timeline}
+    return {
+        **_summarize(found, play),
+        "start_s": start_s,
+        "cpu_s": used,
+        "memory_mb": memory.peak,
+        "timeline": timeline,
+    }
 
 
-def _hear(pipe: Connection) -> Any:
+def _receive(pipe: Connection) -> Any:
     if not pipe.poll(300):
         raise SystemExit("a contestant does not answer")
     return pipe.recv()
 
 
-def _timeline(server: Server, pipe: Connection, memory: Memory) -> list[dict[str, Any]]:
+def _record_timeline(server: CongestedServer, pipe: Connection, memory: PeakProcessMemory) -> list[dict[str, Any]]:
     """What the server sees of it, until the contestant is done."""
     begin, rows = time.perf_counter(), []
     while not pipe.poll(max(0.0, SAMPLE_S * (len(rows) + 1) - (time.perf_counter() - begin))):
         rows.append({"s": round(time.perf_counter() - begin, 2), **server.stats()})
         if len(rows) % round(MEMORY_S / SAMPLE_S) == 0:
-            memory.look()
+            memory.sample()
     return rows
 
 
-def _summary(found: dict[str, Any], play: Play) -> dict[str, Any]:
+def _summarize(found: dict[str, Any], play: ContestOptions) -> dict[str, Any]:
     waits = found["waits"]  # (begin, seconds) each
     seconds = [wait for _, wait in waits]
     ordered, end = sorted(seconds), play.seconds
@@ -107,27 +115,31 @@ def _summary(found: dict[str, Any], play: Play) -> dict[str, Any]:
 # In the contestant's process ------------------------------------------------------------------------------
 
 
-def _played(name: str, options: dict[str, int], where: str, shards: Shards, play: Play, pipe: Connection) -> None:
+def _contestant_main(
+    name: str, options: dict[str, int], where: str, shards: Shards, play: ContestOptions, pipe: Connection
+) -> None:
     multiprocessing.set_start_method("fork", force=True)  # as in a process that nobody spawned: DataLoader's default
     warnings.simplefilter("ignore")  # DataLoader's, of more workers than cores
-    step = _real_step() if play.real else _emulated(play.step_ms / 1000)
+    step = _real_step() if play.real else _emulated_step(play.step_ms / 1000)
     pipe.send("imported")
     begin = time.perf_counter()
     feed = loaders.CONTESTANTS[name](where, shards, **options)
     for _ in range(WARM_UP):
         batch = next(feed.batches)
-        loaders.checked(batch, shards.resolution)
+        loaders.check_batch(batch, shards.resolution)
         step(*batch)
     pipe.send(time.perf_counter() - begin)
     pipe.recv()
-    with Gauges(feed) as gauges:
-        waits = _waits(feed, step, play.seconds)
+    with FeedGauges(feed) as gauges:
+        waits = _measure_waits(feed, step, play.seconds)
     pipe.send({"waits": waits, "gauges": gauges.rows})
     pipe.recv()
     feed.close()
 
 
-def _waits(feed: loaders.Feed, step: Callable[[Tensor, Tensor], object], seconds: float) -> list[tuple[float, float]]:
+def _measure_waits(
+    feed: loaders.Feed, step: Callable[[Tensor, Tensor], object], seconds: float
+) -> list[tuple[float, float]]:
     """(begin, seconds) of each wait, cut at the end."""
     waits, zero = [], time.perf_counter()
     while (begin := time.perf_counter() - zero) < seconds:
@@ -138,7 +150,7 @@ def _waits(feed: loaders.Feed, step: Callable[[Tensor, Tensor], object], seconds
     return waits
 
 
-def _emulated(seconds: float) -> Callable[[Tensor, Tensor], object]:
+def _emulated_step(seconds: float) -> Callable[[Tensor, Tensor], object]:
     return lambda images, labels: time.sleep(seconds)
 
 
@@ -159,14 +171,14 @@ def _real_step() -> Callable[[Tensor, Tensor], object]:
     return step
 
 
-class Gauges:
+class FeedGauges:
     """What a feed says of itself, a row every SAMPLE_S."""
 
     def __init__(self, feed: loaders.Feed):
         self.feed, self.rows, self._end = feed, [], threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._sample, daemon=True)
 
-    def __enter__(self) -> Gauges:
+    def __enter__(self) -> FeedGauges:
         self._thread.start()
         return self
 
@@ -174,7 +186,7 @@ class Gauges:
         self._end.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         begin = time.perf_counter()
         while not self._end.wait(max(0.0, SAMPLE_S * (len(self.rows) + 1) - (time.perf_counter() - begin))):
             at = round(time.perf_counter() - begin, 2)
@@ -184,7 +196,7 @@ class Gauges:
 # Processes ------------------------------------------------------------------------------------------------
 
 
-class Memory:
+class PeakProcessMemory:
     """MB that a process and its children take above what they took at first.
 
     Anonymous pages by their share (PSS) and shared memory; not pages of files, such as libraries, that the machine
@@ -194,19 +206,19 @@ class Memory:
 
     def __init__(self, pid: int):
         self.pid, self.peak = pid, 0.0
-        self._first = self._now()
+        self._first = self._resident_kb()
 
-    def look(self) -> None:
-        self.peak = max(self.peak, (self._now() - self._first) / 1000)
+    def sample(self) -> None:
+        self.peak = max(self.peak, (self._resident_kb() - self._first) / 1000)
 
-    def _now(self) -> int:
-        total = _kb(Path("/proc/meminfo"), "Shmem")
-        for pid in tree(self.pid):
-            total += _kb(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon")
+    def _resident_kb(self) -> int:
+        total = _read_kb(Path("/proc/meminfo"), "Shmem")
+        for pid in process_tree(self.pid):
+            total += _read_kb(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon")
         return total  # kB
 
 
-def _kb(path: Path, name: str) -> int:
+def _read_kb(path: Path, name: str) -> int:
     """A line of a file of /proc; 0 where the process has just ended."""
     try:
         return next(int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith(f"{name}:"))
@@ -217,7 +229,7 @@ def _kb(path: Path, name: str) -> int:
 def cpu_s(pid: int) -> float:
     """Processor seconds of a process and its children, ended ones included."""
     total = 0
-    for one in tree(pid):
+    for one in process_tree(pid):
         try:
             fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -226,11 +238,11 @@ def cpu_s(pid: int) -> float:
     return total / TICK
 
 
-def tree(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """A process and all that it started."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
     except OSError:
         return [pid]
-    return [pid, *(one for child in children for one in tree(child))]
+    return [pid, *(one for child in children for one in process_tree(child))]

@@ -20,47 +20,47 @@ import simplejpeg
 
 from benchmarks.data import loaders
 from benchmarks.data.loaders import BATCH, Feed
-from benchmarks.data.make_shards import Files, Shards
+from benchmarks.data.make_shards import ShardReader, Shards
 from benchmarks.lib.timing import Times, interleave
 
 CORES, CHUNK, WARM_UP, SETTLE_S, TUNE_S = 2, 32, 8, 0.5, 4.0  # WARM_UP: batches, more than any contestant has ready
-FIXED = {"depth": 6}  # fewer batches ahead than are taken to warm up
-FLOAT: dict[str, Callable[[str, Shards], Feed]] = {
-    "ours": lambda where, shards: loaders.ours(where, shards, **FIXED),
-    "dataloader": loaders.dataloader,
-    "webdataset": loaders.web,
+FIXED_OPTIONS = {"depth": 6}  # fewer batches ahead than are taken to warm up
+FLOAT_FEEDS: dict[str, Callable[[str, Shards], Feed]] = {
+    "ours": lambda where, shards: loaders.make_ours(where, shards, **FIXED_OPTIONS),
+    "dataloader": loaders.make_dataloader,
+    "webdataset": loaders.make_webdataset,
 }
 
 
-def measured(folder: Path, shards: Shards, batches: int, rounds: int) -> dict[str, Any]:
+def measure(folder: Path, shards: Shards, batches: int, rounds: int) -> dict[str, Any]:
     """Images a second of everyone, and their ratios, from `batches` batches a round."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     chunks = _chunks(folder, shards)
-    _know(chunks)
+    _set_chunks(chunks)
     threads = ThreadPoolExecutor(CORES)
-    processes = ProcessPoolExecutor(CORES, multiprocessing.get_context("fork"), _know, (chunks,))
+    processes = ProcessPoolExecutor(CORES, multiprocessing.get_context("fork"), _set_chunks, (chunks,))
     limits = {
-        "decoder alone": _limit(len(chunks), threads),
-        "decoder alone, processes": _limit(len(chunks), processes),
+        "decoder alone": _decode_limit(len(chunks), threads),
+        "decoder alone, processes": _decode_limit(len(chunks), processes),
     }
     limits["decoder alone, processes"](1)  # they start while there is nothing else
-    feeds = {name: make(str(folder), shards) for name, make in FLOAT.items()}
+    feeds = {name: make(str(folder), shards) for name, make in FLOAT_FEEDS.items()}
     for feed in feeds.values():
-        loaders.checked(next(feed.batches), shards.resolution)
-    feeds["ours, uint8"] = loaders.ours_uint8(str(folder), shards, **FIXED)
+        loaders.check_batch(next(feed.batches), shards.resolution)
+    feeds["ours, uint8"] = loaders.make_ours_uint8(str(folder), shards, **FIXED_OPTIONS)
     for kind in ("threads", "processes"):
-        feeds[f"ours, uint8, {kind}"] = loaders.ours_uint8(str(folder), shards, **FIXED, decoders=kind)
+        feeds[f"ours, uint8, {kind}"] = loaders.make_ours_uint8(str(folder), shards, **FIXED_OPTIONS, decoders=kind)
     for feed in feeds.values():
-        _tuned(feed)
-    times = _in_turns(limits | {name: _taking(feed) for name, feed in feeds.items()}, batches, rounds)
+        _warm_up(feed)
+    times = _interleave_feeds(limits | {name: _take_batches(feed) for name, feed in feeds.items()}, batches, rounds)
     for feed in feeds.values():
         feed.close()
     for pool in (threads, processes):
         pool.shutdown()
-    return {"data": shards.about(), "batches": batches, "contestants": _compared(times)}
+    return {"data": shards.describe(), "batches": batches, "contestants": _summarize(times)}
 
 
-def _in_turns(plays: dict[str, Callable[[int], None]], batches: int, rounds: int) -> Times:
+def _interleave_feeds(plays: dict[str, Callable[[int], None]], batches: int, rounds: int) -> Times:
     """Every turn first takes what had been made ready while others had theirs."""
 
     def turn(play: Callable[[int], None]) -> Callable[[int], None]:
@@ -74,7 +74,7 @@ def _in_turns(plays: dict[str, Callable[[int], None]], batches: int, rounds: int
     return interleave({name: turn(play) for name, play in plays.items()}, rounds=rounds, steps=batches)
 
 
-def _compared(times: Times) -> dict[str, Any]:
+def _summarize(times: Times) -> dict[str, Any]:
     found = {}
     for name, ms in times.ms.items():
         rates = sorted(1000 * BATCH / one for one in ms)
@@ -87,7 +87,7 @@ def _compared(times: Times) -> dict[str, Any]:
     return found
 
 
-def _taking(feed: Feed) -> Callable[[int], None]:
+def _take_batches(feed: Feed) -> Callable[[int], None]:
     def play(count: int) -> None:
         for _ in range(count):
             next(feed.batches)
@@ -95,7 +95,7 @@ def _taking(feed: Feed) -> Callable[[int], None]:
     return play
 
 
-def _tuned(feed: Feed) -> None:
+def _warm_up(feed: Feed) -> None:
     """Take for a while, for whatever adapts to that."""
     end = time.perf_counter() + TUNE_S
     while time.perf_counter() < end:
@@ -103,12 +103,12 @@ def _tuned(feed: Feed) -> None:
 
 
 def _chunks(folder: Path, shards: Shards) -> list[list[bytes]]:
-    files = Files(str(folder), shards)
-    records = [files.jpeg(index) for index in range(len(shards))]
+    files = ShardReader(str(folder), shards)
+    records = [files.read_jpeg(index) for index in range(len(shards))]
     return [records[i : i + CHUNK] for i in range(0, len(records) // CHUNK * CHUNK, CHUNK)]
 
 
-def _know(chunks: list[list[bytes]]) -> None:
+def _set_chunks(chunks: list[list[bytes]]) -> None:
     global _known
     _known = chunks
 
@@ -122,7 +122,7 @@ def _decode(number: int) -> None:
         simplejpeg.decode_jpeg(record, buffer=image)
 
 
-def _limit(chunks: int, pool: Executor) -> Callable[[int], None]:
+def _decode_limit(chunks: int, pool: Executor) -> Callable[[int], None]:
     numbers = itertools.cycle(range(chunks))
 
     def play(count: int) -> None:

@@ -19,12 +19,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from benchmarks.data.make_shards import Files, Shards
-from paragan.data.dataset import load
-from paragan.data.lanes import Lanes
-from paragan.data.loader.prefetch import Feed as Ahead
-from paragan.data.loader.prefetch import Pipeline
-from paragan.data.storage.filesystem import Reach
+from benchmarks.data.make_shards import ShardReader, Shards
+from paragan.data.dataset import load_data
+from paragan.data.lanes import LaneLoader
+from paragan.data.loader.prefetch import PrefetchOptions as Ahead
+from paragan.data.loader.prefetch import PrefetchPipeline
+from paragan.data.storage.filesystem import RemoteOptions
 
 BATCH, LANES = 64, 8
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -43,40 +43,50 @@ class Feed:
 # Ours -----------------------------------------------------------------------------------------------------
 
 
-def ours(where: str, shards: Shards, **feed: int) -> Feed:
+def make_ours(where: str, shards: Shards, **feed: int) -> Feed:
     """As `paragan train --data WHERE` reads them, with nothing set by hand; without the cache on disk, which no other
     has: every image comes from the server."""
-    lanes = _lanes(where, shards, feed)
+    lanes = _make_lanes(where, shards, feed)
 
     def batches() -> Batches:
         while True:
-            for hand in lanes.next():
+            for hand in lanes.next_micro_batches():
                 assert hand.labels is not None
                 yield hand.images, hand.labels
 
     def told(name: str) -> Callable[[], float | None]:
-        return lambda: lanes.told().get(f"Data/{name}")
+        return lambda: lanes.stats().get(f"Data/{name}")
 
     return Feed(batches(), told("ready"), told("workers"), lanes.close)
 
 
-def ours_uint8(where: str, shards: Shards, **feed: Any) -> Feed:
+def make_ours_uint8(where: str, shards: Shards, **feed: Any) -> Feed:
     """What goes to a device, uint8 [64, R, R, 3], from the same pipeline."""
-    lanes = _lanes(where, shards, feed)
-    pipeline = Pipeline(cast(Any, lanes.images), lanes.plan(0), Ahead(**feed))
+    lanes = _make_lanes(where, shards, feed)
+    pipeline = PrefetchPipeline(cast(Any, lanes.images), lanes.iter_batch_indices(0), Ahead(**feed))
 
     def batches() -> Batches:
         nothing = torch.zeros(BATCH, dtype=torch.int64)
         while True:
-            yield torch.from_numpy(pipeline.take()), nothing
+            yield torch.from_numpy(pipeline.next_batch()), nothing
 
     return Feed(batches(), close=pipeline.close)
 
 
-def _lanes(where: str, shards: Shards, feed: dict[str, Any]) -> Lanes:
-    images = load(where, resolution=shards.resolution, channels=3, hold="stream", reach=Reach(cache=""))
+def _make_lanes(where: str, shards: Shards, feed: dict[str, Any]) -> LaneLoader:
+    images = load_data(
+        where, resolution=shards.resolution, channels=3, cache="stream", remote=RemoteOptions(cache_dir="")
+    )
     owned = tuple(range(LANES))
-    return Lanes(images.images, images.labels, owned=owned, lanes=LANES, batch=BATCH, seed=0, feed=Ahead(**feed))
+    return LaneLoader(
+        images.images,
+        images.labels,
+        local_lanes=owned,
+        num_lanes=LANES,
+        batch_size=BATCH,
+        seed=0,
+        prefetch=Ahead(**feed),
+    )
 
 
 # torch's DataLoader ---------------------------------------------------------------------------------------
@@ -84,11 +94,11 @@ def _lanes(where: str, shards: Shards, feed: dict[str, Any]) -> Lanes:
 
 class _Images(Dataset[tuple[Tensor, int]]):
     def __init__(self, where: str, shards: Shards):
-        self.files, self.labels = Files(where, shards), shards.labels.tolist()
+        self.files, self.labels = ShardReader(where, shards), shards.labels.tolist()
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = Image.open(io.BytesIO(self.files.jpeg(index))).convert("RGB")
-        return _tensor(image), self.labels[index]
+        image = Image.open(io.BytesIO(self.files.read_jpeg(index))).convert("RGB")
+        return _to_tensor(image), self.labels[index]
 
 
 class _Endless(Sampler[int]):
@@ -102,20 +112,20 @@ class _Endless(Sampler[int]):
             yield from torch.randperm(self.count).tolist()
 
 
-def dataloader(where: str, shards: Shards, workers: int = 2, prefetch: int = 2) -> Feed:
+def make_dataloader(where: str, shards: Shards, workers: int = 2, prefetch: int = 2) -> Feed:
     data = _Images(where, shards)
     loader = DataLoader(
         data, batch_size=BATCH, sampler=_Endless(len(shards)), num_workers=workers, prefetch_factor=prefetch
     )
-    return _by_processes(loader, workers)
+    return _count_ready(loader, workers)
 
 
-def _tensor(image: Image.Image) -> Tensor:
+def _to_tensor(image: Image.Image) -> Tensor:
     """As ToTensor and Normalize make it."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div_(127.5).sub_(1)
 
 
-def _by_processes(loader: Iterable[Any], workers: int) -> Feed:
+def _count_ready(loader: Iterable[Any], workers: int) -> Feed:
     """torch's iterator knows what has arrived: in its queue, and out of turn in `_task_info`."""
     batches: Any = iter(loader)
 
@@ -129,23 +139,27 @@ def _by_processes(loader: Iterable[Any], workers: int) -> Feed:
 # webdataset -----------------------------------------------------------------------------------------------
 
 
-def web(where: str, shards: Shards, workers: int = 2, prefetch: int = 2) -> Feed:
+def make_webdataset(where: str, shards: Shards, workers: int = 2, prefetch: int = 2) -> Feed:
     urls = [f"{where}/{name}" for name in shards.names]
     data = webdataset.WebDataset(urls, shardshuffle=100, seed=0).shuffle(1000).decode("pil").to_tuple("jpg", "cls")
-    batched = data.map_tuple(_tensor, int).batched(BATCH, collation_fn=_stacked, partial=False).repeat()
+    batched = data.map_tuple(_to_tensor, int).batched(BATCH, collation_fn=_collate, partial=False).repeat()
     loader = webdataset.WebLoader(batched, batch_size=None, num_workers=workers, prefetch_factor=prefetch)
-    return _by_processes(cast(Any, loader).pipeline[0], workers)
+    return _count_ready(cast(Any, loader).pipeline[0], workers)
 
 
-def _stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+def _collate(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
     images, labels = zip(*samples)
     return torch.stack(images), torch.tensor(labels)
 
 
-CONTESTANTS: dict[str, Callable[..., Feed]] = {"ours": ours, "dataloader": dataloader, "webdataset": web}
+CONTESTANTS: dict[str, Callable[..., Feed]] = {
+    "ours": make_ours,
+    "dataloader": make_dataloader,
+    "webdataset": make_webdataset,
+}
 
 
-def checked(batch: tuple[Tensor, Tensor], resolution: int) -> None:
+def check_batch(batch: tuple[Tensor, Tensor], resolution: int) -> None:
     """That everybody delivers the same."""
     images, labels = batch
     assert images.shape == (BATCH, 3, resolution, resolution), images.shape

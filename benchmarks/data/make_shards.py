@@ -14,7 +14,7 @@ import numpy as np
 import urllib3
 from PIL import Image
 
-from paragan.data.tools.reindex import refresh
+from paragan.data.tools.reindex import reindex
 
 QUALITY = 90
 
@@ -36,7 +36,7 @@ class Shards:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def about(self) -> dict[str, float]:
+    def describe(self) -> dict[str, float]:
         return {
             "images": len(self),
             "resolution": self.resolution,
@@ -46,20 +46,22 @@ class Shards:
         }
 
 
-def write(images: Path, folder: Path, resolution: int, count: int | None = None, shard_mb: float = 4.0) -> Shards:
+def write_shards(
+    images: Path, folder: Path, resolution: int, count: int | None = None, shard_mb: float = 4.0
+) -> Shards:
     """The first `count` images of an npz (uint8 [N, H, W, 3], and labels), resized bicubic, as shards in `folder`, with
     the index that `paragan data index` makes."""
     with np.load(images) as data:
         pixels, labels = data["images"][:count], data["labels"][:count].astype(np.int64)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        encoded = pool.map(lambda image: _jpeg(image, resolution), pixels)
-        names, rows = _written(encoded, labels, folder, shard_mb * 1e6)
+        encoded = pool.map(lambda image: _encode_jpeg(image, resolution), pixels)
+        names, rows = _write_shards(encoded, labels, folder, shard_mb * 1e6)
     shard, start, size = np.array(rows, np.int64).T
-    refresh(str(folder))
+    reindex(str(folder))
     return Shards(tuple(names), shard, start, size, labels, resolution)
 
 
-def _written(
+def _write_shards(
     encoded: Iterable[bytes], labels: np.ndarray, folder: Path, most: float
 ) -> tuple[list[str], list[tuple[int, int, int]]]:
     names: list[str] = []
@@ -72,27 +74,27 @@ def _written(
             names.append(f"{len(names):06d}.tar")
             tar = tarfile.open(folder / names[-1], "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
         rows.append((len(names) - 1, tar.offset + tarfile.BLOCKSIZE, len(data)))
-        _add(tar, f"{i:08d}.jpg", data)
-        _add(tar, f"{i:08d}.cls", str(labels[i]).encode())
+        _add_file(tar, f"{i:08d}.jpg", data)
+        _add_file(tar, f"{i:08d}.cls", str(labels[i]).encode())
     if tar is not None:
         tar.close()
     return names, rows
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+def _add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     info = tarfile.TarInfo(name)
     info.size = len(data)
     tar.addfile(info, io.BytesIO(data))
 
 
-def _jpeg(image: np.ndarray, resolution: int) -> bytes:
+def _encode_jpeg(image: np.ndarray, resolution: int) -> bytes:
     out = io.BytesIO()
     resized = Image.fromarray(image).resize((resolution, resolution), Image.Resampling.BICUBIC)
     resized.save(out, format="JPEG", quality=QUALITY)
     return out.getvalue()
 
 
-class Files:
+class ShardReader:
     """The shards under a path or an http address. Connects when first read: in the worker that reads."""
 
     def __init__(self, where: str, shards: Shards, connections: int = 1):
@@ -100,16 +102,16 @@ class Files:
         self._http: urllib3.PoolManager | None = None
         self._open: dict[int, int] = {}  # shard: descriptor
 
-    def jpeg(self, index: int) -> bytes:
+    def read_jpeg(self, index: int) -> bytes:
         shards = self.shards
         shard, start, size = int(shards.shard[index]), int(shards.start[index]), int(shards.size[index])
         if self.far:
-            return self._range(shard, start, size)
+            return self._read_range(shard, start, size)
         if shard not in self._open:
             self._open[shard] = os.open(f"{self.where}/{shards.names[shard]}", os.O_RDONLY)
         return os.pread(self._open[shard], size, start)
 
-    def _range(self, shard: int, start: int, size: int) -> bytes:
+    def _read_range(self, shard: int, start: int, size: int) -> bytes:
         if self._http is None:
             self._http = urllib3.PoolManager(maxsize=self._connections)
         url = f"{self.where}/{self.shards.names[shard]}"

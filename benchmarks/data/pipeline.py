@@ -28,57 +28,73 @@ import matplotlib
 from benchmarks.data import data_wait as waiting
 from benchmarks.data import decoding
 from benchmarks.data import make_shards as shards
-from benchmarks.data.congested_server import Network, Server, bursts, checked, serving
-from benchmarks.data.plot_pipeline import figure
-from benchmarks.lib.timing import describe, machine, save, table
+from benchmarks.data.congested_server import CongestedNetwork, CongestedServer, make_bursts, measure_network, run_server
+from benchmarks.data.plot_pipeline import plot_pipeline
+from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
 from benchmarks.plots import DOCS, RESULTS, STYLE
 
 WORKERS = PREFETCH = (2, 4, 8, 16)
-BEST = "dataloader, best setting"
+BEST_DATALOADER = "dataloader, best setting"
 CONGESTION, DECODE = RESULTS / "pipeline_congestion.json", RESULTS / "pipeline_decode.json"
 
 
 # Congestion -----------------------------------------------------------------------------------------------
 
 
-def congestion(options: argparse.Namespace) -> dict[str, Any]:
-    network = Network(options.latency_ms, options.mb_s, options.times)
-    when = bursts(options.seconds, options.seed, calm_s=options.calm, lasting=options.burst, apart=options.apart)
-    play = waiting.Play(options.seconds, options.step_ms, options.real, when)
+def benchmark_congestion(options: argparse.Namespace) -> dict[str, Any]:
+    network = CongestedNetwork(options.latency_ms, options.mb_s, options.times)
+    when = make_bursts(
+        options.seconds, options.seed, calm_s=options.calm, length_s=options.burst, interval_s=options.apart
+    )
+    play = waiting.ContestOptions(options.seconds, options.step_ms, options.real, when)
     found: dict[str, Any] = {"network": dataclasses.asdict(network), "play": dataclasses.asdict(play)}
     with tempfile.TemporaryDirectory() as folder:
-        data = shards.write(options.images, Path(folder), 64)
-        with serving(Path(folder), network) as server:
+        data = shards.write_shards(options.images, Path(folder), 64)
+        with run_server(Path(folder), network) as server:
             size = (Path(folder) / data.names[0]).stat().st_size
-            found |= {"data": data.about(), "checked": checked(server, data.names[0], size, int(data.size.mean()))}
+            found |= {
+                "data": data.describe(),
+                "checked": measure_network(server, data.names[0], size, int(data.size.mean())),
+            }
             print(json.dumps(found["checked"], indent=1), flush=True)
             contestants: dict[str, tuple[str, dict[str, int]]] = {
                 name: (name, {}) for name in ("ours", "dataloader", "webdataset")
             }
             if options.search_seconds:
-                found["search"] = searched(server, data, dataclasses.replace(play, seconds=options.search_seconds))
+                found["search"] = search_dataloader(
+                    server, data, dataclasses.replace(play, seconds=options.search_seconds)
+                )
                 best = found["search"][0]
-                contestants[BEST] = ("dataloader", {"workers": best["workers"], "prefetch": best["prefetch"]})
+                contestants[BEST_DATALOADER] = (
+                    "dataloader",
+                    {"workers": best["workers"], "prefetch": best["prefetch"]},
+                )
             chosen = {name: one for name, one in contestants.items() if name in (options.only or contestants)}
-            found["contestants"] = in_turns(server, data, play, chosen, options.rounds)
+            found["contestants"] = run_interleaved(server, data, play, chosen, options.rounds)
     return found
 
 
-def searched(server: Server, data: shards.Shards, play: waiting.Play) -> list[dict[str, Any]]:
+def search_dataloader(
+    server: CongestedServer, data: shards.Shards, play: waiting.ContestOptions
+) -> list[dict[str, Any]]:
     """Every static setting of DataLoader for a short while: first the one that waits least, of equals (to 1 % of the
     time) the one that takes least memory."""
     rows = []
     for workers in WORKERS:
         for prefetch in PREFETCH:
             options = {"workers": workers, "prefetch": prefetch}
-            one = waiting.watched("dataloader", options, server, data, play)
+            one = waiting.measure_contestant("dataloader", options, server, data, play)
             rows.append({**options, **{name: one[name] for name in ("share", "memory_mb", "start_s")}})
             print(rows[-1], flush=True)
     return sorted(rows, key=lambda row: (round(row["share"], 2), row["memory_mb"]))
 
 
-def in_turns(
-    server: Server, data: shards.Shards, play: waiting.Play, chosen: dict[str, tuple[str, dict[str, int]]], rounds: int
+def run_interleaved(
+    server: CongestedServer,
+    data: shards.Shards,
+    play: waiting.ContestOptions,
+    chosen: dict[str, tuple[str, dict[str, int]]],
+    rounds: int,
 ) -> dict[str, Any]:
     """A block each a round, all over the same bursts; time lines are kept of the first round."""
     found: dict[str, Any] = {label: {"options": one[1], "rounds": []} for label, one in chosen.items()}
@@ -86,7 +102,7 @@ def in_turns(
     for r in range(rounds):
         for label in names[r % len(names) :] + names[: r % len(names)]:
             name, options = chosen[label]
-            one = waiting.watched(name, options, server, data, play)
+            one = waiting.measure_contestant(name, options, server, data, play)
             lines = {part: one.pop(part) for part in ("timeline", "gauges", "waits")}
             found[label] |= {} if r else lines
             found[label]["rounds"].append(one)
@@ -100,20 +116,20 @@ def in_turns(
 # Decoding -------------------------------------------------------------------------------------------------
 
 
-def decode(options: argparse.Namespace) -> dict[str, Any]:
+def benchmark_decode(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"sizes": []}
     for resolution, count, batches in ((64, 8192, 512), (256, 2048, 96)):
         with tempfile.TemporaryDirectory() as folder:
-            data = shards.write(options.images, Path(folder), resolution, count)
-            found["sizes"].append(decoding.measured(Path(folder), data, batches, options.rounds))
-        print(table(DECODE_HEAD, decode_rows(found["sizes"][-1])), flush=True)
+            data = shards.write_shards(options.images, Path(folder), resolution, count)
+            found["sizes"].append(decoding.measure(Path(folder), data, batches, options.rounds))
+        print(format_table(DECODE_HEAD, decode_rows(found["sizes"][-1])), flush=True)
     return found
 
 
 # Tables and the plot --------------------------------------------------------------------------------------
 
 DECODE_HEAD = ("JPEGs a second", "median", "lowest", "highest", "of the decoder", "ours is faster")
-WAITING_HEAD = (
+WAIT_HEAD = (
     "", "waits", "lowest", "highest", "before bursts", "in bursts", "wait p50, ms", "p99", "max",
     "images/s", "CPU, s", "memory, MB", "start, s",
 )  # fmt: skip
@@ -128,7 +144,7 @@ def decode_rows(found: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def waiting_rows(found: dict[str, Any]) -> list[list[str]]:
+def wait_rows(found: dict[str, Any]) -> list[list[str]]:
     """Medians over rounds."""
     rows = []
     for label, one in found["contestants"].items():
@@ -151,8 +167,8 @@ def plot(options: argparse.Namespace) -> None:
     waited, decoded = (json.loads(path.read_text()) for path in (options.congestion, options.decode))
     with matplotlib.rc_context(STYLE):
         options.out.parent.mkdir(exist_ok=True)
-        figure(waited).savefig(options.out, metadata={"Date": None})
-    print(_markdown(WAITING_HEAD, waiting_rows(waited)), "\n")
+        plot_pipeline(waited).savefig(options.out, metadata={"Date": None})
+    print(_markdown(WAIT_HEAD, wait_rows(waited)), "\n")
     print(_markdown(DECODE_HEAD, [row for one in decoded["sizes"] for row in decode_rows(one)]))
 
 
@@ -164,13 +180,15 @@ def _markdown(head: tuple[str, ...], rows: list[list[str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    for command, out in ((congestion, CONGESTION), (decode, DECODE)):
+    for command, out in ((benchmark_congestion, CONGESTION), (benchmark_decode, DECODE)):
         sub = commands.add_parser(command.__name__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         sub.set_defaults(run=command)
         sub.add_argument("--images", type=Path, required=True, metavar="NPZ", help="images uint8 [N, H, W, 3], labels")
         sub.add_argument("--json", metavar="F", default=str(out), help="where everything is written")
-        sub.add_argument("--rounds", type=int, default=3 if command is congestion else 5, help="turns of everyone")
-        if command is congestion:
+        sub.add_argument(
+            "--rounds", type=int, default=3 if command is benchmark_congestion else 5, help="turns of everyone"
+        )
+        if command is benchmark_congestion:
             _about_congestion(sub)
     sub = commands.add_parser("plot")
     sub.set_defaults(run=plot)
@@ -181,16 +199,16 @@ def main() -> None:
     if options.run is plot:
         return plot(options)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nginx ends with it
-    about = {"machine": machine(), "command": f"pipeline.py {' '.join(sys.argv[1:])}"}
-    print(describe(about["machine"]), flush=True)
+    about = {"machine": describe_machine(), "command": f"pipeline.py {' '.join(sys.argv[1:])}"}
+    print(format_machine(about["machine"]), flush=True)
     found = {**about, **options.run(options)}
-    if options.run is congestion:
-        print(table(WAITING_HEAD, waiting_rows(found)))
-    return save(options.json, found)
+    if options.run is benchmark_congestion:
+        print(format_table(WAIT_HEAD, wait_rows(found)))
+    return save_json(options.json, found)
 
 
 def _about_congestion(sub: argparse.ArgumentParser) -> None:
-    network = Network()
+    network = CongestedNetwork()
     sub.add_argument("--seconds", type=float, default=90.0, help="of everyone's turn")
     sub.add_argument("--search-seconds", type=float, default=30.0, help="of each of DataLoader's settings; 0 for none")
     sub.add_argument("--only", nargs="+", metavar="NAME", help="of the contestants")
@@ -198,7 +216,7 @@ def _about_congestion(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--real", action="store_true", help="a small network learns instead")
     sub.add_argument("--latency-ms", type=float, default=network.latency_ms, help="of a request in the calm")
     sub.add_argument("--mb-s", type=float, default=network.mb_s, help="of the link in the calm")
-    sub.add_argument("--times", type=float, default=network.times, help="how much worse both are in a burst")
+    sub.add_argument("--times", type=float, default=network.burst_slowdown, help="how much worse both are in a burst")
     sub.add_argument("--calm", type=float, default=10.0, help="seconds before the first burst")
     sub.add_argument("--burst", type=float, nargs=2, default=(2.0, 5.0), help="seconds, between these")
     sub.add_argument("--apart", type=float, nargs=2, default=(2.0, 4.0), help="seconds, between these")

@@ -9,26 +9,26 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.plots import LIMIT, OURS, SPREAD
+from benchmarks.plots import LIMIT_COLOR, OURS_COLOR, SPREAD_COLOR
 
-SHOWN = {"ours": "ours", "dataloader": "torch's DataLoader (2 workers, prefetch 2)"}
-FETCHES = "#e09f3e"  # beside OURS: told apart by the colour-blind, and in grey
+CONTESTANT_LABELS = {"ours": "ours", "dataloader": "torch's DataLoader (2 workers, prefetch 2)"}
+FETCHES_COLOR = "#e09f3e"  # beside OURS: told apart by the colour-blind, and in grey
 
 
-def figure(found: dict[str, Any]) -> Figure:
+def plot_pipeline(found: dict[str, Any]) -> Figure:
     """A column a contestant; time runs to the right; bursts are shaded."""
     picture = Figure(figsize=(9, 6.2), layout="constrained")
-    grid: Any = picture.subplots(4, len(SHOWN), sharex=True, sharey="row", height_ratios=(3, 4, 2, 3))
-    for column, (name, title) in zip(grid.T, SHOWN.items()):
+    grid: Any = picture.subplots(4, len(CONTESTANT_LABELS), sharex=True, sharey="row", height_ratios=(3, 4, 2, 3))
+    for column, (name, title) in zip(grid.T, CONTESTANT_LABELS.items()):
         one = found["contestants"][name]
         column[0].set_title(f"{title}: waits {one['rounds'][0]['share']:.1%}", fontsize=9, loc="left")
-        _latency(column[0], one)
-        _depth(column[1], one)
-        _workers(column[2], one)
-        _waited(column[3], one, found["play"]["seconds"])
+        _plot_latency(column[0], one)
+        _plot_ready(column[1], one)
+        _plot_workers(column[2], one)
+        _plot_wait(column[3], one, found["play"]["seconds"])
         for axes in column:
             for begin, end in found["play"]["bursts"]:
-                axes.axvspan(begin, min(end, found["play"]["seconds"]), color=SPREAD, lw=0, zorder=0)
+                axes.axvspan(begin, min(end, found["play"]["seconds"]), color=SPREAD_COLOR, lw=0, zorder=0)
         column[3].set_xlabel("seconds; shaded: congested")
         column[3].set_xlim(0, found["play"]["seconds"])
     labels = ("latency of a\nrequest, ms", "batches ready,\nfetches under way", "workers", "waited so far, s")
@@ -41,29 +41,29 @@ def figure(found: dict[str, Any]) -> Figure:
     return picture
 
 
-def _latency(axes: Axes, one: dict[str, Any]) -> None:
-    _line(axes, one["timeline"], "latency_ms", color=OURS)
+def _plot_latency(axes: Axes, one: dict[str, Any]) -> None:
+    _plot_series(axes, one["timeline"], "latency_ms", color=OURS_COLOR)
     axes.set_yscale("log")
     axes.set_yticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
     axes.minorticks_off()
 
 
-def _depth(axes: Axes, one: dict[str, Any]) -> None:
-    _line(axes, one["gauges"], "ready", color=OURS, label="batches ready")
-    _line(axes, one["timeline"], "fetches", color=FETCHES, ls="--", label="fetches under way")
+def _plot_ready(axes: Axes, one: dict[str, Any]) -> None:
+    _plot_series(axes, one["gauges"], "ready", color=OURS_COLOR, label="batches ready")
+    _plot_series(axes, one["timeline"], "fetches", color=FETCHES_COLOR, ls="--", label="fetches under way")
 
 
-def _workers(axes: Axes, one: dict[str, Any]) -> None:
-    _line(axes, one["gauges"], "workers", color=OURS, drawstyle="steps-post")
+def _plot_workers(axes: Axes, one: dict[str, Any]) -> None:
+    _plot_series(axes, one["gauges"], "workers", color=OURS_COLOR, drawstyle="steps-post")
 
 
-def _waited(axes: Axes, one: dict[str, Any], seconds: float) -> None:
+def _plot_wait(axes: Axes, one: dict[str, Any], seconds: float) -> None:
     """It grows by a second a second while the step waits, and not at all while it does not."""
     at = [0.0, *itertools.chain.from_iterable((b, b + w) for b, w in one["waits"]), seconds]
     grown = list(itertools.accumulate(w for _, w in one["waits"]))
-    axes.plot(at, [0.0, *itertools.chain.from_iterable(zip([0.0, *grown], grown)), grown[-1]], color=LIMIT)
+    axes.plot(at, [0.0, *itertools.chain.from_iterable(zip([0.0, *grown], grown)), grown[-1]], color=LIMIT_COLOR)
 
 
-def _line(axes: Axes, rows: list[dict[str, Any]], name: str, **how: Any) -> None:
+def _plot_series(axes: Axes, rows: list[dict[str, Any]], name: str, **how: Any) -> None:
     """Gaps where it is not known."""
     axes.plot([row["s"] for row in rows], [math.nan if row[name] is None else row[name] for row in rows], lw=1.2, **how)

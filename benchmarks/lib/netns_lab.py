@@ -30,11 +30,11 @@ from pathlib import Path
 
 RELAY = Path(__file__).with_name("tcp_relay.py")
 PORT = "29500"
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 30.0  # what the other hosts get to end by themselves when one has failed
-QUEUE = 512 << 10  # bytes that wait for a slow link, as in the port of a switch
-BURST = 128 << 10  # of tbf: two of the largest packets
-TCP = "cubic"  # as on most hosts, whatever this machine's is
+QUEUE_BYTES = 512 << 10  # bytes that wait for a slow link, as in the port of a switch
+BURST_BYTES = 128 << 10  # of tbf: two of the largest packets
+TCP_CONGESTION = "cubic"  # as on most hosts, whatever this machine's is
 RELAY_MTU, PACKET_S = 60_000, 1e-3  # the largest packets of a relay, and how long one may take: both links hold it
 
 
@@ -62,7 +62,7 @@ class Report:
     sent_bytes: list[int]  # by every host's interface, as the kernel counts
 
 
-def shell(command: str) -> str:
+def run_command(command: str) -> str:
     """Run a command line of ip or tc; its output, or the end with its complaint."""
     done = subprocess.run(command.split(), capture_output=True, text=True)
     if done.returncode:
@@ -73,28 +73,28 @@ def shell(command: str) -> str:
 # The network ------------------------------------------------------------------------------------------------
 
 
-def host(i: int) -> str:
+def host_namespace(i: int) -> str:
     return f"paragan-lab{os.getpid()}-h{i}"
 
 
-def switch() -> str:
+def switch_namespace() -> str:
     return f"paragan-lab{os.getpid()}-sw"
 
 
-def address(i: int) -> str:
+def host_address(i: int) -> str:
     return f"10.77.{i // 250}.{i % 250 + 1}"
 
 
 @contextlib.contextmanager
-def namespace(name: str, there: bool = False) -> Iterator[None]:
+def namespace(name: str, exists: bool = False) -> Iterator[None]:
     """A network namespace; with it go all devices in it, and all processes."""
-    if not there:
-        shell(f"ip netns add {name}")
+    if not exists:
+        run_command(f"ip netns add {name}")
     try:
-        shell(f"ip -n {name} link set lo up")
+        run_command(f"ip -n {name} link set lo up")
         yield
     finally:
-        for number in ENDS:
+        for number in END_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # once cleaning has begun, nothing interrupts it
         pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
         for pid in pids:
@@ -113,49 +113,51 @@ def remove_leftovers() -> None:
 
 
 @contextlib.contextmanager
-def network(links: list[Link]) -> Iterator[tuple[int, str]]:
+def run_network(links: list[Link]) -> Iterator[tuple[int, str]]:
     """All hosts, linked; yields the MTU and what shapes the links."""
     with contextlib.ExitStack() as stack:
         for i in range(len(links)):
-            stack.enter_context(namespace(host(i)))
+            stack.enter_context(namespace(host_namespace(i)))
         if all(link.latency == 0 for link in links) or has_netem():
-            shaped = bridged(stack, links)
+            shaped = bridge_hosts(stack, links)
         else:
-            shaped = relayed(stack, links)
+            shaped = relay_hosts(stack, links)
         yield shaped
 
 
-def bridged(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
-    stack.enter_context(namespace(switch()))
-    shell(f"ip -n {switch()} link add br0 type bridge")
-    shell(f"ip -n {switch()} link set br0 up")
+def bridge_hosts(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
+    stack.enter_context(namespace(switch_namespace()))
+    run_command(f"ip -n {switch_namespace()} link add br0 type bridge")
+    run_command(f"ip -n {switch_namespace()} link set br0 up")
     for i, link in enumerate(links):
-        shell(f"ip -n {switch()} link add p{i} type veth peer name eth0 netns {host(i)}")
-        shell(f"ip -n {switch()} link set p{i} master br0 up")
+        run_command(f"ip -n {switch_namespace()} link add p{i} type veth peer name eth0 netns {host_namespace(i)}")
+        run_command(f"ip -n {switch_namespace()} link set p{i} master br0 up")
         raise_interface(i)
-        for where, device in ((host(i), "eth0"), (switch(), f"p{i}")):
-            shape(where, device, link)
-    mtu = int(re.search(r"mtu (\d+)", shell(f"ip -n {host(0)} link show eth0"))[1])
+        for where, device in ((host_namespace(i), "eth0"), (switch_namespace(), f"p{i}")):
+            shape_link(where, device, link)
+    mtu = int(re.search(r"mtu (\d+)", run_command(f"ip -n {host_namespace(0)} link show eth0"))[1])
     return mtu, "tbf and netem" if any(link.latency for link in links) else "tbf"
 
 
-def cut(i: int) -> None:
+def unplug(i: int) -> None:
     """Unplug a host."""
-    shell(f"ip -n {switch()} link set p{i} down")
+    run_command(f"ip -n {switch_namespace()} link set p{i} down")
 
 
-def mend(i: int) -> None:
-    shell(f"ip -n {switch()} link set p{i} up")
+def replug(i: int) -> None:
+    run_command(f"ip -n {switch_namespace()} link set p{i} up")
 
 
-def shape(where: str, device: str, link: Link) -> None:
+def shape_link(where: str, device: str, link: Link) -> None:
     parent = "root"
     if link.latency:
         delay = f"{link.latency / 2 * 1e6:.0f}us"
-        shell(f"tc -n {where} qdisc add dev {device} root handle 1: netem delay {delay} limit 100000")
+        run_command(f"tc -n {where} qdisc add dev {device} root handle 1: netem delay {delay} limit 100000")
         parent = "parent 1:"
     if link.rate:
-        shell(f"tc -n {where} qdisc add dev {device} {parent} tbf rate {link.rate:.0f}bit burst {BURST} limit {QUEUE}")
+        run_command(
+            f"tc -n {where} qdisc add dev {device} {parent} tbf rate {link.rate:.0f}bit burst {BURST_BYTES} limit {QUEUE_BYTES}"
+        )
 
 
 def has_netem() -> bool:
@@ -166,7 +168,7 @@ def has_netem() -> bool:
         return subprocess.run(command.split(), capture_output=True).returncode == 0
 
 
-def relayed(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
+def relay_hosts(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
     mtu = relay_mtu(links)
     taps = [f"pl{os.getpid() % 10**7}t{i}" for i in range(len(links))]
     about = [f"{tap},{link.rate},{link.latency}" for tap, link in zip(taps, links)]
@@ -176,12 +178,12 @@ def relayed(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
     if relay.stdout is None or relay.stdout.readline().strip() != "ready":
         sys.exit("lab: the relay did not start (it needs /dev/net/tun)")
     for i, tap in enumerate(taps):
-        shell(f"ip link set {tap} netns {host(i)} name eth0")
-        shell(f"ip -n {host(i)} link set eth0 mtu {mtu}")
+        run_command(f"ip link set {tap} netns {host_namespace(i)} name eth0")
+        run_command(f"ip -n {host_namespace(i)} link set eth0 mtu {mtu}")
         raise_interface(i)
         if links[i].rate:  # what waits for its own link waits on the host: TCP sees that queue, and holds it short
-            bucket = f"tbf rate {links[i].rate:.0f}bit burst {2 * mtu} limit {QUEUE}"
-            shell(f"tc -n {host(i)} qdisc add dev eth0 root {bucket}")
+            bucket = f"tbf rate {links[i].rate:.0f}bit burst {2 * mtu} limit {QUEUE_BYTES}"
+            run_command(f"tc -n {host_namespace(i)} qdisc add dev eth0 root {bucket}")
     return mtu, "a relay in user space"
 
 
@@ -192,26 +194,28 @@ def relay_mtu(links: list[Link]) -> int:
 
 
 def raise_interface(i: int) -> None:
-    shell(f"ip -n {host(i)} address add {address(i)}/16 dev eth0")
-    shell(f"ip -n {host(i)} link set eth0 up")
-    for route in json.loads(shell(f"ip -n {host(i)} -j route show dev eth0")):
-        shell(f"ip -n {host(i)} route change {route['dst']} dev eth0 src {address(i)} congctl {TCP}")
+    run_command(f"ip -n {host_namespace(i)} address add {host_address(i)}/16 dev eth0")
+    run_command(f"ip -n {host_namespace(i)} link set eth0 up")
+    for route in json.loads(run_command(f"ip -n {host_namespace(i)} -j route show dev eth0")):
+        run_command(
+            f"ip -n {host_namespace(i)} route change {route['dst']} dev eth0 src {host_address(i)} congctl {TCP_CONGESTION}"
+        )
 
 
 def sent_bytes(i: int) -> int:
-    return json.loads(shell(f"ip -n {host(i)} -s -j link show eth0"))[0]["stats64"]["tx"]["bytes"]
+    return json.loads(run_command(f"ip -n {host_namespace(i)} -s -j link show eth0"))[0]["stats64"]["tx"]["bytes"]
 
 
 # The hosts --------------------------------------------------------------------------------------------------
 
 
-def start(i: int, hosts: int, command: list[str], log: Path) -> tuple[subprocess.Popen[str], threading.Thread]:
+def start_host(i: int, hosts: int, command: list[str], log: Path) -> tuple[subprocess.Popen[str], threading.Thread]:
     place = {
         "RANK": i,
         "WORLD_SIZE": hosts,
         "LOCAL_RANK": 0,
         "LOCAL_WORLD_SIZE": 1,
-        "MASTER_ADDR": address(0),
+        "MASTER_ADDR": host_address(0),
         "MASTER_PORT": PORT,
         "GLOO_SOCKET_IFNAME": "eth0",
         "OMP_NUM_THREADS": 1,
@@ -219,15 +223,15 @@ def start(i: int, hosts: int, command: list[str], log: Path) -> tuple[subprocess
     env = os.environ | {name: str(value) for name, value in place.items()}
     env["PATH"] = f"{Path(sys.executable).parent}:{env.get('PATH', '')}"  # sudo has a PATH of its own
     process = subprocess.Popen(
-        ["ip", "netns", "exec", host(i), *command],
+        ["ip", "netns", "exec", host_namespace(i), *command],
         env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
-    reader = threading.Thread(target=show, args=(i, process, log), daemon=True)
+    reader = threading.Thread(target=stream_output, args=(i, process, log), daemon=True)
     reader.start()
     return process, reader
 
 
-def show(i: int, process: subprocess.Popen[str], log: Path) -> None:
+def stream_output(i: int, process: subprocess.Popen[str], log: Path) -> None:
     assert process.stdout is not None
     with log.open("w") as f:
         for line in process.stdout:
@@ -237,7 +241,7 @@ def show(i: int, process: subprocess.Popen[str], log: Path) -> None:
                 print(f"[{i}] {line}", end="", flush=True)
 
 
-def watch(processes: list[subprocess.Popen[str]], timeout_s: float) -> list[int]:
+def wait_for_hosts(processes: list[subprocess.Popen[str]], timeout_s: float) -> list[int]:
     """Everyone's exit status. When one fails the others get some time; when time is up, none."""
     deadline = time.monotonic() + timeout_s
     while any(p.poll() is None for p in processes):
@@ -251,7 +255,7 @@ def watch(processes: list[subprocess.Popen[str]], timeout_s: float) -> list[int]
     return [p.returncode for p in processes]
 
 
-def bits(text: str) -> float:
+def parse_rate(text: str) -> float:
     """200mbit, 1gbit, 56kbit, or bit/s."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(k|m|g)?(bit)?", text.lower())
     if not match or (float(match[1]) and float(match[1]) * {None: 1, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]] < 8e3):
@@ -259,11 +263,11 @@ def bits(text: str) -> float:
     return float(match[1]) * {None: 1, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]]
 
 
-def all_bits(text: str) -> list[float]:
-    return [bits(rate) for rate in text.split(",")]
+def parse_rates(text: str) -> list[float]:
+    return [parse_rate(rate) for rate in text.split(",")]
 
 
-def seconds(text: str) -> float:
+def parse_duration(text: str) -> float:
     """20ms, 50us, 1s."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", text.lower())
     if not match:
@@ -274,13 +278,15 @@ def seconds(text: str) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, required=True, metavar="N")
-    parser.add_argument("--rate", type=bits, default=0.0, help="of every link, each way: 200mbit (default: unlimited)")
+    parser.add_argument(
+        "--rate", type=parse_rate, default=0.0, help="of every link, each way: 200mbit (default: unlimited)"
+    )
     parser.add_argument(
         "--rates",
-        type=all_bits,
+        type=parse_rates,
         help="of each host's link: 200mbit,20mbit,... (the last is repeated)",
     )
-    parser.add_argument("--latency", type=seconds, default=0.0, help="one-way: 20ms (default: none added)")
+    parser.add_argument("--latency", type=parse_duration, default=0.0, help="one-way: 20ms (default: none added)")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S")
     parser.add_argument("--logs", metavar="DIR", help="keep every host's output here")
     parser.add_argument("--json", metavar="F", help="write what the laboratory was to this file")
@@ -301,22 +307,22 @@ def main() -> int:
         parser.error(f"{' and '.join(missing)} must be installed (iproute2)")
     rates += rates[-1:] * (options.hosts - len(rates))
     remove_leftovers()
-    for number in ENDS:
+    for number in END_SIGNALS:
         signal.signal(number, lambda n, frame: sys.exit(128 + n))
     logs = Path(options.logs or tempfile.mkdtemp(prefix="paragan-lab-"))
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"--logs {logs} cannot be made: {error.strerror}")
-    with network([Link(rate, options.latency) for rate in rates]) as (mtu, shaped_by):
+    with run_network([Link(rate, options.latency) for rate in rates]) as (mtu, shaped_by):
         began = time.monotonic()
-        begun = [start(i, options.hosts, command, logs / f"host{i}.log") for i in range(options.hosts)]
-        status = watch([process for process, _ in begun], options.timeout)
+        begun = [start_host(i, options.hosts, command, logs / f"host{i}.log") for i in range(options.hosts)]
+        status = wait_for_hosts([process for process, _ in begun], options.timeout)
         for _, reader in begun:
             reader.join(GRACE_S)
         took = time.monotonic() - began
         report = Report(
-            options.hosts, [r / 1e6 for r in rates], 1e3 * options.latency, mtu, shaped_by, TCP, command, status,
+            options.hosts, [r / 1e6 for r in rates], 1e3 * options.latency, mtu, shaped_by, TCP_CONGESTION, command, status,
             round(took, 3), [sent_bytes(i) for i in range(options.hosts)],
         )  # fmt: skip
     print(

@@ -17,32 +17,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d, relu, softplus
 
-from paragan.config.resolve import spec_of
+from paragan.config.resolve import make_spec
 from paragan.config.run import Run
-from paragan.core.types import Verdict
-from paragan.data.dataset import Images
+from paragan.core.types import DiscriminatorOutput
+from paragan.data.dataset import Dataset
 from paragan.nets import DCGAN, R3GAN
 from paragan.nets.attention import SelfAttention
 from paragan.nets.grouped_conv import GroupedConv
-from paragan.nets.lane_batch_norm import ConditionalBatchNorm2d, LaneBatchNorm2d, VectorBatchNorm2d
-from paragan.train.build import Pair, build_nets
+from paragan.nets.lane_batch_norm import ConditionalBatchNorm2d, LaneBatchNorm2d, LinearConditionalBatchNorm2d
+from paragan.train.build import Networks, build_networks
 
 # name: (D's loss, G's loss), of real and fake logits
-Form = Callable[[Tensor, Tensor], Tensor]
-LOSSES: dict[str, tuple[Form, Form]] = {
+LossTerm = Callable[[Tensor, Tensor], Tensor]
+LOSSES: dict[str, tuple[LossTerm, LossTerm]] = {
     "hinge": (lambda real, fake: relu(1 - real) + relu(1 + fake), lambda real, fake: -fake),
     "nonsaturating": (lambda real, fake: softplus(-real) + softplus(fake), lambda real, fake: softplus(-fake)),
     "relativistic": (lambda real, fake: softplus(fake - real), lambda real, fake: softplus(real - fake)),
 }
 
 
-def squared_slope(logits: Tensor, images: Tensor) -> Tensor:
+def grad_norm_squared(logits: Tensor, images: Tensor) -> Tensor:
     """E |grad_x D(x)|^2, from logits of images that want a gradient: R1 of reals, R2 of fakes."""
     (slope,) = torch.autograd.grad(logits.sum(), images, create_graph=True)
     return slope.flatten(1).square().sum(1).mean()
 
 
-def contrastive(verdict: Verdict, labels: Tensor, temperature: float) -> Tensor:
+def contrastive_loss(verdict: DiscriminatorOutput, labels: Tensor, temperature: float) -> Tensor:
     """ContraGAN's 2C loss: every image against its label's proxy and against all other images."""
     assert verdict.embedding is not None
     assert verdict.proxies is not None
@@ -55,32 +55,32 @@ def contrastive(verdict: Verdict, labels: Tensor, temperature: float) -> Tensor:
     return (every.logsumexp(1) - same.logsumexp(1)).mean()
 
 
-def same_pair(run: Run, images: Images) -> Pair:
+def make_same_networks(run: Run, images: Dataset) -> Networks:
     """The run's two networks as people write them, with paragan's initial weights."""
-    nets = run.nets if isinstance(run.nets, DCGAN | R3GAN) else dataclasses.replace(run.nets, rewritten=False)
+    nets = run.nets if isinstance(run.nets, DCGAN | R3GAN) else dataclasses.replace(run.nets, fused_resampling=False)
     written = dataclasses.replace(run, nets=nets, device=dataclasses.replace(run.device, channels_last=False))
-    pair = build_nets(written, spec_of(run, images), torch.device("cpu"))
-    return Pair(as_written(pair.g), as_written(pair.d), pair.latent)
+    pair = build_networks(written, make_spec(run, images), torch.device("cpu"))
+    return Networks(to_plain_layers(pair.g), to_plain_layers(pair.d), pair.latent)
 
 
 @torch.no_grad()
-def same_function(run: Run, images: Images) -> float:
+def max_output_difference(run: Run, images: Dataset) -> float:
     """The largest difference between the outputs of both pairs, over the largest output."""
-    spec = spec_of(run, images)
-    ours, plain = build_nets(run, spec, torch.device("cpu")), same_pair(run, images)
+    spec = make_spec(run, images)
+    ours, plain = build_networks(run, spec, torch.device("cpu")), make_same_networks(run, images)
     z = torch.randn(8, run.nets.latent)
     y = torch.randint(spec.classes, (8,)) if spec.classes else None
     x = torch.rand(8, spec.channels, spec.resolution, spec.resolution) * 2 - 1
     sides = (ours.g.eval(), plain.g.eval(), z), (ours.d.eval(), plain.d.eval(), x)
-    made = [(logits(a(b, y)), logits(c(b, y))) for a, c, b in sides]
+    made = [(logits_of(a(b, y)), logits_of(c(b, y))) for a, c, b in sides]
     return max(float((a - b).abs().max() / a.abs().max()) for a, b in made)
 
 
-def logits(verdict: Tensor | Verdict) -> Tensor:
-    return verdict.logits if isinstance(verdict, Verdict) else verdict
+def logits_of(verdict: Tensor | DiscriminatorOutput) -> Tensor:
+    return verdict.logits if isinstance(verdict, DiscriminatorOutput) else verdict
 
 
-class Naive:
+class PlainTrainer:
     """One loop over two networks, as tutorials write it.
 
     D is not frozen in G's turn, D's turn builds G's graph and cuts it with detach, spectral norm iterates at
@@ -88,9 +88,9 @@ class Naive:
     data cost nothing: rows of a float tensor on the device.
     """
 
-    def __init__(self, run: Run, images: Images, device: torch.device | str = "cpu", bf16: bool = False):
+    def __init__(self, run: Run, images: Dataset, device: torch.device | str = "cpu", bf16: bool = False):
         self.run, self.device, self.bf16 = run, torch.device(device), bf16
-        pair = same_pair(run, images)
+        pair = make_same_networks(run, images)
         self.g, self.d = pair.g.to(device).train(), pair.d.to(device).train()
         g, d = run.g.optimizer, run.d.optimizer
         self.g_optimizer = torch.optim.Adam(self.g.parameters(), lr=g.lr, betas=g.betas)
@@ -105,85 +105,85 @@ class Naive:
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else contextlib.nullcontext()
 
-    def rows(self) -> Tensor:
+    def next_batch(self) -> Tensor:
         return torch.randint(len(self.images), (self.run.batch,), device=self.device)
 
-    def latent(self) -> tuple[Tensor, Tensor | None]:
+    def sample_latent(self) -> tuple[Tensor, Tensor | None]:
         z = torch.randn(self.run.batch, self.run.nets.latent, device=self.device)
-        return z, None if self.labels is None else self.labels[self.rows()]
+        return z, None if self.labels is None else self.labels[self.next_batch()]
 
     def step(self) -> None:
         """A round: D so many times, then G."""
         for _ in range(self.run.d_steps):
-            rows = self.rows()
+            rows = self.next_batch()
             reals = self.images[rows], None if self.labels is None else self.labels[rows]
-            self.move_d(*reals)
-        self.move_g(*reals)
+            self.step_d(*reals)
+        self.step_g(*reals)
 
-    def move_d(self, real: Tensor, y: Tensor | None) -> None:
+    def step_d(self, real: Tensor, y: Tensor | None) -> None:
         self.d_optimizer.zero_grad()
         wanted = self.run.objective
         real.requires_grad_(wanted.r1 > 0)
         with self.autocast():
-            z, fake_y = self.latent()
+            z, fake_y = self.sample_latent()
             fake = self.g(z, fake_y).detach().requires_grad_(wanted.r2 > 0)
             of_real, of_fake = self.d(real, y), self.d(fake, fake_y)
-            on_real, on_fake = logits(of_real), logits(of_fake)
-            loss = self.d_loss(on_real, on_fake).mean() + self.of_labels(of_real, y)
+            on_real, on_fake = logits_of(of_real), logits_of(of_fake)
+            loss = self.d_loss(on_real, on_fake).mean() + self.class_loss(of_real, y)
             if wanted.r1:
-                loss = loss + wanted.r1 / 2 * squared_slope(on_real, real)
+                loss = loss + wanted.r1 / 2 * grad_norm_squared(on_real, real)
             if wanted.r2:
-                loss = loss + wanted.r2 / 2 * squared_slope(on_fake, fake)
+                loss = loss + wanted.r2 / 2 * grad_norm_squared(on_fake, fake)
         loss.backward()
         self.d_optimizer.step()
 
-    def move_g(self, real: Tensor, real_y: Tensor | None) -> None:
+    def step_g(self, real: Tensor, real_y: Tensor | None) -> None:
         self.g_optimizer.zero_grad()
         with self.autocast():
-            z, y = self.latent()
+            z, y = self.sample_latent()
             verdict = self.d(self.g(z, y), y)
-            on_fake = logits(verdict)
-            on_real = logits(self.d(real.detach(), real_y)) if self.run.objective.paired else on_fake
-            loss = self.g_loss(on_real, on_fake).mean() + self.of_labels(verdict, y)
+            on_fake = logits_of(verdict)
+            on_real = logits_of(self.d(real.detach(), real_y)) if self.run.objective.is_paired else on_fake
+            loss = self.g_loss(on_real, on_fake).mean() + self.class_loss(verdict, y)
         loss.backward()
         self.g_optimizer.step()
         with torch.no_grad():
             for averaged, p in zip(self.average.parameters(), self.g.parameters()):
                 averaged.mul_(0.999).add_(p, alpha=0.001)
 
-    def of_labels(self, verdict: Tensor | Verdict, y: Tensor | None) -> Tensor | float:
+    def class_loss(self, verdict: Tensor | DiscriminatorOutput, y: Tensor | None) -> Tensor | float:
         """What D's head for labels adds to a loss."""
         wanted = self.run.objective
-        if not isinstance(verdict, Verdict) or y is None:
+        if not isinstance(verdict, DiscriminatorOutput) or y is None:
             return 0.0
         if wanted.contrastive:
-            return wanted.contrastive * contrastive(verdict, y, wanted.temperature)
-        assert verdict.classes is not None
-        return wanted.classifier * cross_entropy(verdict.classes, y)
+            return wanted.contrastive * contrastive_loss(verdict, y, wanted.temperature)
+        assert verdict.class_logits is not None
+        return wanted.classifier * cross_entropy(verdict.class_logits, y)
 
 
-class Norm(nn.BatchNorm2d):
+class PlainBatchNorm(nn.BatchNorm2d):
     """torch's batch norm, called with labels that it ignores."""
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         return super().forward(x)
 
 
-class ConditionalNorm(ConditionalBatchNorm2d):
+class PlainConditionalBatchNorm(ConditionalBatchNorm2d):
     """A gain and a bias per class."""
 
     def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
         return self.gain(y)[:, :, None, None] * self.norm(x) + self.bias(y)[:, :, None, None]
 
 
-class VectorNorm(VectorBatchNorm2d):
+class PlainLinearConditionalBatchNorm(LinearConditionalBatchNorm2d):
     """A gain and a bias from a vector."""
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         return (1 + self.gain(c))[:, :, None, None] * self.norm(x) + self.bias(c)[:, :, None, None]
 
 
-class Attention(SelfAttention):
+class PlainSelfAttention(SelfAttention):
     """By two products and a softmax."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -193,18 +193,18 @@ class Attention(SelfAttention):
         return x + self.gamma * self.o(seen)
 
 
-WRITTEN: dict[type[nn.Module], type[nn.Module]] = {
-    LaneBatchNorm2d: Norm,
-    ConditionalBatchNorm2d: ConditionalNorm,
-    VectorBatchNorm2d: VectorNorm,
-    SelfAttention: Attention,
+PLAIN_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
+    LaneBatchNorm2d: PlainBatchNorm,
+    ConditionalBatchNorm2d: PlainConditionalBatchNorm,
+    LinearConditionalBatchNorm2d: PlainLinearConditionalBatchNorm,
+    SelfAttention: PlainSelfAttention,
     GroupedConv: nn.Conv2d,
 }
 
 
-def as_written(net: nn.Module) -> nn.Module:
+def to_plain_layers(net: nn.Module) -> nn.Module:
     """A paragan network whose layers compute as people write them; parameters stay as they are."""
     for module in net.modules():
-        if type(module) in WRITTEN:
-            module.__class__ = WRITTEN[type(module)]
+        if type(module) in PLAIN_LAYERS:
+            module.__class__ = PLAIN_LAYERS[type(module)]
     return net

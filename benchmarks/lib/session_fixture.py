@@ -7,65 +7,67 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from benchmarks.lib.timing import Play, repeated
+from benchmarks.lib.timing import StepsFn, repeat_fn
 from paragan.comm.world import World
-from paragan.config.resolve import resolve, spec_of
+from paragan.config.resolve import make_spec, resolve
 from paragan.config.run import Run
-from paragan.core.schema import build, override
-from paragan.core.schema import plain as as_data
-from paragan.data.dataset import Images
+from paragan.core.schema import apply_overrides, from_dict
+from paragan.core.schema import to_dict as as_data
+from paragan.data.dataset import Dataset
 from paragan.nets.resample import DownConv, UpConv
-from paragan.recipes import recipe
-from paragan.train.build import build_nets
+from paragan.recipes import get_recipe
+from paragan.train.build import build_networks
 from paragan.train.loop import play_round
-from paragan.train.session import Session, assemble
+from paragan.train.session import Session, build_session
 
 CPU = torch.device("cpu")
-Change = Callable[[Session], None]
+SessionChange = Callable[[Session], None]
 
 
-def noise(resolution: int, channels: int, count: int = 1024) -> Images:
+def random_dataset(resolution: int, channels: int, count: int = 1024) -> Dataset:
     """Random images of ten classes."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, resolution, resolution, channels), np.uint8)
-    return Images(images, rng.integers(0, 10, count), tuple("0123456789"), "random")
+    return Dataset(images, rng.integers(0, 10, count), tuple("0123456789"), "random")
 
 
-def endless(name: str, images: Images, *settings: str) -> Run:
+def make_endless_run(name: str, images: Dataset, *settings: str) -> Run:
     """A recipe that outlasts every benchmark; settings as on the command line."""
-    data = override(as_data(recipe(name)), [tuple(s.split("=")) for s in ("data.path=given", "kimg=1e6", *settings)])
-    return resolve(build(Run, data), images)
+    data = apply_overrides(
+        as_data(get_recipe(name)), [tuple(s.split("=")) for s in ("data.path=given", "kimg=1e6", *settings)]
+    )
+    return resolve(from_dict(Run, data), images)
 
 
-def unchanged(session: Session) -> None:
+def no_change(session: Session) -> None:
     pass
 
 
-def session(run: Run, images: Images, world: World | None = None, change: Change = unchanged) -> Session:
+def make_session(run: Run, images: Dataset, world: World | None = None, change: SessionChange = no_change) -> Session:
     """`change` takes an ingredient out."""
     world = world or World.solo()
-    made = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
+    made = build_session(run, world, images, build_networks(run, make_spec(run, images), world.device))
     change(made)
     return made
 
 
-def playing(session: Session) -> Play:
-    return repeated(lambda: play_round(session))
+def make_play_fn(session: Session) -> StepsFn:
+    return repeat_fn(lambda: play_round(session))
 
 
 # Ingredients taken out ------------------------------------------------------------------------------------
 
 
-def thaw(session: Session) -> None:
+def require_d_grads(session: Session) -> None:
     """D's weights get gradients in G's turn too, which nobody uses."""
     for player in session.game.players:
         player.net.requires_grad_(True)
-        player._thaw = lambda moving: None
+        player._set_requires_grad = lambda moving: None
 
 
-def convolve_as_written(session: Session) -> None:
+def use_separate_resampling(session: Session) -> None:
     """3x3 convolutions after upsampling and before pooling, instead of one 4x4 convolution of stride 2."""
     for player in session.game.players:
         for layer in player.net.modules():
             if isinstance(layer, UpConv | DownConv):
-                layer.rewritten = False
+                layer.fused_resampling = False

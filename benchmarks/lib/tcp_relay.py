@@ -49,14 +49,14 @@ def main() -> None:
                 home[packet[6:12]] = i
                 if up[i] > now + QUEUE_S:
                     continue
-                up[i] = max(up[i], now) + taken(packet, links[i][1])
+                up[i] = max(up[i], now) + transmit_s(packet, links[i][1])
                 known = home.get(packet[:6])
                 everyone = packet[0] & BROADCAST or known is None
                 for j in [j for j in range(len(taps)) if j != i] if everyone else [known]:
                     arrives = up[i] + links[i][2] / 2 + links[j][2] / 2
                     if down[j] > arrives + QUEUE_S:
                         continue
-                    down[j] = max(down[j], arrives) + taken(packet, links[j][1])
+                    down[j] = max(down[j], arrives) + transmit_s(packet, links[j][1])
                     number += 1
                     heapq.heappush(under_way, (down[j], number, j, packet))
         while under_way and under_way[0][0] <= time.monotonic():
@@ -65,7 +65,7 @@ def main() -> None:
                 os.write(taps[j], packet)
 
 
-def taken(packet: bytes, rate: float) -> float:
+def transmit_s(packet: bytes, rate: float) -> float:
     """Seconds on a link of so many bit/s."""
     return 8 * len(packet) / rate if rate else 0.0
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
-Play = Callable[[int], None]  # n -> play n steps
+CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
+StepsFn = Callable[[int], None]  # n -> play n steps
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Spread:
     quartiles: tuple[float, float]
 
     @staticmethod
-    def of(values: Sequence[float]) -> Spread:
+    def from_values(values: Sequence[float]) -> Spread:
         """The interval is that of order statistics: it assumes nothing but independent rounds."""
         ordered, n = sorted(values), len(values)
         reach = 0.98 * math.sqrt(n)  # 1.96 standard deviations of a binomial count with p = 1/2
@@ -56,17 +56,17 @@ class Times:
 
     ms: Mapping[str, Sequence[float]]
 
-    def of(self, name: str) -> Spread:
-        return Spread.of(self.ms[name])
+    def spread(self, name: str) -> Spread:
+        return Spread.from_values(self.ms[name])
 
     def ratio(self, name: str, to: str) -> Spread:
         """How long `name` takes beside `to`: below 1 it is faster."""
-        return Spread.of([a / b for a, b in zip(self.ms[name], self.ms[to])])
+        return Spread.from_values([a / b for a, b in zip(self.ms[name], self.ms[to])])
 
     def to_json(self, to: str) -> dict[str, Any]:
         return {
             name: {
-                "ms": self.of(name).to_json(),
+                "ms": self.spread(name).to_json(),
                 f"ratio to {to}": self.ratio(name, to).to_json(),
                 "rounds": list(self.ms[name]),
             }
@@ -75,11 +75,11 @@ class Times:
 
 
 def interleave(
-    contestants: Mapping[str, Play],
+    contestants: Mapping[str, StepsFn],
     *,
     rounds: int,
     steps: int,
-    meet: Callable[[], object] = lambda: None,
+    barrier: Callable[[], object] = lambda: None,
     warm: int = 1,
 ) -> Times:
     """Every contestant plays `steps` steps a round, after some that are not timed (caches, threads).
@@ -92,15 +92,15 @@ def interleave(
     for r in range(rounds):
         for name in names[r % len(names) :] + names[: r % len(names)]:
             contestants[name](warm)
-            meet()
+            barrier()
             start = time.perf_counter()
             contestants[name](steps)
-            meet()
+            barrier()
             ms[name].append(1000 * (time.perf_counter() - start) / steps)
     return Times(ms)
 
 
-def repeated(step: Callable[[], object]) -> Play:
+def repeat_fn(step: Callable[[], object]) -> StepsFn:
     """`step` as often as is asked for."""
 
     def play(n: int) -> None:
@@ -110,7 +110,7 @@ def repeated(step: Callable[[], object]) -> Play:
     return play
 
 
-def steps_for(seconds: float, play: Play) -> int:
+def count_steps(seconds: float, play: StepsFn) -> int:
     """How many steps fill a block of so many seconds."""
     play(2)
     start = time.perf_counter()
@@ -118,13 +118,13 @@ def steps_for(seconds: float, play: Play) -> int:
     return max(1, round(2 * seconds / (time.perf_counter() - start)))
 
 
-def peak_resident() -> int:
+def peak_rss_bytes() -> int:
     """The most bytes this process had in memory so far. (getrusage counts those of whoever started it, too.)"""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """What the figures were measured on, and whether it was busy with something else."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     facts = dict(line.split(":", 1) for line in info.split("\n\n")[0].splitlines() if ":" in line)
@@ -133,7 +133,7 @@ def machine() -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "processor": facts.get("model name", platform.processor() or platform.machine()),
-        "features": [name for name in FEATURES if name in flags],
+        "features": [name for name in CPU_FEATURES if name in flags],
         "cores": len(os.sched_getaffinity(0)),
         "load_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
@@ -142,11 +142,11 @@ def machine() -> dict[str, Any]:
     }
 
 
-def describe(about: Mapping[str, Any]) -> str:
+def format_machine(about: Mapping[str, Any]) -> str:
     return ", ".join(f"{k} {' '.join(v) if isinstance(v, list) else v}" for k, v in about.items())
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def format_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Aligned columns, the first to the left."""
     cells = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
@@ -154,8 +154,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def save(path: str | None, found: Mapping[str, Any]) -> None:
+def save_json(path: str | None, results: Mapping[str, Any]) -> None:
     """Write what was found, if a file was asked for."""
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps(found, indent=1) + "\n")
+        Path(path).write_text(json.dumps(results, indent=1) + "\n")

@@ -17,15 +17,15 @@ import numpy as np
 
 from benchmarks.lib.timing import Spread
 from paragan.config.run import Run
-from paragan.core.jsonl import read
-from paragan.core.schema import build, read_yaml
-from paragan.models.model import load_model, part
-from paragan.train.per_label.lease_queue import Leases
+from paragan.core.jsonl import read_jsonl
+from paragan.core.schema import from_dict, read_yaml
+from paragan.models.model import label_dir, load_model
+from paragan.train.per_label.lease_queue import LeaseQueue
 
 LABELS = 10
 BASE = ("digits", "--strategy=per-label", "--device.threads=1", "--evaluation.metrics=fd", "--evaluation.count=1000")
-PACE = BASE
-KILLED = (
+PACE_SETTINGS = BASE
+KILL_SETTINGS = (
     *BASE,
     "--output.tick_kimg=1.28",  # a line of stats every step of a label
     "--output.checkpoint_kimg=12.8",  # every tenth
@@ -37,13 +37,13 @@ RATES = {
 }
 
 
-def start(run: Path, settings: Sequence[str]) -> subprocess.Popen[bytes]:
+def start_worker(run: Path, settings: Sequence[str]) -> subprocess.Popen[bytes]:
     """A worker."""
     command = [sys.executable, "-m", "paragan", "train", *settings, f"--run-dir={run}"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 
-def leases(run: Path, label: int) -> list[dict[str, Any]]:
+def read_leases(run: Path, label: int) -> list[dict[str, Any]]:
     """All that ever were of a label, in their order: what they say, and when they said it."""
     files = sorted((run / "queue").glob(f"{label:04d}.*.json"), key=lambda file: int(file.name.split(".")[1]))
     return [{"at": file.stat().st_mtime, **json.loads(file.read_text())} for file in files]
@@ -52,26 +52,28 @@ def leases(run: Path, label: int) -> list[dict[str, Any]]:
 # Pace -------------------------------------------------------------------------------------------------
 
 
-def scaling(kimg: float, repetitions: int) -> Iterator[list[dict[str, Any]]]:
+def measure_scaling(kimg: float, repetitions: int) -> Iterator[list[dict[str, Any]]]:
     """One worker and two in turns: what was found so far, after each."""
     rows: list[dict[str, Any]] = []
     for repetition in range(repetitions):
         for workers in ((1, 2), (2, 1))[repetition % 2]:
-            rows.append({"repetition": repetition, **paced(workers, kimg)})
+            rows.append({"repetition": repetition, **measure_pace(workers, kimg)})
             yield rows
 
 
-def paced(workers: int, kimg: float) -> dict[str, Any]:
+def measure_pace(workers: int, kimg: float) -> dict[str, Any]:
     """A run by so many workers."""
     with tempfile.TemporaryDirectory() as name:
         run, began = Path(name) / "run", time.monotonic()
-        status = [w.wait() for w in [start(run, (*PACE, f"--kimg={kimg}")) for _ in range(workers)]]
+        status = [w.wait() for w in [start_worker(run, (*PACE_SETTINGS, f"--kimg={kimg}")) for _ in range(workers)]]
         wall_s = time.monotonic() - began
         if any(status):
             raise SystemExit(f"the workers ended with {status}")
-        ended = [leases(run, label)[-1] for label in range(LABELS)]
-        begun = min((part(run / "labels", label) / "run.yaml").stat().st_mtime for label in range(LABELS))
-        lines = [line for label in range(LABELS) for line in read(part(run / "labels", label) / "stats.jsonl")]
+        ended = [read_leases(run, label)[-1] for label in range(LABELS)]
+        begun = min((label_dir(run / "labels", label) / "run.yaml").stat().st_mtime for label in range(LABELS))
+        lines = [
+            line for label in range(LABELS) for line in read_jsonl(label_dir(run / "labels", label) / "stats.jsonl")
+        ]
         return {
             "workers": workers,
             "images": sum(lease["images"] for lease in ended),
@@ -82,20 +84,20 @@ def paced(workers: int, kimg: float) -> dict[str, Any]:
         }
 
 
-def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def compare_pace(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Images per second of one and of two workers, and how many times more two make in the same repetition."""
     found: dict[str, Any] = {"sent_bytes": sum(row["sent_bytes"] for row in rows), "rates": {}}
     for name, seconds in RATES.items():
         by = {(r["repetition"], r["workers"]): r["images"] / r[seconds] for r in rows}
         pairs = [(one, by[n, 2]) for (n, workers), one in by.items() if workers == 1 and (n, 2) in by]
         if pairs:
-            spreads = [Spread.of([one for one, _ in pairs]), Spread.of([two for _, two in pairs])]
-            spreads.append(Spread.of([two / one for one, two in pairs]))
+            spreads = [Spread.from_values([one for one, _ in pairs]), Spread.from_values([two for _, two in pairs])]
+            spreads.append(Spread.from_values([two / one for one, two in pairs]))
             found["rates"][name] = dict(zip(("1", "2", "ratio"), (spread.to_json() for spread in spreads)))
     return found
 
 
-def lines(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def format_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (name, *(f"{s['median']:.4g} [{s['ci95'][0]:.4g}, {s['ci95'][1]:.4g}]" for s in rates.values()))
         for name, rates in found["rates"].items()
@@ -105,82 +107,89 @@ def lines(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
 # Kills ------------------------------------------------------------------------------------------------
 
 
-def killed(kills: int, kimg: float, every: float, seed: int) -> dict[str, Any]:
+def measure_kills(kills: int, kimg: float, every: float, seed: int) -> dict[str, Any]:
     """A run of two workers of which one is killed, and another started, again and again: what holds at its end."""
-    settings, draw = (*KILLED, f"--kimg={kimg}"), random.Random(seed)
+    settings, draw = (*KILL_SETTINGS, f"--kimg={kimg}"), random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         run, calm = Path(name) / "run", Path(name) / "calm"
         began, done = time.monotonic(), list[dict[str, Any]]()
-        workers = [start(run, settings) for _ in range(2)]
+        workers = [start_worker(run, settings) for _ in range(2)]
         for number in range(kills):
             victim = draw.randrange(2)
             wait_for_a_label(run, workers[victim], number)
             time.sleep(draw.uniform(0, 2 * every))
             workers[victim].send_signal(signal.SIGSTOP)
-            seen = {"kill": number + 1, "second": round(time.monotonic() - began, 1), "at": at(run, workers[victim])}
+            seen = {
+                "kill": number + 1,
+                "second": round(time.monotonic() - began, 1),
+                "at": current_activity(run, workers[victim]),
+            }
             workers[victim].kill()
             workers[victim].wait()
             done.append(seen)
-            workers[victim] = start(run, settings)
+            workers[victim] = start_worker(run, settings)
         status = [worker.wait() for worker in workers]
         wall_s = time.monotonic() - began
-        undisturbed = [worker.wait() for worker in [start(calm, settings) for _ in range(2)]]
+        undisturbed = [worker.wait() for worker in [start_worker(calm, settings) for _ in range(2)]]
         if any(undisturbed):
             raise SystemExit(f"the undisturbed workers ended with {undisturbed}")
-        checks = {"the last two workers ended with status 0": status == [0, 0], **judged(run, calm)}
-        taken = {label: [lease["from"] for lease in leases(run, label)] for label in range(LABELS)}
+        checks = {"the last two workers ended with status 0": status == [0, 0], **check_finished_run(run, calm)}
+        taken = {label: [lease["from"] for lease in read_leases(run, label)] for label in range(LABELS)}
     about = {"settings": settings, "every_s": every, "seed": seed, "wall_s": wall_s}
     return {**about, "leases_from": taken, "kills": done, "checks": checks}
 
 
 def wait_for_a_label(run: Path, worker: subprocess.Popen[bytes], kills: int) -> None:
-    while not held(run, worker):
+    while not current_job(run, worker):
         if worker.poll() is not None:
             raise SystemExit(f"a worker ended after {kills} kills: give more --kimg, or a smaller --every")
         time.sleep(0.05)
 
 
-def held(run: Path, worker: subprocess.Popen[bytes]) -> str:
+def current_job(run: Path, worker: subprocess.Popen[bytes]) -> str:
     """The job that a worker has, or nothing."""
-    there = Leases(run / "queue", 60.0).entries().values()
-    mine = [e.job for e in there if e.state == "held" and e.about["process"][2] == str(worker.pid)]
+    there = LeaseQueue(run / "queue", 60.0).entries().values()
+    mine = [e.job for e in there if e.state == "held" and e.metadata["process"][2] == str(worker.pid)]
     return mine[0] if mine else ""
 
 
-def at(run: Path, worker: subprocess.Popen[bytes]) -> str:
+def current_activity(run: Path, worker: subprocess.Popen[bytes]) -> str:
     """What a worker is at."""
-    job = held(run, worker)
+    job = current_job(run, worker)
     inside = next((run / "labels").glob(f"{job}*"), None) if job else None
-    rows = read(inside / "stats.jsonl") if inside else []
+    rows = read_jsonl(inside / "stats.jsonl") if inside else []
     where = f", step {rows[-1]['Progress/step']:g}" if rows else ""
     return f"job {job}{where}" if job else "nothing"
 
 
-def judged(run: Path, calm: Path) -> dict[str, bool]:
+def check_finished_run(run: Path, calm: Path) -> dict[str, bool]:
     """What must hold of a run that ended, beside one that nobody disturbed."""
     of = range(LABELS)
-    last = [leases(run, label)[-1] for label in of]
-    games = [build(Run, read_yaml(part(run / "labels", label) / "run.yaml")) for label in of]
-    steps = [[row["Progress/step"] for row in read(part(run / "labels", label) / "stats.jsonl")] for label in of]
+    last = [read_leases(run, label)[-1] for label in of]
+    games = [from_dict(Run, read_yaml(label_dir(run / "labels", label) / "run.yaml")) for label in of]
+    steps = [
+        [row["Progress/step"] for row in read_jsonl(label_dir(run / "labels", label) / "stats.jsonl")] for label in of
+    ]
     wanted, labels = np.repeat(np.arange(LABELS), 4), list(range(4 * LABELS))
     samples = [load_model(folder).sampler.images(labels, wanted) for folder in (run, calm)]
     return {
         "every label is done once, by its last lease": all(
-            [lease["state"] for lease in leases(run, label)].count("done") == 1 and last[label]["state"] == "done"
+            [lease["state"] for lease in read_leases(run, label)].count("done") == 1 and last[label]["state"] == "done"
             for label in of
         ),
-        "every label has had its kimg": all(lease["images"] == game.images for lease, game in zip(last, games)),
+        "every label has had its kimg": all(lease["images"] == game.total_images for lease, game in zip(last, games)),
         "no step of a label is missing or told twice": all(
-            told == list(range(1, game.images // game.round + 1)) for told, game in zip(steps, games)
+            told == list(range(1, game.total_images // game.round_images + 1)) for told, game in zip(steps, games)
         ),
         "the merged model samples every label, as the undisturbed": bool((samples[0] == samples[1]).all()),
         "every label's model is the undisturbed one, bit for bit": all(
-            weights(run / "labels" / f"{label:04d}" / "model") == weights(calm / "labels" / f"{label:04d}" / "model")
-            and weights(part(run / "model", label)) == weights(part(calm / "model", label))
+            read_weights(run / "labels" / f"{label:04d}" / "model")
+            == read_weights(calm / "labels" / f"{label:04d}" / "model")
+            and read_weights(label_dir(run / "model", label)) == read_weights(label_dir(calm / "model", label))
             for label in of
         ),
     }
 
 
-def weights(model: Path) -> bytes:
+def read_weights(model: Path) -> bytes:
     return (model / "model.safetensors").read_bytes()

@@ -26,23 +26,23 @@ import numpy as np
 
 from paragan.comm.world import World
 from paragan.config.run import Run
-from paragan.core.schema import build, override, plain
-from paragan.data.dataset import Images
-from paragan.models.model import put_part
+from paragan.core.schema import apply_overrides, from_dict, to_dict
+from paragan.data.dataset import Dataset
+from paragan.models.model import install_label_model
 from paragan.recipes.digits import digits
-from paragan.train.console import Screen
-from paragan.train.per_label.jobs import Job, jobs
-from paragan.train.per_label.worker import POLL_S, Worker
-from paragan.train.run_dir import RunFolder
+from paragan.train.console import RunConsole
+from paragan.train.per_label.jobs import Job, make_jobs
+from paragan.train.per_label.worker import POLL_S, LabelWorker
+from paragan.train.run_dir import RunDir
 
-COUNTS = {"median": 20.0, "sigma": 1.0, "least": 4}  # images of a label: lognormal
-IMAGES_EACH = 100  # that are shown for every image there is
-PARTS = ("next", "take", "end")
+LABEL_SIZES = {"median": 20.0, "sigma": 1.0, "least": 4}  # images of a label: lognormal
+PASSES = 100  # that are shown for every image there is
+QUEUE_STEPS = ("next", "take", "end")
 COLUMNS = ("order", "makespan s", "efficiency", "idle tail s", "tail share")
 
 
 @dataclass
-class Timed(Worker):
+class TimedWorker(LabelWorker):
     """A worker that sleeps instead of playing, and notes where its time goes.
 
     pace  : seconds an image
@@ -52,97 +52,103 @@ class Timed(Worker):
     left  : since when it has found nothing to take
     """
 
-    pace: float = 0.0
+    s_per_image: float = 0.0
     spans: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    step_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(QUEUE_STEPS, 0.0))
     cpu_s: float = 0.0
     put_s: float = 0.0
-    left: float | None = None
+    idle_since_s: float | None = None
     polls: int = 0
 
     @contextlib.contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        start, cpu, inside = time.monotonic(), time.thread_time(), sum(self.spent.values())
+    def time_step(self, part: str) -> Iterator[None]:
+        start, cpu, inside = time.monotonic(), time.thread_time(), sum(self.step_s.values())
         yield
-        self.spent[part] += time.monotonic() - start - (sum(self.spent.values()) - inside)
+        self.step_s[part] += time.monotonic() - start - (sum(self.step_s.values()) - inside)
         self.cpu_s += (time.thread_time() - cpu) * (part != "take")  # which is a part of next
 
-    def next(self) -> str:
-        with self.timed("next"):
-            name = super().next()
-        if name not in self.named:
-            self.left, self.polls = self.left or time.monotonic(), self.polls + 1
+    def next_job(self) -> str:
+        with self.time_step("next"):
+            name = super().next_job()
+        if name not in self.jobs_by_name:
+            self.idle_since_s, self.polls = self.idle_since_s or time.monotonic(), self.polls + 1
         return name
 
-    def take(self, job: Job, entry: Any) -> bool:
-        with self.timed("take"):
-            return super().take(job, entry)
+    def try_acquire(self, job: Job, entry: Any) -> bool:
+        with self.time_step("take"):
+            return super().try_acquire(job, entry)
 
-    def play(self, job: Job, folder: RunFolder) -> str:
+    def train_to_end(self, job: Job, run_dir: RunDir) -> str:
         began = time.monotonic()
-        folder.path.mkdir(parents=True, exist_ok=True)
-        folder.write_record(job.run)
+        run_dir.path.mkdir(parents=True, exist_ok=True)
+        run_dir.write_run_config(job.run)
         written = time.monotonic()
-        time.sleep(self.pace * job.run.images)
+        time.sleep(self.s_per_image * job.run.total_images)
         self.spans.append((written, ended := time.monotonic()))
         assert self.lease
-        with self.timed("end"):
-            ours = self.lease.look()
+        with self.time_step("end"):
+            ours = self.lease.is_owned()
         if not ours:
             return ""
         start = time.monotonic()
-        put_part(self.folder / "model", job.label, self.folder / "made")
+        install_label_model(self.folder / "model", job.label, self.folder / "made")
         self.put_s += written - began + time.monotonic() - start
-        with self.timed("end"):
+        with self.time_step("end"):
             seconds = round(ended - written, 3)
-            self.lease.end("done", images=job.run.images, seconds=seconds, scores={"fd_pixels": 10.0})
+            self.lease.release("done", images=job.run.total_images, seconds=seconds, scores={"fd_pixels": 10.0})
         return ""
 
-    def conclude(self) -> None:
+    def finalize(self) -> None:
         assert self.lease
         with self.lease as lease:
-            lease.end("done")
+            lease.release("done")
 
-    def told(self) -> dict[str, Any]:
-        about = {"spans": self.spans, "spent": self.spent, "cpu_s": self.cpu_s, "put_s": self.put_s}
-        return {**about, "left": self.left, "polls": self.polls}
+    def report(self) -> dict[str, Any]:
+        about = {"spans": self.spans, "spent": self.step_s, "cpu_s": self.cpu_s, "put_s": self.put_s}
+        return {**about, "left": self.idle_since_s, "polls": self.polls}
 
 
-def long_tailed(labels: int) -> Images:
+def make_long_tailed(labels: int) -> Dataset:
     """So many labels with as many images each as a lognormal draw says; no pixels worth looking at."""
-    drawn = np.random.default_rng(0).lognormal(np.log(COUNTS["median"]), COUNTS["sigma"], labels)
-    counts = np.maximum(drawn.astype(np.int64), int(COUNTS["least"]))
+    drawn = np.random.default_rng(0).lognormal(np.log(LABEL_SIZES["median"]), LABEL_SIZES["sigma"], labels)
+    counts = np.maximum(drawn.astype(np.int64), int(LABEL_SIZES["least"]))
     of = np.repeat(np.arange(labels), counts)
-    return Images(np.zeros((len(of), 8, 8, 1), np.uint8), of, tuple(map(str, range(labels))), "emulated")
+    return Dataset(np.zeros((len(of), 8, 8, 1), np.uint8), of, tuple(map(str, range(labels))), "emulated")
 
 
-def a_run(images: Images) -> Run:
+def make_run(images: Dataset) -> Run:
     """Whose labels get their share of the data, longest first."""
-    kimg = len(images.images) * IMAGES_EACH / 1000
-    asked = {"strategy": "per-label", "strategy.share": "data", "strategy.rare": "0", "batch": "8", "kimg": str(kimg)}
-    return build(Run, override(plain(digits()), list(asked.items())))
+    kimg = len(images.images) * PASSES / 1000
+    asked = {
+        "strategy": "per-label",
+        "strategy.budget_by": "data",
+        "strategy.rare_below": "0",
+        "batch": "8",
+        "kimg": str(kimg),
+    }
+    return from_dict(Run, apply_overrides(to_dict(digits()), list(asked.items())))
 
 
 def measure(workers: int, labels: int, seconds: float, model_kb: int, where: str | None) -> dict[str, Any]:
     """Let them work, and say where the time went. seconds: a label, in the mean; where: on what file system."""
-    images = long_tailed(labels)
-    run = a_run(images)
+    images = make_long_tailed(labels)
+    run = make_run(images)
     context = mp.get_context("fork")
     with tempfile.TemporaryDirectory(dir=where) as name:
         folder = Path(name)
         (folder / "made").mkdir()
         (folder / "made" / "model.safetensors").write_bytes(os.urandom(1024 * model_kb))
         (folder / "made" / "config.json").write_text("{}")
-        found = jobs(run, images, folder)
-        pace = seconds * labels / sum(job.run.images for job in found)
+        found = make_jobs(run, images, folder)
+        pace = seconds * labels / sum(job.run.total_images for job in found)
         answers, barrier = context.SimpleQueue(), context.Barrier(workers)
 
         def work() -> None:
-            worker = Timed(run, images, found, folder, World.solo(), Screen(False), pace=pace)
+            worker = TimedWorker(run, images, found, folder, World.solo(), RunConsole(False), s_per_image=pace)
             barrier.wait()
             began = time.monotonic()
             worker.work()
-            answers.put({"began": began, "ended": time.monotonic(), **worker.told()})
+            answers.put({"began": began, "ended": time.monotonic(), **worker.report()})
 
         processes = [context.Process(target=work, daemon=True) for _ in range(workers)]
         for process in processes:
@@ -152,11 +158,16 @@ def measure(workers: int, labels: int, seconds: float, model_kb: int, where: str
             process.join()
         files = [path.name for path in (folder / "queue").iterdir()]
     assert len(files) == labels + 1, f"{len(files)} leases of {labels} labels: some were taken twice"
-    times = {job.label: pace * job.run.images for job in found}
-    return {"labels": labels, "poll_s": POLL_S, **summary(told, times), "simulated": simulated(times, workers)}
+    times = {job.label: pace * job.run.total_images for job in found}
+    return {
+        "labels": labels,
+        "poll_s": POLL_S,
+        **summarize(told, times),
+        "simulated": simulate_schedules(times, workers),
+    }
 
 
-def summary(told: Sequence[Mapping[str, Any]], times: Mapping[int, float]) -> dict[str, Any]:
+def summarize(told: Sequence[Mapping[str, Any]], times: Mapping[int, float]) -> dict[str, Any]:
     """What all workers say together, in seconds of wall clock or of all workers' time."""
     began, done = min(t["began"] for t in told), max(end for t in told for _, end in t["spans"])
     first_left = min([t["left"] for t in told if t["left"]] + [done])
@@ -185,17 +196,17 @@ def summary(told: Sequence[Mapping[str, Any]], times: Mapping[int, float]) -> di
     }
 
 
-def simulated(times: Mapping[int, float], workers: int) -> dict[str, Any]:
+def simulate_schedules(times: Mapping[int, float], workers: int) -> dict[str, Any]:
     """List scheduling without any overhead: whoever is free takes the next of the list."""
     orders = {
         "longest first": sorted(times.values(), reverse=True),
         "label order": [times[label] for label in sorted(times)],
         "shortest first": sorted(times.values()),
     }
-    return {name: listed(order, workers) for name, order in orders.items()}
+    return {name: list_schedule(order, workers) for name, order in orders.items()}
 
 
-def listed(order: Sequence[float], workers: int) -> dict[str, float]:
+def list_schedule(order: Sequence[float], workers: int) -> dict[str, float]:
     free = [0.0] * workers
     for seconds in order:
         heapq.heappush(free, heapq.heappop(free) + seconds)
@@ -209,7 +220,7 @@ def listed(order: Sequence[float], workers: int) -> dict[str, float]:
     }
 
 
-def lines(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def format_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """What was measured beside what was simulated."""
     rows = {"measured": found} | {f"simulated, {name}": row for name, row in found["simulated"].items()}
     return [

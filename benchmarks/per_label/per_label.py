@@ -15,14 +15,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from benchmarks.lib.timing import describe, machine, save, table
+from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
 from benchmarks.per_label import label_runs
 from benchmarks.per_label import lease_queue as label_queue
 
 
 def queue(options: argparse.Namespace) -> dict[str, Any]:
     found = label_queue.measure(options.workers, options.labels, options.seconds, options.model_kb, options.folder)
-    print(table(label_queue.COLUMNS, label_queue.lines(found)))
+    print(format_table(label_queue.COLUMNS, label_queue.format_rows(found)))
     parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in found["queue_s"].items())
     cpu = f"{found['queue_cpu_share']:.2%} of it in processor time, {found['queue_cpu_ms_a_label']:.1f} ms a label"
     print(f"queue: {found['queue_share']:.2%} of all workers' time; {cpu}")
@@ -33,21 +33,26 @@ def queue(options: argparse.Namespace) -> dict[str, Any]:
 
 def scaling(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for rows in label_runs.scaling(options.kimg, options.repetitions):
-        found = {"settings": label_runs.PACE, "kimg": options.kimg, "rows": rows, **label_runs.compared(rows)}
+    for rows in label_runs.measure_scaling(options.kimg, options.repetitions):
+        found = {
+            "settings": label_runs.PACE_SETTINGS,
+            "kimg": options.kimg,
+            "rows": rows,
+            **label_runs.compare_pace(rows),
+        }
         print(rows[-1], flush=True)
-        save(options.json, {"machine": options.machine, **found})
-    print(table(("images per second", "1 worker", "2 workers", "ratio"), label_runs.lines(found)))
+        save_json(options.json, {"machine": options.machine, **found})
+    print(format_table(("images per second", "1 worker", "2 workers", "ratio"), label_runs.format_rows(found)))
     print(f"bytes exchanged: {found['sent_bytes']:g}")
     return found
 
 
 def kills(options: argparse.Namespace) -> dict[str, Any]:
-    found = label_runs.killed(options.kills, options.kimg, options.every, options.seed)
-    print(table(("kill", "second", "victim was at"), [tuple(row.values()) for row in found["kills"]]))
+    found = label_runs.measure_kills(options.kills, options.kimg, options.every, options.seed)
+    print(format_table(("kill", "second", "victim was at"), [tuple(row.values()) for row in found["kills"]]))
     again = [at for starts in found["leases_from"].values() for at in starts[1:]]
     print(f"labels taken over: {len(again)} times, {sum(at > 0 for at in again)} of them from a checkpoint")
-    print(table(("check", "holds"), list(found["checks"].items())))
+    print(format_table(("check", "holds"), list(found["checks"].items())))
     return found
 
 
@@ -75,10 +80,10 @@ def main() -> None:
             )
             sub.add_argument("--seed", type=int, default=0, help="of victims and moments")
     options = parser.parse_args()
-    options.machine = machine()
-    print(describe(options.machine))
+    options.machine = describe_machine()
+    print(format_machine(options.machine))
     found = options.command(options)
-    save(options.json, {"machine": options.machine, **found})
+    save_json(options.json, {"machine": options.machine, **found})
     if not all(found.get("checks", {}).values()):
         raise SystemExit("a check does not hold")
 

@@ -20,72 +20,73 @@ import torch
 
 from benchmarks.lib import timing
 from benchmarks.lib.session_fixture import CPU
-from benchmarks.lib.subprocess_timing import told
+from benchmarks.lib.subprocess_timing import run_ranks
 from paragan.comm.world import World
-from paragan.config.resolve import load_images, resolve, settled, spec_of
+from paragan.config.resolve import fill_strategy_defaults, load_dataset, make_spec, resolve
 from paragan.config.run import Run
-from paragan.data.dataset import Images
-from paragan.plan.select.candidates import strategy_of
-from paragan.plan.select.choose import compared, decided, fixed
-from paragan.plan.select.convergence_limits import limits_of
-from paragan.plan.select.playoff import Player
-from paragan.recipes import recipe
-from paragan.strategies.auto import Auto, Chosen
-from paragan.train.build import build_nets
-from paragan.train.console import Screen
-from paragan.train.run_dir import Wanted
-from paragan.train.session import Session, assemble
+from paragan.data.dataset import Dataset
+from paragan.plan.select.candidates import parse_strategy
+from paragan.plan.select.choose import choose_strategy, comparable_candidates, without_peer_timeout
+from paragan.plan.select.convergence_limits import find_limits
+from paragan.plan.select.playoff import Contestant
+from paragan.recipes import get_recipe
+from paragan.strategies.auto import Auto, AutoChoice
+from paragan.train.build import build_networks
+from paragan.train.console import RunConsole
+from paragan.train.run_dir import RunDirRequest
+from paragan.train.session import Session, build_session
 
-RANKS = (1, 2, 4)
+RANK_COUNTS = (1, 2, 4)
 BLOCKS = 15  # of every strategy
 MARGIN = 0.05
 
 
-def job(world: World, tell: Any) -> None:
+def rank_main(world: World, report: Any) -> None:
     """One rank."""
-    torch.set_num_threads(max(1, timing.machine()["cores"] // world.size))
-    run = dataclasses.replace(recipe("digits"), strategy=Auto())
-    images = load_images(run)
+    torch.set_num_threads(max(1, timing.describe_machine()["cores"] // world.size))
+    run = dataclasses.replace(get_recipe("digits"), strategy=Auto())
+    images = load_dataset(run)
     run = resolve(run, images)
     start = time.perf_counter()
-    chosen = decided(run, images, world, Wanted(Path("/nowhere"), None, "never"), Screen(False))
-    tell({"about": list(chosen.about), "took_s": time.perf_counter() - start})
-    name = chosen.about[0].removeprefix("strategy: ").split(": ")[0]
-    names = _names(run, world)
-    tell({"chosen": name, "names": names})
-    contest = {name: Player(_session(run, name, images, world)) for name in names}
+    chosen = choose_strategy(run, images, world, RunDirRequest(Path("/nowhere"), None, "never"), RunConsole(False))
+    report({"about": list(chosen.reasons), "took_s": time.perf_counter() - start})
+    name = chosen.reasons[0].removeprefix("strategy: ").split(": ")[0]
+    names = _candidate_names(run, world)
+    report({"chosen": name, "names": names})
+    contest = {name: Contestant(_make_session(run, name, images, world)) for name in names}
     for block in range(BLOCKS):
         for one in names[block % len(names) :] + names[: block % len(names)]:
-            contest[one].play()
-    tell({name: statistics.median(one.times) for name, one in contest.items()})
+            contest[one].play_block()
+    report({name: statistics.median(one.round_s) for name, one in contest.items()})
     world.close()  # rank 0 goes last
     os._exit(0)  # threads of links may still wait
 
 
-def _names(run: Run, world: World) -> list[str]:
+def _candidate_names(run: Run, world: World) -> list[str]:
     """What auto compares, and nothing speaks against."""
     if world.size == 1:
         return ["sync", "async"]
-    from paragan.plan.profile.profile import Device, Profile, Turn
+    from paragan.plan.profile.profile import DeviceInfo, Profile, TurnProfile
 
-    even = (Turn(64, (0.0,) * 16, 1.0, 1.0),)
-    profile = Profile("", "", Device("", "", 1, "", 0.0, 1, "", ""), (1, 1), 1.0, even, even)
-    found = compared(Auto(), None, profile, run, world.size)
-    return [one.name for one in found if not limits_of(one.strategy, world.size, 0.0)]
-
-
-def _session(run: Run, name: str, images: Images, world: World) -> Session:
-    strategy = fixed(strategy_of(name))
-    run = settled(dataclasses.replace(run, strategy=strategy, chosen=Chosen()))
-    return assemble(run, world, images, build_nets(run, spec_of(run, images), CPU))
+    even = (TurnProfile(64, (0.0,) * 16, 1.0, 1.0),)
+    profile = Profile("", "", DeviceInfo("", "", 1, "", 0.0, 1, "", ""), (1, 1), 1.0, even, even)
+    found = comparable_candidates(Auto(), None, profile, run, world.size)
+    return [one.name for one in found if not find_limits(one.strategy, world.size, 0.0)]
 
 
-def contest(ranks: int) -> dict[str, Any]:
+def _make_session(run: Run, name: str, images: Dataset, world: World) -> Session:
+    strategy = without_peer_timeout(parse_strategy(name))
+    run = fill_strategy_defaults(dataclasses.replace(run, strategy=strategy, auto_choice=AutoChoice()))
+    return build_session(run, world, images, build_networks(run, make_spec(run, images), CPU))
+
+
+def time_strategies(ranks: int) -> dict[str, Any]:
     """All strategies on so many ranks here."""
-    decision, about, seconds = list(told(ranks, job))
+    decision, about, seconds = list(run_ranks(ranks, rank_main))
     best = min(seconds, key=lambda name: seconds[name])
     mine = seconds.get(about["chosen"]) or min(
-        (s for name, s in seconds.items() if _kind(name) == _kind(about["chosen"])), default=float("nan")
+        (s for name, s in seconds.items() if _strategy_kind(name) == _strategy_kind(about["chosen"])),
+        default=float("nan"),
     )
     return {
         "ranks": ranks,
@@ -98,24 +99,24 @@ def contest(ranks: int) -> dict[str, Any]:
     }
 
 
-def _kind(name: str) -> str:
+def _strategy_kind(name: str) -> str:
     """Teams may be divided in other ways than those that were measured."""
     return "+".join(word for word in name.split("+") if not word.startswith("split="))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", default=",".join(map(str, RANKS)))
+    parser.add_argument("--ranks", default=",".join(map(str, RANK_COUNTS)))
     parser.add_argument("--json")
     options = parser.parse_args()
-    found = {"machine": timing.machine(), "margin": MARGIN, "rows": list[dict[str, Any]]()}
+    found = {"machine": timing.describe_machine(), "margin": MARGIN, "rows": list[dict[str, Any]]()}
     for ranks in map(int, options.ranks.split(",")):
-        row = contest(ranks)
+        row = time_strategies(ranks)
         found["rows"].append(row)
         print(f"{ranks} ranks: auto chose {row['chosen']}, best is {row['best']}: {row['slower']:+.1%}", flush=True)
         for name, seconds in row["seconds"].items():
             print(f"    {name:<50}{1000 * seconds:9.1f} ms a round")
-    timing.save(options.json, found)
+    timing.save_json(options.json, found)
 
 
 if __name__ == "__main__":

@@ -30,27 +30,27 @@ from typing import Any
 
 import torch
 
-from paragan.cli.bench import _strategy  # pyright: ignore[reportPrivateUsage]
+from paragan.cli.bench import parse_strategy  # pyright: ignore[reportPrivateUsage]
 from paragan.comm.flat_params import bucket_bytes
-from paragan.comm.world import Place, World
+from paragan.comm.world import LaunchInfo, World
 from paragan.config.run import Run
-from paragan.config.sections import Data
-from paragan.core.rng import Draw
-from paragan.core.schema import build, from_yaml
+from paragan.config.sections import DataOptions
+from paragan.core.rng import LaneRng
+from paragan.core.schema import from_dict, from_yaml
 from paragan.core.types import Batch
-from paragan.plan.links import Links, written_links
-from paragan.plan.measure_exchange import WARM_UP, emulated, one_round
+from paragan.plan.links import Links, links_to_yaml
+from paragan.plan.measure_exchange import WARM_UP_ROUNDS, make_emulated_game, play_role_round
 from paragan.plan.measure_links import measure_links
 from paragan.plan.predict.predict import Prediction, predict
-from paragan.plan.profile.codec_cost import handling
-from paragan.plan.profile.profile import PARTS, Device, Profile, Turn
+from paragan.plan.profile.codec_cost import measure_codec_cost
+from paragan.plan.profile.profile import NUM_READY_PARTS, DeviceInfo, Profile, TurnProfile
 from paragan.strategies.sync import Sync
 
-HERE = Path(__file__).parents[1]
+BENCHMARKS_DIR = Path(__file__).parents[1]
 BLOCKS = 4
-SHARE = 0.5  # of computing, D's own
+D_COMPUTE_SHARE = 0.5  # of computing, D's own
 LANES = 2  # of a host, an image each
-MANY = 3  # a worker is measured with its images, and with so many times as many
+BATCH_FACTOR = 3  # a worker is measured with its images, and with so many times as many
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ class Case:
     strategies: tuple[str, ...]
 
 
-EXACT = ("sync", "sync+int8", "sync+sign", "gossip", "async+snapshot_every=4")
+EXACT_STRATEGIES = ("sync", "sync+int8", "sync+sign", "gossip", "async+snapshot_every=4")
 CASES: dict[str, Case] = {
-    "4 hosts, 20 Mbit/s, 1 ms": Case(("--hosts=4", "--rate=20mbit", "--latency=1ms"), 400_000, 250, EXACT),
+    "4 hosts, 20 Mbit/s, 1 ms": Case(("--hosts=4", "--rate=20mbit", "--latency=1ms"), 400_000, 250, EXACT_STRATEGIES),
     "8 hosts, 50 Mbit/s, 2 ms": Case(
         ("--hosts=8", "--rate=50mbit", "--latency=2ms"), 800_000, 400,
-        ("sync", "sync+int4", "gossip+topology=ring", "gossip+int8", "sync+every=4"),
+        ("sync", "sync+int4", "gossip+topology=ring", "gossip+int8", "sync+sync_period=4"),
     ),
     "4 hosts, 100 Mbit/s, 5 ms": Case(
         ("--hosts=4", "--rate=100mbit", "--latency=5ms"), 1_000_000, 250,
-        ("sync", "sync+int8", "quantized+int4", "gossip", "async+lead=2"),
+        ("sync", "sync+int8", "quantized+int4", "gossip", "async+max_lead_rounds=2"),
     ),
     "8 hosts, 100 Mbit/s": Case(
         ("--hosts=8", "--rate=100mbit"), 2_000_000, 500,
@@ -84,11 +84,11 @@ CASES: dict[str, Case] = {
     ),
     "4 hosts, 200 Mbit/s, 20 ms": Case(
         ("--hosts=4", "--rate=200mbit", "--latency=20ms"), 2_000_000, 300,
-        ("sync", "sync+sign", "gossip", "gossip+rounds=2", "sync+every=4+int8"),
+        ("sync", "sync+sign", "gossip", "gossip+rounds=2", "sync+sync_period=4+int8"),
     ),
     "8 hosts, 200 Mbit/s, 20 ms": Case(
         ("--hosts=8", "--rate=200mbit", "--latency=20ms"), 400_000, 400,
-        ("sync", "sync+order=together", "gossip", "gossip+topology=ring", "async-gossip"),
+        ("sync", "sync+order=simultaneous", "gossip", "gossip+topology=ring", "async-gossip"),
     ),
     "4 hosts, 500 Mbit/s": Case(
         ("--hosts=4", "--rate=500mbit"), 8_000_000, 300,
@@ -96,107 +96,109 @@ CASES: dict[str, Case] = {
     ),
     "2 hosts, 1 Gbit/s": Case(
         ("--hosts=2", "--rate=1gbit"), 16_000_000, 300,
-        ("sync", "sync+int8", "quantized+sign", "gossip", "async+lead=2"),
+        ("sync", "sync+int8", "quantized+sign", "gossip", "async+max_lead_rounds=2"),
     ),
     "4 hosts, 1 Gbit/s": Case(
         ("--hosts=4", "--rate=1gbit"), 8_000_000, 300,
-        ("sync", "sync+int4", "gossip+int8", "sync+every=2", "async+split=1:3+lead=2"),
+        ("sync", "sync+int4", "gossip+int8", "sync+sync_period=2", "async+split=1:3+max_lead_rounds=2"),
     ),
     "4 hosts, 50 Mbit/s, 50 ms": Case(
         ("--hosts=4", "--rate=50mbit", "--latency=50ms"), 200_000, 300,
-        ("sync", "sync+int8", "gossip", "gossip+local_steps=4", "async+lead=2"),
+        ("sync", "sync+int8", "gossip", "gossip+sync_period=4", "async+max_lead_rounds=2"),
     ),
     "4 hosts, one of 20 Mbit/s, 100 Mbit/s, 1 ms": Case(
         ("--hosts=4", "--rates=20mbit,100mbit", "--latency=1ms"), 600_000, 300,
-        ("sync", "sync+int8", "gossip+topology=ring", "async-gossip", "sync+every=4"),
+        ("sync", "sync+int8", "gossip+topology=ring", "async-gossip", "sync+sync_period=4"),
     ),
 }  # fmt: skip
-SCALING = ("sync", "sync+int8", "gossip", "async+lead=2")
+SCALING_STRATEGIES = ("sync", "sync+int8", "gossip", "async+max_lead_rounds=2")
 
 
 # measured, on every host ----------------------------------------------------------------------------------------------
 
 
-def inside(options: argparse.Namespace) -> None:
+def measure_on_host(options: argparse.Namespace) -> None:
     """One host's part."""
     torch.set_num_threads(1)
     case = Case((), options.params, options.compute_ms, tuple(options.strategies.split(",")))
     found: dict[str, Any] = {}
-    with World.join(Place.from_environment(), torch.device("cpu"), 120.0) as world:
+    with World.join(LaunchInfo.from_environment(), torch.device("cpu"), 120.0) as world:
         links = measure_links(world) if world.size > 1 else Links(hosts=1, up=1e9, latency=0.0)
-        found["links"] = from_yaml(written_links(links), "links")
-        found["handling"] = _middle(world, handling())
-        found["turns"] = [_middle(world, _worker(world.size, case, many)) for many in (1, MANY)]
+        found["links"] = from_yaml(links_to_yaml(links), "links")
+        found["handling"] = _median_over_hosts(world, measure_codec_cost())
+        found["turns"] = [
+            _median_over_hosts(world, _measure_worker(world.size, case, many)) for many in (1, BATCH_FACTOR)
+        ]
         found["strategies"] = {}
         for name in case.strategies:
-            found["strategies"][name] = _throughput(world, case, name, options.seconds)
-            if world.first:
+            found["strategies"][name] = _measure_throughput(world, case, name, options.seconds)
+            if world.is_main:
                 print(f"{name:<40}{1000 * found['strategies'][name]['step_s']:9.1f} ms", flush=True)
-    if world.first:
+    if world.is_main:
         Path(options.json).write_text(json.dumps(found, indent=1))
     sys.stdout.flush()
     os._exit(0)  # threads of links that were left may still wait
 
 
-def _middle(world: World, mine: dict[str, float]) -> dict[str, float]:
+def _median_over_hosts(world: World, mine: dict[str, float]) -> dict[str, float]:
     """The medians over hosts, which all measured at once."""
-    rows = _told(world, list(mine.values()))
+    rows = _gather_row(world, list(mine.values()))
     return {name: statistics.median(row[i] for row in rows) for i, name in enumerate(mine)}
 
 
-def _told(world: World, row: Sequence[float]) -> list[list[float]]:
-    rows, work = world.everyone.gather(torch.tensor(row, dtype=torch.float64))
+def _gather_row(world: World, row: Sequence[float]) -> list[list[float]]:
+    rows, work = world.all_ranks.all_gather(torch.tensor(row, dtype=torch.float64))
     work.wait()
     return rows.tolist()
 
 
-def _worker(ranks: int, case: Case, many: int) -> dict[str, float]:
+def _measure_worker(ranks: int, case: Case, many: int) -> dict[str, float]:
     """Seconds of a worker's turns, alone."""
     lanes = LANES
-    game = emulated(case.params, case.compute_ms / 1000 / lanes, SHARE, bucket_bytes(Sync().wire))
+    game = make_emulated_game(case.params, case.compute_ms / 1000 / lanes, D_COMPUTE_SHARE, bucket_bytes(Sync().wire))
     role = Sync().role(game, World.solo(), lanes * many)
-    hands = [Batch(torch.zeros(lanes * many, 1), None, Draw(0, 0, role.share.lanes, 1))]
+    hands = [Batch(torch.zeros(lanes * many, 1), None, LaneRng(0, 0, role.share.lanes, 1))]
     times: dict[str, list[float]] = {}
     for step in range(4):
         for (turn,) in role.round:
             start, name = time.perf_counter(), turn.player.name
-            turn.player.prepare(step)
+            turn.player.prepare_step(step)
             with turn.player.flat.exchanging(turn.exchange, step):
-                list(turn.differentiate(hands, step))
+                list(turn.backward(hands, step))
                 times.setdefault(f"{name} backward", []).append(time.perf_counter() - start)
-            turn.player.move(step, 1)
+            turn.player.step(step, 1)
             times.setdefault(f"{name} whole", []).append(time.perf_counter() - start)
     return {"batch": lanes * many} | {name: statistics.median(some[1:]) for name, some in times.items()}
 
 
-def _throughput(world: World, case: Case, name: str, seconds: float) -> dict[str, Any]:
+def _measure_throughput(world: World, case: Case, name: str, seconds: float) -> dict[str, Any]:
     """Rounds that nobody waits between: the slowest rank's mean in each of some blocks, the median."""
-    strategy, lanes = _strategy(name), LANES * world.size
-    game = emulated(case.params, case.compute_ms / 1000 / LANES, SHARE, bucket_bytes(strategy.wire))
+    strategy, lanes = parse_strategy(name), LANES * world.size
+    game = make_emulated_game(case.params, case.compute_ms / 1000 / LANES, D_COMPUTE_SHARE, bucket_bytes(strategy.wire))
     role = strategy.role(game, world, lanes)
-    hands = [Batch(torch.zeros(len(role.share.lanes), 1), None, Draw(0, 0, role.share.lanes, 1))]
+    hands = [Batch(torch.zeros(len(role.share.lanes), 1), None, LaneRng(0, 0, role.share.lanes, 1))]
     period = max(getattr(strategy, field, 1) for field in ("every", "snapshot_every", "local_steps"))
-    warm = period * -(-WARM_UP // period)
+    warm = period * -(-WARM_UP_ROUNDS // period)
     start = time.perf_counter()
     for step in range(warm):
-        one_round(role, hands, step)
+        play_role_round(role, hands, step)
     if role.settle:  # before all meet
         role.settle()
-    took = max(row[0] for row in _told(world, [(time.perf_counter() - start) / warm]))
+    took = max(row[0] for row in _gather_row(world, [(time.perf_counter() - start) / warm]))
     each = period * max(1, round(seconds / BLOCKS / took / period))
     marks = [time.perf_counter()]
     for block in range(BLOCKS):
         for step in range(warm + block * each, warm + (block + 1) * each):
-            one_round(role, hands, step)
+            play_role_round(role, hands, step)
         marks.append(time.perf_counter())
     if role.settle:
         role.settle()
     blocks = [(b - a) / each for a, b in itertools.pairwise(marks)]
-    slowest = [max(block) for block in zip(*_told(world, blocks))]
+    slowest = [max(block) for block in zip(*_gather_row(world, blocks))]
     return {"step_s": statistics.median(slowest), "blocks": slowest, "rounds": BLOCKS * each}
 
 
-def measured(case: Case, seconds: float) -> dict[str, Any]:
+def measure_case(case: Case, seconds: float) -> dict[str, Any]:
     """What was found in one laboratory."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.json"
@@ -218,39 +220,39 @@ def measured(case: Case, seconds: float) -> dict[str, Any]:
 # predicted ------------------------------------------------------------------------------------------------------------
 
 
-def synthetic(case: Case, found: dict[str, Any]) -> Profile:
+def make_profile(case: Case, found: dict[str, Any]) -> Profile:
     """The profile of the emulated worker, as it was measured alone; its gradients come as `emulated` makes them."""
-    g, d = (1 - SHARE) / 4, SHARE / 8  # of a pass
-    fills = {"G": [g + 2 * d + 2 * g * (i + 1) / PARTS for i in range(PARTS)]}
-    fills["D"] = [g + 4 * d + 2 * d * (i + 1) / PARTS for i in range(PARTS)]
+    g, d = (1 - D_COMPUTE_SHARE) / 4, D_COMPUTE_SHARE / 8  # of a pass
+    fills = {"G": [g + 2 * d + 2 * g * (i + 1) / NUM_READY_PARTS for i in range(NUM_READY_PARTS)]}
+    fills["D"] = [g + 4 * d + 2 * d * (i + 1) / NUM_READY_PARTS for i in range(NUM_READY_PARTS)]
 
-    def turn(name: str, row: dict[str, float]) -> Turn:
+    def turn(name: str, row: dict[str, float]) -> TurnProfile:
         backward, whole = row[f"{name} backward"], row[f"{name} whole"]
         ready = tuple(backward * at / fills[name][-1] for at in fills[name])
-        return Turn(round(row["batch"]), ready, backward, whole)
+        return TurnProfile(round(row["batch"]), ready, backward, whole)
 
-    device = Device("cpu", "emulated", 1, "float32", 1.0, 1, torch.__version__, "")
+    device = DeviceInfo("cpu", "emulated", 1, "float32", 1.0, 1, torch.__version__, "")
     turns = {name: tuple(turn(name, row) for row in found["turns"]) for name in ("G", "D")}
     params = (case.params - case.params // 2, case.params // 2)
-    return Profile("emulated", "", device, params, 0.0, turns["G"], turns["D"], handling=found["handling"])
+    return Profile("emulated", "", device, params, 0.0, turns["G"], turns["D"], codec_cost=found["handling"])
 
 
-def predicted(case: Case, found: dict[str, Any], name: str) -> Prediction:
-    links = build(Links, found["links"])
+def predict_case(case: Case, found: dict[str, Any], name: str) -> Prediction:
+    links = from_dict(Links, found["links"])
     lanes = LANES * links.hosts
-    data = Data(resolution=1, channels=1, labels=False)
-    run = dataclasses.replace(Run(), strategy=_strategy(name), batch=lanes, lanes=lanes, data=data)
+    data = DataOptions(resolution=1, channels=1, labels=False)
+    run = dataclasses.replace(Run(), strategy=parse_strategy(name), batch=lanes, lanes=lanes, data=data)
     run = dataclasses.replace(run, device=dataclasses.replace(run.device, precision="float32"))
-    return predict(run, synthetic(case, found), links)
+    return predict(run, make_profile(case, found), links)
 
 
-def compared(name: str, case: Case, found: dict[str, Any]) -> list[dict[str, Any]]:
+def compare_case(name: str, case: Case, found: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for every strategy."""
     rows = []
     for strategy, row in found["strategies"].items():
-        said = predicted(case, found, strategy)
+        said = predict_case(case, found, strategy)
         ratio = said.step_s / row["step_s"]
-        spent = {reason: round(1000 * s, 1) for reason, s in said.spent.items()}
+        spent = {reason: round(1000 * s, 1) for reason, s in said.breakdown_s.items()}
         rows.append(
             {
                 "network": name, "strategy": strategy, "measured_ms": 1000 * row["step_s"],
@@ -260,17 +262,17 @@ def compared(name: str, case: Case, found: dict[str, Any]) -> list[dict[str, Any
     return rows
 
 
-def choice(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def is_choice_right(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Whether what is predicted to be fastest is, or within 5 % of it."""
     first, best = (min(rows, key=lambda row: row[what]) for what in ("predicted_ms", "measured_ms"))
     behind = first["measured_ms"] / best["measured_ms"] - 1
     return {"chosen": first["strategy"], "best": best["strategy"], "behind": behind, "right": behind <= 0.05}
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     networks = dict.fromkeys(row["network"] for row in rows)
     errors = sorted(abs(row["error"]) for row in rows)
-    choices = {name: choice([row for row in rows if row["network"] == name]) for name in networks}
+    choices = {name: is_choice_right([row for row in rows if row["network"] == name]) for name in networks}
     right = sum(one["right"] for one in choices.values())
     return {
         "configurations": len(rows),
@@ -281,64 +283,71 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def report(options: argparse.Namespace) -> None:
+def format_report(options: argparse.Namespace) -> None:
     kept = json.loads(Path(options.json).read_text())
     rows: list[dict[str, Any]] = []
     for name, laboratory in kept["laboratories"].items():
         if options.only in (None, name):
-            rows += compared(name, CASES[name], laboratory["found"])
+            rows += compare_case(name, CASES[name], laboratory["found"])
     for row in rows:
         times = f"{row['measured_ms']:9.1f}{row['predicted_ms']:9.1f}{row['error']:+8.1%}"
         print(f"{row['network']:<40}{row['strategy']:<36}{times}  {row['spent_ms']}")
-    said = summary(rows)
+    said = summarize(rows)
     for name, one in said.pop("choices").items():
         print(f"{name:<40}{one['chosen']:<36}best: {one['best']} ({one['behind']:+.1%})")
     print(said)
     if options.only is None:
-        kept["rows"], kept["summary"] = rows, summary(rows)
+        kept["rows"], kept["summary"] = rows, summarize(rows)
         Path(options.json).write_text(json.dumps(kept, indent=1) + "\n")
         if options.figure:
-            from benchmarks.plots import drawn, prediction
+            from benchmarks.plots import plot_prediction, save_plot
 
-            drawn(lambda: prediction(rows), Path(options.figure))
+            save_plot(lambda: plot_prediction(rows), Path(options.figure))
 
 
-def measure(options: argparse.Namespace) -> None:
-    from benchmarks.lib.timing import describe, machine, save
+def run_measure(options: argparse.Namespace) -> None:
+    from benchmarks.lib.timing import describe_machine, format_machine, save_json
 
     path = Path(options.json)
-    kept = json.loads(path.read_text()) if path.exists() else {"machine": machine(), "laboratories": {}}
-    print(describe(kept["machine"]))
+    kept = json.loads(path.read_text()) if path.exists() else {"machine": describe_machine(), "laboratories": {}}
+    print(format_machine(kept["machine"]))
     for name, case in CASES.items():
         if options.only in (None, name) and name not in kept["laboratories"]:
             print(f"\n{name}", flush=True)
-            kept["laboratories"][name] = measured(case, options.seconds)
-            save(options.json, kept)
+            kept["laboratories"][name] = measure_case(case, options.seconds)
+            save_json(options.json, kept)
 
 
-def scaling(options: argparse.Namespace) -> None:
+def run_scaling(options: argparse.Namespace) -> None:
     """1 to 8 hosts, each with as many images as one has alone."""
-    from benchmarks.lib.timing import machine, save
+    from benchmarks.lib.timing import describe_machine, save_json
 
     path = Path(options.json)
-    kept = json.loads(path.read_text()) if path.exists() else {"machine": machine(), "hosts": {}}
+    kept = json.loads(path.read_text()) if path.exists() else {"machine": describe_machine(), "hosts": {}}
     for hosts in (1, 2, 4, 8):
-        case = Case((f"--hosts={hosts}", "--rate=200mbit"), 1_000_000, 400, SCALING if hosts > 1 else ("sync",))
+        case = Case(
+            (f"--hosts={hosts}", "--rate=200mbit"), 1_000_000, 400, SCALING_STRATEGIES if hosts > 1 else ("sync",)
+        )
         if str(hosts) not in kept["hosts"]:
-            kept["hosts"][str(hosts)] = measured(case, options.seconds)
-        rows = compared(f"{hosts} hosts", case, kept["hosts"][str(hosts)]["found"])
+            kept["hosts"][str(hosts)] = measure_case(case, options.seconds)
+        rows = compare_case(f"{hosts} hosts", case, kept["hosts"][str(hosts)]["found"])
         alone = 1000 * kept["hosts"]["1"]["found"]["strategies"]["sync"]["step_s"]
         for row in rows:
             row |= {what: alone / row[f"{what}_ms"] for what in ("measured", "predicted")}
             print(f"{hosts} {row['strategy']:<20}{row['measured']:8.1%}{row['predicted']:8.1%}", flush=True)
         kept["hosts"][str(hosts)]["rows"] = rows
-        save(options.json, kept)
+        save_json(options.json, kept)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(required=True)
-    for name, action in {"measure": measure, "report": report, "scaling": scaling, "inside": inside}.items():
+    for name, action in {
+        "measure": run_measure,
+        "report": format_report,
+        "scaling": run_scaling,
+        "inside": measure_on_host,
+    }.items():
         p = kinds.add_parser(name)
         p.set_defaults(action=action)
         p.add_argument("--json", required=True, metavar="F")

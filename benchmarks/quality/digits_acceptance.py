@@ -18,7 +18,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.svm import SVC
 
-RECOGNISED, DIVERSITY = 0.97, 0.75
+MIN_RECOGNISED, MIN_DIVERSITY = 0.97, 0.75
 
 
 def sample(run_dir: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -43,17 +43,17 @@ def sample(run_dir: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
         return data["images"][..., 0] * (16 / 255), data["labels"]
 
 
-def spread(images: np.ndarray, labels: np.ndarray) -> float:
+def class_diversity(images: np.ndarray, labels: np.ndarray) -> float:
     """Standard deviation of every pixel within a label, averaged over pixels and labels."""
     return float(np.mean([images[labels == label].std(0).mean() for label in range(10)]))
 
 
-def judge(run_dir: str, seed: int = 0) -> dict[str, float]:
+def evaluate_run(run_dir: str, seed: int = 0) -> dict[str, float]:
     digits = load_digits()
     images, labels = sample(run_dir, seed)
     svm = SVC(gamma=0.001).fit(digits.data, digits.target)
     recognised = float((svm.predict(images.reshape(len(images), -1)) == labels).mean())
-    diversity = spread(images, labels) / spread(digits.images, digits.target)
+    diversity = class_diversity(images, labels) / class_diversity(digits.images, digits.target)
     return {"recognised": recognised, "diversity": diversity}
 
 
@@ -63,10 +63,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help="also write the figures to this file")
     options = parser.parse_args()
-    found = judge(options.run_dir, options.seed)
-    passed = found["recognised"] >= RECOGNISED and found["diversity"] >= DIVERSITY
-    print(f"recognised {found['recognised']:.1%} (at least {RECOGNISED:.0%})")
-    print(f"diversity  {found['diversity']:.1%} of the real digits' (at least {DIVERSITY:.0%})")
+    found = evaluate_run(options.run_dir, options.seed)
+    passed = found["recognised"] >= MIN_RECOGNISED and found["diversity"] >= MIN_DIVERSITY
+    print(f"recognised {found['recognised']:.1%} (at least {MIN_RECOGNISED:.0%})")
+    print(f"diversity  {found['diversity']:.1%} of the real digits' (at least {MIN_DIVERSITY:.0%})")
     print("accepted" if passed else "NOT accepted")
     if options.json:
         Path(options.json).write_text(json.dumps({**found, "accepted": passed}, indent=1) + "\n")

@@ -24,17 +24,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paragan.core.jsonl import read
+from paragan.core.jsonl import read_jsonl
 
-FAST = ("--evaluation.metrics=[]", "--output.fakes_kimg=1000", "--output.best=none", "--device.threads=1")
+FAST = ("--evaluation.metrics=[]", "--output.fakes_kimg=1000", "--output.best_metric=none", "--device.threads=1")
 
-HEALTHY: dict[str, tuple[int, tuple[str, ...]]] = {
+HEALTHY_RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "sync": (1, ()),
     "sync, 2 ranks": (2, ()),
     "sync, int4 wire, 2 ranks": (2, ("--strategy.wire=int4",)),
     "sync, together, relativistic, R1 and R2": (
         1,
-        ("--strategy.order=together", "--objective.loss=relativistic", "--objective.r1=1", "--objective.r2=1"),
+        ("--strategy.order=simultaneous", "--objective.loss=relativistic", "--objective.r1=1", "--objective.r2=1"),
     ),
     "quantized (int8), 2 ranks": (2, ("--strategy=quantized",)),
     "gossip, 2 ranks": (2, ("--strategy=gossip",)),
@@ -48,35 +48,35 @@ HEALTHY: dict[str, tuple[int, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Plant:
+class InjectedFailure:
     """A failure: on how many ranks, from which kimg on, and how it is made. early: before a run is built."""
 
     ranks: int
     kimg: float
-    make: Callable[[Any], None] | None = None
-    early: Callable[[], None] | None = None
+    inject: Callable[[Any], None] | None = None
+    inject_before_build: Callable[[], None] | None = None
 
 
-def faster_d(session: Any) -> None:
+def raise_d_lr(session: Any) -> None:
     """D's learning rate times 100."""
     player = session.game.d
-    player._base_rates = [100 * rate for rate in player._base_rates]
+    player._base_lrs = [100 * rate for rate in player._base_lrs]
 
 
-def frozen_g(session: Any) -> None:
+def freeze_g(session: Any) -> None:
     """G's optimizer does nothing."""
     session.game.g.optimizer.step = lambda closure=None: None
 
 
-def nan_gradient(session: Any) -> None:
+def inject_nan_gradient(session: Any) -> None:
     """One parameter of G gets a gradient that is not a number, on rank 0."""
-    if session.world.first:
+    if session.world.is_main:
         parameter = session.game.g.flat.parameters[0].requires_grad_(True)
         parameter.register_hook(lambda grad: grad * float("nan"))
         parameter.requires_grad_(False)
 
 
-def noisy_label() -> None:
+def replace_label_with_noise() -> None:
     """The images of label 3 are uniform noise."""
     import dataclasses
 
@@ -84,7 +84,7 @@ def noisy_label() -> None:
 
     from paragan.train import trainer
 
-    original = trainer.load_images
+    original = trainer.load_dataset
 
     def load(run: Any) -> Any:
         images = original(run)
@@ -92,41 +92,41 @@ def noisy_label() -> None:
         pixels[mine] = np.random.default_rng(0).integers(0, 256, pixels[mine].shape, dtype=np.uint8)
         return dataclasses.replace(images, images=pixels)
 
-    trainer.load_images = load
+    trainer.load_dataset = load
 
 
-def other_seed() -> None:
+def change_rank_seed() -> None:
     """Rank 1 begins with the networks, and draws the data, of another seed."""
     import dataclasses
 
     from paragan.train import trainer
 
     if os.environ.get("RANK") == "1":
-        build, seat = trainer.build_nets, trainer.seat
-        trainer.build_nets = lambda run, *rest: build(dataclasses.replace(run, seed=run.seed + 1), *rest)
-        trainer.seat = lambda run, *rest: seat(dataclasses.replace(run, seed=run.seed + 1), *rest)
+        build, seat = trainer.build_networks, trainer.rebind_to_world
+        trainer.build_networks = lambda run, *rest: build(dataclasses.replace(run, seed=run.seed + 1), *rest)
+        trainer.rebind_to_world = lambda run, *rest: seat(dataclasses.replace(run, seed=run.seed + 1), *rest)
 
 
-PLANTS: dict[str, Plant] = {
-    "D's learning rate x 100, from the start": Plant(1, 0, faster_d),
-    "D's learning rate x 100, at 20 kimg": Plant(1, 20, faster_d),
-    "G frozen, from the start": Plant(1, 0, frozen_g),
-    "G frozen, at 20 kimg": Plant(1, 20, frozen_g),
-    "one label's data replaced by noise": Plant(1, 0, early=noisy_label),
-    "one rank with another seed": Plant(2, 0, early=other_seed),
-    "NaN in a gradient, at 20 kimg": Plant(1, 20, nan_gradient),
-    "NaN in a gradient, at 20 kimg, 2 ranks, int8 wire": Plant(2, 20, nan_gradient),
+FAILURES: dict[str, InjectedFailure] = {
+    "D's learning rate x 100, from the start": InjectedFailure(1, 0, raise_d_lr),
+    "D's learning rate x 100, at 20 kimg": InjectedFailure(1, 20, raise_d_lr),
+    "G frozen, from the start": InjectedFailure(1, 0, freeze_g),
+    "G frozen, at 20 kimg": InjectedFailure(1, 20, freeze_g),
+    "one label's data replaced by noise": InjectedFailure(1, 0, inject_before_build=replace_label_with_noise),
+    "one rank with another seed": InjectedFailure(2, 0, inject_before_build=change_rank_seed),
+    "NaN in a gradient, at 20 kimg": InjectedFailure(1, 20, inject_nan_gradient),
+    "NaN in a gradient, at 20 kimg, 2 ranks, int8 wire": InjectedFailure(2, 20, inject_nan_gradient),
 }
 
 
-def plant(name: str) -> None:
+def inject_failure(name: str) -> None:
     """Make a failure in this process."""
     from paragan.train import loop
 
-    chosen = PLANTS[name]
-    if chosen.early:
-        chosen.early()
-    original, waiting = loop.play_round, [chosen.make] if chosen.make else []
+    chosen = FAILURES[name]
+    if chosen.inject_before_build:
+        chosen.inject_before_build()
+    original, waiting = loop.play_round, [chosen.inject] if chosen.inject else []
 
     def play_round(session: Any) -> None:
         if waiting and session.clock.images >= 1000 * chosen.kimg:
@@ -136,7 +136,9 @@ def plant(name: str) -> None:
     loop.play_round = play_round
 
 
-def run(folder: Path, ranks: int, kimg: float, settings: tuple[str, ...], planted: str = "") -> tuple[int, str]:
+def train_digits(
+    folder: Path, ranks: int, kimg: float, settings: tuple[str, ...], planted: str = ""
+) -> tuple[int, str]:
     """`paragan train digits` on some ranks; its status and its last line."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -161,65 +163,71 @@ def run(folder: Path, ranks: int, kimg: float, settings: tuple[str, ...], plante
     return max(process.returncode for process in processes), said[0].strip().rpartition("\n")[2]
 
 
-def caught(name: str, kimg: float, seed: int) -> dict[str, Any]:
+def measure_detection(name: str, kimg: float, seed: int) -> dict[str, Any]:
     """When a planted failure was named, and by which sign."""
-    chosen = PLANTS[name]
+    chosen = FAILURES[name]
     settings = (f"--seed={seed}", *(("--strategy.wire=int8",) if "int8" in name else ()))
     with tempfile.TemporaryDirectory() as folder:
-        status, last = run(Path(folder) / "run", chosen.ranks, chosen.kimg + kimg, settings, name)
-        rows = [row for row in read(Path(folder) / "run" / "health.jsonl") if row["kimg"] >= chosen.kimg]
-        reached = read(Path(folder) / "run" / "stats.jsonl")[-1]["Progress/kimg"]
+        status, last = train_digits(Path(folder) / "run", chosen.ranks, chosen.kimg + kimg, settings, name)
+        rows = [row for row in read_jsonl(Path(folder) / "run" / "health.jsonl") if row["kimg"] >= chosen.kimg]
+        reached = read_jsonl(Path(folder) / "run" / "stats.jsonl")[-1]["Progress/kimg"]
     found = {"failure": name, "seed": seed, "status": status, "said": last.replace(folder, "")}
     if rows:
         told = {field: rows[0][field] for field in ("kind", "key", "value", "limit")}
-        return {**found, **told, "images": round(1000 * (rows[0]["kimg"] - chosen.kimg)), "all": _kinds(rows)}
+        return {**found, **told, "images": round(1000 * (rows[0]["kimg"] - chosen.kimg)), "all": _format_kinds(rows)}
     if status == 1:
         return {**found, "kind": "nonfinite", "key": "", "images": round(1000 * (reached - chosen.kimg))}
     return {**found, "kind": "", "images": None}
 
 
-def _kinds(rows: list[dict[str, Any]]) -> str:
+def _format_kinds(rows: list[dict[str, Any]]) -> str:
     return ", ".join(f"{row['kind']} at {row['kimg']:g}" for row in rows)
 
 
-def silent(name: str, kimg: float, seed: int) -> dict[str, Any]:
+def measure_false_alarms(name: str, kimg: float, seed: int) -> dict[str, Any]:
     """What was said of a healthy run."""
-    ranks, settings = HEALTHY[name]
+    ranks, settings = HEALTHY_RUNS[name]
     with tempfile.TemporaryDirectory() as folder:
-        status, last = run(Path(folder) / "run", ranks, kimg, (f"--seed={seed}", *settings))
+        status, last = train_digits(Path(folder) / "run", ranks, kimg, (f"--seed={seed}", *settings))
         files = sorted(Path(folder).rglob("health.jsonl"))
-        said = [f"{row['kind']} at {row['kimg']:g} kimg: {row['message']}" for file in files for row in read(file)]
-        lines = [row for file in Path(folder).rglob("stats.jsonl") for row in read(file)]
+        said = [
+            f"{row['kind']} at {row['kimg']:g} kimg: {row['message']}" for file in files for row in read_jsonl(file)
+        ]
+        lines = [row for file in Path(folder).rglob("stats.jsonl") for row in read_jsonl(file)]
     steps = {player: max(row.get(f"Health/{player}/step", 0.0) for row in lines) for player in "GD"}
     about = {"run": name, "seed": seed, "status": status, "lines": len(lines), "longest_step": steps}
     return {**about, "said": said, "last": last.replace(folder, "")}
 
 
-def cost(steps: int) -> dict[str, float]:
+def measure_overhead(steps: int) -> dict[str, float]:
     """Median seconds of a step of the digits, of one that nobody watches, and of a look at its health."""
     import dataclasses
 
     import torch
 
     from paragan.comm.world import World
-    from paragan.config.resolve import load_images, resolve, spec_of
-    from paragan.config.sections import Health
-    from paragan.recipes import recipe
-    from paragan.train.build import build_nets
-    from paragan.train.health.signals import Signs
+    from paragan.config.resolve import load_dataset, make_spec, resolve
+    from paragan.config.sections import HealthOptions
+    from paragan.recipes import get_recipe
+    from paragan.train.build import build_networks
+    from paragan.train.health.signals import HealthSignals
     from paragan.train.loop import play_round
-    from paragan.train.session import Session, assemble
+    from paragan.train.session import Session, build_session
 
     torch.set_num_threads(1)
-    images = load_images(recipe("digits"))
-    of, world = resolve(recipe("digits"), images), World.solo()
+    images = load_dataset(get_recipe("digits"))
+    of, world = resolve(get_recipe("digits"), images), World.solo()
 
     def begun(watch: bool) -> Session:
-        run = dataclasses.replace(of, health=Health(watch=watch))
-        return assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
+        run = dataclasses.replace(of, health=HealthOptions(enabled=watch))
+        return build_session(run, world, images, build_networks(run, make_spec(run, images), world.device))
 
     watched, unwatched = begun(True), begun(False)
-    parts = {"step_s": (play_round, watched), "unwatched_s": (play_round, unwatched), "look_s": (Signs(), watched)}
+    parts = {
+        "step_s": (play_round, watched),
+        "unwatched_s": (play_round, unwatched),
+        "look_s": (HealthSignals(), watched),
+    }
     times = {part: list[float]() for part in parts}
     for _ in range(steps):
         for part, (action, session) in parts.items():
@@ -227,7 +235,7 @@ def cost(steps: int) -> dict[str, float]:
             action(session)
             times[part].append(time.perf_counter() - start)
     found = {part: statistics.median(seconds) for part, seconds in times.items()}
-    a_tick = 1000 * of.output.tick_kimg / of.round
+    a_tick = 1000 * of.output.tick_kimg / of.round_images
     return found | {"steps_a_tick": a_tick, "share": found["look_s"] / (a_tick * found["step_s"])}
 
 
@@ -236,7 +244,7 @@ def main() -> None:
         from paragan.cli.main import main as program
 
         if sys.argv[2]:
-            plant(sys.argv[2])
+            inject_failure(sys.argv[2])
         status = program(sys.argv[3:])
         sys.stdout.flush()
         os._exit(status)  # as `paragan` ends where there are several ranks
@@ -248,10 +256,12 @@ def main() -> None:
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
     if options.what == "cost":
-        found: list[Any] = [cost(200)]
+        found: list[Any] = [measure_overhead(200)]
         print(json.dumps(found[0], indent=1))
     else:
-        cases, look = (PLANTS, caught) if options.what == "planted" else (HEALTHY, silent)
+        cases, look = (
+            (FAILURES, measure_detection) if options.what == "planted" else (HEALTHY_RUNS, measure_false_alarms)
+        )
         found = []
         for name, seed in itertools.product((name for name in cases if options.only in name), range(options.seeds)):
             found.append(look(name, options.kimg, seed))

@@ -23,44 +23,44 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.lib.timing import describe, machine, save, table
+from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
 from benchmarks.quality.quality import RECIPES, Judge, paragan
-from paragan.config.resolve import load_images
+from paragan.config.resolve import load_dataset
 from paragan.config.run import Run
-from paragan.core.schema import build, read_yaml
-from paragan.data.dataset import Images
+from paragan.core.schema import from_dict, read_yaml
+from paragan.data.dataset import Dataset
 from paragan.eval.evaluate import evaluate
 from paragan.eval.features import pixels
 from paragan.models.model import Model, load_model
 
 PER_LABEL = "--strategy=per-label"
-PLAIN = ("--nets.spectral=false",)
+PLAIN_NETS = ("--nets.spectral=false",)
 CASES: dict[str, tuple[str, ...]] = {
     "per label": (PER_LABEL,),
-    "per label, W-CGAN (clipping)": (PER_LABEL, "--policy=wcgan", *PLAIN),
-    "per label, W-CGAN (penalty)": (PER_LABEL, "--policy=wcgan-gp", *PLAIN),
+    "per label, W-CGAN (clipping)": (PER_LABEL, "--policy=wcgan", *PLAIN_NETS),
+    "per label, W-CGAN (penalty)": (PER_LABEL, "--policy=wcgan-gp", *PLAIN_NETS),
     "per label, DCGAN": (PER_LABEL, "--policy=dcgan"),
     "per label, DC-CGAN": ("--strategy=DC-CGAN", "--policy=dcgan"),  # the same, D and G on a rank each
     "conditional": (),
-    "conditional, W-CGAN (clipping)": ("--policy=wcgan", *PLAIN),
-    "conditional, W-CGAN (penalty)": ("--policy=wcgan-gp", *PLAIN),
+    "conditional, W-CGAN (clipping)": ("--policy=wcgan", *PLAIN_NETS),
+    "conditional, W-CGAN (penalty)": ("--policy=wcgan-gp", *PLAIN_NETS),
     "conditional, DCGAN": ("--policy=dcgan",),
 }
-QUIET = ("--output.fakes_kimg=1e9", "--output.checkpoint_kimg=1e9", "--evaluation.metrics=[]", "--ranks=2")
+QUIET_OUTPUT = ("--output.fakes_kimg=1e9", "--output.checkpoint_kimg=1e9", "--evaluation.metrics=[]", "--ranks=2")
 PILOT_KIMG = 12
-FEW, MANY = 500, 5000  # fakes of a label, and of all
-SEEN = 10_000  # reals that are looked at, at most: precision and recall cost their square
+FEW_IMAGES, MANY_IMAGES = 500, 5000  # fakes of a label, and of all
+MAX_REALS = 10_000  # reals that are looked at, at most: precision and recall cost their square
 
 
-def kimg_in(seconds: float, settings: Sequence[str], folder: Path) -> float:
+def kimg_within(seconds: float, settings: Sequence[str], folder: Path) -> float:
     """Thousands of images that two ranks see in so long."""
     if not (folder / "stats.jsonl").exists():
-        paragan("train", *settings, *QUIET, f"--kimg={PILOT_KIMG}", f"--run-dir={folder}")
+        paragan("train", *settings, *QUIET_OUTPUT, f"--kimg={PILOT_KIMG}", f"--run-dir={folder}")
     lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
     return seconds / statistics.median(line["Timing/sec_per_kimg"] for line in lines[1:])
 
 
-def trained(folder: Path, settings: Sequence[str], minutes: float) -> Path:
+def train_for(folder: Path, settings: Sequence[str], minutes: float) -> Path:
     """A run that had its budget."""
     if (folder / "model").exists() and (folder / "report.html").exists():
         return folder
@@ -68,28 +68,30 @@ def trained(folder: Path, settings: Sequence[str], minutes: float) -> Path:
         ranks = 2 if "--strategy=DC-CGAN" in settings else 1  # of a label: each is a worker of its own
         budget = ("--kimg=1e6", f"--strategy.minutes={minutes / ranks}")
     else:
-        budget = (f"--kimg={kimg_in(30 * minutes, settings, folder.with_name(folder.name + '-pilot')):.0f}",)
-    paragan("train", *settings, *QUIET, *budget, f"--run-dir={folder}")
+        budget = (f"--kimg={kimg_within(30 * minutes, settings, folder.with_name(folder.name + '-pilot')):.0f}",)
+    paragan("train", *settings, *QUIET_OUTPUT, *budget, f"--run-dir={folder}")
     return folder
 
 
-def scores(model: Model, reals: Images) -> dict[str, float]:
+def scores(model: Model, reals: Dataset) -> dict[str, float]:
     """Of all labels together, and of each against its own."""
     assert reals.labels is not None
-    some = np.random.default_rng(0).permutation(len(reals.images))[:SEEN]
-    drawn = model.sampler.labels(range(MANY), 0)
-    found = {f"all {name}": value for name, value in _against(model, reals.images[some], drawn, MANY).items()}
+    some = np.random.default_rng(0).permutation(len(reals.images))[:MAX_REALS]
+    drawn = model.sampler.labels(range(MANY_IMAGES), 0)
+    found = {
+        f"all {name}": value for name, value in _score_against(model, reals.images[some], drawn, MANY_IMAGES).items()
+    }
     each: dict[str, list[float]] = {}
     for label in range(len(reals.classes)):
-        mine = reals.images[reals.labels == label][: SEEN // 5]
-        for name, value in _against(model, mine, np.full(FEW, label), FEW).items():
+        mine = reals.images[reals.labels == label][: MAX_REALS // 5]
+        for name, value in _score_against(model, mine, np.full(FEW_IMAGES, label), FEW_IMAGES).items():
             each.setdefault(name, []).append(value)
     worst = {"fd": max, "precision": min, "recall": min}
     found |= {f"label {name}": statistics.mean(values) for name, values in each.items()}
     return found | {f"worst label {name}": worst[name](values) for name, values in each.items()}
 
 
-def _against(model: Model, reals: np.ndarray, labels: np.ndarray | None, count: int) -> dict[str, float]:
+def _score_against(model: Model, reals: np.ndarray, labels: np.ndarray | None, count: int) -> dict[str, float]:
     images = model.sampler.images(range(count), labels, 0)
     space = pixels(images.shape[-1], images.shape[1])
 
@@ -100,7 +102,7 @@ def _against(model: Model, reals: np.ndarray, labels: np.ndarray | None, count: 
     return {name: values[name] for name in ("fd", "precision", "recall")}
 
 
-def progress(folder: Path) -> dict[str, float]:
+def training_progress(folder: Path) -> dict[str, float]:
     """How much was trained."""
     lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
     return {"kimg": lines[-1]["Progress/kimg"], "steps": lines[-1]["Progress/step"]}
@@ -116,24 +118,26 @@ def main() -> None:
     parser.add_argument("--runs", default="runs/labels_quality", metavar="DIR", help="where the runs are")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
-    about, judge, rows = machine(), None, list[dict[str, Any]]()
-    print(describe(about))
+    about, judge, rows = describe_machine(), None, list[dict[str, Any]]()
+    print(format_machine(about))
     fixed = (*RECIPES[options.recipe], *((f"--data={options.data}",) if options.data else ()))
     for seed in options.seeds.split(","):
         for case in options.cases.split(";") if options.cases else CASES:
             words = (options.recipe, f"{options.minutes:g}", *case.replace(",", "").split(), seed)
             own = () if "DC" not in case and "W-" not in case else _without_rates(fixed)
             settings = (*(own or fixed), *CASES[case], f"--seed={seed}")
-            folder = trained(Path(options.runs) / "-".join(words), settings, options.minutes)
-            reals = load_images(build(Run, read_yaml(folder / "run.yaml")))
+            folder = train_for(Path(options.runs) / "-".join(words), settings, options.minutes)
+            reals = load_dataset(from_dict(Run, read_yaml(folder / "run.yaml")))
             judge = judge or Judge(folder)
-            rows.append({"case": case, "seed": int(seed), **progress(folder), **scores(load_model(folder), reals)})
+            rows.append(
+                {"case": case, "seed": int(seed), **training_progress(folder), **scores(load_model(folder), reals)}
+            )
             rows[-1] |= judge.looks(folder)
             print(rows[-1], flush=True)
             found = {"recipe": options.recipe, "minutes": options.minutes, "settings": fixed, "machine": about}
-            save(options.json, {**found, "rows": rows})
+            save_json(options.json, {**found, "rows": rows})
     shown = [name for name in rows[0] if name not in ("seed", "steps")]
-    print(table(tuple(shown), [tuple(_short(row[name]) for name in shown) for row in rows]))
+    print(format_table(tuple(shown), [tuple(_round_digits(row[name]) for name in shown) for row in rows]))
 
 
 def _without_rates(settings: Sequence[str]) -> list[str]:
@@ -141,7 +145,7 @@ def _without_rates(settings: Sequence[str]) -> list[str]:
     return [s for s in settings if not s.startswith(("--g.", "--d."))]
 
 
-def _short(value: object) -> str:
+def _round_digits(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

@@ -30,11 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.svm import SVC
 
-from benchmarks.lib.timing import describe, machine, save, table
+from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
 from benchmarks.quality.digits_acceptance import spread
-from paragan.config.resolve import load_images
+from paragan.config.resolve import load_dataset
 from paragan.config.run import Run
-from paragan.core.schema import build, read_yaml
+from paragan.core.schema import from_dict, read_yaml
 from paragan.optim.policies import POLICIES
 
 ADAM = ("--g.optimizer.betas=[0.5, 0.99]", "--d.optimizer.betas=[0.5, 0.99]")
@@ -42,19 +42,19 @@ RECIPES: dict[str, tuple[str, ...]] = {  # what is trained
     "digits": ("digits",),
     "fashion": (  # small enough for many runs
         *("fashion", "--data.resolution=16", "--nets=dcgan", "--nets.width=32", "--kimg=120"),
-        *("--g.optimizer.lr=5e-4", "--d.optimizer.lr=1e-3", *ADAM, "--average.half_life_kimg=5"),
+        *("--g.optimizer.lr=5e-4", "--d.optimizer.lr=1e-3", *ADAM, "--ema.half_life_kimg=5"),
         *("--device.precision=float32", "--device.threads=1"),
     ),
 }
 SMALL = (  # residual networks, of 32 channels
     *("fashion", "--batch=64", "--lanes=2", "--g.optimizer.lr=5e-4", "--d.optimizer.lr=1e-3", *ADAM),
-    *("--average.half_life_kimg=5", "--device.threads=1"),
+    *("--ema.half_life_kimg=5", "--device.threads=1"),
 )
 RECIPES["sngan"] = (*SMALL, "--data.resolution=16", "--kimg=120", "--nets.width=32", "--nets.d_width=32")
 RECIPES["biggan"] = (*SMALL, "--kimg=60", "--nets=biggan", "--nets.latent=80", "--nets.width=8", "--nets.d_width=16")
 SIGN, INT2, INT4, INT8 = (("--strategy.wire=" + wire,) for wire in ("sign", "int2", "int4", "int8"))
 GOSSIP = "--strategy=gossip"
-CASES: dict[str, dict[str, tuple[str, ...]]] = {  # the first is what the others are held against
+SUITES: dict[str, dict[str, tuple[str, ...]]] = {  # the first is what the others are held against
     "sync": {
         "exact": (),
         "int8": INT8,
@@ -84,122 +84,125 @@ CASES: dict[str, dict[str, tuple[str, ...]]] = {  # the first is what the others
 ASYNC = "--strategy=async"
 
 
-def lags(fakes: int, critic: int, *more: str) -> tuple[str, ...]:
+def lag_settings(fakes: int, critic: int, *more: str) -> tuple[str, ...]:
     return (ASYNC, f"--strategy.fake_lags=[{fakes}]", f"--strategy.critic_lags=[{critic}]", *more)
 
 
 OPTIMISTIC, PLAIN = (tuple(f"--{side}.optimism={name}" for side in "gd") for name in ("optimistic", "none"))
 LAGS = ((0, 0), *((far, 0) for far in (1, 2, 4, 8, 16)), *((0, far) for far in (1, 2, 4, 8, 16)), (1, 1), (2, 2))
-CASES["lags"] = {  # how many rounds old what D and what G saw was, on ranks that play both
+SUITES["lags"] = {  # how many rounds old what D and what G saw was, on ranks that play both
     "alternating": (),
     "alternating, optimistic": OPTIMISTIC,
-    "simultaneous": ("--strategy.order=together",),
-    **{f"{fakes}, {critic}": lags(fakes, critic) for fakes, critic in LAGS},
-    **{f"{fakes}, {critic}, plain": lags(fakes, critic, *PLAIN) for fakes, critic in LAGS},
-    "0, 0, uniform": lags(0, 0, "--strategy.buffer=uniform"),
-    "0, 0, uniform of 16": lags(0, 0, "--strategy.buffer=uniform", "--strategy.buffer.last=16"),
-    "0, 0, replay": lags(0, 0, "--strategy.buffer=replay"),
-    "0, 0, replay a half": lags(0, 0, "--strategy.buffer=replay", "--strategy.buffer.fraction=0.5"),
+    "simultaneous": ("--strategy.order=simultaneous",),
+    **{f"{fakes}, {critic}": lag_settings(fakes, critic) for fakes, critic in LAGS},
+    **{f"{fakes}, {critic}, plain": lag_settings(fakes, critic, *PLAIN) for fakes, critic in LAGS},
+    "0, 0, uniform": lag_settings(0, 0, "--strategy.replay_policy=uniform"),
+    "0, 0, uniform of 16": lag_settings(0, 0, "--strategy.replay_policy=uniform", "--strategy.replay_policy.window=16"),
+    "0, 0, replay": lag_settings(0, 0, "--strategy.replay_policy=replay"),
+    "0, 0, replay a half": lag_settings(
+        0, 0, "--strategy.replay_policy=replay", "--strategy.replay_policy.fraction=0.5"
+    ),
 }
-CASES["async"] = {  # teams, with --ranks 2 or more (4 for those with a division)
+SUITES["async"] = {  # teams, with --ranks 2 or more (4 for those with a division)
     "sync": (),
     "batches 1:1": (ASYNC,),
     "batches 2:1": (ASYNC, "--g_batch=256"),
-    **{f"lead {lead}": (ASYNC, f"--strategy.lead={lead}") for lead in (2, 4, 8)},
+    **{f"lead {lead}": (ASYNC, f"--strategy.max_lead_rounds={lead}") for lead in (2, 4, 8)},
     **{
-        f"{split}, lead 2": (ASYNC, f"--strategy.split={split}", "--strategy.lead=2") for split in ("1:3", "2:2", "3:1")
+        f"{split}, lead 2": (ASYNC, f"--strategy.split={split}", "--strategy.max_lead_rounds=2")
+        for split in ("1:3", "2:2", "3:1")
     },
     "snapshots of every fourth D": (ASYNC, "--strategy.snapshot_every=4"),
 }
-CASES["policies"] = {
+SUITES["policies"] = {
     "recipe": (),
     **{name: (f"--policy={name}",) for name in POLICIES},
     **{f"{name}, rates of the recipe": (f"--policy={name}",) for name in POLICIES},
 }
-CASES["networks"] = {"float32": ("--device.precision=float32",), "bf16": ("--device.precision=bf16",)}
+SUITES["networks"] = {"float32": ("--device.precision=float32",), "bf16": ("--device.precision=bf16",)}
 
 
-def without_rates(settings: Sequence[str], case: str) -> list[str]:
+def drop_rates(settings: Sequence[str], case: str) -> list[str]:
     """What a recipe sets beside the players' own, where a policy says how they learn."""
     return [s for s in settings if case not in POLICIES or not s.startswith(("--g.", "--d."))]
 
 
-BETTER = {"fd": -1, "recognised": 1, "diversity": 1}
-FITTED = 10_000  # reals the SVM sees at most
+BETTER_SIGN = {"fd": -1, "recognised": 1, "diversity": 1}
+MAX_FIT_IMAGES = 10_000  # reals the SVM sees at most
 
 
-def paragan(*arguments: str) -> None:
+def run_paragan(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "paragan", *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
-def trained(folder: Path, settings: Sequence[str], ranks: int) -> Path:
+def train_run(folder: Path, settings: Sequence[str], ranks: int) -> Path:
     """A finished run."""
     if not (folder / "metrics.jsonl").exists():
         fixed = (f"--ranks={ranks}", "--evaluation.metrics=fd", "--output.checkpoint_kimg=1e9", f"--run-dir={folder}")
-        paragan("train", *settings, *fixed)
+        run_paragan("train", *settings, *fixed)
     return folder
 
 
-class Judge:
+class SampleJudge:
     """Knows the real images of a run."""
 
     def __init__(self, run_dir: Path):
         record = read_yaml(run_dir / "run.yaml")
-        reals = load_images(build(Run, record))
+        reals = load_dataset(from_dict(Run, record))
         assert reals.labels is not None
         self.images, self.labels = reals.images.squeeze(-1), reals.labels
         some = np.random.default_rng(0).permutation(len(self.images))
-        fitted, self.unseen = some[:FITTED], some[FITTED:][:1000]
-        self.svm = SVC(C=10).fit(_flat(self.images[fitted]), self.labels[fitted])
+        fitted, self.unseen = some[:MAX_FIT_IMAGES], some[MAX_FIT_IMAGES:][:1000]
+        self.svm = SVC(C=10).fit(_flatten(self.images[fitted]), self.labels[fitted])
 
     @property
-    def recognised(self) -> float | None:
+    def real_accuracy(self) -> float | None:
         """Of real images that the SVM was not fitted on, where some are left."""
         if not len(self.unseen):
             return None
-        return float((self.svm.predict(_flat(self.images[self.unseen])) == self.labels[self.unseen]).mean())
+        return float((self.svm.predict(_flatten(self.images[self.unseen])) == self.labels[self.unseen]).mean())
 
-    def looks(self, run_dir: Path) -> dict[str, float]:
+    def score_samples(self, run_dir: Path) -> dict[str, float]:
         """Of 1,000 images: whether they are what was asked for, and how much they differ."""
-        images, labels = sampled(run_dir)
+        images, labels = sample_images(run_dir)
         return {
-            "recognised": float((self.svm.predict(_flat(images)) == labels).mean()),
+            "recognised": float((self.svm.predict(_flatten(images)) == labels).mean()),
             "diversity": spread(images, labels) / spread(self.images, self.labels),
         }
 
-    def judge(self, run_dir: Path) -> dict[str, float]:
+    def score_run(self, run_dir: Path) -> dict[str, float]:
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         return {
-            "seconds": seconds(run_dir),
+            "seconds": round_seconds(run_dir),
             "fd": next(row["value"] for row in rows if row["name"].startswith("fd")),
-            **self.looks(run_dir),
+            **self.score_samples(run_dir),
         }
 
 
-def seconds(run_dir: Path) -> float:
+def round_seconds(run_dir: Path) -> float:
     """That the rounds took, without start, pictures and scores."""
     lines = [json.loads(line) for line in (run_dir / "stats.jsonl").read_text().splitlines()]
     kimg = [0.0, *(line["Progress/kimg"] for line in lines)]
     return sum((now - then) * line["Timing/sec_per_kimg"] for line, then, now in zip(lines, kimg, kimg[1:]))
 
 
-def _flat(images: NDArray[Any]) -> NDArray[np.float64]:
+def _flatten(images: NDArray[Any]) -> NDArray[np.float64]:
     return images.reshape(len(images), -1) / 255.0
 
 
-def sampled(run_dir: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def sample_images(run_dir: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """1,000 images [1000, R, R], 100 of each label."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/samples.npz"
-        paragan("sample", str(run_dir), "--labels=0,1,2,3,4,5,6,7,8,9", "--count=1000", f"--out={out}")
+        run_paragan("sample", str(run_dir), "--labels=0,1,2,3,4,5,6,7,8,9", "--count=1000", f"--out={out}")
         data = np.load(out)
         return data["images"][..., 0], data["labels"]
 
 
-def within(found: Sequence[Mapping[str, float]], reference: Sequence[Mapping[str, float]]) -> dict[str, bool]:
+def is_within_spread(found: Sequence[Mapping[str, float]], reference: Sequence[Mapping[str, float]]) -> dict[str, bool]:
     """Whether the median of every figure is no worse than the worst seed of the reference."""
     verdict = {}
-    for name, sign in BETTER.items():
+    for name, sign in BETTER_SIGN.items():
         worst = min(sign * row[name] for row in reference)
         verdict[name] = statistics.median(sign * row[name] for row in found) >= worst
     return verdict
@@ -209,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", choices=RECIPES)
     parser.add_argument("--data", metavar="PATH")
-    parser.add_argument("--strategy", choices=CASES, default="sync")
+    parser.add_argument("--strategy", choices=SUITES, default="sync")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--cases", help="names, separated by ; (default: all)")
     parser.add_argument("--more", default="", help="settings beside those of the cases: '--g.optimizer.lr=1e-3 ...'")
@@ -218,10 +221,10 @@ def main() -> None:
     parser.add_argument("--runs", default="runs/quality", metavar="DIR", help="where the runs are")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
-    about, judge = machine(), None
-    print(describe(about))
+    about, judge = describe_machine(), None
+    print(format_machine(about))
     data = (f"--data={options.data}",) if options.data else ()
-    fixed, cases = (*RECIPES[options.recipe], *data), CASES[options.strategy]
+    fixed, cases = (*RECIPES[options.recipe], *data), SUITES[options.strategy]
     found: dict[str, Any] = {"recipe": options.recipe, "strategy": options.strategy, "ranks": options.ranks}
     found |= {"settings": fixed, "machine": about}
     rows: list[dict[str, Any]] = []
@@ -229,28 +232,34 @@ def main() -> None:
         for case in options.cases.split(";") if options.cases else cases:
             name = f"{case}, {options.called}" if options.called else case
             words = (options.recipe, options.strategy, str(options.ranks), *name.replace(",", "").split(), seed)
-            settings = (*without_rates(fixed, case), *cases[case], *options.more.split(), f"--seed={seed}")
-            run_dir = trained(Path(options.runs) / "-".join(words), settings, options.ranks)
-            judge = judge or Judge(run_dir)
-            rows.append({"case": name, "seed": int(seed), **judge.judge(run_dir)})
+            settings = (*drop_rates(fixed, case), *cases[case], *options.more.split(), f"--seed={seed}")
+            run_dir = train_run(Path(options.runs) / "-".join(words), settings, options.ranks)
+            judge = judge or SampleJudge(run_dir)
+            rows.append({"case": name, "seed": int(seed), **judge.score_run(run_dir)})
             print(rows[-1], flush=True)
-            found |= {"real images recognised": judge.recognised, "rows": rows, "cases": summary(rows)}
-            save(options.json, found)
-    print(table(("case", *BETTER, "within"), [line(case, about) for case, about in summary(rows).items()]))
+            found |= {"real images recognised": judge.real_accuracy, "rows": rows, "cases": summarize(rows)}
+            save_json(options.json, found)
+    print(
+        format_table(
+            ("case", *BETTER_SIGN, "within"), [summary_line(case, about) for case, about in summarize(rows).items()]
+        )
+    )
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summarize(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """By case: [lowest, median, highest] of every figure, and whether it is within the first case's spread."""
     cases = {row["case"]: [r for r in rows if r["case"] == row["case"]] for row in rows}
     about: dict[str, Any] = {}
     for case, found in cases.items():
-        about[case] = {name: [f(row[name] for row in found) for f in (min, statistics.median, max)] for name in BETTER}
-        about[case]["within"] = within(found, next(iter(cases.values())))
+        about[case] = {
+            name: [f(row[name] for row in found) for f in (min, statistics.median, max)] for name in BETTER_SIGN
+        }
+        about[case]["within"] = is_within_spread(found, next(iter(cases.values())))
     return about
 
 
-def line(case: str, about: Mapping[str, Any]) -> tuple[str, ...]:
-    cells = [f"{about[n][1]:.3g} [{about[n][0]:.3g}, {about[n][2]:.3g}]" for n in BETTER]
+def summary_line(case: str, about: Mapping[str, Any]) -> tuple[str, ...]:
+    cells = [f"{about[n][1]:.3g} [{about[n][0]:.3g}, {about[n][2]:.3g}]" for n in BETTER_SIGN]
     verdict = about["within"]
     outside = [name for name, inside in verdict.items() if not inside]
     return (case, *cells, f"not {', '.join(outside)}" if outside else "yes")

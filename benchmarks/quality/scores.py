@@ -22,33 +22,33 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from benchmarks.lib.timing import machine, peak_resident, save
-from paragan.eval.frechet import Gaussian, Moments, frechet
+from benchmarks.lib.timing import describe_machine, peak_rss_bytes, save_json
+from paragan.eval.frechet import Gaussian, RunningMoments, frechet_distance
 from paragan.eval.precision_recall import prdc
-from paragan.eval.sharding import Share
+from paragan.eval.sharding import FeatureShard
 
 BATCH = 64
 
 
-def features(count: int, width: int, seed: int) -> Tensor:
+def random_features(count: int, width: int, seed: int) -> Tensor:
     """[count, width] float32, above 0 and correlated, their variances over four magnitudes, as those of a network."""
     draw = torch.Generator().manual_seed(seed)
     mix = torch.randn(width, width, generator=draw) * torch.logspace(0, -2, width) / width**0.5
-    return torch.cat([torch.randn(n, width, generator=draw).mm(mix).relu() for n in _parts(count)])
+    return torch.cat([torch.randn(n, width, generator=draw).mm(mix).relu() for n in _chunk_sizes(count)])
 
 
-def _parts(count: int) -> list[int]:
+def _chunk_sizes(count: int) -> list[int]:
     return [min(5000, count - low) for low in range(0, count, 5000)]
 
 
-def fitted(x: Tensor) -> Gaussian:
-    moments = Moments(x.shape[1])
+def fit_gaussian(x: Tensor) -> Gaussian:
+    moments = RunningMoments(x.shape[1])
     for batch in x.split(BATCH):
-        moments.add(batch)
-    return moments.gaussian()
+        moments.update(batch)
+    return moments.compute()
 
 
-def scipys(x: Tensor, known: Gaussian) -> float:
+def scipy_frechet(x: Tensor, known: Gaussian) -> float:
     """As pytorch-fid has it, by scipy's square root of a matrix."""
     mean, covariance = x.numpy().mean(0, dtype=np.float64), np.cov(x.numpy().astype(np.float64), rowvar=False)
     root = scipy.linalg.sqrtm(covariance @ known.covariance.numpy()).real
@@ -56,7 +56,7 @@ def scipys(x: Tensor, known: Gaussian) -> float:
     return float(apart @ apart + np.trace(covariance) + np.trace(known.covariance.numpy()) - 2 * np.trace(root))
 
 
-def timed(rounds: int, parts: dict[str, Callable[[], Any]]) -> tuple[dict[str, float], dict[str, Any]]:
+def time_fns(rounds: int, parts: dict[str, Callable[[], Any]]) -> tuple[dict[str, float], dict[str, Any]]:
     """Seconds of each, the least of some rounds in turn; and what each gave."""
     seconds, given = dict.fromkeys(parts, float("inf")), dict[str, Any]()
     for _ in range(rounds):
@@ -67,16 +67,16 @@ def timed(rounds: int, parts: dict[str, Callable[[], Any]]) -> tuple[dict[str, f
     return seconds, given
 
 
-def fd(count: int, width: int, rounds: int) -> dict[str, Any]:
-    known, x = fitted(features(count, width, 0)), features(count, width, 1)
-    fakes = fitted(x)
+def benchmark_fd(count: int, width: int, rounds: int) -> dict[str, Any]:
+    known, x = fit_gaussian(random_features(count, width, 0)), random_features(count, width, 1)
+    fakes = fit_gaussian(x)
     whole = x.double()
-    seconds, given = timed(
+    seconds, given = time_fns(
         rounds,
         {
-            "ours": lambda: frechet(known, fitted(x)),
-            "of which the distance": lambda: frechet(known, fakes),
-            "scipy's way": lambda: scipys(x, known),
+            "ours": lambda: frechet_distance(known, fit_gaussian(x)),
+            "of which the distance": lambda: frechet_distance(known, fakes),
+            "scipy's way": lambda: scipy_frechet(x, known),
             "product of all rows": lambda: whole.T @ whole,
             "eigenvalues": lambda: torch.linalg.eigvalsh(fakes.covariance),
         },
@@ -92,14 +92,16 @@ def fd(count: int, width: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def manifolds(count: int, width: int, rounds: int) -> dict[str, Any]:
-    x, y = features(count, width, 0), features(count, width, 1)
-    real, fake = (Share(z, count, BATCH) for z in (x, y))
-    before = peak_resident()
-    seconds, given = timed(rounds, {"ours": lambda: prdc(real, fake)})
-    taken = peak_resident() - before
+def benchmark_prdc(count: int, width: int, rounds: int) -> dict[str, Any]:
+    x, y = random_features(count, width, 0), random_features(count, width, 1)
+    real, fake = (FeatureShard(z, count, BATCH) for z in (x, y))
+    before = peak_rss_bytes()
+    seconds, given = time_fns(rounds, {"ours": lambda: prdc(real, fake)})
+    taken = peak_rss_bytes() - before
     a, b = x.double(), y.double()
-    pairs, _ = timed(rounds, {"products of all pairs": lambda: [(p @ q.T)[0, 0] for p, q in ((a, a), (b, b), (a, b))]})
+    pairs, _ = time_fns(
+        rounds, {"products of all pairs": lambda: [(p @ q.T)[0, 0] for p, q in ((a, a), (b, b), (a, b))]}
+    )
     return {
         "features": [count, count, width],
         "seconds": seconds | pairs,
@@ -117,10 +119,10 @@ def main() -> None:
     options = parser.parse_args()
     by, width = (10, 256) if options.small else (1, 2048)
     run = {
-        "fd": lambda: fd(50_000 // by, width, options.rounds),
-        "prdc": lambda: manifolds(10_000 // by, width, options.rounds),
+        "fd": lambda: benchmark_fd(50_000 // by, width, options.rounds),
+        "prdc": lambda: benchmark_prdc(10_000 // by, width, options.rounds),
     }
-    found: dict[str, Any] = {"machine": machine()}
+    found: dict[str, Any] = {"machine": describe_machine()}
     for what in dict.fromkeys(options.what):
         found[what] = run[what]()
         print(f"{what} of {' x '.join(map(str, found[what]['features']))}")
@@ -130,7 +132,7 @@ def main() -> None:
             elif name != "features":
                 print(f"  {name:<24} {value}")
     if options.json:
-        save(str(options.json), found)
+        save_json(str(options.json), found)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from benchmarks.lib.timing import Times, describe, interleave, machine, repeated, save, steps_for, table
+from benchmarks.lib.timing import (
+    Times,
+    count_steps,
+    describe_machine,
+    format_machine,
+    format_table,
+    interleave,
+    repeat_fn,
+    save_json,
+)
 
 # name: (images, channels, channels out, size, kernel, stride)
 SHAPES = {
@@ -28,16 +37,16 @@ SHAPES = {
     "CIFAR-10, 4x4 down": (64, 64, 128, 16, 4, 2),
     "CIFAR-10, the next": (64, 128, 256, 8, 4, 2),
 }
-BLOCK_S, PEAK = 0.05, 2048
+BLOCK_S, PEAK_SIDE = 0.05, 2048
 aten = torch.ops.aten
 
 
-def numbers(*shape: int) -> Tensor:
+def random_bf16(*shape: int) -> Tensor:
     made = torch.randn(*shape).bfloat16()
     return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made
 
 
-def unfolded(x: Tensor, kernel: int, stride: int) -> Tensor:
+def im2col(x: Tensor, kernel: int, stride: int) -> Tensor:
     """[N, C, H, W] -> [N * pixels, kernel * kernel * C], padded by one."""
     padded = pad(x.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1)).contiguous()
     n, height, width, channels = padded.shape
@@ -46,9 +55,11 @@ def unfolded(x: Tensor, kernel: int, stride: int) -> Tensor:
     return padded.as_strided(shape, (a, stride * b, stride * c, b, 1)).reshape(-1, kernel * kernel * channels)
 
 
-def rates(images: int, channels: int, out: int, size: int, kernel: int, stride: int, rounds: int) -> dict[str, Any]:
+def conv_tflops(
+    images: int, channels: int, out: int, size: int, kernel: int, stride: int, rounds: int
+) -> dict[str, Any]:
     """TFLOP/s of each form, the median over rounds in turns."""
-    x, weight = numbers(images, channels, size, size), numbers(out, channels, kernel, kernel)
+    x, weight = random_bf16(images, channels, size, size), random_bf16(out, channels, kernel, kernel)
     how = [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1
     slope = torch.randn_like(aten.convolution(x, weight, None, *how))
     rows = slope.permute(0, 2, 3, 1).reshape(-1, out)
@@ -57,14 +68,14 @@ def rates(images: int, channels: int, out: int, size: int, kernel: int, stride: 
         return aten.convolution_backward(slope, x, weight, [0], *how, list(wanted))
 
     forms = {
-        "forward": repeated(lambda: aten.convolution(x, weight, None, *how)),
-        "of the images": repeated(lambda: gradient(True, False, False)),
-        "of the weights": repeated(lambda: gradient(False, True, False)),
-        "as a product": repeated(lambda: rows.T @ unfolded(x, kernel, stride)),
+        "forward": repeat_fn(lambda: aten.convolution(x, weight, None, *how)),
+        "of the images": repeat_fn(lambda: gradient(True, False, False)),
+        "of the weights": repeat_fn(lambda: gradient(False, True, False)),
+        "as a product": repeat_fn(lambda: rows.T @ im2col(x, kernel, stride)),
     }
-    times: Times = interleave(forms, rounds=rounds, steps=steps_for(BLOCK_S, forms["forward"]))
+    times: Times = interleave(forms, rounds=rounds, steps=count_steps(BLOCK_S, forms["forward"]))
     operations = 2 * weight.numel() * rows.shape[0]
-    return {name: operations / times.of(name).median / 1e9 for name in forms}
+    return {name: operations / times.spread(name).median / 1e9 for name in forms}
 
 
 @torch.no_grad()
@@ -73,16 +84,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9, help="that are timed of every form (9)")
     parser.add_argument("--json", metavar="F", help="also write everything to this file")
     options = parser.parse_args()
-    where = machine() | {"threads": torch.get_num_threads()}
-    print(describe(where))
-    a, b = numbers(PEAK, PEAK), numbers(PEAK, PEAK)
-    product = interleave({"product": repeated(lambda: a @ b)}, rounds=options.rounds, steps=3).of("product")
-    peak = 2 * PEAK**3 / product.median / 1e9
-    found = {name: rates(*shape, options.rounds) for name, shape in SHAPES.items()}
+    where = describe_machine() | {"threads": torch.get_num_threads()}
+    print(format_machine(where))
+    a, b = random_bf16(PEAK_SIDE, PEAK_SIDE), random_bf16(PEAK_SIDE, PEAK_SIDE)
+    product = interleave({"product": repeat_fn(lambda: a @ b)}, rounds=options.rounds, steps=3).spread("product")
+    peak = 2 * PEAK_SIDE**3 / product.median / 1e9
+    found = {name: conv_tflops(*shape, options.rounds) for name, shape in SHAPES.items()}
     rows = [[name, *(f"{rate:.2f}" for rate in own.values())] for name, own in found.items()]
-    print(f"TFLOP/s; a product of {PEAK} x {PEAK} reaches {peak:.2f}\n{table(['', *next(iter(found.values()))], rows)}")
+    print(
+        f"TFLOP/s; a product of {PEAK_SIDE} x {PEAK_SIDE} reaches {peak:.2f}\n{format_table(['', *next(iter(found.values()))], rows)}"
+    )
     about = {"machine": where, "command": " ".join(sys.argv[1:]), "product": peak, "tflops": found}
-    save(options.json, about)
+    save_json(options.json, about)
     return 0
 
 

@@ -17,19 +17,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.lib.timing import describe, machine, save, table
+from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
 from paragan.models import export_graph
-from paragan.models.export_graph import SUFFIX, Graph, frozen, inputs, write_graphs
+from paragan.models.export_graph import SUFFIXES, ExportedGenerator, example_inputs, export_graphs, frozen_copy
 from paragan.models.model import Model
-from paragan.models.sampler import Latents, Prior, Sampler
+from paragan.models.sampler import LabelPrior, LatentSource, Sampler
 from paragan.nets import DCGAN, R3GAN, SAGAN, SNGAN, BigGAN, BigGANDeep, ContraGAN, Spec
 from paragan.nets.attention import SelfAttention
 
 BATCHES = (1, 3, 16)
-READ = {"onnx": export_graph._onnx, "torch-export": export_graph._pt2}
+READERS = {"onnx": export_graph._load_onnx, "torch-export": export_graph._load_pt2}
 
 
-def families(resolution: int) -> list[Any]:
+def make_families(resolution: int) -> list[Any]:
     wide = {"width": 8, "d_width": 8}
     return [
         *(DCGAN(width=8), SNGAN(width=8), SAGAN(**wide), BigGAN(**wide, latent=2520), BigGANDeep(**wide)),
@@ -37,25 +37,25 @@ def families(resolution: int) -> list[Any]:
     ]
 
 
-def model(nets: Any, spec: Spec) -> Model:
+def make_model(nets: Any, spec: Spec) -> Model:
     torch.manual_seed(0)
     g: nn.Module = nets.generator(spec).eval()
     for part in g.modules():
         if isinstance(part, SelfAttention):
             nn.init.ones_(part.gamma)  # from its 0, attention would say nothing
-    prior = Prior((1 / max(spec.classes, 1),) * spec.classes)
-    return Model(Sampler(g, Latents(nets.latent), prior), spec, {"classes": list(range(spec.classes))}, Path())
+    prior = LabelPrior((1 / max(spec.classes, 1),) * spec.classes)
+    return Model(Sampler(g, LatentSource(nets.latent), prior), spec, {"classes": list(range(spec.classes))}, Path())
 
 
 @torch.no_grad()
-def measured(nets: Any, spec: Spec, form: Any, folder: Path) -> dict[str, Any]:
-    path, of = folder / f"{nets.name}{spec.classes}{SUFFIX[form]}", model(nets, spec)
+def measure(nets: Any, spec: Spec, form: Any, folder: Path) -> dict[str, Any]:
+    path, of = folder / f"{nets.name}{spec.classes}{SUFFIXES[form]}", make_model(nets, spec)
     began = time.perf_counter()
-    write_graphs(of, form, path)
+    export_graphs(of, form, path)
     seconds = time.perf_counter() - began
-    ran, graph, apart = READ[form](path), Graph(frozen(of.g)), 0.0
+    ran, graph, apart = READERS[form](path), ExportedGenerator(frozen_copy(of.g)), 0.0
     for count in BATCHES:
-        given = inputs(count, nets.latent, spec.classes)
+        given = example_inputs(count, nets.latent, spec.classes)
         apart = max(apart, float((ran(*given) - graph(*given)).abs().max()))
     return {"nets": nets.name, "classes": spec.classes, "form": form, "apart": apart, "seconds": seconds}
 
@@ -68,16 +68,16 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for nets in families(options.resolution):
+        for nets in make_families(options.resolution):
             for classes in (options.classes, 0):
                 spec = Spec(options.resolution, 3, classes)
-                rows += [measured(nets, spec, form, Path(folder)) for form in SUFFIX]
+                rows += [measure(nets, spec, form, Path(folder)) for form in SUFFIXES]
     command = f"benchmarks/speed/export_graph.py --resolution {options.resolution} --classes {options.classes}"
-    found = {"machine": machine(), "command": command, "rows": rows}
-    print(describe(found["machine"]))
+    found = {"machine": describe_machine(), "command": command, "rows": rows}
+    print(format_machine(found["machine"]))
     shown = [[r["nets"], r["classes"], r["form"], f"{r['apart']:.1e}", f"{r['seconds']:.1f}"] for r in rows]
-    print(table(["nets", "classes", "form", "apart", "seconds"], shown))
-    save(options.json, found)
+    print(format_table(["nets", "classes", "form", "apart", "seconds"], shown))
+    save_json(options.json, found)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))  # a bare machine has no paragan installed
-NEEDED = {
+REQUIRED_PACKAGES = {
     "torch": "torch",
     "numpy": "numpy",
     "pydantic": "pydantic",
@@ -54,7 +54,7 @@ NEEDED = {
     "isal": "isal",
     "fsspec": "fsspec[http]",
 }
-WANTED = {
+OPTIONAL_PACKAGES = {
     "pytest": "pytest",
     "pytest_timeout": "pytest-timeout",
     "cloudpickle": "cloudpickle",
@@ -62,11 +62,11 @@ WANTED = {
 }  # for the tests
 
 
-def missing(names: dict[str, str]) -> list[str]:
+def missing_packages(names: dict[str, str]) -> list[str]:
     return [package for module, package in names.items() if importlib.util.find_spec(module) is None]
 
 
-if lacking := missing(NEEDED):
+if lacking := missing_packages(REQUIRED_PACKAGES):
     sys.exit(f"paragan needs {', '.join(lacking)}: not on this machine; carry the wheels, or pip install them")
 
 import numpy as np  # noqa: E402
@@ -74,19 +74,19 @@ import torch  # noqa: E402
 
 from benchmarks.lib import plain_pytorch as plain  # noqa: E402
 from benchmarks.lib import session_fixture as ours  # noqa: E402
-from benchmarks.lib.timing import Play, Spread, machine, repeated, save, table  # noqa: E402
+from benchmarks.lib.timing import Spread, StepsFn, describe_machine, format_table, repeat_fn, save_json  # noqa: E402
 from paragan.comm.world import World  # noqa: E402
 from paragan.config.run import Run  # noqa: E402
 from paragan.core.devices import pick_device  # noqa: E402
-from paragan.data.dataset import Images, load  # noqa: E402
-from paragan.plan.memory import foresee  # noqa: E402
-from paragan.plan.round_cost import few, one_round  # noqa: E402
+from paragan.data.dataset import Dataset, load_data  # noqa: E402
+from paragan.plan.memory import estimate  # noqa: E402
+from paragan.plan.round_cost import blank_dataset, play_one_round  # noqa: E402
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Bench:
+class GpuBench:
     """What all parts need: the device, how small to be, and when to be done."""
 
     device: torch.device
@@ -106,43 +106,45 @@ class Bench:
             torch.cuda.synchronize()
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
 
 # Tests ----------------------------------------------------------------------------------------------------
 
 
-def tests(bench: Bench) -> Found:
+def run_tests(bench: GpuBench) -> Results:
     """The tests marked `gpu`, in a process of their own."""
-    if lacking := missing(WANTED):
+    if lacking := missing_packages(OPTIONAL_PACKAGES):
         return {"skipped": f"missing: {', '.join(lacking)}"}
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests"]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=180)
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=describe_environment(), capture_output=True, text=True, timeout=180
+    )
     return {"status": done.returncode, "tail": done.stdout.splitlines()[-15:]}
 
 
-def environment() -> dict[str, str]:
+def describe_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
 
 
 # Limits ---------------------------------------------------------------------------------------------------
 
 
-def limits(bench: Bench) -> Found:
+def measure_limits(bench: GpuBench) -> Results:
     """Best of ten, on random data (zeros would run faster)."""
     n = 256 if bench.tiny else 8192
-    found: Found = {}
+    found: Results = {}
     for name, dtype in (("bf16", torch.bfloat16), ("float32", torch.float32)):
         a, b = torch.randn(2, n, n, device=bench.device, dtype=dtype)
-        found[f"{name}_matmul_tflops"] = 2e-12 * n**3 / best(bench, lambda a=a, b=b: a @ b)
+        found[f"{name}_matmul_tflops"] = 2e-12 * n**3 / fastest_s(bench, lambda a=a, b=b: a @ b)
     x = torch.empty(1 << (20 if bench.tiny else 31), dtype=torch.uint8, device=bench.device)
     y = torch.empty_like(x)
-    found["copy_gb_per_s"] = 2e-9 * x.numel() / best(bench, lambda: y.copy_(x))  # read and written
+    found["copy_gb_per_s"] = 2e-9 * x.numel() / fastest_s(bench, lambda: y.copy_(x))  # read and written
     return found
 
 
-def best(bench: Bench, action: Callable[[], object]) -> float:
+def fastest_s(bench: GpuBench, action: Callable[[], object]) -> float:
     """Seconds of the fastest of ten, after three."""
     seconds = []
     for i in range(13):
@@ -158,15 +160,15 @@ def best(bench: Bench, action: Callable[[], object]) -> float:
 # Throughput -----------------------------------------------------------------------------------------------
 
 # name: settings, and an ingredient taken out
-SETTINGS: dict[str, tuple[tuple[str, ...], ours.Change]] = {
-    "float32": (("device.precision=float32",), ours.unchanged),
-    "bf16": (("device.precision=bf16",), ours.unchanged),
-    "bf16, one lane": (("device.precision=bf16", "lanes=1"), ours.unchanged),
-    "bf16, contiguous": (("device.precision=bf16", "device.channels_last=false"), ours.unchanged),
-    "bf16, convolutions as written": (("device.precision=bf16",), ours.convolve_as_written),
-    "bf16, async": (("device.precision=bf16", "strategy=async"), ours.unchanged),
-    "bf16, recorded": (("device.precision=bf16", "device.graph=true"), ours.unchanged),
-    "bf16, compiled": (("device.precision=bf16", "device.compile=true"), ours.unchanged),
+SETTINGS: dict[str, tuple[tuple[str, ...], ours.SessionChange]] = {
+    "float32": (("device.precision=float32",), ours.no_change),
+    "bf16": (("device.precision=bf16",), ours.no_change),
+    "bf16, one lane": (("device.precision=bf16", "lanes=1"), ours.no_change),
+    "bf16, contiguous": (("device.precision=bf16", "device.channels_last=false"), ours.no_change),
+    "bf16, convolutions as written": (("device.precision=bf16",), ours.use_separate_resampling),
+    "bf16, async": (("device.precision=bf16", "strategy=async"), ours.no_change),
+    "bf16, recorded": (("device.precision=bf16", "device.capture_passes=true"), ours.no_change),
+    "bf16, compiled": (("device.precision=bf16", "device.compile=true"), ours.no_change),
 }
 
 
@@ -176,119 +178,124 @@ class Workload:
 
     name: str
     recipe: str
-    images: Images
+    images: Dataset
     settings: tuple[str, ...]
     variants: tuple[str, ...]
 
     def run(self, *settings: str) -> Run:
-        return ours.endless(self.recipe, self.images, *self.settings, *settings)
+        return ours.make_endless_run(self.recipe, self.images, *self.settings, *settings)
 
 
-PLAIN = ("plain float32", "plain bf16", "plain bf16, compiled")
+PLAIN_VARIANTS = ("plain float32", "plain bf16", "plain bf16, compiled")
 
 
-def workloads(bench: Bench, fashion: str | None) -> list[Workload]:
-    grey, colour = load(fashion, resolution=32) if fashion else ours.noise(32, 1), ours.noise(32, 3)
-    cifar = ("lanes=1", "device.merge=0", "d_steps=1", f"batch={16 if bench.tiny else 64}")
+def workloads(bench: GpuBench, fashion: str | None) -> list[Workload]:
+    grey, colour = (
+        load_data(fashion, resolution=32) if fashion else ours.random_dataset(32, 1),
+        ours.random_dataset(32, 3),
+    )
+    cifar = ("lanes=1", "device.lanes_per_pass=0", "d_steps=1", f"batch={16 if bench.tiny else 64}")
     many = (*cifar[:-1], f"batch={32 if bench.tiny else 512}")
     small = ("nets.width=8", "batch=16") if bench.tiny else ()
     thin = ("nets.width=16",) if bench.tiny else ()
-    every, steady = (*SETTINGS, *PLAIN), (*SETTINGS, *PLAIN[:2])
-    few = ("float32", "bf16", "bf16, one lane", "bf16, recorded", "bf16, async", *PLAIN[:2])
-    brief = ("float32", "bf16", "bf16, recorded", "bf16, compiled", *PLAIN[:2])
+    every, steady = (*SETTINGS, *PLAIN_VARIANTS), (*SETTINGS, *PLAIN_VARIANTS[:2])
+    few = ("float32", "bf16", "bf16, one lane", "bf16, recorded", "bf16, async", *PLAIN_VARIANTS[:2])
+    brief = ("float32", "bf16", "bf16, recorded", "bf16, compiled", *PLAIN_VARIANTS[:2])
     found = [
         Workload("sngan-cifar10", "sngan-cifar10", colour, (*cifar, *thin), every),
         Workload("biggan-cifar10", "biggan-cifar10", colour, (*cifar, *thin), brief),
         Workload("fashion", "fashion", grey, small, steady),
         Workload("sngan-cifar10, batch 512", "sngan-cifar10", colour, (*many, *thin), steady),
-        Workload("digits", "digits", load("digits", resolution=8), small, few),
+        Workload("digits", "digits", load_data("digits", resolution=8), small, few),
     ]
-    return found + [large(bench, *of) for of in ((128, 64), (256, 32), (512, 16), (1024, 8))]
+    return found + [measure_large(bench, *of) for of in ((128, 64), (256, 32), (512, 16), (1024, 8))]
 
 
-def large(bench: Bench, resolution: int, batch: int) -> Workload:
+def measure_large(bench: GpuBench, resolution: int, batch: int) -> Workload:
     """BigGAN on one card: a step of D and one of G, as many images as fit with room to spare."""
-    size = (f"batch={2 if bench.tiny else batch}", "lanes=1", "device.merge=0", "d_steps=1", "g_batch=0")
+    size = (f"batch={2 if bench.tiny else batch}", "lanes=1", "device.lanes_per_pass=0", "d_steps=1", "g_batch=0")
     if bench.tiny:
         size = (*size, "nets.width=8")
-    images = ours.noise(resolution, 3, 16 if bench.tiny else 128)
+    images = ours.random_dataset(resolution, 3, 16 if bench.tiny else 128)
     recipe = f"biggan-imagenet{resolution}"
     return Workload(recipe, recipe, images, size, ("bf16", "bf16, compiled") if bench.cuda else ("bf16",))
 
 
-def throughput(bench: Bench, fashion: str | None, peak_tflops: float, only: tuple[str, str] | None) -> Found:
+def measure_throughput(
+    bench: GpuBench, fashion: str | None, peak_tflops: float, only: tuple[str, str] | None
+) -> Results:
     """img/s, ms a round, peak memory, share of the measured peak; compiled variants last, for they take longest.
     only: one workload and variant."""
     loads = workloads(bench, fashion)
     if only:
         loads = [dataclasses.replace(w, variants=only[1:]) for w in loads if w.name == only[0]]
-    found: Found = {w.name: {"batch": w.run().batch, "gflop_a_round": gflop(w), "rows": {}} for w in loads}
+    found: Results = {w.name: {"batch": w.run().batch, "gflop_a_round": round_gflop(w), "rows": {}} for w in loads}
     jobs = [(w, variant) for w in loads for variant in w.variants]
     for w, variant in sorted(jobs, key=lambda job: "compiled" in job[1]):
         rows = found[w.name]["rows"]
         if bench.left_s < (60 if "compiled" in variant else 10):
             rows[variant] = {"skipped": "no time left"}
             continue
-        row = rows[variant] = guarded(lambda w=w, variant=variant: measure(w, variant, bench))
+        row = rows[variant] = run_guarded(lambda w=w, variant=variant: measure(w, variant, bench))
         if "ms" in row:
             row["share_of_peak"] = found[w.name]["gflop_a_round"] / row["ms"]["median"] / peak_tflops
-        say(f"{w.name}, {variant}: {brief(row)}")
+        log(f"{w.name}, {variant}: {summarize_row(row)}")
     return found
 
 
-def gflop(w: Workload) -> float:
+def round_gflop(w: Workload) -> float:
     """Of one round, as paragan computes it: the same count for every variant, so shares compare."""
     run = w.run("device.precision=float32")
-    return foresee(lambda: one_round(run, few(w.images))).flops / 1e9
+    return estimate(lambda: play_one_round(run, blank_dataset(w.images))).flops / 1e9
 
 
-def measure(w: Workload, variant: str, bench: Bench) -> Found:
+def measure(w: Workload, variant: str, bench: GpuBench) -> Results:
     """One variant alone on the device."""
     gc.collect()  # what the variant before held
     if bench.cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     torch._dynamo.reset()
-    with contestant(w, variant, bench) as play:
+    with make_contestant(w, variant, bench) as play:
         start = time.perf_counter()
         play(1 if bench.tiny else 3)
         bench.sync()
         first_s = time.perf_counter() - start
-        ms = timed(play, bench)
+        ms = time_rounds(play, bench)
     row = {"ms": ms.to_json(), "img_per_s": 1000 * w.run().batch / ms.median, "warm_up_s": first_s}
     return row | ({"peak_gb": torch.cuda.max_memory_allocated() / 1e9} if bench.cuda else {})
 
 
 @contextlib.contextmanager
-def contestant(w: Workload, variant: str, bench: Bench) -> Iterator[Play]:
-    if variant in PLAIN:
+def make_contestant(w: Workload, variant: str, bench: GpuBench) -> Iterator[StepsFn]:
+    if variant in PLAIN_VARIANTS:
         run = w.run("device.channels_last=false")
-        loop = plain.Naive(run, w.images, bench.device, bf16="bf16" in variant)
+        loop = plain.PlainTrainer(run, w.images, bench.device, bf16="bf16" in variant)
         if "compiled" in variant:
             loop.g.compile()
             loop.d.compile()
-        yield repeated(loop.step)
+        yield repeat_fn(loop.step)
         return
     settings, change = SETTINGS[variant]
     run = w.run(*settings, f"device.kind={bench.device.type}")
-    session = ours.session(run, w.images, World.solo(bench.device), change)
-    yield ours.playing(session)
+    session = ours.make_session(run, w.images, World.solo(bench.device), change)
+    yield ours.make_play_fn(session)
 
 
-def timed(play: Play, bench: Bench) -> Spread:
+def time_rounds(play: StepsFn, bench: GpuBench) -> Spread:
     """Milliseconds a round over five blocks of 0.4 s."""
     if bench.tiny:
-        return Spread.of([1000 * block(play, 1, bench) for _ in range(2)])
+        return Spread.from_values([1000 * time_block(play, 1, bench) for _ in range(2)])
     block_s, blocks = 0.4, 5
     n, seconds = 1, 0.0
     while seconds < block_s / 2:  # as many as fill a block
         n *= 2
-        seconds = block(play, n, bench)
+        seconds = time_block(play, n, bench)
     n = max(1, round(n * block_s / seconds))
-    return Spread.of([1000 * block(play, n, bench) / n for _ in range(blocks)])
+    return Spread.from_values([1000 * time_block(play, n, bench) / n for _ in range(blocks)])
 
 
-def block(play: Play, n: int, bench: Bench) -> float:
+def time_block(play: StepsFn, n: int, bench: GpuBench) -> float:
     bench.sync()
     start = time.perf_counter()
     play(n)
@@ -296,7 +303,7 @@ def block(play: Play, n: int, bench: Bench) -> float:
     return time.perf_counter() - start
 
 
-def guarded(action: Callable[[], Found]) -> Found:
+def run_guarded(action: Callable[[], Results]) -> Results:
     """A part that fails is a finding, not the end."""
     try:
         return action()
@@ -305,7 +312,7 @@ def guarded(action: Callable[[], Found]) -> Found:
         return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
 
 
-def brief(row: Found) -> str:
+def summarize_row(row: Results) -> str:
     if "ms" not in row:
         return str(row)
     memory = f", {row['peak_gb']:.2f} GB" if "peak_gb" in row else ""
@@ -316,40 +323,42 @@ def brief(row: Found) -> str:
 # Quality --------------------------------------------------------------------------------------------------
 
 
-def quality(bench: Bench, options: argparse.Namespace, img_per_s: float, folder: Path) -> Found:
+def measure_quality(bench: GpuBench, options: argparse.Namespace, img_per_s: float, folder: Path) -> Results:
     """Some minutes of training at the speed just measured, scored by the command line."""
     cifar, batch = options.cifar, options.quality_batch
     data = folder / "cifar.npz"
     seconds = 2 if bench.tiny else max(30.0, min(options.quality_seconds, bench.left_s - 90))
-    parts = join_parts(cifar, data, 200 if bench.tiny else None)
+    parts = join_dataset_parts(cifar, data, 200 if bench.tiny else None)
     kimg = max(0.25, round(img_per_s * seconds / 1000, 2))
     count = 50 if bench.tiny else 10_000
     settings = [f"--data={data}", f"--kimg={kimg}", f"--batch={batch}", "--lanes=4", "--d_steps=1"]
-    settings += ["--g.optimizer.betas=[0, 0.9]", "--d.optimizer.betas=[0, 0.9]", "--average.half_life_kimg=20"]
+    settings += ["--g.optimizer.betas=[0, 0.9]", "--d.optimizer.betas=[0, 0.9]", "--ema.half_life_kimg=20"]
     settings += ["--nets.width=16"] if bench.tiny else []
     settings += ["--device.precision=bf16", f"--output.checkpoint_kimg={kimg}", f"--output.fakes_kimg={kimg}"]
     run_dir = folder / "run"
     start = time.monotonic()
     scored = ["--evaluation.metrics=[fd]", f"--evaluation.count={count}"]
-    paragan("train", f"{options.quality_nets}-cifar10", "--run-dir", str(run_dir), "--resume=never", *settings, *scored)
-    found: Found = {"parts": parts, "kimg": kimg, "batch": batch, "train_and_score_s": time.monotonic() - start}
+    paragan_command(
+        "train", f"{options.quality_nets}-cifar10", "--run-dir", str(run_dir), "--resume=never", *settings, *scored
+    )
+    found: Results = {"parts": parts, "kimg": kimg, "batch": batch, "train_and_score_s": time.monotonic() - start}
     for space, metrics in (("pixels", "fd"), ("resnet20", "fd,accuracy")):
-        paragan("eval", str(run_dir), "--metrics", metrics, "--features", space, "--count", str(count))
+        paragan_command("eval", str(run_dir), "--metrics", metrics, "--features", space, "--count", str(count))
     found["scores"] = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     for one in found["scores"]:
-        say(f"{one['name']} {one['value']:.4g} after {kimg:g} kimg")
+        log(f"{one['name']} {one['value']:.4g} after {kimg:g} kimg")
     return found
 
 
-def paragan(*arguments: str) -> None:
+def paragan_command(*arguments: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "paragan", *arguments], env=environment(), capture_output=True, text=True
+        [sys.executable, "-m", "paragan", *arguments], env=describe_environment(), capture_output=True, text=True
     )
     if done.returncode:
         raise RuntimeError(f"paragan {arguments[0]}: status {done.returncode}: {done.stderr.strip()[-500:]}")
 
 
-def join_parts(cifar: Path, target: Path, most: int | None) -> int:
+def join_dataset_parts(cifar: Path, target: Path, most: int | None) -> int:
     """Whichever thirds of the training set are there, as one file."""
     files = sorted(cifar.glob("train_part*of3.npz"))
     if not files:
@@ -363,9 +372,9 @@ def join_parts(cifar: Path, target: Path, most: int | None) -> int:
 # All of it ------------------------------------------------------------------------------------------------
 
 
-def card(device: torch.device) -> Found:
+def describe_gpu(device: torch.device) -> Results:
     """Which GPU, which versions, what is missing."""
-    about: Found = {"missing": missing(WANTED), "numpy": np.__version__}
+    about: Results = {"missing": missing_packages(OPTIONAL_PACKAGES), "numpy": np.__version__}
     if device.type != "cuda":
         return about | {"card": "none: this ran on the CPU"}
     p = torch.cuda.get_device_properties(device)
@@ -375,17 +384,19 @@ def card(device: torch.device) -> Found:
     return about | versions | {"float32_convolutions": cudnn.fp32_precision, "float32_matmul": cublas.fp32_precision}
 
 
-def shown(found: Found) -> str:
+def format_tables(found: Results) -> str:
     """The throughput tables, for people."""
     lines = []
     for name, entry in found.items():
         rows = [[variant, *_cells(row)] for variant, row in entry["rows"].items()]
         head = ["", "img/s", "ms", "low", "high", "GB", "of peak"]
-        lines.append(f"\n{name}: {entry['gflop_a_round']:.1f} GFLOP a round of {entry['batch']}\n{table(head, rows)}")
+        lines.append(
+            f"\n{name}: {entry['gflop_a_round']:.1f} GFLOP a round of {entry['batch']}\n{format_table(head, rows)}"
+        )
     return "\n".join(lines)
 
 
-def _cells(row: Found) -> list[str]:
+def _cells(row: Results) -> list[str]:
     if "ms" not in row:
         return [row.get("error") or row["skipped"], *[""] * 5]
     ms = row["ms"]
@@ -393,7 +404,7 @@ def _cells(row: Found) -> list[str]:
     return [f"{row['img_per_s']:,.0f}", *times, f"{row.get('peak_gb', 0):.2f}", f"{row['share_of_peak']:.1%}"]
 
 
-def parsed() -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = Path(os.environ.get("OUT", ".")) / "gpu.json"
     parser.add_argument("--json", metavar="F", default=str(default), help=f"where everything is written ({default})")
@@ -410,35 +421,35 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> int:
-    options = parsed()
+    options = parse_args()
     warnings.simplefilter("ignore")
     torch._dynamo.config.disable = options.tiny  # compiling takes a minute on a CPU
     end = time.monotonic() + 60 * options.minutes
-    bench = Bench(pick_device("auto"), options.tiny, end)
-    found: Found = {"machine": machine() | card(bench.device), "tiny": options.tiny}
-    say(json.dumps(found["machine"]))
+    bench = GpuBench(pick_device("auto"), options.tiny, end)
+    found: Results = {"machine": describe_machine() | describe_gpu(bench.device), "tiny": options.tiny}
+    log(json.dumps(found["machine"]))
 
-    def part(name: str, action: Callable[[], Found]) -> Found:
-        found[name] = guarded(action)
-        save(options.json, found)
+    def part(name: str, action: Callable[[], Results]) -> Results:
+        found[name] = run_guarded(action)
+        save_json(options.json, found)
         return found[name]
 
     name = f"{options.quality_nets}-cifar10"
     only = (name, "bf16") if options.only_quality else None
     if not (options.no_tests or only):
-        say(f"tests: {part('tests', lambda: tests(bench))}")
-    say(f"limits: {part('limits', lambda: limits(bench))}")
+        log(f"tests: {part('tests', lambda: run_tests(bench))}")
+    log(f"limits: {part('limits', lambda: measure_limits(bench))}")
     peak = found["limits"].get("bf16_matmul_tflops", float("nan"))
     kept_s = (60 if options.tiny else options.quality_seconds + 90) if options.cifar else 0
-    before = Bench(bench.device, bench.tiny, end - kept_s)
-    measured = part("throughput", lambda: throughput(before, options.data, peak, only))
+    before = GpuBench(bench.device, bench.tiny, end - kept_s)
+    measured = part("throughput", lambda: measure_throughput(before, options.data, peak, only))
     if "error" not in measured:
-        print(shown(measured))
+        print(format_tables(measured))
     if options.cifar:
         row = measured.get(name, {}).get("rows", {}).get("bf16", {})
         img_per_s = options.quality_batch * 1000 / row["ms"]["median"] if "ms" in row else 10.0 * options.quality_batch
         with tempfile.TemporaryDirectory() as folder:
-            say(f"quality: {part('quality', lambda: quality(bench, options, img_per_s, Path(folder)))}")
+            log(f"quality: {part('quality', lambda: measure_quality(bench, options, img_per_s, Path(folder)))}")
     return 0
 
 

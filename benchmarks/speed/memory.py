@@ -18,22 +18,22 @@ from typing import Any
 
 import torch
 
-from benchmarks.lib.session_fixture import endless, noise
-from benchmarks.lib.timing import describe, machine, peak_resident, save, table
+from benchmarks.lib.session_fixture import make_endless_run, random_dataset
+from benchmarks.lib.timing import describe_machine, format_machine, format_table, peak_rss_bytes, save_json
 from paragan.comm.world import World
 from paragan.config.run import Run
 from paragan.core.devices import pick_device
-from paragan.plan.memory import foresee
-from paragan.plan.round_cost import few, one_round
+from paragan.plan.memory import estimate
+from paragan.plan.round_cost import blank_dataset, play_one_round
 
-GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+MALLOC_RETURNS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 CASES = ("fashion:256:4", "fashion:256:16")
 
 
-def case(text: str, tiny: bool = False) -> tuple[Run, Any]:
+def make_case(text: str, tiny: bool = False) -> tuple[Run, Any]:
     """The run of a case and images of its size; tiny: of the smallest there are."""
     recipe, resolution, batch, *settings = text.split(":")
-    images = noise(32 if tiny else int(resolution), 3, 16)
+    images = random_dataset(32 if tiny else int(resolution), 3, 16)
     changed = [s for s in settings if not s.startswith("classes=")]
     fixed = (
         "data.resolution=0",
@@ -43,28 +43,28 @@ def case(text: str, tiny: bool = False) -> tuple[Run, Any]:
         "g_batch=0",
         "d_steps=1",
     )
-    return endless(recipe, images, *fixed, *changed), few(images)
+    return make_endless_run(recipe, images, *fixed, *changed), blank_dataset(images)
 
 
-def played(text: str) -> int:
+def measure_case(text: str) -> int:
     """What a round of a case took beyond a tiny one."""
     device = pick_device("auto")
-    one_round(*case(text, tiny=True), World.solo(device))
-    before = peak_resident()
+    play_one_round(*make_case(text, tiny=True), World.solo(device))
+    before = peak_rss_bytes()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    one_round(*case(text), World.solo(device))
-    return torch.cuda.max_memory_allocated() if device.type == "cuda" else peak_resident() - before
+    play_one_round(*make_case(text), World.solo(device))
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else peak_rss_bytes() - before
 
 
-def measured(text: str) -> dict[str, float]:
+def measure(text: str) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.speed.memory", "--play", text]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | GIVES_BACK)
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | MALLOC_RETURNS_MEMORY)
     if done.returncode:
         return {"error": done.returncode}
-    run, images = case(text)
-    foreseen = foresee(lambda: one_round(run, images)).peak_bytes
+    run, images = make_case(text)
+    foreseen = estimate(lambda: play_one_round(run, images)).peak_bytes
     took = int(done.stdout.split()[-1])
     return {"foreseen_gb": foreseen / 1e9, "took_gb": took / 1e9, "ratio": foreseen / took}
 
@@ -76,14 +76,17 @@ def main() -> int:
     parser.add_argument("--json", metavar="F", help="also write everything to this file")
     options = parser.parse_args()
     if options.play:
-        print(played(options.play))
+        print(measure_case(options.play))
         return 0
-    found: dict[str, Any] = {"machine": machine(), "command": "benchmarks/speed/memory.py " + " ".join(options.cases)}
-    print(describe(found["machine"]))
-    found["cases"] = {text: measured(text) for text in options.cases}
+    found: dict[str, Any] = {
+        "machine": describe_machine(),
+        "command": "benchmarks/speed/memory.py " + " ".join(options.cases),
+    }
+    print(format_machine(found["machine"]))
+    found["cases"] = {text: measure(text) for text in options.cases}
     rows = [[text, *(f"{value:.3g}" for value in row.values())] for text, row in found["cases"].items()]
-    print(table(["", "foreseen, GB", "took, GB", "ratio"], rows))
-    save(options.json, found)
+    print(format_table(["", "foreseen, GB", "took, GB", "ratio"], rows))
+    save_json(options.json, found)
     return 0
 
 

@@ -27,13 +27,22 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.lib import plain_pytorch as plain
-from benchmarks.lib.session_fixture import endless, noise, playing, session
-from benchmarks.lib.timing import Play, describe, interleave, machine, peak_resident, repeated, save, table
-from paragan.core.devices import KINDS
-from paragan.data.dataset import Images
+from benchmarks.lib.session_fixture import make_endless_run, make_play_fn, make_session, random_dataset
+from benchmarks.lib.timing import (
+    StepsFn,
+    describe_machine,
+    format_machine,
+    format_table,
+    interleave,
+    peak_rss_bytes,
+    repeat_fn,
+    save_json,
+)
+from paragan.core.devices import BACKENDS
+from paragan.data.dataset import Dataset
 
 # name: a recipe, and what is changed; but for DCGAN and BigGAN-deep as they were published for CIFAR-10
-PUBLISHED: dict[str, tuple[str, ...]] = {
+PUBLISHED_NETS: dict[str, tuple[str, ...]] = {
     "dcgan": ("sngan-cifar10", "nets=dcgan"),
     "sngan": ("sngan-cifar10",),
     "sagan": ("sagan-cifar10",),
@@ -42,7 +51,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "contragan": ("contragan-cifar10",),
     "r3gan": ("r3gan-cifar10", "nets.width=192", "batch=64", "d_steps=1"),  # a quarter of its width
 }
-SMALL = {  # the least that attention takes at 32 px, where there is any
+SMALL_NETS = {  # the least that attention takes at 32 px, where there is any
     "dcgan": ("nets.width=16",),
     "sngan": ("nets.width=16", "nets.d_width=16"),
     "sagan": ("nets.width=4",),
@@ -59,53 +68,58 @@ BATCH = 32
 
 
 PLAIN = "plain"
-WHO = (*(f"ours, {precision}" for precision in ("float32", *(["bf16"] if KINDS["cpu"].bf16() else []))), PLAIN)
+CONTESTANTS = (
+    *(f"ours, {precision}" for precision in ("float32", *(["bf16"] if BACKENDS["cpu"].supports_bf16() else []))),
+    PLAIN,
+)
 
 
-def contestant(name: str, who: str, images: Images) -> Play:
-    recipe, *settings = PUBLISHED[name]
-    settings += ["lanes=1", "device.merge=0"]
+def make_contestant(name: str, who: str, images: Dataset) -> StepsFn:
+    recipe, *settings = PUBLISHED_NETS[name]
+    settings += ["lanes=1", "device.lanes_per_pass=0"]
     if who == PLAIN:
-        return repeated(plain.Naive(endless(recipe, images, *settings), images).step)
-    return playing(session(endless(recipe, images, *settings, f"device.precision={who.split()[-1]}"), images))
+        return repeat_fn(plain.PlainTrainer(make_endless_run(recipe, images, *settings), images).step)
+    return make_play_fn(
+        make_session(make_endless_run(recipe, images, *settings, f"device.precision={who.split()[-1]}"), images)
+    )
 
 
-def measured(name: str, images: Images, rounds: int) -> dict[str, Any]:
-    recipe, *settings = PUBLISHED[name]
-    run = endless(recipe, images, *settings, "lanes=1", "device.merge=0", "device.precision=float32")
-    difference = plain.same_function(run, images)
-    players = {who: contestant(name, who, images) for who in WHO}
-    parameters = [sum(p.numel() for p in player.flat.parameters) for player in session(run, images).game.players]
+def measure_steps(name: str, images: Dataset, rounds: int) -> dict[str, Any]:
+    recipe, *settings = PUBLISHED_NETS[name]
+    run = make_endless_run(recipe, images, *settings, "lanes=1", "device.lanes_per_pass=0", "device.precision=float32")
+    difference = plain.max_output_difference(run, images)
+    players = {who: make_contestant(name, who, images) for who in CONTESTANTS}
+    parameters = [sum(p.numel() for p in player.flat.parameters) for player in make_session(run, images).game.players]
     for play in players.values():
         play(1)  # a step takes seconds: once is warm enough
     times = interleave(players, rounds=rounds, steps=1, warm=0)
     return {
         "parameters": parameters,
         "outputs differ": difference,
-        "ms": {who: times.of(who).to_json() for who in players},
+        "ms": {who: times.spread(who).to_json() for who in players},
         "times faster": {who: times.ratio(PLAIN, who).to_json() for who in players if who != PLAIN},
-        "took_gb": {who: took(name, who) for who in players},
+        "took_gb": {who: peak_gb(name, who) for who in players},
     }
 
 
-def took(name: str, who: str) -> float:
+def peak_gb(name: str, who: str) -> float:
     """Memory of two rounds in a process of its own, GB, beyond that of the interpreter and the libraries."""
     command = [sys.executable, "-m", "benchmarks.speed.networks", "step", "--play", f"{name}:{who}"]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
 
-def played(name: str, who: str) -> float:
-    images = noise(32, 3)
+def measure_peak_gb(name: str, who: str) -> float:
+    images = random_dataset(32, 3)
     torch.nn.Conv2d(3, 3, 3)(torch.zeros(1, 3, 8, 8)).sum().backward()
-    before = peak_resident()
-    contestant(name, who, images)(2)
-    return 1e-9 * (peak_resident() - before)
+    before = peak_rss_bytes()
+    make_contestant(name, who, images)(2)
+    return 1e-9 * (peak_rss_bytes() - before)
 
 
-def steps(networks: list[str], rounds: int) -> dict[str, Any]:
-    images, found = noise(32, 3), dict[str, Any]()
+def benchmark_steps(networks: list[str], rounds: int) -> dict[str, Any]:
+    images, found = random_dataset(32, 3), dict[str, Any]()
     for name in networks:
-        found[name] = measured(name, images, rounds)
+        found[name] = measure_steps(name, images, rounds)
         print(f"{name}: {json.dumps(found[name]['times faster'])}", flush=True)
     rows = [
         [
@@ -118,26 +132,33 @@ def steps(networks: list[str], rounds: int) -> dict[str, Any]:
         for name, row in found.items()
         for who in row["ms"]
     ]
-    print(table(["", "G", "D", "ms a round", "GB", "times faster"], rows))
+    print(format_table(["", "G", "D", "ms a round", "GB", "times faster"], rows))
     return found
 
 
 # Strategies -----------------------------------------------------------------------------------------------
 
 
-def trained(name: str, strategy: str, data: Path, rounds: int, folder: Path) -> dict[str, Any]:
+def train_network(name: str, strategy: str, data: Path, rounds: int, folder: Path) -> dict[str, Any]:
     """A run of the command line: its losses at the end."""
-    recipe, *settings = PUBLISHED[name]
+    recipe, *settings = PUBLISHED_NETS[name]
     alone = strategy == "per-label"
     labels = 2 if alone else 1
     fixed = (
-        *(f"data.path={data}", f"strategy={strategy}", f"batch={BATCH}", "lanes=4", "d_steps=1", "device.merge=0"),
+        *(
+            f"data.path={data}",
+            f"strategy={strategy}",
+            f"batch={BATCH}",
+            "lanes=4",
+            "d_steps=1",
+            "device.lanes_per_pass=0",
+        ),
         *(f"kimg={rounds * BATCH * labels / 1000}", "evaluation.metrics=[]", "output.checkpoint_kimg=1e9"),
         *("output.fakes_kimg=1e9", f"output.tick_kimg={rounds * BATCH / 1000}", "device.threads=1"),
         *(("objective.contrastive=0",) if alone and name == "contragan" else ()),
     )
     command = [sys.executable, "-m", "paragan", "train", recipe, "--ranks=2", f"--run-dir={folder}"]
-    changes = [*(s for s in settings if s.startswith("nets")), *SMALL[name], *fixed]
+    changes = [*(s for s in settings if s.startswith("nets")), *SMALL_NETS[name], *fixed]
     start = time.perf_counter()
     done = subprocess.run([*command, *(f"--{s}" for s in changes)], capture_output=True, text=True)
     seconds = time.perf_counter() - start
@@ -150,7 +171,7 @@ def trained(name: str, strategy: str, data: Path, rounds: int, folder: Path) -> 
     return {"losses": losses, "finite": finite, "rounds": lines[0]["Progress/step"], "seconds": seconds}
 
 
-def of_labels(data: Path, target: Path, labels: int) -> Path:
+def select_labels(data: Path, target: Path, labels: int) -> Path:
     """The images of the first labels alone."""
     held = np.load(data)
     images: NDArray[Any] = held["images"]
@@ -159,15 +180,15 @@ def of_labels(data: Path, target: Path, labels: int) -> Path:
     return target
 
 
-def strategies(networks: list[str], chosen: list[str], data: Path, rounds: int) -> dict[str, Any]:
+def benchmark_strategies(networks: list[str], chosen: list[str], data: Path, rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {name: {} for name in networks}
     with tempfile.TemporaryDirectory() as folder:
-        two = of_labels(data, Path(folder) / "two.npz", 2)
+        two = select_labels(data, Path(folder) / "two.npz", 2)
         for name in networks:
             for strategy in chosen:
                 where = Path(folder) / f"{name}-{strategy}"
                 used = two if strategy == "per-label" else data
-                row = found[name][strategy] = trained(name, strategy, used, rounds, where)
+                row = found[name][strategy] = train_network(name, strategy, used, rounds, where)
                 print(f"{name}, {strategy}: {row}", flush=True)
     rows = [
         [
@@ -176,18 +197,18 @@ def strategies(networks: list[str], chosen: list[str], data: Path, rounds: int) 
         ]
         for name in networks
     ]
-    print(table(["", *chosen], rows))
+    print(format_table(["", *chosen], rows))
     return found
 
 
-def told(row: dict[str, Any]) -> str:
+def format_row(row: dict[str, Any]) -> str:
     return f"finite, {row['seconds']:.0f} s" if row.get("finite") else str(row.get("error", "not finite"))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["step", "strategies"])
-    parser.add_argument("--networks", default=",".join(PUBLISHED))
+    parser.add_argument("--networks", default=",".join(PUBLISHED_NETS))
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--rounds", type=int, default=5, help="of every contestant (step)")
     parser.add_argument("--data", type=Path, help="images uint8 [N, 32, 32, 3] and labels (strategies)")
@@ -197,16 +218,16 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.play:
-        print(played(*options.play.split(":")))
+        print(measure_peak_gb(*options.play.split(":")))
         return 0
-    where = machine() | {"threads": torch.get_num_threads()}
-    print(describe(where))
+    where = describe_machine() | {"threads": torch.get_num_threads()}
+    print(format_machine(where))
     networks = options.networks.split(",")
     if options.what == "step":
-        found = steps(networks, options.rounds)
+        found = benchmark_steps(networks, options.rounds)
     else:
-        found = strategies(networks, options.strategies.split(","), options.data, options.steps)
-    save(options.json, {"machine": where, "command": " ".join(sys.argv[1:]), options.what: found})
+        found = benchmark_strategies(networks, options.strategies.split(","), options.data, options.steps)
+    save_json(options.json, {"machine": where, "command": " ".join(sys.argv[1:]), options.what: found})
     return 0
 
 

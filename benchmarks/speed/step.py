@@ -21,70 +21,85 @@ import torch
 
 from benchmarks.lib import plain_pytorch as plain
 from benchmarks.lib.session_fixture import (
-    Change,
-    convolve_as_written,
-    endless,
-    noise,
-    playing,
-    session,
-    thaw,
-    unchanged,
+    SessionChange,
+    make_endless_run,
+    make_play_fn,
+    make_session,
+    no_change,
+    random_dataset,
+    require_d_grads,
+    use_separate_resampling,
 )
-from benchmarks.lib.timing import Play, Spread, Times, describe, interleave, machine, repeated, save, steps_for, table
-from paragan.data.dataset import Images, load
+from benchmarks.lib.timing import (
+    Spread,
+    StepsFn,
+    Times,
+    count_steps,
+    describe_machine,
+    format_machine,
+    format_table,
+    interleave,
+    repeat_fn,
+    save_json,
+)
+from paragan.data.dataset import Dataset, load_data
 
 BLOCK_S = 1.0
 
 
-def without(bf16: bool) -> dict[str, tuple[tuple[str, ...], Change]]:
+def ablations(bf16: bool) -> dict[str, tuple[tuple[str, ...], SessionChange]]:
     """name: (settings, change) of the fast path with one ingredient less."""
     variants = {
-        "fast": ((), unchanged),
-        "without rewritten convolutions": ((), convolve_as_written),
-        "without channels_last": (("device.channels_last=false",), unchanged),
-        "without frozen opponent": ((), thaw),
-        "without fused Adam": (("g.optimizer.fused=false", "d.optimizer.fused=false"), unchanged),
-        "without lanes (batch norm of the whole batch)": (("lanes=1",), unchanged),
+        "fast": ((), no_change),
+        "without rewritten convolutions": ((), use_separate_resampling),
+        "without channels_last": (("device.channels_last=false",), no_change),
+        "without frozen opponent": ((), require_d_grads),
+        "without fused Adam": (("g.optimizer.fused=false", "d.optimizer.fused=false"), no_change),
+        "without lanes (batch norm of the whole batch)": (("lanes=1",), no_change),
     }
-    return variants | ({"without bf16": (("device.precision=float32",), unchanged)} if bf16 else {})
+    return variants | ({"without bf16": (("device.precision=float32",), no_change)} if bf16 else {})
 
 
 # Measuring ------------------------------------------------------------------------------------------------
 
 
-def fashion(rounds: int, bf16: bool) -> Times:
+def benchmark_fashion(rounds: int, bf16: bool) -> Times:
     """The fast path, everything it is without, and the naive loop, in turns."""
-    images = noise(32, 1)
-    naive = plain.Naive(endless("fashion", images), images)
+    images = random_dataset(32, 1)
+    naive = plain.PlainTrainer(make_endless_run("fashion", images), images)
     sessions = {
-        name: session(endless("fashion", images, *settings), images, change=change)
-        for name, (settings, change) in without(bf16).items()
+        name: make_session(make_endless_run("fashion", images, *settings), images, change=change)
+        for name, (settings, change) in ablations(bf16).items()
     }
-    contestants = {"naive": repeated(naive.step)} | {name: playing(s) for name, s in sessions.items()}
-    return timed(contestants, "fast", rounds)
+    contestants = {"naive": repeat_fn(naive.step)} | {name: make_play_fn(s) for name, s in sessions.items()}
+    return time_contestants(contestants, "fast", rounds)
 
 
-def precisions(name: str, images: Images, rounds: int) -> Times:
+def benchmark_precisions(name: str, images: Dataset, rounds: int) -> Times:
     """bf16 against float32."""
-    sessions = {p: session(endless(name, images, f"device.precision={p}"), images) for p in ("float32", "bf16")}
-    return timed({p: playing(s) for p, s in sessions.items()}, "bf16", rounds)
+    sessions = {
+        p: make_session(make_endless_run(name, images, f"device.precision={p}"), images) for p in ("float32", "bf16")
+    }
+    return time_contestants({p: make_play_fn(s) for p, s in sessions.items()}, "bf16", rounds)
 
 
-def timed(contestants: dict[str, Play], block: str, rounds: int) -> Times:
+def time_contestants(contestants: dict[str, StepsFn], block: str, rounds: int) -> Times:
     """`block`: the contestant whose blocks last BLOCK_S."""
-    return interleave(contestants, rounds=rounds, steps=steps_for(BLOCK_S, contestants[block]))
+    return interleave(contestants, rounds=rounds, steps=count_steps(BLOCK_S, contestants[block]))
 
 
-def shown(times: Times, to: str) -> str:
-    rows = [[name, *(f"{x:.2f}" for x in _three(times.of(name))), *_ratio(times, name, to)] for name in times.ms]
-    return table(["", "ms/step", "low", "high", f"to {to}", "low", "high"], rows)
+def format_times(times: Times, to: str) -> str:
+    rows = [
+        [name, *(f"{x:.2f}" for x in _format_spread(times.spread(name))), *_ratio(times, name, to)] for name in times.ms
+    ]
+    return format_table(["", "ms/step", "low", "high", f"to {to}", "low", "high"], rows)
 
 
 def _ratio(times: Times, name: str, to: str) -> list[str]:
-    return [f"{x:.2f}" for x in _three(times.ratio(name, to))]
+    return [f"{x:.2f}" for x in _format_spread(times.ratio(name, to))]
 
 
-def _three(spread: Spread) -> tuple[float, float, float]:
+def _format_spread(spread: Spread) -> tuple[float, float, float]:
     return spread.median, spread.low, spread.high
 
 
@@ -94,21 +109,21 @@ def main() -> int:
     parser.add_argument("--json", metavar="F", help="also write everything to this file")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    where, images = machine() | {"threads": torch.get_num_threads()}, noise(32, 1)
-    picked = endless("fashion", images).device.precision
-    print(f"{describe(where)}\nprecision=auto picks {picked}")
-    difference = plain.same_function(endless("fashion", images), images)
+    where, images = describe_machine() | {"threads": torch.get_num_threads()}, random_dataset(32, 1)
+    picked = make_endless_run("fashion", images).device.precision
+    print(f"{format_machine(where)}\nprecision=auto picks {picked}")
+    difference = plain.max_output_difference(make_endless_run("fashion", images), images)
     print(f"\nfashion's networks; outputs of fast (in float32) and naive differ by {difference:.1e} of the largest")
-    times = fashion(options.rounds, picked == "bf16")
+    times = benchmark_fashion(options.rounds, picked == "bf16")
     speedup = times.ratio("naive", "fast")
-    print(f"{shown(times, 'fast')}\nnaive / fast = {speedup}, wanted: at least 2")
+    print(f"{format_times(times, 'fast')}\nnaive / fast = {speedup}, wanted: at least 2")
     found: dict[str, Any] = {"machine": where, "outputs_differ": difference, "naive/fast": speedup.to_json()}
     found |= {"fashion": times.to_json("fast"), "auto_picks": picked, "precision": {}}
-    for name, data in (("fashion", images), ("digits", load("digits", resolution=8))):
-        other = precisions(name, data, options.rounds)
+    for name, data in (("fashion", images), ("digits", load_data("digits", resolution=8))):
+        other = benchmark_precisions(name, data, options.rounds)
         found["precision"][name] = other.to_json("float32")
-        print(f"\nprecision, {name}\n{shown(other, 'float32')}")
-    save(options.json, found)
+        print(f"\nprecision, {name}\n{format_times(other, 'float32')}")
+    save_json(options.json, found)
     return 0 if speedup.median >= 2 else 1
 
 

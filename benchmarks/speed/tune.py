@@ -28,14 +28,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.lib import plain_pytorch as plain
-from benchmarks.lib.session_fixture import endless, noise
-from benchmarks.lib.timing import Spread, Times, describe, interleave, machine, save, table
+from benchmarks.lib.session_fixture import make_endless_run, random_dataset
+from benchmarks.lib.timing import Spread, Times, describe_machine, format_machine, format_table, interleave, save_json
 from paragan.comm.world import World
-from paragan.core.devices import huge_pages, keep_memory
-from paragan.data.dataset import Images, load
-from paragan.plan.tune.greedy_search import Decided, Layout, Switch, decide
-from paragan.plan.tune.layout_tuner import Worker, switches_of
-from paragan.plan.tune.op_profile import CONVOLUTIONS, PRODUCTS
+from paragan.core.devices import set_huge_pages, tune_malloc
+from paragan.data.dataset import Dataset, load_data
+from paragan.plan.tune.greedy_search import Option, Overrides, TuneResult, tune_greedily
+from paragan.plan.tune.layout_tuner import TrialWorker, options_for
+from paragan.plan.tune.op_profile import CONVOLUTIONS, MATMULS
 
 SMALL = ("batch=16", "d_steps=1", "lanes=1")
 NETWORKS: dict[str, tuple[str, ...]] = {
@@ -46,46 +46,46 @@ NETWORKS: dict[str, tuple[str, ...]] = {
     "sagan": ("sagan-cifar10", *SMALL),
     "biggan": ("biggan-cifar10", *SMALL),
 }
-ALL = ("channels_last", "precision", "threads", "huge_pages", "rewritten", "one_call")
+EXHAUSTIVE_OPTIONS = ("channels_last", "precision", "threads", "huge_pages", "rewritten", "one_call")
 CORES = torch.get_num_threads()
-ALONE = "its multiplications alone"
-KEPT = "plain, memory kept"
+MATMULS_ONLY = "its multiplications alone"
+PLAIN_RETAINING_MEMORY = "plain, memory kept"
 
 
-def images_of(name: str) -> Images:
-    return load("digits", resolution=8) if name == "digits" else noise(32, 1 if name == "fashion" else 3)
+def make_dataset(name: str) -> Dataset:
+    return load_data("digits", resolution=8) if name == "digits" else random_dataset(32, 1 if name == "fashion" else 3)
 
 
-class Plain:
+class PlainProcess:
     """The plain loop, with all cores, and pages as they come. kept: in memory that its process does not give back."""
 
-    def __init__(self, name: str, kept: bool = False):
+    def __init__(self, name: str, retain_memory: bool = False):
         spawn = multiprocessing.get_context("spawn")
-        self.asked, other = spawn.Pipe()
-        spawn.Process(target=plainly, args=(other, name, kept), daemon=True).start()
+        self.connection, other = spawn.Pipe()
+        spawn.Process(target=run_plain, args=(other, name, retain_memory), daemon=True).start()
 
     def __call__(self, steps: int) -> None:
-        self.asked.send(steps)
-        self.asked.recv()
+        self.connection.send(steps)
+        self.connection.recv()
 
 
-def plainly(asked: Connection, name: str, kept: bool) -> None:
+def run_plain(connection: Connection, name: str, retain_memory: bool) -> None:
     """The process that plays it, as many steps as it is asked for."""
     warnings.simplefilter("ignore")
     recipe, *settings = NETWORKS[name]
-    images = images_of(name)
-    loop = plain.Naive(endless(recipe, images, *settings), images)
-    huge_pages(False)
-    if kept:
-        keep_memory()
+    images = make_dataset(name)
+    loop = plain.PlainTrainer(make_endless_run(recipe, images, *settings), images)
+    set_huge_pages(False)
+    if retain_memory:
+        tune_malloc()
     with contextlib.suppress(EOFError):
         while True:
-            for _ in range(asked.recv()):
+            for _ in range(connection.recv()):
                 loop.step()
-            asked.send("done")
+            connection.send("done")
 
 
-class Multiplications(TorchDispatchMode):
+class MatmulReplay(TorchDispatchMode):
     """A round's convolutions and products, on the numbers that it has, to be played again alone."""
 
     def __init__(self, round_: Callable[[], object]):
@@ -98,7 +98,7 @@ class Multiplications(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func._overloadpacket in CONVOLUTIONS or func._overloadpacket in PRODUCTS:
+        if func._overloadpacket in CONVOLUTIONS or func._overloadpacket in MATMULS:
             self.calls.append((func, args, dict(kwargs or {})))
             self.threads = torch.get_num_threads()
         return func(*args, **(kwargs or {}))
@@ -106,76 +106,86 @@ class Multiplications(TorchDispatchMode):
     @torch.no_grad()
     def __call__(self, steps: int) -> None:
         torch.set_num_threads(self.threads)
-        huge_pages(True)
+        set_huge_pages(True)
         for _ in range(steps):
             for func, args, kwargs in self.calls:
                 func(*args, **kwargs)
 
 
-def added(found: Decided, switches: Sequence[Switch], standing: Layout) -> dict[str, Layout]:
+def cumulative_overrides(found: TuneResult, switches: Sequence[Option], defaults: Overrides) -> dict[str, Overrides]:
     """The defaults, then one decision more each, those that are worth most first, and what is built last."""
-    rows: dict[str, Layout] = {"defaults": dict(standing)}
-    so_far, taken = dict(standing), [switch for switch in switches if switch.name in found.shares]
-    for switch in sorted(taken, key=lambda switch: (switch.built, -found.shares[switch.name])):
-        so_far |= {field: found.layout[field] for field in switch.choices[0]}
+    rows: dict[str, Overrides] = {"defaults": dict(defaults)}
+    so_far, taken = dict(defaults), [switch for switch in switches if switch.name in found.slowdown_without]
+    for switch in sorted(taken, key=lambda switch: (switch.needs_build, -found.slowdown_without[switch.name])):
+        so_far |= {field: found.overrides[field] for field in switch.choices[0]}
         rows[f"+ {switch.name}"] = dict(so_far)
     return rows
 
 
-def measured(name: str, rounds: int, block_s: float, every: bool, quick: bool) -> dict[str, Any]:
+def measure(name: str, rounds: int, block_s: float, every: bool, quick: bool) -> dict[str, Any]:
     recipe, *settings = NETWORKS[name]
-    images = images_of(name)
-    run = endless(recipe, images, *settings)
-    worker = Worker(run, images, World.solo(), rounds=3 if quick else 7, most_s=1e9)
-    switches = switches_of(run, worker.world.device)
+    images = make_dataset(name)
+    run = make_endless_run(recipe, images, *settings)
+    worker = TrialWorker(run, images, World.solo(), rounds=3 if quick else 7, max_round_s=1e9)
+    switches = options_for(run, worker.world.device)
     start = time.perf_counter()
-    found = decide(switches, worker)
+    found = tune_greedily(switches, worker)
     took = time.perf_counter() - start
     standing = {field: value for s in switches for field, value in s.choices[0].items()}
-    rows = added(found, switches, standing)
-    contestants: dict[str, Any] = {"plain": Plain(name), KEPT: Plain(name, kept=True)}
+    rows = cumulative_overrides(found, switches, standing)
+    contestants: dict[str, Any] = {
+        "plain": PlainProcess(name),
+        PLAIN_RETAINING_MEMORY: PlainProcess(name, retain_memory=True),
+    }
     for row, layout in rows.items():
-        contestants[row] = _often(worker.player(layout))
-    contestants[ALONE] = Multiplications(worker.player({**found.layout, "device.graph": False}))
+        contestants[row] = _repeat(worker.make_trial(layout))
+    contestants[MATMULS_ONLY] = MatmulReplay(worker.make_trial({**found.overrides, "device.capture_passes": False}))
     for play in contestants.values():
         play(1)
-    steps = max(1, round(block_s / _seconds(contestants["plain"])))
+    steps = max(1, round(block_s / _time_once(contestants["plain"])))
     times = interleave(contestants, rounds=rounds, steps=steps, warm=0)
     last = list(rows)[-1]
-    print(f"\n{name}: {run.batch} images; decided in {took:.0f} s\n{shown(times)}", flush=True)
+    print(f"\n{name}: {run.batch} images; decided in {took:.0f} s\n{format_rows(times)}", flush=True)
     del contestants
-    about = {"decided_s": took, "layout": found.layout, "shares": found.shares, "times": times.to_json("plain")}
-    about |= {
-        "plain/kept": times.ratio("plain", KEPT).to_json(),
-        "plain/decided": times.ratio("plain", last).to_json(),
-        "plain/alone": times.ratio("plain", ALONE).to_json(),
+    about = {
+        "decided_s": took,
+        "layout": found.overrides,
+        "shares": found.slowdown_without,
+        "times": times.to_json("plain"),
     }
-    return about | ({"all": tried(worker, found.layout, standing, switches, quick)} if every else {})
+    about |= {
+        "plain/kept": times.ratio("plain", PLAIN_RETAINING_MEMORY).to_json(),
+        "plain/decided": times.ratio("plain", last).to_json(),
+        "plain/alone": times.ratio("plain", MATMULS_ONLY).to_json(),
+    }
+    return about | ({"all": try_all_combinations(worker, found.overrides, standing, switches, quick)} if every else {})
 
 
-def tried(worker: Worker, decided: Layout, standing: Layout, switches: Sequence[Any], quick: bool) -> dict[str, Any]:
+def try_all_combinations(
+    worker: TrialWorker, tuned: Overrides, defaults: Overrides, switches: Sequence[Any], quick: bool
+) -> dict[str, Any]:
     """Every combination of the switches in ALL, once each; the fastest of them, and these as programs, against what was
     decided, in turns."""
-    listed = [s for s in switches if s.name in ALL]
+    listed = [s for s in switches if s.name in EXHAUSTIVE_OPTIONS]
     combinations = [
-        {**standing, **{field: value for choice in chosen for field, value in choice.items()}}
+        {**defaults, **{field: value for choice in chosen for field, value in choice.items()}}
         for chosen in itertools.product(*(s.choices for s in listed))
     ]
-    once = Worker(worker.run, worker.images, worker.world, rounds=1, most_s=1e9)
-    seconds = [min(once([layout])[0].seconds) for layout in combinations]
+    once = TrialWorker(worker.run, worker.images, worker.world, rounds=1, max_round_s=1e9)
+    seconds = [min(once([layout])[0].round_s) for layout in combinations]
     order = sorted(range(len(seconds)), key=lambda i: seconds[i])[: 3 if quick else 6]
     fastest = [combinations[i] for i in order]
     if any(switch.name == "graph" for switch in switches):
-        fastest += [{**layout, "device.graph": True} for layout in fastest[:2]]
-    now, *best = worker([decided, *fastest])
-    ratios = [Spread.of([a / b for a, b in zip(now.seconds, other.seconds)]) for other in best]
+        fastest += [{**layout, "device.capture_passes": True} for layout in fastest[:2]]
+    now, *best = worker([tuned, *fastest])
+    ratios = [Spread.from_values([a / b for a, b in zip(now.round_s, other.round_s)]) for other in best]
     worst = max(range(len(ratios)), key=lambda k: ratios[k].median)
-    differs = {field: value for field, value in fastest[worst].items() if value != decided.get(field)}
+    differs = {field: value for field, value in fastest[worst].items() if value != tuned.get(field)}
     print(f"what was decided takes {ratios[worst]} of the fastest of {len(combinations)}, which differs in {differs}")
     return {"combinations": len(combinations), "decided/best": ratios[worst].to_json(), "best differs in": differs}
 
 
-def _often(play: Any) -> Any:
+def _repeat(play: Any) -> Any:
     def plays(steps: int) -> None:
         for _ in range(steps):
             play()
@@ -183,20 +193,20 @@ def _often(play: Any) -> Any:
     return plays
 
 
-def _seconds(play: Any) -> float:
+def _time_once(play: Any) -> float:
     start = time.perf_counter()
     play(1)
     return time.perf_counter() - start
 
 
-def shown(times: Times) -> str:
+def format_rows(times: Times) -> str:
     """A row each: ms, how many times faster than the plain loop, and than the row above."""
     names = list(times.ms)
     rows = []
     for above, name in zip([names[0], *names], names):
         to_plain, own = times.ratio("plain", name), times.ratio(above, name)
-        rows.append([name, f"{times.of(name).median:.1f}", str(to_plain), str(own)])
-    return table(["", "ms a round", "times faster than plain", "than the row above"], rows)
+        rows.append([name, f"{times.spread(name).median:.1f}", str(to_plain), str(own)])
+    return format_table(["", "ms a round", "times faster than plain", "than the row above"], rows)
 
 
 def main() -> int:
@@ -209,14 +219,14 @@ def main() -> int:
     parser.add_argument("--json", metavar="F", help="also write everything to this file")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    where = machine() | {"threads": CORES}
-    print(describe(where))
+    where = describe_machine() | {"threads": CORES}
+    print(format_machine(where))
     every = options.all.split(",")
     found = {
-        name: measured(name, options.rounds, options.block, name in every, options.quick)
+        name: measure(name, options.rounds, options.block, name in every, options.quick)
         for name in options.networks.split(",")
     }
-    save(options.json, {"machine": where, "command": " ".join(sys.argv[1:]), "networks": found})
+    save_json(options.json, {"machine": where, "command": " ".join(sys.argv[1:]), "networks": found})
     return 0
 
 

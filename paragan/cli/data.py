@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paragan.cli.common import _command, _nothing_left
-from paragan.core.errors import Failed, Unusable
+from paragan.cli.common import add_command, check_no_extra_arguments
+from paragan.core.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from paragan.data.source import Source
-    from paragan.data.tools.convert import Converted
-    from paragan.data.tools.parallel_map import Tell
+    from paragan.data.tools.convert import ConvertResult
+    from paragan.data.tools.parallel_map import ProgressFn
 
-TAKEN = """is whatever `paragan train --data` takes: `digits`, a folder of images or of a folder each class,
+ACCEPTED_PATHS = """is whatever `paragan train --data` takes: `digits`, a folder of images or of a folder each class,
 an .npz, a .zip, an .h5, tar shards, an address."""
 
 EXAMPLES = """examples:
@@ -38,7 +38,7 @@ It says: formats, colours and sizes; what is turned by EXIF or has transparency;
 they are stored), and those of them that lie in several classes; what is next to constant; what cannot be decoded, and
 why; what training would make of it.
 
-PATH {TAKEN}
+PATH {ACCEPTED_PATHS}
 """
 
 INSPECT_EXAMPLES = """examples:
@@ -61,7 +61,7 @@ Files stay as they are, byte for byte, unless --resolution or --format ask for s
 size, that of all images or what training would choose. Every image is decoded on the way: with a bad one nothing is
 written, or with --skip-bad all but these, which TO.bad.txt lists. TO appears complete, or not at all.
 
-FROM {TAKEN}
+FROM {ACCEPTED_PATHS}
 """
 
 CONVERT_EXAMPLES = """examples:
@@ -76,7 +76,7 @@ SHARD = f"""Each image becomes KEY.jpg (or .png, ...) and, with labels, KEY.cls 
 classes.json beside them has the names. Equal sets become equal bytes. The index that makes opening them quick is
 written too.
 
-FROM {TAKEN}
+FROM {ACCEPTED_PATHS}
 """
 
 SHARD_EXAMPLES = """examples:
@@ -99,7 +99,7 @@ INDEX_EXAMPLES = """examples:
 STATS = f"""The file holds mu [F] and sigma [F, F] float64 (divided by N - 1), as other programs name them, and
 count, space, space_hash, resizer and image [C, H, W], which say how they were made.
 
-PATH {TAKEN}
+PATH {ACCEPTED_PATHS}
 """
 
 STATS_EXAMPLES = """examples:
@@ -109,30 +109,32 @@ STATS_EXAMPLES = """examples:
 """
 
 
-def data_parser(commands: Any) -> None:
+def add_data_command(commands: Any) -> None:
     """Add `data` and its commands."""
     group = commands.add_parser(
         "data",
         help="look at a set of images, write it in another format, measure it",
-        description=f"Look at sets of images, write them in other formats, measure them.\n\nPATH {TAKEN}",
+        description=f"Look at sets of images, write them in other formats, measure them.\n\nPATH {ACCEPTED_PATHS}",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     commands = group.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_inspect_parser, _convert_parser, _shard_parser, _index_parser, _stats_parser):
+    for add in (_add_inspect_command, _add_convert_command, _add_shard_command, _add_index_command, _add_stats_command):
         add(commands)
 
 
-def _parser(commands: Any, name: str, action: Any, about: str, more: str, examples: str) -> argparse.ArgumentParser:
-    return _command(commands, name, action, about, more=f"\n\n{more}", epilog=examples)
+def _add_subcommand(
+    commands: Any, name: str, action: Any, summary: str, details: str, examples: str
+) -> argparse.ArgumentParser:
+    return add_command(commands, name, action, summary, more=f"\n\n{details}", epilog=examples)
 
 
 # inspect ----------------------------------------------------------------------------------------------
 
 
-def _inspect_parser(commands: Any) -> None:
-    p = _parser(
+def _add_inspect_command(commands: Any) -> None:
+    p = _add_subcommand(
         commands, "inspect", _inspect, "say what a set is, and what is wrong with it", INSPECT, INSPECT_EXAMPLES
     )
     p.add_argument("path", metavar="PATH")
@@ -142,55 +144,55 @@ def _inspect_parser(commands: Any) -> None:
 
 
 def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from paragan.core.atomic_write import aside
-    from paragan.data.source import Odd
-    from paragan.data.tools.inspect_dataset import survey
+    from paragan.core.atomic_write import atomic_output
+    from paragan.data.source import MalformedDataset
+    from paragan.data.tools.inspect_dataset import inspect_dataset
 
-    _nothing_left(rest)
+    check_no_extra_arguments(rest)
     _check_resolution(options.resolution)
     if options.sheet and Path(options.sheet).suffix.lower() != ".png":
-        raise Unusable(f"--sheet {options.sheet} must end in .png, such as sheet.png")
+        raise UsageError(f"--sheet {options.sheet} must end in .png, such as sheet.png")
     odd = None
     try:
-        source = _found(options.path)
-    except Odd as error:
+        source = _open_images(options.path)
+    except MalformedDataset as error:
         source, odd = error.source, error
-    with _progress("images looked at") as tell:
-        found = survey(source, resolution=options.resolution, tell=tell)
-    _say(found.lines())
+    with _progress_bar("images looked at") as tell:
+        found = inspect_dataset(source, resolution=options.resolution, progress=tell)
+    _print_lines(found.to_lines())
     if options.json:
-        with aside(Path(options.json)) as path:
+        with atomic_output(Path(options.json)) as path:
             path.write_text(json.dumps(found.to_json(), indent=1) + "\n")
     if options.sheet:
-        from paragan.data.tools.contact_sheet import sheet
+        from paragan.data.tools.contact_sheet import make_contact_sheet
 
-        with aside(Path(options.sheet)) as path:
-            sheet(found).save(path, format="PNG")
+        with atomic_output(Path(options.sheet)) as path:
+            make_contact_sheet(found).save(path, format="PNG")
     if odd:
-        raise Unusable(f"training would refuse it: {odd}")
+        raise UsageError(f"training would refuse it: {odd}")
     return 0
 
 
 # convert, shard ---------------------------------------------------------------------------------------
 
 
-def _convert_parser(commands: Any) -> None:
-    p = _parser(commands, "convert", _convert, "write a set in another format", CONVERT, CONVERT_EXAMPLES)
+def _add_convert_command(commands: Any) -> None:
+    p = _add_subcommand(commands, "convert", _convert, "write a set in another format", CONVERT, CONVERT_EXAMPLES)
     p.add_argument("path", metavar="FROM")
     p.add_argument("out", metavar="TO", help="must not exist yet")
     p.add_argument("--to", choices=["folder", "npz", "zip", "h5", "tars"], help="the format, if its name does not say")
-    _how_written(p)
+    _add_output_options(p)
 
 
-def _shard_parser(commands: Any) -> None:
-    p = _parser(commands, "shard", _convert, "write a set as WebDataset tar shards", SHARD, SHARD_EXAMPLES)
+def _add_shard_command(commands: Any) -> None:
+    p = _add_subcommand(commands, "shard", _convert, "write a set as WebDataset tar shards", SHARD, SHARD_EXAMPLES)
     p.set_defaults(to="tars")
     p.add_argument("path", metavar="FROM")
     p.add_argument("out", metavar="TO_FOLDER", help="must not exist yet")
-    _how_written(p)
+    _add_output_options(p)
 
 
-def _how_written(p: argparse.ArgumentParser) -> None:
+def _add_output_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--resolution", type=int, metavar="R", help="the largest centred square, resized with Lanczos")
     p.add_argument("--format", choices=["png", "jpg"], help="of files (as they are; png for what is none)")
     p.add_argument("--quality", type=int, default=95, metavar="Q", help="of jpg, 1 to 100 (95)")
@@ -201,16 +203,16 @@ def _how_written(p: argparse.ArgumentParser) -> None:
 
 
 def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from paragan.core.atomic_write import refuse_existing
-    from paragan.data.tools.convert import Wanted, convert
-    from paragan.data.tools.writers import form_named
-    from paragan.train.shutdown import at_once
+    from paragan.core.atomic_write import require_absent
+    from paragan.data.tools.convert import ConvertOptions, convert
+    from paragan.data.tools.writers import choose_format
+    from paragan.train.shutdown import exit_on_signal
 
-    _nothing_left(rest)
+    check_no_extra_arguments(rest)
     out = Path(options.out)
     if not 0.001 <= options.shard_mb < 1e6:
-        raise Unusable(f"--shard-mb {options.shard_mb:g} must be from 0.001 to 1e6, such as 64")
-    wanted = Wanted(
+        raise UsageError(f"--shard-mb {options.shard_mb:g} must be from 0.001 to 1e6, such as 64")
+    wanted = ConvertOptions(
         resolution=options.resolution,
         encoding=options.format,
         quality=options.quality,
@@ -218,59 +220,59 @@ def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str])
         skip_bad=options.skip_bad,
         shuffle=options.shuffle,
     )
-    form = form_named(out, options.to, options.shard_mb)
-    if form.pixels and options.format:
-        raise Unusable(f"--format {options.format}: an .{form.name} holds pixels, not files; leave --format out")
-    refuse_existing(out)
-    finish = _index_folder if form.name == "tars" else None
-    with at_once(), _progress("images written") as tell:
-        source = _found(options.path, labels=options.labels)
-        _say(_told(convert(source, out, form, wanted, tell=tell, finish=finish), out))
+    form = choose_format(out, options.to, options.shard_mb)
+    if form.stores_pixels and options.format:
+        raise UsageError(f"--format {options.format}: an .{form.name} holds pixels, not files; leave --format out")
+    require_absent(out)
+    finish = _reindex_folder if form.name == "tars" else None
+    with exit_on_signal(), _progress_bar("images written") as tell:
+        source = _open_images(options.path, labels=options.labels)
+        _print_lines(_describe_result(convert(source, out, form, wanted, progress=tell, finalize=finish), out))
     return 0
 
 
-def _told(written: Converted, out: Path) -> list[str]:
+def _describe_result(result: ConvertResult, out: Path) -> list[str]:
     what = ""
-    if written.shape:
-        side, _, channels = written.shape
+    if result.shape:
+        side, _, channels = result.shape
         what = f", each {side} x {side}, {'grey' if channels == 1 else 'RGB'}"
-    left_out = [f"{len(written.bad.reasons):,} cannot be decoded and were left out: {out}.bad.txt lists them"]
-    return [f"{written.count:,} images in {out}{what}", *written.notes, *left_out * bool(written.bad.reasons)]
+    left_out = [f"{len(result.bad_samples.reasons):,} cannot be decoded and were left out: {out}.bad.txt lists them"]
+    return [f"{result.count:,} images in {out}{what}", *result.notes, *left_out * bool(result.bad_samples.reasons)]
 
 
 # index ------------------------------------------------------------------------------------------------
 
 
-def _index_parser(commands: Any) -> None:
-    p = _parser(commands, "index", _index, "list where the images lie in tar shards", INDEX, INDEX_EXAMPLES)
+def _add_index_command(commands: Any) -> None:
+    p = _add_subcommand(commands, "index", _index, "list where the images lie in tar shards", INDEX, INDEX_EXAMPLES)
     p.add_argument("path", metavar="PATH_OR_ADDRESS", help="a folder of tars, or a pattern such as shards/shard-*.tar")
     p.add_argument("--out", metavar="FILE", help="where to write it (beside the shards)")
 
 
 def _index(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from paragan.data.tools.reindex import refresh
+    from paragan.data.tools.reindex import reindex
 
-    _nothing_left(rest)
-    index, kept = refresh(options.path, options.out and Path(options.out), _tell_line)
-    _say([f"{len(index):,} images in {len(index.shards):,} shards: {kept}"])
+    check_no_extra_arguments(rest)
+    index, kept = reindex(options.path, options.out and Path(options.out), _print_to_stderr)
+    _print_lines([f"{len(index):,} images in {len(index.shards):,} shards: {kept}"])
     return 0
 
 
-def _tell_line(line: str) -> None:
+def _print_to_stderr(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def _index_folder(folder: Path) -> None:
-    from paragan.data.tools.reindex import refresh
+def _reindex_folder(folder: Path) -> None:
+    from paragan.data.tools.reindex import reindex
 
-    refresh(str(folder))
+    reindex(str(folder))
 
 
 # stats ------------------------------------------------------------------------------------------------
 
 
-def _stats_parser(commands: Any) -> None:
-    p = _parser(
+def _add_stats_command(commands: Any) -> None:
+    p = _add_subcommand(
         commands, "stats", _stats, "write the moments that Frechet distances compare with", STATS, STATS_EXAMPLES
     )
     p.add_argument("path", metavar="PATH")
@@ -284,75 +286,81 @@ def _stats_parser(commands: Any) -> None:
 
 
 def _stats(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from paragan.data.dataset import load
-    from paragan.train.write_reference import reference, save
+    from paragan.data.dataset import load_data
+    from paragan.train.write_reference import compute_reference, save_reference
 
-    _nothing_left(rest)
+    check_no_extra_arguments(rest)
     _check_resolution(options.resolution)
     out = Path(options.out)
     if out.suffix != ".npz":
-        raise Unusable(f"--out {out} must end in .npz, such as stats.npz")
-    images = load(options.path, resolution=options.resolution, labels=False, hold="stream")
-    with _progress("images measured") as tell:
-        found = reference(images, options.features, options.inception, options.count, tell)
-    save(found, out)
-    bad = len(images.bad.reasons) if images.bad else 0
+        raise UsageError(f"--out {out} must end in .npz, such as stats.npz")
+    images = load_data(options.path, resolution=options.resolution, labels=False, cache="stream")
+    with _progress_bar("images measured") as tell:
+        found = compute_reference(images, options.features, options.inception, options.count, tell)
+    save_reference(found, out)
+    bad = len(images.bad_samples.reasons) if images.bad_samples else 0
     notes = [f"{bad:,} cannot be decoded; others stand in"] * bool(bad)
     few = f"fewer images ({found.count:,}) than features ({found.space.num_features:,}): distances are biased upwards"
     notes += [few] * (found.count <= found.space.num_features)
-    _say([f"mu [{found.space.num_features}] and sigma of {found.count:,} images, {found.space.name}, in {out}", *notes])
+    _print_lines(
+        [f"mu [{found.space.num_features}] and sigma of {found.count:,} images, {found.space.name}, in {out}", *notes]
+    )
     return 0
 
 
 # all --------------------------------------------------------------------------------------------------
 
 
-def _found(where: str, labels: bool = True) -> Source:
+def _open_images(location: str, labels: bool = True) -> Source:
     """The set that a command names."""
-    from paragan.data.open_source import find
+    from paragan.data.open_source import open_source
     from paragan.data.source import DecodeError
-    from paragan.data.storage.filesystem import public, shown
+    from paragan.data.storage.filesystem import printable, redact_url
 
     try:
-        found = find(where, labels=labels)
+        found = open_source(location, labels=labels)
     except DecodeError as error:
-        raise Unusable(f"data: {shown(public(where))}: {error}: check the path or address") from None
-    except Failed as error:
-        raise Unusable(str(error)) from error
+        raise UsageError(f"data: {printable(redact_url(location))}: {error}: check the path or address") from None
+    except RunError as error:
+        raise UsageError(str(error)) from error
     except OSError as error:
-        name = shown(error.filename or public(where))
-        raise Unusable(f"data: {name} cannot be read: {error.strerror or error}; check path and permissions") from None
-    if found.whole is not None and found.whole.dtype != "uint8":
-        raise Unusable(f"data: {found.where} holds numbers {list(found.whole.shape)}, and `paragan data` is for images")
+        name = printable(error.filename or redact_url(location))
+        raise UsageError(
+            f"data: {name} cannot be read: {error.strerror or error}; check path and permissions"
+        ) from None
+    if found.array is not None and found.array.dtype != "uint8":
+        raise UsageError(
+            f"data: {found.location} holds numbers {list(found.array.shape)}, and `paragan data` is for images"
+        )
     return found
 
 
 def _check_resolution(resolution: int | None) -> None:
     if resolution is not None and resolution < 1:
-        raise Unusable(f"--resolution {resolution} is no size: use 1 or more, such as 64")
+        raise UsageError(f"--resolution {resolution} is no size: use 1 or more, such as 64")
 
 
-def _say(lines: list[str]) -> None:
+def _print_lines(lines: list[str]) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 @contextmanager
-def _progress(what: str, every_s: float = 10.0) -> Iterator[Tell]:
+def _progress_bar(unit: str, every_s: float = 10.0) -> Iterator[ProgressFn]:
     """A live line on a terminal, a line every ten seconds elsewhere; on stderr, so that answers can be piped."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True, highlight=False)
-    columns = (MofNCompleteColumn(), TextColumn(what), BarColumn(bar_width=20), TimeRemainingColumn())
+    columns = (MofNCompleteColumn(), TextColumn(unit), BarColumn(bar_width=20), TimeRemainingColumn())
     shown_s = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
 
-        def tell(done: int, count: int) -> None:
+        def show_progress(done: int, count: int) -> None:
             nonlocal shown_s
             bar.update(task, completed=done, total=count)
             if not console.is_terminal and time.monotonic() - shown_s >= every_s:
-                console.print(f"{done:,} of {count:,} {what}")
+                console.print(f"{done:,} of {count:,} {unit}")
                 shown_s = time.monotonic()
 
-        yield tell
+        yield show_progress

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paragan.cli.common import _command, _nothing_left, _own_nets
-from paragan.cli.sample import MODEL, loaded
-from paragan.core.errors import Unusable
+from paragan.cli.common import add_command, add_nets_option, check_no_extra_arguments
+from paragan.cli.sample import MODEL_HELP, load_model_from_options
+from paragan.core.errors import UsageError
 
 if TYPE_CHECKING:
     from paragan.models.model import Model
@@ -31,54 +31,54 @@ IMPORT_EXAMPLES = """examples:
 """
 
 
-def export_parser(commands: Any) -> None:
+def add_export_command(commands: Any) -> None:
     about = "write a model for other programs: a folder, ONNX, torch.export, the Hugging Face hub"
-    p = _command(commands, "export", _export, about, epilog=EXPORT_EXAMPLES)
-    p.add_argument("run_dir", metavar="MODEL", help=MODEL)
+    p = add_command(commands, "export", _export, about, epilog=EXPORT_EXAMPLES)
+    p.add_argument("run_dir", metavar="MODEL", help=MODEL_HELP)
     p.add_argument("--format", choices=["safetensors", "onnx", "torch-export"], default="safetensors")
     p.add_argument("--out", metavar="FOLDER|FILE", help="a new folder; of a graph a new file, .onnx or .pt2")
     p.add_argument("--push", metavar="USER/NAME", help="onto the Hugging Face hub, as `hf auth login` let you")
-    _own_nets(p)
+    add_nets_option(p)
     p.set_defaults(data=None)
 
 
 def _export(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    _nothing_left(rest)
+    check_no_extra_arguments(rest)
     if bool(options.out) == bool(options.push):
-        raise Unusable("export needs --out FOLDER|FILE or --push USER/NAME, and one of them alone")
+        raise UsageError("export needs --out FOLDER|FILE or --push USER/NAME, and one of them alone")
     if options.push and options.format != "safetensors":
-        raise Unusable(f"--push with --format {options.format}: what is pushed are safetensors; leave --format out")
-    model = loaded(options)
-    sys.stdout.write(_pushed(model, options.push) if options.push else _written(model, options))
+        raise UsageError(f"--push with --format {options.format}: what is pushed are safetensors; leave --format out")
+    model = load_model_from_options(options)
+    sys.stdout.write(_push_to_hub(model, options.push) if options.push else _export_to_path(model, options))
     return 0
 
 
-def _written(model: Model, options: argparse.Namespace) -> str:
+def _export_to_path(model: Model, options: argparse.Namespace) -> str:
     out = Path(options.out)
     if options.format == "safetensors":
-        from paragan.models.export_folder import need_new_folder, write_folder
+        from paragan.models.export_folder import check_new_folder, write_model_folder
 
-        need_new_folder(out)
-        write_folder(model, out)
+        check_new_folder(out)
+        write_model_folder(model, out)
         several = f" with {model.spec.classes} generators" if model.config.get("kind") else ""
         return f"model{several} in {out}; paragan.load({str(out)!r}) reads it\n"
-    from paragan.models.export_graph import BATCHES, TOLERANCE, write_graphs
+    from paragan.models.export_graph import TOLERANCE, VERIFIED_BATCH_SIZES, export_graphs
 
-    files = write_graphs(model, options.format, out)
+    files = export_graphs(model, options.format, out)
     what = f"{len(files)} graphs" if len(files) > 1 else "graph"
-    sizes = ", ".join(map(str, BATCHES))
+    sizes = ", ".join(map(str, VERIFIED_BATCH_SIZES))
     return f"{what} in {out}: within {TOLERANCE:g} of the network for {sizes} images\n"
 
 
-def _pushed(model: Model, name: str) -> str:
-    from paragan.models.hub import push
+def _push_to_hub(model: Model, name: str) -> str:
+    from paragan.models.hub import push_model
 
-    return f"model at {push(model, name)}; paragan.load({name!r}) reads it\n"
+    return f"model at {push_model(model, name)}; paragan.load({name!r}) reads it\n"
 
 
-def import_parser(commands: Any) -> None:
+def add_import_command(commands: Any) -> None:
     about = "make a model of another library one of ours"
-    p = _command(commands, "import", _import, about, more=IMPORT_HELP, epilog=IMPORT_EXAMPLES)
+    p = add_command(commands, "import", _import, about, more=IMPORT_HELP, epilog=IMPORT_EXAMPLES)
     p.add_argument("file", metavar="FILE", help="the generator's state dict: .pth, .safetensors")
     p.add_argument("--from", dest="library", required=True, choices=["biggan-pytorch", "studiogan"])
     p.add_argument("--out", required=True, metavar="FOLDER", help="where the model is written, a new folder")
@@ -94,14 +94,16 @@ def import_parser(commands: Any) -> None:
 
 
 def _import(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from paragan.models.import_weights import bring
+    from paragan.models.import_weights import import_weights
 
-    _nothing_left(rest)
+    check_no_extra_arguments(rest)
     if options.bn_eps is not None and not 0 <= options.bn_eps <= 0.1:
-        raise Unusable(f"--bn-eps {options.bn_eps} must be from 0 to 0.1: 1e-5 and 1e-4 are usual")
+        raise UsageError(f"--bn-eps {options.bn_eps} must be from 0 to 0.1: 1e-5 and 1e-4 are usual")
     d = Path(options.discriminator) if options.discriminator else None
-    names = _names(Path(options.classes)) if options.classes else []
-    model = bring(Path(options.file), options.library, Path(options.out), d, options.nets, names, options.bn_eps)
+    names = _read_class_names(Path(options.classes)) if options.classes else []
+    model = import_weights(
+        Path(options.file), options.library, Path(options.out), d, options.nets, names, options.bn_eps
+    )
     size = sum(parameter.numel() for parameter in model.g.parameters())
     spec, nets = model.spec, model.config["net"]
     sys.stdout.write(
@@ -111,8 +113,8 @@ def _import(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     return 0
 
 
-def _names(path: Path) -> list[str]:
+def _read_class_names(path: Path) -> list[str]:
     try:
         return [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise Unusable(f"--classes {path} cannot be read: {error}") from error
+        raise UsageError(f"--classes {path} cannot be read: {error}") from error

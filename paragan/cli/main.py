@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from paragan import __version__
-from paragan.cli.common import Parser, _command, _nothing_left
-from paragan.cli.per_label import _label_parser, _merge_parser, _status_parser
-from paragan.cli.train import EXAMPLES, _train_parser
-from paragan.core.errors import Failed, Interrupted, Unusable
-from paragan.train.local_launcher import heed_launcher
+from paragan.cli.common import Parser, add_command, check_no_extra_arguments
+from paragan.cli.per_label import add_label_command, add_merge_command, add_status_command
+from paragan.cli.train import EXAMPLES, add_train_command
+from paragan.core.errors import Interrupted, RunError, UsageError
+from paragan.train.local_launcher import watch_launcher
 
 
-def program() -> NoReturn:
+def entry_point() -> NoReturn:
     """The program: `main` in a process of its own.
 
     A rank ends on the spot, its output flushed: torch's threads, met by the end of the interpreter, abort now and then.
@@ -32,33 +32,33 @@ def program() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    heed_launcher()
+    watch_launcher()
     try:
-        options, rest = _parser().parse_known_args(arguments)
+        options, rest = _build_parser().parse_known_args(arguments)
         return options.command(options, rest, arguments)
-    except Unusable as error:
-        return _end(2, str(error), first_only=error.everywhere)
-    except Failed as error:
-        return _end(1, str(error), first_only=error.everywhere)
+    except UsageError as error:
+        return _report_error(2, str(error), main_rank_only=error.same_on_all_ranks)
+    except RunError as error:
+        return _report_error(1, str(error), main_rank_only=error.same_on_all_ranks)
     except Interrupted as error:
-        return _end(3, f"{error}; the same command goes on from here", first_only=error.everywhere)
+        return _report_error(3, f"{error}; the same command goes on from here", main_rank_only=error.same_on_all_ranks)
     except KeyboardInterrupt as error:
-        return _end(3, str(error) or "interrupted", first_only=True)
+        return _report_error(3, str(error) or "interrupted", main_rank_only=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _end(1, str(error), first_only=False)
+        return _report_error(1, str(error), main_rank_only=False)
 
 
-def _end(status: int, message: str, first_only: bool) -> int:
+def _report_error(status: int, message: str, main_rank_only: bool) -> int:
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
-    if rank == "0" or not first_only:
+    if rank == "0" or not main_rank_only:
         sys.stderr.write(f"paragan: {' '.join(message.split())}\n")
     return status
 
 
-def _parser() -> Parser:
+def _build_parser() -> Parser:
     parser = Parser(
         prog="paragan",
         description="Train generative adversarial networks on one device, on many, and across slow networks.",
@@ -69,8 +69,24 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"paragan {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
-        *(_train_parser, _status_parser, _sample_parser, _eval_parser, _report_parser, _export_parser, _import_parser),
-        *(_serve_parser, _label_parser, _merge_parser, _data_parser, _bench_parser, _plan_parser, _recipes_parser),
+        *(
+            add_train_command,
+            add_status_command,
+            _add_sample_command,
+            _add_eval_command,
+            _add_report_command,
+            _add_export_command,
+            _add_import_command,
+        ),
+        *(
+            _add_serve_command,
+            add_label_command,
+            add_merge_command,
+            _add_data_command,
+            _add_bench_command,
+            _add_plan_command,
+            _add_recipes_command,
+        ),
     ):
         add(commands)
     return parser
@@ -85,75 +101,77 @@ def _parser() -> Parser:
 # eval, report, recipes ---------------------------------------------------------------------------------
 
 
-def _eval_parser(commands: Any) -> None:
-    from paragan.cli.eval import eval_parser
+def _add_eval_command(commands: Any) -> None:
+    from paragan.cli.eval import add_eval_command
 
-    eval_parser(commands)
+    add_eval_command(commands)
 
 
-def _report_parser(commands: Any) -> None:
-    from paragan.cli.report import HELP, add_options
+def _add_report_command(commands: Any) -> None:
+    from paragan.cli.report import HELP, add_report_options
 
-    add_options(_command(commands, "report", _report, "write one HTML page about a run, or about several", more=HELP))
+    add_report_options(
+        add_command(commands, "report", _report, "write one HTML page about a run, or about several", more=HELP)
+    )
 
 
 def _report(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    from paragan.cli.report import report
+    from paragan.cli.report import run_report
 
-    _nothing_left(rest)
-    return report(options)
+    check_no_extra_arguments(rest)
+    return run_report(options)
 
 
-def _recipes_parser(commands: Any) -> None:
-    _command(commands, "recipes", _recipes, "list the named recipes")
+def _add_recipes_command(commands: Any) -> None:
+    add_command(commands, "recipes", _recipes, "list the named recipes")
 
 
 def _recipes(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from paragan.recipes import RECIPES
 
-    _nothing_left(rest)
+    check_no_extra_arguments(rest)
     for name, make in RECIPES.items():
         sys.stdout.write(f"{name:<24} {(make.__doc__ or '').splitlines()[0]}\n")
     return 0
 
 
-def _data_parser(commands: Any) -> None:
-    from paragan.cli.data import data_parser
+def _add_data_command(commands: Any) -> None:
+    from paragan.cli.data import add_data_command
 
-    data_parser(commands)
-
-
-def _bench_parser(commands: Any) -> None:
-    from paragan.cli.bench import bench_parser
-
-    bench_parser(commands)
+    add_data_command(commands)
 
 
-def _plan_parser(commands: Any) -> None:
-    from paragan.cli.plan import plan_parser
+def _add_bench_command(commands: Any) -> None:
+    from paragan.cli.bench import add_bench_command
 
-    plan_parser(commands)
-
-
-def _sample_parser(commands: Any) -> None:
-    from paragan.cli.sample import sample_parser
-
-    sample_parser(commands)
+    add_bench_command(commands)
 
 
-def _serve_parser(commands: Any) -> None:
-    from paragan.cli.sample import serve_parser
+def _add_plan_command(commands: Any) -> None:
+    from paragan.cli.plan import add_plan_command
 
-    serve_parser(commands)
-
-
-def _export_parser(commands: Any) -> None:
-    from paragan.cli.export import export_parser
-
-    export_parser(commands)
+    add_plan_command(commands)
 
 
-def _import_parser(commands: Any) -> None:
-    from paragan.cli.export import import_parser
+def _add_sample_command(commands: Any) -> None:
+    from paragan.cli.sample import add_sample_command
 
-    import_parser(commands)
+    add_sample_command(commands)
+
+
+def _add_serve_command(commands: Any) -> None:
+    from paragan.cli.sample import add_serve_command
+
+    add_serve_command(commands)
+
+
+def _add_export_command(commands: Any) -> None:
+    from paragan.cli.export import add_export_command
+
+    add_export_command(commands)
+
+
+def _add_import_command(commands: Any) -> None:
+    from paragan.cli.export import add_import_command
+
+    add_import_command(commands)

@@ -5,44 +5,51 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from paragan.config.run import Run
+    from paragan.data.dataset import Dataset
+    from paragan.plan.profile.profile import Profile
 
 
-def links_of(text: str | None, hosts: int | None, each: int | None) -> Any:
+def resolve_links(text: str | None, hosts: int | None, ranks_per_host: int | None) -> Any:
     """The links that are asked for; Unusable where a file knows another number of hosts."""
-    from paragan.plan.links import MOST_RANKS, Links, is_file, links_from
+    from paragan.plan.links import MAX_RANKS_PER_HOST, Links, is_links_file, load_links
 
-    if (each or 1) > MOST_RANKS:
-        raise Unusable(f"--ranks-per-host {each}: at most {MOST_RANKS} are planned for")
+    if (ranks_per_host or 1) > MAX_RANKS_PER_HOST:
+        raise UsageError(f"--ranks-per-host {ranks_per_host}: at most {MAX_RANKS_PER_HOST} are planned for")
     if text is None:
         if (hosts or 1) > 1:
-            raise Unusable(f"--hosts {hosts} needs --links: a file, or one line such as '25 Gbit/s, 50 us'")
-        return Links(hosts=1, ranks_per_host=each or 1, up=10e9, latency=1e-5)
-    if re.match(r"[0-9.]+(/[0-9.]+)? *[a-zA-Z]+/s *,", text) and not is_file(text):
-        text = f"{hosts or 1} hosts of {each or 1} ranks, {text}"
-    links = links_from(text)
+            raise UsageError(f"--hosts {hosts} needs --links: a file, or one line such as '25 Gbit/s, 50 us'")
+        return Links(hosts=1, ranks_per_host=ranks_per_host or 1, up=10e9, latency=1e-5)
+    if re.match(r"[0-9.]+(/[0-9.]+)? *[a-zA-Z]+/s *,", text) and not is_links_file(text):
+        text = f"{hosts or 1} hosts of {ranks_per_host or 1} ranks, {text}"
+    links = load_links(text)
     if hosts not in (None, links.hosts):
-        raise Unusable(f"--hosts {hosts}, and --links knows {links.hosts}: leave --hosts out, or give other links")
-    if each not in (None, links.ranks_per_host):
+        raise UsageError(f"--hosts {hosts}, and --links knows {links.hosts}: leave --hosts out, or give other links")
+    if ranks_per_host not in (None, links.ranks_per_host):
         if links.ranks_per_host != 1:
-            raise Unusable(f"--ranks-per-host {each}, and --links says {links.ranks_per_host}: leave one of them out")
-        links = dataclasses.replace(links, ranks_per_host=each)
+            raise UsageError(
+                f"--ranks-per-host {ranks_per_host}, and --links says {links.ranks_per_host}: leave one of them out"
+            )
+        links = dataclasses.replace(links, ranks_per_host=ranks_per_host)
     return links
 
 
-def refuse_lanes(run: Any, ranks: int) -> None:
+def check_lanes(run: Run, ranks: int) -> None:
     """Unusable names lanes that so many ranks can share."""
     if ranks <= run.lanes:
         return
     fits = next((n for n in range(ranks, run.batch + 1) if run.batch % n == 0), None)
     batch = -(-run.batch // ranks) * ranks
     works = f"--lanes {fits}" if fits else f"--lanes {ranks} --batch {batch}"
-    raise Unusable(f"{ranks} ranks cannot share --lanes {run.lanes}: {works} works")
+    raise UsageError(f"{ranks} ranks cannot share --lanes {run.lanes}: {works} works")
 
 
-def bytes_of(text: str) -> int:
+def parse_bytes(text: str) -> int:
     """'40 GB' -> bytes."""
     found = re.fullmatch(r"([0-9.]+) *([kKMGT]?)i?B?", text.strip())
     try:
@@ -50,44 +57,44 @@ def bytes_of(text: str) -> int:
     except (TypeError, ValueError):
         amount = 0.0
     if not 0 < amount < 1e18:
-        raise Unusable(f"--memory {text}: bytes above 0, with their unit: 40 GB, 900 MB")
+        raise UsageError(f"--memory {text}: bytes above 0, with their unit: 40 GB, 900 MB")
     return int(amount)
 
 
-def _memory(profile: Any, ranks_per_host: int) -> int:
+def memory_per_rank(profile: Profile, ranks_per_host: int) -> int:
     """Of a rank: a processor's is shared by all ranks of a host."""
-    return profile.device.memory // (ranks_per_host if profile.device.kind == "cpu" else 1)
+    return profile.device.memory_bytes // (ranks_per_host if profile.device.kind == "cpu" else 1)
 
 
-def profile_for(file: str | None, run: Any, images: Any) -> tuple[Any, str]:
+def load_or_measure_profile(file: str | None, run: Run, dataset: Dataset) -> tuple[Any, str]:
     """A profile of the device that is planned for, and where it is from."""
     from paragan.plan.profile.profile import read_profile
 
     if file:
         profile = read_profile(Path(file))
-        _refuse_network(profile, run, images, file)
+        _check_profile_networks(profile, run, dataset, file)
         return profile, file
-    from paragan.cli.bench_step import profiled, where
-    from paragan.plan.profile.profiler import Asked
+    from paragan.cli.bench_step import describe_cache_file, measure_run_profile
+    from paragan.plan.profile.profiler import ProfileOptions
 
-    profile, kept = profiled(run, Asked())
-    return profile, f"measured on this machine, {where(kept)}; --profile is for others"
+    profile, kept = measure_run_profile(run, ProfileOptions())
+    return profile, f"measured on this machine, {describe_cache_file(kept)}; --profile is for others"
 
 
-def _refuse_network(profile: Any, run: Any, images: Any, file: str) -> None:
+def _check_profile_networks(profile: Profile, run: Run, dataset: Dataset, file: str) -> None:
     """A profile may be of any device, and of these networks alone."""
-    from paragan.config.resolve import spec_of
+    from paragan.config.resolve import make_spec
     from paragan.core.rng import CPU
-    from paragan.plan.memory import imagined
-    from paragan.plan.round_cost import few
-    from paragan.train.build import build_nets
+    from paragan.plan.memory import fake_tensor_mode
+    from paragan.plan.round_cost import blank_dataset
+    from paragan.train.build import build_networks
 
-    with imagined():
-        pair = build_nets(run, spec_of(run, few(images)), CPU)
+    with fake_tensor_mode():
+        pair = build_networks(run, make_spec(run, blank_dataset(dataset)), CPU)
         sizes = tuple(sum(p.numel() for p in net.parameters() if p.requires_grad) for net in (pair.g, pair.d))
-    for what, theirs, ours in (("parameters", profile.params, sizes), ("d_steps", profile.d_steps, run.d_steps)):
+    for what, theirs, ours in (("parameters", profile.num_params, sizes), ("d_steps", profile.d_steps, run.d_steps)):
         if theirs != ours:
-            raise Unusable(
+            raise UsageError(
                 f"--profile {file} is of another game than {run.recipe}: {what} {theirs}, not {ours}; "
                 f"`paragan bench step {run.recipe} --out {file}` makes one, with the same settings"
             )

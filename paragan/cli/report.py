@@ -9,10 +9,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paragan.core.errors import Unusable
-from paragan.data.storage.filesystem import is_address
+from paragan.core.errors import UsageError
+from paragan.data.storage.filesystem import is_url
+
+if TYPE_CHECKING:
+    from paragan.config.run import Run
 
 HELP = """With several RUN_DIRs they are drawn over each other, their last scores and the fields in
 which they differ stand side by side.
@@ -22,7 +25,7 @@ model is newer, or data that were streamed have not been looked at, they are mad
 """
 
 
-def add_options(p: argparse.ArgumentParser) -> None:
+def add_report_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("run_dirs", nargs="+", metavar="RUN_DIR")
     p.add_argument("--out", metavar="FILE.html", help="RUN_DIR/report.html; of several runs ./comparison.html")
     p.add_argument("--as-is", action="store_true", help="show what is in the folders; load no model and no data")
@@ -32,22 +35,22 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--nets", metavar="MODULE:CLASS", help="networks of your own, if it was trained with such")
 
 
-def report(options: argparse.Namespace) -> int:
+def run_report(options: argparse.Namespace) -> int:
     """Write the page, and say where it is."""
     from paragan.report.comparison import write_comparison
     from paragan.report.page import write_report
-    from paragan.report.run_data import read_folder
+    from paragan.report.run_data import read_run_data
 
     folders = [Path(name) for name in options.run_dirs]
     out = Path(options.out) if options.out else None
     if out and out.suffix.lower() not in (".html", ".htm"):
-        raise Unusable(f"--out {out} must end in .html, such as report.html")
+        raise UsageError(f"--out {out} must end in .html, such as report.html")
     if out and not os.access(out.absolute().parent, os.W_OK):
-        raise Unusable(f"--out {out}: its folder is not there, or cannot be written")
+        raise UsageError(f"--out {out}: its folder is not there, or cannot be written")
     for folder in folders:
-        read_folder(folder)
+        read_run_data(folder)
     if not options.as_is:
-        _exhibit(folders, options)
+        _make_figures(folders, options)
     if len(folders) == 1:
         written = write_report(folders[0], out)
     else:
@@ -56,58 +59,66 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _exhibit(folders: list[Path], options: argparse.Namespace) -> None:
+def _make_figures(folders: list[Path], options: argparse.Namespace) -> None:
     """Make what the pages are to show and is not there. What cannot be made is said and left out; where it was asked
     for, that is refused."""
-    load = functools.cache(_load)
+    load = functools.cache(_load_data)
     asked = options.data or options.nets or options.inception or options.features != "pixels"
     for folder in folders:
         if not any((folder / "model").glob("*.*")):
             continue  # no checkpoint yet
         try:
-            _exhibit_one(folder, options, load)
-        except (Unusable, OSError) as error:
+            _make_run_figures(folder, options, load)
+        except (UsageError, OSError) as error:
             if asked:
                 raise
             sys.stderr.write(f"{folder}: no neighbours and interpolations: {' '.join(str(error).split())}\n")
 
 
-def _exhibit_one(folder: Path, options: argparse.Namespace, load: Callable[[Any], Any]) -> None:
+def _make_run_figures(folder: Path, options: argparse.Namespace, load_cached: Callable[[Any], Any]) -> None:
     from paragan.config.run import Run
     from paragan.core.devices import pick_device
-    from paragan.train.callbacks.report_figures import THOROUGH, exhibit, stale
-    from paragan.train.callbacks.scoring import feature_space
+    from paragan.train.callbacks.report_figures import MAX_THOROUGH_SEARCH_VALUES, is_outdated, make_figures
+    from paragan.train.callbacks.scoring import make_feature_space
 
-    if not stale(folder, options.features):
+    if not is_outdated(folder, options.features):
         return
-    run, reason, images, space = _run(folder, options.data), "", None, None
-    if is_address(run.data.path) and not options.data:
+    run, reason, images, space = _load_run(folder, options.data), "", None, None
+    if is_url(run.data.path) and not options.data:
         reason = "the data lie behind an address; `paragan report --data` with that address reads them"
     else:
         try:
-            images = load(Run(data=run.data))
-        except Unusable as error:
+            images = load_cached(Run(data=run.data))
+        except UsageError as error:
             if options.data:
                 raise
             reason = str(error)
     if images is not None and not images.numbers:
         inception = options.inception or run.evaluation.inception
         wanted = dataclasses.replace(run.evaluation, features=options.features, inception=inception)
-        space = feature_space(wanted, images)
+        space = make_feature_space(wanted, images)
     device = pick_device("auto")
-    exhibit(folder, images, nets=options.nets, device=device, space=space, most=THOROUGH, reason=reason)
+    make_figures(
+        folder,
+        images,
+        nets=options.nets,
+        device=device,
+        space=space,
+        max_search_values=MAX_THOROUGH_SEARCH_VALUES,
+        no_neighbors_reason=reason,
+    )
 
 
-def _run(folder: Path, data: str | None) -> Any:
+def _load_run(folder: Path, data: str | None) -> Any:
     """The run of a folder, but for its parts that may be code; its data where they lie now."""
-    from paragan.config.run import without_code
+    from paragan.config.run import load_without_user_code
     from paragan.core.schema import read_yaml
 
-    run = without_code(read_yaml(folder / "run.yaml"))
+    run = load_without_user_code(read_yaml(folder / "run.yaml"))
     return dataclasses.replace(run, data=dataclasses.replace(run.data, path=data)) if data else run
 
 
-def _load(run: Any) -> Any:
-    from paragan.config.resolve import load_images
+def _load_data(run: Run) -> Any:
+    from paragan.config.resolve import load_dataset
 
-    return load_images(run)
+    return load_dataset(run)

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paragan.cli.common import _check_seed, _check_truncation, _command, _nothing_left, _own_nets
-from paragan.core.errors import Unusable
+from paragan.cli.common import add_command, add_nets_option, check_no_extra_arguments, check_seed, check_truncation
+from paragan.core.errors import UsageError
 
 if TYPE_CHECKING:
     from paragan.models.model import Model
     from paragan.nets import Spec
 
-MODEL = "a run folder, a model folder, RUN_DIR/best, or user/name on the Hugging Face hub"
+MODEL_HELP = "a run folder, a model folder, RUN_DIR/best, or user/name on the Hugging Face hub"
 
 EXAMPLES = """examples:
   paragan sample runs/00000-* --labels 3,7 --out grid.png            or samples.npz, or a folder
@@ -25,9 +25,9 @@ EXAMPLES = """examples:
 """
 
 
-def sample_parser(commands: Any) -> None:
-    p = _command(commands, "sample", _sample, "make images with a trained model", epilog=EXAMPLES)
-    p.add_argument("run_dir", metavar="MODEL", help=MODEL)
+def add_sample_command(commands: Any) -> None:
+    p = add_command(commands, "sample", _sample, "make images with a trained model", epilog=EXAMPLES)
+    p.add_argument("run_dir", metavar="MODEL", help=MODEL_HELP)
     p.add_argument("--count", type=int, default=64, metavar="N")
     p.add_argument("--labels", metavar="3,7", help="classes by number or name, in turn (default: as in the data)")
     p.add_argument("--truncation", type=float, default=1.0, metavar="PSI", help="below 1: less variety (1)")
@@ -38,121 +38,129 @@ def sample_parser(commands: Any) -> None:
     p.add_argument("--seconds", type=float, default=8.0, metavar="S", help="of the video (8)")
     p.add_argument("--fps", type=float, default=30.0, metavar="F", help="frames of the video a second (30)")
     p.add_argument("--stops", type=int, default=8, metavar="N", help="samples that the video passes through (8)")
-    _own_nets(p)
+    add_nets_option(p)
     p.add_argument("--data", metavar="PATH", help="what G is given, if that is data (default: what it was trained on)")
 
 
 def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    _nothing_left(rest)
+    check_no_extra_arguments(rest)
     if options.count < 1:
-        raise Unusable(f"--count {options.count} must be 1 or more")
-    _check_truncation(options.truncation)
-    _check_seed(options.seed)
+        raise UsageError(f"--count {options.count} must be 1 or more")
+    check_truncation(options.truncation)
+    check_seed(options.seed)
     if options.video:
-        return _video(options)
-    model, labels = loaded(options), _words(options)
+        return _save_video(options)
+    model, labels = load_model_from_options(options), _split_labels(options)
     side = 64 if Path(options.out).suffix.lower() == ".png" else 0
-    _check_room(f"--count {options.count}", options.count, model.spec, side, "another --seed makes others")
+    _check_memory(f"--count {options.count}", options.count, model.spec, side, "another --seed makes others")
     indices = range(options.count)
     drawn = model.labels(options.count, labels, options.seed)
     made = model.sampler.images(indices, drawn, options.seed, options.truncation)
-    _save(options, model, made, drawn)
-    what = "records" if model.spec.values else "images"
+    _save_samples(options, model, made, drawn)
+    what = "records" if model.spec.array_shape else "images"
     sys.stdout.write(f"{options.count} {what} in {options.out}\n")
     return 0
 
 
-def _check_room(asked: str, count: int, spec: Spec, side: int, remedy: str) -> None:
+def _check_memory(options_text: str, count: int, spec: Spec, side: int, remedy: str) -> None:
     """All that is made is in memory at once, in several forms. side: to which small images are enlarged."""
     from paragan.data.decode import ram_bytes
 
-    times = 1 if spec.values else max(1, side // spec.resolution)
-    each = math.prod(spec.shape) * times**2 * (4 if spec.values else 1)
+    times = 1 if spec.array_shape else max(1, side // spec.resolution)
+    each = math.prod(spec.shape) * times**2 * (4 if spec.array_shape else 1)
     most = ram_bytes() // (4 * each)
     if count > most:
-        raise Unusable(f"{asked} is more than this machine's memory holds: at most {most} ({remedy})")
+        raise UsageError(f"{options_text} is more than this machine's memory holds: at most {most} ({remedy})")
 
 
-def _save(options: argparse.Namespace, model: Model, made: Any, labels: Any) -> None:
-    from paragan.core.image_grid import save_images, save_numbers
+def _save_samples(options: argparse.Namespace, model: Model, samples: Any, labels: Any) -> None:
+    from paragan.core.image_grid import save_arrays, save_images
 
-    if model.spec.values:
-        save_numbers(made.numpy(), labels, Path(options.out), lambda: _pictured(options, made.numpy()))
+    if model.spec.array_shape:
+        save_arrays(samples.numpy(), labels, Path(options.out), lambda: _plot_records(options, samples.numpy()))
     else:
-        save_images(made.permute(0, 2, 3, 1).numpy(), labels, Path(options.out))
+        save_images(samples.permute(0, 2, 3, 1).numpy(), labels, Path(options.out))
 
 
-def _video(options: argparse.Namespace) -> int:
+def _save_video(options: argparse.Namespace) -> int:
     from paragan.models.latent_walk import walk
-    from paragan.models.video import LEAST, check_form, write_video
+    from paragan.models.video import MIN_SIDE_PIXELS, check_video_options, write_video
 
     if not 0 < options.seconds <= 3600 or not 1 <= options.fps <= 120 or options.stops < 2:
-        raise Unusable("--seconds must be above 0 and at most 3600, --fps from 1 to 120, --stops 2 or more")
-    check_form(Path(options.video), options.fps)
+        raise UsageError("--seconds must be above 0 and at most 3600, --fps from 1 to 120, --stops 2 or more")
+    check_video_options(Path(options.video), options.fps)
     if options.stops > (frames := max(2, int(options.seconds * options.fps))):
-        raise Unusable(
+        raise UsageError(
             f"--stops {options.stops} are more than the video has frames: from 2 to {frames} (--seconds x --fps)"
         )
-    model, steps = loaded(options), max(1, round(options.seconds * options.fps / options.stops))
+    model, steps = load_model_from_options(options), max(1, round(options.seconds * options.fps / options.stops))
     asked = f"--seconds {options.seconds:g} x --fps {options.fps:g}"
-    _check_room(asked, frames, model.spec, LEAST, "frames, seconds x fps")
-    frames = walk(model, options.stops, steps, options.seed, _words(options), options.truncation)
+    _check_memory(asked, frames, model.spec, MIN_SIDE_PIXELS, "frames, seconds x fps")
+    frames = walk(model, options.stops, steps, options.seed, _split_labels(options), options.truncation)
     write_video(frames, Path(options.video), options.fps)
     sys.stdout.write(f"{len(frames)} frames in {options.video}\n")
     return 0
 
 
-def _words(options: argparse.Namespace) -> list[str] | None:
+def _split_labels(options: argparse.Namespace) -> list[str] | None:
     return options.labels.split(",") if options.labels else None
 
 
-def loaded(options: argparse.Namespace) -> Model:
+def load_model_from_options(options: argparse.Namespace) -> Model:
     """The model a command names."""
     from paragan.models.load import load
 
-    return load(options.run_dir, nets=options.nets, data=given(options, Path(options.run_dir)))
+    return load(options.run_dir, nets=options.nets, dataset=load_conditioning_data(options, Path(options.run_dir)))
 
 
-def given(options: argparse.Namespace, path: Path) -> Any:
+def load_conditioning_data(options: argparse.Namespace, path: Path) -> Any:
     """The data that the networks of a model are given: those asked for, or those of its run."""
-    from paragan.config.resolve import load_images
-    from paragan.config.run import Run, without_code
+    from paragan.config.resolve import load_dataset
+    from paragan.config.run import Run, load_without_user_code
     from paragan.core.schema import read_yaml
 
     record = path / "run.yaml"
     if not options.nets or not (options.data or record.exists()):
         return None
-    run = without_code(read_yaml(record)) if record.exists() else Run()
-    return load_images(dataclasses.replace(run, data=dataclasses.replace(run.data, path=options.data or run.data.path)))
+    run = load_without_user_code(read_yaml(record)) if record.exists() else Run()
+    return load_dataset(
+        dataclasses.replace(run, data=dataclasses.replace(run.data, path=options.data or run.data.path))
+    )
 
 
-def _pictured(options: argparse.Namespace, made: Any) -> Any:
+def _plot_records(options: argparse.Namespace, records: Any) -> Any:
     """Records of numbers as their networks draw them."""
-    from paragan.config.user_code import own_nets
-    from paragan.core.array_plots import drawn
-    from paragan.train.callbacks.sample_images import pictured
+    from paragan.config.user_code import load_user_nets
+    from paragan.core.array_plots import plot_arrays
+    from paragan.train.callbacks.sample_images import render_samples
 
-    images = given(options, Path(options.run_dir))
-    return drawn(made, made) if images is None else pictured(own_nets(options.nets), made, images)
+    images = load_conditioning_data(options, Path(options.run_dir))
+    return (
+        plot_arrays(records, records)
+        if images is None
+        else render_samples(load_user_nets(options.nets), records, images)
+    )
 
 
 # serve ------------------------------------------------------------------------------------------------
 
 
-def serve_parser(commands: Any) -> None:
-    p = _command(commands, "serve", _serve, "a page on this machine to sample from a model: labels, truncation, blends")
-    p.add_argument("run_dir", metavar="MODEL", help=MODEL)
+def add_serve_command(commands: Any) -> None:
+    p = add_command(
+        commands, "serve", _serve, "a page on this machine to sample from a model: labels, truncation, blends"
+    )
+    p.add_argument("run_dir", metavar="MODEL", help=MODEL_HELP)
     p.add_argument("--host", default="127.0.0.1", metavar="H", help="whom it answers; 0.0.0.0: everyone (127.0.0.1)")
     p.add_argument("--port", type=int, default=7860, metavar="N", help="0: a free one (7860)")
-    _own_nets(p)
+    add_nets_option(p)
     p.set_defaults(data=None)
 
 
 def _serve(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from paragan.models.server import serve
 
-    _nothing_left(rest)
+    check_no_extra_arguments(rest)
     if not 0 <= options.port < 65536:
-        raise Unusable(f"--port {options.port} must be from 0 to 65535 (0: a free one)")
-    serve(loaded(options), options.host, options.port, sys.stdout)
+        raise UsageError(f"--port {options.port} must be from 0 to 65535 (0: a free one)")
+    serve(load_model_from_options(options), options.host, options.port, sys.stdout)
     return 0

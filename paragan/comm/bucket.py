@@ -14,15 +14,19 @@ from paragan.comm.process_group import Work
 from paragan.comm.traffic import Traffic
 
 
-class Moment(enum.Enum):
+class ExchangeEvent(enum.Enum):
     """What an exchange may wait for besides work."""
 
-    TURN = "the player's turn begins"
-    GRADIENT = "this bucket's gradient is complete"
-    ARRIVED = "backward is over, all messages of the beat are here, and nobody refused it: the step will be taken"
+    TURN_STARTED = "the player's turn begins"
+    GRAD_READY = "this bucket's gradient is complete"
+    ALL_RECEIVED = "backward is over, all messages of the beat are here, and nobody refused it: the step will be taken"
 
 
-TURN, GRADIENT, ARRIVED = Moment.TURN, Moment.GRADIENT, Moment.ARRIVED
+TURN_STARTED, GRAD_READY, ALL_RECEIVED = (
+    ExchangeEvent.TURN_STARTED,
+    ExchangeEvent.GRAD_READY,
+    ExchangeEvent.ALL_RECEIVED,
+)
 
 
 class Bucket:
@@ -37,19 +41,19 @@ class Bucket:
 
     def __init__(self, params: Tensor, grads: Tensor, index: int, names: list[tuple[int, str]]):
         self.params, self.grads, self.index, self.names = params, grads, index, names
-        self.memories: dict[str, Tensor] = {}
-        self._scratch: dict[str, Tensor] = {}
+        self.states: dict[str, Tensor] = {}
+        self._workspaces: dict[str, Tensor] = {}
 
-    def memory(self, name: str) -> Tensor:
-        if name not in self.memories:
-            self.memories[name] = torch.zeros_like(self.grads)
-        return self.memories[name]
+    def state(self, name: str) -> Tensor:
+        if name not in self.states:
+            self.states[name] = torch.zeros_like(self.grads)
+        return self.states[name]
 
-    def scratch(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def workspace(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """[*shape], as it was left, zeros at first."""
-        if name not in self._scratch or self._scratch[name].shape != shape:
-            self._scratch[name] = torch.zeros(shape, dtype=dtype, device=self.grads.device)
-        return self._scratch[name]
+        if name not in self._workspaces or self._workspaces[name].shape != shape:
+            self._workspaces[name] = torch.zeros(shape, dtype=dtype, device=self.grads.device)
+        return self._workspaces[name]
 
     def parameter_at(self, position: int) -> str:
         """The name of the parameter that a number of this bucket belongs to."""
@@ -59,7 +63,7 @@ class Bucket:
 class Exchange(Protocol):
     """How one player's replicas agree."""
 
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]: ...
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]: ...
 
     def traffic(self, n: int) -> Traffic:
         """What one rank sends for a bucket of n numbers, in one step."""

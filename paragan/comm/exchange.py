@@ -17,16 +17,16 @@ from dataclasses import dataclass
 
 import torch
 
-from paragan.comm.bucket import ARRIVED, GRADIENT, TURN, Bucket, Exchange, Moment
+from paragan.comm.bucket import ALL_RECEIVED, GRAD_READY, TURN_STARTED, Bucket, Exchange, ExchangeEvent
 from paragan.comm.process_group import Group, Work
 from paragan.comm.traffic import Traffic, ring_all_reduce
 
 
 @dataclass(frozen=True)
-class Local:
+class NoExchange:
     """No one to agree with."""
 
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         yield from ()
 
     def traffic(self, n: int) -> Traffic:
@@ -34,12 +34,12 @@ class Local:
 
 
 @dataclass(frozen=True)
-class Alone(Local):
+class ResetAndSkip(NoExchange):
     """No one to agree with any more: where they were, and what was owed to them, is forgotten."""
 
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         for name in ("anchor", "error"):
-            bucket.memories.pop(name, None)
+            bucket.states.pop(name, None)
         yield from ()
 
 
@@ -49,24 +49,24 @@ class AllReduce:
 
     group: Group
 
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
-        yield GRADIENT  # until backward has filled this bucket
-        yield self.group.sum(bucket.grads)  # travels while backward goes on elsewhere
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
+        yield GRAD_READY  # until backward has filled this bucket
+        yield self.group.all_reduce_sum(bucket.grads)  # travels while backward goes on elsewhere
 
     def traffic(self, n: int) -> Traffic:
         return ring_all_reduce(4 * n, self.group.size)
 
 
 @dataclass(frozen=True)
-class Now:
+class Blocking:
     """`inner`, waited for on the spot, before the forward pass: what follows sees its result."""
 
     inner: Exchange
 
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
-        yield TURN
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
+        yield TURN_STARTED
         for awaited in self.inner(bucket, step):
-            assert not isinstance(awaited, Moment), "there is no gradient yet"
+            assert not isinstance(awaited, ExchangeEvent), "there is no gradient yet"
             awaited.wait()
 
     def traffic(self, n: int) -> Traffic:
@@ -74,13 +74,13 @@ class Now:
 
 
 @dataclass(frozen=True)
-class Then:
+class Chain:
     """One exchange after another."""
 
     first: Exchange
     second: Exchange
 
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         yield from self.first(bucket, step)
         yield from self.second(bucket, step)
 
@@ -89,13 +89,13 @@ class Then:
 
 
 @dataclass(frozen=True)
-class Every:
+class EveryN:
     """`inner` at the end of every `period` steps; nothing in between. `traffic` is the mean over a period."""
 
     inner: Exchange
     period: int
 
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         if (step + 1) % self.period == 0:
             yield from self.inner(bucket, step // self.period)
 
@@ -105,7 +105,7 @@ class Every:
 
 
 @dataclass(frozen=True)
-class Periodic:
+class LocalSGD:
     """Steps on one's own gradient; every `period` steps, before the next, all go on from the mean of where they are
     (local SGD: Stich 2019; for games: Deng and Mahdavi 2021). What travels is how far each has come since the last
     mean, as a gradient does, so over any wire.
@@ -117,20 +117,20 @@ class Periodic:
     period: int
     weight: float
 
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
-        yield TURN
-        begun = "anchor" in bucket.memories
-        anchor = bucket.memory("anchor")  # where all were when they agreed last
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
+        yield TURN_STARTED
+        begun = "anchor" in bucket.states
+        anchor = bucket.state("anchor")  # where all were when they agreed last
         if not begun:
             anchor.copy_(bucket.params)
         if step % self.period == 0:
             torch.sub(anchor, bucket.params, out=bucket.grads).mul_(self.weight)
             for awaited in self.inner(bucket, step):
-                if not isinstance(awaited, Moment):
+                if not isinstance(awaited, ExchangeEvent):
                     awaited.wait()
             bucket.params.copy_(anchor.sub_(bucket.grads))
             bucket.grads.zero_()
-        yield GRADIENT
+        yield GRAD_READY
         bucket.grads.div_(self.weight)
 
     def traffic(self, n: int) -> Traffic:
@@ -140,7 +140,7 @@ class Periodic:
 
 
 @dataclass(frozen=True)
-class Lookahead:
+class OptimisticMirrorDescent:
     """Optimistic mirror descent: the gradient is taken one step ahead, with the one before it, and the step
     itself made from where we were (Chen et al. 2020; Popov 1980).
 
@@ -151,22 +151,22 @@ class Lookahead:
     """
 
     inner: Exchange
-    rate: Callable[[], float]
+    get_lr: Callable[[], float]
     weight: float = 1.0
-    residual: bool = True
+    include_residual: bool = True
 
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
-        yield TURN
-        here = bucket.scratch("here", bucket.params.numel()).copy_(bucket.params)
-        previous = bucket.memory("previous")
-        bucket.params.sub_(previous, alpha=self.rate())
-        if self.residual and "error" in bucket.memories:
-            bucket.params.sub_(bucket.memory("error"), alpha=self.rate())
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
+        yield TURN_STARTED
+        here = bucket.workspace("here", bucket.params.numel()).copy_(bucket.params)
+        previous = bucket.state("previous")
+        bucket.params.sub_(previous, alpha=self.get_lr())
+        if self.include_residual and "error" in bucket.states:
+            bucket.params.sub_(bucket.state("error"), alpha=self.get_lr())
         try:
-            yield GRADIENT
-            own = torch.div(bucket.grads, self.weight, out=bucket.scratch("own", bucket.grads.numel()))
+            yield GRAD_READY
+            own = torch.div(bucket.grads, self.weight, out=bucket.workspace("own", bucket.grads.numel()))
             yield from self.inner(bucket, step)
-            yield ARRIVED
+            yield ALL_RECEIVED
             previous.copy_(own)
         finally:  # also where the step is given up
             bucket.params.copy_(here)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from paragan.comm.bucket import ARRIVED, GRADIENT, TURN, Bucket, Moment
-from paragan.core.errors import Unusable
+from paragan.comm.bucket import ALL_RECEIVED, GRAD_READY, TURN_STARTED, Bucket, ExchangeEvent
+from paragan.core.errors import UsageError
 
 if TYPE_CHECKING:
     from paragan.comm.bucket import Exchange
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paragan.comm.process_group import Work
     from paragan.comm.traffic import Traffic
 
-ALIGN = 64  # bytes: a cache line, and the widest vector instruction
+ALIGN_BYTES = 64  # bytes: a cache line, and the widest vector instruction
 BUCKET_BYTES = 2 << 20
 MESSAGE_BYTES = BUCKET_BYTES // 4
 
@@ -30,7 +30,7 @@ def bucket_bytes(wire: Compressor) -> int:
     return max(BUCKET_BYTES, MESSAGE_BYTES * BUCKET_BYTES // wire.nbytes(BUCKET_BYTES // 4))
 
 
-class Flat:
+class FlatParams:
     """Lays `net` out in two contiguous vectors, last layer first: the order in which backward visits it.
 
     Class, names and strides (channels_last) of the network do not change; every tensor starts aligned, and
@@ -38,15 +38,15 @@ class Flat:
     `owner`, a player's name, stands before the names of its parameters in messages.
     """
 
-    def __init__(self, net: nn.Module, bucket_bytes: int = BUCKET_BYTES, owner: str = ""):
+    def __init__(self, net: nn.Module, bucket_bytes: int = BUCKET_BYTES, player_name: str = ""):
         named = [(name, p) for name, p in net.named_parameters() if p.requires_grad][::-1]
         self.parameters = [p for _, p in named]
         if not self.parameters:
-            raise Unusable(f"{type(net).__name__} has no parameters to train")
+            raise UsageError(f"{type(net).__name__} has no parameters to train")
         like = self.parameters[0]
         if any((p.dtype, p.device) != (like.dtype, like.device) for p in self.parameters):
-            raise Unusable("the parameters of a network must be of one dtype, on one device")
-        step = ALIGN // like.itemsize
+            raise UsageError("the parameters of a network must be of one dtype, on one device")
+        step = ALIGN_BYTES // like.itemsize
         starts: list[int] = []
         total = 0
         for p in self.parameters:
@@ -56,31 +56,31 @@ class Flat:
         self.grads = torch.zeros_like(self.params)
         self.slices: list[tuple[int, int]] = []  # (start, numel) of every parameter
         self.buckets: list[Bucket] = []
-        self._home: dict[Tensor, int] = {}
+        self._bucket_of: dict[Tensor, int] = {}
         first, names = 0, list[tuple[int, str]]()
         for i, ((name, p), start) in enumerate(zip(named, starts)):
-            self._adopt(p, start)
-            names.append((start - first, f"{owner} {name}".strip()))
+            self._flatten_parameter(p, start)
+            names.append((start - first, f"{player_name} {name}".strip()))
             end = starts[i + 1] if i + 1 < len(starts) else total
             if like.itemsize * (end - first) >= bucket_bytes or end == total:
                 bucket = Bucket(self.params[first:end], self.grads[first:end], len(self.buckets), names)
                 self.buckets.append(bucket)
                 first, names = end, []
-        self._hooked = False
-        self._running: list[Generator[Work | Moment]] = []
-        self._awaited: list[Work | Moment | None] = []
-        self._missing: list[int] = []
-        self._ready = 0
+        self._hooks_registered = False
+        self._generators: list[Generator[Work | ExchangeEvent]] = []
+        self._awaited: list[Work | ExchangeEvent | None] = []
+        self._pending_grads: list[int] = []
+        self._next_bucket = 0
 
     @torch.no_grad()
-    def _adopt(self, p: nn.Parameter, start: int) -> None:
+    def _flatten_parameter(self, p: nn.Parameter, start: int) -> None:
         dense = p if _is_dense(p) else p.contiguous()
         view = self.params.as_strided(p.shape, dense.stride(), start)
         view.copy_(p)
         p.data = view
         p.grad = self.grads.as_strided(p.shape, dense.stride(), start)
         self.slices.append((start, p.numel()))
-        self._home[p] = len(self.buckets)
+        self._bucket_of[p] = len(self.buckets)
 
     @contextlib.contextmanager
     def exchanging(self, exchange: Exchange, step: int, passes: int = 1) -> Generator[None]:
@@ -92,57 +92,57 @@ class Flat:
         bucket's next message leaves while another's is awaited. What waits for ARRIVED goes on in `conclude`.
         """
         self.grads.zero_()
-        if not self._running:
-            self.begin(exchange, step)
-        for i, running in enumerate(self._running):
-            while self._awaited[i] is TURN:
+        if not self._generators:
+            self.start_exchange(exchange, step)
+        for i, running in enumerate(self._generators):
+            while self._awaited[i] is TURN_STARTED:
                 self._awaited[i] = next(running, None)
-        self._missing = [len(bucket.names) * passes for bucket in self.buckets]
-        self._ready = 0
-        if not self._hooked and GRADIENT in self._awaited:
-            self._hook()
+        self._pending_grads = [len(bucket.names) * passes for bucket in self.buckets]
+        self._next_bucket = 0
+        if not self._hooks_registered and GRAD_READY in self._awaited:
+            self._register_hooks()
         try:
             yield
-            self._receive()
+            self._receive_all()
         except BaseException:
-            self.give_up()
+            self.abort()
             raise
 
-    def begin(self, exchange: Exchange, step: int) -> None:
+    def start_exchange(self, exchange: Exchange, step: int) -> None:
         """Start `exchange` on every bucket, before the player's turn."""
-        self._running = [exchange(bucket, step) for bucket in self.buckets]
-        self._awaited = [next(running, None) for running in self._running]
+        self._generators = [exchange(bucket, step) for bucket in self.buckets]
+        self._awaited = [next(running, None) for running in self._generators]
 
-    def _receive(self) -> None:
-        self.filled()
+    def _receive_all(self) -> None:
+        self.mark_backward_done()
         under_way = deque(range(len(self.buckets)))
         while under_way:  # receive, in the order sent
             i = under_way.popleft()
             awaited = self._awaited[i]
-            if awaited is None or awaited is ARRIVED:
+            if awaited is None or awaited is ALL_RECEIVED:
                 continue
-            if not isinstance(awaited, Moment):
+            if not isinstance(awaited, ExchangeEvent):
                 awaited.wait()
-            self._awaited[i] = next(self._running[i], None)
+            self._awaited[i] = next(self._generators[i], None)
             under_way.append(i)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Leave the parameters as exchanges want them left that do not get to their end."""
-        for running in self._running:
+        for running in self._generators:
             running.close()
-        self._running, self._awaited, self._ready = [], [], 0
+        self._generators, self._awaited, self._next_bucket = [], [], 0
 
-    def conclude(self) -> None:
+    def finish(self) -> None:
         """Every player's messages of the beat have arrived: exchanges that waited for it may end."""
-        for i, running in enumerate(self._running):
+        for i, running in enumerate(self._generators):
             while self._awaited[i] is not None:
                 self._awaited[i] = next(running, None)
-        self._running = []
+        self._generators = []
 
-    def filled(self) -> None:
+    def mark_backward_done(self) -> None:
         """All passes are over: what the loss never reached leaves too, as zeros. Called before anything else
         is sent, so that ranks that reached different parameters still send in the same order."""
-        self._missing = [0] * len(self.buckets)
+        self._pending_grads = [0] * len(self.buckets)
         self._resume_ready()
 
     def traffic(self, exchange: Exchange) -> Traffic:
@@ -150,37 +150,37 @@ class Flat:
         first, *rest = (exchange.traffic(bucket.grads.numel()) for bucket in self.buckets)
         return sum(rest, start=first)
 
-    def _hook(self) -> None:
+    def _register_hooks(self) -> None:
         for p in self.parameters:
             frozen = not p.requires_grad
             p.requires_grad_(True)  # a hook on a frozen tensor is refused
             p.register_post_accumulate_grad_hook(self._on_grad)  # pyright: ignore[reportUnknownMemberType]
             p.requires_grad_(not frozen)
-        self._hooked = True
+        self._hooks_registered = True
 
     def _on_grad(self, p: Tensor) -> None:
-        self._missing[self._home[p]] -= 1
+        self._pending_grads[self._bucket_of[p]] -= 1
         self._resume_ready()
 
     def _resume_ready(self) -> None:
-        while self._ready < len(self._awaited) and self._missing[self._ready] == 0:
-            i, self._ready = self._ready, self._ready + 1
-            while self._awaited[i] is GRADIENT:
-                self._awaited[i] = next(self._running[i], None)
+        while self._next_bucket < len(self._awaited) and self._pending_grads[self._next_bucket] == 0:
+            i, self._next_bucket = self._next_bucket, self._next_bucket + 1
+            while self._awaited[i] is GRAD_READY:
+                self._awaited[i] = next(self._generators[i], None)
 
-    def memories(self) -> dict[str, Tensor]:
+    def states(self) -> dict[str, Tensor]:
         """Every bucket memory as one vector over the whole network: {name: [total]}."""
-        names = sorted({name for bucket in self.buckets for name in bucket.memories})
-        return {name: torch.cat([bucket.memory(name) for bucket in self.buckets]) for name in names}
+        names = sorted({name for bucket in self.buckets for name in bucket.states})
+        return {name: torch.cat([bucket.state(name) for bucket in self.buckets]) for name in names}
 
-    def load_memories(self, memories: Mapping[str, Tensor]) -> None:
+    def load_states(self, states: Mapping[str, Tensor]) -> None:
         for bucket in self.buckets:
-            bucket.memories = {}
-        for name, vector in memories.items():
+            bucket.states = {}
+        for name, vector in states.items():
             start = 0
             for bucket in self.buckets:
                 end = start + bucket.grads.numel()
-                bucket.memory(name).copy_(vector[start:end])
+                bucket.state(name).copy_(vector[start:end])
                 start = end
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from paragan.comm.bucket import Bucket, Moment
-from paragan.comm.compression.compressors import Compressor, naming
+from paragan.comm.bucket import Bucket, ExchangeEvent
+from paragan.comm.compression.compressors import Compressor, wire_errors
 from paragan.comm.process_group import Group, Work
-from paragan.comm.topology import Topology, mates, messages
+from paragan.comm.topology import Topology, messages_per_step, neighbors
 from paragan.comm.traffic import Traffic
 
 
@@ -26,18 +26,18 @@ class Gossip:
     group: Group
     rounds: int = 1
 
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         size, rank = self.group.size, self.group.rank
         for turn in range(step * self.rounds, (step + 1) * self.rounds):
-            those = mates(self.topology, size, rank, turn)
-            heard = {j: bucket.scratch(f"heard {j}", bucket.params.numel()) for j in those.hears}
-            yield self.group.swap(dict.fromkeys(those.tells, bucket.params), heard)
-            bucket.params.mul_(those.own)
-            for j, weight in those.hears.items():
+            those = neighbors(self.topology, size, rank, turn)
+            heard = {j: bucket.workspace(f"heard {j}", bucket.params.numel()) for j in those.recv_from}
+            yield self.group.send_recv(dict.fromkeys(those.send_to, bucket.params), heard)
+            bucket.params.mul_(those.self_weight)
+            for j, weight in those.recv_from.items():
                 bucket.params.add_(heard[j], alpha=weight)
 
     def traffic(self, n: int) -> Traffic:
-        sent = self.rounds * messages(self.topology, self.group.size)
+        sent = self.rounds * messages_per_step(self.topology, self.group.size)
         return Traffic(round(sent * 4 * n), round(sent))
 
 
@@ -58,40 +58,40 @@ class CompressedGossip:
     group: Group
     wire: Compressor
     rounds: int = 1
-    rate: float = 1.0
+    consensus_rate: float = 1.0
 
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         size, rank, n = self.group.size, self.group.rank, bucket.params.numel()
         nbytes = self.wire.nbytes(n)
-        moved = bucket.scratch("moved", n)
+        moved = bucket.workspace("moved", n)
         for turn in range(step * self.rounds, (step + 1) * self.rounds):
-            those = mates(self.topology, size, rank, turn)
+            those = neighbors(self.topology, size, rank, turn)
             codes, inbox = (
-                {j: bucket.scratch(f"{name} {j}", nbytes, dtype=torch.uint8) for j in ranks}
-                for name, ranks in (("code", those.tells), ("inbox", those.hears))
+                {j: bucket.workspace(f"{name} {j}", nbytes, dtype=torch.uint8) for j in ranks}
+                for name, ranks in (("code", those.send_to), ("inbox", those.recv_from))
             )
-            for j in those.tells:
+            for j in those.send_to:
                 seed = zlib.crc32(f"{turn} {rank} {j} {bucket.index}".encode()) >> 1
-                torch.sub(bucket.params, self._told(bucket, j), out=moved)
-                with naming(self.wire):
+                torch.sub(bucket.params, self._sent_copy(bucket, j), out=moved)
+                with wire_errors(self.wire):
                     self.wire.encode(moved, codes[j], seed)
-            yield self.group.swap(codes, inbox)
-            for j in those.tells:
-                with naming(self.wire):
+            yield self.group.send_recv(codes, inbox)
+            for j in those.send_to:
+                with wire_errors(self.wire):
                     self.wire.decode(codes[j], moved)
-                weight = mates(self.topology, size, j, turn).hears[rank]
-                bucket.params.sub_(self._told(bucket, j).add_(moved), alpha=self.rate * weight)
-            for j, weight in those.hears.items():
-                with naming(self.wire):
+                weight = neighbors(self.topology, size, j, turn).recv_from[rank]
+                bucket.params.sub_(self._sent_copy(bucket, j).add_(moved), alpha=self.consensus_rate * weight)
+            for j, weight in those.recv_from.items():
+                with wire_errors(self.wire):
                     self.wire.decode(inbox[j], moved)
-                bucket.params.add_(self._heard(bucket, j).add_(moved), alpha=self.rate * weight)
+                bucket.params.add_(self._recv_copy(bucket, j).add_(moved), alpha=self.consensus_rate * weight)
 
-    def _told(self, bucket: Bucket, j: int) -> torch.Tensor:
-        return bucket.memory(f"told +{(j - self.group.rank) % self.group.size}")
+    def _sent_copy(self, bucket: Bucket, j: int) -> torch.Tensor:
+        return bucket.state(f"told +{(j - self.group.rank) % self.group.size}")
 
-    def _heard(self, bucket: Bucket, j: int) -> torch.Tensor:
-        return bucket.memory(f"heard -{(self.group.rank - j) % self.group.size}")
+    def _recv_copy(self, bucket: Bucket, j: int) -> torch.Tensor:
+        return bucket.state(f"heard -{(self.group.rank - j) % self.group.size}")
 
     def traffic(self, n: int) -> Traffic:
-        sent = self.rounds * messages(self.topology, self.group.size)
+        sent = self.rounds * messages_per_step(self.topology, self.group.size)
         return Traffic(round(sent * self.wire.nbytes(n)), round(sent))

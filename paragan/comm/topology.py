@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from paragan.core.errors import Unusable
-from paragan.core.rng import generator
-from paragan.core.schema import by_name, record
+from paragan.core.errors import UsageError
+from paragan.core.rng import philox_generator
+from paragan.core.schema import config_class, name_shorthand
 
 Matrix = NDArray[np.float64]
 
@@ -33,7 +33,7 @@ class Topology(Protocol):
     @property
     def name(self) -> str: ...
 
-    def misfit(self, size: int) -> str:
+    def unsupported_reason(self, size: int) -> str:
         """What keeps it from so many ranks, in words; empty where it fits."""
         ...
 
@@ -46,50 +46,50 @@ class Topology(Protocol):
         ...
 
 
-def check(topology: Topology, size: int) -> None:
+def check_topology(topology: Topology, size: int) -> None:
     """Unusable where a topology does not fit so many ranks, with those that do."""
-    misfit = topology.misfit(size)
+    misfit = topology.unsupported_reason(size)
     if misfit:
-        others = [t.name for t in EVERY if not t.misfit(size)]
+        others = [t.name for t in BUILTIN_TOPOLOGIES if not t.misfit(size)]
         there = ", ".join(others)
-        raise Unusable(f"strategy.topology={topology.name} on {size} ranks: {misfit}; for {size} there are {there}")
+        raise UsageError(f"strategy.topology={topology.name} on {size} ranks: {misfit}; for {size} there are {there}")
 
 
-def among(topology: Topology, seats: Sequence[int], began: int) -> Topology:
+def restrict_to(topology: Topology, original_ranks: Sequence[int], initial_size: int) -> Topology:
     """The topology of those who are left in `seats` of the `began` ranks it was chosen for: the same one where it
     fits so many, else what is left of its links, or a ring where those do not connect everyone."""
-    size = len(seats)
-    if size == began or not topology.misfit(size):
-        check(topology, size)
+    size = len(original_ranks)
+    if size == initial_size or not topology.unsupported_reason(size):
+        check_topology(topology, size)
         return topology
-    matrices = [topology.matrix(began, step) for step in range(topology.period(began))]
-    linked = np.add.reduce(matrices)[np.ix_(seats, seats)]
-    left = Left(tuple((i, j) for i in range(size) for j in range(i) if linked[i, j] or linked[j, i]))
+    matrices = [topology.matrix(initial_size, step) for step in range(topology.period(initial_size))]
+    linked = np.add.reduce(matrices)[np.ix_(original_ranks, original_ranks)]
+    left = InducedSubgraph(tuple((i, j) for i in range(size) for j in range(i) if linked[i, j] or linked[j, i]))
     return left if size == 1 or contraction(left, size) < 1 - 1e-9 else Ring()
 
 
-def stays(topology: Topology, size: int) -> bool:
+def is_static(topology: Topology, size: int) -> bool:
     """Whether its links are the same at every step, and carry as much both ways."""
     return topology.period(size) == 1 and np.allclose(topology.matrix(size, 0), topology.matrix(size, 0).T)
 
 
 @dataclass(frozen=True)
-class Mates:
+class Neighbors:
     """What one rank does in one step: to whom it sends, whom it hears with what weight, and its own weight."""
 
-    tells: tuple[int, ...]
-    hears: dict[int, float]
-    own: float
+    send_to: tuple[int, ...]
+    recv_from: dict[int, float]
+    self_weight: float
 
 
 @lru_cache(maxsize=4096)
-def mates(topology: Topology, size: int, rank: int, step: int) -> Mates:
+def neighbors(topology: Topology, size: int, rank: int, step: int) -> Neighbors:
     """A rank's part of W(step)."""
     period = topology.period(size)
     w = topology.matrix(size, step % period if period else step)
     others = [j for j in range(size) if j != rank]
     hears = {j: float(w[rank, j]) for j in others if w[rank, j]}
-    return Mates(tuple(j for j in others if w[j, rank]), hears, float(w[rank, rank]))
+    return Neighbors(tuple(j for j in others if w[j, rank]), hears, float(w[rank, rank]))
 
 
 def contraction(topology: Topology, size: int) -> float:
@@ -107,7 +107,7 @@ def contraction(topology: Topology, size: int) -> float:
     return 0.0 if rest < 1e-12 else rest ** (1 / period)
 
 
-def messages(topology: Topology, size: int) -> float:
+def messages_per_step(topology: Topology, size: int) -> float:
     """How many a rank sends in a step: the mean over ranks and steps."""
     steps = topology.period(size) or 1
     sent = [np.count_nonzero(topology.matrix(size, s)) - np.count_nonzero(np.diag(topology.matrix(size, s)))
@@ -115,16 +115,16 @@ def messages(topology: Topology, size: int) -> float:
     return float(np.mean(sent)) / size
 
 
-def rounds_for(topology: Topology, size: int, wanted: float) -> int:
+def rounds_for_consensus(topology: Topology, size: int, tolerance: float) -> int:
     """How many steps bring the distance to the mean down to `wanted` of what it was."""
     left = contraction(topology, size)
-    return 1 if left <= wanted else math.ceil(math.log(wanted) / math.log(left))
+    return 1 if left <= tolerance else math.ceil(math.log(tolerance) / math.log(left))
 
 
 # undirected graphs ----------------------------------------------------------------------------------------------------
 
 
-def metropolis(size: int, edges: Iterable[tuple[int, int]]) -> Matrix:
+def metropolis_weights(size: int, edges: Iterable[tuple[int, int]]) -> Matrix:
     """Symmetric weights for any undirected graph, 1 / (1 + the larger degree) (Xiao & Boyd 2004): 1/3 on a ring."""
     there = {frozenset(edge) for edge in edges if edge[0] != edge[1]}
     degrees = np.zeros(size)
@@ -136,33 +136,33 @@ def metropolis(size: int, edges: Iterable[tuple[int, int]]) -> Matrix:
     return w + np.diag(1 - w.sum(1))
 
 
-class _Fixed:
+class _StaticTopology:
     """The same matrix at every step, on any number of ranks."""
 
-    def misfit(self, size: int) -> str:
+    def unsupported_reason(self, size: int) -> str:
         return ""
 
     def period(self, size: int) -> int:
         return 1
 
 
-@record
-class Ring(_Fixed):
+@config_class
+class Ring(_StaticTopology):
     """Both neighbours on a circle: mixes slowly beyond 16 ranks."""
 
     name: Literal["ring"] = "ring"
 
     def matrix(self, size: int, step: int) -> Matrix:
-        return metropolis(size, [(i, (i + 1) % size) for i in range(size)])
+        return metropolis_weights(size, [(i, (i + 1) % size) for i in range(size)])
 
 
-@record
-class Torus(_Fixed):
+@config_class
+class Torus(_StaticTopology):
     """Four neighbours on a grid that is closed both ways, as square as the number of ranks allows."""
 
     name: Literal["torus"] = "torus"
 
-    def misfit(self, size: int) -> str:
+    def unsupported_reason(self, size: int) -> str:
         return "it needs a number of ranks with divisors" if size > 3 and self._rows(size) == 1 else ""
 
     def _rows(self, size: int) -> int:
@@ -173,40 +173,40 @@ class Torus(_Fixed):
         cols = size // rows
         cells = itertools.product(range(rows), range(cols))
         ways = [((r, c), other) for r, c in cells for other in (((r + 1) % rows, c), (r, (c + 1) % cols))]
-        return metropolis(size, [(a * cols + b, c * cols + d) for (a, b), (c, d) in ways])
+        return metropolis_weights(size, [(a * cols + b, c * cols + d) for (a, b), (c, d) in ways])
 
 
-@record
-class Hypercube(_Fixed):
+@config_class
+class Hypercube(_StaticTopology):
     """One neighbour for every bit of a rank's number."""
 
     name: Literal["hypercube"] = "hypercube"
 
-    def misfit(self, size: int) -> str:
+    def unsupported_reason(self, size: int) -> str:
         return "it needs a power of two" if size & (size - 1) else ""
 
     def matrix(self, size: int, step: int) -> Matrix:
-        return metropolis(size, [(i, i ^ (1 << bit)) for i in range(size) for bit in range(_doublings(size))])
+        return metropolis_weights(size, [(i, i ^ (1 << bit)) for i in range(size) for bit in range(_ceil_log2(size))])
 
 
-@record
-class Complete(_Fixed):
+@config_class
+class Complete(_StaticTopology):
     """Everyone: the mean in one step, at the price of size - 1 messages."""
 
     name: Literal["complete"] = "complete"
 
     def matrix(self, size: int, step: int) -> Matrix:
-        return metropolis(size, itertools.combinations(range(size), 2))
+        return metropolis_weights(size, itertools.combinations(range(size), 2))
 
 
-@record
-class Star(_Fixed):
+@config_class
+class Star(_StaticTopology):
     """Everyone with rank 0."""
 
     name: Literal["star"] = "star"
 
     def matrix(self, size: int, step: int) -> Matrix:
-        return metropolis(size, [(0, i) for i in range(1, size)])
+        return metropolis_weights(size, [(0, i) for i in range(1, size)])
 
 
 # directed graphs ------------------------------------------------------------------------------------------------------
@@ -220,26 +220,26 @@ def _circulant(size: int, weights: dict[int, float]) -> Matrix:
     return w
 
 
-@record
-class Exponential(_Fixed):
+@config_class
+class Exponential(_StaticTopology):
     """The ranks 1, 2, 4, ... before one's own (Assran et al. 2019)."""
 
     name: Literal["exponential"] = "exponential"
 
     def matrix(self, size: int, step: int) -> Matrix:
-        hops = _doublings(size)
+        hops = _ceil_log2(size)
         return _circulant(size, {1 << hop: 1 / (hops + 1) for hop in range(hops)})
 
 
-@record
-class OnePeer(_Fixed):
+@config_class
+class OnePeer(_StaticTopology):
     """One message a step, from the rank 1, then 2, then 4, ... before one's own: the exact mean every log2(size) steps
     where the size is a power of two (Ying et al. 2021)."""
 
     name: Literal["one-peer"] = "one-peer"
 
     def period(self, size: int) -> int:
-        return max(1, _doublings(size))
+        return max(1, _ceil_log2(size))
 
     def matrix(self, size: int, step: int) -> Matrix:
         return _circulant(size, {1 << step % self.period(size): 0.5}) if size > 1 else np.eye(1)
@@ -248,57 +248,57 @@ class OnePeer(_Fixed):
 # random graphs --------------------------------------------------------------------------------------------------------
 
 
-class _Drawn:
+class _RandomTopology:
     """Another graph at every step, the same on all ranks."""
 
     seed: int
 
-    def misfit(self, size: int) -> str:
+    def unsupported_reason(self, size: int) -> str:
         return ""
 
     def period(self, size: int) -> int:
         return 0
 
-    def _order(self, size: int, step: int) -> NDArray[np.int64]:
-        return generator(self.seed, "topology", position=step).permutation(size)
+    def _permutation(self, size: int, step: int) -> NDArray[np.int64]:
+        return philox_generator(self.seed, "topology", position=step).permutation(size)
 
 
-@record
-class Matching(_Drawn):
+@config_class
+class Matching(_RandomTopology):
     """Random pairs, a fresh draw each step; of an odd number of ranks one rests."""
 
     name: Literal["matching"] = "matching"
     seed: Annotated[int, Field(ge=0)] = 0
 
     def matrix(self, size: int, step: int) -> Matrix:
-        order = self._order(size, step)
-        return metropolis(size, zip(order[0::2].tolist(), order[1::2].tolist()))
+        order = self._permutation(size, step)
+        return metropolis_weights(size, zip(order[0::2].tolist(), order[1::2].tolist()))
 
 
-@record
-class RandomRing(_Drawn):
+@config_class
+class RandomRing(_RandomTopology):
     """A ring in random order, a fresh draw each step."""
 
     name: Literal["random-ring"] = "random-ring"
     seed: Annotated[int, Field(ge=0)] = 0
 
     def matrix(self, size: int, step: int) -> Matrix:
-        order = self._order(size, step).tolist()
-        return metropolis(size, zip(order, order[1:] + order[:1]))
+        order = self._permutation(size, step).tolist()
+        return metropolis_weights(size, zip(order, order[1:] + order[:1]))
 
 
 # a graph of one's own -------------------------------------------------------------------------------------------------
 
 
-@record
-class Graph(_Fixed):
+@config_class
+class GraphFile(_StaticTopology):
     """The matrix in a text file: a row a line, numbers separated by commas or spaces."""
 
     path: str
     name: Literal["graph"] = "graph"
 
-    def misfit(self, size: int) -> str:
-        w = _read(self.path)
+    def unsupported_reason(self, size: int) -> str:
+        w = _read_matrix(self.path)
         if w.shape != (size, size):
             return f"{self.path} has a matrix for {len(w)}"
         for what, sums in (("row", w.sum(1)), ("column", w.sum(0))):
@@ -314,42 +314,42 @@ class Graph(_Fixed):
         return ""
 
     def matrix(self, size: int, step: int) -> Matrix:
-        return _read(self.path)
+        return _read_matrix(self.path)
 
 
 @lru_cache(maxsize=8)
-def _read(path: str) -> Matrix:
+def _read_matrix(path: str) -> Matrix:
     try:
         text = Path(path).read_text()
         rows = [[float(word) for word in line.replace(",", " ").split()] for line in text.splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        raise Unusable(f"strategy.topology.path={path} cannot be read: {error}") from error
+        raise UsageError(f"strategy.topology.path={path} cannot be read: {error}") from error
     if not rows or any(len(row) != len(rows) for row in rows):
-        raise Unusable(f"strategy.topology.path={path}: it must have as many numbers in every line as lines")
+        raise UsageError(f"strategy.topology.path={path}: it must have as many numbers in every line as lines")
     return np.array(rows)
 
 
 @dataclass(frozen=True)
-class Left(_Fixed):
+class InducedSubgraph(_StaticTopology):
     """What is left of a graph: its links, with Metropolis weights."""
 
-    links: tuple[tuple[int, int], ...]
+    edges: tuple[tuple[int, int], ...]
     name: str = "left"
 
     def matrix(self, size: int, step: int) -> Matrix:
-        return metropolis(size, self.links)
+        return metropolis_weights(size, self.edges)
 
 
-Topologies = Annotated[
-    Ring | Torus | Hypercube | Exponential | OnePeer | Complete | Star | Matching | RandomRing | Graph,
+AnyTopology = Annotated[
+    Ring | Torus | Hypercube | Exponential | OnePeer | Complete | Star | Matching | RandomRing | GraphFile,
     Field(discriminator="name"),
-    by_name,
+    name_shorthand,
 ]
-EVERY: tuple[Any, ...] = (
+BUILTIN_TOPOLOGIES: tuple[Any, ...] = (
     Ring(), Torus(), Hypercube(), Exponential(), OnePeer(), Complete(), Star(), Matching(), RandomRing()
 )  # fmt: skip
 
 
-def _doublings(size: int) -> int:
+def _ceil_log2(size: int) -> int:
     """How many powers of two lie below `size`."""
     return (size - 1).bit_length()

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 
-def _pairs(value: Any) -> Any:
+def _parse_pairs(value: Any) -> Any:
     """`100:128,400:256` is a list of pairs too."""
     if not isinstance(value, str):
         return value
@@ -21,20 +21,20 @@ def _pairs(value: Any) -> Any:
     return pairs
 
 
-Stage = tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], Annotated[int, Field(ge=1)]]
-Ramp = Annotated[tuple[Stage, ...], BeforeValidator(_pairs)]
+RampStage = tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], Annotated[int, Field(ge=1)]]
+Ramp = Annotated[tuple[RampStage, ...], BeforeValidator(_parse_pairs)]
 
 
-def rounded_up(images: int, size: int) -> int:
+def round_up(images: int, size: int) -> int:
     """To whole rounds of a size."""
     return -(-images // size) * size
 
 
-def stages(batch: int, d_steps: int, ramp: Ramp) -> Iterator[tuple[int, int]]:
+def batch_stages(batch: int, d_steps: int, ramp: Ramp) -> Iterator[tuple[int, int]]:
     """Yield (first image, batch) of every stage: each begins with the first round at or after its time."""
     start = 0
     yield start, batch
     for kimg, larger in ramp:
-        start += rounded_up(max(0, round(1000 * kimg) - start), batch * d_steps)
+        start += round_up(max(0, round(1000 * kimg) - start), batch * d_steps)
         batch = larger
         yield start, batch

@@ -7,25 +7,25 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BeforeValidator, Field
 
-from paragan.core.schema import record
-from paragan.data.dataset import Hold
-from paragan.data.loader.prefetch import Feed
-from paragan.data.storage.filesystem import Reach, public
+from paragan.core.schema import config_class
+from paragan.data.dataset import CacheMode
+from paragan.data.loader.prefetch import PrefetchOptions
+from paragan.data.storage.filesystem import RemoteOptions, redact_url
 from paragan.optim.optimizers import Kimg
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Part = Annotated[float, Field(gt=0, lt=1)]
-Times = Annotated[float, Field(gt=1, allow_inf_nan=False)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Factor = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 
 
-def switched(value: Any) -> Any:
+def parse_on_off(value: Any) -> Any:
     """`--health=off` is a record too."""
     return {"watch": value} if isinstance(value, bool | str) else value
 
 
-@record
-class Health:
+@config_class
+class HealthOptions:
     """When a run is said to be ill; relative to what it did before, where no number below is
     absolute (step, accuracy, apart, consensus, roughness).
 
@@ -41,20 +41,20 @@ class Health:
     roughness : the data of one label look like noise: 1 where neighbouring pixels have nothing to do with each other
     """
 
-    watch: bool = True
-    ticks: Positive = 3
-    step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    collapse: Part = 0.25
-    blow_up: Times = 50.0
-    vanish: Part = 0.03
-    accuracy: Annotated[float, Field(gt=0.5, le=1)] = 0.99
-    apart: Part = 1e-3
-    consensus: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
-    roughness: Part = 0.85
+    enabled: bool = True
+    patience_ticks: PositiveInt = 3
+    max_update: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    collapse_factor: Fraction = 0.25
+    divergence_factor: Factor = 50.0
+    vanishing_factor: Fraction = 0.03
+    d_saturation: Annotated[float, Field(gt=0.5, le=1)] = 0.99
+    max_replica_drift: Fraction = 1e-3
+    max_consensus_distance: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
+    max_roughness: Fraction = 0.85
 
 
-@record
-class Guard:
+@config_class
+class RollbackOptions:
     """What is done where a run is ill: nothing (none), or it goes back to the last good checkpoint (rollback), with
     something changed.
 
@@ -64,20 +64,20 @@ class Guard:
     """
 
     name: Literal["none", "rollback"] = "none"
-    rollbacks: Positive = 3
+    max_rollbacks: PositiveInt = 3
     lr_factor: Annotated[float, Field(gt=0, le=1)] = 0.5
     reseed: bool = True
 
     @property
-    def acts(self) -> bool:
+    def is_enabled(self) -> bool:
         return self.name == "rollback"
 
 
-AnyHealth = Annotated[Health, BeforeValidator(switched)]
+HealthOrSwitch = Annotated[HealthOptions, BeforeValidator(parse_on_off)]
 
 
-@record
-class Data:
+@config_class
+class DataOptions:
     """What to train on.
 
     path       : `digits`, a file, a folder or an address (docs/data.md lists the formats); "" asks for --data
@@ -93,29 +93,29 @@ class Data:
     """
 
     path: str = ""
-    resolution: Count = 0
+    resolution: NonNegativeInt = 0
     channels: Literal[0, 1, 3] = 0
     labels: bool = True
     mirror: bool = False
-    only: Count | None = None
-    hold: Hold = "auto"
-    bad_share: Annotated[float, Field(ge=0, lt=1)] = 0.01
-    reach: Reach = Reach()
-    feed: Feed = Feed()
+    only_class: NonNegativeInt | None = None
+    cache: CacheMode = "auto"
+    max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    remote: RemoteOptions = RemoteOptions()
+    prefetch: PrefetchOptions = PrefetchOptions()
 
     @property
-    def told(self) -> str:
+    def redacted_path(self) -> str:
         """The path as it is written and said: an address without its password or signature."""
-        return public(self.path)
+        return redact_url(self.path)
 
 
-def _listed(value: Any) -> Any:
+def _parse_list(value: Any) -> Any:
     """`fd,kid` is a list too."""
     return tuple(value.split(",")) if isinstance(value, str) else value
 
 
-@record
-class Evaluation:
+@config_class
+class EvaluationOptions:
     """What is scored, on how many fakes, every how many kimg (0: at the end only).
 
     features  : what a score sees: pixels, inception, resnet20 (a classifier of the data at hand), or module:callable
@@ -123,7 +123,7 @@ class Evaluation:
     reference : an npz with mu and sigma, which Frechet distances compare with in place of the data
     """
 
-    metrics: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("fd", "kid", "prdc")
+    metrics: Annotated[tuple[str, ...], BeforeValidator(_parse_list)] = ("fd", "kid", "prdc")
     count: Annotated[int, Field(ge=2)] = 10_000
     every_kimg: Kimg = 0.0
     features: str = "pixels"
@@ -131,8 +131,8 @@ class Evaluation:
     reference: str = ""
 
 
-@record
-class Output:
+@config_class
+class OutputOptions:
     """What is written while training. Times in kimg.
 
     keep : how many checkpoints stay
@@ -143,12 +143,12 @@ class Output:
     tick_kimg: Kimg = 4.0
     fakes_kimg: Kimg = 40.0
     checkpoint_kimg: Kimg = 40.0
-    keep: Positive = 2
-    best: str = "auto"
+    max_checkpoints: PositiveInt = 2
+    best_metric: str = "auto"
 
 
-@record
-class Device:
+@config_class
+class DeviceOptions:
     """Where and how the numbers are computed; the results change by rounding only.
 
     kind      : cpu, cuda, mps (untested), or auto (cuda where there is one, else cpu)
@@ -168,14 +168,14 @@ class Device:
     precision: Literal["auto", "float32", "bf16"] = "auto"
     channels_last: bool | Literal["G", "D"] = True
     compile: bool = False
-    threads: Count = 0
-    merge: Count = 0
-    graph: bool = False
-    one_call: Literal["auto"] | bool = "auto"
+    threads: NonNegativeInt = 0
+    lanes_per_pass: NonNegativeInt = 0
+    capture_passes: bool = False
+    concat_real_fake: Literal["auto"] | bool = "auto"
     pad_channels: Annotated[int, Field(ge=0, le=1024)] = 0
     huge_pages: bool = True
-    layout: Literal["rules", "measured"] = "rules"
+    tune: Literal["rules", "measured"] = "rules"
 
-    def layout_of(self, player: str) -> torch.memory_format:
+    def memory_format_of(self, player: str) -> torch.memory_format:
         """How the maps of G or of D lie in memory."""
         return torch.channels_last if self.channels_last in (True, player) else torch.contiguous_format

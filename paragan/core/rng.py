@@ -17,7 +17,7 @@ from torch import Tensor
 CPU = torch.device("cpu")
 
 
-def generator(seed: int, stream: str, lane: int = 0, position: int = 0) -> np.random.Generator:
+def philox_generator(seed: int, stream: str, lane: int = 0, position: int = 0) -> np.random.Generator:
     """The random numbers of `stream` for one lane at one position (in images) of the run with this seed."""
     key = np.array([seed, zlib.crc32(stream.encode())], dtype=np.uint64)
     counter = np.array([0, lane, position, 0], dtype=np.uint64)
@@ -25,13 +25,13 @@ def generator(seed: int, stream: str, lane: int = 0, position: int = 0) -> np.ra
 
 
 @lru_cache(maxsize=4)
-def shuffled(seed: int, epoch: int, size: int) -> np.ndarray:
+def epoch_permutation(seed: int, epoch: int, size: int) -> np.ndarray:
     """[size] the order in which one epoch visits the data."""
-    return generator(seed, "data order", position=epoch).permutation(size)
+    return philox_generator(seed, "data order", position=epoch).permutation(size)
 
 
 @dataclass(frozen=True)
-class Draw:
+class LaneRng:
     """The random numbers of some lanes at one position, every lane from streams of its own.
 
     The first dimension of what it returns is len(lanes) * per_lane: the images of the lanes, one lane
@@ -46,21 +46,21 @@ class Draw:
 
     def normal(self, stream: str, *shape: int) -> Tensor:
         """[N, *shape] float32, standard normal."""
-        return self._each(stream, lambda g: g.standard_normal((self.per_lane, *shape), dtype=np.float32))
+        return self._concat_lanes(stream, lambda g: g.standard_normal((self.per_lane, *shape), dtype=np.float32))
 
     def uniform(self, stream: str, *shape: int) -> Tensor:
         """[N, *shape] float32 in [0, 1)."""
-        return self._each(stream, lambda g: g.random((self.per_lane, *shape), dtype=np.float32))
+        return self._concat_lanes(stream, lambda g: g.random((self.per_lane, *shape), dtype=np.float32))
 
     def choice(self, stream: str, values: np.ndarray) -> Tensor:
         """[N] of `values`, each with equal chance."""
-        return self._each(stream, lambda g: values[g.integers(len(values), size=self.per_lane)])
+        return self._concat_lanes(stream, lambda g: values[g.integers(len(values), size=self.per_lane)])
 
     def seed_torch(self, stream: str) -> None:
         """Let torch's own random numbers (dropout) go on from here: the same for the same lanes in one pass."""
-        rng = generator(self.seed, f"torch/{stream}", self.lanes[0], self.position)
+        rng = philox_generator(self.seed, f"torch/{stream}", self.lanes[0], self.position)
         torch.manual_seed(int(rng.integers(2**63)))
 
-    def _each(self, stream: str, draw) -> Tensor:
-        parts = [draw(generator(self.seed, stream, lane, self.position)) for lane in self.lanes]
+    def _concat_lanes(self, stream: str, sample) -> Tensor:
+        parts = [sample(philox_generator(self.seed, stream, lane, self.position)) for lane in self.lanes]
         return torch.from_numpy(np.concatenate(parts)).to(self.device, non_blocking=True)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from paragan.core.rng import Draw
+from paragan.core.rng import LaneRng
 
 
-class Verdict(NamedTuple):
+class DiscriminatorOutput(NamedTuple):
     """What D says of N images, where it says more than how real they are.
 
     logits    : [N] how real each is, float32 or wider
@@ -21,23 +21,25 @@ class Verdict(NamedTuple):
     """
 
     logits: Tensor
-    classes: Tensor | None = None
+    class_logits: Tensor | None = None
     embedding: Tensor | None = None
     proxies: Tensor | None = None
 
-    def cut(self, at: int) -> tuple[Verdict, Verdict]:
+    def split(self, index: int) -> tuple[DiscriminatorOutput, DiscriminatorOutput]:
         """Of the first `at` images, and of the others."""
-        first, others = ([t if t is None else t[part] for t in self] for part in (slice(at), slice(at, None)))
-        return Verdict(*first), Verdict(*others)  # pyright: ignore[reportArgumentType]
+        first, others = ([t if t is None else t[part] for t in self] for part in (slice(index), slice(index, None)))
+        return DiscriminatorOutput(*first), DiscriminatorOutput(*others)  # pyright: ignore[reportArgumentType]
 
 
-Net = Callable[[Tensor, Tensor | None], Tensor | Verdict]  # D: (images, labels) -> logits [N], or more
+DiscriminatorFn = Callable[
+    [Tensor, Tensor | None], Tensor | DiscriminatorOutput
+]  # D: (images, labels) -> logits [N], or more
 
 
-def judged(d: Net, images: Tensor, labels: Tensor | None) -> Verdict:
+def run_discriminator(d: DiscriminatorFn, images: Tensor, labels: Tensor | None) -> DiscriminatorOutput:
     """What D says of some images, whether it is logits alone or more."""
     said = d(images, labels)
-    return said if isinstance(said, Verdict) else Verdict(said)
+    return said if isinstance(said, DiscriminatorOutput) else DiscriminatorOutput(said)
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ class Batch:
 
     images: Tensor
     labels: Tensor | None
-    draw: Draw
+    rng: LaneRng
     latents: Tensor | None = None
-    nearby: Tensor | None = None
+    perturbed: Tensor | None = None
 
 
 @dataclass(frozen=True)

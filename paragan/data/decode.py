@@ -21,11 +21,11 @@ import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
-from paragan.core.errors import Unusable
-from paragan.data.source import FORMATS, DecodeError, Record
+from paragan.core.errors import UsageError
+from paragan.data.source import IMAGE_FORMATS, DecodeError, Record
 
 # What Pillow raises on damaged files, beside its own UnidentifiedImageError (an OSError).
-_DAMAGE = (
+_CORRUPTION_ERRORS = (
     OSError,
     SyntaxError,
     ValueError,
@@ -38,7 +38,7 @@ _DAMAGE = (
 )
 
 _ORIENTATION = 0x0112
-_TURNS = {
+_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -54,10 +54,10 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 
 T = TypeVar("T")
 
-_JPEG, _EXIF, _ADOBE, _TABLE = b"\xff\xd8\xff", b"Exif\0\0", b"Adobe", b"\xff\xdb"
-_SIMPLE = ("YCbCr", "Gray")  # colours of which simplejpeg and Pillow make the same bits
+_JPEG_MAGIC, _EXIF_MARKER, _ADOBE_MARKER, _QUANT_TABLE_MARKER = b"\xff\xd8\xff", b"Exif\0\0", b"Adobe", b"\xff\xdb"
+_EXACT_COLORSPACES = ("YCbCr", "Gray")  # colours of which simplejpeg and Pillow make the same bits
 
-_STRETCH = 64  # images a task: one future an image would itself fill the memory at ImageNet's size
+_CHUNK_IMAGES = 64  # images a task: one future an image would itself fill the memory at ImageNet's size
 
 
 @dataclass(frozen=True)
@@ -66,56 +66,56 @@ class Header:
 
     width: int
     height: int
-    grey: bool  # no colour in the mode, or none in the palette
-    clear: bool  # some transparency may be in it
+    is_grey: bool  # no colour in the mode, or none in the palette
+    has_alpha: bool  # some transparency may be in it
 
 
 @dataclass(frozen=True)
-class Fault:
+class DecodeFailure:
     """Image `index` of a set cannot be decoded, and why."""
 
     index: int
     reason: str
 
 
-def header(record: Record) -> Header:
+def read_header(record: Record) -> Header:
     """Read what a record says about its image. Raises `DecodeError`."""
     if isinstance(record, np.ndarray):
         height, width = int(record.shape[0]), int(record.shape[1])
-        return Header(width, height, grey=record.ndim == 2 or record.shape[2] == 1, clear=False)
-    with opened(record) as image:
+        return Header(width, height, is_grey=record.ndim == 2 or record.shape[2] == 1, has_alpha=False)
+    with open_image(record) as image:
         width, height = image.size
-        return Header(width, height, grey=_grey(image), clear=_clear(image))
+        return Header(width, height, is_grey=_is_grey(image), has_alpha=_has_alpha(image))
 
 
-def picture(record: Record) -> Image.Image:
+def decode_image(record: Record) -> Image.Image:
     """Decode a record: upright, opaque, in mode L or RGB, at its own size. Raises `DecodeError`."""
     if isinstance(record, np.ndarray):
         return Image.fromarray(record[:, :, 0] if record.ndim == 3 and record.shape[2] == 1 else record)
-    if record.startswith(_JPEG) and (fast := _jpeg(record)):
+    if record.startswith(_JPEG_MAGIC) and (fast := _decode_jpeg(record)):
         return fast
-    with opened(record) as image:
+    with open_image(record) as image:
         image.load()
-        turn = _TURNS.get(orientation(image))
-        plain = _plain(image)
+        turn = _TRANSPOSES.get(exif_orientation(image))
+        plain = _to_opaque(image)
         return plain if turn is None else plain.transpose(turn)
 
 
-def place(record: Record, out: np.ndarray) -> None:
+def decode_into(record: Record, out: np.ndarray) -> None:
     """Decode a record and fit it into `out` [R, R, C] uint8, as `picture` and `fit` do. Raises `DecodeError`."""
     resolution, _, channels = out.shape
     if isinstance(record, np.ndarray):
         if record.shape == out.shape:
             out[:] = record
             return
-    elif channels == 3 and record.startswith(_JPEG) and _straight(record, out):
+    elif channels == 3 and record.startswith(_JPEG_MAGIC) and _decode_jpeg_into(record, out):
         return
-    out[:] = fit(picture(record), resolution, channels)
+    out[:] = center_crop_resize(decode_image(record), resolution, channels)
 
 
-def _straight(data: bytes, out: np.ndarray) -> bool:
+def _decode_jpeg_into(data: bytes, out: np.ndarray) -> bool:
     """Decode a JPEG into `out` [R, R, 3] without a detour; False if it has another size or is unusual."""
-    if _turned(data) or _adobe(data):
+    if _may_have_orientation(data) or _may_be_cmyk(data):
         return False
     try:
         return simplejpeg.decode_jpeg(data, buffer=out).shape == out.shape
@@ -123,35 +123,35 @@ def _straight(data: bytes, out: np.ndarray) -> bool:
         return False
 
 
-def _turned(data: bytes) -> bool:
+def _may_have_orientation(data: bytes) -> bool:
     """Whether a JPEG may have an EXIF orientation: EXIF stands before its first table."""
-    return data.find(_EXIF, 0, data.find(_TABLE)) >= 0
+    return data.find(_EXIF_MARKER, 0, data.find(_QUANT_TABLE_MARKER)) >= 0
 
 
-def _adobe(data: bytes) -> bool:
+def _may_be_cmyk(data: bytes) -> bool:
     """Whether a JPEG may be CMYK, of which simplejpeg makes other bits: then Adobe's marker stands there too."""
-    return data.find(_ADOBE, 0, data.find(_TABLE)) >= 0
+    return data.find(_ADOBE_MARKER, 0, data.find(_QUANT_TABLE_MARKER)) >= 0
 
 
-def _jpeg(data: bytes) -> Image.Image | None:
+def _decode_jpeg(data: bytes) -> Image.Image | None:
     """A JPEG by simplejpeg, bit for bit what Pillow makes of it, in a fraction of the time; None if it is unusual."""
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if colours not in _SIMPLE or int(height) * int(width) > (Image.MAX_IMAGE_PIXELS or math.inf):
+        if colours not in _EXACT_COLORSPACES or int(height) * int(width) > (Image.MAX_IMAGE_PIXELS or math.inf):
             return None
         grey = colours == "Gray"
         pixels = simplejpeg.decode_jpeg(data, "GRAY" if grey else "RGB")
     except ValueError:
         return None
     image = Image.fromarray(pixels[:, :, 0] if grey else pixels)
-    if not _turned(data):
+    if not _may_have_orientation(data):
         return image
-    with opened(data) as about:
-        turn = _TURNS.get(orientation(about))
+    with open_image(data) as about:
+        turn = _TRANSPOSES.get(exif_orientation(about))
     return image if turn is None else image.transpose(turn)
 
 
-def fit(image: Image.Image, resolution: int, channels: int) -> np.ndarray:
+def center_crop_resize(image: Image.Image, resolution: int, channels: int) -> np.ndarray:
     """The largest centred square of `image`, resized with LANCZOS: [R, R, C] uint8.
 
     An image that has the size already is untouched, bit for bit. Grey becomes RGB by repetition; RGB becomes
@@ -167,37 +167,37 @@ def fit(image: Image.Image, resolution: int, channels: int) -> np.ndarray:
     return np.asarray(image).reshape(resolution, resolution, channels)
 
 
-def each(count: int, work: Callable[[int], T], waiting: int = 0) -> list[T | Fault]:
+def parallel_map(count: int, work: Callable[[int], T], io_threads: int = 0) -> list[T | DecodeFailure]:
     """`[work(0), ..., work(count - 1)]`, on all cores; a `Fault` where `work` raises `DecodeError`.
 
     waiting : how many at once, where work is mostly waiting
     """
-    step = 1 if waiting else _STRETCH
+    step = 1 if io_threads else _CHUNK_IMAGES
 
-    def stretch(start: int) -> list[T | Fault]:
-        return [attempt(work, index) for index in range(start, min(start + step, count))]
+    def run_chunk(start: int) -> list[T | DecodeFailure]:
+        return [catch_decode_error(work, index) for index in range(start, min(start + step, count))]
 
     Image.init()  # the plugins are imported here, not by several threads at once
-    with bombs_are_errors(), ThreadPoolExecutor(waiting or os.cpu_count()) as pool:
-        return [result for part in pool.map(stretch, range(0, count, step)) for result in part]
+    with decompression_bombs_as_errors(), ThreadPoolExecutor(io_threads or os.cpu_count()) as pool:
+        return [result for part in pool.map(run_chunk, range(0, count, step)) for result in part]
 
 
-def attempt(work: Callable[[int], T], index: int) -> T | Fault:
+def catch_decode_error(work: Callable[[int], T], index: int) -> T | DecodeFailure:
     """`work(index)`, or that it cannot be decoded, and why."""
     try:
         return work(index)
     except DecodeError as error:
-        return Fault(index, str(error))
+        return DecodeFailure(index, str(error))
 
 
-def refuse_beyond_memory(count: int, height: int, width: int, channels: int) -> None:
+def check_fits_memory(count: int, height: int, width: int, channels: int) -> None:
     """Raise `Unusable` if [count, height, width, channels] uint8 take more than half of the memory."""
     need, limit = count * height * width * channels, ram_bytes() // 2
     if need <= limit:
         return
     sides = [side for side in (8, 16, 32, 64, 128, 256, 512, 1024) if count * side * side * channels <= limit]
     remedy = f"use resolution {sides[-1]} or less" if sides else "use fewer images"
-    raise Unusable(
+    raise UsageError(
         f"data: {count:,} images of {width} x {height} x {channels} need {need / 2**30:,.1f} GiB, "
         f"more than half of this machine's {2 * limit / 2**30:,.1f} GiB of memory: {remedy}"
     )
@@ -209,10 +209,10 @@ def ram_bytes() -> int:
 
 
 @contextmanager
-def opened(data: bytes) -> Iterator[Image.Image]:
+def open_image(data: bytes) -> Iterator[Image.Image]:
     """An encoded image, with everything Pillow may raise while it is read turned into `DecodeError`."""
     try:
-        with Image.open(io.BytesIO(data), formats=sorted(set(FORMATS.values()))) as image:
+        with Image.open(io.BytesIO(data), formats=sorted(set(IMAGE_FORMATS.values()))) as image:
             if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
                 raise Image.DecompressionBombError
             yield image
@@ -220,13 +220,13 @@ def opened(data: bytes) -> Iterator[Image.Image]:
         raise DecodeError(f"more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, too many to decode safely") from None
     except UnidentifiedImageError:
         raise DecodeError("not a PNG, JPEG, WebP or BMP image") from None
-    except _DAMAGE as error:
+    except _CORRUPTION_ERRORS as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DecodeError(" ".join(reason.split()) or type(error).__name__) from None
 
 
 @contextmanager
-def bombs_are_errors() -> Iterator[None]:
+def decompression_bombs_as_errors() -> Iterator[None]:
     """Pillow only warns of images up to twice too large. Its other warnings are about EXIF, not pixels."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning)
@@ -234,31 +234,31 @@ def bombs_are_errors() -> Iterator[None]:
         yield
 
 
-def orientation(image: Image.Image) -> int:
+def exif_orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8; unreadable EXIF turns nothing, as in any viewer."""
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
-    except _DAMAGE:
+    except _CORRUPTION_ERRORS:
         return 1
 
 
-def _grey(image: Image.Image) -> bool:
+def _is_grey(image: Image.Image) -> bool:
     if image.mode in ("P", "PA"):
         palette = np.array(image.getpalette("RGB") or [0, 0, 0]).reshape(-1, 3)  # [colours, 3]
         return bool((palette == palette[:, :1]).all())
     return image.mode in ("1", "L", "LA") or image.mode.startswith("I")
 
 
-def _clear(image: Image.Image) -> bool:
+def _has_alpha(image: Image.Image) -> bool:
     return image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info
 
 
-def _plain(image: Image.Image) -> Image.Image:
+def _to_opaque(image: Image.Image) -> Image.Image:
     """Any mode to L or RGB, opaque."""
     if image.mode.startswith("I"):  # 16-bit grey: its high byte, which is what Pillow keeps of 16-bit colour
         return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
-    grey = _grey(image)
-    if _clear(image):
+    grey = _is_grey(image)
+    if _has_alpha(image):
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
     return image.convert("RGB").convert("L") if grey else image.convert("RGB")  # grey survives the detour exactly

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 
 if TYPE_CHECKING:
     pass
@@ -28,7 +28,7 @@ class Source(Protocol):
     """
 
     @property
-    def where(self) -> str: ...
+    def location(self) -> str: ...
     @property
     def labels(self) -> np.ndarray | None: ...
     @property
@@ -36,9 +36,9 @@ class Source(Protocol):
     @property
     def notes(self) -> tuple[str, ...]: ...
     @property
-    def near(self) -> bool: ...
+    def is_local(self) -> bool: ...
     @property
-    def whole(self) -> np.ndarray | None: ...
+    def array(self) -> np.ndarray | None: ...
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Record:
@@ -46,16 +46,16 @@ class Source(Protocol):
         reached now, after everything was tried."""
         ...
 
-    def name(self, index: int) -> str:
+    def sample_name(self, index: int) -> str:
         """What messages and bad_files.txt call image `index`: its path or address."""
         ...
 
-    def identity(self) -> Iterable[bytes]:
+    def fingerprint_parts(self) -> Iterable[bytes]:
         """What tells this set from others without reading its pixels: names, sizes, checksums where there are any."""
         ...
 
 
-class Odd(Unusable):
+class MalformedDataset(UsageError):
     """A set that training refuses, though its images are there; `source` is all of them, to be looked at."""
 
     def __init__(self, message: str, source: Source):
@@ -63,7 +63,7 @@ class Odd(Unusable):
         self.source = source
 
 
-FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
+IMAGE_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
 
 
 class DecodeError(Exception):

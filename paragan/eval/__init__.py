@@ -1,27 +1,34 @@
-from paragan.eval.evaluate import Labels, Protocol, Score, comparable, evaluate, summarize
-from paragan.eval.feature_stats import Summary
-from paragan.eval.features import FeatureSpace, by_name, from_module, inception_2015, module_features, pixels
-from paragan.eval.metrics import METRICS, metric_names, number_of_fakes
-from paragan.eval.reference_stats import from_file
-from paragan.eval.sharding import Summing
+from paragan.eval.evaluate import (
+    ClassLabels,
+    EvalProtocol,
+    Score,
+    compute_feature_stats,
+    evaluate,
+    protocol_differences,
+)
+from paragan.eval.feature_stats import FeatureStats
+from paragan.eval.features import FeatureSpace, inception_2015, module_features, named_space, pixels, space_from_module
+from paragan.eval.metrics import METRICS, metric_names, num_fakes
+from paragan.eval.reference_stats import load_reference_stats
+from paragan.eval.sharding import ReduceGroup
 
 __all__ = [
     "METRICS",
+    "ClassLabels",
+    "EvalProtocol",
     "FeatureSpace",
-    "Labels",
-    "Protocol",
+    "FeatureStats",
+    "ReduceGroup",
     "Score",
-    "Summary",
-    "Summing",
-    "by_name",
-    "comparable",
+    "compute_feature_stats",
     "evaluate",
-    "from_file",
-    "from_module",
     "inception_2015",
+    "load_reference_stats",
     "metric_names",
     "module_features",
-    "number_of_fakes",
+    "named_space",
+    "num_fakes",
     "pixels",
-    "summarize",
+    "protocol_differences",
+    "space_from_module",
 ]

@@ -11,33 +11,33 @@ import torch
 from torch import Tensor
 
 from paragan.eval.features import FeatureSpace
-from paragan.eval.frechet import Gaussian, Moments
-from paragan.eval.inception_score import Marginals
-from paragan.eval.sharding import Share, Summing, of_first, whole
+from paragan.eval.frechet import Gaussian, RunningMoments
+from paragan.eval.inception_score import InceptionScoreSums
+from paragan.eval.sharding import FeatureShard, ReduceGroup, broadcast_from_rank0, gather_all
 
-Heed = Callable[[int], bool]
+ShouldAbort = Callable[[int], bool]
 
 
-def unheeded(seen: int) -> bool:
+def never_abort(images: int) -> bool:
     """Nobody watches, and nobody wants to give up."""
     return False
 
 
 @dataclass(frozen=True)
-class Look:
+class FeaturePass:
     """What is looked at, how. heed: is told now and then how many images were looked at, and says whether this rank
     would give up."""
 
     space: FeatureSpace
     count: int
-    block: int  # images that are looked at together
+    block_size: int  # images that are looked at together
     classes: int  # 0 without labels
     seed: int
     device: torch.device
-    heed: Heed = field(default=unheeded, compare=False)
+    should_abort: ShouldAbort = field(default=never_abort, compare=False)
 
 
-class Seen(NamedTuple):
+class FeatureBatch(NamedTuple):
     """Some images, and what the space makes of them."""
 
     rows: range
@@ -46,154 +46,167 @@ class Seen(NamedTuple):
     labels: Tensor | None  # int64 [n]
 
 
-class Reading(Protocol):
+class Accumulator(Protocol):
     """One that is a property of the images alone, and so may be kept for later, has a `name`."""
 
     @property
     def name(self) -> str: ...
     @property
-    def wanted_by(self) -> str: ...  # metrics, for messages
+    def metrics(self) -> str: ...  # metrics, for messages
     @property
-    def labelled(self) -> bool: ...  # whether it needs labels
+    def needs_labels(self) -> bool: ...  # whether it needs labels
 
-    def begin(self, look: Look) -> Any: ...  # what is known of no images yet: `so_far` below
-    def add(self, so_far: Any, look: Look, seen: Seen) -> None: ...
-    def end(self, so_far: Any, look: Look, group: Summing) -> Any: ...  # joined over ranks, or this rank's share
+    def init(self, feature_pass: FeaturePass) -> Any: ...  # what is known of no images yet: `so_far` below
+    def update(self, state: Any, feature_pass: FeaturePass, batch: FeatureBatch) -> None: ...
+    def compute(
+        self, state: Any, feature_pass: FeaturePass, group: ReduceGroup
+    ) -> Any: ...  # joined over ranks, or this rank's share
 
 
 @dataclass(frozen=True)
-class OfAll:
+class GaussianAcc:
     """The Gaussian of the features."""
 
     name: str = "gaussian"
-    wanted_by: str = "fd or fid"
-    labelled: bool = False
+    metrics: str = "fd or fid"
+    needs_labels: bool = False
 
-    def begin(self, look: Look) -> Moments:
-        return Moments(look.space.num_features, look.device)
+    def init(self, feature_pass: FeaturePass) -> RunningMoments:
+        return RunningMoments(feature_pass.space.num_features, feature_pass.device)
 
-    def add(self, so_far: Moments, look: Look, seen: Seen) -> None:
-        so_far.add(seen.features)
+    def update(self, state: RunningMoments, feature_pass: FeaturePass, batch: FeatureBatch) -> None:
+        state.update(batch.features)
 
-    def end(self, so_far: Moments, look: Look, group: Summing) -> Gaussian:
-        return so_far.gaussian(group)
+    def compute(self, state: RunningMoments, feature_pass: FeaturePass, group: ReduceGroup) -> Gaussian:
+        return state.compute(group)
 
 
 @dataclass(frozen=True)
-class OfClasses:
+class ClassGaussianAcc:
     """The Gaussian of each class; None of one that has fewer than two images."""
 
     name: str = "gaussians of classes"
-    wanted_by: str = "intra_fd or intra_fid"
-    labelled: bool = True
+    metrics: str = "intra_fd or intra_fid"
+    needs_labels: bool = True
 
-    def begin(self, look: Look) -> list[Moments]:
-        return [Moments(look.space.num_features, look.device) for _ in range(look.classes)]
+    def init(self, feature_pass: FeaturePass) -> list[RunningMoments]:
+        return [
+            RunningMoments(feature_pass.space.num_features, feature_pass.device) for _ in range(feature_pass.classes)
+        ]
 
-    def add(self, so_far: list[Moments], look: Look, seen: Seen) -> None:
-        assert seen.labels is not None
-        for label in seen.labels.unique().tolist():
-            so_far[label].add(seen.features[seen.labels == label])
+    def update(self, state: list[RunningMoments], feature_pass: FeaturePass, batch: FeatureBatch) -> None:
+        assert batch.labels is not None
+        for label in batch.labels.unique().tolist():
+            state[label].add(batch.features[batch.labels == label])
 
-    def end(self, so_far: list[Moments], look: Look, group: Summing) -> list[Gaussian | None]:
-        return [moments.fitted(group) for moments in so_far]
+    def compute(
+        self, state: list[RunningMoments], feature_pass: FeaturePass, group: ReduceGroup
+    ) -> list[Gaussian | None]:
+        return [moments.compute_or_none(group) for moments in state]
 
 
 @dataclass(frozen=True)
-class Features:
+class FeatureAcc:
     """The features themselves, each rank its share."""
 
     name: str = "features"
-    wanted_by: str = "kid or prdc"
-    labelled: bool = False
+    metrics: str = "kid or prdc"
+    needs_labels: bool = False
 
-    def begin(self, look: Look) -> list[Tensor]:
-        return [torch.zeros(0, look.space.num_features, device=look.device)]
+    def init(self, feature_pass: FeaturePass) -> list[Tensor]:
+        return [torch.zeros(0, feature_pass.space.num_features, device=feature_pass.device)]
 
-    def add(self, so_far: list[Tensor], look: Look, seen: Seen) -> None:
-        so_far.append(seen.features)
+    def update(self, state: list[Tensor], feature_pass: FeaturePass, batch: FeatureBatch) -> None:
+        state.append(batch.features)
 
-    def end(self, so_far: list[Tensor], look: Look, group: Summing) -> Share:
-        return Share(torch.cat(so_far), look.count, look.block)
+    def compute(self, state: list[Tensor], feature_pass: FeaturePass, group: ReduceGroup) -> FeatureShard:
+        return FeatureShard(torch.cat(state), feature_pass.count, feature_pass.block_size)
 
 
 @dataclass(frozen=True)
-class Guesses:
+class LogitAcc:
     """Sums over what a classifier makes of the images, in random splits."""
 
     splits: int
     name: str = ""
-    wanted_by: str = "is"
-    labelled: bool = False
+    metrics: str = "is"
+    needs_labels: bool = False
 
-    def begin(self, look: Look) -> Marginals:
-        return Marginals(look.count, look.space.num_logits, self.splits, look.seed, look.device)
+    def init(self, feature_pass: FeaturePass) -> InceptionScoreSums:
+        return InceptionScoreSums(
+            feature_pass.count, feature_pass.space.num_logits, self.splits, feature_pass.seed, feature_pass.device
+        )
 
-    def add(self, so_far: Marginals, look: Look, seen: Seen) -> None:
-        so_far.add(seen.rows, look.space.logits(seen.features.double()))
+    def update(self, state: InceptionScoreSums, feature_pass: FeaturePass, batch: FeatureBatch) -> None:
+        state.update(batch.rows, feature_pass.space.logits(batch.features.double()))
 
-    def end(self, so_far: Marginals, look: Look, group: Summing) -> Marginals:
-        return so_far
+    def compute(self, state: InceptionScoreSums, feature_pass: FeaturePass, group: ReduceGroup) -> InceptionScoreSums:
+        return state
 
 
 @dataclass(frozen=True)
-class Hits:
+class AccuracyAcc:
     """[classes, 2]: how many images of each class the classifier tells right, and how many there are."""
 
     name: str = ""
-    wanted_by: str = "accuracy"
-    labelled: bool = True
+    metrics: str = "accuracy"
+    needs_labels: bool = True
 
-    def begin(self, look: Look) -> Tensor:
-        return torch.zeros(look.classes, 2, dtype=torch.float64, device=look.device)
+    def init(self, feature_pass: FeaturePass) -> Tensor:
+        return torch.zeros(feature_pass.classes, 2, dtype=torch.float64, device=feature_pass.device)
 
-    def add(self, so_far: Tensor, look: Look, seen: Seen) -> None:
-        assert seen.labels is not None
-        right = look.space.logits(seen.features).argmax(1) == seen.labels
-        so_far.index_add_(0, seen.labels, torch.stack([right, torch.ones_like(right)], 1).double())
+    def update(self, state: Tensor, feature_pass: FeaturePass, batch: FeatureBatch) -> None:
+        assert batch.labels is not None
+        right = feature_pass.space.logits(batch.features).argmax(1) == batch.labels
+        state.index_add_(0, batch.labels, torch.stack([right, torch.ones_like(right)], 1).double())
 
-    def end(self, so_far: Tensor, look: Look, group: Summing) -> Tensor:
-        group.sum(so_far).wait()
-        return so_far
+    def compute(self, state: Tensor, feature_pass: FeaturePass, group: ReduceGroup) -> Tensor:
+        group.all_reduce_sum(state).wait()
+        return state
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageAcc:
     """About `most` images, some of every block, as the space's classifier sees them, and their labels: all of them on
     every rank."""
 
-    most: int
+    max_images: int
     name: str = ""
-    wanted_by: str = "cas"
-    labelled: bool = True
+    metrics: str = "cas"
+    needs_labels: bool = True
 
-    def begin(self, look: Look) -> list[tuple[Tensor, Tensor]]:
+    def init(self, feature_pass: FeaturePass) -> list[tuple[Tensor, Tensor]]:
         return []
 
-    def add(self, so_far: list[tuple[Tensor, Tensor]], look: Look, seen: Seen) -> None:
-        assert seen.labels is not None
-        quota = self._quota(look)
-        so_far.append((look.space.seen(seen.images[:quota]).cpu(), seen.labels[:quota].cpu()))
+    def update(self, state: list[tuple[Tensor, Tensor]], feature_pass: FeaturePass, batch: FeatureBatch) -> None:
+        assert batch.labels is not None
+        quota = self._images_per_block(feature_pass)
+        state.append((feature_pass.space.preprocess(batch.images[:quota]).cpu(), batch.labels[:quota].cpu()))
 
-    def end(self, so_far: list[tuple[Tensor, Tensor]], look: Look, group: Summing) -> tuple[Tensor, Tensor]:
+    def compute(
+        self, state: list[tuple[Tensor, Tensor]], feature_pass: FeaturePass, group: ReduceGroup
+    ) -> tuple[Tensor, Tensor]:
         """uint8 [N, C, R, R], int64 [N]."""
-        quota, (blocks, rest) = self._quota(look), divmod(look.count, look.block)
+        quota, (blocks, rest) = (
+            self._images_per_block(feature_pass),
+            divmod(feature_pass.count, feature_pass.block_size),
+        )
         count = blocks * quota + min(rest, quota)
-        shape = of_first(group, torch.tensor(so_far[0][0].shape[1:] if so_far else (0, 0, 0)))
-        own = [torch.zeros(0, int(shape.prod()), dtype=torch.uint8), *(images.flatten(1) for images, _ in so_far)]
-        labels = [torch.zeros(0, dtype=torch.long), *(labels for _, labels in so_far)]
-        images = whole(Share(torch.cat(own), count, quota), group)
-        numbers = whole(Share(torch.cat(labels)[:, None], count, quota), group)
+        shape = broadcast_from_rank0(group, torch.tensor(state[0][0].shape[1:] if state else (0, 0, 0)))
+        own = [torch.zeros(0, int(shape.prod()), dtype=torch.uint8), *(images.flatten(1) for images, _ in state)]
+        labels = [torch.zeros(0, dtype=torch.long), *(labels for _, labels in state)]
+        images = gather_all(FeatureShard(torch.cat(own), count, quota), group)
+        numbers = gather_all(FeatureShard(torch.cat(labels)[:, None], count, quota), group)
         return images.view(-1, *shape.tolist()), numbers[:, 0]
 
-    def _quota(self, look: Look) -> int:
+    def _images_per_block(self, feature_pass: FeaturePass) -> int:
         """Of every block."""
-        return min(look.block, max(1, look.block * self.most // look.count))
+        return min(feature_pass.block_size, max(1, feature_pass.block_size * self.max_images // feature_pass.count))
 
 
-Kept = Mapping[Reading, Any]
+AccumulatorResults = Mapping[Accumulator, Any]
 
 
-def wanted(readings: Sequence[Sequence[Reading]]) -> list[Reading]:
+def unique_accumulators(accumulators: Sequence[Sequence[Accumulator]]) -> list[Accumulator]:
     """Each once, in order."""
-    return list(dict.fromkeys(reading for several in readings for reading in several))
+    return list(dict.fromkeys(reading for several in accumulators for reading in several))

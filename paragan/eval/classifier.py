@@ -23,37 +23,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.eval import result_cache
-from paragan.eval.feature_stats import Rows
+from paragan.eval.feature_stats import ImageArray
 from paragan.eval.features import FeatureSpace, state_hash
-from paragan.eval.sharding import ALONE, Summing, everywhere, of_first
+from paragan.eval.sharding import SINGLE, ReduceGroup, all_ranks, broadcast_from_rank0
 
-NAME = "resnet20"
-SIDE = 32  # pixels, the most it sees
+SPACE_NAME = "resnet20"
+MAX_SIDE = 32  # pixels, the most it sees
 NUM_FEATURES = 64
-VERSION = 1  # of what training does: another one is another space
+TRAINING_VERSION = 1  # of what training does: another one is another space
 
 
 @dataclass(frozen=True)
-class Training:
+class ClassifierTraining:
     """How a classifier is trained: SGD with momentum, a rate that rises and falls (Smith and Topin 2017), images
     shifted by up to an eighth. Not mirrored, since digits and letters are not the same then."""
 
-    most: int = 50_000  # images it is trained on, evenly chosen
-    held_out: int = 5_000  # at most, and a tenth
-    shown: int = 64_000  # images shown, each up to `epochs` times
+    max_images: int = 50_000  # images it is trained on, evenly chosen
+    max_held_out: int = 5_000  # at most, and a tenth
+    max_samples: int = 64_000  # images shown, each up to `epochs` times
     epochs: int = 40
     batch: int = 128
-    rate: float = 0.2
+    lr: float = 0.2
     weight_decay: float = 5e-4
     seed: int = 0
 
-    def steps(self, count: int) -> int:
-        return max(1, min(self.shown, self.epochs * count) // self.batch)
+    def num_steps(self, count: int) -> int:
+        return max(1, min(self.max_samples, self.epochs * count) // self.batch)
 
 
-TRAINING = Training()
+DEFAULT_TRAINING = ClassifierTraining()
 
 
 class ResNet20(nn.Module):
@@ -63,11 +63,11 @@ class ResNet20(nn.Module):
         super().__init__()
         widths = [(16, 16)] * 3 + [(16, 32), (32, 32), (32, 32), (32, 64), (64, 64), (64, 64)]
         self.conv, self.norm = nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
-        self.blocks = nn.Sequential(*(Residual(a, b) for a, b in widths))
+        self.blocks = nn.Sequential(*(ResNetBlock(a, b) for a, b in widths))
         self.linear = nn.Linear(NUM_FEATURES, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = (shrunk(images).float() - 127.5) / 64
+        x = (downscale(images).float() - 127.5) / 64
         return self.blocks(F.relu(self.norm(self.conv(x)))).mean((2, 3))
 
     def logits(self, features: Tensor) -> Tensor:
@@ -75,69 +75,71 @@ class ResNet20(nn.Module):
         return F.linear(features, self.linear.weight.to(features.dtype), self.linear.bias.to(features.dtype))
 
 
-class Residual(nn.Module):
+class ResNetBlock(nn.Module):
     """Two convolutions and a shortcut without parameters: every second pixel, channels padded with zeros."""
 
     def __init__(self, a: int, b: int):
         super().__init__()
-        self.stride, self.more = (1, 0) if a == b else (2, (b - a) // 2)
+        self.stride, self.padded_channels = (1, 0) if a == b else (2, (b - a) // 2)
         self.conv1, self.norm1 = nn.Conv2d(a, b, 3, self.stride, padding=1, bias=False), nn.BatchNorm2d(b)
         self.conv2, self.norm2 = nn.Conv2d(b, b, 3, padding=1, bias=False), nn.BatchNorm2d(b)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        short = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.more, self.more))
+        short = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.padded_channels, self.padded_channels))
         return F.relu(h + short)
 
 
-def shrunk(images: Tensor) -> Tensor:
+def downscale(images: Tensor) -> Tensor:
     """uint8 [N, C, R, R] -> the same, of at most 32 x 32."""
-    if images.shape[-1] <= SIDE:
+    if images.shape[-1] <= MAX_SIDE:
         return images
-    small = F.interpolate(images.float(), (SIDE, SIDE), mode="bilinear", antialias=True, align_corners=False)
+    small = F.interpolate(images.float(), (MAX_SIDE, MAX_SIDE), mode="bilinear", antialias=True, align_corners=False)
     return small.round().clamp(0, 255).to(torch.uint8)
 
 
 # training ---------------------------------------------------------------------------------------------------
 
 
-def fit(
+def train_classifier(
     images: Tensor,
     labels: Tensor,
     classes: int,
-    how: Training = TRAINING,
+    training: ClassifierTraining = DEFAULT_TRAINING,
     device: torch.device | str = "cpu",
-    each: Callable[[], None] = lambda: None,
+    on_step: Callable[[], None] = lambda: None,
 ) -> ResNet20:
     """A classifier of uint8 [N, C, R, R] with int64 labels [N], in evaluation mode. each: called after every step."""
     with torch.random.fork_rng(devices=[]), torch.autocast(torch.device(device).type, enabled=False):
-        torch.manual_seed(how.seed)
+        torch.manual_seed(training.seed)
         net = ResNet20(images.shape[1], classes).to(device).train()
-        steps = how.steps(len(images))
-        optimizer = torch.optim.SGD(net.parameters(), how.rate, 0.9, weight_decay=how.weight_decay, nesterov=True)
-        rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, how.rate, steps + 1)
-        for rows in _batches(len(images), how, steps):
-            x, y = _shifted(images[rows]).to(device), labels[rows].to(device)
+        steps = training.num_steps(len(images))
+        optimizer = torch.optim.SGD(
+            net.parameters(), training.lr, 0.9, weight_decay=training.weight_decay, nesterov=True
+        )
+        rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, training.lr, steps + 1)
+        for rows in _batches(len(images), training, steps):
+            x, y = _random_shift(images[rows]).to(device), labels[rows].to(device)
             loss = F.cross_entropy(net.logits(net(x)), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             rates.step()
-            each()
+            on_step()
     return net.eval().requires_grad_(False)
 
 
-def _batches(count: int, how: Training, steps: int) -> Iterator[Tensor]:
-    draw = torch.Generator().manual_seed(how.seed)
+def _batches(count: int, training: ClassifierTraining, steps: int) -> Iterator[Tensor]:
+    draw = torch.Generator().manual_seed(training.seed)
     waiting = torch.zeros(0, dtype=torch.long)
     for _ in range(steps):
-        while len(waiting) < how.batch:
+        while len(waiting) < training.batch:
             waiting = torch.cat([waiting, torch.randperm(count, generator=draw)])
-        rows, waiting = waiting[: how.batch], waiting[how.batch :]
+        rows, waiting = waiting[: training.batch], waiting[training.batch :]
         yield rows
 
 
-def _shifted(images: Tensor) -> Tensor:
+def _random_shift(images: Tensor) -> Tensor:
     """Each moved by up to an eighth of its side, at random."""
     side = images.shape[-1]
     by = max(1, side // 8)
@@ -148,7 +150,7 @@ def _shifted(images: Tensor) -> Tensor:
     return padded.permute(0, 2, 3, 1)[number, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2).contiguous()
 
 
-def hits(net: ResNet20, images: Tensor, labels: Tensor, device: torch.device | str = "cpu") -> Tensor:
+def count_correct(net: ResNet20, images: Tensor, labels: Tensor, device: torch.device | str = "cpu") -> Tensor:
     """[classes, 2] float64: images told right, and all."""
     tally = torch.zeros(net.linear.out_features, 2, dtype=torch.float64)
     with torch.no_grad():
@@ -161,56 +163,60 @@ def hits(net: ResNet20, images: Tensor, labels: Tensor, device: torch.device | s
 # as a feature space -----------------------------------------------------------------------------------------
 
 
-def outline(labels: np.ndarray | None, names: tuple[str, ...]) -> FeatureSpace:
+def untrained_space(labels: np.ndarray | None, names: tuple[str, ...]) -> FeatureSpace:
     """The space before its network is trained: what it is called, and what is defined in it. Raises `Unusable`
     without two classes."""
     if labels is None or len(names) < 2:
-        raise Unusable(f"space: {NAME} is a classifier of the data's labels, and they have no two classes: use pixels")
-    resizer = f"antialiased bilinear to at most {SIDE}"
-    return FeatureSpace(NAME, "", NUM_FEATURES, _untrained, len(names), resizer, classes=names, seen=shrunk)
+        raise UsageError(
+            f"space: {SPACE_NAME} is a classifier of the data's labels, and they have no two classes: use pixels"
+        )
+    resizer = f"antialiased bilinear to at most {MAX_SIDE}"
+    return FeatureSpace(
+        SPACE_NAME, "", NUM_FEATURES, _raise_untrained, len(names), resizer, classes=names, preprocess=downscale
+    )
 
 
-def _untrained() -> nn.Module:
-    raise Unusable("space: resnet20 has to be trained first")
+def _raise_untrained() -> nn.Module:
+    raise UsageError("space: resnet20 has to be trained first")
 
 
-def trained(
-    images: Rows,
+def classifier_space(
+    images: ImageArray,
     labels: np.ndarray | None,
     names: tuple[str, ...],
     *,
-    known_as: str,
-    group: Summing = ALONE,
+    data_digest: str,
+    group: ReduceGroup = SINGLE,
     device: torch.device | str = "cpu",
-    how: Training | None = None,
+    training: ClassifierTraining | None = None,
 ) -> FeatureSpace:
     """The space of a classifier of these images, uint8 [N, R, R, C]: from the cache, or trained now by rank 0 and
     kept. known_as: a digest of the images. Every rank calls this. Raises `Unusable` without two classes."""
-    outlined, how = outline(labels, names), how or TRAINING
+    outlined, training = untrained_space(labels, names), training or DEFAULT_TRAINING
     assert labels is not None
-    channels, key = images.shape[3], _key(known_as, how)
-    file = result_cache.folder() / NAME / f"{key}.safetensors"
+    channels, key = images.shape[3], _cache_key(data_digest, training)
+    file = result_cache.cache_dir() / SPACE_NAME / f"{key}.safetensors"
     net, right = ResNet20(channels, len(names)), torch.zeros(2, dtype=torch.float64)
-    if not everywhere(group, (found := _read(net, file)) is not None):
-        found = _made(net, file, images, labels, how, group, device)
+    if not all_ranks(group, (found := _read_cached(net, file)) is not None):
+        found = _train_and_cache(net, file, images, labels, training, group, device)
     assert found is not None
     right += found
-    note = f"{NAME}: {100 * right[0] / right[1]:.1f} % of {int(right[1])} held-out reals told right"
+    note = f"{SPACE_NAME}: {100 * right[0] / right[1]:.1f} % of {int(right[1])} held-out reals told right"
     return dataclasses.replace(
         outlined, hash=state_hash(net), build=lambda: net.eval().requires_grad_(False), notes=(note,)
     )
 
 
-def _key(known_as: str, how: Training) -> str:
-    told = json.dumps([VERSION, known_as, dataclasses.asdict(how)])
+def _cache_key(data_digest: str, training: ClassifierTraining) -> str:
+    told = json.dumps([TRAINING_VERSION, data_digest, dataclasses.asdict(training)])
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
-def _state(net: nn.Module) -> dict[str, Tensor]:
+def _cpu_state(net: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
 
 
-def _read(net: ResNet20, file: Path) -> Tensor | None:
+def _read_cached(net: ResNet20, file: Path) -> Tensor | None:
     """Fill the network from a file; [2] held-out reals told right, and all. None where that cannot be done."""
     try:
         with safetensors.safe_open(file, "pt") as stored:
@@ -220,63 +226,65 @@ def _read(net: ResNet20, file: Path) -> Tensor | None:
         return None
 
 
-def _made(
+def _train_and_cache(
     net: ResNet20,
     file: Path,
-    images: Rows,
+    images: ImageArray,
     labels: np.ndarray,
-    how: Training,
-    group: Summing,
+    training: ClassifierTraining,
+    group: ReduceGroup,
     device: torch.device | str,
 ) -> Tensor:
     """Train on rank 0, keep it, and let all have the same weights; [2] held-out reals told right, and all. What another
     process kept meanwhile is taken instead: two classifiers would be two spaces."""
-    chosen = np.linspace(0, len(images) - 1, min(len(images), how.most)).astype(np.int64)
+    chosen = np.linspace(0, len(images) - 1, min(len(images), training.max_images)).astype(np.int64)
     out = np.zeros(len(chosen), bool)
-    out[:: max(10, math.ceil(len(chosen) / how.held_out))] = True
+    out[:: max(10, math.ceil(len(chosen) / training.max_held_out))] = True
 
-    def train(each: Callable[[], None]) -> Tensor:
-        if _read(net, file) is None:
+    def train(on_step: Callable[[], None]) -> Tensor:
+        if _read_cached(net, file) is None:
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)  # it is damaged
-        x, y = _pictures(images, chosen), torch.from_numpy(labels[chosen]).long()
-        own = fit(x[~out], y[~out], net.linear.out_features, how, device, each)
-        right = hits(own, x[out], y[out], device).sum(0)
+        x, y = _load_images(images, chosen), torch.from_numpy(labels[chosen]).long()
+        own = train_classifier(x[~out], y[~out], net.linear.out_features, training, device, on_step)
+        right = count_correct(own, x[out], y[out], device).sum(0)
         told = {"right": json.dumps(right.tolist())}
-        result_cache.put(file, lambda aside: safetensors.torch.save_file(_state(own), aside, told), once=True)
-        if (kept := _read(net, file)) is not None:
+        result_cache.store(
+            file, lambda aside: safetensors.torch.save_file(_cpu_state(own), aside, told), only_if_absent=True
+        )
+        if (kept := _read_cached(net, file)) is not None:
             return kept
-        net.load_state_dict(_state(own))
+        net.load_state_dict(_cpu_state(own))
         return right
 
-    right = by_first(group, how.steps(int((~out).sum())), train)
+    right = run_on_rank0(group, training.num_steps(int((~out).sum())), train)
     for value in net.state_dict().values():
-        of_first(group, value)
-    return of_first(group, torch.zeros(2, dtype=torch.float64) if right is None else right)
+        broadcast_from_rank0(group, value)
+    return broadcast_from_rank0(group, torch.zeros(2, dtype=torch.float64) if right is None else right)
 
 
-def by_first(group: Summing, steps: int, train: Callable[[Callable[[], None]], Tensor]) -> Tensor | None:
+def run_on_rank0(group: ReduceGroup, steps: int, train: Callable[[Callable[[], None]], Tensor]) -> Tensor | None:
     """What rank 0 makes in so many steps, each of which it reports; None on the others. They are told now and then that
     it goes on, for a group takes silence for a failure."""
 
-    def still_here(step: int) -> None:
+    def heartbeat(step: int) -> None:
         if group.size > 1 and step % 20 == 0:
-            group.sum(torch.zeros(1)).wait()
+            group.all_reduce_sum(torch.zeros(1)).wait()
 
     if group.rank == 0:
         ticks = iter(range(1, steps + 1))
-        return train(lambda: still_here(next(ticks)))
+        return train(lambda: heartbeat(next(ticks)))
     for step in range(1, steps + 1):
-        still_here(step)
+        heartbeat(step)
     return None
 
 
-def _pictures(images: Rows, chosen: np.ndarray) -> Tensor:
+def _load_images(images: ImageArray, rows: np.ndarray) -> Tensor:
     """uint8 [n, C, R, R], R at most 32, of these rows in order."""
     parts = []
     for low in range(0, len(images), 1024):
-        mine = chosen[(chosen >= low) & (chosen < low + 1024)] - low
+        mine = rows[(rows >= low) & (rows < low + 1024)] - low
         if len(mine):
             part = np.ascontiguousarray(images[low : low + 1024][mine].transpose(0, 3, 1, 2))
-            parts.append(shrunk(torch.from_numpy(part)))
+            parts.append(downscale(torch.from_numpy(part)))
     return torch.cat(parts)

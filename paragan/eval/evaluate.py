@@ -18,28 +18,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from paragan.core.errors import Unusable
-from paragan.eval.accumulators import Heed, Look, unheeded, wanted
-from paragan.eval.feature_stats import LabelsOf, Rows, Sample, Summary, look, rows_of
+from paragan.core.errors import UsageError
+from paragan.eval.accumulators import FeaturePass, ShouldAbort, never_abort, unique_accumulators
+from paragan.eval.feature_stats import FeatureStats, ImageArray, LabelsFn, SampleFn, array_sampler, extract
 from paragan.eval.features import FeatureSpace
 from paragan.eval.metrics import (
-    COUNT,
+    DEFAULT_COUNT,
     METRICS,
-    Given,
     Metric,
+    MetricInputs,
     check_labels,
-    metric_named,
+    get_metric,
     metric_names,
-    number_of_fakes,
+    num_fakes,
 )
-from paragan.eval.reference_stats import referenced
-from paragan.eval.sharding import ALONE, Summing
+from paragan.eval.reference_stats import cached_reference
+from paragan.eval.sharding import SINGLE, ReduceGroup
 
 Value = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
-class Protocol:
+class EvalProtocol:
     """What the caller knows about how fakes and reals came about; None where it does not.
 
     `batch_norm` is how the generator's batch norm ran: "none" (it has none), "running" (statistics kept in
@@ -57,16 +57,16 @@ class Protocol:
 
 
 @dataclass(frozen=True)
-class Labels:
+class ClassLabels:
     """What scores that go class by class need."""
 
     names: tuple[str, ...]  # of the classes
     reals: np.ndarray | None = None  # int64 [N]
-    fakes: LabelsOf | None = None  # of a range of indices, as they were asked of the generator
+    fakes: LabelsFn | None = None  # of a range of indices, as they were asked of the generator
 
 
-NO_LABELS = Labels(())
-SWEPT = ("truncation", "seed")  # which images of a model are scored; how they are is the same
+NO_LABELS = ClassLabels(())
+SWEEP_FIELDS = ("truncation", "seed")  # which images of a model are scored; how they are is the same
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Score:
     @property
     def fingerprint(self) -> str:
         """12 hex digits; equal for protocols that are equal but for truncation and seed."""
-        alike = {name: value for name, value in self.protocol.items() if name not in SWEPT}
+        alike = {name: value for name, value in self.protocol.items() if name not in SWEEP_FIELDS}
         return hashlib.sha256(json.dumps(alike, sort_keys=True).encode()).hexdigest()[:12]
 
     def to_json(self, kimg: float | None = None) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Score:
         }
 
 
-def comparable(a: Score | Mapping[str, Any], b: Score | Mapping[str, Any]) -> list[str]:
+def protocol_differences(a: Score | Mapping[str, Any], b: Score | Mapping[str, Any]) -> list[str]:
     """The fields in which two scores, or their lines of metrics.jsonl, were measured differently.
 
     Empty where they may be compared, as the lines of one sweep may: they differ in truncation and seed alone. `name` is
@@ -112,23 +112,23 @@ def comparable(a: Score | Mapping[str, Any], b: Score | Mapping[str, Any]) -> li
     a, b = (s.to_json() if isinstance(s, Score) else s for s in (a, b))
     one, other = {**a["protocol"], "name": a["name"]}, {**b["protocol"], "name": b["name"]}
     absent = object()
-    fields = {*one, *other} - {*SWEPT}
+    fields = {*one, *other} - {*SWEEP_FIELDS}
     return sorted(key for key in fields if one.get(key, absent) != other.get(key, absent))
 
 
 def evaluate(
-    fakes: Sample,
-    reals: Rows | Summary | None,
+    fakes: SampleFn,
+    reals: ImageArray | FeatureStats | None,
     *,
     space: FeatureSpace,
     metrics: Sequence[str],
-    protocol: Protocol | None = None,
+    protocol: EvalProtocol | None = None,
     count: int | None = None,
-    group: Summing = ALONE,
+    group: ReduceGroup = SINGLE,
     batch: int = 64,
     device: torch.device | str = "cpu",
-    labels: Labels = NO_LABELS,
-    heed: Heed = unheeded,
+    labels: ClassLabels = NO_LABELS,
+    should_abort: ShouldAbort = never_abort,
 ) -> list[Score]:
     """Score `count` fakes against all of `reals` by each of `metrics`; the same list on every rank.
 
@@ -142,61 +142,71 @@ def evaluate(
     `labels`, and for reals that do not fit. `heed` is told between blocks how many fakes were seen; where it is true
     on all ranks, `GivenUp` is raised.
     """
-    protocol = protocol or Protocol()
+    protocol = protocol or EvalProtocol()
     names = {name: metric_names(name, space) for name in metrics}
-    count = number_of_fakes(metrics, count)
+    count = num_fakes(metrics, count)
     check_labels(metrics, space, len(labels.names) if labels.fakes else 0)
-    against = [name for name in metrics if METRICS[name].reals]
+    against = [name for name in metrics if METRICS[name].real_accumulators]
     start = time.perf_counter()
     how: dict[str, Any] = {"space": space, "group": group, "batch": batch, "device": device, "labels": labels}
-    real = _seen(reals, against, how) if against else Summary(space, (), 0, {})
-    readings = wanted([METRICS[name].fakes for name in metrics])
-    seeing = Look(space, _counted(count), batch, len(labels.names), protocol.seed, torch.device(device), heed)
-    fake = look(fakes, seeing, readings, group, labels.fakes)
-    if real.image and real.image != fake.image:
-        raise Unusable(f"reals: images are {_x(real.image)} (CxHxW), the fakes {_x(fake.image)}; they must agree")
-    given = Given(real, fake, group, protocol.seed, labels.names, torch.device(device))
+    real = _real_stats(reals, against, how) if against else FeatureStats(space, (), 0, {})
+    readings = unique_accumulators([METRICS[name].fake_accumulators for name in metrics])
+    seeing = FeaturePass(
+        space, _check_count(count), batch, len(labels.names), protocol.seed, torch.device(device), should_abort
+    )
+    fake = extract(fakes, seeing, readings, group, labels.fakes)
+    if real.image_shape and real.image_shape != fake.image_shape:
+        raise UsageError(
+            f"reals: images are {_format_shape(real.image_shape)} (CxHxW), the fakes {_format_shape(fake.image_shape)}; they must agree"
+        )
+    given = MetricInputs(real, fake, group, protocol.seed, labels.names, torch.device(device))
     shared = time.perf_counter() - start
     return [s for name, called in names.items() for s in _scores(METRICS[name], called, given, protocol, shared)]
 
 
-def _scores(metric: Metric, called: Sequence[str], given: Given, protocol: Protocol, shared_s: float) -> list[Score]:
+def _scores(
+    metric: Metric, names: Sequence[str], inputs: MetricInputs, protocol: EvalProtocol, shared_s: float
+) -> list[Score]:
     """One metric's, by the names they are called; shared_s: what seeing the images took."""
     start = time.perf_counter()
-    values = metric.measure(given, **metric.settings)
+    values = metric.compute(inputs, **metric.settings)
     seconds = shared_s + time.perf_counter() - start
-    real, fake = given.real, given.fake
-    record = _record(metric, protocol, real if metric.reals else None, fake)
+    real, fake = inputs.real, inputs.fake
+    record = _protocol_fields(metric, protocol, real if metric.real_accumulators else None, fake)
     notes = (*metric.notes(fake.space, real, fake), *fake.space.notes)
-    named = zip(called, values, strict=False)  # pr50k3_full reports but two of four
+    named = zip(names, values, strict=False)  # pr50k3_full reports but two of four
     return [
         Score(name, one.value, record, seconds, (*one.notes, *notes), one.error, one.per_class) for name, one in named
     ]
 
 
-def _seen(reals: Rows | Summary | None, metrics: Sequence[str], how: Mapping[str, Any]) -> Summary:
+def _real_stats(
+    reals: ImageArray | FeatureStats | None, metrics: Sequence[str], options: Mapping[str, Any]
+) -> FeatureStats:
     """A summary of reals that serves these metrics, made if it was not given."""
     if reals is None:
-        raise Unusable(f"reals: {metrics[0]} compares with real images, uint8 [N, H, W, C], and none were given")
-    if not isinstance(reals, Summary):
-        return summarize(reals, metrics=metrics, **how)
-    if reals.space != how["space"]:
-        raise Unusable(f"reals: summarized in the space {reals.space.name}, not {how['space'].name}; do it again")
-    for reading in wanted([METRICS[name].reals for name in metrics]):
-        reals.of(reading)
+        raise UsageError(f"reals: {metrics[0]} compares with real images, uint8 [N, H, W, C], and none were given")
+    if not isinstance(reals, FeatureStats):
+        return compute_feature_stats(reals, metrics=metrics, **options)
+    if reals.space != options["space"]:
+        raise UsageError(f"reals: summarized in the space {reals.space.name}, not {options['space'].name}; do it again")
+    for reading in unique_accumulators([METRICS[name].real_accumulators for name in metrics]):
+        reals.get(reading)
     return reals
 
 
-def _record(metric: Metric, protocol: Protocol, real: Summary | None, fake: Summary) -> dict[str, Value]:
+def _protocol_fields(
+    metric: Metric, protocol: EvalProtocol, real: FeatureStats | None, fake: FeatureStats
+) -> dict[str, Value]:
     """What is written of how a score was measured; `reals` is the number of those it was compared with, if known."""
     told = dataclasses.asdict(protocol)
-    if real and real.source:
-        told |= {"data": real.source, "split": None}
+    if real and real.source_file:
+        told |= {"data": real.source_file, "split": None}
     return {
         "space": fake.space.name,
         "space_hash": fake.space.hash,
         "resizer": fake.space.resizer,
-        "image": _x(fake.image),
+        "image": _format_shape(fake.image_shape),
         "reals": (real.count or None) if real else None,
         "fakes": fake.count,
         **told,
@@ -204,19 +214,19 @@ def _record(metric: Metric, protocol: Protocol, real: Summary | None, fake: Summ
     }
 
 
-def summarize(
-    images: Rows | Sample,
+def compute_feature_stats(
+    images: ImageArray | SampleFn,
     *,
     space: FeatureSpace,
     metrics: Sequence[str],
     count: int | None = None,
-    group: Summing = ALONE,
+    group: ReduceGroup = SINGLE,
     batch: int = 64,
     device: torch.device | str = "cpu",
-    labels: Labels = NO_LABELS,
-    known_as: str = "",
-    heed: Heed = unheeded,
-) -> Summary:
+    labels: ClassLabels = NO_LABELS,
+    data_digest: str = "",
+    should_abort: ShouldAbort = never_abort,
+) -> FeatureStats:
     """What `metrics` need to know of real images: uint8 [N, H, W, C], or a sampler and a `count`.
 
     Reals that are scored against again and again are summarized once. Every rank calls this, with equal
@@ -224,24 +234,24 @@ def summarize(
     kept is read from the cache, and written there. Raises `Unusable` for what are no uint8 images, for fewer than
     two, for labels that are missing, and for features that are not finite. `heed`: as in `evaluate`.
     """
-    readings = wanted([metric_named(name).reals for name in metrics])
-    least = len(images) if not callable(images) else COUNT
-    count = _counted(least if count is None else count if callable(images) else min(count, least))
+    readings = unique_accumulators([get_metric(name).real_accumulators for name in metrics])
+    least = len(images) if not callable(images) else DEFAULT_COUNT
+    count = _check_count(least if count is None else count if callable(images) else min(count, least))
     numbers = labels.reals
     of = None if numbers is None else lambda rows: numbers[rows.start : rows.stop]
-    if of is None and (lacking := [reading for reading in readings if reading.labelled]):
-        raise Unusable(f"metrics: {lacking[0].wanted_by} goes class by class, and the reals have no labels")
-    how = Look(space, count, batch, len(labels.names), 0, torch.device(device), heed)
-    if known_as and not callable(images):
-        return referenced(images, how, readings, group, known_as, of)
-    return look(images if callable(images) else rows_of(images, space), how, readings, group, of)
+    if of is None and (lacking := [reading for reading in readings if reading.needs_labels]):
+        raise UsageError(f"metrics: {lacking[0].metrics} goes class by class, and the reals have no labels")
+    how = FeaturePass(space, count, batch, len(labels.names), 0, torch.device(device), should_abort)
+    if data_digest and not callable(images):
+        return cached_reference(images, how, readings, group, data_digest, of)
+    return extract(images if callable(images) else array_sampler(images, space), how, readings, group, of)
 
 
-def _counted(count: int) -> int:
+def _check_count(count: int) -> int:
     if count < 2:
-        raise Unusable(f"count: a score needs at least 2 images, not {count}; {COUNT} is usual")
+        raise UsageError(f"count: a score needs at least 2 images, not {count}; {DEFAULT_COUNT} is usual")
     return count
 
 
-def _x(shape: Sequence[int]) -> str:
+def _format_shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))

@@ -27,19 +27,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paragan.core.devices import kind_of
-from paragan.core.errors import Unusable
+from paragan.core.devices import backend_of
+from paragan.core.errors import UsageError
 from paragan.eval import inception as network
 from paragan.eval import result_cache
 
 INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
 INCEPTION_URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{INCEPTION_FILE}"
 INCEPTION_SHA256 = "6726825d"  # how the file's digest starts
-NAMES = ("pixels", "inception", "values")
-BESIDE = ("resnet20", "module:callable")  # that need more than a name: see classifier and `from_module`
+SPACE_NAMES = ("pixels", "inception", "values")
+CUSTOM_SPACES = ("resnet20", "module:callable")  # that need more than a name: see classifier and `from_module`
 
 
-def _as_they_are(images: Tensor) -> Tensor:
+def _identity(images: Tensor) -> Tensor:
     return images
 
 
@@ -59,10 +59,10 @@ class FeatureSpace:
     build: Callable[[], nn.Module] = field(repr=False, compare=False)
     num_logits: int = 0
     resizer: str = "none"
-    shape: tuple[int, ...] = ()  # of what it takes, float32 [N, *shape], where that is no image
+    array_shape: tuple[int, ...] = ()  # of what it takes, float32 [N, *shape], where that is no image
     classes: tuple[str, ...] = ()
-    plain: bool = False
-    seen: Callable[[Tensor], Tensor] = field(default=_as_they_are, repr=False, compare=False)
+    is_raw: bool = False
+    preprocess: Callable[[Tensor], Tensor] = field(default=_identity, repr=False, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -83,11 +83,11 @@ class FeatureSpace:
         """
         device = images.device
         module = self.module.to(device)
-        with torch.no_grad(), torch.autocast(device.type, enabled=False), kind_of(device).exact_convolutions():
+        with torch.no_grad(), torch.autocast(device.type, enabled=False), backend_of(device).full_precision_convs():
             features = module(images).float()
         if features.shape != (len(images), self.num_features):
             stated = f"[{len(images)}, {self.num_features}]"
-            raise Unusable(f"space: {self.name} gave features {list(features.shape)} where {stated} was stated")
+            raise UsageError(f"space: {self.name} gave features {list(features.shape)} where {stated} was stated")
         return features
 
     def logits(self, features: Tensor) -> Tensor:
@@ -96,21 +96,21 @@ class FeatureSpace:
             return self.module.to(features.device).logits(features)  # pyright: ignore[reportCallIssue]
 
 
-def by_name(name: str, resolution: int, channels: int, path: str | Path | None = None) -> FeatureSpace:
+def named_space(name: str, resolution: int, channels: int, path: str | Path | None = None) -> FeatureSpace:
     """The space a user names: `pixels`, or `inception` with its weights at `path`.
 
     `resolution` in pixels, of square images. Raises `Unusable` for another name, and for `inception` where
     its file is missing or not the one of 2015-12-05.
     """
-    if name not in NAMES:
-        known = (*NAMES, *BESIDE)
-        raise Unusable(f"space: {name!r} is none of {', '.join(known)}; did you mean {nearest(name, known)}?")
+    if name not in SPACE_NAMES:
+        known = (*SPACE_NAMES, *CUSTOM_SPACES)
+        raise UsageError(f"space: {name!r} is none of {', '.join(known)}; did you mean {closest_name(name, known)}?")
     if name == "values":
-        raise Unusable("space: values is of numbers, and these are images: use pixels")
+        raise UsageError("space: values is of numbers, and these are images: use pixels")
     return pixels(resolution, channels) if name == "pixels" else inception_2015(path)
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def closest_name(name: str, names: Iterable[str]) -> str:
     """The one of `names` that was meant, if any: one that starts so, else the most similar."""
     name, names = name.lower(), list(names)
     starts = [other for other in names if other.startswith(name)]
@@ -125,10 +125,10 @@ def pixels(resolution: int, channels: int) -> FeatureSpace:
     shape = (channels, resolution, resolution)
     described = f"pixels / 255, {shape}"
     digest, number = _sha256(described.encode()), channels * resolution**2
-    return FeatureSpace("pixels", digest, number, partial(Pixels, shape), plain=True)
+    return FeatureSpace("pixels", digest, number, partial(RawPixels, shape), is_raw=True)
 
 
-class Pixels(nn.Module):
+class RawPixels(nn.Module):
     def __init__(self, shape: tuple[int, int, int]):
         super().__init__()
         self.shape = shape
@@ -136,14 +136,16 @@ class Pixels(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         if tuple(images.shape[1:]) != self.shape:
-            raise Unusable(f"space: these pixels are {self.shape}, the images {tuple(images.shape[1:])}")
+            raise UsageError(f"space: these pixels are {self.shape}, the images {tuple(images.shape[1:])}")
         return images.flatten(1).float() / 255
 
 
-def values(shape: tuple[int, ...]) -> FeatureSpace:
+def raw_values(shape: tuple[int, ...]) -> FeatureSpace:
     """Records of numbers, float32 [N, *shape], flattened and otherwise as they are."""
     described = f"values, {shape}"
-    return FeatureSpace("values", _sha256(described.encode()), math.prod(shape), nn.Flatten, shape=shape, plain=True)
+    return FeatureSpace(
+        "values", _sha256(described.encode()), math.prod(shape), nn.Flatten, array_shape=shape, is_raw=True
+    )
 
 
 # one's own --------------------------------------------------------------------------------------------------
@@ -156,10 +158,10 @@ def module_features(name: str, module: nn.Module, num_features: int, *, num_logi
     `logits(features) -> [N, num_logits]`. Raises `Unusable` for a name that is taken or has odd characters.
     """
     frozen = copy.deepcopy(module)
-    return FeatureSpace(_own_name(name), state_hash(frozen), num_features, lambda: frozen, num_logits)
+    return FeatureSpace(_check_custom_name(name), state_hash(frozen), num_features, lambda: frozen, num_logits)
 
 
-def from_module(name: str, shape: tuple[int, ...]) -> FeatureSpace:
+def space_from_module(name: str, shape: tuple[int, ...]) -> FeatureSpace:
     """The space of a user's code, `module:callable`, found from where the command is given: a module like those of
     `module_features`, or what makes one. It is tried on two images of `shape` [C, H, W]; the space has its name.
 
@@ -178,10 +180,10 @@ def from_module(name: str, shape: tuple[int, ...]) -> FeatureSpace:
             logits = classify(seen).shape[1] if classify else 0
     except (Exception, SystemExit) as error:  # whatever a module may do
         what = "a network from uint8 [N, C, H, W] to features [N, F], or what makes one"
-        raise Unusable(f"space: {name}: {type(error).__name__}: {error} (it should be {what})") from error
+        raise UsageError(f"space: {name}: {type(error).__name__}: {error} (it should be {what})") from error
     if not isinstance(seen, Tensor) or seen.ndim != 2 or len(seen) != 2:
         found = list(seen.shape) if isinstance(seen, Tensor) else type(seen).__name__
-        raise Unusable(f"space: {name} makes {found} of 2 images, wanted [2, F]")
+        raise UsageError(f"space: {name} makes {found} of 2 images, wanted [2, F]")
     return module_features(attribute.rpartition(".")[2], module, seen.shape[1], num_logits=logits)
 
 
@@ -194,9 +196,9 @@ def state_hash(module: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def _own_name(name: str) -> str:
-    if name in (*NAMES, "fid") or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise Unusable(f"space: {name!r} is taken, or not of letters, digits, - and _; one that works: my-classifier")
+def _check_custom_name(name: str) -> str:
+    if name in (*SPACE_NAMES, "fid") or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise UsageError(f"space: {name!r} is taken, or not of letters, digits, - and _; one that works: my-classifier")
     return name
 
 
@@ -205,7 +207,7 @@ def _own_name(name: str) -> str:
 
 def inception_path() -> Path:
     """Where the Inception file is looked for when no path is given."""
-    return result_cache.folder() / INCEPTION_FILE
+    return result_cache.cache_dir() / INCEPTION_FILE
 
 
 def inception_2015(path: str | Path | None = None, *, name: str = "inception", download: bool = False) -> FeatureSpace:
@@ -219,31 +221,31 @@ def inception_2015(path: str | Path | None = None, *, name: str = "inception", d
     """
     file = inception_path() if path is None else Path(path).expanduser()
     if download and not file.is_file():
-        fetch(file)
+        download_inception(file)
     if not file.is_file():
-        raise Unusable(
-            f"inception: missing {source(file)}; put it there, or name its place with --inception PATH; "
+        raise UsageError(
+            f"inception: missing {inception_source(file)}; put it there, or name its place with --inception PATH; "
             "without it, fd works in the run's own feature space"
         )
     digest = _file_sha256(file)
     if name == "inception":
         _check_digest(file, digest)
     return FeatureSpace(
-        name if name == "inception" else _own_name(name),
+        name if name == "inception" else _check_custom_name(name),
         digest[:16],
         network.NUM_FEATURES,
         partial(_load_inception, file),
         num_logits=network.NUM_LOGITS,
-        resizer=f"tf1-bilinear-{network.SIDE}",
+        resizer=f"tf1-bilinear-{network.INPUT_SIDE}",
     )
 
 
-def source(file: Path) -> str:
+def inception_source(file: Path) -> str:
     """Where the Inception file is kept, and how to come by it."""
     return f"{file}, from {INCEPTION_URL} (its sha256 starts with {INCEPTION_SHA256})"
 
 
-def fetch(file: Path, url: str = INCEPTION_URL, timeout_s: float = 60) -> None:
+def download_inception(file: Path, url: str = INCEPTION_URL, timeout_s: float = 60) -> None:
     """Download the Inception file, 91 MB, to `file`: complete and with the right digest, or not at all.
 
     `timeout_s` bounds each wait for data. Raises `Unusable` where the address cannot be read or holds another
@@ -257,14 +259,14 @@ def fetch(file: Path, url: str = INCEPTION_URL, timeout_s: float = 60) -> None:
         _check_digest(file, _file_sha256(partial_file))
         partial_file.replace(file)
     except OSError as error:
-        raise Unusable(f"inception: cannot fetch {url} ({error}); the file belongs at {file}") from error
+        raise UsageError(f"inception: cannot fetch {url} ({error}); the file belongs at {file}") from error
     finally:
         partial_file.unlink(missing_ok=True)
 
 
 def _check_digest(file: Path, digest: str) -> None:
     if not digest.startswith(INCEPTION_SHA256):
-        raise Unusable(
+        raise UsageError(
             f"inception: {file} is not the network of 2015-12-05: its sha256 starts with {digest[:8]}, not "
             f"{INCEPTION_SHA256}; fetch {INCEPTION_URL}, or give these weights a name of their own"
         )
@@ -274,8 +276,8 @@ def _load_inception(file: Path) -> nn.Module:
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise Unusable(f"inception: {file} holds no weights that can be read safely") from error
-    return network.load(state)
+        raise UsageError(f"inception: {file} holds no weights that can be read safely") from error
+    return network.load_inception(state)
 
 
 def _sha256(data: bytes) -> str:

@@ -19,16 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 
-SIDE = 299  # pixels, the resolution the network was trained at
+INPUT_SIDE = 299  # pixels, the resolution the network was trained at
 NUM_FEATURES = 2048
 NUM_LOGITS = 1008
 # 21,785,568 (convolutions without bias, and the scale and shift of their batch norms) + 1008 x 2048 + 1008.
 NUM_PARAMETERS = 23_850_960
 
 
-class Conv(NamedTuple):
+class ConvSpec(NamedTuple):
     """A convolution without bias, its batch norm, a ReLU. `padding` in TensorFlow's words."""
 
     name: str
@@ -39,89 +39,89 @@ class Conv(NamedTuple):
 
 
 Pool = Callable[[Tensor], Tensor]
-Step = Pool | tuple[Conv, ...]
+Step = Pool | tuple[ConvSpec, ...]
 Branch = list[Step]
 
-AVERAGE: Pool = partial(F.avg_pool2d, kernel_size=3, stride=1, padding=1, count_include_pad=False)
-MAXIMUM: Pool = partial(F.max_pool2d, kernel_size=3, stride=1, padding=1)
-HALVE: Pool = partial(F.max_pool2d, kernel_size=3, stride=2)
+AVG_POOL: Pool = partial(F.avg_pool2d, kernel_size=3, stride=1, padding=1, count_include_pad=False)
+MAX_POOL: Pool = partial(F.max_pool2d, kernel_size=3, stride=1, padding=1)
+MAX_POOL_STRIDE2: Pool = partial(F.max_pool2d, kernel_size=3, stride=2)
 WIDE, TALL = (1, 7), (7, 1)
 
 
-def conv(name: str, out: int, kernel: int | tuple[int, int] = 1) -> tuple[Conv, ...]:
+def conv_step(name: str, out: int, kernel: int | tuple[int, int] = 1) -> tuple[ConvSpec, ...]:
     """A step of one convolution; two such steps added stand side by side."""
-    return (Conv(name, out, kernel),)
+    return (ConvSpec(name, out, kernel),)
 
 
-def halving(name: str, out: int) -> tuple[Conv, ...]:
-    return (Conv(name, out, 3, 2, "valid"),)
+def stride2_conv_step(name: str, out: int) -> tuple[ConvSpec, ...]:
+    return (ConvSpec(name, out, 3, 2, "valid"),)
 
 
 def block_a(pool: int) -> list[Branch]:
     return [
-        [conv("branch1x1", 64)],
-        [conv("branch5x5_1", 48), conv("branch5x5_2", 64, 5)],
-        [conv("branch3x3dbl_1", 64), conv("branch3x3dbl_2", 96, 3), conv("branch3x3dbl_3", 96, 3)],
-        [AVERAGE, conv("branch_pool", pool)],
+        [conv_step("branch1x1", 64)],
+        [conv_step("branch5x5_1", 48), conv_step("branch5x5_2", 64, 5)],
+        [conv_step("branch3x3dbl_1", 64), conv_step("branch3x3dbl_2", 96, 3), conv_step("branch3x3dbl_3", 96, 3)],
+        [AVG_POOL, conv_step("branch_pool", pool)],
     ]
 
 
 def block_b() -> list[Branch]:
     return [
-        [halving("branch3x3", 384)],
-        [conv("branch3x3dbl_1", 64), conv("branch3x3dbl_2", 96, 3), halving("branch3x3dbl_3", 96)],
-        [HALVE],
+        [stride2_conv_step("branch3x3", 384)],
+        [conv_step("branch3x3dbl_1", 64), conv_step("branch3x3dbl_2", 96, 3), stride2_conv_step("branch3x3dbl_3", 96)],
+        [MAX_POOL_STRIDE2],
     ]
 
 
 def block_c(n: int) -> list[Branch]:
     return [
-        [conv("branch1x1", 192)],
-        [conv("branch7x7_1", n), conv("branch7x7_2", n, WIDE), conv("branch7x7_3", 192, TALL)],
+        [conv_step("branch1x1", 192)],
+        [conv_step("branch7x7_1", n), conv_step("branch7x7_2", n, WIDE), conv_step("branch7x7_3", 192, TALL)],
         [
-            conv("branch7x7dbl_1", n),
-            conv("branch7x7dbl_2", n, TALL),
-            conv("branch7x7dbl_3", n, WIDE),
-            conv("branch7x7dbl_4", n, TALL),
-            conv("branch7x7dbl_5", 192, WIDE),
+            conv_step("branch7x7dbl_1", n),
+            conv_step("branch7x7dbl_2", n, TALL),
+            conv_step("branch7x7dbl_3", n, WIDE),
+            conv_step("branch7x7dbl_4", n, TALL),
+            conv_step("branch7x7dbl_5", 192, WIDE),
         ],
-        [AVERAGE, conv("branch_pool", 192)],
+        [AVG_POOL, conv_step("branch_pool", 192)],
     ]
 
 
 def block_d() -> list[Branch]:
     return [
-        [conv("branch3x3_1", 192), halving("branch3x3_2", 320)],
+        [conv_step("branch3x3_1", 192), stride2_conv_step("branch3x3_2", 320)],
         [
-            conv("branch7x7x3_1", 192),
-            conv("branch7x7x3_2", 192, WIDE),
-            conv("branch7x7x3_3", 192, TALL),
-            halving("branch7x7x3_4", 192),
+            conv_step("branch7x7x3_1", 192),
+            conv_step("branch7x7x3_2", 192, WIDE),
+            conv_step("branch7x7x3_3", 192, TALL),
+            stride2_conv_step("branch7x7x3_4", 192),
         ],
-        [HALVE],
+        [MAX_POOL_STRIDE2],
     ]
 
 
 def block_e(pool: Pool) -> list[Branch]:
-    def fork(name: str) -> tuple[Conv, ...]:
-        return conv(f"{name}a", 384, (1, 3)) + conv(f"{name}b", 384, (3, 1))
+    def split_conv_step(name: str) -> tuple[ConvSpec, ...]:
+        return conv_step(f"{name}a", 384, (1, 3)) + conv_step(f"{name}b", 384, (3, 1))
 
     return [
-        [conv("branch1x1", 320)],
-        [conv("branch3x3_1", 384), fork("branch3x3_2")],
-        [conv("branch3x3dbl_1", 448), conv("branch3x3dbl_2", 384, 3), fork("branch3x3dbl_3")],
-        [pool, conv("branch_pool", 192)],
+        [conv_step("branch1x1", 320)],
+        [conv_step("branch3x3_1", 384), split_conv_step("branch3x3_2")],
+        [conv_step("branch3x3dbl_1", 448), conv_step("branch3x3dbl_2", 384, 3), split_conv_step("branch3x3dbl_3")],
+        [pool, conv_step("branch_pool", 192)],
     ]
 
 
 STEM: Branch = [  # [N, 3, 299, 299] -> [N, 192, 35, 35]
-    (Conv("Conv2d_1a_3x3", 32, 3, 2, "valid"),),
-    (Conv("Conv2d_2a_3x3", 32, 3, 1, "valid"),),
-    (Conv("Conv2d_2b_3x3", 64, 3),),
-    HALVE,
-    (Conv("Conv2d_3b_1x1", 80),),
-    (Conv("Conv2d_4a_3x3", 192, 3, 1, "valid"),),
-    HALVE,
+    (ConvSpec("Conv2d_1a_3x3", 32, 3, 2, "valid"),),
+    (ConvSpec("Conv2d_2a_3x3", 32, 3, 1, "valid"),),
+    (ConvSpec("Conv2d_2b_3x3", 64, 3),),
+    MAX_POOL_STRIDE2,
+    (ConvSpec("Conv2d_3b_1x1", 80),),
+    (ConvSpec("Conv2d_4a_3x3", 192, 3, 1, "valid"),),
+    MAX_POOL_STRIDE2,
 ]
 
 BLOCKS: dict[str, list[Branch]] = {
@@ -134,22 +134,22 @@ BLOCKS: dict[str, list[Branch]] = {
     "Mixed_6d": block_c(160),
     "Mixed_6e": block_c(192),
     "Mixed_7a": block_d(),  # 1280 channels, 8 x 8
-    "Mixed_7b": block_e(AVERAGE),  # 2048
-    "Mixed_7c": block_e(MAXIMUM),  # the published network averages here; the one of 2015-12-05 does not
+    "Mixed_7b": block_e(AVG_POOL),  # 2048
+    "Mixed_7c": block_e(MAX_POOL),  # the published network averages here; the one of 2015-12-05 does not
 }
 
 
 class ConvNormReLU(nn.Module):
-    def __init__(self, channels: int, like: Conv):
+    def __init__(self, channels: int, spec: ConvSpec):
         super().__init__()
-        self.conv = nn.Conv2d(channels, like.out, like.kernel, like.stride, like.padding, bias=False)
-        self.bn = nn.BatchNorm2d(like.out, eps=0.001)
+        self.conv = nn.Conv2d(channels, spec.out, spec.kernel, spec.stride, spec.padding, bias=False)
+        self.bn = nn.BatchNorm2d(spec.out, eps=0.001)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.bn(self.conv(x)), inplace=True)
 
 
-class Block(nn.Module):
+class InceptionBlock(nn.Module):
     """Branches side by side: [N, channels, H, W] -> [N, width, H', W']."""
 
     def __init__(self, channels: int, branches: list[Branch]):
@@ -158,26 +158,26 @@ class Block(nn.Module):
         self.width = sum(add_convolutions(self, channels, branch) for branch in branches)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([run(self, branch, x) for branch in self.branches], 1)
+        return torch.cat([run_branch(self, branch, x) for branch in self.branches], 1)
 
 
-def add_convolutions(to: nn.Module, channels: int, branch: Branch) -> int:
+def add_convolutions(owner: nn.Module, channels: int, branch: Branch) -> int:
     """Give `to` the convolutions of a branch, each under its name; return the branch's number of channels."""
     for step in branch:
         if isinstance(step, tuple):
             for like in step:
-                to.add_module(like.name, ConvNormReLU(channels, like))
+                owner.add_module(like.name, ConvNormReLU(channels, like))
             channels = sum(like.out for like in step)
     return channels
 
 
-def run(owner: nn.Module, branch: Branch, x: Tensor) -> Tensor:
+def run_branch(owner: nn.Module, branch: Branch, x: Tensor) -> Tensor:
     for step in branch:
-        x = side_by_side(owner, step, x) if isinstance(step, tuple) else step(x)
+        x = concat_convs(owner, step, x) if isinstance(step, tuple) else step(x)
     return x
 
 
-def side_by_side(owner: nn.Module, step: Sequence[Conv], x: Tensor) -> Tensor:
+def concat_convs(owner: nn.Module, step: Sequence[ConvSpec], x: Tensor) -> Tensor:
     return torch.cat([owner.get_submodule(like.name)(x) for like in step], 1)
 
 
@@ -194,14 +194,14 @@ class Inception(nn.Module):
         super().__init__()
         channels = add_convolutions(self, 3, STEM)
         for name, branches in BLOCKS.items():
-            block = Block(channels, branches)
+            block = InceptionBlock(channels, branches)
             self.add_module(name, block)
             channels = block.width
         self.fc = nn.Linear(channels, NUM_LOGITS)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = resize_like_tf1(three_channels(images).float(), SIDE)
-        x = run(self, STEM, (x - 128) / 128)
+        x = resize_like_tf1(three_channels(images).float(), INPUT_SIDE)
+        x = run_branch(self, STEM, (x - 128) / 128)
         for name in BLOCKS:
             x = self.get_submodule(name)(x)
         return x.mean((2, 3))
@@ -214,7 +214,7 @@ class Inception(nn.Module):
 def three_channels(images: Tensor) -> Tensor:
     """[N, 3, H, W] as it is, [N, 1, H, W] repeated. Raises `Unusable` for any other number of channels."""
     if images.shape[1] not in (1, 3):
-        raise Unusable(f"space: inception sees images of 1 or 3 channels, not {images.shape[1]}")
+        raise UsageError(f"space: inception sees images of 1 or 3 channels, not {images.shape[1]}")
     return images.expand(-1, 3, -1, -1)
 
 
@@ -235,7 +235,7 @@ def _resize_last(x: Tensor, side: int) -> Tensor:
     return torch.lerp(x[..., low], x[..., high], (source - low).to(x.dtype))
 
 
-def load(state: dict[str, Tensor]) -> Inception:
+def load_inception(state: dict[str, Tensor]) -> Inception:
     """The network with the weights of pytorch-fid's file; counters of batches seen may be missing from it.
 
     Raises `Unusable` where names or shapes are not the network's.
@@ -244,8 +244,8 @@ def load(state: dict[str, Tensor]) -> Inception:
     try:
         missing, unexpected = network.load_state_dict(state, strict=False)
     except (RuntimeError, AttributeError) as error:
-        raise Unusable(f"inception: not the weights of this network: {' '.join(str(error).split())}") from error
+        raise UsageError(f"inception: not the weights of this network: {' '.join(str(error).split())}") from error
     wrong = [name for name in [*missing, *unexpected] if not name.endswith("num_batches_tracked")]
     if wrong:
-        raise Unusable(f"inception: the file has not the names of this network, see {', '.join(wrong[:3])}")
+        raise UsageError(f"inception: the file has not the names of this network, see {', '.join(wrong[:3])}")
     return network

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from paragan.eval.sharding import ALONE, Summing
+from paragan.eval.sharding import SINGLE, ReduceGroup
 
 
-class Marginals:
+class InceptionScoreSums:
     """What the score needs of `count` images: for each of some random splits, sums over its images.
 
     Splits follow from `seed`, drawn as torchmetrics draws them.
@@ -19,15 +19,15 @@ class Marginals:
         self.split = split.to(device)  # [count] of each image
         self.sums = torch.zeros(splits, num_logits + 2, dtype=torch.float64, device=device)  # p(y|x), entropies, images
 
-    def add(self, rows: range, logits: Tensor) -> None:
+    def update(self, rows: range, logits: Tensor) -> None:
         """Logits [len(rows), K] of these images."""
         p = logits.double().softmax(1)
         entropies = torch.special.entr(p).sum(1, keepdim=True)
         self.sums.index_add_(0, self.split[rows.start : rows.stop], torch.cat([p, entropies, p.new_ones(len(p), 1)], 1))
 
-    def score(self, group: Summing = ALONE) -> float:
+    def compute(self, group: ReduceGroup = SINGLE) -> float:
         """exp of the mean KL(p(y|x) | p(y)), mean over splits; between 1 and K."""
-        group.sum(self.sums).wait()
+        group.all_reduce_sum(self.sums).wait()
         sums = self.sums[self.sums[:, -1] > 0]
         means = sums[:, :-1] / sums[:, -1:]
         gained = torch.special.entr(means[:, :-1]).sum(1) - means[:, -1]

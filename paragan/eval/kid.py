@@ -3,13 +3,19 @@
 import torch
 from torch import Tensor
 
-from paragan.eval.sharding import ALONE, Share, Summing
+from paragan.eval.sharding import SINGLE, FeatureShard, ReduceGroup
 
-WINDOW = 8192  # rows that are on every rank at a time
+WINDOW_ROWS = 8192  # rows that are on every rank at a time
 
 
 def kid(
-    real: Share, fake: Share, *, subsets: int = 100, subset_size: int = 1000, seed: int = 0, group: Summing = ALONE
+    real: FeatureShard,
+    fake: FeatureShard,
+    *,
+    subsets: int = 100,
+    subset_size: int = 1000,
+    seed: int = 0,
+    group: ReduceGroup = SINGLE,
 ) -> float:
     """Squared maximum mean discrepancy of real [N, F] and fake [M, F] features, mean over random subsets.
 
@@ -18,43 +24,45 @@ def kid(
     them. Every rank adds up the pairs of its own rows with all; rows travel in windows.
     """
     size = min(subset_size, real.count, fake.count)
-    chosen = _chosen(real.count, fake.count, subsets, size, seed)
-    ours, theirs = ([pair[side].to(real.own.device) for pair in chosen] for side in (0, 1))
-    xx = _sums(real, real, ours, ours, group)
-    yy = _sums(fake, fake, theirs, theirs, group)
-    xy = _sums(real, fake, ours, theirs, group)
-    sums = torch.stack([xx - _diagonals(real, ours, group), yy - _diagonals(fake, theirs, group), xy])
-    group.sum(sums).wait()
+    chosen = _draw_subsets(real.count, fake.count, subsets, size, seed)
+    ours, theirs = ([pair[side].to(real.local.device) for pair in chosen] for side in (0, 1))
+    xx = _kernel_sums(real, real, ours, ours, group)
+    yy = _kernel_sums(fake, fake, theirs, theirs, group)
+    xy = _kernel_sums(real, fake, ours, theirs, group)
+    sums = torch.stack([xx - _diagonal_sums(real, ours, group), yy - _diagonal_sums(fake, theirs, group), xy])
+    group.all_reduce_sum(sums).wait()
     within = (sums[0] + sums[1]) / (size * (size - 1))
     return (within - 2 * sums[2] / size**2).mean().item()
 
 
-def _chosen(n: int, m: int, subsets: int, size: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+def _draw_subsets(n: int, m: int, subsets: int, size: int, seed: int) -> list[tuple[Tensor, Tensor]]:
     draw = torch.Generator().manual_seed(seed)
     return [tuple(torch.randperm(k, generator=draw)[:size] for k in (n, m)) for _ in range(subsets)]  # pyright: ignore
 
 
-def _sums(a: Share, b: Share, of_a: list[Tensor], of_b: list[Tensor], group: Summing) -> Tensor:
+def _kernel_sums(
+    a: FeatureShard, b: FeatureShard, subsets_a: list[Tensor], subsets_b: list[Tensor], group: ReduceGroup
+) -> Tensor:
     """[subsets] sums of the kernel over pairs of this rank's rows of `a` with all of `b`, of each subset."""
-    mine = _own(a, of_a, group)
-    sums = a.own.new_zeros(len(of_a), dtype=torch.float64)
-    for there, rows in b.windows(group, WINDOW):
+    mine = _local_rows(a, subsets_a, group)
+    sums = a.local.new_zeros(len(subsets_a), dtype=torch.float64)
+    for there, rows in b.windows(group, WINDOW_ROWS):
         rows = rows.double()
-        for number, (x, chosen) in enumerate(zip(mine, of_b, strict=True)):
+        for number, (x, chosen) in enumerate(zip(mine, subsets_b, strict=True)):
             here = chosen[(chosen >= there.start) & (chosen < there.stop)] - there.start
-            sums[number] += (a.own[x].double() @ rows[here].T / rows.shape[1] + 1).pow(3).sum()
+            sums[number] += (a.local[x].double() @ rows[here].T / rows.shape[1] + 1).pow(3).sum()
     return sums
 
 
-def _diagonals(a: Share, chosen: list[Tensor], group: Summing) -> Tensor:
+def _diagonal_sums(a: FeatureShard, subsets: list[Tensor], group: ReduceGroup) -> Tensor:
     """[subsets] what this rank's rows are with themselves, which is to be left out."""
-    alone = (a.own.double().square().sum(1) / a.own.shape[1] + 1).pow(3)
-    return torch.stack([alone[mine].sum() for mine in _own(a, chosen, group)])
+    alone = (a.local.double().square().sum(1) / a.local.shape[1] + 1).pow(3)
+    return torch.stack([alone[mine].sum() for mine in _local_rows(a, subsets, group)])
 
 
-def _own(share: Share, chosen: list[Tensor], group: Summing) -> list[Tensor]:
+def _local_rows(share: FeatureShard, subsets: list[Tensor], group: ReduceGroup) -> list[Tensor]:
     """Where among its own rows this rank has those of each subset."""
-    at = torch.full((share.count,), -1, dtype=torch.long, device=share.own.device)
+    at = torch.full((share.count,), -1, dtype=torch.long, device=share.local.device)
     rows = share.rows(group)
     at[rows] = torch.arange(len(rows), device=at.device)
-    return [(there := at[subset])[there >= 0] for subset in chosen]
+    return [(there := at[subset])[there >= 0] for subset in subsets]

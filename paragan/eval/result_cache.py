@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-MOST_BYTES = 4 * 10**9  # of one kind; those used longest ago go first
+MAX_BYTES = 4 * 10**9  # of one kind; those used longest ago go first
 
 
-def folder() -> Path:
+def cache_dir() -> Path:
     """$XDG_CACHE_HOME/paragan, or ~/.cache/paragan; where nothing can be kept, for a user without a home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paragan"
@@ -17,7 +17,9 @@ def folder() -> Path:
         return Path(os.devnull) / "paragan"
 
 
-def put(file: Path, write: Callable[[Path], object], most: int = MOST_BYTES, once: bool = False) -> None:
+def store(
+    file: Path, write: Callable[[Path], object], max_bytes: int = MAX_BYTES, only_if_absent: bool = False
+) -> None:
     """Keep what `write` writes as `file`; where the disk refuses that, do without. once: a file that is there stays, so
     that of several processes all have what the first of them kept."""
     aside = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
@@ -25,22 +27,22 @@ def put(file: Path, write: Callable[[Path], object], most: int = MOST_BYTES, onc
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             write(aside)
-            os.link(aside, file) if once else aside.replace(file)
-            _trim(file.parent, file, most)
+            os.link(aside, file) if only_if_absent else aside.replace(file)
+            _evict(file.parent, file, max_bytes)
         finally:
             aside.unlink(missing_ok=True)
 
 
-def used(file: Path) -> None:
+def touch(file: Path) -> None:
     """Say that a file was of use, so that others go before it."""
     with contextlib.suppress(OSError):
         os.utime(file)
 
 
-def _trim(where: Path, newest: Path, most: int) -> None:
+def _evict(cache: Path, newest: Path, max_bytes: int) -> None:
     """Remove what was used longest ago, until `most` bytes are left; never what was just written."""
-    found, total = {file: file.stat() for file in where.iterdir() if file.is_file()}, 0
+    found, total = {file: file.stat() for file in cache.iterdir() if file.is_file()}, 0
     for file in sorted(found, key=lambda file: (file != newest, -found[file].st_mtime)):
         total += found[file].st_size
-        if file != newest and total > most:  # another process may have removed the newest
+        if file != newest and total > max_bytes:  # another process may have removed the newest
             file.unlink(missing_ok=True)

@@ -12,109 +12,111 @@ import torch
 from torch import Tensor
 
 
-class Work(Protocol):
+class Waitable(Protocol):
     def wait(self) -> Any: ...
 
 
-class Summing(Protocol):
+class ReduceGroup(Protocol):
     """What a score needs of a group of ranks. Every rank calls the same methods in the same order."""
 
     @property
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
-    def sum(self, x: Tensor) -> Work: ...  # over ranks, in place; x contiguous
-    def gather(self, x: Tensor) -> tuple[Tensor, Work]: ...  # [k] -> [size, k]
+    def all_reduce_sum(self, x: Tensor) -> Waitable: ...  # over ranks, in place; x contiguous
+    def all_gather(self, x: Tensor) -> tuple[Tensor, Waitable]: ...  # [k] -> [size, k]
 
 
-class Done:
+class CompletedWork:
     def wait(self) -> None: ...
 
 
-class Alone:
+class SingleRank:
     """A group of one."""
 
     rank, size = 0, 1
 
-    def sum(self, x: Tensor) -> Done:
-        return Done()
+    def all_reduce_sum(self, x: Tensor) -> CompletedWork:
+        return CompletedWork()
 
-    def gather(self, x: Tensor) -> tuple[Tensor, Done]:
-        return x[None], Done()
-
-
-ALONE = Alone()
+    def all_gather(self, x: Tensor) -> tuple[Tensor, CompletedWork]:
+        return x[None], CompletedWork()
 
 
-def dealt(count: int, block: int, rank: int, size: int) -> list[range]:
+SINGLE = SingleRank()
+
+
+def block_shards(count: int, block_size: int, rank: int, size: int) -> list[range]:
     """The rows of `range(count)` that are a rank's, as ranges of at most `block`."""
-    return [range(low, min(low + block, count)) for low in range(rank * block, count, size * block)]
+    return [range(low, min(low + block_size, count)) for low in range(rank * block_size, count, size * block_size)]
 
 
 @dataclass(frozen=True)
-class Share:
+class FeatureShard:
     """A rank's part of `count` rows that were dealt in blocks."""
 
-    own: Tensor  # [n, F]
+    local: Tensor  # [n, F]
     count: int
-    block: int
+    block_size: int
 
-    def rows(self, group: Summing) -> Tensor:
+    def rows(self, group: ReduceGroup) -> Tensor:
         """[n] int64: which rows these are."""
-        mine = [i for part in dealt(self.count, self.block, group.rank, group.size) for i in part]
-        return torch.tensor(mine, dtype=torch.long, device=self.own.device)
+        mine = [i for part in block_shards(self.count, self.block_size, group.rank, group.size) for i in part]
+        return torch.tensor(mine, dtype=torch.long, device=self.local.device)
 
-    def windows(self, group: Summing, most: int) -> Iterator[tuple[range, Tensor]]:
+    def windows(self, group: ReduceGroup, max_rows: int) -> Iterator[tuple[range, Tensor]]:
         """All rows in their order, about `most` at a time: which they are, and [len, F], on every rank.
 
         Every rank walks through all of them: each window is gathered from its owners.
         """
-        blocks = max(1, most // (self.block * group.size))  # of each rank
-        step = blocks * self.block
+        blocks = max(1, max_rows // (self.block_size * group.size))  # of each rank
+        step = blocks * self.block_size
         for number, low in enumerate(range(0, self.count, step * group.size)):
             there = range(low, min(low + step * group.size, self.count))
-            mine = self.own[number * step : (number + 1) * step]
-            yield there, _in_order(mine, step, self.block, group)[: len(there)]
+            mine = self.local[number * step : (number + 1) * step]
+            yield there, _gather_rows(mine, step, self.block_size, group)[: len(there)]
 
 
-def _in_order(mine: Tensor, most: int, block: int, group: Summing) -> Tensor:
+def _gather_rows(local: Tensor, max_rows: int, block_size: int, group: ReduceGroup) -> Tensor:
     """[n, F] of each rank, n at most `most`, in blocks -> [size * most, F]; what is missing is at the end."""
     if group.size == 1:
-        return mine
-    padded = mine.new_zeros(most, *mine.shape[1:])
-    padded[: len(mine)] = mine
-    gathered, work = group.gather(padded.flatten())
+        return local
+    padded = local.new_zeros(max_rows, *local.shape[1:])
+    padded[: len(local)] = local
+    gathered, work = group.all_gather(padded.flatten())
     work.wait()
-    return gathered.view(group.size, most // block, block, -1).transpose(0, 1).reshape(-1, *mine.shape[1:])
-
-
-def whole(share: Share, group: Summing) -> Tensor:
-    """All rows, [count, F], on every rank."""
-    return torch.cat(
-        [share.own[:0], *(rows for _, rows in share.windows(group, share.count + share.block * group.size))]
+    return (
+        gathered.view(group.size, max_rows // block_size, block_size, -1).transpose(0, 1).reshape(-1, *local.shape[1:])
     )
 
 
-def of_first(group: Summing, x: Tensor) -> Tensor:
+def gather_all(shard: FeatureShard, group: ReduceGroup) -> Tensor:
+    """All rows, [count, F], on every rank."""
+    return torch.cat(
+        [shard.local[:0], *(rows for _, rows in shard.windows(group, shard.count + shard.block_size * group.size))]
+    )
+
+
+def broadcast_from_rank0(group: ReduceGroup, x: Tensor) -> Tensor:
     """Rank 0's `x`, the same bits on every rank; written over the others'."""
     if group.rank != 0:
         x.zero_()
-    group.sum(x).wait()
+    group.all_reduce_sum(x).wait()
     return x
 
 
-def agreed(group: Summing, compute: Callable[[], list[float]], number: int) -> list[float]:
+def compute_on_rank0(group: ReduceGroup, compute: Callable[[], list[float]], count: int) -> list[float]:
     """`number` numbers that rank 0 computes and every rank gets."""
-    values = compute() if group.rank == 0 else [0.0] * number
-    return of_first(group, torch.tensor(values, dtype=torch.float64)).tolist()
+    values = compute() if group.rank == 0 else [0.0] * count
+    return broadcast_from_rank0(group, torch.tensor(values, dtype=torch.float64)).tolist()
 
 
-class GivenUp(Exception):
+class EvaluationAborted(Exception):
     """All ranks wanted to, before everything was seen."""
 
 
-def everywhere(group: Summing, here: bool) -> bool:
+def all_ranks(group: ReduceGroup, condition: bool) -> bool:
     """Whether it is so on all ranks."""
-    votes = torch.tensor([float(here)])
-    group.sum(votes).wait()
+    votes = torch.tensor([float(condition)])
+    group.all_reduce_sum(votes).wait()
     return int(votes) == group.size

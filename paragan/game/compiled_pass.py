@@ -20,23 +20,23 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_leaves
 
-from paragan.core.errors import Failed
+from paragan.core.errors import RunError
 
-FEW = 64  # rows of a table that are worth multiplying with, instead of looking them up
+MAX_TABLE_ROWS = 64  # rows of a table that are worth multiplying with, instead of looking them up
 
 aten = torch.ops.aten
 
 
-def program(action: Callable[[], Sequence[Tensor]], backend: str = "inductor") -> Callable[[], Sequence[Tensor]]:
+def compile_pass(action: Callable[[], Sequence[Tensor]], backend: str = "inductor") -> Callable[[], Sequence[Tensor]]:
     """What `action` computes of the tensors that it knows, and writes into them: on the same memory every time.
 
     It is traced now, without being computed, and compiled when it is first called. Failed where what it does depends on
     the numbers it meets, or cannot be compiled here."""
     try:  # in fake mode operations tell shapes; tensors that are met become the program's, as they are
-        with _Unwritten():
-            listed = make_fx(lambda: list(action()), FORMS, "fake", _allow_non_fake_inputs=True)()
+        with _UndoWrites():
+            listed = make_fx(lambda: list(action()), DECOMPOSITIONS, "fake", _allow_non_fake_inputs=True)()
     except Exception as error:
-        raise _not_here("traced", error) from error
+        raise _compile_error("traced", error) from error
     compiled = torch.compile(  # pyright: ignore[reportUnknownMemberType]
         listed, fullgraph=True, dynamic=False, backend=backend
     )
@@ -44,27 +44,27 @@ def program(action: Callable[[], Sequence[Tensor]], backend: str = "inductor") -
     built = False
 
     @torch.no_grad()
-    def play() -> Sequence[Tensor]:
+    def run() -> Sequence[Tensor]:
         nonlocal built
         try:
             made = compiled()
         except (RuntimeError, OSError) as error:
             if built:
                 raise
-            raise _not_here("compiled", error) from error
+            raise _compile_error("compiled", error) from error
         built = True
         return made
 
-    return play
+    return run
 
 
-class _Unwritten(TorchDispatchMode):
+class _UndoWrites(TorchDispatchMode):
     """Leaves the tensors that a trace meets as they were: what writes one, with nothing fake, is played for real. What
     asks for a number is refused, since that would stay what it is now."""
 
     def __init__(self):
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        self.before: dict[Tensor, Tensor] = {}
+        self.saved_tensors: dict[Tensor, Tensor] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -74,40 +74,42 @@ class _Unwritten(TorchDispatchMode):
         met = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if func._schema.is_mutable and not any(isinstance(x, FakeTensor) for x in met):
             with _disable_current_modes():
-                self.before |= {x: x.detach().clone() for x in met if x not in self.before}
+                self.saved_tensors |= {x: x.detach().clone() for x in met if x not in self.saved_tensors}
         return func(*args, **(kwargs or {}))
 
     @torch.no_grad()
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # pyright: ignore[reportUnknownMemberType]
-        for tensor, value in reversed(self.before.items()):  # some may share memory
+        for tensor, value in reversed(self.saved_tensors.items()):  # some may share memory
             tensor.copy_(value)
 
 
-def _not_here(done: str, error: Exception) -> Failed:
+def _compile_error(action: str, error: Exception) -> RunError:
     said = str(error).strip().splitlines() or [type(error).__name__]
-    return Failed(f"device.graph: a pass could not be {done} ({said[0]}); use --device.graph=false")
+    return RunError(
+        f"device.capture_passes: a pass could not be {action} ({said[0]}); use --device.capture_passes=false"
+    )
 
 
-def _looked_up(table: Tensor, rows: Tensor, *about: Any) -> Any:
+def _embedding_as_matmul(table: Tensor, rows: Tensor, *about: Any) -> Any:
     """Rows of a small table, as a product: loops that look numbers up are not vectorised. (Where one row is NaN, all
     are.)"""
-    return _marked(rows, len(table), table) @ table if len(table) <= FEW and rows.dim() else NotImplemented
+    return _one_hot(rows, len(table), table) @ table if len(table) <= MAX_TABLE_ROWS and rows.dim() else NotImplemented
 
 
-def _looked_up_backward(slope: Tensor, rows: Tensor, count: int, padding: int, by_frequency: bool) -> Any:
+def _embedding_backward_as_matmul(grad: Tensor, rows: Tensor, count: int, padding: int, by_frequency: bool) -> Any:
     """The table's gradient."""
-    if count > FEW or not rows.dim() or padding >= 0 or by_frequency:
+    if count > MAX_TABLE_ROWS or not rows.dim() or padding >= 0 or by_frequency:
         return NotImplemented
-    return _marked(rows.flatten(), count, slope).T @ slope.flatten(0, -2)
+    return _one_hot(rows.flatten(), count, grad).T @ grad.flatten(0, -2)
 
 
-def _marked(rows: Tensor, count: int, like: Tensor) -> Tensor:
+def _one_hot(rows: Tensor, count: int, like: Tensor) -> Tensor:
     """[...] -> [..., count]: 1 where a row is, 0 elsewhere."""
     return (rows[..., None] == torch.arange(count, device=rows.device)).to(like.dtype)
 
 
-FORMS: dict[Any, Callable[..., Any]] = {
-    aten.embedding.default: _looked_up,
-    aten.embedding_dense_backward.default: _looked_up_backward,
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten.embedding.default: _embedding_as_matmul,
+    aten.embedding_dense_backward.default: _embedding_backward_as_matmul,
 }

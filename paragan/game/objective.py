@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import nn
 
-from paragan.core.types import Batch, Loss, Net
+from paragan.core.types import Batch, DiscriminatorFn, Loss
 
 
 class Objective(Protocol):
@@ -22,14 +22,14 @@ class Objective(Protocol):
         ...
 
     @property
-    def nearby(self) -> float:
-        """How far from its latents G makes its images a second time (`Batch.nearby`); 0: it does not."""
+    def latent_perturbation(self) -> float:
+        """How far from its latents G makes its images a second time (`Batch.perturbed`); 0: it does not."""
         ...
 
-    def discriminator(self, d: Net, real: Batch, fake: Batch, step: int) -> Loss: ...
+    def discriminator(self, d: DiscriminatorFn, real: Batch, fake: Batch, step: int) -> Loss: ...
 
-    def generator(self, d: Net, fake: Batch, real: Batch, step: int) -> Loss: ...
+    def generator(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Loss: ...
 
-    def of_weights(self, player: str, net: nn.Module) -> Loss | None:
+    def weight_penalty(self, player: str, net: nn.Module) -> Loss | None:
         """What is added to the loss of "G" or "D" for the weights of its network alone; None: nothing."""
         ...

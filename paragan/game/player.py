@@ -9,11 +9,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from paragan.comm.flat_params import BUCKET_BYTES, Flat
+from paragan.comm.flat_params import BUCKET_BYTES, FlatParams
 from paragan.comm.process_group import Group, Work
 from paragan.comm.traffic import Meter
-from paragan.game.ema import Average, Decay
-from paragan.game.update_norm import Stride
+from paragan.game.ema import EMA, EMAConfig
+from paragan.game.update_norm import UpdateNorm
 
 Optimizer = torch.optim.Optimizer
 
@@ -30,7 +30,7 @@ class BatchCoupled(Protocol):
     tracking: bool
     moments: Tensor
 
-    def settle(self) -> None: ...
+    def apply_moments(self) -> None: ...
 
 
 class Player:
@@ -53,111 +53,119 @@ class Player:
         *,
         elementwise: bool = True,
         lane_batch: int | None = None,
-        average: Decay | None = None,
-        rate: Callable[[int], float] = lambda images: 1.0,
-        iterate: Callable[[nn.Module], None] = lambda net: None,
-        bound: float | None = None,
+        ema: EMAConfig | None = None,
+        lr_factor: Callable[[int], float] = lambda images: 1.0,
+        pre_step: Callable[[nn.Module], None] = lambda net: None,
+        weight_clip: float | None = None,
         bucket_bytes: int = BUCKET_BYTES,
-        watched: bool = False,
+        track_update_norm: bool = False,
     ):
-        self.name, self.net, self.rate, self.iterate, self.bound = name, net, rate, iterate, bound
-        self.flat = Flat(net, bucket_bytes, owner=name)
+        self.name, self.net, self.lr_factor, self.pre_step, self.weight_clip = (
+            name,
+            net,
+            lr_factor,
+            pre_step,
+            weight_clip,
+        )
+        self.flat = FlatParams(net, bucket_bytes, player_name=name)
         self.meter = Meter()
         self.optimizer = optimizer([_as_parameter(self.flat)] if elementwise else self.flat.parameters)
-        self.average = Average(self.flat.params, average) if average else None
-        self.stride = Stride(self.flat.params) if watched else None
-        self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.ema = EMA(self.flat.params, ema) if ema else None
+        self.update_norm = UpdateNorm(self.flat.params) if track_update_norm else None
+        self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.lane_batch = lane_batch
-        self.coupled = [layer for layer in net.modules() if isinstance(layer, BatchCoupled)]
+        self.batch_coupled_layers = [layer for layer in net.modules() if isinstance(layer, BatchCoupled)]
         counts = (layer for layer in net.modules() if getattr(layer, "track_running_stats", False))
-        self.written = any(layer not in self.coupled for layer in counts)  # by every pass through it
-        self.moments = self._lay_out_moments(lane_batch)
-        self._moments_on_their_way: Work | None = None
+        self.mutates_buffers = any(
+            layer not in self.batch_coupled_layers for layer in counts
+        )  # by every pass through it
+        self.moments = self._flatten_moments(lane_batch)
+        self._moments_work: Work | None = None
         net.requires_grad_(False)
 
-    def _lay_out_moments(self, lane_batch: int | None) -> Tensor:
-        sizes = [layer.moments.numel() for layer in self.coupled]
+    def _flatten_moments(self, lane_batch: int | None) -> Tensor:
+        sizes = [layer.moments.numel() for layer in self.batch_coupled_layers]
         moments = self.flat.params.new_zeros(sum(sizes))
         start = 0
-        for layer, size in zip(self.coupled, sizes):
+        for layer, size in zip(self.batch_coupled_layers, sizes):
             layer.moments, layer.lane_batch = moments[start : start + size], lane_batch
             start += size
         return moments
 
-    def see_lanes_of(self, images: int) -> None:
+    def set_images_per_lane(self, images_per_lane: int) -> None:
         """What comes next are lanes of so many images."""
-        for layer in self.coupled:
+        for layer in self.batch_coupled_layers:
             if layer.lane_batch:
-                layer.lane_batch = images
+                layer.lane_batch = images_per_lane
 
     @contextlib.contextmanager
-    def moving(self) -> Generator[None]:
+    def requiring_grad(self) -> Generator[None]:
         """Inside, the network's weights get gradients; nowhere else."""
         try:
-            self._thaw(True)
+            self._set_requires_grad(True)
             yield
         finally:
-            self._thaw(False)
+            self._set_requires_grad(False)
 
-    def _thaw(self, moving: bool) -> None:
+    def _set_requires_grad(self, requires_grad: bool) -> None:
         for p in self.flat.parameters:
-            p.requires_grad_(moving)
+            p.requires_grad_(requires_grad)
 
     @contextlib.contextmanager
-    def counting(self) -> Generator[None]:
+    def tracking_moments(self) -> Generator[None]:
         """Inside, batch moments are counted: in the forward pass of a turn, and not when backward repeats it."""
         try:
-            for layer in self.coupled:
+            for layer in self.batch_coupled_layers:
                 layer.tracking = True
             yield
         finally:
-            for layer in self.coupled:
+            for layer in self.batch_coupled_layers:
                 layer.tracking = False
 
-    def share_moments(self, team: Group) -> None:
+    def all_reduce_moments(self, team: Group) -> None:
         """Start the sum of the batch moments over the team, all forward passes being over; `move` waits."""
-        if self.coupled:
-            self._moments_on_their_way = team.sum(self.moments)
+        if self.batch_coupled_layers:
+            self._moments_work = team.all_reduce_sum(self.moments)
 
-    def prepare(self, images: int) -> None:
+    def prepare_step(self, total_images: int) -> None:
         """What comes before a step, while all replicas still stand at one point: the learning rate, and what happens
         to the network once a step. images: seen when the step has been taken."""
-        for group, base in zip(self.optimizer.param_groups, self._base_rates):
-            group["lr"] = base * self.rate(images)
-        self.iterate(self.net)
+        for group, base in zip(self.optimizer.param_groups, self._base_lrs):
+            group["lr"] = base * self.lr_factor(total_images)
+        self.pre_step(self.net)
 
     @property
     def learning_rate(self) -> float:
         """The rate of the step being computed."""
         return self.optimizer.param_groups[0]["lr"]
 
-    def move(self, images: int, moved: int) -> None:
+    def step(self, total_images: int, new_images: int) -> None:
         """The optimizer step, then what follows from it. images: seen so far; moved: by this step."""
-        self.flat.conclude()
-        with self.stride.measured() if self.stride else contextlib.nullcontext():
+        self.flat.finish()
+        with self.update_norm.measuring_step() if self.update_norm else contextlib.nullcontext():
             self.optimizer.step()
-        if self.bound is not None:
-            self.flat.params.clamp_(-self.bound, self.bound)
-        if self._moments_on_their_way:
-            self._moments_on_their_way.wait()
-        for layer in self.coupled:
-            layer.settle()
-        if self.average:
-            self.average.follow(self.flat.params, images, moved)
+        if self.weight_clip is not None:
+            self.flat.params.clamp_(-self.weight_clip, self.weight_clip)
+        if self._moments_work:
+            self._moments_work.wait()
+        for layer in self.batch_coupled_layers:
+            layer.apply_moments()
+        if self.ema:
+            self.ema.update(self.flat.params, total_images, new_images)
 
     @contextlib.contextmanager
-    def averaged(self) -> Generator[nn.Module]:
+    def using_ema(self) -> Generator[nn.Module]:
         """The network with its average in place of its parameters, for as long as the context lasts."""
         here = self.flat.params.clone()
-        if self.average:
-            self.flat.params.copy_(self.average.params)
+        if self.ema:
+            self.flat.params.copy_(self.ema.params)
         try:
             yield self.net
         finally:
             self.flat.params.copy_(here)
 
 
-def _as_parameter(flat: Flat) -> nn.Parameter:
+def _as_parameter(flat: FlatParams) -> nn.Parameter:
     vector = nn.Parameter(flat.params)
     vector.grad = flat.grads
     return vector

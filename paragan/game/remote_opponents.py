@@ -17,48 +17,50 @@ import torch
 from torch import Tensor
 
 from paragan.comm.compression.compressors import Compressor
-from paragan.comm.mailbox import Inbox, Outbox, Parcel
+from paragan.comm.mailbox import RecvQueue, SendQueue, TensorPack
 from paragan.comm.process_group import Group
-from paragan.core.errors import Unusable
-from paragan.core.types import Batch, Net
+from paragan.core.errors import UsageError
+from paragan.core.types import Batch, DiscriminatorFn
 from paragan.game.player import Player
-from paragan.game.stale_opponents import Lanes, Made, PastFakes, Seen, Tensors
+from paragan.game.stale_opponents import FakeBatch, FakeReplayBuffer, LaneIds, StalenessStats, Tensors
 
 
-def newest_of_all(team: Group, mine: int, device: torch.device) -> int:
+def min_over_team(team: Group, value: int, device: torch.device) -> int:
     """The newest that every rank of the team has."""
     if team.size == 1:
-        return mine
-    rows, work = team.gather(torch.tensor([mine], device=device))
+        return value
+    rows, work = team.all_gather(torch.tensor([value], device=device))
     work.wait()
     return int(rows.min())
 
 
-class FakesPost:
+class FakeSender:
     """Images on their way to the ranks that own their lanes. to : by the lanes that this rank shares with them."""
 
-    def __init__(self, to: Mapping[Lanes, Outbox]):
-        self.to = to
-        self._made: dict[int, Made] = {}  # by lane
+    def __init__(self, send_queues: Mapping[LaneIds, SendQueue]):
+        self.send_queues = send_queues
+        self._pending_fakes: dict[int, FakeBatch] = {}  # by lane
 
     def __call__(self, fake: Batch, step: int) -> None:
         """G made these in this step: they leave when all that go to one rank are there."""
-        lanes = fake.draw.lanes
+        lanes = fake.rng.lanes
         for i, lane in enumerate(lanes):
             per_lane = len(fake.images) // len(lanes)
-            self._made[lane] = Made(fake.images.detach(), fake.labels).part(i * per_lane, (i + 1) * per_lane)
-        for shared, outbox in self.to.items():
-            if all(lane in self._made for lane in shared):
-                made = Made.joined(self._made.pop(lane) for lane in shared)
+            self._pending_fakes[lane] = FakeBatch(fake.images.detach(), fake.labels).slice_rows(
+                i * per_lane, (i + 1) * per_lane
+            )
+        for shared, outbox in self.send_queues.items():
+            if all(lane in self._pending_fakes for lane in shared):
+                made = FakeBatch.concat(self._pending_fakes.pop(lane) for lane in shared)
                 tensors = [made.images] if made.labels is None else [made.images, made.labels]
-                outbox.send(Parcel.of(tensors).packed(tensors))
+                outbox.send(TensorPack.from_tensors(tensors).pack(tensors))
 
-    def settle(self) -> None:
-        for outbox in self.to.values():
-            outbox.settle()
+    def flush(self) -> None:
+        for outbox in self.send_queues.values():
+            outbox.flush()
 
 
-class FakesInbox:
+class FakeReceiver:
     """Images from the ranks that own this rank's lanes, put into `fakes`.
 
     boxes : by the lanes that this rank shares with the sender;  parcels : what one message from there holds
@@ -67,75 +69,77 @@ class FakesInbox:
 
     def __init__(
         self,
-        boxes: Mapping[Lanes, Inbox],
-        parcels: Mapping[Lanes, Parcel],
+        recv_queues: Mapping[LaneIds, RecvQueue],
+        packs: Mapping[LaneIds, TensorPack],
         team: Group,
-        lead: int,
+        max_lead_rounds: int,
         device: torch.device,
-        layout: torch.memory_format,
+        memory_format: torch.memory_format,
     ):
-        self.boxes, self.parcels, self.team, self.lead = boxes, parcels, team, lead
-        self.device, self.layout = device, layout
-        self._arrived = dict.fromkeys(boxes, -1)
+        self.recv_queues, self.packs, self.team, self.max_lead_rounds = recv_queues, packs, team, max_lead_rounds
+        self.device, self.memory_format = device, memory_format
+        self._last_received = dict.fromkeys(recv_queues, -1)
         self._step, self._lag = -1, 0
 
-    fakes: PastFakes
+    replay_buffer: FakeReplayBuffer
 
     def lag(self, step: int) -> int:
         """How many rounds ago the newest were made that everyone in the team has."""
         if self._step < 0:  # what a checkpoint had is complete
-            self._arrived = dict.fromkeys(self.boxes, max(self.fakes.rounds, default=-1))
+            self._last_received = dict.fromkeys(self.recv_queues, max(self.replay_buffer.rounds, default=-1))
         if step != self._step:
-            self._receive(until=step, needed=step - self.lead + 1 if self.fakes.rounds else step)
-            mine = min(step, *self._arrived.values())
-            self._step, self._lag = step, step - newest_of_all(self.team, mine, self.device)
+            self._receive(
+                post_until=step, wait_until=step - self.max_lead_rounds + 1 if self.replay_buffer.rounds else step
+            )
+            mine = min(step, *self._last_received.values())
+            self._step, self._lag = step, step - min_over_team(self.team, mine, self.device)
         return self._lag
 
-    def _receive(self, until: int, needed: int) -> None:
-        for lanes, box in self.boxes.items():
-            for number, data in box.receive(until, needed):
-                images, *labels = (t.to(self.device) for t in self.parcels[lanes].unpacked(data))
-                images = images.contiguous(memory_format=self.layout)
-                self.fakes.keep(Made(images, labels[0] if labels else None), lanes, number)
-                self._arrived[lanes] = number
+    def _receive(self, post_until: int, wait_until: int) -> None:
+        for lanes, box in self.recv_queues.items():
+            for number, data in box.receive(post_until, wait_until):
+                images, *labels = (t.to(self.device) for t in self.packs[lanes].unpack(data))
+                images = images.contiguous(memory_format=self.memory_format)
+                self.replay_buffer.insert(FakeBatch(images, labels[0] if labels else None), lanes, number)
+                self._last_received[lanes] = number
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Nothing is under way any more: of all rounds up to the last."""
         if self._step >= 0:
             self._receive(self._step, self._step)
 
 
 @dataclass(frozen=True)
-class Snapshots:
+class SnapshotCodec:
     """How D travels: with every `every`-th of its messages, parameters over a wire and buffers as they are."""
 
     d: Player
-    every: int
+    period: int
     wire: Compressor
 
     def __post_init__(self) -> None:
         if self.wire.lossy and self.d.flat.params.dtype != torch.float32:
             kind = str(self.d.flat.params.dtype).removeprefix("torch.")
-            raise Unusable(f"D has {kind} parameters, which only --strategy.snapshot_wire=exact carries")
+            raise UsageError(f"D has {kind} parameters, which only --strategy.snapshot_wire=exact carries")
 
-    def due(self, number: int) -> bool:
-        return (number + 1) % self.every == 0
+    def is_due(self, number: int) -> bool:
+        return (number + 1) % self.period == 0
 
     def nbytes(self, number: int) -> int:
-        return Parcel.of(self._tensors() if self.due(number) else []).nbytes
+        return TensorPack.from_tensors(self._tensors() if self.is_due(number) else []).nbytes
 
-    def packed(self, number: int) -> Tensor:
+    def encode(self, number: int) -> Tensor:
         """D as it stands, or a message that says no more than that there is none."""
-        tensors = self._tensors() if self.due(number) else []
+        tensors = self._tensors() if self.is_due(number) else []
         if tensors and self.wire.lossy:
             self.wire.encode(self.d.flat.params.detach(), tensors[0], seed=number)
-        return Parcel.of(tensors).packed(tensors)
+        return TensorPack.from_tensors(tensors).pack(tensors)
 
     @torch.no_grad()
-    def show(self, data: Tensor) -> None:
+    def load(self, data: Tensor) -> None:
         """Make D what was packed."""
         tensors = self._tensors()
-        for tensor, value in zip(tensors, Parcel.of(tensors).unpacked(data)):
+        for tensor, value in zip(tensors, TensorPack.from_tensors(tensors).unpack(data)):
             tensor.copy_(value)
         if self.wire.lossy:
             self.wire.decode(tensors[0], self.d.flat.params)
@@ -147,63 +151,72 @@ class Snapshots:
         return [params, *self.d.net.buffers()]
 
 
-class CriticPost:
+class SnapshotSender:
     """D's rounds, told to the ranks of G that this one serves."""
 
-    def __init__(self, snapshots: Snapshots, to: Sequence[Outbox]):
-        self.snapshots, self.to = snapshots, to
+    def __init__(self, codec: SnapshotCodec, send_queues: Sequence[SendQueue]):
+        self.codec, self.send_queues = codec, send_queues
 
     def __call__(self, step: int) -> None:
         """D has moved in this step."""
-        if self.to:
-            data = self.snapshots.packed(step)
-            for outbox in self.to:
+        if self.send_queues:
+            data = self.codec.encode(step)
+            for outbox in self.send_queues:
                 outbox.send(data)
 
-    def settle(self) -> None:
-        for outbox in self.to:
-            outbox.settle()
+    def flush(self) -> None:
+        for outbox in self.send_queues:
+            outbox.flush()
 
 
-class CriticInbox:
+class SnapshotReceiver:
     """D as it was posted last, for G to play against: in this rank's own copy of D, which does not move."""
 
-    def __init__(self, snapshots: Snapshots, box: Inbox, team: Group, lead: int):
-        self.d, self.snapshots, self.box, self.team, self.lead = snapshots.d, snapshots, box, team, lead
-        self.seen = Seen()
+    def __init__(self, codec: SnapshotCodec, recv_queue: RecvQueue, team: Group, max_lead_rounds: int):
+        self.d, self.codec, self.recv_queue, self.team, self.max_lead_rounds = (
+            codec.d,
+            codec,
+            recv_queue,
+            team,
+            max_lead_rounds,
+        )
+        self.staleness = StalenessStats()
         self.version: int | None = None  # what the copy is: D after so many rounds
-        self._newer: dict[int, Tensor] = {}
+        self._pending_snapshots: dict[int, Tensor] = {}
         self._step = -1
 
-    def __call__(self, step: int) -> Net:
+    def __call__(self, step: int) -> DiscriminatorFn:
         if step != self._step:
             self._step = step
-            self._receive(until=step, needed=step - self.lead)
-            newest = max([v for v in self._newer if v <= step], default=step if self.version is None else self.version)
-            self._show(newest_of_all(self.team, newest, self.d.flat.params.device))
+            self._receive(post_until=step, wait_until=step - self.max_lead_rounds)
+            newest = max(
+                [v for v in self._pending_snapshots if v <= step],
+                default=step if self.version is None else self.version,
+            )
+            self._load_version(min_over_team(self.team, newest, self.d.flat.params.device))
             assert self.version is not None
-            self.seen.note(step, self.version, Counter({step - self.version: 1}))
+            self.staleness.record(step, self.version, Counter({step - self.version: 1}))
         return self.d.net
 
-    def _receive(self, until: int, needed: int) -> None:
-        for number, data in self.box.receive(until, needed):
-            if self.snapshots.due(number):
-                self._newer[number + 1] = data
+    def _receive(self, post_until: int, wait_until: int) -> None:
+        for number, data in self.recv_queue.receive(post_until, wait_until):
+            if self.codec.is_due(number):
+                self._pending_snapshots[number + 1] = data
 
-    def _show(self, version: int) -> None:
+    def _load_version(self, version: int) -> None:
         if version == self.version:
             return
-        if version in self._newer:
-            self.snapshots.show(self._newer[version])
-        self._newer = {v: data for v, data in self._newer.items() if v > version}
+        if version in self._pending_snapshots:
+            self.codec.load(self._pending_snapshots[version])
+        self._pending_snapshots = {v: data for v, data in self._pending_snapshots.items() if v > version}
         self.version = version
-        self.d.iterate(self.d.net)  # as D did when it went on from there
+        self.d.pre_step(self.d.net)  # as D did when it went on from there
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Nothing is under way any more, and the copy is the newest."""
         if self._step >= 0:
             self._receive(self._step, self._step)
-            self._show(max(self._newer, default=self.version or 0))
+            self._load_version(max(self._pending_snapshots, default=self.version or 0))
 
     def state(self) -> Tensors:
         return (

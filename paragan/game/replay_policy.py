@@ -9,76 +9,76 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from paragan.core.rng import CPU, Draw
-from paragan.core.schema import by_name, record
+from paragan.core.rng import CPU, LaneRng
+from paragan.core.schema import config_class, name_shorthand
 
 Ages = NDArray[np.int64]
-Last = Annotated[int, Field(ge=1, le=1024)]
+Window = Annotated[int, Field(ge=1, le=1024)]
 
 
-class Policy(Protocol):
+class ReplayPolicy(Protocol):
     """last: how many rounds of images are kept."""
 
     @property
-    def last(self) -> int: ...
+    def window(self) -> int: ...
 
-    def ages(self, draw: Draw, kept: int) -> Ages | None:
+    def sample_ages(self, rng: LaneRng, available: int) -> Ages | None:
         """For every image of a hand, which of the `kept` rounds it is from, 0 being the newest; None: all from that."""
         ...
 
 
-@record
-class Newest:
+@config_class
+class Latest:
     """The newest there are."""
 
     name: Literal["newest"] = "newest"
 
     @property
-    def last(self) -> int:
+    def window(self) -> int:
         return 1
 
-    def ages(self, draw: Draw, kept: int) -> Ages | None:
+    def sample_ages(self, rng: LaneRng, available: int) -> Ages | None:
         return None
 
 
-@record
-class Uniform:
+@config_class
+class UniformReplay:
     """Each image from any of the `last` rounds."""
 
     name: Literal["uniform"] = "uniform"
-    last: Last = 4
+    window: Window = 4
 
-    def ages(self, draw: Draw, kept: int) -> Ages | None:
-        return _some(draw, "buffer/age", kept) if kept > 1 else None
+    def sample_ages(self, rng: LaneRng, available: int) -> Ages | None:
+        return _uniform_ages(rng, "buffer/age", available) if available > 1 else None
 
 
-@record
-class Replay:
+@config_class
+class FractionalReplay:
     """A `fraction` of the images from any of the `last` - 1 rounds before the newest (Shrivastava et al. 2017)."""
 
     name: Literal["replay"] = "replay"
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.25
-    last: Annotated[int, Field(ge=2, le=1024)] = 16
+    window: Annotated[int, Field(ge=2, le=1024)] = 16
 
-    def ages(self, draw: Draw, kept: int) -> Ages | None:
-        if kept == 1:
+    def sample_ages(self, rng: LaneRng, available: int) -> Ages | None:
+        if available == 1:
             return None
-        old = _on_host(draw).uniform("buffer/replay").numpy() < self.fraction
-        return np.where(old, 1 + _some(draw, "buffer/age", kept - 1), 0)
+        old = _to_cpu(rng).uniform("buffer/replay").numpy() < self.fraction
+        return np.where(old, 1 + _uniform_ages(rng, "buffer/age", available - 1), 0)
 
 
-def _some(draw: Draw, stream: str, count: int) -> Ages:
-    return _on_host(draw).choice(stream, np.arange(count)).numpy()
+def _uniform_ages(rng: LaneRng, stream: str, count: int) -> Ages:
+    return _to_cpu(rng).choice(stream, np.arange(count)).numpy()
 
 
-def _on_host(draw: Draw) -> Draw:
-    return replace(draw, device=CPU)
+def _to_cpu(rng: LaneRng) -> LaneRng:
+    return replace(rng, device=CPU)
 
 
-Buffer = Annotated[Newest | Uniform | Replay, Field(discriminator="name"), by_name]
-Pattern = tuple[Annotated[int, Field(ge=0, le=1024)], ...]
+AnyReplayPolicy = Annotated[Latest | UniformReplay | FractionalReplay, Field(discriminator="name"), name_shorthand]
+LagPattern = tuple[Annotated[int, Field(ge=0, le=1024)], ...]
 
 
-def lag(pattern: Pattern, step: int) -> int:
+def get_lag(pattern: LagPattern, step: int) -> int:
     """Of one step: the pattern is repeated."""
     return pattern[step % len(pattern)]

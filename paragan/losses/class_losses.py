@@ -6,45 +6,47 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from paragan.core.errors import Unusable
-from paragan.core.types import Verdict
+from paragan.core.errors import UsageError
+from paragan.core.types import DiscriminatorOutput
 
-NEEDED = {"classifier": ("classes",), "contrastive": ("embedding", "proxies"), "": ()}
+REQUIRED_OUTPUTS = {"classifier": ("classes",), "contrastive": ("embedding", "proxies"), "": ()}
 
 
-def refuse_silent(conditioning: str, verdict: Verdict, labels: Tensor | None) -> None:
+def require_outputs(conditioning: str, output: DiscriminatorOutput, labels: Tensor | None) -> None:
     """Unusable where a D does not say what is to be learnt of it, or where no labels are told. conditioning: of the
     objective."""
     if not conditioning:
         return
-    said = verdict._asdict()
-    missing = [name for name in NEEDED[conditioning] if said[name] is None]
+    said = output._asdict()
+    missing = [name for name in REQUIRED_OUTPUTS[conditioning] if said[name] is None]
     if missing or labels is None:
-        needs = f"a D that returns Verdict(logits, {', '.join(f'{name}=...' for name in NEEDED[conditioning])})"
+        needs = (
+            f"a D that returns Verdict(logits, {', '.join(f'{name}=...' for name in REQUIRED_OUTPUTS[conditioning])})"
+        )
         what = f"this D gives no {missing[0]}" if missing else "no labels are told"
-        raise Unusable(f"objective.{conditioning}: {what}; use {needs} and labels, or objective.{conditioning}=0")
+        raise UsageError(f"objective.{conditioning}: {what}; use {needs} and labels, or objective.{conditioning}=0")
 
 
-def classified(verdict: Verdict, labels: Tensor | None) -> Tensor:
+def classification_loss(output: DiscriminatorOutput, labels: Tensor | None) -> Tensor:
     """Cross entropy of an auxiliary classifier (AC-GAN, Odena et al. 2017). Scalar, a mean over images."""
-    refuse_silent("classifier", verdict, labels)
-    assert verdict.classes is not None
+    require_outputs("classifier", output, labels)
+    assert output.class_logits is not None
     assert labels is not None
-    return cross_entropy(verdict.classes.float(), labels)
+    return cross_entropy(output.class_logits.float(), labels)
 
 
-def contrastive(verdict: Verdict, labels: Tensor | None, per_lane: int, temperature: float) -> Tensor:
+def contrastive_loss(output: DiscriminatorOutput, labels: Tensor | None, per_lane: int, temperature: float) -> Tensor:
     """The 2C loss (ContraGAN, Kang & Park 2020, eq. 8). Scalar, a mean over images.
 
     Each image's embedding is drawn to its label's proxy and to the images of its class, and away from all others, those
     of its own lane: so it does not matter which lanes share a rank. An image is not compared with itself.
     """
-    refuse_silent("contrastive", verdict, labels)
-    assert verdict.embedding is not None
-    assert verdict.proxies is not None
+    require_outputs("contrastive", output, labels)
+    assert output.embedding is not None
+    assert output.proxies is not None
     assert labels is not None
-    x = verdict.embedding.float().unflatten(0, (-1, per_lane))  # [lanes, n, E]
-    proxies, y = verdict.proxies.float().view_as(x), labels.view(-1, per_lane)
+    x = output.embedding.float().unflatten(0, (-1, per_lane))  # [lanes, n, E]
+    proxies, y = output.proxies.float().view_as(x), labels.view(-1, per_lane)
     with torch.autocast(x.device.type, enabled=False):
         to_others = x @ x.mT / temperature  # [lanes, n, n]
     to_proxy = (x * proxies).sum(-1, keepdim=True) / temperature

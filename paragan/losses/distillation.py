@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paragan.core.types import Batch, Loss, Net
-from paragan.losses.adversarial import Around
+from paragan.core.types import Batch, DiscriminatorFn, Loss
+from paragan.losses.adversarial import ObjectiveWrapper
 
-Teacher = Callable[[Tensor, Tensor], Tensor]  # (latents [N, latent], labels [N]) -> its images, without a gradient
+TeacherFn = Callable[[Tensor, Tensor], Tensor]  # (latents [N, latent], labels [N]) -> its images, without a gradient
 
 
 @dataclass(frozen=True)
-class Distilled(Around):
+class DistilledObjective(ObjectiveWrapper):
     """What D wants stays as it is; G minimises L_G + weight E|G(z, y) - teacher(z, y)|^2, a mean over pixels."""
 
-    teacher: Teacher
+    teacher: TeacherFn
     weight: float
 
-    def generator(self, d: Net, fake: Batch, real: Batch, step: int) -> Loss:
+    def generator(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Loss:
         assert fake.latents is not None
         assert fake.labels is not None
         loss = super().generator(d, fake, real, step)

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from paragan.core.errors import Unusable
-from paragan.core.types import Net
+from paragan.core.errors import UsageError
+from paragan.core.types import DiscriminatorFn
 
-NAME = "kept_by_objective"
-INTERVAL = 4  # steps of D from one look at the reals' signs to the next (Karras et al. 2020)
+STATE_NAME = "objective_state"
+UPDATE_INTERVAL_STEPS = 4  # steps of D from one look at the reals' signs to the next (Karras et al. 2020)
 
 
-class Anchors(nn.Module):
+class LeCamEMA(nn.Module):
     """Running means [2] of D's logits on reals and on fakes, in `means`. Before the first step they are unknown:
     `known` is 0 then, and 1 after. While young they are plain means of all steps: what they began with is forgotten."""
 
@@ -37,18 +37,18 @@ class Anchors(nn.Module):
         self.register_buffer("moments", torch.zeros(3), persistent=False)  # sums of both, and how many of each
 
     @property
-    def known(self) -> Tensor:
+    def is_initialized(self) -> Tensor:
         return self.steps.clamp(max=1)
 
     @torch.no_grad()
-    def see(self, on_real: Tensor, on_fake: Tensor) -> None:
+    def update(self, on_real: Tensor, on_fake: Tensor) -> None:
         if self.tracking:
             self.moments[0].add_(on_real.sum())
             self.moments[1].add_(on_fake.sum())
             self.moments[2].add_(len(on_real))
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def apply_moments(self) -> None:
         count = self.moments[2]
         some = (count > 0).to(self.steps.dtype)
         self.steps += some
@@ -57,7 +57,7 @@ class Anchors(nn.Module):
         self.moments.zero_()
 
 
-class Chance(nn.Module):
+class AugmentProbability(nn.Module):
     """The chance p, a scalar, with which ADA changes an image (Karras et al. 2020, section 3).
 
     Every fourth step it moves by a fixed amount, up if the mean sign of D's logits on reals is above `target`, else
@@ -69,61 +69,61 @@ class Chance(nn.Module):
     lane_batch: int | None = None
     tracking: bool = False
     p: Tensor
-    signs: Tensor
+    sign_stats: Tensor
     moments: Tensor
 
-    def __init__(self, target: float, pace: float):
+    def __init__(self, target: float, step_size: float):
         super().__init__()
-        self.target, self.pace = target, pace
+        self.target, self.step_size = target, step_size
         self.register_buffer("p", torch.zeros(()))
-        self.register_buffer("signs", torch.zeros(3))  # their sum, of how many, and the steps they were counted in
+        self.register_buffer("sign_stats", torch.zeros(3))  # their sum, of how many, and the steps they were counted in
         self.register_buffer("moments", torch.zeros(2), persistent=False)
 
     @torch.no_grad()
-    def see(self, on_real: Tensor) -> None:
+    def update(self, on_real: Tensor) -> None:
         if self.tracking:
             self.moments[0].add_(on_real.sign().sum())
             self.moments[1].add_(len(on_real))
 
     @torch.no_grad()
-    def settle(self) -> None:
-        self.signs[:2] += self.moments
-        self.signs[2] += self.moments[1] > 0
+    def apply_moments(self) -> None:
+        self.sign_stats[:2] += self.moments
+        self.sign_stats[2] += self.moments[1] > 0
         self.moments.zero_()
-        due = self.signs[2] >= INTERVAL
-        above = torch.sign(self.signs[0] / self.signs[1].clamp(min=1) - self.target)
-        self.p.add_(above * due * (self.pace * INTERVAL)).clamp_(0, 1)
-        self.signs *= ~due
+        due = self.sign_stats[2] >= UPDATE_INTERVAL_STEPS
+        above = torch.sign(self.sign_stats[0] / self.sign_stats[1].clamp(min=1) - self.target)
+        self.p.add_(above * due * (self.step_size * UPDATE_INTERVAL_STEPS)).clamp_(0, 1)
+        self.sign_stats *= ~due
 
 
-class Kept(nn.Module):
+class ObjectiveState(nn.Module):
     """All that an objective keeps."""
 
-    def __init__(self, anchors: Anchors | None, chance: Chance | None):
+    def __init__(self, lecam_ema: LeCamEMA | None, augment_probability: AugmentProbability | None):
         super().__init__()
-        self.anchors, self.chance = anchors, chance
+        self.lecam_ema, self.augment_probability = lecam_ema, augment_probability
 
     def forward(self, x: Tensor) -> Tensor:
         """Nothing, for networks that call whatever children they have."""
         return x
 
 
-def attach(kept: Kept | None, d: nn.Module) -> None:
+def attach_state(state: ObjectiveState | None, d: nn.Module) -> None:
     """Give D's network, which has its device already, what an objective keeps; before its player is made."""
-    if kept is not None:
-        d.add_module(NAME, kept.to(next(d.parameters()).device))
+    if state is not None:
+        d.add_module(STATE_NAME, state.to(next(d.parameters()).device))
 
 
-def found_in(d: Net) -> Kept:
+def state_of(d: DiscriminatorFn) -> ObjectiveState:
     """What is kept with a D, or with a copy of it."""
-    kept = dict(d.named_children()).get(NAME) if isinstance(d, nn.Module) else None
-    if not isinstance(kept, Kept):
-        raise Unusable(
+    kept = dict(d.named_children()).get(STATE_NAME) if isinstance(d, nn.Module) else None
+    if not isinstance(kept, ObjectiveState):
+        raise UsageError(
             "objective.lecam and objective.augment=ada remember something with D: attach it (losses/kept.py)"
         )
     return kept
 
 
-def without(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def strip_objective_state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state of a D but for what an objective keeps with it, which belongs to the run and not to the model."""
-    return {name: value for name, value in tensors.items() if not name.startswith(f"{NAME}.")}
+    return {name: value for name, value in tensors.items() if not name.startswith(f"{STATE_NAME}.")}

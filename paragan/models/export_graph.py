@@ -21,40 +21,44 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from paragan.core.atomic_write import aside, refuse_existing
-from paragan.core.errors import Failed, Unusable
-from paragan.core.rng import generator
+from paragan.core.atomic_write import atomic_output, require_absent
+from paragan.core.errors import RunError, UsageError
+from paragan.core.rng import philox_generator
 from paragan.models.model import Model
-from paragan.models.sampler import Latents, Merged, Sampler
+from paragan.models.sampler import LatentSource, PerLabelSampler, Sampler
 
-Form = Literal["onnx", "torch-export"]
-SUFFIX: dict[Form, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
-BATCHES = (1, 2, 5)  # that a written graph is tried with
+GraphFormat = Literal["onnx", "torch-export"]
+SUFFIXES: dict[GraphFormat, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
+VERIFIED_BATCH_SIZES = (1, 2, 5)  # that a written graph is tried with
 TOLERANCE = 1e-4  # of values in [-1, 1]
 
 
-def write_graphs(model: Model, form: Form, out: Path) -> list[Path]:
+def export_graphs(model: Model, graph_format: GraphFormat, out: Path) -> list[Path]:
     """Write `out`, which is not there yet; of a model per label, a graph for each label into the folder `out`. Failed
     where one computes something else than the network."""
-    suffix = SUFFIX[form]
+    suffix = SUFFIXES[graph_format]
     if isinstance(model.sampler, Sampler):
         if out.suffix != suffix:
-            raise Unusable(f"--out {out}: a graph is one file, named ...{suffix}")
-        refuse_existing(out)
-        _write(model.sampler, 0 if model.spec.values else model.spec.classes, form, out, _about(model))
+            raise UsageError(f"--out {out}: a graph is one file, named ...{suffix}")
+        require_absent(out)
+        _export(model.sampler, 0 if model.spec.array_shape else model.spec.classes, graph_format, out, _metadata(model))
         return [out]
     if out.suffix or (out.is_dir() and any(out.iterdir())):
-        raise Unusable(f"--out {out}: this model has a generator for every label: name a new folder for their graphs")
-    return [_write_label(model, model.sampler, label, form, out) for label in range(model.spec.classes)]
+        raise UsageError(f"--out {out}: this model has a generator for every label: name a new folder for their graphs")
+    return [_export_label(model, model.sampler, label, graph_format, out) for label in range(model.spec.classes)]
 
 
-def _write_label(model: Model, parts: Merged, label: int, form: Form, out: Path) -> Path:
-    path = out / f"{label:04d}{SUFFIX[form]}"
-    _write(parts.of(label), 0, form, path, _about(model) | {"label": model.classes[label]})
+def _export_label(
+    model: Model, per_label_sampler: PerLabelSampler, label: int, graph_format: GraphFormat, out: Path
+) -> Path:
+    path = out / f"{label:04d}{SUFFIXES[graph_format]}"
+    _export(
+        per_label_sampler.for_label(label), 0, graph_format, path, _metadata(model) | {"label": model.classes[label]}
+    )
     return path
 
 
-def _about(model: Model) -> dict[str, Any]:
+def _metadata(model: Model) -> dict[str, Any]:
     """What the graph says of itself."""
     return {
         "made by": "paragan",
@@ -64,23 +68,23 @@ def _about(model: Model) -> dict[str, Any]:
     }
 
 
-def _write(sampler: Sampler, classes: int, form: Form, path: Path, about: dict[str, Any]) -> None:
-    if not isinstance(sampler.source, Latents):
-        raise Unusable("this generator is given data, not latents: there is no graph of it alone")
-    write, read = {"onnx": (_write_onnx, _onnx), "torch-export": (_write_pt2, _pt2)}[form]
-    graph = Graph(frozen(sampler.g))
-    with aside(path) as hidden, warnings.catch_warnings(), torch.no_grad():
+def _export(sampler: Sampler, classes: int, graph_format: GraphFormat, path: Path, metadata: dict[str, Any]) -> None:
+    if not isinstance(sampler.source, LatentSource):
+        raise UsageError("this generator is given data, not latents: there is no graph of it alone")
+    write, read = {"onnx": (_write_onnx, _load_onnx), "torch-export": (_write_pt2, _load_pt2)}[graph_format]
+    graph = ExportedGenerator(frozen_copy(sampler.g))
+    with atomic_output(path) as hidden, warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of torch's exporters, about themselves
-        inside = hidden.with_name(hidden.name + SUFFIX[form])
+        inside = hidden.with_name(hidden.name + SUFFIXES[graph_format])
         try:
-            write(graph, inputs(3, sampler.latent, classes), inside, about)
-            _prove(graph, read(inside), sampler.latent, classes, path)
+            write(graph, example_inputs(3, sampler.latent_size, classes), inside, metadata)
+            _verify(graph, read(inside), sampler.latent_size, classes, path)
             inside.rename(hidden)
         finally:
             inside.unlink(missing_ok=True)
 
 
-class Graph(nn.Module):
+class ExportedGenerator(nn.Module):
     """What is exported: no arguments but tensors, none that may be missing."""
 
     def __init__(self, g: nn.Module):
@@ -91,16 +95,16 @@ class Graph(nn.Module):
         return self.g(z, label)
 
 
-def frozen(g: nn.Module) -> nn.Module:
+def frozen_copy(g: nn.Module) -> nn.Module:
     """A copy in eval mode on the CPU, spectral norm multiplied out."""
     net = copy.deepcopy(g).cpu().float().eval().requires_grad_(False)
     for module in list(net.modules()):
         if parametrize.is_parametrized(module):
-            _plain(module)
+            _remove_parametrizations(module)
     return net
 
 
-def _plain(module: nn.Module) -> None:
+def _remove_parametrizations(module: nn.Module) -> None:
     """Take parametrizations away, of this module alone: torch's own way would change the class it shares with the
     module that it is a copy of."""
     weights = {name: getattr(module, name).detach().clone() for name in module.parametrizations}  # pyright: ignore
@@ -110,72 +114,74 @@ def _plain(module: nn.Module) -> None:
         module.register_parameter(name, nn.Parameter(value, requires_grad=False))
 
 
-def inputs(count: int, latent: int, classes: int) -> tuple[Tensor, ...]:
+def example_inputs(batch_size: int, latent: int, classes: int) -> tuple[Tensor, ...]:
     """z, and labels where there are classes; a function of the number."""
-    rng = generator(0, "graph", position=count)
-    z = torch.from_numpy(rng.standard_normal((count, latent), dtype="float32"))
-    return (z, torch.from_numpy(rng.integers(classes, size=count))) if classes else (z,)
+    rng = philox_generator(0, "graph", position=batch_size)
+    z = torch.from_numpy(rng.standard_normal((batch_size, latent), dtype="float32"))
+    return (z, torch.from_numpy(rng.integers(classes, size=batch_size))) if classes else (z,)
 
 
-def _prove(graph: Graph, ran: Callable[..., Tensor], latent: int, classes: int, path: Path) -> None:
-    for count in BATCHES:
-        given = inputs(count, latent, classes)
-        wanted, made = graph(*given), ran(*given)
+def _verify(
+    graph: ExportedGenerator, run_exported: Callable[..., Tensor], latent: int, classes: int, path: Path
+) -> None:
+    for count in VERIFIED_BATCH_SIZES:
+        given = example_inputs(count, latent, classes)
+        wanted, made = graph(*given), run_exported(*given)
         apart = float((wanted - made).abs().max()) if wanted.shape == made.shape else float("inf")
         if not apart <= TOLERANCE:
-            raise Failed(f"{path}: {count} images are {apart:.2g} from the network's, more than {TOLERANCE:g}")
+            raise RunError(f"{path}: {count} images are {apart:.2g} from the network's, more than {TOLERANCE:g}")
 
 
-def _free(given: Sequence[Tensor]) -> dict[str, Any]:
+def _dynamic_shapes(inputs: Sequence[Tensor]) -> dict[str, Any]:
     number = torch.export.Dim("number")
-    return {name: {0: number} for name, _ in zip(("z", "label"), given)}
+    return {name: {0: number} for name, _ in zip(("z", "label"), inputs)}
 
 
-def _write_pt2(graph: Graph, given: tuple[Tensor, ...], path: Path, about: dict[str, Any]) -> None:
-    program = torch.export.export(graph, given, dynamic_shapes=_free(given), strict=False)
-    torch.export.save(program, path, extra_files={"about.json": json.dumps(about)})
+def _write_pt2(graph: ExportedGenerator, inputs: tuple[Tensor, ...], path: Path, metadata: dict[str, Any]) -> None:
+    program = torch.export.export(graph, inputs, dynamic_shapes=_dynamic_shapes(inputs), strict=False)
+    torch.export.save(program, path, extra_files={"about.json": json.dumps(metadata)})
 
 
-def _pt2(path: Path) -> Callable[..., Tensor]:
+def _load_pt2(path: Path) -> Callable[..., Tensor]:
     return torch.export.load(path).module()
 
 
-def _write_onnx(graph: Graph, given: tuple[Tensor, ...], path: Path, about: dict[str, Any]) -> None:
-    _need_onnx()
+def _write_onnx(graph: ExportedGenerator, inputs: tuple[Tensor, ...], path: Path, metadata: dict[str, Any]) -> None:
+    _require_onnx()
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
-    names = ["z", "label"][: len(given)]
+    names = ["z", "label"][: len(inputs)]
     program = torch.onnx.export(
         graph,
-        given,
+        inputs,
         dynamo=True,
         verbose=False,
         input_names=names,
         output_names=["images"],
-        dynamic_shapes=_free(given),
+        dynamic_shapes=_dynamic_shapes(inputs),
     )
     assert program is not None
-    program.model.metadata_props["paragan"] = json.dumps(about)
+    program.model.metadata_props["paragan"] = json.dumps(metadata)
     program.save(path, external_data=False)
 
 
-def _need_onnx() -> None:
+def _require_onnx() -> None:
     try:
         import onnx  # noqa: F401  # pyright: ignore
         import onnxruntime  # noqa: F401  # pyright: ignore
         import onnxscript  # noqa: F401  # pyright: ignore
     except ImportError as error:
-        raise Unusable(f"--format onnx needs {error.name}: pip install 'paragan[onnx]'") from error
+        raise UsageError(f"--format onnx needs {error.name}: pip install 'paragan[onnx]'") from error
 
 
-def _onnx(path: Path) -> Callable[..., Tensor]:
+def _load_onnx(path: Path) -> Callable[..., Tensor]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_inputs()]
 
-    def ran(*given: Tensor) -> Tensor:
-        (made,) = session.run(["images"], {name: x.numpy() for name, x in zip(names, given, strict=True)})
+    def run_session(*inputs: Tensor) -> Tensor:
+        (made,) = session.run(["images"], {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
         return torch.from_numpy(made)
 
-    return ran
+    return run_session

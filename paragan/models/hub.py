@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paragan.core.errors import Unusable
-from paragan.models.export_folder import write_folder
+from paragan.core.errors import UsageError
+from paragan.models.export_folder import write_model_folder
 from paragan.models.model import Model, load_model
 
 try:
@@ -17,28 +17,32 @@ try:
     from huggingface_hub import ModelHubMixin
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 except ImportError as missing:
-    raise Unusable("models on the Hugging Face hub need huggingface_hub: pip install 'paragan[hub]'") from missing
+    raise UsageError("models on the Hugging Face hub need huggingface_hub: pip install 'paragan[hub]'") from missing
 
-FILES = ["*.safetensors", "config.json", "*/config.json"]
+DOWNLOAD_PATTERNS = ["*.safetensors", "config.json", "*/config.json"]
 
 
-def fetched(name: str, revision: str | None = None, **how: Any) -> Path:
+def download_model(name: str, revision: str | None = None, **download_options: Any) -> Path:
     """The folder of a model of the hub, downloaded once. Only weights and their configuration are."""
     try:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=FILES, **how))
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, revision=revision, allow_patterns=DOWNLOAD_PATTERNS, **download_options
+            )
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         said = " ".join(str(error).split())[:200]
-        raise Unusable(f"{name} is no folder here, and the hub does not give it: {said}") from error
+        raise UsageError(f"{name} is no folder here, and the hub does not give it: {said}") from error
 
 
-def push(model: Model, name: str) -> str:
+def push_model(model: Model, name: str) -> str:
     """Put a model onto the hub; its address."""
     try:
         return str(HubModel(model).push_to_hub(name))
-    except Unusable:
+    except UsageError:
         raise
     except Exception as error:  # also those of the library that the hub is reached by, which changes
-        raise Unusable(f"--push {name}: {' '.join(str(error).split())[:300]}") from error
+        raise UsageError(f"--push {name}: {' '.join(str(error).split())[:300]}") from error
 
 
 class HubModel(ModelHubMixin, library_name="paragan"):
@@ -48,7 +52,7 @@ class HubModel(ModelHubMixin, library_name="paragan"):
         self.model = model
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        write_folder(self.model, save_directory)
+        write_model_folder(self.model, save_directory)
 
     @classmethod
     def _from_pretrained(
@@ -60,17 +64,17 @@ class HubModel(ModelHubMixin, library_name="paragan"):
         force_download: bool,
         local_files_only: bool,
         token: str | bool | None,
-        **more: Any,
+        **load_options: Any,
     ) -> HubModel:
         if Path(model_id).is_dir():
-            return cls(load_model(model_id, **more))
+            return cls(load_model(model_id, **load_options))
         how = {"cache_dir": cache_dir, "force_download": force_download, "local_files_only": local_files_only}
-        return cls(load_model(fetched(model_id, revision, token=token, **how), **more))
+        return cls(load_model(download_model(model_id, revision, token=token, **how), **load_options))
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> Any:
         """That of `paragan export`; `save_pretrained` asks for one after ours is written, and keeps ours."""
         from huggingface_hub import ModelCard
 
-        from paragan.models.model_card import card
+        from paragan.models.model_card import make_model_card
 
-        return ModelCard(card(self.model))
+        return ModelCard(make_model_card(self.model))

@@ -28,27 +28,29 @@ def slerp(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def made_of(sampler: Sampler, z: Tensor, pair: tuple[int, int] | None, share: Tensor | float = 0.0) -> Tensor:
+def sample_interpolated(
+    sampler: Sampler, z: Tensor, label_pair: tuple[int, int] | None, weight: Tensor | float = 0.0
+) -> Tensor:
     """Images [N, C, R, R] uint8 of latents, each of a blend of two labels: `share` of the second."""
     z = z.to(sampler.device)
-    if pair is None:
-        return sampler.finish(sampler.g(z, None)).cpu()
-    a, b = (torch.full((len(z),), label, device=sampler.device) for label in pair)
-    if pair[0] == pair[1]:
-        return sampler.finish(sampler.g(z, a)).cpu()
-    with blended(sampler, b, torch.as_tensor(share, device=sampler.device).expand(len(z))):
-        return sampler.finish(sampler.g(z, a)).cpu()
+    if label_pair is None:
+        return sampler.to_output(sampler.g(z, None)).cpu()
+    a, b = (torch.full((len(z),), label, device=sampler.device) for label in label_pair)
+    if label_pair[0] == label_pair[1]:
+        return sampler.to_output(sampler.g(z, a)).cpu()
+    with blended_labels(sampler, b, torch.as_tensor(weight, device=sampler.device).expand(len(z))):
+        return sampler.to_output(sampler.g(z, a)).cpu()
 
 
 @contextlib.contextmanager
-def blended(sampler: Sampler, other: Tensor, share: Tensor) -> Iterator[None]:
+def blended_labels(sampler: Sampler, other_labels: Tensor, weight: Tensor) -> Iterator[None]:
     """Inside, every embedding of labels gives what lies between the label it is asked for and `other` [N], by `share`
     [N]. All families here read labels through embeddings alone."""
 
-    def between(layer: Any, given: Any, found: Tensor) -> Tensor:
-        return torch.lerp(found, layer.weight[other].to(found.dtype), share[:, None].to(found.dtype))
+    def interpolate(layer: Any, inputs: Any, output: Tensor) -> Tensor:
+        return torch.lerp(output, layer.weight[other_labels].to(output.dtype), weight[:, None].to(output.dtype))
 
-    hooks = [layer.register_forward_hook(between) for layer in embeddings(sampler)]
+    hooks = [layer.register_forward_hook(interpolate) for layer in label_embeddings(sampler)]
     try:
         yield
     finally:
@@ -56,7 +58,7 @@ def blended(sampler: Sampler, other: Tensor, share: Tensor) -> Iterator[None]:
             hook.remove()
 
 
-def embeddings(sampler: Sampler) -> list[nn.Embedding]:
+def label_embeddings(sampler: Sampler) -> list[nn.Embedding]:
     """The layers by which a generator is told labels, where it is told by layers of this kind."""
-    classes = len(sampler.prior.shares)
+    classes = len(sampler.prior.probabilities)
     return [part for part in sampler.g.modules() if isinstance(part, nn.Embedding) and part.num_embeddings == classes]

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paragan.core.errors import Unusable
-from paragan.models.interpolation import made_of, slerp
+from paragan.core.errors import UsageError
+from paragan.models.interpolation import sample_interpolated, slerp
 from paragan.models.model import Model
-from paragan.models.sampler import Latents, Merged, Sampler
+from paragan.models.sampler import LatentSource, PerLabelSampler, Sampler
 
 
 def walk(
     model: Model,
     stops: int,
-    steps: int,
+    frames_per_stop: int,
     seed: int = 0,
     labels: Sequence[int | str] | None = None,
     truncation: float = 1.0,
@@ -31,27 +31,29 @@ def walk(
     generator for every label they change halfway.
     """
     sampler = model.sampler
-    first = sampler if isinstance(sampler, Sampler) else sampler.of(0)
-    if not isinstance(first.source, Latents) or model.spec.values:
-        raise Unusable(
+    first = sampler if isinstance(sampler, Sampler) else sampler.for_label(0)
+    if not isinstance(first.source, LatentSource) or model.spec.array_shape:
+        raise UsageError(
             "a walk needs a generator that makes images of latents: this one is given data, or makes numbers"
         )
     z, y = first.source(range(stops), seed, truncation), model.labels(stops, labels, seed)
     frames: list[np.ndarray] = []
     for stop in range(stops):
         following = (stop + 1) % stops
-        t = torch.arange(steps) / steps
-        between = slerp(z[stop].expand(steps, -1), z[following].expand(steps, -1), t)
+        t = torch.arange(frames_per_stop) / frames_per_stop
+        between = slerp(z[stop].expand(frames_per_stop, -1), z[following].expand(frames_per_stop, -1), t)
         pair = (0, 0) if y is None else (int(y[stop]), int(y[following]))
-        frames.append(_frames(sampler, between, t, pair, conditional=y is not None))
+        frames.append(_render_segment(sampler, between, t, pair, conditional=y is not None))
     return np.concatenate(frames)
 
 
-def _frames(sampler: Sampler | Merged, z: Tensor, t: Tensor, pair: tuple[int, int], conditional: bool) -> np.ndarray:
-    if isinstance(sampler, Merged):
-        halves = zip(z.split(-(-len(z) // 2)), pair)
-        made = [made_of(sampler.of(label), part, None) for part, label in halves]
+def _render_segment(
+    sampler: Sampler | PerLabelSampler, z: Tensor, t: Tensor, label_pair: tuple[int, int], conditional: bool
+) -> np.ndarray:
+    if isinstance(sampler, PerLabelSampler):
+        halves = zip(z.split(-(-len(z) // 2)), label_pair)
+        made = [sample_interpolated(sampler.for_label(label), part, None) for part, label in halves]
     else:
-        parts = zip(z.split(sampler.batch), t.split(sampler.batch))
-        made = [made_of(sampler, part, pair if conditional else None, share) for part, share in parts]
+        parts = zip(z.split(sampler.batch_size), t.split(sampler.batch_size))
+        made = [sample_interpolated(sampler, part, label_pair if conditional else None, share) for part, share in parts]
     return torch.cat(made).permute(0, 2, 3, 1).numpy()

@@ -17,7 +17,7 @@ Shortcut = Literal["input", "activated"]
 
 
 @dataclass(frozen=True)
-class Library:
+class SourceLibrary:
     """A library whose state dicts are read.
 
     blocks        : layers of a residual block or an attention, as in `blocks.0.0.conv1`
@@ -29,18 +29,18 @@ class Library:
     """
 
     title: str
-    blocks: Mapping[str, str]
-    g_ends: Mapping[str, str]
-    d_ends: Mapping[str, str]
-    parts: Mapping[str, str]
-    tensors: Mapping[str, str]
+    block_layers: Mapping[str, str]
+    g_layers: Mapping[str, str]
+    d_layers: Mapping[str, str]
+    norm_parts: Mapping[str, str]
+    tensor_names: Mapping[str, str]
     eps: float
     shortcut: Shortcut
 
 
-BIGGAN_PYTORCH = Library(
+BIGGAN_PYTORCH = SourceLibrary(
     title="BigGAN-PyTorch",
-    blocks={
+    block_layers={
         "conv1": "conv1",
         "conv2": "conv2",
         "conv_sc": "shortcut",
@@ -52,15 +52,15 @@ BIGGAN_PYTORCH = Library(
         "o": "o",
         "gamma": "gamma",
     },
-    g_ends={
+    g_layers={
         "shared": "conditions.shared",
         "linear": "start",
         "output_layer.0": "norm",
         "output_layer.2": "image",
     },
-    d_ends={"linear": "head.linear", "embed": "head.embedding"},
-    parts={"gain": "gain", "bias": "bias", "bn": ""},
-    tensors={
+    d_layers={"linear": "head.linear", "embed": "head.embedding"},
+    norm_parts={"gain": "gain", "bias": "bias", "bn": ""},
+    tensor_names={
         "weight": "weight",
         "bias": "bias",
         "gain": "weight",  # of the last batch norm
@@ -77,9 +77,9 @@ BIGGAN_PYTORCH = Library(
     shortcut="input",
 )
 
-STUDIOGAN = Library(
+STUDIOGAN = SourceLibrary(
     title="StudioGAN",
-    blocks={
+    block_layers={
         "conv2d1": "conv1",
         "conv2d2": "conv2",
         "conv2d0": "shortcut",
@@ -91,10 +91,10 @@ STUDIOGAN = Library(
         "conv1x1_attn": "o",
         "sigma": "gamma",
     },
-    g_ends={"shared": "conditions.shared", "linear0": "start", "bn4": "norm", "conv2d5": "image"},
-    d_ends={"linear1": "head.linear", "linear2": "head.second", "embedding": "head.embedding"},
-    parts={"gain": "gain", "bias": "bias", "embed0": "gain", "embed1": "bias", "bn": ""},
-    tensors={
+    g_layers={"shared": "conditions.shared", "linear0": "start", "bn4": "norm", "conv2d5": "image"},
+    d_layers={"linear1": "head.linear", "linear2": "head.second", "embedding": "head.embedding"},
+    norm_parts={"gain": "gain", "bias": "bias", "embed0": "gain", "embed1": "bias", "bn": ""},
+    tensor_names={
         "weight": "weight",
         "bias": "bias",
         "weight_orig": "weight",
@@ -111,7 +111,7 @@ STUDIOGAN = Library(
 LIBRARIES = {"biggan-pytorch": BIGGAN_PYTORCH, "studiogan": STUDIOGAN}
 
 # Layers of networks that are not among those that are read, and what they tell.
-FOREIGN = {
+UNSUPPORTED_PATTERNS = {
     r"\.conv_sc2?$|\.conv2d3\.|\.conv3\.|\.conv4\.": "bottleneck blocks, as in BigGAN-deep",
     r"^(mapping|synthesis)\.": "a StyleGAN",
     r"^deconv|^conv[0-9]\.": "a DCGAN",
@@ -119,13 +119,15 @@ FOREIGN = {
 }
 
 
-def neutral(names: Iterable[str], library: Library, discriminator: bool) -> tuple[dict[str, str], list[str]]:
+def translate_names(
+    names: Iterable[str], library: SourceLibrary, is_discriminator: bool
+) -> tuple[dict[str, str], list[str]]:
     """Their names -> ours, "" for what we have no use for; and the names that are not in the table."""
     names = list(names)
-    places = _places(names, library)
+    places = _block_prefixes(names, library)
     found, unknown = {}, []
     for name in names:
-        ours = _neutral(name, places, library, library.d_ends if discriminator else library.g_ends)
+        ours = _translate_name(name, places, library, library.d_layers if is_discriminator else library.g_layers)
         if ours is None:
             unknown.append(name)
         else:
@@ -133,12 +135,12 @@ def neutral(names: Iterable[str], library: Library, discriminator: bool) -> tupl
     return found, unknown
 
 
-def _places(names: list[str], library: Library) -> dict[str, str]:
+def _block_prefixes(names: list[str], library: SourceLibrary) -> dict[str, str]:
     """Where their block lists are among our residual blocks: an attention belongs to the block before it."""
     inside: dict[tuple[int, int], set[str]] = {}
     for name in names:
         if match := re.match(r"blocks\.(\d+)\.(\d+)\.(\w+)", name):
-            inside.setdefault((int(match[1]), int(match[2])), set()).add(library.blocks.get(match[3], ""))
+            inside.setdefault((int(match[1]), int(match[2])), set()).add(library.block_layers.get(match[3], ""))
     places, blocks = {}, 0
     for (i, j), layers in sorted(inside.items()):
         blocks += "conv1" in layers
@@ -146,24 +148,33 @@ def _places(names: list[str], library: Library) -> dict[str, str]:
     return places
 
 
-def _neutral(name: str, places: Mapping[str, str], library: Library, ends: Mapping[str, str]) -> str | None:
+def _translate_name(
+    name: str, block_prefixes: Mapping[str, str], library: SourceLibrary, end_layers: Mapping[str, str]
+) -> str | None:
     place = ".".join(name.split(".")[:3])
-    if place in places:
+    if place in block_prefixes:
         layer, *rest = name[len(place) + 1 :].split(".")
-        where = library.blocks.get(layer) and f"{places[place]}.{library.blocks[layer]}"
+        where = library.block_layers.get(layer) and f"{block_prefixes[place]}.{library.block_layers[layer]}"
         if where and not rest:
             return where  # a number of its own: how much attention counts
     else:
-        end = next((end for end in ends if name.startswith(f"{end}.")), None)
-        where, rest = (ends[end], name[len(end) + 1 :].split(".")) if end else ("", [])
+        end = next((end for end in end_layers if name.startswith(f"{end}.")), None)
+        where, rest = (end_layers[end], name[len(end) + 1 :].split(".")) if end else ("", [])
     *part, tensor = rest or [""]
-    if not where or len(part) > 1 or tensor not in library.tensors or any(p not in library.parts for p in part):
+    if (
+        not where
+        or len(part) > 1
+        or tensor not in library.tensor_names
+        or any(p not in library.norm_parts for p in part)
+    ):
         return None
-    if not library.tensors[tensor]:
+    if not library.tensor_names[tensor]:
         return ""
-    return ".".join(filter(None, [where, *(library.parts[p] for p in part), library.tensors[tensor]]))
+    return ".".join(filter(None, [where, *(library.norm_parts[p] for p in part), library.tensor_names[tensor]]))
 
 
-def told(unknown: Iterable[str]) -> str:
+def explain_unknown(unknown: Iterable[str]) -> str:
     """What names outside the table tell, "" if nothing."""
-    return next((about for name in unknown for pattern, about in FOREIGN.items() if re.search(pattern, name)), "")
+    return next(
+        (about for name in unknown for pattern, about in UNSUPPORTED_PATTERNS.items() if re.search(pattern, name)), ""
+    )

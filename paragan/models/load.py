@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
-from paragan.data.dataset import Images
+from paragan.data.dataset import Dataset
 from paragan.models.model import Model, load_model
 
-HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+HUB_NAME_PATTERN = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
-def load(path: str | Path, device: str | torch.device = "cpu", nets: Any = None, data: Images | None = None) -> Model:
+def load(
+    path: str | Path, device: str | torch.device = "cpu", nets: Any = None, dataset: Dataset | None = None
+) -> Model:
     """A generator from a run folder, a model folder, RUN_DIR/best, a model.safetensors, or `user/name` on the Hugging
     Face hub (`user/name@revision`), unless there is such a folder. Runs no code from the files.
 
@@ -24,9 +26,9 @@ def load(path: str | Path, device: str | torch.device = "cpu", nets: Any = None,
     nets : networks of your own that it was trained with: the object, or `module:Class`
     data : what they are given, where that is data
     """
-    name = HUB_NAME.fullmatch(str(path))
+    name = HUB_NAME_PATTERN.fullmatch(str(path))
     if name and not Path(path).exists() and not Path(path).parent.exists():
-        from paragan.models.hub import fetched
+        from paragan.models.hub import download_model
 
-        path = fetched(name["name"], name["revision"])
-    return load_model(path, torch.device(device), nets, data)
+        path = download_model(name["name"], name["revision"])
+    return load_model(path, torch.device(device), nets, dataset)

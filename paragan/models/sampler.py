@@ -10,40 +10,40 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paragan.core.errors import Unusable
-from paragan.core.rng import CPU, Draw, generator
+from paragan.core.errors import UsageError
+from paragan.core.rng import CPU, LaneRng, philox_generator
 from paragan.core.types import Batch
-from paragan.data.dataset import Images
-from paragan.data.loader.device_transfer import floats
-from paragan.game.game import Given
+from paragan.data.dataset import Dataset
+from paragan.data.loader.device_transfer import to_model_input
+from paragan.game.game import ConditioningFn
 
-MOST_BYTES = 1 << 30  # of generators per label that are kept in memory
-WINDOW_BYTES = 1 << 28  # of images that are made ahead, label by label
+MAX_CACHED_BYTES = 1 << 30  # of generators per label that are kept in memory
+PREFETCH_BYTES = 1 << 28  # of images that are made ahead, label by label
 
 
 @dataclass(frozen=True)
-class Prior:
+class LabelPrior:
     """How often each label occurs in the data; () in an unconditional game."""
 
-    shares: tuple[float, ...]
+    probabilities: tuple[float, ...]
 
     @staticmethod
-    def of(labels: np.ndarray | None, classes: int) -> Prior:
-        if labels is None or classes == 0:
-            return Prior(())
-        return Prior(tuple(float(n) / len(labels) for n in np.bincount(labels, minlength=classes)))
+    def from_labels(labels: np.ndarray | None, num_classes: int) -> LabelPrior:
+        if labels is None or num_classes == 0:
+            return LabelPrior(())
+        return LabelPrior(tuple(float(n) / len(labels) for n in np.bincount(labels, minlength=num_classes)))
 
     def labels(self, seed: int, indices: Sequence[int]) -> np.ndarray | None:
         """[n] int64 labels of samples, each drawn with the chances of the data; None without labels."""
-        if not self.shares:
+        if not self.probabilities:
             return None
-        upto, last = np.cumsum(self.shares), len(self.shares) - 1
-        chances = [generator(seed, "sample label", position=i).random() for i in indices]
+        upto, last = np.cumsum(self.probabilities), len(self.probabilities) - 1
+        chances = [philox_generator(seed, "sample label", position=i).random() for i in indices]
         return np.minimum(np.searchsorted(upto, chances, side="right"), last).astype(np.int64)
 
 
 @dataclass(frozen=True)
-class Latents:
+class LatentSource:
     """What G makes its images from: normal numbers, by (seed, index) alone.
 
     The truncation trick of BigGAN (Brock et al. 2019): values over the threshold are drawn again; below 1
@@ -53,29 +53,29 @@ class Latents:
     size: int
 
     def __call__(self, indices: Sequence[int], seed: int, truncation: float) -> Tensor:
-        return torch.from_numpy(np.stack([latent(seed, i, self.size, truncation) for i in indices]))
+        return torch.from_numpy(np.stack([sample_latent(seed, i, self.size, truncation) for i in indices]))
 
 
 @dataclass(frozen=True)
-class Inputs:
+class DataSource:
     """What G makes its images from where that is data: of sample i, what it is given of image i, counted around."""
 
-    images: Images
-    given: Given
+    dataset: Dataset
+    conditioning_input: ConditioningFn
 
     def __call__(self, indices: Sequence[int], seed: int, truncation: float) -> Tensor:
-        return torch.cat([self._of(index, seed) for index in indices])
+        return torch.cat([self._input_for(index, seed) for index in indices])
 
-    def _of(self, index: int, seed: int) -> Tensor:
+    def _input_for(self, index: int, seed: int) -> Tensor:
         """One by one, so that a draw of its own depends on (seed, index) alone."""
         row = self.rows([index])
-        labels = None if self.images.labels is None else torch.from_numpy(self.images.labels[row])
-        image = floats(torch.from_numpy(self.images.images[row]), torch.contiguous_format)
-        return self.given(Batch(image, labels, Draw(seed, index, (0,), 1)))
+        labels = None if self.dataset.labels is None else torch.from_numpy(self.dataset.labels[row])
+        image = to_model_input(torch.from_numpy(self.dataset.images[row]), torch.contiguous_format)
+        return self.conditioning_input(Batch(image, labels, LaneRng(seed, index, (0,), 1)))
 
     def rows(self, indices: Sequence[int]) -> np.ndarray:
         """[n] which images these samples are made of."""
-        return np.asarray(indices, np.int64) % len(self.images.images)
+        return np.asarray(indices, np.int64) % len(self.dataset.images)
 
 
 @dataclass(frozen=True)
@@ -87,21 +87,21 @@ class Sampler:
     """
 
     g: nn.Module
-    source: Latents | Inputs
-    prior: Prior
+    source: LatentSource | DataSource
+    prior: LabelPrior
     device: torch.device = CPU
-    batch: int = 256
-    finish: Callable[[Tensor], Tensor] = field(default_factory=lambda: to_uint8)
+    batch_size: int = 256
+    to_output: Callable[[Tensor], Tensor] = field(default_factory=lambda: to_uint8)
 
     @property
-    def latent(self) -> int:
+    def latent_size(self) -> int:
         """The size of the latents; 0 where G is given data."""
-        return self.source.size if isinstance(self.source, Latents) else 0
+        return self.source.size if isinstance(self.source, LatentSource) else 0
 
     def labels(self, indices: Sequence[int], seed: int) -> np.ndarray | None:
         """[n] int64 labels drawn from the prior; where G is given data, theirs."""
-        if isinstance(self.source, Inputs) and self.prior.shares and self.source.images.labels is not None:
-            return self.source.images.labels[self.source.rows(indices)]
+        if isinstance(self.source, DataSource) and self.prior.probabilities and self.source.dataset.labels is not None:
+            return self.source.dataset.labels[self.source.rows(indices)]
         return self.prior.labels(seed, indices)
 
     def to(self, device: torch.device) -> Sampler:
@@ -115,33 +115,35 @@ class Sampler:
         """[n, C, H, W] uint8 (of numbers: float32 [n, ...]) on the CPU. truncation: latents beyond this size are drawn
         again (1: all kept)."""
         made = []
-        for start in range(0, len(indices), self.batch):
-            part = indices[start : start + self.batch]
+        for start in range(0, len(indices), self.batch_size):
+            part = indices[start : start + self.batch_size]
             z = self.source(part, seed, truncation).to(self.device)
             y = None
             if labels is not None:
-                y = torch.from_numpy(np.asarray(labels[start : start + self.batch], np.int64)).to(self.device)
-            made.append(self.finish(self.g(z, y)).cpu())
+                y = torch.from_numpy(np.asarray(labels[start : start + self.batch_size], np.int64)).to(self.device)
+            made.append(self.to_output(self.g(z, y)).cpu())
         return torch.cat(made)
 
 
 @dataclass
-class Merged:
+class PerLabelSampler:
     """Images from a generator for every label, loaded when it is first wanted; those wanted last stay in memory, up to
     `most_bytes`. Image i depends on (seed, i, its label) alone.
 
     load : label -> its sampler
     """
 
-    load: Callable[[int], Sampler]
-    prior: Prior
+    load_sampler: Callable[[int], Sampler]
+    prior: LabelPrior
     device: torch.device = CPU
-    most_bytes: int = MOST_BYTES
-    _kept: OrderedDict[int, Sampler] = field(default_factory=OrderedDict[int, Sampler])
+    max_cached_bytes: int = MAX_CACHED_BYTES
+    _cached_samplers: OrderedDict[int, Sampler] = field(default_factory=OrderedDict[int, Sampler])
 
-    def to(self, device: torch.device) -> Merged:
+    def to(self, device: torch.device) -> PerLabelSampler:
         """The same on another device."""
-        return Merged(lambda label: self.load(label).to(device), self.prior, device, self.most_bytes)
+        return PerLabelSampler(
+            lambda label: self.load_sampler(label).to(device), self.prior, device, self.max_cached_bytes
+        )
 
     def labels(self, indices: Sequence[int], seed: int) -> np.ndarray | None:
         """[n] int64 labels drawn from the prior."""
@@ -156,59 +158,62 @@ class Merged:
         order = np.argsort(wanted, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(wanted[order])) + 1)
         made = [
-            self.of(int(wanted[rows[0]])).images([indices[row] for row in rows], None, seed, truncation)
+            self.for_label(int(wanted[rows[0]])).images([indices[row] for row in rows], None, seed, truncation)
             for rows in groups
         ]
         images = torch.cat(made)
         return images[torch.from_numpy(np.argsort(order))]
 
-    def of(self, label: int) -> Sampler:
+    def for_label(self, label: int) -> Sampler:
         """The sampler of one label."""
-        if label not in self._kept:
-            self._kept[label] = self.load(label)
-            while len(self._kept) > 1 and sum(size_of(one.g) for one in self._kept.values()) > self.most_bytes:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(label)
-        return self._kept[label]
+        if label not in self._cached_samplers:
+            self._cached_samplers[label] = self.load_sampler(label)
+            while (
+                len(self._cached_samplers) > 1
+                and sum(module_bytes(one.g) for one in self._cached_samplers.values()) > self.max_cached_bytes
+            ):
+                self._cached_samplers.popitem(last=False)
+        self._cached_samplers.move_to_end(label)
+        return self._cached_samplers[label]
 
 
-def size_of(net: nn.Module) -> int:
+def module_bytes(net: nn.Module) -> int:
     """Bytes of its weights and buffers."""
     return sum(t.nbytes for t in (*net.parameters(), *net.buffers()))
 
 
-def ahead(
-    sampler: Sampler | Merged, blocks: Sequence[range], seed: int, truncation: float
+def prefetch(
+    sampler: Sampler | PerLabelSampler, blocks: Sequence[range], seed: int, truncation: float
 ) -> Callable[[range], Tensor]:
     """`blocks` in turn, each [n, C, H, W] uint8. Those of a model per label are made many at a time, so that a
     generator is loaded once for all of its images in a window, and not once for every block."""
     made: dict[int, Tensor] = {}
 
-    def images(rows: Sequence[int]) -> Tensor:
+    def sample_rows(rows: Sequence[int]) -> Tensor:
         return sampler.images(rows, sampler.labels(rows, seed), seed, truncation)
 
-    def sample(block: range) -> Tensor:
+    def sample_block(block: range) -> Tensor:
         if isinstance(sampler, Sampler):
-            return images(block)
+            return sample_rows(block)
         if block.start not in made:
-            first = images(block)
-            number = max(1, WINDOW_BYTES // max(first.nbytes, 1))
+            first = sample_rows(block)
+            number = max(1, PREFETCH_BYTES // max(first.nbytes, 1))
             at = blocks.index(block)
             window = list(blocks[at : at + number])
-            several = images([i for one in window for i in one]).split([len(one) for one in window])
+            several = sample_rows([i for one in window for i in one]).split([len(one) for one in window])
             made.clear()
             made.update(zip((one.start for one in window), several, strict=True))
         return made.pop(block.start)
 
-    return sample
+    return sample_block
 
 
-def latent(seed: int, index: int, size: int, truncation: float = 1.0) -> np.ndarray:
+def sample_latent(seed: int, index: int, size: int, truncation: float = 1.0) -> np.ndarray:
     """[size] float32 normal; with truncation < 1 cut off at 2 * truncation standard deviations. Unusable below 0.05,
     where drawing again would hardly end."""
     if not 0.05 <= truncation <= 1:
-        raise Unusable(f"truncation={truncation} must be between 0.05 and 1 (1: none)")
-    rng = generator(seed, "sample latent", position=index)
+        raise UsageError(f"truncation={truncation} must be between 0.05 and 1 (1: none)")
+    rng = philox_generator(seed, "sample latent", position=index)
     z = rng.standard_normal(size, dtype=np.float32)
     if truncation < 1:
         while (beyond := np.abs(z) > 2 * truncation).any():
@@ -216,9 +221,9 @@ def latent(seed: int, index: int, size: int, truncation: float = 1.0) -> np.ndar
     return z
 
 
-def to_numbers(made: Tensor) -> Tensor:
+def to_float32(output: Tensor) -> Tensor:
     """As they are, float32."""
-    return made.float()
+    return output.float()
 
 
 def to_uint8(images: Tensor) -> Tensor:

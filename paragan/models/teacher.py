@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paragan.core.errors import Unusable
-from paragan.models.model import load_model, without_generator
-from paragan.models.sampler import Merged
+from paragan.core.errors import UsageError
+from paragan.models.model import labels_without_generator, load_model
+from paragan.models.sampler import PerLabelSampler
 from paragan.nets import Spec
 
 
@@ -21,36 +21,38 @@ from paragan.nets import Spec
 class Teacher:
     """(latents, labels) -> images, each from the generator of its label, which is loaded when first asked for."""
 
-    merged: Merged
+    sampler: PerLabelSampler
 
     @staticmethod
-    def of(
-        folder: Path, spec: Spec, latent: int, classes: Sequence[str], device: torch.device, nets: Any = None
+    def load(
+        folder: Path, spec: Spec, latent_size: int, classes: Sequence[str], device: torch.device, nets: Any = None
     ) -> Teacher:
         """The teacher of a student with this spec, latent and classes. Unusable where they do not fit."""
         model = load_model(folder, device, nets)
-        if not isinstance(model.sampler, Merged):
-            raise Unusable(f"{folder} has one generator for all labels: give a run of --strategy per-label")
-        if missing := without_generator(folder, model):
+        if not isinstance(model.sampler, PerLabelSampler):
+            raise UsageError(f"{folder} has one generator for all labels: give a run of --strategy per-label")
+        if missing := labels_without_generator(folder, model):
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-            raise Unusable(
+            raise UsageError(
                 f"{folder} has no generator yet for label {', '.join(missing[:5])}{more}: go on with that run first"
             )
         theirs = model.spec
-        if theirs.values != spec.values:
-            raise Unusable(f"--data are other numbers than those of {folder}: {spec.shape}, not {theirs.shape}")
+        if theirs.array_shape != spec.array_shape:
+            raise UsageError(f"--data are other numbers than those of {folder}: {spec.shape}, not {theirs.shape}")
         if not spec.classes:
-            raise Unusable(f"{folder} tells labels apart, and G is told none: use --data.labels=true")
+            raise UsageError(f"{folder} tells labels apart, and G is told none: use --data.labels=true")
         if tuple(classes) != model.classes:
-            raise Unusable(f"--data has other classes than {folder}: {_listed(classes)}, not {_listed(model.classes)}")
-        size = model.sampler.of(0).latent
+            raise UsageError(
+                f"--data has other classes than {folder}: {_format_classes(classes)}, not {_format_classes(model.classes)}"
+            )
+        size = model.sampler.for_label(0).latent_size
         for field, mine, wanted in (
             ("data.resolution", spec.resolution, theirs.resolution),
             ("data.channels", spec.channels, theirs.channels),
-            ("nets.latent", latent, size),
+            ("nets.latent", latent_size, size),
         ):
             if mine != wanted:
-                raise Unusable(
+                raise UsageError(
                     f"--{field}={mine}, and the generators in {folder} have {wanted}: use --{field}={wanted}"
                 )
         return Teacher(model.sampler)
@@ -60,9 +62,9 @@ class Teacher:
         order = labels.argsort(stable=True)
         there, counts = labels[order].unique_consecutive(return_counts=True)
         parts = latents[order].split(counts.tolist())
-        made = [self.merged.of(label).g(part, None) for label, part in zip(there.tolist(), parts)]
+        made = [self.sampler.for_label(label).g(part, None) for label, part in zip(there.tolist(), parts)]
         return torch.cat(made)[order.argsort()]
 
 
-def _listed(classes: Sequence[str]) -> str:
+def _format_classes(classes: Sequence[str]) -> str:
     return ", ".join(classes[:5]) + (f" and {len(classes) - 5} more" if len(classes) > 5 else "")

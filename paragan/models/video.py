@@ -8,51 +8,51 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from paragan.core.atomic_write import aside
-from paragan.core.errors import Unusable
+from paragan.core.atomic_write import atomic_output
+from paragan.core.errors import UsageError
 
-FORMS = (".mp4", ".gif", ".webp")
-GIF_FPS = 50  # it counts in hundredths of a second, and browsers show one of them as ten
-LEAST = 256  # pixels of the longer side: smaller frames are enlarged by whole numbers
+VIDEO_SUFFIXES = (".mp4", ".gif", ".webp")
+MAX_GIF_FPS = 50  # it counts in hundredths of a second, and browsers show one of them as ten
+MIN_SIDE_PIXELS = 256  # pixels of the longer side: smaller frames are enlarged by whole numbers
 
 
 def write_video(frames: np.ndarray, out: Path, fps: float) -> None:
     """Write uint8 [N, H, W, 1 or 3] as a video that repeats, in the form that `out` names."""
     suffix = out.suffix.lower()
-    check_form(out, fps)
-    times = max(1, LEAST // max(frames.shape[1:3]))
+    check_video_options(out, fps)
+    times = max(1, MIN_SIDE_PIXELS // max(frames.shape[1:3]))
     frames = frames.repeat(times, axis=1).repeat(times, axis=2)
     if suffix == ".mp4":
         _write_mp4(frames, out, fps)
         return
     images = [Image.fromarray(frame[..., 0] if frame.shape[-1] == 1 else frame) for frame in frames]
-    with aside(out) as path:
+    with atomic_output(out) as path:
         more = {"lossless": False, "quality": 85} if suffix == ".webp" else {}
         images[0].save(
             path, suffix[1:].upper(), save_all=True, append_images=images[1:], duration=1000 / fps, loop=0, **more
         )
 
 
-def check_form(out: Path, fps: float) -> None:
+def check_video_options(out: Path, fps: float) -> None:
     """Unusable for another form of video than there is, one whose extra is missing, and more frames than it shows."""
     suffix = out.suffix.lower()
-    if suffix not in FORMS:
-        raise Unusable(f"--video {out}: a video is one of {', '.join(FORMS)}")
-    if suffix == ".gif" and fps > GIF_FPS:
-        raise Unusable(f"--fps {fps:g}: a .gif shows at most {GIF_FPS} frames a second; .webp and .mp4 show more")
+    if suffix not in VIDEO_SUFFIXES:
+        raise UsageError(f"--video {out}: a video is one of {', '.join(VIDEO_SUFFIXES)}")
+    if suffix == ".gif" and fps > MAX_GIF_FPS:
+        raise UsageError(f"--fps {fps:g}: a .gif shows at most {MAX_GIF_FPS} frames a second; .webp and .mp4 show more")
     if suffix == ".mp4":
-        _ffmpeg()
+        _require_ffmpeg()
 
 
 def _write_mp4(frames: np.ndarray, out: Path, fps: float) -> None:
     frames = frames.repeat(3, axis=3) if frames.shape[3] == 1 else frames
     frames = np.pad(frames, ((0, 0), (0, frames.shape[1] % 2), (0, frames.shape[2] % 2), (0, 0)))  # yuv420p is even
     height, width = frames.shape[1:3]
-    with aside(out) as path:
+    with atomic_output(out) as path:
         file = path.with_name(f"{path.name}.mp4")  # ffmpeg goes by the name
         try:
             how = {"codec": "libx264", "macro_block_size": 2, "quality": 8, "ffmpeg_log_level": "error"}
-            writer = _ffmpeg().write_frames(str(file), (width, height), fps=fps, **how)
+            writer = _require_ffmpeg().write_frames(str(file), (width, height), fps=fps, **how)
             writer.send(None)
             for frame in frames:
                 writer.send(np.ascontiguousarray(frame))
@@ -62,11 +62,11 @@ def _write_mp4(frames: np.ndarray, out: Path, fps: float) -> None:
             file.unlink(missing_ok=True)
 
 
-def _ffmpeg() -> Any:
+def _require_ffmpeg() -> Any:
     try:
         import imageio_ffmpeg
     except ImportError as error:
-        raise Unusable(
+        raise UsageError(
             "--video: an .mp4 needs imageio-ffmpeg: pip install 'paragan[video]', or name a .gif or .webp"
         ) from error
     return imageio_ffmpeg

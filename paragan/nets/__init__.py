@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paragan.core.schema import by_name
+from paragan.core.schema import name_shorthand
 from paragan.nets.biggan import BigGAN
 from paragan.nets.biggan_deep import BigGANDeep
 from paragan.nets.contragan import ContraGAN
@@ -14,6 +14,8 @@ from paragan.nets.sagan import SAGAN
 from paragan.nets.sngan import SNGAN
 from paragan.nets.spec import Spec
 
-Nets = Annotated[DCGAN | SNGAN | SAGAN | BigGAN | BigGANDeep | ContraGAN | R3GAN, Field(discriminator="name"), by_name]
+Nets = Annotated[
+    DCGAN | SNGAN | SAGAN | BigGAN | BigGANDeep | ContraGAN | R3GAN, Field(discriminator="name"), name_shorthand
+]
 
 __all__ = ["DCGAN", "R3GAN", "SAGAN", "SNGAN", "BigGAN", "BigGANDeep", "ContraGAN", "Nets", "Spec"]

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paragan.core.errors import Unusable
-from paragan.nets.layers import Layers
+from paragan.core.errors import UsageError
+from paragan.nets.layers import LayerFactory
 from paragan.nets.spec import Spec
 
 
@@ -22,7 +22,7 @@ class SelfAttention(nn.Module):
     1x1 convolutions without biases: queries theta and keys phi of C / 8 channels, values g of C / 2.
     """
 
-    def __init__(self, channels: int, layers: Layers):
+    def __init__(self, channels: int, layers: LayerFactory):
         super().__init__()
         self.theta = layers(nn.Conv2d(channels, channels // 8, 1, bias=False))
         self.phi = layers(nn.Conv2d(channels, channels // 8, 1, bias=False))
@@ -31,13 +31,13 @@ class SelfAttention(nn.Module):
         self.gamma = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        queries = _rows(self.theta(x))  # [N, 1, HW, C / 8]
-        keys, values = (_rows(F.max_pool2d(layer(x), 2)) for layer in (self.phi, self.g))  # [N, 1, HW / 4, ...]
-        seen = attend(queries, keys, values)[:, 0].mT.unflatten(2, x.shape[2:])
+        queries = _to_rows(self.theta(x))  # [N, 1, HW, C / 8]
+        keys, values = (_to_rows(F.max_pool2d(layer(x), 2)) for layer in (self.phi, self.g))  # [N, 1, HW / 4, ...]
+        seen = dot_product_attention(queries, keys, values)[:, 0].mT.unflatten(2, x.shape[2:])
         return x + self.gamma.to(x.dtype) * self.o(seen).to(x.dtype)
 
 
-class Attended(nn.Module):
+class BlockWithAttention(nn.Module):
     """A block, then attention over what it gives."""
 
     def __init__(self, block: nn.Module, attention: SelfAttention):
@@ -48,16 +48,18 @@ class Attended(nn.Module):
         return self.attention(self.block(*inputs))
 
 
-def attended(stages: Iterable[tuple[nn.Module, int, int]], size: int, layers: Layers) -> Iterator[nn.Module]:
+def insert_attention(
+    stages: Iterable[tuple[nn.Module, int, int]], target_resolution: int, layers: LayerFactory
+) -> Iterator[nn.Module]:
     """The blocks of (block, resolution, channels of what it gives), with attention after the first at `size` pixels."""
-    wanted = size
+    wanted = target_resolution
     for block, resolution, channels in stages:
         here = wanted > 0 and resolution == wanted
-        yield Attended(block, SelfAttention(channels, layers)) if here else block
+        yield BlockWithAttention(block, SelfAttention(channels, layers)) if here else block
         wanted = 0 if here else wanted
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def dot_product_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """softmax(queries keys^T) values, unscaled: [N, 1, P, a], [N, 1, Q, a], [N, 1, Q, b] -> [N, 1, P, b].
 
     By torch's fused kernel. Its gradient may be differentiated again, as a gradient penalty does, but not where it is
@@ -65,10 +67,10 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():  # what is below would divide the network into many graphs
         return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)
-    return _Attend.apply(queries, keys, values)  # pyright: ignore[reportReturnType]
+    return _DotProductAttention.apply(queries, keys, values)  # pyright: ignore[reportReturnType]
 
 
-class _Attend(torch.autograd.Function):
+class _DotProductAttention(torch.autograd.Function):
     """Torch's fused kernels have no second derivative: where it is asked for, the gradient is written out."""
 
     @staticmethod
@@ -79,17 +81,17 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         inputs: tuple[Tensor, Tensor, Tensor] = ctx.saved_tensors
-        return (_written_out if torch.is_grad_enabled() else _fused)(*inputs, grads[0])
+        return (_explicit_gradients if torch.is_grad_enabled() else _fused_gradients)(*inputs, grads[0])
 
 
-def _written_out(queries: Tensor, keys: Tensor, values: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+def _explicit_gradients(queries: Tensor, keys: Tensor, values: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
     shares = (queries @ keys.mT).softmax(-1)  # [N, 1, P, Q]
     wanted = grad @ values.mT
     scores = shares * (wanted - (shares * wanted).sum(-1, keepdim=True))
     return scores @ keys, scores.mT @ queries, shares.mT @ grad
 
 
-def _fused(queries: Tensor, keys: Tensor, values: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+def _fused_gradients(queries: Tensor, keys: Tensor, values: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
     """A second forward pass of the kernel, so that no [P, Q] is ever held."""
     q, k, v = (x.detach().requires_grad_() for x in (queries, keys, values))
     with torch.enable_grad():
@@ -97,32 +99,32 @@ def _fused(queries: Tensor, keys: Tensor, values: Tensor, grad: Tensor) -> tuple
     return torch.autograd.grad(out, (q, k, v), grad)
 
 
-def _rows(x: Tensor) -> Tensor:
+def _to_rows(x: Tensor) -> Tensor:
     return x.flatten(2).mT.contiguous()[:, None]  # [N, C, H, W] -> [N, 1, HW, C]; of channels_last a view
 
 
-def where(wanted: int | None, spec: Spec) -> int:
+def attention_resolution(requested: int | None, spec: Spec) -> int:
     """The resolution attended to, pixels; 0: none. Not given: half the image's, at most 64 (StudioGAN's places)."""
-    return min(spec.resolution // 2, 64) if wanted is None else wanted
+    return min(spec.resolution // 2, 64) if requested is None else requested
 
 
-def need_attention(size: int, spec: Spec, widths: Sequence[int], d_widths: Sequence[int]) -> None:
+def check_attention(resolution: int, spec: Spec, g_channels: Sequence[int], d_channels: Sequence[int]) -> None:
     """Raise `Unusable` unless both networks pass through `size` pixels (0: no attention) with 8 channels or more.
 
     widths, d_widths: channels at 4, 8, ... px of the generator, at R/2, R/4, ... px of the discriminator.
     """
     most = spec.resolution // 2
-    if size and not (size & (size - 1) == 0 and 8 <= size <= most):
-        raise Unusable(
-            f"nets.attention={size}: at {spec.resolution} px it needs a power of two from 8 to {most} pixels, "
-            f"or 0 for none; {where(None, spec)} would work"
+    if resolution and not (resolution & (resolution - 1) == 0 and 8 <= resolution <= most):
+        raise UsageError(
+            f"nets.attention={resolution}: at {spec.resolution} px it needs a power of two from 8 to {most} pixels, "
+            f"or 0 for none; {attention_resolution(None, spec)} would work"
         )
-    if not size:
+    if not resolution:
         return
-    here = widths[(size // 4).bit_length() - 1], d_widths[(most // size).bit_length() - 1]
+    here = g_channels[(resolution // 4).bit_length() - 1], d_channels[(most // resolution).bit_length() - 1]
     for field, channels in zip(("width", "d_width"), here):
         if channels < 8:
-            raise Unusable(
-                f"nets.{field}: gives {channels} channels to attention at {size} px, which needs at least 8; "
+            raise UsageError(
+                f"nets.{field}: gives {channels} channels to attention at {resolution} px, which needs at least 8; "
                 f"{-(-8 // channels)} times as wide would work, or nets.attention=0"
             )

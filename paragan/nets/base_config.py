@@ -4,12 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paragan.core.schema import record
+from paragan.core.schema import config_class
 from paragan.nets.conditioning import DConditioning, GConditioning
 
 
-@record
-class Residual:
+@config_class
+class ResidualConfig:
     """Of all residual families."""
 
     name: str = ""
@@ -20,7 +20,7 @@ class Residual:
     """How G is told the class; auto: in every block's batch norms (BigGAN-deep: in the first layer too)."""
     d_conditioning: DConditioning = "auto"
     """How D is told the class; auto: projection (ContraGAN: contrastive)."""
-    rewritten: bool = True
+    fused_resampling: bool = True
     """Convolutions beside a change of resolution in their exact cheaper form (BigGAN-deep: the generator's)."""
     shortcut: Literal["input", "activated"] = "input"
     """What the shortcuts of D see: a block's input (the authors), or its ReLU (StudioGAN, which works in place)."""
@@ -28,16 +28,16 @@ class Residual:
     """Compute blocks again in backward and keep none of their activations: less memory, more time."""
 
 
-@record
-class Attending(Residual):
+@config_class
+class AttentionConfig(ResidualConfig):
     """Of those with self-attention."""
 
     attention: Annotated[int | None, Field(ge=0)] = None
     """Resolution of self-attention, pixels; 0: none. Not given: half the image's, at most 64."""
 
 
-@record
-class Hierarchical(Attending):
+@config_class
+class BigGANBaseConfig(AttentionConfig):
     """Of BigGAN, and of ContraGAN, which is BigGAN but for a head."""
 
     width: Annotated[int, Field(ge=1)] = 96

@@ -12,18 +12,18 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from paragan.core.errors import Unusable
-from paragan.core.schema import record
-from paragan.nets.attention import need_attention, where
-from paragan.nets.base_config import Hierarchical
-from paragan.nets.conditioning import Judging, Shared, chosen, need_classes
-from paragan.nets.lane_batch_norm import VectorBatchNorm2d
-from paragan.nets.layers import Layers
-from paragan.nets.residual import Generator, discriminator, rising_blocks
-from paragan.nets.spec import Spec, need_power_of_two
+from paragan.core.errors import UsageError
+from paragan.core.schema import config_class
+from paragan.nets.attention import attention_resolution, check_attention
+from paragan.nets.base_config import BigGANBaseConfig
+from paragan.nets.conditioning import DConditioningKind, SharedEmbedding, check_conditioning, resolve_conditioning
+from paragan.nets.lane_batch_norm import LinearConditionalBatchNorm2d
+from paragan.nets.layers import LayerFactory
+from paragan.nets.residual import ResidualGenerator, build_discriminator, g_blocks
+from paragan.nets.spec import Spec, check_power_of_two
 
 # Multiples of `width`, by resolution: at 4x4, 8x8, ..., the image.
-RISING = {
+G_WIDTH_MULTIPLIERS = {
     32: (4, 4, 4, 4),
     64: (16, 8, 4, 2, 1),
     128: (16, 16, 8, 4, 2, 1),
@@ -32,7 +32,7 @@ RISING = {
     1024: (16, 16, 8, 8, 4, 2, 1, 1, 1),
 }
 # Multiples of `d_width`, block by block from the image; but for 32 px all blocks halve, except the last.
-FALLING = {
+D_WIDTH_MULTIPLIERS = {
     32: (2, 2, 2, 2),
     64: (1, 2, 4, 8, 16),
     128: (1, 2, 4, 8, 16, 16),
@@ -42,62 +42,71 @@ FALLING = {
 }
 
 
-@record
-class BigGAN(Hierarchical):
+@config_class
+class BigGAN(BigGANBaseConfig):
     """Residual networks with a hierarchical latent, for powers of two from 32 to 1024 px."""
 
     name: Literal["biggan"] = "biggan"
 
-    own_judging: ClassVar[Judging] = "projection"
+    default_d_conditioning: ClassVar[DConditioningKind] = "projection"
 
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        kind, layers = chosen(self.g_conditioning, "batch_norm", spec), self._layers()
-        widths = self._rising(spec)
-        conditions = Shared(kind, self.latent, len(widths), embedding(spec, self.shared))
-        start = layers(nn.Linear(conditions.inputs, widths[0] * 4 * 4))
-        norm = partial(VectorBatchNorm2d, length=conditions.length, make=layers)
-        blocks = rising_blocks(widths, norm, where(self.attention, spec), layers)
+        kind, layers = resolve_conditioning(self.g_conditioning, "batch_norm", spec), self._layer_factory()
+        widths = self._g_channels(spec)
+        conditions = SharedEmbedding(kind, self.latent, len(widths), class_embedding(spec, self.shared))
+        start = layers(nn.Linear(conditions.out_features, widths[0] * 4 * 4))
+        norm = partial(LinearConditionalBatchNorm2d, length=conditions.norm_features, make=layers)
+        blocks = g_blocks(widths, norm, attention_resolution(self.attention, spec), layers)
         ends = widths[-1], spec.channels
-        return Generator(self.latent, conditions, start, blocks, ends, layers, self.checkpointing)
+        return ResidualGenerator(self.latent, conditions, start, blocks, ends, layers, self.checkpointing)
 
-    def discriminator(self, spec: Spec, own: Judging = "projection", length: int | None = None) -> nn.Module:
+    def discriminator(
+        self, spec: Spec, default: DConditioningKind = "projection", embedding_length: int | None = None
+    ) -> nn.Module:
         """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does.
 
         own: what `auto` is with classes; length: of a contrastive embedding.
         """
         self.check(spec)
-        kind, size = chosen(self.d_conditioning, own, spec), where(self.attention, spec)
-        widths = self._falling(spec)
+        kind, size = (
+            resolve_conditioning(self.d_conditioning, default, spec),
+            attention_resolution(self.attention, spec),
+        )
+        widths = self._d_channels(spec)
         halved = 2 if spec.resolution == 32 else len(widths) - 1
         stages = [(width, i < halved) for i, width in enumerate(widths)]
-        return discriminator(spec, stages, "out", kind, size, self._layers(), self.checkpointing, self.shortcut, length)
+        return build_discriminator(
+            spec, stages, "out", kind, size, self._layer_factory(), self.checkpointing, self.shortcut, embedding_length
+        )
 
     def check(self, spec: Spec) -> None:
         """Raise `Unusable` for a resolution, a latent, a conditioning, widths or attention that do not fit."""
-        need_power_of_two(spec, least=32, most=1024)
-        need_classes(self, spec)
-        need_attention(where(self.attention, spec), spec, self._rising(spec), self._falling(spec))
-        parts = len(RISING[spec.resolution])
+        check_power_of_two(spec, minimum=32, maximum=1024)
+        check_conditioning(self, spec)
+        check_attention(
+            attention_resolution(self.attention, spec), spec, self._g_channels(spec), self._d_channels(spec)
+        )
+        parts = len(G_WIDTH_MULTIPLIERS[spec.resolution])
         if self.latent % parts:
             below = self.latent // parts * parts
-            raise Unusable(
+            raise UsageError(
                 f"nets.latent={self.latent}: is cut into {parts} equal chunks at {spec.resolution} px; "
                 f"{below or parts} would work{f', and {20 * parts} is customary' * (below != 20 * parts)}"
             )
 
-    def _rising(self, spec: Spec) -> list[int]:
-        return [self.width * times for times in RISING[spec.resolution]]
+    def _g_channels(self, spec: Spec) -> list[int]:
+        return [self.width * times for times in G_WIDTH_MULTIPLIERS[spec.resolution]]
 
-    def _falling(self, spec: Spec) -> list[int]:
-        return [(self.d_width or self.width) * times for times in FALLING[spec.resolution]]
+    def _d_channels(self, spec: Spec) -> list[int]:
+        return [(self.d_width or self.width) * times for times in D_WIDTH_MULTIPLIERS[spec.resolution]]
 
-    def _layers(self) -> Layers:
-        return Layers(nn.init.orthogonal_, self.spectral, rewritten=self.rewritten)
+    def _layer_factory(self) -> LayerFactory:
+        return LayerFactory(nn.init.orthogonal_, self.spectral, fused_resampling=self.fused_resampling)
 
 
-def embedding(spec: Spec, length: int) -> nn.Embedding | None:
+def class_embedding(spec: Spec, length: int) -> nn.Embedding | None:
     """Of the class, for all norms; orthogonal."""
     if not spec.classes:
         return None

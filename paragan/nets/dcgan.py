@@ -15,29 +15,29 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from paragan.core.schema import record
+from paragan.core.schema import config_class
 from paragan.nets.conditioning import (
     DConditioning,
+    DConditioningKind,
     GConditioning,
-    Judging,
-    Mapped,
-    Telling,
-    Unmapped,
-    chosen,
-    judging,
-    need_classes,
-    shown,
-    told,
+    GConditioningKind,
+    LabelMap,
+    NoLabelMap,
+    check_conditioning,
+    d_input,
+    g_input,
+    resolve_conditioning,
+    resolve_d_conditioning,
 )
-from paragan.nets.discriminator_heads import head
+from paragan.nets.discriminator_heads import make_head
 from paragan.nets.lane_batch_norm import LaneBatchNorm2d, batch_norm
-from paragan.nets.layers import Layers
-from paragan.nets.memory_format import Flattened, Laid, Squared
-from paragan.nets.spec import Spec, need_power_of_two
-from paragan.nets.spectral_norm import spectral as spectrally
+from paragan.nets.layers import LayerFactory
+from paragan.nets.memory_format import FlattenCL, MemoryFormat, Unflatten4x4
+from paragan.nets.spec import Spec, check_power_of_two
+from paragan.nets.spectral_norm import add_spectral_norm as spectrally
 
 
-@record
+@config_class
 class DCGAN:
     """Plain convolutional generator and discriminator, for any power of two from 8 px."""
 
@@ -56,78 +56,80 @@ class DCGAN:
     d_conditioning: DConditioning = "auto"
     """How D is told the class; auto: projection."""
 
-    own_judging: ClassVar[Judging] = "projection"
+    default_d_conditioning: ClassVar[DConditioningKind] = "projection"
 
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        return Generator(spec, self.width, self.latent, chosen(self.g_conditioning, "batch_norm", spec))
+        return DCGANGenerator(
+            spec, self.width, self.latent, resolve_conditioning(self.g_conditioning, "batch_norm", spec)
+        )
 
     def discriminator(self, spec: Spec) -> nn.Module:
         """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        kind = judging(self, spec)
-        return Discriminator(spec, self.width, kind, self.spectral, self.batch_norm)
+        kind = resolve_d_conditioning(self, spec)
+        return DCGANDiscriminator(spec, self.width, kind, self.spectral, self.batch_norm)
 
     def check(self, spec: Spec) -> None:
         """Raise `Unusable` for a resolution or a conditioning that does not fit, naming what would work."""
-        need_power_of_two(spec, least=8)
-        need_classes(self, spec)
+        check_power_of_two(spec, minimum=8)
+        check_conditioning(self, spec)
 
 
-class Generator(nn.Module):
+class DCGANGenerator(nn.Module):
     """z [N, latent], y int64 [N] -> images [N, C, R, R] in [-1, 1], dtype of z. No classes: y unused."""
 
-    def __init__(self, spec: Spec, width: int, latent: int, kind: Telling):
+    def __init__(self, spec: Spec, width: int, latent: int, kind: GConditioningKind):
         super().__init__()
         self.latent = latent
-        self.conditions = told(kind, latent, spec.classes)
+        self.conditions = g_input(kind, latent, spec.classes)
         classes = spec.classes if kind == "batch_norm" else 0
-        widths, stride = _widths(spec.resolution, width), _stride(spec.resolution)
-        self.start = nn.Linear(self.conditions.inputs, widths[0] * 4 * 4, bias=False)
+        widths, stride = _channels(spec.resolution, width), _image_stride(spec.resolution)
+        self.start = nn.Linear(self.conditions.out_features, widths[0] * 4 * 4, bias=False)
         ups = [_up(a, b, bias=False) for a, b in itertools.pairwise(widths)]
         self.ups = nn.ModuleList([nn.Identity(), *ups])  # to 4x4, 8x8, ...
         self.norms = nn.ModuleList([batch_norm(channels, classes) for channels in widths])
         self.image = _up(widths[-1], spec.channels, stride)
-        self.square = Squared()
+        self.unflatten = Unflatten4x4()
         for layer in self.modules():
             _initialise(layer)
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
         first, _ = self.conditions(z, y)
-        h = self.square(self.start(first))
+        h = self.unflatten(self.start(first))
         for up, norm in zip(self.ups, self.norms):
             h = F.relu(norm(up(h), y), inplace=True)
         return torch.tanh(self.image(h)).to(z.dtype)
 
 
-class Discriminator(nn.Module):
+class DCGANDiscriminator(nn.Module):
     """Images [N, C, R, R], y int64 [N] -> logits [N], float32 or wider, or what the head says. No classes: y unused."""
 
-    def __init__(self, spec: Spec, width: int, kind: Judging, spectral: bool, batch_norm: bool):
+    def __init__(self, spec: Spec, width: int, kind: DConditioningKind, spectral: bool, batch_norm: bool):
         super().__init__()
-        widths, stride = _widths(spec.resolution, width)[::-1], _stride(spec.resolution)
-        self.shown: Mapped | Unmapped = shown(kind, spec.classes)
-        layers = [_down(spec.channels + self.shown.maps, widths[0], spectral, stride), _leaky()]
+        widths, stride = _channels(spec.resolution, width)[::-1], _image_stride(spec.resolution)
+        self.label_map: LabelMap | NoLabelMap = d_input(kind, spec.classes)
+        layers = [_down(spec.channels + self.label_map.extra_channels, widths[0], spectral, stride), _leaky()]
         for a, b in itertools.pairwise(widths):
             norm = [_initialise(LaneBatchNorm2d(b))] if batch_norm else []
             layers += [_down(a, b, spectral, bias=not batch_norm), *norm, _leaky()]
         self.body = nn.Sequential(*layers)  # [N, C, R, R] -> [N, widths[-1], 4, 4]
-        self.entry, self.flat = Laid(), Flattened()
-        self.head = head(kind, widths[-1] * 4 * 4, spec.classes, Layers(_normal, spectral))
+        self.input_format, self.flatten = MemoryFormat(), FlattenCL()
+        self.head = make_head(kind, widths[-1] * 4 * 4, spec.classes, LayerFactory(_normal, spectral))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        return self.head(self.flat(self.body(self.entry(self.shown(x, y)))), y)
+        return self.head(self.flatten(self.body(self.input_format(self.label_map(x, y)))), y)
 
 
-def _stride(resolution: int) -> int:
+def _image_stride(resolution: int) -> int:
     """Of the convolution at the image: 2, but 1 at 8 px."""
     return 1 if resolution == 8 else 2
 
 
-def _widths(resolution: int, width: int) -> list[int]:
+def _channels(resolution: int, width: int) -> list[int]:
     """Channels at 4x4, 8x8, ... up to the last layer before the image."""
-    top = resolution // _stride(resolution)
+    top = resolution // _image_stride(resolution)
     sizes = [4 << i for i in range((top // 4).bit_length())]
     return [width * min(top // size, 8) for size in sizes]
 

@@ -7,19 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paragan.core.types import Verdict
-from paragan.nets.conditioning import Judging, needed
+from paragan.core.types import DiscriminatorOutput
+from paragan.nets.conditioning import DConditioningKind, require_labels
 
-Make = Callable[[nn.Linear | nn.Embedding], nn.Module]  # initialises a layer, and normalises it if wanted
+MakeLayer = Callable[[nn.Linear | nn.Embedding], nn.Module]  # initialises a layer, and normalises it if wanted
 
 
-class Projection(nn.Module):
+class ProjectionHead(nn.Module):
     """Features [N, F] to logits [N]: linear, plus their product with a vector per class if there are classes.
 
     Miyato and Koyama, "cGANs with Projection Discriminator", 2018, eq. 3.
     """
 
-    def __init__(self, features: int, classes: int, make: Make):
+    def __init__(self, features: int, classes: int, make: MakeLayer):
         super().__init__()
         self.linear = make(nn.Linear(features, 1))
         self.embedding = make(nn.Embedding(classes, features)) if classes else None
@@ -28,61 +28,67 @@ class Projection(nn.Module):
         """[N, F], int64 [N] -> [N], at least float32. Without classes `y` is ignored; with, it is needed."""
         logits = self.linear(features)[:, 0]
         if self.embedding is not None:
-            logits = logits + (self.embedding(needed(y)) * features).sum(1)
-        return _wide(logits)
+            logits = logits + (self.embedding(require_labels(y)) * features).sum(1)
+        return _promote_to_float32(logits)
 
 
-class Classifier(nn.Module):
+class ClassifierHead(nn.Module):
     """Features [N, F] to logits [N] of being real, and [N, K] of the classes; never looks at the labels.
 
     Odena, Olah and Shlens, "Conditional Image Synthesis with Auxiliary Classifier GANs", 2017.
     """
 
-    def __init__(self, features: int, classes: int, make: Make):
+    def __init__(self, features: int, classes: int, make: MakeLayer):
         super().__init__()
         self.linear = make(nn.Linear(features, 1))
         self.classes = make(nn.Linear(features, classes, bias=False))
 
-    def forward(self, features: Tensor, y: Tensor | None) -> Verdict:
-        return Verdict(_wide(self.linear(features)[:, 0]), classes=_wide(self.classes(features)))
+    def forward(self, features: Tensor, y: Tensor | None) -> DiscriminatorOutput:
+        return DiscriminatorOutput(
+            _promote_to_float32(self.linear(features)[:, 0]), class_logits=_promote_to_float32(self.classes(features))
+        )
 
 
-class Contrastive(nn.Module):
+class ContrastiveHead(nn.Module):
     """Features [N, F] to logits [N], and two points on the unit sphere [N, length]: the images, and their labels.
 
     Kang and Park, "ContraGAN: Contrastive Learning for Conditional Image Generation", 2020, section 3.2: the
     logits do not depend on the class; the loss draws images to their class's proxy and to each other.
     """
 
-    def __init__(self, features: int, classes: int, length: int, make: Make):
+    def __init__(self, features: int, classes: int, length: int, make: MakeLayer):
         super().__init__()
         self.linear = make(nn.Linear(features, 1))
         self.embedding = make(nn.Linear(features, length))
         self.proxies = make(nn.Embedding(classes, length))
 
-    def forward(self, features: Tensor, y: Tensor | None) -> Verdict:
-        images, labels = self.embedding(features), self.proxies(needed(y))
-        logits = _wide(self.linear(features)[:, 0])
-        return Verdict(logits, embedding=F.normalize(_wide(images)), proxies=F.normalize(_wide(labels)))
+    def forward(self, features: Tensor, y: Tensor | None) -> DiscriminatorOutput:
+        images, labels = self.embedding(features), self.proxies(require_labels(y))
+        logits = _promote_to_float32(self.linear(features)[:, 0])
+        return DiscriminatorOutput(
+            logits, embedding=F.normalize(_promote_to_float32(images)), proxies=F.normalize(_promote_to_float32(labels))
+        )
 
 
-def head(kind: Judging, features: int, classes: int, make: Make, length: int | None = None) -> nn.Module:
+def make_head(
+    kind: DConditioningKind, features: int, classes: int, make: MakeLayer, length: int | None = None
+) -> nn.Module:
     """The layer a conditioning asks for; `length` of a contrastive embedding: as many as features, at most 512.
 
     What `concat` says of the class has been said at the image.
     """
     match kind:
         case "none" | "concat":
-            return Projection(features, 0, make)
+            return ProjectionHead(features, 0, make)
         case "projection":
-            return Projection(features, classes, make)
+            return ProjectionHead(features, classes, make)
         case "classifier":
-            return Classifier(features, classes, make)
+            return ClassifierHead(features, classes, make)
         case "contrastive":
-            return Contrastive(features, classes, length or min(features, 512), make)
+            return ContrastiveHead(features, classes, length or min(features, 512), make)
         case _:
             assert_never(kind)
 
 
-def _wide(x: Tensor) -> Tensor:
+def _promote_to_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))

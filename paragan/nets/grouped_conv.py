@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 aten = torch.ops.aten
-How = tuple[list[int], list[int], list[int], bool, list[int], int]  # stride ... groups, as aten.convolution takes them
+ConvArgs = tuple[
+    list[int], list[int], list[int], bool, list[int], int
+]  # stride ... groups, as aten.convolution takes them
 
 
 class GroupedConv(nn.Conv2d):
@@ -37,33 +39,35 @@ def grouped_conv(
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), bias if bias is None else bias.to(dtype)
     how = ([stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups)
-    return _Convolved.apply(x, weight, bias, how)  # pyright: ignore[reportReturnType]
+    return _GroupedConvFunction.apply(x, weight, bias, how)  # pyright: ignore[reportReturnType]
 
 
-class _Convolved(torch.autograd.Function):
+class _GroupedConvFunction(torch.autograd.Function):
     """y = C(x, w) + b."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, conv_args: ConvArgs) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.how = how
-        return aten.convolution(x, weight, bias, *how)
+        ctx.how = conv_args
+        return aten.convolution(x, weight, bias, *conv_args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         wanted = list(ctx.needs_input_grad[:3])
-        return *_Gradients.apply(grads[0], *ctx.saved_tensors, ctx.how, wanted), None  # pyright: ignore[reportGeneralTypeIssues]
+        return *_ConvGradients.apply(grads[0], *ctx.saved_tensors, ctx.how, wanted), None  # pyright: ignore[reportGeneralTypeIssues]
 
 
-class _Gradients(torch.autograd.Function):
+class _ConvGradients(torch.autograd.Function):
     """X(g, w), W(g, x) and the bias's, those that are wanted."""
 
     @staticmethod
-    def forward(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, how: How, wanted: list[bool]) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, g: Tensor, x: Tensor, weight: Tensor, conv_args: ConvArgs, output_mask: list[bool]
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(g, x, weight)
-        ctx.how = how
+        ctx.how = conv_args
         ctx.set_materialize_grads(False)
-        return aten.convolution_backward(g, x, weight, [g.shape[1]], *how, wanted)
+        return aten.convolution_backward(g, x, weight, [g.shape[1]], *conv_args, output_mask)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -81,6 +85,6 @@ class _Gradients(torch.autograd.Function):
         return to_g, to_x, to_weight, None, None
 
 
-def _gradient(which: int, g: Tensor, x: Tensor, weight: Tensor, how: How) -> Tensor:
+def _gradient(which: int, g: Tensor, x: Tensor, weight: Tensor, conv_args: ConvArgs) -> Tensor:
     """Of the input (0) or of the weight (1); what the other is gives no more than a shape."""
-    return aten.convolution_backward(g, x, weight, None, *how, [which == 0, which == 1, False])[which]
+    return aten.convolution_backward(g, x, weight, None, *conv_args, [which == 0, which == 1, False])[which]

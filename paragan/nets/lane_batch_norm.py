@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paragan.core.errors import Unusable
-from paragan.nets.conditioning import needed
+from paragan.core.errors import UsageError
+from paragan.nets.conditioning import require_labels
 
 
 class LaneBatchNorm(_BatchNorm):
@@ -36,7 +36,7 @@ class LaneBatchNorm(_BatchNorm):
 
     def __init__(self, channels: int, affine: bool = True, eps: float = 1e-5, momentum: float | None = 0.1):
         super().__init__(channels, eps, momentum, affine)
-        _adopt(self)
+        _register_moments(self)
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -44,24 +44,26 @@ class LaneBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor, y: Tensor | None = None) -> Tensor:
         """[N, C, ...] to the same shape, dtype and memory format; `y` is ignored (see `batch_norm`)."""
-        return _join(self.normalised(input))
+        return _join(self.normalize_lanes(input))
 
-    def normalised(self, input: Tensor) -> list[Tensor]:
+    def normalize_lanes(self, input: Tensor) -> list[Tensor]:
         """The groups of the batch, [N / groups, C, ...] each, normalised; one group in eval mode."""
         self._check_input_dim(input)
         if not self.training and self.running_mean is not None:
-            return [self._shifted(input, self.running_mean, self.running_var, training=False)]
-        groups = self._groups(input.shape[0])
-        seen = torch.zeros(groups, 2, self.num_features, dtype=self._dtype(input), device=input.device)
+            return [self._normalize(input, self.running_mean, self.running_var, training=False)]
+        groups = self._num_groups(input.shape[0])
+        seen = torch.zeros(groups, 2, self.num_features, dtype=self._stats_dtype(input), device=input.device)
         # Momentum 1 makes the kernel write the mean and unbiased variance it computes anyway into `seen`. On
         # CPU slices and cat are 3 to 7 times faster than var_mean on a view and a scale-and-shift.
-        out = [self._shifted(part, mean, var, training=True) for part, (mean, var) in zip(_cut(input, groups), seen)]
+        out = [
+            self._normalize(part, mean, var, training=True) for part, (mean, var) in zip(_split(input, groups), seen)
+        ]
         if self.tracking and self.training:
             self._track(seen)
         return out
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def apply_moments(self) -> None:
         """Apply `moments` to the running statistics as one step, then zero them; if empty, do nothing.
 
         Never waits for the device.
@@ -78,29 +80,29 @@ class LaneBatchNorm(_BatchNorm):
             self.running_var.lerp_(var.to(self.running_var.dtype), rate.to(self.running_var.dtype))
         self.moments.zero_()
 
-    def _groups(self, images: int) -> int:
+    def _num_groups(self, images: int) -> int:
         if self.lane_batch is None:
             return 1
         if images % self.lane_batch:
-            raise Unusable(
+            raise UsageError(
                 f"lane_batch: {images} images are not a whole number of lanes of {self.lane_batch}; "
                 f"{images - images % self.lane_batch or self.lane_batch} images would be"
             )
         return images // self.lane_batch
 
-    def _dtype(self, input: Tensor) -> torch.dtype:
+    def _stats_dtype(self, input: Tensor) -> torch.dtype:
         """Statistics have the parameters' dtype, and at least float32 where there are none (bf16 input)."""
         if self.weight is not None:
             return self.weight.dtype
         return torch.promote_types(input.dtype, torch.float32)
 
-    def _shifted(self, x: Tensor, mean: Tensor | None, var: Tensor | None, training: bool) -> Tensor:
+    def _normalize(self, x: Tensor, mean: Tensor | None, var: Tensor | None, training: bool) -> Tensor:
         return F.batch_norm(x, mean, var, self.weight, self.bias, training, 1.0, self.eps)
 
     @torch.no_grad()
-    def _track(self, seen: Tensor) -> None:
-        self.moments[:-1].add_(seen.sum(0).flatten())  # [groups, 2, C]; += would copy besides
-        self.moments[-1].add_(len(seen))
+    def _track(self, stats: Tensor) -> None:
+        self.moments[:-1].add_(stats.sum(0).flatten())  # [groups, 2, C]; += would copy besides
+        self.moments[-1].add_(len(stats))
 
 
 class LaneBatchNorm1d(nn.BatchNorm1d, LaneBatchNorm):
@@ -133,11 +135,11 @@ class ConditionalBatchNorm2d(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
         """[N, C, H, W], int64 [N] in [0, classes) -> [N, C, H, W], dtype and memory format of `x`."""
-        y = needed(y)
-        return _moved(self.norm, x, self.gain(y), self.bias(y))
+        y = require_labels(y)
+        return _scale_and_shift(self.norm, x, self.gain(y), self.bias(y))
 
 
-class VectorBatchNorm2d(nn.Module):
+class LinearConditionalBatchNorm2d(nn.Module):
     """Batch norm per lane with a gain and a bias for each image: `(1 + A c) * normalised(x) + B c`.
 
     c [N, length] holds the class's embedding, a part of z, or both: Brock, Donahue and Simonyan, "Large Scale
@@ -152,12 +154,12 @@ class VectorBatchNorm2d(nn.Module):
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         """[N, C, H, W], [N, length] -> [N, C, H, W], dtype and memory format of `x`."""
-        return _moved(self.norm, x, 1 + self.gain(c), self.bias(c))
+        return _scale_and_shift(self.norm, x, 1 + self.gain(c), self.bias(c))
 
 
-def _moved(norm: LaneBatchNorm2d, x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+def _scale_and_shift(norm: LaneBatchNorm2d, x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
     """[N, C, H, W] normalised by lane, times `gain` [N, C] plus `bias` [N, C]."""
-    normalised = _join(norm.normalised(x))
+    normalised = _join(norm.normalize_lanes(x))
     # As fast as addcmul on CPU, and up to twice as fast in bf16.
     return (normalised * gain[:, :, None, None].to(x.dtype)).add_(bias[:, :, None, None].to(x.dtype))
 
@@ -167,7 +169,7 @@ def batch_norm(channels: int, classes: int = 0) -> nn.Module:
     return ConditionalBatchNorm2d(channels, classes) if classes else LaneBatchNorm2d(channels)
 
 
-def convert(net: nn.Module) -> list[str]:
+def convert_batch_norm(net: nn.Module) -> list[str]:
     """Make every exact `nn.BatchNorm1d/2d/3d` and `nn.SyncBatchNorm` of `net` a lane version, in place.
 
     The module objects themselves change class, so parameters, buffers, names, hooks and references to them
@@ -177,15 +179,15 @@ def convert(net: nn.Module) -> list[str]:
     """
     left = []
     for name, module in net.named_modules():
-        if type(module) in _LANES:
-            module.__class__ = _LANES[type(module)]
-            _adopt(module)
+        if type(module) in _LANE_CLASSES:
+            module.__class__ = _LANE_CLASSES[type(module)]
+            _register_moments(module)
         elif isinstance(module, _BatchNorm) and not isinstance(module, LaneBatchNorm):
             left.append(name or type(module).__name__)
     return left
 
 
-_LANES: dict[type[nn.Module], type[LaneBatchNorm]] = {
+_LANE_CLASSES: dict[type[nn.Module], type[LaneBatchNorm]] = {
     nn.BatchNorm1d: LaneBatchNorm1d,
     nn.BatchNorm2d: LaneBatchNorm2d,
     nn.BatchNorm3d: LaneBatchNorm3d,
@@ -193,7 +195,7 @@ _LANES: dict[type[nn.Module], type[LaneBatchNorm]] = {
 }
 
 
-def _adopt(norm: nn.Module) -> None:
+def _register_moments(norm: nn.Module) -> None:
     """Give a batch norm its `moments`, zeros beside its other tensors."""
     assert isinstance(norm, LaneBatchNorm)
     near = next((t for t in (norm.running_mean, norm.weight) if t is not None), None)
@@ -202,7 +204,7 @@ def _adopt(norm: nn.Module) -> None:
     norm.register_buffer("moments", moments, persistent=False)
 
 
-def _cut(x: Tensor, groups: int) -> Sequence[Tensor]:
+def _split(x: Tensor, groups: int) -> Sequence[Tensor]:
     return (x,) if groups == 1 else x.chunk(groups)
 
 

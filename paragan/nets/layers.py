@@ -11,11 +11,11 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from paragan.nets.resample import DownConv, UpConv
-from paragan.nets.spectral_norm import spectral
+from paragan.nets.spectral_norm import add_spectral_norm
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerFactory:
     """Weights by `initialise(weight, gain)`, biases 0; then spectral norm, which warms up on the weight it finds.
 
     residual : gain in residual branches, 1 elsewhere
@@ -24,15 +24,15 @@ class Layers:
 
     initialise: Callable[[Tensor, float], object]
     spectral: bool = False
-    residual: float = 1.0
-    rewritten: bool = True
+    residual_gain: float = 1.0
+    fused_resampling: bool = True
 
     def __call__(self, layer: nn.Conv2d | nn.Linear | nn.Embedding, gain: float = 1.0) -> nn.Module:
         """`layer` itself."""
         self.initialise(layer.weight, gain)
         if not isinstance(layer, nn.Embedding) and layer.bias is not None:
             nn.init.zeros_(layer.bias)
-        return spectral(layer) if self.spectral else layer
+        return add_spectral_norm(layer) if self.spectral else layer
 
     def conv(self, a: int, b: int, kernel: int, gain: float = 1.0) -> nn.Module:
         """[N, a, R, R] -> [N, b, R, R]."""
@@ -41,33 +41,33 @@ class Layers:
     def up(self, a: int, b: int, kernel: int, gain: float = 1.0) -> nn.Module:
         """[N, a, R, R] -> [N, b, 2 R, 2 R]."""
         layer = UpConv(a, b, kernel, padding=kernel // 2)
-        layer.rewritten = self.rewritten
+        layer.fused_resampling = self.fused_resampling
         return self(layer, gain)
 
     def down(self, a: int, b: int, kernel: int, gain: float = 1.0) -> nn.Module:
         """[N, a, R, R] -> [N, b, R / 2, R / 2]."""
         layer = DownConv(a, b, kernel, padding=kernel // 2)
-        layer.rewritten = self.rewritten
+        layer.fused_resampling = self.fused_resampling
         return self(layer, gain)
 
 
-def passed(block: Callable[..., Tensor], again: bool, *inputs: Any) -> Tensor:
+def maybe_checkpoint(block: Callable[..., Tensor], checkpointing: bool, *inputs: Any) -> Tensor:
     """`block(*inputs)`; with `again` nothing inside is kept, and backward computes the block once more.
 
     Batch moments are not counted twice: a player counts them in the forward pass of a turn alone.
     """
-    if again and torch.is_grad_enabled():
-        return checkpoint(_alone, block, *inputs, use_reentrant=False, preserve_rng_state=False)
+    if checkpointing and torch.is_grad_enabled():
+        return checkpoint(_run_uncached, block, *inputs, use_reentrant=False, preserve_rng_state=False)
     return block(*inputs)
 
 
-def _alone(block: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    with _uncached():
+def _run_uncached(block: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    with _no_parametrize_cache():
         return block(*inputs)
 
 
 @contextlib.contextmanager
-def _uncached() -> Iterator[None]:
+def _no_parametrize_cache() -> Iterator[None]:
     """Inside, weights are normalised anew even under torch's `parametrize.cached`.
 
     A block must do the same in both passes, and the second has no cache.

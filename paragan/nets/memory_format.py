@@ -15,32 +15,32 @@ from torch import Tensor, nn
 from paragan.nets.resample import DownConv, UpConv
 
 
-class Laid(nn.Module):
+class MemoryFormat(nn.Module):
     """[N, C, H, W] as it is, but laid out as the network's weights are."""
 
     memory_format: torch.memory_format = torch.contiguous_format
 
     def forward(self, x: Tensor) -> Tensor:
-        return laid(x, self.memory_format)
+        return to_memory_format(x, self.memory_format)
 
 
-class Squared(Laid):
+class Unflatten4x4(MemoryFormat):
     """[N, C * 16] -> [N, C, 4, 4]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return laid(x.unflatten(1, (-1, 4, 4)), self.memory_format)
+        return to_memory_format(x.unflatten(1, (-1, 4, 4)), self.memory_format)
 
 
-class Flattened(Laid):
+class FlattenCL(MemoryFormat):
     """[N, C, H, W] -> [N, C * H * W]; the gradient, too, is laid out as the network's weights are."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad and self.memory_format is torch.channels_last:
-            x.register_hook(lambda slope: laid(slope, torch.channels_last))
+            x.register_hook(lambda slope: to_memory_format(slope, torch.channels_last))
         return x.flatten(1)
 
 
-def laid(x: Tensor, memory_format: torch.memory_format) -> Tensor:
+def to_memory_format(x: Tensor, memory_format: torch.memory_format) -> Tensor:
     """x in this layout, and so that strides tell: one channel is laid out both ways at once, and torch then guesses."""
     if memory_format is torch.channels_last and x.shape[1] == 1:
         n, _, h, w = x.shape
@@ -49,26 +49,26 @@ def laid(x: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 
 @torch.no_grad()
-def lay(net: nn.Module, memory_format: torch.memory_format) -> None:
+def set_memory_format(net: nn.Module, memory_format: torch.memory_format) -> None:
     """Weights and buffers of convolutions in this layout, and all that follows from it."""
     for tensor in (*net.parameters(), *net.buffers()):
         if tensor.dim() == 4:
             tensor.data = torch.empty_like(tensor, memory_format=memory_format).copy_(tensor)
     for part in net.modules():
-        if isinstance(part, Laid):
+        if isinstance(part, MemoryFormat):
             part.memory_format = memory_format
 
 
-def align(net: nn.Module, tile: int) -> None:
+def pad_channels(net: nn.Module, tile: int) -> None:
     """Fill up the channels of every plain convolution of `net` to a multiple of `tile`."""
     convolutions = (layer for layer in net.modules() if isinstance(layer, nn.Conv2d))
     for layer in convolutions if tile > 1 else ():
         plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer, UpConv | DownConv)
         if plain and (layer.in_channels % tile or layer.out_channels % tile):
-            layer.__dict__["_conv_forward"] = partial(_filled, layer, tile)
+            layer.__dict__["_conv_forward"] = partial(_padded_conv, layer, tile)
 
 
-def _filled(layer: nn.Conv2d, tile: int, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _padded_conv(layer: nn.Conv2d, tile: int, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     more_in, more_out = -layer.in_channels % tile, -layer.out_channels % tile
     input = F.pad(input, (0, 0, 0, 0, 0, more_in))
     weight = F.pad(weight, (0, 0, 0, 0, 0, more_in, 0, more_out))

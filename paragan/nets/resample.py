@@ -17,17 +17,17 @@ class UpConv(nn.Conv2d):
     `rewritten` False computes it as it is told.
     """
 
-    rewritten: bool = True
+    fused_resampling: bool = True
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.rewritten:
-            return super().forward(upsampled(input))
+        if not self.fused_resampling:
+            return super().forward(upsample_nearest(input))
         if self.kernel_size == (1, 1):
-            return upsampled(super().forward(input))
+            return upsample_nearest(super().forward(input))
         last = self.weight.is_contiguous(memory_format=torch.channels_last)
         layout = torch.channels_last if last else torch.contiguous_format  # transposing would lose it
         kernel = self.weight.flip(2, 3).transpose(0, 1).contiguous(memory_format=layout)
-        return F.conv_transpose2d(input, _doubled(kernel), self.bias, stride=2, padding=1)
+        return F.conv_transpose2d(input, _sum_shifted_kernels(kernel), self.bias, stride=2, padding=1)
 
 
 class DownConv(nn.Conv2d):
@@ -36,22 +36,22 @@ class DownConv(nn.Conv2d):
     `rewritten` False computes it as it is told.
     """
 
-    rewritten: bool = True
+    fused_resampling: bool = True
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.rewritten:
+        if not self.fused_resampling:
             return F.avg_pool2d(super().forward(input), 2)
         if self.kernel_size == (1, 1):
             return super().forward(F.avg_pool2d(input, 2))
-        return F.conv2d(input, _doubled(self.weight) / 4, self.bias, stride=2, padding=1)
+        return F.conv2d(input, _sum_shifted_kernels(self.weight) / 4, self.bias, stride=2, padding=1)
 
 
-def upsampled(x: Tensor) -> Tensor:
+def upsample_nearest(x: Tensor) -> Tensor:
     """[N, C, R, R] -> [N, C, 2 R, 2 R], every pixel four times."""
     return F.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
-def _doubled(weight: Tensor) -> Tensor:
+def _sum_shifted_kernels(weight: Tensor) -> Tensor:
     """[O, I, 3, 3] -> [O, I, 4, 4]: convolves and adds 2x2 pixels, as the sum of four shifted kernels."""
     padded = F.pad(weight, (1, 1, 1, 1))
     rows = padded[:, :, 1:] + padded[:, :, :-1]

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paragan.nets.attention import attended
-from paragan.nets.conditioning import Judging, Telling, shown, told
-from paragan.nets.discriminator_heads import head
+from paragan.nets.attention import insert_attention
+from paragan.nets.conditioning import DConditioningKind, GConditioningKind, d_input, g_input
+from paragan.nets.discriminator_heads import make_head
 from paragan.nets.lane_batch_norm import LaneBatchNorm2d, batch_norm
-from paragan.nets.layers import Layers, passed
-from paragan.nets.memory_format import Laid, Squared
+from paragan.nets.layers import LayerFactory, maybe_checkpoint
+from paragan.nets.memory_format import MemoryFormat, Unflatten4x4
 from paragan.nets.spec import Spec
 
 
-class Generator(nn.Module):
+class ResidualGenerator(nn.Module):
     """z [N, latent], y int64 [N] -> images [N, C, R, R] in [-1, 1], dtype of z. No classes: y unused.
 
     conditions: (z, y) -> what `start` sees, and what the norms of each block see (`nets/conditioning.py`)
@@ -34,28 +34,28 @@ class Generator(nn.Module):
         start: nn.Module,
         blocks: Iterable[nn.Module],
         widths: tuple[int, int],
-        layers: Layers,
-        again: bool,
+        layers: LayerFactory,
+        checkpointing: bool,
     ):
         super().__init__()
-        self.latent, self.again = latent, again
-        self.conditions, self.start, self.square = conditions, start, Squared()
+        self.latent, self.checkpointing = latent, checkpointing
+        self.conditions, self.start, self.unflatten = conditions, start, Unflatten4x4()
         self.blocks = nn.ModuleList(blocks)
         self.norm = LaneBatchNorm2d(widths[0])  # without classes, as in all the authors' codes
         self.image = layers.conv(*widths, 3)
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
         first, each = self.conditions(z, y)
-        h = self.square(self.start(first))
+        h = self.unflatten(self.start(first))
         for block, seen in zip(self.blocks, each):
-            h = passed(block, self.again, h, seen)
-        return passed(self._to_image, self.again, h).to(z.dtype)
+            h = maybe_checkpoint(block, self.checkpointing, h, seen)
+        return maybe_checkpoint(self._to_image, self.checkpointing, h).to(z.dtype)
 
     def _to_image(self, h: Tensor) -> Tensor:
         return torch.tanh(self.image(F.relu(self.norm(h), inplace=True)))
 
 
-class Discriminator(nn.Module):
+class ResidualDiscriminator(nn.Module):
     """Images [N, C, R, R], y int64 [N] -> logits [N], float32 or wider, or what the head says. No classes: y unused.
 
     shown: (images, y) -> what the first block sees
@@ -63,39 +63,39 @@ class Discriminator(nn.Module):
     again: activations inside blocks are computed again in backward, not kept
     """
 
-    def __init__(self, shown: nn.Module, blocks: Iterable[nn.Module], head: nn.Module, again: bool):
+    def __init__(self, label_map: nn.Module, blocks: Iterable[nn.Module], head: nn.Module, checkpointing: bool):
         super().__init__()
-        self.again, self.shown, self.entry = again, shown, Laid()
+        self.checkpointing, self.label_map, self.input_format = checkpointing, label_map, MemoryFormat()
         self.blocks = nn.ModuleList(blocks)
         self.head = head
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        h = self.entry(self.shown(x, y))
+        h = self.input_format(self.label_map(x, y))
         for block in self.blocks:
-            h = passed(block, self.again, h)
+            h = maybe_checkpoint(block, self.checkpointing, h)
         return self.head(F.relu(h, inplace=True).sum((2, 3)), y)
 
 
-class RisingBlock(nn.Module):
+class UpBlock(nn.Module):
     """[N, a, R, R] -> [N, b, 2 R, 2 R]: norm, ReLU, up, conv, norm, ReLU, conv, plus a 1x1 shortcut.
 
     norm: channels -> a batch norm, called with what the norms of this block see.
     """
 
-    def __init__(self, a: int, b: int, norm: Callable[[int], nn.Module], layers: Layers):
+    def __init__(self, a: int, b: int, norm: Callable[[int], nn.Module], layers: LayerFactory):
         super().__init__()
         self.norm1, self.norm2 = norm(a), norm(b)
-        self.conv1 = layers.up(a, b, 3, layers.residual)
-        self.conv2 = layers.conv(b, b, 3, layers.residual)
+        self.conv1 = layers.up(a, b, 3, layers.residual_gain)
+        self.conv2 = layers.conv(b, b, 3, layers.residual_gain)
         self.shortcut = layers.up(a, b, 1)
 
-    def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:
-        h = self.conv1(F.relu(self.norm1(x, seen), inplace=True))
-        h = self.conv2(F.relu(self.norm2(h, seen), inplace=True))
+    def forward(self, x: Tensor, condition: Tensor | None) -> Tensor:
+        h = self.conv1(F.relu(self.norm1(x, condition), inplace=True))
+        h = self.conv2(F.relu(self.norm2(h, condition), inplace=True))
         return h + self.shortcut(x)
 
 
-class FallingBlock(nn.Module):
+class DownBlock(nn.Module):
     """[N, a, R, R] -> [N, b, R / 2, R / 2], or R without `down`: ReLU, conv, ReLU, conv, pool; a shortcut.
 
     `before` is the first ReLU, but nothing where the input is an image (the authors' "optimized block").
@@ -103,63 +103,85 @@ class FallingBlock(nn.Module):
     """
 
     def __init__(
-        self, before: nn.Module, a: int, hidden: int, b: int, down: bool, layers: Layers, activated: bool = False
+        self,
+        first_activation: nn.Module,
+        a: int,
+        hidden: int,
+        b: int,
+        down: bool,
+        layers: LayerFactory,
+        relu_shortcut: bool = False,
     ):
         super().__init__()
-        self.before, self.activated = before, activated
+        self.first_activation, self.relu_shortcut = first_activation, relu_shortcut
         last = layers.down if down else layers.conv
-        self.conv1 = layers.conv(a, hidden, 3, layers.residual)
-        self.conv2 = last(hidden, b, 3, layers.residual)
+        self.conv1 = layers.conv(a, hidden, 3, layers.residual_gain)
+        self.conv2 = last(hidden, b, 3, layers.residual_gain)
         self.shortcut = last(a, b, 1) if down or a != b else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        seen = self.before(x)
+        seen = self.first_activation(x)
         h = self.conv2(F.relu(self.conv1(seen), inplace=True))
-        return h + self.shortcut(seen if self.activated else x)
+        return h + self.shortcut(seen if self.relu_shortcut else x)
 
 
-def rising_blocks(
-    widths: Sequence[int], norm: Callable[[int], nn.Module], attention: int, layers: Layers
+def g_blocks(
+    widths: Sequence[int], norm: Callable[[int], nn.Module], attention: int, layers: LayerFactory
 ) -> Iterable[nn.Module]:
     """A generator's blocks from 4x4 up, of `widths` at 4x4, 8x8, ...; attention at so many pixels (0: none)."""
     pairs = enumerate(itertools.pairwise(widths))
-    return attended(((RisingBlock(a, b, norm, layers), 8 << i, b) for i, (a, b) in pairs), attention, layers)
+    return insert_attention(((UpBlock(a, b, norm, layers), 8 << i, b) for i, (a, b) in pairs), attention, layers)
 
 
-def generator(
-    spec: Spec, widths: Sequence[int], latent: int, kind: Telling, attention: int, layers: Layers, again: bool
-) -> Generator:
+def build_generator(
+    spec: Spec,
+    widths: Sequence[int],
+    latent: int,
+    kind: GConditioningKind,
+    attention: int,
+    layers: LayerFactory,
+    checkpointing: bool,
+) -> ResidualGenerator:
     """Of SNGAN and SAGAN: every norm has a gain and a bias per class of its own; widths at 4x4, 8x8, ..."""
-    conditions = told(kind, latent, spec.classes)
-    start = layers(nn.Linear(conditions.inputs, widths[0] * 4 * 4))
+    conditions = g_input(kind, latent, spec.classes)
+    start = layers(nn.Linear(conditions.out_features, widths[0] * 4 * 4))
     norm = partial(batch_norm, classes=spec.classes if kind == "batch_norm" else 0)
-    blocks = rising_blocks(widths, norm, attention, layers)
-    return Generator(latent, conditions, start, blocks, (widths[-1], spec.channels), layers, again)
+    blocks = g_blocks(widths, norm, attention, layers)
+    return ResidualGenerator(latent, conditions, start, blocks, (widths[-1], spec.channels), layers, checkpointing)
 
 
-def discriminator(
+def build_discriminator(
     spec: Spec,
     stages: Sequence[tuple[int, bool]],
-    hidden: Literal["in", "out"],
-    kind: Judging,
+    block_width: Literal["in", "out"],
+    kind: DConditioningKind,
     attention: int,
-    layers: Layers,
-    again: bool,
+    layers: LayerFactory,
+    checkpointing: bool,
     shortcut: Literal["input", "activated"],
-    length: int | None = None,
-) -> Discriminator:
+    embedding_length: int | None = None,
+) -> ResidualDiscriminator:
     """Of all four. stages: (channels, halves?) of each block; length: of a contrastive embedding."""
-    first = shown(kind, spec.classes)
-    falling = _falling(spec.resolution, spec.channels + first.maps, stages, hidden, layers, shortcut == "activated")
-    blocks = list(attended(falling, attention, layers))
-    return Discriminator(first, blocks, head(kind, stages[-1][0], spec.classes, layers, length), again)
+    first = d_input(kind, spec.classes)
+    falling = _d_blocks(
+        spec.resolution, spec.channels + first.extra_channels, stages, block_width, layers, shortcut == "activated"
+    )
+    blocks = list(insert_attention(falling, attention, layers))
+    return ResidualDiscriminator(
+        first, blocks, make_head(kind, stages[-1][0], spec.classes, layers, embedding_length), checkpointing
+    )
 
 
-def _falling(
-    size: int, a: int, stages: Sequence[tuple[int, bool]], hidden: Literal["in", "out"], layers: Layers, activated: bool
+def _d_blocks(
+    size: int,
+    in_channels: int,
+    stages: Sequence[tuple[int, bool]],
+    block_width: Literal["in", "out"],
+    layers: LayerFactory,
+    relu_shortcut: bool,
 ) -> Iterable[tuple[nn.Module, int, int]]:
     for i, (b, down) in enumerate(stages):
         size = size // 2 if down else size
-        before, between = (nn.ReLU(), a if hidden == "in" else b) if i else (nn.Identity(), b)
-        yield FallingBlock(before, a, between, b, down, layers, activated), size, b
-        a = b
+        before, between = (nn.ReLU(), in_channels if block_width == "in" else b) if i else (nn.Identity(), b)
+        yield DownBlock(before, in_channels, between, b, down, layers, relu_shortcut), size, b
+        in_channels = b

@@ -10,18 +10,23 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from paragan.core.schema import record
-from paragan.nets.attention import need_attention, where
-from paragan.nets.base_config import Attending
-from paragan.nets.conditioning import Judging, chosen, judging, need_classes
-from paragan.nets.layers import Layers
-from paragan.nets.residual import discriminator, generator
-from paragan.nets.sngan import falling, rising
-from paragan.nets.spec import Spec, need_power_of_two
+from paragan.core.schema import config_class
+from paragan.nets.attention import attention_resolution, check_attention
+from paragan.nets.base_config import AttentionConfig
+from paragan.nets.conditioning import (
+    DConditioningKind,
+    check_conditioning,
+    resolve_conditioning,
+    resolve_d_conditioning,
+)
+from paragan.nets.layers import LayerFactory
+from paragan.nets.residual import build_discriminator, build_generator
+from paragan.nets.sngan import d_channels, g_channels
+from paragan.nets.spec import Spec, check_power_of_two
 
 
-@record
-class SAGAN(Attending):
+@config_class
+class SAGAN(AttentionConfig):
     """Residual networks with self-attention, spectrally normalised, for powers of two from 32 to 1024 px.
 
     From 64 px on, `width` channels beside the image, doubling downward to at most 16 times, as in the paper; at
@@ -36,33 +41,43 @@ class SAGAN(Attending):
     latent: Annotated[int, Field(ge=1)] = 128
     """Length of the latent vector z."""
 
-    own_judging: ClassVar[Judging] = "projection"
+    default_d_conditioning: ClassVar[DConditioningKind] = "projection"
 
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        kind, size = chosen(self.g_conditioning, "batch_norm", spec), where(self.attention, spec)
-        return generator(spec, self._rising(spec), self.latent, kind, size, self._layers(), self.checkpointing)
+        kind, size = (
+            resolve_conditioning(self.g_conditioning, "batch_norm", spec),
+            attention_resolution(self.attention, spec),
+        )
+        return build_generator(
+            spec, self._g_channels(spec), self.latent, kind, size, self._layer_factory(), self.checkpointing
+        )
 
     def discriminator(self, spec: Spec) -> nn.Module:
         """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        kind, size = judging(self, spec), where(self.attention, spec)
-        return discriminator(
-            spec, self._falling(spec), "out", kind, size, self._layers(), self.checkpointing, self.shortcut
+        kind, size = resolve_d_conditioning(self, spec), attention_resolution(self.attention, spec)
+        return build_discriminator(
+            spec, self._d_channels(spec), "out", kind, size, self._layer_factory(), self.checkpointing, self.shortcut
         )
 
     def check(self, spec: Spec) -> None:
         """Raise `Unusable` for a resolution, a conditioning, widths or attention that do not fit."""
-        need_power_of_two(spec, least=32, most=1024)
-        need_classes(self, spec)
-        need_attention(where(self.attention, spec), spec, self._rising(spec), [b for b, _ in self._falling(spec)])
+        check_power_of_two(spec, minimum=32, maximum=1024)
+        check_conditioning(self, spec)
+        check_attention(
+            attention_resolution(self.attention, spec),
+            spec,
+            self._g_channels(spec),
+            [b for b, _ in self._d_channels(spec)],
+        )
 
-    def _rising(self, spec: Spec) -> list[int]:
-        return rising(spec.resolution, self.width * (4 if spec.resolution == 32 else 1))
+    def _g_channels(self, spec: Spec) -> list[int]:
+        return g_channels(spec.resolution, self.width * (4 if spec.resolution == 32 else 1))
 
-    def _falling(self, spec: Spec) -> list[tuple[int, bool]]:
-        return falling(spec.resolution, (self.d_width or self.width) * (2 if spec.resolution == 32 else 1))
+    def _d_channels(self, spec: Spec) -> list[tuple[int, bool]]:
+        return d_channels(spec.resolution, (self.d_width or self.width) * (2 if spec.resolution == 32 else 1))
 
-    def _layers(self) -> Layers:
-        return Layers(nn.init.xavier_uniform_, self.spectral, rewritten=self.rewritten)
+    def _layer_factory(self) -> LayerFactory:
+        return LayerFactory(nn.init.xavier_uniform_, self.spectral, fused_resampling=self.fused_resampling)

@@ -11,18 +11,23 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from paragan.core.schema import record
-from paragan.nets.base_config import Residual
-from paragan.nets.conditioning import Judging, chosen, judging, need_classes
-from paragan.nets.layers import Layers
-from paragan.nets.residual import discriminator, generator
-from paragan.nets.spec import Spec, need_power_of_two
+from paragan.core.schema import config_class
+from paragan.nets.base_config import ResidualConfig
+from paragan.nets.conditioning import (
+    DConditioningKind,
+    check_conditioning,
+    resolve_conditioning,
+    resolve_d_conditioning,
+)
+from paragan.nets.layers import LayerFactory
+from paragan.nets.residual import build_discriminator, build_generator
+from paragan.nets.spec import Spec, check_power_of_two
 
-RESIDUAL = math.sqrt(2)  # gain of Glorot's initialisation in residual branches; 1 elsewhere
+RESIDUAL_GAIN = math.sqrt(2)  # gain of Glorot's initialisation in residual branches; 1 elsewhere
 
 
-@record
-class SNGAN(Residual):
+@config_class
+class SNGAN(ResidualConfig):
     """Residual generator and spectrally normalised residual discriminator, for any power of two from 8 px.
 
     Up to 32 px all blocks have `width` channels (the paper's CIFAR-10 nets: 256, and 128 in the
@@ -37,35 +42,40 @@ class SNGAN(Residual):
     """Channels of the discriminator, likewise; half of `width` if not given."""
     latent: Annotated[int, Field(ge=1)] = 128
     """Length of the latent vector z."""
-    hidden: Literal["in", "out"] = "in"
+    block_width: Literal["in", "out"] = "in"
     """Channels between the two convolutions of D's blocks: as many as go in (the authors) or come out (StudioGAN)."""
 
-    own_judging: ClassVar[Judging] = "projection"
+    default_d_conditioning: ClassVar[DConditioningKind] = "projection"
 
     def generator(self, spec: Spec) -> nn.Module:
         """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        kind, widths = chosen(self.g_conditioning, "batch_norm", spec), rising(spec.resolution, self.width)
-        return generator(spec, widths, self.latent, kind, 0, self._layers(spectral=False), self.checkpointing)
+        kind, widths = (
+            resolve_conditioning(self.g_conditioning, "batch_norm", spec),
+            g_channels(spec.resolution, self.width),
+        )
+        return build_generator(
+            spec, widths, self.latent, kind, 0, self._layer_factory(spectral=False), self.checkpointing
+        )
 
     def discriminator(self, spec: Spec) -> nn.Module:
         """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
         self.check(spec)
-        kind = judging(self, spec)
-        stages = falling(spec.resolution, self.d_width or max(1, self.width // 2))
-        layers = self._layers(self.spectral)
-        return discriminator(spec, stages, self.hidden, kind, 0, layers, self.checkpointing, self.shortcut)
+        kind = resolve_d_conditioning(self, spec)
+        stages = d_channels(spec.resolution, self.d_width or max(1, self.width // 2))
+        layers = self._layer_factory(self.spectral)
+        return build_discriminator(spec, stages, self.block_width, kind, 0, layers, self.checkpointing, self.shortcut)
 
     def check(self, spec: Spec) -> None:
         """Raise `Unusable` for a resolution or a conditioning that does not fit, naming what would work."""
-        need_power_of_two(spec, least=8)
-        need_classes(self, spec)
+        check_power_of_two(spec, minimum=8)
+        check_conditioning(self, spec)
 
-    def _layers(self, spectral: bool) -> Layers:
-        return Layers(nn.init.xavier_uniform_, spectral, RESIDUAL, self.rewritten)
+    def _layer_factory(self, spectral: bool) -> LayerFactory:
+        return LayerFactory(nn.init.xavier_uniform_, spectral, RESIDUAL_GAIN, self.fused_resampling)
 
 
-def rising(resolution: int, width: int) -> list[int]:
+def g_channels(resolution: int, width: int) -> list[int]:
     """The generator's channels at 4x4, 8x8, ..., `resolution`."""
     sizes = [4 << i for i in range((resolution // 4).bit_length())]
     if resolution <= 32:
@@ -73,7 +83,7 @@ def rising(resolution: int, width: int) -> list[int]:
     return [width * min(resolution // size, 16) for size in sizes]
 
 
-def falling(resolution: int, width: int) -> list[tuple[int, bool]]:
+def d_channels(resolution: int, width: int) -> list[tuple[int, bool]]:
     """(channels, halves?) of the discriminator's blocks: to 8x8, two more; from 64 px: to 4x4, one more."""
     octaves = resolution.bit_length() - 1
     if resolution <= 32:

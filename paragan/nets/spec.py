@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -13,22 +13,22 @@ class Spec:
     resolution: int
     channels: int
     classes: int = 0
-    values: tuple[int, ...] = ()
+    array_shape: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one image, [C, H, W], or of one record of numbers."""
-        return self.values or (self.channels, self.resolution, self.resolution)
+        return self.array_shape or (self.channels, self.resolution, self.resolution)
 
 
-def need_power_of_two(spec: Spec, least: int, most: int | None = None) -> None:
+def check_power_of_two(spec: Spec, minimum: int, maximum: int | None = None) -> None:
     """Raise `Unusable`, naming the nearest that fits, unless the resolution is a power of two, least ... most."""
     size = spec.resolution
     below = 1 << max(size, 1).bit_length() - 1
-    nearest = max(least, below if size - below < 2 * below - size else 2 * below)
-    nearest = nearest if most is None else min(nearest, most)
+    nearest = max(minimum, below if size - below < 2 * below - size else 2 * below)
+    nearest = nearest if maximum is None else min(nearest, maximum)
     if size != nearest:
-        span = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise Unusable(
+        span = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise UsageError(
             f"data.resolution={size}: these networks need a power of two {span} pixels; {nearest} would work"
         )

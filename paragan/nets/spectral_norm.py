@@ -26,32 +26,32 @@ from torch.nn.utils.spectral_norm import SpectralNorm as SpectralHook  # torch's
 
 # The largest matrices worth laying side by side, in numbers: beyond, it is memory that takes time, not the number of
 # calls. Measured on two cores (1.0 times at 20,000, 1.3 times faster at 2,000); for other devices a guess.
-TOGETHER = {"cpu": 1 << 14, "cuda": 1 << 20}
+MAX_BATCHED_NUMBERS = {"cpu": 1 << 14, "cuda": 1 << 20}
 
 
-def spectral(module: nn.Module) -> nn.Module:
+def add_spectral_norm(module: nn.Module) -> nn.Module:
     """`module` itself, its weight divided by its largest singular value. Initialise the weight before."""
     return parametrizations.spectral_norm(module)
 
 
-def normalised(net: nn.Module) -> bool:
+def has_spectral_norm(net: nn.Module) -> bool:
     """Whether any weight of `net` has a spectral norm."""
-    return any(isinstance(part, _SpectralNorm) or any(_hooks(part)) for part in net.modules())
+    return any(isinstance(part, _SpectralNorm) or any(_spectral_hooks(part)) for part in net.modules())
 
 
 def train_mode(net: nn.Module) -> nn.Module:
     """`net.train()`, except that forwards do not iterate; returns `net`."""
-    return hold(net.train())
+    return freeze_power_iteration(net.train())
 
 
-def hold(net: nn.Module) -> nn.Module:
+def freeze_power_iteration(net: nn.Module) -> nn.Module:
     """Keep forwards from iterating, until the next `net.train()`; returns `net`.
 
     A module with torch's older hook iterates when it is itself in training mode: it is put in eval mode,
     which a convolution, linear or embedding layer does not otherwise notice.
     """
     for part in net.modules():
-        if isinstance(part, _SpectralNorm) or any(_hooks(part)):
+        if isinstance(part, _SpectralNorm) or any(_spectral_hooks(part)):
             part.training = False
     return net
 
@@ -70,18 +70,18 @@ def power_iteration(net: nn.Module) -> None:
                 matrix = norm._reshape_weight_to_matrix(part.original)  # [O, I], of a convolution [O, I k k]
                 alike[*matrix.shape, norm.n_power_iterations, norm.eps].append((norm, matrix))
             else:
-                _iterate(part)
-        for hook in _hooks(part):
+                _iterate_chain(part)
+        for hook in _spectral_hooks(part):
             hook.compute_weight(part, do_power_iteration=True)
     for layers in alike.values():
-        _iterate_together(*zip(*layers))
+        _iterate_batched(*zip(*layers))
 
 
-def _iterate_together(norms: tuple[_SpectralNorm, ...], matrices: tuple[Tensor, ...]) -> None:
+def _iterate_batched(norms: tuple[_SpectralNorm, ...], matrices: tuple[Tensor, ...]) -> None:
     """Torch's power iteration of layers whose matrices are all [O, I]. Large ones take turns: laying them side by
     side would cost more than a product of each."""
     first = norms[0]
-    if len(norms) == 1 or matrices[0].numel() > TOGETHER.get(matrices[0].device.type, 0):
+    if len(norms) == 1 or matrices[0].numel() > MAX_BATCHED_NUMBERS.get(matrices[0].device.type, 0):
         for norm, matrix in zip(norms, matrices):
             norm._power_method(matrix, norm.n_power_iterations)
         return
@@ -95,7 +95,7 @@ def _iterate_together(norms: tuple[_SpectralNorm, ...], matrices: tuple[Tensor, 
     torch._foreach_copy_([norm._v for norm in norms], list(v[..., 0]))
 
 
-def _iterate(chain: ParametrizationList) -> None:
+def _iterate_chain(chain: ParametrizationList) -> None:
     """Evaluate the chain once, spectral norms in training mode: each sees the result of those before it."""
     norms = [part for part in chain if isinstance(part, _SpectralNorm)]
     if not norms:
@@ -107,5 +107,5 @@ def _iterate(chain: ParametrizationList) -> None:
         norm.training = False
 
 
-def _hooks(module: nn.Module) -> Iterator[SpectralHook]:
+def _spectral_hooks(module: nn.Module) -> Iterator[SpectralHook]:
     return (hook for hook in module._forward_pre_hooks.values() if isinstance(hook, SpectralHook))

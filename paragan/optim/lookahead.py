@@ -14,14 +14,14 @@ def lookahead(optimizer: torch.optim.Optimizer, k: int, alpha: float) -> torch.o
     started: dict[Tensor, Tensor] = {}
 
     @torch.no_grad()
-    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def pre_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for group in optimizer.param_groups:
             for p in group["params"]:
                 if "slow" not in optimizer.state.get(p, {}):
                     started[p] = p.clone()  # many an optimizer takes a state that is not empty for its own
 
     @torch.no_grad()
-    def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def post_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for group in optimizer.param_groups:
             for p in group["params"]:
                 state = optimizer.state[p]
@@ -34,6 +34,6 @@ def lookahead(optimizer: torch.optim.Optimizer, k: int, alpha: float) -> torch.o
                     p.copy_(state["slow"].lerp_(p, alpha))
                     state["since"] = 0
 
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
+    optimizer.register_step_pre_hook(pre_step)
+    optimizer.register_step_post_hook(post_step)
     return optimizer

@@ -22,12 +22,12 @@ def optimistic(optimizer: torch.optim.Optimizer, extrapolation: float = 1.0) -> 
     here: dict[Tensor, Tensor] = {}
 
     @torch.no_grad()
-    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def pre_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for p in _parameters(optimizer):
             here[p] = here[p].copy_(p) if p in here else p.clone()
 
     @torch.no_grad()
-    def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def post_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for p in _parameters(optimizer):
             step = here[p].sub_(p)  # u
             state = optimizer.state[p]
@@ -39,8 +39,8 @@ def optimistic(optimizer: torch.optim.Optimizer, extrapolation: float = 1.0) -> 
                 state["last_step"] = step
                 del here[p]
 
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
+    optimizer.register_step_pre_hook(pre_step)
+    optimizer.register_step_post_hook(post_step)
     return optimizer
 
 
@@ -50,7 +50,7 @@ def extragradient(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """
 
     @torch.no_grad()
-    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def pre_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for p in _parameters(optimizer):
             state = optimizer.state.get(p, {})
             if "began" in state:
@@ -59,17 +59,17 @@ def extragradient(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
                 started[p] = p.clone()
 
     @torch.no_grad()
-    def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def post_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for p in list(started):
             optimizer.state[p]["began"] = started.pop(p)
 
     started: dict[Tensor, Tensor] = {}
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
+    optimizer.register_step_pre_hook(pre_step)
+    optimizer.register_step_post_hook(post_step)
     return optimizer
 
 
-def wrapper(name: str, extrapolation: float | None) -> Callable[[torch.optim.Optimizer], torch.optim.Optimizer]:
+def get_wrapper(name: str, extrapolation: float | None) -> Callable[[torch.optim.Optimizer], torch.optim.Optimizer]:
     """What is put around an optimizer."""
     match name:
         case "optimistic":

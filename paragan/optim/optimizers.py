@@ -11,25 +11,25 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from paragan.core.schema import by_name, record
+from paragan.core.schema import config_class, name_shorthand
 from paragan.optim.lookahead import lookahead
-from paragan.optim.third_party import or_library
+from paragan.optim.third_party import or_third_party
 
-Wrapper = Callable[[torch.optim.Optimizer], torch.optim.Optimizer]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+OptimizerWrapper = Callable[[torch.optim.Optimizer], torch.optim.Optimizer]
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Kimg = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Rule = Literal["linear", "sqrt", "none"]
+LrScaling = Literal["linear", "sqrt", "none"]
 
 
-@record
+@config_class
 class Adam:
     """Adam (Kingma & Ba 2015); with weight_decay, AdamW (Loshchilov & Hutter 2019)."""
 
     name: Literal["adam"] = "adam"
-    lr: Rate = 2e-4
+    lr: PositiveNumber = 2e-4
     betas: tuple[Beta, Beta] = (0.0, 0.99)
-    eps: Rate = 1e-8
+    eps: PositiveNumber = 1e-8
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     fused: bool = True
     elementwise: ClassVar[bool] = True
@@ -40,12 +40,12 @@ class Adam:
         return kind(parameters, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, **options)
 
 
-@record
+@config_class
 class SGD:
     """Plain gradient descent, with momentum if wanted."""
 
     name: Literal["sgd"] = "sgd"
-    lr: Rate = 1e-2
+    lr: PositiveNumber = 1e-2
     momentum: Beta = 0.0
     fused: bool = True
     elementwise: ClassVar[bool] = True
@@ -55,31 +55,33 @@ class SGD:
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, **options)
 
 
-@record
+@config_class
 class RMSprop:
     """RMSprop (Tieleman & Hinton 2012), the original Wasserstein GAN's choice."""
 
     name: Literal["rmsprop"] = "rmsprop"
-    lr: Rate = 5e-5
+    lr: PositiveNumber = 5e-5
     alpha: Beta = 0.99
-    eps: Rate = 1e-8
+    eps: PositiveNumber = 1e-8
     elementwise: ClassVar[bool] = True
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.RMSprop(parameters, lr=self.lr, alpha=self.alpha, eps=self.eps, foreach=False)
 
 
-OWN = ("adam", "sgd", "rmsprop", "lookahead")
-Fast = Annotated[Adam | SGD | RMSprop, Field(discriminator="name"), or_library(*OWN), by_name]
+BUILTIN_NAMES = ("adam", "sgd", "rmsprop", "lookahead")
+InnerOptimizer = Annotated[
+    Adam | SGD | RMSprop, Field(discriminator="name"), or_third_party(*BUILTIN_NAMES), name_shorthand
+]
 
 
-@record
+@config_class
 class Lookahead:
     """Any other optimizer, `inner`, whose weights are drawn back every k steps to a point alpha of the way
     (Zhang et al. 2019)."""
 
     name: Literal["lookahead"] = "lookahead"
-    inner: Fast = Adam()
+    inner: InnerOptimizer = Adam()
     k: Annotated[int, Field(ge=1)] = 5
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.5
 
@@ -92,15 +94,17 @@ class Lookahead:
         return self.inner.elementwise
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return built(self, parameters, lambda optimizer: optimizer)
+        return build_optimizer(self, parameters, lambda optimizer: optimizer)
 
 
 # beside these, every optimizer of the pytorch-optimizer library that can train a game
-Optimizer = Annotated[Adam | SGD | RMSprop | Lookahead, Field(discriminator="name"), or_library(*OWN), by_name]
+Optimizer = Annotated[
+    Adam | SGD | RMSprop | Lookahead, Field(discriminator="name"), or_third_party(*BUILTIN_NAMES), name_shorthand
+]
 
 
-@record
-class Side:
+@config_class
+class PlayerOptim:
     """How one player learns.
 
     optimizer    : adam, sgd, rmsprop, lookahead (around another), or one of the pytorch-optimizer library by its name
@@ -114,57 +118,59 @@ class Side:
     optimizer: Optimizer = Adam()
     warm_up_kimg: Kimg = 0.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    optimism: Literal["auto", "none", "optimistic", "extragradient"] = "auto"
+    optimizer_wrapper: Literal["auto", "none", "optimistic", "extragradient"] = "auto"
     extrapolation: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    rule: Rule = "sqrt"
+    lr_scaling: LrScaling = "sqrt"
 
-    def rate(self, end: int) -> Callable[[int], float]:
+    def lr_schedule(self, end_images: int) -> Callable[[int], float]:
         """images -> factor on the learning rate, in a run of `end` images."""
-        grown, fall, begin = warm_up(self.warm_up_kimg), FALLS[self.schedule], 1000 * self.warm_up_kimg
-        return lambda images: grown(images) * fall(min(1.0, max(0.0, images - begin) / max(1.0, end - begin)))
+        grown, fall, begin = warm_up_factor(self.warm_up_kimg), SCHEDULES[self.schedule], 1000 * self.warm_up_kimg
+        return lambda images: grown(images) * fall(min(1.0, max(0.0, images - begin) / max(1.0, end_images - begin)))
 
 
-def built(optimizer: Optimizer, parameters: list[nn.Parameter], wrap: Wrapper) -> torch.optim.Optimizer:
+def build_optimizer(
+    optimizer: Optimizer, parameters: list[nn.Parameter], wrap: OptimizerWrapper
+) -> torch.optim.Optimizer:
     """A record's optimizer in a wrapper (optimism.py), with slow weights around both."""
     if isinstance(optimizer, Lookahead):
-        return lookahead(built(optimizer.inner, parameters, wrap), optimizer.k, optimizer.alpha)
+        return lookahead(build_optimizer(optimizer.inner, parameters, wrap), optimizer.k, optimizer.alpha)
     return wrap(optimizer.build(parameters))
 
 
-def at_rate(optimizer: Optimizer, lr: float) -> Optimizer:
+def with_lr(optimizer: Optimizer, lr: float) -> Optimizer:
     """The same with another learning rate."""
     if isinstance(optimizer, Lookahead):
-        return replace(optimizer, inner=at_rate(optimizer.inner, lr))
+        return replace(optimizer, inner=with_lr(optimizer.inner, lr))
     return replace(optimizer, lr=lr)
 
 
-def warm_up(kimg: float) -> Callable[[int], float]:
+def warm_up_factor(kimg: float) -> Callable[[int], float]:
     """images -> factor on the learning rate, linear from 0 to 1 over the first `kimg` thousand images."""
     return lambda images: min(1.0, images / (1000 * kimg)) if kimg > 0 else 1.0
 
 
 # the part of the time after the warm-up that is gone -> factor on the learning rate
-FALLS: dict[str, Callable[[float], float]] = {
+SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda gone: 1.0,
     "linear": lambda gone: 1.0 - gone,
     "cosine": lambda gone: (1.0 + math.cos(math.pi * gone)) / 2,  # Loshchilov & Hutter 2017, without restarts
 }
 
 
-RULES: dict[str, Callable[[float], float]] = {
+LR_SCALINGS: dict[str, Callable[[float], float]] = {
     "linear": lambda ratio: ratio,  # Goyal et al. 2017
     "sqrt": lambda ratio: ratio**0.5,  # Krizhevsky 2014, Hoffer et al. 2017: usual with Adam
     "none": lambda ratio: 1.0,
 }
 
 
-SOURCES = {
+LR_SCALING_SOURCES = {
     "linear": "Goyal et al. 2017",
     "sqrt": "Krizhevsky 2014; for Adam Malladi et al. 2022",
     "none": "it stays",
 }
 
 
-def scaled_rate(lr: float, rule: Rule, batch: int, base_batch: int) -> float:
+def scale_lr(lr: float, lr_scaling: LrScaling, batch: int, base_batch: int) -> float:
     """The learning rate for `batch`, when `lr` is right for `base_batch`."""
-    return lr * RULES[rule](batch / base_batch)
+    return lr * LR_SCALINGS[lr_scaling](batch / base_batch)

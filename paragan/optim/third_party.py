@@ -17,9 +17,9 @@ from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 from torch import nn
 
-from paragan.core.errors import Unusable
-from paragan.core.schema import build, nearest, record
-from paragan.optim.compatibility import prove
+from paragan.core.errors import UsageError
+from paragan.core.schema import config_class, did_you_mean, from_dict
+from paragan.optim.compatibility import check_optimizer
 
 # those that treat every number alone, so that a network may be stepped as one vector (tests/optim/test_library.py)
 ELEMENTWISE = frozenset(
@@ -27,48 +27,50 @@ ELEMENTWISE = frozenset(
 )
 
 
-def or_library(*own: str) -> WrapValidator:
+def or_third_party(*builtin_names: str) -> WrapValidator:
     """An optimizer may also be one of the library's, where it is none of our `own`."""
 
-    def part(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
+    def validate(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
         name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
-        if name in own or not isinstance(name, str):
+        if name in builtin_names or not isinstance(name, str):
             return known(value)
         if not isinstance(value, Mapping):
             return value if all(hasattr(value, word) for word in ("build", "elementwise", "lr")) else known(value)
-        if name not in names():
-            raise _refusal(f"there is no {name}{nearest(name, dict.fromkeys([*own, *names()]))}")
+        if name not in third_party_names():
+            raise _validation_error(
+                f"there is no {name}{did_you_mean(name, dict.fromkeys([*builtin_names, *third_party_names()]))}"
+            )
         try:
-            optimizer = build(kind(name), value)
-            prove(optimizer)
-        except Unusable as error:
-            raise _refusal(f"{name}: {error}") from error
+            optimizer = from_dict(third_party_config(name), value)
+            check_optimizer(optimizer)
+        except UsageError as error:
+            raise _validation_error(f"{name}: {error}") from error
         return optimizer
 
-    return WrapValidator(part)
+    return WrapValidator(validate)
 
 
-def _refusal(why: str) -> PydanticCustomError:
-    return PydanticCustomError("optimizer", "{why}", {"why": why})
+def _validation_error(reason: str) -> PydanticCustomError:
+    return PydanticCustomError("optimizer", "{why}", {"why": reason})
 
 
 @cache
-def names() -> tuple[str, ...]:
+def third_party_names() -> tuple[str, ...]:
     """All that the library has."""
-    return tuple(_library().get_supported_optimizers())
+    return tuple(_import_library().get_supported_optimizers())
 
 
 @cache
-def kind(name: str) -> type:
+def third_party_config(name: str) -> type:
     """The record of one: its fields are the arguments that have a number, a word or a tuple as default."""
-    given = inspect.signature(_library().load_optimizer(name)).parameters.values()
+    given = inspect.signature(_import_library().load_optimizer(name)).parameters.values()
     defaults = {a.name: a.default for a in given if type(a.default) in (bool, int, float, str, tuple)}
-    types = {"name": Literal[name]} | {field: _type(field, default) for field, default in defaults.items()}
-    body = {"__annotations__": types, "name": name, "build": _build, "elementwise": name in ELEMENTWISE}
-    return record(type(name, (), body | defaults))
+    types = {"name": Literal[name]} | {field: _field_type(field, default) for field, default in defaults.items()}
+    body = {"__annotations__": types, "name": name, "build": _build_optimizer, "elementwise": name in ELEMENTWISE}
+    return config_class(type(name, (), body | defaults))
 
 
-def _type(name: str, default: Any) -> Any:
+def _field_type(name: str, default: Any) -> Any:
     if name == "lr":
         return Annotated[float, Field(gt=0, allow_inf_nan=False)]
     if isinstance(default, tuple):
@@ -79,13 +81,13 @@ def _type(name: str, default: Any) -> Any:
     return type(default)
 
 
-def _build(self: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _build_optimizer(self: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     arguments = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "name"}
-    return _library().load_optimizer(self.name)(parameters, **arguments)
+    return _import_library().load_optimizer(self.name)(parameters, **arguments)
 
 
 @cache
-def _library() -> Any:
+def _import_library() -> Any:
     """It takes two seconds to import, so only who asks for one of its optimizers does."""
     import pytorch_optimizer
 

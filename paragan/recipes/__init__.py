@@ -6,86 +6,94 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paragan.config.batch_scaling import tuned
+from paragan.config.batch_scaling import scale_to_batch
 from paragan.config.run import Run
-from paragan.core.errors import Unusable
-from paragan.core.schema import build, differences, nearest, override, plain
-from paragan.optim.policies import described, policy, stated, written
+from paragan.core.errors import UsageError
+from paragan.core.schema import apply_overrides, did_you_mean, diff, from_dict, to_dict
+from paragan.optim.policies import describe_optim, get_policy, to_cli_args, to_cli_line
 from paragan.recipes.custom import custom
 from paragan.recipes.digits import digits
 from paragan.recipes.images import fashion, folder
-from paragan.recipes.published import recipes as published
+from paragan.recipes.published import published_recipes as published
 
-_OURS = (digits, fashion, folder, custom)
-RECIPES: dict[str, Callable[[], Run]] = {recipe.__name__: recipe for recipe in _OURS} | published()
+_BUILT_IN = (digits, fashion, folder, custom)
+RECIPES: dict[str, Callable[[], Run]] = {recipe.__name__: recipe for recipe in _BUILT_IN} | published()
 
 
-def recipe(name: str) -> Run:
+def get_recipe(name: str) -> Run:
     """The run of a recipe. Unusable names the nearest."""
     if name not in RECIPES:
-        raise Unusable(f"there is no recipe {name}{nearest(name, RECIPES)} (`paragan recipes` lists them)")
+        raise UsageError(f"there is no recipe {name}{did_you_mean(name, RECIPES)} (`paragan recipes` lists them)")
     return RECIPES[name]()
 
 
-def asked(
-    data: dict[str, Any], settings: Sequence[tuple[str, str]], by: str = "none", tune: str = "none"
+def build_run(
+    base: dict[str, Any], overrides: Sequence[tuple[str, str]], policy_name: str = "none", batch_scaling: str = "none"
 ) -> tuple[Run, list[str]]:
     """The run of a plain record, with the policy `by` laid over it and then the user's settings, or with those of the
     record carried to the user's batch (`tune`: rates, all); and why it is as it is, a line each."""
-    if tune not in ("none", "rates", "all"):
-        raise Unusable(f"--tune {tune}: what follows the batch is rates, all or none")
-    if tune != "none" and by != "none":
-        raise Unusable(f"--policy {by} has rates for the batch at hand: leave --tune {tune} out")
-    run, lines = _with_policy(data, settings, by)
-    before = run.about
-    run = dataclasses.replace(run, about=(*before, *lines))
-    if tune != "none":
-        right = build(Run, {name: data[name] for name in ("batch",) if name in data})
-        run = tuned(run, right.batch, penalties=tune == "all", own={name for name, _ in settings})
-    run = dataclasses.replace(run, about=tuple(dict.fromkeys(run.about)))  # said once, however often it is asked for
-    return run, [line for line in run.about if line not in before]
+    if batch_scaling not in ("none", "rates", "all"):
+        raise UsageError(f"--batch-scaling {batch_scaling}: what follows the batch is rates, all or none")
+    if batch_scaling != "none" and policy_name != "none":
+        raise UsageError(
+            f"--policy {policy_name} has rates for the batch at hand: leave --batch-scaling {batch_scaling} out"
+        )
+    run, lines = _apply_policy(base, overrides, policy_name)
+    before = run.reasons
+    run = dataclasses.replace(run, reasons=(*before, *lines))
+    if batch_scaling != "none":
+        right = from_dict(Run, {name: base[name] for name in ("batch",) if name in base})
+        run = scale_to_batch(
+            run, right.batch, scale_penalties=batch_scaling == "all", fixed_fields={name for name, _ in overrides}
+        )
+    run = dataclasses.replace(
+        run, reasons=tuple(dict.fromkeys(run.reasons))
+    )  # said once, however often it is asked for
+    return run, [line for line in run.reasons if line not in before]
 
 
-def _with_policy(data: dict[str, Any], settings: Sequence[tuple[str, str]], by: str) -> tuple[Run, list[str]]:
-    wanted = override(data, settings)
-    if by == "none":
-        return build(Run, wanted), []
-    fit = build(Run, {name: value for name, value in wanted.items() if name not in ("g", "d", "d_steps", "nets")})
-    nets = _name(wanted.get("nets", fit.nets.name))
-    chosen = policy(by, fit.batch, fit.g_batch, nets)
-    given = {"g": plain(chosen.g), "d": plain(chosen.d), "d_steps": chosen.d_steps}
-    by_name = [(name, text) for name, text in settings if name in ("nets", "nets.name")]  # then what is said of them
+def _apply_policy(
+    base: dict[str, Any], overrides: Sequence[tuple[str, str]], policy_name: str
+) -> tuple[Run, list[str]]:
+    wanted = apply_overrides(base, overrides)
+    if policy_name == "none":
+        return from_dict(Run, wanted), []
+    fit = from_dict(Run, {name: value for name, value in wanted.items() if name not in ("g", "d", "d_steps", "nets")})
+    nets = _tag_of(wanted.get("nets", fit.nets.name))
+    chosen = get_policy(policy_name, fit.batch, fit.g_batch, nets)
+    given = {"g": to_dict(chosen.g), "d": to_dict(chosen.d), "d_steps": chosen.d_steps}
+    by_name = [(name, text) for name, text in overrides if name in ("nets", "nets.name")]  # then what is said of them
     others = by_name and chosen.settings.get("nets", nets) != nets  # than those the policy is about
     also = {name: value for name, value in chosen.settings.items() if not (others and name.startswith("nets"))}
-    rest = [setting for setting in settings if setting not in by_name]
-    run = build(Run, override(data | given, [*by_name, *written(also), *rest]))
+    rest = [setting for setting in overrides if setting not in by_name]
+    run = from_dict(Run, apply_overrides(base | given, [*by_name, *to_cli_args(also), *rest]))
     for name, side in (("g", run.g), ("d", run.d)):
-        if run.strategy.plain_descent and side.optimizer.name != "sgd":
-            raise Unusable(
-                f"--policy {by} gives {name.upper()} {side.optimizer.name}, and --strategy.exact=true moves by "
+        if run.strategy.requires_sgd and side.optimizer.name != "sgd":
+            raise UsageError(
+                f"--policy {policy_name} gives {name.upper()} {side.optimizer.name}, and --strategy.paper_update=true moves by "
                 f"gradient descent: leave --policy out, or set --{name}.optimizer=sgd"
             )
-    own = [name for name, _, _ in differences(given, {name: plain(run)[name] for name in given})]
-    own += [name for name, value in also.items() if _name(_at(plain(run), name)) != value]
+    own = [name for name, _, _ in diff(given, {name: to_dict(run)[name] for name in given})]
+    own += [name for name, value in also.items() if _tag_of(_nested_value(to_dict(run), name)) != value]
     own += ["nets"] if others else []
     steps = f"{run.d_steps} D steps for one of G" if run.d_steps > 1 else "one D step for one of G"
     lines = [
-        f"G {described(run.g)}",
-        f"D {described(run.d)}",
-        f"{steps}: {run.rounds:,} steps of G in {run.kimg:g} kimg",
-        *([f"also sets {stated(also)}"] if also else []),
+        f"G {describe_optim(run.g)}",
+        f"D {describe_optim(run.d)}",
+        f"{steps}: {run.total_rounds:,} steps of G in {run.kimg:g} kimg",
+        *([f"also sets {to_cli_line(also)}"] if also else []),
         *([f"set by hand: {', '.join(own)}"] if own else []),
         *chosen.reasons,
     ]
-    return run, [f"policy {by}: {line}" for line in lines]
+    return run, [f"policy {policy_name}: {line}" for line in lines]
 
 
-def _at(data: dict[str, Any], path: str) -> Any:
+def _nested_value(data: dict[str, Any], path: str) -> Any:
     """The value of a dotted field."""
     first, _, rest = path.partition(".")
-    return _at(data[first], rest) if rest else data[first]
+    return _nested_value(data[first], rest) if rest else data[first]
 
 
-def _name(part: Any) -> Any:
+def _tag_of(part: Any) -> Any:
     """What a part is called that may be given by its name alone."""
     return part.get("name", "") if isinstance(part, dict) else part

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from paragan.config.run import Run
-from paragan.config.sections import Device, Output
-from paragan.game.ema import Decay
-from paragan.optim.optimizers import Adam, Side
+from paragan.config.sections import DeviceOptions, OutputOptions
+from paragan.game.ema import EMAConfig
+from paragan.optim.optimizers import Adam, PlayerOptim
 
 
 def custom() -> Run:
     """Networks, losses or numbers of your own: give --nets MODULE:CLASS and --data PATH (docs/own.md)."""
     return Run(
         recipe="custom",
-        g=Side(Adam(lr=1e-3, betas=(0.5, 0.99))),
-        d=Side(Adam(lr=1e-3, betas=(0.5, 0.99))),
-        average=Decay(half_life_kimg=5.0),
+        g=PlayerOptim(Adam(lr=1e-3, betas=(0.5, 0.99))),
+        d=PlayerOptim(Adam(lr=1e-3, betas=(0.5, 0.99))),
+        ema=EMAConfig(half_life_kimg=5.0),
         batch=128,
-        device=Device(precision="float32"),  # what is small gains nothing from less
-        output=Output(tick_kimg=2.0, fakes_kimg=20.0, checkpoint_kimg=50.0),
+        device=DeviceOptions(precision="float32"),  # what is small gains nothing from less
+        output=OutputOptions(tick_kimg=2.0, fakes_kimg=20.0, checkpoint_kimg=50.0),
     )

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from paragan.config.run import Run
-from paragan.config.sections import Data, Device, Evaluation, Output
-from paragan.game.ema import Decay
+from paragan.config.sections import DataOptions, DeviceOptions, EvaluationOptions, OutputOptions
+from paragan.game.ema import EMAConfig
 from paragan.losses.adversarial import Adversarial
 from paragan.nets import DCGAN
-from paragan.optim.optimizers import Adam, Side
+from paragan.optim.optimizers import Adam, PlayerOptim
 
 
 def digits() -> Run:
     """1,797 handwritten digits (8 px, grey, 10 classes) in about a minute on two cores."""
     return Run(
         recipe="digits",
-        data=Data(path="digits", resolution=8, channels=1),
+        data=DataOptions(path="digits", resolution=8, channels=1),
         nets=DCGAN(width=32, latent=64),
         objective=Adversarial(loss="hinge"),
-        g=Side(Adam(lr=1e-3, betas=(0.5, 0.99))),
-        d=Side(Adam(lr=2e-3, betas=(0.5, 0.99))),
-        average=Decay(half_life_kimg=5.0),
+        g=PlayerOptim(Adam(lr=1e-3, betas=(0.5, 0.99))),
+        d=PlayerOptim(Adam(lr=2e-3, betas=(0.5, 0.99))),
+        ema=EMAConfig(half_life_kimg=5.0),
         batch=128,
         kimg=160.0,
-        evaluation=Evaluation(metrics=("fd", "kid", "prdc"), count=5000),
-        device=Device(precision="float32", threads=1),  # reproducible; bf16 gains a fifth (docs/layout.md)
-        output=Output(tick_kimg=2.0, fakes_kimg=20.0, checkpoint_kimg=20.0),
+        evaluation=EvaluationOptions(metrics=("fd", "kid", "prdc"), count=5000),
+        device=DeviceOptions(precision="float32", threads=1),  # reproducible; bf16 gains a fifth (docs/layout.md)
+        output=OutputOptions(tick_kimg=2.0, fakes_kimg=20.0, checkpoint_kimg=20.0),
     )

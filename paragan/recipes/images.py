@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from paragan.config.run import Run
-from paragan.config.sections import Data, Evaluation, Output
-from paragan.game.ema import Decay
+from paragan.config.sections import DataOptions, EvaluationOptions, OutputOptions
+from paragan.game.ema import EMAConfig
 from paragan.losses.adversarial import Adversarial
 from paragan.nets import SNGAN
-from paragan.optim.optimizers import Adam, Side
+from paragan.optim.optimizers import Adam, PlayerOptim
 
 
 def fashion() -> Run:
     """Fashion-MNIST (28 -> 32 px, grey, 10 classes): give --data PATH.npz with images and labels."""
     return Run(
         recipe="fashion",
-        data=Data(resolution=32, channels=1),
+        data=DataOptions(resolution=32, channels=1),
         nets=SNGAN(width=64),
         objective=Adversarial(loss="hinge"),
-        g=Side(Adam(lr=2e-4, betas=(0.0, 0.9))),
-        d=Side(Adam(lr=4e-4, betas=(0.0, 0.9))),
-        average=Decay(half_life_kimg=20.0),
+        g=PlayerOptim(Adam(lr=2e-4, betas=(0.0, 0.9))),
+        d=PlayerOptim(Adam(lr=4e-4, betas=(0.0, 0.9))),
+        ema=EMAConfig(half_life_kimg=20.0),
         batch=128,
         kimg=500.0,
-        evaluation=Evaluation(metrics=("fd", "kid")),  # prdc costs the square of the reals: minutes
-        output=Output(tick_kimg=2.0, fakes_kimg=20.0, checkpoint_kimg=50.0),
+        evaluation=EvaluationOptions(metrics=("fd", "kid")),  # prdc costs the square of the reals: minutes
+        output=OutputOptions(tick_kimg=2.0, fakes_kimg=20.0, checkpoint_kimg=50.0),
     )
 
 
@@ -33,11 +33,11 @@ def folder() -> Run:
         recipe="folder",
         nets=SNGAN(width=128),
         objective=Adversarial(loss="hinge"),
-        g=Side(Adam(lr=2e-4, betas=(0.0, 0.9))),
-        d=Side(Adam(lr=2e-4, betas=(0.0, 0.9))),
-        average=Decay(half_life_kimg=20.0),
+        g=PlayerOptim(Adam(lr=2e-4, betas=(0.0, 0.9))),
+        d=PlayerOptim(Adam(lr=2e-4, betas=(0.0, 0.9))),
+        ema=EMAConfig(half_life_kimg=20.0),
         batch=128,
         kimg=2000.0,
-        evaluation=Evaluation(metrics=("kid",)),  # 64 x 64 pixels in colour are too many for fd
-        output=Output(tick_kimg=4.0, fakes_kimg=50.0, checkpoint_kimg=100.0),
+        evaluation=EvaluationOptions(metrics=("kid",)),  # 64 x 64 pixels in colour are too many for fd
+        output=OutputOptions(tick_kimg=4.0, fakes_kimg=50.0, checkpoint_kimg=100.0),
     )

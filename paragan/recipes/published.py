@@ -17,56 +17,56 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from paragan.config.run import Run
-from paragan.config.sections import Data, Device, Evaluation, Output
-from paragan.game.ema import Decay
+from paragan.config.sections import DataOptions, DeviceOptions, EvaluationOptions, OutputOptions
+from paragan.game.ema import EMAConfig
 from paragan.losses.adversarial import Adversarial
 from paragan.nets import R3GAN, SAGAN, SNGAN, BigGAN, ContraGAN, Nets
-from paragan.optim.optimizers import Adam, Side
+from paragan.optim.optimizers import Adam, PlayerOptim
 
-MOST_SCORED = 64  # pixels a side: a set of larger ones does not fit into memory as features
+MAX_SCORED_RESOLUTION = 64  # pixels a side: a set of larger ones does not fit into memory as features
 
 
 @dataclass(frozen=True)
-class Learning:
+class Hyperparameters:
     """How the players of a published run learn. g, d: rates; steps: of G, in thousands."""
 
     batch: int
-    g: float
-    d: float
+    g_lr: float
+    d_lr: float
     d_steps: int
-    steps: float
+    g_ksteps: float
     beta1: float = 0.0
     eps: float = 1e-8
 
-    def side(self, lr: float) -> Side:
-        return Side(Adam(lr=lr, betas=(self.beta1, 0.999), eps=self.eps))
+    def make_player_optim(self, lr: float) -> PlayerOptim:
+        return PlayerOptim(Adam(lr=lr, betas=(self.beta1, 0.999), eps=self.eps))
 
     @property
     def kimg(self) -> float:
-        return self.steps * self.batch * self.d_steps
+        return self.g_ksteps * self.batch * self.d_steps
 
 
-CIFAR = Learning(64, 2e-4, 2e-4, d_steps=5, steps=100, beta1=0.5)
-TTUR = Learning(256, 1e-4, 4e-4, d_steps=1, steps=100)
-SLOW = Learning(256, 5e-5, 2e-4, d_steps=2, steps=200, eps=1e-6)
-BIG = Learning(1024, 1e-4, 4e-4, d_steps=1, steps=100, eps=1e-6)
-HUGE = Learning(2048, 5e-5, 2e-4, d_steps=2, steps=200, eps=1e-6)
+CIFAR_D5 = Hyperparameters(64, 2e-4, 2e-4, d_steps=5, g_ksteps=100, beta1=0.5)
+TTUR_256 = Hyperparameters(256, 1e-4, 4e-4, d_steps=1, g_ksteps=100)
+LOW_LR_256 = Hyperparameters(256, 5e-5, 2e-4, d_steps=2, g_ksteps=200, eps=1e-6)
+TTUR_1024 = Hyperparameters(1024, 1e-4, 4e-4, d_steps=1, g_ksteps=100, eps=1e-6)
+LOW_LR_2048 = Hyperparameters(2048, 5e-5, 2e-4, d_steps=2, g_ksteps=200, eps=1e-6)
 
 # family: (for CIFAR, for Tiny ImageNet at 64 px, for ImageNet at 128 px)
-LEARNING: dict[str, tuple[Learning, Learning, Learning]] = {
-    "sngan": (CIFAR, TTUR, replace(SLOW, steps=500, eps=1e-8)),
-    "sagan": (CIFAR, TTUR, replace(TTUR, steps=1000)),
-    "biggan": (CIFAR, BIG, HUGE),
-    "contragan": (CIFAR, BIG, SLOW),
+HYPERPARAMETERS: dict[str, tuple[Hyperparameters, Hyperparameters, Hyperparameters]] = {
+    "sngan": (CIFAR_D5, TTUR_256, replace(LOW_LR_256, g_ksteps=500, eps=1e-8)),
+    "sagan": (CIFAR_D5, TTUR_256, replace(TTUR_256, g_ksteps=1000)),
+    "biggan": (CIFAR_D5, TTUR_1024, LOW_LR_2048),
+    "contragan": (CIFAR_D5, TTUR_1024, LOW_LR_256),
 }
-DATA = {"cifar10": (32, 0), "cifar100": (32, 0), "tinyimagenet64": (64, 1), "imagenet128": (128, 2)}
+DATASETS = {"cifar10": (32, 0), "cifar100": (32, 0), "tinyimagenet64": (64, 1), "imagenet128": (128, 2)}
 
 
-def nets(family: str, resolution: int) -> Nets:
+def make_nets(family: str, resolution: int) -> Nets:
     """The networks of a family as they were published at a resolution."""
     width, latent = {32: (96, 80), 64: (80, 100), 128: (96, 120)}[resolution]
     if family == "sngan":
-        return SNGAN(hidden="out") if resolution == 32 else SNGAN(width=64, d_width=64, hidden="out")
+        return SNGAN(block_width="out") if resolution == 32 else SNGAN(width=64, d_width=64, block_width="out")
     if family == "sagan":
         return SAGAN()
     if family == "biggan":
@@ -74,48 +74,48 @@ def nets(family: str, resolution: int) -> Nets:
     return ContraGAN(width=width, latent=latent, embedding={32: 512, 64: 768, 128: 1536}[resolution])
 
 
-def published(family: str, data: str) -> Run:
+def published_run(family: str, data: str) -> Run:
     """One family on one set."""
-    resolution, which = DATA[data]
-    how = LEARNING[family][which]
+    resolution, which = DATASETS[data]
+    how = HYPERPARAMETERS[family][which]
     averaged = family in ("biggan", "contragan")
     lanes = max(4, how.batch // 32)
     return Run(
         recipe=f"{family}-{data}",
-        data=Data(resolution=resolution, channels=3, mirror=True),
-        nets=nets(family, resolution),
+        data=DataOptions(resolution=resolution, channels=3, mirror=True),
+        nets=make_nets(family, resolution),
         objective=Adversarial(contrastive=1.0 if family == "contragan" else 0.0),
-        g=how.side(how.g),
-        d=how.side(how.d),
+        g=how.make_player_optim(how.g_lr),
+        d=how.make_player_optim(how.d_lr),
         d_steps=how.d_steps,
-        average=Decay(half_life_kimg=half_life(how) if averaged else half_life(how) / 10),
+        ema=EMAConfig(half_life_kimg=ema_half_life_kimg(how) if averaged else ema_half_life_kimg(how) / 10),
         batch=how.batch,
         lanes=lanes,
         kimg=how.kimg,
-        evaluation=scored(resolution),
-        device=Device(merge=8 if lanes > 8 else 0),
-        output=written(how.kimg),
+        evaluation=make_evaluation(resolution),
+        device=DeviceOptions(lanes_per_pass=8 if lanes > 8 else 0),
+        output=make_output(how.kimg),
     )
 
 
-def half_life(how: Learning) -> float:
+def ema_half_life_kimg(hyperparameters: Hyperparameters) -> float:
     """Of an average that keeps 0.9999 of itself a step of G, kimg."""
-    return round(6.931 * how.batch * how.d_steps, 1)
+    return round(6.931 * hyperparameters.batch * hyperparameters.d_steps, 1)
 
 
-def scored(resolution: int) -> Evaluation:
+def make_evaluation(resolution: int) -> EvaluationOptions:
     metrics = ("fd", "kid") if resolution <= 32 else ("kid",)
-    return Evaluation(metrics=metrics if resolution <= MOST_SCORED else ())
+    return EvaluationOptions(metrics=metrics if resolution <= MAX_SCORED_RESOLUTION else ())
 
 
-def written(kimg: float) -> Output:
+def make_output(kimg: float) -> OutputOptions:
     """A line of stats a hundred times in a thousand, grids and checkpoints a hundred times."""
-    return Output(tick_kimg=min(kimg / 1000, 100.0), fakes_kimg=kimg / 100, checkpoint_kimg=kimg / 100)
+    return OutputOptions(tick_kimg=min(kimg / 1000, 100.0), fakes_kimg=kimg / 100, checkpoint_kimg=kimg / 100)
 
 
-def large(resolution: int) -> Run:
+def large_biggan_run(resolution: int) -> Run:
     """BigGAN on ImageNet at 256 px and above: fewer images a lane and a pass, the larger they are."""
-    base = published("biggan", "imagenet128")
+    base = published_run("biggan", "imagenet128")
     images = {256: 32, 512: 16, 1024: 8}[resolution]
     parts = {256: 7, 512: 8, 1024: 9}[resolution]
     return replace(
@@ -124,13 +124,13 @@ def large(resolution: int) -> Run:
         data=replace(base.data, resolution=resolution),
         nets=BigGAN(width=96, latent=20 * parts, checkpointing=resolution == 1024),
         lanes=base.batch // images,
-        device=Device(merge=1),
-        evaluation=scored(resolution),
+        device=DeviceOptions(lanes_per_pass=1),
+        evaluation=make_evaluation(resolution),
     )
 
 
 # data: (width, images a step, first gamma, kimg)
-R3 = {
+R3GAN_SETTINGS = {
     "cifar10": (768, 512, 0.05, 20_000.0),
     "cifar100": (768, 512, 0.05, 20_000.0),
     "tinyimagenet64": (768, 512, 1.0, 20_000.0),
@@ -138,30 +138,30 @@ R3 = {
 }
 
 
-def r3gan(data: str) -> Run:
+def r3gan_run(data: str) -> Run:
     """R3GAN on one set."""
-    resolution, _ = DATA[data]
-    width, batch, gamma, kimg = R3[data]
-    side = Side(Adam(lr=2e-4, betas=(0.0, 0.99)))
+    resolution, _ = DATASETS[data]
+    width, batch, gamma, kimg = R3GAN_SETTINGS[data]
+    side = PlayerOptim(Adam(lr=2e-4, betas=(0.0, 0.99)))
     return Run(
         recipe=f"r3gan-{data}",
-        data=Data(resolution=resolution, channels=3, mirror=True),
+        data=DataOptions(resolution=resolution, channels=3, mirror=True),
         nets=R3GAN(width=width),
         objective=Adversarial(loss="relativistic", r1=gamma, r2=gamma),
         g=side,
         d=side,
-        average=Decay(half_life_kimg=500.0),
+        ema=EMAConfig(half_life_kimg=500.0),
         batch=batch,
         lanes=batch // 32,
         kimg=kimg,
-        evaluation=scored(resolution),
-        device=Device(merge=8),
-        output=written(kimg),
+        evaluation=make_evaluation(resolution),
+        device=DeviceOptions(lanes_per_pass=8),
+        output=make_output(kimg),
     )
 
 
-TITLES = {"sngan": "SNGAN", "sagan": "SAGAN", "biggan": "BigGAN", "contragan": "ContraGAN", "r3gan": "R3GAN"}
-SETS = {
+FAMILY_TITLES = {"sngan": "SNGAN", "sagan": "SAGAN", "biggan": "BigGAN", "contragan": "ContraGAN", "r3gan": "R3GAN"}
+DATASET_TITLES = {
     "cifar10": "CIFAR-10 (32 px)",
     "cifar100": "CIFAR-100 (32 px)",
     "tinyimagenet64": "Tiny ImageNet (64 px)",
@@ -169,19 +169,23 @@ SETS = {
 }
 
 
-def _named(make: Callable[[], Run], about: str) -> Callable[[], Run]:
+def _with_docstring(make: Callable[[], Run], about: str) -> Callable[[], Run]:
     make.__doc__ = f"{about}: give --data PATH."
     return make
 
 
-def recipes() -> dict[str, Callable[[], Run]]:
+def published_recipes() -> dict[str, Callable[[], Run]]:
     """By name."""
     found: dict[str, Callable[[], Run]] = {}
-    for family, title in TITLES.items():
-        for data, about in SETS.items():
-            make = functools.partial(r3gan, data) if family == "r3gan" else functools.partial(published, family, data)
-            found[f"{family}-{data}"] = _named(make, f"{title} on {about}")
+    for family, title in FAMILY_TITLES.items():
+        for data, about in DATASET_TITLES.items():
+            make = (
+                functools.partial(r3gan_run, data)
+                if family == "r3gan"
+                else functools.partial(published_run, family, data)
+            )
+            found[f"{family}-{data}"] = _with_docstring(make, f"{title} on {about}")
     for resolution in (256, 512, 1024):
         about = f"BigGAN on ImageNet at {resolution} px"
-        found[f"biggan-imagenet{resolution}"] = _named(functools.partial(large, resolution), about)
+        found[f"biggan-imagenet{resolution}"] = _with_docstring(functools.partial(large_biggan_run, resolution), about)
     return found

@@ -5,25 +5,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paragan.core.atomic_write import write_whole
-from paragan.core.errors import Unusable
+from paragan.core.atomic_write import atomic_write_bytes
+from paragan.core.errors import UsageError
 from paragan.report import number_format
-from paragan.report.charts import direction, in_units_of_bytes
-from paragan.report.embedded_images import Picture, latest, picture_in
-from paragan.report.page import COLUMNS, LARGEST, ROWS, headline, render
-from paragan.report.run_data import Folder, read_folder
-from paragan.report.scores import Protocol, Series, protocols, series
-from paragan.report.svg_plot import Chart, Line, chart
-from paragan.report.usage import Share, time_spent
+from paragan.report.charts import describe_direction, scale_to_byte_unit
+from paragan.report.embedded_images import EmbeddedImage, embed_image, latest_grid
+from paragan.report.page import MAX_COLUMNS, MAX_PAGE_BYTES, MAX_ROWS, render_page, summarize_run
+from paragan.report.run_data import RunData, read_run_data
+from paragan.report.scores import RecordedProtocol, ScoreSeries, group_scores, unique_protocols
+from paragan.report.svg_plot import Chart, Line, make_chart
+from paragan.report.usage import BreakdownItem, time_breakdown
 
-CELLS, NAMES = 800, 60  # of a table, and of what a protocol says, at most
-MOST = 16  # runs: eight colours, then eight dashed
-HEIGHT = float("inf")
+MAX_CELLS, MAX_PROTOCOL_ENTRIES = 800, 60  # of a table, and of what a protocol says, at most
+MAX_RUNS = 16  # runs: eight colours, then eight dashed
+NO_FLOOR = float("inf")
 CHARTS = (  # title, unit, where the axis begins at the latest, key
-    ("Loss of G", "", HEIGHT, "Loss/G/loss"),
-    ("Loss of D", "", HEIGHT, "Loss/D/loss"),
-    ("D's score of reals", "", HEIGHT, "Loss/scores/real"),
-    ("D's score of fakes", "", HEIGHT, "Loss/scores/fake"),
+    ("Loss of G", "", NO_FLOOR, "Loss/G/loss"),
+    ("Loss of D", "", NO_FLOOR, "Loss/D/loss"),
+    ("D's score of reals", "", NO_FLOOR, "Loss/scores/real"),
+    ("D's score of fakes", "", NO_FLOOR, "Loss/scores/fake"),
     ("Throughput", "images/s", 0, "Timing/img_per_sec"),
     ("Bytes sent for G", "bytes", 0, "Comm/G/sent_bytes"),
     ("Bytes sent for D", "bytes", 0, "Comm/D/sent_bytes"),
@@ -34,82 +34,84 @@ CHARTS = (  # title, unit, where the axis begins at the latest, key
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedRun:
     """One of the runs."""
 
     name: str
     colour: str
     dashed: bool
-    folder: Folder
-    about: Mapping[str, Any]
-    series: Sequence[Series]
-    times: Sequence[Share]
-    grid: tuple[int, Picture] | None
+    run_data: RunData
+    summary: Mapping[str, Any]
+    series: Sequence[ScoreSeries]
+    time_breakdown: Sequence[BreakdownItem]
+    sample_grid: tuple[int, EmbeddedImage] | None
 
-    def of(self, name: str) -> list[Series]:
+    def series_named(self, name: str) -> list[ScoreSeries]:
         """Its scores of a name, under every protocol; the one that was used last comes first."""
-        return sorted((one for one in self.series if one.name == name), key=lambda one: not one.current)
+        return sorted((one for one in self.series if one.name == name), key=lambda one: not one.is_current)
 
-    def line(self, kimg: Sequence[float], values: Sequence[float]) -> Line:
+    def make_line(self, kimg: Sequence[float], values: Sequence[float]) -> Line:
         return Line(self.name, kimg, values, self.colour, self.dashed)
 
 
 @dataclass(frozen=True)
-class Row:
+class ScoreRow:
     """The last scores of one name. best: place of the best, where all may be compared."""
 
     name: str
-    better: str
-    cells: tuple[Series | None, ...]
-    best: int | None
+    direction: str
+    cells: tuple[ScoreSeries | None, ...]
+    best_column: int | None
     warnings: tuple[str, ...]
 
 
 def write_comparison(run_dirs: Sequence[Path], out: Path) -> Path:
     """Write a page about several runs and return its path. Unusable is a folder that holds no run, the same folder
     twice, and more runs than there are colours."""
-    names = _names(run_dirs)
-    folders = [read_folder(Path(path)) for path in run_dirs]
-    known: dict[str, Protocol] = {}
-    measured = [series(folder.scores, known)[:ROWS] for folder in folders]
-    room = (LARGEST * 2 // 3) // (len(folders) + 1)
+    names = _distinct_names(run_dirs)
+    folders = [read_run_data(Path(path)) for path in run_dirs]
+    known: dict[str, RecordedProtocol] = {}
+    measured = [group_scores(folder.scores, known)[:MAX_ROWS] for folder in folders]
+    room = (MAX_PAGE_BYTES * 2 // 3) // (len(folders) + 1)
     sides = [
-        Side(
+        ComparedRun(
             name,
             f"r{place % 8 + 1}",
             place >= 8,
             folder,
-            headline(folder),
+            summarize_run(folder),
             scores,
-            time_spent(folder.stats),
-            latest(folder.path, room),
+            time_breakdown(folder.stats),
+            latest_grid(folder.path, room),
         )
         for place, (name, folder, scores) in enumerate(zip(names, folders, measured))
     ]
-    used = protocols([one for scores in measured for one in scores])[-COLUMNS:]
-    rows = [*_rows(sides)][: CELLS // len(sides)]
+    used = unique_protocols([one for scores in measured for one in scores])[-MAX_COLUMNS:]
+    rows = [*_score_rows(sides)][: MAX_CELLS // len(sides)]
     facts = {
         "sides": sides,
         "rows": rows,
-        "unlike": _unlike(rows),
+        "unlike": _kimg_range(rows),
         "protocols": used,
-        "protocol_names": list(dict.fromkeys(name for one in used for name in one.entries))[:NAMES],
-        "charts": [*_score_charts(sides, rows), *_charts(sides)],
-        "fields": _fields(sides)[: CELLS // len(sides)],
-        "reals": next((found for side in sides if (found := picture_in(side.folder.path / "reals.png", room))), None),
+        "protocol_names": list(dict.fromkeys(name for one in used for name in one.entries))[:MAX_PROTOCOL_ENTRIES],
+        "charts": [*_score_charts(sides, rows), *_stat_charts(sides)],
+        "fields": _differing_fields(sides)[: MAX_CELLS // len(sides)],
+        "reals": next(
+            (found for side in sides if (found := embed_image(side.run_data.path / "reals.png", room))), None
+        ),
     }
-    write_whole(out, render("comparison.html", **facts))
+    atomic_write_bytes(out, render_page("comparison.html", **facts))
     return out
 
 
-def _names(run_dirs: Sequence[Path]) -> list[str]:
+def _distinct_names(run_dirs: Sequence[Path]) -> list[str]:
     """What each folder is called: as much of its path as tells it from the others."""
-    if len(run_dirs) > MOST:
-        raise Unusable(f"{len(run_dirs)} RUN_DIRs are more than a page tells apart: give at most {MOST}")
+    if len(run_dirs) > MAX_RUNS:
+        raise UsageError(f"{len(run_dirs)} RUN_DIRs are more than a page tells apart: give at most {MAX_RUNS}")
     paths = [Path(path).resolve() for path in run_dirs]
     twice = next((given for given, path in zip(run_dirs, paths) if paths.count(path) > 1), None)
     if twice:
-        raise Unusable(f"RUN_DIR {twice} is given twice: give every folder once")
+        raise UsageError(f"RUN_DIR {twice} is given twice: give every folder once")
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-parts:]) for path in paths]
         if len(set(names)) == len(names):
@@ -117,79 +119,88 @@ def _names(run_dirs: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def _rows(sides: Sequence[Side]) -> Iterator[Row]:
-    names = dict.fromkeys(one.name for side in sides for one in side.series if one.current)
+def _score_rows(runs: Sequence[ComparedRun]) -> Iterator[ScoreRow]:
+    names = dict.fromkeys(one.name for side in runs for one in side.series if one.is_current)
     for name in names:
-        cells = _alike([side.of(name) for side in sides])
+        cells = _most_comparable([side.series_named(name) for side in runs])
         there = [(place, one) for place, one in enumerate(cells) if one]
         first, reference = there[0]
         warnings = tuple(
-            f"{name} of {sides[place].name} ({one.protocol.label}) is not comparable with that of {sides[first].name} "
+            f"{name} of {runs[place].name} ({one.protocol.label}) is not comparable with that of {runs[first].name} "
             f"({reference.protocol.label}): {'; '.join(differs)}."
             for place, one in there
-            if (differs := _differences(one, reference))
+            if (differs := _protocol_differences(one, reference))
         )
-        yield Row(name, direction(reference), cells, None if warnings else _best(there), warnings)
+        yield ScoreRow(name, describe_direction(reference), cells, None if warnings else _best_column(there), warnings)
 
 
-def _differences(one: Series, other: Series) -> list[str]:
+def _protocol_differences(one: ScoreSeries, other: ScoreSeries) -> list[str]:
     """Why they may not be compared."""
-    return one.protocol.differences(other.protocol, but=("seed",))
+    return one.protocol.differences(other.protocol, ignore=("seed",))
 
 
-def _alike(found: Sequence[Sequence[Series]]) -> tuple[Series | None, ...]:
+def _most_comparable(series_by_run: Sequence[Sequence[ScoreSeries]]) -> tuple[ScoreSeries | None, ...]:
     """Of each run's scores of a name those under a protocol that most of them have, and of several such protocols one
     that was used last; where a run has none, what it used last."""
 
-    def others(one: Series) -> tuple[int, bool]:
-        return sum(any(not _differences(other, one) for other in each) for each in found), one.current
+    def num_comparable(one: ScoreSeries) -> tuple[int, bool]:
+        return sum(
+            any(not _protocol_differences(other, one) for other in each) for each in series_by_run
+        ), one.is_current
 
-    wanted = max((one for each in found for one in each), key=others)
-    return tuple(next((one for one in each if not _differences(one, wanted)), next(iter(each), None)) for each in found)
+    wanted = max((one for each in series_by_run for one in each), key=num_comparable)
+    return tuple(
+        next((one for one in each if not _protocol_differences(one, wanted)), next(iter(each), None))
+        for each in series_by_run
+    )
 
 
-def _best(there: Sequence[tuple[int, Series]]) -> int | None:
+def _best_column(cells: Sequence[tuple[int, ScoreSeries]]) -> int | None:
     """The place of the best last score; None for a name whose direction is not known, one run alone, or where another
     is written alike."""
-    better = there[0][1].better
-    finite = [(one.last.value, place) for place, one in there if one.last.value == one.last.value]
-    if len(there) < 2 or not finite or better is None:
+    better = cells[0][1].direction
+    finite = [(one.last.value, place) for place, one in cells if one.last.value == one.last.value]
+    if len(cells) < 2 or not finite or better is None:
         return None
     best, place = (min if better == "lower" else max)(finite)
-    return place if sum(number_format.number(value) == number_format.number(best) for value, _ in finite) == 1 else None
+    return (
+        place
+        if sum(number_format.format_number(value) == number_format.format_number(best) for value, _ in finite) == 1
+        else None
+    )
 
 
-def _unlike(rows: Sequence[Row]) -> tuple[float, float] | None:
+def _kimg_range(rows: Sequence[ScoreRow]) -> tuple[float, float] | None:
     """The least and the most kimg after which scores were taken, where that differs."""
     kimg = [one.last.kimg for row in rows for one in row.cells if one]
     return (min(kimg), max(kimg)) if kimg and max(kimg) > 1.01 * min(kimg) else None
 
 
-def _score_charts(sides: Sequence[Side], rows: Sequence[Row]) -> Iterator[Chart]:
-    for row in rows[:COLUMNS]:
+def _score_charts(runs: Sequence[ComparedRun], rows: Sequence[ScoreRow]) -> Iterator[Chart]:
+    for row in rows[:MAX_COLUMNS]:
         lines = [
-            side.line([score.kimg for score in one.scores], [score.value for score in one.scores])
-            for side, one in zip(sides, row.cells)
+            side.make_line([score.kimg for score in one.scores], [score.value for score in one.scores])
+            for side, one in zip(runs, row.cells)
             if one
         ]
-        made = chart(row.name, row.better, lines)
+        made = make_chart(row.name, row.direction, lines)
         if made and any(len(line.values) > 1 for line in lines):
             yield made
 
 
-def _charts(sides: Sequence[Side]) -> Iterator[Chart]:
+def _stat_charts(runs: Sequence[ComparedRun]) -> Iterator[Chart]:
     for title, unit, floor, key in CHARTS:
-        columns = [(side, *side.folder.stats.column(key)) for side in sides]
-        lines = [side.line(kimg, values) for side, kimg, values in columns if values]
+        columns = [(side, *side.run_data.stats.column(key)) for side in runs]
+        lines = [side.make_line(kimg, values) for side, kimg, values in columns if values]
         if unit == "bytes":
-            unit, lines = in_units_of_bytes([line for line in lines if any(line.values)])
-        if made := chart(title, unit, lines, floor):
+            unit, lines = scale_to_byte_unit([line for line in lines if any(line.values)])
+        if made := make_chart(title, unit, lines, floor):
             yield made
 
 
-def _fields(sides: Sequence[Side]) -> list[tuple[str, list[str]]]:
+def _differing_fields(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
     """The fields of run.yaml in which the runs differ, and what each has there."""
-    flat = [dict(number_format.fields(side.folder.run)) for side in sides]
+    flat = [dict(number_format.flat_items(side.run_data.run)) for side in runs]
     keys = dict.fromkeys(key for one in flat for key in one)
     rows = ((key, [one.get(key, "") for one in flat]) for key in keys)
     return [(key, values) for key, values in rows if len(set(values)) > 1]

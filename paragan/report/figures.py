@@ -11,72 +11,84 @@ from pathlib import Path
 from typing import Any
 
 from paragan.report import number_format
-from paragan.report.embedded_images import Picture, picture_in
+from paragan.report.embedded_images import EmbeddedImage, embed_image
 
-FOLDER, INDEX = "exhibits", "exhibits.json"
-STRIPS = 48  # a page shows at most
-ABOUT = 600  # characters
+FIGURES_DIR, INDEX_FILE = "exhibits", "exhibits.json"
+MAX_STRIPS = 48  # a page shows at most
+MAX_DESCRIPTION_CHARS = 600  # characters
 
 
 @dataclass(frozen=True)
-class Strip:
+class EmbeddedStrip:
     """Images side by side."""
 
-    picture: Picture
+    image: EmbeddedImage
     caption: str
     alt: str
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class EmbeddedFigure:
     title: str
-    about: str
-    strips: tuple[Strip, ...]
+    description: str
+    strips: tuple[EmbeddedStrip, ...]
 
 
 @dataclass(frozen=True)
-class Exhibits:
-    shown: tuple[Exhibit, ...] = ()
-    missing: tuple[str, ...] = ()  # why what is not there is not
+class ReportFigures:
+    figures: tuple[EmbeddedFigure, ...] = ()
+    missing_reasons: tuple[str, ...] = ()  # why what is not there is not
 
     @property
-    def room(self) -> int:
+    def num_chars(self) -> int:
         """Characters of page that the pictures take."""
-        return sum(len(strip.picture.uri) for exhibit in self.shown for strip in exhibit.strips)
+        return sum(len(strip.image.uri) for exhibit in self.figures for strip in exhibit.strips)
 
 
 def read_index(run_dir: Path) -> dict[str, Any]:
     """What exhibits.json says; empty where there is none that can be read."""
     try:
-        index = json.loads((run_dir / FOLDER / INDEX).read_text("utf-8"))
+        index = json.loads((run_dir / FIGURES_DIR / INDEX_FILE).read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return index if isinstance(index, dict) else {}
 
 
-def exhibits(run_dir: Path, room: int) -> Exhibits:
+def load_figures(run_dir: Path, max_chars: int) -> ReportFigures:
     """What the run has to show, in at most `room` characters of page."""
     index = read_index(run_dir)
-    told = [one for one in _listed(index, "shown") if isinstance(one, dict)]
-    limit = room // max(1, min(STRIPS, sum(len(_listed(one, "strips")) for one in told)))
-    left, shown = STRIPS, list[Exhibit]()
+    told = [one for one in _get_list(index, "shown") if isinstance(one, dict)]
+    limit = max_chars // max(1, min(MAX_STRIPS, sum(len(_get_list(one, "strips")) for one in told)))
+    left, shown = MAX_STRIPS, list[EmbeddedFigure]()
     for one in told:
-        strips = tuple(_strips(run_dir / FOLDER, _listed(one, "strips")[:left], limit))
+        strips = tuple(_load_strips(run_dir / FIGURES_DIR, _get_list(one, "strips")[:left], limit))
         left -= len(strips)
         if strips:
-            shown.append(Exhibit(number_format.value(one.get("title", "")), str(one.get("about", ""))[:ABOUT], strips))
-    return Exhibits(tuple(shown), tuple(number_format.value(one) for one in _listed(index, "missing")[:9]))
+            shown.append(
+                EmbeddedFigure(
+                    number_format.format_value(one.get("title", "")),
+                    str(one.get("about", ""))[:MAX_DESCRIPTION_CHARS],
+                    strips,
+                )
+            )
+    return ReportFigures(
+        tuple(shown), tuple(number_format.format_value(one) for one in _get_list(index, "missing")[:9])
+    )
 
 
-def _strips(folder: Path, listed: list[Any], limit: int) -> Iterator[Strip]:
-    for one in listed:
+def _load_strips(folder: Path, entries: list[Any], max_chars: int) -> Iterator[EmbeddedStrip]:
+    for one in entries:
         name = str(one.get("file", "")) if isinstance(one, dict) else ""
         if not name or Path(name).name != name:  # another folder is none of ours
             continue
-        if picture := picture_in(folder / name, limit):
-            yield Strip(picture, number_format.value(one.get("caption", "")), number_format.value(one.get("alt", "")))
+        if picture := embed_image(folder / name, max_chars):
+            yield EmbeddedStrip(
+                picture,
+                number_format.format_value(one.get("caption", "")),
+                number_format.format_value(one.get("alt", "")),
+            )
 
 
-def _listed(index: dict[str, Any], key: str) -> list[Any]:
+def _get_list(index: dict[str, Any], key: str) -> list[Any]:
     found = index.get(key)
     return found if isinstance(found, list) else []

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 MINUS = "\N{MINUS SIGN}"
-SIZES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1))
-LONGEST = 200  # characters of one foreign value that a page shows
+BYTE_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1))
+MAX_VALUE_CHARS = 200  # characters of one foreign value that a page shows
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Four significant digits, whole above a thousand: 7.418, 0.00123, 12,346."""
     if value is None or not math.isfinite(value):
         return "not finite"
@@ -17,7 +17,7 @@ def number(value: float | None) -> str:
     return text.replace("-", MINUS)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """The two largest units: 42.1 s, 3 min 5 s, 2 h 13 min, 4 d 7 h."""
     if seconds < 60:
         return f"{seconds:.3g} s"
@@ -29,7 +29,7 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def value(item: Any) -> str:
+def format_value(item: Any) -> str:
     """One value of a protocol or of a run, whatever it is."""
     if isinstance(item, bool):
         return "yes" if item else "no"
@@ -39,29 +39,29 @@ def value(item: Any) -> str:
         return f"{item:,}"
     if isinstance(item, float):
         return f"{item:.6g}"
-    text = ", ".join(map(value, item)) if isinstance(item, list | tuple) else str(item)
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    text = ", ".join(map(format_value, item)) if isinstance(item, list | tuple) else str(item)
+    return text if len(text) <= MAX_VALUE_CHARS else text[: MAX_VALUE_CHARS - 1] + "…"
 
 
-def entries(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+def flat_labels(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """The leaves of a nested mapping: `("reference split", "train")`."""
-    for name, text in fields(mapping, before):
+    for name, text in flat_items(mapping, prefix):
         yield name.replace(".", " ").replace("_", " "), text
 
 
-def fields(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+def flat_items(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """The same by their dotted names: `("g.optimizer.lr", "0.001")`."""
     for key, item in mapping.items():
-        name = f"{before}.{key}" if before else str(key)
+        name = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(item, Mapping):
-            yield from fields(item, name)
+            yield from flat_items(item, name)
         else:
-            yield name[:LONGEST], value(item)
+            yield name[:MAX_VALUE_CHARS], format_value(item)
 
 
-def size(count: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     """Of bytes: 812 bytes, 1.25 MB, 3.4 GB."""
-    if not math.isfinite(count):
+    if not math.isfinite(num_bytes):
         return "not finite"
-    unit, scale = next((one for one in SIZES if abs(count) >= one[1]), SIZES[-1])
-    return f"{number(count / scale)} {unit}"
+    unit, scale = next((one for one in BYTE_UNITS if abs(num_bytes) >= one[1]), BYTE_UNITS[-1])
+    return f"{format_number(num_bytes / scale)} {unit}"

@@ -11,33 +11,33 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from paragan.core.atomic_write import write_whole
+from paragan.core.atomic_write import atomic_write_bytes
 from paragan.report import number_format
-from paragan.report.charts import extra_charts, named_charts, score_charts
-from paragan.report.embedded_images import Gallery, Picture, gallery, latest
-from paragan.report.figures import Exhibits, exhibits
-from paragan.report.labels import MOST, Label
-from paragan.report.run_data import TEXT, Event, Folder, Stats, read_folder
-from paragan.report.scores import Series, protocols, series, shared
-from paragan.report.usage import ages, bytes_sent, time_spent
+from paragan.report.charts import extra_charts, score_charts, standard_charts
+from paragan.report.embedded_images import EmbeddedImage, ImageGallery, latest_grid, make_gallery
+from paragan.report.figures import ReportFigures, load_figures
+from paragan.report.labels import MAX_LABELS, LabelProgress
+from paragan.report.run_data import MAX_RUN_YAML_CHARS, HealthEvent, RunData, StatsColumns, read_run_data
+from paragan.report.scores import ScoreSeries, group_scores, shared_protocol, unique_protocols
+from paragan.report.usage import age_histograms, sent_traffic, time_breakdown
 
-LARGEST = 5_000_000  # bytes of a page
-ROWS = 400  # scores, events, keys that are listed one by one
-COLUMNS = 12  # of a table: protocols, scores of a label or a class
-MARKS = 40  # events that are marked on curves
-CLASSES = 1000  # that have scores of their own on a page
-LABELS_DRAWN = 24  # of a run per label that has no grid of all yet
-FACTS = ("strategy", "data", "batch", "lanes", "ranks", "seed")  # of run.yaml, where it has them
+MAX_PAGE_BYTES = 5_000_000  # bytes of a page
+MAX_ROWS = 400  # scores, events, keys that are listed one by one
+MAX_COLUMNS = 12  # of a table: protocols, scores of a label or a class
+MAX_EVENT_MARKS = 40  # events that are marked on curves
+MAX_CLASSES = 1000  # that have scores of their own on a page
+MAX_LABEL_GRIDS = 24  # of a run per label that has no grid of all yet
+HEADLINE_SETTINGS = ("strategy", "data", "batch", "lanes", "ranks", "seed")  # of run.yaml, where it has them
 
 
 @dataclass(frozen=True)
 class ClassScores:
     """Scores of every class, a column a score: those that were taken last."""
 
-    series: tuple[Series, ...]
+    series: tuple[ScoreSeries, ...]
     rows: tuple[tuple[str, tuple[float, ...]], ...]  # class, values: nan where there is none
-    highest: tuple[float, ...]  # of each column
-    left_out: int
+    column_max: tuple[float, ...]  # of each column
+    num_omitted: int
 
 
 def write_report(run_dir: Path, out: Path | None = None) -> Path:
@@ -46,160 +46,171 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     A run that has not finished, or has no scores or no ticks yet, gets a page that says so. Unusable is a
     folder that holds no run, or one with a file that cannot be read.
     """
-    folder = read_folder(Path(run_dir))
+    folder = read_run_data(Path(run_dir))
     target = out or folder.path / "report.html"
-    facts, room = _facts(folder, target.parent.resolve() == folder.path.resolve())
-    shown = exhibits(folder.path, room // 3)
-    of_labels = [*_label_grids(folder, room // 3)]
-    used = shown.room + sum(len(picture.uri) for _, _, picture in of_labels)
-    pictures = gallery(folder.path, room - used)
-    write_whole(target, render("page.html", **facts, gallery=pictures, exhibits=shown, label_grids=of_labels))
+    facts, room = _template_variables(folder, target.parent.resolve() == folder.path.resolve())
+    shown = load_figures(folder.path, room // 3)
+    of_labels = [*_latest_label_grids(folder, room // 3)]
+    used = shown.num_chars + sum(len(picture.uri) for _, _, picture in of_labels)
+    pictures = make_gallery(folder.path, room - used)
+    atomic_write_bytes(
+        target, render_page("page.html", **facts, gallery=pictures, exhibits=shown, label_grids=of_labels)
+    )
     return target
 
 
-def _facts(folder: Folder, links: bool) -> tuple[dict[str, Any], int]:
+def _template_variables(run_data: RunData, link_labels: bool) -> tuple[dict[str, Any], int]:
     """What a page says, and the characters that are left for pictures: at least a third of a page, for which lists are
     cut where they have to be. links: whether the page is in the run folder."""
-    empty = {"gallery": Gallery((), None, ()), "exhibits": Exhibits(), "label_grids": []}
-    facts, room = {**_drawn(folder), "links": links}, 0
+    empty = {"gallery": ImageGallery((), None, ()), "exhibits": ReportFigures(), "label_grids": []}
+    facts, room = {**_chart_variables(run_data), "links": link_labels}, 0
     for part in (1, 4, 16, 64):
-        facts |= {**_of_run(folder, part), **_of_scores(folder, part), "abridged": part > 1}
-        room = LARGEST - 50_000 - len(render("page.html", **facts, **empty))
-        if room > LARGEST // 3:
+        facts |= {**_run_variables(run_data, part), **_score_variables(run_data, part), "abridged": part > 1}
+        room = MAX_PAGE_BYTES - 50_000 - len(render_page("page.html", **facts, **empty))
+        if room > MAX_PAGE_BYTES // 3:
             break
     return facts, max(room, 0)
 
 
-def render(page: str, **facts: Any) -> bytes:
+def render_page(template: str, **variables: Any) -> bytes:
     """A page from its template."""
-    return _templates().get_template(page).render(**facts, written=datetime.datetime.now(datetime.UTC)).encode()
+    return (
+        _template_environment()
+        .get_template(template)
+        .render(**variables, written=datetime.datetime.now(datetime.UTC))
+        .encode()
+    )
 
 
 @functools.cache
-def _templates() -> Environment:
+def _template_environment() -> Environment:
     here = FileSystemLoader(Path(__file__).parent)
     pages = Environment(loader=here, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    pages.filters.update(number=number_format.number, duration=number_format.duration)
+    pages.filters.update(number=number_format.format_number, duration=number_format.format_duration)
     return pages
 
 
-def _drawn(folder: Folder) -> dict[str, Any]:
-    marks = [event.kimg for event in folder.events[:MARKS]]
+def _chart_variables(run_data: RunData) -> dict[str, Any]:
+    marks = [event.kimg for event in run_data.events[:MAX_EVENT_MARKS]]
     return {
-        "score_charts": [*score_charts(series(folder.scores), marks)],
-        "charts": [*named_charts(folder.stats, marks)],
-        "extra_charts": extra_charts(folder.stats),
+        "score_charts": [*score_charts(group_scores(run_data.scores), marks)],
+        "charts": [*standard_charts(run_data.stats, marks)],
+        "extra_charts": extra_charts(run_data.stats),
     }
 
 
-def _of_run(folder: Folder, part: int) -> dict[str, Any]:
+def _run_variables(run_data: RunData, row_divisor: int) -> dict[str, Any]:
     """part: one of so many rows of every list."""
-    stats, rows = folder.stats, ROWS // part
+    stats, rows = run_data.stats, MAX_ROWS // row_divisor
     return {
-        "run": headline(folder),
-        "problems": [*_problems(stats), *_bad(folder.bad_files)][:rows],
-        "events": folder.events[:rows],
-        "event_kinds": _kinds(folder.events),
-        "labels": folder.labels[: MOST // part],
-        "done": sum(label.state == "done" for label in folder.labels),
-        "all_labels": len(folder.labels),
-        "label_scores": _names(folder.labels)[:COLUMNS],
-        "values": list(_values(stats))[:rows],
-        "times": time_spent(stats),
-        "sent": bytes_sent(stats)[:COLUMNS],
-        "ages": ages(stats)[:COLUMNS],
-        "decisions": folder.decisions[-rows:],
-        "about": folder.about[:rows],
-        "text": folder.text if part == 1 else folder.text[: TEXT // part],
+        "run": summarize_run(run_data),
+        "problems": [*_nonfinite_warnings(stats), *_bad_files_warning(run_data.bad_files)][:rows],
+        "events": run_data.events[:rows],
+        "event_kinds": _events_by_kind(run_data.events),
+        "labels": run_data.labels[: MAX_LABELS // row_divisor],
+        "done": sum(label.state == "done" for label in run_data.labels),
+        "all_labels": len(run_data.labels),
+        "label_scores": _label_score_names(run_data.labels)[:MAX_COLUMNS],
+        "values": list(_stat_ranges(stats))[:rows],
+        "times": time_breakdown(stats),
+        "sent": sent_traffic(stats)[:MAX_COLUMNS],
+        "ages": age_histograms(stats)[:MAX_COLUMNS],
+        "decisions": run_data.decisions[-rows:],
+        "about": run_data.reasons[:rows],
+        "text": run_data.run_yaml if row_divisor == 1 else run_data.run_yaml[: MAX_RUN_YAML_CHARS // row_divisor],
     }
 
 
-def _of_scores(folder: Folder, part: int) -> dict[str, Any]:
-    rows = ROWS // part
-    measured = series(folder.scores)[:rows]
+def _score_variables(run_data: RunData, row_divisor: int) -> dict[str, Any]:
+    rows = MAX_ROWS // row_divisor
+    measured = group_scores(run_data.scores)[:rows]
     taken = sorted(((one, score) for one in measured for score in one.scores), key=lambda pair: pair[1].kimg)
-    known = protocols(measured)[-COLUMNS:]
+    known = unique_protocols(measured)[-MAX_COLUMNS:]
     return {
         "series": measured,
         "taken": taken[-rows:],
-        "shared": shared([one.protocol for one in measured if one.current]),
+        "shared": shared_protocol([one.protocol for one in measured if one.is_current]),
         "protocols": known,
         "protocol_names": list(dict.fromkeys(name for protocol in known for name in protocol.entries))[:rows],
-        "by_class": class_scores(measured, CLASSES // part),
+        "by_class": class_scores(measured, MAX_CLASSES // row_divisor),
     }
 
 
-def class_scores(measured: Sequence[Series], most: int = CLASSES) -> ClassScores | None:
+def class_scores(score_series: Sequence[ScoreSeries], max_classes: int = MAX_CLASSES) -> ClassScores | None:
     """None where no score says what it is of each class."""
-    several = tuple(one for one in measured if one.current and one.last.per_class)[:COLUMNS]
+    several = tuple(one for one in score_series if one.is_current and one.last.per_class)[:MAX_COLUMNS]
     names = list(dict.fromkeys(name for one in several for name in one.last.per_class))
     if not names:
         return None
-    rows = tuple((name, tuple(one.last.per_class.get(name, math.nan) for one in several)) for name in names[:most])
+    rows = tuple(
+        (name, tuple(one.last.per_class.get(name, math.nan) for one in several)) for name in names[:max_classes]
+    )
     columns = zip(*(values for _, values in rows))
     highest = tuple(max((value for value in column if math.isfinite(value)), default=0.0) for column in columns)
     return ClassScores(several, rows, highest, len(names) - len(rows))
 
 
-def headline(folder: Folder) -> dict[str, Any]:
+def summarize_run(run_data: RunData) -> dict[str, Any]:
     """What is said of a run first."""
-    speeds = folder.stats.finite("Timing/img_per_sec")
-    memory = folder.stats.finite("Resources/peak_mem_gb")
-    facts = {key: folder.word(key) for key in FACTS}
-    spent = sum(share.amount for share in time_spent(folder.stats))
+    speeds = run_data.stats.finite_values("Timing/img_per_sec")
+    memory = run_data.stats.finite_values("Resources/peak_mem_gb")
+    facts = {key: run_data.get_setting_name(key) for key in HEADLINE_SETTINGS}
+    spent = sum(share.amount for share in time_breakdown(run_data.stats))
     return {
-        "name": folder.name,
-        "recipe": folder.word("recipe", "name") or folder.name,
-        "state": folder.state,
-        "kimg": folder.kimg,
-        "total": folder.total,
+        "name": run_data.name,
+        "recipe": run_data.get_setting_name("recipe", "name") or run_data.name,
+        "state": run_data.state,
+        "kimg": run_data.kimg,
+        "total": run_data.total_kimg,
         "speed": median(speeds) if speeds else None,
-        "seconds": spent or sum(label.seconds for label in folder.labels),
+        "seconds": spent or sum(label.seconds for label in run_data.labels),
         "memory": max(memory, default=None),
-        "sent": number_format.size(total) if (total := sum(one.bytes for one in bytes_sent(folder.stats))) else "",
+        "sent": number_format.format_bytes(total)
+        if (total := sum(one.total_bytes for one in sent_traffic(run_data.stats)))
+        else "",
         "facts": {key: text for key, text in facts.items() if text},
     }
 
 
-def _kinds(events: Sequence[Event]) -> list[tuple[str, list[Event]]]:
+def _events_by_kind(events: Sequence[HealthEvent]) -> list[tuple[str, list[HealthEvent]]]:
     """Events by kind, in order of appearance."""
-    found = dict[str, list[Event]]()
+    found = dict[str, list[HealthEvent]]()
     for event in events:
         found.setdefault(event.kind, []).append(event)
-    return list(found.items())[:COLUMNS]
+    return list(found.items())[:MAX_COLUMNS]
 
 
-def _names(labels: Sequence[Label]) -> list[str]:
+def _label_score_names(labels: Sequence[LabelProgress]) -> list[str]:
     return list(dict.fromkeys(name for label in labels for name in label.scores))
 
 
-def _label_grids(folder: Folder, room: int) -> Iterator[tuple[Label, int, Picture]]:
+def _latest_label_grids(run_data: RunData, max_chars: int) -> Iterator[tuple[LabelProgress, int, EmbeddedImage]]:
     """The newest grid of each label, where there is none of all labels."""
-    begun = [label for label in folder.labels if label.folder][:LABELS_DRAWN]
-    if begun and not latest(folder.path, room):
+    begun = [label for label in run_data.labels if label.folder][:MAX_LABEL_GRIDS]
+    if begun and not latest_grid(run_data.path, max_chars):
         for label in begun:
-            if found := latest(folder.path / label.folder, room // len(begun)):
+            if found := latest_grid(run_data.path / label.folder, max_chars // len(begun)):
                 yield label, *found
 
 
-def _problems(stats: Stats) -> Iterator[str]:
-    for key in stats.keys[:ROWS]:
+def _nonfinite_warnings(stats: StatsColumns) -> Iterator[str]:
+    for key in stats.keys[:MAX_ROWS]:
         kimg, values = stats.column(key)
         lost = [at for at, value in zip(kimg, values) if not math.isfinite(value)]
         if lost:
-            first = number_format.number(lost[0])
+            first = number_format.format_number(lost[0])
             told = f"was not finite at {len(lost):,} of {len(values):,} ticks, first at {first} kimg."
-            yield f"{number_format.value(key)} {told}"
+            yield f"{number_format.format_value(key)} {told}"
 
 
-def _bad(files: Sequence[str]) -> Iterator[str]:
+def _bad_files_warning(files: Sequence[str]) -> Iterator[str]:
     if files:
         first = files[0].replace("\t", ": ")[:300]
         yield f"{len(files):,} images could not be used, and others stood in for them (bad_files.txt), such as {first}"
 
 
-def _values(stats: Stats) -> Iterator[tuple[str, float, float, float]]:
+def _stat_ranges(stats: StatsColumns) -> Iterator[tuple[str, float, float, float]]:
     """`(key, last, lowest, highest)` of every number that was recorded."""
-    for key in stats.keys[:ROWS]:
-        last, finite = stats.column(key)[1][-1], stats.finite(key)
-        yield number_format.value(key), last, min(finite, default=math.nan), max(finite, default=math.nan)
+    for key in stats.keys[:MAX_ROWS]:
+        last, finite = stats.column(key)[1][-1], stats.finite_values(key)
+        yield number_format.format_value(key), last, min(finite, default=math.nan), max(finite, default=math.nan)

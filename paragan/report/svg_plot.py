@@ -18,8 +18,8 @@ from paragan.report import number_format
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-POINTS = 500  # a line shows at most
-COLOURS = {  # what matplotlib draws with -> the page's CSS variable, which knows light, dark and print
+MAX_POINTS = 500  # a line shows at most
+CSS_COLOURS = {  # what matplotlib draws with -> the page's CSS variable, which knows light, dark and print
     "#000001": "ink-soft",
     "#000002": "rule",
     "#000003": "g",
@@ -29,7 +29,7 @@ COLOURS = {  # what matplotlib draws with -> the page's CSS variable, which know
     "#000007": "alarm",
     **{f"#00001{place:x}": f"r{place + 1}" for place in range(8)},  # of runs side by side
 }
-_DRAWN_AS = {name: colour for colour, name in COLOURS.items()}
+_PLACEHOLDER_COLOURS = {name: colour for colour, name in CSS_COLOURS.items()}
 
 
 @dataclass(frozen=True)
@@ -50,29 +50,29 @@ class Chart:
     svg: Markup
 
 
-def chart(
-    title: str, unit: str, lines: Sequence[Line], floor: float = math.inf, marks: Sequence[float] = ()
+def make_chart(
+    title: str, unit: str, lines: Sequence[Line], y_floor: float = math.inf, marks_kimg: Sequence[float] = ()
 ) -> Chart | None:
     """None where no line has a value to draw. The axis goes down to `floor`, 0 for an amount, or further. marks: kimg
     at which a line goes from top to bottom."""
-    lines = tuple(line for line in lines if _drawable(line.values).any())
+    lines = tuple(line for line in lines if _is_drawable(line.values).any())
     if not lines:
         return None
     values = np.concatenate([np.asarray(line.values, float) for line in lines])
-    low, high = limits(values[_drawable(values)], floor)
+    low, high = axis_limits(values[_is_drawable(values)], y_floor)
     lost = int((~np.isfinite(values)).sum())
     beyond = int((np.isfinite(values) & ((values < low) | (values > high))).sum())
     notes = [f"{lost:,} of {values.size:,} not finite"] if lost else []
     notes += [f"{beyond:,} of {values.size:,} beyond the axis"] if beyond else []
-    return Chart(title, unit, lines, tuple(notes), _svg(title, lines, (low, high), marks))
+    return Chart(title, unit, lines, tuple(notes), _render_svg(title, lines, (low, high), marks_kimg))
 
 
-def thin(values: NDArray[np.float64], most: int = POINTS) -> NDArray[np.intp]:
+def downsample_indices(values: NDArray[np.float64], max_points: int = MAX_POINTS) -> NDArray[np.intp]:
     """Which points to draw: of every stretch the lowest, the highest and a gap, so that no spike is lost."""
-    if values.size <= most:
+    if values.size <= max_points:
         return np.arange(values.size)
     keep = {0, values.size - 1}
-    for stretch in np.array_split(np.arange(values.size), (most - 2) // 3):
+    for stretch in np.array_split(np.arange(values.size), (max_points - 2) // 3):
         finite = stretch[np.isfinite(values[stretch])]
         if finite.size:
             keep |= {int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])}
@@ -81,23 +81,25 @@ def thin(values: NDArray[np.float64], most: int = POINTS) -> NDArray[np.intp]:
     return np.array(sorted(keep))
 
 
-def limits(values: NDArray[np.float64], floor: float = math.inf) -> tuple[float, float]:
+def axis_limits(values: NDArray[np.float64], y_floor: float = math.inf) -> tuple[float, float]:
     """The height of a chart. A few values far out (a loss that explodes) do not flatten all the others."""
     low, high = float(values.min()), float(values.max())
     inner_low, inner_high = (float(x) for x in np.percentile(values, (2, 98)))
     if high - low > 10 * (inner_high - inner_low) > 0:
         low, high = max(low, 2 * inner_low - inner_high), min(high, 2 * inner_high - inner_low)
-    low = min(low, floor)
+    low = min(low, y_floor)
     margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
-    return (low if low == floor else low - margin), high + margin
+    return (low if low == y_floor else low - margin), high + margin
 
 
-def _svg(title: str, lines: Sequence[Line], height: tuple[float, float], marks: Sequence[float]) -> Markup:
+def _render_svg(
+    title: str, lines: Sequence[Line], y_limits: tuple[float, float], marks_kimg: Sequence[float]
+) -> Markup:
     import matplotlib  # half a second, in which every rank would begin later
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    ink, rule = _DRAWN_AS["ink-soft"], _DRAWN_AS["rule"]
+    ink, rule = _PLACEHOLDER_COLOURS["ink-soft"], _PLACEHOLDER_COLOURS["rule"]
     salt = title  # ids differ between the charts of a page, and never between two writings
     with matplotlib.rc_context(
         {
@@ -111,31 +113,31 @@ def _svg(title: str, lines: Sequence[Line], height: tuple[float, float], marks: 
     ):
         figure = Figure(figsize=(5, 2.4), dpi=72, frameon=False)  # 360 x 173: a phone's width, text unscaled
         axes = figure.add_axes((0.13, 0.15, 0.86, 0.82))
-        for mark in marks:
-            axes.axvline(mark, color=_DRAWN_AS["alarm"], linewidth=1, linestyle=(0, (2, 2)))
+        for mark in marks_kimg:
+            axes.axvline(mark, color=_PLACEHOLDER_COLOURS["alarm"], linewidth=1, linestyle=(0, (2, 2)))
         for line in lines:
-            _draw(axes, line, POINTS * 3 // max(3, len(lines)))
-        axes.set_ylim(height)
-        _dress(axes)
+            _plot_line(axes, line, MAX_POINTS * 3 // max(3, len(lines)))
+        axes.set_ylim(y_limits)
+        _style_axes(axes)
         text = io.StringIO()
         FigureCanvasSVG(figure).print_svg(text)
     label = f"{title}: {', '.join(line.name for line in lines)} over kimg"
-    return _inline(text.getvalue(), label)
+    return _inline_svg(text.getvalue(), label)
 
 
-def _drawable(values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.bool_]:
+def _is_drawable(values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.bool_]:
     return np.abs(np.asarray(values, float)) < 1e30  # False for nan; beyond, a drawing's own sums overflow
 
 
-def _draw(axes: Axes, line: Line, most: int) -> None:
+def _plot_line(axes: Axes, line: Line, max_points: int) -> None:
     kimg, values = np.asarray(line.kimg, float), np.asarray(line.values, float)
-    values = np.where(_drawable(values), values, np.nan)
-    shown = thin(values, most)
+    values = np.where(_is_drawable(values), values, np.nan)
+    shown = downsample_indices(values, max_points)
     few = np.isfinite(values).sum() <= 40
     axes.plot(
         kimg[shown],
         values[shown],
-        color=_DRAWN_AS[line.colour],
+        color=_PLACEHOLDER_COLOURS[line.colour],
         linestyle="--" if line.dashed else "-",
         linewidth=1.4 if few else 1.1,
         marker="o" if few else None,
@@ -143,21 +145,21 @@ def _draw(axes: Axes, line: Line, most: int) -> None:
     )
 
 
-def _dress(axes: Axes) -> None:
+def _style_axes(axes: Axes) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.patch.set_visible(False)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="y", color=_DRAWN_AS["rule"], linewidth=0.6)
+    axes.grid(axis="y", color=_PLACEHOLDER_COLOURS["rule"], linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, pad=5)
     axes.margins(x=0.02)
     for axis, ticks in ((axes.xaxis, 6), (axes.yaxis, 5)):
         axis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
-        axis.set_major_formatter(FuncFormatter(_tick))
+        axis.set_major_formatter(FuncFormatter(_format_tick))
 
 
-def _tick(value: float, _: int | None) -> str:
+def _format_tick(value: float, _: int | None) -> str:
     size = abs(value)
     if size >= 1e6:
         text = f"{value / 1e6:,.6g} M"
@@ -166,7 +168,7 @@ def _tick(value: float, _: int | None) -> str:
     return text.replace("-", number_format.MINUS)
 
 
-def _inline(svg: str, label: str) -> Markup:
+def _inline_svg(svg: str, label: str) -> Markup:
     """Matplotlib's file as an element of a page: no prologue, no metadata, no font, no colour of its own.
 
     No text of a run gets in here but `label`, which is escaped; titles and legends are the page's.
@@ -179,6 +181,6 @@ def _inline(svg: str, label: str) -> Markup:
     body = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
     body = re.sub(r"font: [^;\"]*;?|font-family: [^;\"]*;?", "", body)
     body = re.sub(r"\s*\n\s*", " ", body).replace("xlink:href", "href")
-    for colour, name in COLOURS.items():
+    for colour, name in CSS_COLOURS.items():
         body = body.replace(colour, f"var(--{name})")
     return Markup(f'<svg viewBox="{box[1]}" role="img" aria-label="{escape(label)}">{body}')

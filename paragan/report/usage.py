@@ -5,60 +5,60 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paragan.report.number_format import size
-from paragan.report.run_data import Stats
+from paragan.report.number_format import format_bytes
+from paragan.report.run_data import StatsColumns
 
-AGE = re.compile(r"Async/(.+)_age/(\d{1,9})")
-OLDEST = 16  # ages that have a bar of their own
+AGE_KEY = re.compile(r"Async/(.+)_age/(\d{1,9})")
+MAX_AGE_BARS = 16  # ages that have a bar of their own
 
 
 @dataclass(frozen=True)
-class Share:
+class BreakdownItem:
     """A part of a whole."""
 
     name: str
     colour: str
     amount: float
-    part: float  # of the whole, 0 to 1
+    fraction: float  # of the whole, 0 to 1
 
 
 @dataclass(frozen=True)
-class Ages:
+class AgeHistogram:
     """How old, in rounds, was what a player saw."""
 
     name: str
-    mean: float
-    shares: tuple[Share, ...]
+    mean_rounds: float
+    bars: tuple[BreakdownItem, ...]
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentTraffic:
     """What the rank that sent most has sent for a player, in all."""
 
     player: str
-    bytes: float
-    per_image: float  # shown to D
+    total_bytes: float
+    bytes_per_image: float  # shown to D
 
     @property
-    def told(self) -> str:
-        return size(self.bytes)
+    def total_text(self) -> str:
+        return format_bytes(self.total_bytes)
 
 
-def time_spent(stats: Stats) -> list[Share]:
+def time_breakdown(stats: StatsColumns) -> list[BreakdownItem]:
     """The run's seconds by what they went into; nothing where no time was recorded.
 
     `Timing/total_s` is the whole; it may start again at 0 where a run was resumed. The waits are those of
     each tick. A trainer whose ticks leave out scores, samples and checkpoints spends time between them, of which
     `Timing/eval_s` were scores.
     """
-    total = run_up(stats.finite("Timing/total_s"))
+    total = total_elapsed(stats.finite_values("Timing/total_s"))
     kimg, pace = stats.column("Timing/sec_per_kimg")
     steps = [max(now - before, 0) for before, now in zip([0.0, *kimg], kimg)]
     ticks = sum(step * seconds for step, seconds in zip(steps, pace) if math.isfinite(seconds)) or total
-    data = min(sum(stats.finite("Timing/data_wait_s")), ticks)
-    exchange = min(sum(stats.finite("Timing/exchange_wait_s")), ticks - data)
+    data = min(sum(stats.finite_values("Timing/data_wait_s")), ticks)
+    exchange = min(sum(stats.finite_values("Timing/exchange_wait_s")), ticks - data)
     between = max(total - ticks, 0)
-    scores = min(sum(stats.finite("Timing/eval_s")), between)
+    scores = min(sum(stats.finite_values("Timing/eval_s")), between)
     left = "between ticks (samples, checkpoints)" if scores else "between ticks (scores, samples, checkpoints)"
     parts = {
         "computing and the rest": ("g", ticks - data - exchange),
@@ -70,39 +70,39 @@ def time_spent(stats: Stats) -> list[Share]:
     whole = sum(seconds for _, seconds in parts.values())
     if not whole:
         return []
-    return [Share(name, colour, spent, spent / whole) for name, (colour, spent) in parts.items() if spent]
+    return [BreakdownItem(name, colour, spent, spent / whole) for name, (colour, spent) in parts.items() if spent]
 
 
-def run_up(clock: Sequence[float]) -> float:
+def total_elapsed(elapsed_s: Sequence[float]) -> float:
     """What a clock that may have been set back to zero has counted in all."""
-    return sum(now - before if now >= before else now for before, now in zip([0.0, *clock], clock))
+    return sum(now - before if now >= before else now for before, now in zip([0.0, *elapsed_s], elapsed_s))
 
 
-def bytes_sent(stats: Stats) -> list[Sent]:
+def sent_traffic(stats: StatsColumns) -> list[SentTraffic]:
     """By player; nothing where nothing was sent."""
-    images = 1000 * max(stats.finite("Progress/kimg"), default=0.0)
+    images = 1000 * max(stats.finite_values("Progress/kimg"), default=0.0)
     found = []
     for key in stats.keys:
         if match := re.fullmatch(r"Comm/(.+)/sent_bytes", key):
-            total = sum(stats.finite(key))
-            found += [Sent(match[1], total, total / images if images else math.nan)] if total else []
+            total = sum(stats.finite_values(key))
+            found += [SentTraffic(match[1], total, total / images if images else math.nan)] if total else []
     return found
 
 
-def ages(stats: Stats) -> list[Ages]:
+def age_histograms(stats: StatsColumns) -> list[AgeHistogram]:
     """`Async/fakes_age/3` counts what was seen and was 3 rounds old: of each kind, how much was how old."""
     counts: dict[str, dict[int, float]] = {}
     for key in stats.keys:
-        if match := AGE.fullmatch(key):
-            counts.setdefault(match[1], {})[int(match[2])] = sum(stats.finite(key))
-    return [_ages(name, found) for name, found in counts.items() if sum(found.values()) > 0]
+        if match := AGE_KEY.fullmatch(key):
+            counts.setdefault(match[1], {})[int(match[2])] = sum(stats.finite_values(key))
+    return [_age_histogram(name, found) for name, found in counts.items() if sum(found.values()) > 0]
 
 
-def mean_ages(stats: Stats) -> dict[str, tuple[list[float], list[float]]]:
+def mean_ages(stats: StatsColumns) -> dict[str, tuple[list[float], list[float]]]:
     """Tick by tick: of each kind `(kimg, mean age)`."""
     summed: dict[str, dict[float, list[float]]] = {}
     for key in stats.keys:
-        if match := AGE.fullmatch(key):
+        if match := AGE_KEY.fullmatch(key):
             at = summed.setdefault(match[1], {})
             for kimg, count in zip(*stats.column(key)):
                 total = at.setdefault(kimg, [0.0, 0.0])
@@ -114,14 +114,14 @@ def mean_ages(stats: Stats) -> dict[str, tuple[list[float], list[float]]]:
     }
 
 
-def _ages(name: str, counts: dict[int, float]) -> Ages:
+def _age_histogram(name: str, counts: dict[int, float]) -> AgeHistogram:
     whole = sum(counts.values())
     mean = sum(age * count for age, count in counts.items()) / whole
-    older = sum(count for age, count in counts.items() if age > OLDEST)
-    bars = [(_rounds(age), count) for age, count in sorted(counts.items()) if age <= OLDEST]
-    bars += [(f"more than {OLDEST} rounds", older)] if older else []
-    return Ages(name, mean, tuple(Share(told, "g", count, count / whole) for told, count in bars))
+    older = sum(count for age, count in counts.items() if age > MAX_AGE_BARS)
+    bars = [(_format_age(age), count) for age, count in sorted(counts.items()) if age <= MAX_AGE_BARS]
+    bars += [(f"more than {MAX_AGE_BARS} rounds", older)] if older else []
+    return AgeHistogram(name, mean, tuple(BreakdownItem(told, "g", count, count / whole) for told, count in bars))
 
 
-def _rounds(age: int) -> str:
+def _format_age(age: int) -> str:
     return {0: "this round", 1: "1 round"}.get(age, f"{age} rounds")

@@ -12,27 +12,27 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from paragan.comm.bucket import Exchange
-from paragan.comm.compression.compressors import Exact, Faithful, Wire
-from paragan.comm.process_group import Group, Solo
+from paragan.comm.compression.compressors import Exact, SnapshotWire, Wire
+from paragan.comm.process_group import Group, SingleRankGroup
 from paragan.comm.world import World
-from paragan.core.errors import Unusable
-from paragan.core.schema import record
+from paragan.core.errors import UsageError
+from paragan.core.schema import config_class
 from paragan.game.game import Game
 from paragan.game.player import Player
-from paragan.game.remote_opponents import Snapshots
-from paragan.game.replay_policy import Buffer, Newest, Pattern, lag
-from paragan.game.stale_opponents import PastCritic, PastFakes
-from paragan.game.turn import apart
-from paragan.strategies.base import Plain, Role, deal
-from paragan.strategies.gd_teams import Mail, as_split, counts, divided
-from paragan.strategies.sync import Feedback, Period, average
+from paragan.game.remote_opponents import SnapshotCodec
+from paragan.game.replay_policy import AnyReplayPolicy, LagPattern, Latest, get_lag
+from paragan.game.stale_opponents import FakeReplayBuffer, StaleDiscriminator
+from paragan.game.turn import simultaneous_reuse_fakes
+from paragan.strategies.base import Role, StrategyDefaults, assign_lanes
+from paragan.strategies.gd_teams import TeamLinks, parse_split, split_ranks, validate_split
+from paragan.strategies.sync import Feedback, Period, make_gradient_exchange
 
-Lags = Annotated[Pattern, Field(min_length=1)] | None
-Split = Annotated[str, BeforeValidator(as_split)]
+Lags = Annotated[LagPattern, Field(min_length=1)] | None
+Split = Annotated[str, BeforeValidator(validate_split)]
 
 
-@record
-class Async(Plain):
+@config_class
+class Async(StrategyDefaults):
     """G and D move at once. On several ranks some play G and some D: D draws from the images that G posted, G plays
     against the D that was posted last. On one rank, or where lags are given, every rank plays both: D on the images
     that G makes in its own turn, so that none are made for it alone.
@@ -51,77 +51,95 @@ class Async(Plain):
     every          : 2 or more: ranks step on their own gradients, and go on from their team's mean every so many steps
     """
 
-    optimism: ClassVar[str] = "optimistic"
+    optimizer_wrapper: ClassVar[str] = "optimistic"
     extrapolation: ClassVar[float] = 2.0  # what makes up for moving at once and for a round of lag: docs/async.md
     name: Literal["async"] = "async"
     split: Split = "auto"
-    lead: Annotated[int, Field(ge=1, le=512)] = 1
+    max_lead_rounds: Annotated[int, Field(ge=1, le=512)] = 1
     snapshot_every: Annotated[int, Field(ge=1, le=512)] = 1
-    snapshot_wire: Faithful = Exact()
-    buffer: Buffer = Newest()
+    snapshot_wire: SnapshotWire = Exact()
+    replay_policy: AnyReplayPolicy = Latest()
     fake_lags: Lags = None
     critic_lags: Lags = None
-    lags_of: str = ""
+    lags_from_run: str = ""
     wire: Wire = Exact()
     feedback: Feedback = None
-    every: Period = 1
+    sync_period: Period = 1
 
     def check(self, ranks: int) -> None:
         divides = ":" in self.split
-        if divides and sum(counts(self.split)) != ranks:
-            g, d = counts(self.split)
+        if divides and sum(parse_split(self.split)) != ranks:
+            g, d = parse_split(self.split)
             here = "is 1" if ranks == 1 else f"are {ranks}"
             fits = f"use {ranks // 2}:{ranks - ranks // 2}" if ranks > 1 else f"give --ranks {g + d}, or leave it out"
-            raise Unusable(f"strategy.split={self.split} wants {g + d} ranks, and there {here}; {fits}")
-        if divides and (self.lagging or self.lags_of):
-            raise Unusable(
+            raise UsageError(f"strategy.split={self.split} wants {g + d} ranks, and there {here}; {fits}")
+        if divides and (self.has_fixed_lags or self.lags_from_run):
+            raise UsageError(
                 "strategy.fake_lags and strategy.critic_lags are for ranks that play both players: leave them out, or "
                 f"strategy.split={self.split}"
             )
 
     @property
-    def lagging(self) -> bool:
+    def has_fixed_lags(self) -> bool:
         return self.fake_lags is not None or self.critic_lags is not None
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
-        if world.size == 1 or self.split == "none" or self.lagging:
-            return self._both(game, world, lanes)
-        return self._one(game, world, lanes)
+        if world.size == 1 or self.split == "none" or self.has_fixed_lags:
+            return self._colocated_role(game, world, lanes)
+        return self._split_role(game, world, lanes)
 
-    def _agreed(self, player: Player, team: Group, weight: float) -> tuple[Exchange, Group, float]:
+    def _exchange_args(self, player: Player, team: Group, weight: float) -> tuple[Exchange, Group, float]:
         """With whom a player's turn is agreed, and how."""
-        metered = team.metered(player.meter)
-        exchange = average(self.wire, metered, self.feedback, self.every, weight)
-        return exchange, metered if self.every == 1 else Solo(), weight
+        metered = team.with_meter(player.meter)
+        exchange = make_gradient_exchange(self.wire, metered, self.feedback, self.sync_period, weight)
+        return exchange, metered if self.sync_period == 1 else SingleRankGroup(), weight
 
-    def _both(self, game: Game, world: World, lanes: int) -> Role:
+    def _colocated_role(self, game: Game, world: World, lanes: int) -> Role:
         """Every rank plays both, and sums gradients with all the others."""
-        share, team, of_fakes, of_critic = deal(lanes, world.rank, world.size), world.everyone, *self._lags()
-        fakes = PastFakes(self.buffer, lambda k: lag(of_fakes, k), max(of_fakes), game.ratio)
-        critic = PastCritic(game.d, lambda k: lag(of_critic, k), max(of_critic))
-        d = game.d_turn(fakes, *self._agreed(game.d, team, share.weight))
-        g = game.g_turn(critic, *self._agreed(game.g, team, share.weight), fakes.post)
-        replicated = self.every == 1 or team.size == 1
-        seen = {"fakes": fakes.seen, "critic": critic.seen}
-        return Role(apart(d, g, game.d_steps), share, replicated, for_d=False, past=(fakes, critic), seen=seen)
+        share, team, of_fakes, of_critic = (
+            assign_lanes(lanes, world.rank, world.size),
+            world.all_ranks,
+            *self._lag_patterns(),
+        )
+        fakes = FakeReplayBuffer(
+            self.replay_policy, lambda k: get_lag(of_fakes, k), max(of_fakes), game.g_to_d_batch_ratio
+        )
+        critic = StaleDiscriminator(game.d, lambda k: get_lag(of_critic, k), max(of_critic))
+        d = game.d_turn(fakes, *self._exchange_args(game.d, team, share.weight))
+        g = game.g_turn(critic, *self._exchange_args(game.g, team, share.weight), fakes.push)
+        replicated = self.sync_period == 1 or team.size == 1
+        seen = {"fakes": fakes.staleness, "critic": critic.staleness}
+        return Role(
+            simultaneous_reuse_fakes(d, g, game.d_steps),
+            share,
+            replicated,
+            extra_fakes_for_d=False,
+            replay_state=(fakes, critic),
+            staleness=seen,
+        )
 
-    def _lags(self) -> tuple[Pattern, Pattern]:
+    def _lag_patterns(self) -> tuple[LagPattern, LagPattern]:
         return self.fake_lags or (0,), self.critic_lags or (0,)
 
-    def _one(self, game: Game, world: World, lanes: int) -> Role:
+    def _split_role(self, game: Game, world: World, lanes: int) -> Role:
         """This rank plays one player, and sums gradients with those who play it too."""
-        snapshots = Snapshots(game.d, self.snapshot_every, self.snapshot_wire)
-        mail = Mail(game, world, lanes, divided(self.split, game, world), self.lead, snapshots)
+        snapshots = SnapshotCodec(game.d, self.snapshot_every, self.snapshot_wire)
+        mail = TeamLinks(game, world, lanes, split_ranks(self.split, game, world), self.max_lead_rounds, snapshots)
         share, team = mail.share, mail.team
         if mail.plays_g:
-            post, critic = mail.fakes_post(), mail.critic_inbox()
-            g = game.g_turn(critic, *self._agreed(game.g, team, share.weight), post)
-            role = Role(((replace(g, fresh=True),),), share, past=(critic,), seen={"critic": critic.seen})
-            return mail.bound(role, self.every, post.settle, critic.settle)
-        inbox, post = mail.fakes_inbox(), mail.critic_post()
-        fakes = PastFakes(self.buffer, inbox.lag, self.lead - 1, game.ratio)
-        inbox.fakes = fakes
-        d = game.d_turn(fakes, *self._agreed(game.d, team, share.weight))
-        beats = (*(((d,),) * (game.d_steps - 1)), (replace(d, after=post),))
-        role = Role(beats, share, past=(fakes,), seen={"fakes": fakes.seen})
-        return mail.bound(role, self.every, inbox.settle, post.settle)
+            post, critic = mail.make_fake_sender(), mail.make_snapshot_receiver()
+            g = game.g_turn(critic, *self._exchange_args(game.g, team, share.weight), post)
+            role = Role(
+                ((replace(g, needs_new_reals=True),),),
+                share,
+                replay_state=(critic,),
+                staleness={"critic": critic.staleness},
+            )
+            return mail.to_role(role, self.sync_period, post.flush, critic.drain)
+        inbox, post = mail.make_fake_receiver(), mail.make_snapshot_sender()
+        fakes = FakeReplayBuffer(self.replay_policy, inbox.lag, self.max_lead_rounds - 1, game.g_to_d_batch_ratio)
+        inbox.replay_buffer = fakes
+        d = game.d_turn(fakes, *self._exchange_args(game.d, team, share.weight))
+        beats = (*(((d,),) * (game.d_steps - 1)), (replace(d, on_step_end=post),))
+        role = Role(beats, share, replay_state=(fakes,), staleness={"fakes": fakes.staleness})
+        return mail.to_role(role, self.sync_period, inbox.drain, post.flush)

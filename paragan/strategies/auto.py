@@ -8,19 +8,19 @@ from pydantic import BeforeValidator, Field
 
 from paragan.comm.compression.compressors import Compressor, Exact
 from paragan.comm.world import World
-from paragan.core.errors import Unusable
-from paragan.core.schema import record
+from paragan.core.errors import UsageError
+from paragan.core.schema import config_class
 from paragan.game.game import Game
-from paragan.strategies.base import Plain, Role
+from paragan.strategies.base import Role, StrategyDefaults
 
 
-def _listed(value: object) -> object:
+def _split_commas(value: object) -> object:
     """`sync,sync+int8` is a list too."""
     return tuple(word for word in value.split(",") if word) if isinstance(value, str) else value
 
 
-@record
-class Auto(Plain):
+@config_class
+class Auto(StrategyDefaults):
     """The strategy that is predicted to be fastest on these ranks and links. One worker is profiled, the links are
     measured, and what was chosen is written down with the reasons. On other ranks a run is planned again: it goes on
     with another form of what it was, since a checkpoint follows no further.
@@ -33,18 +33,18 @@ class Auto(Plain):
 
     wire: ClassVar[Compressor] = Exact()
     name: Literal["auto"] = "auto"
-    strategies: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    strategies: Annotated[tuple[str, ...], BeforeValidator(_split_commas)] = ()
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.05
     profile: str = ""
-    seconds: Annotated[float, Field(ge=1, le=1e5)] = 15.0
+    measure_s: Annotated[float, Field(ge=1, le=1e5)] = 15.0
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
-        raise Unusable("--strategy auto is chosen when ranks have met; `paragan plan` foresees what it would be")
+        raise UsageError("--strategy auto is chosen when ranks have met; `paragan plan` foresees what it would be")
 
 
-@record
-class Chosen:
+@config_class
+class AutoChoice:
     """That a strategy was chosen: for how many ranks (0: it was not), as it was asked for. Why: the run's `about`."""
 
     ranks: Annotated[int, Field(ge=0)] = 0
-    asked: Auto = Auto()
+    request: Auto = Auto()

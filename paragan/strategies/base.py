@@ -13,16 +13,16 @@ from paragan.comm.compression.compressors import Compressor
 from paragan.comm.process_group import Group
 from paragan.comm.traffic import Traffic
 from paragan.comm.world import World
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.game.game import Game
 from paragan.game.player import Player
-from paragan.game.stale_opponents import Seen
-from paragan.game.turn import Beat, Turn
+from paragan.game.stale_opponents import StalenessStats
+from paragan.game.turn import Turn, TurnGroup
 
-Order = Callable[[Turn, Turn, int], tuple[Beat, ...]]
+TurnOrder = Callable[[Turn, Turn, int], tuple[TurnGroup, ...]]
 
 
-class Past(Protocol):
+class ReplayState(Protocol):
     """Images or players of former rounds: game/opponents.py."""
 
     def state(self) -> dict[str, Tensor]:
@@ -35,16 +35,16 @@ class Past(Protocol):
 
 
 @dataclass(frozen=True)
-class Share:
+class LaneShare:
     """The lanes of the total batch that one rank works on, out of `of`."""
 
     lanes: tuple[int, ...]
-    of: int
+    total_lanes: int
 
     @property
     def weight(self) -> float:
         """This rank's part of the team's gradient."""
-        return len(self.lanes) / self.of
+        return len(self.lanes) / self.total_lanes
 
 
 @dataclass(frozen=True)
@@ -62,36 +62,36 @@ class Role:
     about    : who plays what, for the screen
     """
 
-    round: tuple[Beat, ...]
-    share: Share
+    round: tuple[TurnGroup, ...]
+    share: LaneShare
     replicated: bool = True
-    speakers: tuple[int, int] = (0, 0)
-    for_d: bool = True
-    past: tuple[Past, ...] = ()
-    seen: Mapping[str, Seen] = field(default_factory=dict[str, Seen])
-    posts: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])
-    meet: Callable[[], None] | None = None
-    settle: Callable[[], None] | None = None
-    about: str = ""
+    owner_ranks: tuple[int, int] = (0, 0)
+    extra_fakes_for_d: bool = True
+    replay_state: tuple[ReplayState, ...] = ()
+    staleness: Mapping[str, StalenessStats] = field(default_factory=dict[str, StalenessStats])
+    extra_traffic: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])
+    barrier: Callable[[], None] | None = None
+    drain: Callable[[], None] | None = None
+    description: str = ""
 
     @property
-    def moves(self) -> tuple[Player, ...]:
+    def trained_players(self) -> tuple[Player, ...]:
         """The players that this rank moves."""
         return tuple(dict.fromkeys(turn.player for beat in self.round for turn in beat))
 
     @property
-    def teams(self) -> bool:
+    def is_split(self) -> bool:
         """Whether some ranks move G and others D."""
-        return self.speakers[0] != self.speakers[1]
+        return self.owner_ranks[0] != self.owner_ranks[1]
 
     @property
-    def first_has_all(self) -> bool:
+    def main_has_all_players(self) -> bool:
         """Whether rank 0 has both players as they are evaluated, without the others."""
-        return self.replicated and not self.teams
+        return self.replicated and not self.is_split
 
-    def speaker(self, player: Player) -> int:
+    def owner_rank(self, player: Player) -> int:
         """The rank that has this player as it now is."""
-        return self.speakers["GD".index(player.name)]
+        return self.owner_ranks["GD".index(player.name)]
 
 
 class Strategy(Protocol):
@@ -103,7 +103,7 @@ class Strategy(Protocol):
         ...
 
     @property
-    def optimism(self) -> str:
+    def optimizer_wrapper(self) -> str:
         """What optimizers are wrapped in where the run does not say (optim/optimism.py)."""
         ...
 
@@ -113,12 +113,12 @@ class Strategy(Protocol):
         ...
 
     @property
-    def plain_descent(self) -> bool:
+    def requires_sgd(self) -> bool:
         """Whether its update is a gradient step, so that optimizers have to be gradient descent."""
         ...
 
     @property
-    def lost_after_s(self) -> float:
+    def peer_timeout_s(self) -> float:
         """How long a rank may be silent before the others go on without it; 0: the run ends with the first one lost."""
         ...
 
@@ -129,58 +129,58 @@ class Strategy(Protocol):
     def role(self, game: Game, world: World, lanes: int) -> Role: ...
 
 
-class Plain:
+class StrategyDefaults:
     """What strategies share that take any optimizers as they are, any number of ranks, and lose none."""
 
-    optimism: ClassVar[str] = "none"
+    optimizer_wrapper: ClassVar[str] = "none"
     extrapolation: ClassVar[float] = 1.0
-    plain_descent: ClassVar[bool] = False
-    lost_after_s: ClassVar[float] = 0.0
+    requires_sgd: ClassVar[bool] = False
+    peer_timeout_s: ClassVar[float] = 0.0
 
     def check(self, ranks: int) -> None:
         pass
 
 
-class Optimistic:
+class OptimisticDefaults:
     """What strategies share that are optimistic: by their optimizers, or with `exact` by looking ahead themselves."""
 
-    exact: bool
+    paper_update: bool
     extrapolation: ClassVar[float] = 1.0
 
     @property
-    def optimism(self) -> Literal["none", "optimistic"]:
-        return "none" if self.exact else "optimistic"
+    def optimizer_wrapper(self) -> Literal["none", "optimistic"]:
+        return "none" if self.paper_update else "optimistic"
 
     @property
-    def plain_descent(self) -> bool:
-        return self.exact
+    def requires_sgd(self) -> bool:
+        return self.paper_update
 
     def check(self, ranks: int) -> None:
         pass
 
 
-def deal(lanes: int, rank: int, size: int) -> Share:
+def assign_lanes(lanes: int, rank: int, size: int) -> LaneShare:
     """Lanes in contiguous runs, as even as can be: 8 lanes on 3 ranks are 3, 2 and 3."""
     if size > lanes:
-        raise Unusable(
+        raise UsageError(
             f"{size} ranks cannot share --lanes {lanes}: start at most {lanes} ranks, or give --lanes {size} or more"
         )
     ends = [round((r + 1) * lanes / size) for r in range(size)]
-    return Share(tuple(range(ends[rank - 1] if rank else 0, ends[rank])), lanes)
+    return LaneShare(tuple(range(ends[rank - 1] if rank else 0, ends[rank])), lanes)
 
 
-def lockstep(
+def make_lockstep_role(
     game: Game,
     team: Group,
-    share: Share,
-    exchange: Callable[[Player], Exchange],
-    order: Order,
+    share: LaneShare,
+    make_exchange: Callable[[Player], Exchange],
+    order: TurnOrder,
     *,
     weight: float | None = None,
     replicated: bool = True,
 ) -> Role:
     """D and G, each against the other as it now is. weight: of this rank's gradient (its share of the team's)."""
     weight = share.weight if weight is None else weight
-    d = game.d_turn(game.live_fakes, exchange(game.d), team.metered(game.d.meter), weight)
-    g = game.g_turn(game.live_critic, exchange(game.g), team.metered(game.g.meter), weight)
+    d = game.d_turn(game.current_fakes, make_exchange(game.d), team.with_meter(game.d.meter), weight)
+    g = game.g_turn(game.current_discriminator, make_exchange(game.g), team.with_meter(game.g.meter), weight)
     return Role(order(d, g, game.d_steps), share, replicated)

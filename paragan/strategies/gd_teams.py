@@ -12,30 +12,30 @@ from typing import Any, TypeVar
 
 import torch
 
-from paragan.comm.mailbox import Inbox, Outbox, Parcel
-from paragan.comm.process_group import Waiter
+from paragan.comm.mailbox import RecvQueue, SendQueue, TensorPack
+from paragan.comm.process_group import WaitThread
 from paragan.comm.traffic import Traffic
 from paragan.comm.world import World
-from paragan.core.devices import kind_of
+from paragan.core.devices import backend_of
 from paragan.core.types import Batch
 from paragan.game.game import Game
-from paragan.game.remote_opponents import CriticInbox, CriticPost, FakesInbox, FakesPost, Snapshots
-from paragan.game.stale_opponents import Lanes
-from paragan.strategies.base import Role, Share, deal
+from paragan.game.remote_opponents import FakeReceiver, FakeSender, SnapshotCodec, SnapshotReceiver, SnapshotSender
+from paragan.game.stale_opponents import LaneIds
+from paragan.strategies.base import LaneShare, Role, assign_lanes
 
 T = TypeVar("T")
 
-IMAGES, SNAPSHOTS = 1, 2  # tags
-REPEATS = 3
+IMAGES_TAG, SNAPSHOTS_TAG = 1, 2  # tags
+TIMING_REPEATS = 3
 
 
-def counts(split: str) -> tuple[int, int]:
+def parse_split(split: str) -> tuple[int, int]:
     """ "2:6" -> 2 ranks of G, 6 of D."""
     g, _, d = split.partition(":")
     return int(g), int(d)
 
 
-def as_split(split: Any) -> str:
+def validate_split(split: Any) -> str:
     """auto, none or 2:6, which YAML reads as two minutes and six seconds. ValueError says so."""
     text = "{}:{}".format(*divmod(split, 60)) if isinstance(split, int) and split >= 60 else str(split)
     if not re.fullmatch(r"auto|none|[1-9]\d*:[1-9]\d*", text):
@@ -43,154 +43,169 @@ def as_split(split: Any) -> str:
     return text
 
 
-def divided(split: str, game: Game, world: World) -> tuple[int, int]:
+def split_ranks(split: str, game: Game, world: World) -> tuple[int, int]:
     """How many ranks play G and how many D. "auto": so that their turns take equally long, as rank 0 measures it."""
     if split != "auto":
-        return counts(split)
-    seconds = profile(game, world.device) if world.first else (0.0, 0.0)
-    words = world.agree(" ".join(map(repr, seconds)))
+        return parse_split(split)
+    seconds = measure_turns(game, world.device) if world.is_main else (0.0, 0.0)
+    words = world.all_gather_str(" ".join(map(repr, seconds)))
     g_s, d_s = map(float, words[0].split())
-    return even(g_s, d_s, world.size)
+    return balance(g_s, d_s, world.size)
 
 
-def even(g_s: float, d_s: float, ranks: int) -> tuple[int, int]:
+def balance(g_s: float, d_s: float, ranks: int) -> tuple[int, int]:
     """The division with which the slower of both teams is fastest. g_s, d_s: of the turns, on one rank."""
     g = min(range(1, ranks), key=lambda g: max(g_s / g, d_s / (ranks - g)))
     return g, ranks - g
 
 
 @torch.no_grad()
-def profile(game: Game, device: torch.device) -> tuple[float, float]:
+def measure_turns(game: Game, device: torch.device) -> tuple[float, float]:
     """Seconds that G's and D's turns of one round take on one rank, from forward passes of one lane: a backward
     pass costs a forward for the inputs and one for the weights."""
-    hand = game.imagined(game.g_lane, device)
+    hand = game.dummy_batch(game.g_lane_batch, device)
     with game.autocast():
-        g, fake = _seconds(lambda: game.make(hand, "G"), device)
-        d, _ = _seconds(lambda: game.d.net(fake.images, fake.labels), device)
-    images = 1 / game.ratio  # of D's turn for one of G's
+        g, fake = _median_seconds(lambda: game.generate(hand, "G"), device)
+        d, _ = _median_seconds(lambda: game.d.net(fake.images, fake.labels), device)
+    images = 1 / game.g_to_d_batch_ratio  # of D's turn for one of G's
     return 3 * g + 2 * d, game.d_steps * images * (6 + 3 * game.objective.second_order) * d
 
 
-def _seconds(action: Callable[[], T], device: torch.device) -> tuple[float, T]:
+def _median_seconds(action: Callable[[], T], device: torch.device) -> tuple[float, T]:
     action()
     times: list[float] = []
     while True:
         start = time.perf_counter()
         made = action()
-        kind_of(device).synchronize(device)
+        backend_of(device).synchronize(device)
         times.append(time.perf_counter() - start)
-        if len(times) == REPEATS:
+        if len(times) == TIMING_REPEATS:
             return statistics.median(times), made
 
 
-class Mail:
+class TeamLinks:
     """Who this rank is in its team, and its links to the other one.
 
     split : ranks of G, ranks of D
     """
 
-    def __init__(self, game: Game, world: World, lanes: int, split: tuple[int, int], lead: int, snapshots: Snapshots):
-        self.game, self.world, self.lead, self.snapshots = game, world, lead, snapshots
-        self.g, self.d = range(split[0]), range(split[0], world.size)
+    def __init__(
+        self, game: Game, world: World, lanes: int, split: tuple[int, int], max_lead_rounds: int, codec: SnapshotCodec
+    ):
+        self.game, self.world, self.max_lead_rounds, self.codec = game, world, max_lead_rounds, codec
+        self.g_ranks, self.d_ranks = range(split[0]), range(split[0], world.size)
         self.split = split
-        self.plays_g = world.rank in self.g
-        mine, others = (self.g, self.d) if self.plays_g else (self.d, self.g)
-        groups = [world.group(ranks) for ranks in (self.g, self.d)]
+        self.plays_g = world.rank in self.g_ranks
+        mine, others = (self.g_ranks, self.d_ranks) if self.plays_g else (self.d_ranks, self.g_ranks)
+        groups = [world.new_group(ranks) for ranks in (self.g_ranks, self.d_ranks)]
         self.team = next(group for group in groups if group)
-        self.share = deal(lanes, mine.index(world.rank), len(mine))
-        theirs = {rank: deal(lanes, others.index(rank), len(others)) for rank in others}
-        self.shared = {rank: _both(self.share, theirs[rank]) for rank in others}
-        self.served = [rank for rank in others if self._serves(rank)]  # by snapshots, one way or the other
+        self.share = assign_lanes(lanes, mine.index(world.rank), len(mine))
+        theirs = {rank: assign_lanes(lanes, others.index(rank), len(others)) for rank in others}
+        self.shared_lanes = {rank: _common_lanes(self.share, theirs[rank]) for rank in others}
+        self.snapshot_peers = [
+            rank for rank in others if self._shares_snapshots(rank)
+        ]  # by snapshots, one way or the other
         player = game.g if self.plays_g else game.d
-        wanted = [rank for rank in others if self.shared[rank] or rank in self.served]
-        self.links = {rank: world.link(rank).metered(player.meter) for rank in wanted}
-        self._waiters = list[Waiter]()
+        wanted = [rank for rank in others if self.shared_lanes[rank] or rank in self.snapshot_peers]
+        self.pair_groups = {rank: world.pair_group(rank).with_meter(player.meter) for rank in wanted}
+        self._wait_threads = list[WaitThread]()
 
-    def _serves(self, other: int) -> bool:
+    def _shares_snapshots(self, other: int) -> bool:
         """Whether a rank of D sends its snapshots to a rank of G, of whom this is one."""
         g, d = sorted((self.world.rank, other))
-        return self.d.index(d) == g % len(self.d)
+        return self.d_ranks.index(d) == g % len(self.d_ranks)
 
-    def _waiter(self, rank: int) -> Waiter:
-        waiter = self.world.waiter(self.links[rank])
-        self._waiters.append(waiter)
+    def _make_wait_thread(self, rank: int) -> WaitThread:
+        waiter = self.world.make_wait_thread(self.pair_groups[rank])
+        self._wait_threads.append(waiter)
         return waiter
 
-    def _outbox(self, rank: int, tag: int) -> Outbox:
-        return Outbox(self.links[rank], self._waiter(rank), tag)
+    def _make_send_queue(self, rank: int, tag: int) -> SendQueue:
+        return SendQueue(self.pair_groups[rank], self._make_wait_thread(rank), tag)
 
-    def _inbox(self, rank: int, tag: int, nbytes: Callable[[int], int]) -> Inbox:
+    def _make_recv_queue(self, rank: int, tag: int, nbytes: Callable[[int], int]) -> RecvQueue:
         name = f"rank {rank}, which plays {'D' if self.plays_g else 'G'},"
-        return Inbox(self.links[rank], self._waiter(rank), tag, nbytes, name)
+        return RecvQueue(self.pair_groups[rank], self._make_wait_thread(rank), tag, nbytes, name)
 
-    def fakes_post(self) -> FakesPost:
-        return FakesPost({lanes: self._outbox(rank, IMAGES) for rank, lanes in self.shared.items() if lanes})
+    def make_fake_sender(self) -> FakeSender:
+        return FakeSender(
+            {lanes: self._make_send_queue(rank, IMAGES_TAG) for rank, lanes in self.shared_lanes.items() if lanes}
+        )
 
-    def fakes_inbox(self) -> FakesInbox:
-        parcels = {rank: self._of_images(lanes) for rank, lanes in self.shared.items() if lanes}
+    def make_fake_receiver(self) -> FakeReceiver:
+        parcels = {rank: self._image_pack(lanes) for rank, lanes in self.shared_lanes.items() if lanes}
         boxes = {
-            self.shared[rank]: self._inbox(rank, IMAGES, lambda _, nbytes=parcel.nbytes: nbytes)
+            self.shared_lanes[rank]: self._make_recv_queue(rank, IMAGES_TAG, lambda _, nbytes=parcel.nbytes: nbytes)
             for rank, parcel in parcels.items()
         }
-        by_lanes = {self.shared[rank]: parcel for rank, parcel in parcels.items()}
-        return FakesInbox(boxes, by_lanes, self.team, self.lead, self.world.device, _layout(self._made().images))
+        by_lanes = {self.shared_lanes[rank]: parcel for rank, parcel in parcels.items()}
+        return FakeReceiver(
+            boxes,
+            by_lanes,
+            self.team,
+            self.max_lead_rounds,
+            self.world.device,
+            _memory_format(self._example_fakes().images),
+        )
 
-    def critic_post(self) -> CriticPost:
-        return CriticPost(self.snapshots, [self._outbox(rank, SNAPSHOTS) for rank in self.served])
+    def make_snapshot_sender(self) -> SnapshotSender:
+        return SnapshotSender(self.codec, [self._make_send_queue(rank, SNAPSHOTS_TAG) for rank in self.snapshot_peers])
 
-    def critic_inbox(self) -> CriticInbox:
-        (server,) = self.served
-        return CriticInbox(self.snapshots, self._inbox(server, SNAPSHOTS, self.snapshots.nbytes), self.team, self.lead)
+    def make_snapshot_receiver(self) -> SnapshotReceiver:
+        (server,) = self.snapshot_peers
+        return SnapshotReceiver(
+            self.codec, self._make_recv_queue(server, SNAPSHOTS_TAG, self.codec.nbytes), self.team, self.max_lead_rounds
+        )
 
     @torch.no_grad()
-    def _made(self) -> Batch:
+    def _example_fakes(self) -> Batch:
         """What G makes for a lane."""
         with self.game.autocast():
-            return self.game.make(self.game.imagined(self.game.g_lane, self.world.device), "G")
+            return self.game.generate(self.game.dummy_batch(self.game.g_lane_batch, self.world.device), "G")
 
-    def _of_images(self, lanes: Lanes) -> Parcel:
+    def _image_pack(self, lanes: LaneIds) -> TensorPack:
         """What a message with the images of these lanes holds: the kind of numbers that G makes."""
-        made = self._made()
+        made = self._example_fakes()
         count = len(lanes) * len(made.images)
         shapes, kinds = [(count, *made.images.shape[1:])], [made.images.dtype]
         if made.labels is not None:
             shapes, kinds = [*shapes, (count,)], [*kinds, made.labels.dtype]
-        return Parcel(tuple(shapes), tuple(kinds))
+        return TensorPack(tuple(shapes), tuple(kinds))
 
-    def bound(self, role: Role, every: int, *settle: Callable[[], None]) -> Role:
+    def to_role(self, role: Role, sync_period: int, *drains: Callable[[], None]) -> Role:
         """A role in this team."""
-        for waiter in self._waiters:
-            weakref.finalize(self, waiter.end)
+        for waiter in self._wait_threads:
+            weakref.finalize(self, waiter.close)
         g, d = self.split
         about = f"{g} of {g + d} ranks play G, {d} play D"
         return replace(
             role,
-            replicated=every == 1,
-            speakers=(0, g),
-            for_d=False,
-            posts=self._posts(),
-            settle=lambda: _each(settle, self),
-            about=about,
+            replicated=sync_period == 1,
+            owner_ranks=(0, g),
+            extra_fakes_for_d=False,
+            extra_traffic=self._extra_traffic(),
+            drain=lambda: _drain_all(drains, self),
+            description=about,
         )
 
-    def _posts(self) -> dict[str, Traffic]:
+    def _extra_traffic(self) -> dict[str, Traffic]:
         if self.plays_g:
-            sizes = [self._of_images(lanes).nbytes for lanes in self.shared.values() if lanes]
+            sizes = [self._image_pack(lanes).nbytes for lanes in self.shared_lanes.values() if lanes]
             return {"G": Traffic(sum(sizes), len(sizes))}
-        mean = statistics.fmean(self.snapshots.nbytes(number) for number in range(self.snapshots.every))
-        return {"D": Traffic(round(mean * len(self.served)), len(self.served))}
+        mean = statistics.fmean(self.codec.nbytes(number) for number in range(self.codec.period))
+        return {"D": Traffic(round(mean * len(self.snapshot_peers)), len(self.snapshot_peers))}
 
 
-def _layout(images: torch.Tensor) -> torch.memory_format:
+def _memory_format(images: torch.Tensor) -> torch.memory_format:
     last = images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if last else torch.contiguous_format
 
 
-def _both(a: Share, b: Share) -> Lanes:
+def _common_lanes(a: LaneShare, b: LaneShare) -> LaneIds:
     return tuple(lane for lane in a.lanes if lane in b.lanes)
 
 
-def _each(actions: Sequence[Callable[[], None]], mail: Mail) -> None:
+def _drain_all(actions: Sequence[Callable[[], None]], links: TeamLinks) -> None:
     for action in actions:
         action()
-    mail.world.everyone.sum(torch.zeros(1)).wait()
+    links.world.all_ranks.all_reduce_sum(torch.zeros(1)).wait()

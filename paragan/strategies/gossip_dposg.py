@@ -13,27 +13,27 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from paragan.comm import topology as graphs
-from paragan.comm.async_gossip import LateGossip, meet, settle
+from paragan.comm.async_gossip import AsyncGossip, barrier, drain
 from paragan.comm.bucket import Exchange
 from paragan.comm.compression.compressors import Exact, Wire
-from paragan.comm.exchange import Every, Local, Lookahead, Now, Then
+from paragan.comm.exchange import Blocking, Chain, EveryN, NoExchange, OptimisticMirrorDescent
 from paragan.comm.gossip import CompressedGossip, Gossip
-from paragan.comm.process_group import Group, Solo, Waiter
-from paragan.comm.topology import OnePeer, RandomRing, Ring, Topologies, Topology, rounds_for
+from paragan.comm.process_group import Group, SingleRankGroup, WaitThread
+from paragan.comm.topology import AnyTopology, OnePeer, RandomRing, Ring, Topology, rounds_for_consensus
 from paragan.comm.world import World
-from paragan.core.errors import Unusable
-from paragan.core.schema import record
+from paragan.core.errors import UsageError
+from paragan.core.schema import config_class
 from paragan.game.game import Game
 from paragan.game.player import Player
-from paragan.strategies.base import Optimistic, Role, deal, lockstep
+from paragan.strategies.base import OptimisticDefaults, Role, assign_lanes, make_lockstep_role
 from paragan.strategies.quantized_dqgan import CPOAdam
-from paragan.strategies.sync import ORDERS
+from paragan.strategies.sync import TURN_ORDERS
 
-TAGS = 1 << 16  # more than a player has buckets
+TAGS_PER_PLAYER = 1 << 16  # more than a player has buckets
 
 
-@record
-class Decentralized(Optimistic):
+@config_class
+class Decentralized(OptimisticDefaults):
     """Both players move at once, optimistically, each rank on its own gradient; parameters travel to neighbours
     while it is computed, and are mixed before the step.
 
@@ -51,122 +51,138 @@ class Decentralized(Optimistic):
     """
 
     name: Literal["gossip"] = "gossip"
-    topology: Topologies = OnePeer()
+    topology: AnyTopology = OnePeer()
     rounds: Annotated[int, Field(ge=1)] = 1
-    consensus: Annotated[float, Field(gt=0, lt=1)] | None = None
+    consensus_tolerance: Annotated[float, Field(gt=0, lt=1)] | None = None
     staleness: Annotated[int, Field(ge=0)] = 0
-    local_steps: Annotated[int, Field(ge=1)] = 1
+    sync_period: Annotated[int, Field(ge=1)] = 1
     wire: Wire = Exact()
-    rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    consensus_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     order: Literal["alternately", "together"] = "together"
-    exact: bool = False
-    lost_after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    paper_update: bool = False
+    peer_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
 
     def check(self, ranks: int) -> None:
-        graphs.check(self.topology, ranks)
-        if 0 < self.lost_after_s < 1:
-            raise Unusable(f"strategy.lost_after_s={self.lost_after_s:g} must be 1 or more, or 0: never go on without")
+        graphs.check_topology(self.topology, ranks)
+        if 0 < self.peer_timeout_s < 1:
+            raise UsageError(
+                f"strategy.peer_timeout_s={self.peer_timeout_s:g} must be 1 or more, or 0: never go on without"
+            )
         if self.staleness:
             self._check_staleness(ranks)
 
     def _check_staleness(self, ranks: int) -> None:
-        alone = {"rounds": self.rounds == 1, "consensus": self.consensus is None, "wire": not self.wire.lossy}
-        for field, fits in (alone | {"exact": not self.exact}).items():
+        alone = {"rounds": self.rounds == 1, "consensus": self.consensus_tolerance is None, "wire": not self.wire.lossy}
+        for field, fits in (alone | {"exact": not self.paper_update}).items():
             if not fits:
-                raise Unusable(f"strategy.staleness={self.staleness} does not go with strategy.{field}: leave it out")
-        if not graphs.stays(self.topology, ranks):
-            there = ", ".join(t.name for t in graphs.EVERY if not t.misfit(ranks) and graphs.stays(t, ranks))
-            raise Unusable(
+                raise UsageError(f"strategy.staleness={self.staleness} does not go with strategy.{field}: leave it out")
+        if not graphs.is_static(self.topology, ranks):
+            there = ", ".join(
+                t.name for t in graphs.BUILTIN_TOPOLOGIES if not t.misfit(ranks) and graphs.is_static(t, ranks)
+            )
+            raise UsageError(
                 f"strategy.topology={self.topology.name} changes or is directed, and strategy.staleness="
                 f"{self.staleness} needs links that stay: {there}"
             )
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
-        share, size = deal(lanes, world.rank, world.size), world.size
-        topology = graphs.among(self.topology, world.seats, world.began)
-        late = Late(topology, world, self.staleness) if self.staleness and size > 1 else None
+        share, size = assign_lanes(lanes, world.rank, world.size), world.size
+        topology = graphs.restrict_to(self.topology, world.original_ranks, world.initial_size)
+        late = AsyncGossipLinks(topology, world, self.staleness) if self.staleness and size > 1 else None
 
-        def exchange(player: Player) -> Exchange:
-            mixing = late.mixing(player) if late else self._mixing(topology, world.everyone.metered(player.meter))
-            mixing = Every(mixing, self.local_steps)
-            return Then(Now(mixing), Lookahead(Local(), lambda: player.learning_rate)) if self.exact else mixing
+        def make_exchange(player: Player) -> Exchange:
+            mixing = (
+                late.make_exchange(player)
+                if late
+                else self._make_mixing(topology, world.all_ranks.with_meter(player.meter))
+            )
+            mixing = EveryN(mixing, self.sync_period)
+            return (
+                Chain(Blocking(mixing), OptimisticMirrorDescent(NoExchange(), lambda: player.learning_rate))
+                if self.paper_update
+                else mixing
+            )
 
         # a rank's gradient is the mean over its own lanes; where ranks own unequally many, those of more weigh more
-        weight, order, alone = share.weight * size, ORDERS[self.order], size == 1
-        role = lockstep(game, Solo(), share, exchange, order, weight=weight, replicated=alone)
-        return replace(role, meet=late.meet, settle=late.settle) if late else role
+        weight, order, alone = share.weight * size, TURN_ORDERS[self.order], size == 1
+        role = make_lockstep_role(game, SingleRankGroup(), share, make_exchange, order, weight=weight, replicated=alone)
+        return replace(role, barrier=late.barrier, drain=late.drain) if late else role
 
-    def _mixing(self, topology: Topology, team: Group) -> Exchange:
+    def _make_mixing(self, topology: Topology, team: Group) -> Exchange:
         if team.size == 1:
-            return Local()
-        rounds = rounds_for(topology, team.size, self.consensus) if self.consensus else self.rounds
+            return NoExchange()
+        rounds = (
+            rounds_for_consensus(topology, team.size, self.consensus_tolerance)
+            if self.consensus_tolerance
+            else self.rounds
+        )
         if self.wire.lossy:
-            return CompressedGossip(topology, team, self.wire, rounds, self.rate)
+            return CompressedGossip(topology, team, self.wire, rounds, self.consensus_rate)
         return Gossip(topology, team, rounds)
 
 
-class Late:
+class AsyncGossipLinks:
     """Links to the neighbours in a graph that stays, for both players."""
 
     def __init__(self, topology: Topology, world: World, staleness: int):
-        self.weights = graphs.mates(topology, world.size, world.rank, 0).hears
-        self.world, self.staleness, self.mixings = world, staleness, list[LateGossip]()
+        self.weights = graphs.neighbors(topology, world.size, world.rank, 0).recv_from
+        self.world, self.staleness, self.exchanges = world, staleness, list[AsyncGossip]()
         pairs = sorted(self.weights, key=lambda j: sorted((world.rank, j)))
-        self.groups = {j: world.link(j) for j in pairs}
+        self.groups = {j: world.pair_group(j) for j in pairs}
 
-    def mixing(self, player: Player) -> LateGossip:
-        groups = {j: group.metered(player.meter) for j, group in self.groups.items()}
-        tag = 1 + TAGS * len(self.mixings)
-        self.mixings.append(LateGossip(self.weights, groups, self._waiter, self.staleness, tag))
-        return self.mixings[-1]
+    def make_exchange(self, player: Player) -> AsyncGossip:
+        groups = {j: group.with_meter(player.meter) for j, group in self.groups.items()}
+        tag = 1 + TAGS_PER_PLAYER * len(self.exchanges)
+        self.exchanges.append(AsyncGossip(self.weights, groups, self._make_wait_thread, self.staleness, tag))
+        return self.exchanges[-1]
 
-    def _waiter(self, j: int) -> Waiter:
-        waiter = self.world.waiter(self.groups[j])
-        weakref.finalize(self, waiter.end)
+    def _make_wait_thread(self, j: int) -> WaitThread:
+        waiter = self.world.make_wait_thread(self.groups[j])
+        weakref.finalize(self, waiter.close)
         return waiter
 
-    def settle(self) -> None:
-        settle(self.mixings, self.world.everyone, self.world.timeout_s)
+    def drain(self) -> None:
+        drain(self.exchanges, self.world.all_ranks, self.world.timeout_s)
 
-    def meet(self) -> None:
-        meet(self.mixings, self.world.everyone, self.world.timeout_s)
+    def barrier(self) -> None:
+        barrier(self.exchanges, self.world.all_ranks, self.world.timeout_s)
 
 
-@record
-class AsyncGossip(Decentralized):
+@config_class
+class AsyncGossipPreset(Decentralized):
     """A ring whose links may lag by up to 16 steps."""
 
     name: Literal["async-gossip"] = "async-gossip"  # pyright: ignore[reportIncompatibleVariableOverride]
-    topology: Topologies = Ring()
+    topology: AnyTopology = Ring()
     staleness: Annotated[int, Field(ge=0)] = 16
 
 
-@record
+@config_class
 class DPOSG(Decentralized):
     """The paper's algorithm: a ring, and plain optimistic steps."""
 
     name: Literal["DPOSG"] = "DPOSG"  # pyright: ignore[reportIncompatibleVariableOverride]
-    topology: Topologies = Ring()
-    exact: bool = True
+    topology: AnyTopology = Ring()
+    paper_update: bool = True
 
 
-@record
+@config_class
 class DPOAdam(Decentralized):
     """The paper's practical form: a ring, and optimistic Adam with moments of each rank's own."""
 
     name: Literal["DP-OAdam"] = "DP-OAdam"  # pyright: ignore[reportIncompatibleVariableOverride]
-    topology: Topologies = Ring()
+    topology: AnyTopology = Ring()
 
 
-@record
+@config_class
 class RandDPOAdam(Decentralized):
     """DP-OAdam on another random graph at every step."""
 
     name: Literal["Rand-DP-OAdam"] = "Rand-DP-OAdam"  # pyright: ignore[reportIncompatibleVariableOverride]
-    topology: Topologies = RandomRing()
+    topology: AnyTopology = RandomRing()
 
 
-@record
+@config_class
 class CPOAdamCentral(CPOAdam):
     """The paper's centralized baseline, by its own spelling: optimistic Adam on the gradients of all."""
 

@@ -17,34 +17,41 @@ from pydantic import BeforeValidator, Field
 
 from paragan.comm.compression.compressors import Compressor
 from paragan.comm.world import World
-from paragan.core.errors import Unusable
-from paragan.core.schema import by_name, record
+from paragan.core.errors import UsageError
+from paragan.core.schema import config_class, name_shorthand
 from paragan.game.game import Game
 from paragan.strategies.async_paragan import Async
 from paragan.strategies.base import Role
-from paragan.strategies.gossip_dposg import DPOSG, AsyncGossip, CPOAdamCentral, Decentralized, DPOAdam, RandDPOAdam
+from paragan.strategies.gossip_dposg import (
+    DPOSG,
+    AsyncGossipPreset,
+    CPOAdamCentral,
+    Decentralized,
+    DPOAdam,
+    RandDPOAdam,
+)
 from paragan.strategies.quantized_dqgan import CPOAdam, CPOAdamGQ, Quantized
 from paragan.strategies.sync import Sync
 
-Lockstep = Sync | Quantized | CPOAdam | CPOAdamGQ | CPOAdamCentral
-Mixing = Decentralized | AsyncGossip | DPOSG | DPOAdam | RandDPOAdam
-Choice = Lockstep | Mixing | Async
+LockstepStrategy = Sync | Quantized | CPOAdam | CPOAdamGQ | CPOAdamCentral
+GossipStrategy = Decentralized | AsyncGossipPreset | DPOSG | DPOAdam | RandDPOAdam
+WithinLabelStrategy = LockstepStrategy | GossipStrategy | Async
 
 
-def _or_fields_of(default: str) -> BeforeValidator:
+def _default_strategy(default: str) -> BeforeValidator:
     """A strategy by its name alone, or fields of the one that it is by default."""
 
-    def named(value: Any) -> Any:
+    def add_name(value: Any) -> Any:
         return {"name": default, **value} if isinstance(value, dict) else value  # pyright: ignore[reportUnknownVariableType]
 
-    return BeforeValidator(named)
+    return BeforeValidator(add_name)
 
 
-InSync = Annotated[Choice, Field(discriminator="name"), _or_fields_of("sync"), by_name]
-Apart = Annotated[Choice, Field(discriminator="name"), _or_fields_of("async"), by_name]
+SyncByDefault = Annotated[WithinLabelStrategy, Field(discriminator="name"), _default_strategy("sync"), name_shorthand]
+AsyncByDefault = Annotated[WithinLabelStrategy, Field(discriminator="name"), _default_strategy("async"), name_shorthand]
 
 
-@record
+@config_class
 class PerLabel:
     """A generator and a discriminator for every label, trained on its images alone; sampled as one conditional model.
     --batch is every game's, --kimg is shared out over them. Any number of workers can be started, and die, at any time.
@@ -60,65 +67,67 @@ class PerLabel:
     """
 
     name: Literal["per-label"] = "per-label"
-    within: InSync = Sync()
-    ranks: Annotated[int, Field(ge=0)] = 0
-    share: Literal["equal", "data"] = "equal"
+    per_label_strategy: SyncByDefault = Sync()
+    ranks_per_label: Annotated[int, Field(ge=0)] = 0
+    budget_by: Literal["equal", "data"] = "equal"
     minutes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    rare: Annotated[int, Field(ge=0)] = 100
+    rare_below: Annotated[int, Field(ge=0)] = 100
     warm_start: Literal["none", "nearest"] = "none"
     lease_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 60.0
-    wait: bool = True
+    wait_for_all: bool = True
 
     @property
     def wire(self) -> Compressor:
-        return self.within.wire
+        return self.per_label_strategy.wire
 
     @property
-    def optimism(self) -> str:
-        return self.within.optimism
+    def optimizer_wrapper(self) -> str:
+        return self.per_label_strategy.optimizer_wrapper
 
     @property
     def extrapolation(self) -> float:
-        return self.within.extrapolation
+        return self.per_label_strategy.extrapolation
 
     @property
-    def plain_descent(self) -> bool:
-        return self.within.plain_descent
+    def requires_sgd(self) -> bool:
+        return self.per_label_strategy.requires_sgd
 
     @property
-    def lost_after_s(self) -> float:
+    def peer_timeout_s(self) -> float:
         """None: a worker takes part in no group but that of its label's ranks, which ends with each of them."""
         return 0.0
 
     def check(self, ranks: int) -> None:
-        if self.ranks > ranks:
-            raise Unusable(f"--strategy.ranks={self.ranks}: {ranks} were started; use {ranks} or less, or more ranks")
-        self.within.check(self.ranks or 1)
+        if self.ranks_per_label > ranks:
+            raise UsageError(
+                f"--strategy.ranks_per_label={self.ranks_per_label}: {ranks} were started; use {ranks} or less, or more ranks"
+            )
+        self.per_label_strategy.check(self.ranks_per_label or 1)
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
         """Of a rank among those of its label."""
-        return self.within.role(game, world, lanes)
+        return self.per_label_strategy.role(game, world, lanes)
 
-    def shares(self, counts: Sequence[int]) -> list[float]:
+    def budget_fractions(self, counts: Sequence[int]) -> list[float]:
         """Every label's part of the budget, of how many images there are of each."""
-        weights = counts if self.share == "data" else [1] * len(counts)
+        weights = counts if self.budget_by == "data" else [1] * len(counts)
         return [weight / sum(weights) for weight in weights]
 
-    def team(self, rank: int, ranks: int, labels: int) -> range:
+    def ranks_of_label(self, rank: int, ranks: int, labels: int) -> range:
         """The ranks that train a label together with this one: as many teams as have work, as even as can be."""
-        teams = min(max(1, ranks // self.ranks) if self.ranks else ranks, labels)
+        teams = min(max(1, ranks // self.ranks_per_label) if self.ranks_per_label else ranks, labels)
         ends = [0, *(round((team + 1) * ranks / teams) for team in range(teams))]
         return next(range(a, b) for a, b in itertools.pairwise(ends) if a <= rank < b)
 
 
-@record
+@config_class
 class DCCGAN(PerLabel):
     """Parallel DC-CGAN, the same authors' earlier baseline: of the two ranks of a label one moves D, the other G.
     --policy dcgan gives its losses and optimizers."""
 
     name: Literal["DC-CGAN"] = "DC-CGAN"  # pyright: ignore[reportIncompatibleVariableOverride]
-    within: Apart = Async()
-    ranks: Annotated[int, Field(ge=0)] = 2
+    per_label_strategy: AsyncByDefault = Async()
+    ranks_per_label: Annotated[int, Field(ge=0)] = 2
 
     def check(self, ranks: int) -> None:
         """One rank alone can play both players."""
@@ -126,5 +135,5 @@ class DCCGAN(PerLabel):
             super().check(ranks)
 
 
-Labels = PerLabel | DCCGAN
-NAMES = (PerLabel.name, DCCGAN.name)
+AnyPerLabel = PerLabel | DCCGAN
+PER_LABEL_NAMES = (PerLabel.name, DCCGAN.name)

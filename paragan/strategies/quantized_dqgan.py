@@ -10,19 +10,19 @@ from typing import ClassVar, Literal
 
 from paragan.comm.bucket import Exchange
 from paragan.comm.compression.compressors import Exact, Int8, Wire
-from paragan.comm.exchange import Lookahead
-from paragan.comm.process_group import Solo
+from paragan.comm.exchange import OptimisticMirrorDescent
+from paragan.comm.process_group import SingleRankGroup
 from paragan.comm.world import World
-from paragan.core.errors import Unusable
-from paragan.core.schema import record
+from paragan.core.errors import UsageError
+from paragan.core.schema import config_class
 from paragan.game.game import Game
 from paragan.game.player import Player
-from paragan.strategies.base import Optimistic, Role, deal, lockstep
-from paragan.strategies.sync import ORDERS, Feedback, Period, average
+from paragan.strategies.base import OptimisticDefaults, Role, assign_lanes, make_lockstep_role
+from paragan.strategies.sync import TURN_ORDERS, Feedback, Period, make_gradient_exchange
 
 
-@record
-class Quantized(Optimistic):
+@config_class
+class Quantized(OptimisticDefaults):
     """Both players move at once, optimistically, and sum gradients over a lossy wire; what the wire loses is sent
     with the next step.
 
@@ -39,32 +39,34 @@ class Quantized(Optimistic):
     wire: Wire = Int8()
     order: Literal["alternately", "together"] = "together"
     feedback: Feedback = None
-    every: Period = 1
-    exact: bool = False
-    residual: bool = True
-    lost_after_s: ClassVar[float] = 0.0
+    sync_period: Period = 1
+    paper_update: bool = False
+    include_residual: bool = True
+    peer_timeout_s: ClassVar[float] = 0.0
 
     def check(self, ranks: int) -> None:
-        if self.exact and self.every > 1:
-            raise Unusable(f"strategy.every={self.every} does not go with strategy.exact=true: leave it out")
+        if self.paper_update and self.sync_period > 1:
+            raise UsageError(
+                f"strategy.sync_period={self.sync_period} does not go with strategy.paper_update=true: leave it out"
+            )
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
-        share = deal(lanes, world.rank, world.size)
-        feedback = 1.0 if self.exact and self.feedback is None else self.feedback
+        share = assign_lanes(lanes, world.rank, world.size)
+        feedback = 1.0 if self.paper_update and self.feedback is None else self.feedback
 
-        def exchange(player: Player) -> Exchange:
-            team = world.everyone.metered(player.meter)
-            inner = average(self.wire, team, feedback, self.every, share.weight)
-            if not self.exact:
+        def make_exchange(player: Player) -> Exchange:
+            team = world.all_ranks.with_meter(player.meter)
+            inner = make_gradient_exchange(self.wire, team, feedback, self.sync_period, share.weight)
+            if not self.paper_update:
                 return inner
-            return Lookahead(inner, lambda: player.learning_rate, share.weight, self.residual)
+            return OptimisticMirrorDescent(inner, lambda: player.learning_rate, share.weight, self.include_residual)
 
-        at_one = self.every == 1 or world.size == 1
-        everyone = world.everyone if at_one else Solo()
-        return lockstep(game, everyone, share, exchange, ORDERS[self.order], replicated=at_one)
+        at_one = self.sync_period == 1 or world.size == 1
+        everyone = world.all_ranks if at_one else SingleRankGroup()
+        return make_lockstep_role(game, everyone, share, make_exchange, TURN_ORDERS[self.order], replicated=at_one)
 
 
-@record
+@config_class
 class CPOAdam(Quantized):
     """The paper's first baseline: optimistic Adam on exact gradients."""
 
@@ -72,7 +74,7 @@ class CPOAdam(Quantized):
     wire: Wire = Exact()
 
 
-@record
+@config_class
 class CPOAdamGQ(Quantized):
     """The paper's second baseline: optimistic Adam on quantized gradients, without feedback."""
 

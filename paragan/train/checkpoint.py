@@ -27,59 +27,61 @@ import torch
 from torch import Tensor
 
 from paragan.comm.world import World
-from paragan.core.errors import Failed, Unusable
+from paragan.core.errors import RunError, UsageError
 from paragan.game.player import Player
 from paragan.optim import state_io as optimizer_state
 from paragan.strategies.base import Role
 
-FORMAT = 1
-CHANNELS_LAST = "~"
-LAYOUTS = (torch.contiguous_format, torch.channels_last)
-Tensors = dict[str, Tensor]
+FORMAT_VERSION = 1
+CHANNELS_LAST_SUFFIX = "~"
+MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last)
+StateDict = dict[str, Tensor]
 
 
-class Damaged(Exception):
+class CorruptCheckpoint(Exception):
     """A checkpoint that cannot be read, and why."""
 
 
 # What a player is -------------------------------------------------------------------------------------
 
 
-def player_state(player: Player) -> Tensors:
+def player_state(player: Player) -> StateDict:
     """Everything of a player that its replicas share, by name."""
     state = {"params": player.flat.params}
-    if player.average:
-        state["average"] = player.average.params
+    if player.ema:
+        state["average"] = player.ema.params
     state |= {f"optimizer/{name}": value for name, value in optimizer_state.to_tensors(player.optimizer).items()}
-    state |= {f"buffer/{name}": buffer for name, buffer in buffers(player).items()}
+    state |= {f"buffer/{name}": buffer for name, buffer in untrained_tensors(player).items()}
     return {f"{player.name}/{name}": value for name, value in state.items()}
 
 
-def network(player: Player) -> dict[str, list[int]]:
+def network_shapes(player: Player) -> dict[str, list[int]]:
     """The names and shapes of what a player's network holds, so that another one is told from it."""
     return {name: list(value.shape) for name, value in player.net.state_dict().items()}
 
 
-def refuse_other_network(player: Player, about: Mapping[str, Any]) -> None:
+def check_same_network(player: Player, metadata: Mapping[str, Any]) -> None:
     """Damaged names the first that differ, where a checkpoint says what it holds (an older one does not)."""
-    theirs, mine = about.get("networks", {}).get(player.name), network(player)
+    theirs, mine = metadata.get("networks", {}).get(player.name), network_shapes(player)
     if theirs is None or theirs == mine:
         return
     apart = [name for name in (*mine, *theirs) if mine.get(name) != theirs.get(name)]
     told = [f"{name} {theirs.get(name, 'absent')}, now {mine.get(name, 'absent')}" for name in dict.fromkeys(apart)]
-    raise Damaged(f"it holds another network for {player.name}: {'; '.join(told[:3] or ['other order of layers'])}")
+    raise CorruptCheckpoint(
+        f"it holds another network for {player.name}: {'; '.join(told[:3] or ['other order of layers'])}"
+    )
 
 
-def player_memories(player: Player) -> Tensors:
+def player_exchange_state(player: Player) -> StateDict:
     """What a rank's exchanges keep of a player: its own, on every rank."""
-    return {f"{player.name}/memory/{name}": value for name, value in player.flat.memories().items()}
+    return {f"{player.name}/memory/{name}": value for name, value in player.flat.states().items()}
 
 
-def buffers(player: Player) -> Tensors:
+def untrained_tensors(player: Player) -> StateDict:
     """What the network holds beside what is trained, each tensor once: its saved buffers (running statistics,
     spectral-norm vectors), and parameters that are frozen."""
     seen = {id(parameter) for parameter in player.flat.parameters}
-    found: Tensors = {}
+    found: StateDict = {}
     for name, value in player.net.state_dict(keep_vars=True).items():
         if id(value) not in seen:
             found[name] = value.detach()
@@ -87,38 +89,38 @@ def buffers(player: Player) -> Tensors:
     return found
 
 
-def past(role: Role) -> Tensors:
+def replay_state(role: Role) -> StateDict:
     """What a rank keeps of former rounds."""
-    return {f"past/{name}": t for kept in role.past for name, t in kept.state().items()}
+    return {f"past/{name}": t for kept in role.replay_state for name, t in kept.state().items()}
 
 
-def restore_past(role: Role, tensors: Mapping[str, Tensor]) -> None:
-    for kept in role.past:
-        kept.load(_under("past/", tensors))
+def restore_replay_state(role: Role, tensors: Mapping[str, Tensor]) -> None:
+    for kept in role.replay_state:
+        kept.load(_select_prefix("past/", tensors))
 
 
 @torch.no_grad()
-def restore(player: Player, tensors: Mapping[str, Tensor]) -> None:
+def restore_player(player: Player, tensors: Mapping[str, Tensor]) -> None:
     """Put `player_state` and `player_memories` back."""
-    own = _under(player.name + "/", tensors)
+    own = _select_prefix(player.name + "/", tensors)
     if "params" not in own or own["params"].shape != player.flat.params.shape:
-        raise Damaged(f"it holds another network for {player.name}")
+        raise CorruptCheckpoint(f"it holds another network for {player.name}")
     player.flat.params.copy_(own["params"])
-    if player.average:
-        player.average.params.copy_(own["average"])
-    for name, buffer in buffers(player).items():
+    if player.ema:
+        player.ema.params.copy_(own["average"])
+    for name, buffer in untrained_tensors(player).items():
         if f"buffer/{name}" not in own:
-            raise Damaged(f"it lacks {name} of {player.name}")
+            raise CorruptCheckpoint(f"it lacks {name} of {player.name}")
         buffer.copy_(own[f"buffer/{name}"])
-    optimizer_state.from_tensors(player.optimizer, _under("optimizer/", own))
-    player.flat.load_memories(_under("memory/", own))
+    optimizer_state.from_tensors(player.optimizer, _select_prefix("optimizer/", own))
+    player.flat.load_states(_select_prefix("memory/", own))
 
 
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+def _select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> StateDict:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-def mean(states: Iterable[Tensors]) -> Tensors:
+def merge_ranks(states: Iterable[StateDict]) -> StateDict:
     """The rule for a changed world: every per-rank vector becomes the mean over the old ranks that had it. (What they
     keep of former rounds has names of its own, or is the same.)"""
     found: dict[str, list[Tensor]] = {}
@@ -140,7 +142,7 @@ class Checkpoints:
 
     folder: Path
     world: World
-    keep: int = 2
+    max_checkpoints: int = 2
 
     def clear_unfinished(self) -> None:
         """Remove what an interrupted save left aside (rank 0, holding the folder's lock)."""
@@ -151,108 +153,120 @@ class Checkpoints:
         self,
         players: Iterable[Player],
         clock: Mapping[str, float],
-        record: Mapping[str, Any],
+        extra_metadata: Mapping[str, Any],
         role: Role,
         suffix: str = "",
     ) -> Path:
         """Write a complete checkpoint, or none: if any rank fails, all do, and nothing else is touched."""
         name = f"{clock['step']:08d}{suffix}"
-        aside, target = self.folder / f".writing-{name}-{self.world.epoch}", self.folder / name
-        tensors = self._own(players, role)
+        aside, target = self.folder / f".writing-{name}-{self.world.membership_epoch}", self.folder / name
+        tensors = self._local_state(players, role)
         error, size, crc = None, 0, 0
         try:
             aside.mkdir(parents=True, exist_ok=True)
             if tensors:
-                size, crc = _write(aside / _file(self.world.rank), packed(tensors))
+                size, crc = _write_synced(aside / _rank_filename(self.world.rank), to_bytes(tensors))
         except OSError as problem:
             error = problem
-        rows = self._together([error is not None, size, crc])
+        rows = self._all_gather_row([error is not None, size, crc])
         if not any(failed for failed, _, _ in rows):
-            error = self._finish(aside, target, rows, clock, record) if self.world.first else None
-            rows = self._together([error is not None])
+            error = self._commit(aside, target, rows, clock, extra_metadata) if self.world.is_main else None
+            rows = self._all_gather_row([error is not None])
         bad = [rank for rank, row in enumerate(rows) if row[0]]
         if bad:
             shutil.rmtree(aside, ignore_errors=True)
             reason = error or f"rank {bad[0]} could not write its part"
-            raise Failed(f"checkpoint {target} was not written: {reason}; {self.standing()}")
+            raise RunError(f"checkpoint {target} was not written: {reason}; {self.latest_message()}")
         return target
 
-    def _own(self, players: Iterable[Player], role: Role) -> Tensors:
+    def _local_state(self, players: Iterable[Player], role: Role) -> StateDict:
         """What this rank has to say."""
-        tensors = past(role)
+        tensors = replay_state(role)
         for player in players:
-            moves = player in role.moves
+            moves = player in role.trained_players
             if moves:
-                tensors |= player_memories(player)
-            if self.world.rank == role.speaker(player) or (moves and not role.replicated):
+                tensors |= player_exchange_state(player)
+            if self.world.rank == role.owner_rank(player) or (moves and not role.replicated):
                 tensors |= player_state(player)
         return tensors
 
-    def _together(self, row: list[int]) -> list[list[int]]:
+    def _all_gather_row(self, row: list[int]) -> list[list[int]]:
         """Everyone's row, in rank order."""
-        rows, work = self.world.everyone.gather(torch.tensor(row))
+        rows, work = self.world.all_ranks.all_gather(torch.tensor(row))
         work.wait()
         return rows.tolist()
 
-    def _finish(
+    def _commit(
         self,
-        aside: Path,
+        staging: Path,
         target: Path,
         rows: list[list[int]],
         clock: Mapping[str, float],
-        record: Mapping[str, Any],
+        extra_metadata: Mapping[str, Any],
     ) -> OSError | None:
-        files = {_file(rank): {"bytes": size, "crc32": crc} for rank, (_, size, crc) in enumerate(rows) if size}
-        about = {"format": FORMAT, "clock": dict(clock), "ranks": self.world.size, "files": files, **record}
+        files = {
+            _rank_filename(rank): {"bytes": size, "crc32": crc} for rank, (_, size, crc) in enumerate(rows) if size
+        }
+        about = {
+            "format": FORMAT_VERSION,
+            "clock": dict(clock),
+            "ranks": self.world.size,
+            "files": files,
+            **extra_metadata,
+        }
         try:
-            _write(aside / "checkpoint.json", json.dumps({"crc32": _checksum(about), **about}, indent=1).encode())
-            _sync_folder(aside)
+            _write_synced(
+                staging / "checkpoint.json", json.dumps({"crc32": _checksum(about), **about}, indent=1).encode()
+            )
+            _fsync_dir(staging)
             if target.exists():
                 shutil.rmtree(target)
-            aside.rename(target)
-            _sync_folder(self.folder)
+            staging.rename(target)
+            _fsync_dir(self.folder)
         except OSError as problem:
             return problem
-        before = [path for path in complete(self.folder) if path.name <= target.name]  # a damaged one may be ahead
-        for old in before[self.keep :]:
+        before = [
+            path for path in list_checkpoints(self.folder) if path.name <= target.name
+        ]  # a damaged one may be ahead
+        for old in before[self.max_checkpoints :]:
             shutil.rmtree(old, ignore_errors=True)
         return None
 
-    def standing(self) -> str:
+    def latest_message(self) -> str:
         """For messages: which checkpoint one may go on from."""
-        there = complete(self.folder)
+        there = list_checkpoints(self.folder)
         return f"the last good checkpoint is {there[0]}" if there else "there is no checkpoint yet"
 
 
-def complete(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """The finished checkpoints in a folder, newest first."""
     if not folder.is_dir():
         return []
     return sorted((p for p in folder.iterdir() if p.name.isdigit() and p.is_dir()), reverse=True)
 
 
-def _file(rank: int) -> str:
+def _rank_filename(rank: int) -> str:
     return f"rank{rank:04d}.safetensors"
 
 
-def packed(tensors: Tensors) -> bytes:
+def to_bytes(tensors: StateDict) -> bytes:
     """As safetensors, which know no layout: the name of what lies channels last in memory ends with "~"."""
     spread = {name: t.dim() == 4 and not t.is_contiguous() for name, t in tensors.items()}
     return safetensors.torch.save(
-        {name + CHANNELS_LAST * spread[name]: t.detach().cpu().contiguous() for name, t in tensors.items()}
+        {name + CHANNELS_LAST_SUFFIX * spread[name]: t.detach().cpu().contiguous() for name, t in tensors.items()}
     )
 
 
-def unpacked(data: bytes) -> Tensors:
+def from_bytes(data: bytes) -> StateDict:
     """The other way."""
-    found: Tensors = {}
+    found: StateDict = {}
     for name, tensor in safetensors.torch.load(data).items():
-        spread = name.endswith(CHANNELS_LAST)
-        found[name.removesuffix(CHANNELS_LAST)] = tensor.contiguous(memory_format=LAYOUTS[spread])
+        spread = name.endswith(CHANNELS_LAST_SUFFIX)
+        found[name.removesuffix(CHANNELS_LAST_SUFFIX)] = tensor.contiguous(memory_format=MEMORY_FORMATS[spread])
     return found
 
 
-def _write(path: Path, data: bytes) -> tuple[int, int]:
+def _write_synced(path: Path, data: bytes) -> tuple[int, int]:
     """Write and sync; (bytes, crc32)."""
     with path.open("wb") as f:
         f.write(data)
@@ -261,11 +275,11 @@ def _write(path: Path, data: bytes) -> tuple[int, int]:
     return len(data), zlib.crc32(data)
 
 
-def _checksum(about: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(about, sort_keys=True).encode())
+def _checksum(metadata: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
 
 
-def _sync_folder(path: Path) -> None:
+def _fsync_dir(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -277,43 +291,43 @@ def _sync_folder(path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class CheckpointView:
     """A checkpoint as read for one rank."""
 
     path: Path
     step: int
     images: int
     seconds: float
-    about: dict[str, Any]
-    tensors: Tensors
+    metadata: dict[str, Any]
+    tensors: StateDict
 
 
-def read_about(path: Path) -> dict[str, Any]:
+def read_metadata(path: Path) -> dict[str, Any]:
     """A checkpoint's checkpoint.json. Damaged if it is absent or broken; Unusable if a newer paragan wrote it."""
     try:
         about = json.loads((path / "checkpoint.json").read_text())
         written, checksum = int(about["format"]), about.pop("crc32", None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"checkpoint.json: {error}") from error
-    if written > FORMAT:
-        raise Unusable(
-            f"{path} has checkpoint format {written}, this paragan reads up to {FORMAT}: use a newer paragan"
+        raise CorruptCheckpoint(f"checkpoint.json: {error}") from error
+    if written > FORMAT_VERSION:
+        raise UsageError(
+            f"{path} has checkpoint format {written}, this paragan reads up to {FORMAT_VERSION}: use a newer paragan"
         )
     if checksum != _checksum(about):
-        raise Damaged("checkpoint.json does not match its checksum")
+        raise CorruptCheckpoint("checkpoint.json does not match its checksum")
     return about
 
 
-def read(path: Path, rank: int, ranks: int) -> Loaded:
+def read_checkpoint(path: Path, rank: int, ranks: int) -> CheckpointView:
     """One rank's view of a checkpoint: shared state, and its own memories, or their mean in a changed world.
 
     Damaged names what is wrong: a missing file, another size or checksum.
     """
-    about = read_about(path)
-    states: dict[str, Tensors] = {}
+    about = read_metadata(path)
+    states: dict[str, StateDict] = {}
     try:
         for name, facts in about["files"].items():
-            if name not in map(_file, range(about["ranks"])):
+            if name not in map(_rank_filename, range(about["ranks"])):
                 raise ValueError(f"{name!r} is no file of a rank")
             states[name] = _read_file(path / name, facts["bytes"], facts["crc32"])
         step, images = int(about["clock"]["step"]), int(about["clock"]["images"])
@@ -321,33 +335,33 @@ def read(path: Path, rank: int, ranks: int) -> Loaded:
         if step < 0 or images < 0 or not 0 <= seconds < math.inf:
             raise ValueError("the clock is negative")
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise Damaged(f"checkpoint.json: {error!r}") from error
-    own = states.get(_file(rank), {}) if ranks == about["ranks"] else {}
-    return Loaded(path, step, images, seconds, about, mean(states.values()) | own)
+        raise CorruptCheckpoint(f"checkpoint.json: {error!r}") from error
+    own = states.get(_rank_filename(rank), {}) if ranks == about["ranks"] else {}
+    return CheckpointView(path, step, images, seconds, about, merge_ranks(states.values()) | own)
 
 
-def newest(paths: Iterable[Path], rank: int, ranks: int) -> tuple[Loaded | None, list[tuple[Path, str]]]:
+def read_newest(paths: Iterable[Path], rank: int, ranks: int) -> tuple[CheckpointView | None, list[tuple[Path, str]]]:
     """The first of `paths` that can be read, and those before it that cannot, with the reason."""
     damaged: list[tuple[Path, str]] = []
     for path in paths:
         try:
-            return read(path, rank, ranks), damaged
-        except Damaged as error:
+            return read_checkpoint(path, rank, ranks), damaged
+        except CorruptCheckpoint as error:
             damaged.append((path, str(error)))
     return None, damaged
 
 
-def _read_file(path: Path, size: int, crc: int) -> Tensors:
+def _read_file(path: Path, size_bytes: int, crc32: int) -> StateDict:
     try:
         there = path.stat()
-        if not stat.S_ISREG(there.st_mode) or there.st_size != size:
-            raise Damaged(f"{path.name} has {there.st_size} bytes, not {size}: it was cut off")
+        if not stat.S_ISREG(there.st_mode) or there.st_size != size_bytes:
+            raise CorruptCheckpoint(f"{path.name} has {there.st_size} bytes, not {size_bytes}: it was cut off")
         data = path.read_bytes()
     except OSError as error:
-        raise Damaged(f"{path.name}: {error.strerror}") from error
-    if zlib.crc32(data) != crc:
-        raise Damaged(f"{path.name} does not match its checksum")
+        raise CorruptCheckpoint(f"{path.name}: {error.strerror}") from error
+    if zlib.crc32(data) != crc32:
+        raise CorruptCheckpoint(f"{path.name} does not match its checksum")
     try:
-        return unpacked(data)
+        return from_bytes(data)
     except safetensors.SafetensorError as error:
-        raise Damaged(f"{path.name}: {error}") from error
+        raise CorruptCheckpoint(f"{path.name}: {error}") from error

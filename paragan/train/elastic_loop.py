@@ -8,151 +8,153 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paragan.comm.elastic.elastic_world import Alone, Elastic
-from paragan.comm.elastic.membership import Formation
-from paragan.comm.process_group import Lost
+from paragan.comm.elastic.elastic_world import ElasticWorld, QuorumLostError
+from paragan.comm.elastic.membership import Membership
+from paragan.comm.process_group import CommunicationError
 from paragan.core.errors import Interrupted
-from paragan.core.jsonl import Records
-from paragan.data.dataset import Images
+from paragan.core.jsonl import JsonlFile
+from paragan.data.dataset import Dataset
 from paragan.game.game import Game
 from paragan.train import checkpoint
-from paragan.train.callbacks.save import Save
-from paragan.train.console import Screen
-from paragan.train.loop import explained, rounds
-from paragan.train.run_dir import RunFolder
-from paragan.train.session import Observer, Session, every
-from paragan.train.shutdown import Stop
+from paragan.train.callbacks.save import CheckpointCallback
+from paragan.train.console import RunConsole
+from paragan.train.loop import report_errors, run_rounds
+from paragan.train.run_dir import RunDir
+from paragan.train.session import Callback, Session, has_crossed_kimg
+from paragan.train.shutdown import StopCoordinator
 
 
-class _Admitted(Exception):
+class _MembershipChanged(Exception):
     """Members let somebody in: play goes on in another formation."""
 
-    def __init__(self, formation: Formation):
+    def __init__(self, membership: Membership):
         super().__init__()
-        self.formation = formation
+        self.membership = membership
 
 
 @dataclass
-class Table:
+class ElasticTrainer:
     """Those who play, and what they write where; `seat` makes what a session has of its world."""
 
-    world: Elastic
-    folder: RunFolder
-    images: Images
-    screen: Screen
-    save: Save
-    seat: Callable[[Session], Session]
-    _empty: bool = field(default=False, init=False)  # this rank has no parameters yet
+    world: ElasticWorld
+    run_dir: RunDir
+    dataset: Dataset
+    console: RunConsole
+    checkpoint_callback: CheckpointCallback
+    rebind: Callable[[Session], Session]
+    _without_state: bool = field(default=False, init=False)  # this rank has no parameters yet
 
-    def play(self, session: Session, observers: list[Observer], finish: Observer) -> None:
+    def train(self, session: Session, callbacks: list[Callback], on_finish: Callback) -> None:
         """`train`, with whoever is there. Interrupted, with a checkpoint, where too few are left."""
-        world, here = self.world, self.world.formation.members
-        world.under_way = True
-        self._empty = world.late
-        news = world.formation if world.late else None
-        self._take_over(session)
-        with explained(session), Stop(world) as stop:
+        world, here = self.world, self.world.membership.members
+        world.started = True
+        self._without_state = world.joined_late
+        news = world.membership if world.joined_late else None
+        self._become_main(session)
+        with report_errors(session), StopCoordinator(world) as stop:
             while True:
                 try:
                     if news:
-                        session = self._sit_down(session, news)
-                        self._tell(session, news, here)
+                        session = self._adopt_membership(session, news)
+                        self._log_membership(session, news, here)
                         here, news = news.members, None
-                        stop.renew()
-                        if session.clock.done:
-                            finish(session)
-                    rounds(session, [*observers, self._door], self.save.save, stop)
+                        stop.attach_to_world()
+                        if session.clock.is_done:
+                            on_finish(session)
+                    run_rounds(session, [*callbacks, self._admit_joiners], self.checkpoint_callback.save, stop)
                     return
-                except _Admitted as door:
-                    news = door.formation
-                except Lost as error:
-                    news = self._go_on(session, error)
+                except _MembershipChanged as door:
+                    news = door.membership
+                except CommunicationError as error:
+                    news = self._continue_without(session, error)
 
-    def _door(self, session: Session) -> None:
+    def _admit_joiners(self, session: Session) -> None:
         """An observer: lets in who knocked, every tick."""
-        if every(session, session.run.output.tick_kimg) and not session.clock.done:
+        if has_crossed_kimg(session, session.run.output.tick_kimg) and not session.clock.is_done:
             formation = self.world.admit(session.clock.step)
             if formation:
-                raise _Admitted(formation)
+                raise _MembershipChanged(formation)
 
-    def _go_on(self, session: Session, error: Lost) -> Formation:
+    def _continue_without(self, session: Session, error: CommunicationError) -> Membership:
         """Those who are left, if they are enough: else they write what is there."""
         try:
-            return self.world.again(-1 if self._empty else session.clock.step)
-        except Alone as alone:
-            formation = self.world.formation
-            if self._empty:
+            return self.world.reform(-1 if self._without_state else session.clock.step)
+        except QuorumLostError as alone:
+            formation = self.world.membership
+            if self._without_state:
                 raise
-            session = self._sit_down(session, formation)
-            private = "-ranks-" + "-".join(map(str, formation.members)) if formation.private else ""
-            path = self.save.save(session, private)
+            session = self._adopt_membership(session, formation)
+            private = "-ranks-" + "-".join(map(str, formation.members)) if formation.partitioned else ""
+            path = self.checkpoint_callback.save(session, private)
             others = "others may be going on with this run, or if none is, rename it"
             advice = f" ({others} to {session.clock.step:08d})" if private else ""
-            me, step = self.world.identity, session.clock.step
+            me, step = self.world.original_rank, session.clock.step
             what = f"rank {me}, step {step}: {alone}; stopped with checkpoint {path}{advice}"
-            raise Interrupted(what, everywhere=not self.world.first) from error
+            raise Interrupted(what, same_on_all_ranks=not self.world.is_main) from error
 
-    def _sit_down(self, session: Session, formation: Formation) -> Session:
+    def _adopt_membership(self, session: Session, membership: Membership) -> Session:
         """This rank's session in a formation. What exchanges remember is dropped: those links are no more."""
-        clock, self._empty = session.clock, self.world.identity in formation.empty
-        clock.step, clock.images = formation.step, formation.step * session.run.round
+        clock, self._without_state = session.clock, self.world.original_rank in membership.without_state
+        clock.step, clock.images = membership.step, membership.step * session.run.round_images
         for player in session.game.players:
-            player.flat.give_up()
-            player.flat.load_memories({})
-        share_state(session.game, self.world, formation)
-        self._empty = False
-        self.save.again()
-        session = self.seat(session)
-        self._take_over(session)
+            player.flat.abort()
+            player.flat.load_states({})
+        send_state_to_joiners(session.game, self.world, membership)
+        self._without_state = False
+        self.checkpoint_callback.forget_saved_step()
+        session = self.rebind(session)
+        self._become_main(session)
         return session
 
-    def _take_over(self, session: Session) -> None:
+    def _become_main(self, session: Session) -> None:
         """The first of those who are there speaks, owns the folder, and says where the members are found."""
         world = self.world
-        self.screen.speak(world.first)
-        if world.formation.private:
+        self.console.set_enabled(world.is_main)
+        if world.membership.partitioned:
             return
-        if world.first:
-            self.folder.lock()  # a frozen rank may hold it yet
-            self.folder.write_members(world.formation.addresses, self.images.fingerprint)
-            self.screen.start(session.clock.kimg, session.run.images / 1000)
+        if world.is_main:
+            self.run_dir.lock()  # a frozen rank may hold it yet
+            self.run_dir.write_members(world.membership.addresses, self.dataset.fingerprint)
+            self.console.start(session.clock.kimg, session.run.total_images / 1000)
         else:
-            self.folder.release()
+            self.run_dir.release()
 
-    def _tell(self, session: Session, formation: Formation, before: Iterable[int]) -> None:
+    def _log_membership(self, session: Session, membership: Membership, previous_members: Iterable[int]) -> None:
         """A line of members.jsonl, and one on the screen."""
-        if not self.world.first:
+        if not self.world.is_main:
             return
-        lost, joined = sorted(set(before) - set(formation.members)), list(formation.empty)
-        kimg, members = session.clock.kimg, list(formation.members)
-        row = {"kimg": kimg, "step": formation.step, "members": members, "lost": lost, "joined": joined}
-        Records(self.folder.path / "members.jsonl").append(row)
-        news = [f"rank {_listed(ranks)} {verb}" for ranks, verb in ((lost, "lost"), (joined, "joined")) if ranks]
-        self.screen.say(f"{kimg:.1f} kimg: {', '.join(news) or 'a link broke'}; going on with rank {_listed(members)}")
+        lost, joined = sorted(set(previous_members) - set(membership.members)), list(membership.without_state)
+        kimg, members = session.clock.kimg, list(membership.members)
+        row = {"kimg": kimg, "step": membership.step, "members": members, "lost": lost, "joined": joined}
+        JsonlFile(self.run_dir.path / "members.jsonl").append(row)
+        news = [f"rank {_format_ranks(ranks)} {verb}" for ranks, verb in ((lost, "lost"), (joined, "joined")) if ranks]
+        self.console.print(
+            f"{kimg:.1f} kimg: {', '.join(news) or 'a link broke'}; going on with rank {_format_ranks(members)}"
+        )
 
 
-def share_state(game: Game, world: Elastic, formation: Formation) -> None:
+def send_state_to_joiners(game: Game, world: ElasticWorld, membership: Membership) -> None:
     """Those who have no parameters get all that a player is from the first who has."""
-    members, empty = formation.members, formation.empty
+    members, empty = membership.members, membership.without_state
     if not empty:
         return
     giver = next(r for r in members if r not in empty)
     length = torch.zeros(1, dtype=torch.int64)
-    if world.identity == giver:
+    if world.original_rank == giver:
         state = {name: t for player in game.players for name, t in checkpoint.player_state(player).items()}
-        data = torch.frombuffer(bytearray(checkpoint.packed(state)), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(checkpoint.to_bytes(state)), dtype=torch.uint8)
         told = [members.index(r) for r in empty]
-        world.everyone.swap(dict.fromkeys(told, length.fill_(len(data))), {}).wait()
-        world.everyone.swap(dict.fromkeys(told, data), {}).wait()
-    elif world.identity in empty:
+        world.all_ranks.send_recv(dict.fromkeys(told, length.fill_(len(data))), {}).wait()
+        world.all_ranks.send_recv(dict.fromkeys(told, data), {}).wait()
+    elif world.original_rank in empty:
         heard = members.index(giver)
-        world.everyone.swap({}, {heard: length}).wait()
+        world.all_ranks.send_recv({}, {heard: length}).wait()
         data = torch.empty(int(length), dtype=torch.uint8)
-        world.everyone.swap({}, {heard: data}).wait()
-        tensors = checkpoint.unpacked(data.numpy().tobytes())
+        world.all_ranks.send_recv({}, {heard: data}).wait()
+        tensors = checkpoint.from_bytes(data.numpy().tobytes())
         for player in game.players:
-            checkpoint.restore(player, tensors)
+            checkpoint.restore_player(player, tensors)
 
 
-def _listed(ranks: Iterable[int]) -> str:
+def _format_ranks(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, ranks))

@@ -7,125 +7,133 @@ import time
 from collections.abc import Generator
 from dataclasses import replace
 
-from paragan.comm.process_group import Lost
-from paragan.core.errors import Failed, Interrupted, Unusable
-from paragan.game.turn import begin, play
-from paragan.train.data_readiness import Supply
-from paragan.train.health.rollback_request import Undo, undoable
-from paragan.train.session import Observer, Session
-from paragan.train.shutdown import POLL_S, Stop
+from paragan.comm.process_group import CommunicationError
+from paragan.core.errors import Interrupted, RunError, UsageError
+from paragan.game.turn import play_turns, start_exchanges
+from paragan.train.data_readiness import DataReadiness
+from paragan.train.health.rollback_request import RollbackRequested, rollback_on_divergence
+from paragan.train.session import Callback, Session
+from paragan.train.shutdown import POLL_S, StopCoordinator
 
-GAVE_UP = "stopped while it waited for data, at the last checkpoint"
-STALLED_STOP_S = 5.0  # a stop waits so long for the data of a round that was begun
+STOPPED_WAITING = "stopped while it waited for data, at the last checkpoint"
+STOP_DATA_TIMEOUT_S = 5.0  # a stop waits so long for the data of a round that was begun
 
 
 def play_round(session: Session) -> None:
     """Every beat of the role once; D's beats each take the next batch of reals."""
-    s, moved = session, session.run.round_at(session.clock.images)
-    begin(s.role.round, s.clock.step)
+    s, moved = session, session.run.current_round_images(session.clock.images)
+    start_exchanges(s.role.round, s.clock.step)
     for beat in s.role.round:
-        if any(turn.fresh for turn in beat):
+        if any(turn.needs_new_reals for turn in beat):
             start = time.perf_counter()
-            s.lanes.next()
+            s.lanes.next_micro_batches()
             s.stats.data_wait_s += time.perf_counter() - start
-        s.stats.add(play(beat, s.lanes.hands, s.clock.step, s.clock.images + moved, moved))
+        s.stats.add(play_turns(beat, s.lanes.micro_batches, s.clock.step, s.clock.images + moved, moved))
     s.clock.advance(moved)
 
 
-def eventful(session: Session) -> bool:
+def callbacks_due(session: Session) -> bool:
     """Whether observers may have something to do together after this round."""
     run, clock = session.run, session.clock
     output, scored = run.output, run.evaluation.every_kimg
     times = (output.tick_kimg, output.fakes_kimg, output.checkpoint_kimg, scored)
-    return clock.step == 1 or clock.done or any(clock.crossed(round(1000 * kimg)) for kimg in times)
+    return clock.step == 1 or clock.is_done or any(clock.has_crossed(round(1000 * kimg)) for kimg in times)
 
 
 @contextlib.contextmanager
-def explained(session: Session) -> Generator[None]:
+def report_errors(session: Session) -> Generator[None]:
     """A failure inside reaches the other ranks, with rank and step."""
     world, clock = session.world, session.clock
     try:
         yield
-    except (Failed, OSError) as error:
-        everywhere = isinstance(error, Failed) and error.everywhere
-        kind, told = Failed if isinstance(error, Lost | OSError) else type(error), world.explain(error, clock.step)
-        if told.endswith(GAVE_UP):  # this rank, or one that it waited for
+    except (RunError, OSError) as error:
+        everywhere = isinstance(error, RunError) and error.same_on_all_ranks
+        kind, told = (
+            RunError if isinstance(error, CommunicationError | OSError) else type(error),
+            world.report_failure(error, clock.step),
+        )
+        if told.endswith(STOPPED_WAITING):  # this rank, or one that it waited for
             world.abandon()
-            raise Interrupted(told, everywhere=not world.first) from error
+            raise Interrupted(told, same_on_all_ranks=not world.is_main) from error
         raise kind(told, everywhere) from error
     except Interrupted as error:
-        if world.size > 1 and str(error).endswith(GAVE_UP):
+        if world.size > 1 and str(error).endswith(STOPPED_WAITING):
             world.abandon()  # others may be within the round, and wait for this rank's messages
         raise
-    except (KeyboardInterrupt, Undo):
+    except (KeyboardInterrupt, RollbackRequested):
         raise
     except BaseException as error:
-        world.explain(error, clock.step)
+        world.report_failure(error, clock.step)
         raise
 
 
-def train(session: Session, observers: list[Observer], at_stop: Observer) -> str:
+def run_training_loop(session: Session, callbacks: list[Callback], on_stop: Callback) -> str:
     """Play until the end. Each observer looks after every round and knows when it has something to do;
     `at_stop` writes the checkpoint with which a run that was asked to stop ends (Interrupted). Returns the signal that
     asked for the end when there was no round left."""
-    with explained(session), Stop(session.world) as stop:
-        rounds(session, observers, at_stop, stop)
+    with report_errors(session), StopCoordinator(session.world) as stop:
+        run_rounds(session, callbacks, on_stop, stop)
         return stop.reason
 
 
-def arrived(session: Session, stop: Stop, supply: Supply) -> bool:
+def wait_for_data(session: Session, stop: StopCoordinator, readiness: DataReadiness) -> bool:
     """Wait for the data of the round, here and on ranks that play in step with this one. False where the run ends
     meanwhile, or since they fail: all of those are between rounds then."""
     start, step = time.perf_counter(), session.clock.step
     try:
-        while not (session.lanes.wait(POLL_S) and supply.everywhere(step)):
-            if stop.due(step, begins=False):
+        while not (session.lanes.wait(POLL_S) and readiness.ready_on_all_ranks(step)):
+            if stop.is_due(step, is_starting=False):
                 return False
             if session.world.size > 1:
-                give_up(stop)
+                abort_wait(stop)
         return True
-    except (Failed, Unusable) as error:
-        if isinstance(error, Lost) or (session.world.size > 1 and not supply.active):
+    except (RunError, UsageError) as error:
+        if isinstance(error, CommunicationError) or (session.world.size > 1 and not readiness.is_active):
             raise
         stop.request(str(error), failed=True)
-        if not stop.answered(step):
+        if not stop.acknowledged(step):
             raise
         return False
     finally:
         session.stats.data_wait_s += time.perf_counter() - start
 
 
-def give_up(stop: Stop) -> None:
+def abort_wait(stop: StopCoordinator) -> None:
     """Called while data are waited for within a round, or by ranks that do not agree on one: whoever asked for the end
     does not wait for far places."""
-    if stop.asked_s > STALLED_STOP_S:
-        kind = Failed if stop.world.size > 1 and not stop.world.elastic else Interrupted  # others may be in the round
-        raise kind(f"{stop.reason or 'stop'}: {GAVE_UP}")
+    if stop.requested_for_s > STOP_DATA_TIMEOUT_S:
+        kind = (
+            RunError if stop.world.size > 1 and not stop.world.is_elastic else Interrupted
+        )  # others may be in the round
+        raise kind(f"{stop.reason or 'stop'}: {STOPPED_WAITING}")
 
 
-def rounds(session: Session, observers: list[Observer], at_stop: Observer, stop: Stop) -> None:
+def run_rounds(session: Session, callbacks: list[Callback], on_stop: Callback, stop: StopCoordinator) -> None:
     """Play on until the end, or until the stop that is due."""
-    session, clock = replace(session, asked=lambda: stop.asked), session.clock
-    session.lanes.meanwhile = lambda: give_up(stop)
-    with contextlib.closing(session.lanes), Supply(session.run, session.world, session.role, session.lanes) as supply:
-        while not clock.done:
+    session, clock = replace(session, is_stopping=lambda: stop.is_stopping), session.clock
+    session.lanes.while_waiting = lambda: abort_wait(stop)
+    with (
+        contextlib.closing(session.lanes),
+        DataReadiness(session.run, session.world, session.role, session.lanes) as supply,
+    ):
+        while not clock.is_done:
             start = time.perf_counter()
-            if not arrived(session, stop, supply) or stop.due(clock.step):
-                at_stop(session)
+            if not wait_for_data(session, stop, supply) or stop.is_due(clock.step):
+                on_stop(session)
                 if stop.failed:
-                    raise Failed(stop.reason, everywhere=True)
+                    raise RunError(stop.reason, same_on_all_ranks=True)
                 what = f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})"
-                raise Interrupted(what, everywhere=not session.world.first)
-            with undoable(session.run.guard.acts, clock):
+                raise Interrupted(what, same_on_all_ranks=not session.world.is_main)
+            with rollback_on_divergence(session.run.on_divergence.is_enabled, clock):
                 play_round(session)
                 clock.seconds += time.perf_counter() - start
-                look_on(session, observers)
+                run_callbacks(session, callbacks)
 
 
-def look_on(session: Session, observers: list[Observer]) -> None:
+def run_callbacks(session: Session, callbacks: list[Callback]) -> None:
     """Let everybody look at the round just played."""
-    if session.role.meet and eventful(session):
-        session.role.meet()
-    with session.stats.aside():
-        for observer in observers:
+    if session.role.barrier and callbacks_due(session):
+        session.role.barrier()
+    with session.stats.exclude_from_timing():
+        for observer in callbacks:
             observer(session)

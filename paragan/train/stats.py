@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from paragan.comm.world import World
-from paragan.core.devices import kind_of
+from paragan.core.devices import backend_of
 from paragan.core.types import Loss
 from paragan.game.player import Player
 from paragan.game.turn import Turn
 from paragan.strategies.base import Role
 
 
-class Stats:
+class StatsCollector:
     """Collects the losses of every beat, and turns them into one line a tick, the same on all ranks.
 
     of_data : what this rank's data pipeline says of itself
@@ -30,41 +30,41 @@ class Stats:
         world: World,
         players: tuple[Player, ...],
         role: Role | None = None,
-        of_data: Callable[[], Mapping[str, float]] = dict,
+        data_stats: Callable[[], Mapping[str, float]] = dict,
     ):
         self.world, self.players = world, players
-        self.of_data = of_data
-        self.seen = role.seen if role else {}
-        self.teams = role is not None and role.teams
+        self.data_stats = data_stats
+        self.staleness = role.staleness if role else {}
+        self.is_split = role is not None and role.is_split
         self.lags: dict[str, list[int]] = {}
         self._sums: dict[str, torch.Tensor] = {}
         self._counts: dict[str, int] = {}
         self.data_wait_s = 0.0
-        self._start = self._last = time.perf_counter()
-        self._images = 0
-        self._sent = {player.name: 0 for player in players}
-        self._waited = 0.0
-        self._aside_s = self._eval_s = 0.0
+        self._start = self._last_tick = time.perf_counter()
+        self._last_images = 0
+        self._last_sent_bytes = {player.name: 0 for player in players}
+        self._last_wait_s = 0.0
+        self._excluded_s = self._eval_s = 0.0
         self._recorders = [turn.recorder for beat in role.round for turn in beat if turn.recorder] if role else []
-        self._built_s = 0.0
+        self._last_build_s = 0.0
 
     @contextlib.contextmanager
-    def aside(self) -> Generator[None]:
+    def exclude_from_timing(self) -> Generator[None]:
         """What happens inside (scores, grids, checkpoints) is not training: no tick's pace includes it."""
         start = time.perf_counter()
         yield
-        self._aside_s += time.perf_counter() - max(start, self._last)
+        self._excluded_s += time.perf_counter() - max(start, self._last_tick)
 
     @contextlib.contextmanager
-    def scoring(self) -> Generator[None]:
+    def time_scoring(self) -> Generator[None]:
         """What happens inside is the part of it that scores take."""
         start = time.perf_counter()
         yield
         self._eval_s += time.perf_counter() - start
 
-    def beside(self) -> dict[str, float]:
+    def excluded_times(self) -> dict[str, float]:
         """Seconds since the last tick that were not training, and those of them that scores took."""
-        return {"Timing/aside_s": max(self._aside_s, self._eval_s), "Timing/eval_s": self._eval_s}
+        return {"Timing/aside_s": max(self._excluded_s, self._eval_s), "Timing/eval_s": self._eval_s}
 
     def add(self, losses: list[tuple[Turn, Loss, int]]) -> None:
         for turn, loss, lanes in losses:
@@ -77,45 +77,47 @@ class Stats:
     def tick(self, images: int, step: int) -> dict[str, float]:
         """The line of stats.jsonl for what happened since the last tick; starts the next."""
         line = {"Progress/kimg": images / 1000, "Progress/step": float(step)}
-        told = self._tell({"names": sorted(self._sums), "seen": self._taken(), "sent": self._sent_now()})
-        line |= self._means(told) | self._ages(told)
-        built_s = sum(recorder.built_s for recorder in self._recorders)
-        self._aside_s, self._built_s = self._aside_s + built_s - self._built_s, built_s
-        now, shown = time.perf_counter(), images - self._images
-        seconds = max(now - self._last - self._aside_s, 1e-9)
+        told = self._gather_rows(
+            {"names": sorted(self._sums), "seen": self._pop_ages(), "sent": self._pop_sent_bytes()}
+        )
+        line |= self._reduce_means(told) | self._age_histogram(told)
+        built_s = sum(recorder.capture_s for recorder in self._recorders)
+        self._excluded_s, self._last_build_s = self._excluded_s + built_s - self._last_build_s, built_s
+        now, shown = time.perf_counter(), images - self._last_images
+        seconds = max(now - self._last_tick - self._excluded_s, 1e-9)
         line["Timing/img_per_sec"] = shown / seconds
         line["Timing/sec_per_kimg"] = 1000 * seconds / max(shown, 1)
         line["Timing/total_s"] = now - self._start
-        line |= self.beside()
+        line |= self.excluded_times()
         line["Timing/data_wait_s"] = self.data_wait_s
         waited = sum(player.meter.wait_s for player in self.players)
-        line["Timing/exchange_wait_s"] = waited - self._waited
+        line["Timing/exchange_wait_s"] = waited - self._last_wait_s
         line |= {f"Comm/{p.name}/sent_bytes": float(max(t["sent"][p.name] for t in told)) for p in self.players}
-        line |= self.of_data()
+        line |= self.data_stats()
         line["Resources/peak_mem_gb"] = peak_memory_gb(self.world.device)
-        self._last, self._images, self._waited, self.data_wait_s = now, images, waited, 0.0
-        self._aside_s = self._eval_s = 0.0
+        self._last_tick, self._last_images, self._last_wait_s, self.data_wait_s = now, images, waited, 0.0
+        self._excluded_s = self._eval_s = 0.0
         self._sums, self._counts = {}, {}
         return line
 
-    def start_at(self, images: int) -> None:
+    def start_from(self, images: int) -> None:
         """Count from here: a resumed run has shown `images` before."""
-        self._images = images
-        self._start = self._last = time.perf_counter()
+        self._last_images = images
+        self._start = self._last_tick = time.perf_counter()
 
-    def losses(self) -> dict[str, float]:
+    def mean_losses(self) -> dict[str, float]:
         """Means since the last tick, over all ranks."""
-        return self._means(self._tell({"names": sorted(self._sums)}))
+        return self._reduce_means(self._gather_rows({"names": sorted(self._sums)}))
 
-    def _tell(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    def _gather_rows(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
         """Where ranks have different things to say everyone's, in rank order; else this rank's."""
-        if not self.teams:
+        if not self.is_split:
             return [mine]
-        self.world.everyone.sum(torch.zeros(1)).wait()  # where one is gone, this says so at once
-        return [json.loads(word) for word in self.world.agree(json.dumps(mine))]
+        self.world.all_ranks.all_reduce_sum(torch.zeros(1)).wait()  # where one is gone, this says so at once
+        return [json.loads(word) for word in self.world.all_gather_str(json.dumps(mine))]
 
-    def _means(self, told: list[dict[str, Any]]) -> dict[str, float]:
-        names = sorted({name for row in told for name in row["names"]})
+    def _reduce_means(self, rows: list[dict[str, Any]]) -> dict[str, float]:
+        names = sorted({name for row in rows for name in row["names"]})
         if not names:
             return {}
         for name in names:
@@ -124,19 +126,19 @@ class Stats:
         sums = torch.stack([self._sums[name].cpu() for name in names])
         counts = torch.tensor([self._counts[name] for name in names], dtype=torch.float64)
         both = torch.stack([sums, counts])
-        self.world.everyone.sum(both).wait()
+        self.world.all_ranks.all_reduce_sum(both).wait()
         return dict(zip(names, (both[0] / both[1]).tolist()))
 
-    def _taken(self) -> dict[str, tuple[dict[str, int], list[int]]]:
+    def _pop_ages(self) -> dict[str, tuple[dict[str, int], list[int]]]:
         """How old was what this rank saw since the last tick, and round by round."""
-        taken = {name: seen.taken() for name, seen in self.seen.items()}
+        taken = {name: seen.pop() for name, seen in self.staleness.items()}
         return {n: ({str(k): v for k, v in ages.items()}, [*lags.values()]) for n, (ages, lags) in taken.items()}
 
-    def _ages(self, told: list[dict[str, Any]]) -> dict[str, float]:
+    def _age_histogram(self, rows: list[dict[str, Any]]) -> dict[str, float]:
         """Async/NAME_age/K: how many of what was seen were K rounds old."""
         found: dict[str, float] = {}
         self.lags = {}
-        for row in told:
+        for row in rows:
             for name, (ages, lags) in row["seen"].items():
                 self.lags.setdefault(name, lags)
                 for age, count in ages.items():
@@ -144,12 +146,12 @@ class Stats:
                     found[key] = found.get(key, 0.0) + count
         return found
 
-    def _sent_now(self) -> dict[str, int]:
+    def _pop_sent_bytes(self) -> dict[str, int]:
         """Bytes since the last tick, by player."""
-        sent = {player.name: player.meter.sent_bytes - self._sent[player.name] for player in self.players}
-        self._sent = {player.name: player.meter.sent_bytes for player in self.players}
+        sent = {player.name: player.meter.sent_bytes - self._last_sent_bytes[player.name] for player in self.players}
+        self._last_sent_bytes = {player.name: player.meter.sent_bytes for player in self.players}
         return sent
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    return kind_of(device).peak_bytes(device) / 1e9
+    return backend_of(device).peak_bytes(device) / 1e9

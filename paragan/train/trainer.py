@@ -9,44 +9,49 @@ from pathlib import Path
 
 import torch
 
-from paragan.comm.elastic.elastic_world import Elastic
-from paragan.comm.sockets import answers
-from paragan.comm.world import Place, World
+from paragan.comm.elastic.elastic_world import ElasticWorld
+from paragan.comm.sockets import is_listening
+from paragan.comm.world import LaunchInfo, World
 from paragan.config import lag_trace
-from paragan.config.resolve import load_images, resolve, spec_of
+from paragan.config.resolve import load_dataset, make_spec, resolve
 from paragan.config.run import Run
-from paragan.config.user_code import is_own
-from paragan.config.validate import refuse_clip, refuse_mixed, refuse_unheard, unreached
-from paragan.core.errors import Unusable
-from paragan.core.jsonl import Records
+from paragan.config.user_code import is_user_defined
+from paragan.config.validate import (
+    check_d_conditioning,
+    check_gradient_penalty,
+    check_weight_clip,
+    describe_unreached_stages,
+)
+from paragan.core.errors import UsageError
+from paragan.core.jsonl import JsonlFile
 from paragan.core.rng import CPU
-from paragan.data.dataset import Images
-from paragan.nets.conditioning import judging
+from paragan.data.dataset import Dataset
+from paragan.nets.conditioning import resolve_d_conditioning
 from paragan.report.page import write_report
-from paragan.train.build import build_game, build_nets, teacher_of
-from paragan.train.callbacks.best_model import Best, chosen, restore
-from paragan.train.callbacks.log import BadFiles, Log
-from paragan.train.callbacks.report_figures import at_end
-from paragan.train.callbacks.sample_images import Pictures, draw_reals
-from paragan.train.callbacks.save import Save
-from paragan.train.callbacks.scoring import Scoring, check, feature_space
+from paragan.train.build import build_game, build_networks, make_teacher
+from paragan.train.callbacks.best_model import BestModelTracker, recover_interrupted_publish, resolve_best_metric
+from paragan.train.callbacks.log import BadFilesCallback, LogCallback
+from paragan.train.callbacks.report_figures import make_final_figures
+from paragan.train.callbacks.sample_images import SampleCallback, draw_reals
+from paragan.train.callbacks.save import CheckpointCallback
+from paragan.train.callbacks.scoring import ScoringCallback, check_evaluation, make_feature_space
 from paragan.train.checkpoint import Checkpoints
-from paragan.train.console import Screen
-from paragan.train.elastic_loop import Table
-from paragan.train.health.monitor import Watch, forget_after
-from paragan.train.health.rollback import go_back, set_aside
-from paragan.train.health.rollback_request import Undo
-from paragan.train.loop import train
-from paragan.train.rank_agreement import owned_folder, refuse_disagreement, together
-from paragan.train.run_dir import RunFolder, Wanted, changed, refuse_differences, under_way
+from paragan.train.console import RunConsole
+from paragan.train.elastic_loop import ElasticTrainer
+from paragan.train.health.monitor import HealthMonitor, drop_findings_after
+from paragan.train.health.rollback import retire_undone_checkpoints, roll_back
+from paragan.train.health.rollback_request import RollbackRequested
+from paragan.train.loop import run_training_loop
+from paragan.train.rank_agreement import check_same_config, locked_run_dir, on_all_ranks
+from paragan.train.run_dir import RunDir, RunDirRequest, check_same_run, config_changes, find_live_runs
 from paragan.train.session import (
-    Observer,
+    Callback,
     Session,
-    assemble,
+    build_session,
+    check_init_from,
     find_checkpoint,
-    initialise,
-    refuse_start,
-    seat,
+    init_from_model,
+    rebind_to_world,
     set_threads,
     warn_schedules,
     warn_threads,
@@ -55,246 +60,285 @@ from paragan.train.session import (
 LOAD_TIMEOUT_S = 1800.0  # ranks may find the data at very different speed
 
 
-Decide = Callable[[Run, Images, World, Wanted, Screen], Run]
+DecideFn = Callable[[Run, Dataset, World, RunDirRequest, RunConsole], Run]
 
 
 @dataclass(frozen=True)
-class UnderWay:
+class RunningRun:
     """A run that this rank comes to while others play it."""
 
-    folder: RunFolder
+    run_dir: RunDir
     run: Run
-    images: Images
+    dataset: Dataset
 
 
 @dataclass
-class Training:
+class TrainJob:
     """What a train command asks of one rank. decide: what a run is changed to before it begins."""
 
     run: Run
-    place: Place
-    wanted: Wanted
-    decide: Decide | None = None
-    there: UnderWay | None = None
+    launch_info: LaunchInfo
+    request: RunDirRequest
+    decide: DecideFn | None = None
+    existing: RunningRun | None = None
 
-    def join(self, device: torch.device) -> World:
+    def join_world(self, device: torch.device) -> World:
         """Meet the other ranks: at MASTER_ADDR, or in the run where they play already (Elastic)."""
-        run, place, lost_after_s = self.run, self.place, self.run.strategy.lost_after_s
+        run, place, lost_after_s = self.run, self.launch_info, self.run.strategy.peer_timeout_s
         if place.size == 1 or not lost_after_s or device.type != "cpu":
             return World.join(place, device, run.timeout_s)
-        for folder, addresses, data in under_way(self.wanted):
+        for folder, addresses, data in find_live_runs(self.request):
             try:
-                there = self._same(folder, data) if any(map(answers, addresses.values())) else None
-            except Unusable as error:  # the others play on
-                raise Unusable(str(error), everywhere=False) from error
+                there = self._match_running_run(folder, data) if any(map(is_listening, addresses.values())) else None
+            except UsageError as error:  # the others play on
+                raise UsageError(str(error), same_on_all_ranks=False) from error
             if not there:
                 continue
-            Screen().say(f"rank {place.rank} asks to be let into {folder.path}, at its next line of stats")
-            world = Elastic.enter(place, device, run.timeout_s, lost_after_s, addresses)
+            RunConsole().print(f"rank {place.rank} asks to be let into {folder.path}, at its next line of stats")
+            world = ElasticWorld.join_run(place, device, run.timeout_s, lost_after_s, addresses)
             if world:
-                self.there = there
+                self.existing = there
                 return world
-        return Elastic.begin(place, device, run.timeout_s, lost_after_s)
+        return ElasticWorld.start(place, device, run.timeout_s, lost_after_s)
 
-    def _same(self, folder: RunFolder, data: str) -> UnderWay | None:
+    def _match_running_run(self, run_dir: RunDir, fingerprint: str) -> RunningRun | None:
         """The run in a folder, where it is ours; refused where it was given as --run-dir and is not."""
-        images, former = load_images(self.run), folder.record() or {}
-        run = resolved(self.run, images)
-        if self.wanted.run_dir:
-            refuse_differences(former, run, folder.path)
-        elif changed(former, run):
+        images, former = load_dataset(self.run), run_dir.read_run_config() or {}
+        run = prepare(self.run, images)
+        if self.request.run_dir:
+            check_same_run(former, run, run_dir.path)
+        elif config_changes(former, run):
             return None
         if any(side.schedule != "constant" for side in (run.g, run.d)) and former.get("kimg") != run.kimg:
-            raise Unusable(f"{folder.path} ends at {former.get('kimg')} kimg, and rates fall until then: repeat --kimg")
-        if data != images.fingerprint:
-            raise Unusable(f"--data {run.data.told} holds other images than those that {folder.path} is trained on")
-        return UnderWay(folder, run, images)
+            raise UsageError(
+                f"{run_dir.path} ends at {former.get('kimg')} kimg, and rates fall until then: repeat --kimg"
+            )
+        if fingerprint != images.fingerprint:
+            raise UsageError(
+                f"--data {run.data.redacted_path} holds other images than those that {run_dir.path} is trained on"
+            )
+        return RunningRun(run_dir, run, images)
 
-    def play(self, world: World, screen: Screen) -> Path:
+    def train(self, world: World, console: RunConsole) -> Path:
         """The training itself; where it is written."""
-        if self.there:
-            return join_in(self.there, world, screen)
-        return execute(self.run, world, self.wanted, screen, self.decide)
+        if self.existing:
+            return join_running(self.existing, world, console)
+        return train(self.run, world, self.request, console, self.decide)
 
 
-def join_in(there: UnderWay, world: World, screen: Screen) -> Path:
+def join_running(existing: RunningRun, world: World, console: RunConsole) -> Path:
     """Train with those who play already, from where they are."""
-    run, images = there.run, there.images
+    run, images = existing.run, existing.dataset
     set_threads(run, world)
-    alone = assemble(run, World.solo(world.device), images, build_nets(run, spec_of(run, images), world.device))
+    alone = build_session(
+        run, World.solo(world.device), images, build_networks(run, make_spec(run, images), world.device)
+    )
     session = replace(alone, world=world)  # the others are met when it is their turn to meet: Table seats it anew
-    checkpoints = Checkpoints(there.folder.checkpoints, world, run.output.keep)
-    with at_desk(run, there.folder, images, screen, checkpoints) as desk:
-        play(session, desk, there.folder, images, screen)
-    if world.first:
-        at_end(there.folder.path, run.nets, images, world.device, screen)
-        write_report(there.folder.path)
-    return there.folder.path
+    checkpoints = Checkpoints(existing.run_dir.checkpoints_dir, world, run.output.max_checkpoints)
+    with make_callbacks(run, existing.run_dir, images, console, checkpoints) as desk:
+        run_session(session, desk, existing.run_dir, images, console)
+    if world.is_main:
+        make_final_figures(existing.run_dir.path, run.nets, images, world.device, console)
+        write_report(existing.run_dir.path)
+    return existing.run_dir.path
 
 
-def play(
+def run_session(
     session: Session,
-    desk: Desk,
-    folder: RunFolder,
-    images: Images,
-    screen: Screen,
-    watchers: Sequence[Observer] = (),
+    callbacks: Callbacks,
+    run_dir: RunDir,
+    dataset: Dataset,
+    console: RunConsole,
+    extra_callbacks: Sequence[Callback] = (),
 ) -> str:
     """From where the session stands to its end; see `train`."""
     late = ""
-    world, observers = session.world, [*watchers, desk.log, desk.bad_files, desk.pictures, desk.save, desk.scoring]
-    if isinstance(world, Elastic):
-        table = Table(world, folder, images, screen, desk.save, lambda s: seat(s.run, world, images, s.game, s.clock))
-        table.play(session, observers, desk.finish)
+    world, observers = (
+        session.world,
+        [
+            *extra_callbacks,
+            callbacks.log,
+            callbacks.bad_files,
+            callbacks.samples,
+            callbacks.checkpoint,
+            callbacks.scoring,
+        ],
+    )
+    if isinstance(world, ElasticWorld):
+        table = ElasticTrainer(
+            world,
+            run_dir,
+            dataset,
+            console,
+            callbacks.checkpoint,
+            lambda s: rebind_to_world(s.run, world, dataset, s.game, s.clock),
+        )
+        table.train(session, observers, callbacks.finish)
     else:
-        screen.start(session.clock.kimg, session.run.images / 1000)
+        console.start(session.clock.kimg, session.run.total_images / 1000)
 
-        def at_stop(session: Session) -> None:
-            for look in (*watchers, desk.save.save):
+        def on_stop(session: Session) -> None:
+            for look in (*extra_callbacks, callbacks.checkpoint.save):
                 look(session)
 
-        late = train(session, observers, at_stop)
-    screen.stop()
+        late = run_training_loop(session, observers, on_stop)
+    console.stop()
     return late
 
 
-def execute(run: Run, world: World, wanted: Wanted, screen: Screen, decide: Decide | None = None) -> Path:
+def train(run: Run, world: World, request: RunDirRequest, console: RunConsole, decide: DecideFn | None = None) -> Path:
     """Train as the record says, on this rank of this world, and leave a complete run folder."""
     set_threads(run, world)
-    images = together(world, lambda: load_images(run), LOAD_TIMEOUT_S)
-    run = together(world, lambda: resolved(run, images))
-    refuse_disagreement(run, world)
+    images = on_all_ranks(world, lambda: load_dataset(run), LOAD_TIMEOUT_S)
+    run = on_all_ranks(world, lambda: prepare(run, images))
+    check_same_config(run, world)
     if decide:
-        run = decide(run, images, world, wanted, screen)
+        run = decide(run, images, world, request, console)
         set_threads(run, world)
-    screen.say(images.describe())
-    with owned_folder(run, world, wanted, lambda: refuse_start(run, spec_of(run, images))) as folder:
-        if there := folder.finished:
-            done = f"{there.path} is the same run, at {there.images_seen / 1000:g} kimg"
-            screen.say(f"{done}; this is a new one (--resume {there.path} --kimg K extends that)")
-        screen.say(f"run folder {folder.path}")
+    console.print(images.describe())
+    with locked_run_dir(run, world, request, lambda: check_init_from(run, make_spec(run, images))) as folder:
+        if there := folder.completed_duplicate:
+            done = f"{there.path} is the same run, at {there.trained_images / 1000:g} kimg"
+            console.print(f"{done}; this is a new one (--resume {there.path} --kimg K extends that)")
+        console.print(f"run folder {folder.path}")
         if world.size == 1 and run.strategy.wire.lossy:
-            screen.say(f"one rank sends nothing: the {run.strategy.wire.name} wire has no effect")
-        if late := unreached(run):
-            screen.say(late)
-        play_in(folder, run, world, images, screen)
+            console.print(f"one rank sends nothing: the {run.strategy.wire.name} wire has no effect")
+        if late := describe_unreached_stages(run):
+            console.print(late)
+        train_in_dir(folder, run, world, images, console)
         return folder.path
 
 
-def play_in(
-    folder: RunFolder, run: Run, world: World, images: Images, screen: Screen, watchers: Sequence[Observer] = ()
+def train_in_dir(
+    run_dir: RunDir,
+    run: Run,
+    world: World,
+    dataset: Dataset,
+    console: RunConsole,
+    extra_callbacks: Sequence[Callback] = (),
 ) -> tuple[Session, str]:
     """Train in a folder that is ours, until all is there that a run leaves: the session at its end, and the signal that
     came too late for it. watchers: who looks on beside the desk, before it, and before the first round too."""
     while True:
         try:
-            return play_on(folder, run, world, images, screen, watchers)
-        except Undo as undo:
-            go_back(folder, run, world, screen, undo)
+            return train_from_checkpoint(run_dir, run, world, dataset, console, extra_callbacks)
+        except RollbackRequested as undo:
+            roll_back(run_dir, run, world, console, undo)
 
 
-def play_on(
-    folder: RunFolder, run: Run, world: World, images: Images, screen: Screen, watchers: Sequence[Observer]
+def train_from_checkpoint(
+    run_dir: RunDir, run: Run, world: World, dataset: Dataset, console: RunConsole, extra_callbacks: Sequence[Callback]
 ) -> tuple[Session, str]:
     """The same, from the newest checkpoint on, or until what was played is to be undone."""
-    with open_session(run, world, folder, images, screen) as (session, desk):
-        for watcher in watchers:
+    with open_session(run, world, run_dir, dataset, console) as (session, desk):
+        for watcher in extra_callbacks:
             watcher(session)
-        if session.clock.done:
-            screen.say(f"{folder.path} is complete at {session.clock.kimg:g} kimg; --kimg extends it")
-            desk.save.write_model(session)  # it may have been stopped right after its last checkpoint
+        if session.clock.is_done:
+            console.print(f"{run_dir.path} is complete at {session.clock.kimg:g} kimg; --kimg extends it")
+            desk.checkpoint.write_model(session)  # it may have been stopped right after its last checkpoint
         elif session.clock.rollbacks:
-            desk.save.replace_model(session)  # what stands there may have been undone
+            desk.checkpoint.replace_model(session)  # what stands there may have been undone
         if session.clock.images:
             desk.scoring(session)  # it may have been stopped while it was scored
-        if session.role.about:
-            screen.say(session.role.about)
-        late = play(session, desk, folder, images, screen, watchers)
-    if world.first:
-        at_end(folder.path, run.nets, images, world.device, screen)
-        write_report(folder.path)
+        if session.role.description:
+            console.print(session.role.description)
+        late = run_session(session, desk, run_dir, dataset, console, extra_callbacks)
+    if world.is_main:
+        make_final_figures(run_dir.path, run.nets, dataset, world.device, console)
+        write_report(run_dir.path)
     return session, late
 
 
-def resolved(run: Run, images: Images) -> Run:
+def prepare(run: Run, dataset: Dataset) -> Run:
     """The complete record. Unusable is what could not be trained, or not be scored."""
-    run = resolve(run, images)
-    own = is_own(run.nets, run.objective)
+    run = resolve(run, dataset)
+    own = is_user_defined(run.nets, run.objective)
     if not own:
-        refuse_clip(run.objective, run.nets.spectral)
-        refuse_mixed(run.objective, getattr(run.nets, "batch_norm", False))
+        check_weight_clip(run.objective, run.nets.spectral)
+        check_gradient_penalty(run.objective, getattr(run.nets, "batch_norm", False))
         if not run.per_label:  # each of whose games has no labels, and is resolved by itself
-            refuse_unheard(run.objective, judging(run.nets, spec_of(run, images)))
-    check(run.evaluation, images, run.output.best)
-    if run.teacher:
-        teacher_of(run, images, CPU)
+            check_d_conditioning(run.objective, resolve_d_conditioning(run.nets, make_spec(run, dataset)))
+    check_evaluation(run.evaluation, dataset, run.output.best_metric)
+    if run.distill_from:
+        make_teacher(run, dataset, CPU)
     if own and not run.per_label:
-        plainly = replace(run, device=replace(run.device, compile=False), teacher="")
-        build_game(plainly, build_nets(plainly, spec_of(run, images), CPU), images, CPU)  # tries them
+        plainly = replace(run, device=replace(run.device, compile=False), distill_from="")
+        build_game(plainly, build_networks(plainly, make_spec(run, dataset), CPU), dataset, CPU)  # tries them
     return run
 
 
 @dataclass(frozen=True)
-class Desk:
+class Callbacks:
     """Who looks on while a session is played."""
 
-    log: Log
-    pictures: Pictures
-    save: Save
-    scoring: Scoring
-    bad_files: BadFiles
+    log: LogCallback
+    samples: SampleCallback
+    checkpoint: CheckpointCallback
+    scoring: ScoringCallback
+    bad_files: BadFilesCallback
 
     def finish(self, session: Session) -> None:
         """What the end of a run leaves, whether or not somebody was lost while it was written."""
-        self.save.again()
-        self.save(session)
+        self.checkpoint.forget_saved_step()
+        self.checkpoint(session)
         self.scoring(session)
 
 
 @contextlib.contextmanager
-def at_desk(run: Run, folder: RunFolder, images: Images, screen: Screen, checkpoints: Checkpoints) -> Iterator[Desk]:
-    log = Log(folder.path, screen, checkpoints.standing, Watch(folder.path, screen, run.health, run.guard))
-    save, wanted = Save(folder.path, checkpoints, images, log), run.evaluation
-    best = Best(folder.path, save, chosen(run.output.best, wanted.metrics, feature_space(wanted, images)))
+def make_callbacks(
+    run: Run, run_dir: RunDir, dataset: Dataset, console: RunConsole, checkpoints: Checkpoints
+) -> Iterator[Callbacks]:
+    log = LogCallback(
+        run_dir.path,
+        console,
+        checkpoints.latest_message,
+        HealthMonitor(run_dir.path, console, run.health, run.on_divergence),
+    )
+    save, wanted = CheckpointCallback(run_dir.path, checkpoints, dataset, log), run.evaluation
+    best = BestModelTracker(
+        run_dir.path,
+        save,
+        resolve_best_metric(run.output.best_metric, wanted.metrics, make_feature_space(wanted, dataset)),
+    )
     try:
-        yield Desk(
+        yield Callbacks(
             log,
-            Pictures(folder.path, images, log),
+            SampleCallback(run_dir.path, dataset, log),
             save,
-            Scoring(folder.path, images, screen, wanted, best),
-            BadFiles(folder.path, images),
+            ScoringCallback(run_dir.path, dataset, console, wanted, best),
+            BadFilesCallback(run_dir.path, dataset),
         )
     finally:
-        screen.stop()
+        console.stop()
         log.close()
 
 
 @contextlib.contextmanager
 def open_session(
-    run: Run, world: World, folder: RunFolder, images: Images, screen: Screen
-) -> Iterator[tuple[Session, Desk]]:
+    run: Run, world: World, run_dir: RunDir, dataset: Dataset, console: RunConsole
+) -> Iterator[tuple[Session, Callbacks]]:
     """Everything a run needs, from its newest good checkpoint on."""
-    pair = build_nets(run, spec_of(run, images), world.device)
-    checkpoints = Checkpoints(folder.checkpoints, world, run.output.keep)
-    rollbacks = set_aside(folder, world)
-    start = find_checkpoint(checkpoints, run, images, screen)
+    pair = build_networks(run, make_spec(run, dataset), world.device)
+    checkpoints = Checkpoints(run_dir.checkpoints_dir, world, run.output.max_checkpoints)
+    rollbacks = retire_undone_checkpoints(run_dir, world)
+    start = find_checkpoint(checkpoints, run, dataset, console)
     if run.init_from and not start:
-        together(world, lambda: initialise(pair, Path(run.init_from)))
-    session = assemble(run, world, images, pair, start, rollbacks)
-    with at_desk(run, folder, images, screen, checkpoints) as desk:
-        if run.device.compile or (run.device.graph and world.device.type == "cpu"):
-            screen.say("the first rounds compile what they play: a minute or two, less where torch has kept it")
+        on_all_ranks(world, lambda: init_from_model(pair, Path(run.init_from)))
+    session = build_session(run, world, dataset, pair, start, rollbacks)
+    with make_callbacks(run, run_dir, dataset, console, checkpoints) as desk:
+        if run.device.compile or (run.device.capture_passes and world.device.type == "cpu"):
+            console.print("the first rounds compile what they play: a minute or two, less where torch has kept it")
         if start:
-            warn_threads(start.about.get("threads"), screen)
-            warn_schedules(run, start, screen)
-            screen.say(f"resumed from {start.path} at {session.clock.kimg:g} kimg")
-        if world.first:
+            warn_threads(start.metadata.get("threads"), console)
+            warn_schedules(run, start, console)
+            console.print(f"resumed from {start.path} at {session.clock.kimg:g} kimg")
+        if world.is_main:
             checkpoints.clear_unfinished()
-            desk.log.stats.truncate_after(session.clock.step)
-            Records(folder.path / lag_trace.NAME).truncate_after(session.clock.step)
-            Records(folder.path / "metrics.jsonl").truncate_after(session.clock.kimg, key="kimg")
-            forget_after(folder.path, session.clock.step)
-            restore(folder.path)
-            draw_reals(images, folder.path, session.game.labels is not None, run.nets)
-        world.agree("open")
+            desk.log.stats_file.truncate_after(session.clock.step)
+            JsonlFile(run_dir.path / lag_trace.LAGS_FILE).truncate_after(session.clock.step)
+            JsonlFile(run_dir.path / "metrics.jsonl").truncate_after(session.clock.kimg, key="kimg")
+            drop_findings_after(run_dir.path, session.clock.step)
+            recover_interrupted_publish(run_dir.path)
+            draw_reals(dataset, run_dir.path, session.game.labels is not None, run.nets)
+        world.all_gather_str("open")
         yield session, desk

@@ -8,55 +8,59 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paragan.core.atomic_write import aside
-from paragan.core.errors import Unusable
+from paragan.core.atomic_write import atomic_output
+from paragan.core.errors import UsageError
 from paragan.core.rng import CPU
-from paragan.data.dataset import Images
-from paragan.data.tools.parallel_map import Tell
-from paragan.eval.accumulators import Look, OfAll
-from paragan.eval.feature_stats import Summary, look
-from paragan.eval.features import by_name
+from paragan.data.dataset import Dataset
+from paragan.data.tools.parallel_map import ProgressFn
+from paragan.eval.accumulators import FeaturePass, GaussianAcc
+from paragan.eval.feature_stats import FeatureStats, extract
+from paragan.eval.features import named_space
 from paragan.eval.frechet import Gaussian
 from paragan.eval.metrics import metric_names
-from paragan.eval.sharding import ALONE
+from paragan.eval.sharding import SINGLE
 
-BLOCK = 64  # images that are looked at together
+BLOCK_IMAGES = 64  # images that are looked at together
 
 
-def reference(
-    images: Images, features: str, inception: str | None = None, count: int | None = None, tell: Tell | None = None
-) -> Summary:
+def compute_reference(
+    dataset: Dataset,
+    features: str,
+    inception: str | None = None,
+    count: int | None = None,
+    on_progress: ProgressFn | None = None,
+) -> FeatureStats:
     """What a Frechet distance needs to know of real images, `BLOCK` of them in memory at a time.
 
     count : how many, evenly chosen (None: all). Raises `Unusable` for fewer than two, or more than there are
     """
-    size, (channels, resolution, _) = len(images.images), images.shape
+    size, (channels, resolution, _) = len(dataset.images), dataset.shape
     wanted = size if count is None else count
     if not 2 <= wanted <= size:
-        raise Unusable(f"--count {wanted} must be from 2 to {size}, the number of images")
+        raise UsageError(f"--count {wanted} must be from 2 to {size}, the number of images")
     rows = np.linspace(0, size - 1, wanted).astype(np.int64)
 
     def sample(indices: range) -> Tensor:
-        pixels = images.images[rows[indices.start : indices.stop]]  # [n, R, R, C]
-        if tell:
-            tell(indices.stop, wanted)
+        pixels = dataset.images[rows[indices.start : indices.stop]]  # [n, R, R, C]
+        if on_progress:
+            on_progress(indices.stop, wanted)
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
 
-    space = by_name(features, resolution, channels, inception)
+    space = named_space(features, resolution, channels, inception)
     metric_names("fd", space)  # refuses a covariance that is too large
-    return look(sample, Look(space, wanted, BLOCK, 0, 0, CPU), [OfAll()], ALONE)
+    return extract(sample, FeaturePass(space, wanted, BLOCK_IMAGES, 0, 0, CPU), [GaussianAcc()], SINGLE)
 
 
-def save(summary: Summary, out: Path) -> None:
+def save_reference(feature_stats: FeatureStats, out: Path) -> None:
     """`mu` [F] and `sigma` [F, F] float64, `count`, and by which `space` (`space_hash`, `resizer`) of [C, H, W] images.
 
     Complete or not at all; an older file is replaced.
     """
     if out.suffix != ".npz":
-        raise Unusable(f"--out {out} must end in .npz, such as stats.npz")
-    gaussian: Gaussian = summary.of(OfAll())
-    space = summary.space
-    with aside(out) as path, path.open("wb") as file:
+        raise UsageError(f"--out {out} must end in .npz, such as stats.npz")
+    gaussian: Gaussian = feature_stats.get(GaussianAcc())
+    space = feature_stats.space
+    with atomic_output(out) as path, path.open("wb") as file:
         np.savez(
             file,
             allow_pickle=False,
@@ -66,5 +70,5 @@ def save(summary: Summary, out: Path) -> None:
             space=np.str_(space.name),
             space_hash=np.str_(space.hash),
             resizer=np.str_(space.resizer),
-            image=np.array(summary.image),
+            image=np.array(feature_stats.image_shape),
         )

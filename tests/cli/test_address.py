@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from paragan.cli.common import _absolute
-from paragan.recipes import recipe
+from paragan.cli.common import with_absolute_paths
+from paragan.recipes import get_recipe
 
 
 def test_an_address_is_not_made_a_path():
-    run = recipe("folder")
+    run = get_recipe("folder")
     for path in ("http://127.0.0.1:1/shards", "s3://bucket/shards"):
         told = dataclasses.replace(run, data=dataclasses.replace(run.data, path=path))
-        assert _absolute(told).data.path == path
+        assert with_absolute_paths(told).data.path == path

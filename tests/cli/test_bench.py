@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paragan.plan.links import read_links
-from processes import call, refused
+from processes import run_cli, usage_error
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LAB = BENCHMARKS / "lib" / "netns_lab.py"
@@ -28,7 +28,7 @@ def test_two_ranks_send_what_was_predicted(tmp_path, processes):
     file = tmp_path / "rows.json"
     strategies = "--strategies=sync,sync+int4,quantized,CPOAdam-GQ+sign"
     settings = ("--params=100k", "--rounds=2", "--compute-ms=5", f"--json={file}")
-    for rank in processes.ranks(2, "bench", "strategies", strategies, *settings):
+    for rank in processes.start_ranks(2, "bench", "strategies", strategies, *settings):
         assert rank.wait() == 0, rank.err
     found = rows(file)
     assert [(row["strategy"], row["wire"]) for row in found] == [
@@ -47,20 +47,20 @@ def test_two_ranks_send_what_was_predicted(tmp_path, processes):
 
 def test_fields_of_a_strategy_and_what_the_busiest_rank_sends(tmp_path, processes):
     file = tmp_path / "rows.json"
-    strategies = (
-        "--strategies=async+split=1:1,async+split=1:1+snapshot_every=4+lead=3,async+split=1:1+snapshot_wire=int8"
-    )
-    for rank in processes.ranks(2, "bench", "strategies", strategies, "--params=100k", "--rounds=2", f"--json={file}"):
+    strategies = "--strategies=async+split=1:1,async+split=1:1+snapshot_every=4+max_lead_rounds=3,async+split=1:1+snapshot_wire=int8"
+    for rank in processes.start_ranks(
+        2, "bench", "strategies", strategies, "--params=100k", "--rounds=2", f"--json={file}"
+    ):
         assert rank.wait() == 0, rank.err
     found = rows(file)
-    assert [row["strategy"] for row in found][1] == "async+split=1:1+snapshot_every=4+lead=3"
+    assert [row["strategy"] for row in found][1] == "async+split=1:1+snapshot_every=4+max_lead_rounds=3"
     for row, numbers in zip(found, (4, 1, 1)):
         assert abs(row["sent_bytes"] - row["predicted_bytes"]) <= 1  # a fourth of a byte is no byte
         assert 0 <= row["sent_bytes"] / (50_000 * numbers) - 1 < 0.05
 
 
 def test_alone_nothing_is_sent_and_a_recipe_says_how_much_there_is(tmp_path):
-    assert call("bench", "strategies", "--recipe=digits", "--rounds=1", "--json", tmp_path / "a.json").status == 0
+    assert run_cli("bench", "strategies", "--recipe=digits", "--rounds=1", "--json", tmp_path / "a.json").status == 0
     (sync, quantized) = rows(tmp_path / "a.json")
     assert sync["sent_bytes"] == quantized["sent_bytes"] == 0
     assert sync["params"] == 144_930
@@ -78,22 +78,22 @@ def test_alone_nothing_is_sent_and_a_recipe_says_how_much_there_is(tmp_path):
     ],
 )
 def test_what_cannot_be_measured_is_refused(argument, said):
-    assert said in refused("bench", "strategies", argument)
+    assert said in usage_error("bench", "strategies", argument)
 
 
 def test_ranks_of_one_host_have_one_link(tmp_path, processes):
-    for rank in processes.ranks(3, "bench", "links", f"--out={tmp_path}/links.yaml"):
+    for rank in processes.start_ranks(3, "bench", "links", f"--out={tmp_path}/links.yaml"):
         assert rank.wait() == 0, rank.err
     links = read_links(tmp_path / "links.yaml")
     assert (links.hosts, links.ranks) == (1, 3)
-    assert links.within.bandwidth > 1e7
-    assert 0 < links.within.latency < 0.1
+    assert links.intra_host.bandwidth > 1e7
+    assert 0 < links.intra_host.latency < 0.1
 
 
 def test_links_that_cannot_be_measured_are_refused():
-    assert "one rank has no links" in refused("bench", "links")
-    assert "--ranks 0 must be 1 or more" in refused("bench", "links", "--ranks=0")
-    assert "its folder is not there" in refused("bench", "links", "--ranks=2", "--out=/proc/nope/links.yaml")
+    assert "one rank has no links" in usage_error("bench", "links")
+    assert "--ranks 0 must be 1 or more" in usage_error("bench", "links", "--ranks=0")
+    assert "its folder is not there" in usage_error("bench", "links", "--ranks=2", "--out=/proc/nope/links.yaml")
 
 
 # the laboratory
@@ -178,9 +178,9 @@ def test_links_of_a_laboratory_are_found_as_they_were_made(tmp_path):
     done = subprocess.run([*command, "--", *bench], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout
     links = read_links(tmp_path / "links.yaml")
-    assert (links.hosts, links.ranks, links.window) == (3, 3, 10 * 1448)
+    assert (links.hosts, links.ranks, links.initial_window_bytes) == (3, 3, 10 * 1448)
     for pair, mbit in (((0, 1), 40), ((0, 2), 10), ((1, 2), 10)):  # a busy machine may be slower, but is never faster
-        link = links.between(*pair)
+        link = links.link_between(*pair)
         assert mbit / 2 < 8e-6 * link.bandwidth < 1.1 * mbit
         assert 0.005 <= link.latency < 0.05
 
@@ -231,7 +231,7 @@ def test_what_the_laboratory_refuses(argument, said):
 
 def test_how_fast_images_come(tmp_path):
     file = tmp_path / "speed.json"
-    ended = call("bench", "pipeline", "--data=digits", "--seconds=1", "--batch=32", f"--json={file}")
+    ended = run_cli("bench", "pipeline", "--data=digits", "--seconds=1", "--batch=32", f"--json={file}")
     assert ended.status == 0, ended
     found = rows(file)
     assert found["images_s"] > 0
@@ -242,4 +242,4 @@ def test_how_fast_images_come(tmp_path):
 
 @pytest.mark.parametrize("wrong", ["--batch=0", "--seconds=0", "--resolution=-1"])
 def test_a_measurement_that_cannot_be(wrong):
-    assert wrong.split("=")[0].strip("-") in refused("bench", "pipeline", "--data=digits", wrong)
+    assert wrong.split("=")[0].strip("-") in usage_error("bench", "pipeline", "--data=digits", wrong)

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from paragan.cli.main import main
-from paragan.data.dataset import load
-from processes import call, refused
+from paragan.data.dataset import load_data
+from processes import run_cli, usage_error
 
 RNG = np.random.default_rng(0)
 
@@ -74,7 +74,7 @@ BAD = {  # command line: what its one line must say
 
 @pytest.mark.parametrize("line", BAD)
 def test_bad_input_is_one_line_and_makes_nothing(line, tmp_path):
-    said = refused(*line.split())
+    said = usage_error(*line.split())
     assert all(words in said for words in BAD[line]), said
     assert not list(tmp_path.iterdir())
 
@@ -92,7 +92,7 @@ def test_every_help_teaches_by_examples(command, capsys):
 
 
 def test_inspect_says_what_is_there():
-    said = call("data", "inspect", "digits")
+    said = run_cli("data", "inspect", "digits")
     assert said.status == 0
     for words in ("1,797", "all 8 x 8", "10 classes: 0 (178)", "grey 1,797", "8 x 8, grey; 115 kB, held in memory"):
         assert words in said.out
@@ -101,7 +101,7 @@ def test_inspect_says_what_is_there():
 
 def test_inspect_with_bad_ones_ends_well_and_says_so_clearly():
     (photos() / "ant" / "bad.png").write_bytes(b"no image")
-    ended = call("data", "inspect", "photos", "--json=found.json", "--sheet=sheet.png")
+    ended = run_cli("data", "inspect", "photos", "--json=found.json", "--sheet=sheet.png")
     assert ended.status == 0
     assert "1 of 7 cannot be decoded" in ended.out
     assert "photos/ant/bad.png: not a PNG" in ended.out
@@ -109,7 +109,7 @@ def test_inspect_with_bad_ones_ends_well_and_says_so_clearly():
     assert [Path(one["name"]).name for one in found["bad"]] == ["bad.png"]
     with Image.open("sheet.png") as sheet:
         assert sheet.size == (3 * 64 + 4, 2 * 64 + 2)  # with gutters of 2
-    assert "none of the 1 images" in refused("data", "inspect", _only_bad())
+    assert "none of the 1 images" in usage_error("data", "inspect", _only_bad())
 
 
 @pytest.mark.parametrize("oddity", ["stray", "empty"])
@@ -120,19 +120,19 @@ def test_inspect_describes_what_training_would_refuse(oddity, tmp_path):
         Image.fromarray(RNG.integers(0, 256, (8, 8, 3), np.uint8)).save(folder / "stray.png")
     else:
         (folder / "cat").mkdir()
-    ended = call("data", "inspect", "photos", "--json=found.json", "--sheet=sheet.png")
+    ended = run_cli("data", "inspect", "photos", "--json=found.json", "--sheet=sheet.png")
     assert ended.status == 2
     assert {"stray": "3 classes: ant (3), bee (3), (no class) (1)", "empty": "cat (0)"}[oddity] in ended.out
     assert f"training would refuse it: data: {said[oddity]}" in ended.err
     assert json.loads(Path("found.json").read_text())["images"] == 6 + (oddity == "stray")
     assert Path("sheet.png").exists()
-    assert said[oddity] in refused("data", "convert", "photos", "a.zip")
+    assert said[oddity] in usage_error("data", "convert", "photos", "a.zip")
 
 
 def test_statistics_are_no_images():
-    assert call("data", "stats", str(photos()), "--out", "stats.npz").status == 0
+    assert run_cli("data", "stats", str(photos()), "--out", "stats.npz").status == 0
     for line in (["data", "inspect", "stats.npz"], ["train", "folder", "--data=stats.npz"]):
-        assert "stats.npz holds moments of images (mu, sigma; " in refused(*line)
+        assert "stats.npz holds moments of images (mu, sigma; " in usage_error(*line)
 
 
 def _only_bad() -> str:
@@ -157,40 +157,40 @@ sys.exit(main(["data", "convert", "digits", "{out}", "--resolution=64", *{["--to
 
 def test_convert_says_what_it_wrote_and_never_overwrites():
     photos(side=16)
-    ended = call("data", "convert", "photos", "a.npz", "--resolution=8")
+    ended = run_cli("data", "convert", "photos", "a.npz", "--resolution=8")
     assert (ended.status, ended.out) == (0, "6 images in a.npz, each 8 x 8, RGB\n")
     before = Path("a.npz").read_bytes()
-    assert "exists already" in refused("data", "convert", "digits", "a.npz")
+    assert "exists already" in usage_error("data", "convert", "digits", "a.npz")
     assert Path("a.npz").read_bytes() == before
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_shards_come_with_their_index_and_can_be_trained_on(channels):
     photos(channels=channels)
-    assert call("data", "shard", "photos", "shards", "--shard-mb=0.001").status == 0
+    assert run_cli("data", "shard", "photos", "shards", "--shard-mb=0.001").status == 0
     assert {"classes.json", "paragan-index.npz", "shard-000000.tar"} <= {path.name for path in Path("shards").iterdir()}
-    one, other = load("shards", resolution=None), load("photos", resolution=None)
+    one, other = load_data("shards", resolution=None), load_data("photos", resolution=None)
     assert (one.images[:] == other.images[:]).all()
     assert one.classes == other.classes == ("ant", "bee")
     Path("shards/paragan-index.npz").unlink()
-    assert "6 images" in call("data", "index", "shards").out
+    assert "6 images" in run_cli("data", "index", "shards").out
     assert Path("shards/paragan-index.npz").exists()
 
 
 def test_bad_ones_are_refused_or_skipped():
     (photos() / "ant" / "bad.png").write_bytes(b"no image")
-    assert "--skip-bad" in refused("data", "convert", "photos", "a.zip")
+    assert "--skip-bad" in usage_error("data", "convert", "photos", "a.zip")
     assert sorted(path.name for path in Path().iterdir()) == ["photos"]
-    ended = call("data", "convert", "photos", "a.zip", "--skip-bad", "--no-labels")
+    ended = run_cli("data", "convert", "photos", "a.zip", "--skip-bad", "--no-labels")
     assert "1 cannot be decoded and were left out: a.zip.bad.txt" in ended.out
-    assert load("a.zip", resolution=None).labels is None
+    assert load_data("a.zip", resolution=None).labels is None
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_stats_are_the_moments_of_the_pixels(channels):
     photos(count=20, channels=channels)
-    assert call("data", "stats", "photos", "--out=s.npz").status == 0
-    x = load("photos", resolution=None).images[:].transpose(0, 3, 1, 2).reshape(40, -1) / 255.0
+    assert run_cli("data", "stats", "photos", "--out=s.npz").status == 0
+    x = load_data("photos", resolution=None).images[:].transpose(0, 3, 1, 2).reshape(40, -1) / 255.0
     with np.load("s.npz") as found:
         assert np.allclose(found["mu"], x.mean(0), atol=1e-6)
         assert np.allclose(found["sigma"], np.cov(x, rowvar=False), atol=1e-6)
@@ -200,19 +200,19 @@ def test_stats_are_the_moments_of_the_pixels(channels):
 
 
 def test_stats_are_those_that_scores_compare_with():
-    from paragan.eval.accumulators import OfAll
-    from paragan.eval.evaluate import summarize
+    from paragan.eval.accumulators import GaussianAcc
+    from paragan.eval.evaluate import compute_feature_stats
     from paragan.eval.features import pixels
-    from paragan.eval.frechet import Gaussian, frechet
+    from paragan.eval.frechet import Gaussian, frechet_distance
 
-    assert "64" in call("data", "stats", "digits", "--out=s.npz", "--count=500").out
-    reals = load("digits", resolution=None).images[np.linspace(0, 1796, 500).astype(int)]
+    assert "64" in run_cli("data", "stats", "digits", "--out=s.npz", "--count=500").out
+    reals = load_data("digits", resolution=None).images[np.linspace(0, 1796, 500).astype(int)]
     space = pixels(8, 1)
-    wanted = summarize(reals, space=space, metrics=["fd"]).of(OfAll())
+    wanted = compute_feature_stats(reals, space=space, metrics=["fd"]).get(GaussianAcc())
     with np.load("s.npz") as found:
         stored = Gaussian(int(found["count"]), torch.from_numpy(found["mu"]), torch.from_numpy(found["sigma"]))
         assert str(found["space_hash"]) == space.hash
-    assert frechet(stored, wanted).value < 1e-5
+    assert frechet_distance(stored, wanted).value < 1e-5
 
 
 @pytest.mark.kill

@@ -9,37 +9,37 @@ import torch
 
 import tiny_run
 from paragan.comm.world import World
-from paragan.config.resolve import resolve, spec_of
-from paragan.config.run import on_lanes
-from paragan.core.devices import KINDS
-from paragan.plan.cost import forward_flops, round_flops
-from paragan.plan.memory import Footprint, foresee
-from paragan.plan.round_cost import few, of_a_round, one_round
-from paragan.train.build import build_nets
+from paragan.config.resolve import make_spec, resolve
+from paragan.config.run import with_lanes
+from paragan.core.devices import BACKENDS
+from paragan.plan.cost import count_forward_flops, count_round_flops
+from paragan.plan.memory import ResourceCounterMode, estimate
+from paragan.plan.round_cost import blank_dataset, estimate_round, play_one_round
+from paragan.train.build import build_networks
 from paragan.train.loop import play_round
-from paragan.train.session import assemble
-from processes import call
+from paragan.train.session import build_session
+from processes import run_cli
 
 VARIANTS = {
     "plain": (),
     "r1": ("objective.r1=1", "objective.loss=nonsaturating"),
     "gp": ("objective.gp=10", "objective.loss=wasserstein", "d_steps=2", "nets.batch_norm=false"),
     "sgd": ("g.optimizer=sgd", "d.optimizer=sgd"),
-    "lane by lane": ("device.merge=1",),
+    "lane by lane": ("device.lanes_per_pass=1",),
     "async": ("strategy=async", "strategy.split=none", "strategy.critic_lags=[0,2]"),
     "bf16": ("device.precision=bf16",),
 }
 
 
 def test_a_footprint_is_what_is_alive_at_one_time():
-    with Footprint() as counted:
+    with ResourceCounterMode() as counted:
         a = torch.zeros(1000)
         b = a.view(10, 100)[2:]  # shares a's memory
         c = b * 2
         del c
         d = torch.zeros(100)
-    assert counted.peak == 4000 + 3200
-    assert counted.now == 4000 + 400
+    assert counted.peak_bytes == 4000 + 3200
+    assert counted.live_bytes == 4000 + 400
     del a, b, d
 
 
@@ -48,7 +48,7 @@ def test_nothing_is_computed():
         big = torch.zeros(1 << 20, 1 << 20)
         return big @ big
 
-    found = foresee(play)
+    found = estimate(play)
     assert found.peak_bytes == 2 * 4 << 40
     assert found.flops == 2.0 * (1 << 60)
 
@@ -58,7 +58,7 @@ def test_nothing_is_computed():
 def test_a_gradient_of_a_convolution_takes_twice_its_operations_whatever_its_groups(kind, groups):
     layer = kind(8, 8, 3, 2, groups=groups)
     x = torch.ones(2, 8, 9, 9, requires_grad=True)
-    with Footprint() as counted:
+    with ResourceCounterMode() as counted:
         y = layer(x)
         forward = counted.flops
         y.sum().backward()
@@ -67,40 +67,49 @@ def test_a_gradient_of_a_convolution_takes_twice_its_operations_whatever_its_gro
 
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
 def test_memory_and_operations_are_those_of_a_round_that_is_played(settings):
-    run = resolve(tiny_run.run("nets.width=16", "nets.batch_norm=true", *settings), tiny_run.images())
-    found = foresee(lambda: one_round(run, few(tiny_run.images())))
-    with Footprint() as counted:
-        kept = one_round(run, few(tiny_run.images()))
+    run = resolve(tiny_run.make_run("nets.width=16", "nets.batch_norm=true", *settings), tiny_run.make_dataset())
+    found = estimate(lambda: play_one_round(run, blank_dataset(tiny_run.make_dataset())))
+    with ResourceCounterMode() as counted:
+        kept = play_one_round(run, blank_dataset(tiny_run.make_dataset()))
     assert kept.clock.step == 1
-    assert found.peak_bytes == pytest.approx(counted.peak, rel=0.02)
+    assert found.peak_bytes == pytest.approx(counted.peak_bytes, rel=0.02)
     if settings == ():
-        s = assemble(
-            run, World.solo(), tiny_run.images(), build_nets(run, spec_of(run, tiny_run.images()), torch.device("cpu"))
+        s = build_session(
+            run,
+            World.solo(),
+            tiny_run.make_dataset(),
+            build_networks(run, make_spec(run, tiny_run.make_dataset()), torch.device("cpu")),
         )
         play_round(s)
-        counted = round_flops(*forward_flops(s.game), run.batch, 1)
+        counted = count_round_flops(*count_forward_flops(s.game), run.batch, 1)
         assert found.flops == pytest.approx(counted, rel=0.05)
 
 
 @pytest.mark.parametrize(("lanes", "merge"), [(8, 1), (11, 2), (16, 3), (16, 0)])
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
 def test_of_many_passes_a_few_tell_of_all(settings, lanes, merge):
-    run = resolve(on_lanes(tiny_run.run(f"device.merge={merge}", *settings), lanes), tiny_run.images())
-    assert of_a_round(run, few(tiny_run.images())) == foresee(lambda: one_round(run, few(tiny_run.images())))
+    run = resolve(
+        with_lanes(tiny_run.make_run(f"device.lanes_per_pass={merge}", *settings), lanes), tiny_run.make_dataset()
+    )
+    assert estimate_round(run, blank_dataset(tiny_run.make_dataset())) == estimate(
+        lambda: play_one_round(run, blank_dataset(tiny_run.make_dataset()))
+    )
 
 
 def test_more_memory_than_there_is_is_said(monkeypatch):
     arguments = ("train", "digits", "-n", "--nets.width=8", "--device.kind=cpu")
-    assert "memory here" not in call(*arguments).out
-    monkeypatch.setattr(type(KINDS["cpu"]), "memory", lambda self, device: 10**5)
-    assert "that is more than the 0 MB of memory here; --device.merge=1 takes less" in call(*arguments).out
-    assert call(*arguments, "--device.merge=1").out.endswith(" of memory here\n")
-    assert call(*arguments[:4], "--device.kind=cuda").status == 2
+    assert "memory here" not in run_cli(*arguments).out
+    monkeypatch.setattr(type(BACKENDS["cpu"]), "memory", lambda self, device: 10**5)
+    assert "that is more than the 0 MB of memory here; --device.lanes_per_pass=1 takes less" in run_cli(*arguments).out
+    assert run_cli(*arguments, "--device.lanes_per_pass=1").out.endswith(" of memory here\n")
+    assert run_cli(*arguments[:4], "--device.kind=cuda").status == 2
 
 
 def test_a_rank_has_its_lanes_alone():
-    run = dataclasses.replace(tiny_run.run("g_batch=32"), lanes=8)
-    part = on_lanes(run, 3)
+    run = dataclasses.replace(tiny_run.make_run("g_batch=32"), lanes=8)
+    part = with_lanes(run, 3)
     assert (part.batch, part.g_batch, part.lanes) == (6, 12, 3)
-    less, all_of_it = (foresee(lambda of=of: one_round(of, few(tiny_run.images()))) for of in (part, run))
+    less, all_of_it = (
+        estimate(lambda of=of: play_one_round(of, blank_dataset(tiny_run.make_dataset()))) for of in (part, run)
+    )
     assert less.peak_bytes < all_of_it.peak_bytes

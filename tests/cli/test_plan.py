@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import fake_profiles
-from paragan.plan.profile.profile import Noise, read_profile, written_profile
-from processes import call, refused
+from paragan.plan.profile.profile import NoiseScale, profile_to_yaml, read_profile
+from processes import run_cli, usage_error
 
 LINE = "--links=200 Mbit/s, 10 ms"
 
@@ -16,23 +16,25 @@ LINE = "--links=200 Mbit/s, 10 ms"
 @pytest.fixture
 def profile(tmp_path):
     """One of the digits' networks, by a device that is not here."""
-    from paragan.config.resolve import load_images, resolve, spec_of
+    from paragan.config.resolve import load_dataset, make_spec, resolve
     from paragan.core.rng import CPU
-    from paragan.recipes import recipe
-    from paragan.train.build import build_nets
+    from paragan.recipes import get_recipe
+    from paragan.train.build import build_networks
 
-    run = recipe("digits")
-    images = load_images(run)
-    pair = build_nets(resolve(run, images), spec_of(run, images), CPU)
+    run = get_recipe("digits")
+    images = load_dataset(run)
+    pair = build_networks(resolve(run, images), make_spec(run, images), CPU)
     g, d = (sum(p.numel() for p in net.parameters()) for net in (pair.g, pair.d))
-    found = fake_profiles.profile(noise=64, memory=((16, 10**8), (64, 3 * 10**8)))
+    found = fake_profiles.make_profile(noise=64, memory=((16, 10**8), (64, 3 * 10**8)))
     path = tmp_path / "profile.yaml"
-    path.write_text(written_profile(dataclasses.replace(found, params=(g, d))))
+    path.write_text(profile_to_yaml(dataclasses.replace(found, num_params=(g, d))))
     return f"--profile={path}"
 
 
 def test_a_plan(profile, tmp_path):
-    told = call("plan", "digits", "--hosts=4", LINE, "--kimg=100", "--price=2", profile, f"--json={tmp_path}/plan.json")
+    told = run_cli(
+        "plan", "digits", "--hosts=4", LINE, "--kimg=100", "--price=2", profile, f"--json={tmp_path}/plan.json"
+    )
     assert told.status == 0, told.err
     lines = told.out.splitlines()
     assert lines[0].startswith("digits, 4 ranks: 4 hosts, 200 Mbit/s, 10 ms")
@@ -47,7 +49,7 @@ def test_a_plan(profile, tmp_path):
 
 
 def test_one_host_is_a_plain_command(profile):
-    told = call("plan", "digits", "--ranks-per-host=2", "--strategies=sync,gossip", profile, "--seed=3")
+    told = run_cli("plan", "digits", "--ranks-per-host=2", "--strategies=sync,gossip", profile, "--seed=3")
     assert told.status == 0, told.err
     assert told.out.splitlines()[-1].startswith("run: paragan train digits")
     assert "--ranks 2" in told.out
@@ -55,21 +57,21 @@ def test_one_host_is_a_plain_command(profile):
 
 
 def test_the_batch_is_left_to_the_noise(profile):
-    told = call("plan", "digits", "--hosts=4", LINE, "--batch=auto", "--strategies=sync", profile)
+    told = run_cli("plan", "digits", "--hosts=4", LINE, "--batch=auto", "--strategies=sync", profile)
     assert told.status == 0, told.err
     assert len([line for line in told.out.splitlines() if line.startswith("sync ")]) == 5
 
 
 def test_the_command_trains_what_was_planned(profile, tmp_path):
-    told = call("plan", "digits", "--hosts=4", LINE, "--strategies=sync", "--kimg=1234567.25", profile)
+    told = run_cli("plan", "digits", "--hosts=4", LINE, "--strategies=sync", "--kimg=1234567.25", profile)
     assert " --kimg 1234567.25 " in told.out
     noisy = tmp_path / "noisy.yaml"
     known = read_profile(Path(profile.partition("=")[2]))
-    noisy.write_text(written_profile(dataclasses.replace(known, noise={"G": Noise(1000.0, 500.0, 2000.0)})))
+    noisy.write_text(profile_to_yaml(dataclasses.replace(known, noise_scale={"G": NoiseScale(1000.0, 500.0, 2000.0)})))
     arguments = ("--batch=auto", "--g_batch=256", "--kimg=10", "--strategies=sync", f"--profile={noisy}")
     last = next(
         line
-        for line in call("plan", "digits", "--hosts=4", LINE, *arguments).out.splitlines()
+        for line in run_cli("plan", "digits", "--hosts=4", LINE, *arguments).out.splitlines()
         if line.startswith("run: ")
     )
     batch = int(last.partition("--batch ")[2].split()[0])
@@ -79,8 +81,8 @@ def test_the_command_trains_what_was_planned(profile, tmp_path):
 
 
 def test_many_workers_are_simulated(profile, tmp_path):
-    told = call(
-        *("plan", "digits", "--links=2000 hosts, 100/20 Mbit/s, 40 ms", "--simulate", "--leaving=0.01", profile),
+    told = run_cli(
+        *("plan", "digits", "--links=2000 hosts, 100/20 Mbit/s, 40 ms", "--large-scale", "--churn=0.01", profile),
         *("--strategies=gossip+int8,per-label", f"--json={tmp_path}/crowd.json"),
     )
     assert told.status == 0, told.err
@@ -119,15 +121,18 @@ def test_many_workers_are_simulated(profile, tmp_path):
         (["--hosts=3", LINE, "--strategies=syncc"], "there is no syncc"),
         (["--hosts=2", LINE, "--json=/nowhere/x.json"], "--json /nowhere/x.json"),
         (["--hosts=2", LINE, "--nets.width=8"], "is of another game than digits"),
-        (["--links=9 hosts, 1 Gbit/s, 1 ms", "--simulate", "--leaving=2"], "--leaving 2"),
-        (["--links=9000000 hosts, 1 Gbit/s, 1 ms", "--simulate"], "200,000 can be simulated"),
-        (["--links=1 hosts, 1 Gbit/s, 1 ms", "--simulate"], "2 to 200,000 can be simulated"),
-        (["--links=4 hosts of 2 ranks, 1 Gbit/s, 1 ms", "--simulate"], "a worker on each host"),
-        (["--links=9 hosts, 1 Gbit/s, 1 ms", "--simulate", "--strategies=async+split=3:3"], "split=3:3 wants 6 ranks"),
-        (["--links=9 hosts, 1 Gbit/s, 1 ms", "--simulate", "--price=2"], "does not heed --price"),
-        (["--links=9 hosts, 1 Gbit/s, 1 ms", "--simulate", "--batch=auto"], "does not heed --batch auto"),
-        (["--links=9 hosts, 1 Gbit/s, 1 ms", "--simulate", "--ramp=1:256"], "does not heed --ramp=1:256"),
-        (["--hosts=2", LINE, "--leaving=0.1"], "--leaving is of crowds"),
+        (["--links=9 hosts, 1 Gbit/s, 1 ms", "--large-scale", "--churn=2"], "--churn 2"),
+        (["--links=9000000 hosts, 1 Gbit/s, 1 ms", "--large-scale"], "200,000 can be simulated"),
+        (["--links=1 hosts, 1 Gbit/s, 1 ms", "--large-scale"], "2 to 200,000 can be simulated"),
+        (["--links=4 hosts of 2 ranks, 1 Gbit/s, 1 ms", "--large-scale"], "a worker on each host"),
+        (
+            ["--links=9 hosts, 1 Gbit/s, 1 ms", "--large-scale", "--strategies=async+split=3:3"],
+            "split=3:3 wants 6 ranks",
+        ),
+        (["--links=9 hosts, 1 Gbit/s, 1 ms", "--large-scale", "--price=2"], "does not heed --price"),
+        (["--links=9 hosts, 1 Gbit/s, 1 ms", "--large-scale", "--batch=auto"], "does not heed --batch auto"),
+        (["--links=9 hosts, 1 Gbit/s, 1 ms", "--large-scale", "--ramp=1:256"], "does not heed --ramp=1:256"),
+        (["--hosts=2", LINE, "--churn=0.1"], "--churn is of crowds"),
         (["--hosts=2", "--links=1e-320 B/s, 1 ms"], "is not understood"),
         (["--hosts=2", "--links=0.000001 bit/s, 1 ms"], "a rate is above 0"),
         (["--hosts=2", "--links=25 Gbit/s"], "links: '25 Gbit/s' is not understood"),
@@ -136,21 +141,21 @@ def test_many_workers_are_simulated(profile, tmp_path):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_makes_no_sense_is_one_line(arguments, line, profile):
-    assert line in refused("plan", "digits", profile, *arguments)
+    assert line in usage_error("plan", "digits", profile, *arguments)
 
 
 def test_links_with_missing_pairs_are_refused(profile, tmp_path):
     (tmp_path / "links.yaml").write_text('hosts: 3\npairs: {0-1: "1 Gbit/s, 1 ms", 0-2: "1 Gbit/s, 1 ms"}\n')
-    assert "pairs lacks 1-2" in refused("plan", "digits", profile, f"--links={tmp_path}/links.yaml")
+    assert "pairs lacks 1-2" in usage_error("plan", "digits", profile, f"--links={tmp_path}/links.yaml")
 
 
 def test_a_file_of_links_may_have_the_one_line(profile, tmp_path):
     (tmp_path / "links.yaml").write_text("4 hosts, 200 Mbit/s, 10 ms\n")
-    ended = call("plan", "digits", profile, f"--links={tmp_path}/links.yaml", "--strategies=sync")
+    ended = run_cli("plan", "digits", profile, f"--links={tmp_path}/links.yaml", "--strategies=sync")
     assert "4 ranks: 4 hosts, 200 Mbit/s, 10 ms" in ended.out
     (tmp_path / "links.yaml").write_text("hosts: 2\nup: 1e-320 B/s\nlatency: 0\n")
-    assert "a rate is above 0" in refused("plan", "digits", profile, f"--links={tmp_path}/links.yaml")
+    assert "a rate is above 0" in usage_error("plan", "digits", profile, f"--links={tmp_path}/links.yaml")
 
 
 def test_a_profile_that_is_not_there_names_the_command_that_makes_one():
-    assert "paragan bench step RECIPE --out" in refused("plan", "digits", "--profile=/nowhere.yaml")
+    assert "paragan bench step RECIPE --out" in usage_error("plan", "digits", "--profile=/nowhere.yaml")

@@ -15,7 +15,7 @@ from PIL import Image
 from paragan.cli.main import main
 from paragan.core.schema import from_yaml
 from paragan.data import decode
-from processes import TINY, call, outcome, refused, trained
+from processes import TINY_RUN_ARGS, final_tensors, run_cli, train_tiny, usage_error
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ BAD = {  # command line: what its one line must say
 
 @pytest.mark.parametrize("line", BAD)
 def test_bad_input_is_one_line_and_makes_nothing(line, tmp_path):
-    said = refused(*line.split())
+    said = usage_error(*line.split())
     assert all(words in said for words in BAD[line]), said
     assert not list(tmp_path.iterdir())
 
@@ -109,13 +109,13 @@ FILES = {  # contents of run.yaml: what is said of them
 @pytest.mark.parametrize("contents", FILES)
 def test_a_file_that_is_no_run_is_refused(contents):
     Path("run.yaml").write_bytes(contents)
-    said = refused("train", "run.yaml")
+    said = usage_error("train", "run.yaml")
     assert all(words in said for words in FILES[contents]), said
 
 
 def test_a_folder_is_no_run_file():
     Path("run.yaml").mkdir()
-    assert "run.yaml cannot be read" in refused("train", "run.yaml")
+    assert "run.yaml cannot be read" in usage_error("train", "run.yaml")
 
 
 def picture(path: str) -> None:
@@ -160,7 +160,7 @@ def text_file() -> str:
 )
 def test_data_that_cannot_be_used_is_refused(make):
     words = make()
-    said = refused("train", "folder", "--nets=dcgan", "--data", next(Path().glob("data*")))
+    said = usage_error("train", "folder", "--nets=dcgan", "--data", next(Path().glob("data*")))
     assert said.startswith("paragan: data: ")
     assert words in said
     assert not Path("runs").exists()
@@ -184,22 +184,22 @@ PLACES = {
 def test_a_place_among_ranks_that_makes_no_sense_is_refused(places, monkeypatch):
     for place in places.split():
         monkeypatch.setenv(*place.split("="))
-    assert PLACES[places] in refused("train", *TINY)
+    assert PLACES[places] in usage_error("train", *TINY_RUN_ARGS)
 
 
 def test_ranks_are_for_those_without_a_launcher(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert "leave --ranks out" in refused("train", *TINY, "--ranks=2")
+    assert "leave --ranks out" in usage_error("train", *TINY_RUN_ARGS, "--ranks=2")
 
 
 def test_files_in_the_way_are_refused():
     Path("file").write_text("")
-    assert "file" in refused("train", *TINY, "--run-dir=file")
-    assert "--outdir file cannot be written" in refused("train", *TINY, "--outdir=file")
+    assert "file" in usage_error("train", *TINY_RUN_ARGS, "--run-dir=file")
+    assert "--outdir file cannot be written" in usage_error("train", *TINY_RUN_ARGS, "--outdir=file")
     Path("folder").mkdir()
     Path("folder/thesis.txt").write_text("")
-    assert "folder has files in it but no run.yaml" in refused("train", *TINY, "--run-dir=folder")
+    assert "folder has files in it but no run.yaml" in usage_error("train", *TINY_RUN_ARGS, "--run-dir=folder")
     assert [path.name for path in Path("folder").iterdir()] == ["thesis.txt"]
 
 
@@ -207,29 +207,29 @@ def test_files_in_the_way_are_refused():
 
 
 def test_a_dry_run_prints_a_record_that_reproduces_itself_and_makes_nothing(tmp_path):
-    first = call("train", *TINY, "--g.optimizer=sgd", "--average.half_life_kimg=3", "-n")
+    first = run_cli("train", *TINY_RUN_ARGS, "--g.optimizer=sgd", "--ema.half_life_kimg=3", "-n")
     assert first.status == 0
     assert not list(tmp_path.iterdir())
     Path("that.yaml").write_text(first.out)
-    assert call("train", "that.yaml", "-n") == first
+    assert run_cli("train", "that.yaml", "-n") == first
     assert from_yaml(first.out, "")["g"]["optimizer"]["name"] == "sgd"
 
 
 def test_a_dry_run_tells_the_cost_of_more_ranks():
-    alone, two = (call("train", *TINY, "-n", f"--ranks={n}").out for n in (1, 2))
+    alone, two = (run_cli("train", *TINY_RUN_ARGS, "-n", f"--ranks={n}").out for n in (1, 2))
     assert "# each rank sends 0 MB" in alone
     assert "# each rank sends 0 MB" not in two
-    teams = call("train", *TINY, "--strategy=async", "-n", "--ranks=2").out
+    teams = run_cli("train", *TINY_RUN_ARGS, "--strategy=async", "-n", "--ranks=2").out
     assert "# a rank of G sends" in teams
     assert "# a rank of D sends" in teams
 
 
 def test_recipes_and_fields_are_listed():
-    listed = call("recipes")
+    listed = run_cli("recipes")
     names = [line.split()[0] for line in listed.out.splitlines()]
     assert names[:3] == ["digits", "fashion", "folder"]
     assert "biggan-imagenet1024" in names
-    fields = call("train", "--fields")
+    fields = run_cli("train", "--fields")
     assert fields.status == 0
     for name in ("batch", "g.optimizer.lr", "nets.width", "objective.r1", "strategy.order", "device.threads"):
         assert f"--{name} " in fields.out
@@ -238,7 +238,7 @@ def test_recipes_and_fields_are_listed():
 def test_help_is_no_mistake(capsys):
     for words in ([], ["train"], ["sample"], ["eval"]):
         with pytest.raises(SystemExit) as ended:
-            call(*words, "--help")
+            run_cli(*words, "--help")
         assert ended.value.code == 0
 
 
@@ -253,31 +253,31 @@ def test_which_version_it_is(capsys):
 
 
 def test_a_record_repeats_its_run_bit_for_bit(finished):
-    ended = call("train", finished / "run.yaml", "--run-dir=again")
+    ended = run_cli("train", finished / "run.yaml", "--run-dir=again")
     assert ended.status == 0
-    assert outcome(Path("again")) == outcome(finished)
+    assert final_tensors(Path("again")) == final_tensors(finished)
     assert Path("again/run.yaml").read_bytes() == (finished / "run.yaml").read_bytes()
 
 
 def test_another_seed_is_another_run(finished):
-    assert outcome(trained(Path("run"), "--kimg=0.16", "--seed=1")) != outcome(finished)
+    assert final_tensors(train_tiny(Path("run"), "--kimg=0.16", "--seed=1")) != final_tensors(finished)
 
 
 def test_a_folder_keeps_to_its_run(finished):
     shutil.copytree(finished, "run")
-    before = outcome(Path("run"))
-    said = refused("train", *TINY, "--run-dir=run", "--batch=32", "--lanes=4")
+    before = final_tensors(Path("run"))
+    said = usage_error("train", *TINY_RUN_ARGS, "--run-dir=run", "--batch=32", "--lanes=4")
     assert "batch was 16, is 32" in said
     assert "lanes was 2, is 4" in said
-    assert "recipe was 'digits', is 'folder'" in refused("train", "folder", "--data=digits", "--resume=run")
-    assert "--resume never" in refused("train", *TINY, "--run-dir=run", "--resume=never")
-    assert outcome(Path("run")) == before
-    assert call("train", *TINY, "--resume=run", "--kimg=0.176").status == 0  # a run may become longer
+    assert "recipe was 'digits', is 'folder'" in usage_error("train", "folder", "--data=digits", "--resume=run")
+    assert "--resume never" in usage_error("train", *TINY_RUN_ARGS, "--run-dir=run", "--resume=never")
+    assert final_tensors(Path("run")) == before
+    assert run_cli("train", *TINY_RUN_ARGS, "--resume=run", "--kimg=0.176").status == 0  # a run may become longer
 
 
 def test_samples_as_a_grid_an_archive_or_a_folder(finished):
     for out in ("grid.png", "samples.npz", "folder"):
-        assert call("sample", finished, "--count=12", "--labels=3,7", "--out", out).status == 0
+        assert run_cli("sample", finished, "--count=12", "--labels=3,7", "--out", out).status == 0
     with Image.open("grid.png") as grid:
         assert grid.size == (4 * 64 + 3 * 2, 3 * 64 + 2 * 2)
     with np.load("samples.npz") as made:
@@ -289,7 +289,7 @@ def test_samples_as_a_grid_an_archive_or_a_folder(finished):
 
 def test_a_sample_depends_on_seed_and_index_alone(finished):
     def images(*more: str) -> np.ndarray:
-        assert call("sample", finished, "--labels=3", "--out=samples.npz", *more).status == 0
+        assert run_cli("sample", finished, "--labels=3", "--out=samples.npz", *more).status == 0
         with np.load("samples.npz") as made:
             return made["images"]
 
@@ -300,32 +300,32 @@ def test_a_sample_depends_on_seed_and_index_alone(finished):
 
 
 def test_samples_that_cannot_be_made_are_refused(finished):
-    assert "there is no class '10'" in refused("sample", finished, "--labels=10", "--out=a.png")
-    assert "there is no class 'x'" in refused("sample", finished, "--labels=3,x", "--out=a.png")
-    assert "unknown extension .gif" in refused("sample", finished, "--out=a.gif")
+    assert "there is no class '10'" in usage_error("sample", finished, "--labels=10", "--out=a.png")
+    assert "there is no class 'x'" in usage_error("sample", finished, "--labels=3,x", "--out=a.png")
+    assert "unknown extension .gif" in usage_error("sample", finished, "--out=a.gif")
     Path("file").write_text("")
-    assert "cannot be written" in refused("sample", finished, "--out=file/a.png")
+    assert "cannot be written" in usage_error("sample", finished, "--out=file/a.png")
 
 
 def test_more_samples_than_memory_holds_are_refused_with_a_bound_that_works(finished, monkeypatch):
     for out in ("a.png", "a.npz", "folder"):
-        assert "--count 1000000000000 is more than" in refused("sample", finished, "--count", 10**12, "--out", out)
+        assert "--count 1000000000000 is more than" in usage_error("sample", finished, "--count", 10**12, "--out", out)
     monkeypatch.setattr(decode, "ram_bytes", lambda: 4 * 10 * 64 * 64)
-    assert "at most 10 (another --seed" in refused("sample", finished, "--count=11", "--out=a.png")
-    assert call("sample", finished, "--count=10", "--out=a.png").status == 0
-    assert "at most 640 (" in refused("sample", finished, "--count=641", "--out=a.npz")
-    assert "at most 0 (frames" in refused("sample", finished, "--video=a.gif")
+    assert "at most 10 (another --seed" in usage_error("sample", finished, "--count=11", "--out=a.png")
+    assert run_cli("sample", finished, "--count=10", "--out=a.png").status == 0
+    assert "at most 640 (" in usage_error("sample", finished, "--count=641", "--out=a.npz")
+    assert "at most 0 (frames" in usage_error("sample", finished, "--video=a.gif")
 
 
 def test_labels_are_refused_where_there_are_no_classes():
-    trained(Path("run"), "--kimg=0.016", "--data.labels=false")
-    assert "without classes" in refused("sample", "run", "--labels=3", "--out=a.png")
-    assert call("sample", "run", "--out=a.png").status == 0
+    train_tiny(Path("run"), "--kimg=0.016", "--data.labels=false")
+    assert "without classes" in usage_error("sample", "run", "--labels=3", "--out=a.png")
+    assert run_cli("sample", "run", "--out=a.png").status == 0
 
 
 def test_scores_are_added_with_their_protocol(finished):
     shutil.copytree(finished, "run")
-    ended = call("eval", "run", "--metrics=fd,kid", "--count=32")
+    ended = run_cli("eval", "run", "--metrics=fd,kid", "--count=32")
     assert ended.status == 0
     assert "fd_pixels" in ended.out
     assert ended.out.count("not comparable") == 1
@@ -338,24 +338,24 @@ def test_scores_are_added_with_their_protocol(finished):
 def test_scores_that_cannot_be_measured_are_refused(finished):
     shutil.copytree(finished, "run")
     before = Path("run/metrics.jsonl").read_bytes()
-    assert "did you mean" in refused("eval", "run", "--metrics=foo")
-    assert "missing nowhere" in refused("eval", "run", "--metrics=fid", "--inception=nowhere")
-    assert "count=0" in refused("eval", "run", "--count=0")
-    assert "nowhere does not exist" in refused("eval", "run", "--data=nowhere")
+    assert "did you mean" in usage_error("eval", "run", "--metrics=foo")
+    assert "missing nowhere" in usage_error("eval", "run", "--metrics=fid", "--inception=nowhere")
+    assert "count=0" in usage_error("eval", "run", "--count=0")
+    assert "nowhere does not exist" in usage_error("eval", "run", "--data=nowhere")
     assert Path("run/metrics.jsonl").read_bytes() == before
 
 
 def test_a_run_may_start_from_the_model_of_another(finished):
-    a, b = (trained(Path(name), "--kimg=0.016", "--init-from", str(finished)) for name in ("a", "b"))
-    assert outcome(a) == outcome(b) != outcome(trained(Path("c"), "--kimg=0.016"))
+    a, b = (train_tiny(Path(name), "--kimg=0.016", "--init-from", str(finished)) for name in ("a", "b"))
+    assert final_tensors(a) == final_tensors(b) != final_tensors(train_tiny(Path("c"), "--kimg=0.016"))
 
 
 @pytest.mark.parametrize("more", [[], ["--strategy=per-label"]])
 def test_a_model_of_another_architecture_is_refused_and_nothing_is_left(finished, more, tmp_path):
-    words = ["train", *TINY, "--init-from", finished, "--nets.width=12", *more]
+    words = ["train", *TINY_RUN_ARGS, "--init-from", finished, "--nets.width=12", *more]
     for where in (["--run-dir", tmp_path / "run"], ["--outdir", tmp_path / "runs"]):
-        line = refused(*words, *where)
+        line = usage_error(*words, *where)
         assert "model.safetensors holds another architecture; the first names that differ: " in line
         assert str(finished) in line
-    assert "no model.safetensors" in refused(*words, "--init-from", tmp_path, "--outdir", tmp_path / "runs")
+    assert "no model.safetensors" in usage_error(*words, "--init-from", tmp_path, "--outdir", tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []

@@ -24,23 +24,23 @@ def drifting(staleness, slow_ms):
 
         from paragan.comm.topology import Ring
         from paragan.game.player import Player
-        from paragan.strategies.gossip_dposg import Late
+        from paragan.strategies.gossip_dposg import AsyncGossipLinks
 
         net = nn.Linear(300, 7)
         nn.init.constant_(net.weight, world.rank)
         nn.init.constant_(net.bias, -world.rank)
         player = Player("G", net, lambda p: torch.optim.SGD(p, lr=0.1), bucket_bytes=4096)
-        late = Late(Ring(), world, staleness)
-        mixing, alone, times = late.mixing(player), player.flat.params.clone(), []
+        late = AsyncGossipLinks(Ring(), world, staleness)
+        mixing, alone, times = late.make_exchange(player), player.flat.params.clone(), []
         for step in range(STEPS):
             time.sleep(slow_ms / 1000 if world.rank == 3 else 0.002)
             with player.flat.exchanging(mixing, step):
                 pass
-            player.flat.conclude()
+            player.flat.finish()
             player.flat.params += 0.01 * (world.rank + 1)
             alone += 0.01 * (world.rank + 1)
             times.append(time.time())
-        late.settle()
+        late.drain()
         return times, player.flat.params.clone(), alone
 
     return job
@@ -72,18 +72,18 @@ def test_with_every_step_waited_for_it_is_the_ring(pool):
         from paragan.comm.gossip import Gossip
         from paragan.comm.topology import Ring
         from paragan.game.player import Player
-        from paragan.strategies.gossip_dposg import Late
+        from paragan.strategies.gossip_dposg import AsyncGossipLinks
 
         ends = []
         for kind in ("late", "ring"):
             torch.manual_seed(world.rank)
             player = Player("G", nn.Linear(30, 7), lambda p: torch.optim.SGD(p, lr=0.1))
-            late = Late(Ring(), world, 0)
-            mixing = late.mixing(player) if kind == "late" else Gossip(Ring(), world.everyone)
+            late = AsyncGossipLinks(Ring(), world, 0)
+            mixing = late.make_exchange(player) if kind == "late" else Gossip(Ring(), world.all_ranks)
             for step in range(5):
                 with player.flat.exchanging(mixing, step):
                     pass
-                player.flat.conclude()
+                player.flat.finish()
                 player.flat.params.mul_(1.1).add_(0.1 * world.rank)
             ends.append(player.flat.params.clone())
         return ends
@@ -94,9 +94,9 @@ def test_with_every_step_waited_for_it_is_the_ring(pool):
 
 def test_a_swap_that_has_arrived_is_mixed_while_an_older_one_is_under_way():
     """Else two ends wait for each other, each behind a swap that the other begins when it has seen the next."""
-    from paragan.comm.async_gossip import LateGossip
+    from paragan.comm.async_gossip import AsyncGossip
     from paragan.comm.bucket import Bucket
-    from paragan.comm.process_group import Waiter
+    from paragan.comm.process_group import WaitThread
 
     class Held:
         """A link to another rank, whose messages arrive when they are let go."""
@@ -111,7 +111,7 @@ def test_a_swap_that_has_arrived_is_mixed_while_an_older_one_is_under_way():
             return types.SimpleNamespace(wait=lambda: self.let_go[tag - 1].wait(20))
 
     link = Held()
-    mixing = LateGossip({1: 0.5}, {1: link}, lambda j: Waiter(20.0), 100, 1)  # pyright: ignore[reportArgumentType]
+    mixing = AsyncGossip({1: 0.5}, {1: link}, lambda j: WaitThread(20.0), 100, 1)  # pyright: ignore[reportArgumentType]
     buckets = [Bucket(torch.zeros(3), torch.zeros(3), i, [(0, "w")]) for i in range(2)]
     list(mixing(buckets[0], 0)), list(mixing(buckets[1], 0))
     link.let_go[1].set()

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.comm.bucket import Bucket, Moment
-from paragan.comm.compressed_allreduce import CompressedSum, NotFinite
+from paragan.comm.bucket import Bucket, ExchangeEvent
+from paragan.comm.compressed_allreduce import CompressedAllReduce, NonFiniteMessage
 from paragan.comm.compression.compressors import FP16, Exact, Int4, Int8, RandomK, Sign, TopK
-from paragan.comm.exchange import Local, Lookahead
-from paragan.comm.flat_params import Flat
+from paragan.comm.exchange import NoExchange, OptimisticMirrorDescent
+from paragan.comm.flat_params import FlatParams
 from paragan.comm.traffic import Meter
-from paragan.core.errors import Diverged, Failed
+from paragan.core.errors import Diverged, RunError
 
 
 def net(width=50):
@@ -33,13 +33,13 @@ def gradient(rank, step, n):
 
 def exchanged(world, exchange, steps, bucket_bytes=256):
     """What every step left in the gradients, and the residual in the end."""
-    flat, found = Flat(net(), bucket_bytes), []
+    flat, found = FlatParams(net(), bucket_bytes), []
     for step in range(steps):
         with flat.exchanging(exchange, step):
             flat.grads.copy_(gradient(world.rank, step, len(flat.grads)))
-        flat.conclude()
+        flat.finish()
         found.append(flat.grads.clone())
-    return found, flat.memories().get("error"), [len(bucket.grads) for bucket in flat.buckets]
+    return found, flat.states().get("error"), [len(bucket.grads) for bucket in flat.buckets]
 
 
 def simulated(wire, size, steps, buckets, feedback):
@@ -70,7 +70,7 @@ def simulated(wire, size, steps, buckets, feedback):
 @pytest.mark.parametrize("feedback", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize("size", [2, 4])
 def test_it_is_the_papers_server(pool, wire, feedback, size):
-    results = pool(size, lambda world: exchanged(world, CompressedSum(wire, world.everyone, feedback), 5))
+    results = pool(size, lambda world: exchanged(world, CompressedAllReduce(wire, world.all_ranks, feedback), 5))
     expected, errors = simulated(wire, size, 5, results[0][2], feedback)
     for rank, (found, error, _) in enumerate(results):
         for ours, theirs in zip(found, expected, strict=True):
@@ -86,10 +86,10 @@ def test_it_is_the_papers_server(pool, wire, feedback, size):
 def test_vectors_that_do_not_divide_or_are_shorter_than_the_ranks(pool, n, size):
     def job(world):
         bucket = Bucket(torch.zeros(n), gradient(world.rank, 0, n), 0, [(0, "w")])
-        for awaited in CompressedSum(Exact(), world.everyone)(bucket, 0):
-            if not isinstance(awaited, Moment):
+        for awaited in CompressedAllReduce(Exact(), world.all_ranks)(bucket, 0):
+            if not isinstance(awaited, ExchangeEvent):
                 awaited.wait()
-        return bucket.grads, bucket.memory("error")
+        return bucket.grads, bucket.state("error")
 
     for found, error in pool(size, job):
         torch.testing.assert_close(found, sum(gradient(r, 0, n) for r in range(size)))
@@ -99,7 +99,7 @@ def test_vectors_that_do_not_divide_or_are_shorter_than_the_ranks(pool, n, size)
 @pytest.mark.parametrize("wire", [Int4(), Sign(), RandomK(fraction=0.1)], ids=lambda w: w.name)
 def test_sent_plus_kept_is_the_gradient(pool, wire):
     """Over any number of steps: the sum of what arrived and what is owed is the sum of what was given."""
-    results = pool(4, lambda world: exchanged(world, CompressedSum(wire, world.everyone), 6))
+    results = pool(4, lambda world: exchanged(world, CompressedAllReduce(wire, world.all_ranks), 6))
     n = len(results[0][0][0])
     given = sum(gradient(rank, step, n).double() for rank in range(4) for step in range(6))
     arrived = sum(found.double() for found in results[0][0])
@@ -111,7 +111,7 @@ def test_sent_plus_kept_is_the_gradient(pool, wire):
 def test_bytes_counted_are_bytes_predicted(pool, size):
     def job(world):
         meter = Meter()
-        exchange = CompressedSum(Int8(), world.everyone.metered(meter))
+        exchange = CompressedAllReduce(Int8(), world.all_ranks.with_meter(meter))
         _, _, buckets = exchanged(world, exchange, 3)
         predicted = [exchange.traffic(n) for n in buckets]
         return (
@@ -127,40 +127,40 @@ def test_bytes_counted_are_bytes_predicted(pool, size):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_refused_by_all_and_nothing_moves(pool, bad):
     def job(world):
-        flat = Flat(net(), bucket_bytes=256, owner="D")
-        exchange = CompressedSum(Int4(), world.everyone)
+        flat = FlatParams(net(), bucket_bytes=256, player_name="D")
+        exchange = CompressedAllReduce(Int4(), world.all_ranks)
         with flat.exchanging(exchange, 0):
             flat.grads.copy_(gradient(world.rank, 0, len(flat.grads)))
-        flat.conclude()
-        before = flat.memories()["error"]
+        flat.finish()
+        before = flat.states()["error"]
         try:
             with flat.exchanging(exchange, 1):
                 flat.grads.copy_(gradient(world.rank, 1, len(flat.grads)))
                 if world.rank == 1:
                     flat.parameters[1].grad.view(-1)[3] = bad  # the last layer's weight: parameters run backwards
             said = None
-        except Failed as error:
+        except RunError as error:
             said = type(error), str(error)
-        return said, torch.equal(before, flat.memories()["error"])
+        return said, torch.equal(before, flat.states()["error"])
 
     for rank, (said, untouched) in enumerate(pool(3, job)):
         assert untouched
         if rank == 1:
             assert said == (Diverged, "the gradient of D 1.weight is not finite: the step was refused")
         else:
-            assert said[0] is NotFinite
+            assert said[0] is NonFiniteMessage
             assert "int4 wire brought numbers that are not finite" in said[1]
 
 
 def test_what_is_too_large_for_the_wire_is_refused_by_name(pool):
     def job(world):
-        flat = Flat(net(), bucket_bytes=256, owner="D")
+        flat = FlatParams(net(), bucket_bytes=256, player_name="D")
         try:
-            with flat.exchanging(CompressedSum(FP16(), world.everyone), 0):
+            with flat.exchanging(CompressedAllReduce(FP16(), world.all_ranks), 0):
                 if world.rank == 1:
                     flat.parameters[1].grad.view(-1)[3] = 7e4  # float32 holds it
             said = None
-        except Failed as error:
+        except RunError as error:
             said = str(error)
         return said
 
@@ -171,16 +171,16 @@ def test_what_is_too_large_for_the_wire_is_refused_by_name(pool):
 
 def test_lookahead_takes_the_gradient_ahead_and_steps_from_where_it_was():
     model = net()
-    flat, rate = Flat(model), 0.1
+    flat, rate = FlatParams(model), 0.1
     here = flat.params.clone()
     previous = torch.zeros_like(here)
     for step in range(3):
         seen = []
-        with flat.exchanging(Lookahead(Local(), lambda: rate), step):
+        with flat.exchanging(OptimisticMirrorDescent(NoExchange(), lambda: rate), step):
             seen.append(flat.params.clone())
             flat.grads.copy_(gradient(0, step, len(here)))
         assert torch.equal(seen[0], torch.sub(here, previous, alpha=rate))
-        flat.conclude()
+        flat.finish()
         assert torch.equal(flat.params, here)
         previous = flat.grads.clone()
         flat.params.sub_(flat.grads, alpha=rate)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.comm.bucket import ARRIVED, GRADIENT
-from paragan.comm.exchange import AllReduce, Local
-from paragan.comm.flat_params import ALIGN, Flat
+from paragan.comm.bucket import ALL_RECEIVED, GRAD_READY
+from paragan.comm.exchange import AllReduce, NoExchange
+from paragan.comm.flat_params import ALIGN_BYTES, FlatParams
 from paragan.comm.traffic import Traffic, ring_all_reduce
 
 
@@ -24,12 +24,12 @@ def gradients(model):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_network_does_not_change(layout):
     before, model = net().to(memory_format=layout), net().to(memory_format=layout)
-    flat = Flat(model)
+    flat = FlatParams(model)
     for (name, p), (other, q) in zip(before.named_parameters(), model.named_parameters(), strict=True):
         assert name == other
         assert p.stride() == q.stride()
         assert torch.equal(p, q)
-        assert q.data_ptr() % ALIGN == 0
+        assert q.data_ptr() % ALIGN_BYTES == 0
     gradients(model)
     gradients(before)
     for p, q in zip(before.parameters(), model.parameters(), strict=True):
@@ -40,7 +40,7 @@ def test_the_network_does_not_change(layout):
 
 def test_padding_stays_zero():
     model = net()
-    flat = Flat(model)
+    flat = FlatParams(model)
     gradients(model)
     inside = torch.zeros_like(flat.grads, dtype=torch.bool)
     for start, numel in flat.slices:
@@ -54,7 +54,7 @@ def test_frozen_parameters_are_left_where_they_are():
     model = net()
     model[0].requires_grad_(False)
     at = model[0].weight.data_ptr()
-    assert len(Flat(model).parameters) == 4
+    assert len(FlatParams(model).parameters) == 4
     assert model[0].weight.data_ptr() == at
 
 
@@ -67,9 +67,9 @@ class Diary:
     def __call__(self, bucket, step):
         me = bucket.params.data_ptr()
         self.lines.append(("open", me))
-        yield GRADIENT
+        yield GRAD_READY
         self.lines.append(("gradient", me))
-        yield ARRIVED
+        yield ALL_RECEIVED
         self.lines.append(("arrived", me))
 
     def traffic(self, n):
@@ -82,13 +82,13 @@ def play(flat, model, diary, passes=1, forward=gradients):
             forward(model)
         diary.lines.append(("end of passes", 0))
     diary.lines.append(("end of the beat", 0))
-    flat.conclude()
+    flat.finish()
     return [word for word, _ in diary.lines], [at for word, at in diary.lines if word == "gradient"]
 
 
 def test_gradients_leave_in_bucket_order_during_the_last_backward():
     model = net()
-    flat = Flat(model, bucket_bytes=256)
+    flat = FlatParams(model, bucket_bytes=256)
     assert len(flat.buckets) >= 3
     words, order = play(flat, model, Diary(), passes=2)
     n = len(flat.buckets)
@@ -98,7 +98,7 @@ def test_gradients_leave_in_bucket_order_during_the_last_backward():
 
 def test_a_parameter_the_loss_never_reached_leaves_as_zeros():
     model = net()
-    flat = Flat(model, bucket_bytes=256)
+    flat = FlatParams(model, bucket_bytes=256)
     words, order = play(flat, model, Diary(), forward=lambda m: m[0](torch.ones(1, 3, 8, 8)).sum().backward())
     n = len(flat.buckets)
     assert words == ["open"] * n + ["end of passes"] + ["gradient"] * n + ["end of the beat"] + ["arrived"] * n
@@ -108,27 +108,27 @@ def test_a_parameter_the_loss_never_reached_leaves_as_zeros():
 
 def test_nothing_exchanged_means_no_hooks():
     model = net()
-    flat = Flat(model)
-    with flat.exchanging(Local(), 0):
+    flat = FlatParams(model)
+    with flat.exchanging(NoExchange(), 0):
         gradients(model)
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
 def test_memories_survive_as_vectors_over_the_network():
     model = net()
-    flat = Flat(model, bucket_bytes=256)
+    flat = FlatParams(model, bucket_bytes=256)
     for i, bucket in enumerate(flat.buckets):
-        bucket.memory("error").fill_(i)
-    saved = flat.memories()
-    other = Flat(net(), bucket_bytes=1 << 20)  # other buckets, same vector
-    other.load_memories(saved)
-    assert torch.equal(other.memories()["error"], saved["error"])
+        bucket.state("error").fill_(i)
+    saved = flat.states()
+    other = FlatParams(net(), bucket_bytes=1 << 20)  # other buckets, same vector
+    other.load_states(saved)
+    assert torch.equal(other.states()["error"], saved["error"])
     assert saved["error"].shape == flat.params.shape
 
 
 def test_traffic_is_the_sum_over_buckets():
-    flat = Flat(net(), bucket_bytes=256)
-    assert flat.traffic(Local()) == Traffic()
+    flat = FlatParams(net(), bucket_bytes=256)
+    assert flat.traffic(NoExchange()) == Traffic()
     assert flat.traffic(Diary()) == Traffic(flat.params.numel(), len(flat.buckets))
     assert ring_all_reduce(400, 4) == Traffic(600, 6)
     assert ring_all_reduce(400, 1) == Traffic(0, 0)
@@ -141,16 +141,16 @@ def test_overlapped_equals_not_overlapped(pool, size):
     def job(world):
         class Afterwards:
             def __call__(self, bucket, step):
-                yield world.everyone.sum(torch.zeros(1))  # awaited when all passes are over
-                yield world.everyone.sum(bucket.grads)
+                yield world.all_ranks.all_reduce_sum(torch.zeros(1))  # awaited when all passes are over
+                yield world.all_ranks.all_reduce_sum(bucket.grads)
 
             def traffic(self, n):
                 return Traffic()
 
         found = []
-        for exchange in (AllReduce(world.everyone), Afterwards()):
+        for exchange in (AllReduce(world.all_ranks), Afterwards()):
             model = net().to(memory_format=torch.channels_last)
-            flat = Flat(model, bucket_bytes=256)
+            flat = FlatParams(model, bucket_bytes=256)
             with flat.exchanging(exchange, 0, passes=2):
                 for i in range(2):
                     model(torch.full((2, 3, 8, 8), 1.0 + world.rank + i)).square().sum().backward()

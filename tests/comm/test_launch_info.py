@@ -7,36 +7,38 @@ import socket
 import pytest
 
 import tiny_run
-from paragan.comm.process_group import Lost
-from paragan.comm.world import Place, _first_host, rendezvous
-from paragan.core.errors import Unusable
-from paragan.train.rank_agreement import refuse_disagreement
+from paragan.comm.process_group import CommunicationError
+from paragan.comm.world import LaunchInfo, _first_host, rendezvous
+from paragan.core.errors import UsageError
+from paragan.train.rank_agreement import check_same_config
 from processes import free_port
 
 
 def test_without_a_launcher_we_are_alone():
-    assert Place.from_environment({}) == Place(0, 1, 0, 1)
-    assert Place.from_environment({"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}) == Place()  # sbatch, without srun
+    assert LaunchInfo.from_environment({}) == LaunchInfo(0, 1, 0, 1)
+    assert (
+        LaunchInfo.from_environment({"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}) == LaunchInfo()
+    )  # sbatch, without srun
 
 
 def test_torchrun():
     env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-    assert Place.from_environment(env) == Place(5, 8, 1, 4)
+    assert LaunchInfo.from_environment(env) == LaunchInfo(5, 8, 1, 4)
 
 
 def test_ranks_that_were_started_by_hand():
-    assert Place.from_environment({"RANK": "1", "WORLD_SIZE": "2"}) == Place(1, 2, 0, 1)
+    assert LaunchInfo.from_environment({"RANK": "1", "WORLD_SIZE": "2"}) == LaunchInfo(1, 2, 0, 1)
 
 
 @pytest.mark.parametrize(("tasks", "local_size"), [("4(x2)", 4), ("4(x2),3", 4), ("8", 8), ("2,1", 2)])
 def test_srun(tasks, local_size):
     env = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": tasks}
-    assert Place.from_environment(env) == Place(5, 8, 1, local_size)
+    assert LaunchInfo.from_environment(env) == LaunchInfo(5, 8, 1, local_size)
 
 
 def test_torchrun_under_slurm_is_torchrun():
     env = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "RANK": "6", "WORLD_SIZE": "8"}
-    assert Place.from_environment(env).rank == 6
+    assert LaunchInfo.from_environment(env).rank == 6
 
 
 @pytest.mark.parametrize(
@@ -55,9 +57,9 @@ def test_torchrun_under_slurm_is_torchrun():
     ids=str,
 )
 def test_places_that_make_no_sense_are_refused_on_every_rank(env):
-    with pytest.raises(Unusable) as refused:
-        Place.from_environment(env)
-    assert not refused.value.everywhere  # rank 0 cannot say it for the others
+    with pytest.raises(UsageError) as refused:
+        LaunchInfo.from_environment(env)
+    assert not refused.value.same_on_all_ranks  # rank 0 cannot say it for the others
     assert any(name in str(refused.value) for name in env)
 
 
@@ -80,8 +82,10 @@ def test_the_first_host_of_slurms_list(nodes, host):
 
 def test_rank_0_is_awaited_for_the_timeout_and_named():
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port := free_port())}  # nobody is there
-    with pytest.raises(Lost, match=rf"rank 0 is not at 127\.0\.0\.1:{port} \(MASTER_ADDR:MASTER_PORT\), says rank 1: "):
-        rendezvous(Place(1, 2), env, 0.2)
+    with pytest.raises(
+        CommunicationError, match=rf"rank 0 is not at 127\.0\.0\.1:{port} \(MASTER_ADDR:MASTER_PORT\), says rank 1: "
+    ):
+        rendezvous(LaunchInfo(1, 2), env, 0.2)
 
 
 def test_a_port_that_is_taken_is_named():
@@ -89,23 +93,25 @@ def test_a_port_that_is_taken_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(Lost, match=f"rank 0 cannot serve 127.0.0.1:{port}"):
-            rendezvous(Place(0, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}, 1.0)
+        with pytest.raises(CommunicationError, match=f"rank 0 cannot serve 127.0.0.1:{port}"):
+            rendezvous(LaunchInfo(0, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}, 1.0)
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "http"])
 def test_a_port_that_is_none_is_refused(port):
-    with pytest.raises(Unusable, match="MASTER_PORT"):
-        rendezvous(Place(0, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}, 1.0)
+    with pytest.raises(UsageError, match="MASTER_PORT"):
+        rendezvous(LaunchInfo(0, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}, 1.0)
 
 
 def test_ranks_that_disagree_on_the_run_are_all_named(pool):
     def job(world):
         wire = {0: "int8", 1: "int4", 2: "int8"}[world.rank]
-        run = tiny_run.run(f"strategy.wire={wire}", f"batch={32 if world.rank == 2 else 16}", f"kimg={1 + world.rank}")
+        run = tiny_run.make_run(
+            f"strategy.wire={wire}", f"batch={32 if world.rank == 2 else 16}", f"kimg={1 + world.rank}"
+        )
         try:
-            refuse_disagreement(run, world)
-        except Unusable as error:
+            check_same_config(run, world)
+        except UsageError as error:
             return str(error)
 
     said = pool(3, job)

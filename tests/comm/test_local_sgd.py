@@ -12,16 +12,16 @@ import tiny_run
 from paragan.comm.world import World
 from paragan.train.loop import play_round
 
-ALONE = ("g.optimism=none", "d.optimism=none")
+ALONE = ("g.optimizer_wrapper=none", "d.optimizer_wrapper=none")
 PLAIN = ("nets.batch_norm=false", "nets.spectral=false", "g.optimizer=sgd", "d.optimizer=sgd")
 
 
 def simulated(run, ranks, rounds, every):
     """Every rank's players in one process: steps of their own, and the mean before every `every`-th."""
-    from paragan.strategies.base import deal
+    from paragan.strategies.base import assign_lanes
 
-    base = tiny_run.session(run)
-    games = [tiny_run.session(run).game for _ in range(ranks)]
+    base = tiny_run.make_session(run)
+    games = [tiny_run.make_session(run).game for _ in range(ranks)]
     for step in range(rounds):
         for name in ("d", "g"):
             if step and step % every == 0:
@@ -30,10 +30,10 @@ def simulated(run, ranks, rounds, every):
                     getattr(game, name).flat.params.copy_(mean)
             for rank, game in enumerate(games):
                 player = getattr(game, name)
-                mine = base.lanes.hand(step * run.batch, deal(run.lanes, rank, ranks).lanes)
-                z = mine.draw.normal(f"latent/{player.name}", 8)
-                y = mine.draw.choice(f"label/{player.name}", game.labels)
-                player.prepare((step + 1) * run.round)
+                mine = base.lanes.make_micro_batch(step * run.batch, assign_lanes(run.lanes, rank, ranks).lanes)
+                z = mine.rng.normal(f"latent/{player.name}", 8)
+                y = mine.rng.choice(f"label/{player.name}", game.labels)
+                player.prepare((step + 1) * run.round_images)
                 player.flat.grads.zero_()
                 with player.moving():
                     fake = game.g.net(z, y)
@@ -42,16 +42,16 @@ def simulated(run, ranks, rounds, every):
                         (real + relu(1 + game.d.net(fake.detach(), y))).mean().backward()
                     else:
                         (-game.d.net(fake, y).mean()).backward()
-                player.move((step + 1) * run.round, run.round)
+                player.move((step + 1) * run.round_images, run.round_images)
     return [{p.name: p.flat.params.clone() for p in game.players} for game in games]
 
 
 @pytest.mark.parametrize("every", [2, 3])
 def test_it_equals_a_simulation_of_all_ranks(pool, every):
-    run = tiny_run.run("strategy=sync", f"strategy.every={every}", *PLAIN)
+    run = tiny_run.make_run("strategy=sync", f"strategy.sync_period={every}", *PLAIN)
 
     def job(world):
-        s = tiny_run.session(run, world)
+        s = tiny_run.make_session(run, world)
         for _ in range(7):
             play_round(s)
         return {p.name: p.flat.params.clone() for p in s.game.players}
@@ -63,17 +63,17 @@ def test_it_equals_a_simulation_of_all_ranks(pool, every):
 
 def test_teams_keep_periods_of_their_own(pool):
     """Two ranks of G and two of D: within a period they are apart, and what is evaluated is the mean of a team."""
-    from paragan.train.averaged_model import consensus, evaluated
+    from paragan.train.averaged_model import averaged_networks, consensus_distance
 
-    run = tiny_run.run("strategy=async", "strategy.split='2:2'", "strategy.every=2", *ALONE)
+    run = tiny_run.make_run("strategy=async", "strategy.split='2:2'", "strategy.sync_period=2", *ALONE)
 
     def job(world):
-        s = tiny_run.session(run, world)
+        s = tiny_run.make_session(run, world)
         for _ in range(4):
             play_round(s)
-        s.role.settle()
-        own, apart = copy.deepcopy([p.flat.params for p in s.game.players]), consensus(s)
-        with evaluated(s):
+        s.role.drain()
+        own, apart = copy.deepcopy([p.flat.params for p in s.game.players]), consensus_distance(s)
+        with averaged_networks(s):
             mean = s.game.d.flat.params.clone()
         return own, apart, mean
 
@@ -87,10 +87,10 @@ def test_teams_keep_periods_of_their_own(pool):
 
 def test_several_steps_of_d_in_a_round(pool):
     """Right after D's turn begins in a round that agrees, all ranks are at one point."""
-    run = tiny_run.run("strategy=sync", "strategy.every=2", "d_steps=2", "objective.loss=wasserstein")
+    run = tiny_run.make_run("strategy=sync", "strategy.sync_period=2", "d_steps=2", "objective.loss=wasserstein")
 
     def job(world):
-        s, found = tiny_run.session(run, world), []
+        s, found = tiny_run.make_session(run, world), []
         prepare = s.game.d.net.register_forward_pre_hook(lambda *_: found.append(s.game.d.flat.params.clone()))
         for _ in range(5):
             found.clear()
@@ -103,7 +103,7 @@ def test_several_steps_of_d_in_a_round(pool):
 
 
 def test_alone_there_is_nothing_to_agree_on():
-    assert tiny_run.same(
-        tiny_run.play(tiny_run.run("strategy=sync", "strategy.every=2"), 5, World.solo()),
-        tiny_run.play(tiny_run.run("strategy=sync"), 5),
+    assert tiny_run.is_equal(
+        tiny_run.play_rounds(tiny_run.make_run("strategy=sync", "strategy.sync_period=2"), 5, World.solo()),
+        tiny_run.play_rounds(tiny_run.make_run("strategy=sync"), 5),
     )

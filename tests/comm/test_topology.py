@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from paragan.comm.topology import (
-    EVERY,
+    BUILTIN_TOPOLOGIES,
     Complete,
     Exponential,
-    Graph,
+    GraphFile,
     Hypercube,
     Matching,
     OnePeer,
@@ -17,17 +17,17 @@ from paragan.comm.topology import (
     Ring,
     Star,
     Torus,
-    among,
-    check,
+    check_topology,
     contraction,
-    mates,
-    messages,
-    rounds_for,
-    stays,
+    is_static,
+    messages_per_step,
+    neighbors,
+    restrict_to,
+    rounds_for_consensus,
 )
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 
-every_topology = pytest.mark.parametrize("topology", EVERY, ids=lambda t: t.name)
+every_topology = pytest.mark.parametrize("topology", BUILTIN_TOPOLOGIES, ids=lambda t: t.name)
 SIZES = (1, 2, 3, 4, 6, 8, 9, 16, 32)
 
 
@@ -39,7 +39,7 @@ def spread(met, size):
 
 @every_topology
 def test_every_matrix_is_doubly_stochastic_and_connects(topology):
-    for size in (n for n in SIZES if not topology.misfit(n)):
+    for size in (n for n in SIZES if not topology.unsupported_reason(n)):
         met = np.eye(size, dtype=bool)
         for step in range(topology.period(size) or 60):
             w = topology.matrix(size, step)
@@ -73,7 +73,7 @@ def test_the_distance_to_the_mean_falls_as_stated(topology, size):
 
 def test_second_eigenvalues_that_are_known():
     assert [round(contraction(Ring(), n), 3) for n in (4, 8, 16, 32)] == [0.333, 0.805, 0.949, 0.987]
-    assert [rounds_for(Ring(), n, 1e-2) for n in (4, 8, 16, 32)] == [5, 22, 89, 358]
+    assert [rounds_for_consensus(Ring(), n, 1e-2) for n in (4, 8, 16, 32)] == [5, 22, 89, 358]
     assert contraction(Complete(), 8) == 0
     assert contraction(Star(), 8) == pytest.approx(1 - 1 / 8)
     assert contraction(Matching(), 8) == pytest.approx((6 / 14) ** 0.5)
@@ -91,7 +91,7 @@ def test_one_peer_reaches_the_mean_in_log2_steps(size):
 
 
 def test_messages_a_step():
-    sent = {t.name: messages(t, 16) for t in EVERY}
+    sent = {t.name: messages_per_step(t, 16) for t in BUILTIN_TOPOLOGIES}
     assert sent == {
         "ring": 2, "torus": 4, "hypercube": 4, "exponential": 4, "one-peer": 1, "complete": 15,
         "star": 30 / 16, "matching": 1, "random-ring": 2,
@@ -100,12 +100,12 @@ def test_messages_a_step():
 
 @every_topology
 def test_what_one_hears_another_tells(topology):
-    for size in (n for n in SIZES if not topology.misfit(n)):
+    for size in (n for n in SIZES if not topology.unsupported_reason(n)):
         for step in (0, 1, 5):
-            those = [mates(topology, size, rank, step) for rank in range(size)]
-            assert all(j in those[i].hears for j in range(size) for i in those[j].tells)
-            assert sum(len(m.tells) for m in those) == sum(len(m.hears) for m in those)
-            assert all(m.own + sum(m.hears.values()) == pytest.approx(1) for m in those)
+            those = [neighbors(topology, size, rank, step) for rank in range(size)]
+            assert all(j in those[i].recv_from for j in range(size) for i in those[j].send_to)
+            assert sum(len(m.send_to) for m in those) == sum(len(m.recv_from) for m in those)
+            assert all(m.self_weight + sum(m.recv_from.values()) == pytest.approx(1) for m in those)
 
 
 def test_random_graphs_differ_from_step_to_step_and_follow_the_seed():
@@ -122,8 +122,8 @@ def test_random_graphs_differ_from_step_to_step_and_follow_the_seed():
     ],
 )
 def test_what_does_not_fit_names_what_does(topology, size, said):
-    with pytest.raises(Unusable, match=said):
-        check(topology, size)
+    with pytest.raises(UsageError, match=said):
+        check_topology(topology, size)
 
 
 RING4 = "0.5,0.25,0,0.25\n0.25,0.5,0.25,0\n0,0.25,0.5,0.25\n0.25,0,0.25,0.5\n"
@@ -132,10 +132,10 @@ RING4 = "0.5,0.25,0,0.25\n0.25,0.5,0.25,0\n0,0.25,0.5,0.25\n0.25,0,0.25,0.5\n"
 def test_a_graph_from_a_file(tmp_path):
     file = tmp_path / "ring.csv"
     file.write_text(RING4)
-    graph = Graph(path=str(file))
-    check(graph, 4)
+    graph = GraphFile(path=str(file))
+    check_topology(graph, 4)
     assert contraction(graph, 4) == pytest.approx(0.5)
-    assert mates(graph, 4, 0, 3).hears == {1: 0.25, 3: 0.25}
+    assert neighbors(graph, 4, 0, 3).recv_from == {1: 0.25, 3: 0.25}
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_a_graph_from_a_file(tmp_path):
 def test_a_graph_that_cannot_be_is_refused(tmp_path, text, said):
     file = tmp_path / "graph.csv"
     file.write_text(text)
-    with pytest.raises(Unusable, match=said):
-        check(Graph(path=str(file)), 4)
+    with pytest.raises(UsageError, match=said):
+        check_topology(GraphFile(path=str(file)), 4)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_graph_that_cannot_be_is_refused(tmp_path, text, said):
     ],
 )
 def test_survivors_have_a_graph_that_mixes(topology, seats, began, left):
-    found = among(topology, seats, began)
+    found = restrict_to(topology, seats, began)
     assert found.name == left
     w = found.matrix(len(seats), 0)
     np.testing.assert_allclose(w.sum(0), 1)
@@ -179,4 +179,4 @@ def test_survivors_have_a_graph_that_mixes(topology, seats, began, left):
 
 
 def test_which_graphs_stay():
-    assert [t.name for t in EVERY if stays(t, 8)] == ["ring", "torus", "hypercube", "complete", "star"]
+    assert [t.name for t in BUILTIN_TOPOLOGIES if is_static(t, 8)] == ["ring", "torus", "hypercube", "complete", "star"]

@@ -8,16 +8,16 @@ import time
 import pytest
 import torch
 
-from paragan.comm.process_group import Lost
-from paragan.comm.sockets import open_sockets, still_open
+from paragan.comm.process_group import CommunicationError
+from paragan.comm.sockets import duplicate_socket, open_sockets
 from paragan.comm.world import World
 
 
 def test_sum_and_gather(pool):
     def job(world):
         x = torch.arange(5.0) * (world.rank + 1)
-        world.everyone.sum(x).wait()
-        rows, work = world.everyone.gather(torch.tensor([world.rank, 7]))
+        world.all_ranks.all_reduce_sum(x).wait()
+        rows, work = world.all_ranks.all_gather(torch.tensor([world.rank, 7]))
         work.wait()
         return x, rows
 
@@ -29,27 +29,27 @@ def test_sum_and_gather(pool):
 def test_solo_needs_no_process_group():
     world = World.solo()
     x = torch.ones(3)
-    world.everyone.sum(x).wait()
-    rows, work = world.everyone.gather(x)
+    world.all_ranks.all_reduce_sum(x).wait()
+    rows, work = world.all_ranks.all_gather(x)
     work.wait()
     assert rows.shape == (1, 3)
-    assert world.agree("word") == ["word"]
+    assert world.all_gather_str("word") == ["word"]
     world.close()
 
 
 def test_groups_of_some_ranks(pool):
     def job(world):
-        groups = [world.group([0, 2]), world.group([1])]
+        groups = [world.new_group([0, 2]), world.new_group([1])]
         mine = next(g for g in groups if g)
         x = torch.tensor([float(world.rank)])
-        mine.sum(x).wait()
+        mine.all_reduce_sum(x).wait()
         return mine.size, mine.rank, x.item()
 
     assert pool(3, job) == [(2, 0, 2.0), (1, 0, 1.0), (2, 1, 2.0)]
 
 
 def test_agree_tells_everyone_every_word(pool):
-    assert pool(3, lambda world: world.agree(f"from {world.rank}")) == [["from 0", "from 1", "from 2"]] * 3
+    assert pool(3, lambda world: world.all_gather_str(f"from {world.rank}")) == [["from 0", "from 1", "from 2"]] * 3
 
 
 def test_a_rank_that_does_not_speak_is_named(pool):
@@ -57,8 +57,8 @@ def test_a_rank_that_does_not_speak_is_named(pool):
         if world.rank == 1:
             time.sleep(1)
             return "late"
-        with pytest.raises(Lost, match=r"rank 1 did not arrive within 0\.3 s"):
-            world.agree("here", timeout_s=0.3)
+        with pytest.raises(CommunicationError, match=r"rank 1 did not arrive within 0\.3 s"):
+            world.all_gather_str("here", timeout_s=0.3)
         return "named"
 
     assert pool(3, job) == ["named", "late", "named"]
@@ -67,8 +67,8 @@ def test_a_rank_that_does_not_speak_is_named(pool):
 def test_the_fault_of_one_rank_reaches_the_others_with_rank_and_step(pool):
     def job(world):
         if world.rank == 2:
-            return world.explain(ValueError("bad pixel"), 41)
-        return world.explain(Lost("connection closed"), 41)
+            return world.report_failure(ValueError("bad pixel"), 41)
+        return world.report_failure(CommunicationError("connection closed"), 41)
 
     answers = pool(3, job)
     assert all(answer == "rank 2, step 41: bad pixel" for answer in answers)
@@ -76,8 +76,8 @@ def test_the_fault_of_one_rank_reaches_the_others_with_rank_and_step(pool):
 
 def test_pipes_that_are_not_of_the_world_are_left_alone(pool):
     def job(world):
-        world.explain(ValueError("bad pixel"), 41)
-        handles = filter(None, map(still_open, open_sockets()))
+        world.report_failure(ValueError("bad pixel"), 41)
+        handles = filter(None, map(duplicate_socket, open_sockets()))
         pipes = [handle for handle in handles if handle.family == socket.AF_UNIX]  # the pool's
         return [pipe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16) == bytes(16) for pipe in pipes]
 

@@ -9,90 +9,90 @@ import torch
 
 import tiny_run
 from paragan.config.validate import validate
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.core.schema import from_yaml
-from paragan.train.build import rate_of
+from paragan.train.build import lr_schedule
 from paragan.train.loop import play_round
-from processes import call, outcome, refused, train
+from processes import final_tensors, run_cli, train_args, usage_error
 
 RAMP = "ramp=0.05:32,0.12:64"  # of 16 images at first: from 64 images on 32, from 128 on 64
 OF_A_RUN = ("--ramp=0.05:32,0.12:64", "--kimg=0.4")
 
 
 def played(run, rounds, start=None):
-    session = tiny_run.session(run, start=start)
+    session = tiny_run.make_session(run, checkpoint_dir=start)
     seen = list[tuple[int, int]]()
     for _ in range(rounds):
         before = session.clock.images
         play_round(session)
         seen.append((before, session.clock.images - before))
-        assert session.clock.moved == session.clock.images - before
+        assert session.clock.last_round_images == session.clock.images - before
     return session, seen
 
 
 def test_stages_begin_with_whole_rounds():
-    run = tiny_run.run(RAMP, "d_steps=2", "kimg=1")
+    run = tiny_run.make_run(RAMP, "d_steps=2", "kimg=1")
     assert run.stages == [(0, 16), (64, 32), (128, 64)]
-    assert [run.round_at(at) for at in (0, 63, 64, 127, 128, 10**6)] == [32, 32, 64, 64, 128, 128]
+    assert [run.current_round_images(at) for at in (0, 63, 64, 127, 128, 10**6)] == [32, 32, 64, 64, 128, 128]
 
 
 @pytest.mark.parametrize(("kimg", "images", "rounds"), [(0.05, 64, 4), (0.06, 64, 4), (0.1, 128, 6), (0.2, 256, 8)])
 def test_a_run_ends_with_a_whole_round(kimg, images, rounds):
-    run = tiny_run.run(RAMP, f"kimg={kimg}")
-    assert (run.images, run.rounds) == (images, rounds)
+    run = tiny_run.make_run(RAMP, f"kimg={kimg}")
+    assert (run.total_images, run.total_rounds) == (images, rounds)
     session, _ = played(run, rounds)
     assert session.clock.images == images
-    assert session.clock.done
+    assert session.clock.is_done
 
 
 def test_without_a_ramp_nothing_changes():
-    run = tiny_run.run("kimg=0.1")
-    assert (run.images, run.rounds, run.round_at(50)) == (112, 7, 16)
+    run = tiny_run.make_run("kimg=0.1")
+    assert (run.total_images, run.total_rounds, run.current_round_images(50)) == (112, 7, 16)
 
 
 def test_lanes_grow_and_no_image_is_left_out():
-    session, seen = played(tiny_run.run(RAMP, "data.mirror=true"), 9)
+    session, seen = played(tiny_run.make_run(RAMP, "data.mirror=true"), 9)
     assert [moved for _, moved in seen] == [16] * 4 + [32] * 2 + [64] * 3
     lanes = session.lanes
-    (hand,) = lanes.hands
+    (hand,) = lanes.micro_batches
     assert len(hand.images) == 64
-    assert hand.draw.per_lane == 8
-    drawn = [int(i) for at, _ in seen for lane in range(8) for i in lanes.index(at, lane)]
+    assert hand.rng.per_lane == 8
+    drawn = [int(i) for at, _ in seen for lane in range(8) for i in lanes.lane_indices(at, lane)]
     assert sorted(drawn[:300]) == list(range(300))  # an epoch of 300 images
 
 
 def test_rates_follow_the_batch_by_their_rule():
-    run = tiny_run.run(RAMP, "g.rule=linear", "d.rule=none", "g.warm_up_kimg=0.032")
-    g, d = rate_of(run, run.g), rate_of(run, run.d)
+    run = tiny_run.make_run(RAMP, "g.lr_scaling=linear", "d.lr_scaling=none", "g.warm_up_kimg=0.032")
+    g, d = lr_schedule(run, run.g), lr_schedule(run, run.d)
     assert [g(at) for at in (16, 32, 64, 96, 128, 192)] == [0.5, 1, 1, 2, 2, 4]
     assert [d(at) for at in (16, 64, 96, 192)] == [1, 1, 1, 1]
-    assert rate_of(run, dataclasses.replace(run.d, rule="sqrt"))(192) == 2
+    assert lr_schedule(run, dataclasses.replace(run.d, lr_scaling="sqrt"))(192) == 2
     session, _ = played(run, 7)
     assert session.game.g.learning_rate == pytest.approx(4 * run.g.optimizer.lr)
 
 
 def test_a_stage_is_what_a_run_of_its_batch_is():
     """From the same state, at the same position."""
-    ramp, _ = played(tiny_run.run(RAMP, "g.rule=none", "d.rule=none"), 4)
-    plain, _ = played(tiny_run.run("g.rule=none", "d.rule=none"), 4)
-    assert tiny_run.same(tiny_run.state(ramp), tiny_run.state(plain))
+    ramp, _ = played(tiny_run.make_run(RAMP, "g.lr_scaling=none", "d.lr_scaling=none"), 4)
+    plain, _ = played(tiny_run.make_run("g.lr_scaling=none", "d.lr_scaling=none"), 4)
+    assert tiny_run.is_equal(tiny_run.session_state(ramp), tiny_run.session_state(plain))
     play_round(ramp)
-    larger, _ = played(tiny_run.run("batch=32"), 0)
+    larger, _ = played(tiny_run.make_run("batch=32"), 0)
     for mine, theirs in zip(larger.game.players, plain.game.players):
         mine.net.load_state_dict(theirs.net.state_dict())
         mine.optimizer.load_state_dict(theirs.optimizer.state_dict())
-    larger.game.g.average.params.copy_(plain.game.g.average.params)
-    larger.clock.images, larger.clock.step, larger.lanes._next = 64, 4, 64
+    larger.game.g.ema.params.copy_(plain.game.g.ema.params)
+    larger.clock.images, larger.clock.step, larger.lanes._next_position = 64, 4, 64
     play_round(larger)
-    assert tiny_run.same(tiny_run.state(ramp), tiny_run.state(larger))
+    assert tiny_run.is_equal(tiny_run.session_state(ramp), tiny_run.session_state(larger))
 
 
 def test_ranks_agree_with_one(pool):
-    run = tiny_run.run(RAMP, "nets.batch_norm=true")
-    one = tiny_run.play(run, 8)
+    run = tiny_run.make_run(RAMP, "nets.batch_norm=true")
+    one = tiny_run.play_rounds(run, 8)
 
     def job(world):
-        return tiny_run.play(run, 8, world)
+        return tiny_run.play_rounds(run, 8, world)
 
     for several in pool(3, job):
         for name, value in one.items():
@@ -100,37 +100,38 @@ def test_ranks_agree_with_one(pool):
 
 
 def test_a_run_goes_on_exactly_from_within_a_stage(tmp_path):
-    run = tiny_run.run(RAMP)
+    run = tiny_run.make_run(RAMP)
     whole, _ = played(run, 8)
-    saved, _ = tiny_run.saved(run, 5, tiny_run.World.solo(), tmp_path)
+    saved, _ = tiny_run.save_after(run, 5, tiny_run.World.solo(), tmp_path)
     again, seen = played(run, 3, start=saved)
     assert [moved for _, moved in seen] == [32, 64, 64]
-    assert tiny_run.same(tiny_run.told(again), tiny_run.told(whole))
+    assert tiny_run.is_equal(tiny_run.gather_owner_state(again), tiny_run.gather_owner_state(whole))
 
 
 def test_streamed_images_are_the_same(tmp_path):
     held, streamed = tmp_path / "held", tmp_path / "streamed"
     for folder, hold in ((held, "memory"), (streamed, "stream")):
-        ended = call(*train(folder, *OF_A_RUN, f"--data.hold={hold}"))
+        ended = run_cli(*train_args(folder, *OF_A_RUN, f"--data.cache={hold}"))
         assert ended.status == 0, ended
-    a, b = outcome(held), outcome(streamed)
+    a, b = final_tensors(held), final_tensors(streamed)
     weights = [name for name in a if "model.safetensors" in name]
     assert weights
     assert all(a[name] == b[name] for name in weights)
 
 
 def test_a_command_that_stopped_ends_where_it_would_have(tmp_path):
-    assert call(*train(tmp_path / "whole", *OF_A_RUN)).status == 0
-    assert call(*train(tmp_path / "parts", OF_A_RUN[0], "--kimg=0.1")).status == 0
-    assert call(*train(tmp_path / "parts", *OF_A_RUN)).status == 0
+    assert run_cli(*train_args(tmp_path / "whole", *OF_A_RUN)).status == 0
+    assert run_cli(*train_args(tmp_path / "parts", OF_A_RUN[0], "--kimg=0.1")).status == 0
+    assert run_cli(*train_args(tmp_path / "parts", *OF_A_RUN)).status == 0
     assert (
-        outcome(tmp_path / "parts")["model/model.safetensors"] == outcome(tmp_path / "whole")["model/model.safetensors"]
+        final_tensors(tmp_path / "parts")["model/model.safetensors"]
+        == final_tensors(tmp_path / "whole")["model/model.safetensors"]
     )
     record = from_yaml((tmp_path / "parts/run.yaml").read_text(), "")
     assert record["ramp"] == [[0.05, 32], [0.12, 64]]
-    repeated = call("train", tmp_path / "parts/run.yaml", f"--run-dir={tmp_path}/again")
+    repeated = run_cli("train", tmp_path / "parts/run.yaml", f"--run-dir={tmp_path}/again")
     assert repeated.status == 0, repeated
-    assert "holds another run: ramp was" in refused(*train(tmp_path / "parts", "--ramp=0.05:64"))
+    assert "holds another run: ramp was" in usage_error(*train_args(tmp_path / "parts", "--ramp=0.05:64"))
 
 
 @pytest.mark.parametrize(
@@ -149,12 +150,12 @@ def test_a_command_that_stopped_ends_where_it_would_have(tmp_path):
     ],
 )
 def test_what_cannot_grow_is_refused(tmp_path, arguments, said):
-    assert said in refused(*train(tmp_path / "run", "--kimg=0.1", *arguments))
+    assert said in usage_error(*train_args(tmp_path / "run", "--kimg=0.1", *arguments))
 
 
 def test_the_cost_of_a_ramp_is_that_of_its_largest_batch():
-    small = call(*train("x", "--kimg=0.448", "-n")).out
-    ramp = call(*train("x", *OF_A_RUN, "-n")).out
+    small = run_cli(*train_args("x", "--kimg=0.448", "-n")).out
+    ramp = run_cli(*train_args("x", *OF_A_RUN, "-n")).out
     assert "28 rounds" in small
     assert "11 rounds" in ramp
 
@@ -165,15 +166,17 @@ def test_the_cost_of_a_ramp_is_that_of_its_largest_batch():
 
 
 def test_a_stage_beyond_the_end_is_said_and_not_counted(tmp_path):
-    told = call("train", "digits", "--batch=16", "--lanes=2", "--nets.width=4", "--ramp=0.1:1024", "--kimg=0.05", "-n")
-    alone = call("train", "digits", "--batch=16", "--lanes=2", "--nets.width=4", "--kimg=0.05", "-n")
+    told = run_cli(
+        "train", "digits", "--batch=16", "--lanes=2", "--nets.width=4", "--ramp=0.1:1024", "--kimg=0.05", "-n"
+    )
+    alone = run_cli("train", "digits", "--batch=16", "--lanes=2", "--nets.width=4", "--kimg=0.05", "-n")
     assert told.status == 0, told.err
     assert "# --ramp 0.112:1024 begins after the end, --kimg 0.05\n" in told.out
     assert told.out.splitlines()[-3:] == alone.out.splitlines()[-3:]
-    ended = call(*train(tmp_path / "run", "--ramp=0.1:32,0.4:64", "--kimg=0.2"))
+    ended = run_cli(*train_args(tmp_path / "run", "--ramp=0.1:32,0.4:64", "--kimg=0.2"))
     assert "--ramp 0.4:64 begins after the end, --kimg 0.2" in ended.out
 
 
 def test_a_ramp_is_refused_by_name_on_a_graph():
-    with pytest.raises(Unusable, match=r"device\.graph"):
-        validate(tiny_run.run(RAMP, "device.graph=true"))
+    with pytest.raises(UsageError, match=r"device\.graph"):
+        validate(tiny_run.make_run(RAMP, "device.capture_passes=true"))

@@ -8,95 +8,110 @@ from pathlib import Path
 import pytest
 
 import paragan as pg
-from paragan.api import scaled
-from paragan.config.batch_scaling import tuned
+from paragan.api import build_scaled_run
+from paragan.config.batch_scaling import scale_to_batch
 from paragan.config.run import Run
-from paragan.core.errors import Unusable
-from paragan.core.schema import from_yaml, plain
-from paragan.game.ema import Decay
+from paragan.core.errors import UsageError
+from paragan.core.schema import from_yaml, to_dict
+from paragan.game.ema import EMAConfig
 from paragan.losses.adversarial import Adversarial
-from paragan.optim.optimizers import Adam, Lookahead, Side
-from paragan.recipes import asked
-from processes import call, refused, train
+from paragan.optim.optimizers import Adam, Lookahead, PlayerOptim
+from paragan.recipes import build_run
+from processes import run_cli, train_args, usage_error
 
 
 def run(**fields):
-    base = Run(batch=64, kimg=1000, g=Side(Adam(lr=1e-3)), d=Side(Adam(lr=4e-3)), average=Decay(half_life_kimg=10))
+    base = Run(
+        batch=64,
+        kimg=1000,
+        g=PlayerOptim(Adam(lr=1e-3)),
+        d=PlayerOptim(Adam(lr=4e-3)),
+        ema=EMAConfig(half_life_kimg=10),
+    )
     return dataclasses.replace(base, **fields)
 
 
 def test_every_network_has_a_rule_of_its_own():
-    found = tuned(run(batch=256, g=Side(Adam(lr=1e-3), rule="linear"), d=Side(Adam(lr=4e-3), rule="none")), 64)
+    found = scale_to_batch(
+        run(
+            batch=256,
+            g=PlayerOptim(Adam(lr=1e-3), lr_scaling="linear"),
+            d=PlayerOptim(Adam(lr=4e-3), lr_scaling="none"),
+        ),
+        64,
+    )
     assert (found.g.optimizer.lr, found.d.optimizer.lr) == (pytest.approx(4e-3), 4e-3)
     assert (found.g.warm_up_kimg, found.d.warm_up_kimg) == (100 * 2 * 256 / 1000, 0)
-    assert tuned(run(batch=256), 64).g.optimizer.lr == pytest.approx(2e-3)
-    assert tuned(run(batch=16), 64).d.optimizer.lr == pytest.approx(2e-3)  # back as well
-    assert tuned(run(batch=16), 64).d.warm_up_kimg == 0
+    assert scale_to_batch(run(batch=256), 64).g.optimizer.lr == pytest.approx(2e-3)
+    assert scale_to_batch(run(batch=16), 64).d.optimizer.lr == pytest.approx(2e-3)  # back as well
+    assert scale_to_batch(run(batch=16), 64).d.warm_up_kimg == 0
 
 
 def test_the_warm_up_grows_with_the_batch_and_leaves_a_run():
-    kimg = [tuned(run(batch=batch), 64).g.warm_up_kimg for batch in (64, 128, 512, 2048)]
+    kimg = [scale_to_batch(run(batch=batch), 64).g.warm_up_kimg for batch in (64, 128, 512, 2048)]
     assert kimg == [0, 12.8, 153.6 if 153.6 < 100 else 100, 100]
-    assert tuned(run(batch=128, g=Side(warm_up_kimg=50)), 64).g.warm_up_kimg == 50
-    assert tuned(run(batch=128, d_steps=2), 64).g.warm_up_kimg == 25.6
+    assert scale_to_batch(run(batch=128, g=PlayerOptim(warm_up_kimg=50)), 64).g.warm_up_kimg == 50
+    assert scale_to_batch(run(batch=128, d_steps=2), 64).g.warm_up_kimg == 25.6
 
 
 def test_a_half_life_is_in_images_unless_it_is_a_few_rounds():
-    assert tuned(run(batch=1000, lanes=8), 64).average.half_life_kimg == 10
-    assert tuned(run(batch=2048), 64).average.half_life_kimg == 20.48
-    short = run(batch=2048, average=Decay(half_life_kimg=0.128))  # two rounds, as was right for 64 images
-    assert tuned(short, 64).average.half_life_kimg == pytest.approx(2 * 2.048)
-    assert tuned(run(batch=64, ramp=((100, 4096),)), 64).average.half_life_kimg == 40.96
+    assert scale_to_batch(run(batch=1000, lanes=8), 64).ema.half_life_kimg == 10
+    assert scale_to_batch(run(batch=2048), 64).ema.half_life_kimg == 20.48
+    short = run(batch=2048, average=EMAConfig(half_life_kimg=0.128))  # two rounds, as was right for 64 images
+    assert scale_to_batch(short, 64).ema.half_life_kimg == pytest.approx(2 * 2.048)
+    assert scale_to_batch(run(batch=64, ramp=((100, 4096),)), 64).ema.half_life_kimg == 40.96
 
 
 def test_penalties_follow_only_where_that_is_asked_for():
     before = run(batch=256, objective=Adversarial(r1=8, r1_every=4))
-    assert tuned(before, 64).objective == before.objective
-    found = tuned(before, 64, penalties=True)
+    assert scale_to_batch(before, 64).objective == before.objective
+    found = scale_to_batch(before, 64, scale_penalties=True)
     assert (found.objective.r1, found.objective.r1_every, found.objective.r2) == (2, 4, 0)
-    assert "Karras et al. 2020" in found.about[-1]
-    own = tuned(before, 64, penalties=True, own={"objective.r1"})
+    assert "Karras et al. 2020" in found.reasons[-1]
+    own = scale_to_batch(before, 64, scale_penalties=True, fixed_fields={"objective.r1"})
     assert own.objective.r1 == 8
-    assert any("objective.r1 stays at 8" in line for line in own.about)
-    assert "no R1" in tuned(run(), 32, penalties=True).about[-1]
+    assert any("objective.r1 stays at 8" in line for line in own.reasons)
+    assert "no R1" in scale_to_batch(run(), 32, scale_penalties=True).reasons[-1]
 
 
 def test_what_the_user_set_stays():
-    own = {"g.optimizer.lr", "d.warm_up_kimg", "average.half_life_kimg"}
-    found = tuned(run(batch=2048), 64, own=own)
-    assert (found.g.optimizer.lr, found.d.warm_up_kimg, found.average.half_life_kimg) == (1e-3, 0, 10)
-    assert "G: learning rate 0.001, set by hand" in found.about
-    slow = Side(Lookahead(inner=Adam(lr=1e-3)))
-    assert tuned(run(batch=256, g=slow), 64).g.optimizer.lr == pytest.approx(2e-3)
-    assert tuned(run(batch=256, g=slow), 64, own={"g.optimizer.inner.lr"}).g.optimizer.lr == 1e-3
+    own = {"g.optimizer.lr", "d.warm_up_kimg", "ema.half_life_kimg"}
+    found = scale_to_batch(run(batch=2048), 64, fixed_fields=own)
+    assert (found.g.optimizer.lr, found.d.warm_up_kimg, found.ema.half_life_kimg) == (1e-3, 0, 10)
+    assert "G: learning rate 0.001, set by hand" in found.reasons
+    slow = PlayerOptim(Lookahead(inner=Adam(lr=1e-3)))
+    assert scale_to_batch(run(batch=256, g=slow), 64).g.optimizer.lr == pytest.approx(2e-3)
+    assert scale_to_batch(run(batch=256, g=slow), 64, fixed_fields={"g.optimizer.inner.lr"}).g.optimizer.lr == 1e-3
 
 
 def test_every_choice_has_its_line():
-    lines = tuned(run(batch=2048, about=("before",)), 64).about
+    lines = scale_to_batch(run(batch=2048, about=("before",)), 64).reasons
     assert lines[0] == "before"
     assert lines[1] == "batch 2048 over 8 lanes of 256 images, settings for 64"
     assert lines[2] == "G: learning rate 0.00566 = 0.001 x sqrt(32): Krizhevsky 2014; for Adam Malladi et al. 2022"
     assert [line.split(":")[0] for line in lines[2:]] == ["G", "G", "D", "D", "average"]
-    with pytest.raises(Unusable, match="1 or more"):
-        tuned(run(), 0)
+    with pytest.raises(UsageError, match="1 or more"):
+        scale_to_batch(run(), 0)
 
 
 def test_a_command_carries_the_settings_of_its_recipe():
-    data = plain(run())
-    found, lines = asked(data, [("batch", "256"), ("g.rule", "linear"), ("d.optimizer.lr", "1e-3")], tune="rates")
+    data = to_dict(run())
+    found, lines = build_run(
+        data, [("batch", "256"), ("g.lr_scaling", "linear"), ("d.optimizer.lr", "1e-3")], batch_scaling="rates"
+    )
     assert (found.g.optimizer.lr, found.d.optimizer.lr) == (pytest.approx(4e-3), 1e-3)
-    assert list(found.about) == lines
-    again, _ = asked(plain(found), [])
+    assert list(found.reasons) == lines
+    again, _ = build_run(to_dict(found), [])
     assert again == found
-    with pytest.raises(Unusable, match="leave --tune rates out"):
-        asked(data, [], "sngan", "rates")
-    with pytest.raises(Unusable, match="--tune some"):
-        asked(data, [], tune="some")
+    with pytest.raises(UsageError, match="leave --batch-scaling rates out"):
+        build_run(data, [], "sngan", "rates")
+    with pytest.raises(UsageError, match="--tune some"):
+        build_run(data, [], batch_scaling="some")
 
 
 def test_reasons_are_in_the_record_and_the_report_and_no_obstacle(tmp_path):
-    arguments = train(tmp_path / "run", "--batch=32", "--tune=all", "--kimg=0.064")
-    ended = call(*arguments)
+    arguments = train_args(tmp_path / "run", "--batch=32", "--batch-scaling=all", "--kimg=0.064")
+    ended = run_cli(*arguments)
     assert ended.status == 0, ended
     assert "G: learning rate 0.0005 = 0.001 x sqrt(0.25)" in ended.out
     record = from_yaml((tmp_path / "run/run.yaml").read_text(), "")
@@ -105,9 +120,11 @@ def test_reasons_are_in_the_record_and_the_report_and_no_obstacle(tmp_path):
     page = (tmp_path / "run/report.html").read_text()
     assert "Why it is as it is" in page
     assert "<li>G: learning rate 0.0005 = 0.001 x sqrt(0.25)" in page
-    plainly = train(tmp_path / "run", "--batch=32", "--kimg=0.128", "--g.optimizer.lr=5e-4", "--d.optimizer.lr=1e-3")
-    assert call(*plainly).status == 0  # the same run, however it was asked for
-    assert "batch was 32, is 16" in refused(*train(tmp_path / "run", "--tune=all"))
+    plainly = train_args(
+        tmp_path / "run", "--batch=32", "--kimg=0.128", "--g.optimizer.lr=5e-4", "--d.optimizer.lr=1e-3"
+    )
+    assert run_cli(*plainly).status == 0  # the same run, however it was asked for
+    assert "batch was 32, is 16" in usage_error(*train_args(tmp_path / "run", "--batch-scaling=all"))
 
 
 def test_a_run_without_reasons_has_no_such_section(finished):
@@ -115,9 +132,14 @@ def test_a_run_without_reasons_has_no_such_section(finished):
 
 
 def test_a_scaling_manager_gives_the_same_reasons():
-    config = pg.Config(base_bs=64, objective=Adversarial(r1=4), scale_penalties=True, about=("mine",), g_rule="none")
-    found = scaled(config, 256, 8)
-    assert found.about[0] == "mine"
+    config = pg.Config(
+        base_bs=64, objective=Adversarial(r1=4), scale_penalties=True, reasons=("mine",), g_lr_scaling="none"
+    )
+    found = build_scaled_run(config, 256, 8)
+    assert found.reasons[0] == "mine"
     assert found.objective.r1 == 1
     assert found.g.optimizer.lr == config.g.optimizer.lr
-    assert found.about[1:] == tuned(dataclasses.replace(found, g=config.g, about=()), 64).about[:1] + found.about[2:]
+    assert (
+        found.reasons[1:]
+        == scale_to_batch(dataclasses.replace(found, g=config.g, reasons=()), 64).reasons[:1] + found.reasons[2:]
+    )

@@ -15,17 +15,17 @@ import paragan as pg
 import tiny_run
 from paragan.cli.main import main
 from paragan.comm.world import World
-from paragan.config.resolve import resolve, spec_of
+from paragan.config.resolve import make_spec, resolve
 from paragan.config.run import Run
-from paragan.core.errors import Unusable
-from paragan.core.schema import build, record
-from paragan.models.model import load_model, model_config, save_model
-from paragan.models.model_files import whole
-from paragan.models.sampler import Prior
+from paragan.core.errors import UsageError
+from paragan.core.schema import config_class, from_dict
+from paragan.models.model import load_model, make_model_config, save_model
+from paragan.models.model_files import read_consistent
+from paragan.models.sampler import LabelPrior
 from paragan.train import checkpoint
-from paragan.train.build import build_nets
+from paragan.train.build import build_networks
 from paragan.train.loop import play_round
-from paragan.train.session import assemble
+from paragan.train.session import build_session
 
 STRATEGIES = {
     "sync": {"name": "sync"},
@@ -45,26 +45,26 @@ GAMES = {
 }
 
 
-def data_of(game: str) -> pg.Images:
+def data_of(game: str) -> pg.Dataset:
     rng = np.random.default_rng(0)
     if game == "mixture":
         return pg.from_arrays(rng.standard_normal((200, 2)), rng.integers(3, size=200))
     if game == "showers":
         return pg.from_arrays(rng.gamma(1.0, size=(100, 1, 8, 8, 8)), rng.integers(2, size=100))
-    return tiny_run.images()
+    return tiny_run.make_dataset()
 
 
 def run_of(game: str, strategy: dict[str, Any]) -> Run:
     device = {"precision": "float32"}
     common = {"data": {"path": "x"}, "batch": 16, "kimg": 1.0, "device": device, "strategy": strategy}
-    return build(Run, common | GAMES[game])
+    return from_dict(Run, common | GAMES[game])
 
 
-def session(run: Run, data: pg.Images, world: World | None = None, start: Any = None):
+def session(run: Run, data: pg.Dataset, world: World | None = None, start: Any = None):
     world = world or World.solo()
     run = resolve(run, data)
-    loaded = start and checkpoint.read(start, world.rank, world.size)
-    return assemble(run, world, data, build_nets(run, spec_of(run, data), world.device), loaded)
+    loaded = start and checkpoint.read_checkpoint(start, world.rank, world.size)
+    return build_session(run, world, data, build_networks(run, make_spec(run, data), world.device), loaded)
 
 
 def four_and_two_equal_six(game: str, strategy: dict[str, Any], world: World, folder: Path) -> bool:
@@ -74,15 +74,15 @@ def four_and_two_equal_six(game: str, strategy: dict[str, Any], world: World, fo
         play_round(whole)
     for _ in range(4):
         play_round(first)
-    if first.role.settle:
-        first.role.settle()
+    if first.role.drain:
+        first.role.drain()
     clock = {"step": first.clock.step, "images": first.clock.images}
     saved = checkpoint.Checkpoints(folder, world).save(first.game.players, clock, {}, first.role)
     then = session(run, data, world, saved)
     for _ in range(2):
         play_round(then)
-    a, b = tiny_run.told(whole), tiny_run.told(then)
-    return tiny_run.same(a, b) and all(bool(t.isfinite().all()) for t in a.values())
+    a, b = tiny_run.gather_owner_state(whole), tiny_run.gather_owner_state(then)
+    return tiny_run.is_equal(a, b) and all(bool(t.isfinite().all()) for t in a.values())
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
@@ -104,11 +104,11 @@ def test_two_ranks_equal_one(pool, game):
         s = session(run_of(game, STRATEGIES["sync"]), data_of(game), world)
         for _ in range(4):
             play_round(s)
-        return tiny_run.state(s)
+        return tiny_run.session_state(s)
 
     two, one = pool(2, played)[0], played(World.solo())
-    assert tiny_run.distance(two, one, "G/") < 1e-4
-    assert tiny_run.distance(two, one, "D/") < 1e-4
+    assert tiny_run.relative_distance(two, one, "G/") < 1e-4
+    assert tiny_run.relative_distance(two, one, "D/") < 1e-4
 
 
 # The command line -------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_numbers_from_the_command_line(points, tmp_path, capsys):
     assert "examples.mixture:Nets" in refused(capsys, "sample", run, "--out=a.png")
     assert "--nets" in refused(capsys, "eval", run)
     assert "use samples.npz" in refused(capsys, "sample", run, nets, f"--out={tmp_path}/folder")
-    with pytest.raises(Unusable, match="no file runs"):
+    with pytest.raises(UsageError, match="no file runs"):
         load_model(run)
     assert main(["train", str(run / "run.yaml"), "-n"]) == 0
     model = load_model(run, nets="examples.mixture:Nets")
@@ -179,7 +179,7 @@ def test_reconstructions_from_the_command_line(tmp_path, capsys):
     with np.load(tmp_path / "a.npz") as made:
         assert made["images"].shape == (12, 8, 8, 1)
         np.testing.assert_array_equal(made["labels"], pg.load_data("digits", resolution=8).labels[:12])
-    with pytest.raises(Unusable, match="makes its images from data"):
+    with pytest.raises(UsageError, match="makes its images from data"):
         load_model(run, nets="examples.tokenizer:Nets")
 
 
@@ -236,9 +236,13 @@ VECTORS = np.random.default_rng(1).standard_normal((64, 2)).astype(np.float32)
 
 
 def manager(merge: int = 0, graph: bool = False, data: Any = None, **fields: Any) -> pg.ScalingManager:
-    evaluation = pg.Evaluation(metrics=("fd",), count=32)
-    config = pg.Config(device=pg.Device(precision="float32", merge=merge, graph=graph), evaluation=evaluation, **fields)
-    return pg.ScalingManager(config, bs=16, num_workers=4, data=pg.from_arrays(VECTORS) if data is None else data)
+    evaluation = pg.EvaluationOptions(metrics=("fd",), count=32)
+    config = pg.Config(
+        device=pg.DeviceOptions(precision="float32", lanes_per_pass=merge, capture_passes=graph),
+        evaluation=evaluation,
+        **fields,
+    )
+    return pg.ScalingManager(config, bs=16, num_workers=4, dataset=pg.from_arrays(VECTORS) if data is None else data)
 
 
 def test_arrays_and_modules_from_python():
@@ -262,8 +266,8 @@ class Matching:
 
 
 class Says(D):
-    def forward(self, x: Tensor, y: Tensor | None) -> pg.Verdict:
-        return pg.Verdict(super().forward(x, y), embedding=x)
+    def forward(self, x: Tensor, y: Tensor | None) -> pg.DiscriminatorOutput:
+        return pg.DiscriminatorOutput(super().forward(x, y), embedding=x)
 
 
 @pytest.mark.parametrize("shape", [(6,), (2, 9), (1, 8, 8), (1, 4, 4, 4)], ids=str)
@@ -284,11 +288,11 @@ def test_any_shape_with_an_objective_of_ones_own_and_data_for_g(shape):
             self.net = nn.Linear(size, 1)
 
         def forward(self, x, y):
-            return pg.Verdict(self.net(x.flatten(1)).squeeze(1))
+            return pg.DiscriminatorOutput(self.net(x.flatten(1)).squeeze(1))
 
     x = np.random.default_rng(0).standard_normal((40, *shape))
     with manager(data=pg.from_arrays(x), objective=Matching()) as scale_mgr:
-        gan = pg.Estimator(Back(), Judge(), given=lambda real: real.images)
+        gan = pg.Estimator(Back(), Judge(), conditioning_input=lambda real: real.images)
         line = scale_mgr.train(gan)
         assert all(np.isfinite(value) for name, value in line.items() if name.startswith("Loss/"))
         scale_mgr.eval("fd")
@@ -320,7 +324,7 @@ class Peculiar(nn.Module):
         return self.frozen(self.again(self.once(x)))
 
 
-@record
+@config_class
 class PeculiarNets:
     name: str = "peculiar"
     latent: int = 4
@@ -341,13 +345,13 @@ def test_shared_and_frozen_layers_are_in_every_file(tmp_path):
         first.game.players, {"step": 1, "images": first.clock.images}, {}, first.role
     )
     then = session(run, data, start=saved)
-    assert tiny_run.same(tiny_run.state(first), tiny_run.state(then))
-    spec = spec_of(resolve(run, data), data)
-    save_model(tmp_path / "model", first.game.g.net, None, model_config(nets, spec, Prior(()), ()))
+    assert tiny_run.is_equal(tiny_run.session_state(first), tiny_run.session_state(then))
+    spec = make_spec(resolve(run, data), data)
+    save_model(tmp_path / "model", first.game.g.net, None, make_model_config(nets, spec, LabelPrior(()), ()))
     g = nets.generator(spec)
-    whole(tmp_path / "model").fill(g)
-    assert tiny_run.same(g.state_dict(), dict(first.game.g.net.state_dict()))
-    assert len(checkpoint.buffers(first.game.g)) == 2
+    read_consistent(tmp_path / "model").load_into(g)
+    assert tiny_run.is_equal(g.state_dict(), dict(first.game.g.net.state_dict()))
+    assert len(checkpoint.untrained_tensors(first.game.g)) == 2
 
 
 # What is refused --------------------------------------------------------------------------------------
@@ -452,8 +456,8 @@ REFUSED = {
     "lazy": (lambda: G(nn.LazyLinear(8)), D, ["no shape before its first pass"]),
     "other memory": (lambda: G(Moves()), D, ["weight of G gets other memory"]),
     "late": (lambda: G(Grows()), D, ["late of G is made in a forward pass"]),
-    "coupled": (G, lambda: D(Spread()), ["net.2 of D couples", "--device.merge=1"]),
-    "running": (lambda: G(Counts()), D, ["net.2.mean of G changes", "--device.merge=1"]),
+    "coupled": (G, lambda: D(Spread()), ["net.2 of D couples", "--device.lanes_per_pass=1"]),
+    "running": (lambda: G(Counts()), D, ["net.2.mean of G changes", "--device.lanes_per_pass=1"]),
     "not finite": (G, lambda: D(Undefined()), ["the loss of D is nan"]),
     "other random numbers": (lambda: G(Numpy()), D, ["net.2 of G gives something else in every pass", "torch.rand"]),
     "extra state": (lambda: G(Extra()), D, ["net.2._extra_state is extra state (dict)", "a buffer"]),
@@ -468,7 +472,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_networks_that_cannot_be_trained_are_refused(case):
     make_g, make_d, words = REFUSED[case]
-    with manager() as scale_mgr, pytest.raises(Unusable) as told:
+    with manager() as scale_mgr, pytest.raises(UsageError) as told:
         scale_mgr.train(pg.Estimator(make_g(), make_d()))
     for word in words:
         assert word in str(told.value)
@@ -493,7 +497,7 @@ def test_passes_that_replace_a_buffer_are_played_and_not_recorded():
         scale_mgr.train(pg.Estimator(G(), D(Replaces())))
     with (
         manager(merge=1, graph=True) as scale_mgr,
-        pytest.raises(Unusable, match=r"graph=true: .*mean of D; write into"),
+        pytest.raises(UsageError, match=r"graph=true: .*mean of D; write into"),
     ):
         scale_mgr.train(pg.Estimator(G(), D(Replaces())))
 
@@ -519,7 +523,7 @@ def test_objectives_that_cannot_be_followed_are_refused():
         (NoGradient(), "none of its parameters"),
         (Shows(), "shows float as G/distance; a scalar tensor is due"),
     ):
-        with manager(objective=objective) as scale_mgr, pytest.raises(Unusable, match=word):
+        with manager(objective=objective) as scale_mgr, pytest.raises(UsageError, match=word):
             scale_mgr.train(pg.Estimator(G(), Says()))
 
 
@@ -563,15 +567,15 @@ def test_arrays_that_cannot_be_used_are_refused(tmp_path):
         np.savez(tmp_path / "a.npz", x=x)
         np.save(tmp_path / "a.npy", x)
         for where in (tmp_path / "a.npz", tmp_path / "a.npy"):
-            with pytest.raises(Unusable) as told:
+            with pytest.raises(UsageError) as told:
                 pg.load_data(str(where), resolution=None)
             assert word in str(told.value)
-        with pytest.raises(Unusable):
+        with pytest.raises(UsageError):
             pg.from_arrays(x)
     np.save(tmp_path / "a.npy", np.array([None]), allow_pickle=True)
-    with pytest.raises(Unusable, match="no array"):
+    with pytest.raises(UsageError, match="no array"):
         pg.load_data(str(tmp_path / "a.npy"), resolution=None)
-    with pytest.raises(Unusable, match="labels"):
+    with pytest.raises(UsageError, match="labels"):
         pg.from_arrays(VECTORS, np.zeros(3, np.int64))
 
 
@@ -579,5 +583,5 @@ def test_images_from_arrays_are_images():
     digits = pg.load_data("digits", resolution=8)
     again = pg.from_arrays(digits.images, digits.labels, digits.classes)
     assert dataclasses.replace(again, notes=digits.notes).fingerprint == digits.fingerprint
-    with pytest.raises(Unusable, match="no square images"):
+    with pytest.raises(UsageError, match="no square images"):
         pg.from_arrays(np.zeros((3, 8, 9), np.uint8))

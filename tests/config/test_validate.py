@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import tiny_run
-from fake_datasets import pictures
+from fake_datasets import random_images
 from paragan.config.resolve import resolve
-from paragan.config.validate import refuse_unheard
-from paragan.core.errors import Unusable
-from paragan.data.dataset import Images
-from paragan.train.trainer import resolved
+from paragan.config.validate import check_d_conditioning
+from paragan.core.errors import UsageError
+from paragan.data.dataset import Dataset
+from paragan.train.trainer import prepare
 
 REFUSED = {
     "objective.bcr=10 has objective.cr=5 in it": ("objective.cr=5", "objective.bcr=10"),
@@ -19,7 +19,7 @@ REFUSED = {
     "objective.loss=relativistic gives no meaning": ("objective.augment=ada", "objective.loss=relativistic"),
     "objective.loss=wasserstein gives no meaning": ("objective.augment=ada", "objective.loss=wasserstein"),
     "--strategy async D draws what G posted": ("objective.zcr=5", "strategy=async"),
-    "D draws what G posted": ("objective.zcr_g=5", "strategy=per-label", "strategy.within=async"),
+    "D draws what G posted": ("objective.zcr_g=5", "strategy=per-label", "strategy.per_label_strategy=async"),
     "--g_batch 32 must be --batch 16": ("objective.loss=relativistic", "g_batch=32"),
     "use --lanes 2": ("objective.contrastive=1", "batch=8"),
     "each D sees one": ("objective.classifier=1", "strategy=per-label"),
@@ -29,14 +29,14 @@ REFUSED = {
 
 @pytest.mark.parametrize(("words", "settings"), REFUSED.items(), ids=REFUSED)
 def test_what_would_be_trained_as_something_else_is_refused(words, settings):
-    with pytest.raises(Unusable) as refused:
-        resolve(tiny_run.run(*settings), tiny_run.images())
+    with pytest.raises(UsageError) as refused:
+        resolve(tiny_run.make_run(*settings), tiny_run.make_dataset())
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_pairs_of_a_batch_of_their_size_are_fine():
-    resolve(tiny_run.run("objective.loss=relativistic", "g_batch=16"), tiny_run.images())
+    resolve(tiny_run.make_run("objective.loss=relativistic", "g_batch=16"), tiny_run.make_dataset())
 
 
 @pytest.mark.parametrize(
@@ -51,23 +51,26 @@ def test_pairs_of_a_batch_of_their_size_are_fine():
 def test_a_head_and_its_weight_belong_together(weights, conditioning):
     from paragan.losses.adversarial import Adversarial
 
-    with pytest.raises(Unusable, match=r"nets\.d_conditioning="):
-        refuse_unheard(Adversarial(**weights), conditioning)
+    with pytest.raises(UsageError, match=r"nets\.d_conditioning="):
+        check_d_conditioning(Adversarial(**weights), conditioning)
     for name in ("classifier", "contrastive"):
-        refuse_unheard(Adversarial(**{name: 1.0}), name)
-    refuse_unheard(Adversarial(), "projection")
+        check_d_conditioning(Adversarial(**{name: 1.0}), name)
+    check_d_conditioning(Adversarial(), "projection")
 
 
 def test_one_call_is_for_networks_of_ours_on_cuda():
-    run = resolve(tiny_run.run(), tiny_run.images())
-    assert run.device.one_call is False
-    assert resolve(tiny_run.run("device.one_call=true"), tiny_run.images()).device.one_call is True
+    run = resolve(tiny_run.make_run(), tiny_run.make_dataset())
+    assert run.device.concat_real_fake is False
+    assert (
+        resolve(tiny_run.make_run("device.concat_real_fake=true"), tiny_run.make_dataset()).device.concat_real_fake
+        is True
+    )
 
 
 def test_a_contrastive_family_is_played_label_by_label_without_its_head():
     """Each game has one class and tells nobody: a head for labels is not built, so nothing is unheard."""
-    images = Images(pictures(20, 32), np.arange(20) % 2, ("a", "b"), "")
+    images = Dataset(random_images(20, 32), np.arange(20) % 2, ("a", "b"), "")
     settings = ("nets=contragan", "nets.width=4", "nets.latent=8", "evaluation.metrics=[]", "strategy=per-label")
-    assert resolved(tiny_run.run(*settings), images).per_label
-    with pytest.raises(Unusable, match=r"use --objective\.contrastive=1"):
-        resolved(tiny_run.run(*settings[:-1]), images)
+    assert prepare(tiny_run.make_run(*settings), images).per_label
+    with pytest.raises(UsageError, match=r"use --objective\.contrastive=1"):
+        prepare(tiny_run.make_run(*settings[:-1]), images)

@@ -2,22 +2,27 @@
 
 STRATEGIES = {
     "sync": ("strategy=sync",),
-    "sync together": ("strategy=sync", "strategy.order=together"),
+    "sync together": ("strategy=sync", "strategy.order=simultaneous"),
     "sync int4": ("strategy=sync", "strategy.wire=int4"),
     "sync, a wire of one's own": ("strategy=sync", "strategy.wire=examples.own_wire:Ternary"),
     "quantized": ("strategy=quantized",),
-    "quantized exact": ("strategy=quantized", "strategy.exact=true", "strategy.wire=sign"),
+    "quantized exact": ("strategy=quantized", "strategy.paper_update=true", "strategy.wire=sign"),
     "CPOAdam": ("strategy=CPOAdam",),
     "CPOAdam-GQ": ("strategy=CPOAdam-GQ",),
-    "sync every 2": ("strategy=sync", "strategy.every=2", "strategy.wire=int8"),
+    "sync every 2": ("strategy=sync", "strategy.sync_period=2", "strategy.wire=int8"),
     "async": ("strategy=async", "strategy.split=none"),
     "async teams": ("strategy=async",),
     "async teams int8": ("strategy=async", "strategy.wire=int8", "strategy.snapshot_wire=bf16", "g_batch=32"),
     "async, lags and replay": (
-        *("strategy=async", "strategy.fake_lags=[2,1,0,3]", "strategy.critic_lags=[0,2]", "strategy.buffer=replay"),
-        *("strategy.buffer.fraction=0.5", "strategy.buffer.last=3"),
+        *(
+            "strategy=async",
+            "strategy.fake_lags=[2,1,0,3]",
+            "strategy.critic_lags=[0,2]",
+            "strategy.replay_policy=replay",
+        ),
+        *("strategy.replay_policy.fraction=0.5", "strategy.replay_policy.window=3"),
     ),
-    "per-label, ranks of a label": ("strategy=per-label", "strategy.within.wire=int8"),
+    "per-label, ranks of a label": ("strategy=per-label", "strategy.per_label_strategy.wire=int8"),
     "gossip": ("strategy=gossip",),
     "gossip int8": ("strategy=gossip", "strategy.wire=int8", "strategy.topology=ring", "strategy.rounds=2"),
     "DPOSG": ("strategy=DPOSG",),
@@ -25,7 +30,7 @@ STRATEGIES = {
 }
 
 # Whose ranks do together what one would do alone: those whose wire is exact, and who do not look ahead on their own.
-ANY_NUMBER_OF_RANKS = ("sync", "sync together", "CPOAdam", "async", "async teams", "async, lags and replay")
+RANK_COUNT_INVARIANT = ("sync", "sync together", "CPOAdam", "async", "async teams", "async, lags and replay")
 
 # Whose ranks hold players of their own, that agree only in the long run.
-OWN_PLAYERS = ("sync every 2", "gossip", "gossip int8", "DPOSG", "Rand-DP-OAdam")
+UNREPLICATED = ("sync every 2", "gossip", "gossip int8", "DPOSG", "Rand-DP-OAdam")

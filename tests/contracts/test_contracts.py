@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import tiny_run
-from paragan.comm.world import Place, World
-from paragan.core.errors import Unusable
-from paragan.plan.virtual_world import ImaginedWorld
-from paragan.strategies.base import deal
-from paragan.train.averaged_model import consensus, evaluated
+from paragan.comm.world import LaunchInfo, World
+from paragan.core.errors import UsageError
+from paragan.plan.virtual_world import VirtualWorld
+from paragan.strategies.base import assign_lanes
+from paragan.train.averaged_model import averaged_networks, consensus_distance
 from paragan.train.loop import play_round
 
 spec = importlib.util.spec_from_file_location("table", Path(__file__).with_name("table.py"))
@@ -23,16 +23,16 @@ spec.loader.exec_module(table)
 every_strategy = pytest.mark.parametrize("settings", table.STRATEGIES.values(), ids=table.STRATEGIES)
 
 as_one_rank = pytest.mark.parametrize(
-    "settings", [table.STRATEGIES[name] for name in table.ANY_NUMBER_OF_RANKS], ids=table.ANY_NUMBER_OF_RANKS
+    "settings", [table.STRATEGIES[name] for name in table.RANK_COUNT_INVARIANT], ids=table.RANK_COUNT_INVARIANT
 )
 
 replicated = pytest.mark.parametrize(
-    "settings", [s for name, s in table.STRATEGIES.items() if name not in table.OWN_PLAYERS],
-    ids=[name for name in table.STRATEGIES if name not in table.OWN_PLAYERS],
+    "settings", [s for name, s in table.STRATEGIES.items() if name not in table.UNREPLICATED],
+    ids=[name for name in table.STRATEGIES if name not in table.UNREPLICATED],
 )  # fmt: skip
 
 with_own_players = pytest.mark.parametrize(
-    "settings", [table.STRATEGIES[name] for name in table.OWN_PLAYERS], ids=table.OWN_PLAYERS
+    "settings", [table.STRATEGIES[name] for name in table.UNREPLICATED], ids=table.UNREPLICATED
 )
 
 VARIANTS = {
@@ -43,52 +43,52 @@ VARIANTS = {
     "pairs": ("objective.loss=relativistic", "objective.r1=1", "objective.r2=1"),
     "kept": (
         *("objective.augment=ada", "objective.augment.kimg=0.1", "objective.lecam=0.3", "objective.bcr=10"),
-        "device.one_call=true",
+        "device.concat_real_fake=true",
     ),
     "unconditional": ("data.labels=false",),
-    "lane by lane": ("device.merge=1",),
+    "lane by lane": ("device.lanes_per_pass=1",),
 }
 
 
 @functools.cache
 def six_rounds_of_one(run):
-    return tiny_run.play(run, 6)
+    return tiny_run.play_rounds(run, 6)
 
 
 @as_one_rank
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_n_ranks_equal_one(pool, settings, variant, ranks):
-    run = tiny_run.run(*settings, "nets.batch_norm=true", "nets.spectral=true", *variant)
+    run = tiny_run.make_run(*settings, "nets.batch_norm=true", "nets.spectral=true", *variant)
     one = six_rounds_of_one(run)
-    several = pool(ranks, lambda world: tiny_run.play(run, 6, world))
-    amplified = run.objective.gp > 0 and run.strategy.optimism == "optimistic"  # Adam where slopes are near 0
+    several = pool(ranks, lambda world: tiny_run.play_rounds(run, 6, world))
+    amplified = run.objective.gp > 0 and run.strategy.optimizer_wrapper == "optimistic"  # Adam where slopes are near 0
     bound, most = (5e-3, 2e-2) if amplified else (2e-4, 2e-3)
     for network in ("G/", "D/"):
-        assert tiny_run.distance(several[0], one, network) < bound
+        assert tiny_run.relative_distance(several[0], one, network) < bound
     for name in one:  # every buffer, one by one
         torch.testing.assert_close(several[0][name], one[name], rtol=2e-2, atol=most, msg=name)
 
 
 @replicated
 def test_replicas_are_identical(pool, settings):
-    run = tiny_run.run(*settings, "objective.r1=1")
-    states = pool(3, lambda world: tiny_run.play(run, 5, world))
-    assert all(tiny_run.same(states[0], other) for other in states[1:])
+    run = tiny_run.make_run(*settings, "objective.r1=1")
+    states = pool(3, lambda world: tiny_run.play_rounds(run, 5, world))
+    assert all(tiny_run.is_equal(states[0], other) for other in states[1:])
 
 
 @with_own_players
 def test_what_one_evaluates_is_the_mean_over_ranks(pool, settings):
-    run = tiny_run.run(*settings, "nets.batch_norm=true")
+    run = tiny_run.make_run(*settings, "nets.batch_norm=true")
 
     def job(world):
-        s = tiny_run.session(run, world)
+        s = tiny_run.make_session(run, world)
         for _ in range(3):
             play_round(s)
-        before, apart = tiny_run.state(s), consensus(s)
-        with evaluated(s):
-            mean = tiny_run.state(s)
-        return before, mean, apart, tiny_run.same(before, tiny_run.state(s))
+        before, apart = tiny_run.session_state(s), consensus_distance(s)
+        with averaged_networks(s):
+            mean = tiny_run.session_state(s)
+        return before, mean, apart, tiny_run.is_equal(before, tiny_run.session_state(s))
 
     found = pool(4, job)
     averages = torch.stack([before["G/average"] for before, *_ in found])
@@ -98,7 +98,7 @@ def test_what_one_evaluates_is_the_mean_over_ranks(pool, settings):
         assert restored
         assert apart == found[0][2]
         assert 0 < apart["Consensus/D"] < 1
-    assert not tiny_run.same(found[0][0], found[1][0])
+    assert not tiny_run.is_equal(found[0][0], found[1][0])
 
 
 @every_strategy
@@ -106,21 +106,21 @@ def test_what_one_evaluates_is_the_mean_over_ranks(pool, settings):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_six_and_four_rounds_equal_ten(pool, settings, optimizer, ranks, tmp_path):
     settings = (*settings, "objective.r1=1", f"g.optimizer={optimizer}", f"d.optimizer={optimizer}")
-    run = tiny_run.run(*settings, "nets.batch_norm=true")
+    run = tiny_run.make_run(*settings, "nets.batch_norm=true")
 
     def ten(world):
-        return tiny_run.play(run, 10, world)
+        return tiny_run.play_rounds(run, 10, world)
 
     def six_and_four(world):
-        saved, _ = tiny_run.saved(run, 6, world, tmp_path)
-        s = tiny_run.session(run, world, saved)
+        saved, _ = tiny_run.save_after(run, 6, world, tmp_path)
+        s = tiny_run.make_session(run, world, saved)
         assert s.clock.step == 6
         for _ in range(4):
             play_round(s)
-        return tiny_run.told(s)
+        return tiny_run.gather_owner_state(s)
 
     def same(world):
-        return tiny_run.same(ten(world), six_and_four(world))
+        return tiny_run.is_equal(ten(world), six_and_four(world))
 
     assert all([same(World.solo())] if ranks == 1 else pool(ranks, same))
 
@@ -141,15 +141,15 @@ def test_so_they_do_where_weights_are_clipped(pool, name, ranks, tmp_path):
 
 @every_strategy
 def test_clipped_weights_of_d_are_in_their_box_after_every_step_and_those_of_g_are_free(pool, settings):
-    run = tiny_run.run(*settings, *CLIPPED, "nets.batch_norm=true")  # whose gains begin at 1
+    run = tiny_run.make_run(*settings, *CLIPPED, "nets.batch_norm=true")  # whose gains begin at 1
 
     def largest(world):
-        s = tiny_run.session(run, world)
+        s = tiny_run.make_session(run, world)
         rounds = []
         for _ in range(3):
             play_round(s)
             rounds.append([float(player.flat.params.abs().max()) for player in s.game.players])
-        return rounds, s.game.d in s.role.moves
+        return rounds, s.game.d in s.role.trained_players
 
     for rounds, moves_d in pool(2, largest):
         for g, d in rounds:
@@ -159,38 +159,38 @@ def test_clipped_weights_of_d_are_in_their_box_after_every_step_and_those_of_g_a
 
 @as_one_rank
 def test_four_ranks_then_two_equal_one(pool, settings, tmp_path):
-    run = tiny_run.run(*settings)
+    run = tiny_run.make_run(*settings)
 
-    saved = pool(4, lambda world: tiny_run.saved(run, 4, world, tmp_path)[0])[0]
+    saved = pool(4, lambda world: tiny_run.save_after(run, 4, world, tmp_path)[0])[0]
 
     def then(world):
-        s = tiny_run.session(run, world, saved)
+        s = tiny_run.make_session(run, world, saved)
         for _ in range(4):
             play_round(s)
-        return tiny_run.told(s)
+        return tiny_run.gather_owner_state(s)
 
-    assert tiny_run.distance(pool(2, then)[0], tiny_run.play(run, 8), "G/") < 2e-4
+    assert tiny_run.relative_distance(pool(2, then)[0], tiny_run.play_rounds(run, 8), "G/") < 2e-4
 
 
 @every_strategy
 def test_what_four_ranks_remember_two_go_on_with_as_its_mean(pool, settings, tmp_path):
-    run = tiny_run.run(*settings)
+    run = tiny_run.make_run(*settings)
 
     def remembered(session):
-        return {f"{p.name} {k}": v.clone() for p in session.game.players for k, v in p.flat.memories().items()}
+        return {f"{p.name} {k}": v.clone() for p in session.game.players for k, v in p.flat.states().items()}
 
     def first(world):
-        saved, s = tiny_run.saved(run, 3, world, tmp_path)
+        saved, s = tiny_run.save_after(run, 3, world, tmp_path)
         return saved, remembered(s)
 
     before = pool(4, first)
     saved = before[0][0]
 
     def then(world):
-        s = tiny_run.session(run, world, saved)
+        s = tiny_run.make_session(run, world, saved)
         owed = remembered(s)
         play_round(s)
-        return owed, tiny_run.told(s)
+        return owed, tiny_run.gather_owner_state(s)
 
     after = pool(2, then)
     for owed, _ in after:
@@ -199,12 +199,12 @@ def test_what_four_ranks_remember_two_go_on_with_as_its_mean(pool, settings, tmp
             of_those = [memories[name] for _, memories in before if name in memories]
             torch.testing.assert_close(vector, torch.stack(of_those).mean(0))
             assert vector.any()
-    assert settings in map(table.STRATEGIES.get, table.OWN_PLAYERS) or tiny_run.same(after[0][1], after[1][1])
+    assert settings in map(table.STRATEGIES.get, table.UNREPLICATED) or tiny_run.is_equal(after[0][1], after[1][1])
 
 
 @every_strategy
 def test_bytes_counted_are_bytes_predicted(pool, settings):
-    run = tiny_run.run(*settings, "nets.batch_norm=true")
+    run = tiny_run.make_run(*settings, "nets.batch_norm=true")
 
     def predicted(s):
         from paragan.plan.cost import player_traffic
@@ -213,12 +213,12 @@ def test_bytes_counted_are_bytes_predicted(pool, settings):
         return [(6 * t.sent_bytes, 6 * t.messages) for t in totals]
 
     def counted(world):
-        s = tiny_run.session(run, world)
+        s = tiny_run.make_session(run, world)
         for _ in range(6):
             play_round(s)
-        if s.role.settle:
-            s.role.settle()
-        return [(p.meter.sent_bytes, p.meter.messages) for p in s.game.players], predicted(s), s.role.about
+        if s.role.drain:
+            s.role.drain()
+        return [(p.meter.sent_bytes, p.meter.messages) for p in s.game.players], predicted(s), s.role.description
 
     for ranks in (2, 3):
         rows = pool(ranks, counted)
@@ -226,23 +226,23 @@ def test_bytes_counted_are_bytes_predicted(pool, settings):
         for row, expected, _ in rows:
             assert all(a == pytest.approx(b, abs=rounded) for a, b in zip(row, expected, strict=True))
         assert any(any(row) for row, _, _ in rows)
-        imagined = tiny_run.session(run, ImaginedWorld(ranks))
-        if imagined.role.about == rows[0][2]:  # who plays what was measured
+        imagined = tiny_run.make_session(run, VirtualWorld(ranks))
+        if imagined.role.description == rows[0][2]:  # who plays what was measured
             assert predicted(imagined) == rows[0][1]
 
 
 @every_strategy
 def test_every_lane_has_one_owner(settings):
     for ranks in range(1, 9):
-        shares = [deal(8, rank, ranks) for rank in range(ranks)]
+        shares = [assign_lanes(8, rank, ranks) for rank in range(ranks)]
         assert sorted(lane for share in shares for lane in share.lanes) == list(range(8))
         assert sum(share.weight for share in shares) == pytest.approx(1)
 
 
 @every_strategy
 def test_too_many_ranks_are_refused_with_those_that_work(settings):
-    run = tiny_run.run(*settings)
-    world = ImaginedWorld(17)  # also more than two teams could share
-    with pytest.raises(Unusable, match="at most 8 ranks"):
-        tiny_run.session(run, world)
-    assert Place().size == 1
+    run = tiny_run.make_run(*settings)
+    world = VirtualWorld(17)  # also more than two teams could share
+    with pytest.raises(UsageError, match="at most 8 ranks"):
+        tiny_run.make_session(run, world)
+    assert LaunchInfo().size == 1

@@ -9,24 +9,24 @@ import torch
 from torch import nn
 
 import tiny_run
-from paragan.config.resolve import spec_of
-from paragan.data.dataset import load
-from paragan.models.bn_recalibration import standing
-from paragan.models.sampler import Latents
-from paragan.recipes import recipe
-from paragan.train.build import Pair, build_nets
+from paragan.config.resolve import make_spec
+from paragan.data.dataset import load_data
+from paragan.models.bn_recalibration import recalibrated_bn
+from paragan.models.sampler import LatentSource
+from paragan.recipes import get_recipe
+from paragan.train.build import Networks, build_networks
 from paragan.train.loop import play_round
-from paragan.train.session import assemble
+from paragan.train.session import build_session
 
 
 def two_kimg(world):
     """What model.safetensors holds after 2 kimg of `paragan train digits`."""
-    run = dataclasses.replace(recipe("digits"), kimg=2.0)
-    images = load("digits", resolution=8)
-    s = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
-    while not s.clock.done:
+    run = dataclasses.replace(get_recipe("digits"), kimg=2.0)
+    images = load_data("digits", resolution=8)
+    s = build_session(run, world, images, build_networks(run, make_spec(run, images), world.device))
+    while not s.clock.is_done:
         play_round(s)
-    with standing(s.game.g, Latents(s.game.latent), s.game.labels, run.seed) as g:
+    with recalibrated_bn(s.game.g, LatentSource(s.game.latent), s.game.labels, run.seed) as g:
         return {name: value.clone() for name, value in g.state_dict().items()}
 
 
@@ -35,7 +35,7 @@ def test_ranks_give_the_model_of_one(pool, ranks):
     """To rounding, which Adam's first steps (plus or minus the whole rate, whatever the gradient) amplify."""
     one = two_kimg(tiny_run.World.solo())
     for several in pool(ranks, two_kimg):
-        assert tiny_run.distance(several, one, "") < 5e-3
+        assert tiny_run.relative_distance(several, one, "") < 5e-3
         assert all(torch.equal(several[n], v) for n, v in one.items() if not v.is_floating_point())
 
 
@@ -55,15 +55,17 @@ def test_in_float64_ranks_give_the_networks_of_one(pool, ranks):
     """The same 2 kimg: what differs in float32 is rounding and nothing else."""
 
     def job(world):
-        run = dataclasses.replace(recipe("digits"), kimg=2.0)
-        images = load("digits", resolution=8)
-        pair = build_nets(run, spec_of(run, images), world.device)
-        s = assemble(run, world, images, Pair(Double(pair.g), Double(pair.d), pair.latent))
-        while not s.clock.done:
+        run = dataclasses.replace(get_recipe("digits"), kimg=2.0)
+        images = load_data("digits", resolution=8)
+        pair = build_networks(run, make_spec(run, images), world.device)
+        s = build_session(run, world, images, Networks(Double(pair.g), Double(pair.d), pair.latent))
+        while not s.clock.is_done:
             play_round(s)
-        return {name: value for name, value in tiny_run.state(s).items() if "running" not in name}  # float32 moments
+        return {
+            name: value for name, value in tiny_run.session_state(s).items() if "running" not in name
+        }  # float32 moments
 
     one = job(tiny_run.World.solo())
     for several in pool(ranks, job):
         for network in ("G/", "D/"):
-            assert tiny_run.distance(several, one, network) < 1e-9
+            assert tiny_run.relative_distance(several, one, network) < 1e-9

@@ -13,10 +13,10 @@ from torch.nn.functional import relu, softplus
 
 import tiny_run
 from paragan.config.resolve import resolve
-from paragan.train.build import Pair
+from paragan.train.build import Networks
 from paragan.train.loop import play_round
-from paragan.train.per_label.jobs import jobs
-from paragan.train.session import assemble
+from paragan.train.per_label.jobs import make_jobs
+from paragan.train.session import build_session
 
 
 class G(nn.Module):
@@ -42,10 +42,10 @@ class D(nn.Module):
         return self.logit(h).squeeze(1) + (h * self.embed(y)).sum(1)
 
 
-def nets(run) -> Pair:
+def nets(run) -> Networks:
     torch.manual_seed(3)
     layout = torch.channels_last if run.device.channels_last else torch.contiguous_format
-    return Pair(G().to(memory_format=layout), D().to(memory_format=layout), 8)
+    return Networks(G().to(memory_format=layout), D().to(memory_format=layout), 8)
 
 
 def slopes(logits, x):
@@ -70,7 +70,7 @@ D_LOSSES = {
 
 def plain_loop(run, rounds):
     """What a person would write for one process: two networks, two optimizers, no paragan but its data and latents."""
-    s = tiny_run.session(run)  # for its lanes only
+    s = tiny_run.make_session(run)  # for its lanes only
     pair = nets(run)
     g, d = pair.g, pair.d
     adam = lambda side, net: torch.optim.Adam(  # noqa: E731
@@ -81,7 +81,7 @@ def plain_loop(run, rounds):
 
     def fakes(hand, turn, momentum):
         g.norm.momentum = momentum  # running statistics follow G's own turns
-        z, y = hand.draw.normal(f"latent/{turn}", 8), hand.draw.choice(f"label/{turn}", s.game.labels)
+        z, y = hand.rng.normal(f"latent/{turn}", 8), hand.rng.choice(f"label/{turn}", s.game.labels)
         return g(z, y), y
 
     def d_loss(hand):
@@ -90,11 +90,11 @@ def plain_loop(run, rounds):
             fake = fakes(hand, "D", 0.0)
         if run.objective.r2:
             fake[0].requires_grad_(True)
-        if run.device.one_call is True:
+        if run.device.concat_real_fake is True:
             on_real, on_fake = d(*(torch.cat(both) for both in zip(real, fake))).chunk(2)
         else:
             on_real, on_fake = d(*real), d(*fake)
-        loss = D_LOSSES[run.objective.loss](on_real, on_fake).mean() + penalty(run, d, real, fake, on_real, hand.draw)
+        loss = D_LOSSES[run.objective.loss](on_real, on_fake).mean() + penalty(run, d, real, fake, on_real, hand.rng)
         return loss + run.objective.r2 / 2 * slopes(on_fake, fake[0]).mean() if run.objective.r2 else loss
 
     def g_loss(hand):
@@ -103,7 +103,7 @@ def plain_loop(run, rounds):
 
     for step in range(rounds):
         for i in range(run.d_steps):
-            (hand,) = s.lanes.next()
+            (hand,) = s.lanes.next_micro_batches()
             together = run.strategy.order == "together" and i == run.d_steps - 1
             if together:
                 g_grads = torch.autograd.grad(g_loss(hand).mean(), list(g.parameters()))
@@ -118,7 +118,7 @@ def plain_loop(run, rounds):
         for p, grad in zip(g.parameters(), g_grads, strict=True):
             p.grad = grad
         g_opt.step()
-        weight = 1 - run.average.weight((step + 1) * run.round, run.round)
+        weight = 1 - run.ema.decay((step + 1) * run.round_images, run.round_images)
         with torch.no_grad():
             for p, q in zip(average.parameters(), g.parameters(), strict=True):
                 p.lerp_(q, weight)
@@ -127,13 +127,13 @@ def plain_loop(run, rounds):
 
 
 def ours(run, rounds):
-    images = tiny_run.images()
+    images = tiny_run.make_dataset()
     run = resolve(run, images)
-    s = assemble(run, tiny_run.World.solo(), images, nets(run))
+    s = build_session(run, tiny_run.World.solo(), images, nets(run))
     for _ in range(rounds):
         play_round(s)
-    state = tiny_run.state(s)
-    with s.game.g.averaged() as net:
+    state = tiny_run.session_state(s)
+    with s.game.g.using_ema() as net:
         average = {k: v.detach().clone() for k, v in net.named_parameters()}
     return state, average
 
@@ -141,16 +141,16 @@ def ours(run, rounds):
 CLIPPED = ("objective.loss=wasserstein", "objective.clip=0.01", "nets.spectral=false")
 CASES = {
     "alternating": (),
-    "simultaneous": ("strategy.order=together",),
+    "simultaneous": ("strategy.order=simultaneous",),
     "three steps of D": ("d_steps=3",),
     "r1": ("objective.r1=1",),
-    "r1 simultaneous": ("objective.r1=1", "strategy.order=together"),
+    "r1 simultaneous": ("objective.r1=1", "strategy.order=simultaneous"),
     "gradient penalty": ("objective.gp=10",),
     "weights clipped": (*CLIPPED, "d_steps=5"),
-    "weights clipped, simultaneous": (*CLIPPED, "d_steps=2", "strategy.order=together"),
+    "weights clipped, simultaneous": (*CLIPPED, "d_steps=2", "strategy.order=simultaneous"),
     "relativistic, r1 and r2": ("objective.loss=relativistic", "objective.r1=1", "objective.r2=1"),
-    "relativistic, simultaneous": ("objective.loss=relativistic", "strategy.order=together"),
-    "reals and fakes in one call": ("device.one_call=true", "d_steps=2"),
+    "relativistic, simultaneous": ("objective.loss=relativistic", "strategy.order=simultaneous"),
+    "reals and fakes in one call": ("device.concat_real_fake=true", "d_steps=2"),
     "contiguous": ("device.channels_last=false", "objective.r1=1"),
 }
 
@@ -159,7 +159,7 @@ CASES = {
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
 def test_one_rank_equals_a_plain_loop(settings, fused):
     adam = [f"{side}.optimizer.fused={str(fused).lower()}" for side in ("g", "d")]
-    run = tiny_run.run(*settings, *adam, lanes=1)
+    run = tiny_run.make_run(*settings, *adam, lanes=1)
     (a, a_average), (b, b_average) = ours(run, 8), plain_loop(run, 8)
     for name, value in b.items():
         if not name.endswith("num_batches_tracked"):  # a plain loop counts forwards, a run counts steps
@@ -223,17 +223,17 @@ def test_a_run_per_label_is_as_many_plain_loops():
     """Every label sees its own images alone, and nobody else's anything."""
     settings = ("objective.loss=wasserstein", "objective.clip=0.01", "d_steps=3", "strategy=per-label", "kimg=4")
     adam = [f"{side}.optimizer.fused=false" for side in "gd"]
-    images = tiny_run.images()
-    run = resolve(tiny_run.run(*settings, *adam, lanes=1), images)
-    for job in jobs(run, images, Path())[:3]:
-        mine = images.of_class(job.label)
+    images = tiny_run.make_dataset()
+    run = resolve(tiny_run.make_run(*settings, *adam, lanes=1), images)
+    for job in make_jobs(run, images, Path())[:3]:
+        mine = images.only_class(job.label)
         assert len(mine.images) == (images.labels == job.label).sum()
-        s = assemble(job.run, tiny_run.World.solo(), mine, Pair(*two_nets(job.run.seed), 8))
+        s = build_session(job.run, tiny_run.World.solo(), mine, Networks(*two_nets(job.run.seed), 8))
         hands = list[object]()
-        reals = (hands.append(s.lanes.next()[0]) or hands[-1].images for _ in iter(int, 1))
+        reals = (hands.append(s.lanes.next_micro_batches()[0]) or hands[-1].images for _ in iter(int, 1))
         latents = lambda turn, hands=hands: hands[-1].draw.normal(f"latent/{turn}", 8)  # noqa: E731
         plain = w_cgan(job.label, reals, latents, run, 6)
-        s = assemble(job.run, tiny_run.World.solo(), mine, Pair(*two_nets(job.run.seed), 8))
+        s = build_session(job.run, tiny_run.World.solo(), mine, Networks(*two_nets(job.run.seed), 8))
         for _ in range(6):
             play_round(s)
         ours = s.game.g.net.state_dict() | s.game.d.net.state_dict()

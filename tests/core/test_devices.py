@@ -15,44 +15,44 @@ import torch
 
 import tiny_run
 from paragan.config.validate import validate
-from paragan.core.devices import KINDS, has_huge_pages, huge_pages, kind_of, pick_device
-from paragan.core.errors import Unusable
+from paragan.core.devices import BACKENDS, backend_of, has_huge_pages, pick_device, set_huge_pages
+from paragan.core.errors import UsageError
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2] / "paragan"
 
 
 def test_a_cpu_has_no_streams_and_answers_what_is_asked():
-    kind = kind_of(CPU)
-    assert (kind.backend, kind.streams, kind.there()) == ("gloo", False, True)
-    assert kind.name(CPU)
-    assert 0 < kind.peak_bytes(CPU) < kind.memory(CPU)
+    kind = backend_of(CPU)
+    assert (kind.dist_backend, kind.has_streams, kind.is_available()) == ("gloo", False, True)
+    assert kind.device_name(CPU)
+    assert 0 < kind.peak_bytes(CPU) < kind.memory_bytes(CPU)
     kind.synchronize(CPU)
-    kind.mark(CPU)()
-    with kind.beside(CPU, 3) as places, kind.exact_convolutions():
+    kind.record_event(CPU)()
+    with kind.side_streams(CPU, 3) as places, kind.full_precision_convs():
         assert len(places) == 3
     before = torch.get_rng_state()
-    with kind.forked(CPU):
+    with kind.fork_rng(CPU):
         torch.rand(3)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
 def test_a_device_that_is_not_there_is_refused_in_one_line(kind, monkeypatch):
-    monkeypatch.setattr(KINDS[kind].__class__, "there", lambda self: False)
-    with pytest.raises(Unusable, match=f"device.kind={kind}: .*use --device.kind=cpu"):
+    monkeypatch.setattr(BACKENDS[kind].__class__, "there", lambda self: False)
+    with pytest.raises(UsageError, match=f"device.kind={kind}: .*use --device.kind=cpu"):
         pick_device(kind)
 
 
 def test_auto_is_never_what_was_not_tried(monkeypatch):
-    monkeypatch.setattr(KINDS["cuda"].__class__, "there", lambda self: False)
-    monkeypatch.setattr(KINDS["mps"].__class__, "there", lambda self: True)
+    monkeypatch.setattr(BACKENDS["cuda"].__class__, "there", lambda self: False)
+    monkeypatch.setattr(BACKENDS["mps"].__class__, "there", lambda self: True)
     assert pick_device("auto") == CPU
     assert pick_device("mps") == torch.device("mps")
-    with pytest.raises(Unusable, match="one rank"):
+    with pytest.raises(UsageError, match="one rank"):
         pick_device("mps", 1)
-    with pytest.raises(Unusable, match="start one"):
-        validate(tiny_run.run("device.kind=mps"), 2)
+    with pytest.raises(UsageError, match="start one"):
+        validate(tiny_run.make_run("device.kind=mps"), 2)
 
 
 def test_only_one_file_asks_what_kind_a_device_is():
@@ -102,9 +102,9 @@ def test_huge_pages_are_fewer():
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     try:
-        huge_pages(False)
+        set_huge_pages(False)
         small = faults()
     finally:
-        huge_pages(True)
+        set_huge_pages(True)
     assert small > 1000
     assert faults() < 0.3 * small

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paragan.core.errors import Unusable
-from paragan.core.image_grid import grid, save_images
-from paragan.data.dataset import load
+from paragan.core.errors import UsageError
+from paragan.core.image_grid import make_grid, save_images
+from paragan.data.dataset import load_data
 
 RNG = np.random.default_rng(0)
 
@@ -16,7 +16,7 @@ def noise(*shape: int) -> np.ndarray:
 
 
 def refusal(call, *args, **how) -> str:
-    with pytest.raises(Unusable) as caught:
+    with pytest.raises(UsageError) as caught:
         call(*args, **how)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -25,7 +25,7 @@ def refusal(call, *args, **how) -> str:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_tiles_lie_row_by_row_with_gutters_between(channels):
     images = noise(5, 4, 6, channels)
-    sheet = grid(images, columns=3, scale=2)
+    sheet = make_grid(images, columns=3, scale=2)
     assert sheet.size == (3 * 12 + 2 * 2, 2 * 8 + 2)
     assert sheet.mode == ("L" if channels == 1 else "RGB")
     pixels = np.asarray(sheet).reshape(18, 40, channels)
@@ -41,19 +41,19 @@ def test_tiles_lie_row_by_row_with_gutters_between(channels):
 
 @pytest.mark.parametrize(("count", "size"), [(1, (4, 4)), (2, (10, 4)), (9, (16, 16)), (10, (22, 16))])
 def test_a_grid_is_about_square(count, size):
-    assert grid(noise(count, 4, 4, 1)).size == size
+    assert make_grid(noise(count, 4, 4, 1)).size == size
 
 
 def test_more_columns_than_images_leave_grey():
-    assert grid(noise(2, 4, 4, 1), columns=10).size == (58, 4)
+    assert make_grid(noise(2, 4, 4, 1), columns=10).size == (58, 4)
 
 
 def test_impossible_grids():
-    assert "uint8" in refusal(grid, np.zeros((1, 4, 4, 3)))
-    assert "at least 1" in refusal(grid, noise(0, 4, 4, 3))
-    assert "C 1 or 3" in refusal(grid, noise(1, 3, 4, 4))
-    assert "columns: 0" in refusal(grid, noise(1, 4, 4, 1), columns=0)
-    assert "scale: 0" in refusal(grid, noise(1, 4, 4, 1), scale=0)
+    assert "uint8" in refusal(make_grid, np.zeros((1, 4, 4, 3)))
+    assert "at least 1" in refusal(make_grid, noise(0, 4, 4, 3))
+    assert "C 1 or 3" in refusal(make_grid, noise(1, 3, 4, 4))
+    assert "columns: 0" in refusal(make_grid, noise(1, 4, 4, 1), columns=0)
+    assert "scale: 0" in refusal(make_grid, noise(1, 4, 4, 1), scale=0)
 
 
 def test_png_is_the_grid(tmp_path):
@@ -61,7 +61,7 @@ def test_png_is_the_grid(tmp_path):
     for _ in range(2):  # an older one is replaced
         save_images(images, np.arange(4), tmp_path / "new" / "a.png")
     with Image.open(tmp_path / "new" / "a.png") as image:
-        assert (np.asarray(image) == np.asarray(grid(images, scale=8))).all()  # to be seen
+        assert (np.asarray(image) == np.asarray(make_grid(images, scale=8))).all()  # to be seen
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.png"]
 
 
@@ -72,7 +72,7 @@ def test_npz_holds_images_and_labels_and_loads_again(tmp_path):
         assert sorted(stored) == ["images", "labels"]
         assert (stored["images"] == images).all()
         assert stored["labels"].dtype == np.int64
-    assert (load(str(tmp_path / "a.npz"), resolution=None).images == images).all()
+    assert (load_data(str(tmp_path / "a.npz"), resolution=None).images == images).all()
     save_images(images, None, tmp_path / "b.npz")
     with np.load(tmp_path / "b.npz") as stored:
         assert sorted(stored) == ["images"]
@@ -83,7 +83,7 @@ def test_a_folder_holds_a_folder_a_label_and_loads_again(tmp_path):
     images, labels = noise(24, 8, 8, 1), np.tile(np.arange(12), 2)
     save_images(images, labels, tmp_path / "out")
     assert (tmp_path / "out" / "03" / "000001.png").exists()
-    found = load(str(tmp_path / "out"), resolution=None)
+    found = load_data(str(tmp_path / "out"), resolution=None)
     assert found.labels is not None
     assert found.labels.tolist() == sorted(labels)
     assert (found.images == images[np.argsort(labels, kind="stable")]).all()
@@ -96,7 +96,7 @@ def test_a_folder_without_labels_is_flat(tmp_path):
     (tmp_path / "v1.5").mkdir()  # an empty folder may be filled, whatever its name
     save_images(images, None, tmp_path / "v1.5")
     assert sorted(path.name for path in (tmp_path / "v1.5").iterdir()) == [f"00000{i}.png" for i in range(3)]
-    assert (load(str(tmp_path / "v1.5"), resolution=None).images == images).all()
+    assert (load_data(str(tmp_path / "v1.5"), resolution=None).images == images).all()
 
 
 def test_nothing_is_overwritten_or_guessed(tmp_path):

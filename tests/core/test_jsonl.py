@@ -4,9 +4,9 @@ import math
 import numpy as np
 import pytest
 
-from paragan.core.atomic_write import write_whole
-from paragan.core.errors import Unusable
-from paragan.core.jsonl import Records, columns, latest, read
+from paragan.core.atomic_write import atomic_write_bytes
+from paragan.core.errors import UsageError
+from paragan.core.jsonl import JsonlFile, kimg_and_values, newest_values, read_jsonl
 
 
 def tick(step, **more):
@@ -14,7 +14,7 @@ def tick(step, **more):
 
 
 def written(path, steps):
-    records = Records(path)
+    records = JsonlFile(path)
     for step in steps:
         records.append(tick(step))
     return records
@@ -29,17 +29,17 @@ def strict(line):
 
 def test_what_is_appended_is_read(tmp_path):
     written(tmp_path / "stats.jsonl", range(1, 11))
-    assert read(tmp_path / "stats.jsonl") == [tick(step) for step in range(1, 11)]
+    assert read_jsonl(tmp_path / "stats.jsonl") == [tick(step) for step in range(1, 11)]
 
 
 def test_no_file_is_no_rows(tmp_path):
-    assert read(tmp_path / "stats.jsonl") == []
-    Records(tmp_path / "stats.jsonl").truncate_after(3)
+    assert read_jsonl(tmp_path / "stats.jsonl") == []
+    JsonlFile(tmp_path / "stats.jsonl").truncate_after(3)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_every_line_is_whole_as_soon_as_it_is_appended(tmp_path):
-    records = Records(tmp_path / "stats.jsonl")
+    records = JsonlFile(tmp_path / "stats.jsonl")
     for step in range(1, 4):
         records.append(tick(step, name="ü\n"))
         lines = records.path.read_bytes().split(b"\n")
@@ -48,7 +48,7 @@ def test_every_line_is_whole_as_soon_as_it_is_appended(tmp_path):
 
 
 def test_numbers_that_json_lacks_are_null_and_named(tmp_path):
-    records = Records(tmp_path / "metrics.jsonl")
+    records = JsonlFile(tmp_path / "metrics.jsonl")
     records.append({"value": math.nan, "kimg": np.float32(0.5), "n": np.int64(3), "protocol": {"a": [1, -math.inf]}})
     row = strict(records.path.read_bytes())
     assert row == {
@@ -58,13 +58,13 @@ def test_numbers_that_json_lacks_are_null_and_named(tmp_path):
         "protocol": {"a": [1, None]},
         "nonfinite": ["value", "protocol.a.1"],
     }
-    again = Records(tmp_path / "again.jsonl")
+    again = JsonlFile(tmp_path / "again.jsonl")
     again.append(row)
     assert again.path.read_bytes() == records.path.read_bytes()
 
 
 def test_what_is_not_plain_is_refused_by_name_and_nothing_is_written(tmp_path):
-    records = Records(tmp_path / "stats.jsonl")
+    records = JsonlFile(tmp_path / "stats.jsonl")
     with pytest.raises(TypeError, match=r"Loss/parts\.r1: a ndarray"):
         records.append({"Loss/parts": {"r1": np.zeros(2)}})
     assert not records.path.exists()
@@ -82,11 +82,11 @@ def test_a_resumed_file_is_the_undisturbed_one(tmp_path, step):
 
 
 def test_truncation_by_another_key_keeps_rows_without_it(tmp_path):
-    scores = Records(tmp_path / "metrics.jsonl")
+    scores = JsonlFile(tmp_path / "metrics.jsonl")
     for row in ({"kimg": 1}, {"name": "note"}, {"kimg": 2.5}):
         scores.append(row)
     scores.truncate_after(2, key="kimg")
-    assert read(scores.path) == [{"kimg": 1}, {"name": "note"}]
+    assert read_jsonl(scores.path) == [{"kimg": 1}, {"name": "note"}]
 
 
 def test_the_latest_scores_are_those_of_all_that_g_makes_and_of_most_images():
@@ -94,24 +94,24 @@ def test_the_latest_scores_are_those_of_all_that_g_makes_and_of_most_images():
         return {"name": name, "value": value, "kimg": kimg, "protocol": protocol}
 
     rows = [row(9.0, kimg=1, fakes=10), row(1.0, fakes=10), row(2.0, fakes=5), row(3.0, fakes=50, truncation=0.5)]
-    assert latest(rows) == {"fd": 1.0}
-    assert latest([*rows, row(4.0, fakes=10, truncation=1.0), row(5.0, name="kid"), row(6.0, name="kid")]) == {
+    assert newest_values(rows) == {"fd": 1.0}
+    assert newest_values([*rows, row(4.0, fakes=10, truncation=1.0), row(5.0, name="kid"), row(6.0, name="kid")]) == {
         "fd": 4.0,
         "kid": 6.0,
     }
-    assert latest([{**row(1.0), "protocol": "mine"}, row(2.0, fakes="many")]) == {"fd": 2.0}
+    assert newest_values([{**row(1.0), "protocol": "mine"}, row(2.0, fakes="many")]) == {"fd": 2.0}
 
 
 def test_wherever_a_crash_cuts_the_last_line_reading_and_appending_go_on(tmp_path):
     whole = written(tmp_path / "whole.jsonl", [1, 2]).path.read_bytes()
     first = whole.index(b"\n") + 1
     for cut in range(first, len(whole)):
-        records = Records(tmp_path / "cut.jsonl")
+        records = JsonlFile(tmp_path / "cut.jsonl")
         records.path.write_bytes(whole[:cut])
-        kept = read(records.path)
+        kept = read_jsonl(records.path)
         assert kept == [tick(1), tick(2)][: 1 + (cut == len(whole) - 1)]
         records.append(tick(3))
-        assert read(records.path) == [*kept, tick(3)]
+        assert read_jsonl(records.path) == [*kept, tick(3)]
         records.path.write_bytes(whole[:cut])
         records.truncate_after(2)
         assert records.path.read_bytes() == whole[: len(whole) if len(kept) == 2 else first]
@@ -121,8 +121,8 @@ def test_wherever_a_crash_cuts_the_last_line_reading_and_appending_go_on(tmp_pat
 def test_a_corrupt_line_in_the_middle_is_named(tmp_path, line):
     path = tmp_path / "stats.jsonl"
     path.write_bytes(b'{"a": 1}\n' + line + b'\n{"a": 2}\n')
-    with pytest.raises(Unusable, match=r"stats\.jsonl, line 2: not a JSON object") as error:
-        read(path)
+    with pytest.raises(UsageError, match=r"stats\.jsonl, line 2: not a JSON object") as error:
+        read_jsonl(path)
     assert "\n" not in str(error.value)
 
 
@@ -137,7 +137,7 @@ def test_columns_keep_what_was_not_finite_and_skip_what_is_missing():
         {"kimg": 7, "x": True},
         {"kimg": 8, "x": 0.5},
     ]
-    kimg, values = columns(rows, "x")
+    kimg, values = kimg_and_values(rows, "x")
     assert kimg == [1, 2, 8]
     np.testing.assert_equal(values, [2, math.nan, 0.5])
 
@@ -145,6 +145,6 @@ def test_columns_keep_what_was_not_finite_and_skip_what_is_missing():
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     (tmp_path / "taken").mkdir()
     with pytest.raises(OSError):
-        write_whole(tmp_path / "taken", b"new")
-    write_whole(tmp_path / "free", b"new")
+        atomic_write_bytes(tmp_path / "taken", b"new")
+    atomic_write_bytes(tmp_path / "free", b"new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["free", "taken"]

@@ -6,20 +6,20 @@ import numpy as np
 import torch
 
 import tiny_run
-from paragan.core.rng import Draw, generator, shuffled
-from paragan.data.lanes import Lanes
+from paragan.core.rng import LaneRng, epoch_permutation, philox_generator
+from paragan.data.lanes import LaneLoader
 
 
 def test_a_stream_is_a_function_of_its_position():
-    a = generator(1, "latent", 2, 64).standard_normal(5)
-    assert np.array_equal(a, generator(1, "latent", 2, 64).standard_normal(5))
+    a = philox_generator(1, "latent", 2, 64).standard_normal(5)
+    assert np.array_equal(a, philox_generator(1, "latent", 2, 64).standard_normal(5))
     for other in ((2, "latent", 2, 64), (1, "label", 2, 64), (1, "latent", 3, 64), (1, "latent", 2, 65)):
-        assert not np.array_equal(a, generator(*other).standard_normal(5))
+        assert not np.array_equal(a, philox_generator(*other).standard_normal(5))
 
 
 def test_lanes_draw_the_same_merged_or_apart():
-    merged = Draw(5, 128, (0, 1, 2, 3), 4)
-    apart = [Draw(5, 128, (lane,), 4) for lane in range(4)]
+    merged = LaneRng(5, 128, (0, 1, 2, 3), 4)
+    apart = [LaneRng(5, 128, (lane,), 4) for lane in range(4)]
     assert torch.equal(merged.normal("z", 7), torch.cat([d.normal("z", 7) for d in apart]))
     assert torch.equal(merged.uniform("u", 1, 1), torch.cat([d.uniform("u", 1, 1) for d in apart]))
     values = np.array([3, 5, 9])
@@ -27,14 +27,22 @@ def test_lanes_draw_the_same_merged_or_apart():
 
 
 def test_an_epoch_visits_every_image_once():
-    assert sorted(shuffled(3, 0, 100)) == list(range(100))
-    assert not np.array_equal(shuffled(3, 0, 100), shuffled(3, 1, 100))
+    assert sorted(epoch_permutation(3, 0, 100)) == list(range(100))
+    assert not np.array_equal(epoch_permutation(3, 0, 100), epoch_permutation(3, 1, 100))
 
 
 def lanes(owned, start=0, mirror=False, merge=0):
-    data = tiny_run.images()
-    return Lanes(
-        data.images, data.labels, owned=owned, lanes=8, batch=64, seed=9, start=start, mirror=mirror, merge=merge
+    data = tiny_run.make_dataset()
+    return LaneLoader(
+        data.images,
+        data.labels,
+        local_lanes=owned,
+        num_lanes=8,
+        batch_size=64,
+        seed=9,
+        start=start,
+        mirror=mirror,
+        lanes_per_pass=merge,
     )
 
 
@@ -69,5 +77,5 @@ def test_going_on_in_the_middle_is_going_on():
 
 def test_every_image_is_seen_once_an_epoch():
     source = lanes(tuple(range(8)))
-    seen = np.concatenate([source.index(64 * step, lane) for step in range(75) for lane in range(8)])
+    seen = np.concatenate([source.lane_indices(64 * step, lane) for step in range(75) for lane in range(8)])
     assert np.array_equal(np.bincount(seen), np.full(300, 64 * 75 // 300))

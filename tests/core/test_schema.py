@@ -5,38 +5,40 @@ from __future__ import annotations
 import pytest
 
 from paragan.config.run import Run
-from paragan.core.errors import Unusable
-from paragan.core.schema import build, differences, fields_help, from_yaml, nearest, override, plain, to_yaml
+from paragan.core.errors import UsageError
+from paragan.core.schema import apply_overrides, did_you_mean, diff, from_dict, from_yaml, list_fields, to_dict, to_yaml
 from paragan.nets import Nets
-from paragan.recipes import RECIPES, recipe
+from paragan.recipes import RECIPES, get_recipe
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_run_survives_yaml(name):
-    run = recipe(name)
-    assert build(Run, from_yaml(to_yaml(run), "it")) == run
+    run = get_recipe(name)
+    assert from_dict(Run, from_yaml(to_yaml(run), "it")) == run
 
 
 def test_a_setting_changes_its_field_and_nothing_else():
-    before = plain(Run())
-    after = override(before, [("g.optimizer.lr", "1e-3"), ("data.mirror", "true"), ("evaluation.metrics", "[fd]")])
-    assert differences(plain(build(Run, before)), plain(build(Run, after))) == [
+    before = to_dict(Run())
+    after = apply_overrides(
+        before, [("g.optimizer.lr", "1e-3"), ("data.mirror", "true"), ("evaluation.metrics", "[fd]")]
+    )
+    assert diff(to_dict(from_dict(Run, before)), to_dict(from_dict(Run, after))) == [
         ("data.mirror", False, True),
         ("g.optimizer.lr", 2e-4, 1e-3),
         ("evaluation.metrics", ["fd", "kid", "prdc"], ["fd"]),
     ]
-    assert before == plain(Run())
+    assert before == to_dict(Run())
 
 
 def test_a_part_set_by_its_name_takes_that_parts_defaults():
-    run = build(Run, override(plain(Run()), [("g.optimizer", "sgd"), ("g.optimizer.momentum", "0.5")]))
-    assert plain(run.g.optimizer) == {"name": "sgd", "lr": 1e-2, "momentum": 0.5, "fused": True}
-    short = build(Run, override({"g": {"optimizer": "sgd"}}, [("g.optimizer.momentum", "0.5")]))
+    run = from_dict(Run, apply_overrides(to_dict(Run()), [("g.optimizer", "sgd"), ("g.optimizer.momentum", "0.5")]))
+    assert to_dict(run.g.optimizer) == {"name": "sgd", "lr": 1e-2, "momentum": 0.5, "fused": True}
+    short = from_dict(Run, apply_overrides({"g": {"optimizer": "sgd"}}, [("g.optimizer.momentum", "0.5")]))
     assert short.g == run.g
 
 
 def test_the_last_setting_wins():
-    assert override({}, [("batch", "8"), ("batch", "16")]) == {"batch": 16}
+    assert apply_overrides({}, [("batch", "8"), ("batch", "16")]) == {"batch": 16}
 
 
 @pytest.mark.parametrize(
@@ -44,19 +46,19 @@ def test_the_last_setting_wins():
     [("3", 3), ("1.5", 1.5), ("true", True), ("sgd", "sgd"), ("[1, 2]", [1, 2]), ("", ""), ("null", None), ("{", "{")],
 )
 def test_values_are_read_as_yaml_or_else_as_text(text, value):
-    assert override({}, [("field", text)]) == {"field": value}
+    assert apply_overrides({}, [("field", text)]) == {"field": value}
 
 
 def test_a_value_is_no_group():
-    with pytest.raises(Unusable, match=r"--batch\.size: batch is a value"):
-        override(plain(Run()), [("batch.size", "3")])
+    with pytest.raises(UsageError, match=r"--batch\.size: batch is a value"):
+        apply_overrides(to_dict(Run()), [("batch.size", "3")])
 
 
 def test_differences_are_none_or_named_with_both_values():
     a = {"x": 1, "deep": {"y": [1, 2], "only a": 0}}
     b = {"x": 1, "deep": {"y": [1, 3]}, "only b": True}
-    assert differences(a, a) == []
-    assert differences(a, b) == [
+    assert diff(a, a) == []
+    assert diff(a, b) == [
         ("deep.y", [1, 2], [1, 3]),
         ("deep.only a", 0, None),
         ("only b", None, True),
@@ -64,15 +66,15 @@ def test_differences_are_none_or_named_with_both_values():
 
 
 def test_the_nearest_name_or_all_of_them():
-    assert nearest("bach", ["batch", "seed"]) == "; did you mean batch?"
-    assert nearest("xyzzy", ["batch", "seed"]) == "; there are: batch, seed"
+    assert did_you_mean("bach", ["batch", "seed"]) == "; did you mean batch?"
+    assert did_you_mean("xyzzy", ["batch", "seed"]) == "; there are: batch, seed"
 
 
 def test_every_field_is_listed_and_takes_the_default_that_is_listed():
-    rows = [(name, default) for name, what, default in fields_help(Run) if "(of " not in what]
-    assert build(Run, override(plain(Run()), rows)) == Run()
-    listed = {name for name, _, _ in fields_help(Run)}
-    assert leaves(plain(Run())) <= listed
+    rows = [(name, default) for name, what, default in list_fields(Run) if "(of " not in what]
+    assert from_dict(Run, apply_overrides(to_dict(Run()), rows)) == Run()
+    listed = {name for name, _, _ in list_fields(Run)}
+    assert leaves(to_dict(Run())) <= listed
 
 
 def leaves(data: dict, prefix: str = "") -> set[str]:
@@ -88,16 +90,16 @@ def leaves(data: dict, prefix: str = "") -> set[str]:
 
 WRONG = {  # (field, value): how the refusal begins
     ("batch", "many"): "batch=many: input should be a valid integer",
-    ("guard.lr_factor", ".nan"): "guard.lr_factor=nan: input should be a finite number",
-    ("guard.lr_factor", ".inf"): "guard.lr_factor=inf: input should be a finite number",
-    ("guard.lr_factor", "2"): "guard.lr_factor=2: input should be less than or equal to 1",
-    ("health.collapse", ".nan"): "health.collapse=nan: input should be a finite number",
-    ("average.half_life_kimg", ".nan"): "average.half_life_kimg=nan: input should be a finite number",
-    ("average.half_life_kimg", "-5"): "average.half_life_kimg=-5: input should be greater than or equal to 0",
+    ("on_divergence.lr_factor", ".nan"): "on_divergence.lr_factor=nan: input should be a finite number",
+    ("on_divergence.lr_factor", ".inf"): "on_divergence.lr_factor=inf: input should be a finite number",
+    ("on_divergence.lr_factor", "2"): "on_divergence.lr_factor=2: input should be less than or equal to 1",
+    ("health.collapse_factor", ".nan"): "health.collapse_factor=nan: input should be a finite number",
+    ("ema.half_life_kimg", ".nan"): "ema.half_life_kimg=nan: input should be a finite number",
+    ("ema.half_life_kimg", "-5"): "ema.half_life_kimg=-5: input should be greater than or equal to 0",
     ("timeout_s", "1e15"): "timeout_s=1e15: input should be less than or equal to 10000000",
     ("average.rampup", "-1"): "average.rampup=-1: input should be greater than or equal to 0",
     ("g.optimizer.weight_decay", ".inf"): "g.optimizer.weight_decay=inf: input should be a finite number",
-    ("device.one_call", "perhaps"): "device.one_call=perhaps: input should be auto | true | false",
+    ("device.concat_real_fake", "perhaps"): "device.concat_real_fake=perhaps: input should be auto | true | false",
     ("device.channels_last", "X"): "device.channels_last=X: input should be true | false | G | D",
     ("batch", "0"): "batch=0: input should be greater than or equal to 1",
     ("bach", "1"): "there is no field bach; did you mean batch?",
@@ -123,13 +125,13 @@ def test_what_is_wrong_as_a_whole_is_told_without_a_field():
         (Nets, {"name": "dcgan", "widht": 8}, "there is no field widht; did you mean width?"),
         (Nets, {"name": "dcgan", "width": "a"}, "width=a: input should be a valid integer"),
     ):
-        with pytest.raises(Unusable) as refused:
-            build(kind, data)
+        with pytest.raises(UsageError) as refused:
+            from_dict(kind, data)
         assert str(refused.value).startswith(what)
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
 def test_what_is_wrong_is_named_as_a_user_would_type_it(field, value):
-    with pytest.raises(Unusable) as refused:
-        build(Run, override(plain(Run()), [(field, value)]))
+    with pytest.raises(UsageError) as refused:
+        from_dict(Run, apply_overrides(to_dict(Run()), [(field, value)]))
     assert str(refused.value).startswith(WRONG[field, value])

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.data import decode
-from paragan.data.dataset import Images, choose_resolution, fingerprint, load
+from paragan.data.dataset import Dataset, choose_resolution, compute_fingerprint, load_data
 
 RNG = np.random.default_rng(0)
 
@@ -35,8 +35,8 @@ def npz(path: Path, **arrays) -> str:
 
 
 def refusal(where, **how) -> str:
-    with pytest.raises(Unusable) as caught:
-        load(str(where), resolution=how.pop("resolution", 8), **how)
+    with pytest.raises(UsageError) as caught:
+        load_data(str(where), resolution=how.pop("resolution", 8), **how)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -45,7 +45,7 @@ def refusal(where, **how) -> str:
 def only(pixels: np.ndarray, folder: Path, name: str = "a.png", **how) -> np.ndarray:
     """The one image of a folder, as loaded."""
     put(folder / name, pixels)
-    (image,) = load(str(folder), resolution=how.pop("resolution", None), **how).images
+    (image,) = load_data(str(folder), resolution=how.pop("resolution", None), **how).images
     return image
 
 
@@ -56,7 +56,7 @@ def test_digits_are_scikit_learns_scaled_to_bytes():
     from sklearn.datasets import load_digits
 
     values, labels = load_digits(return_X_y=True)
-    found = load("digits", resolution=None)
+    found = load_data("digits", resolution=None)
     assert found.images.shape == (1797, 8, 8, 1)
     assert found.images.dtype == np.uint8
     assert (found.images.reshape(1797, 64) == np.round(values * 255 / 16)).all()
@@ -66,7 +66,7 @@ def test_digits_are_scikit_learns_scaled_to_bytes():
 
 
 def test_digits_resize_and_repeat_to_rgb():
-    found = load("digits", resolution=32, channels=3, labels=False)
+    found = load_data("digits", resolution=32, channels=3, labels=False)
     assert found.images.shape == (1797, 32, 32, 3)
     assert (found.images == found.images[..., :1]).all()
     assert found.labels is None
@@ -81,7 +81,7 @@ def test_a_folder_of_classes_is_labelled_by_the_order_of_names(tmp_path):
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "ant" / ".DS_Store").write_bytes(b"")
     (tmp_path / "ant" / "notes.txt").write_text("not an image")
-    found = load(str(tmp_path), resolution=None)
+    found = load_data(str(tmp_path), resolution=None)
     assert found.classes == ("Zebra", "ant", "bee")
     assert found.labels is not None
     assert found.labels.tolist() == [0, 1, 1, 2]
@@ -94,7 +94,7 @@ def test_a_flat_folder_has_no_classes_and_a_single_class_is_one(tmp_path):
     put(tmp_path / "flat" / "b.png")
     put(tmp_path / "flat" / "a.png")
     put(tmp_path / "one" / "cat" / "a.png")
-    flat, one = (load(str(tmp_path / name), resolution=8) for name in ("flat", "one"))
+    flat, one = (load_data(str(tmp_path / name), resolution=8) for name in ("flat", "one"))
     assert flat.labels is None
     assert flat.classes == ()
     assert one.labels is not None
@@ -104,9 +104,9 @@ def test_a_flat_folder_has_no_classes_and_a_single_class_is_one(tmp_path):
 
 def test_order_is_that_of_names_whatever_the_threads_do(tmp_path):
     expected = np.stack([put(tmp_path / f"{index:04d}.png", noise(8, 8)) for index in range(200)])
-    found = load(str(tmp_path), resolution=8)
+    found = load_data(str(tmp_path), resolution=8)
     assert (found.images[..., 0] == expected).all()
-    assert found.fingerprint == load(str(tmp_path), resolution=8).fingerprint
+    assert found.fingerprint == load_data(str(tmp_path), resolution=8).fingerprint
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".JPEG", ".webp", ".bmp"])
@@ -114,7 +114,7 @@ def test_every_format_is_read(tmp_path, suffix):
     how = {"lossless": True} if suffix == ".webp" else {}
     grey = np.full((8, 8, 3), 77, np.uint8)
     put(tmp_path / f"a{suffix}", grey, **how)
-    found = load(str(tmp_path), resolution=8)
+    found = load_data(str(tmp_path), resolution=8)
     assert (np.abs(found.images.astype(int) - 77) <= 1).all()
 
 
@@ -135,7 +135,7 @@ def test_rgba_is_composited_on_white(tmp_path):
     assert (found[1:, 8:] == 255).all()
     blend = (pixels[0, :, :3] * 128.0 + 255 * 127.0) / 255
     assert (np.abs(found[0] - blend) <= 1).all()
-    assert "1 may have transparency, which is composited on white" in load(str(tmp_path), resolution=8).describe()
+    assert "1 may have transparency, which is composited on white" in load_data(str(tmp_path), resolution=8).describe()
 
 
 def test_grey_with_alpha_stays_grey(tmp_path):
@@ -152,7 +152,7 @@ def test_palettes_are_looked_up_with_their_transparency(tmp_path):
     image = Image.fromarray((np.arange(64, dtype=np.uint8) % 3).reshape(8, 8))
     image.putpalette([255, 0, 0, 0, 255, 0, 9, 9, 9])
     image.save(tmp_path / "a.png", transparency=2)
-    (found,) = load(str(tmp_path), resolution=8).images
+    (found,) = load_data(str(tmp_path), resolution=8).images
     assert found[0, :3].tolist() == [[255, 0, 0], [0, 255, 0], [255, 255, 255]]
 
 
@@ -161,7 +161,7 @@ def test_a_grey_palette_and_one_bit_are_grey(tmp_path):
     image.putpalette([7, 7, 7, 200, 200, 200])
     image.save(tmp_path / "a.png")
     Image.fromarray(np.eye(8, dtype=bool)).save(tmp_path / "b.png")
-    found = load(str(tmp_path), resolution=8).images
+    found = load_data(str(tmp_path), resolution=8).images
     assert found.shape == (2, 8, 8, 1)
     assert found[0, 0, :2, 0].tolist() == [7, 200]
     assert (found[1, :, :, 0] == 255 * np.eye(8)).all()
@@ -174,7 +174,7 @@ def test_sixteen_bits_keep_the_high_byte(tmp_path):
 
 def test_cmyk_jpeg_becomes_rgb(tmp_path):
     Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "red.jpg")
-    (found,) = load(str(tmp_path), resolution=8).images
+    (found,) = load_data(str(tmp_path), resolution=8).images
     red, green, blue = found.reshape(-1, 3).mean(axis=0)
     assert red > 200
     assert max(green, blue) < 60
@@ -182,7 +182,7 @@ def test_cmyk_jpeg_becomes_rgb(tmp_path):
         tmp_path / "red.jpg"
     )
     with Image.open(tmp_path / "red.jpg") as image:
-        assert np.array_equal(load(str(tmp_path), resolution=8).images[0], np.asarray(image.convert("RGB")))
+        assert np.array_equal(load_data(str(tmp_path), resolution=8).images[0], np.asarray(image.convert("RGB")))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -203,14 +203,14 @@ def test_exif_orientation_is_undone(tmp_path, orientation, suffix):
     exif[0x0112] = orientation
     how = {"lossless": True} if suffix == ".webp" else {}
     put(tmp_path / f"a{suffix}", np.ascontiguousarray(stored), exif=exif, **how)
-    (found,) = load(str(tmp_path), resolution=8).images
+    (found,) = load_data(str(tmp_path), resolution=8).images
     assert (found == upright).all()
 
 
 def test_damaged_exif_turns_nothing(tmp_path):
     for index, exif in enumerate((b"Exif\x00\x00garbage", b"Exif\x00\x00II*\x00\x08\x00\x00\x00\x09\x00", b"\x00")):
         put(tmp_path / f"{index}.jpg", np.full((8, 8, 3), 77, np.uint8), exif=exif)
-    assert load(str(tmp_path), resolution=8).images.shape == (3, 8, 8, 3)
+    assert load_data(str(tmp_path), resolution=8).images.shape == (3, 8, 8, 3)
 
 
 def test_channels_can_be_asked_for(tmp_path):
@@ -223,7 +223,7 @@ def test_channels_can_be_asked_for(tmp_path):
 def test_one_colour_image_makes_all_rgb(tmp_path):
     put(tmp_path / "a.png", noise(8, 8))
     put(tmp_path / "b.png")
-    assert load(str(tmp_path), resolution=8).images.shape == (2, 8, 8, 3)
+    assert load_data(str(tmp_path), resolution=8).images.shape == (2, 8, 8, 3)
 
 
 # Sizes ------------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_the_rule_is_centre_crop_then_lanczos(tmp_path):
     wide, tall = noise(20, 31, 3), noise(40, 21, 3)
     put(tmp_path / "a.png", wide)
     put(tmp_path / "b.png", tall)
-    found = load(str(tmp_path), resolution=16).images
+    found = load_data(str(tmp_path), resolution=16).images
     squares = Image.fromarray(wide[:, 5:25]), Image.fromarray(tall[9:30])
     for got, square in zip(found, squares, strict=True):
         assert (got == np.asarray(square.resize((16, 16), Image.Resampling.LANCZOS))).all()
@@ -243,8 +243,8 @@ def test_array_and_folder_follow_the_same_rule(tmp_path):
     images = noise(5, 12, 20, 3)
     for index, image in enumerate(images):
         put(tmp_path / "folder" / f"{index}.png", image)
-    stored = load(npz(tmp_path / "a.npz", images=images), resolution=None)
-    assert (stored.images == load(str(tmp_path / "folder"), resolution=None).images).all()
+    stored = load_data(npz(tmp_path / "a.npz", images=images), resolution=None)
+    assert (stored.images == load_data(str(tmp_path / "folder"), resolution=None).images).all()
     assert stored.images.shape == (5, 16, 16, 3)
 
 
@@ -275,7 +275,7 @@ def test_npz_keeps_pixels_labels_and_names(tmp_path, dtype):
     images = noise(6, 8, 8)
     labels = np.array([0, 1, 2, 2, 1, 0], dtype)
     where = npz(tmp_path / "a.NPZ.npz", images=images, labels=labels, classes=np.array(["a", "b", "c"]))
-    found = load(where, resolution=None)
+    found = load_data(where, resolution=None)
     assert (found.images[..., 0] == images).all()
     assert found.labels is not None
     assert found.labels.dtype == np.int64
@@ -284,9 +284,9 @@ def test_npz_keeps_pixels_labels_and_names(tmp_path, dtype):
 
 
 def test_npz_without_names_counts_classes_and_without_labels_has_none(tmp_path):
-    labelled = load(npz(tmp_path / "a.npz", images=noise(3, 8, 8, 1), labels=[2, 0, 1]), resolution=None)
+    labelled = load_data(npz(tmp_path / "a.npz", images=noise(3, 8, 8, 1), labels=[2, 0, 1]), resolution=None)
     assert labelled.classes == ("0", "1", "2")
-    plain = load(npz(tmp_path / "b.npz", images=np.asfortranarray(noise(3, 8, 8, 3)), extra=[1]), resolution=None)
+    plain = load_data(npz(tmp_path / "b.npz", images=np.asfortranarray(noise(3, 8, 8, 3)), extra=[1]), resolution=None)
     assert plain.labels is None
     assert plain.classes == ()
     assert "ignored keys: extra" in plain.describe()
@@ -294,7 +294,7 @@ def test_npz_without_names_counts_classes_and_without_labels_has_none(tmp_path):
 
 def test_labels_that_are_dropped_need_not_be_valid(tmp_path):
     where = npz(tmp_path / "a.npz", images=noise(3, 8, 8), labels=[0.5, -1.0])
-    assert load(where, resolution=8, labels=False).labels is None
+    assert load_data(where, resolution=8, labels=False).labels is None
 
 
 # What is said -----------------------------------------------------------------------------------------------
@@ -304,18 +304,18 @@ def test_describe_says_what_was_found(tmp_path):
     put(tmp_path / "cat" / "a.png", noise(28, 40))
     put(tmp_path / "cat" / "b.png", noise(20, 30))
     put(tmp_path / "dog" / "a.png", noise(28, 28))
-    text = load(str(tmp_path), resolution=None).describe()
+    text = load_data(str(tmp_path), resolution=None).describe()
     assert "3 images, 32 x 32, grey" in text
     assert "2 classes: cat (2), dog (1)" in text
     assert "3 sizes, 20 x 30 to 28 x 40" in text.replace("30 x 20", "20 x 30").replace("40 x 28", "28 x 40")
     assert "resolution 32 was chosen" in text
-    assert "untouched" in load("digits", resolution=8).describe()
+    assert "untouched" in load_data("digits", resolution=8).describe()
 
 
 def test_describe_stays_short_with_a_thousand_classes():
     labels = np.repeat(np.arange(1000), np.arange(1000) % 7 + 1)
     images = np.zeros((len(labels), 8, 8, 1), np.uint8)
-    text = Images(images, labels, tuple(f"class {label}" for label in range(1000)), "").describe()
+    text = Dataset(images, labels, tuple(f"class {label}" for label in range(1000)), "").describe()
     assert len(text.splitlines()) <= 4
     assert max(map(len, text.splitlines())) <= 100
     assert "1,000 classes of 1 to 7 images" in text
@@ -327,14 +327,14 @@ def test_the_fingerprint_covers_shape_pixels_and_labels():
     other = images.copy()
     other[3, 7, 7, 0] ^= 1
     prints = [
-        fingerprint(images, labels),
-        fingerprint(images, labels[::-1]),
-        fingerprint(images, None),
-        fingerprint(other, labels),
-        fingerprint(images.reshape(4, 4, 16, 1), labels),
+        compute_fingerprint(images, labels),
+        compute_fingerprint(images, labels[::-1]),
+        compute_fingerprint(images, None),
+        compute_fingerprint(other, labels),
+        compute_fingerprint(images.reshape(4, 4, 16, 1), labels),
     ]
     assert len(set(prints)) == 5
-    assert prints[0] == fingerprint(images.copy(), labels.astype(np.int32))
+    assert prints[0] == compute_fingerprint(images.copy(), labels.astype(np.int32))
     assert all(len(one) == 16 and int(one, 16) >= 0 for one in prints)
 
 
@@ -441,7 +441,7 @@ def test_more_pixels_than_memory_are_refused_before_they_are_allocated(tmp_path,
     message = refusal(tmp_path / "set", resolution=64)
     assert "4 images of 64 x 64 x 1" in message
     assert "use resolution 32 or less" in message
-    assert load(str(tmp_path / "set"), resolution=32).images.shape == (4, 32, 32, 1)
+    assert load_data(str(tmp_path / "set"), resolution=32).images.shape == (4, 32, 32, 1)
     monkeypatch.setattr(decode, "ram_bytes", lambda: 10)
     assert "use fewer images" in refusal(tmp_path / "set")
 
@@ -540,8 +540,8 @@ def test_a_damaged_npz_never_escapes_as_a_traceback(tmp_path, save):
     for position in range(0, len(data), 29):
         path.write_bytes(data[:position] + bytes([data[position] ^ 0x55]) + data[position + 1 :])
         try:
-            load(str(path), resolution=8)
-        except Unusable as error:
+            load_data(str(path), resolution=8)
+        except UsageError as error:
             assert "\n" not in str(error)  # noqa: PT017
 
 

@@ -13,23 +13,23 @@ import h5py
 import numpy as np
 import pytest
 
-from fake_datasets import Far, pictures, pixels, png, refusal
-from paragan.data.open_source import find
+from fake_datasets import FakeRemoteFileSystem, encode_image, open_error, random_images, read_all_pixels
+from paragan.data.open_source import open_source
 from paragan.data.storage import remote as remote_storage
 
-IMAGES = pictures(3)
+IMAGES = random_images(3)
 
 
 def everything(folder: Path) -> Path:
     np.savez(folder / "a.npz", images=IMAGES)
     with zipfile.ZipFile(folder / "a.zip", "w") as archive, tarfile.open(folder / "a.tar", "w") as tar:
         for index, image in enumerate(IMAGES):
-            archive.writestr(f"{index}.png", png(image))
+            archive.writestr(f"{index}.png", encode_image(image))
             info = tarfile.TarInfo(f"{index}.png")
-            info.size = len(png(image))
-            tar.addfile(info, io.BytesIO(png(image)))
+            info.size = len(encode_image(image))
+            tar.addfile(info, io.BytesIO(encode_image(image)))
             (folder / "flat").mkdir(exist_ok=True)
-            (folder / "flat" / f"{index}.png").write_bytes(png(image))
+            (folder / "flat" / f"{index}.png").write_bytes(encode_image(image))
     with h5py.File(folder / "a.h5", "w") as file:
         file["imgs"] = IMAGES
     return folder
@@ -42,24 +42,24 @@ def test_the_same_images_in_every_form(tmp_path, monkeypatch, name, remote):
 
     def far_place(where, _reach):
         path = tmp_path / where.removeprefix("far://data/")
-        return (Far(path), "") if path.is_dir() else (Far(path.parent), path.name)
+        return (FakeRemoteFileSystem(path), "") if path.is_dir() else (FakeRemoteFileSystem(path.parent), path.name)
 
-    monkeypatch.setattr(remote_storage, "far_place", far_place)
-    found = find(f"far://data/{name}" if remote else str(tmp_path / name))
-    assert (pixels(found) == IMAGES).all()
+    monkeypatch.setattr(remote_storage, "open_remote", far_place)
+    found = open_source(f"far://data/{name}" if remote else str(tmp_path / name))
+    assert (read_all_pixels(found) == IMAGES).all()
     assert found.labels is None
-    assert found.near is not remote or found.whole is not None
+    assert found.is_local is not remote or found.array is not None
 
 
 def test_a_name_that_looks_like_a_pattern_but_exists_is_that_file(tmp_path):
     everything(tmp_path)
     (tmp_path / "a.tar").rename(tmp_path / "{1..2}*.tar")
-    assert len(find(str(tmp_path / "{1..2}*.tar"))) == 3
+    assert len(open_source(str(tmp_path / "{1..2}*.tar"))) == 3
 
 
 def test_the_formats_are_named_in_one_line(tmp_path):
     (tmp_path / "a.rar").write_text("")
-    message = refusal(tmp_path / "a.rar")
+    message = open_error(tmp_path / "a.rar")
     for word in ("digits", ".npz", ".zip", ".h5", "shard-{000..012}.tar", ".webp", "CIFAR", "Hugging Face"):
         assert word in message
 

@@ -14,9 +14,18 @@ import pytest
 from PIL import Image
 
 import servers
-from paragan.data.formats.image_folder import Folder
-from processes import call, during, interrupted, outcome, refused, steps, train, until
-from servers import nginx
+from paragan.data.formats.image_folder import ImageFolderSource
+from processes import (
+    final_tensors,
+    logged_steps,
+    on_step,
+    run_cli,
+    train_args,
+    train_interrupted,
+    usage_error,
+    wait_until,
+)
+from servers import run_nginx
 
 NO_DIGITS = ("folder", "--data.resolution=8", "--data.channels=3", "--kimg=0.16")
 
@@ -36,19 +45,19 @@ def photos(tmp_path_factory) -> Path:
 
 def run(folder: Path, photos: Path | str, *more: str) -> list[str]:
     """A tiny run on the photos."""
-    own = [word for word in train(folder) if word != "digits"]
-    return [*own[:1], *NO_DIGITS, *own[1:], f"--data={photos}", "--data.bad_share=0.02", *more]
+    own = [word for word in train_args(folder) if word != "digits"]
+    return [*own[:1], *NO_DIGITS, *own[1:], f"--data={photos}", "--data.max_bad_fraction=0.02", *more]
 
 
 def trained(folder: Path, photos: Path | str, *more: str) -> Path:
-    ended = call(*run(folder, photos, *more))
+    ended = run_cli(*run(folder, photos, *more))
     assert ended.status == 0, ended
     return folder
 
 
 @pytest.fixture(scope="module")
 def streamed(tmp_path_factory, photos) -> Path:
-    return trained(tmp_path_factory.mktemp("streamed") / "run", photos, "--data.hold=stream")
+    return trained(tmp_path_factory.mktemp("streamed") / "run", photos, "--data.cache=stream")
 
 
 def networks(folder: Path) -> list[bytes]:
@@ -87,10 +96,10 @@ def test_the_pipeline_is_in_the_lines_of_stats(streamed):
 @pytest.mark.parametrize("step", [2, 5])
 def test_a_resume_in_the_middle_of_an_epoch(step, photos, streamed, tmp_path, monkeypatch):
     monkeypatch.setattr("processes.train", lambda folder, *more: run(folder, photos, *more))
-    stopped = interrupted(tmp_path / "run", step, "--data.hold=stream")
-    assert call(*run(stopped, photos, "--data.hold=stream")).status == 0
-    assert outcome(stopped) == outcome(streamed)
-    assert steps(stopped) == steps(streamed)
+    stopped = train_interrupted(tmp_path / "run", step, "--data.cache=stream")
+    assert run_cli(*run(stopped, photos, "--data.cache=stream")).status == 0
+    assert final_tensors(stopped) == final_tensors(streamed)
+    assert logged_steps(stopped) == logged_steps(streamed)
     assert len((stopped / "bad_files.txt").read_text().splitlines()) == 1
 
 
@@ -99,11 +108,11 @@ def test_on_four_ranks_then_on_two(photos, tmp_path, processes):
     """The same images on whatever ranks: networks as on one, but for rounding."""
     from safetensors.numpy import load_file
 
-    more = ("--data.hold=stream", "--lanes=4", "--device.precision=float32")
+    more = ("--data.cache=stream", "--lanes=4", "--device.precision=float32")
     alone = trained(tmp_path / "alone", photos, *more)
-    first = processes.ranks(4, *run(tmp_path / "run", photos, *more, "--kimg=0.08"))
+    first = processes.start_ranks(4, *run(tmp_path / "run", photos, *more, "--kimg=0.08"))
     assert [rank.wait() for rank in first] == [0] * 4
-    then = processes.ranks(2, *run(tmp_path / "run", photos, *more))
+    then = processes.start_ranks(2, *run(tmp_path / "run", photos, *more))
     assert [rank.wait() for rank in then] == [0] * 2
     one, other = (load_file(folder / "model" / "model.safetensors") for folder in (alone, tmp_path / "run"))
     far = sum(float(((value - other[name]) ** 2).sum()) for name, value in one.items())
@@ -111,47 +120,49 @@ def test_on_four_ranks_then_on_two(photos, tmp_path, processes):
 
 
 def test_other_data_on_resume_is_noticed(photos, tmp_path):
-    trained(tmp_path / "run", photos, "--data.hold=stream", "--kimg=0.08")
+    trained(tmp_path / "run", photos, "--data.cache=stream", "--kimg=0.08")
     copy = tmp_path / "other"
     for path in photos.rglob("*.*"):
         (copy / path.parent.name).mkdir(parents=True, exist_ok=True)
         (copy / path.parent.name / path.name).write_bytes(path.read_bytes())
     (copy / "a" / "000.jpg").unlink()
-    line = refused(*run(tmp_path / "run", copy, "--data.hold=stream"))
+    line = usage_error(*run(tmp_path / "run", copy, "--data.cache=stream"))
     assert "other" in line
 
 
 def test_more_damage_than_is_allowed_ends_the_run(photos, tmp_path):
-    ended = call(*run(tmp_path / "run", photos, "--data.hold=stream", "--data.bad_share=0.001", "--kimg=1.6"))
+    ended = run_cli(
+        *run(tmp_path / "run", photos, "--data.cache=stream", "--data.max_bad_fraction=0.001", "--kimg=1.6")
+    )
     assert ended.status == 1
     assert "a/020.png cannot be decoded" in ended.err
-    assert "--data.bad_share" in ended.err
+    assert "--data.max_bad_fraction" in ended.err
     assert ended.err.count("\n") == 1
-    more = call(*run(tmp_path / "run", photos, "--data.hold=stream", "--data.bad_share=0.1", "--kimg=0.4"))
+    more = run_cli(*run(tmp_path / "run", photos, "--data.cache=stream", "--data.max_bad_fraction=0.1", "--kimg=0.4"))
     assert more.status == 0, more
-    held = refused(*run(tmp_path / "held", photos, "--data.bad_share=0.001"))
+    held = usage_error(*run(tmp_path / "held", photos, "--data.max_bad_fraction=0.001"))
     assert "a/020.png cannot be decoded" in held
 
 
-@pytest.mark.parametrize("setting", ["--data.hold=disk", "--data.bad_share=2", "--data.feed.memory_gb=0"])
+@pytest.mark.parametrize("setting", ["--data.cache=disk", "--data.max_bad_fraction=2", "--data.prefetch.memory_gb=0"])
 def test_settings_that_cannot_be(setting, photos, tmp_path):
-    assert setting.removeprefix("--").split("=")[0] in refused(*run(tmp_path / "run", photos, setting))
+    assert setting.removeprefix("--").split("=")[0] in usage_error(*run(tmp_path / "run", photos, setting))
 
 
 @pytest.mark.skipif("PARAGAN_SOAK" not in os.environ, reason="soak")
 def test_per_label(photos, tmp_path):
-    more = ("--strategy=per-label", "--kimg=0.128", "--data.bad_share=0.04")
-    held = call(*run(tmp_path / "held", photos, *more))
+    more = ("--strategy=per-label", "--kimg=0.128", "--data.max_bad_fraction=0.04")
+    held = run_cli(*run(tmp_path / "held", photos, *more))
     assert held.status == 0, held
-    streamed = call(*run(tmp_path / "streamed", photos, *more, "--data.hold=stream"))
+    streamed = run_cli(*run(tmp_path / "streamed", photos, *more, "--data.cache=stream"))
     assert streamed.status == 0, streamed
     for label in ("0000", "0001"):
         assert networks(tmp_path / "held" / "labels" / label) == networks(tmp_path / "streamed" / "labels" / label)
 
 
 def test_an_address_is_trained_on_as_it_was_given(photos, streamed, tmp_path):
-    with nginx(photos, tmp_path / "nginx") as server:
-        far = trained(tmp_path / "run", f"{server.url}/", "--data.hold=stream", "--data.reach.cache=")
+    with run_nginx(photos, tmp_path / "nginx") as server:
+        far = trained(tmp_path / "run", f"{server.url}/", "--data.cache=stream", "--data.remote.cache_dir=")
     assert networks(far) == networks(streamed)
     assert f"path: {server.url}/" in (far / "run.yaml").read_text()
 
@@ -162,10 +173,10 @@ class Stalling:
     def __init__(self, folder: Path, step: int):
         self.folder, self.step, self.over = folder, step, threading.Event()
 
-    def read(self, source: Folder, index: int) -> bytes:
-        if (steps(self.folder) or [0])[-1] >= self.step:
+    def read(self, source: ImageFolderSource, index: int) -> bytes:
+        if (logged_steps(self.folder) or [0])[-1] >= self.step:
             self.over.wait(60)
-        return (source.place.path / source.names[index]).read_bytes()  # pyright: ignore
+        return (source.fs.path / source.names[index]).read_bytes()  # pyright: ignore
 
 
 @pytest.mark.parametrize("merge", [0, 1])
@@ -173,19 +184,26 @@ def test_a_stop_does_not_wait_for_data_that_stalls(merge, photos, tmp_path, monk
     """Between rounds it leaves a checkpoint; within one, the last stands."""
     folder = tmp_path / "run"
     stalling = Stalling(folder, 3)
-    monkeypatch.setattr(Folder, "read", lambda source, index: stalling.read(source, index))
+    monkeypatch.setattr(ImageFolderSource, "read", lambda source, index: stalling.read(source, index))
     monkeypatch.setattr("paragan.train.loop.STALLED_STOP_S", 0.5)
 
     def end() -> None:
-        until(lambda: (steps(folder) or [0])[-1] >= 3)
+        wait_until(lambda: (logged_steps(folder) or [0])[-1] >= 3)
         time.sleep(1)
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=end)
     thread.start()
     start = time.monotonic()
-    ended = call(
-        *run(folder, photos, "--data.hold=stream", "--data.feed.depth=2", f"--device.merge={merge}", "--kimg=1.6")
+    ended = run_cli(
+        *run(
+            folder,
+            photos,
+            "--data.cache=stream",
+            "--data.prefetch.batches=2",
+            f"--device.lanes_per_pass={merge}",
+            "--kimg=1.6",
+        )
     )
     stalling.over.set()
     thread.join()
@@ -204,16 +222,16 @@ NO_LISTS = "location / { autoindex off; }"
 def shards(tmp_path_factory, photos) -> Path:
     """The good photos as tar shards with their index."""
     folder = tmp_path_factory.mktemp("sharded") / "shards"
-    made = call("data", "convert", photos, folder.parent / "good.zip", "--skip-bad")
+    made = run_cli("data", "convert", photos, folder.parent / "good.zip", "--skip-bad")
     assert made.status == 0, made
-    assert call("data", "shard", folder.parent / "good.zip", folder, "--shard-mb=0.01").status == 0
+    assert run_cli("data", "shard", folder.parent / "good.zip", folder, "--shard-mb=0.01").status == 0
     assert len(list(folder.glob("*.tar"))) > 1
     return folder
 
 
 def test_shards_behind_an_address_are_the_same_training(shards, tmp_path):
     """The server lists no folders: the index beside the shards names them."""
-    near = trained(tmp_path / "near", shards, "--data.hold=stream")
+    near = trained(tmp_path / "near", shards, "--data.cache=stream")
     server = servers.Nginx(shards.parent, tmp_path / "nginx", NO_LISTS)
     try:
         far = trained(tmp_path / "far", f"{server.url}/shards")  # pyright: ignore[reportArgumentType]
@@ -224,23 +242,28 @@ def test_shards_behind_an_address_are_the_same_training(shards, tmp_path):
 
 
 def test_a_server_that_is_gone_ends_the_run_and_the_command_goes_on(shards, tmp_path):
-    near = trained(tmp_path / "near", shards, "--data.hold=stream")
+    near = trained(tmp_path / "near", shards, "--data.cache=stream")
     server = servers.Nginx(shards.parent, tmp_path / "nginx", NO_LISTS)
     command = run(
         tmp_path / "far",
         f"{server.url}/shards",  # pyright: ignore[reportArgumentType]
-        *("--data.reach.cache=", "--data.reach.patience_s=1", "--data.feed.depth=2", "--output.checkpoint_kimg=0.016"),
+        *(
+            "--data.remote.cache_dir=",
+            "--data.remote.retry_for_s=1",
+            "--data.prefetch.batches=2",
+            "--output.checkpoint_kimg=0.016",
+        ),
     )
     try:
-        with during(4, lambda session: server.stop()):
-            ended = call(*command)
+        with on_step(4, lambda session: server.stop()):
+            ended = run_cli(*command)
         assert ended.status == 1, ended
         assert ended.err.count("\n") == 1
         assert f"{server.url}/shards/" in ended.err
         assert "is out of reach" in ended.err
         assert "the same command goes on from the last checkpoint" in ended.err
         server.start()
-        assert call(*command).status == 0
+        assert run_cli(*command).status == 0
     finally:
         server.stop()
     assert networks(near) == networks(tmp_path / "far")

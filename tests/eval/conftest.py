@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from paragan.eval.inception import Inception
-from paragan.eval.sharding import Done
+from paragan.eval.sharding import CompletedWork
 
 
 class Threads:
@@ -26,10 +26,10 @@ class Threads:
 
     def sum(self, x):
         x.copy_(sum(self.exchange(x)))
-        return Done()
+        return CompletedWork()
 
     def gather(self, x):
-        return torch.stack(self.exchange(x)), Done()
+        return torch.stack(self.exchange(x)), CompletedWork()
 
 
 @pytest.fixture

@@ -4,11 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.eval import classifier
-from paragan.eval.classifier import NAME, ResNet20, Training, fit, shrunk, trained
+from paragan.eval.classifier import (
+    SPACE_NAME,
+    ClassifierTraining,
+    ResNet20,
+    classifier_space,
+    downscale,
+    train_classifier,
+)
 
-QUICK = Training(shown=1024, batch=32, rate=0.05)
+QUICK = ClassifierTraining(max_samples=1024, batch=32, lr=0.05)
 
 
 def halves(count=300, seed=0):
@@ -24,12 +31,12 @@ def halves(count=300, seed=0):
 @pytest.fixture
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "paragan" / NAME
+    return tmp_path / "paragan" / SPACE_NAME
 
 
 def made(known_as="halves", **more):
     images, labels = halves()
-    return trained(images, labels, ("left", "right"), known_as=known_as, how=QUICK, **more)
+    return classifier_space(images, labels, ("left", "right"), data_digest=known_as, training=QUICK, **more)
 
 
 def test_is_the_network_of_the_paper():
@@ -42,7 +49,7 @@ def test_is_trained_once_and_then_found(own_cache, monkeypatch):
     first = made()
     (note,) = first.notes
     assert float(note.split()[1]) > 95  # % of held-out reals
-    assert (first.name, first.num_features, first.num_logits, first.classes) == (NAME, 64, 2, ("left", "right"))
+    assert (first.name, first.num_features, first.num_logits, first.classes) == (SPACE_NAME, 64, 2, ("left", "right"))
     images = torch.from_numpy(halves()[0]).permute(0, 3, 1, 2)
     assert (first.logits(first(images)).argmax(1).numpy() == halves()[1]).mean() > 0.95
     monkeypatch.setattr(classifier, "fit", None)
@@ -62,7 +69,7 @@ def test_a_damaged_file_is_made_again(own_cache):
 
 def test_of_two_that_train_at_once_both_have_what_the_first_kept(own_cache, monkeypatch):
     """On other hardware they would be two, and their scores not comparable."""
-    fit, faster = classifier.fit, []
+    fit, faster = classifier.train_classifier, []
 
     def other(x, y, classes, how, *more):
         return fit(x, y, classes, dataclasses.replace(how, seed=9), *more)
@@ -95,20 +102,22 @@ def test_all_ranks_have_the_weights_of_the_first(own_cache, on_ranks):
 def test_training_is_a_function_of_data_and_seed():
     images, labels = halves(100)
     x, y = torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels)
-    how = Training(shown=128, batch=32)
-    one, two = (fit(x, y, 2, how).linear.weight for _ in range(2))
+    how = ClassifierTraining(max_samples=128, batch=32)
+    one, two = (train_classifier(x, y, 2, how).linear.weight for _ in range(2))
     assert torch.equal(one, two)
-    assert not torch.equal(one, fit(x, y, 2, Training(shown=128, batch=32, seed=1)).linear.weight)
+    assert not torch.equal(
+        one, train_classifier(x, y, 2, ClassifierTraining(max_samples=128, batch=32, seed=1)).linear.weight
+    )
 
 
 def test_large_images_are_shrunk_and_small_ones_are_not():
     large = torch.full((2, 3, 64, 64), 7, dtype=torch.uint8)
-    assert torch.equal(shrunk(large), large[:, :, :32, :32])
+    assert torch.equal(downscale(large), large[:, :, :32, :32])
     small = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
-    assert shrunk(small) is small
+    assert downscale(small) is small
 
 
 @pytest.mark.parametrize(("labels", "names"), [(None, ()), (np.zeros(300, int), ("one",))])
 def test_without_classes_it_is_refused(labels, names):
-    with pytest.raises(Unusable, match=r"resnet20 is a classifier of the data's labels.*use pixels"):
-        trained(halves()[0], labels, names, known_as="x")
+    with pytest.raises(UsageError, match=r"resnet20 is a classifier of the data's labels.*use pixels"):
+        classifier_space(halves()[0], labels, names, data_digest="x")

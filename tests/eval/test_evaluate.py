@@ -6,20 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.eval import (
     METRICS,
+    EvalProtocol,
     FeatureSpace,
-    Protocol,
-    comparable,
+    compute_feature_stats,
     evaluate,
     metric_names,
     module_features,
-    number_of_fakes,
+    num_fakes,
     pixels,
-    summarize,
+    protocol_differences,
 )
-from paragan.eval.accumulators import Features
+from paragan.eval.accumulators import FeatureAcc
 
 PIXELS = pixels(8, 1)
 INCEPTION = FeatureSpace("inception", "6726825d" + "0" * 8, 2048, nn.Identity, num_logits=1008)
@@ -40,7 +40,7 @@ CLASSIFIER = module_features("rows", Classifier(), 8, num_logits=8)
 
 
 def test_every_metric_yields_its_scores(digits, blurred):
-    protocol = Protocol(data="digits-8", split="train", ema=True, seed=4)
+    protocol = EvalProtocol(data="digits-8", split="train", ema=True, seed=4)
     found = evaluate(blurred, digits, space=CLASSIFIER, metrics=EVERYTHING, protocol=protocol, count=300, batch=50)
     names = [
         "fd_rows",
@@ -105,7 +105,7 @@ def test_scores_are_the_same_on_processes_that_talk(pool, digits):
         from paragan.eval import evaluate, pixels
 
         fakes = torch.from_numpy(digits).permute(0, 3, 1, 2).roll(1, 3)
-        how = {"space": pixels(8, 1), "metrics": ["fd", "kid", "prdc"], "count": 250, "group": world.everyone}
+        how = {"space": pixels(8, 1), "metrics": ["fd", "kid", "prdc"], "count": 250, "group": world.all_ranks}
         return [s.value for s in evaluate(lambda rows: fakes[rows.start : rows.stop], digits, **how)]
 
     (alone,), two, four = (pool(size, job) for size in (1, 2, 4))
@@ -117,7 +117,11 @@ def test_scores_are_the_same_on_processes_that_talk(pool, digits):
 
 def test_no_rank_keeps_the_features_of_another(on_ranks, digits):
     def kept(group):
-        return summarize(digits, space=PIXELS, metrics=["fd", "kid", "prdc"], group=group).of(Features()).own
+        return (
+            compute_feature_stats(digits, space=PIXELS, metrics=["fd", "kid", "prdc"], group=group)
+            .get(FeatureAcc())
+            .own
+        )
 
     shares = on_ranks(3, kept)
     assert sorted(map(len, shares)) == [576, 581, 640]
@@ -131,7 +135,7 @@ def test_pixel_distance_does_not_depend_on_the_number_of_ranks(on_ranks, digits,
     alone = evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=40, batch=16)[0]
     for score in on_ranks(2, distance):
         assert score.value == pytest.approx(alone.value, rel=1e-8)
-        assert not comparable(score, alone)
+        assert not protocol_differences(score, alone)
 
 
 def test_each_rank_draws_only_its_share_in_the_same_batches(on_ranks, digits, blurred):
@@ -162,23 +166,23 @@ def test_a_rank_that_is_lost_is_noticed_before_all_is_drawn(digits):
         drawn.append(rows)
         return torch.zeros(len(rows), 1, 8, 8, dtype=torch.uint8)
 
-    reals = summarize(digits, space=PIXELS, metrics=["fd"])
+    reals = compute_feature_stats(digits, space=PIXELS, metrics=["fd"])
     with pytest.raises(ConnectionError, match="rank 1 is gone"):
         evaluate(sample, reals, space=PIXELS, metrics=["fd"], count=50_000, group=Deserted())
     assert sum(map(len, drawn)) < 5_000
 
 
 def test_reals_are_summarized_once_and_serve_many_times(digits, blurred):
-    reals = summarize(digits, space=PIXELS, metrics=["fd", "prdc"])
+    reals = compute_feature_stats(digits, space=PIXELS, metrics=["fd", "prdc"])
     ask = {"space": PIXELS, "metrics": ["fd", "prdc"], "count": 100}
     again, fresh = evaluate(blurred, reals, **ask), evaluate(blurred, digits, **ask)
     assert [(s.name, s.value, s.protocol) for s in again] == [(s.name, s.value, s.protocol) for s in fresh]
-    with pytest.raises(Unusable, match="summarized in the space pixels, not rows"):
+    with pytest.raises(UsageError, match="summarized in the space pixels, not rows"):
         evaluate(blurred, reals, space=CLASSIFIER, metrics=["fd"], count=100)
-    with pytest.raises(Unusable, match="name kid or prdc when summarizing"):
-        evaluate(blurred, summarize(digits, space=PIXELS, metrics=["fd"]), **ask)
-    with pytest.raises(Unusable, match="name fd or fid when summarizing"):
-        evaluate(blurred, summarize(digits, space=PIXELS, metrics=["kid"]), **ask)
+    with pytest.raises(UsageError, match="name kid or prdc when summarizing"):
+        evaluate(blurred, compute_feature_stats(digits, space=PIXELS, metrics=["fd"]), **ask)
+    with pytest.raises(UsageError, match="name fd or fid when summarizing"):
+        evaluate(blurred, compute_feature_stats(digits, space=PIXELS, metrics=["kid"]), **ask)
 
 
 def test_a_score_of_too_few_images_says_so(digits, blurred):
@@ -194,19 +198,19 @@ def test_a_line_of_metrics_jsonl_reads_back(digits, blurred):
     assert list(line) == ["name", "value", "kimg", "protocol", "fingerprint", "seconds", "notes", "error"]
     assert "kimg" not in score.to_json()
     assert len(line["fingerprint"]) == 12
-    assert comparable(line, score) == []
+    assert protocol_differences(line, score) == []
 
 
 def test_scores_of_other_protocols_are_not_comparable(digits, blurred):
     ask = {"space": PIXELS, "metrics": ["fd", "kid"]}
-    one, kid = evaluate(blurred, digits, count=100, protocol=Protocol(split="train"), **ask)
-    two, _ = evaluate(blurred, digits, count=200, protocol=Protocol(split="test"), **ask)
-    assert comparable(one, two) == ["fakes", "split"]
+    one, kid = evaluate(blurred, digits, count=100, protocol=EvalProtocol(split="train"), **ask)
+    two, _ = evaluate(blurred, digits, count=200, protocol=EvalProtocol(split="test"), **ask)
+    assert protocol_differences(one, two) == ["fakes", "split"]
     assert one.fingerprint != two.fingerprint
-    assert comparable(one, kid) == ["name", "subset_size", "subsets"]
-    assert comparable(one, dataclasses.replace(one, value=7.0, seconds=9.0)) == []
+    assert protocol_differences(one, kid) == ["name", "subset_size", "subsets"]
+    assert protocol_differences(one, dataclasses.replace(one, value=7.0, seconds=9.0)) == []
     swept = dataclasses.replace(one, protocol={**one.protocol, "truncation": 0.5, "seed": 9})
-    assert comparable(one, swept) == []
+    assert protocol_differences(one, swept) == []
     assert one.fingerprint == swept.fingerprint != two.fingerprint
 
 
@@ -238,7 +242,7 @@ def test_scores_of_other_protocols_are_not_comparable(digits, blurred):
 def test_names_say_the_space(requested, in_inception, in_pixels):
     assert metric_names(requested, INCEPTION) == in_inception
     if in_pixels is None:
-        with pytest.raises(Unusable, match="fd"):
+        with pytest.raises(UsageError, match="fd"):
             metric_names(requested, PIXELS)
     else:
         assert metric_names(requested, PIXELS) == in_pixels
@@ -252,28 +256,28 @@ def test_all_metrics_have_a_named_row():
 
 @pytest.mark.parametrize("space", [PIXELS, CLASSIFIER, dataclasses.replace(INCEPTION, hash="0" * 16)])
 def test_nothing_is_called_fid_but_fid(space):
-    with pytest.raises(Unusable, match=r"Inception space only.*where fd works.*6726825d\.pth"):
+    with pytest.raises(UsageError, match=r"Inception space only.*where fd works.*6726825d\.pth"):
         metric_names("fid50k_full", space)
 
 
 def test_the_nearest_metric_is_named():
     for said, meant in (("fid50k", "fid50k_full"), ("FD", "fd"), ("iss", "is"), ("", "fd")):
-        with pytest.raises(Unusable, match=rf"did you mean {meant}\?"):
+        with pytest.raises(UsageError, match=rf"did you mean {meant}\?"):
             metric_names(said, INCEPTION)
 
 
 def test_a_covariance_too_large_is_refused():
-    with pytest.raises(Unusable, match="pixels has 12288 features; kid,prdc"):
+    with pytest.raises(UsageError, match="pixels has 12288 features; kid,prdc"):
         metric_names("fd", pixels(64, 3))
 
 
 def test_a_name_with_a_number_keeps_its_promise():
-    assert number_of_fakes(["fd"], 7) == 7
-    assert number_of_fakes(["fd", "fid50k_full"]) == number_of_fakes(["is50k"], 50_000) == 50_000
-    with pytest.raises(Unusable, match="fid50k_full is of 50000 fakes, not 10; ask for fid,"):
-        number_of_fakes(["fid50k_full"], 10)
-    with pytest.raises(Unusable, match="ask for prdc,"):
-        number_of_fakes(["pr50k3_full"], 10)
+    assert num_fakes(["fd"], 7) == 7
+    assert num_fakes(["fd", "fid50k_full"]) == num_fakes(["is50k"], 50_000) == 50_000
+    with pytest.raises(UsageError, match="fid50k_full is of 50000 fakes, not 10; ask for fid,"):
+        num_fakes(["fid50k_full"], 10)
+    with pytest.raises(UsageError, match="ask for prdc,"):
+        num_fakes(["pr50k3_full"], 10)
 
 
 # what is refused
@@ -284,7 +288,7 @@ def test_bad_metrics_are_refused_before_anything_is_drawn(digits):
         raise AssertionError
 
     for metrics, count in ((["fd", "fids"], 10), (["is"], 10), (["kid50k_full"], 10)):
-        with pytest.raises(Unusable, match=r"metrics|count"):
+        with pytest.raises(UsageError, match=r"metrics|count"):
             evaluate(never, digits, space=PIXELS, metrics=metrics, count=count)
 
 
@@ -296,7 +300,7 @@ def test_bad_metrics_are_refused_before_anything_is_drawn(digits):
     ],
 )
 def test_fakes_that_are_no_images_are_refused(digits, fakes, says):
-    with pytest.raises(Unusable, match=says):
+    with pytest.raises(UsageError, match=says):
         evaluate(lambda rows: fakes, digits, space=PIXELS, metrics=["fd"], count=10)
 
 
@@ -304,7 +308,7 @@ def test_fakes_of_another_shape_are_refused(digits):
     def tall(rows):
         return torch.zeros(len(rows), 1, 16, 8, dtype=torch.uint8)
 
-    with pytest.raises(Unusable, match=r"images are 1x8x8 .* the fakes 1x16x8"):
+    with pytest.raises(UsageError, match=r"images are 1x8x8 .* the fakes 1x16x8"):
         evaluate(tall, digits, space=module_features("flat", Corner(), 4), metrics=["kid"], count=10)
 
 
@@ -315,9 +319,9 @@ class Corner(nn.Module):
 
 def test_reals_that_are_no_images_are_refused(blurred):
     for reals in (np.zeros((10, 8, 8), np.uint8), np.zeros((10, 8, 8, 1), np.float32)):
-        with pytest.raises(Unusable, match=r"reals: want uint8 images \[N, H, W, C\]"):
+        with pytest.raises(UsageError, match=r"reals: want uint8 images \[N, H, W, C\]"):
             evaluate(blurred, reals, space=PIXELS, metrics=["fd"], count=10)
-    with pytest.raises(Unusable, match="fd compares with real images"):
+    with pytest.raises(UsageError, match="fd compares with real images"):
         evaluate(blurred, None, space=PIXELS, metrics=["fd"], count=10)
 
 
@@ -325,10 +329,10 @@ def test_features_that_are_not_finite_are_refused(digits):
     def ones(rows):
         return torch.ones(len(rows), 1, 8, 8, dtype=torch.uint8)
 
-    with pytest.raises(Unusable, match="features that are not finite"):
+    with pytest.raises(UsageError, match="features that are not finite"):
         evaluate(ones, digits, space=module_features("corner", Corner(), 4), metrics=["kid"], count=10)
 
 
 def test_one_image_is_no_score(digits, blurred):
-    with pytest.raises(Unusable, match="at least 2 images, not 1"):
+    with pytest.raises(UsageError, match="at least 2 images, not 1"):
         evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=1)

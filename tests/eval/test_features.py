@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.eval import features
-from paragan.eval.features import by_name, fetch, inception_2015, module_features, pixels
+from paragan.eval.features import download_inception, inception_2015, module_features, named_space, pixels
 
 
 class Means(nn.Module):
@@ -22,25 +22,25 @@ class Means(nn.Module):
 
 def test_pixels_are_the_image():
     images = torch.randint(0, 256, (5, 3, 4, 4), dtype=torch.uint8)
-    space = by_name("pixels", 4, 3)
+    space = named_space("pixels", 4, 3)
     assert space.num_features == space.module.num_features == 48
     assert torch.equal(space(images), images.reshape(5, 48) / 255)
     assert space == pixels(4, 3)
     assert space.hash != pixels(4, 1).hash
-    with pytest.raises(Unusable, match=r"pixels are \(3, 4, 4\), the images \(1, 4, 4\)"):
+    with pytest.raises(UsageError, match=r"pixels are \(3, 4, 4\), the images \(1, 4, 4\)"):
         space(images[:, :1])
 
 
 def test_an_unknown_space_is_refused_with_the_nearest():
-    with pytest.raises(Unusable, match="did you mean inception"):
-        by_name("incepton", 32, 3)
+    with pytest.raises(UsageError, match="did you mean inception"):
+        named_space("incepton", 32, 3)
 
 
 def test_without_its_file_inception_says_where_to_get_it(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(Unusable) as error:
-        by_name("inception", 32, 3)
+    with pytest.raises(UsageError) as error:
+        named_space("inception", 32, 3)
     line = str(error.value)
     place = tmp_path / ".cache/paragan/pt_inception-2015-12-05-6726825d.pth"
     assert all(part in line for part in (str(place), features.INCEPTION_URL, "sha256 starts with 6726825d", "fd "))
@@ -48,8 +48,8 @@ def test_without_its_file_inception_says_where_to_get_it(monkeypatch, tmp_path):
 
 
 def test_other_weights_are_not_inception_but_a_space_of_their_own(inception_file):
-    with pytest.raises(Unusable, match="not the network of 2015-12-05"):
-        by_name("inception", 32, 3, path=inception_file)
+    with pytest.raises(UsageError, match="not the network of 2015-12-05"):
+        named_space("inception", 32, 3, path=inception_file)
     space = inception_2015(inception_file, name="mine")
     assert (space.name, space.is_inception) == ("mine", False)
     assert space.hash == hashlib.sha256(inception_file.read_bytes()).hexdigest()[:16]
@@ -60,7 +60,7 @@ def test_other_weights_are_not_inception_but_a_space_of_their_own(inception_file
 
 def test_the_right_digest_makes_it_inception(monkeypatch, inception_file):
     monkeypatch.setattr(features, "INCEPTION_SHA256", hashlib.sha256(inception_file.read_bytes()).hexdigest()[:8])
-    space = by_name("inception", 32, 3, path=str(inception_file))
+    space = named_space("inception", 32, 3, path=str(inception_file))
     assert (space.name, space.is_inception, space.resizer) == ("inception", True, "tf1-bilinear-299")
 
 
@@ -68,20 +68,20 @@ def test_a_file_with_code_in_it_is_refused(tmp_path):
     torch.save(Means(), tmp_path / "code.pth")
     (tmp_path / "text.pth").write_text("<html>not found</html>")
     for name in ("code", "text"):
-        with pytest.raises(Unusable, match="can be read safely"):
+        with pytest.raises(UsageError, match="can be read safely"):
             _ = inception_2015(tmp_path / f"{name}.pth", name="mine").module
 
 
 def test_a_fetched_file_is_whole_and_right_or_absent(monkeypatch, tmp_path):
     source, file = tmp_path / "source", tmp_path / "cache" / "file.pth"
     source.write_bytes(b"weights")
-    with pytest.raises(Unusable, match="sha256 starts with"):
-        fetch(file, source.as_uri())
-    with pytest.raises(Unusable, match="cannot fetch"):
-        fetch(file, (tmp_path / "nothing").as_uri())
+    with pytest.raises(UsageError, match="sha256 starts with"):
+        download_inception(file, source.as_uri())
+    with pytest.raises(UsageError, match="cannot fetch"):
+        download_inception(file, (tmp_path / "nothing").as_uri())
     assert not list(file.parent.iterdir())
     monkeypatch.setattr(features, "INCEPTION_SHA256", hashlib.sha256(b"weights").hexdigest()[:8])
-    fetch(file, source.as_uri())
+    download_inception(file, source.as_uri())
     assert [f.name for f in file.parent.iterdir()] == ["file.pth"]
 
 
@@ -99,13 +99,13 @@ def test_a_module_s_space_does_not_train_with_it():
 
 
 def test_a_module_is_held_to_its_word():
-    with pytest.raises(Unusable, match=r"means gave features \[2, 3\] where \[2, 4\] was stated"):
+    with pytest.raises(UsageError, match=r"means gave features \[2, 3\] where \[2, 4\] was stated"):
         module_features("means", Means(), 4)(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("name", ["inception", "pixels", "fid", "a b", ""])
 def test_names_of_other_spaces_are_taken(name):
-    with pytest.raises(Unusable, match="one that works"):
+    with pytest.raises(UsageError, match="one that works"):
         module_features(name, Means(), 3)
 
 
@@ -145,11 +145,11 @@ def test_a_space_of_the_user_s_code(monkeypatch, tmp_path):
     (tmp_path / "own_space.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("Means", "made"):
-        space = features.from_module(f"own_space:{name}", (3, 8, 8))
+        space = features.space_from_module(f"own_space:{name}", (3, 8, 8))
         assert (space.name, space.num_features, space.num_logits) == (name, 3, 7)
         assert space(torch.full((2, 3, 8, 8), 9, dtype=torch.uint8)).tolist() == [[9] * 3] * 2
-    with pytest.raises(Unusable, match=r"makes \[2, 3, 8, 8\] of 2 images, wanted \[2, F\]"):
-        features.from_module("own_space:wrong", (3, 8, 8))
+    with pytest.raises(UsageError, match=r"makes \[2, 3, 8, 8\] of 2 images, wanted \[2, F\]"):
+        features.space_from_module("own_space:wrong", (3, 8, 8))
     for name in ("own_space:nothing", "no_such_module:x"):
-        with pytest.raises(Unusable, match="it should be a network"):
-            features.from_module(name, (3, 8, 8))
+        with pytest.raises(UsageError, match="it should be a network"):
+            features.space_from_module(name, (3, 8, 8))

@@ -5,16 +5,16 @@ import torch
 from torch import nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from paragan.core.errors import Unusable
-from paragan.eval.frechet import Gaussian, Moments, factor, frechet
-from paragan.eval.sharding import dealt
+from paragan.core.errors import UsageError
+from paragan.eval.frechet import Gaussian, RunningMoments, frechet_distance, pivoted_cholesky
+from paragan.eval.sharding import block_shards
 
 
 def gaussian(*batches, num_features=None):
-    moments = Moments(num_features or batches[0].shape[1])
+    moments = RunningMoments(num_features or batches[0].shape[1])
     for batch in batches:
-        moments.add(batch)
-    return moments.gaussian()
+        moments.update(batch)
+    return moments.compute()
 
 
 def two_sets(n=200, m=150, features=16, seed=0):
@@ -52,10 +52,10 @@ def test_moments_join_over_ranks_even_where_one_has_none(on_ranks, size):
     x, _ = two_sets()
 
     def share(group):
-        moments = Moments(16)
-        for rows in dealt(200, 100, group.rank, group.size):
-            moments.add(x[rows.start : rows.stop])
-        return moments.gaussian(group)
+        moments = RunningMoments(16)
+        for rows in block_shards(200, 100, group.rank, group.size):
+            moments.update(x[rows.start : rows.stop])
+        return moments.compute(group)
 
     for fitted in on_ranks(size, share):
         assert fitted.count == 200
@@ -63,7 +63,7 @@ def test_moments_join_over_ranks_even_where_one_has_none(on_ranks, size):
 
 
 def test_one_image_has_no_covariance():
-    with pytest.raises(Unusable, match="at least 2 images"):
+    with pytest.raises(UsageError, match="at least 2 images"):
         gaussian(torch.zeros(1, 3))
 
 
@@ -73,8 +73,8 @@ def test_frechet_is_the_formula():
     root = scipy.linalg.sqrtm(a.covariance.numpy() @ b.covariance.numpy()).real
     shift = (a.mean - b.mean).square().sum().item()
     expected = shift + np.trace((a.covariance + b.covariance).numpy() - 2 * root)
-    assert frechet(a, b).value == pytest.approx(expected, rel=1e-9)
-    assert frechet(b, a).value == pytest.approx(expected, rel=1e-9)
+    assert frechet_distance(a, b).value == pytest.approx(expected, rel=1e-9)
+    assert frechet_distance(b, a).value == pytest.approx(expected, rel=1e-9)
 
 
 def test_frechet_is_torchmetrics_of_the_features_themselves():
@@ -84,20 +84,20 @@ def test_frechet_is_torchmetrics_of_the_features_themselves():
     metric = FrechetInceptionDistance(pixel, sync_on_compute=False).set_dtype(torch.float64)
     metric.update(x.double(), real=True)
     metric.update(y.double(), real=False)
-    assert frechet(gaussian(x), gaussian(y)).value == pytest.approx(metric.compute().item(), rel=1e-9)
+    assert frechet_distance(gaussian(x), gaussian(y)).value == pytest.approx(metric.compute().item(), rel=1e-9)
 
 
 def test_frechet_is_close_where_covariances_lack_rank(digits):
     x = torch.from_numpy(digits.reshape(-1, 64) / 255)
     for a, b in [(x[:900], x[900:]), (x[:30], x[900:940]), (x[:1].repeat(50, 1) + 1e-3 * x[:50], x[900:])]:
-        assert frechet(gaussian(a), gaussian(b)).value == pytest.approx(from_features(a, b), rel=1e-6)
-    assert 0 <= frechet(gaussian(x[:30]), gaussian(x[:30])).value < 1e-6
+        assert frechet_distance(gaussian(a), gaussian(b)).value == pytest.approx(from_features(a, b), rel=1e-6)
+    assert 0 <= frechet_distance(gaussian(x[:30]), gaussian(x[:30])).value < 1e-6
 
 
 def test_frechet_does_not_cancel_far_from_the_origin():
     x, y = two_sets()
     near, far = (
-        frechet(gaussian(x + s), gaussian(y + s)).value for s in (0, 1e6 * torch.ones(16, dtype=torch.float64))
+        frechet_distance(gaussian(x + s), gaussian(y + s)).value for s in (0, 1e6 * torch.ones(16, dtype=torch.float64))
     )
     assert far == pytest.approx(near, rel=1e-6)
 
@@ -106,7 +106,7 @@ def test_frechet_of_a_constant_is_distance_and_variance():
     x, _ = two_sets()
     fitted, constant = gaussian(x), gaussian(torch.ones(5, 16))
     expected = (fitted.mean - 1).square().sum() + fitted.covariance.trace()
-    assert frechet(fitted, constant).value == pytest.approx(expected.item(), rel=1e-12)
+    assert frechet_distance(fitted, constant).value == pytest.approx(expected.item(), rel=1e-12)
 
 
 # closed forms
@@ -131,14 +131,17 @@ SPECTRA = {
 def test_covariances_that_commute_have_a_closed_form_and_the_error_holds(spectra):
     s, t = (values.double() for values in spectra)
     exact = (s.sqrt() - t.sqrt()).square().sum().item()
-    found = frechet(turned(s, 0), turned(t, 0))
+    found = frechet_distance(turned(s, 0), turned(t, 0))
     assert abs(found.value - exact) <= found.error
     assert found.value == pytest.approx(exact, rel=1e-5)
 
 
 def test_the_error_is_small_where_nothing_is_wrong_and_tells_where_something_is():
     well, ill = (turned(values.double(), 0) for values in (SPECTRA["alike"][0], SPECTRA["over ten magnitudes"][0]))
-    good, bad = frechet(well, turned(SPECTRA["alike"][1].double(), 1)), frechet(ill, turned(ill.covariance.diag(), 0))
+    good, bad = (
+        frechet_distance(well, turned(SPECTRA["alike"][1].double(), 1)),
+        frechet_distance(ill, turned(ill.covariance.diag(), 0)),
+    )
     assert good.error < 1e-9 * good.value
     assert 1e-9 < bad.error < 1e-4
 
@@ -146,14 +149,14 @@ def test_the_error_is_small_where_nothing_is_wrong_and_tells_where_something_is(
 def test_known_rank_keeps_rounding_out():
     """40 vectors in 200 dimensions: 161 eigenvalues are rounding, and each root of 1e-16 would count 1e-8."""
     x, y = two_sets(40, 300, 200)
-    found = frechet(gaussian(x), gaussian(y))
+    found = frechet_distance(gaussian(x), gaussian(y))
     assert found.value == pytest.approx(from_features(x, y), rel=1e-11)
 
 
 def test_a_factor_multiplies_back_whatever_the_rank():
     for rank in (0, 1, 30, 64):
         covariance = turned(torch.cat([torch.ones(rank), torch.zeros(64 - rank)]).double(), rank).covariance
-        lower, residual = factor(covariance)
+        lower, residual = pivoted_cholesky(covariance)
         assert lower.shape == (64, rank)
         torch.testing.assert_close(lower @ lower.T, covariance, rtol=0, atol=1e-13)
         assert residual < 1e-13

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.eval import inception as network
 
 
@@ -51,7 +51,7 @@ def test_gives_features_and_logits_without_bias(net):
 def test_grey_is_grey_in_three_channels_and_four_are_refused():
     grey = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
     assert torch.equal(network.three_channels(grey), grey.repeat(1, 3, 1, 1))
-    with pytest.raises(Unusable, match="1 or 3 channels, not 4"):
+    with pytest.raises(UsageError, match="1 or 3 channels, not 4"):
         network.three_channels(torch.zeros(1, 4, 8, 8, dtype=torch.uint8))
 
 
@@ -77,10 +77,10 @@ def test_last_block_pools_by_maximum_and_forks_twice(net):
 
 def test_average_pools_leave_their_padding_out():
     constant = torch.full((1, 2, 5, 5), 3.0)
-    assert torch.equal(network.AVERAGE(constant), constant)
+    assert torch.equal(network.AVG_POOL(constant), constant)
     pools = {name: block[-1][0] for name, block in network.BLOCKS.items()}
-    assert all(pools[name] is network.AVERAGE for name in pools if name[-2:] in ("5b", "5c", "5d", "6b", "6e", "7b"))
-    assert pools["Mixed_7c"] is network.MAXIMUM
+    assert all(pools[name] is network.AVG_POOL for name in pools if name[-2:] in ("5b", "5c", "5d", "6b", "6e", "7b"))
+    assert pools["Mixed_7c"] is network.MAX_POOL
 
 
 @pytest.mark.parametrize(("size", "side"), [(8, 19), (19, 8), (7, 7)])
@@ -99,7 +99,7 @@ def test_resizes_like_tensorflow_1(size, side):
 
 
 def test_other_weights_are_refused():
-    with pytest.raises(Unusable, match=r"names of this network, see Conv2d_1a_3x3\.conv\.weight"):
-        network.load({"conv1.weight": torch.zeros(1)})
-    with pytest.raises(Unusable, match=r"not the weights of this network: .*fc\.bias"):
-        network.load({"fc.bias": torch.zeros(1000)})
+    with pytest.raises(UsageError, match=r"names of this network, see Conv2d_1a_3x3\.conv\.weight"):
+        network.load_inception({"conv1.weight": torch.zeros(1)})
+    with pytest.raises(UsageError, match=r"not the weights of this network: .*fc\.bias"):
+        network.load_inception({"fc.bias": torch.zeros(1000)})

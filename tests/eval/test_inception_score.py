@@ -3,15 +3,15 @@ import torch
 from torch import nn
 from torchmetrics.image.inception import InceptionScore
 
-from paragan.eval.inception_score import Marginals
-from paragan.eval.sharding import dealt
+from paragan.eval.inception_score import InceptionScoreSums
+from paragan.eval.sharding import block_shards
 
 
 def inception_score(logits, *, splits=10, seed=0, batch=16):
-    marginals = Marginals(len(logits), logits.shape[1], splits, seed)
-    for rows in dealt(len(logits), batch, 0, 1):
-        marginals.add(rows, logits[rows.start : rows.stop])
-    return marginals.score()
+    marginals = InceptionScoreSums(len(logits), logits.shape[1], splits, seed)
+    for rows in block_shards(len(logits), batch, 0, 1):
+        marginals.update(rows, logits[rows.start : rows.stop])
+    return marginals.compute()
 
 
 def test_inception_score_counts_the_classes_it_is_sure_of():
@@ -46,10 +46,10 @@ def test_inception_score_is_the_same_on_any_number_of_ranks_and_for_any_batch(on
     alone = inception_score(logits, batch=300)
 
     def score(group):
-        marginals = Marginals(300, 6, 10, 0)
-        for rows in dealt(300, 17, group.rank, group.size):
-            marginals.add(rows, logits[rows.start : rows.stop])
-        return marginals.score(group)
+        marginals = InceptionScoreSums(300, 6, 10, 0)
+        for rows in block_shards(300, 17, group.rank, group.size):
+            marginals.update(rows, logits[rows.start : rows.stop])
+        return marginals.compute(group)
 
     for size in (1, 2, 4):
         assert on_ranks(size, score) == pytest.approx([alone] * size, rel=1e-13)

@@ -5,7 +5,7 @@ from torchmetrics.image.kid import KernelInceptionDistance
 
 from paragan.eval import kid as kid_module
 from paragan.eval.kid import kid as kid_of_shares
-from paragan.eval.sharding import Share, dealt
+from paragan.eval.sharding import FeatureShard, block_shards
 
 
 def two_sets(n=200, m=150, features=16, seed=0):
@@ -15,7 +15,7 @@ def two_sets(n=200, m=150, features=16, seed=0):
 
 
 def kid(x, y, **how):
-    return kid_of_shares(Share(x, len(x), 10), Share(y, len(y), 10), **how)
+    return kid_of_shares(FeatureShard(x, len(x), 10), FeatureShard(y, len(y), 10), **how)
 
 
 def brute_force_mmd(x, y):
@@ -58,8 +58,8 @@ def test_kid_is_the_same_on_any_number_of_ranks_and_for_any_block(on_ranks, monk
     alone = kid(x, y, **how)
 
     def part(z, block, group):
-        return Share(
-            torch.cat([z[:0], *(z[r.start : r.stop] for r in dealt(len(z), block, group.rank, group.size))]),
+        return FeatureShard(
+            torch.cat([z[:0], *(z[r.start : r.stop] for r in block_shards(len(z), block, group.rank, group.size))]),
             len(z),
             block,
         )

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.core.errors import Unusable
-from paragan.eval import Labels, evaluate, module_features, pixels
+from paragan.core.errors import UsageError
+from paragan.eval import ClassLabels, evaluate, module_features, pixels
 from paragan.eval import metrics as table
-from paragan.eval.classifier import Training, outline
+from paragan.eval.classifier import ClassifierTraining, untrained_space
 
 NAMES = ("dark", "bright")
 
@@ -44,7 +44,9 @@ def scored(metrics, group=None, count=200, wrong=10, space=SPACE, batch=16, labe
         metrics=metrics,
         count=count,
         batch=batch,
-        labels=Labels(NAMES, real_labels, lambda rows: fake_labels[rows.start : rows.stop]) if labels else Labels(()),
+        labels=ClassLabels(NAMES, real_labels, lambda rows: fake_labels[rows.start : rows.stop])
+        if labels
+        else ClassLabels(()),
         **({} if group is None else {"group": group}),
     )
 
@@ -86,15 +88,15 @@ def test_a_class_without_enough_images_is_left_out_and_named():
     assert list(found.per_class) == ["dark"]
     assert "too few images of 1 of 2 classes (bright)" in found.notes
     assert any("2 fakes for 4 features: biased upwards" in note for note in found.notes)
-    with pytest.raises(Unusable, match="no class has two fakes"):
+    with pytest.raises(UsageError, match="no class has two fakes"):
         scored(["intra_fd"], count=2, wrong=0)
 
 
 def test_a_classifier_trained_on_good_fakes_knows_the_reals(monkeypatch, on_ranks):
-    monkeypatch.setattr(table, "TRAINING", Training(batch=16, rate=0.05))
-    cas = dataclasses.replace(table.METRICS["cas"], settings={"shown": 800, "tested": 100})
+    monkeypatch.setattr(table, "TRAINING", ClassifierTraining(batch=16, lr=0.05))
+    cas = dataclasses.replace(table.METRICS["cas"], settings={"train_samples": 800, "test_images": 100})
     monkeypatch.setitem(table.METRICS, "cas", cas)
-    space = dataclasses.replace(outline(np.arange(2), NAMES), build=Brightness, num_features=4)
+    space = dataclasses.replace(untrained_space(np.arange(2), NAMES), build=Brightness, num_features=4)
     (good,) = scored(["cas"], wrong=0, space=space)
     assert good.name == "cas_resnet20"
     assert good.value > 0.95
@@ -107,7 +109,7 @@ def test_a_classifier_trained_on_good_fakes_knows_the_reals(monkeypatch, on_rank
 
 @pytest.mark.parametrize("metric", ["intra_fd", "accuracy"])
 def test_labels_that_are_missing_are_refused(metric):
-    with pytest.raises(Unusable, match=f"{metric} goes class by class, and there are no labels"):
+    with pytest.raises(UsageError, match=f"{metric} goes class by class, and there are no labels"):
         scored([metric], labels=False)
 
 
@@ -124,7 +126,7 @@ def test_features_that_are_not_finite_are_no_small_class(metric, on_ranks):
     space = dataclasses.replace(module_features("once", Once(), 4, num_logits=2), classes=NAMES)
 
     def says(group):
-        with pytest.raises(Unusable, match="features that are not finite"):
+        with pytest.raises(UsageError, match="features that are not finite"):
             scored([metric], space=space, group=group)
         return True
 
@@ -135,18 +137,18 @@ def test_features_that_are_not_finite_are_no_small_class(metric, on_ranks):
 def test_labels_of_no_class_are_refused(fakes):
     (reals, real_labels), (images, _) = pictures(300, 0), pictures(200, 1)
     x = torch.from_numpy(images).permute(0, 3, 1, 2)
-    labels = Labels(NAMES, real_labels, lambda rows: fakes[rows.start : rows.stop])
+    labels = ClassLabels(NAMES, real_labels, lambda rows: fakes[rows.start : rows.stop])
     how = {"space": SPACE, "count": 200, "labels": labels}
-    with pytest.raises(Unusable, match="want one of 0 to 1 for each image"):
+    with pytest.raises(UsageError, match="want one of 0 to 1 for each image"):
         evaluate(lambda rows: x[rows.start : rows.stop], reals, metrics=["intra_fd"], **how)
     assert evaluate(lambda rows: x[rows.start : rows.stop], reals, metrics=["fd"], **how)  # which asks for no labels
 
 
 def test_a_classifier_of_other_classes_is_refused():
-    with pytest.raises(Unusable, match=r"classifier of the data's own classes.*choose the space resnet20"):
+    with pytest.raises(UsageError, match=r"classifier of the data's own classes.*choose the space resnet20"):
         scored(["accuracy"], space=dataclasses.replace(SPACE, classes=()))
 
 
 def test_covariances_that_would_not_fit_are_refused():
-    with pytest.raises(Unusable, match="1000 covariances of 3072 features"):
+    with pytest.raises(UsageError, match="1000 covariances of 3072 features"):
         table.check_labels(["intra_fd"], pixels(32, 3), 1000)

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.eval import precision_recall
 from paragan.eval.precision_recall import prdc as prdc_of_shares
-from paragan.eval.sharding import Share, dealt
+from paragan.eval.sharding import FeatureShard, block_shards
 
 
 def two_sets(n=200, m=150, features=16, seed=0):
@@ -15,7 +15,7 @@ def two_sets(n=200, m=150, features=16, seed=0):
 
 
 def prdc(x, y, k, **how):
-    return prdc_of_shares(Share(x, len(x), 8), Share(y, len(y), 8), k, **how)
+    return prdc_of_shares(FeatureShard(x, len(x), 8), FeatureShard(y, len(y), 8), k, **how)
 
 
 def brute_force_prdc(x, y, k):
@@ -55,8 +55,8 @@ def test_prdc_is_the_same_on_any_number_of_ranks_and_for_any_block(on_ranks, mon
     alone = prdc(x, y, 3, chunk=16)
 
     def part(z, block, group):
-        return Share(
-            torch.cat([z[:0], *(z[r.start : r.stop] for r in dealt(len(z), block, group.rank, group.size))]),
+        return FeatureShard(
+            torch.cat([z[:0], *(z[r.start : r.stop] for r in block_shards(len(z), block, group.rank, group.size))]),
             len(z),
             block,
         )
@@ -70,5 +70,5 @@ def test_prdc_is_the_same_on_any_number_of_ranks_and_for_any_block(on_ranks, mon
 
 def test_prdc_refuses_fewer_images_than_neighbours():
     x, y = two_sets(20, 5)
-    with pytest.raises(Unusable, match="at least 6 images, not 5"):
+    with pytest.raises(UsageError, match="at least 6 images, not 5"):
         prdc(x, y, 5)

@@ -8,9 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.core.errors import Unusable
-from paragan.eval import Labels, evaluate, from_file, module_features, pixels, result_cache, summarize
-from paragan.eval.accumulators import Features, OfAll, OfClasses
+from paragan.core.errors import UsageError
+from paragan.eval import (
+    ClassLabels,
+    compute_feature_stats,
+    evaluate,
+    load_reference_stats,
+    module_features,
+    pixels,
+    result_cache,
+)
+from paragan.eval.accumulators import ClassGaussianAcc, FeatureAcc, GaussianAcc
 
 PIXELS = pixels(8, 1)
 EVERYTHING = ["fd", "kid", "intra_fd"]
@@ -38,28 +46,30 @@ def space():
 
 
 def labelled(digits):
-    return Labels(("even", "odd"), np.arange(len(digits)) % 2)
+    return ClassLabels(("even", "odd"), np.arange(len(digits)) % 2)
 
 
 def test_reals_are_seen_once(kept, digits, space):
     how = {"space": space, "metrics": EVERYTHING, "labels": labelled(digits)}
-    plain, first = summarize(digits, **how), summarize(digits, known_as="digits", **how)
+    plain, first = compute_feature_stats(digits, **how), compute_feature_stats(digits, data_digest="digits", **how)
     Rows.asked = 0
-    again = summarize(digits, known_as="digits", **how)
+    again = compute_feature_stats(digits, data_digest="digits", **how)
     assert Rows.asked == 0
     assert len(list(kept.iterdir())) == 3
     for found in (first, again):
-        assert (found.image, found.count) == (plain.image, plain.count) == ((1, 8, 8), 1797)
-        assert torch.equal(found.of(OfAll()).covariance, plain.of(OfAll()).covariance)
-        assert torch.equal(found.of(Features()).own, plain.of(Features()).own)
-        assert [g.count for g in found.of(OfClasses())] == [899, 898]
-    summarize(digits, known_as="others", **how)
+        assert (found.image_shape, found.count) == (plain.image_shape, plain.count) == ((1, 8, 8), 1797)
+        assert torch.equal(found.get(GaussianAcc()).covariance, plain.get(GaussianAcc()).covariance)
+        assert torch.equal(found.get(FeatureAcc()).own, plain.get(FeatureAcc()).own)
+        assert [g.count for g in found.get(ClassGaussianAcc())] == [899, 898]
+    compute_feature_stats(digits, data_digest="others", **how)
     assert Rows.asked > 0
 
 
 def test_what_one_number_of_ranks_kept_serves_another(kept, on_ranks, digits, blurred, space):
     def scores(group):
-        reals = summarize(digits, space=space, metrics=["fd", "kid"], known_as="digits", group=group, batch=50)
+        reals = compute_feature_stats(
+            digits, space=space, metrics=["fd", "kid"], data_digest="digits", group=group, batch=50
+        )
         how = {"space": space, "metrics": ["fd", "kid"], "count": 200, "batch": 50, "group": group}
         return [score.value for score in evaluate(blurred, reals, **how)]
 
@@ -72,38 +82,38 @@ def test_what_one_number_of_ranks_kept_serves_another(kept, on_ranks, digits, bl
 
 def test_what_is_damaged_is_seen_again(kept, digits, space):
     how = {"space": space, "metrics": ["fd", "kid"], "known_as": "digits"}
-    first = summarize(digits, **how)
+    first = compute_feature_stats(digits, **how)
     for file in kept.iterdir():
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     Rows.asked = 0
-    again = summarize(digits, **how)
+    again = compute_feature_stats(digits, **how)
     assert Rows.asked > 0
-    assert torch.equal(again.of(OfAll()).covariance, first.of(OfAll()).covariance)
+    assert torch.equal(again.get(GaussianAcc()).covariance, first.get(GaussianAcc()).covariance)
 
 
 def test_what_is_quick_to_see_is_not_kept(kept, digits):
-    summarize(digits, space=PIXELS, metrics=["fd", "kid"], known_as="digits")
+    compute_feature_stats(digits, space=PIXELS, metrics=["fd", "kid"], data_digest="digits")
     assert not kept.exists()
 
 
 def test_the_cache_is_bounded_and_keeps_what_was_used_last(tmp_path):
     for name in "abc":
-        result_cache.put(tmp_path / name, lambda aside: aside.write_bytes(bytes(10)), most=10**3)
+        result_cache.store(tmp_path / name, lambda aside: aside.write_bytes(bytes(10)), max_bytes=10**3)
         result_cache.os.utime(tmp_path / name, ns=(0, ord(name)))
-    result_cache.used(tmp_path / "a")
-    result_cache.put(tmp_path / "d", lambda aside: aside.write_bytes(bytes(10)), most=25)
+    result_cache.touch(tmp_path / "a")
+    result_cache.store(tmp_path / "d", lambda aside: aside.write_bytes(bytes(10)), max_bytes=25)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "d"]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
     (tmp_path / "file").write_text("")
-    result_cache.put(tmp_path / "file" / "x", lambda aside: aside.write_bytes(b""))
+    result_cache.store(tmp_path / "file" / "x", lambda aside: aside.write_bytes(b""))
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_cache_may_be_filled_by_many_at_once(tmp_path):
     def keep(number):  # of which there is room for two
-        result_cache.put(tmp_path / str(number % 5), lambda aside: aside.write_bytes(bytes(10)), most=20)
+        result_cache.store(tmp_path / str(number % 5), lambda aside: aside.write_bytes(bytes(10)), max_bytes=20)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(keep, range(300)))
@@ -118,9 +128,9 @@ def test_who_has_no_home_keeps_nothing(monkeypatch):
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", home)
-    file = result_cache.folder() / "profiles" / "x"
-    result_cache.put(file, lambda aside: aside.write_bytes(b"x"))
-    result_cache.used(file)
+    file = result_cache.cache_dir() / "profiles" / "x"
+    result_cache.store(file, lambda aside: aside.write_bytes(b"x"))
+    result_cache.touch(file)
     assert not file.exists()
 
 
@@ -140,13 +150,13 @@ def saved(file, **arrays):
 
 def test_a_file_of_mu_and_sigma_stands_for_the_reals(stats, digits, blurred):
     ask = {"space": PIXELS, "metrics": ["fd"], "count": 100}
-    (found,) = evaluate(blurred, from_file(stats(), PIXELS), **ask)
+    (found,) = evaluate(blurred, load_reference_stats(stats(), PIXELS), **ask)
     (plain,) = evaluate(blurred, digits, **ask)
     assert found.value == pytest.approx(plain.value, rel=1e-5)  # pixels are float32
     assert found.protocol["reals"] is None
     assert found.protocol["data"].startswith("stats.npz ")
     assert found.fingerprint != plain.fingerprint
-    known = from_file(stats(count=1797, space_hash=PIXELS.hash, image=(1, 8, 8)), PIXELS)
+    known = load_reference_stats(stats(count=1797, space_hash=PIXELS.hash, image=(1, 8, 8)), PIXELS)
     assert evaluate(blurred, known, **ask)[0].protocol["reals"] == 1797
 
 
@@ -168,16 +178,16 @@ def test_a_file_of_mu_and_sigma_stands_for_the_reals(stats, digits, blurred):
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(stats, arrays, says):
-    with pytest.raises(Unusable, match=says):
-        from_file(stats(**arrays), PIXELS)
+    with pytest.raises(UsageError, match=says):
+        load_reference_stats(stats(**arrays), PIXELS)
 
 
 def test_a_file_that_is_none_is_refused(tmp_path):
     (tmp_path / "x.npz").write_bytes(b"no zip")
-    with pytest.raises(Unusable, match="no npz"):
-        from_file(tmp_path / "x.npz", PIXELS)
-    with pytest.raises(Unusable, match="paragan data stats"):
-        from_file(tmp_path / "y.npz", PIXELS)
+    with pytest.raises(UsageError, match="no npz"):
+        load_reference_stats(tmp_path / "x.npz", PIXELS)
+    with pytest.raises(UsageError, match="paragan data stats"):
+        load_reference_stats(tmp_path / "y.npz", PIXELS)
 
 
 def test_a_file_that_is_packed_otherwise_or_lies_of_its_size_is_refused(stats, tmp_path):
@@ -186,30 +196,30 @@ def test_a_file_that_is_packed_otherwise_or_lies_of_its_size_is_refused(stats, t
     np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**14,)})
     with zipfile.ZipFile(other, "w") as file:
         file.writestr("mu.npy", header.getvalue())
-    with pytest.raises(Unusable, match="no npz of plain arrays"):
-        from_file(other, PIXELS)
+    with pytest.raises(UsageError, match="no npz of plain arrays"):
+        load_reference_stats(other, PIXELS)
     with np.load(whole) as arrays, zipfile.ZipFile(other, "w", zipfile.ZIP_LZMA) as file:
         for name in ("mu", "sigma"):
             data = io.BytesIO()
             np.save(data, arrays[name])
             file.writestr(f"{name}.npy", data.getvalue())
     data = other.read_bytes()
-    assert from_file(other, PIXELS).count == 0
+    assert load_reference_stats(other, PIXELS).count == 0
     other.write_bytes(data[:60] + b"xxxx" + data[64:])
-    with pytest.raises(Unusable, match="not a whole one"):
-        from_file(other, PIXELS)
+    with pytest.raises(UsageError, match="not a whole one"):
+        load_reference_stats(other, PIXELS)
     other.write_bytes(data.replace(bytes([63, 0, 2, 0, 14]), bytes([63, 0, 2, 0, 77])))  # a method that nobody knows
-    with pytest.raises(Unusable, match="not a whole one"):
-        from_file(other, PIXELS)
+    with pytest.raises(UsageError, match="not a whole one"):
+        load_reference_stats(other, PIXELS)
 
 
 def test_a_file_that_is_cut_short_is_refused(stats):
     cut = stats()
     cut.write_bytes(cut.read_bytes()[:-200])
-    with pytest.raises(Unusable, match="not a whole one"):
-        from_file(cut, PIXELS)
+    with pytest.raises(UsageError, match="not a whole one"):
+        load_reference_stats(cut, PIXELS)
 
 
 def test_metrics_that_need_more_than_moments_are_refused(stats, blurred):
-    with pytest.raises(Unusable, match=r"kid or prdc do not go by: ask for fd or fid, or leave"):
-        evaluate(blurred, from_file(stats(), PIXELS), space=PIXELS, metrics=["fd", "kid"], count=50)
+    with pytest.raises(UsageError, match=r"kid or prdc do not go by: ask for fd or fid, or leave"):
+        evaluate(blurred, load_reference_stats(stats(), PIXELS), space=PIXELS, metrics=["fd", "kid"], count=50)

@@ -1,18 +1,18 @@
 import pytest
 import torch
 
-from paragan.eval.sharding import Share, dealt, everywhere, whole
+from paragan.eval.sharding import FeatureShard, all_ranks, block_shards, gather_all
 
 
 @pytest.mark.parametrize(("count", "block", "size"), [(10, 3, 2), (9, 3, 3), (2, 5, 3), (7, 1, 4)])
 def test_rows_are_dealt_once_and_come_back_in_order(on_ranks, count, block, size):
-    shares = [i for rank in range(size) for rows in dealt(count, block, rank, size) for i in rows]
+    shares = [i for rank in range(size) for rows in block_shards(count, block, rank, size) for i in rows]
     assert sorted(shares) == list(range(count))
     x = torch.arange(2.0 * count).view(count, 2)
 
     def gathered(group):
-        mine = [i for rows in dealt(count, block, group.rank, group.size) for i in rows]
-        return whole(Share(x[mine], count, block), group)
+        mine = [i for rows in block_shards(count, block, group.rank, group.size) for i in rows]
+        return gather_all(FeatureShard(x[mine], count, block), group)
 
     assert all(torch.equal(found, x) for found in on_ranks(size, gathered))
 
@@ -22,8 +22,8 @@ def test_windows_go_through_all_rows_in_order(on_ranks, most):
     x = torch.arange(2.0 * 53).view(53, 2)
 
     def walked(group):
-        own = torch.cat([x[r.start : r.stop] for r in dealt(53, 4, group.rank, group.size)])
-        share = Share(own, 53, 4)
+        own = torch.cat([x[r.start : r.stop] for r in block_shards(53, 4, group.rank, group.size)])
+        share = FeatureShard(own, 53, 4)
         assert torch.equal(x[share.rows(group)], own)
         return list(share.windows(group, most))
 
@@ -35,5 +35,5 @@ def test_windows_go_through_all_rows_in_order(on_ranks, most):
 
 
 def test_what_is_so_on_all_ranks(on_ranks):
-    assert on_ranks(3, lambda group: everywhere(group, group.rank < 2)) == [False] * 3
-    assert on_ranks(3, lambda group: everywhere(group, True)) == [True] * 3
+    assert on_ranks(3, lambda group: all_ranks(group, group.rank < 2)) == [False] * 3
+    assert on_ranks(3, lambda group: all_ranks(group, True)) == [True] * 3

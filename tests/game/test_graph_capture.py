@@ -10,23 +10,23 @@ import torch
 
 import tiny_run
 from paragan.comm.world import World
-from paragan.config.resolve import resolve, spec_of
+from paragan.config.resolve import make_spec, resolve
 from paragan.config.validate import validate
 from paragan.core import devices
-from paragan.core.errors import Failed, Unusable
-from paragan.core.rng import Draw
-from paragan.game.compiled_pass import program
-from paragan.game.graph_capture import Recorder, Staged
-from paragan.train.build import build_nets
+from paragan.core.errors import RunError, UsageError
+from paragan.core.rng import LaneRng
+from paragan.game.compiled_pass import compile_pass
+from paragan.game.graph_capture import GraphRecorder, StagedRng
+from paragan.train.build import build_networks
 from paragan.train.loop import play_round
-from paragan.train.session import assemble, seat
+from paragan.train.session import build_session, rebind_to_world
 
 SETTINGS = {
     "plain": (),
     "batch norm": ("nets.batch_norm=true", "nets.spectral=false", "d_steps=2"),
     "lazy r1": ("objective.r1=1", "objective.r1_every=3"),
     "gp, another batch of G": ("objective.gp=10", "objective.loss=wasserstein", "g_batch=32"),
-    "lane by lane": ("device.merge=3",),
+    "lane by lane": ("device.lanes_per_pass=3",),
     "unconditional": ("data.labels=false",),
 }
 KEPT = {
@@ -43,59 +43,62 @@ def again(action):
 
 def listed(action):
     """On a CPU: the operations of a pass, one after the other, before they are compiled."""
-    return program(action, "eager")
+    return compile_pass(action, "eager")
 
 
 def played(run, recorder, rounds=8):
-    images, world = tiny_run.images(), World.solo()
+    images, world = tiny_run.make_dataset(), World.solo()
     run = resolve(run, images)
-    s = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
-    s = seat(run, world, images, dataclasses.replace(s.game, recorder=recorder), s.clock)
+    s = build_session(run, world, images, build_networks(run, make_spec(run, images), world.device))
+    s = rebind_to_world(run, world, images, dataclasses.replace(s.game, make_recorder=recorder), s.clock)
     for _ in range(rounds):
         play_round(s)
     line = s.stats.tick(s.clock.images, s.clock.step)
-    return tiny_run.state(s), {name: value for name, value in line.items() if name.startswith("Loss/")}
+    return tiny_run.session_state(s), {name: value for name, value in line.items() if name.startswith("Loss/")}
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_what_is_replayed_is_what_would_have_been_played(settings):
-    run, made = tiny_run.run(*settings), []
+    run, made = tiny_run.make_run(*settings), []
 
     def recorder():
-        made.append(Recorder(run.objective.kind, capture=again))
+        made.append(GraphRecorder(run.objective.penalties_due, capture=again))
         return made[-1]
 
     (a, losses_a), (b, losses_b) = played(run, lambda: None), played(run, recorder)
-    assert tiny_run.same(a, b)
+    assert tiny_run.is_equal(a, b)
     assert losses_a == losses_b
-    assert any(kept.replay for recorder in made for kept in recorder.recordings.values())
+    assert any(kept.replay for recorder in made for kept in recorder.captured_passes.values())
 
 
 @pytest.mark.parametrize("settings", (SETTINGS | KEPT).values(), ids=SETTINGS | KEPT)
 def test_operations_as_they_were_listed_are_those_of_the_pass_to_the_bit(settings):
-    run = tiny_run.run(*settings)
+    run = tiny_run.make_run(*settings)
     (a, losses_a), (b, losses_b) = (
-        played(run, recorder, 5) for recorder in (lambda: None, lambda: Recorder(run.objective.kind, listed, warm=0))
+        played(run, recorder, 5)
+        for recorder in (lambda: None, lambda: GraphRecorder(run.objective.penalties_due, listed, warmup_passes=0))
     )
-    assert tiny_run.same(a, b)
+    assert tiny_run.is_equal(a, b)
     assert losses_a == losses_b
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.skipif(not devices.compiler(), reason="there is no C++ compiler")
+@pytest.mark.skipif(not devices.find_cpp_compiler(), reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch's compiler, about torch
 def test_a_compiled_pass_rounds_otherwise_and_goes_on_from_a_checkpoint_to_the_bit(tmp_path):
-    plain = tiny_run.run("nets.batch_norm=true", "g.optimizer=sgd", "d.optimizer=sgd")
-    run = tiny_run.run("device.graph=true", **{f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)})
-    whole, eager = tiny_run.play(run, 7), tiny_run.play(plain, 7)
-    assert not tiny_run.same(whole, eager)
+    plain = tiny_run.make_run("nets.batch_norm=true", "g.optimizer=sgd", "d.optimizer=sgd")
+    run = tiny_run.make_run(
+        "device.capture_passes=true", **{f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
+    )
+    whole, eager = tiny_run.play_rounds(run, 7), tiny_run.play_rounds(plain, 7)
+    assert not tiny_run.is_equal(whole, eager)
     for name, value in eager.items():
         torch.testing.assert_close(whole[name], value, rtol=1e-3, atol=1e-5)
-    path, _ = tiny_run.saved(run, 4, World.solo(), tmp_path)
-    resumed = tiny_run.session(run, start=path)
+    path, _ = tiny_run.save_after(run, 4, World.solo(), tmp_path)
+    resumed = tiny_run.make_session(run, checkpoint_dir=path)
     for _ in range(3):
         play_round(resumed)
-    assert tiny_run.same(tiny_run.told(resumed), whole)
+    assert tiny_run.is_equal(tiny_run.gather_owner_state(resumed), whole)
 
 
 def test_a_program_is_traced_without_writing_and_keeps_to_its_own_tensors():
@@ -112,7 +115,7 @@ def test_a_program_is_traced_without_writing_and_keeps_to_its_own_tensors():
             torch._foreach_add_([counts], 1.0)
             return [given * 2]
 
-        made.append((program(action, "eager"), given, sums, counts))
+        made.append((compile_pass(action, "eager"), given, sums, counts))
         assert not sums.any()
         assert not counts.any()
     for times in (1, 2):
@@ -136,7 +139,7 @@ def test_tables_are_looked_up_with_the_gradient_that_torch_has(rows, about):
         return [found.detach()]
 
     table.weight.grad = torch.zeros_like(table.weight)
-    play = program(action, "eager")
+    play = compile_pass(action, "eager")
     (found,) = action()
     slope = table.weight.grad.clone()
     table.weight.grad.zero_()
@@ -145,30 +148,32 @@ def test_tables_are_looked_up_with_the_gradient_that_torch_has(rows, about):
 
 
 def test_a_pass_that_depends_on_its_numbers_is_refused():
-    x, line = torch.ones(3), r"could not be traced .*--device.graph=false"
-    with pytest.raises(Failed, match=line):
-        program(lambda: [x * 2 if (x * 1).sum() > 1 else x])
+    x, line = torch.ones(3), r"could not be traced .*--device.capture_passes=false"
+    with pytest.raises(RunError, match=line):
+        compile_pass(lambda: [x * 2 if (x * 1).sum() > 1 else x])
     one = torch.ones(())  # of which torch would keep the number it has now
     for asked in (lambda: x * one.item(), lambda: x * float(one * 1), lambda: x * 2 if one * 1 < 3 else x):
-        with pytest.raises(Failed, match=line):
-            program(lambda asked=asked: [asked()])
-    with pytest.raises(Failed, match=line):
-        program(lambda: [x * 2 if x.sum() > 1 else x])
-    with pytest.raises(Failed, match=line):
-        program(lambda: [x.resize_(4)])
+        with pytest.raises(RunError, match=line):
+            compile_pass(lambda asked=asked: [asked()])
+    with pytest.raises(RunError, match=line):
+        compile_pass(lambda: [x * 2 if x.sum() > 1 else x])
+    with pytest.raises(RunError, match=line):
+        compile_pass(lambda: [x.resize_(4)])
 
 
 def test_recording_is_no_part_of_a_pace():
-    run, images = tiny_run.run(), tiny_run.images()
+    run, images = tiny_run.make_run(), tiny_run.make_dataset()
 
     def slow(action):
         time.sleep(0.5)
         return action
 
     world, run = World.solo(), resolve(run, images)
-    s = assemble(run, world, images, build_nets(run, spec_of(run, images), world.device))
-    game = dataclasses.replace(s.game, recorder=lambda: Recorder(run.objective.kind, slow, warm=0))
-    s = seat(run, world, images, game, s.clock)
+    s = build_session(run, world, images, build_networks(run, make_spec(run, images), world.device))
+    game = dataclasses.replace(
+        s.game, make_recorder=lambda: GraphRecorder(run.objective.penalties_due, slow, warmup_passes=0)
+    )
+    s = rebind_to_world(run, world, images, game, s.clock)
     play_round(s)
     line = s.stats.tick(s.clock.images, s.clock.step)
     assert line["Timing/aside_s"] >= 1.0  # of both turns
@@ -176,33 +181,33 @@ def test_recording_is_no_part_of_a_pace():
 
 
 def test_staged_numbers_are_those_of_the_position_they_were_refreshed_for():
-    staged, later = Staged(0, 0, (0, 1), 4), Draw(0, 64, (0, 1), 4)
+    staged, later = StagedRng(0, 0, (0, 1), 4), LaneRng(0, 64, (0, 1), 4)
     small = dataclasses.replace(staged, per_lane=2)
     first = staged.normal("z", 3), small.normal("z", 3)
-    assert torch.equal(first[0], Draw(0, 0, (0, 1), 4).normal("z", 3))
+    assert torch.equal(first[0], LaneRng(0, 0, (0, 1), 4).normal("z", 3))
     staged.refresh(later)
     assert staged.normal("z", 3) is first[0]
     assert torch.equal(first[0], later.normal("z", 3))
     assert torch.equal(first[1], dataclasses.replace(later, per_lane=2).normal("z", 3))
 
 
-@pytest.mark.parametrize("settings", [("strategy=gossip",), ("strategy.order=together",), ("device.compile=true",)])
+@pytest.mark.parametrize("settings", [("strategy=gossip",), ("strategy.order=simultaneous",), ("device.compile=true",)])
 def test_passes_that_cannot_be_recorded_are_refused(settings, monkeypatch):
-    run = tiny_run.run("device.graph=true", *settings)
+    run = tiny_run.make_run("device.capture_passes=true", *settings)
     for cuda in (False, True):
         monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
-        with pytest.raises(Unusable, match=r"--device.graph=true .*leave it false"):
+        with pytest.raises(UsageError, match=r"--device.capture_passes=true .*leave it false"):
             validate(run, 1)
-        with pytest.raises(Unusable, match="one rank"):
+        with pytest.raises(UsageError, match="one rank"):
             validate(run, 2)
 
 
 def test_without_a_compiler_a_cpu_records_nothing(monkeypatch):
-    run = tiny_run.run("device.graph=true", "device.kind=cpu")
+    run = tiny_run.make_run("device.capture_passes=true", "device.kind=cpu")
     monkeypatch.setenv("CXX", "true")
     validate(run, 1)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(Unusable, match=r"--device.graph=true needs a C\+\+ compiler"):
+    with pytest.raises(UsageError, match=r"--device.capture_passes=true needs a C\+\+ compiler"):
         validate(run, 1)
-    with pytest.raises(Unusable, match="on CUDA and on CPUs"):
-        validate(tiny_run.run("device.graph=true", "device.kind=mps"), 1)
+    with pytest.raises(UsageError, match="on CUDA and on CPUs"):
+        validate(tiny_run.make_run("device.capture_passes=true", "device.kind=mps"), 1)

@@ -2,15 +2,15 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from paragan.comm.bucket import TURN
-from paragan.comm.exchange import Local, Then
-from paragan.comm.process_group import Solo
+from paragan.comm.bucket import TURN_STARTED
+from paragan.comm.exchange import Chain, NoExchange
+from paragan.comm.process_group import SingleRankGroup
 from paragan.comm.traffic import Traffic
-from paragan.core.rng import Draw
+from paragan.core.rng import LaneRng
 from paragan.core.types import Batch, Loss
 from paragan.game.player import Player
-from paragan.game.turn import Turn, alternately, begin, play
-from paragan.nets.lane_batch_norm import convert
+from paragan.game.turn import Turn, alternating, play_turns, start_exchanges
+from paragan.nets.lane_batch_norm import convert_batch_norm
 
 
 class Repeated(nn.Module):
@@ -28,14 +28,14 @@ def test_a_forward_that_backward_repeats_is_counted_once():
     def moments(repeats):
         torch.manual_seed(0)
         net = Repeated(repeats)
-        convert(net)
+        convert_batch_norm(net)
         player = Player("D", net, lambda p: torch.optim.SGD(p, lr=0.1), lane_batch=4)
         seen = []
-        player.share_moments = lambda team: seen.append(player.moments.clone())
-        turn = Turn(player, lambda hand, step: Loss(net(hand.images).square().sum()), Local(), Solo())
-        hands = [Batch(torch.randn(8, 3), None, Draw(0, 0, lanes, 4)) for lanes in ((0, 1), (2, 3))]
+        player.all_reduce_moments = lambda team: seen.append(player.moments.clone())
+        turn = Turn(player, lambda hand, step: Loss(net(hand.images).square().sum()), NoExchange(), SingleRankGroup())
+        hands = [Batch(torch.randn(8, 3), None, LaneRng(0, 0, lanes, 4)) for lanes in ((0, 1), (2, 3))]
         before = player.moments
-        play((turn,), hands, 0, 16, 16)
+        play_turns((turn,), hands, 0, 16, 16)
         assert not before.any()  # settled
         assert len(seen) == 1
         return seen[0], net.body[1].running_mean
@@ -53,7 +53,7 @@ class Diary:
 
     def __call__(self, bucket, step):
         self.lines.append(f"{self.name} leaves in {step}")
-        yield TURN
+        yield TURN_STARTED
         self.lines.append(f"{self.name} takes its turn in {step}")
 
     def traffic(self, n):
@@ -63,23 +63,23 @@ class Diary:
 def table_of_two(lines, d_steps):
     def turn(name, exchange):
         player = Player(name, nn.Linear(3, 1), lambda p: torch.optim.SGD(p, lr=0.1))
-        return Turn(player, lambda hand, step: Loss(player.net(hand.images).sum()), exchange, Solo())
+        return Turn(player, lambda hand, step: Loss(player.net(hand.images).sum()), exchange, SingleRankGroup())
 
-    d, g = turn("D", Diary("D", lines)), turn("G", Then(Diary("G", lines), Diary("then G", lines)))
-    return alternately(d, g, d_steps)
+    d, g = turn("D", Diary("D", lines)), turn("G", Chain(Diary("G", lines), Diary("then G", lines)))
+    return alternating(d, g, d_steps)
 
 
-HANDS = [Batch(torch.ones(4, 3), None, Draw(0, 0, (0,), 4))]
+HANDS = [Batch(torch.ones(4, 3), None, LaneRng(0, 0, (0,), 4))]
 
 
 def test_messages_leave_when_the_round_begins():
     """G's parameters are known before D's turn: they travel during it. D's are known again when it has moved."""
     lines = []
     beats = table_of_two(lines, d_steps=2)
-    begin(beats, 7)
+    start_exchanges(beats, 7)
     assert lines == ["D leaves in 7", "G leaves in 7"]
     for beat in beats:
-        play(beat, HANDS, 7, 16, 16)
+        play_turns(beat, HANDS, 7, 16, 16)
     assert lines[2:] == [
         "D takes its turn in 7",
         "D leaves in 7",
@@ -93,11 +93,11 @@ def test_messages_leave_when_the_round_begins():
 def test_what_a_failed_round_left_is_dropped():
     lines = []
     beats = table_of_two(lines, d_steps=1)
-    begin(beats, 0)
-    play(beats[0], HANDS, 0, 16, 16)  # and G's turn is never played
-    begin(beats, 1)
+    start_exchanges(beats, 0)
+    play_turns(beats[0], HANDS, 0, 16, 16)  # and G's turn is never played
+    start_exchanges(beats, 1)
     for beat in beats:
-        play(beat, HANDS, 1, 16, 16)
+        play_turns(beat, HANDS, 1, 16, 16)
     assert [line for line in lines if line.endswith("in 1")] == [
         "D leaves in 1",
         "G leaves in 1",

@@ -8,11 +8,11 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 import tiny_run
 from paragan.comm.world import World
-from paragan.config.resolve import resolve, spec_of
-from paragan.core.errors import Unusable
-from paragan.train.build import Pair, build_nets
-from paragan.train.session import assemble
-from processes import TINY, call, refused
+from paragan.config.resolve import make_spec, resolve
+from paragan.core.errors import UsageError
+from paragan.train.build import Networks, build_networks
+from paragan.train.session import build_session
+from processes import TINY_RUN_ARGS, run_cli, usage_error
 
 SPECTRAL = (
     "paragan: objective.clip=0.01 bounds weights that spectral norm rescales: use --nets.spectral=false (a D without "
@@ -38,35 +38,35 @@ PENALISED = (
     ids=["spectral norm", "spectral norm of another D", "gradient penalty"],
 )
 def test_clip_beside_another_bound_is_refused_before_a_folder_is_made(tmp_path, settings, said, remedies):
-    command = ["train", *TINY, *settings, "--kimg=0.016", f"--run-dir={tmp_path / 'run'}"]
-    assert refused(*command) == refused(*command, "-n") == said
+    command = ["train", *TINY_RUN_ARGS, *settings, "--kimg=0.016", f"--run-dir={tmp_path / 'run'}"]
+    assert usage_error(*command) == usage_error(*command, "-n") == said
     assert not (tmp_path / "run").exists()
     for remedy in remedies:
-        assert call(*command, remedy, "-n").status == 0
-    assert call(*command, remedies[0]).status == 0
+        assert run_cli(*command, remedy, "-n").status == 0
+    assert run_cli(*command, remedies[0]).status == 0
 
 
 def test_slopes_of_each_image_are_not_those_of_a_d_that_mixes_them(tmp_path):
-    command = ["train", *TINY, "--objective.gp=10", "--kimg=0.016", f"--run-dir={tmp_path / 'run'}"]
-    said = refused(*command, "--nets.batch_norm=true")
-    assert refused(*command, "--nets.batch_norm=true", "-n") == said
+    command = ["train", *TINY_RUN_ARGS, "--objective.gp=10", "--kimg=0.016", f"--run-dir={tmp_path / 'run'}"]
+    said = usage_error(*command, "--nets.batch_norm=true")
+    assert usage_error(*command, "--nets.batch_norm=true", "-n") == said
     assert said.startswith("paragan: objective.gp=10 is of each image's own slope, and D normalises")
     assert "--nets.batch_norm=false" in said
     assert not (tmp_path / "run").exists()
-    assert call(*command).status == 0
+    assert run_cli(*command).status == 0
 
 
 @pytest.mark.parametrize("form", [spectral_norm, nn.utils.spectral_norm], ids=["parametrization", "hook"])
 def test_spectral_norm_of_the_users_own_d_is_found(form):
-    images, world = tiny_run.images(), World.solo()
-    run = resolve(tiny_run.run("objective.clip=0.01", "nets.spectral=false"), images)
-    pair = build_nets(run, spec_of(run, images), world.device)
-    own = Pair(pair.g, nn.Sequential(nn.Flatten(), nn.Sequential(form(nn.Linear(64, 1)))), pair.latent)
-    with pytest.raises(Unusable, match=r"objective\.clip=0\.01 bounds weights that spectral norm rescales"):
-        assemble(run, world, images, own)
-    assemble(run, world, images, Pair(form(nn.Linear(8, 64)), pair.d, pair.latent))  # G may have it
+    images, world = tiny_run.make_dataset(), World.solo()
+    run = resolve(tiny_run.make_run("objective.clip=0.01", "nets.spectral=false"), images)
+    pair = build_networks(run, make_spec(run, images), world.device)
+    own = Networks(pair.g, nn.Sequential(nn.Flatten(), nn.Sequential(form(nn.Linear(64, 1)))), pair.latent)
+    with pytest.raises(UsageError, match=r"objective\.clip=0\.01 bounds weights that spectral norm rescales"):
+        build_session(run, world, images, own)
+    build_session(run, world, images, Networks(form(nn.Linear(8, 64)), pair.d, pair.latent))  # G may have it
 
 
 @pytest.mark.parametrize("value", ["-0.01", ".inf", "much"])
 def test_a_box_has_a_size(value):
-    assert "objective.clip=" in refused("train", *TINY, f"--objective.clip={value}", "-n")
+    assert "objective.clip=" in usage_error("train", *TINY_RUN_ARGS, f"--objective.clip={value}", "-n")

@@ -7,14 +7,22 @@ import math
 import pytest
 import torch
 
-from paragan.core.rng import Draw
+from paragan.core.rng import LaneRng
 from paragan.core.types import Batch
 from paragan.losses.adversarial import Adversarial
 from paragan.losses.augment import ADA, DiffAugment
-from paragan.losses.augment.ada import NORMALS, UNIFORMS, Dice, _coloured, _hue, _inverse, _placed
-from paragan.losses.running_state import attach
+from paragan.losses.augment.ada import (
+    NUM_NORMALS,
+    NUM_UNIFORMS,
+    AdaSampler,
+    _hue_matrix,
+    _inverse_affine,
+    _recolor,
+    _transform,
+)
+from paragan.losses.running_state import attach_state
 
-DRAW = Draw(3, 64, (0, 5, 6), 4)
+DRAW = LaneRng(3, 64, (0, 5, 6), 4)
 KINDS = pytest.mark.parametrize("augment", [DiffAugment(), ADA()], ids=["diffaugment", "ada"])
 CHANNELS = pytest.mark.parametrize("channels", [1, 3])
 
@@ -35,7 +43,7 @@ def test_every_image_is_changed_and_lanes_merged_equal_lanes_apart(augment, chan
     assert found.dtype == torch.promote_types(kind, torch.float32)
     assert all((a != b).any() for a, b in zip(found, x))
     for lane, part, whole in zip(DRAW.lanes, x.split(4), found.split(4)):
-        alone = augment(part, Draw(3, 64, (lane,), 4), "s", chance)
+        alone = augment(part, LaneRng(3, 64, (lane,), 4), "s", chance)
         torch.testing.assert_close(alone, whole)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(augment(x, DRAW, "s", chance), found)
@@ -86,39 +94,41 @@ def test_without_a_chance_ada_changes_nothing():
 
 @pytest.mark.parametrize("p", [0.2, 0.7])
 def test_an_image_is_spared_by_chance(p):
-    draw = Draw(0, 0, (0,), 4000)
-    dice = Dice(draw.uniform("u", UNIFORMS), draw.normal("n", NORMALS), torch.tensor(p))
-    changed = dice.some(torch.ones(4000), 0.0)
+    draw = LaneRng(0, 0, (0,), 4000)
+    dice = AdaSampler(draw.uniform("u", NUM_UNIFORMS), draw.normal("n", NUM_NORMALS), torch.tensor(p))
+    changed = dice.maybe_apply(torch.ones(4000), 0.0)
     assert float(changed.mean()) == pytest.approx(p, abs=0.03)
 
 
 def dice_of(uniform, normal=(), p=1.0):
     """For one image: these numbers, then such that spare it."""
-    row = [*uniform, *[2.0] * (UNIFORMS - len(uniform))]
-    return Dice(torch.tensor([row]), torch.tensor([[*normal, *[0.0] * (NORMALS - len(normal))]]), torch.tensor(p))
+    row = [*uniform, *[2.0] * (NUM_UNIFORMS - len(uniform))]
+    return AdaSampler(
+        torch.tensor([row]), torch.tensor([[*normal, *[0.0] * (NUM_NORMALS - len(normal))]]), torch.tensor(p)
+    )
 
 
 def test_blits_copy_pixels():
     x = images(size=16)[:1]
-    mirrored = _placed(x, dice_of([0.7, 0.0]))  # the second half: mirror; then whether
+    mirrored = _transform(x, dice_of([0.7, 0.0]))  # the second half: mirror; then whether
     torch.testing.assert_close(mirrored, x.flip(3), atol=1e-5, rtol=0)
-    turned = _placed(x, dice_of([0.0, 2.0, 0.3, 0.0]))
+    turned = _transform(x, dice_of([0.0, 2.0, 0.3, 0.0]))
     assert any(torch.allclose(turned, x.rot90(k, (2, 3)), atol=1e-4) for k in (1, 3))
-    down = _placed(x, dice_of([0.0, 2.0, 0.0, 2.0, 0.0, 2.0, 1.0, 0.0]))  # by 2 px along y
+    down = _transform(x, dice_of([0.0, 2.0, 0.0, 2.0, 0.0, 2.0, 1.0, 0.0]))  # by 2 px along y
     torch.testing.assert_close(down[:, :, :14], x[:, :, 2:], atol=1e-4, rtol=0)
 
 
 def test_geometry_keeps_areas_when_it_stretches_and_rotates():
     """Of all maps drawn without scale: the product of their stretches is 1."""
-    draw = Draw(0, 0, (0,), 500)
+    draw = LaneRng(0, 0, (0,), 500)
     spared = torch.tensor([0.0, 1, 1, 1, 1, 1, 1, 1])
-    dice = Dice(draw.uniform("u", UNIFORMS), draw.normal("n", NORMALS) * spared, torch.tensor(1.0))
-    maps = _inverse(images()[:1].expand(500, -1, -1, -1), dice)
+    dice = AdaSampler(draw.uniform("u", NUM_UNIFORMS), draw.normal("n", NUM_NORMALS) * spared, torch.tensor(1.0))
+    maps = _inverse_affine(images()[:1].expand(500, -1, -1, -1), dice)
     torch.testing.assert_close(maps.det().abs(), torch.ones(500), atol=1e-4, rtol=0)
 
 
 def test_hue_turns_about_grey():
-    turn = _hue(torch.tensor([0.3, 2 * math.pi / 3]))
+    turn = _hue_matrix(torch.tensor([0.3, 2 * math.pi / 3]))
     torch.testing.assert_close(turn @ turn.mT, torch.eye(3).expand(2, 3, 3), atol=1e-6, rtol=0)
     torch.testing.assert_close(turn @ torch.ones(3), torch.ones(2, 3))
     assert turn[1].round().sum() == 3  # a third of a turn: red to green to blue
@@ -128,13 +138,13 @@ def test_hue_turns_about_grey():
 @CHANNELS
 def test_brightness_and_contrast(channels):
     x = images(channels)[:1]
-    found = _coloured(x, dice_of([0.0, 0.0], [0.5, 2.0]))
+    found = _recolor(x, dice_of([0.0, 0.0], [0.5, 2.0]))
     torch.testing.assert_close(found, (x + 0.1) * 2)
 
 
 def test_inversion_mirrors_brightness_and_keeps_hues():
     x = images()[:1]
-    found = _coloured(x, dice_of([2.0, 2.0, 0.9, 0.0]))
+    found = _recolor(x, dice_of([2.0, 2.0, 0.9, 0.0]))
     torch.testing.assert_close(found.mean(1), -x.mean(1))
     torch.testing.assert_close(found - found.mean(1, keepdim=True), x - x.mean(1, keepdim=True))
 
@@ -153,9 +163,9 @@ class Plain(torch.nn.Module):
 def test_d_sees_nothing_else_in_either_turn(augment):
     d, real, fake = Plain(), Batch(images(), None, DRAW), Batch(images() / 2, None, DRAW)
     objective = Adversarial("nonsaturating", r1=1.0, gp=1.0, augment=augment)
-    attach(objective.kept(12), d)
+    attach_state(objective.make_state(12), d)
     if isinstance(augment, ADA):
-        d.kept_by_objective.chance.p.fill_(1.0)
+        d.objective_state.augment_probability.p.fill_(1.0)
     objective.discriminator(d, real, fake, 0)
     objective.generator(d, fake, real, 0)
     on_real, on_fake, between, in_g = d.seen

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from paragan.core.errors import Unusable
-from paragan.core.rng import Draw
-from paragan.core.types import Batch, Verdict, judged
+from paragan.core.errors import UsageError
+from paragan.core.rng import LaneRng
+from paragan.core.types import Batch, DiscriminatorOutput, run_discriminator
 from paragan.losses.adversarial import Adversarial
-from paragan.losses.class_losses import classified, contrastive
+from paragan.losses.class_losses import classification_loss, contrastive_loss
 
 LANES, N = (0, 1, 2), 5  # images of each
 Y = torch.tensor([0, 1, 0, 0, 2, 1, 1, 0, 2, 2, 0, 0, 0, 0, 0])
@@ -24,7 +24,7 @@ def verdict(requires_grad=False):
     proxies = normalize(torch.randn(3, 6, generator=generator), dim=1)[Y]
     classes = torch.randn(len(x), 3, generator=generator)
     parts = (torch.zeros(len(x)), classes, x, proxies)
-    return Verdict(*(part.requires_grad_(requires_grad) for part in parts))
+    return DiscriminatorOutput(*(part.requires_grad_(requires_grad) for part in parts))
 
 
 def naive_2c(x, proxies, y, t):
@@ -47,12 +47,12 @@ def test_2c_is_a_double_loop_over_the_images_of_each_lane(temperature):
     v = verdict()
     lanes = [slice(i * N, (i + 1) * N) for i in range(len(LANES))]
     expected = sum(naive_2c(v.embedding[s], v.proxies[s], Y[s], temperature) for s in lanes) / len(LANES)
-    assert contrastive(v, Y, N, temperature).item() == pytest.approx(expected, rel=1e-5)
+    assert contrastive_loss(v, Y, N, temperature).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_2c_has_a_gradient_where_a_class_is_alone_in_its_lane():
     v = verdict(requires_grad=True)
-    contrastive(v, Y, N, 0.5).backward()
+    contrastive_loss(v, Y, N, 0.5).backward()
     assert v.embedding.grad.isfinite().all()
     assert v.proxies.grad[Y == 2].any()
 
@@ -60,25 +60,27 @@ def test_2c_has_a_gradient_where_a_class_is_alone_in_its_lane():
 def test_2c_of_bf16_embeddings_is_computed_in_float32():
     v = verdict()
     with torch.autocast("cpu", torch.bfloat16):
-        found = contrastive(v, Y, N, 0.1)
-    assert torch.equal(found, contrastive(v, Y, N, 0.1))
+        found = contrastive_loss(v, Y, N, 0.1)
+    assert torch.equal(found, contrastive_loss(v, Y, N, 0.1))
 
 
 def test_the_classifier_is_right_on_average_over_images():
     v = verdict()
-    chosen = v.classes.softmax(1)[torch.arange(len(Y)), Y]
-    torch.testing.assert_close(classified(v, Y), -chosen.log().mean())
+    chosen = v.class_logits.softmax(1)[torch.arange(len(Y)), Y]
+    torch.testing.assert_close(classification_loss(v, Y), -chosen.log().mean())
 
 
 def batch(seed):
     generator = torch.Generator().manual_seed(seed)
-    return Batch(torch.randn(len(Y), 1, 4, 4, generator=generator), Y, Draw(0, 0, LANES, N))
+    return Batch(torch.randn(len(Y), 1, 4, 4, generator=generator), Y, LaneRng(0, 0, LANES, N))
 
 
 def speaking(x, y):
     """A D with both heads."""
     flat = x.flatten(1)
-    return Verdict(flat.mean(1), flat[:, :3], normalize(flat[:, :6], dim=1), normalize(flat.detach()[:, 6:12], dim=1))
+    return DiscriminatorOutput(
+        flat.mean(1), flat[:, :3], normalize(flat[:, :6], dim=1), normalize(flat.detach()[:, 6:12], dim=1)
+    )
 
 
 @pytest.mark.parametrize("name", ["classifier", "contrastive"])
@@ -86,8 +88,8 @@ def test_d_learns_labels_from_reals_and_g_from_its_images(name):
     real, fake, plain = batch(1), batch(2), Adversarial()
     objective = Adversarial(**{name: 0.5})
     of = {
-        "classifier": lambda b: classified(speaking(b.images, Y), Y),
-        "contrastive": lambda b: contrastive(speaking(b.images, Y), Y, N, 1.0),
+        "classifier": lambda b: classification_loss(speaking(b.images, Y), Y),
+        "contrastive": lambda b: contrastive_loss(speaking(b.images, Y), Y, N, 1.0),
     }[name]
     d_adds = objective.discriminator(speaking, real, fake, 0).total - plain.discriminator(speaking, real, fake, 0).total
     g_adds = objective.generator(speaking, fake, real, 0).total - plain.generator(speaking, fake, real, 0).total
@@ -98,15 +100,15 @@ def test_d_learns_labels_from_reals_and_g_from_its_images(name):
 @pytest.mark.parametrize("name", ["classifier", "contrastive"])
 def test_a_d_that_says_no_more_than_logits_is_refused(name):
     real, fake = batch(1), batch(2)
-    with pytest.raises(Unusable, match=f"objective.{name}: this D gives no .*objective.{name}=0"):
+    with pytest.raises(UsageError, match=f"objective.{name}: this D gives no .*objective.{name}=0"):
         Adversarial(**{name: 1.0}).discriminator(lambda x, y: x.mean((1, 2, 3)), real, fake, 0)
 
 
 def test_one_call_says_what_two_say():
     real, fake = batch(1), batch(2)
     objective = Adversarial(classifier=1.0)
-    one = objective.discriminator(speaking, real, fake, 0, one_call=True)
+    one = objective.discriminator(speaking, real, fake, 0, concat_real_fake=True)
     two = objective.discriminator(speaking, real, fake, 0)
     assert one.parts.keys() == two.parts.keys()
     torch.testing.assert_close(one.total, two.total)
-    assert judged(speaking, real.images, Y).cut(4)[1].proxies.shape == (len(Y) - 4, 6)
+    assert run_discriminator(speaking, real.images, Y).split(4)[1].proxies.shape == (len(Y) - 4, 6)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from paragan.core.rng import Draw
+from paragan.core.rng import LaneRng
 from paragan.core.types import Batch
 from paragan.losses.adversarial import Adversarial
-from paragan.losses.consistency import mirrored_and_shifted
+from paragan.losses.consistency import random_flip_and_shift
 
-DRAW = Draw(3, 64, (0, 5), 8)
+DRAW = LaneRng(3, 64, (0, 5), 8)
 
 
 def batch(seed, nearby=False):
     generator = torch.Generator().manual_seed(seed)
     images, beside = (torch.randn(16, 1, 8, 8, generator=generator) for _ in range(2))
-    return Batch(images, None, DRAW, nearby=beside if nearby else None)
+    return Batch(images, None, DRAW, perturbed=beside if nearby else None)
 
 
 def critic():
@@ -40,7 +40,7 @@ def naive(image, flip, down, right):
 def test_images_are_mirrored_and_shifted_as_the_draw_says():
     x = batch(1).images
     u = DRAW.uniform("some", 3)
-    for image, found, (flip, a, b) in zip(x, mirrored_and_shifted(x, DRAW, "some"), u.tolist()):
+    for image, found, (flip, a, b) in zip(x, random_flip_and_shift(x, DRAW, "some"), u.tolist()):
         assert torch.equal(found[0], naive(image[0], flip < 0.5, int(3 * a) - 1, int(3 * b) - 1))
 
 
@@ -52,7 +52,7 @@ def test_cr_is_of_reals_and_bcr_of_fakes_too():
     d, real, fake = critic(), batch(1), batch(2)
 
     def gap(b, which):
-        again = mirrored_and_shifted(b.images, DRAW, f"consistency/{which}")
+        again = random_flip_and_shift(b.images, DRAW, f"consistency/{which}")
         return (d(b.images, None) - d(again, None)).square().mean()
 
     of_reals, of_fakes = gap(real, "real"), gap(fake, "fake")
@@ -63,15 +63,15 @@ def test_cr_is_of_reals_and_bcr_of_fakes_too():
 def test_zcr_holds_d_together_and_pushes_g_apart():
     d, real, fake = critic(), batch(1), batch(2, nearby=True)
     objective = Adversarial(zcr=5.0, zcr_g=0.5)
-    gap = (d(fake.images, None) - d(fake.nearby, None)).square().mean()
+    gap = (d(fake.images, None) - d(fake.perturbed, None)).square().mean()
     torch.testing.assert_close(difference(objective, d, real, fake), 5 * gap)
     adds = objective.generator(d, fake, real, 0).total - Adversarial().generator(d, fake, real, 0).total
-    torch.testing.assert_close(adds, -0.5 * (fake.images - fake.nearby).square().mean())
+    torch.testing.assert_close(adds, -0.5 * (fake.images - fake.perturbed).square().mean())
 
 
 def test_nearby_fakes_are_augmented_as_those_they_are_compared_with():
     d, real, fake = critic(), batch(1), batch(2)
-    fake = Batch(fake.images, None, DRAW, nearby=fake.images.clone())
+    fake = Batch(fake.images, None, DRAW, perturbed=fake.images.clone())
     loss = Adversarial(zcr=5.0, augment={"name": "diffaugment"}).discriminator(d, real, fake, 0)
     assert loss.parts["D/zcr"] == 0
 

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.core.rng import Draw
+from paragan.core.rng import LaneRng
 from paragan.core.types import Batch
 from paragan.losses.adversarial import Adversarial
-from paragan.losses.gan_losses import LOSSES
-from paragan.losses.penalties import gradient_penalty, squared_slope
+from paragan.losses.gan_losses import GAN_LOSSES
+from paragan.losses.penalties import grad_norm_squared, gradient_penalty
 
 
 def batch(seed, n=6):
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(n, 1, 3, 3, generator=generator, dtype=torch.float64)
-    return Batch(images, None, Draw(0, 0, (0,), n))
+    return Batch(images, None, LaneRng(0, 0, (0,), n))
 
 
 def critic():
@@ -35,10 +35,10 @@ def test_formulas():
         "wasserstein": (fake - real, -fake),
         "relativistic": (-sigmoid(real - fake).log(), -sigmoid(fake - real).log()),
     }
-    assert expected.keys() == LOSSES.keys()
+    assert expected.keys() == GAN_LOSSES.keys()
     for name, (d, g) in expected.items():
-        torch.testing.assert_close(LOSSES[name].d(real, fake), d)
-        torch.testing.assert_close(LOSSES[name].g(real, fake), g)
+        torch.testing.assert_close(GAN_LOSSES[name].d(real, fake), d)
+        torch.testing.assert_close(GAN_LOSSES[name].g(real, fake), g)
 
 
 def slopes(d, x, eps=1e-6):
@@ -56,12 +56,12 @@ def test_r1_is_the_squared_slope_at_reals():
     d, real = critic(), batch(1)
     expected = slopes(d, real.images).square().sum(1).mean()
     images = real.images.clone().requires_grad_(True)
-    torch.testing.assert_close(squared_slope(d(images, None), images).double(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(grad_norm_squared(d(images, None), images).double(), expected, rtol=1e-5, atol=0)
 
 
 def test_gradient_penalty_is_taken_between_reals_and_fakes():
     d, real, fake = critic(), batch(1), batch(2)
-    alpha = real.draw.uniform("gradient penalty", 1, 1, 1).double()
+    alpha = real.rng.uniform("gradient penalty", 1, 1, 1).double()
     between = real.images + alpha * (fake.images - real.images)
     expected = (slopes(d, between).norm(dim=1) - 1).square().mean()
     torch.testing.assert_close(gradient_penalty(d, real, fake).double(), expected, rtol=1e-5, atol=0)
@@ -77,13 +77,13 @@ def test_lazy_r1_weighs_the_same():
     assert lazy[1] == lazy[2] == lazy[3] == 0
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", GAN_LOSSES)
 def test_the_players_want_opposite_things(loss):
     """A step of each player moves the fake logits its own way."""
     objective, real = Adversarial(loss), batch(1)
     shift = torch.zeros((), dtype=torch.float64, requires_grad=True)
     d = lambda x, y: x.flatten(1).mean(1) + 0.5 + shift  # noqa: E731
-    fake = Batch(batch(2).images, None, real.draw)
+    fake = Batch(batch(2).images, None, real.rng)
     (of_g,) = torch.autograd.grad(objective.generator(d, fake, real, 0).total, shift)
     (of_d,) = torch.autograd.grad(
         objective.discriminator(lambda x, y: d(x, y) if x is fake.images else d(x, y).detach(), real, fake, 0).total,

@@ -10,26 +10,31 @@ from torch.nn.functional import normalize
 import tiny_run
 from paragan.comm.world import World
 from paragan.config.resolve import resolve
-from paragan.core.types import Verdict
-from paragan.train.build import Pair
+from paragan.core.types import DiscriminatorOutput
+from paragan.train.build import Networks
 from paragan.train.loop import play_round
-from paragan.train.session import assemble
+from paragan.train.session import build_session
 
 SETTINGS = {
     "consistency": ("objective.zcr=5", "objective.zcr_g=0.5", "objective.bcr=10", "objective.augment=diffaugment"),
-    "orthogonal": ("objective.orthogonal=1e-2", "objective.d_orthogonal=1e-2", "objective.cr=10", "device.merge=1"),
-    "one call": ("device.one_call=true", "objective.loss=least_squares", "nets.spectral=false"),
+    "orthogonal": (
+        "objective.orthogonal=1e-2",
+        "objective.d_orthogonal=1e-2",
+        "objective.cr=10",
+        "device.lanes_per_pass=1",
+    ),
+    "one call": ("device.concat_real_fake=true", "objective.loss=least_squares", "nets.spectral=false"),
 }
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_n_ranks_equal_one(pool, settings, ranks):
-    run = tiny_run.run(*settings, "nets.batch_norm=true")
-    one = tiny_run.play(run, 6)
-    for several in pool(ranks, lambda world: tiny_run.play(run, 6, world)):
+    run = tiny_run.make_run(*settings, "nets.batch_norm=true")
+    one = tiny_run.play_rounds(run, 6)
+    for several in pool(ranks, lambda world: tiny_run.play_rounds(run, 6, world)):
         for network in ("G/", "D/"):
-            assert tiny_run.distance(several, one, network) < 1e-5
+            assert tiny_run.relative_distance(several, one, network) < 1e-5
 
 
 class Speaking(nn.Module):
@@ -43,7 +48,7 @@ class Speaking(nn.Module):
     def forward(self, x, y):
         h = self.first(x.flatten(1)).tanh()
         said = self.logit(h)[:, 0], self.classes(h), normalize(self.embed(h), dim=1), normalize(self.proxies(y), dim=1)
-        return Verdict(*said)
+        return DiscriminatorOutput(*said)
 
 
 class Made(nn.Module):
@@ -57,19 +62,19 @@ class Made(nn.Module):
 
 def play(run, world):
     torch.manual_seed(1)
-    images = tiny_run.images()
-    s = assemble(resolve(run, images), world, images, Pair(Made(), Speaking(), 8))
+    images = tiny_run.make_dataset()
+    s = build_session(resolve(run, images), world, images, Networks(Made(), Speaking(), 8))
     for _ in range(6):
         play_round(s)
-    return tiny_run.state(s), s.stats.losses()
+    return tiny_run.session_state(s), s.stats.mean_losses()
 
 
 @pytest.mark.parametrize("name", ["classifier", "contrastive"])
 def test_so_they_do_where_d_learns_labels(pool, name):
-    run = tiny_run.run(f"objective.{name}=1", "objective.temperature=0.5", "batch=32")
+    run = tiny_run.make_run(f"objective.{name}=1", "objective.temperature=0.5", "batch=32")
     one, losses = play(run, World.solo())
     assert losses[f"Loss/G/{name}"] > 0
     for several, told in pool(3, lambda world: play(run, world)):
-        assert tiny_run.distance(several, one, "D/") < 1e-5
-        assert tiny_run.distance(several, one, "G/") < 1e-5
+        assert tiny_run.relative_distance(several, one, "D/") < 1e-5
+        assert tiny_run.relative_distance(several, one, "G/") < 1e-5
         assert told == pytest.approx(losses, rel=1e-4, abs=1e-6)

@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.core.rng import Draw
+from paragan.core.rng import LaneRng
 from paragan.core.types import Batch
 from paragan.losses.adversarial import Adversarial
-from paragan.losses.penalties import overlap, to_anchors
-from paragan.losses.running_state import attach
+from paragan.losses.penalties import lecam_penalty, orthogonal_penalty
+from paragan.losses.running_state import attach_state
 from paragan.nets import DCGAN, SNGAN, Spec
 from paragan.nets.spectral_norm import train_mode
 
 
 def batch(seed, n=6, size=3, kind=torch.float64):
     images = torch.randn(n, 1, size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return Batch(images.to(kind), None, Draw(0, 0, (0,), n))
+    return Batch(images.to(kind), None, LaneRng(0, 0, (0,), n))
 
 
 class Critic(nn.Module):
@@ -87,21 +87,21 @@ def test_under_bf16_it_is_nearly_that_of_float32(nets, name):
 def test_lecam_pulls_logits_to_the_anchor_of_the_other_side():
     real, fake, anchors = torch.tensor([1.0, 3.0]), torch.tensor([-1.0, 0.0]), torch.tensor([2.0, -0.5])
     expected = ((1 + 0.5) ** 2 + (3 + 0.5) ** 2) / 2 + ((-1 - 2.0) ** 2 + (0 - 2.0) ** 2) / 2
-    assert to_anchors(real, fake, anchors).item() == pytest.approx(expected)
+    assert lecam_penalty(real, fake, anchors).item() == pytest.approx(expected)
 
 
 def test_lecam_adds_nothing_before_there_are_anchors_then_its_weight_times_that():
     d, real, fake = Critic(), batch(1), batch(2)
     objective = Adversarial(lecam=0.3)
     plain = Adversarial().discriminator(d, real, fake, 0).total
-    attach(objective.kept(6), d)
-    anchors = d.kept_by_objective.anchors
+    attach_state(objective.make_state(6), d)
+    anchors = d.objective_state.lecam_ema
     anchors.tracking = True
     assert torch.equal(objective.discriminator(d, real, fake, 0).total, plain)
-    anchors.settle()
+    anchors.apply_moments()
     on_real, on_fake = d(real.images), d(fake.images)
     torch.testing.assert_close(anchors.means.double(), torch.stack([on_real.mean(), on_fake.mean()]), rtol=1e-6, atol=0)
-    gap = to_anchors(on_real, on_fake, anchors.means)
+    gap = lecam_penalty(on_real, on_fake, anchors.means)
     torch.testing.assert_close(objective.discriminator(d, real, fake, 1).total, plain + 0.3 * gap)
 
 
@@ -121,7 +121,7 @@ def test_overlap_is_that_of_every_two_filters():
         for i, one in enumerate(filters):
             for k, other in enumerate(filters):
                 expected += float((one * other).sum() ** 2) if i != k else 0.0
-    assert overlap(net).item() == pytest.approx(expected)
+    assert orthogonal_penalty(net).item() == pytest.approx(expected)
 
 
 def test_overlap_is_of_the_weight_that_moves_and_not_of_its_length():
@@ -129,15 +129,15 @@ def test_overlap_is_of_the_weight_that_moves_and_not_of_its_length():
     raw = net.parametrizations.weight.original
     with torch.no_grad():
         raw.copy_(torch.eye(3, 4) * torch.tensor([[1.0], [5.0], [9.0]]))
-    assert overlap(net) == 0
-    (grad,) = torch.autograd.grad(overlap(nn.Sequential(net)), raw)
+    assert orthogonal_penalty(net) == 0
+    (grad,) = torch.autograd.grad(orthogonal_penalty(nn.Sequential(net)), raw)
     assert not grad.any()
 
 
 def test_each_player_has_the_weight_of_its_own_filters():
     net = Layers()
     objective = Adversarial(orthogonal=2.0)
-    assert objective.of_weights("D", net) is None
-    loss = objective.of_weights("G", net)
-    torch.testing.assert_close(loss.total, 2 * overlap(net))
+    assert objective.weight_penalty("D", net) is None
+    loss = objective.weight_penalty("G", net)
+    torch.testing.assert_close(loss.total, 2 * orthogonal_penalty(net))
     assert list(loss.parts) == ["G/orthogonal"]

@@ -10,64 +10,73 @@ import torch
 import paragan as pg
 import tiny_run
 from paragan.comm.world import World
-from paragan.config.resolve import resolve, spec_of
-from paragan.core.errors import Unusable
-from paragan.core.types import Verdict
+from paragan.config.resolve import make_spec, resolve
+from paragan.core.errors import UsageError
+from paragan.core.types import DiscriminatorOutput
 from paragan.losses.adversarial import Adversarial
-from paragan.losses.running_state import INTERVAL, NAME, Anchors, Chance, Kept, attach, found_in, without
+from paragan.losses.running_state import (
+    STATE_NAME,
+    UPDATE_INTERVAL_STEPS,
+    AugmentProbability,
+    LeCamEMA,
+    ObjectiveState,
+    attach_state,
+    state_of,
+    strip_objective_state,
+)
 from paragan.models.model import save_model
-from paragan.models.model_files import whole
-from paragan.train.build import build_nets
+from paragan.models.model_files import read_consistent
+from paragan.train.build import build_networks
 from paragan.train.loop import play_round
 
 BOTH = ("objective.augment=ada", "objective.augment.kimg=0.1", "objective.lecam=0.3", "nets.batch_norm=true")
 GROWING = "objective.augment.target=-0.9"  # whatever D makes of reals
-P = f"D/{NAME}.chance.p"
+P = f"D/{STATE_NAME}.chance.p"
 
 
 def kept_of(state):
-    return {name: value for name, value in state.items() if NAME in name}
+    return {name: value for name, value in state.items() if STATE_NAME in name}
 
 
 def fed(chance, logits):
     chance.tracking = True
-    chance.see(logits)
-    chance.settle()
+    chance.update(logits)
+    chance.apply_moments()
 
 
 def test_p_moves_every_fourth_step_by_a_fixed_amount_towards_the_target():
-    chance = Chance(target=0.6, pace=0.01)
+    chance = AugmentProbability(target=0.6, step_size=0.01)
     sure, unsure = torch.ones(10), torch.tensor([1.0] * 7 + [-1.0] * 3)  # mean signs 1 and 0.4
-    for _ in range(3 * INTERVAL):
+    for _ in range(3 * UPDATE_INTERVAL_STEPS):
         fed(chance, sure)
     assert chance.p.item() == pytest.approx(0.12)
-    for _ in range(INTERVAL - 1):
+    for _ in range(UPDATE_INTERVAL_STEPS - 1):
         fed(chance, unsure)
     assert chance.p.item() == pytest.approx(0.12)
     fed(chance, unsure)
     assert chance.p.item() == pytest.approx(0.08)
-    for _ in range(10 * INTERVAL):
+    for _ in range(10 * UPDATE_INTERVAL_STEPS):
         fed(chance, unsure)
     assert chance.p == 0
 
 
 def test_p_takes_ada_kimg_to_come_from_0_to_1():
     objective = Adversarial(augment={"name": "ada", "kimg": 0.8})
-    chance = objective.kept(16).chance
+    chance = objective.make_state(16).augment_probability
     for _ in range(int(0.8 * 1000 / 16)):
         fed(chance, torch.ones(16))
     assert chance.p.item() == pytest.approx(0.96)  # 50 steps: twelve times four, and two that are not looked at yet
 
 
 def test_anchors_are_a_moving_average_that_begins_as_a_mean():
-    anchors, decay = Anchors(0.9), 0.9
+    anchors, decay = LeCamEMA(0.9), 0.9
     anchors.tracking = True
     expected = None
     for step in range(1, 40):
         real, fake = torch.randn(8) + step, torch.randn(8)
-        anchors.see(real[:3], fake[:3])
-        anchors.see(real[3:], fake[3:])  # another pass of the step
-        anchors.settle()
+        anchors.update(real[:3], fake[:3])
+        anchors.update(real[3:], fake[3:])  # another pass of the step
+        anchors.apply_moments()
         means = torch.stack([real.mean(), fake.mean()])
         rate = max(1 / step, 1 - decay)
         expected = means if expected is None else expected + rate * (means - expected)
@@ -75,43 +84,46 @@ def test_anchors_are_a_moving_average_that_begins_as_a_mean():
 
 
 def test_what_is_seen_in_another_players_turn_is_not_counted():
-    for kept, seen in ((Anchors(0.9), (torch.ones(3), torch.ones(3))), (Chance(0.6, 1.0), (torch.ones(3),))):
+    for kept, seen in (
+        (LeCamEMA(0.9), (torch.ones(3), torch.ones(3))),
+        (AugmentProbability(0.6, 1.0), (torch.ones(3),)),
+    ):
         before = copy.deepcopy(kept.state_dict())
-        kept.see(*seen)
-        kept.settle()
+        kept.update(*seen)
+        kept.apply_moments()
         assert all(torch.equal(before[name], value) for name, value in kept.state_dict().items())
 
 
 def test_a_d_that_nothing_is_kept_with_is_refused():
     for d in (torch.nn.Linear(2, 1), lambda x, y: x):
-        with pytest.raises(Unusable, match="attach"):
-            found_in(d)
+        with pytest.raises(UsageError, match="attach"):
+            state_of(d)
 
 
 def test_a_network_that_calls_all_its_children_gives_what_it_gave():
     d = torch.nn.Sequential(torch.nn.Linear(2, 1))
     x = torch.randn(3, 2)
     before = d(x)
-    attach(Kept(Anchors(0.9), None), d)
+    attach_state(ObjectiveState(LeCamEMA(0.9), None), d)
     assert torch.equal(d(x), before)
 
 
 def test_the_run_uses_it_and_shows_it():
-    s = tiny_run.session(tiny_run.run(*BOTH))
+    s = tiny_run.make_session(tiny_run.make_run(*BOTH))
     for _ in range(12):
         play_round(s)
-    kept, line = found_in(s.game.d.net), s.stats.tick(192, 12)
-    assert kept.chance.p > 0
-    assert 0 < line["Loss/D/augment_p"] < kept.chance.p
+    kept, line = state_of(s.game.d.net), s.stats.tick(192, 12)
+    assert kept.augment_probability.p > 0
+    assert 0 < line["Loss/D/augment_p"] < kept.augment_probability.p
     assert line["Loss/D/lecam"] > 0
-    assert kept.anchors.means[0] != kept.anchors.means[1]
+    assert kept.lecam_ema.means[0] != kept.lecam_ema.means[1]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_keep_together_what_one_keeps(pool, ranks):
-    run = tiny_run.run(*BOTH)
-    one = kept_of(tiny_run.play(run, 8))
-    for several in pool(ranks, lambda world: tiny_run.play(run, 8, world)):
+    run = tiny_run.make_run(*BOTH)
+    one = kept_of(tiny_run.play_rounds(run, 8))
+    for several in pool(ranks, lambda world: tiny_run.play_rounds(run, 8, world)):
         several = kept_of(several)
         assert several.keys() == one.keys()
         assert torch.equal(several[P], one[P])
@@ -120,77 +132,79 @@ def test_ranks_keep_together_what_one_keeps(pool, ranks):
 
 
 def test_six_and_six_rounds_keep_what_twelve_keep(tmp_path):
-    run, world = tiny_run.run(*BOTH), World.solo()
-    saved, _ = tiny_run.saved(run, 6, world, tmp_path)
-    s = tiny_run.session(run, world, saved)
+    run, world = tiny_run.make_run(*BOTH), World.solo()
+    saved, _ = tiny_run.save_after(run, 6, world, tmp_path)
+    s = tiny_run.make_session(run, world, saved)
     for _ in range(6):
         play_round(s)
-    twelve = tiny_run.play(run, 12)
+    twelve = tiny_run.play_rounds(run, 12)
     assert twelve[P] > 0
-    assert tiny_run.same(tiny_run.told(s), twelve)
+    assert tiny_run.is_equal(tiny_run.gather_owner_state(s), twelve)
 
 
 def test_it_travels_to_the_team_of_g(pool):
-    run = tiny_run.run(*BOTH, GROWING, "strategy=async")
+    run = tiny_run.make_run(*BOTH, GROWING, "strategy=async")
 
     def job(world):
-        s = tiny_run.session(run, world)
+        s = tiny_run.make_session(run, world)
         for _ in range(14):
             play_round(s)
-        s.role.settle()
-        return kept_of(tiny_run.state(s)), s.game.d in s.role.moves
+        s.role.drain()
+        return kept_of(tiny_run.session_state(s)), s.game.d in s.role.trained_players
 
     (of_g, moves), (of_d, does) = pool(2, job)
     assert (moves, does) == (False, True)
     assert of_d[P] > 0
-    assert tiny_run.same(of_g, of_d)
+    assert tiny_run.is_equal(of_g, of_d)
 
 
 def test_it_goes_with_a_past_d():
-    s = tiny_run.session(tiny_run.run(*BOTH, GROWING, "strategy=async", "strategy.critic_lags=[1]"))
+    s = tiny_run.make_session(tiny_run.make_run(*BOTH, GROWING, "strategy=async", "strategy.critic_lags=[1]"))
     seen = []
     for _ in range(14):
         play_round(s)
-        critic = s.role.past[1]
-        seen.append((float(found_in(critic.net).chance.p), float(found_in(s.game.d.net).chance.p)))
+        critic = s.role.replay_state[1]
+        seen.append(
+            (float(state_of(critic.net).augment_probability.p), float(state_of(s.game.d.net).augment_probability.p))
+        )
     assert any(0 < past < now for past, now in seen)
 
 
 def test_it_is_no_part_of_the_model(tmp_path):
-    run = tiny_run.run(*BOTH)
-    s = tiny_run.session(run)
+    run = tiny_run.make_run(*BOTH)
+    s = tiny_run.make_session(run)
     play_round(s)
     save_model(tmp_path, s.game.g.net, s.game.d.net, {})
-    run, images = resolve(run, tiny_run.images()), tiny_run.images()
-    fresh = build_nets(run, spec_of(run, images), s.world.device).d
-    whole(tmp_path).fill(fresh, "discriminator")
-    assert tiny_run.same(fresh.state_dict(), without(s.game.d.net.state_dict()))
+    run, images = resolve(run, tiny_run.make_dataset()), tiny_run.make_dataset()
+    fresh = build_networks(run, make_spec(run, images), s.world.device).d
+    read_consistent(tmp_path).load_into(fresh, "discriminator")
+    assert tiny_run.is_equal(fresh.state_dict(), strip_objective_state(s.game.d.net.state_dict()))
 
 
 @pytest.mark.filterwarnings("default")  # of the compiler, about itself
 def test_it_moves_with_a_compiled_d():
-    s = tiny_run.session(tiny_run.run(*BOTH))
+    s = tiny_run.make_session(tiny_run.make_run(*BOTH))
     s.game.d.net.compile(backend="eager")
     for _ in range(2):
         play_round(s)
-    assert found_in(s.game.d.net).chance.signs[1] == 32
+    assert state_of(s.game.d.net).augment_probability.sign_stats[1] == 32
 
 
 @pytest.mark.parametrize("strategy", ["gossip", "sync"])
 def test_ranks_resume_what_each_of_them_keeps(pool, strategy, tmp_path):
-    run = tiny_run.run(*BOTH, GROWING, "objective.augment.kimg=1", f"strategy={strategy}")
+    run = tiny_run.make_run(*BOTH, GROWING, "objective.augment.kimg=1", f"strategy={strategy}")
 
     def job(world):
-        saved, _ = tiny_run.saved(run, 5, world, tmp_path)
-        s = tiny_run.session(run, world, saved)
+        saved, _ = tiny_run.save_after(run, 5, world, tmp_path)
+        s = tiny_run.make_session(run, world, saved)
         for _ in range(4):
             play_round(s)
-        straight = tiny_run.play(run, 9, world)
-        return tiny_run.same(tiny_run.told(s), straight), straight[P]
+        straight = tiny_run.play_rounds(run, 9, world)
+        return tiny_run.is_equal(tiny_run.gather_owner_state(s), straight), straight[P]
 
     for same, p in pool(2, job):
         assert same
-        assert p == pytest.approx(2 * INTERVAL * 16 / 1000)
+        assert p == pytest.approx(2 * UPDATE_INTERVAL_STEPS * 16 / 1000)
 
 
 class OwnG(torch.nn.Module):
@@ -211,11 +225,11 @@ class OwnD(torch.nn.Module):
 
     def forward(self, x, y):
         said = self.layer(x.flatten(1))
-        return Verdict(said[:, :2], said[:, 2:] if self.classes else None)
+        return DiscriminatorOutput(said[:, :2], said[:, 2:] if self.classes else None)
 
 
 def manager(**objective):
-    data = pg.Data(path="digits")
+    data = pg.DataOptions(path="digits")
     config = pg.Config(data=data, max_steps=5, latent=8, objective=Adversarial(**objective))
     return pg.ScalingManager(config=config, bs=16, num_workers=4)
 
@@ -226,10 +240,10 @@ def test_a_d_of_ones_own_has_a_classifier_and_what_is_kept():
         for _ in range(5):
             scale_mgr.train(gan)
         session = scale_mgr._session
-    assert session.run.device.one_call is False
-    assert found_in(session.game.d.net).chance.p > 0
+    assert session.run.device.concat_real_fake is False
+    assert state_of(session.game.d.net).augment_probability.p > 0
 
 
 def test_a_d_of_ones_own_that_says_too_little_is_refused_before_it_is_trained():
-    with manager(classifier=1.0) as scale_mgr, pytest.raises(Unusable, match="this D gives no classes"):
+    with manager(classifier=1.0) as scale_mgr, pytest.raises(UsageError, match="this D gives no classes"):
         scale_mgr.train(pg.Estimator(OwnG(), OwnD(classes=0)))

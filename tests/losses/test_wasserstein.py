@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.comm.exchange import Local
+from paragan.comm.exchange import NoExchange
 from paragan.comm.world import World
-from paragan.core.rng import Draw
+from paragan.core.rng import LaneRng
 from paragan.core.types import Batch
 from paragan.game.player import Player
-from paragan.game.turn import Turn, play
+from paragan.game.turn import Turn, play_turns
 from paragan.losses.adversarial import Adversarial
 from paragan.optim.optimizers import SGD, Adam
 
@@ -28,12 +28,14 @@ both = pytest.mark.parametrize("objective", [PENALISED, CLIPPED], ids=["penalise
 
 def cloud(at: float, step: int, stream: str, n: int = 256) -> Batch:
     """[n, 2] points around at * DIRECTION, in no order of their own."""
-    draw = Draw(seed=0, position=step, lanes=(0,), per_lane=n)
+    draw = LaneRng(seed=0, position=step, lanes=(0,), per_lane=n)
     return Batch(draw.normal(stream, 2) * 0.5 + at * DIRECTION, None, draw)
 
 
 def step_of(player: Player, loss, hand: Batch, step: int) -> None:
-    play((Turn(player, loss, Local(), World.solo().everyone),), [hand], step, images=step, moved=1)
+    play_turns(
+        (Turn(player, loss, NoExchange(), World.solo().all_ranks),), [hand], step, total_images=step, new_images=1
+    )
 
 
 def critic(objective: Adversarial, real: float, fake: float, steps: int = 300) -> nn.Module:
@@ -41,7 +43,7 @@ def critic(objective: Adversarial, real: float, fake: float, steps: int = 300) -
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 32), nn.Softplus(), nn.Linear(32, 32), nn.Softplus(), nn.Linear(32, 1))
     optimizer, fall = Adam(lr=1e-2, betas=(0.5, 0.9)), lambda step: 1 - step / steps
-    d = Player("D", net, optimizer.build, rate=fall, bound=objective.clip or None)
+    d = Player("D", net, optimizer.build, lr_factor=fall, weight_clip=objective.clip or None)
     for step in range(steps):
         loss = lambda hand, step: objective.discriminator(  # noqa: E731
             lambda x, y: net(x).squeeze(1), hand, cloud(fake, step, "fake"), step
@@ -101,7 +103,7 @@ def test_a_step_of_g_goes_straight_to_the_reals(objective, real, fake):
     critical = lambda x, y: net(x).squeeze(1)  # noqa: E731
 
     def loss(hand, step):
-        made = Batch(g(cloud(0.0, step, "fake").images), None, hand.draw)
+        made = Batch(g(cloud(0.0, step, "fake").images), None, hand.rng)
         return objective.generator(critical, made, hand, step)
 
     before = torch.dist(g.by, real * DIRECTION)

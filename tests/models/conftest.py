@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paragan.models.model import begin_per_label, model_config, part, save_model
-from paragan.models.sampler import Prior
+from paragan.models.model import init_per_label_model, label_dir, make_model_config, save_model
+from paragan.models.sampler import LabelPrior
 from paragan.nets import DCGAN, BigGAN, Spec
 from paragan.nets.attention import SelfAttention
 
@@ -24,7 +24,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
             layer.running_mean.normal_()
             layer.running_var.uniform_(0.5, 2)
     folder = tmp_path_factory.mktemp("small") / "biggan"
-    save_model(folder, g, d, model_config(nets, spec, Prior((0.5, 0.3, 0.2)), ["ant", "bee", "cat"], kimg=1.0))
+    save_model(
+        folder, g, d, make_model_config(nets, spec, LabelPrior((0.5, 0.3, 0.2)), ["ant", "bee", "cat"], kimg=1.0)
+    )
     return folder
 
 
@@ -32,9 +34,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def per_label(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model with a generator for each of two labels, at 8 px."""
     folder, nets = tmp_path_factory.mktemp("labels") / "model", DCGAN(width=4, latent=6)
-    begin_per_label(folder, Spec(8, 1, 2), Prior((0.5, 0.5)), ["a", "b"])
+    init_per_label_model(folder, Spec(8, 1, 2), LabelPrior((0.5, 0.5)), ["a", "b"])
     for label in range(2):
         torch.manual_seed(label)
-        config = model_config(nets, Spec(8, 1), Prior(()), (), kimg=0.1, batch_norm="none")
-        save_model(part(folder, label), nets.generator(Spec(8, 1)), None, config)
+        config = make_model_config(nets, Spec(8, 1), LabelPrior(()), (), kimg=0.1, batch_norm="none")
+        save_model(label_dir(folder, label), nets.generator(Spec(8, 1)), None, config)
     return folder

@@ -11,10 +11,10 @@ import torch
 import yaml
 
 import paragan
-from paragan.core.errors import Unusable
-from paragan.core.jsonl import Records
-from paragan.models.model_card import card
-from processes import call, refused
+from paragan.core.errors import UsageError
+from paragan.core.jsonl import JsonlFile
+from paragan.models.model_card import make_model_card
+from processes import run_cli, usage_error
 
 
 def test_sample_is_by_seed_and_place(small):
@@ -28,7 +28,7 @@ def test_sample_is_by_seed_and_place(small):
     )
     assert isinstance(model.g, torch.nn.Module)
     assert model.to("cpu").sampler.device == torch.device("cpu")
-    with pytest.raises(Unusable, match="there is no class 'dog'"):
+    with pytest.raises(UsageError, match="there is no class 'dog'"):
         model.sample(1, labels=["dog"])
 
 
@@ -41,7 +41,7 @@ def test_it_is_found_in_run_best_model_and_file(finished, tmp_path):
 
 
 def test_an_export_tells_what_it_is(finished, tmp_path):
-    assert call("export", finished, "--out", tmp_path / "out").status == 0
+    assert run_cli("export", finished, "--out", tmp_path / "out").status == 0
     there = {path.name for path in (tmp_path / "out").iterdir()}
     assert there == {"model.safetensors", "config.json", "README.md", "samples.png"}
     np.testing.assert_array_equal(paragan.load(tmp_path / "out").sample(3), paragan.load(finished).sample(3))
@@ -53,23 +53,23 @@ def test_an_export_tells_what_it_is(finished, tmp_path):
     assert about["model-index"][0]["results"][0]["metrics"][0]["value"] == rows[-1]["value"]
     assert rows[-1]["fingerprint"] in text
     assert "paragan.load(" in text
-    assert "has files in it" in refused("export", finished, "--out", tmp_path / "out")
+    assert "has files in it" in usage_error("export", finished, "--out", tmp_path / "out")
 
 
 def test_a_card_has_the_scores_of_its_own_moment(small, tmp_path):
     shutil.copytree(small, tmp_path / "run" / "model")
-    records = Records(tmp_path / "run" / "metrics.jsonl")
+    records = JsonlFile(tmp_path / "run" / "metrics.jsonl")
     for kimg, value in ((0.5, 9.0), (1.0, 8.0), (1.0, 7.0), (2.0, 6.0)):
         records.append(
             {"name": "fd_pixels", "value": value, "kimg": kimg, "protocol": {"count": 5}, "fingerprint": "f"}
         )
-    text = card(paragan.load(tmp_path / "run"))
+    text = make_model_card(paragan.load(tmp_path / "run"))
     assert "| `fd_pixels` | 7 | `f` | count=5 |" in text
     assert "| 9 |" not in text
 
 
 def test_a_model_per_label_travels_too(per_label, tmp_path):
-    assert "with 2 generators" in call("export", per_label, "--out", tmp_path / "out").out
+    assert "with 2 generators" in run_cli("export", per_label, "--out", tmp_path / "out").out
     np.testing.assert_array_equal(paragan.load(tmp_path / "out").sample(5), paragan.load(per_label).sample(5))
 
 
@@ -85,13 +85,13 @@ def test_hub_folders(small, tmp_path):
 
 def test_what_is_no_model_is_refused(small, tmp_path):
     (tmp_path / "model.pkl").write_bytes(b"")
-    with pytest.raises(Unusable, match="pickles are refused"):
+    with pytest.raises(UsageError, match="pickles are refused"):
         paragan.load(tmp_path / "model.pkl")
     config = json.loads((small / "config.json").read_text())
     config["net"]["width"] = 8
     shutil.copytree(small, tmp_path / "other")
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(Unusable, match="another architecture"):
+    with pytest.raises(UsageError, match="another architecture"):
         paragan.load(tmp_path / "other")
 
 
@@ -126,7 +126,7 @@ def test_a_configuration_that_cannot_be_names_its_file(change, what, small, tmp_
     shutil.copytree(small, tmp_path / "other")
     config = json.loads((small / "config.json").read_text()) | change
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
-    line = refused("sample", tmp_path / "other", "--out", tmp_path / "a.png")
+    line = usage_error("sample", tmp_path / "other", "--out", tmp_path / "a.png")
     assert what in line
     assert str(tmp_path / "other") in line
 
@@ -135,4 +135,6 @@ def test_a_configuration_that_cannot_be_names_its_file(change, what, small, tmp_
 def test_what_is_no_configuration_names_its_file(text, small, tmp_path):
     shutil.copytree(small, tmp_path / "other")
     (tmp_path / "other" / "config.json").write_bytes(text)
-    assert f"{tmp_path / 'other'}/config.json cannot be read" in refused("sample", tmp_path / "other", "--out=a.png")
+    assert f"{tmp_path / 'other'}/config.json cannot be read" in usage_error(
+        "sample", tmp_path / "other", "--out=a.png"
+    )

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import paragan
-from paragan.core.errors import Failed, Unusable
+from paragan.core.errors import RunError, UsageError
 from paragan.models import export_graph
-from paragan.models.export_graph import write_graphs
-from processes import call, refused
+from paragan.models.export_graph import export_graphs
+from processes import run_cli, usage_error
 
 
 def test_onnx_makes_the_images_of_the_network(small, tmp_path):
     import onnxruntime
 
-    said = call("export", small, "--format", "onnx", "--out", tmp_path / "g.onnx")
+    said = run_cli("export", small, "--format", "onnx", "--out", tmp_path / "g.onnx")
     assert said.status == 0, said
     session = onnxruntime.InferenceSession(tmp_path / "g.onnx")
     z, y = np.random.default_rng(0).standard_normal((7, 8), np.float32), np.arange(7) % 3
@@ -32,14 +32,14 @@ def test_onnx_makes_the_images_of_the_network(small, tmp_path):
     assert about["classes"] == ["ant", "bee", "cat"]
     assert [path.name for path in tmp_path.iterdir()] == ["g.onnx"]  # one file, nothing beside it
     there = (tmp_path / "g.onnx").read_bytes()
-    assert "g.onnx exists already" in refused("export", small, "--format", "onnx", "--out", tmp_path / "g.onnx")
+    assert "g.onnx exists already" in usage_error("export", small, "--format", "onnx", "--out", tmp_path / "g.onnx")
     assert (tmp_path / "g.onnx").read_bytes() == there
 
 
 def test_pt2_makes_the_images_of_the_network(small, tmp_path):
     model = paragan.load(small)
     before = model.sample(2)
-    write_graphs(model, "torch-export", tmp_path / "g.pt2")
+    export_graphs(model, "torch-export", tmp_path / "g.pt2")
     z, y = torch.randn(7, 8), torch.arange(7) % 3
     with torch.no_grad():
         made, wanted = torch.export.load(tmp_path / "g.pt2").module()(z, y), model.g(z, y)
@@ -53,29 +53,29 @@ def test_a_graph_that_computes_something_else_is_no_success(small, tmp_path, mon
         ran = pt2(path)
         return lambda *given: ran(*given) + 1e-3
 
-    pt2 = export_graph._pt2
-    monkeypatch.setattr(export_graph, "_pt2", wrong)
-    with pytest.raises(Failed, match=r"1 images are 0.001 from the network's"):
-        write_graphs(paragan.load(small), "torch-export", tmp_path / "g.pt2")
+    pt2 = export_graph._load_pt2
+    monkeypatch.setattr(export_graph, "_load_pt2", wrong)
+    with pytest.raises(RunError, match=r"1 images are 0.001 from the network's"):
+        export_graphs(paragan.load(small), "torch-export", tmp_path / "g.pt2")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_generator_for_every_label_is_a_graph_each(per_label, tmp_path):
-    said = call("export", per_label, "--format=torch-export", "--out", tmp_path / "graphs")
+    said = run_cli("export", per_label, "--format=torch-export", "--out", tmp_path / "graphs")
     assert said.out.startswith("2 graphs in ")
     z, model = torch.randn(3, 6), paragan.load(per_label)
     for label in range(2):
         made = torch.export.load(tmp_path / "graphs" / f"{label:04d}.pt2").module()(z)
-        torch.testing.assert_close(made, model.sampler.of(label).g(z, None), atol=1e-4, rtol=0)
-    assert "name a new folder" in refused("export", per_label, "--format=onnx", "--out", tmp_path / "g.onnx")
-    with pytest.raises(Unusable, match="generator for every label"):
+        torch.testing.assert_close(made, model.sampler.for_label(label).g(z, None), atol=1e-4, rtol=0)
+    assert "name a new folder" in usage_error("export", per_label, "--format=onnx", "--out", tmp_path / "g.onnx")
+    with pytest.raises(UsageError, match="generator for every label"):
         _ = model.g
 
 
 def test_refusals(small, tmp_path, monkeypatch):
-    assert "named ....onnx" in refused("export", small, "--format", "onnx", "--out", tmp_path / "folder")
-    assert "--out" in refused("export", small, "--format", "onnx")
-    assert "leave --format out" in refused("export", small, "--format", "onnx", "--push", "a/b")
+    assert "named ....onnx" in usage_error("export", small, "--format", "onnx", "--out", tmp_path / "folder")
+    assert "--out" in usage_error("export", small, "--format", "onnx")
+    assert "leave --format out" in usage_error("export", small, "--format", "onnx", "--push", "a/b")
     real = builtins.__import__
 
     def without(name, *more):
@@ -84,5 +84,5 @@ def test_refusals(small, tmp_path, monkeypatch):
         return real(name, *more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(Unusable, match=r"needs onnxscript: pip install 'paragan\[onnx\]'"):
-        write_graphs(paragan.load(small), "onnx", tmp_path / "g.onnx")
+    with pytest.raises(UsageError, match=r"needs onnxscript: pip install 'paragan\[onnx\]'"):
+        export_graphs(paragan.load(small), "onnx", tmp_path / "g.onnx")

@@ -14,36 +14,39 @@ from torch import Tensor
 
 import paragan
 from models import reference_models as theirs
-from models.reference_models import Theirs
-from paragan.core.errors import Unusable
+from models.reference_models import ReferenceConfig
+from paragan.core.errors import UsageError
 from paragan.core.schema import to_yaml
-from paragan.models.import_weights import bring
-from paragan.models.layer_names import LIBRARIES, neutral
-from paragan.models.model_files import whole
-from processes import call, refused
+from paragan.models.import_weights import import_weights
+from paragan.models.layer_names import LIBRARIES, translate_names
+from paragan.models.model_files import read_consistent
+from processes import run_cli, usage_error
 
 KINDS = {  # what is imported: its family here
-    "biggan": (Theirs("biggan-pytorch", 32, 4, 7, 12), "biggan"),
-    "biggan-128": (Theirs("biggan-pytorch", 128, 8, 3, 24, attention=(3, 0)), "biggan"),
-    "biggan-64-own": (Theirs("biggan-pytorch", 64, 4, 3, 9, kind="own", attention=(-1, -1)), "sagan"),
-    "biggan-own": (Theirs("biggan-pytorch", 32, 4, 3, 9, kind="own", attention=(-1, -1)), "sagan"),
-    "biggan-plain": (Theirs("biggan-pytorch", 32, 4, 7, 12, spectral=False, attention=(-1, -1)), "biggan"),
-    "studiogan-biggan": (Theirs("studiogan", 32, 4, 7, 12), "biggan"),
-    "studiogan-biggan-128": (Theirs("studiogan", 128, 8, 3, 24, attention=(3, 0)), "biggan"),
-    "studiogan-contragan": (Theirs("studiogan", 32, 4, 7, 12, head="2C"), "contragan"),
-    "studiogan-sagan": (Theirs("studiogan", 32, 4, 7, 9, kind="own"), "sagan"),
-    "studiogan-sagan-128": (Theirs("studiogan", 128, 8, 3, 9, kind="own", attention=(3, 0)), "sagan"),
-    "studiogan-acgan": (Theirs("studiogan", 64, 8, 3, 9, kind="own", head="AC", attention=(2, 0)), "sagan"),
-    "studiogan-sngan": (Theirs("studiogan", 32, 4, 7, 9, "own", "PD", (-1, -1), False), "sngan"),
-    "studiogan-sngan-128": (Theirs("studiogan", 128, 2, 3, 9, "own", "PD", (-1, -1), False), "sngan"),
-    "studiogan-sngan-alone": (Theirs("studiogan", 32, 4, 0, 9, "none", "W/O", (-1, -1), False), "sngan"),
+    "biggan": (ReferenceConfig("biggan-pytorch", 32, 4, 7, 12), "biggan"),
+    "biggan-128": (ReferenceConfig("biggan-pytorch", 128, 8, 3, 24, attention=(3, 0)), "biggan"),
+    "biggan-64-own": (ReferenceConfig("biggan-pytorch", 64, 4, 3, 9, conditioning="own", attention=(-1, -1)), "sagan"),
+    "biggan-own": (ReferenceConfig("biggan-pytorch", 32, 4, 3, 9, conditioning="own", attention=(-1, -1)), "sagan"),
+    "biggan-plain": (ReferenceConfig("biggan-pytorch", 32, 4, 7, 12, spectral=False, attention=(-1, -1)), "biggan"),
+    "studiogan-biggan": (ReferenceConfig("studiogan", 32, 4, 7, 12), "biggan"),
+    "studiogan-biggan-128": (ReferenceConfig("studiogan", 128, 8, 3, 24, attention=(3, 0)), "biggan"),
+    "studiogan-contragan": (ReferenceConfig("studiogan", 32, 4, 7, 12, head="2C"), "contragan"),
+    "studiogan-sagan": (ReferenceConfig("studiogan", 32, 4, 7, 9, conditioning="own"), "sagan"),
+    "studiogan-sagan-128": (ReferenceConfig("studiogan", 128, 8, 3, 9, conditioning="own", attention=(3, 0)), "sagan"),
+    "studiogan-acgan": (
+        ReferenceConfig("studiogan", 64, 8, 3, 9, conditioning="own", head="AC", attention=(2, 0)),
+        "sagan",
+    ),
+    "studiogan-sngan": (ReferenceConfig("studiogan", 32, 4, 7, 9, "own", "PD", (-1, -1), False), "sngan"),
+    "studiogan-sngan-128": (ReferenceConfig("studiogan", 128, 2, 3, 9, "own", "PD", (-1, -1), False), "sngan"),
+    "studiogan-sngan-alone": (ReferenceConfig("studiogan", 32, 4, 0, 9, "none", "W/O", (-1, -1), False), "sngan"),
 }
 
 
-def write(folder, of: Theirs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def write(folder, of: ReferenceConfig) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """g.pth and d.pth; what is in them."""
-    g, d = theirs.generator(of), theirs.discriminator(of)
-    torch.save(g if of.big else {"state_dict": g, "step": 100, "run_name": "x"}, folder / "g.pth")
+    g, d = theirs.make_generator_state(of), theirs.make_discriminator_state(of)
+    torch.save(g if of.is_biggan else {"state_dict": g, "step": 100, "run_name": "x"}, folder / "g.pth")
     torch.save({f"module.{name}": value for name, value in d.items()}, folder / "d.pth")
     return g, d
 
@@ -53,15 +56,19 @@ def write(folder, of: Theirs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 def test_images_and_verdicts_are_equal(tmp_path, kind):
     of, family = KINDS[kind]
     g, d = write(tmp_path, of)
-    model = bring(tmp_path / "g.pth", of.library, tmp_path / "out", tmp_path / "d.pth")
-    assert (model.config["net"]["name"], model.spec.resolution, model.spec.classes) == (family, of.size, of.classes)
+    model = import_weights(tmp_path / "g.pth", of.library, tmp_path / "out", tmp_path / "d.pth")
+    assert (model.config["net"]["name"], model.spec.resolution, model.spec.classes) == (
+        family,
+        of.resolution,
+        of.classes,
+    )
     g, d = doubled(g), doubled(d)
     z, y = torch.randn(3, of.latent, dtype=torch.float64), torch.randint(max(of.classes, 1), (3,))
-    wanted, made = theirs.images(of, g, z, y), model.sampler.g.double()(z, y)
+    wanted, made = theirs.generate(of, g, z, y), model.sampler.g.double()(z, y)
     assert wanted.std() > 0.1  # they say something, and are not all at the ends of tanh
     torch.testing.assert_close(made, wanted, atol=1e-5, rtol=1e-5)
     said = discriminator(tmp_path / "out", model).double()(wanted, y)
-    for name, value in theirs.verdict(of, d, wanted, y).items():
+    for name, value in theirs.discriminate(of, d, wanted, y).items():
         of_ours = said if isinstance(said, Tensor) else getattr(said, name)
         torch.testing.assert_close(of_ours, value, atol=1e-5, rtol=1e-5)
 
@@ -73,7 +80,7 @@ def doubled(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def discriminator(folder, model):
     nets = paragan.config.build(paragan.nets.Nets, model.config["net"])
     d = nets.discriminator(model.spec).eval()
-    whole(folder).fill(d, "discriminator")
+    read_consistent(folder).load_into(d, "discriminator")
     return d
 
 
@@ -114,13 +121,13 @@ NAMES = {  # library, in D?: theirs -> ours
 @pytest.mark.parametrize("which", NAMES)
 def test_names(which):
     library, discriminator = which
-    assert neutral(NAMES[which], LIBRARIES[library], discriminator) == (NAMES[which], [])
+    assert translate_names(NAMES[which], LIBRARIES[library], discriminator) == (NAMES[which], [])
 
 
 # What is refused -------------------------------------------------------------------------------------
 
-OF = Theirs("biggan-pytorch", 32, 4, 3, 12, attention=(-1, -1))
-STUDIO = Theirs("studiogan", 32, 4, 3, 12)
+OF = ReferenceConfig("biggan-pytorch", 32, 4, 3, 12, attention=(-1, -1))
+STUDIO = ReferenceConfig("studiogan", 32, 4, 3, 12)
 
 
 class Code:
@@ -158,11 +165,11 @@ BAD = {  # what is done to a generator of BigGAN-PyTorch: what is said
 @pytest.mark.parametrize("kind", BAD)
 def test_what_cannot_be_imported_is_refused_by_name(tmp_path, kind, capsys):
     spoil, said = BAD[kind]
-    g = theirs.generator(OF)
+    g = theirs.make_generator_state(OF)
     spoil(g)
     torch.save(g, tmp_path / "g.pth")
-    with pytest.raises(Unusable, match=said):
-        bring(tmp_path / "g.pth", "biggan-pytorch", tmp_path / "out")
+    with pytest.raises(UsageError, match=said):
+        import_weights(tmp_path / "g.pth", "biggan-pytorch", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert "must not run" not in capsys.readouterr().out
 
@@ -172,8 +179,8 @@ def test_files_that_are_no_state_dicts(tmp_path):
     (tmp_path / "b.pkl").write_bytes(pickle.dumps({"weight": Code()}))
     torch.save([torch.ones(1)], tmp_path / "c.pth")
     for name, said in (("a.pth", "a.pth"), ("b.pkl", "could run code"), ("c.pth", "no named"), ("d.pth", "not exist")):
-        with pytest.raises(Unusable, match=said):
-            bring(tmp_path / name, "studiogan", tmp_path / "out")
+        with pytest.raises(UsageError, match=said):
+            import_weights(tmp_path / name, "studiogan", tmp_path / "out")
 
 
 @pytest.mark.parametrize("code", [b"\x80\x02\x86.", b"\x80\x02)Q.", b"\x80\x02K\x01K\x02s."])
@@ -183,39 +190,42 @@ def test_a_damaged_pickle_is_one_line(tmp_path, code):
     with zipfile.ZipFile(tmp_path / "whole.pth") as whole, zipfile.ZipFile(tmp_path / "a.pth", "w") as damaged:
         for name in whole.namelist():
             damaged.writestr(name, code if name.endswith("data.pkl") else whole.read(name))
-    with pytest.raises(Unusable, match="cannot be read as a state dict"):
-        bring(tmp_path / "a.pth", "studiogan", tmp_path / "out")
+    with pytest.raises(UsageError, match="cannot be read as a state dict"):
+        import_weights(tmp_path / "a.pth", "studiogan", tmp_path / "out")
 
 
 def test_attention_in_other_places_is_refused(tmp_path):
     write(tmp_path, dataclasses.replace(STUDIO, width=8, attention=(1, 1)))
-    with pytest.raises(Unusable, match="attention at 16 px in G and 8 px in D"):
-        bring(tmp_path / "g.pth", "studiogan", tmp_path / "out", tmp_path / "d.pth")
-    assert bring(tmp_path / "g.pth", "studiogan", tmp_path / "out").config["net"]["attention"] == 16
+    with pytest.raises(UsageError, match="attention at 16 px in G and 8 px in D"):
+        import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out", tmp_path / "d.pth")
+    assert import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out").config["net"]["attention"] == 16
 
 
 def test_a_wrong_family_or_library_is_refused(tmp_path):
     g, _ = write(tmp_path, STUDIO)
-    with pytest.raises(Unusable, match="--nets sngan does not fit"):
-        bring(tmp_path / "g.pth", "studiogan", tmp_path / "out", family="sngan")
-    with pytest.raises(Unusable, match="not of a generator of BigGAN-PyTorch"):
-        bring(tmp_path / "g.pth", "biggan-pytorch", tmp_path / "out")
-    with pytest.raises(Unusable, match="2 names, and the generator 3 classes"):
-        bring(tmp_path / "g.pth", "studiogan", tmp_path / "out", classes=["a", "b"])
+    with pytest.raises(UsageError, match="--nets sngan does not fit"):
+        import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out", family="sngan")
+    with pytest.raises(UsageError, match="not of a generator of BigGAN-PyTorch"):
+        import_weights(tmp_path / "g.pth", "biggan-pytorch", tmp_path / "out")
+    with pytest.raises(UsageError, match="2 names, and the generator 3 classes"):
+        import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out", classes=["a", "b"])
     safetensors.torch.save_file(g, tmp_path / "g.safetensors")
-    assert bring(tmp_path / "g.safetensors", "studiogan", tmp_path / "out", classes=["a", "b", "c"]).classes[2] == "c"
+    assert (
+        import_weights(tmp_path / "g.safetensors", "studiogan", tmp_path / "out", classes=["a", "b", "c"]).classes[2]
+        == "c"
+    )
 
 
 def test_batch_norm_in_d_is_refused(tmp_path):
     write(tmp_path, STUDIO)
     d = {"blocks.1.0.bn1.weight": torch.ones(8), "blocks.1.0.conv2d1.weight": torch.ones(8, 8, 3, 3)}
     torch.save(d, tmp_path / "d.pth")
-    with pytest.raises(Unusable, match="batch norm in the discriminator"):
-        bring(tmp_path / "g.pth", "studiogan", tmp_path / "out", tmp_path / "d.pth")
+    with pytest.raises(UsageError, match="batch norm in the discriminator"):
+        import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out", tmp_path / "d.pth")
 
 
 def test_standing_statistics_are_sums_over_batches(tmp_path):
-    g = theirs.generator(OF)
+    g = theirs.make_generator_state(OF)
     plain = bring_of(tmp_path, g, "plain")
     for name in [name for name in g if "stored" in name]:
         layer, _, which = name.rpartition(".")
@@ -227,21 +237,21 @@ def test_standing_statistics_are_sums_over_batches(tmp_path):
 
 def bring_of(folder, g, name):
     torch.save(g, folder / f"{name}.pth")
-    return bring(folder / f"{name}.pth", "biggan-pytorch", folder / name)
+    return import_weights(folder / f"{name}.pth", "biggan-pytorch", folder / name)
 
 
 def test_an_imported_model_is_one_of_ours(tmp_path):
     """Sampled, exported, and trained on."""
     write(tmp_path, dataclasses.replace(STUDIO, classes=10))
     line = ["import", tmp_path / "g.pth", "--from", "studiogan", "--discriminator", tmp_path / "d.pth"]
-    said = call(*line, "--out", tmp_path / "model")
+    said = run_cli(*line, "--out", tmp_path / "model")
     assert said.status == 0, said
     assert "biggan, 32 px, 10 classes" in said.out
-    assert call("sample", tmp_path / "model", "--labels=3,7", "--count=4", "--out", tmp_path / "a.png").status == 0
-    assert call("export", tmp_path / "model", "--out", tmp_path / "export").status == 0
-    assert "--data" in refused("eval", tmp_path / "model")
+    assert run_cli("sample", tmp_path / "model", "--labels=3,7", "--count=4", "--out", tmp_path / "a.png").status == 0
+    assert run_cli("export", tmp_path / "model", "--out", tmp_path / "export").status == 0
+    assert "--data" in usage_error("eval", tmp_path / "model")
     np.savez(tmp_path / "data.npz", images=paragan.load(tmp_path / "model").sample(20), labels=np.arange(20) % 10)
-    score = call("eval", tmp_path / "model", "--data", tmp_path / "data.npz", "--metrics=prdc", "--count=16")
+    score = run_cli("eval", tmp_path / "model", "--data", tmp_path / "data.npz", "--metrics=prdc", "--count=16")
     assert "precision_pixels" in score.out, score
     net = paragan.load(tmp_path / "model").config["net"]
     (tmp_path / "run.yaml").write_text(
@@ -249,6 +259,6 @@ def test_an_imported_model_is_one_of_ours(tmp_path):
     )
     train = ["train", tmp_path / "run.yaml", "--init-from", tmp_path / "model", "--kimg=0.004", "--run-dir"]
     quick = ["--evaluation.metrics=[]", "--output.tick_kimg=0.004", "--device.precision=float32"]
-    ended = call(*train, tmp_path / "run", *quick)
+    ended = run_cli(*train, tmp_path / "run", *quick)
     assert ended.status == 0, ended
-    assert "has files in it" in refused(*line, "--out", tmp_path / "model")
+    assert "has files in it" in usage_error(*line, "--out", tmp_path / "model")

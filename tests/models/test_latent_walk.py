@@ -21,12 +21,12 @@ from PIL import Image
 
 import paragan
 from browser import Browser
-from paragan.core.errors import Unusable
-from paragan.models.interpolation import blended, slerp
+from paragan.core.errors import UsageError
+from paragan.models.interpolation import blended_labels, slerp
 from paragan.models.latent_walk import walk
-from paragan.models.server import application
+from paragan.models.server import create_app
 from paragan.models.video import write_video
-from processes import call, refused
+from processes import run_cli, usage_error
 
 
 def test_slerp_is_an_arc():
@@ -51,7 +51,7 @@ def test_an_arc_keeps_length_and_pace():
 
 def test_a_walk_passes_through_its_samples_and_closes(small):
     model = paragan.load(small)
-    frames = walk(model, stops=3, steps=4, seed=5, labels=["ant", "cat"], truncation=0.7)
+    frames = walk(model, stops=3, frames_per_stop=4, seed=5, labels=["ant", "cat"], truncation=0.7)
     assert (frames.shape, frames.dtype) == ((12, 32, 32, 3), np.uint8)
     samples = model.sample(3, ["ant", "cat"], 0.7, 5)
     assert np.abs(frames[::4].astype(int) - samples).max() <= 1  # the arc ends where it began, up to rounding
@@ -64,12 +64,12 @@ def test_labels_blend_where_their_embeddings_do(small):
     sampler = paragan.load(small).sampler
     g = sampler.g
     z, ant, cat = torch.randn(2, 8), torch.tensor([0, 0]), torch.tensor([2, 2])
-    with blended(sampler, cat, torch.tensor([0.0, 1.0])):
+    with blended_labels(sampler, cat, torch.tensor([0.0, 1.0])):
         made = g(z, ant)
     torch.testing.assert_close(made[0], g(z, ant)[0])
     torch.testing.assert_close(made[1], g(z, cat)[1])
     half = g.conditions.shared.weight[[0, 2]].mean(0)
-    with blended(sampler, cat, torch.tensor([0.5, 0.5])):
+    with blended_labels(sampler, cat, torch.tensor([0.5, 0.5])):
         made = g(z, ant)
     g.conditions.shared.weight[0] = half
     torch.testing.assert_close(made, g(z, ant))
@@ -77,10 +77,10 @@ def test_labels_blend_where_their_embeddings_do(small):
 
 def test_labels_of_a_model_per_label_change_halfway(per_label):
     model = paragan.load(per_label)
-    frames = walk(model, stops=2, steps=4, seed=1, labels=["a", "b"])
+    frames = walk(model, stops=2, frames_per_stop=4, seed=1, labels=["a", "b"])
     samples = model.sample(2, ["a", "b"], seed=1)
     assert np.abs(frames[::4].astype(int) - samples).max() <= 1
-    alone = walk(model, stops=2, steps=4, seed=1, labels=["a"])
+    alone = walk(model, stops=2, frames_per_stop=4, seed=1, labels=["a"])
     np.testing.assert_array_equal(frames[:2], alone[:2])
     assert not np.array_equal(frames[2:4], alone[2:4])
 
@@ -88,7 +88,7 @@ def test_labels_of_a_model_per_label_change_halfway(per_label):
 @pytest.mark.parametrize("name", ["walk.gif", "walk.webp", "walk.mp4"])
 def test_videos(small, tmp_path, name):
     line = ["sample", small, "--video", tmp_path / name, "--seconds=1", "--fps=6", "--stops=3"]
-    assert call(*line).out == f"6 frames in {tmp_path / name}\n"
+    assert run_cli(*line).out == f"6 frames in {tmp_path / name}\n"
     if name.endswith("mp4"):
         frames = decoded(tmp_path / name, 256, 256)
         wanted = walk(paragan.load(small), 3, 2).repeat(8, axis=1).repeat(8, axis=2)
@@ -115,11 +115,11 @@ def test_grey_and_odd_frames(tmp_path):
 
 
 def test_refusals(small, tmp_path):
-    assert ".mp4, .gif, .webp" in refused("sample", small, "--video", tmp_path / "a.avi")
-    assert "--seconds" in refused("sample", small, "--video", tmp_path / "a.gif", "--seconds=0")
-    assert "a .gif shows at most 50" in refused("sample", small, "--video", tmp_path / "a.gif", "--fps=60")
-    assert "not allowed with" in refused("sample", small, "--video", "a.gif", "--out", "a.png")
-    with pytest.raises(Unusable, match="no class 'dog'"):
+    assert ".mp4, .gif, .webp" in usage_error("sample", small, "--video", tmp_path / "a.avi")
+    assert "--seconds" in usage_error("sample", small, "--video", tmp_path / "a.gif", "--seconds=0")
+    assert "a .gif shows at most 50" in usage_error("sample", small, "--video", tmp_path / "a.gif", "--fps=60")
+    assert "not allowed with" in usage_error("sample", small, "--video", "a.gif", "--out", "a.png")
+    with pytest.raises(UsageError, match="no class 'dog'"):
         walk(paragan.load(small), 2, 2, labels=["dog"])
 
 
@@ -140,7 +140,7 @@ def test_serve_answers_until_it_is_interrupted(small):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert "cannot be had" in refused("serve", small, f"--port={taken.getsockname()[1]}")
+        assert "cannot be had" in usage_error("serve", small, f"--port={taken.getsockname()[1]}")
 
 
 # The page ---------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_serve_answers_until_it_is_interrupted(small):
 def address(small):
     from werkzeug.serving import make_server
 
-    server = make_server("127.0.0.1", 0, application(paragan.load(small)))
+    server = make_server("127.0.0.1", 0, create_app(paragan.load(small)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -197,16 +197,16 @@ def test_seeds_are_whole_numbers_of_any_size(address, small):
 @pytest.mark.browser
 def test_sliders_say_where_they_stand(small, tmp_path):
     page = tmp_path / "page.html"
-    page.write_bytes(application(paragan.load(small)).test_client().get("/").data)
+    page.write_bytes(create_app(paragan.load(small)).test_client().get("/").data)
     with Browser() as browser:
         tab = browser.open(page, 390, 844)
-        assert tab.value("[...document.querySelectorAll('output')].map(one => one.value)") == ["1", "1", "0.5"]
+        assert tab.evaluate("[...document.querySelectorAll('output')].map(one => one.value)") == ["1", "1", "0.5"]
         for key in ("ArrowRight", "ArrowLeft", "ArrowLeft"):
-            tab.value("document.querySelector('[name=share]').focus()")
-            tab.press(key)
-        tab.until("document.querySelector('#between').querySelectorAll('output')[1].value == 0.48")
-        assert tab.value("document.querySelector('#sample output').value") == "1"
-        assert tab.value("document.documentElement.scrollWidth") <= 390
+            tab.evaluate("document.querySelector('[name=share]').focus()")
+            tab.press_key(key)
+        tab.wait_until("document.querySelector('#between').querySelectorAll('output')[1].value == 0.48")
+        assert tab.evaluate("document.querySelector('#sample output').value") == "1"
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 @pytest.mark.parametrize("query", ["sample?seed=1e3", f"sample?seed={2**63}", "sample?count=1.5", "between?a=inf"])
@@ -234,5 +234,5 @@ def test_the_page_says_what_is_wrong(address, query):
     [({"count": 0}, "count=0"), ({"count": 2, "seed": -1}, "seed=-1"), ({"count": 2, "labels": []}, "none are given")],
 )
 def test_what_python_asks_for_has_the_bounds_of_the_command_line(small, asked_for, says):
-    with pytest.raises(Unusable, match=says):
+    with pytest.raises(UsageError, match=says):
         paragan.load(small).sample(**asked_for)

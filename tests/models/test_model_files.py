@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import paragan
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.models import model_files
-from paragan.models.model import model_config, save_model
-from paragan.models.model_files import whole
-from paragan.models.sampler import Prior
+from paragan.models.model import make_model_config, save_model
+from paragan.models.model_files import read_consistent
+from paragan.models.sampler import LabelPrior
 from paragan.nets import DCGAN, Spec
 from paragan.train.callbacks import scoring
-from processes import refused
+from processes import usage_error
 
 NETS, SPEC = DCGAN(width=4, latent=6), Spec(8, 1)
 
@@ -27,7 +27,7 @@ def write(folder, seed):
     """What a checkpoint does to a folder; by the mean weight one can tell which."""
     torch.manual_seed(seed)
     pair = NETS.generator(SPEC), NETS.discriminator(SPEC)
-    save_model(folder, *pair, model_config(NETS, SPEC, Prior(()), (), kimg=float(seed), batch_norm="none"))
+    save_model(folder, *pair, make_model_config(NETS, SPEC, LabelPrior(()), (), kimg=float(seed), batch_norm="none"))
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_no_halves_of_two_while_a_writer_never_rests(model):
 
 
 def test_weights_of_another_model_are_refused_by_all(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(model_files, "REPLACED_S", 0.0)
+    monkeypatch.setattr(model_files, "REPLACE_TIMEOUT_S", 0.0)
     write(tmp_path / "other", 2)
     shutil.copy(tmp_path / "other" / "model.safetensors", model)
     start = time.monotonic()
@@ -85,7 +85,7 @@ def test_weights_of_another_model_are_refused_by_all(model, tmp_path, monkeypatc
         ("export", model, "--out", tmp_path / "out"),
         ("train", "digits", "--init-from", model, "--kimg=0.01", "--run-dir", tmp_path / "run"),
     ):
-        line = refused(*words)
+        line = usage_error(*words)
         assert f"{model} holds weights that config.json is not about" in line, line
     assert time.monotonic() - start < 30
     assert not (tmp_path / "out").exists()
@@ -95,10 +95,10 @@ def test_a_part_of_another_model_is_left_alone(model, tmp_path):
     """An export over a folder that had a discriminator, say."""
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"crc32": {"model": config["crc32"]["model"]}}))
-    assert set(whole(model).weights) == {"model"}
+    assert set(read_consistent(model).weights) == {"model"}
     del config["crc32"]  # of older ones, and of those who changed their weights by hand
     (model / "config.json").write_text(json.dumps(config))
-    assert set(whole(model).weights) == {"model", "discriminator"}
+    assert set(read_consistent(model).weights) == {"model", "discriminator"}
 
 
 class Two:
@@ -118,7 +118,7 @@ def test_ranks_score_one_model(model):
         loads.append(1)
         return paragan.load(model)
 
-    assert scoring.alike(Two("another", ""), load).kimg == 1
+    assert scoring.load_same_model(Two("another", ""), load).kimg == 1
     assert len(loads) == 2
-    with pytest.raises(Unusable, match="another model on every rank"):
-        scoring.alike(Two(*["another"] * scoring.TRIES), load)
+    with pytest.raises(UsageError, match="another model on every rank"):
+        scoring.load_same_model(Two(*["another"] * scoring.MAX_READ_ATTEMPTS), load)

@@ -4,20 +4,20 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.nets import Spec
-from paragan.nets.attention import SelfAttention, attend, need_attention
-from paragan.nets.conditioning import Mapped, Shared
-from paragan.nets.discriminator_heads import Classifier, Contrastive, Projection, head
-from paragan.nets.layers import Layers
+from paragan.nets.attention import SelfAttention, check_attention, dot_product_attention
+from paragan.nets.conditioning import LabelMap, SharedEmbedding
+from paragan.nets.discriminator_heads import ClassifierHead, ContrastiveHead, ProjectionHead, make_head
+from paragan.nets.layers import LayerFactory
 
-LAYERS = Layers(nn.init.xavier_uniform_)
+LAYERS = LayerFactory(nn.init.xavier_uniform_)
 
 
 def test_projection_adds_the_product_with_the_classs_vector():
     torch.manual_seed(0)
-    layer, features, y = head("projection", 5, 3, LAYERS), torch.randn(4, 5), torch.tensor([2, 0, 1, 2])
-    assert isinstance(layer, Projection)
+    layer, features, y = make_head("projection", 5, 3, LAYERS), torch.randn(4, 5), torch.tensor([2, 0, 1, 2])
+    assert isinstance(layer, ProjectionHead)
     expected = [
         layer.linear.weight[0] @ f + layer.linear.bias[0] + layer.embedding.weight[k] @ f for f, k in zip(features, y)
     ]
@@ -26,8 +26,8 @@ def test_projection_adds_the_product_with_the_classs_vector():
 
 def test_classifier_says_how_real_and_which():
     torch.manual_seed(0)
-    layer, features = head("classifier", 5, 3, LAYERS), torch.randn(4, 5)
-    assert isinstance(layer, Classifier)
+    layer, features = make_head("classifier", 5, 3, LAYERS), torch.randn(4, 5)
+    assert isinstance(layer, ClassifierHead)
     logits, classes, *others = layer(features, None)
     torch.testing.assert_close(logits, layer.linear(features)[:, 0])
     torch.testing.assert_close(classes, features @ layer.classes.weight.T)
@@ -37,9 +37,9 @@ def test_classifier_says_how_real_and_which():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_contrastive_points_lie_on_the_sphere(dtype):
     torch.manual_seed(0)
-    layer, y = head("contrastive", 5, 3, LAYERS, 7), torch.tensor([2, 0, 1, 2])
+    layer, y = make_head("contrastive", 5, 3, LAYERS, 7), torch.tensor([2, 0, 1, 2])
     features = torch.randn(4, 5, dtype=dtype)
-    assert isinstance(layer, Contrastive)
+    assert isinstance(layer, ContrastiveHead)
     logits, classes, embedding, proxies = layer.to(dtype)(features, y)
     assert classes is None
     wide = torch.promote_types(dtype, torch.float32)
@@ -76,37 +76,37 @@ def test_attention_may_be_differentiated_twice(width):
     torch.manual_seed(0)
     sizes = ((4, 2), (3, 2), (3, width))
     inputs = [torch.randn(2, 1, *size, dtype=torch.float64, requires_grad=True) for size in sizes]
-    assert torch.autograd.gradcheck(attend, inputs)
-    assert torch.autograd.gradgradcheck(attend, inputs)
+    assert torch.autograd.gradcheck(dot_product_attention, inputs)
+    assert torch.autograd.gradgradcheck(dot_product_attention, inputs)
 
 
 def test_attention_has_eight_channels_or_is_refused():
-    need_attention(16, Spec(32, 3), (4, 4, 8, 4), (8, 4, 4))
-    need_attention(0, Spec(32, 3), (1, 1, 1, 1), (1, 1, 1))
-    with pytest.raises(Unusable, match=r"nets.d_width: gives 4 channels to attention at 8 px"):
-        need_attention(8, Spec(32, 3), (8, 8, 8, 8), (8, 4, 4))
+    check_attention(16, Spec(32, 3), (4, 4, 8, 4), (8, 4, 4))
+    check_attention(0, Spec(32, 3), (1, 1, 1, 1), (1, 1, 1))
+    with pytest.raises(UsageError, match=r"nets.d_width: gives 4 channels to attention at 8 px"):
+        check_attention(8, Spec(32, 3), (8, 8, 8, 8), (8, 4, 4))
 
 
 def test_every_block_sees_its_part_of_z_beside_the_class():
     shared, y = nn.Embedding(3, 2), torch.tensor([1, 2])
     z = torch.arange(24.0).view(2, 12)
     label = shared(y)
-    first, seen = Shared("batch_norm", 12, 4, shared)(z, y)
+    first, seen = SharedEmbedding("batch_norm", 12, 4, shared)(z, y)
     assert torch.equal(first, z[:, :3])
     parts = [z[:, 3:6], z[:, 6:9], z[:, 9:]]
     assert all(torch.equal(a, torch.cat([b, label], 1)) for a, b in zip(seen, parts, strict=True))
-    first, seen = Shared("concat", 12, 4, shared)(z, y)
+    first, seen = SharedEmbedding("concat", 12, 4, shared)(z, y)
     assert torch.equal(first, torch.cat([z[:, :3], label], 1))
     assert all(torch.equal(a, b) for a, b in zip(seen, parts, strict=True))
-    whole = Shared("batch_norm", 12, 1, shared)
+    whole = SharedEmbedding("batch_norm", 12, 1, shared)
     first, seen = whole(z, y)
     assert torch.equal(first, torch.cat([z, label], 1))
     assert torch.equal(next(iter(seen)), first)
-    assert (whole.inputs, whole.length) == (14, 14)
+    assert (whole.out_features, whole.norm_features) == (14, 14)
 
 
 def test_a_map_of_the_class_stands_beside_the_image():
-    layer, x, y = Mapped(3), torch.randn(2, 3, 16, 16), torch.tensor([2, 0])
+    layer, x, y = LabelMap(3), torch.randn(2, 3, 16, 16), torch.tensor([2, 0])
     out = layer(x, y)
     assert torch.equal(out[:, :3], x)
     assert torch.equal(out[:, 3, ::2, ::2], layer.embedding(y).view(2, 8, 8))

@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.nets.lane_batch_norm import (
     ConditionalBatchNorm2d,
     LaneBatchNorm,
     LaneBatchNorm1d,
     LaneBatchNorm2d,
     LaneBatchNorm3d,
-    VectorBatchNorm2d,
-    convert,
+    LinearConditionalBatchNorm2d,
+    convert_batch_norm,
 )
 
 KINDS = [
@@ -89,7 +89,7 @@ def test_settle_applies_the_mean_over_groups_once():
     ours(x[4:])
     mean = torch.stack([part.mean((0, 2, 3)) for part in x.split(4)]).mean(0)
     var = torch.stack([part.var((0, 2, 3)) for part in x.split(4)]).mean(0)
-    ours.settle()
+    ours.apply_moments()
     torch.testing.assert_close(ours.running_mean, 0.1 * mean)
     torch.testing.assert_close(ours.running_var, 0.9 + 0.1 * var)
     assert ours.num_batches_tracked == 1
@@ -101,7 +101,7 @@ def test_settle_of_one_group_is_torchs_update():
     ours.tracking = True
     for _ in range(5):
         x = torch.randn(12, 3, 4, 4)
-        ours(x), theirs(x), ours.settle()
+        ours(x), theirs(x), ours.apply_moments()
     for key, value in theirs.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[key], value)
 
@@ -110,7 +110,7 @@ def test_settle_without_moments_changes_nothing():
     for momentum in (0.1, None):
         norm = LaneBatchNorm2d(3, momentum=momentum)
         before = copy.deepcopy(norm.state_dict())
-        norm.settle()
+        norm.apply_moments()
         assert all(torch.equal(before[key], value) for key, value in norm.state_dict().items())
 
 
@@ -120,7 +120,7 @@ def test_momentum_none_is_the_cumulative_average():
     steps = torch.randn(5, 8, 3)
     for x in steps:
         norm(x)
-        norm.settle()
+        norm.apply_moments()
     torch.testing.assert_close(norm.running_mean, steps.mean((0, 1)))
 
 
@@ -129,14 +129,14 @@ def test_moments_may_be_a_view_of_a_shared_vector():
     norm.moments, norm.tracking = flat[4:11], True
     norm(torch.randn(6, 3, 2, 2))
     assert flat[10] == 1
-    norm.settle()
+    norm.apply_moments()
     assert not flat.any()
 
 
 def test_lanes_that_do_not_divide_the_batch_are_refused():
     norm = LaneBatchNorm2d(3)
     norm.lane_batch = 8
-    with pytest.raises(Unusable, match=r"lane_batch: 20 images .* lanes of 8; 16 images would"):
+    with pytest.raises(UsageError, match=r"lane_batch: 20 images .* lanes of 8; 16 images would"):
         norm(torch.randn(20, 3, 2, 2))
 
 
@@ -191,13 +191,13 @@ def test_conditional_is_a_gain_and_bias_per_class():
         plain = torch.cat([nn.BatchNorm2d(3, affine=False).train(training)(part) for part in groups])
         expected = norm.gain(y)[:, :, None, None] * plain + norm.bias(y)[:, :, None, None]
         torch.testing.assert_close(norm(x, y), expected)
-    with pytest.raises(Unusable, match="y: "):
+    with pytest.raises(UsageError, match="y: "):
         norm(x, None)
 
 
 def test_a_vector_moves_gains_from_one_and_biases_from_zero():
     torch.manual_seed(0)
-    norm = VectorBatchNorm2d(3, 5, lambda layer: layer)
+    norm = LinearConditionalBatchNorm2d(3, 5, lambda layer: layer)
     norm.norm.lane_batch = 4
     x, c = torch.randn(8, 3, 4, 4), torch.randn(8, 5)
     plain = torch.cat([nn.BatchNorm2d(3, affine=False)(part) for part in x.split(4)])
@@ -214,7 +214,7 @@ def test_convert_keeps_objects_and_names_and_tells_what_is_left():
     inner = nn.Sequential(Own(3), nn.LazyBatchNorm2d(), nn.GroupNorm(1, 3), nn.BatchNorm2d(6))
     net = nn.Sequential(*plain, nn.InstanceNorm2d(3), inner, LaneBatchNorm2d(3))
     tensors, keys = [*net.parameters(), *net.buffers()], list(net.state_dict())
-    assert convert(net) == ["5.0", "5.1"]
+    assert convert_batch_norm(net) == ["5.0", "5.1"]
     kinds = [type(net[i]) for i in range(4)]
     assert kinds == [LaneBatchNorm1d, LaneBatchNorm2d, LaneBatchNorm3d, LaneBatchNorm]
     assert isinstance(net[1], nn.BatchNorm2d)
@@ -223,14 +223,14 @@ def test_convert_keeps_objects_and_names_and_tells_what_is_left():
     assert list(net.state_dict()) == keys
     now = {id(t) for t in [*net.parameters(), *net.buffers()]}
     assert {id(t) for t in tensors} <= now
-    assert convert(net) == ["5.0", "5.1"]
+    assert convert_batch_norm(net) == ["5.0", "5.1"]
 
 
 def test_a_converted_network_equals_the_user_s_lane_by_lane():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5), nn.BatchNorm1d(5))
     twin = copy.deepcopy(net)
-    assert convert(twin) == []
+    assert convert_batch_norm(twin) == []
     for part in twin.modules():
         if isinstance(part, LaneBatchNorm):
             part.lane_batch = 4
@@ -242,6 +242,6 @@ def test_without_running_statistics_the_batch_serves_in_eval_mode_too():
     net = nn.BatchNorm2d(3, track_running_stats=False)
     x = torch.randn(4, 3, 2, 2)
     expected = net.eval()(x)
-    assert convert(net) == []
+    assert convert_batch_norm(net) == []
     assert torch.equal(net(x), expected)
-    net.settle()
+    net.apply_moments()

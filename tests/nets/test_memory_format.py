@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 from paragan.nets import DCGAN, R3GAN, SNGAN, Spec
-from paragan.nets.memory_format import Flattened, Laid, Squared, align, laid, lay
+from paragan.nets.memory_format import (
+    FlattenCL,
+    MemoryFormat,
+    Unflatten4x4,
+    pad_channels,
+    set_memory_format,
+    to_memory_format,
+)
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 FAMILIES = {"dcgan": DCGAN(width=8, latent=16), "sngan": SNGAN(width=8, latent=16), "r3gan": R3GAN(width=16, group=8)}
@@ -23,14 +30,14 @@ def strides(x):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_one_channel_too_is_told_to_be_last(channels):
     x = torch.rand(2, channels, 4, 4)
-    last = laid(x, torch.channels_last)
+    last = to_memory_format(x, torch.channels_last)
     assert last.stride() == strides(x)
     assert torch.equal(last, x)
-    assert laid(x, torch.contiguous_format).stride() == x.stride()
+    assert to_memory_format(x, torch.contiguous_format).stride() == x.stride()
 
 
 def test_the_gradient_of_flattened_maps_is_laid_out_too():
-    flat, seen = Flattened(), []
+    flat, seen = FlattenCL(), []
     flat.memory_format = torch.channels_last
     x = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
     h = x * 1
@@ -54,8 +61,8 @@ def test_networks_are_the_same_in_both_layouts_and_filled_up(nets, channels):
         found = []
         for memory_format, tile in ((FORMATS[0], 0), (FORMATS[1], 0), (FORMATS[1], 16)):
             mine = copy.deepcopy(net)
-            lay(mine, memory_format)
-            align(mine, tile)
+            set_memory_format(mine, memory_format)
+            pad_channels(mine, tile)
             assert list(mine.state_dict()) == list(net.state_dict())
             at = given.clone().requires_grad_()
             out = mine(at, y)
@@ -69,7 +76,7 @@ def test_networks_are_the_same_in_both_layouts_and_filled_up(nets, channels):
 def test_maps_of_a_grey_dcgan_are_channels_last_throughout():
     """Also where strides of one channel could mean either: every convolution gets and gives them."""
     net = DCGAN(width=8).discriminator(Spec(8, 1, 10))
-    lay(net, torch.channels_last)
+    set_memory_format(net, torch.channels_last)
     seen = []
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d):
@@ -81,8 +88,8 @@ def test_maps_of_a_grey_dcgan_are_channels_last_throughout():
 
 def test_a_square_of_numbers():
     h = torch.arange(64.0).view(2, 32)
-    square = Squared()
+    square = Unflatten4x4()
     assert square(h).shape == (2, 2, 4, 4)
     square.memory_format = torch.channels_last
     assert torch.equal(square(h).flatten(1), h)
-    assert isinstance(square, Laid)
+    assert isinstance(square, MemoryFormat)

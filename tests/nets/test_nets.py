@@ -12,8 +12,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.parametrize import cached
 from torch.utils.flop_counter import FlopCounterMode
 
-from paragan.core.errors import Unusable
-from paragan.core.types import Verdict
+from paragan.core.errors import UsageError
+from paragan.core.types import DiscriminatorOutput
 from paragan.nets import DCGAN, SAGAN, SNGAN, BigGAN, BigGANDeep, ContraGAN, Nets, Spec
 from paragan.nets.attention import SelfAttention
 from paragan.nets.lane_batch_norm import LaneBatchNorm
@@ -134,7 +134,7 @@ def test_without_classes_labels_are_ignored_and_with_them_they_are_needed(name):
     assert not torch.equal(G(z, y), G(z, y.flip(0)))
     assert not torch.equal(score(D(G(z, y), y)), score(D(G(z, y), y.flip(0))))
     for wrong in (lambda: G(z, None), lambda: D(torch.randn(4, 1, size, size), None)):
-        with pytest.raises(Unusable, match=r"y: .*int64"):
+        with pytest.raises(UsageError, match=r"y: .*int64"):
             wrong()
 
 
@@ -227,7 +227,7 @@ def test_sngan_has_the_published_sizes_on_cifar10():
         # StudioGAN's BigGAN for CIFAR-10: 9.42 M and 2.42 M
         (BigGAN(latent=80), Spec(32, 3, 10), (9_416_196, 2_415_170)),
         # Table 1 of ParaGAN, ImageNet at 128 px, G + D: 81.44 M, 81.47 M, 158.42 M, 160.78 M
-        (SNGAN(width=64, d_width=64, hidden="out"), Spec(128, 3, 1000), (41_996_931, 39_443_137)),
+        (SNGAN(width=64, d_width=64, block_width="out"), Spec(128, 3, 1000), (41_996_931, 39_443_137)),
         (SAGAN(), Spec(128, 3, 1000), (42_017_412, 39_448_258)),
         (BigGAN(), Spec(128, 3, 1000), (70_433_988, 87_982_370)),  # BigGAN-PyTorch's too
         (ContraGAN(), Spec(128, 3, 1000), (70_433_988, 90_343_202)),
@@ -279,7 +279,7 @@ def blocks(net):
 def test_what_rewrites_and_checkpointing_save_is_as_documented(config, products, memory):
     """Billions of products an image, forward, and MiB kept for backward: G as published, G, D as published, D."""
     spec = Spec(128, 3, 1000)
-    found = [multiplied(dataclasses.replace(config, rewritten=way), spec) for way in (False, True)]
+    found = [multiplied(dataclasses.replace(config, fused_resampling=way), spec) for way in (False, True)]
     assert [x for pair in zip(*found) for x in pair] == pytest.approx(products, rel=0.01)
     found = [held(dataclasses.replace(config, checkpointing=way), spec) for way in (False, True)]
     assert [x for pair in zip(*found) for x in pair] == pytest.approx(memory, rel=0.01)
@@ -353,7 +353,7 @@ def test_rewritten_networks_are_those_that_were_published(name, classes):
     spec = Spec(32, 3, classes)
     results = []
     for rewritten in (True, False):
-        G, D = build(dataclasses.replace(CONFIGS[name], rewritten=rewritten), spec)
+        G, D = build(dataclasses.replace(CONFIGS[name], fused_resampling=rewritten), spec)
         G.double(), D.double()
         torch.manual_seed(1)
         z, y = batch(G, spec)
@@ -425,7 +425,9 @@ def test_every_way_of_telling_the_class(name):
     fake = G(z, y)
     verdict = D(fake, y)
     kind = config.d_conditioning
-    assert isinstance(verdict, Verdict) == (kind in ("classifier", "contrastive") or config.name == "contragan" == kind)
+    assert isinstance(verdict, DiscriminatorOutput) == (
+        kind in ("classifier", "contrastive") or config.name == "contragan" == kind
+    )
     if config.g_conditioning == "concat":
         assert not torch.equal(fake, G(z, y.flip(0)))
     if kind != "classifier":
@@ -445,10 +447,10 @@ def test_conditionings_that_do_not_fit_are_refused():
     for kind in (DCGAN, SNGAN, SAGAN, BigGAN, BigGANDeep, ContraGAN):
         for field, ways in (("g_conditioning", ("concat", "batch_norm")), ("d_conditioning", ("concat", "projection"))):
             for way in ways:
-                with pytest.raises(Unusable, match=f"nets.{field}={way} needs classes.*use nets.{field}=auto"):
+                with pytest.raises(UsageError, match=f"nets.{field}={way} needs classes.*use nets.{field}=auto"):
                     kind(**{field: way}).check(plain)
                 kind(**{field: way}).check(labelled)
-            with pytest.raises(Unusable, match=f"nets.{field}=none, but the data has 10 .*--data.labels=false"):
+            with pytest.raises(UsageError, match=f"nets.{field}=none, but the data has 10 .*--data.labels=false"):
                 kind(**{field: "none"}).check(labelled)
             kind(**{field: "none"}).check(plain)
 
@@ -467,7 +469,7 @@ def test_conditionings_that_do_not_fit_are_refused():
 )
 def test_sizes_that_do_not_fit_are_refused(config, resolution, line):
     for refuse in (config.check, config.generator, config.discriminator):
-        with pytest.raises(Unusable, match=line):
+        with pytest.raises(UsageError, match=line):
             refuse(Spec(resolution, 3))
 
 
@@ -480,7 +482,7 @@ def test_without_attention_narrow_networks_are_fine():
 @pytest.mark.parametrize(("wrong", "right"), [(16, 32), (8, 32), (28, 32), (40, 32), (100, 128), (2048, 1024)])
 def test_families_from_32_to_1024_px_say_so(config, wrong, right):
     for refuse in (config.check, config.generator, config.discriminator):
-        with pytest.raises(Unusable, match=f"resolution={wrong}: .*from 32 to 1024 pixels; {right} would work"):
+        with pytest.raises(UsageError, match=f"resolution={wrong}: .*from 32 to 1024 pixels; {right} would work"):
             refuse(Spec(wrong, 3))
 
 
@@ -488,7 +490,7 @@ def test_families_from_32_to_1024_px_say_so(config, wrong, right):
 @pytest.mark.parametrize(("wrong", "right"), [(28, 32), (4, 8), (0, 8), (24, 32), (20, 16), (100, 128)])
 def test_resolutions_that_do_not_fit_are_refused(config, wrong, right):
     for refuse in (config.check, config.generator, config.discriminator):
-        with pytest.raises(Unusable, match=f"resolution={wrong}: .*; {right} would work"):
+        with pytest.raises(UsageError, match=f"resolution={wrong}: .*; {right} would work"):
             refuse(Spec(wrong, 3))
 
 

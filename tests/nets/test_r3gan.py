@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from pydantic import TypeAdapter
 from torch import nn
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.nets import R3GAN, Nets, Spec
-from paragan.nets.r3gan import Block, Down, Up
+from paragan.nets.r3gan import BinomialDownsample, BinomialUpsample, R3GANBlock
 from paragan.nets.spectral_norm import train_mode
 
 SMALL = R3GAN(width=32, latent=6, group=4)
@@ -23,7 +23,7 @@ def awake(*nets):
     """With the last layers of blocks away from 0, where they begin."""
     for net in nets:
         for part in net.modules():
-            if isinstance(part, Block):
+            if isinstance(part, R3GANBlock):
                 nn.init.normal_(part.narrow.weight, 0, 0.1)
 
 
@@ -66,13 +66,13 @@ def test_labels_are_needed_with_classes_and_ignored_without():
     assert not torch.equal(G(z, y), G(z, y.flip(0)))
     assert not torch.equal(D(G(z, y), y), D(G(z, y), y.flip(0)))
     for wrong in (lambda: G(z, None), lambda: D(torch.randn(4, 1, 8, 8), None)):
-        with pytest.raises(Unusable, match=r"y: .*int64"):
+        with pytest.raises(UsageError, match=r"y: .*int64"):
             wrong()
 
 
 def test_a_block_begins_as_what_it_is_given_and_ends_as_its_paper_says():
     x = torch.randn(2, 32, 5, 5)
-    block = Block(32, 2, 4, 8)
+    block = R3GANBlock(32, 2, 4, 8)
     assert torch.equal(block(x), x)
     awake(block)
     h = F.leaky_relu(F.conv2d(x, block.widen.weight, block.widen.bias), 0.2)
@@ -84,7 +84,7 @@ def test_a_block_begins_as_what_it_is_given_and_ends_as_its_paper_says():
 
 
 def test_layers_are_smaller_the_more_blocks_there_are():
-    few, many = Block(256, 2, 16, 1), Block(256, 2, 16, 16)
+    few, many = R3GANBlock(256, 2, 16, 1), R3GANBlock(256, 2, 16, 16)
     gain = (2 / 1.04) ** 0.5
     assert few.widen.weight.std().item() == pytest.approx(gain / 16, rel=0.02)
     assert few.middle.weight.std().item() == pytest.approx(gain / 12, rel=0.02)
@@ -95,10 +95,10 @@ def test_resampling_is_smoothing():
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
     row = torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64)
     smooth = (row[:, None] * row / 16).expand(3, 1, 3, 3)
-    torch.testing.assert_close(Down()(x), F.conv2d(x, smooth, padding=1, groups=3)[:, :, ::2, ::2])
+    torch.testing.assert_close(BinomialDownsample()(x), F.conv2d(x, smooth, padding=1, groups=3)[:, :, ::2, ::2])
     spread = torch.zeros(2, 3, 12, 12, dtype=torch.float64)
     spread[:, :, ::2, ::2] = x
-    torch.testing.assert_close(Up()(x), F.conv2d(spread, 4 * smooth, padding=1, groups=3))
+    torch.testing.assert_close(BinomialUpsample()(x), F.conv2d(spread, 4 * smooth, padding=1, groups=3))
 
 
 def test_bf16_and_channels_last_go_through():
@@ -140,9 +140,9 @@ def test_the_gradient_of_its_slope_is_that_of_finite_differences():
 
 
 def test_widths_fall_above_32_px():
-    assert R3GAN().widths(32) == [768] * 4
-    assert R3GAN().widths(256) == [768] * 4 + [384, 192, 96]
-    assert R3GAN().widths(1024)[-1] == 24
+    assert R3GAN().channels(32) == [768] * 4
+    assert R3GAN().channels(256) == [768] * 4 + [384, 192, 96]
+    assert R3GAN().channels(1024)[-1] == 24
 
 
 def test_sizes_for_cifar10():
@@ -166,7 +166,7 @@ def test_sizes_for_cifar10():
 )
 def test_what_does_not_fit_is_refused_with_what_does(config, spec, words):
     for refuse in (config.check, config.generator, config.discriminator):
-        with pytest.raises(Unusable, match=words):
+        with pytest.raises(UsageError, match=words):
             refuse(spec)
 
 

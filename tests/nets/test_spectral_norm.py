@@ -7,10 +7,12 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from paragan.nets.spectral_norm import hold, power_iteration, spectral, train_mode
+from paragan.nets.spectral_norm import add_spectral_norm, freeze_power_iteration, power_iteration, train_mode
 
 NETS = {
-    "ours": lambda: nn.Sequential(spectral(nn.Conv2d(3, 4, 3)), nn.Flatten(), spectral(nn.Linear(16, 5))),
+    "ours": lambda: nn.Sequential(
+        add_spectral_norm(nn.Conv2d(3, 4, 3)), nn.Flatten(), add_spectral_norm(nn.Linear(16, 5))
+    ),
     "convtranspose": lambda: nn.Sequential(spectral_norm(nn.ConvTranspose2d(3, 4, 3))),
     "three": lambda: nn.Sequential(spectral_norm(nn.Conv2d(3, 4, 3), n_power_iterations=3)),
     "hooks": lambda: nn.Sequential(nn.utils.spectral_norm(nn.Conv2d(3, 4, 3)), nn.BatchNorm2d(4)),
@@ -71,7 +73,7 @@ def test_forwards_do_not_iterate(name):
     torch.manual_seed(0)
     net = NETS[name]()
     x = torch.randn(2, 3, 4, 4)
-    hold(net.train())
+    freeze_power_iteration(net.train())
     before = {k: v.clone() for k, v in net.state_dict().items() if k.endswith(("_u", "_v"))}
     out = net(x)
     net(x * 2)
@@ -80,14 +82,14 @@ def test_forwards_do_not_iterate(name):
 
 
 def test_train_mode_is_train_mode_for_everything_else():
-    net = nn.Sequential(spectral(nn.Linear(3, 3)), nn.BatchNorm1d(3), nn.Dropout())
+    net = nn.Sequential(add_spectral_norm(nn.Linear(3, 3)), nn.BatchNorm1d(3), nn.Dropout())
     net.eval()
     assert train_mode(net) is net
     assert all(part.training for part in (net, *net))
 
 
 def test_power_iteration_finds_the_largest_singular_value():
-    net = train_mode(nn.Sequential(spectral(nn.Linear(6, 5))))
+    net = train_mode(nn.Sequential(add_spectral_norm(nn.Linear(6, 5))))
     for _ in range(200):
         power_iteration(net)
     assert torch.linalg.svdvals(net[0].weight)[0].item() == pytest.approx(1, abs=1e-4)
@@ -117,7 +119,7 @@ def test_after_other_parametrizations():
 
     layer = nn.Linear(3, 3)
     nn.utils.parametrize.register_parametrization(layer, "weight", Double())
-    train_mode(spectral(layer))
+    train_mode(add_spectral_norm(layer))
     for _ in range(200):
         power_iteration(layer)
     assert torch.linalg.svdvals(layer.weight)[0].item() == pytest.approx(1, abs=1e-3)

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 import tiny_run
-from paragan.config.resolve import settled
-from paragan.core.errors import Unusable
+from paragan.config.resolve import fill_strategy_defaults
+from paragan.core.errors import UsageError
 from paragan.optim.optimistic import extragradient, optimistic
 from paragan.optim.optimizers import SGD, Adam, RMSprop
 
@@ -118,17 +118,20 @@ def test_looking_ahead_makes_up_for_half_of_both_lags_and_half_a_round(lags, ahe
         (("strategy=quantized",), ("optimistic", 1.0)),
         (("strategy=async",), ("optimistic", 2.0)),
         (("strategy=async", "g.extrapolation=1.5"), ("optimistic", 1.5)),
-        (("strategy=async", "g.optimism=none"), ("none", None)),
-        (("strategy=async", "g.optimism=extragradient", "g.extrapolation=2"), ("extragradient", None)),  # of a record
-        (("strategy=sync", "g.optimism=optimistic"), ("optimistic", 1.0)),
+        (("strategy=async", "g.optimizer_wrapper=none"), ("none", None)),
+        (
+            ("strategy=async", "g.optimizer_wrapper=extragradient", "g.extrapolation=2"),
+            ("extragradient", None),
+        ),  # of a record
+        (("strategy=sync", "g.optimizer_wrapper=optimistic"), ("optimistic", 1.0)),
     ],
 )
 def test_a_strategy_says_how_far_ahead_and_the_user_before_it(settings, expected):
-    run = settled(tiny_run.run(*settings))
-    assert (run.g.optimism, run.g.extrapolation) == expected
-    assert settled(run) == run
+    run = fill_strategy_defaults(tiny_run.make_run(*settings))
+    assert (run.g.optimizer_wrapper, run.g.extrapolation) == expected
+    assert fill_strategy_defaults(run) == run
 
 
 def test_nobody_looks_ahead_where_it_was_not_asked_for():
-    with pytest.raises(Unusable, match=r"extrapolation=3\.0 is for optimism=optimistic, and it is none"):
-        settled(tiny_run.run("strategy=sync", "g.extrapolation=3"))
+    with pytest.raises(UsageError, match=r"extrapolation=3\.0 is for optimism=optimistic, and it is none"):
+        fill_strategy_defaults(tiny_run.make_run("strategy=sync", "g.extrapolation=3"))

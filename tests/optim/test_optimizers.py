@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from paragan.comm.exchange import Local
-from paragan.game.ema import Average, Decay
+from paragan.comm.exchange import NoExchange
+from paragan.game.ema import EMA, EMAConfig
 from paragan.game.player import Player
-from paragan.optim.optimizers import SGD, Adam, RMSprop, scaled_rate, warm_up
+from paragan.optim.optimizers import SGD, Adam, RMSprop, scale_lr, warm_up_factor
 
 CASES = {
     "adam": Adam(lr=0.1, fused=False),
@@ -40,9 +40,9 @@ def test_the_flat_vector_moves_as_the_parameters_would(optimizer):
         theirs.zero_grad()
         loss(plain, step).backward()
         theirs.step()
-        with player.flat.exchanging(Local(), step), player.moving():
+        with player.flat.exchanging(NoExchange(), step), player.requiring_grad():
             loss(flat, step).backward()
-        player.move(step + 1, 1)
+        player.step(step + 1, 1)
     for p, q in zip(plain.parameters(), flat.parameters(), strict=True):
         if getattr(optimizer, "fused", False):
             torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
@@ -57,35 +57,35 @@ def test_layer_wise_optimizers_get_the_parameters():
 
 
 def test_warm_up_is_linear_and_the_live_rate():
-    player = Player("P", net(), SGD(lr=0.5).build, rate=warm_up(0.1))
+    player = Player("P", net(), SGD(lr=0.5).build, lr_factor=warm_up_factor(0.1))
     for images, expected in ((25, 0.125), (50, 0.25), (100, 0.5), (900, 0.5)):
-        player.prepare(images)
+        player.prepare_step(images)
         assert player.learning_rate == pytest.approx(expected)
 
 
 def test_rules():
-    assert scaled_rate(1e-3, "linear", 256, 64) == pytest.approx(4e-3)
-    assert scaled_rate(1e-3, "sqrt", 256, 64) == pytest.approx(2e-3)
-    assert scaled_rate(1e-3, "none", 256, 64) == 1e-3
+    assert scale_lr(1e-3, "linear", 256, 64) == pytest.approx(4e-3)
+    assert scale_lr(1e-3, "sqrt", 256, 64) == pytest.approx(2e-3)
+    assert scale_lr(1e-3, "none", 256, 64) == 1e-3
 
 
 def test_the_average_halves_its_distance_every_half_life():
-    average = Average(torch.zeros(1), Decay(half_life_kimg=1.0, rampup=0.0))
+    average = EMA(torch.zeros(1), EMAConfig(half_life_kimg=1.0, rampup=0.0))
     for i in range(100):
-        average.follow(torch.ones(1), 10 * (i + 1), 10)
+        average.update(torch.ones(1), 10 * (i + 1), 10)
     assert average.params.item() == pytest.approx(0.5, abs=1e-6)
 
 
 def test_a_young_average_follows_closely():
-    assert Decay(10, rampup=0.05).weight(1000, 50) == pytest.approx(0.5)
-    assert Decay(10, rampup=0.0).weight(1000, 10_000) == pytest.approx(0.5)
+    assert EMAConfig(10, rampup=0.05).decay(1000, 50) == pytest.approx(0.5)
+    assert EMAConfig(10, rampup=0.0).decay(1000, 10_000) == pytest.approx(0.5)
 
 
 def test_moving_never_leaks():
     player = Player("P", net(), SGD().build)
 
     def turn_that_fails():
-        with player.moving():
+        with player.requiring_grad():
             assert all(p.requires_grad for p in player.net.parameters())
             return 1 / 0
 

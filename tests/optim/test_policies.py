@@ -8,21 +8,21 @@ import pytest
 import torch
 
 import tiny_run
-from paragan import Config, Evaluation, ScalingManager, with_policy
+from paragan import Config, EvaluationOptions, ScalingManager, with_policy
 from paragan.cli import main
-from paragan.comm.world import Place, World
+from paragan.comm.world import LaunchInfo, World
 from paragan.config.resolve import resolve
-from paragan.core.errors import Unusable
-from paragan.core.schema import from_yaml, plain, to_yaml
+from paragan.core.errors import UsageError
+from paragan.core.schema import from_yaml, to_dict, to_yaml
 from paragan.losses.adversarial import Adversarial
 from paragan.nets import DCGAN, SNGAN
-from paragan.optim.optimizers import SGD, Adam, Side
-from paragan.optim.policies import MOST, POLICIES, growth, policy
-from paragan.recipes import asked, recipe
+from paragan.optim.optimizers import SGD, Adam, PlayerOptim
+from paragan.optim.policies import MAX_LR_FACTOR, POLICIES, get_policy, lr_factor
+from paragan.recipes import build_run, get_recipe
 from paragan.train.loop import play_round
-from paragan.train.run_dir import RunFolder, Wanted
-from paragan.train.trainer import Training
-from processes import TINY, call, refused, trained
+from paragan.train.run_dir import RunDir, RunDirRequest
+from paragan.train.trainer import TrainJob
+from processes import TINY_RUN_ARGS, run_cli, train_tiny, usage_error
 
 every_policy = pytest.mark.parametrize("name", POLICIES)
 
@@ -54,49 +54,51 @@ def facts(side):
 @every_policy
 def test_at_its_batch_a_policy_is_what_was_published(name):
     batch, g, d, d_steps, schedule, optimism = PUBLISHED[name]
-    chosen = policy(name, batch)
+    chosen = get_policy(name, batch)
     assert (facts(chosen.g), facts(chosen.d), chosen.d_steps) == (g, d, d_steps)
     assert {side.schedule for side in (chosen.g, chosen.d)} == {schedule}
-    assert {side.optimism for side in (chosen.g, chosen.d)} == {optimism}
+    assert {side.optimizer_wrapper for side in (chosen.g, chosen.d)} == {optimism}
     assert chosen.reasons[-1] == "rates as published"
     objective, nets = ALSO.get(name, ((), {}))
     words = (f"objective.{word}" for word in ("loss", "r1", "gp", "clip", "r2", "lecam"))
     wanted = dict(zip(words, (*objective, 0, 0))) if objective else {}
-    assert policy(name, batch, nets="dcgan").settings == wanted | nets
+    assert get_policy(name, batch, nets="dcgan").settings == wanted | nets
 
 
 def test_networks_decide_the_form_of_adabelief():
-    small, spectral = (policy("paragan", 64, nets=nets).g.optimizer for nets in ("dcgan", "sngan"))
+    small, spectral = (get_policy("paragan", 64, nets=nets).g.optimizer for nets in ("dcgan", "sngan"))
     assert (small.eps, small.rectify) == (1e-12, False)
     assert (spectral.eps, spectral.rectify) == (1e-16, True)
 
 
-@pytest.mark.parametrize(("batch", "factor"), [(1, 1), (32, 1), (64, 1), (128, 2**0.5), (256, 2), (1 << 20, MOST)])
+@pytest.mark.parametrize(
+    ("batch", "factor"), [(1, 1), (32, 1), (64, 1), (128, 2**0.5), (256, 2), (1 << 20, MAX_LR_FACTOR)]
+)
 def test_rates_grow_with_the_root_of_the_batch_never_fall_and_are_bounded(batch, factor):
-    assert growth(batch, 64) == pytest.approx(factor)
-    chosen = policy("sngan", batch)
+    assert lr_factor(batch, 64) == pytest.approx(factor)
+    chosen = get_policy("sngan", batch)
     assert chosen.g.optimizer.lr == pytest.approx(2e-4 * factor)
     assert chosen.d.optimizer.lr == pytest.approx(2e-4 * factor)
 
 
 def test_each_player_has_the_rate_of_its_own_batch():
-    chosen = policy("paragan", 64, g_batch=256)
+    chosen = get_policy("paragan", 64, g_batch=256)
     assert (chosen.g.optimizer.lr, chosen.d.optimizer.lr) == (pytest.approx(4e-4), 2e-4)
     assert [line[:2] for line in chosen.reasons[-2:]] == ["G:", "D:"]
 
 
 @every_policy
 def test_under_a_policy_both_players_train(name):
-    run, _ = asked(plain(tiny_run.run()), [], name)
-    s = tiny_run.session(run)
-    before = tiny_run.state(s)
+    run, _ = build_run(to_dict(tiny_run.make_run()), [], name)
+    s = tiny_run.make_session(run)
+    before = tiny_run.session_state(s)
     for _ in range(3):
         play_round(s)
-    after = tiny_run.state(s)
+    after = tiny_run.session_state(s)
     assert s.clock.images == 3 * run.batch * PUBLISHED[name][3]
     assert all(p.flat.params.isfinite().all() for p in s.game.players)
     for player in ("G/", "D/"):
-        assert tiny_run.distance(after, before, player) > 0
+        assert tiny_run.relative_distance(after, before, player) > 0
     kinds = [type(p.optimizer).__name__ for p in s.game.players]
     assert kinds == ["AdaBelief" if name == "paragan" else "Adam", "Adam"]
     assert ("last_step" in s.game.g.optimizer.state_dict()["state"][0]) == (name == "optimistic")
@@ -104,25 +106,25 @@ def test_under_a_policy_both_players_train(name):
 
 @pytest.mark.parametrize("strategy", ["quantized", "CPOAdam-GQ", "gossip", "Rand-DP-OAdam", "async"])
 def test_two_optimizers_go_with_every_strategy(pool, strategy):
-    run, _ = asked(plain(tiny_run.run(f"strategy={strategy}")), [], "paragan")
-    states = pool(2, lambda world: tiny_run.play(run, 3, world))
+    run, _ = build_run(to_dict(tiny_run.make_run(f"strategy={strategy}")), [], "paragan")
+    states = pool(2, lambda world: tiny_run.play_rounds(run, 3, world))
     assert all(value.isfinite().all() for value in states[0].values())
 
 
 @pytest.mark.parametrize("name", ["paragan", "ttur"])
 def test_a_strategy_that_moves_by_plain_descent_refuses_a_policy_by_its_name(name):
-    data = plain(tiny_run.run("strategy=quantized", "strategy.exact=true"))
+    data = to_dict(tiny_run.make_run("strategy=quantized", "strategy.paper_update=true"))
     first = "adabelief" if name == "paragan" else "adam"
-    with pytest.raises(Unusable, match=rf"--policy {name} gives G {first}, .*exact=true.*--g.optimizer=sgd"):
-        asked(data, [], name)
+    with pytest.raises(UsageError, match=rf"--policy {name} gives G {first}, .*exact=true.*--g.optimizer=sgd"):
+        build_run(data, [], name)
     own = [("g.optimizer", "sgd"), ("d.optimizer", "sgd")]
-    run, _ = asked(data, own, name)
+    run, _ = build_run(data, own, name)
     assert (run.g.optimizer, run.d.optimizer) == (SGD(), SGD())
 
 
 def test_what_the_user_sets_comes_last_and_is_named():
     own = [("g.optimizer.lr", "1e-3"), ("g.optimizer.rectify", "true"), ("d.warm_up_kimg", "2"), ("batch", "64")]
-    run, lines = asked(plain(recipe("digits")), own, "paragan")
+    run, lines = build_run(to_dict(get_recipe("digits")), own, "paragan")
     assert (run.g.optimizer.name, run.g.optimizer.lr, run.g.optimizer.rectify) == ("adabelief", 1e-3, True)
     assert (run.d.optimizer.lr, run.d.optimizer.betas, run.d.warm_up_kimg) == (2e-4, (0.5, 0.999), 2.0)
     assert "policy paragan: G adabelief lr 0.001, betas (0.5, 0.999), eps 1e-12, rectified" in lines
@@ -131,10 +133,10 @@ def test_what_the_user_sets_comes_last_and_is_named():
 
 
 def test_only_g_d_and_d_steps_are_replaced_and_by_plain_values():
-    before, (after, _) = recipe("digits"), asked(plain(recipe("digits")), [], "sngan")
-    changed = {name for name, value in plain(before).items() if plain(after)[name] != value}
+    before, (after, _) = get_recipe("digits"), build_run(to_dict(get_recipe("digits")), [], "sngan")
+    changed = {name for name, value in to_dict(before).items() if to_dict(after)[name] != value}
     assert changed == {"g", "d", "d_steps", "about"}
-    again, lines = asked(from_yaml(to_yaml(after), "run.yaml"), [])
+    again, lines = build_run(from_yaml(to_yaml(after), "run.yaml"), [])
     assert again == after
     assert lines == []
 
@@ -150,27 +152,27 @@ def objective(run):
 @pytest.mark.parametrize("name", ALSO)
 @pytest.mark.parametrize("of", ["digits", "fashion"])
 def test_an_objective_is_replaced_whole_and_of_the_networks_what_a_paper_says(name, of):
-    before = plain(recipe(of)) | {"objective": plain(Adversarial("hinge", r1=2, gp=3, clip=1))}
-    after, lines = asked(before, [], name)
+    before = to_dict(get_recipe(of)) | {"objective": to_dict(Adversarial("hinge", r1=2, gp=3, clip=1))}
+    after, lines = build_run(before, [], name)
     assert objective(after) == ALSO[name][0]
-    nets = plain(after.nets)
+    nets = to_dict(after.nets)
     assert all(nets[field.removeprefix("nets.")] == value for field, value in ALSO[name][1].items())
     same_kind = after.nets.name == before["nets"]["name"]
     assert same_kind == (name != "dcgan" or of == "digits")
     assert nets["width"] == (before["nets"]["width"] if same_kind else DCGAN().width)
-    changed = {field for field, value in plain(after).items() if before[field] != value}
+    changed = {field for field, value in to_dict(after).items() if before[field] != value}
     assert changed == {"g", "d", "objective", "nets", "about"} | ({"d_steps"} if after.d_steps > 1 else set())
     (besides,) = [line for line in lines if "also sets" in line]
     assert besides.startswith(f"policy {name}: also sets objective.loss={after.objective.loss}, objective.r1=0, ")
     assert f"objective.clip={after.objective.clip:g}, " in besides
     assert "nets.spectral=false" in besides
     assert not any("by hand" in line for line in lines)
-    assert asked(from_yaml(to_yaml(after), "run.yaml"), []) == (after, [])
+    assert build_run(from_yaml(to_yaml(after), "run.yaml"), []) == (after, [])
 
 
 def test_what_the_user_sets_of_it_comes_last_too():
     own = [("objective.clip", "0.02"), ("nets.width", "16"), ("objective.r1_every", "4")]
-    run, lines = asked(plain(recipe("digits")), own, "wcgan")
+    run, lines = build_run(to_dict(get_recipe("digits")), own, "wcgan")
     assert objective(run) == ("wasserstein", 0, 0, 0.02)
     assert (run.nets.width, run.objective.r1_every) == (16, 4)
     assert "policy wcgan: set by hand: objective.clip" in lines
@@ -178,15 +180,15 @@ def test_what_the_user_sets_of_it_comes_last_too():
 
 def test_networks_that_the_user_names_come_before_what_a_policy_says_of_them():
     for own in ([("nets", "dcgan"), ("nets.width", "16")], [("nets.width", "16"), ("nets.name", "dcgan")]):
-        run, lines = asked(plain(recipe("fashion")), own, "wcgan")
+        run, lines = build_run(to_dict(get_recipe("fashion")), own, "wcgan")
         assert run.nets == DCGAN(width=16, spectral=False)
         assert not any("by hand" in line for line in lines)
-    run, _ = asked(plain(recipe("fashion")), [("nets", "dcgan")], "dcgan")
+    run, _ = build_run(to_dict(get_recipe("fashion")), [("nets", "dcgan")], "dcgan")
     assert run.nets == DCGAN(spectral=False, batch_norm=True)
 
 
 def test_networks_that_a_policy_is_not_about_are_left_as_the_user_wants_them():
-    run, lines = asked(plain(recipe("digits")), [("nets", "sngan"), ("nets.width", "16")], "dcgan")
+    run, lines = build_run(to_dict(get_recipe("digits")), [("nets", "sngan"), ("nets.width", "16")], "dcgan")
     assert run.nets == SNGAN(width=16)
     assert run.objective.loss == "nonsaturating"
     assert "policy dcgan: set by hand: nets" in lines
@@ -194,7 +196,7 @@ def test_networks_that_a_policy_is_not_about_are_left_as_the_user_wants_them():
 
 
 def test_a_field_of_the_networks_a_policy_brings_can_be_set():
-    run, _ = asked(plain(recipe("fashion")), [("nets.batch_norm", "false")], "dcgan")
+    run, _ = build_run(to_dict(get_recipe("fashion")), [("nets.batch_norm", "false")], "dcgan")
     assert run.nets == DCGAN(spectral=False, batch_norm=False)
 
 
@@ -202,7 +204,7 @@ def test_a_field_of_the_networks_a_policy_brings_can_be_set():
 def test_from_python_an_objective_is_set_and_networks_are_left_to_the_user(name):
     config = Config(objective=Adversarial(r1=2))
     chosen = with_policy(config, name, bs=64)
-    said = [line.removeprefix(f"policy {name}: ") for line in chosen.about]
+    said = [line.removeprefix(f"policy {name}: ") for line in chosen.reasons]
     if name not in ALSO:
         assert chosen.objective == config.objective
         assert not any("sets" in line or "networks" in line for line in said)
@@ -227,24 +229,24 @@ def test_from_python_an_objective_is_set_and_networks_are_left_to_the_user(name)
     ],
 )
 def test_a_rate_at_the_begin_in_and_after_the_warm_up_half_way_at_the_end_and_beyond(kind, expected):
-    rate = Side(warm_up_kimg=0.2, schedule=kind).rate(1000)
+    rate = PlayerOptim(warm_up_kimg=0.2, schedule=kind).lr_schedule(1000)
     assert [rate(images) for images in (0, 100, 200, 600, 1000, 1500)] == pytest.approx(expected)
 
 
 def test_a_cosine_is_flat_at_both_ends_and_a_line_is_not():
-    line, cosine = (Side(schedule=kind).rate(1000) for kind in ("linear", "cosine"))
+    line, cosine = (PlayerOptim(schedule=kind).lr_schedule(1000) for kind in ("linear", "cosine"))
     assert (line(250), line(750)) == pytest.approx((0.75, 0.25))
     assert (cosine(250), cosine(750)) == pytest.approx((0.5 + 0.5**1.5, 0.5 - 0.5**1.5))
     assert line(0) == cosine(0) == 1
 
 
 def test_a_run_shorter_than_its_warm_up_only_grows():
-    rate = Side(warm_up_kimg=1.0, schedule="linear").rate(500)
+    rate = PlayerOptim(warm_up_kimg=1.0, schedule="linear").lr_schedule(500)
     assert [rate(images) for images in (0, 250, 500)] == [0, 0.25, 0.5]
 
 
 def test_the_players_of_a_run_have_the_rate():
-    s = tiny_run.session(tiny_run.run("kimg=0.16", "g.schedule=linear", "d.warm_up_kimg=0.08"))
+    s = tiny_run.make_session(tiny_run.make_run("kimg=0.16", "g.schedule=linear", "d.warm_up_kimg=0.08"))
     seen = []
     for _ in range(10):
         play_round(s)
@@ -255,16 +257,16 @@ def test_the_players_of_a_run_have_the_rate():
 
 def test_six_and_four_rounds_equal_ten_while_rates_fall(tmp_path):
     own = [("kimg", "0.16"), ("g.schedule", "cosine"), ("d.schedule", "linear"), ("g.warm_up_kimg", "0.032")]
-    run, _ = asked(plain(tiny_run.run()), own, "paragan")
+    run, _ = build_run(to_dict(tiny_run.make_run()), own, "paragan")
     world = World.solo()
-    saved, _ = tiny_run.saved(run, 6, world, tmp_path)
-    s = tiny_run.session(run, world, saved)
+    saved, _ = tiny_run.save_after(run, 6, world, tmp_path)
+    s = tiny_run.make_session(run, world, saved)
     for _ in range(4):
         play_round(s)
-    whole = tiny_run.play(run, 10)
-    assert tiny_run.same(tiny_run.state(s), whole)
-    constant, _ = asked(plain(tiny_run.run()), own[:1], "paragan")
-    assert not tiny_run.same(tiny_run.play(constant, 10), whole)
+    whole = tiny_run.play_rounds(run, 10)
+    assert tiny_run.is_equal(tiny_run.session_state(s), whole)
+    constant, _ = build_run(to_dict(tiny_run.make_run()), own[:1], "paragan")
+    assert not tiny_run.is_equal(tiny_run.play_rounds(constant, 10), whole)
 
 
 # As a user asks for it ------------------------------------------------------------------------------------
@@ -272,27 +274,27 @@ def test_six_and_four_rounds_equal_ten_while_rates_fall(tmp_path):
 
 def test_the_command_line_says_what_it_chose_and_why(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = call("train", *TINY, "--policy=paragan", "-n")
+    shown = run_cli("train", *TINY_RUN_ARGS, "--policy=paragan", "-n")
     assert shown.status == 0
     said = [line for line in shown.out.splitlines() if line.startswith("# policy paragan: ")]
     assert said[0] == "# policy paragan: G adabelief lr 0.0002, betas (0.5, 0.999), eps 1e-12"
     assert any("ParaGAN" in line for line in said)
     assert any("Zhuang et al. 2020" in line for line in said)
     assert "policy" not in from_yaml(shown.out, "")
-    ended = call("train", *TINY, "--policy=sngan", "--kimg=0.16", "--run-dir=run")
+    ended = run_cli("train", *TINY_RUN_ARGS, "--policy=sngan", "--kimg=0.16", "--run-dir=run")
     assert ended.status == 0
     assert "policy sngan: D adam lr 0.0002, betas (0.0, 0.9), eps 1e-08, linear schedule" in ended.out
     assert "2 steps of G in 0.16 kimg" in ended.out
     record = from_yaml(Path("run/run.yaml").read_text(), "run.yaml")
     assert (record["d_steps"], record["g"]["schedule"]) == (5, "linear")
-    extended = call("train", "run/run.yaml", "--kimg=0.32", "--run-dir=run")
+    extended = run_cli("train", "run/run.yaml", "--kimg=0.32", "--run-dir=run")
     assert extended.status == 0
     assert "g.schedule=linear now ends at 0.32 kimg, not at 0.16: its rate goes on at 50%" in extended.out
 
 
 def test_without_a_falling_rate_a_longer_run_says_nothing_of_it(tmp_path):
-    trained(tmp_path / "run", "--kimg=0.016")
-    longer = call("train", *TINY, "--run-dir", tmp_path / "run", "--kimg=0.032")
+    train_tiny(tmp_path / "run", "--kimg=0.016")
+    longer = run_cli("train", *TINY_RUN_ARGS, "--run-dir", tmp_path / "run", "--kimg=0.032")
     assert longer.status == 0
     assert "resumed from" in longer.out
     assert "schedule" not in longer.out
@@ -300,19 +302,26 @@ def test_without_a_falling_rate_a_longer_run_says_nothing_of_it(tmp_path):
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
 def test_a_rank_that_is_let_in_again_has_the_same_end_where_rates_fall(tmp_path, schedule):
-    images, longer = tiny_run.images(), tiny_run.run(f"g.schedule={schedule}", "kimg=2", "evaluation.metrics=[]")
-    folder = RunFolder(tmp_path)
-    folder.write_record(resolve(tiny_run.run(f"g.schedule={schedule}", "kimg=1", "evaluation.metrics=[]"), images))
-    training = Training(longer, Place(), Wanted())
-    with pytest.raises(Unusable, match=r"ends at 1\.0 kimg" if schedule == "linear" else "other images"):
-        training._same(folder, "of other images")
+    images, longer = (
+        tiny_run.make_dataset(),
+        tiny_run.make_run(f"g.schedule={schedule}", "kimg=2", "evaluation.metrics=[]"),
+    )
+    folder = RunDir(tmp_path)
+    folder.write_run_config(
+        resolve(tiny_run.make_run(f"g.schedule={schedule}", "kimg=1", "evaluation.metrics=[]"), images)
+    )
+    training = TrainJob(longer, LaunchInfo(), RunDirRequest())
+    with pytest.raises(UsageError, match=r"ends at 1\.0 kimg" if schedule == "linear" else "other images"):
+        training._match_running_run(folder, "of other images")
 
 
 def test_an_unknown_policy_is_one_line_with_those_there_are():
-    said = refused("train", *TINY, "--policy=bigan")
+    said = usage_error("train", *TINY_RUN_ARGS, "--policy=bigan")
     assert "there is no policy bigan" in said
     assert all(name in said for name in POLICIES)
-    assert "there is no field g.optimizer.eta" in refused("train", *TINY, "--policy=ttur", "--g.optimizer.eta=1")
+    assert "there is no field g.optimizer.eta" in usage_error(
+        "train", *TINY_RUN_ARGS, "--policy=ttur", "--g.optimizer.eta=1"
+    )
 
 
 def test_the_help_teaches_it(capsys):
@@ -324,7 +333,7 @@ def test_the_help_teaches_it(capsys):
 
 
 def test_from_python_a_config_has_a_policy_and_says_so(capsys):
-    config = with_policy(Config(evaluation=Evaluation(count=16)), "ttur", bs=512)
+    config = with_policy(Config(evaluation=EvaluationOptions(count=16)), "ttur", bs=512)
     assert config.g.optimizer == Adam(lr=1e-4 * 2**0.5, betas=(0.0, 0.9))
     with ScalingManager(config, bs=512, num_workers=4) as manager:
         assert manager.run.g.optimizer.lr == pytest.approx(1e-4 * 2**0.5)  # no rule on top

@@ -7,24 +7,24 @@ import torch
 from torch import nn
 
 from paragan.config.run import Run
-from paragan.core.errors import Unusable
-from paragan.core.schema import build, from_yaml, plain, to_yaml
+from paragan.core.errors import UsageError
+from paragan.core.schema import from_dict, from_yaml, to_dict, to_yaml
 from paragan.optim import compatibility, state_io, third_party
 from paragan.optim.lookahead import lookahead
 from paragan.optim.optimistic import extragradient, optimistic
-from paragan.optim.optimizers import OWN, SGD, Adam, at_rate, built
+from paragan.optim.optimizers import BUILTIN_NAMES, SGD, Adam, build_optimizer, with_lr
 
 
 def asked_for(**settings):
-    return build(Run, {"g": {"optimizer": settings}}).g.optimizer
+    return from_dict(Run, {"g": {"optimizer": settings}}).g.optimizer
 
 
 @pytest.mark.parametrize("name", ["adabelief", "lamb", "lars", "radam", "lookahead", "ranger", "prodigy", "yogi"])
 def test_one_is_asked_for_by_name_and_the_record_finds_it_again(name):
-    run = build(Run, {"g": {"optimizer": name}})
-    again = build(Run, from_yaml(to_yaml(run), "run.yaml"))
+    run = from_dict(Run, {"g": {"optimizer": name}})
+    again = from_dict(Run, from_yaml(to_yaml(run), "run.yaml"))
     assert again == run
-    assert plain(again)["g"]["optimizer"]["name"] == name
+    assert to_dict(again)["g"]["optimizer"]["name"] == name
     assert run.d.optimizer == Adam()
 
 
@@ -61,19 +61,19 @@ def test_its_arguments_are_fields():
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(settings, words):
-    with pytest.raises(Unusable, match=words):
+    with pytest.raises(UsageError, match=words):
         asked_for(**settings)
 
 
 def test_most_of_the_library_can_train_a_game():
     """So that a new version of it that breaks many does not go unnoticed."""
-    some = third_party.names()[::4]
+    some = third_party.third_party_names()[::4]
     usable = []
     for name in some:
         try:
-            compatibility.prove(build(third_party.kind(name), {"name": name}))
+            compatibility.check_optimizer(from_dict(third_party.third_party_config(name), {"name": name}))
             usable.append(name)
-        except Unusable:
+        except UsageError:
             pass
     assert len(usable) > 0.5 * len(some), usable
 
@@ -83,7 +83,7 @@ def test_element_wise_ones_do_the_same_to_one_long_vector(name):
     draw = torch.Generator().manual_seed(1)
     apart = [nn.Parameter(torch.randn(shape, generator=draw)) for shape in compatibility.SHAPES]
     whole = nn.Parameter(torch.cat([p.detach().flatten() for p in apart]))
-    record = build(third_party.kind(name), {"name": name, "weight_decay": 0.01})
+    record = from_dict(third_party.third_party_config(name), {"name": name, "weight_decay": 0.01})
     optimizers = record.build(apart), record.build([whole])
     for _ in range(20):
         gradient = torch.randn(len(whole), generator=draw)
@@ -110,7 +110,7 @@ def positions(wrap, k, steps, alpha=0.5):
     """Where weights go from 0 with a rate of 1 and a gradient of -1, with slow weights around a wrapper."""
     w = nn.Parameter(torch.zeros(1))
     record = asked_for(name="lookahead", inner={"name": "sgd", "lr": 1.0, "fused": False}, k=k, alpha=alpha)
-    optimizer, seen = built(record, [w], wrap), []
+    optimizer, seen = build_optimizer(record, [w], wrap), []
     for _ in range(steps):
         w.grad = -torch.ones(1)
         optimizer.step()
@@ -125,8 +125,8 @@ def test_slow_weights_are_around_the_optimism():
 
 
 def test_a_rate_is_set_inside():
-    assert at_rate(asked_for(name="lookahead", inner="adabelief"), 0.5).inner.lr == 0.5
-    assert at_rate(asked_for(name="lamb"), 0.5).lr == 0.5
+    assert with_lr(asked_for(name="lookahead", inner="adabelief"), 0.5).inner.lr == 0.5
+    assert with_lr(asked_for(name="lamb"), 0.5).lr == 0.5
 
 
 def test_what_an_optimizer_did_before_is_gone_when_another_state_is_loaded():
@@ -143,7 +143,7 @@ def test_what_an_optimizer_did_before_is_gone_when_another_state_is_loaded():
 
 @pytest.mark.parametrize("inner", ["adam", "sgd", "rmsprop", "adabelief", "lamb"])
 def test_lookahead_goes_on_exactly_from_a_checkpoint(inner):
-    compatibility.prove(asked_for(name="lookahead", inner=inner))
+    compatibility.check_optimizer(asked_for(name="lookahead", inner=inner))
 
 
 def test_numbers_and_moved_groups_are_kept():
@@ -158,4 +158,4 @@ def test_numbers_and_moved_groups_are_kept():
 
 
 def test_our_own_names_come_first():
-    assert {asked_for(name=name).__class__.__module__ for name in OWN} == {"paragan.optim.optimizers"}
+    assert {asked_for(name=name).__class__.__module__ for name in BUILTIN_NAMES} == {"paragan.optim.optimizers"}

@@ -2,8 +2,17 @@ import math
 
 import pytest
 
-from paragan.core.errors import Unusable
-from paragan.plan.links import Link, described, duration, links_from, rate, read_links, told_rate, written_links
+from paragan.core.errors import UsageError
+from paragan.plan.links import (
+    Link,
+    format_rate,
+    links_to_yaml,
+    load_links,
+    parse_duration,
+    parse_links,
+    parse_rate,
+    read_links,
+)
 
 BY_HAND = """
 hosts: 4
@@ -28,49 +37,49 @@ def written(tmp_path, text):
     [("25 Gbit/s", 3.125e9), ("200Mbit/s", 25e6), ("3 GB/s", 3e9), ("512 kB/s", 512e3), ("1e3 bit/s", 125), (7, 7)],
 )
 def test_rates_have_units(text, bytes_a_second):
-    assert rate(text) == pytest.approx(bytes_a_second)
-    assert rate(told_rate(rate(text))) == pytest.approx(bytes_a_second, rel=1e-3)
+    assert parse_rate(text) == pytest.approx(bytes_a_second)
+    assert parse_rate(format_rate(parse_rate(text))) == pytest.approx(bytes_a_second, rel=1e-3)
 
 
 def test_durations_have_units():
-    assert [duration(text) for text in ("50 us", "10ms", "0 s", 0.5)] == [pytest.approx(5e-5), 0.01, 0, 0.5]
+    assert [parse_duration(text) for text in ("50 us", "10ms", "0 s", 0.5)] == [pytest.approx(5e-5), 0.01, 0, 0.5]
 
 
 def test_a_line_describes_equal_hosts():
-    links = described("8 hosts of 4 ranks, 25 Gbit/s, 50 us")
+    links = parse_links("8 hosts of 4 ranks, 25 Gbit/s, 50 us")
     assert (links.hosts, links.ranks) == (8, 32)
-    assert links.between(0, 7) == Link(3.125e9, pytest.approx(5e-5))
-    assert links.told() == "8 hosts of 4 ranks, 25 Gbit/s, 50 us"
+    assert links.link_between(0, 7) == Link(3.125e9, pytest.approx(5e-5))
+    assert links.describe() == "8 hosts of 4 ranks, 25 Gbit/s, 50 us"
 
 
 def test_home_links_have_two_rates():
-    links = described("100000 hosts, 100/20 Mbit/s, 40 ms")
-    assert links.port(99_999) == (2.5e6, 12.5e6)
-    assert links.between(5, 6) == Link(2.5e6, pytest.approx(0.04))
+    links = parse_links("100000 hosts, 100/20 Mbit/s, 40 ms")
+    assert links.port_rates(99_999) == (2.5e6, 12.5e6)
+    assert links.link_between(5, 6) == Link(2.5e6, pytest.approx(0.04))
 
 
 def test_a_file_by_hand(tmp_path):
     links = read_links(written(tmp_path, BY_HAND))
-    assert links.between(0, 1) == Link(25e6, 0.01)
-    assert links.between(1, 2) == Link(12.5e6, 0.01)  # as fast as the slower port
-    assert links.between(3, 0) == links.between(0, 3) == Link(2.5e6, 0.04)
-    assert links.between(2, 2) == Link(3e9, pytest.approx(2e-5))
+    assert links.link_between(0, 1) == Link(25e6, 0.01)
+    assert links.link_between(1, 2) == Link(12.5e6, 0.01)  # as fast as the slower port
+    assert links.link_between(3, 0) == links.link_between(0, 3) == Link(2.5e6, 0.04)
+    assert links.link_between(2, 2) == Link(3e9, pytest.approx(2e-5))
 
 
 def test_what_is_written_is_read_again(tmp_path):
     links = read_links(written(tmp_path, BY_HAND))
-    again = read_links(written(tmp_path, written_links(links)))
+    again = read_links(written(tmp_path, links_to_yaml(links)))
     for a in range(4):
         for b in range(4):
-            one, other = links.between(a, b), again.between(a, b)
+            one, other = links.link_between(a, b), again.link_between(a, b)
             assert math.isclose(one.bandwidth, other.bandwidth, rel_tol=1e-3)
             assert math.isclose(one.latency, other.latency, rel_tol=1e-3)
-    assert (again.both_ways, again.contention, again.window) == (0.98, 1.0, 14480)
+    assert (again.duplex_efficiency, again.contention_efficiency, again.initial_window_bytes) == (0.98, 1.0, 14480)
 
 
 def test_pairs_alone_suffice_where_all_are_there(tmp_path):
     pairs = 'hosts: 3\npairs: {0-1: "1 Gbit/s, 1 ms", 0-2: "1 Gbit/s, 2 ms", 1-2: "1 Gbit/s, 3 ms"}'
-    assert read_links(written(tmp_path, pairs)).between(2, 1) == Link(125e6, 0.003)
+    assert read_links(written(tmp_path, pairs)).link_between(2, 1) == Link(125e6, 0.003)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +102,7 @@ def test_pairs_alone_suffice_where_all_are_there(tmp_path):
     ],
 )
 def test_a_bad_file_is_one_line_that_names_the_field(tmp_path, text, told):
-    with pytest.raises(Unusable) as caught:
+    with pytest.raises(UsageError) as caught:
         read_links(written(tmp_path, text))
     assert told in str(caught.value)
     assert "links.yaml" in str(caught.value)
@@ -101,9 +110,9 @@ def test_a_bad_file_is_one_line_that_names_the_field(tmp_path, text, told):
 
 
 def test_neither_a_file_nor_a_line(tmp_path):
-    with pytest.raises(Unusable, match="8 hosts, 25 Gbit/s, 50 us"):
-        links_from("eight hosts")
-    with pytest.raises(Unusable, match="8 hosts, 25 Gbit/s, 50 us"):
-        links_from("9" * 5000 + " hosts, 1 Gbit/s, 1 ms")
-    with pytest.raises(Unusable, match="paragan bench links --out"):
-        links_from(str(tmp_path / "none.yaml"))
+    with pytest.raises(UsageError, match="8 hosts, 25 Gbit/s, 50 us"):
+        load_links("eight hosts")
+    with pytest.raises(UsageError, match="8 hosts, 25 Gbit/s, 50 us"):
+        load_links("9" * 5000 + " hosts, 1 Gbit/s, 1 ms")
+    with pytest.raises(UsageError, match="paragan bench links --out"):
+        load_links(str(tmp_path / "none.yaml"))

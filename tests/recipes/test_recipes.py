@@ -8,49 +8,49 @@ import pytest
 import torch
 
 from paragan.config.run import Run
-from paragan.config.validate import refuse_unheard, validate
-from paragan.core.schema import build, plain
+from paragan.config.validate import check_d_conditioning, validate
+from paragan.core.schema import from_dict, to_dict
 from paragan.nets import Spec
-from paragan.nets.conditioning import judging
-from paragan.recipes import RECIPES, recipe
-from paragan.recipes.published import DATA, recipes
+from paragan.nets.conditioning import resolve_d_conditioning
+from paragan.recipes import RECIPES, get_recipe
+from paragan.recipes.published import DATASETS, published_recipes
 
 CLASSES = {"cifar10": 10, "cifar100": 100, "tinyimagenet64": 200}
 
 
 def spec(name: str) -> Spec:
-    run = recipe(name)
+    run = get_recipe(name)
     return Spec(run.data.resolution, run.data.channels, CLASSES.get(name.partition("-")[2], 1000))
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", published_recipes())
 def test_a_recipe_is_a_run_that_can_be_played(name):
-    run = dataclasses.replace(recipe(name), data=dataclasses.replace(recipe(name).data, path="somewhere"))
+    run = dataclasses.replace(get_recipe(name), data=dataclasses.replace(get_recipe(name).data, path="somewhere"))
     assert run.recipe == name
-    assert build(Run, plain(run)) == run
+    assert from_dict(Run, to_dict(run)) == run
     validate(run, min(8, run.lanes))
     run.nets.check(spec(name))
-    refuse_unheard(run.objective, judging(run.nets, spec(name)))
-    assert recipe(name).__class__ is Run
+    check_d_conditioning(run.objective, resolve_d_conditioning(run.nets, spec(name)))
+    assert get_recipe(name).__class__ is Run
     assert RECIPES[name].__doc__
 
 
 def test_every_family_is_there_on_every_set():
     families = ("sngan", "sagan", "biggan", "contragan", "r3gan")
-    wanted = {f"{family}-{data}" for family in families for data in DATA}
-    assert set(recipes()) == wanted | {f"biggan-imagenet{size}" for size in (256, 512, 1024)}
+    wanted = {f"{family}-{data}" for family in families for data in DATASETS}
+    assert set(published_recipes()) == wanted | {f"biggan-imagenet{size}" for size in (256, 512, 1024)}
 
 
 def test_what_was_published():
     """PyTorch-StudioGAN, src/configs: CIFAR10/BigGAN-Mod, Tiny_ImageNet/SAGAN, ImageNet/BigGAN-Mod2048."""
     small, middle, large = (
-        recipe(f"{name}") for name in ("biggan-cifar10", "sagan-tinyimagenet64", "biggan-imagenet128")
+        get_recipe(f"{name}") for name in ("biggan-cifar10", "sagan-tinyimagenet64", "biggan-imagenet128")
     )
     assert (small.batch, small.d_steps, small.kimg) == (64, 5, 32_000)
     assert (small.g.optimizer.lr, small.d.optimizer.lr, small.g.optimizer.betas) == (2e-4, 2e-4, (0.5, 0.999))
     assert (middle.batch, middle.d_steps, middle.g.optimizer.lr, middle.d.optimizer.lr) == (256, 1, 1e-4, 4e-4)
     assert (large.batch, large.d_steps, large.g.optimizer.lr, large.d.optimizer.lr) == (2048, 2, 5e-5, 2e-4)
-    assert large.average.half_life_kimg == pytest.approx(6931.1 * 4.096, rel=1e-3)  # 0.9999 a step of 2 x 2,048
+    assert large.ema.half_life_kimg == pytest.approx(6931.1 * 4.096, rel=1e-3)  # 0.9999 a step of 2 x 2,048
 
 
 PARAMETERS = {  # G and D together: StudioGAN's figures for CIFAR-10, ParaGAN's Table 1 for ImageNet
@@ -66,13 +66,13 @@ PARAMETERS = {  # G and D together: StudioGAN's figures for CIFAR-10, ParaGAN's 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_networks_are_as_large_as_published(name):
     with torch.device("meta"):
-        nets, of = recipe(name).nets, spec(name)
+        nets, of = get_recipe(name).nets, spec(name)
         pair = nets.generator(of), nets.discriminator(of)
     assert sum(p.numel() for net in pair for p in net.parameters()) == PARAMETERS[name]
 
 
 def test_a_lane_of_biggan_holds_what_a_device_holds():
     for name, images in (("128", 32), ("256", 32), ("512", 16), ("1024", 8)):
-        run = recipe(f"biggan-imagenet{name}")
+        run = get_recipe(f"biggan-imagenet{name}")
         assert run.batch == 2048
         assert run.batch // run.lanes == images

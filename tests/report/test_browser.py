@@ -8,8 +8,8 @@ from PIL import Image
 
 from browser import Browser
 from paragan.report.comparison import write_comparison
-from paragan.report.page import LARGEST, write_report
-from processes import trained
+from paragan.report.page import MAX_PAGE_BYTES, write_report
+from processes import train_tiny
 
 pytestmark = pytest.mark.browser
 
@@ -26,7 +26,7 @@ def browser():
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     """A tiny run, with all that a page can show: long names, classes, an alarm, large grids."""
-    folder = trained(tmp_path_factory.mktemp("browser") / "run", "--kimg=0.16")
+    folder = train_tiny(tmp_path_factory.mktemp("browser") / "run", "--kimg=0.16")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows[-1]["per_class"] = {f"class {number} {EVIL}": number / 7 for number in range(12)}
     rows += [rows[-1] | {"protocol": {"space": EVIL}, "name": EVIL, "fingerprint": "f" * 200}]
@@ -43,7 +43,7 @@ def run_dir(tmp_path_factory):
 @pytest.fixture(scope="module", params=SIZES)
 def tab(request, browser, run_dir):
     page = write_report(run_dir)
-    assert page.stat().st_size < LARGEST
+    assert page.stat().st_size < MAX_PAGE_BYTES
     return browser.open(page, *SIZES[request.param])
 
 
@@ -53,7 +53,7 @@ def fits(tab):
 
 
 def test_the_page_is_quiet_asks_for_nothing_and_fits(tab):
-    assert tab.problems == []
+    assert tab.console_messages == []
     assert tab.requests == []
     assert fits(tab)
     assert tab.value("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
@@ -75,12 +75,12 @@ def shown(tab):
 
 def test_the_slider_goes_through_time_by_keys(tab):
     tab.value("document.getElementById('when').focus()")
-    tab.press("End")
+    tab.press_key("End")
     assert [text.split("\n")[0] for text in shown(tab)] == ["Generated at 13 kimg, the latest"]
-    tab.press("ArrowLeft")
+    tab.press_key("ArrowLeft")
     assert shown(tab) == ["Generated at 12 kimg"]
     assert tab.value("document.getElementById('when').getAttribute('aria-valuetext')") == "Generated at 12 kimg"
-    tab.press("Home")
+    tab.press_key("Home")
     assert shown(tab) == ["Generated at 0 kimg"]
 
 
@@ -121,9 +121,9 @@ def test_a_print_has_the_latest_grid_and_no_slider(browser, run_dir):
 @pytest.mark.parametrize("size", SIZES)
 def test_several_runs(browser, run_dir, finished, size, tmp_path):
     page = write_comparison([run_dir, finished], tmp_path / "both.html")
-    assert page.stat().st_size < LARGEST
+    assert page.stat().st_size < MAX_PAGE_BYTES
     tab = browser.open(page, *SIZES[size], dark=True)
-    assert (tab.problems, tab.requests) == ([], [])
+    assert (tab.console_messages, tab.requests) == ([], [])
     assert fits(tab)
     assert tab.value("document.querySelectorAll('#scores ~ .wide th').length") > 2
     assert tab.value("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
@@ -135,5 +135,5 @@ def test_a_request_would_be_seen(browser, tmp_path):
     tab = browser.open(page, *SIZES["phone"], loads=False)
     tab.until("document.images.length")
     assert tab.requests == ["https://example.com/a.png"]
-    assert tab.problems
+    assert tab.console_messages
     assert tab.value("document.documentElement.scrollWidth") > 390

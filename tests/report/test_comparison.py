@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from paragan.core.errors import Unusable
-from paragan.report.comparison import MOST, write_comparison
-from paragan.report.page import LARGEST
-from processes import call, refused
+from paragan.core.errors import UsageError
+from paragan.report.comparison import MAX_RUNS, write_comparison
+from paragan.report.page import MAX_PAGE_BYTES
+from processes import run_cli, usage_error
 
 from .test_page import Page, lines, noise, picture_of, score, tick
 
@@ -26,7 +26,7 @@ def run_of(folder, strategy="sync", kimg=40, ticks=20, scores=(), side=16):
 
 def compared(tmp_path, *folders):
     path = write_comparison(folders, tmp_path / "both.html")
-    assert path.stat().st_size < LARGEST
+    assert path.stat().st_size < MAX_PAGE_BYTES
     return Page(path.read_text("utf-8"))
 
 
@@ -115,7 +115,7 @@ def test_runs_without_scores_ticks_or_grids(tmp_path, a):
 def test_the_same_run_twice_differs_in_nothing(tmp_path, a):
     other = run_of(tmp_path / "c", scores=[score(30, 20)])
     assert "None: they are the same run." in compared(tmp_path, a, other).words
-    with pytest.raises(Unusable, match="given twice"):
+    with pytest.raises(UsageError, match="given twice"):
         compared(tmp_path, a, tmp_path / "b" / ".." / "a")
 
 
@@ -125,11 +125,11 @@ def test_names_are_as_long_as_they_have_to_be(tmp_path):
 
 
 def test_as_many_as_there_are_colours(tmp_path):
-    folders = [run_of(tmp_path / f"{n}", ticks=600, side=500, scores=[score(n, 9)]) for n in range(MOST)]
+    folders = [run_of(tmp_path / f"{n}", ticks=600, side=500, scores=[score(n, 9)]) for n in range(MAX_RUNS)]
     page = compared(tmp_path, *folders)
-    assert len(page.attributes("src")) == MOST
+    assert len(page.attributes("src")) == MAX_RUNS
     assert sum("dashed" in name for name in page.attributes("class")) > 8
-    with pytest.raises(Unusable, match=r"17 RUN_DIRs .* at most 16"):
+    with pytest.raises(UsageError, match=r"17 RUN_DIRs .* at most 16"):
         compared(tmp_path, *folders, run_of(tmp_path / "more"))
 
 
@@ -142,20 +142,20 @@ def test_what_the_watchers_told_is_said(tmp_path, a, b):
 
 def test_the_command(tmp_path, monkeypatch, a, b):
     monkeypatch.chdir(tmp_path)
-    ended = call("report", a, b)
+    ended = run_cli("report", a, b)
     assert (ended.status, ended.out) == (0, "comparison.html\n")
     assert (tmp_path / "comparison.html").exists()
     assert not (a / "report.html").exists()
-    assert call("report", a, b, "--out", "new.html").out == "new.html\n"
-    assert call("report", a).out == f"{a}/report.html\n"
-    assert call("report", a, "--out", "a.html").out == "a.html\n"
+    assert run_cli("report", a, b, "--out", "new.html").out == "new.html\n"
+    assert run_cli("report", a).out == f"{a}/report.html\n"
+    assert run_cli("report", a, "--out", "a.html").out == "a.html\n"
 
 
 def test_what_is_no_run_is_refused_before_anything_is_written(tmp_path, monkeypatch, a):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "metrics.jsonl").write_text(json.dumps({"name": "fid"}))
-    assert "foreign: run.yaml is missing" in refused("report", a, tmp_path / "foreign")
-    assert "--out page.pdf must end in .html" in refused("report", a, "--out", "page.pdf")
-    assert "nowhere: does not exist" in refused("report", a, "nowhere")
+    assert "foreign: run.yaml is missing" in usage_error("report", a, tmp_path / "foreign")
+    assert "--out page.pdf must end in .html" in usage_error("report", a, "--out", "page.pdf")
+    assert "nowhere: does not exist" in usage_error("report", a, "nowhere")
     assert not list(tmp_path.rglob("*.html"))

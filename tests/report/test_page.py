@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paragan.core.errors import Unusable
-from paragan.report.embedded_images import GRIDS, gallery, grids, spread
-from paragan.report.page import LARGEST, write_report
-from paragan.report.run_data import Stats
-from paragan.report.usage import time_spent
+from paragan.core.errors import UsageError
+from paragan.report.embedded_images import MAX_GRIDS, evenly_spaced, find_sample_grids, make_gallery
+from paragan.report.page import MAX_PAGE_BYTES, write_report
+from paragan.report.run_data import StatsColumns
+from paragan.report.usage import time_breakdown
 
 VOID = {"meta", "img", "input", "br", "link", "hr"}
 
@@ -54,7 +54,7 @@ def page(run_dir):
     path = write_report(run_dir)
     assert path == run_dir / "report.html"
     assert not list(run_dir.glob(".report*"))
-    assert path.stat().st_size < LARGEST
+    assert path.stat().st_size < MAX_PAGE_BYTES
     return Page(path.read_text("utf-8"))
 
 
@@ -317,7 +317,7 @@ def test_many_large_exhibits_stay_under_the_bound(fresh):
     for kimg in range(20):
         noise(fresh / f"fakes{kimg:06d}.png", 500, "RGB", kimg)
     images = page(fresh).attributes("src")
-    assert len(images) == 48 + GRIDS
+    assert len(images) == 48 + MAX_GRIDS
 
 
 def test_a_page_of_much_stays_under_the_bound(fresh):
@@ -372,7 +372,7 @@ def test_a_label_that_is_trained_again_is_unfinished(run_dir):
 
 def test_a_run_of_another_program_is_refused(fresh):
     (fresh / "run.yaml").write_text("name: other\nsteps: 7\n")
-    with pytest.raises(Unusable, match=r"00000-digits/run\.yaml: is of another program: the field recipe"):
+    with pytest.raises(UsageError, match=r"00000-digits/run\.yaml: is of another program: the field recipe"):
         write_report(fresh)
 
 
@@ -399,7 +399,7 @@ def test_many_large_grids_stay_under_the_bound(fresh, side):
     noise(fresh / "reals.png", side, "RGB", 99)
     images = page(fresh).attributes("src")
     shown = [Image.open(io.BytesIO(base64.b64decode(image.partition(",")[2]))) for image in images]
-    assert len(shown) == GRIDS + 1
+    assert len(shown) == MAX_GRIDS + 1
     assert shown[0].width == side
     assert shown[-1].width == side
 
@@ -408,7 +408,7 @@ def test_very_large_grids_are_fewer_and_smaller(fresh, monkeypatch):
     monkeypatch.setattr("paragan.report.pictures.DECODED", 3 * 200 * 200)
     for kimg in range(5):
         noise(fresh / f"fakes{kimg:06d}.png", 200, "RGB", kimg)
-    fakes, reals, notes = vars(gallery(fresh, room=40_000)).values()
+    fakes, reals, notes = vars(make_gallery(fresh, max_chars=40_000)).values()
     assert [kimg for kimg, _ in fakes] == [0, 2, 4]
     assert sum(len(picture.uri) for _, picture in fakes) < 40_000
     assert reals is None
@@ -421,7 +421,7 @@ def test_very_large_grids_are_fewer_and_smaller(fresh, monkeypatch):
 def test_grids_go_by_number(fresh):
     for name in ("fakes1000000.png", "fakes999999.png", "fakes000001.png", "fakes1.png", "fakesinit.png"):
         (fresh / name).touch()
-    assert [kimg for kimg, _ in grids(fresh)] == [1, 999_999, 1_000_000]
+    assert [kimg for kimg, _ in find_sample_grids(fresh)] == [1, 999_999, 1_000_000]
 
 
 @pytest.mark.parametrize(
@@ -429,31 +429,31 @@ def test_grids_go_by_number(fresh):
     [(0, 4, []), (1, 4, [0]), (4, 4, [0, 1, 2, 3]), (9, 3, [0, 4, 8]), (9, 2, [0, 8]), (9, 1, [8])],
 )
 def test_spread(count, most, places):
-    assert spread(count, most) == places
+    assert evenly_spaced(count, most) == places
 
 
 def test_time_goes_on_over_a_clock_that_was_set_back():
     rows = [{"Progress/kimg": kimg, "Timing/total_s": total} for kimg, total in ((1, 5), (2, 9), (3, 2), (4, 6))]
-    assert [share.amount for share in time_spent(Stats(rows))] == [15]
-    assert time_spent(Stats([{"Progress/kimg": 1}])) == []
+    assert [share.amount for share in time_breakdown(StatsColumns(rows))] == [15]
+    assert time_breakdown(StatsColumns([{"Progress/kimg": 1}])) == []
 
 
 def test_a_folder_without_a_run_names_the_runs_near_it(run_dir):
-    with pytest.raises(Unusable, match=r"run\.yaml is missing; under it are the run folders .*00000-digits$"):
+    with pytest.raises(UsageError, match=r"run\.yaml is missing; under it are the run folders .*00000-digits$"):
         write_report(run_dir.parent)
     (run_dir / "checkpoints").mkdir()
-    with pytest.raises(Unusable, match=r"it is inside the run folder .*00000-digits$"):
+    with pytest.raises(UsageError, match=r"it is inside the run folder .*00000-digits$"):
         write_report(run_dir / "checkpoints")
     assert not (run_dir.parent / "report.html").exists()
 
 
 def test_a_folder_with_nothing_near_it(tmp_path):
-    with pytest.raises(Unusable, match=r"run\.yaml is missing; `paragan train` makes run folders"):
+    with pytest.raises(UsageError, match=r"run\.yaml is missing; `paragan train` makes run folders"):
         write_report(tmp_path)
-    with pytest.raises(Unusable, match="does not exist"):
+    with pytest.raises(UsageError, match="does not exist"):
         write_report(tmp_path / "nowhere")
     (tmp_path / "file").touch()
-    with pytest.raises(Unusable, match="is a file"):
+    with pytest.raises(UsageError, match="is a file"):
         write_report(tmp_path / "file")
 
 
@@ -473,7 +473,7 @@ LAUGHS = "recipe: x\na0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
 )
 def test_a_run_that_is_no_yaml_is_unusable(fresh, text):
     (fresh / "run.yaml").write_text(text)
-    with pytest.raises(Unusable, match=r"run\.yaml: ") as error:
+    with pytest.raises(UsageError, match=r"run\.yaml: ") as error:
         write_report(fresh)
     assert "\n" not in str(error.value)
     assert not (fresh / "report.html").exists()

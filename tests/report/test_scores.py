@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from paragan.report.scores import protocols, series, shared
+from paragan.report.scores import group_scores, shared_protocol, unique_protocols
 
 PROTOCOL = {"features": "inception", "generated": 50_000, "real": {"split": "train"}}
 
@@ -12,9 +12,9 @@ def row(value, kimg=1, name="fid50k_full", protocol=PROTOCOL, **more):
 
 
 def test_last_is_by_kimg_and_best_by_direction():
-    (fid,) = series([row(9, 3), row(12, 1), row(7, 2)])
+    (fid,) = group_scores([row(9, 3), row(12, 1), row(7, 2)])
     assert (fid.last.value, fid.best.value) == (9, 7)
-    (score,) = series([row(2, 1, "is50k"), row(8, 2, "is50k"), row(5, 3, "is50k")])
+    (score,) = group_scores([row(2, 1, "is50k"), row(8, 2, "is50k"), row(5, 3, "is50k")])
     assert (score.last.value, score.best.value) == (5, 8)
 
 
@@ -29,13 +29,13 @@ def test_last_is_by_kimg_and_best_by_direction():
     ],
 )
 def test_a_score_of_an_unknown_kind_has_no_best(name, better):
-    (one,) = series([row(1, name=name)])
-    assert one.better == better
+    (one,) = group_scores([row(1, name=name)])
+    assert one.direction == better
     assert (one.best is None) == (better is None)
 
 
 def test_a_score_that_is_not_finite_is_kept_and_never_best():
-    (fid,) = series([row(9, 1), row(None, 2, nonfinite=["value"])])
+    (fid,) = group_scores([row(9, 1), row(None, 2, nonfinite=["value"])])
     assert math.isnan(fid.last.value)
     assert fid.best.value == 9
 
@@ -51,36 +51,36 @@ def test_a_score_that_is_not_finite_is_kept_and_never_best():
     ],
 )
 def test_scores_under_different_protocols_are_apart(change, differs):
-    first, second = series([row(9, 1), row(8, 2), row(7, 3) | change])
+    first, second = group_scores([row(9, 1), row(8, 2), row(7, 3) | change])
     assert (len(first.scores), len(second.scores)) == (2, 1)
-    assert (first.differs, second.differs[0]) == ((), differs)
-    assert (first.current, second.current) == (False, True)
-    assert [protocol.label for protocol in protocols([second, first])] == ["P1", "P2"]
+    assert (first.differences, second.differences[0]) == ((), differs)
+    assert (first.is_current, second.is_current) == (False, True)
+    assert [protocol.label for protocol in unique_protocols([second, first])] == ["P1", "P2"]
 
 
 def test_lines_of_one_sweep_are_apart_and_may_be_compared():
     drawn = {**PROTOCOL, "truncation": 1.0, "seed": 0}
     rows = [row(9, protocol=drawn | more) for more in ({}, {"truncation": 0.5}, {"seed": 3, "truncation": 0.7})]
     rows[1]["fingerprint"] = "as older ones had"
-    assert [(one.differs, one.swept) for one in series(rows)] == [
+    assert [(one.differences, one.sweep_label) for one in group_scores(rows)] == [
         ((), ""),
         ((), "truncation 0.5"),
         ((), "truncation 0.7, seed 3"),
     ]
-    _, other = series([rows[0], row(9, protocol=drawn | {"truncation": 0.5, "generated": 10})])
-    assert other.differs == ("generated 10, not 50,000",)
+    _, other = group_scores([rows[0], row(9, protocol=drawn | {"truncation": 0.5, "generated": 10})])
+    assert other.differences == ("generated 10, not 50,000",)
 
 
 def test_different_scores_may_share_a_protocol():
-    fid, score = series([row(9), row(8, name="is50k")])
+    fid, score = group_scores([row(9), row(8, name="is50k")])
     assert fid.protocol is score.protocol
-    assert not score.differs
+    assert not score.differences
 
 
 def test_what_protocols_share_is_said_once():
-    fid, kid = series([row(9), row(8, name="kid50k", protocol={**PROTOCOL, "subsets": 100, "space_hash": "5d"})])
-    both = shared([fid.protocol, kid.protocol])
-    assert both.words() == "features inception, generated 50,000, real split train"
-    assert fid.protocol.words(both) == ""
-    assert kid.protocol.words(both) == "subsets 100"
-    assert shared([]).words() == ""
+    fid, kid = group_scores([row(9), row(8, name="kid50k", protocol={**PROTOCOL, "subsets": 100, "space_hash": "5d"})])
+    both = shared_protocol([fid.protocol, kid.protocol])
+    assert both.describe() == "features inception, generated 50,000, real split train"
+    assert fid.protocol.describe(both) == ""
+    assert kid.protocol.describe(both) == "subsets 100"
+    assert shared_protocol([]).describe() == ""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paragan.report import number_format
-from paragan.report.svg_plot import POINTS, Line, chart, limits, thin
+from paragan.report.svg_plot import MAX_POINTS, Line, axis_limits, downsample_indices, make_chart
 
 
 def line(values, name="G"):
@@ -14,23 +14,23 @@ def line(values, name="G"):
 def test_thinning_keeps_ends_spikes_and_gaps():
     values = np.sin(np.arange(100_000.0))
     values[12_345], values[54_321], values[77_777] = 9, -9, np.nan
-    shown = thin(values)
-    assert shown.size <= POINTS
+    shown = downsample_indices(values)
+    assert shown.size <= MAX_POINTS
     assert {0, 12_345, 54_321, 77_777, 99_999} <= set(shown)
     assert (np.diff(shown) > 0).all()
 
 
 def test_few_points_are_all_shown():
-    assert (thin(np.zeros(POINTS)) == np.arange(POINTS)).all()
+    assert (downsample_indices(np.zeros(MAX_POINTS)) == np.arange(MAX_POINTS)).all()
 
 
 def test_one_explosion_does_not_flatten_the_curve():
     values = np.random.default_rng(0).normal(size=1000)
     values[500] = 1e9
-    low, high = limits(values)
+    low, high = axis_limits(values)
     assert low < values.min()
     assert high < 20
-    made = chart("Losses", "", [line(values)])
+    made = make_chart("Losses", "", [line(values)])
     assert made is not None
     assert made.notes == ("1 of 1,000 beyond the axis",)
 
@@ -45,22 +45,22 @@ def test_one_explosion_does_not_flatten_the_curve():
     ],
 )
 def test_limits(values, floor, expected):
-    assert limits(np.array(values, float), floor) == pytest.approx(expected)
+    assert axis_limits(np.array(values, float), floor) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("values", [[], [np.nan, np.inf], [1e300]])
 def test_nothing_to_draw_is_no_chart(values):
-    assert chart("Losses", "", [line(values)]) is None
+    assert make_chart("Losses", "", [line(values)]) is None
 
 
 def test_values_that_are_not_finite_are_counted_and_left_open():
-    made = chart("Losses", "", [line([1, np.nan, 2, np.inf, 3, 1e300, 4])])
+    made = make_chart("Losses", "", [line([1, np.nan, 2, np.inf, 3, 1e300, 4])])
     assert made is not None
     assert made.notes == ("2 of 7 not finite", "1 of 7 beyond the axis")
 
 
 def test_tick_labels_are_exact():
-    made = chart("kid", "", [line([0, 0.1])])
+    made = make_chart("kid", "", [line([0, 0.1])])
     assert made is not None
     labels = [
         float(text.replace(number_format.MINUS, "-")) for text in re.findall(r"<text[^>]*>([^<]+)</text>", made.svg)
@@ -70,8 +70,8 @@ def test_tick_labels_are_exact():
 
 
 def test_a_drawing_is_an_element_of_its_page():
-    svg = str(chart("Losses", "", [line(np.arange(900.0))], 0).svg)  # pyright: ignore
-    assert svg == str(chart("Losses", "", [line(np.arange(900.0))], 0).svg)  # pyright: ignore
+    svg = str(make_chart("Losses", "", [line(np.arange(900.0))], 0).svg)  # pyright: ignore
+    assert svg == str(make_chart("Losses", "", [line(np.arange(900.0))], 0).svg)  # pyright: ignore
     assert "http" not in svg
     assert "font-family" not in svg
     assert not re.search("#[0-9a-f]{6}", svg)
@@ -80,7 +80,7 @@ def test_a_drawing_is_an_element_of_its_page():
 
 
 def test_a_hostile_name_stays_text():
-    made = chart('"><script>', "", [line([1, 2])])
+    made = make_chart('"><script>', "", [line([1, 2])])
     assert made is not None
     assert "<script>" not in made.svg
 
@@ -97,7 +97,7 @@ def test_a_hostile_name_stays_text():
     ],
 )
 def test_durations(seconds, text):
-    assert number_format.duration(seconds) == text
+    assert number_format.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -112,4 +112,4 @@ def test_durations(seconds, text):
     ],
 )
 def test_numbers(value, text):
-    assert number_format.number(value) == text
+    assert number_format.format_number(value) == text

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 import tiny_run
-from paragan.comm.mailbox import Parcel
+from paragan.comm.mailbox import TensorPack
 from paragan.comm.sockets import open_sockets
-from paragan.config.resolve import settled
+from paragan.config.resolve import fill_strategy_defaults
 from paragan.config.validate import validate
 from paragan.core.clock import Clock
-from paragan.core.errors import Unusable
-from paragan.core.rng import Draw
+from paragan.core.errors import UsageError
+from paragan.core.rng import LaneRng
 from paragan.core.types import Batch
-from paragan.game.replay_policy import Newest, Uniform
-from paragan.game.stale_opponents import Made, PastFakes
-from paragan.strategies.gd_teams import as_split, even
+from paragan.game.replay_policy import Latest, UniformReplay
+from paragan.game.stale_opponents import FakeBatch, FakeReplayBuffer
+from paragan.strategies.gd_teams import balance, validate_split
 from paragan.train.checkpoint import Checkpoints
 from paragan.train.loop import play_round
 
@@ -34,12 +34,12 @@ def delayed(run, rounds, delays):
     """A job: play, waiting before every round; the state, the losses' line, and how old what was seen was."""
 
     def job(world):
-        waits, s = random.Random(world.rank), tiny_run.session(run, world)
+        waits, s = random.Random(world.rank), tiny_run.make_session(run, world)
         for _ in range(rounds):
             time.sleep(waits.random() * delays[world.rank % len(delays)])
             play_round(s)
         line = s.stats.tick(s.clock.images, s.clock.step)
-        return tiny_run.told(s), line, s.stats.lags
+        return tiny_run.gather_owner_state(s), line, s.stats.lags
 
     return job
 
@@ -47,27 +47,35 @@ def delayed(run, rounds, delays):
 @pytest.mark.parametrize(
     ("settings", "delays"),
     [
-        (("strategy.lead=4",), (0.03, 0.03)),
-        (("strategy.lead=3", "strategy.snapshot_every=3", "d_steps=2"), (0.0, 0.03)),
-        (("strategy.lead=4", "g_batch=32"), (0.0, 0.03)),
-        (("strategy.lead=3", "strategy.buffer=replay", "strategy.buffer.fraction=0.5", "g_batch=32"), (0.03, 0.0)),
+        (("strategy.max_lead_rounds=4",), (0.03, 0.03)),
+        (("strategy.max_lead_rounds=3", "strategy.snapshot_every=3", "d_steps=2"), (0.0, 0.03)),
+        (("strategy.max_lead_rounds=4", "g_batch=32"), (0.0, 0.03)),
+        (
+            (
+                "strategy.max_lead_rounds=3",
+                "strategy.replay_policy=replay",
+                "strategy.replay_policy.fraction=0.5",
+                "g_batch=32",
+            ),
+            (0.03, 0.0),
+        ),
     ],
 )
 def test_a_recorded_pattern_repeats_the_run_to_the_bit(pool, settings, delays):
-    run = tiny_run.run(*TEAMS, *settings)
+    run = tiny_run.make_run(*TEAMS, *settings)
     state, _, lags = pool(2, delayed(run, 12, delays))[0]
     assert len(lags["fakes"]) == len(lags["critic"]) == 12
     assert len(set(lags["fakes"])) + len(set(lags["critic"])) > 2, "the ranks did not lag, so nothing was shown"
-    again = [s for s in settings if not s.startswith(("strategy.lead", "strategy.snapshot"))]
-    replay = tiny_run.run(
+    again = [s for s in settings if not s.startswith(("strategy.max_lead_rounds", "strategy.snapshot"))]
+    replay = tiny_run.make_run(
         *TEAMS, *again, f"strategy.fake_lags={lags['fakes']}", f"strategy.critic_lags={lags['critic']}"
     )
-    assert tiny_run.same(pool(1, lambda world: tiny_run.play(replay, 12))[0], state)
+    assert tiny_run.is_equal(pool(1, lambda world: tiny_run.play_rounds(replay, 12))[0], state)
 
 
 @pytest.mark.parametrize(("slow", "lead"), [(0, 3), (1, 3), (0, 1), (1, 5)])
 def test_no_team_is_further_ahead_than_it_may(pool, slow, lead):
-    run = tiny_run.run(*TEAMS, f"strategy.lead={lead}", "strategy.split=1:1")
+    run = tiny_run.make_run(*TEAMS, f"strategy.max_lead_rounds={lead}", "strategy.split=1:1")
     _, line, lags = pool(2, delayed(run, 10, [0.08 * (rank == slow) for rank in (0, 1)]))[0]
     assert max(lags["fakes"]) < lead
     assert max(lags["critic"]) < lead
@@ -82,58 +90,63 @@ def test_no_team_is_further_ahead_than_it_may(pool, slow, lead):
     ("split", "settings"),
     [
         ("1:2", ("strategy.snapshot_every=4", "strategy.snapshot_wire=int8")),
-        ("1:2", ("strategy.buffer=uniform", "d_steps=2")),
-        ("2:2", ("strategy.every=2", "strategy.snapshot_every=3", "strategy.wire=int8")),
+        ("1:2", ("strategy.replay_policy=uniform", "d_steps=2")),
+        ("2:2", ("strategy.sync_period=2", "strategy.snapshot_every=3", "strategy.wire=int8")),
     ],
 )
 def test_it_goes_on_where_it_stopped(pool, split, settings, tmp_path):
-    run, ranks = tiny_run.run(*TEAMS, *settings, "strategy.lead=1", f"strategy.split='{split}'"), int(split[0]) + 2
+    run, ranks = (
+        tiny_run.make_run(*TEAMS, *settings, "strategy.max_lead_rounds=1", f"strategy.split='{split}'"),
+        int(split[0]) + 2,
+    )
 
     def six_and_four(world):
-        saved, _ = tiny_run.saved(run, 6, world, tmp_path)
-        s = tiny_run.session(run, world, saved)
+        saved, _ = tiny_run.save_after(run, 6, world, tmp_path)
+        s = tiny_run.make_session(run, world, saved)
         for _ in range(4):
             play_round(s)
-        return tiny_run.told(s)
+        return tiny_run.gather_owner_state(s)
 
-    assert tiny_run.same(pool(ranks, six_and_four)[0], pool(ranks, lambda world: tiny_run.play(run, 10, world))[0])
+    assert tiny_run.is_equal(
+        pool(ranks, six_and_four)[0], pool(ranks, lambda world: tiny_run.play_rounds(run, 10, world))[0]
+    )
 
 
 def test_another_division_goes_on_with_what_was_saved(pool, tmp_path):
     """3 ranks of G and 1 of D, then 1 and 2; the images that were made go to those that own their lanes now."""
-    first = tiny_run.run(*TEAMS, "strategy.lead=1", "strategy.split=3:1")
-    then = tiny_run.run(*TEAMS, "strategy.lead=1", "strategy.split=1:2")
-    saved = pool(4, lambda world: tiny_run.saved(first, 4, world, tmp_path)[0])[0]
+    first = tiny_run.make_run(*TEAMS, "strategy.max_lead_rounds=1", "strategy.split=3:1")
+    then = tiny_run.make_run(*TEAMS, "strategy.max_lead_rounds=1", "strategy.split=1:2")
+    saved = pool(4, lambda world: tiny_run.save_after(first, 4, world, tmp_path)[0])[0]
 
     def go_on(world):
-        s = tiny_run.session(then, world, saved)
+        s = tiny_run.make_session(then, world, saved)
         for _ in range(4):
             play_round(s)
-        return tiny_run.told(s)
+        return tiny_run.gather_owner_state(s)
 
-    one = tiny_run.play(first, 8)
+    one = tiny_run.play_rounds(first, 8)
     state = pool(3, go_on)[0]
-    assert tiny_run.distance(state, one, "G/") < 2e-4
-    assert tiny_run.distance(state, one, "D/") < 2e-4
+    assert tiny_run.relative_distance(state, one, "G/") < 2e-4
+    assert tiny_run.relative_distance(state, one, "D/") < 2e-4
 
 
 @pytest.mark.parametrize(("g_per_lane", "d_per_lane"), [(4, 2), (2, 4), (3, 2), (2, 5), (1, 3)])
-@pytest.mark.parametrize("policy", [Newest(), Uniform(last=3)])
+@pytest.mark.parametrize("policy", [Latest(), UniformReplay(window=3)])
 def test_batches_of_any_size(g_per_lane, d_per_lane, policy):
     """Every image is one that G made for that lane, with its label; of more than D needs, the next step has others."""
-    fakes = PastFakes(policy, lambda step: 1, 1, g_per_lane / d_per_lane)
+    fakes = FakeReplayBuffer(policy, lambda step: 1, 1, g_per_lane / d_per_lane)
     lanes = (2, 5)
     for step in range(6):  # pixel: round, lane, row
         rows = [[step, lane, i] for lane in lanes for i in range(g_per_lane)]
         made = torch.tensor(rows, dtype=torch.float32)
-        fakes.post(Batch(made, made[:, 2].long() + 10, Draw(0, step, lanes, g_per_lane)), step)
-    hand = Batch(torch.zeros(2 * d_per_lane, 3), None, Draw(0, 96, lanes, d_per_lane))
+        fakes.push(Batch(made, made[:, 2].long() + 10, LaneRng(0, step, lanes, g_per_lane)), step)
+    hand = Batch(torch.zeros(2 * d_per_lane, 3), None, LaneRng(0, 96, lanes, d_per_lane))
     first, second = fakes(hand, 6), fakes(hand, 6)
     for drawn in (first, second):
         assert len(drawn.images) == 2 * d_per_lane
         assert drawn.images[:, 1].tolist() == [2.0] * d_per_lane + [5.0] * d_per_lane
         assert (drawn.images[:, 2] + 10 == drawn.labels).all()
-        assert (drawn.images[:, 0] >= 6 - fakes.last).all()
+        assert (drawn.images[:, 0] >= 6 - fakes.window).all()
     if policy.name == "newest":
         assert len({tuple(row) for row in first.images.tolist()}) == 2 * d_per_lane
         if g_per_lane >= 2 * d_per_lane:
@@ -141,89 +154,93 @@ def test_batches_of_any_size(g_per_lane, d_per_lane, policy):
 
 
 def test_a_lane_is_found_in_what_was_made_together():
-    fakes = PastFakes(Newest(), lambda step: 1, 1)
-    fakes.keep(Made(torch.arange(8.0)[:, None], None), (0, 1, 2, 3), 0)
-    drawn = fakes(Batch(torch.zeros(4, 1), None, Draw(0, 16, (1, 3), 2)), 1)
+    fakes = FakeReplayBuffer(Latest(), lambda step: 1, 1)
+    fakes.insert(FakeBatch(torch.arange(8.0)[:, None], None), (0, 1, 2, 3), 0)
+    drawn = fakes(Batch(torch.zeros(4, 1), None, LaneRng(0, 16, (1, 3), 2)), 1)
     assert drawn.images.flatten().tolist() == [2, 3, 6, 7]
 
 
 def test_parcels():
     tensors = [torch.randn(3, 2).to(torch.bfloat16), torch.arange(5), torch.randn(2, 3, 4, 4), torch.empty(0)]
-    parcel = Parcel.of(tensors)
-    data = parcel.packed(tensors)
+    parcel = TensorPack.from_tensors(tensors)
+    data = parcel.pack(tensors)
     assert data.nbytes == parcel.nbytes
-    assert all(torch.equal(a, b) for a, b in zip(parcel.unpacked(data), tensors, strict=True))
-    assert Parcel((), ()).packed([]).nbytes == 1
+    assert all(torch.equal(a, b) for a, b in zip(parcel.unpack(data), tensors, strict=True))
+    assert TensorPack((), ()).pack([]).nbytes == 1
 
 
 def test_the_division_with_which_neither_waits():
-    assert even(1.0, 1.0, 8) == (4, 4)
-    assert even(1.0, 3.0, 8) == (2, 6)
-    assert even(3.0, 1.0, 8) == (6, 2)
-    assert even(1.0, 1000.0, 4) == (1, 3)
-    assert even(1.0, 1.0, 2) == (1, 1)
+    assert balance(1.0, 1.0, 8) == (4, 4)
+    assert balance(1.0, 3.0, 8) == (2, 6)
+    assert balance(3.0, 1.0, 8) == (6, 2)
+    assert balance(1.0, 1000.0, 4) == (1, 3)
+    assert balance(1.0, 1.0, 2) == (1, 1)
 
 
 def test_what_is_refused():
-    with pytest.raises(Unusable, match=r"split=2:6 wants 8 ranks, and there are 4; use 2:2"):
-        validate(tiny_run.run(*TEAMS, "strategy.split='2:6'"), 4)
-    with pytest.raises(Unusable, match="split=1:1 wants 2 ranks, and there is 1; give --ranks 2"):
-        validate(tiny_run.run(*TEAMS, "strategy.split='1:1'"), 1)
-    with pytest.raises(Unusable, match="are for ranks that play both"):
-        validate(tiny_run.run(*TEAMS, "strategy.split='1:1'", "strategy.fake_lags=[2]"), 2)
+    with pytest.raises(UsageError, match=r"split=2:6 wants 8 ranks, and there are 4; use 2:2"):
+        validate(tiny_run.make_run(*TEAMS, "strategy.split='2:6'"), 4)
+    with pytest.raises(UsageError, match="split=1:1 wants 2 ranks, and there is 1; give --ranks 2"):
+        validate(tiny_run.make_run(*TEAMS, "strategy.split='1:1'"), 1)
+    with pytest.raises(UsageError, match="are for ranks that play both"):
+        validate(tiny_run.make_run(*TEAMS, "strategy.split='1:1'", "strategy.fake_lags=[2]"), 2)
     for split in ("0:2", "1:0", "half", "1:2:3", "-1:3"):
-        with pytest.raises(Unusable, match=r"strategy\.split=.*: it should be auto, none, or"):
-            tiny_run.run(*TEAMS, f"strategy.split='{split}'")
+        with pytest.raises(UsageError, match=r"strategy\.split=.*: it should be auto, none, or"):
+            tiny_run.make_run(*TEAMS, f"strategy.split='{split}'")
     for field, value in (("lead", 0), ("snapshot_every", 0), ("buffer.last", 0), ("lead", 5000)):
-        with pytest.raises(Unusable, match=rf"strategy\.{field}"):
-            tiny_run.run(*TEAMS, "strategy.buffer=uniform", f"strategy.{field}={value}")
-    with pytest.raises(Unusable, match=r"strategy\.snapshot_wire"):
-        tiny_run.run(*TEAMS, "strategy.snapshot_wire=topk")
-    with pytest.raises(Unusable, match="--g_batch 12 does not divide into --lanes 8: try --g_batch 8 or 16"):
-        validate(tiny_run.run(*TEAMS, "g_batch=12"), 2)
+        with pytest.raises(UsageError, match=rf"strategy\.{field}"):
+            tiny_run.make_run(*TEAMS, "strategy.replay_policy=uniform", f"strategy.{field}={value}")
+    with pytest.raises(UsageError, match=r"strategy\.snapshot_wire"):
+        tiny_run.make_run(*TEAMS, "strategy.snapshot_wire=topk")
+    with pytest.raises(UsageError, match="--g_batch 12 does not divide into --lanes 8: try --g_batch 8 or 16"):
+        validate(tiny_run.make_run(*TEAMS, "g_batch=12"), 2)
 
 
 def test_yaml_has_no_minutes():
-    assert tiny_run.run(*TEAMS, "strategy.split=2:6").strategy.split == "2:6"
-    assert as_split(126) == "2:6"
-    assert as_split("auto") == "auto"
-    with pytest.raises(Unusable):
-        tiny_run.run(*TEAMS, "strategy.split=7")
+    assert tiny_run.make_run(*TEAMS, "strategy.split=2:6").strategy.split == "2:6"
+    assert validate_split(126) == "2:6"
+    assert validate_split("auto") == "auto"
+    with pytest.raises(UsageError):
+        tiny_run.make_run(*TEAMS, "strategy.split=7")
 
 
 def test_the_record_of_a_run(tmp_path):
     path = tmp_path / "lags.jsonl"
-    asked = (*TEAMS, f"strategy.lags_of={tmp_path}")
-    with pytest.raises(Unusable, match=r"there is no .*lags\.jsonl"):
-        settled(tiny_run.run(*asked))
+    asked = (*TEAMS, f"strategy.lags_from_run={tmp_path}")
+    with pytest.raises(UsageError, match=r"there is no .*lags\.jsonl"):
+        fill_strategy_defaults(tiny_run.make_run(*asked))
     path.write_text('{"first": 0, "fakes": [1, 2], "critic": [0, 0]}\n{"first": 2, "fakes": [2], "critic": [1]}\n')
-    strategy = settled(tiny_run.run(*asked)).strategy
-    assert (strategy.fake_lags, strategy.critic_lags, strategy.lags_of) == ((1, 2, 2), (0, 0, 1), "")
-    with pytest.raises(Unusable, match="says what the lags are"):
-        settled(tiny_run.run(*asked, "strategy.fake_lags=[1]"))
+    strategy = fill_strategy_defaults(tiny_run.make_run(*asked)).strategy
+    assert (strategy.fake_lags, strategy.critic_lags, strategy.lags_from_run) == ((1, 2, 2), (0, 0, 1), "")
+    with pytest.raises(UsageError, match="says what the lags are"):
+        fill_strategy_defaults(tiny_run.make_run(*asked, "strategy.fake_lags=[1]"))
     path.write_text('{"first": 0, "fakes": [1, 2], "critic": [0, 0]}\n{"first": 5, "fakes": [2], "critic": [1]}\n')
-    with pytest.raises(Unusable, match="lacks rounds 2 to 4: that run was stopped and resumed"):
-        settled(tiny_run.run(*asked))
+    with pytest.raises(UsageError, match="lacks rounds 2 to 4: that run was stopped and resumed"):
+        fill_strategy_defaults(tiny_run.make_run(*asked))
     for broken in ('{"first": 0, "fakes": [-1], "critic": [0]}', '{"fakes": 3}', '{"first": 0, "fakes": ["a"]}'):
         path.write_text(broken + "\n")
-        with pytest.raises(Unusable, match="no record of lags"):
-            settled(tiny_run.run(*asked))
+        with pytest.raises(UsageError, match="no record of lags"):
+            fill_strategy_defaults(tiny_run.make_run(*asked))
 
 
 def test_from_teams_to_one_rank_and_back(pool, tmp_path):
     """What one rank does not play against is not kept for teams to find much later."""
-    run = tiny_run.run(*TEAMS, "strategy.lead=1")
+    run = tiny_run.make_run(*TEAMS, "strategy.max_lead_rounds=1")
 
     def on(saved, folder, rounds):
         def job(world):
-            s = tiny_run.session(run, world, saved)
+            s = tiny_run.make_session(run, world, saved)
             for _ in range(rounds):
                 play_round(s)
             clock = {"step": s.clock.step, "images": s.clock.images}
-            if s.role.settle:
-                s.role.settle()
-            ages = max((max(seen.pattern.values()) for seen in s.role.seen.values() if seen.pattern), default=0)
-            return Checkpoints(folder, world).save(s.game.players, clock, {}, s.role), tiny_run.told(s), ages
+            if s.role.drain:
+                s.role.drain()
+            ages = max((max(seen.lags.values()) for seen in s.role.staleness.values() if seen.lags), default=0)
+            return (
+                Checkpoints(folder, world).save(s.game.players, clock, {}, s.role),
+                tiny_run.gather_owner_state(s),
+                ages,
+            )
 
         return job
 
@@ -231,11 +248,11 @@ def test_from_teams_to_one_rank_and_back(pool, tmp_path):
     second = pool(1, on(first, tmp_path / "b", 3))[0][0]
     rows = pool(2, on(second, tmp_path / "c", 3))
     assert max(ages for _, _, ages in rows) == 0
-    assert tiny_run.distance(rows[0][1], tiny_run.play(run, 9), "G/") < 2e-4
+    assert tiny_run.relative_distance(rows[0][1], tiny_run.play_rounds(run, 9), "G/") < 2e-4
 
 
 def test_the_time_until_a_message_is_wanted_is_not_waited(pool):
-    run = tiny_run.run(*TEAMS, "strategy.lead=5", "strategy.split=1:1")
+    run = tiny_run.make_run(*TEAMS, "strategy.max_lead_rounds=5", "strategy.split=1:1")
     slow = pool(2, delayed(run, 6, (0.2, 0.0)))[0][1]  # rank 0 sleeps, and does not wait
     assert slow["Timing/exchange_wait_s"] < 0.5 * slow["Timing/total_s"]
 
@@ -243,16 +260,16 @@ def test_the_time_until_a_message_is_wanted_is_not_waited(pool):
 @pytest.mark.timeout(1200)
 def test_links_that_are_dropped_leave_nothing(pool):
     """No thread and no socket, however often a role is made and played: 20 times, or PARAGAN_SOAK times 20."""
-    run = tiny_run.run(*TEAMS, "strategy.split=1:1")
+    run = tiny_run.make_run(*TEAMS, "strategy.split=1:1")
 
     def job(world):
-        first, there = tiny_run.session(run, world), []
+        first, there = tiny_run.make_session(run, world), []
         for i in range(20):
             s = dataclasses.replace(
-                first, role=run.strategy.role(first.game, world, run.lanes), clock=Clock(run.images)
+                first, role=run.strategy.role(first.game, world, run.lanes), clock=Clock(run.total_images)
             )
             play_round(s)
-            s.role.settle()
+            s.role.drain()
             del s
             gc.collect()
             if i in (4, 19):

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from paragan.comm.compression.compressors import BF16, Exact, Int4, Int8, Sign
-from paragan.comm.exchange import Every, Local, Lookahead, Now, Then
-from paragan.comm.flat_params import Flat
+from paragan.comm.exchange import Blocking, Chain, EveryN, NoExchange, OptimisticMirrorDescent
+from paragan.comm.flat_params import FlatParams
 from paragan.comm.gossip import CompressedGossip, Gossip
 from paragan.comm.topology import Complete, Matching, OnePeer, RandomRing, Ring, contraction
 from paragan.comm.traffic import Meter
 from paragan.optim.optimistic import optimistic
 from paragan.strategies.gossip_dposg import CPOAdamCentral
-from paragan.strategies.sync import average
+from paragan.strategies.sync import make_gradient_exchange
 
 SIZE = 96
 RATE = 0.1
@@ -32,7 +32,7 @@ class Point(nn.Module):
 
 
 def start(rank):
-    return Flat(Point(rank), bucket_bytes=SIZE)
+    return FlatParams(Point(rank), bucket_bytes=SIZE)
 
 
 def slope(w, rank, step, n):
@@ -50,7 +50,7 @@ def stepped(world, exchange, optimizer, steps):
     for step in range(steps):
         with flat.exchanging(exchange, step):
             flat.grads.copy_(slope(flat.params, world.rank, step, len(flat.params)))
-        flat.conclude()
+        flat.finish()
         move.step()
     return flat.params.clone()
 
@@ -87,7 +87,9 @@ def test_dposg_is_the_papers_pseudo_code(pool, ranks, rounds):
     """mix = W^t X;  Z = mix - eta g(Z before);  X = mix - eta g(Z), a gradient an iteration."""
 
     def job(world):
-        exchange = Then(Now(Gossip(Ring(), world.everyone, rounds)), Lookahead(Local(), lambda: RATE))
+        exchange = Chain(
+            Blocking(Gossip(Ring(), world.all_ranks, rounds)), OptimisticMirrorDescent(NoExchange(), lambda: RATE)
+        )
         return stepped(world, exchange, sgd, 6)
 
     x = starts(ranks)
@@ -105,7 +107,7 @@ def test_dposg_is_the_papers_pseudo_code(pool, ranks, rounds):
 def test_dp_oadam_is_the_papers_pseudo_code(pool, ranks, topology):
     """theta_i <- sum_j W_ij theta_j - 2 lr u + lr (u before); u from gradients at theta_i, moments of one's own."""
     beta1, beta2, eps, steps = 0.5, 0.9, 1e-8, 7
-    found = pool(ranks, lambda world: stepped(world, Gossip(topology, world.everyone), optimistic_adam, steps))
+    found = pool(ranks, lambda world: stepped(world, Gossip(topology, world.all_ranks), optimistic_adam, steps))
     x = starts(ranks)
     m, v, before = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
     for step in range(steps):
@@ -127,11 +129,11 @@ def test_cp_oadam_is_the_papers_pseudo_code(pool, ranks):
         vector = nn.Parameter(flat.params)
         vector.grad = flat.grads
         move = optimistic_adam([vector])
-        exchange = average(CPOAdamCentral().wire, world.everyone)
+        exchange = make_gradient_exchange(CPOAdamCentral().wire, world.all_ranks)
         for step in range(steps):
             with flat.exchanging(exchange, step):
                 flat.grads.copy_(slope(flat.params, world.rank, step, len(flat.params)) / ranks)
-            flat.conclude()
+            flat.finish()
             move.step()
         return flat.params.clone()
 
@@ -151,7 +153,7 @@ def test_compressed_gossip_is_choco_with_a_copy_on_every_link(pool, wire, topolo
     ranks, steps, rate = 4, 6, 0.5
 
     def job(world):
-        return stepped(world, CompressedGossip(topology, world.everyone, wire, rate=rate), sgd, steps)
+        return stepped(world, CompressedGossip(topology, world.all_ranks, wire, consensus_rate=rate), sgd, steps)
 
     def coded(x):
         data, out = torch.zeros(wire.nbytes(len(x)), dtype=torch.uint8), torch.empty_like(x)
@@ -183,9 +185,9 @@ def mixed(pool, ranks, exchange, steps):
         flat, seen = start(world.rank), []
         seen.append(flat.params.clone())
         for step in range(steps):
-            with flat.exchanging(exchange(world.everyone), step):
+            with flat.exchanging(exchange(world.all_ranks), step):
                 pass
-            flat.conclude()
+            flat.finish()
             seen.append(flat.params.clone())
         return seen
 
@@ -205,7 +207,7 @@ def distances(states):
         (lambda group: CompressedGossip(Ring(), group, Int8()), 0.5),
         (lambda group: CompressedGossip(Ring(), group, Int4()), 0.7),
         (lambda group: CompressedGossip(OnePeer(), group, Int8()), 0.75),
-        (lambda group: CompressedGossip(Ring(), group, Sign(), rate=0.3), 0.97),
+        (lambda group: CompressedGossip(Ring(), group, Sign(), consensus_rate=0.3), 0.97),
     ],
     ids=["ring", "two rounds", "complete", "ring int8", "ring int4", "one-peer int8", "ring sign"],
 )
@@ -223,7 +225,7 @@ def test_one_peer_is_exact_after_log2_steps(pool):
 
 
 def test_local_steps_mix_at_the_end_of_each_period(pool):
-    d = distances(mixed(pool, 4, lambda group: Every(Gossip(OnePeer(), group), 3), 6))
+    d = distances(mixed(pool, 4, lambda group: EveryN(Gossip(OnePeer(), group), 3), 6))
     assert d[0] == d[1] == d[2] > d[3] == d[4] == d[5] > d[6]
     assert d[6] < 1e-5  # the period's own steps are the topology's: two make the mean of four
 
@@ -237,11 +239,11 @@ def test_bytes_counted_are_bytes_predicted(pool):
             lambda group: CompressedGossip(OnePeer(), group, Int4()),
         ):
             meter = Meter()
-            exchange, flat = make(world.everyone.metered(meter)), start(world.rank)
+            exchange, flat = make(world.all_ranks.with_meter(meter)), start(world.rank)
             for step in range(3):
                 with flat.exchanging(exchange, step):
                     pass
-                flat.conclude()
+                flat.finish()
             told = flat.traffic(exchange)
             found.append((meter.sent_bytes, meter.messages, 3 * told.sent_bytes, 3 * told.messages))
         return found
@@ -259,14 +261,14 @@ def test_dposg_converges_where_gossip_descent_diverges(pool):
         size, rank = world.size, world.rank
         a = torch.linspace(0.5, 1.0, SIZE) + 0.4 * torch.cos(torch.arange(SIZE) + 2 * torch.pi * rank / size)
         x, y = start(0), start(1)
-        mixing = Gossip(Ring(), world.everyone)
-        exchange = Then(Now(mixing), Lookahead(Local(), lambda: 0.2)) if ahead else mixing
+        mixing = Gossip(Ring(), world.all_ranks)
+        exchange = Chain(Blocking(mixing), OptimisticMirrorDescent(NoExchange(), lambda: 0.2)) if ahead else mixing
         for step in range(800):
             with x.exchanging(exchange, step), y.exchanging(exchange, step):
                 x.grads.copy_(a * y.params)
                 y.grads.copy_(-a * x.params)
             for player in (x, y):
-                player.conclude()
+                player.finish()
                 player.params.sub_(player.grads, alpha=0.2)
         return float(torch.hypot(x.params.norm(), y.params.norm()))
 

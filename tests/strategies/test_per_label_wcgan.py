@@ -12,22 +12,22 @@ import pytest
 import torch
 
 import paragan
-from paragan.core.jsonl import read
-from paragan.models.sampler import size_of
+from paragan.core.jsonl import read_jsonl
+from paragan.models.sampler import module_bytes
 from paragan.train import trainer
-from paragan.train.per_label.lease_queue import Leases
-from processes import TINY, call, checkpoints, during, outcome, refused, until
+from paragan.train.per_label.lease_queue import LeaseQueue
+from processes import TINY_RUN_ARGS, final_tensors, list_checkpoints, on_step, run_cli, usage_error, wait_until
 
 PER_LABEL = ("--strategy=per-label", "--kimg=0.8", "--output.checkpoint_kimg=0.16", "--evaluation.count=40")
 LABELS = range(10)
 
 
 def command(folder, *more):
-    return ["train", *TINY, *PER_LABEL, f"--run-dir={folder}", *more]
+    return ["train", *TINY_RUN_ARGS, *PER_LABEL, f"--run-dir={folder}", *more]
 
 
 def trained(folder, *more):
-    ended = call(*command(folder, *more))
+    ended = run_cli(*command(folder, *more))
     assert ended.status == 0, ended
     return folder
 
@@ -47,7 +47,7 @@ def done(tmp_path_factory):
 
 
 def states(folder):
-    return {job: entry.state for job, entry in Leases(folder / "queue", 60).entries().items()}
+    return {job: entry.state for job, entry in LeaseQueue(folder / "queue", 60).entries().items()}
 
 
 def label(folder, number):
@@ -55,7 +55,7 @@ def label(folder, number):
 
 
 def outcomes(folder):
-    return [outcome(label(folder, number)) for number in LABELS]
+    return [final_tensors(label(folder, number)) for number in LABELS]
 
 
 def complete(folder):
@@ -64,7 +64,7 @@ def complete(folder):
     for number in LABELS:
         files = sorted((folder / "queue").glob(f"{number:04d}.*.json"))
         assert [json.loads(f.read_text())["state"] for f in files].count("done") == 1
-        steps = [row["Progress/step"] for row in read(label(folder, number) / "stats.jsonl")]
+        steps = [row["Progress/step"] for row in read_jsonl(label(folder, number) / "stats.jsonl")]
         assert steps == [1, 2, 3, 4, 5]
     return True
 
@@ -79,7 +79,7 @@ def test_every_label_is_trained_on_its_images_alone(done):
     assert {"run.yaml", "metrics.jsonl", "stats.jsonl", "report.html", "reals.png", "fakes000001.png"} <= {
         path.name for path in done.iterdir()
     }
-    assert read(done / "metrics.jsonl")[-1]["protocol"]["labels"] == "as in the data"
+    assert read_jsonl(done / "metrics.jsonl")[-1]["protocol"]["labels"] == "as in the data"
 
 
 def test_training_exchanges_nothing(tmp_path, processes):
@@ -95,14 +95,16 @@ def test_training_exchanges_nothing(tmp_path, processes):
         "loop.play_round = play_round\n"
     )
     patch = patch if _has_psutil() else ""
-    ranks = processes.ranks(3, *command(tmp_path / "run"), start=lambda *a, **e: processes.warm(*a, patch=patch, **e))
+    ranks = processes.start_ranks(
+        3, *command(tmp_path / "run"), start=lambda *a, **e: processes.start_forked(*a, patch=patch, **e)
+    )
     assert [rank.wait(120) for rank in ranks] == [0, 0, 0], [rank.err for rank in ranks]
     assert complete(tmp_path / "run")
     workers = set()
     for number in LABELS:
-        rows = read(label(tmp_path / "run", number) / "stats.jsonl")
+        rows = read_jsonl(label(tmp_path / "run", number) / "stats.jsonl")
         assert sum(row["Comm/G/sent_bytes"] + row["Comm/D/sent_bytes"] for row in rows) == 0
-        entry = Leases(tmp_path / "run" / "queue", 60).entry(f"{number:04d}")
+        entry = LeaseQueue(tmp_path / "run" / "queue", 60).entry(f"{number:04d}")
         workers.add(entry.worker)
     assert len(workers) == 3
 
@@ -118,7 +120,7 @@ def _has_psutil():
 def test_any_number_of_workers_train_the_same(done, tmp_path, processes):
     """Plain processes, started when they like, without a launcher and without --run-dir."""
     arguments = [a for a in command("x") if not a.startswith("--run-dir")]
-    several = [processes.warm(*arguments, f"--outdir={tmp_path}/runs") for _ in range(3)]
+    several = [processes.start_forked(*arguments, f"--outdir={tmp_path}/runs") for _ in range(3)]
     assert [one.wait(120) for one in several] == [0, 0, 0], [one.err for one in several]
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name == "00000-digits-dcgan-per-label-b16"
@@ -127,11 +129,11 @@ def test_any_number_of_workers_train_the_same(done, tmp_path, processes):
 
 
 def test_ranks_of_one_label_agree_over_any_wire(tmp_path, processes):
-    more = ("--strategy.ranks=2", "--strategy.within.wire=int8", "--kimg=0.32")
-    ranks = processes.ranks(2, *command(tmp_path / "run", *more))
+    more = ("--strategy.ranks_per_label=2", "--strategy.per_label_strategy.wire=int8", "--kimg=0.32")
+    ranks = processes.start_ranks(2, *command(tmp_path / "run", *more))
     assert [rank.wait(120) for rank in ranks] == [0, 0], [rank.err for rank in ranks]
     assert set(states(tmp_path / "run").values()) == {"done"}
-    rows = read(label(tmp_path / "run", 3) / "stats.jsonl")
+    rows = read_jsonl(label(tmp_path / "run", 3) / "stats.jsonl")
     assert rows[-1]["Comm/G/sent_bytes"] > 0
 
 
@@ -140,7 +142,7 @@ def test_more_ranks_than_labels_and_one_game_for_them_equal_one_rank(tmp_path, p
     rng = np.random.default_rng(0)
     np.savez(data, images=rng.integers(0, 255, (60, 8, 8), np.uint8), labels=np.arange(60) % 2)
     more = (f"--data={data}", "--kimg=0.16", "--evaluation.metrics=[fd]", "--device.precision=float32")
-    ranks = processes.ranks(3, *command(tmp_path / "three", *more))
+    ranks = processes.start_ranks(3, *command(tmp_path / "three", *more))
     assert [rank.wait(120) for rank in ranks] == [0, 0, 0], [rank.err for rank in ranks]
     trained(tmp_path / "one", *more)
     for number in (0, 1):
@@ -153,7 +155,7 @@ def test_parallel_dcgan_goes_by_name(tmp_path, processes):
     """D on one rank, G on another."""
     more = ("--strategy=DC-CGAN", "--policy=dcgan", "--kimg=0.32")
     arguments = [a for a in command(tmp_path / "run", *more) if a != "--strategy=per-label"]
-    ranks = processes.ranks(2, *arguments)
+    ranks = processes.start_ranks(2, *arguments)
     assert [rank.wait(120) for rank in ranks] == [0, 0], [rank.err for rank in ranks]
     record = paragan.config.read_yaml(label(tmp_path / "run", 0) / "run.yaml")
     assert record["strategy"]["name"] == "async"
@@ -165,8 +167,8 @@ def test_parallel_dcgan_goes_by_name(tmp_path, processes):
 
 
 def test_a_label_that_was_stopped_goes_on_bit_for_bit(done, tmp_path):
-    with during(3, lambda session: signal.raise_signal(signal.SIGTERM)):
-        ended = call(*command(tmp_path / "run"))
+    with on_step(3, lambda session: signal.raise_signal(signal.SIGTERM)):
+        ended = run_cli(*command(tmp_path / "run"))
     assert ended.status == 3
     assert "the same command goes on" in ended.err
     assert states(tmp_path / "run") == {"0000": "free"}
@@ -177,17 +179,17 @@ def test_a_label_that_was_stopped_goes_on_bit_for_bit(done, tmp_path):
 
 def test_a_label_alone_is_a_run_like_any_other(done, tmp_path):
     record = label(done, 4) / "run.yaml"
-    assert call("train", record, f"--run-dir={tmp_path / 'alone'}").status == 0
-    assert outcome(tmp_path / "alone") == outcome(label(done, 4))
+    assert run_cli("train", record, f"--run-dir={tmp_path / 'alone'}").status == 0
+    assert final_tensors(tmp_path / "alone") == final_tensors(label(done, 4))
 
 
 def frozen(processes, folder):
     """A worker that was stopped in the middle of a label, and is silent from then on."""
     slow = "import time, paragan.train.loop as l; o = l.play_round\n"
     slow += "l.play_round = lambda s: (time.sleep(0.2), o(s))\n"
-    worker = processes.warm(*command(folder, "--strategy.lease_s=1"), patch=slow)
-    until(lambda: len(checkpoints(folder / "labels" / "0000.1")) > 0, 60)
-    worker.send(signal.SIGSTOP)
+    worker = processes.start_forked(*command(folder, "--strategy.lease_s=1"), patch=slow)
+    wait_until(lambda: len(list_checkpoints(folder / "labels" / "0000.1")) > 0, 60)
+    worker.send_signal(signal.SIGSTOP)
     return worker
 
 
@@ -197,7 +199,7 @@ def test_a_frozen_worker_is_taken_over_and_leaves_when_it_wakes(done, tmp_path, 
     assert complete(tmp_path / "run")
     assert outcomes(tmp_path / "run") == outcomes(done)
     before = outcomes(tmp_path / "run")
-    worker.send(signal.SIGCONT)
+    worker.send_signal(signal.SIGCONT)
     assert worker.wait(60) == 0  # what it wanted to do is done
     assert "took it over" in worker.out
     assert complete(tmp_path / "run")
@@ -210,26 +212,26 @@ def test_a_label_in_which_workers_die_again_and_again_is_given_up(tmp_path, proc
         "l.play_round = lambda s: os._exit(9) if s.run.data.only == 0 else o(s)\n"
     )
     for _ in range(5):
-        assert processes.warm(*command(tmp_path / "run"), patch=poison).wait(60) == 9
-    ended = processes.warm(*command(tmp_path / "run"), patch=poison)
+        assert processes.start_forked(*command(tmp_path / "run"), patch=poison).wait(60) == 9
+    ended = processes.start_forked(*command(tmp_path / "run"), patch=poison)
     assert ended.wait(120) == 1
     assert "label 0 (0): 5 workers ended in it, one after the other, without a checkpoint" in ended.err
     assert "the same command tries again" in ended.err
     found = states(tmp_path / "run")
     assert found.pop("0000") == "failed"
     assert set(found.values()) == {"done"}
-    assert "failed" in call("status", tmp_path / "run").out
+    assert "failed" in run_cli("status", tmp_path / "run").out
     trained(tmp_path / "run")
     assert complete(tmp_path / "run")
 
 
 def test_a_game_that_diverges_does_not_end_the_others(tmp_path):
     def spoil(session):
-        if session.run.data.only == 2:
+        if session.run.data.only_class == 2:
             session.game.g.flat.params.fill_(float("nan"))
 
-    with during(2, spoil):
-        ended = call(*command(tmp_path / "run"))
+    with on_step(2, spoil):
+        ended = run_cli(*command(tmp_path / "run"))
     assert ended.status == 1
     assert "label 2 (2): step " in ended.err
     found = states(tmp_path / "run")
@@ -242,11 +244,11 @@ def test_a_game_that_diverges_does_not_end_the_others(tmp_path):
 def test_a_budget_of_time_ends_a_label_where_it_is(tmp_path):
     folder = trained(tmp_path / "run", "--kimg=800", "--strategy.minutes=0.05", "--output.checkpoint_kimg=1000")
     for number in LABELS:
-        entry = Leases(folder / "queue", 60).entry(f"{number:04d}")
-        assert 0.3 <= entry.about["seconds"] < 1
-        assert 0 < entry.about["images"] < 80_000
+        entry = LeaseQueue(folder / "queue", 60).entry(f"{number:04d}")
+        assert 0.3 <= entry.metadata["seconds"] < 1
+        assert 0 < entry.metadata["images"] < 80_000
         assert json.loads((label(folder, number) / "model" / "config.json").read_text())["kimg"] > 0
-    again = call(*command(folder, "--kimg=800", "--strategy.minutes=0.05", "--output.checkpoint_kimg=1000"))
+    again = run_cli(*command(folder, "--kimg=800", "--strategy.minutes=0.05", "--output.checkpoint_kimg=1000"))
     assert again.status == 0
     assert "label 0" not in again.out
 
@@ -254,9 +256,9 @@ def test_a_budget_of_time_ends_a_label_where_it_is(tmp_path):
 def test_a_longer_budget_goes_on_with_every_label(tmp_path):
     folder = trained(tmp_path / "run", "--kimg=0.48")
     trained(folder)
-    steps = [row["Progress/step"] for row in read(label(folder, 9) / "stats.jsonl")]
+    steps = [row["Progress/step"] for row in read_jsonl(label(folder, 9) / "stats.jsonl")]
     assert steps == [1, 2, 3, 4, 5]
-    assert len(read(folder / "metrics.jsonl")) == 2
+    assert len(read_jsonl(folder / "metrics.jsonl")) == 2
 
 
 # The model of all labels ---------------------------------------------------------------------------------
@@ -277,62 +279,62 @@ def test_the_merged_model_samples_each_label_with_its_generator(done):
 
 def test_generators_are_loaded_on_demand_and_forgotten(done):
     sampler = paragan.load(done).sampler
-    assert not sampler._kept
-    sampler.most_bytes = 3 * size_of(sampler.of(0).g)
+    assert not sampler._cached_samplers
+    sampler.max_cached_bytes = 3 * module_bytes(sampler.for_label(0).g)
     images = sampler.images(range(20), np.arange(20) % 10, 0)
-    assert list(sampler._kept) == [7, 8, 9]
+    assert list(sampler._cached_samplers) == [7, 8, 9]
     assert torch.equal(images[13], sampler.images([13], np.array([3]), 0)[0])
 
 
 def test_it_is_scored_like_one_model_whatever_the_window(done, monkeypatch):
     from paragan.models import sampler
 
-    first = call("eval", done, "--metrics=fd", "--count=200")
-    monkeypatch.setattr(sampler, "WINDOW_BYTES", 64 * 64 * 2)
-    second = call("eval", done, "--metrics=fd", "--count=200")
+    first = run_cli("eval", done, "--metrics=fd", "--count=200")
+    monkeypatch.setattr(sampler, "PREFETCH_BYTES", 64 * 64 * 2)
+    second = run_cli("eval", done, "--metrics=fd", "--count=200")
     assert first.status == 0
     assert first.out.splitlines()[1] == second.out.splitlines()[1]
 
 
 def test_it_travels(done, tmp_path):
-    assert call("export", done, "--out", tmp_path / "model").status == 0
+    assert run_cli("export", done, "--out", tmp_path / "model").status == 0
     there = paragan.load(tmp_path / "model").sampler.images(range(5), np.arange(5), 1)
     assert torch.equal(there, paragan.load(done).sampler.images(range(5), np.arange(5), 1))
     assert sum(1 for _ in (tmp_path / "model").rglob("*.safetensors")) == 10
-    assert "has files in it" in refused("export", done, "--out", tmp_path / "model")
+    assert "has files in it" in usage_error("export", done, "--out", tmp_path / "model")
 
 
 def test_status_tells_of_every_label(done):
-    out = call("status", done).out
+    out = run_cli("status", done).out
     lines = out.splitlines()
     assert lines[0].split() == ["label", "class", "images", "state", "kimg", "minutes", "worker", "scores"]
     assert lines[4].split()[:5] == ["3", "3", "183", "done", "0.08"]
     assert "10 labels, 10 done; 0.8 of 0.8 kimg" in lines[11]
     assert "fd_pixels" in lines[12]
-    assert "complete, 0.08 of 0.08 kimg" in call("status", label(done, 3)).out
+    assert "complete, 0.08 of 0.08 kimg" in run_cli("status", label(done, 3)).out
 
 
 def test_a_label_again_or_replaced_leaves_the_others_alone(tmp_path):
     folder = trained(tmp_path / "run")
     before = outcomes(folder)
-    assert call("label", folder, "3", "--again").status == 0
-    assert "9 done, 1 waiting" in call("status", folder).out
-    assert paragan.load(folder).sampler.of(3)  # the former, until there is another
+    assert run_cli("label", folder, "3", "--again").status == 0
+    assert "9 done, 1 waiting" in run_cli("status", folder).out
+    assert paragan.load(folder).sampler.for_label(3)  # the former, until there is another
     trained(folder)
     after = outcomes(folder)
     assert [a == b for a, b in zip(before, after, strict=True)] == [n != 3 for n in LABELS]
-    assert call("label", folder, "4", "--by", label(folder, 2)).status == 0
+    assert run_cli("label", folder, "4", "--by", label(folder, 2)).status == 0
     images = paragan.load(folder).sampler.images([0, 0], np.array([2, 4]), 0)
     assert torch.equal(images[0], images[1])
     trained(folder)
     assert outcomes(folder) == after
-    assert "replaced" in call("status", folder).out
+    assert "replaced" in run_cli("status", folder).out
 
 
 def test_a_label_that_was_stopped_can_be_begun_again(tmp_path):
-    with during(3, lambda session: signal.raise_signal(signal.SIGTERM)):
-        assert call(*command(tmp_path / "run")).status == 3
-    assert call("label", tmp_path / "run", "0", "--again", "--seed=77").status == 0
+    with on_step(3, lambda session: signal.raise_signal(signal.SIGTERM)):
+        assert run_cli(*command(tmp_path / "run")).status == 3
+    assert run_cli("label", tmp_path / "run", "0", "--again", "--seed=77").status == 0
     trained(tmp_path / "run")
     assert complete(tmp_path / "run")
     assert paragan.config.read_yaml(label(tmp_path / "run", 0) / "run.yaml")["seed"] == 77
@@ -340,13 +342,13 @@ def test_a_label_that_was_stopped_can_be_begun_again(tmp_path):
 
 def test_a_replaced_label_makes_the_same_command_go_on(tmp_path):
     arguments = [*command("x")[:-1], f"--outdir={tmp_path}/runs"]
-    assert call(*arguments).status == 0
+    assert run_cli(*arguments).status == 0
     (folder,) = (tmp_path / "runs").iterdir()
-    assert call("label", folder, "1", "--by", label(folder, 0) / "model" / "model.safetensors").status == 0
-    assert "before what was trained since" in call("status", folder).out
-    assert call(*arguments).status == 0
+    assert run_cli("label", folder, "1", "--by", label(folder, 0) / "model" / "model.safetensors").status == 0
+    assert "before what was trained since" in run_cli("status", folder).out
+    assert run_cli(*arguments).status == 0
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]
-    assert "before what was trained since" not in call("status", folder).out
+    assert "before what was trained since" not in run_cli("status", folder).out
 
 
 def test_what_was_removed_from_the_model_is_put_back(done, tmp_path):
@@ -357,8 +359,8 @@ def test_what_was_removed_from_the_model_is_put_back(done, tmp_path):
 
 
 def test_a_run_whose_queue_was_lost_goes_on(tmp_path):
-    with during(3, lambda session: signal.raise_signal(signal.SIGTERM)):
-        assert call(*command(tmp_path / "run")).status == 3
+    with on_step(3, lambda session: signal.raise_signal(signal.SIGTERM)):
+        assert run_cli(*command(tmp_path / "run")).status == 3
     shutil.rmtree(tmp_path / "run" / "queue")
     trained(tmp_path / "run")
     assert complete(tmp_path / "run")
@@ -384,7 +386,7 @@ def test_a_signal_while_a_label_is_scored_ends_the_worker(before, said, state, t
 
     with monkeypatch.context() as patch:
         patch.setattr(scoring, "score", signalled)
-        ended = call(*command(tmp_path / "run"))
+        ended = run_cli(*command(tmp_path / "run"))
     assert ended.status == 3
     assert said in ended.err
     assert states(tmp_path / "run") == {"0000": state}
@@ -393,14 +395,14 @@ def test_a_signal_while_a_label_is_scored_ends_the_worker(before, said, state, t
 
 
 def test_a_moved_run_with_warm_starts_goes_on(tmp_path):
-    more = ("--strategy.rare=175", "--strategy.warm_start=nearest")
+    more = ("--strategy.rare_below=175", "--strategy.warm_start=nearest")
     folder = trained(tmp_path / "run", *more, "--kimg=0.48").rename(tmp_path / "moved")
     trained(folder, *more)
     assert set(states(folder).values()) == {"done"}
 
 
 def test_a_rare_label_starts_from_its_neighbour(tmp_path):
-    folder = trained(tmp_path / "run", "--strategy.rare=175", "--strategy.warm_start=nearest", "--kimg=0.32")
+    folder = trained(tmp_path / "run", "--strategy.rare_below=175", "--strategy.warm_start=nearest", "--kimg=0.32")
     record = paragan.config.read_yaml(label(folder, 8) / "run.yaml")  # 174 images
     assert record["init_from"].startswith(str(folder / "labels"))
     assert paragan.config.read_yaml(label(folder, 7) / "run.yaml")["init_from"] == ""
@@ -410,31 +412,31 @@ def test_a_rare_label_starts_from_its_neighbour(tmp_path):
 
 
 def test_two_runs_do_not_share_a_folder(done, finished):
-    assert "batch was 16, is 32" in refused(*command(done, "--batch=32"))
-    assert "strategy.name was 'sync'" in refused(*command(finished))
-    assert "holds another run" in refused("train", *TINY, f"--run-dir={done}")
+    assert "batch was 16, is 32" in usage_error(*command(done, "--batch=32"))
+    assert "strategy.name was 'sync'" in usage_error(*command(finished))
+    assert "holds another run" in usage_error("train", *TINY_RUN_ARGS, f"--run-dir={done}")
 
 
 def test_images_without_labels_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", images=np.zeros((40, 8, 8), np.uint8))
-    assert "needs images with classes" in refused(*command(tmp_path / "run", f"--data={tmp_path / 'a.npz'}"))
+    assert "needs images with classes" in usage_error(*command(tmp_path / "run", f"--data={tmp_path / 'a.npz'}"))
     labels, classes = np.arange(40) % 2, np.array(["a", "b", "c"])
     np.savez(tmp_path / "b.npz", images=np.zeros((40, 8, 8), np.uint8), labels=labels, classes=classes)
-    assert "label 2 (c) has no image" in refused(*command(tmp_path / "run", f"--data={tmp_path / 'b.npz'}"))
+    assert "label 2 (c) has no image" in usage_error(*command(tmp_path / "run", f"--data={tmp_path / 'b.npz'}"))
     assert not (tmp_path / "run").exists()
 
 
 def test_budgets_below_a_step_are_refused(tmp_path):
-    assert "use --kimg 0.16 or more" in refused(*command(tmp_path / "run", "--kimg=0.1"))
+    assert "use --kimg 0.16 or more" in usage_error(*command(tmp_path / "run", "--kimg=0.1"))
     assert not (tmp_path / "run").exists()
-    assert "--strategy.minutes leaves" in refused(*command(tmp_path / "run", "--strategy.minutes=1e-6"))
+    assert "--strategy.minutes leaves" in usage_error(*command(tmp_path / "run", "--strategy.minutes=1e-6"))
     assert states(tmp_path / "run") == {"0000": "free"}
 
 
 def test_another_budget_while_others_work_is_refused(tmp_path, processes):
     worker = frozen(processes, tmp_path / "run")
-    assert "is being trained by" in refused(*command(tmp_path / "run", "--kimg=1.6", "--strategy.lease_s=1"))
-    worker.send(signal.SIGKILL)
+    assert "is being trained by" in usage_error(*command(tmp_path / "run", "--kimg=1.6", "--strategy.lease_s=1"))
+    worker.send_signal(signal.SIGKILL)
     worker.wait()
     trained(tmp_path / "run", "--kimg=1.6", "--strategy.lease_s=1")
     assert states(tmp_path / "run")["0000"] == "done"
@@ -460,7 +462,7 @@ def small(tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
 def test_a_full_folder_ends_a_worker_and_loses_nothing(done, small):
     disk, mount = small
-    ended = call(*command(disk / "run"))
+    ended = run_cli(*command(disk / "run"))
     assert ended.status == 1
     assert "No space left on device" in ended.err
     assert ended.err.count("\n") == 1
@@ -475,14 +477,14 @@ def test_a_folder_that_cannot_be_written_is_refused(small):
     assert mount("remount,size=100M")
     trained(disk / "run", "--kimg=0.16")
     assert mount("remount,ro")
-    assert "cannot be written: Read-only file system" in refused(*command(disk / "run"))
-    assert "cannot be written: Read-only file system" in refused(*command(disk / "other"))
-    assert "10 labels, 10 done" in call("status", disk / "run").out
+    assert "cannot be written: Read-only file system" in usage_error(*command(disk / "run"))
+    assert "cannot be written: Read-only file system" in usage_error(*command(disk / "other"))
+    assert "10 labels, 10 done" in run_cli("status", disk / "run").out
 
 
 def test_other_images_are_refused(done, tmp_path):
     np.savez(tmp_path / "a.npz", images=np.zeros((40, 8, 8), np.uint8), labels=np.arange(40) % 10)
-    assert "data.path was" in refused(*command(done, f"--data={tmp_path / 'a.npz'}"))
+    assert "data.path was" in usage_error(*command(done, f"--data={tmp_path / 'a.npz'}"))
 
 
 def test_images_that_changed_are_refused(tmp_path):
@@ -492,7 +494,7 @@ def test_images_that_changed_are_refused(tmp_path):
     folder = trained(tmp_path / "run", f"--data={data}", "--kimg=0.16")
     before = (folder / "model" / "config.json").read_bytes()
     np.savez(data, images=images, labels=1 - labels)
-    assert "holds other images" in refused(*command(folder, f"--data={data}", "--kimg=0.32"))
+    assert "holds other images" in usage_error(*command(folder, f"--data={data}", "--kimg=0.32"))
     assert (folder / "model" / "config.json").read_bytes() == before
 
 
@@ -511,7 +513,7 @@ def test_damaged_files_are_named(done, tmp_path, file, text, arguments):
     folder = shutil.copytree(done, tmp_path / "run")
     (folder / file).write_text(text)
     command, *rest = arguments
-    refused(command, folder, *rest)
+    usage_error(command, folder, *rest)
 
 
 @pytest.mark.parametrize(
@@ -520,16 +522,16 @@ def test_damaged_files_are_named(done, tmp_path, file, text, arguments):
 def test_damaged_files_in_the_queue_are_seen_through(done, tmp_path, text):
     folder = shutil.copytree(done, tmp_path / "run")
     (folder / "queue" / "0001.1.json").write_text(text)
-    assert call("status", folder).status == 0
+    assert run_cli("status", folder).status == 0
     trained(folder, "--strategy.lease_s=1")
     assert set(states(folder).values()) == {"done"}
 
 
 def test_labels_that_are_not_there_are_refused(done, finished, tmp_path):
-    assert "there is no class 'x'" in refused("label", done, "x", "--again")
-    assert "is no run per label" in refused("label", finished, "3", "--again")
-    assert "images of 8 px" in refused("label", done, "3", "--by", finished)
+    assert "there is no class 'x'" in usage_error("label", done, "x", "--again")
+    assert "is no run per label" in usage_error("label", finished, "3", "--again")
+    assert "images of 8 px" in usage_error("label", done, "3", "--by", finished)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text((done / "model" / "config.json").read_text())
-    assert "no generator for label 0" in refused("export", tmp_path, "--out", tmp_path / "out")
-    assert "nothing" in refused("bench", "strategies", "--strategies=per-label")
+    assert "no generator for label 0" in usage_error("export", tmp_path, "--out", tmp_path / "out")
+    assert "nothing" in usage_error("bench", "strategies", "--strategies=per-label")

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 import tiny_run
-from paragan.comm.compressed_allreduce import CompressedSum
+from paragan.comm.compressed_allreduce import CompressedAllReduce
 from paragan.comm.compression import block_quantizer
 from paragan.comm.compression.compressors import Exact, Int8
-from paragan.comm.exchange import AllReduce, Local, Lookahead
-from paragan.comm.flat_params import Flat
-from paragan.config.resolve import resolve, spec_of
-from paragan.core.errors import Unusable
+from paragan.comm.exchange import AllReduce, NoExchange, OptimisticMirrorDescent
+from paragan.comm.flat_params import FlatParams
+from paragan.config.resolve import make_spec, resolve
+from paragan.core.errors import UsageError
 from paragan.strategies.sync import Sync
-from paragan.train.build import build_game, build_nets
+from paragan.train.build import build_game, build_networks
 
 SIZE = 64  # of each player
 
@@ -28,16 +28,18 @@ class ThreeBits:
     name, lossy, feedback = "three bits", True, 1.0
 
     def nbytes(self, n):
-        return block_quantizer.records(n, 64) * block_quantizer.record_bytes(64, 4)
+        return block_quantizer.num_blocks(n, 64) * block_quantizer.encoded_block_bytes(64, 4)
 
     def delta(self, n):
         return 1 / (1 + 63 / 36)
 
     def encode(self, x, out, seed):
-        block_quantizer.encode_levels(x, out, block=64, bits=4, top=3, rule="largest", stochastic=False, seed=seed)
+        block_quantizer.encode_levels(
+            x, out, block=64, bits=4, max_level=3, rule="largest", stochastic=False, seed=seed
+        )
 
     def decode(self, data, out):
-        block_quantizer.decode_levels(data, out, block=64, bits=4, top=3)
+        block_quantizer.decode_levels(data, out, block=64, bits=4, max_level=3)
 
 
 class Point(nn.Module):
@@ -50,7 +52,7 @@ def bilinear(exchange, rank, ranks, steps, *, rate=0.4, noise=0.0, loud=0.0):
     """min_x max_y sum of a_i x_i y_i, as this rank plays it: the norm of its gradient, root mean square over the last
     quarter. noise: of every number's gradient; loud: of the first number's, which the norm leaves out."""
     a = torch.linspace(0.5, 1.0, SIZE)
-    x, y = Flat(Point(1)), Flat(Point(2))
+    x, y = FlatParams(Point(1)), FlatParams(Point(2))
     g = torch.Generator().manual_seed(rank)
     loudness = torch.full((SIZE,), noise)
     loudness[0] += loud
@@ -62,15 +64,15 @@ def bilinear(exchange, rank, ranks, steps, *, rate=0.4, noise=0.0, loud=0.0):
             x.grads.copy_(a * y.params + loudness * torch.randn(SIZE, generator=g)).div_(ranks)
             y.grads.copy_(-a * x.params + loudness * torch.randn(SIZE, generator=g)).div_(ranks)
         for player in (x, y):
-            player.conclude()
+            player.finish()
             player.params.sub_(player.grads, alpha=rate)
         seen.append(torch.hypot((a * y.params)[1:].norm(), (a * x.params)[1:].norm()))
     return float(torch.stack(seen[-steps // 4 :]).square().mean().sqrt())
 
 
 def test_looking_ahead_converges_where_descent_diverges():
-    assert bilinear(lambda rate: Lookahead(Local(), lambda: rate), 0, 1, 600) < 1e-3
-    assert bilinear(lambda rate: Local(), 0, 1, 600) > 1e3
+    assert bilinear(lambda rate: OptimisticMirrorDescent(NoExchange(), lambda: rate), 0, 1, 600) < 1e-3
+    assert bilinear(lambda rate: NoExchange(), 0, 1, 600) > 1e3
 
 
 def on_ranks(pool, ranks, inner, steps, **settings):
@@ -78,22 +80,28 @@ def on_ranks(pool, ranks, inner, steps, **settings):
 
     def job(world):
         exchange = inner(world)
-        return bilinear(lambda rate: Lookahead(exchange, lambda: rate, 1 / ranks), world.rank, ranks, steps, **settings)
+        return bilinear(
+            lambda rate: OptimisticMirrorDescent(exchange, lambda: rate, 1 / ranks),
+            world.rank,
+            ranks,
+            steps,
+            **settings,
+        )
 
     return pool(ranks, job)[0]
 
 
 def test_three_bits_with_feedback_end_five_times_closer(pool):
-    kept = on_ranks(pool, 2, lambda world: CompressedSum(ThreeBits(), world.everyone, 1.0), 500, loud=4.0)
-    lost = on_ranks(pool, 2, lambda world: CompressedSum(ThreeBits(), world.everyone, 0.0), 500, loud=4.0)
+    kept = on_ranks(pool, 2, lambda world: CompressedAllReduce(ThreeBits(), world.all_ranks, 1.0), 500, loud=4.0)
+    lost = on_ranks(pool, 2, lambda world: CompressedAllReduce(ThreeBits(), world.all_ranks, 0.0), 500, loud=4.0)
     assert kept < lost / 5
 
 
 def test_workers_cut_the_noise_as_one_over_their_number(pool):
     """The squared floor under gradient noise, times the workers, is one number: linear speed-up."""
-    floors = {1: bilinear(lambda rate: Lookahead(Local(), lambda: rate), 0, 1, 240, noise=0.1) ** 2}
+    floors = {1: bilinear(lambda rate: OptimisticMirrorDescent(NoExchange(), lambda: rate), 0, 1, 240, noise=0.1) ** 2}
     for ranks in (2, 4, 8):
-        floors[ranks] = ranks * on_ranks(pool, ranks, lambda world: AllReduce(world.everyone), 240, noise=0.1) ** 2
+        floors[ranks] = ranks * on_ranks(pool, ranks, lambda world: AllReduce(world.all_ranks), 240, noise=0.1) ** 2
     assert max(floors.values()) < 1.35 * min(floors.values())
 
 
@@ -103,13 +111,13 @@ def test_four_ranks_are_the_papers_pseudo_code(pool, wire):
     ranks, rate, steps, n = 4, 0.2, 8, SIZE
 
     def job(world):
-        flat = Flat(Point(1))
+        flat = FlatParams(Point(1))
         g = torch.Generator().manual_seed(world.rank)
-        exchange = Lookahead(CompressedSum(wire, world.everyone), lambda: rate, 1 / ranks)
+        exchange = OptimisticMirrorDescent(CompressedAllReduce(wire, world.all_ranks), lambda: rate, 1 / ranks)
         for step in range(steps):
             with flat.exchanging(exchange, step):
                 flat.grads.copy_((torch.sin(3 * flat.params) + torch.randn(n, generator=g)) / ranks)
-            flat.conclude()
+            flat.finish()
             flat.params.sub_(flat.grads, alpha=rate)
         return flat.params.clone()
 
@@ -139,10 +147,10 @@ def test_four_ranks_are_the_papers_pseudo_code(pool, wire):
 
 
 def test_a_lossy_wire_carries_float32_only():
-    of = tiny_run.run(strategy=Sync(wire=Int8()))
-    data = tiny_run.images()
+    of = tiny_run.make_run(strategy=Sync(wire=Int8()))
+    data = tiny_run.make_dataset()
     of = resolve(of, data)
-    pair = build_nets(of, spec_of(of, data), torch.device("cpu"))
+    pair = build_networks(of, make_spec(of, data), torch.device("cpu"))
     pair.d.double()
-    with pytest.raises(Unusable, match="D has float64 parameters, which only"):
+    with pytest.raises(UsageError, match="D has float64 parameters, which only"):
         build_game(of, pair, data, torch.device("cpu"))

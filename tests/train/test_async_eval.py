@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from paragan.cli.train import _say_done
-from paragan.core.jsonl import Records, read
+from paragan.cli.train import _print_done
+from paragan.core.jsonl import JsonlFile, read_jsonl
 from paragan.eval.features import pixels
-from paragan.models.model_files import snapshot
+from paragan.models.model_files import try_read_consistent
 from paragan.train import async_eval
 from paragan.train.callbacks import best_model
-from processes import call, interrupted, refused, train, trained, until
+from processes import run_cli, train_args, train_interrupted, train_tiny, usage_error, wait_until
 
 UNSCORED = ("--kimg=0.16", "--evaluation.metrics=[]")
 ASKED = ("--metrics", "fd,kid", "--count", "16")
@@ -25,7 +25,7 @@ ASKED = ("--metrics", "fd,kid", "--count", "16")
 
 @pytest.fixture(scope="module")
 def unscored(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("unscored") / "run", *UNSCORED)
+    return train_tiny(tmp_path_factory.mktemp("unscored") / "run", *UNSCORED)
 
 
 @pytest.fixture
@@ -35,75 +35,76 @@ def run(unscored, tmp_path):
 
 def told(folder):
     return [
-        {name: row[name] for name in ("name", "value", "kimg", "fingerprint")} for row in read(folder / "metrics.jsonl")
+        {name: row[name] for name in ("name", "value", "kimg", "fingerprint")}
+        for row in read_jsonl(folder / "metrics.jsonl")
     ]
 
 
 def test_the_lines_are_those_that_the_run_would_have_written(run, tmp_path):
-    within = trained(tmp_path / "within", "--kimg=0.16", "--evaluation.metrics=[fd,kid]")
-    ended = call("eval", run, "--follow", *ASKED, "--device", "cpu")
+    within = train_tiny(tmp_path / "within", "--kimg=0.16", "--evaluation.metrics=[fd,kid]")
+    ended = run_cli("eval", run, "--follow", *ASKED, "--device", "cpu")
     assert ended.status == 0, ended.err
     assert told(run) == told(within)
-    assert best_model.so_far(run) == best_model.so_far(within)
+    assert best_model.read_best(run) == best_model.read_best(within)
     assert "complete and scored (1 models" in ended.out
     assert "fd_pixels" in (run / "report.html").read_text()  # which was written before there were scores
 
 
 def test_where_the_best_was_scored_otherwise_than_the_last_it_is_said(run):
-    assert call("eval", run, "--follow", *ASKED).status == 0
-    assert "taken otherwise" not in call("status", run).out
-    assert call("eval", run, "--metrics", "fd", "--count", "32").status == 0
-    assert "at 0.16 kimg (of scores that were taken otherwise)" in call("status", run).out
+    assert run_cli("eval", run, "--follow", *ASKED).status == 0
+    assert "taken otherwise" not in run_cli("status", run).out
+    assert run_cli("eval", run, "--metrics", "fd", "--count", "32").status == 0
+    assert "at 0.16 kimg (of scores that were taken otherwise)" in run_cli("status", run).out
 
 
 def test_the_end_says_when_its_scores_were_taken(tmp_path):
     words = ("--kimg=0.176", "--evaluation.metrics=[fd]", "--evaluation.every_kimg=0.16")
-    ended = call(*train(tmp_path / "run", *words))
+    ended = run_cli(*train_args(tmp_path / "run", *words))
     assert "which are of" not in ended.out  # the end is scored too
-    left = [row for row in read(tmp_path / "run" / "metrics.jsonl") if row["kimg"] == 0.16]
-    Records(tmp_path / "run" / "metrics.jsonl").keep(lambda row: row in left)
+    left = [row for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if row["kimg"] == 0.16]
+    JsonlFile(tmp_path / "run" / "metrics.jsonl").filter(lambda row: row in left)
     screen = SimpleNamespace(say=(said := []).append)
-    _say_done(tmp_path / "run", screen)
+    _print_done(tmp_path / "run", screen)
     assert ", which are of 0.16 kimg" in said[0]
 
 
 def test_one_process_follows_a_run(run):
     with (run / ".follow").open("a") as mark:
         fcntl.flock(mark, fcntl.LOCK_EX)
-        assert "followed by another process" in refused("eval", run, "--follow", *ASKED)
-    assert call("eval", run, "--follow", *ASKED).status == 0
+        assert "followed by another process" in usage_error("eval", run, "--follow", *ASKED)
+    assert run_cli("eval", run, "--follow", *ASKED).status == 0
 
 
 def test_nothing_is_scored_twice_and_what_is_missing_is(run):
-    assert call("eval", run, "--follow", "--metrics", "fd", "--count", "16").status == 0
-    assert call("eval", run, "--follow", *ASKED).status == 0
-    assert [row["name"] for row in read(run / "metrics.jsonl")] == ["fd_pixels", "kid_pixels"]
-    assert "(0 models" in call("eval", run, "--follow", *ASKED).out
+    assert run_cli("eval", run, "--follow", "--metrics", "fd", "--count", "16").status == 0
+    assert run_cli("eval", run, "--follow", *ASKED).status == 0
+    assert [row["name"] for row in read_jsonl(run / "metrics.jsonl")] == ["fd_pixels", "kid_pixels"]
+    assert "(0 models" in run_cli("eval", run, "--follow", *ASKED).out
 
 
 def test_a_model_that_is_undone_while_it_is_read_is_not_scored(run, monkeypatch):
     def meanwhile(folder):
-        found = snapshot(folder)
-        if not read(run / "health.jsonl"):
-            Records(run / "health.jsonl").append({"action": "rollback", "to_step": 0})
+        found = try_read_consistent(folder)
+        if not read_jsonl(run / "health.jsonl"):
+            JsonlFile(run / "health.jsonl").append({"action": "rollback", "to_step": 0})
         return found
 
     monkeypatch.setattr(async_eval, "snapshot", meanwhile)
-    ended = call("eval", run, "--follow", *ASKED, "--patience", "0")
+    ended = run_cli("eval", run, "--follow", *ASKED, "--patience", "0")
     assert ended.status == 1, ended  # it is not complete then
-    assert read(run / "metrics.jsonl") == []
+    assert read_jsonl(run / "metrics.jsonl") == []
 
 
 def test_a_run_that_stopped_is_told_with_status_1(tmp_path):
-    run = interrupted(tmp_path / "run", 4, *UNSCORED)
-    ended = call("eval", run, "--follow", *ASKED, "--patience", "0")
+    run = train_interrupted(tmp_path / "run", 4, *UNSCORED)
+    ended = run_cli("eval", run, "--follow", *ASKED, "--patience", "0")
     assert ended.status == 1
     assert ended.err.count("\n") == 1
     assert "0.08 of 0.16 kimg" in ended.err
-    assert [row["kimg"] for row in read(run / "metrics.jsonl")] == [0.08, 0.08]
-    assert call(*train(run, *UNSCORED)).status == 0  # goes on, and keeps what was measured of where it stood
-    assert call("eval", run, "--follow", *ASKED).status == 0
-    assert [row["kimg"] for row in read(run / "metrics.jsonl")] == [0.08, 0.08, 0.16, 0.16]
+    assert [row["kimg"] for row in read_jsonl(run / "metrics.jsonl")] == [0.08, 0.08]
+    assert run_cli(*train_args(run, *UNSCORED)).status == 0  # goes on, and keeps what was measured of where it stood
+    assert run_cli("eval", run, "--follow", *ASKED).status == 0
+    assert [row["kimg"] for row in read_jsonl(run / "metrics.jsonl")] == [0.08, 0.08, 0.16, 0.16]
 
 
 def test_a_run_is_followed_to_where_it_is_taken_meanwhile(run, monkeypatch):
@@ -111,49 +112,49 @@ def test_a_run_is_followed_to_where_it_is_taken_meanwhile(run, monkeypatch):
     longer = ("--kimg=0.32", *UNSCORED[1:])
 
     def meanwhile(folder):
-        found = snapshot(folder)
+        found = try_read_consistent(folder)
         if found and found.config["kimg"] == 0.16 and not rows(0.16):
-            assert call(*train(run, *longer)).status == 0
+            assert run_cli(*train_args(run, *longer)).status == 0
         return found
 
     def rows(kimg):
-        return [row for row in read(run / "metrics.jsonl") if row["kimg"] == kimg]
+        return [row for row in read_jsonl(run / "metrics.jsonl") if row["kimg"] == kimg]
 
     monkeypatch.setattr(async_eval, "snapshot", meanwhile)
-    ended = call("eval", run, "--follow", *ASKED, "--patience", "0")
+    ended = run_cli("eval", run, "--follow", *ASKED, "--patience", "0")
     assert ended.status == 0, ended.err
     assert len(rows(0.32)) == 2
 
 
 @pytest.mark.timeout(120)
 def test_models_are_scored_as_they_appear_and_ctrl_c_ends_it(tmp_path, processes):
-    run = interrupted(tmp_path / "run", 4, *UNSCORED)
+    run = train_interrupted(tmp_path / "run", 4, *UNSCORED)
     patch = "from paragan.train import follow\nfollow.POLL_S = 0.05"
-    follower = processes.warm("eval", str(run), "--follow", *ASKED, patch=patch)
-    until(lambda: len(read(run / "metrics.jsonl")) == 2, what="the first model is scored")
-    interrupted(run, 7, *UNSCORED)
-    until(lambda: len(read(run / "metrics.jsonl")) == 4, what="the second model is scored")
-    follower.send(signal.SIGINT)
+    follower = processes.start_forked("eval", str(run), "--follow", *ASKED, patch=patch)
+    wait_until(lambda: len(read_jsonl(run / "metrics.jsonl")) == 2, description="the first model is scored")
+    train_interrupted(run, 7, *UNSCORED)
+    wait_until(lambda: len(read_jsonl(run / "metrics.jsonl")) == 4, description="the second model is scored")
+    follower.send_signal(signal.SIGINT)
     assert follower.wait() == 3
     assert follower.err == "paragan: SIGINT; the same command goes on from here\n"
-    again = processes.warm("eval", str(run), "--follow", *ASKED, patch=patch)
-    assert call(*train(run, *UNSCORED)).status == 0
+    again = processes.start_forked("eval", str(run), "--follow", *ASKED, patch=patch)
+    assert run_cli(*train_args(run, *UNSCORED)).status == 0
     assert again.wait() == 0
-    assert [row["kimg"] for row in read(run / "metrics.jsonl")] == [0.08, 0.08, 0.128, 0.128, 0.16, 0.16]
+    assert [row["kimg"] for row in read_jsonl(run / "metrics.jsonl")] == [0.08, 0.08, 0.128, 0.128, 0.16, 0.16]
 
 
 def test_weights_and_config_that_do_not_belong_together_are_not_read(run):
-    whole = snapshot(run / "model")
+    whole = try_read_consistent(run / "model")
     assert whole
     assert whole.config["kimg"] == 0.16
     weights = run / "model" / "model.safetensors"
     data = weights.read_bytes()
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # of the next checkpoint, whose config.json is not there yet
-    assert snapshot(run / "model") is None
+    assert try_read_consistent(run / "model") is None
     weights.write_bytes(data)
-    assert snapshot(run / "model")
+    assert try_read_consistent(run / "model")
     (run / "model" / "config.json").unlink()
-    assert snapshot(run / "model") is None
+    assert try_read_consistent(run / "model") is None
 
 
 @pytest.mark.parametrize(
@@ -168,13 +169,13 @@ def test_weights_and_config_that_do_not_belong_together_are_not_read(run):
     ],
 )
 def test_what_cannot_be_is_refused(words, what, unscored):
-    assert what in refused("eval", unscored, "--follow", *words)
+    assert what in usage_error("eval", unscored, "--follow", *words)
 
 
 def test_foreign_folders_are_named(tmp_path):
-    assert "does not exist" in refused("eval", tmp_path / "none", "--follow")
+    assert "does not exist" in usage_error("eval", tmp_path / "none", "--follow")
     (tmp_path / "other").mkdir()
-    assert "no run folder" in refused("eval", tmp_path / "other", "--follow")
+    assert "no run folder" in usage_error("eval", tmp_path / "other", "--follow")
 
 
 # Best -----------------------------------------------------------------------------------------------------
@@ -183,31 +184,33 @@ OFTEN = ("--kimg=0.16", "--evaluation.every_kimg=0.032", "--evaluation.metrics=[
 
 
 def test_the_best_model_is_kept_and_can_be_used(tmp_path):
-    run = trained(tmp_path / "run", *OFTEN)
-    rows = [row for row in read(run / "metrics.jsonl") if row["name"] == "fd_pixels"]
+    run = train_tiny(tmp_path / "run", *OFTEN)
+    rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["name"] == "fd_pixels"]
     assert len(rows) == 5
     first = min(rows, key=lambda row: row["value"])
-    assert best_model.so_far(run) == {name: first[name] for name in ("name", "value", "kimg", "fingerprint")}
+    assert best_model.read_best(run) == {name: first[name] for name in ("name", "value", "kimg", "fingerprint")}
     assert json.loads((run / "best" / "config.json").read_text())["kimg"] == first["kimg"]
-    ended = call("sample", run / "best", "--count", "4", "--out", tmp_path / "grid.png")
+    ended = run_cli("sample", run / "best", "--count", "4", "--out", tmp_path / "grid.png")
     assert ended.status == 0, ended.err
-    again = call("eval", run / "best", "--metrics", "fd")
+    again = run_cli("eval", run / "best", "--metrics", "fd")
     assert again.status == 2  # a model, no run
 
 
 def test_the_best_is_the_same_where_the_run_was_stopped(tmp_path):
-    straight = trained(tmp_path / "straight", *OFTEN, "--output.best=recall_pixels")
-    run = interrupted(tmp_path / "run", 5, *OFTEN, "--output.best=recall_pixels")
-    assert call(*train(run, *OFTEN, "--output.best=recall_pixels")).status == 0
-    assert best_model.so_far(run) == best_model.so_far(straight)
+    straight = train_tiny(tmp_path / "straight", *OFTEN, "--output.best_metric=recall_pixels")
+    run = train_interrupted(tmp_path / "run", 5, *OFTEN, "--output.best_metric=recall_pixels")
+    assert run_cli(*train_args(run, *OFTEN, "--output.best_metric=recall_pixels")).status == 0
+    assert best_model.read_best(run) == best_model.read_best(straight)
     weights = [(folder / "best" / "model.safetensors").read_bytes() for folder in (run, straight)]
     assert weights[0] == weights[1]
 
 
 def test_a_score_that_nobody_measures_is_refused(tmp_path):
-    assert "output.best=kid_pixels" in refused(*train(tmp_path / "run", "--output.best=kid_pixels"))
-    assert best_model.chosen("none", ["fd"], pixels(8, 1)) == ""
-    assert best_model.chosen("auto", [], pixels(8, 1)) == ""
+    assert "output.best_metric=kid_pixels" in usage_error(
+        *train_args(tmp_path / "run", "--output.best_metric=kid_pixels")
+    )
+    assert best_model.resolve_best_metric("none", ["fd"], pixels(8, 1)) == ""
+    assert best_model.resolve_best_metric("auto", [], pixels(8, 1)) == ""
 
 
 def score(value, name="fd_pixels", fingerprint="a"):
@@ -215,29 +218,29 @@ def score(value, name="fd_pixels", fingerprint="a"):
 
 
 def test_which_score_is_better():
-    assert best_model.better(score(2.0), None)
-    assert not best_model.better(score(float("nan")), None)
+    assert best_model.is_better(score(2.0), None)
+    assert not best_model.is_better(score(float("nan")), None)
     so_far = {"name": "fd_pixels", "value": 1.0, "fingerprint": "a"}
-    assert best_model.better(score(0.9), so_far)
-    assert not best_model.better(score(1.0), so_far)
-    assert best_model.better(score(2.0, fingerprint="b"), so_far)
-    assert best_model.better(score(2.0, "recall_pixels"), so_far | {"name": "recall_pixels"})
+    assert best_model.is_better(score(0.9), so_far)
+    assert not best_model.is_better(score(1.0), so_far)
+    assert best_model.is_better(score(2.0, fingerprint="b"), so_far)
+    assert best_model.is_better(score(2.0, "recall_pixels"), so_far | {"name": "recall_pixels"})
 
 
 def test_a_kill_between_the_two_renames_loses_no_model(tmp_path):
-    (tmp_path / best_model.FORMER).mkdir()
-    (tmp_path / best_model.FORMER / "config.json").write_text("{}")
-    best_model.restore(tmp_path)
-    assert (tmp_path / best_model.FOLDER / "config.json").exists()
-    assert not (tmp_path / best_model.FORMER).exists()
+    (tmp_path / best_model.PREVIOUS_FOLDER).mkdir()
+    (tmp_path / best_model.PREVIOUS_FOLDER / "config.json").write_text("{}")
+    best_model.recover_interrupted_publish(tmp_path)
+    assert (tmp_path / best_model.BEST_FOLDER / "config.json").exists()
+    assert not (tmp_path / best_model.PREVIOUS_FOLDER).exists()
 
 
 # Time and lines --------------------------------------------------------------------------------------------
 
 
 def test_the_time_that_scores_take_is_reported(tmp_path):
-    ended = call(*train(tmp_path / "run", *OFTEN))
-    lines = read(tmp_path / "run" / "stats.jsonl")
+    ended = run_cli(*train_args(tmp_path / "run", *OFTEN))
+    lines = read_jsonl(tmp_path / "run" / "stats.jsonl")
     scored = [line["Progress/step"] for line in lines if line["Timing/eval_s"] > 0]
     assert scored == [3, 5, 7, 9, 10]  # in the line after; of the last, in its own
     assert all(line["Timing/aside_s"] >= line["Timing/eval_s"] for line in lines)
@@ -245,11 +248,11 @@ def test_the_time_that_scores_take_is_reported(tmp_path):
 
 
 def test_many_may_write_into_one_file_while_it_is_cut(tmp_path):
-    records = Records(tmp_path / "m.jsonl")
+    records = JsonlFile(tmp_path / "m.jsonl")
 
     def write(who):
         for number in range(100):
-            Records(tmp_path / "m.jsonl").append({"kimg": 1, "who": who, "number": number, "more": "x" * 200})
+            JsonlFile(tmp_path / "m.jsonl").append({"kimg": 1, "who": who, "number": number, "more": "x" * 200})
 
     writers = [threading.Thread(target=write, args=(who,)) for who in range(4)]
     for writer in writers:
@@ -259,7 +262,7 @@ def test_many_may_write_into_one_file_while_it_is_cut(tmp_path):
         records.truncate_after(1, key="kimg")
     for writer in writers:
         writer.join()
-    rows = read(tmp_path / "m.jsonl")
+    rows = read_jsonl(tmp_path / "m.jsonl")
     assert len(rows) == 400
     for who in range(4):
         assert [row["number"] for row in rows if row["who"] == who] == list(range(100))

@@ -17,10 +17,20 @@ import pytest
 import torch
 
 import tiny_run
-from paragan.core.errors import Failed
-from paragan.train.checkpoint import Checkpoints, mean, read
+from paragan.core.errors import RunError
+from paragan.train.checkpoint import Checkpoints, merge_ranks, read_checkpoint
 from paragan.train.session import Session
-from processes import call, checkpoints, during, interrupted, outcome, refused, steps, train, trained
+from processes import (
+    final_tensors,
+    list_checkpoints,
+    logged_steps,
+    on_step,
+    run_cli,
+    train_args,
+    train_interrupted,
+    train_tiny,
+    usage_error,
+)
 
 SHORT = ("--kimg=0.16", "--output.checkpoint_kimg=0.064")  # as `finished`, with checkpoints after 4, 8 and 10 rounds
 
@@ -28,7 +38,7 @@ SHORT = ("--kimg=0.16", "--output.checkpoint_kimg=0.064")  # as `finished`, with
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory) -> Path:
     """A run with checkpoints after 4 and 7 of its 10 rounds. Copy it."""
-    return interrupted(tmp_path_factory.mktemp("stopped") / "run", 6, *SHORT)
+    return train_interrupted(tmp_path_factory.mktemp("stopped") / "run", 6, *SHORT)
 
 
 @pytest.fixture
@@ -41,7 +51,7 @@ def run(stopped, tmp_path) -> Path:
 
 def test_vectors_of_several_ranks_become_their_mean():
     a, b, c = ({"x": torch.tensor(v), "n": torch.tensor(3)} for v in ([1.0, 2.0], [2.0, 4.0], [6.0, 0.0]))
-    found = mean([a, b, c])
+    found = merge_ranks([a, b, c])
     assert found["x"].tolist() == [3.0, 2.0]
     assert found["n"].item() == 3
     assert found["n"].dtype == torch.int64
@@ -49,12 +59,12 @@ def test_vectors_of_several_ranks_become_their_mean():
 
 def test_what_one_rank_wrote_stays_as_it_is():
     x = torch.tensor([0.1, 1e-30, 3e38])
-    assert torch.equal(mean([{"x": x}, {"y": torch.zeros(2)}])["x"], x)
+    assert torch.equal(merge_ranks([{"x": x}, {"y": torch.zeros(2)}])["x"], x)
 
 
 def test_the_mean_is_taken_in_double_precision():
     x = torch.full((2,), 3e38)
-    assert torch.equal(mean([{"x": x}] * 4)["x"], x)
+    assert torch.equal(merge_ranks([{"x": x}] * 4)["x"], x)
 
 
 # Damage ---------------------------------------------------------------------------------------------------
@@ -101,55 +111,55 @@ DAMAGES = [
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(damage, run, finished):
-    before, last = checkpoints(run)
+    before, last = list_checkpoints(run)
     damage(last)
-    ended = call(*train(run, *SHORT))
+    ended = run_cli(*train_args(run, *SHORT))
     assert ended.status == 0
     assert f"checkpoint {last} is damaged (" in ended.out
     assert f"resumed from {before}" in ended.out
-    assert outcome(run) == outcome(finished)
-    assert steps(run) == list(range(1, 11))
+    assert final_tensors(run) == final_tensors(finished)
+    assert logged_steps(run) == list(range(1, 11))
 
 
 def test_a_new_checkpoint_outlives_a_damaged_one(run):
     """The run falls back to round 4 and is stopped before it is again where the damaged one was."""
-    flip_a_bit(checkpoints(run)[-1])
-    interrupted(run, 4, *SHORT, "--output.keep=1")
-    assert [path.name for path in checkpoints(run)] == ["00000005"]
-    assert "resumed from" in call(*train(run, *SHORT)).out
+    flip_a_bit(list_checkpoints(run)[-1])
+    train_interrupted(run, 4, *SHORT, "--output.max_checkpoints=1")
+    assert [path.name for path in list_checkpoints(run)] == ["00000005"]
+    assert "resumed from" in run_cli(*train_args(run, *SHORT)).out
 
 
 def test_nothing_is_trained_where_every_checkpoint_is_damaged(run):
-    for path in checkpoints(run):
+    for path in list_checkpoints(run):
         cut(path)
     lines = (run / "stats.jsonl").read_bytes()
-    assert "every checkpoint" in refused(*train(run, *SHORT))
+    assert "every checkpoint" in usage_error(*train_args(run, *SHORT))
     assert (run / "stats.jsonl").read_bytes() == lines
-    assert len(checkpoints(run)) == 2
+    assert len(list_checkpoints(run)) == 2
 
 
 def test_a_checkpoint_of_the_future_is_refused(run):
-    newest = checkpoints(run)[-1] / "checkpoint.json"
+    newest = list_checkpoints(run)[-1] / "checkpoint.json"
     newest.write_text(json.dumps(json.loads(newest.read_text()) | {"format": 2}))
-    said = refused(*train(run, *SHORT))
+    said = usage_error(*train_args(run, *SHORT))
     assert "checkpoint format 2" in said
     assert "use a newer paragan" in said
-    assert len(checkpoints(run)) == 2
+    assert len(list_checkpoints(run)) == 2
 
 
 def test_data_that_changed_are_refused(tmp_path):
     data, run = tmp_path / "data.npz", tmp_path / "run"
     np.savez(data, images=np.zeros((64, 8, 8, 1), np.uint8))
-    interrupted(run, 1, *SHORT, f"--data={data}")
+    train_interrupted(run, 1, *SHORT, f"--data={data}")
     np.savez(data, images=np.ones((64, 8, 8, 1), np.uint8))
-    assert "other images" in refused(*train(run, *SHORT, f"--data={data}"))
+    assert "other images" in usage_error(*train_args(run, *SHORT, f"--data={data}"))
 
 
 def test_what_an_interrupted_save_left_aside_is_removed(run):
     aside = run / "checkpoints/.writing-00000009"
     aside.mkdir()
     (aside / "rank0000.safetensors").write_bytes(b"half")
-    assert call(*train(run, *SHORT)).status == 0
+    assert run_cli(*train_args(run, *SHORT)).status == 0
     assert not aside.exists()
 
 
@@ -158,17 +168,17 @@ def test_what_an_interrupted_save_left_aside_is_removed(run):
 
 def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path, finished):
     run, limits = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
-    with during(5, lambda session: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))):
-        ended = call(*train(run, *SHORT))
+    with on_step(5, lambda session: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))):
+        ended = run_cli(*train_args(run, *SHORT))
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert ended.status == 1
-    (good,) = checkpoints(run)
+    (good,) = list_checkpoints(run)
     assert ended.err.count("\n") == 1
     assert "00000008 was not written: [Errno 27] File too large" in ended.err
     assert f"the last good checkpoint is {good}" in ended.err
     assert not list(run.glob("**/.writing*"))
-    assert call(*train(run, *SHORT)).status == 0
-    assert outcome(run) == outcome(finished)
+    assert run_cli(*train_args(run, *SHORT)).status == 0
+    assert final_tensors(run) == final_tensors(finished)
     assert not list(run.glob("**/.*writing*"))
 
 
@@ -187,7 +197,7 @@ def small_disk(tmp_path):
 @pytest.mark.parametrize("tick_kimg", [0.016, 4], ids=["at a line of stats", "at a checkpoint"])
 def test_a_full_disk_stops_the_run_and_space_lets_it_go_on(tick_kimg, small_disk, finished):
     run, filler = small_disk / "run", small_disk / "filler"
-    command = train(run, *SHORT, f"--output.tick_kimg={tick_kimg}")
+    command = train_args(run, *SHORT, f"--output.tick_kimg={tick_kimg}")
 
     def fill(session: Session) -> None:
         for size in (4096, 1):
@@ -198,21 +208,21 @@ def test_a_full_disk_stops_the_run_and_space_lets_it_go_on(tick_kimg, small_disk
                 except OSError:
                     continue
 
-    with during(5, fill):
-        ended = call(*command)
+    with on_step(5, fill):
+        ended = run_cli(*command)
     assert ended.status == 1
     assert ended.err.count("\n") == 1
     assert "No space left on device" in ended.err
     filler.unlink()
-    assert call(*command).status == 0
-    assert outcome(run) == outcome(finished)
+    assert run_cli(*command).status == 0
+    assert final_tensors(run) == final_tensors(finished)
 
 
 def test_if_one_rank_cannot_write_none_does(pool, tmp_path):
     full = OSError(28, "No space left on device")
 
     def job(world):
-        s = tiny_run.session(tiny_run.run("lanes=2"), world)
+        s = tiny_run.make_session(tiny_run.make_run("lanes=2"), world)
 
         def save(step: int) -> None:
             clock = {"step": step, "images": 16 * step}
@@ -222,14 +232,20 @@ def test_if_one_rank_cannot_write_none_does(pool, tmp_path):
         save(1)
         for step, failing in ((2, 1), (3, 0)):  # its own part
             broken = mock.patch("paragan.train.checkpoint._write", side_effect=full)
-            with broken if world.rank == failing else nullcontext(), pytest.raises(Failed, match=f"0000000{step} was"):
+            with (
+                broken if world.rank == failing else nullcontext(),
+                pytest.raises(RunError, match=f"0000000{step} was"),
+            ):
                 save(step)
-        with mock.patch.object(Checkpoints, "_finish", return_value=full), pytest.raises(Failed, match="00000004 was"):
+        with (
+            mock.patch.object(Checkpoints, "_finish", return_value=full),
+            pytest.raises(RunError, match="00000004 was"),
+        ):
             save(4)  # the last step, which rank 0 takes for all
 
     pool(2, job)
     assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
-    assert read(tmp_path / "00000001", 1, 2).step == 1
+    assert read_checkpoint(tmp_path / "00000001", 1, 2).step == 1
 
 
 # A game that diverges -------------------------------------------------------------------------------------
@@ -243,14 +259,14 @@ DIVERGING = (
 
 @pytest.mark.parametrize("tick_kimg", [0.016, 4], ids=["at a line of stats", "at a checkpoint"])
 def test_a_diverged_game_ends_the_run_and_touches_nothing_that_is_good(tick_kimg, tmp_path):
-    ended = call(*train(tmp_path / "run", *DIVERGING, f"--output.tick_kimg={tick_kimg}"))
+    ended = run_cli(*train_args(tmp_path / "run", *DIVERGING, f"--output.tick_kimg={tick_kimg}"))
     assert ended.status == 1
     assert ended.err.count("\n") == 1
-    last = checkpoints(tmp_path / "run")[-1]
+    last = list_checkpoints(tmp_path / "run")[-1]
     assert "Loss/G/loss is nan" in ended.err
     assert f"the last good checkpoint is {last}" in ended.err
-    good = trained(tmp_path / "good", *DIVERGING, f"--kimg={0.016 * int(last.name)}")
-    assert outcome(tmp_path / "run") == outcome(good)
+    good = train_tiny(tmp_path / "good", *DIVERGING, f"--kimg={0.016 * int(last.name)}")
+    assert final_tensors(tmp_path / "run") == final_tensors(good)
 
 
 def test_a_diverged_game_is_not_saved_at_a_stop(tmp_path):
@@ -258,8 +274,8 @@ def test_a_diverged_game_is_not_saved_at_a_stop(tmp_path):
         session.game.d.flat.params[0] = float("nan")
         signal.raise_signal(signal.SIGTERM)
 
-    with during(4, poison):
-        ended = call(*train(tmp_path / "run", *SHORT, "--output.tick_kimg=4"))
+    with on_step(4, poison):
+        ended = run_cli(*train_args(tmp_path / "run", *SHORT, "--output.tick_kimg=4"))
     assert ended.status == 1
     assert "Loss/D/loss is nan" in ended.err
-    assert [path.name for path in checkpoints(tmp_path / "run")] == ["00000004"]
+    assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["00000004"]

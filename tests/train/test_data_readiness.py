@@ -13,12 +13,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from processes import LONG, TINY, Processes, call, checkpoints, outcome, playing, steps, until
-from servers import Faulty, fails, faulty, stalls
+from processes import (
+    LONG_RUN_ARG,
+    TINY_RUN_ARGS,
+    CliProcesses,
+    final_tensors,
+    list_checkpoints,
+    logged_steps,
+    run_cli,
+    wait_for_step,
+    wait_until,
+)
+from servers import FaultyServer, respond_status, run_faulty, stall
 
 pytestmark = [pytest.mark.kill]
 
-FAR = ("--data.hold=stream", "--data.reach.cache=", "--data.feed.depth=2", "--data.reach.timeout_s=60")
+FAR = ("--data.cache=stream", "--data.remote.cache_dir=", "--data.prefetch.batches=2", "--data.remote.timeout_s=60")
 
 
 @pytest.fixture(scope="module")
@@ -26,55 +36,55 @@ def images(tmp_path_factory) -> Path:
     """An epoch ends inside a batch of 16."""
     folder, rng = tmp_path_factory.mktemp("far"), np.random.default_rng(0)
     np.savez(folder / "set.npz", images=rng.integers(0, 256, (70, 8, 8, 1), np.uint8), labels=np.arange(70) % 2)
-    assert call("data", "convert", folder / "set.npz", folder / "set.zip").status == 0
+    assert run_cli("data", "convert", folder / "set.npz", folder / "set.zip").status == 0
     return folder / "set.zip"
 
 
 @pytest.fixture
-def server(images) -> Iterator[Faulty]:
-    with faulty() as server:
+def server(images) -> Iterator[FaultyServer]:
+    with run_faulty() as server:
         server.files["/set.zip"] = images.read_bytes()
         yield server
 
 
 def command(folder: Path, data: Path | str, *more: str) -> list[str]:
-    return ["train", "folder", *TINY[1:], LONG, f"--run-dir={folder}", f"--data={data}", *FAR, *more]
+    return ["train", "folder", *TINY_RUN_ARGS[1:], LONG_RUN_ARG, f"--run-dir={folder}", f"--data={data}", *FAR, *more]
 
 
 @pytest.fixture(scope="module")
 def near(images, tmp_path_factory) -> Iterator[Path]:
     """Two ranks that nobody disturbed, on the same images here."""
-    processes = Processes(tmp_path_factory.mktemp("near"))
+    processes = CliProcesses(tmp_path_factory.mktemp("near"))
     folder = processes.folder / "run"
-    assert [rank.wait() for rank in processes.ranks(2, *command(folder, images))] == [0, 0]
+    assert [rank.wait() for rank in processes.start_ranks(2, *command(folder, images))] == [0, 0]
     yield folder
     processes.close()
 
 
-def finished(server: Faulty, processes: Processes, folder: Path, near: Path) -> None:
+def finished(server: FaultyServer, processes: CliProcesses, folder: Path, near: Path) -> None:
     """The same command goes on, and ends where the undisturbed run ended."""
-    server.plan = []
-    again = processes.ranks(2, *command(folder, f"{server.url}/set.zip"))
+    server.responses = []
+    again = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip"))
     assert [rank.wait() for rank in again] == [0, 0], again[0].err
-    assert outcome(folder) == outcome(near)
-    assert steps(folder) == steps(near)
+    assert final_tensors(folder) == final_tensors(near)
+    assert logged_steps(folder) == logged_steps(near)
 
 
 def saved(folder: Path) -> int:
-    return int(checkpoints(folder)[-1].name)
+    return int(list_checkpoints(folder)[-1].name)
 
 
 @pytest.mark.parametrize("merge", [0, 1])
 def test_a_stop_does_not_wait_for_data_that_stall(merge, server, near, processes, tmp_path):
     folder = tmp_path / "run"
-    ranks = processes.ranks(2, *command(folder, f"{server.url}/set.zip", f"--device.merge={merge}"))
-    playing(folder, 5)
-    server.plan = [stalls]
+    ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", f"--device.lanes_per_pass={merge}"))
+    wait_for_step(folder, 5)
+    server.plan = [stall]
     time.sleep(1)
-    ranks[1].send(signal.SIGTERM)
+    ranks[1].send_signal(signal.SIGTERM)
     assert [rank.wait(25) for rank in ranks] == [3, 3], ranks[0].err
     assert "SIGTERM on rank 1: stopped at" in ranks[0].err
-    assert saved(folder) == steps(folder)[-1] >= 5
+    assert saved(folder) == logged_steps(folder)[-1] >= 5
     if not merge:  # lane by lane is rounded otherwise
         finished(server, processes, folder, near)
 
@@ -82,12 +92,12 @@ def test_a_stop_does_not_wait_for_data_that_stall(merge, server, near, processes
 @pytest.mark.parametrize("more", ["--d_steps=3", "--strategy=gossip"])
 def test_within_a_round_a_stop_ends_at_the_last_checkpoint(more, server, processes, tmp_path):
     folder, patch = tmp_path / "run", "import paragan.train.loop\nparagan.train.loop.STALLED_STOP_S = 0.5"
-    start = functools.partial(processes.warm, patch=patch)
-    ranks = processes.ranks(2, *command(folder, f"{server.url}/set.zip", more, "--kimg=6.4"), start=start)
-    playing(folder, 5)
-    server.plan = [stalls]
+    start = functools.partial(processes.start_forked, patch=patch)
+    ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", more, "--kimg=6.4"), start=start)
+    wait_for_step(folder, 5)
+    server.plan = [stall]
     time.sleep(1)
-    ranks[0].send(signal.SIGTERM)
+    ranks[0].send_signal(signal.SIGTERM)
     assert [rank.wait(25) for rank in ranks] == [3, 3], [rank.err for rank in ranks]
     told = ranks[0].err + ranks[1].err  # on rank 0 perhaps before it was told that it speaks for all
     assert re.search(r"SIGTERM on rank 0: stopped|rank 0, step \d+: SIGTERM: stopped", told)
@@ -95,14 +105,14 @@ def test_within_a_round_a_stop_ends_at_the_last_checkpoint(more, server, process
 
 def test_a_place_that_is_out_of_reach_leaves_a_checkpoint(server, near, processes, tmp_path):
     folder = tmp_path / "run"
-    ranks = processes.ranks(2, *command(folder, f"{server.url}/set.zip", "--data.reach.patience_s=0.5"))
-    playing(folder, 5)
-    server.plan = [fails(503)]
+    ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", "--data.remote.retry_for_s=0.5"))
+    wait_for_step(folder, 5)
+    server.plan = [respond_status(503)]
     assert [rank.wait(30) for rank in ranks] == [1, 1]
     assert re.search(r"rank 0, step \d+: data: \S+/set.zip\S* is out of reach: it answers 503", ranks[0].err)
     assert ranks[0].err.count("\n") == 1
     assert ranks[1].err == ""
-    assert saved(folder) == steps(folder)[-1] >= 5
+    assert saved(folder) == logged_steps(folder)[-1] >= 5
     finished(server, processes, folder, near)
 
 
@@ -110,28 +120,28 @@ def test_a_place_that_is_out_of_reach_leaves_a_checkpoint(server, near, processe
 def test_alone_it_leaves_a_checkpoint_too(code, server, tmp_path):
     """403: as of a signature that has run out."""
     folder = tmp_path / "run"
-    far = command(folder, f"{server.url}/set.zip", "--data.reach.patience_s=0.5")
+    far = command(folder, f"{server.url}/set.zip", "--data.remote.retry_for_s=0.5")
 
     def break_down() -> None:
-        playing(folder, 3)
-        server.plan = [fails(code)]
+        wait_for_step(folder, 3)
+        server.plan = [respond_status(code)]
 
     thread = threading.Thread(target=break_down)
     thread.start()
-    ended = call(*far)
+    ended = run_cli(*far)
     thread.join()
     assert ended.status == 1, ended
     assert f"it answers {code}" in ended.err
     assert ended.err.count("\n") == 1
-    assert saved(folder) == steps(folder)[-1] >= 3
+    assert saved(folder) == logged_steps(folder)[-1] >= 3
 
 
 def test_one_that_is_killed_ends_the_other_and_the_same_command_goes_on(server, near, processes, tmp_path):
     folder = tmp_path / "run"
-    ranks = processes.ranks(2, *command(folder, f"{server.url}/set.zip", "--output.checkpoint_kimg=0.32"))
-    until(lambda: checkpoints(folder), what="a checkpoint")
-    playing(folder, 25)
-    ranks[1].send(signal.SIGKILL)
+    ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", "--output.checkpoint_kimg=0.32"))
+    wait_until(lambda: list_checkpoints(folder), description="a checkpoint")
+    wait_for_step(folder, 25)
+    ranks[1].send_signal(signal.SIGKILL)
     assert ranks[0].wait(30) == 1
     assert re.search(r"rank 1 was lost at step \d+ \(killed", ranks[0].err)
     assert 0 < saved(folder) < 100

@@ -12,11 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from processes import LONG, TINY, checkpoints, free_port, outcome, playing, steps, train, until
+from processes import (
+    LONG_RUN_ARG,
+    TINY_RUN_ARGS,
+    final_tensors,
+    free_port,
+    list_checkpoints,
+    logged_steps,
+    train_args,
+    wait_for_step,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(240)]
 
-SAVING = (LONG, "--output.checkpoint_kimg=0.32")  # after every 20 of 100 rounds
+SAVING = (LONG_RUN_ARG, "--output.checkpoint_kimg=0.32")  # after every 20 of 100 rounds
 
 
 def told(err: str) -> str:
@@ -28,8 +38,8 @@ def told(err: str) -> str:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(victim, tmp_path, processes, undisturbed_by_two):
     run = tmp_path / "run"
-    ranks = processes.ranks(2, *train(run, *SAVING))
-    playing(run, 25)
+    ranks = processes.start_ranks(2, *train_args(run, *SAVING))
+    wait_for_step(run, 25)
     ranks[victim].send(signal.SIGKILL)
     killed = time.monotonic()
     assert ranks[1 - victim].wait() == 1
@@ -37,19 +47,19 @@ def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(victim, tmp_
     found = re.search(r"rank (\d) was lost at step (\d+)", told(ranks[1 - victim].err))
     assert found
     assert int(found[1]) == victim
-    assert abs(int(found[2]) - steps(run)[-1]) <= 1
-    assert checkpoints(run)
-    assert [rank.wait() for rank in processes.ranks(2, *train(run, *SAVING))] == [0, 0]
-    assert outcome(run) == outcome(undisturbed_by_two)
-    assert steps(run) == steps(undisturbed_by_two)
+    assert abs(int(found[2]) - logged_steps(run)[-1]) <= 1
+    assert list_checkpoints(run)
+    assert [rank.wait() for rank in processes.start_ranks(2, *train_args(run, *SAVING))] == [0, 0]
+    assert final_tensors(run) == final_tensors(undisturbed_by_two)
+    assert logged_steps(run) == logged_steps(undisturbed_by_two)
 
 
 @pytest.mark.parametrize("victim", [1, 3])
 def test_a_killed_rank_of_a_team_ends_both(victim, tmp_path, processes):
     """Two ranks of G and two of D, of which one has no link to it: all name it, and the run goes on."""
     run, teams = tmp_path / "run", ("--strategy=async", "--strategy.split=2:2", "--lanes=4")
-    ranks = processes.ranks(4, *train(run, *SAVING, *teams))
-    playing(run, 25)
+    ranks = processes.start_ranks(4, *train_args(run, *SAVING, *teams))
+    wait_for_step(run, 25)
     ranks[victim].send(signal.SIGKILL)
     killed = time.monotonic()
     others = [rank for i, rank in enumerate(ranks) if i != victim]
@@ -57,16 +67,21 @@ def test_a_killed_rank_of_a_team_ends_both(victim, tmp_path, processes):
     assert time.monotonic() - killed < 30
     for rank in others:
         assert re.search(rf"rank {victim} was lost at step \d+ \(killed", told(rank.err)), rank.err
-    assert [rank.wait() for rank in processes.ranks(2, *train(run, *SAVING, "--strategy=sync", "--lanes=4"))] == [2, 2]
-    assert [rank.wait() for rank in processes.ranks(4, *train(run, *SAVING, *teams))] == [0, 0, 0, 0]
-    assert steps(run)[-1] == 100
+    assert [
+        rank.wait() for rank in processes.start_ranks(2, *train_args(run, *SAVING, "--strategy=sync", "--lanes=4"))
+    ] == [
+        2,
+        2,
+    ]
+    assert [rank.wait() for rank in processes.start_ranks(4, *train_args(run, *SAVING, *teams))] == [0, 0, 0, 0]
+    assert logged_steps(run)[-1] == 100
 
 
 def test_the_launcher_ends_with_its_ranks(tmp_path, processes):
     """`--ranks 2`: one is killed."""
     run = tmp_path / "run"
-    launcher = processes.cold(*train(run, *SAVING, "--ranks=2"))
-    playing(run)
+    launcher = processes.start_fresh(*train_args(run, *SAVING, "--ranks=2"))
+    wait_for_step(run)
     ranks = [int(word) for word in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
     os.kill(ranks[0], signal.SIGKILL)
     killed = time.monotonic()
@@ -79,16 +94,16 @@ def test_the_launcher_ends_with_its_ranks(tmp_path, processes):
 def test_the_ranks_end_with_their_launcher(tmp_path, processes):
     """`--ranks 2`: the launcher is killed. They stop as on SIGTERM, and the same command goes on."""
     run = tmp_path / "run"
-    launcher = processes.cold(*train(run, *SAVING, "--ranks=2"))
-    playing(run)
+    launcher = processes.start_fresh(*train_args(run, *SAVING, "--ranks=2"))
+    wait_for_step(run)
     ranks = [int(word) for word in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
-    launcher.send(signal.SIGKILL)
-    until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), what="they are gone")
-    assert 0 < (stopped := steps(run)[-1]) < 100
-    again = processes.cold(*train(run, *SAVING, "--ranks=2"))
+    launcher.send_signal(signal.SIGKILL)
+    wait_until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), description="they are gone")
+    assert 0 < (stopped := logged_steps(run)[-1]) < 100
+    again = processes.start_fresh(*train_args(run, *SAVING, "--ranks=2"))
     assert again.wait() == 0
-    assert steps(run)[-1] == 100
-    assert stopped in steps(run)
+    assert logged_steps(run)[-1] == 100
+    assert stopped in logged_steps(run)
 
 
 DIE = """
@@ -110,7 +125,7 @@ def test_who_was_killed_is_named_outside_of_training_too(command, victim, finish
     name, *more = command.split()
     words = [name, *([] if name == "bench" else [str(shutil.copytree(finished, tmp_path / "run"))]), *more]
     patch = DIE.format(victim=victim)
-    ranks = processes.ranks(3, *words, start=lambda *a, **env: processes.warm(*a, patch=patch, **env))
+    ranks = processes.start_ranks(3, *words, start=lambda *a, **env: processes.start_forked(*a, patch=patch, **env))
     assert ranks[victim].wait() == -signal.SIGKILL
     killed = time.monotonic()
     for rank in ranks[:victim] + ranks[victim + 1 :]:
@@ -133,7 +148,7 @@ def killed(rank, *more):
     return process
 launch._start = killed
 """
-    launcher = processes.warm(*train(tmp_path / "run", "--ranks=2"), patch=patch)
+    launcher = processes.start_forked(*train_args(tmp_path / "run", "--ranks=2"), patch=patch)
     assert launcher.wait() == 1
     assert launcher.err == "paragan: rank 1 was killed (SIGKILL)\n"
 
@@ -154,8 +169,10 @@ loop.play_round = play_round
 def test_what_breaks_one_rank_reaches_the_others_with_rank_and_step(broken, error, tmp_path, processes):
     patches = ["", ""]
     patches[broken] = BREAK.format(error=error)
-    start = iter([functools.partial(processes.warm, patch=patch) for patch in patches])
-    ranks = processes.ranks(2, *train(tmp_path / "run", LONG), start=lambda *a, **env: next(start)(*a, **env))
+    start = iter([functools.partial(processes.start_forked, patch=patch) for patch in patches])
+    ranks = processes.start_ranks(
+        2, *train_args(tmp_path / "run", LONG_RUN_ARG), start=lambda *a, **env: next(start)(*a, **env)
+    )
     assert [rank.wait(30) for rank in ranks] == [1, 1]
     assert told(ranks[1 - broken].err) == f"paragan: rank {broken}, step 10: a bad pixel"
     if error == "ZeroDivisionError":  # not foreseen: whoever mends it needs the traceback
@@ -166,10 +183,10 @@ def test_what_breaks_one_rank_reaches_the_others_with_rank_and_step(broken, erro
 
 def test_data_that_one_rank_cannot_read_are_refused_by_all(tmp_path, processes):
     patch = "from pathlib import Path\nPath.exists = lambda path: False"
-    start = iter([processes.warm, functools.partial(processes.warm, patch=patch)])
+    start = iter([processes.start_forked, functools.partial(processes.start_forked, patch=patch)])
     (tmp_path / "data").mkdir()
-    arguments = ["train", "folder", *TINY[1:], f"--data={tmp_path}/data"]
-    ranks = processes.ranks(2, *arguments, start=lambda *a, **env: next(start)(*a, **env))
+    arguments = ["train", "folder", *TINY_RUN_ARGS[1:], f"--data={tmp_path}/data"]
+    ranks = processes.start_ranks(2, *arguments, start=lambda *a, **env: next(start)(*a, **env))
     assert [rank.wait(30) for rank in ranks] == [2, 2]
     assert "rank 0: data: " in ranks[0].err
     assert "; rank 1: data: " in ranks[0].err
@@ -180,7 +197,7 @@ def test_data_that_one_rank_cannot_read_are_refused_by_all(tmp_path, processes):
 def test_a_rank_that_never_comes_is_named(present, tmp_path, processes):
     port = str(free_port())
     env = {"RANK": str(present), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    rank = processes.warm(*train(tmp_path / "run", LONG, "--timeout_s=1"), **env)
+    rank = processes.start_forked(*train_args(tmp_path / "run", LONG_RUN_ARG, "--timeout_s=1"), **env)
     assert rank.wait(30) == 1
     said = told(rank.err)
     assert rank.err.count("\n") == 1
@@ -190,8 +207,8 @@ def test_a_rank_that_never_comes_is_named(present, tmp_path, processes):
 
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_rank_that_hangs_is_noticed_after_the_timeout(frozen, tmp_path, processes):
-    ranks = processes.ranks(2, *train(tmp_path / "run", LONG, "--timeout_s=2"))
-    playing(tmp_path / "run")
+    ranks = processes.start_ranks(2, *train_args(tmp_path / "run", LONG_RUN_ARG, "--timeout_s=2"))
+    wait_for_step(tmp_path / "run")
     ranks[frozen].send(signal.SIGSTOP)  # rank 0 holds the store
     assert ranks[1 - frozen].wait(30) == 1
     assert f"rank {frozen} was lost at step" in told(ranks[1 - frozen].err)
@@ -199,8 +216,8 @@ def test_a_rank_that_hangs_is_noticed_after_the_timeout(frozen, tmp_path, proces
 
 def test_a_signal_before_training_begins_is_status_3_too(tmp_path, processes):
     run = tmp_path / "run"
-    started = processes.cold(*train(run), "--ranks=2")
-    until((run / "run.yaml").exists, what="the folder is chosen")
-    started.send(signal.SIGTERM)
+    started = processes.start_fresh(*train_args(run), "--ranks=2")
+    wait_until((run / "run.yaml").exists, description="the folder is chosen")
+    started.send_signal(signal.SIGTERM)
     assert started.wait(30) == 3
     assert "SIGTERM" in told(started.err)

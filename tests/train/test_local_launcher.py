@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from paragan.train.local_launcher import _watch
+from paragan.train.local_launcher import _wait_for_ranks
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ from paragan.train.local_launcher import _watch
     ],
 )
 def test_the_status_of_all(ends, go_on, status):
-    assert _watch([subprocess.Popen(["sh", "-c", end]) for end in ends], go_on) == status
+    assert _wait_for_ranks([subprocess.Popen(["sh", "-c", end]) for end in ends], go_on) == status

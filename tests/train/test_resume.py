@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from processes import LONG, call, checkpoints, interrupted, outcome, playing, steps, train, trained
+from processes import (
+    LONG_RUN_ARG,
+    final_tensors,
+    list_checkpoints,
+    logged_steps,
+    run_cli,
+    train_args,
+    train_interrupted,
+    train_tiny,
+    wait_for_step,
+)
 
 SHORT = "--kimg=0.16"  # as `finished`
 
@@ -17,58 +27,58 @@ SHORT = "--kimg=0.16"  # as `finished`
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name)
 def test_a_stopped_run_goes_on_as_if_undisturbed(number, tmp_path, processes, undisturbed):
     run = tmp_path / "run"
-    process = processes.warm(*train(run, LONG))
-    playing(run)
-    process.send(number)
+    process = processes.start_forked(*train_args(run, LONG_RUN_ARG))
+    wait_for_step(run)
+    process.send_signal(number)
     assert process.wait() == 3
     assert process.err.startswith(f"paragan: {number.name}: stopped at ")
     assert process.err.count("\n") == 1
-    (saved,) = checkpoints(run)
-    assert steps(run)[-1] == int(saved.name)
-    assert call(*train(run, LONG)).status == 0
-    assert outcome(run) == outcome(undisturbed)
-    assert steps(run) == steps(undisturbed)
+    (saved,) = list_checkpoints(run)
+    assert logged_steps(run)[-1] == int(saved.name)
+    assert run_cli(*train_args(run, LONG_RUN_ARG)).status == 0
+    assert final_tensors(run) == final_tensors(undisturbed)
+    assert logged_steps(run) == logged_steps(undisturbed)
 
 
 def test_stopped_again_and_again(tmp_path, finished):
     run = tmp_path / "run"
     for step in (1, 2, 5, 8):
-        interrupted(run, step, SHORT)
-    assert call(*train(run, SHORT)).status == 0
-    assert outcome(run) == outcome(finished)
-    assert steps(run) == steps(finished)
+        train_interrupted(run, step, SHORT)
+    assert run_cli(*train_args(run, SHORT)).status == 0
+    assert final_tensors(run) == final_tensors(finished)
+    assert logged_steps(run) == logged_steps(finished)
 
 
 def test_a_stop_between_two_lines_of_stats_adds_none(tmp_path):
     ticks = (SHORT, "--output.tick_kimg=0.048")
-    straight = trained(tmp_path / "straight", *ticks)
-    run = interrupted(tmp_path / "run", 4, *ticks)
-    assert call(*train(run, *ticks)).status == 0
-    assert steps(run) == steps(straight) == [1, 3, 6, 9, 10]
+    straight = train_tiny(tmp_path / "straight", *ticks)
+    run = train_interrupted(tmp_path / "run", 4, *ticks)
+    assert run_cli(*train_args(run, *ticks)).status == 0
+    assert logged_steps(run) == logged_steps(straight) == [1, 3, 6, 9, 10]
 
 
 def test_a_stop_in_the_first_round_is_resumable(tmp_path, finished):
-    run = interrupted(tmp_path / "run", 0, SHORT)
-    assert call(*train(run, SHORT)).status == 0
-    assert outcome(run) == outcome(finished)
+    run = train_interrupted(tmp_path / "run", 0, SHORT)
+    assert run_cli(*train_args(run, SHORT)).status == 0
+    assert final_tensors(run) == final_tensors(finished)
 
 
 def test_a_longer_run_continues_a_shorter_one_exactly(tmp_path, finished):
-    run = trained(tmp_path / "run", "--kimg=0.08")
-    assert call(*train(run, SHORT)).status == 0
-    assert outcome(run) == outcome(finished)
+    run = train_tiny(tmp_path / "run", "--kimg=0.08")
+    assert run_cli(*train_args(run, SHORT)).status == 0
+    assert final_tensors(run) == final_tensors(finished)
 
 
 def test_lines_written_after_the_checkpoint_are_dropped(tmp_path, finished):
     """As after a power cut: the newest checkpoint is older than the newest line."""
-    run = trained(tmp_path / "run", SHORT, "--output.checkpoint_kimg=0.08")
-    shutil.rmtree(checkpoints(run)[-1])
+    run = train_tiny(tmp_path / "run", SHORT, "--output.checkpoint_kimg=0.08")
+    shutil.rmtree(list_checkpoints(run)[-1])
     with (run / "stats.jsonl").open("a") as stats:
         stats.write('{"Progress/st')
-    ended = call(*train(run, SHORT))
+    ended = run_cli(*train_args(run, SHORT))
     assert "resumed from" in ended.out
-    assert steps(run) == list(range(1, 11))
-    assert outcome(run) == outcome(finished)
+    assert logged_steps(run) == list(range(1, 11))
+    assert final_tensors(run) == final_tensors(finished)
     assert (run / "metrics.jsonl").read_text().count("\n") == 1
 
 
@@ -79,23 +89,23 @@ def test_lines_written_after_the_checkpoint_are_dropped(tmp_path, finished):
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 1), (signal.SIGUSR1, 0)])
 def test_a_signal_to_one_rank_stops_all_at_one_step(number, rank, tmp_path, processes, undisturbed_by_two):
     run = tmp_path / "run"
-    ranks = processes.ranks(2, *train(run, LONG))
-    playing(run)
+    ranks = processes.start_ranks(2, *train_args(run, LONG_RUN_ARG))
+    wait_for_step(run)
     ranks[rank].send(number)
     assert [process.wait() for process in ranks] == [3, 3]
     assert ranks[0].err.startswith(f"paragan: {number.name} on rank {rank}: stopped at ")
     assert ranks[1].err == ""
-    assert steps(run)[-1] == int(checkpoints(run)[-1].name)
-    assert [process.wait() for process in processes.ranks(2, *train(run, LONG))] == [0, 0]
-    assert outcome(run) == outcome(undisturbed_by_two)
-    assert steps(run) == steps(undisturbed_by_two)
+    assert logged_steps(run)[-1] == int(list_checkpoints(run)[-1].name)
+    assert [process.wait() for process in processes.start_ranks(2, *train_args(run, LONG_RUN_ARG))] == [0, 0]
+    assert final_tensors(run) == final_tensors(undisturbed_by_two)
+    assert logged_steps(run) == logged_steps(undisturbed_by_two)
 
 
 def test_another_number_of_ranks_may_go_on(tmp_path, processes, undisturbed):
-    run = interrupted(tmp_path / "run", 50, LONG)
-    assert [process.wait() for process in processes.ranks(2, *train(run, LONG))] == [0, 0]
-    assert steps(run) == steps(undisturbed)
-    assert outcome(run).keys() == outcome(undisturbed).keys()
+    run = train_interrupted(tmp_path / "run", 50, LONG_RUN_ARG)
+    assert [process.wait() for process in processes.start_ranks(2, *train_args(run, LONG_RUN_ARG))] == [0, 0]
+    assert logged_steps(run) == logged_steps(undisturbed)
+    assert final_tensors(run).keys() == final_tensors(undisturbed).keys()
 
 
 def children(pid: int) -> list[int]:
@@ -105,20 +115,20 @@ def children(pid: int) -> list[int]:
 @pytest.mark.timeout(240)
 def test_launched_ranks_stop_on_a_signal_to_one_of_them_and_on_ctrl_c(tmp_path, processes, undisturbed_by_two):
     """`--ranks 2` as a user types it: a signal to one rank, then Ctrl-C in the terminal; then to the end."""
-    run, command = tmp_path / "run", train(tmp_path / "run", LONG, "--ranks=2")
-    launcher = processes.cold(*command)
-    playing(run)
+    run, command = tmp_path / "run", train_args(tmp_path / "run", LONG_RUN_ARG, "--ranks=2")
+    launcher = processes.start_fresh(*command)
+    wait_for_step(run)
     os.kill(children(launcher.pid)[1], signal.SIGTERM)
     assert launcher.wait() == 3
     assert launcher.err.startswith("paragan: SIGTERM on rank 1: stopped at ")
-    first = int(checkpoints(run)[-1].name)
-    launcher = processes.cold(*command)
-    playing(run, first + 5)
+    first = int(list_checkpoints(run)[-1].name)
+    launcher = processes.start_fresh(*command)
+    wait_for_step(run, first + 5)
     os.killpg(launcher.pid, signal.SIGINT)
     assert launcher.wait() == 3
     assert "SIGINT" in launcher.err
     assert launcher.err.count("\n") == 1
-    assert int(checkpoints(run)[-1].name) > first
-    assert [process.wait() for process in processes.ranks(2, *train(run, LONG))] == [0, 0]
-    assert outcome(run) == outcome(undisturbed_by_two)
-    assert steps(run) == steps(undisturbed_by_two)
+    assert int(list_checkpoints(run)[-1].name) > first
+    assert [process.wait() for process in processes.start_ranks(2, *train_args(run, LONG_RUN_ARG))] == [0, 0]
+    assert final_tensors(run) == final_tensors(undisturbed_by_two)
+    assert logged_steps(run) == logged_steps(undisturbed_by_two)

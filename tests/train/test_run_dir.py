@@ -10,10 +10,22 @@ from unittest import mock
 import pytest
 
 import tiny_run
-from paragan.config.resolve import settled
-from paragan.core.schema import plain
-from paragan.train.run_dir import RunFolder, Wanted, changed, join
-from processes import LONG, TINY, call, checkpoints, interrupted, outcome, playing, refused, steps, train, trained
+from paragan.config.resolve import fill_strategy_defaults
+from paragan.core.schema import to_dict
+from paragan.train.run_dir import RunDir, RunDirRequest, config_changes, select_shared_run_dir
+from processes import (
+    LONG_RUN_ARG,
+    TINY_RUN_ARGS,
+    final_tensors,
+    list_checkpoints,
+    logged_steps,
+    run_cli,
+    train_args,
+    train_interrupted,
+    train_tiny,
+    usage_error,
+    wait_for_step,
+)
 
 SHORT = "--kimg=0.16"  # as `finished`
 
@@ -33,7 +45,7 @@ def test_everything_of_the_contract_is_there(finished):
         "discriminator.safetensors",
         "config.json",
     }
-    assert [path.name for path in checkpoints(finished)] == ["00000010"]
+    assert [path.name for path in list_checkpoints(finished)] == ["00000010"]
     assert {name for name in there if name.startswith(".")} == {".lock"}
 
 
@@ -56,115 +68,119 @@ def test_scores_have_a_protocol(finished):
 
 
 def test_the_first_line_of_stats_comes_after_the_first_round_and_the_last_at_the_end(tmp_path):
-    run = trained(tmp_path / "run", SHORT, "--output.tick_kimg=0.064")
-    assert steps(run) == [1, 4, 8, 10]
+    run = train_tiny(tmp_path / "run", SHORT, "--output.tick_kimg=0.064")
+    assert logged_steps(run) == [1, 4, 8, 10]
 
 
 def test_the_newest_checkpoints_stay(tmp_path):
-    run = trained(tmp_path / "run", SHORT, "--output.checkpoint_kimg=0.032", "--output.keep=3")
-    assert [path.name for path in checkpoints(run)] == ["00000006", "00000008", "00000010"]
+    run = train_tiny(tmp_path / "run", SHORT, "--output.checkpoint_kimg=0.032", "--output.max_checkpoints=3")
+    assert [path.name for path in list_checkpoints(run)] == ["00000006", "00000008", "00000010"]
 
 
 def test_run_folders_are_numbered(tmp_path):
     for number in range(3):
-        assert call("train", *TINY, "--kimg=0.016", f"--seed={number}", "--outdir=deep/runs").status == 0
+        assert run_cli("train", *TINY_RUN_ARGS, "--kimg=0.016", f"--seed={number}", "--outdir=deep/runs").status == 0
     names = sorted(path.name for path in (tmp_path / "deep/runs").iterdir())
     assert names == [f"0000{number}-digits-dcgan-sync-r1-b16" for number in range(3)]
 
 
 def test_the_same_command_goes_on_with_the_newest_unfinished_run_of_its_kind(tmp_path, finished):
     runs = tmp_path / "runs"
-    interrupted(runs / "00007-mine", 3, SHORT)
-    interrupted(runs / "00008-other", 3, SHORT, "--seed=1")
-    command = ["train", *TINY, SHORT]
-    assert call(*command).status == 0
+    train_interrupted(runs / "00007-mine", 3, SHORT)
+    train_interrupted(runs / "00008-other", 3, SHORT, "--seed=1")
+    command = ["train", *TINY_RUN_ARGS, SHORT]
+    assert run_cli(*command).status == 0
     assert sorted(path.name for path in runs.iterdir()) == ["00007-mine", "00008-other"]
-    assert outcome(runs / "00007-mine") == outcome(finished)
-    told = call(*command)  # nothing is left to go on with
+    assert final_tensors(runs / "00007-mine") == final_tensors(finished)
+    told = run_cli(*command)  # nothing is left to go on with
     assert told.status == 0
     assert "runs/00007-mine is the same run, at 0.16 kimg; this is a new one" in told.out
     assert sorted(path.name for path in runs.iterdir())[2:] == ["00009-digits-dcgan-sync-r1-b16"]
-    told = call("train", *TINY, "--kimg=0.176", "--resume=auto")
+    told = run_cli("train", *TINY_RUN_ARGS, "--kimg=0.176", "--resume=auto")
     assert "is the same run, at 0.16 kimg; this is a new one (--resume" in told.out
 
 
 def test_a_run_that_is_beyond_what_is_asked_for_is_left_alone(tmp_path):
-    run = interrupted(tmp_path / "runs/00000-mine", 3, SHORT)
-    before = (run / "run.yaml").read_bytes(), outcome(run)
-    told = call("train", *TINY, "--kimg=0.032")
+    run = train_interrupted(tmp_path / "runs/00000-mine", 3, SHORT)
+    before = (run / "run.yaml").read_bytes(), final_tensors(run)
+    told = run_cli("train", *TINY_RUN_ARGS, "--kimg=0.032")
     assert told.status == 0
     assert "run folder runs/00001-digits-dcgan-sync-r1-b16" in told.out
     assert (run / "run.yaml").read_bytes() == before[0]
-    assert outcome(run) == before[1]
-    assert call("train", *TINY, "--kimg=0.096").status == 0  # that is not beyond it
-    assert steps(run) == [1, 2, 3, 4, 5, 6]
+    assert final_tensors(run) == before[1]
+    assert run_cli("train", *TINY_RUN_ARGS, "--kimg=0.096").status == 0  # that is not beyond it
+    assert logged_steps(run) == [1, 2, 3, 4, 5, 6]
 
 
 def test_resume_never_makes_a_new_folder(tmp_path, finished):
-    interrupted(tmp_path / "runs/00000-mine", 3, SHORT)
-    assert call("train", *TINY, SHORT, "--resume=never").status == 0
-    assert steps(tmp_path / "runs/00000-mine") == [1, 2, 3, 4]
-    assert outcome(tmp_path / "runs/00001-digits-dcgan-sync-r1-b16") == outcome(finished)
+    train_interrupted(tmp_path / "runs/00000-mine", 3, SHORT)
+    assert run_cli("train", *TINY_RUN_ARGS, SHORT, "--resume=never").status == 0
+    assert logged_steps(tmp_path / "runs/00000-mine") == [1, 2, 3, 4]
+    assert final_tensors(tmp_path / "runs/00001-digits-dcgan-sync-r1-b16") == final_tensors(finished)
 
 
 def test_the_same_command_after_the_end_changes_nothing(tmp_path, finished):
     run = shutil.copytree(finished, tmp_path / "run")
-    before, scores = outcome(run), (run / "metrics.jsonl").read_bytes()
-    ended = call(*train(run, SHORT))
+    before, scores = final_tensors(run), (run / "metrics.jsonl").read_bytes()
+    ended = run_cli(*train_args(run, SHORT))
     assert ended.status == 0
     assert f"{run} is complete at 0.16 kimg" in ended.out
-    assert outcome(run) == before
+    assert final_tensors(run) == before
     assert (run / "metrics.jsonl").read_bytes() == scores
-    assert steps(run) == list(range(1, 11))
+    assert logged_steps(run) == list(range(1, 11))
 
 
 @pytest.mark.parametrize("lost", ["callbacks.save.save_model", "callbacks.scoring.score"])
 def test_a_run_that_was_killed_after_its_last_round_is_not_finished(lost, tmp_path, finished):
     with mock.patch(f"paragan.train.{lost}", side_effect=KeyboardInterrupt):
-        assert call("train", *TINY, SHORT).status == 3
+        assert run_cli("train", *TINY_RUN_ARGS, SHORT).status == 3
     (run,) = (tmp_path / "runs").iterdir()
-    assert checkpoints(run)
+    assert list_checkpoints(run)
     assert not (run / "report.html").exists()
-    assert call("train", *TINY, SHORT).status == 0
+    assert run_cli("train", *TINY_RUN_ARGS, SHORT).status == 0
     assert list((tmp_path / "runs").iterdir()) == [run]
-    assert outcome(run) == outcome(finished)
+    assert final_tensors(run) == final_tensors(finished)
     assert json.loads((run / "metrics.jsonl").read_text())["kimg"] == 0.16
     assert (run / "report.html").exists()
 
 
 def test_one_run_at_a_time_writes_in_a_folder(tmp_path, processes, undisturbed):
     run = tmp_path / "runs/00000-mine"
-    owner = processes.warm(*train(run, LONG))
-    playing(run)
-    owner.send(signal.SIGSTOP)
-    assert f"is being written by process {owner.pid} on " in refused(*train(run, LONG))
-    assert call("train", *TINY, LONG, "--kimg=0.016").status == 0  # looks for an unfinished run, but that one is taken
+    owner = processes.start_forked(*train_args(run, LONG_RUN_ARG))
+    wait_for_step(run)
+    owner.send_signal(signal.SIGSTOP)
+    assert f"is being written by process {owner.pid} on " in usage_error(*train_args(run, LONG_RUN_ARG))
+    assert (
+        run_cli("train", *TINY_RUN_ARGS, LONG_RUN_ARG, "--kimg=0.016").status == 0
+    )  # looks for an unfinished run, but that one is taken
     assert sorted(path.name for path in run.parent.iterdir()) == ["00000-mine", "00001-digits-dcgan-sync-r1-b16"]
-    owner.send(signal.SIGKILL)
+    owner.send_signal(signal.SIGKILL)
     owner.wait()
-    assert call(*train(run, LONG)).status == 0  # the lock died with its owner
-    assert outcome(run) == outcome(undisturbed)
+    assert run_cli(*train_args(run, LONG_RUN_ARG)).status == 0  # the lock died with its owner
+    assert final_tensors(run) == final_tensors(undisturbed)
 
 
 def test_a_record_from_before_a_field_was_has_its_default():
-    run = settled(tiny_run.run("strategy=quantized"))
-    former = plain(run)
+    run = fill_strategy_defaults(tiny_run.make_run("strategy=quantized"))
+    former = to_dict(run)
     del former["g"]["optimism"], former["strategy"]["feedback"]
-    assert changed(former, run) == []
-    assert [name for name, _, _ in changed(former | {"batch": 32}, run)] == ["batch"]
-    assert "strategy.name" in [name for name, _, _ in changed(former, settled(tiny_run.run()))]
+    assert config_changes(former, run) == []
+    assert [name for name, _, _ in config_changes(former | {"batch": 32}, run)] == ["batch"]
+    assert "strategy.name" in [
+        name for name, _, _ in config_changes(former, fill_strategy_defaults(tiny_run.make_run()))
+    ]
 
 
 def test_a_folder_that_another_worker_begins_while_we_look_is_joined(tmp_path, monkeypatch):
-    run, path = settled(tiny_run.run("strategy=per-label")), tmp_path / "run"
-    looked = RunFolder.record
+    run, path = fill_strategy_defaults(tiny_run.make_run("strategy=per-label")), tmp_path / "run"
+    looked = RunDir.read_run_config
 
-    def record(folder: RunFolder):
+    def record(folder: RunDir):
         found = looked(folder)
         if not path.exists():
             path.mkdir()
-            folder.write_record(run)
+            folder.write_run_config(run)
         return found
 
-    monkeypatch.setattr(RunFolder, "record", record)
-    assert join(Wanted(run_dir=path), run, lambda folder: False).path == path
+    monkeypatch.setattr(RunDir, "record", record)
+    assert select_shared_run_dir(RunDirRequest(run_dir=path), run, lambda folder: False).path == path

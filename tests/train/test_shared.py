@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.train import rank_agreement
 
 
 def test_a_folder_that_one_host_does_not_see_is_refused_on_all(pool, tmp_path):
     def job(world):
-        rank_agreement.SHARED_TIMEOUT_S = 0.3
+        rank_agreement.SHARED_STORAGE_TIMEOUT_S = 0.3
         path = tmp_path / f"host{world.rank // 2}"
         path.mkdir(exist_ok=True)
         try:
-            rank_agreement.refuse_unshared(path, world)
-        except Unusable as error:
+            rank_agreement.check_shared_storage(path, world)
+        except UsageError as error:
             return str(error)
 
     said = pool(3, job)
@@ -23,5 +23,5 @@ def test_a_folder_that_one_host_does_not_see_is_refused_on_all(pool, tmp_path):
 
 
 def test_a_shared_folder_keeps_no_trace_of_the_question(pool, tmp_path):
-    assert pool(2, lambda world: rank_agreement.refuse_unshared(tmp_path, world)) == [None, None]
+    assert pool(2, lambda world: rank_agreement.check_shared_storage(tmp_path, world)) == [None, None]
     assert list(tmp_path.iterdir()) == []

@@ -11,10 +11,10 @@ import time
 import pytest
 import torch
 
-from paragan.comm.process_group import Lost
+from paragan.comm.process_group import CommunicationError
 from paragan.comm.world import World
 from paragan.train import shutdown as module
-from paragan.train.shutdown import SIGNALS, Stop, at_once
+from paragan.train.shutdown import SIGNALS, StopCoordinator, exit_on_signal
 
 REPETITIONS = 30
 
@@ -29,17 +29,17 @@ def test_all_ranks_stop_at_the_same_step(pool, ranks, coupled):
         stopped = []
         for repetition in range(REPETITIONS):
             store = dist.PrefixStore(f"repetition {repetition}", world.store)
-            again = World(world.place, world.device, store, world.everyone, 20.0)
+            again = World(world.launch_info, world.device, store, world.all_ranks, 20.0)
             chance = random.Random(f"{repetition} {world.rank}")
-            with Stop(again) as stop:
+            with StopCoordinator(again) as stop:
                 asks = world.rank == repetition % world.size or chance.random() < 0.3  # sometimes several ask
                 timer = threading.Timer(chance.uniform(0, 0.05), stop.request, ["the test"])
                 if asks:
                     timer.start()
                 step = 0
-                while not stop.due(step):
+                while not stop.is_due(step):
                     if coupled:
-                        world.everyone.sum(torch.zeros(1)).wait()
+                        world.all_ranks.all_reduce_sum(torch.zeros(1)).wait()
                     else:
                         time.sleep(chance.uniform(0, 0.005))
                     step += 1
@@ -55,25 +55,25 @@ def test_all_ranks_stop_at_the_same_step(pool, ranks, coupled):
 
 
 def test_alone_it_stops_before_the_next_round():
-    with Stop(World.solo()) as stop:
-        assert not stop.due(0)
+    with StopCoordinator(World.solo()) as stop:
+        assert not stop.is_due(0)
         stop.request("enough")
-        assert stop.due(1)
+        assert stop.is_due(1)
         assert stop.reason == "enough"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name)
 def test_signals_ask_and_are_given_back(number):
     before = signal.getsignal(number)
-    with Stop(World.solo()) as stop:
+    with StopCoordinator(World.solo()) as stop:
         signal.raise_signal(number)
-        assert stop.due(0)
+        assert stop.is_due(0)
         assert stop.reason == number.name
     assert signal.getsignal(number) is before
 
 
 def test_ctrl_c_twice_is_at_once():
-    with Stop(World.solo()):
+    with StopCoordinator(World.solo()):
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -85,15 +85,15 @@ def test_nobody_waits_for_ever_for_a_rank_that_does_not_answer(pool):
         world.timeout_s = 0.5
         if world.rank == 1:
             return "silent"
-        with Stop(world) as stop:
+        with StopCoordinator(world) as stop:
             stop.request("enough")
-            with pytest.raises(Lost, match="did not answer"):
+            with pytest.raises(CommunicationError, match="did not answer"):
                 play(stop)
         return "gave up"
 
     def play(stop):
         for step in range(500):
-            if stop.due(step):
+            if stop.is_due(step):
                 return
             time.sleep(0.01)
 
@@ -101,7 +101,7 @@ def test_nobody_waits_for_ever_for_a_rank_that_does_not_answer(pool):
 
 
 def killed_inside(number):
-    with at_once():
+    with exit_on_signal():
         os.kill(os.getpid(), number)
         time.sleep(5)
 

@@ -7,15 +7,15 @@ import time
 import torch
 
 import tiny_run
-from paragan.train.console import describe
+from paragan.train.console import format_stats
 from paragan.train.loop import play_round
-from paragan.train.stats import Stats
+from paragan.train.stats import StatsCollector
 
 
 def test_scores_and_pictures_do_not_slow_the_pace_that_is_shown():
-    stats = Stats(tiny_run.World.solo(), ())
+    stats = StatsCollector(tiny_run.World.solo(), ())
     time.sleep(0.02)
-    with stats.aside():
+    with stats.exclude_from_timing():
         time.sleep(0.5)
     line = stats.tick(1000, 1)
     assert line["Timing/total_s"] > 0.5
@@ -24,12 +24,12 @@ def test_scores_and_pictures_do_not_slow_the_pace_that_is_shown():
 
 def test_losses_that_left_all_bounds_are_short():
     line = {"Timing/img_per_sec": 100.0, "Loss/G/loss": -4.6985e28, "Loss/D/loss": 1.23456}
-    assert describe(line) == "100 img/s  G -4.7e+28  D 1.235"
+    assert format_stats(line) == "100 img/s  G -4.7e+28  D 1.235"
 
 
 def test_what_follows_a_tick_inside_counts_to_the_next():
-    stats = Stats(tiny_run.World.solo(), ())
-    with stats.aside():
+    stats = StatsCollector(tiny_run.World.solo(), ())
+    with stats.exclude_from_timing():
         stats.tick(0, 0)
         time.sleep(0.5)
     assert stats.tick(1000, 1)["Timing/sec_per_kimg"] < 0.3
@@ -37,9 +37,9 @@ def test_what_follows_a_tick_inside_counts_to_the_next():
 
 def test_losses_are_means_over_lanes_however_they_are_merged():
     def losses(merge):
-        s = tiny_run.session(tiny_run.run("objective.r1=1", f"device.merge={merge}"))
+        s = tiny_run.make_session(tiny_run.make_run("objective.r1=1", f"device.lanes_per_pass={merge}"))
         play_round(s)
-        return s.stats.losses()
+        return s.stats.mean_losses()
 
     whole = losses(0)
     for merge in (1, 3):  # 3: passes of 3, 3 and 2 lanes

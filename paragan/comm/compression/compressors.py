@@ -18,12 +18,12 @@ from torch import Tensor
 
 from paragan.comm.compression import block_quantizer
 from paragan.comm.compression.elias_fano import decode_positions, encode_positions, position_bytes
-from paragan.core.errors import Failed, Unusable
-from paragan.core.schema import by_name, or_own, record
+from paragan.core.errors import RunError, UsageError
+from paragan.core.schema import config_class, name_shorthand, or_user_class
 
 Block = Annotated[int, Field(ge=64, le=4096, multiple_of=64)]
 Rounding = Literal["nearest", "stochastic"]
-SLACK = 2.0**-6  # how much greater a scale of 16 bits may be than what it stands for
+SCALE_ROUNDING = 2.0**-6  # how much greater a scale of 16 bits may be than what it stands for
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -58,7 +58,7 @@ class Compressor(Protocol):
         ...
 
 
-@record
+@config_class
 class Exact:
     """float32 as it is."""
 
@@ -79,19 +79,19 @@ class Exact:
         out.copy_(data.view(torch.float32))
 
 
-class _Half:
+class _Float16Wire:
     """16 bits a number. delta holds for numbers that are normal in this format; smaller ones wait in the residual."""
 
     lossy: ClassVar[bool] = True
     feedback: ClassVar[float] = 1.0
     dtype: ClassVar[torch.dtype]
-    significant: ClassVar[int]  # bits
+    significant_bits: ClassVar[int]  # bits
 
     def nbytes(self, n: int) -> int:
         return 2 * n
 
     def delta(self, n: int) -> float:
-        return 1 - 4.0**-self.significant
+        return 1 - 4.0**-self.significant_bits
 
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
         out.view(self.dtype).copy_(x)
@@ -100,25 +100,25 @@ class _Half:
         out.copy_(data.view(self.dtype))
 
 
-@record
-class BF16(_Half):
+@config_class
+class BF16(_Float16Wire):
     """bfloat16: float32's range, 8 significant bits."""
 
     name: Literal["bf16"] = "bf16"
     dtype: ClassVar[torch.dtype] = torch.bfloat16
-    significant: ClassVar[int] = 8
+    significant_bits: ClassVar[int] = 8
 
 
-@record
-class FP16(_Half):
+@config_class
+class FP16(_Float16Wire):
     """float16: 11 significant bits, from 6e-5 to 65504 (what is larger is refused, not clipped)."""
 
     name: Literal["fp16"] = "fp16"
     dtype: ClassVar[torch.dtype] = torch.float16
-    significant: ClassVar[int] = 11
+    significant_bits: ClassVar[int] = 11
 
 
-class _Levels:
+class _UniformQuantizer:
     """Equal levels of a block's largest number, and all of them used: -2^(bits - 1), which that number becomes, to
     2^(bits - 1) - 1 (`block` numbers share a scale and its sign). Rounded at random there are as many on either side,
     so that the mean is right."""
@@ -130,35 +130,45 @@ class _Levels:
     rounding: Rounding
 
     @property
-    def top(self) -> int:
+    def max_level(self) -> int:
         half = 1 << (self.bits - 1)
         return half if self.rounding == "nearest" else half - 1
 
     def nbytes(self, n: int) -> int:
-        return block_quantizer.records(n, self.block) * block_quantizer.record_bytes(self.block, self.bits)
+        return block_quantizer.num_blocks(n, self.block) * block_quantizer.encoded_block_bytes(self.block, self.bits)
 
     def delta(self, n: int) -> float:
         """The worst block has one large number, and all others at the step's worst place. The scale is up to SLACK
         greater than that number."""
-        others, step = (min(self.block, n) - 1) * (1 + SLACK) ** 2 / self.top**2, (1 + SLACK) / self.top
+        others, step = (
+            (min(self.block, n) - 1) * (1 + SCALE_ROUNDING) ** 2 / self.max_level**2,
+            (1 + SCALE_ROUNDING) / self.max_level,
+        )
         if self.rounding == "nearest":
-            opposite = 1 / self.top**2  # what is lost of a number as large as the largest, of the other sign
-            return min((1 - SLACK**2) / (1 + others / 4), 1 - opposite)
-        return max(0.0, 1 - (math.sqrt(1 + others) - 1) / 2 - min(SLACK * step, step**2 / 4))
+            opposite = 1 / self.max_level**2  # what is lost of a number as large as the largest, of the other sign
+            return min((1 - SCALE_ROUNDING**2) / (1 + others / 4), 1 - opposite)
+        return max(0.0, 1 - (math.sqrt(1 + others) - 1) / 2 - min(SCALE_ROUNDING * step, step**2 / 4))
 
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
         stochastic = self.rounding == "stochastic"
         rule = "largest" if stochastic else "extreme"
         block_quantizer.encode_levels(
-            x, out, block=self.block, bits=self.bits, top=self.top, rule=rule, stochastic=stochastic, seed=seed
+            x,
+            out,
+            block=self.block,
+            bits=self.bits,
+            max_level=self.max_level,
+            rule=rule,
+            stochastic=stochastic,
+            seed=seed,
         )
 
     def decode(self, data: Tensor, out: Tensor) -> None:
-        block_quantizer.decode_levels(data, out, block=self.block, bits=self.bits, top=self.top)
+        block_quantizer.decode_levels(data, out, block=self.block, bits=self.bits, max_level=self.max_level)
 
 
-@record
-class Int8(_Levels):
+@config_class
+class Int8(_UniformQuantizer):
     """8 bits a number: 256 levels of a block's largest."""
 
     name: Literal["int8"] = "int8"
@@ -167,8 +177,8 @@ class Int8(_Levels):
     bits: ClassVar[int] = 8
 
 
-@record
-class Int4(_Levels):
+@config_class
+class Int4(_UniformQuantizer):
     """4 bits a number: 16 levels of a block's largest. With larger blocks, or with all of what is lost sent
     again, GANs become worse (docs/quantized.md)."""
 
@@ -179,8 +189,8 @@ class Int4(_Levels):
     feedback: ClassVar[float] = 0.5
 
 
-@record
-class Int2(_Levels):
+@config_class
+class Int2(_UniformQuantizer):
     """2 bits a number: a block's largest, half of it, nothing, or minus half of it."""
 
     name: Literal["int2"] = "int2"
@@ -189,7 +199,7 @@ class Int2(_Levels):
     bits: ClassVar[int] = 2
 
 
-@record
+@config_class
 class QSGD:
     """Levels of a block's norm, rounded at random so that the mean is right (Alistarh et al. 2017)."""
 
@@ -205,23 +215,23 @@ class QSGD:
         return 2 if self.levels == 1 else 4 if self.levels <= 7 else 8
 
     def nbytes(self, n: int) -> int:
-        return block_quantizer.records(n, self.block) * block_quantizer.record_bytes(self.block, self.bits)
+        return block_quantizer.num_blocks(n, self.block) * block_quantizer.encoded_block_bytes(self.block, self.bits)
 
     def delta(self, n: int) -> float:
         """Their lemma 3.1, with a step up to SLACK greater."""
         size = min(self.block, n)
-        return max(0.0, 1 - min(size / self.levels**2, math.sqrt(size) / self.levels) * (1 + SLACK) ** 2)
+        return max(0.0, 1 - min(size / self.levels**2, math.sqrt(size) / self.levels) * (1 + SCALE_ROUNDING) ** 2)
 
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
         block_quantizer.encode_levels(
-            x, out, block=self.block, bits=self.bits, top=self.levels, rule="norm", stochastic=True, seed=seed
+            x, out, block=self.block, bits=self.bits, max_level=self.levels, rule="norm", stochastic=True, seed=seed
         )
 
     def decode(self, data: Tensor, out: Tensor) -> None:
-        block_quantizer.decode_levels(data, out, block=self.block, bits=self.bits, top=self.levels)
+        block_quantizer.decode_levels(data, out, block=self.block, bits=self.bits, max_level=self.levels)
 
 
-@record
+@config_class
 class Sign:
     """1 bit a number, times the mean magnitude of its block (Karimireddy et al. 2019)."""
 
@@ -231,10 +241,10 @@ class Sign:
     feedback: ClassVar[float] = 0.5
 
     def nbytes(self, n: int) -> int:
-        return block_quantizer.records(n, self.block) * block_quantizer.record_bytes(self.block, 1)
+        return block_quantizer.num_blocks(n, self.block) * block_quantizer.encoded_block_bytes(self.block, 1)
 
     def delta(self, n: int) -> float:
-        return (1 - SLACK**2) / min(self.block, n)
+        return (1 - SCALE_ROUNDING**2) / min(self.block, n)
 
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
         block_quantizer.encode_signs(x, out, block=self.block)
@@ -243,57 +253,57 @@ class Sign:
         block_quantizer.decode_signs(data, out, block=self.block)
 
 
-class _Some:
+class _Sparsifier:
     """A share of the numbers as they are, with their positions; the others as nothing."""
 
     lossy: ClassVar[bool] = True
     feedback: ClassVar[float] = 1.0
     fraction: float
 
-    def kept(self, n: int) -> int:
+    def num_sent(self, n: int) -> int:
         """How many of n numbers travel: no less than their share."""
         return min(n, math.ceil(self.fraction * n))
 
     def delta(self, n: int) -> float:
-        return self.kept(n) / n
+        return self.num_sent(n) / n
 
 
-@record
-class TopK(_Some):
+@config_class
+class TopK(_Sparsifier):
     """The largest `fraction` of the numbers as they are (Stich et al. 2018)."""
 
     name: Literal["topk"] = "topk"
     fraction: Fraction = 0.01
 
     def nbytes(self, n: int) -> int:
-        return 4 * self.kept(n) + -(-position_bytes(n, self.kept(n)) // 4) * 4
+        return 4 * self.num_sent(n) + -(-position_bytes(n, self.num_sent(n)) // 4) * 4
 
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
-        k = self.kept(len(x))
+        k = self.num_sent(len(x))
         positions = x.abs().topk(k, sorted=False).indices.sort().values
-        out[: 4 * k].view(torch.float32).copy_(_values(x, positions))
+        out[: 4 * k].view(torch.float32).copy_(_select_values(x, positions))
         encode_positions(positions, len(x), out[4 * k :][: position_bytes(len(x), k)])
 
     def decode(self, data: Tensor, out: Tensor) -> None:
-        k = self.kept(len(out))
+        k = self.num_sent(len(out))
         positions = decode_positions(data[4 * k :][: position_bytes(len(out), k)], len(out), k)
         out.zero_()[positions] = data[: 4 * k].view(torch.float32)
 
 
-@record
-class RandomK(_Some):
+@config_class
+class RandomK(_Sparsifier):
     """A random `fraction` of the numbers as they are; their positions follow from a seed that travels along."""
 
     name: Literal["randomk"] = "randomk"
     fraction: Fraction = 0.01
 
     def nbytes(self, n: int) -> int:
-        return 4 + 4 * self.kept(n)
+        return 4 + 4 * self.num_sent(n)
 
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
         out[:4].view(torch.int32).fill_(seed)
         positions = self._positions(seed, len(x), x.device)
-        out[4:].view(torch.float32).copy_(_values(x, positions))
+        out[4:].view(torch.float32).copy_(_select_values(x, positions))
 
     def decode(self, data: Tensor, out: Tensor) -> None:
         seed = int(data[:4].view(torch.int32))
@@ -302,34 +312,34 @@ class RandomK(_Some):
     def _positions(self, seed: int, n: int, device: torch.device) -> Tensor:
         """[k] distinct, every one with equal chance."""
         generator = torch.Generator().manual_seed(seed)
-        return torch.randperm(n, generator=generator)[: self.kept(n)].to(device)
+        return torch.randperm(n, generator=generator)[: self.num_sent(n)].to(device)
 
 
 @contextlib.contextmanager
-def naming(wire: Compressor) -> Generator[None]:
+def wire_errors(wire: Compressor) -> Generator[None]:
     """Whatever happens inside is the wire's failure: one of the user's own may fail in any way."""
     try:
         yield
     except Exception as error:
-        raise Failed(f"the {wire.name} wire failed: {type(error).__name__}: {error}") from error
+        raise RunError(f"the {wire.name} wire failed: {type(error).__name__}: {error}") from error
 
 
-def prove(wire: Compressor) -> None:
+def check_compressor(wire: Compressor) -> None:
     """Unusable where a compressor of the user's own does not keep the contract on a few vectors."""
     if not 0 <= wire.feedback <= 1:
-        raise Unusable(f"feedback={wire.feedback!r} must be from 0 to 1")
+        raise UsageError(f"feedback={wire.feedback!r} must be from 0 to 1")
     for x in (torch.linspace(-1, 1, 1000), torch.ones(1), torch.zeros(64)):
         nbytes = wire.nbytes(len(x))
         if type(nbytes) is not int or nbytes < 1 or nbytes % 2:
-            raise Unusable(f"nbytes({len(x)}) is {nbytes!r}; it must be a whole number, a multiple of 4 or of 2")
+            raise UsageError(f"nbytes({len(x)}) is {nbytes!r}; it must be a whole number, a multiple of 4 or of 2")
         data, out = torch.zeros(nbytes, dtype=torch.uint8), torch.full_like(x, torch.nan)
         wire.encode(x.clone(), data, 0)
         wire.decode(data, out)
         if not out.isfinite().all():
-            raise Unusable(f"decode(encode(x)) of {len(x)} finite numbers is not finite")
+            raise UsageError(f"decode(encode(x)) of {len(x)} finite numbers is not finite")
 
 
-def _values(x: Tensor, positions: Tensor) -> Tensor:
+def _select_values(x: Tensor, positions: Tensor) -> Tensor:
     """The numbers that travel, or NaN where any of x is not finite: it might be one that stays."""
     return torch.where(x.isfinite().all(), x[positions], torch.nan)
 
@@ -337,9 +347,9 @@ def _values(x: Tensor, positions: Tensor) -> Tensor:
 Wire = Annotated[
     Exact | BF16 | FP16 | Int8 | Int4 | Int2 | QSGD | Sign | TopK | RandomK,
     Field(discriminator="name"),
-    or_own(prove, "lossy", "feedback", "nbytes", "delta", "encode", "decode"),
-    by_name,
+    or_user_class(check_compressor, "lossy", "feedback", "nbytes", "delta", "encode", "decode"),
+    name_shorthand,
 ]
 
 # those that bring a vector itself, with nothing of it sent later
-Faithful = Annotated[Exact | BF16 | FP16 | Int8 | Int4, Field(discriminator="name"), by_name]
+SnapshotWire = Annotated[Exact | BF16 | FP16 | Int8 | Int4, Field(discriminator="name"), name_shorthand]

@@ -22,22 +22,22 @@ def encode_positions(positions: Tensor, n: int, out: Tensor) -> None:
     low = _low_bits(n, k)
     split = -(-k * low // 8)
     if low:
-        out[:split].copy_(_packed(((positions[:, None] >> _range(low, out)) & 1).flatten()))
+        out[:split].copy_(_pack_bits(((positions[:, None] >> _arange_like(low, out)) & 1).flatten()))
     ones = torch.zeros(_high_length(n, k, low), dtype=torch.int64, device=out.device)
-    ones[(positions >> low) + _range(k, out)] = 1
-    out[split:].copy_(_packed(ones))
+    ones[(positions >> low) + _arange_like(k, out)] = 1
+    out[split:].copy_(_pack_bits(ones))
 
 
 def decode_positions(data: Tensor, n: int, k: int) -> Tensor:
     """[k] int64."""
     low = _low_bits(n, k)
     split = -(-k * low // 8)
-    ones = _unpacked(data[split:])
-    high = torch.argsort(ones, descending=True, stable=True)[:k] - _range(k, data)  # no sync, unlike nonzero
+    ones = _unpack_bits(data[split:])
+    high = torch.argsort(ones, descending=True, stable=True)[:k] - _arange_like(k, data)  # no sync, unlike nonzero
     if not low:
         return high
-    bits = _unpacked(data[:split])[: k * low].view(k, low)
-    return (high << low) | (bits << _range(low, data)).sum(1)
+    bits = _unpack_bits(data[:split])[: k * low].view(k, low)
+    return (high << low) | (bits << _arange_like(low, data)).sum(1)
 
 
 def _low_bits(n: int, k: int) -> int:
@@ -48,15 +48,15 @@ def _high_length(n: int, k: int, low: int) -> int:
     return k + ((n - 1) >> low) + 1
 
 
-def _range(k: int, like: Tensor) -> Tensor:
+def _arange_like(k: int, like: Tensor) -> Tensor:
     return torch.arange(k, device=like.device)
 
 
-def _packed(bits: Tensor) -> Tensor:
+def _pack_bits(bits: Tensor) -> Tensor:
     """[m] of 0 and 1 -> [ceil(m / 8)] uint8, lowest bit first."""
     rows = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(-1, 8)
-    return (rows << _range(8, bits)).sum(1).to(torch.uint8)
+    return (rows << _arange_like(8, bits)).sum(1).to(torch.uint8)
 
 
-def _unpacked(data: Tensor) -> Tensor:
-    return ((data[:, None].long() >> _range(8, data)) & 1).flatten()
+def _unpack_bits(data: Tensor) -> Tensor:
+    return ((data[:, None].long() >> _arange_like(8, data)) & 1).flatten()

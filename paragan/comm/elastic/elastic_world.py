@@ -29,317 +29,361 @@ from typing import Any, ClassVar
 
 import torch
 
-from paragan.comm.elastic.kv_store import Board, Leavable, Named, Remote
-from paragan.comm.elastic.membership import NOWHERE, PULSE_S, Formation, Now, Watch
-from paragan.comm.elastic.rejoin import ANSWER_S, Asking, Knock, Report
-from paragan.comm.process_group import POLL_S, Group, Lost, Solo, Waiter, meet
-from paragan.comm.sockets import Address, Link, answers, hang_up, hung_up, listens, open_sockets, still_open, towards
-from paragan.comm.world import Place, World, rendezvous
-from paragan.core.errors import Failed
+from paragan.comm.elastic.kv_store import CancellableStore, KVClient, KVServer, PrefixStore
+from paragan.comm.elastic.membership import (
+    HEARTBEAT_PERIOD_S,
+    NO_MEMBERSHIP,
+    HeartbeatThread,
+    Membership,
+    MembershipVersion,
+)
+from paragan.comm.elastic.rejoin import REPLY_TIMEOUT_S, JoinProtocol, JoinRequest, SurvivorReport
+from paragan.comm.process_group import POLL_S, CommunicationError, Group, SingleRankGroup, WaitThread, new_gloo_group
+from paragan.comm.sockets import (
+    Address,
+    SocketId,
+    duplicate_socket,
+    is_closed,
+    is_listener,
+    is_listening,
+    local_address_towards,
+    open_sockets,
+    shutdown_sockets,
+)
+from paragan.comm.world import LaunchInfo, World, rendezvous
+from paragan.core.errors import RunError
 
-FIRST_S = 20.0  # how long an answer may take while programs start: importing and loading may stop everything else
+STARTUP_TIMEOUT_S = (
+    20.0  # how long an answer may take while programs start: importing and loading may stop everything else
+)
 
 
-class Alone(Failed):
+class QuorumLostError(RunError):
     """Too few are left to go on: what is there is to be saved."""
 
 
-class LeftOut(Exception):
+class EvictedError(Exception):
     """The others went on without this rank."""
 
 
-class State(enum.Enum):
+class GroupState(enum.Enum):
     """Of the group a rank is in."""
 
     FORMING = "it is left, or not there yet, or nobody minds any more"
-    STANDING = "it is to be left once somebody is lost"
+    READY = "it is to be left once somebody is lost"
     BROKEN = "somebody is lost: nobody is to wait for anything"
 
 
-class Elastic(World):
+class ElasticWorld(World):
     """A world on gloo whose ranks may be lost and come back; `place` and `everyone` change with every formation.
 
     identity  : the number this rank was started with, of `began`;  late : whether it joined a run that was under way
     under_way : whether the game has begun: before, who is silent is given more time
     """
 
-    elastic: ClassVar[bool] = True
+    is_elastic: ClassVar[bool] = True
 
-    def __init__(self, place: Place, device: torch.device, address: str, timeout_s: float, link_timeout_s: float):
-        self._board = Board(address)
-        super().__init__(place, device, self._board, Solo(), timeout_s)
-        self.identity, self.late = place.rank, False
-        self.link_timeout_s, self.under_way = link_timeout_s, False
-        self.formation = Formation(-1, (), 0, self.identity, "", {}, {})
-        self.awake_s = 0.0  # time of ours, without that for which we were frozen
-        self.addresses: dict[int, Address] = {self.identity: self._board.address}  # of all who ever were there
-        self._watches: dict[int, Watch] = {}
-        self._state, self._lock = State.FORMING, threading.Lock()
-        self._links = set[Link]()  # the sockets of the group,
-        self._waiters: list[Waiter] = []  # those who wait at it,
-        self._with: tuple[int, ...] = ()  # and the others who belong to it, or are to
-        self._hosting = False  # whether the group meets, or met, at our board
-        self._asking = Asking(self.identity, self._board, self.addresses)
+    def __init__(
+        self, launch_info: LaunchInfo, device: torch.device, address: str, timeout_s: float, link_timeout_s: float
+    ):
+        self._server = KVServer(address)
+        super().__init__(launch_info, device, self._server, SingleRankGroup(), timeout_s)
+        self.original_rank, self.joined_late = launch_info.rank, False
+        self.link_timeout_s, self.started = link_timeout_s, False
+        self.membership = Membership(-1, (), 0, self.original_rank, "", {}, {})
+        self.active_s = 0.0  # time of ours, without that for which we were frozen
+        self.addresses: dict[int, Address] = {self.original_rank: self._server.address}  # of all who ever were there
+        self._heartbeats: dict[int, HeartbeatThread] = {}
+        self._state, self._lock = GroupState.FORMING, threading.Lock()
+        self._group_sockets = set[SocketId]()  # the sockets of the group,
+        self._wait_threads: list[WaitThread] = []  # those who wait at it,
+        self._peers: tuple[int, ...] = ()  # and the others who belong to it, or are to
+        self._hosts_store = False  # whether the group meets, or met, at our board
+        self._join_protocol = JoinProtocol(self.original_rank, self._server, self.addresses)
         self._attempts = itertools.count(1)
         self._closed = False
-        self._seed: Any = None
-        threading.Thread(target=self._look_after, daemon=True, name="elastic").start()
+        self._rendezvous_store: Any = None
+        threading.Thread(target=self._monitor_peers, daemon=True, name="elastic").start()
 
     @staticmethod
-    def begin(
-        place: Place, device: torch.device, timeout_s: float, link_timeout_s: float, env: Mapping[str, str] = os.environ
-    ) -> Elastic:
+    def start(
+        launch_info: LaunchInfo,
+        device: torch.device,
+        timeout_s: float,
+        link_timeout_s: float,
+        env: Mapping[str, str] = os.environ,
+    ) -> ElasticWorld:
         """All ranks together, at MASTER_ADDR: the only time it is needed."""
-        seed, _ = rendezvous(place, env, timeout_s)
-        world = Elastic(place, device, towards((env.get("MASTER_ADDR") or "127.0.0.1", 9)), timeout_s, link_timeout_s)
-        world._seed = seed  # others may still be reading there
-        world.store = Named(seed, "paragan/" + env.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        there = dict(enumerate(json.loads(word) for word in world.agree(json.dumps(world._board.address))))
+        seed, _ = rendezvous(launch_info, env, timeout_s)
+        world = ElasticWorld(
+            launch_info,
+            device,
+            local_address_towards((env.get("MASTER_ADDR") or "127.0.0.1", 9)),
+            timeout_s,
+            link_timeout_s,
+        )
+        world._rendezvous_store = seed  # others may still be reading there
+        world.store = PrefixStore(seed, "paragan/" + env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        there = dict(enumerate(json.loads(word) for word in world.all_gather_str(json.dumps(world._server.address))))
         addresses = {rank: (host, port) for rank, (host, port) in there.items()}
         try:
-            world._form(Formation(0, tuple(addresses), 0, 0, "begin", addresses, {}))
-        except Lost as error:
-            raise Failed(
-                f"rank {place.rank} could not begin with the others: {error}; if they began earlier and go on, "
+            world._adopt_membership(Membership(0, tuple(addresses), 0, 0, "begin", addresses, {}))
+        except CommunicationError as error:
+            raise RunError(
+                f"rank {launch_info.rank} could not begin with the others: {error}; if they began earlier and go on, "
                 "end them, or give another MASTER_PORT"
             ) from error
         return world
 
     @staticmethod
-    def enter(
-        place: Place,
+    def join_run(
+        launch_info: LaunchInfo,
         device: torch.device,
         timeout_s: float,
         link_timeout_s: float,
-        members: Mapping[int, Address],
-    ) -> Elastic | None:
+        addresses: Mapping[int, Address],
+    ) -> ElasticWorld | None:
         """Join a run that is under way, or None where none of its members is there."""
-        there = {rank: at for rank, at in members.items() if rank != place.rank and answers(at)}
+        there = {rank: at for rank, at in addresses.items() if rank != launch_info.rank and is_listening(at)}
         if not there:
             return None
-        world = Elastic(place, device, towards(next(iter(there.values()))), timeout_s, link_timeout_s)
-        world.late = True
-        world._get_to_know(there)
-        world.knock()
+        world = ElasticWorld(
+            launch_info, device, local_address_towards(next(iter(there.values()))), timeout_s, link_timeout_s
+        )
+        world.joined_late = True
+        world._add_peers(there)
+        world.request_join()
         return world
 
     # who is there -------------------------------------------------------------------------------------------------
 
     @property
     def members(self) -> tuple[int, ...]:
-        return self.formation.members
+        return self.membership.members
 
     @property
-    def seats(self) -> tuple[int, ...]:
-        return self.formation.members
+    def original_ranks(self) -> tuple[int, ...]:
+        return self.membership.members
 
     @property
-    def epoch(self) -> int:
-        return self.formation.epoch
+    def membership_epoch(self) -> int:
+        return self.membership.epoch
 
     @property
-    def absent(self) -> tuple[int, ...]:
-        return tuple(r for r in range(self.began) if r not in self.members)
+    def missing_ranks(self) -> tuple[int, ...]:
+        return tuple(r for r in range(self.initial_size) if r not in self.members)
 
-    def well(self, rank: int) -> bool:
-        if rank == self.identity:
+    def is_alive(self, rank: int) -> bool:
+        if rank == self.original_rank:
             return True
-        watch = self._watches.get(rank)
-        if watch is None or watch.gone:
+        watch = self._heartbeats.get(rank)
+        if watch is None or watch.exited:
             return False
-        ready = watch.met and self.under_way
-        return watch.quiet_s < (self.link_timeout_s if ready else max(self.link_timeout_s, FIRST_S))
+        ready = watch.ever_answered and self.started
+        return watch.silent_s < (self.link_timeout_s if ready else max(self.link_timeout_s, STARTUP_TIMEOUT_S))
 
-    def _get_to_know(self, addresses: Mapping[int, Address]) -> None:
+    def _add_peers(self, addresses: Mapping[int, Address]) -> None:
         self.addresses.update(addresses)
         for rank, address in addresses.items():
-            former = self._watches.get(rank)
-            if rank != self.identity and (former is None or former.address != address or former.gone):
+            former = self._heartbeats.get(rank)
+            if rank != self.original_rank and (former is None or former.address != address or former.exited):
                 if former:
-                    former.over = True
-                self._watches[rank] = Watch(address, self.link_timeout_s)
+                    former.stopped = True
+                self._heartbeats[rank] = HeartbeatThread(address, self.link_timeout_s)
 
-    def _look_after(self) -> None:
+    def _monitor_peers(self) -> None:
         """Hang up once a member is lost, so that no exchange waits for it."""
         while not self._closed:
-            time.sleep(PULSE_S)
-            self.awake_s += PULSE_S
-            for watch in list(self._watches.values()):
-                watch.quiet_s += PULSE_S
+            time.sleep(HEARTBEAT_PERIOD_S)
+            self.active_s += HEARTBEAT_PERIOD_S
+            for watch in list(self._heartbeats.values()):
+                watch.silent_s += HEARTBEAT_PERIOD_S
             with self._lock:
-                if self._state is State.STANDING and (self._trouble() or any(map(hung_up, self._links))):
-                    self._hang_up(State.BROKEN)
+                if self._state is GroupState.READY and (
+                    self._failure_reason() or any(map(is_closed, self._group_sockets))
+                ):
+                    self._disconnect(GroupState.BROKEN)
 
-    def _trouble(self) -> str:
+    def _failure_reason(self) -> str:
         """Why this group is to be left, if it is."""
-        if ill := [r for r in self._with if not self.well(r)]:
+        if ill := [r for r in self._peers if not self.is_alive(r)]:
             return f"rank {', '.join(map(str, ill))} does not answer"
-        return "somebody gave this group up" if self._asking.reports(self._with) else ""
+        return "somebody gave this group up" if self._join_protocol.pending_reports(self._peers) else ""
 
-    def look(self) -> None:
-        if trouble := self._trouble():
-            raise Lost(trouble)
-        if self._state is State.BROKEN or (not self._hosting and self.store.check(["over"])):
-            raise Lost("this group was given up")
+    def raise_if_broken(self) -> None:
+        if trouble := self._failure_reason():
+            raise CommunicationError(trouble)
+        if self._state is GroupState.BROKEN or (not self._hosts_store and self.store.check(["over"])):
+            raise CommunicationError("this group was given up")
 
-    def _is_link(self, found: Link) -> bool:
+    def _is_group_socket(self, socket_id: SocketId) -> bool:
         """Whether this socket is a link of the group: neither its door nor a board's."""
-        boards, handle = {port for _, port in self.addresses.values()}, still_open(found)
+        boards, handle = {port for _, port in self.addresses.values()}, duplicate_socket(socket_id)
         if not handle:
             return False
         with handle:
             try:
-                if handle.family == socket.AF_UNIX or listens(handle):
+                if handle.family == socket.AF_UNIX or is_listener(handle):
                     return False
                 return not {handle.getsockname()[1], handle.getpeername()[1]} & boards
             except OSError:
                 return False
 
-    def _hang_up(self, state: State) -> None:
+    def _disconnect(self, state: GroupState) -> None:
         self._state = state
-        hang_up(self._links)
-        for waiter in self._waiters:
-            waiter.give_up()
+        shutdown_sockets(self._group_sockets)
+        for waiter in self._wait_threads:
+            waiter.abandon()
 
     # going on without some ----------------------------------------------------------------------------------------
 
-    def again(self, step: int) -> Formation:
+    def reform(self, step: int) -> Membership:
         """Leave the group that broke, and form one of those who are left; step: the round this rank is at.
 
         A rank that was left out knocks, and comes back empty. Alone where too few are left: then the
         group is that of those few, for a last checkpoint.
         """
-        deadline = self.awake_s + self.timeout_s
+        deadline = self.active_s + self.timeout_s
         while True:
-            self._give_up()
+            self._leave_group()
             try:
                 leader = self._leader()
-                formation = self._lead(step, deadline) if leader == self.identity else self._follow(leader, step)
-                if self.identity not in formation.members:
-                    raise Alone(f"the others stop: {formation.ending}")
-                self._form(formation)
+                formation = (
+                    self._lead_reform(step, deadline)
+                    if leader == self.original_rank
+                    else self._follow_leader(leader, step)
+                )
+                if self.original_rank not in formation.members:
+                    raise QuorumLostError(f"the others stop: {formation.shutdown_reason}")
+                self._adopt_membership(formation)
                 break
-            except Lost:
-                if self.awake_s > deadline:
+            except CommunicationError:
+                if self.active_s > deadline:
                     raise
                 time.sleep(POLL_S)
-            except LeftOut:
-                return self.knock()
-        if formation.ending:
-            raise Alone(formation.ending)
+            except EvictedError:
+                return self.request_join()
+        if formation.shutdown_reason:
+            raise QuorumLostError(formation.shutdown_reason)
         return formation
 
-    def _give_up(self) -> None:
+    def _leave_group(self) -> None:
         """Leave the group, or what was to become one; whoever still waits for it is told."""
         with self._lock:
-            self._hang_up(State.FORMING)
-        if self._hosting:
+            self._disconnect(GroupState.FORMING)
+        if self._hosts_store:
             self.store.set("over", "")
 
-    def _newest(self) -> Now:
+    def _latest_membership(self) -> MembershipVersion:
         """The newest formation that somebody is in, of those that have us. LeftOut where others are in one as new as
         ours that has not."""
-        newest = Now(self.formation.epoch, self.members)
-        there = [self._watches[r].now for r in self.members if r in self._watches]
-        if any(now.epoch >= newest.epoch and self.identity not in now.members for now in there):
-            raise LeftOut
+        newest = MembershipVersion(self.membership.epoch, self.members)
+        there = [self._heartbeats[r].membership for r in self.members if r in self._heartbeats]
+        if any(now.epoch >= newest.epoch and self.original_rank not in now.members for now in there):
+            raise EvictedError
         return max(newest, *there, key=lambda now: now.epoch) if there else newest
 
     def _leader(self) -> int:
         """The lowest of those who are well, and did not come back since."""
-        return min((r for r in self._newest().members if self._stays(r)), default=self.identity)
+        return min((r for r in self._latest_membership().members if self._is_survivor(r)), default=self.original_rank)
 
-    def _stays(self, rank: int) -> bool:
-        return rank == self.identity or (self.well(rank) and not self._asking.knocks([rank]))
+    def _is_survivor(self, rank: int) -> bool:
+        return rank == self.original_rank or (self.is_alive(rank) and not self._join_protocol.pending_joins([rank]))
 
-    def _keeps(self, leader: int) -> None:
+    def _check_leader(self, leader: int) -> None:
         if self._leader() != leader:
-            raise Lost(f"rank {leader} leads no more")
+            raise CommunicationError(f"rank {leader} leads no more")
 
-    def _lead(self, step: int, deadline: float) -> Formation:
+    def _lead_reform(self, step: int, deadline: float) -> Membership:
         """Wait until all who are well have reported, and tell them who belongs to us."""
         while True:
-            self._keeps(self.identity)
-            newest = self._newest()
-            reports = self._asking.reports(newest.members)
-            reports[self.identity] = Report(self._asking.number(), step, self.formation.epoch)
-            waited = [r for r in newest.members if r not in reports and self._stays(r)]
+            self._check_leader(self.original_rank)
+            newest = self._latest_membership()
+            reports = self._join_protocol.pending_reports(newest.members)
+            reports[self.original_rank] = SurvivorReport(self._join_protocol.next_number(), step, self.membership.epoch)
+            waited = [r for r in newest.members if r not in reports and self._is_survivor(r)]
             if not waited:
                 break
-            if self.awake_s > deadline:
-                raise Lost(f"rank {', '.join(map(str, waited))} did not report within {self.timeout_s:g} s")
+            if self.active_s > deadline:
+                raise CommunicationError(
+                    f"rank {', '.join(map(str, waited))} did not report within {self.timeout_s:g} s"
+                )
             time.sleep(POLL_S / 4)
-        formation = self._next(newest, reports)
-        self._asking.tell(formation)
+        formation = self._next_membership(newest, reports)
+        self._join_protocol.send_answers(formation)
         return formation
 
-    def _next(self, newest: Now, reports: Mapping[int, Report]) -> Formation:
+    def _next_membership(self, latest: MembershipVersion, reports: Mapping[int, SurvivorReport]) -> Membership:
         """The formation of those who reported, where they were in none newer than this."""
-        here, before = tuple(sorted(reports)), newest.members
+        here, before = tuple(sorted(reports)), latest.members
         lost = [r for r in before if r not in here]
-        gone = [r for r in lost if r not in self._watches or self._watches[r].gone]
+        gone = [r for r in lost if r not in self._heartbeats or self._heartbeats[r].exited]
         empty = tuple(r for r in here if reports[r].step < 0)
-        ending = why_it_ends(before, here, empty, gone)
+        ending = find_shutdown_reason(before, here, empty, gone)
         if ending and len(here) > len(empty):  # those who have nothing have nothing to save
             here, empty = tuple(r for r in here if r not in empty), ()
-        return Formation(
-            epoch=max(newest.epoch, *(report.epoch for report in reports.values())) + 1,
+        return Membership(
+            epoch=max(latest.epoch, *(report.epoch for report in reports.values())) + 1,
             members=here,
             step=max(report.step for report in reports.values()),
-            host=self.identity,
-            place=f"again {next(self._attempts)}",
+            store_rank=self.original_rank,
+            store_prefix=f"again {next(self._attempts)}",
             addresses={r: self.addresses[r] for r in here},
-            settled={r: report.number for r, report in reports.items()},
-            empty=empty,
-            ending=ending,
-            private=bool(ending) and len(gone) < len(lost),
+            answered={r: report.number for r, report in reports.items()},
+            without_state=empty,
+            shutdown_reason=ending,
+            partitioned=bool(ending) and len(gone) < len(lost),
         )
 
-    def _follow(self, leader: int, step: int) -> Formation:
+    def _follow_leader(self, leader: int, step: int) -> Membership:
         """Report to the leader, and be told."""
         with (
-            Remote(self.addresses[leader], ANSWER_S) as board,
-            self._asking.report(board, step, self.formation.epoch) as number,
+            KVClient(self.addresses[leader], REPLY_TIMEOUT_S) as board,
+            self._join_protocol.reporting(board, step, self.membership.epoch) as number,
         ):
-            while not (formation := self._asking.told(board, number)):
-                self._keeps(leader)
+            while not (formation := self._join_protocol.read_answer(board, number)):
+                self._check_leader(leader)
                 time.sleep(POLL_S)
             return formation
 
-    def _form(self, formation: Formation) -> None:
+    def _adopt_membership(self, membership: Membership) -> None:
         """Meet the others of a formation, and be of it."""
-        members, me = formation.members, self.identity
+        members, me = membership.members, self.original_rank
         others = tuple(r for r in members if r != me)
-        mine = formation.host == me
-        self._get_to_know(formation.addresses)
+        mine = membership.store_rank == me
+        self._add_peers(membership.addresses)
         with self._lock:
-            self._asking.settle(formation)
-            self._links, self._waiters, self._with, self._hosting = set[Link](), [], others, mine
-        self.store, self.everyone = self._board, Solo()
-        host = self._board if mine else Remote(formation.addresses[formation.host], self.link_timeout_s)
-        self.store = Named(host, formation.place)
+            self._join_protocol.mark_answered(membership)
+            self._group_sockets, self._wait_threads, self._peers, self._hosts_store = set[SocketId](), [], others, mine
+        self.store, self.all_ranks = self._server, SingleRankGroup()
+        host = self._server if mine else KVClient(membership.addresses[membership.store_rank], self.link_timeout_s)
+        self.store = PrefixStore(host, membership.store_prefix)
         if others:
-            self.everyone = self._meet("group", members.index(me), len(members), others, self.waiter())
-        self.place = replace(self.place, rank=members.index(me), size=len(members))
-        self._agreed, self._linked, self.formation = 0, {}, formation
-        if not formation.ending:
-            self._board.set("now", Now(formation.epoch, members).to_json())
+            self.all_ranks = self._new_gloo_group(
+                "group", members.index(me), len(members), others, self.make_wait_thread()
+            )
+        self.launch_info = replace(self.launch_info, rank=members.index(me), size=len(members))
+        self._gather_count, self._pair_group_count, self.membership = 0, {}, membership
+        if not membership.shutdown_reason:
+            self._server.set("now", MembershipVersion(membership.epoch, members).to_json())
         with self._lock:
-            self._state = State.STANDING if others else State.FORMING
+            self._state = GroupState.READY if others else GroupState.FORMING
 
-    def waiter(self, group: Group | None = None) -> Waiter:
-        self._waiters.append(super().waiter(group))
-        return self._waiters[-1]
+    def make_wait_thread(self, group: Group | None = None) -> WaitThread:
+        self._wait_threads.append(super().make_wait_thread(group))
+        return self._wait_threads[-1]
 
-    def _meet(self, name: str, rank: int, size: int, others: Sequence[int], waiter: Waiter | None = None) -> Group:
+    def _new_gloo_group(
+        self, name: str, rank: int, size: int, others: Sequence[int], wait_thread: WaitThread | None = None
+    ) -> Group:
         """Torch would wait for one who died meanwhile: a thread waits, and we look."""
-        found, errors, words = list[Group](), list[Lost](), Leavable(self.store)
-        patience_s = self.awake_s + max(FIRST_S, 3 * self.link_timeout_s)
+        found, errors, words = list[Group](), list[CommunicationError](), CancellableStore(self.store)
+        patience_s = self.active_s + max(STARTUP_TIMEOUT_S, 3 * self.link_timeout_s)
 
         def wait() -> None:
             try:
-                found.append(meet(words, name, rank, size, self.timeout_s, waiter))
-            except Lost as error:
+                found.append(new_gloo_group(words, name, rank, size, self.timeout_s, wait_thread))
+            except CommunicationError as error:
                 errors.append(error)
 
         thread, not_ours = threading.Thread(target=wait, daemon=True), open_sockets()
@@ -347,109 +391,117 @@ class Elastic(World):
         try:
             while thread.is_alive():
                 thread.join(POLL_S)
-                self.look()
-                if self._state is State.FORMING:
-                    self._newest()
-                if self.awake_s > patience_s:
-                    raise Lost("not all came to where they were to meet")
+                self.raise_if_broken()
+                if self._state is GroupState.FORMING:
+                    self._latest_membership()
+                if self.active_s > patience_s:
+                    raise CommunicationError("not all came to where they were to meet")
         finally:
-            words.over = True
-            self._links = self._links | set(filter(self._is_link, open_sockets() - not_ours))  # others may be reading
+            words.cancelled = True
+            self._group_sockets = self._group_sockets | set(
+                filter(self._is_group_socket, open_sockets() - not_ours)
+            )  # others may be reading
         if errors:
             raise errors[0]
         return found[0]
 
-    def link(self, other: int) -> Group:
+    def pair_group(self, other: int) -> Group:
         pair = sorted((self.rank, other))
-        number = self._linked[other] = self._linked.get(other, 0) + 1
-        return self._meet(f"link/{pair[0]}-{pair[1]}/{number}", pair.index(self.rank), 2, [self.members[other]])
+        number = self._pair_group_count[other] = self._pair_group_count.get(other, 0) + 1
+        return self._new_gloo_group(
+            f"link/{pair[0]}-{pair[1]}/{number}", pair.index(self.rank), 2, [self.members[other]]
+        )
 
     # taking some back ---------------------------------------------------------------------------------------------
 
-    def knock(self) -> Formation:
+    def request_join(self) -> Membership:
         """Ask all who are there to be let in, and wait for the members among them. This rank comes empty."""
-        self.formation = replace(self.formation, epoch=NOWHERE.epoch, members=NOWHERE.members)
-        self._board.set("now", NOWHERE.to_json())
+        self.membership = replace(self.membership, epoch=NO_MEMBERSHIP.epoch, members=NO_MEMBERSHIP.members)
+        self._server.set("now", NO_MEMBERSHIP.to_json())
         while True:
-            self._give_up()
-            formation = self._let_in()
-            with contextlib.suppress(Lost):
-                self._form(formation)
+            self._leave_group()
+            formation = self._await_admission()
+            with contextlib.suppress(CommunicationError):
+                self._adopt_membership(formation)
                 return formation
 
-    def _let_in(self) -> Formation:
+    def _await_admission(self) -> Membership:
         """Knock, until somebody answers. While members are there this takes what it takes: they look once a tick."""
-        number, boards = self._asking.number(), dict[int, Remote]()
-        deadline = self.awake_s + self.timeout_s
+        number, boards = self._join_protocol.next_number(), dict[int, KVClient]()
+        deadline = self.active_s + self.timeout_s
         with contextlib.ExitStack() as stack:
             while True:
-                there = [r for r in self._watches if self.well(r)]
-                if any(self._watches[r].now.members for r in there):
-                    deadline = self.awake_s + self.timeout_s
-                elif not there or self.awake_s > deadline:
-                    raise Lost("no member of the run let this rank in")
+                there = [r for r in self._heartbeats if self.is_alive(r)]
+                if any(self._heartbeats[r].membership.members for r in there):
+                    deadline = self.active_s + self.timeout_s
+                elif not there or self.active_s > deadline:
+                    raise CommunicationError("no member of the run let this rank in")
                 for rank in there:
-                    with contextlib.suppress(Lost):
+                    with contextlib.suppress(CommunicationError):
                         if rank not in boards:
-                            boards[rank] = stack.enter_context(Remote(self.addresses[rank], ANSWER_S))
-                            self._asking.knock(boards[rank], number)
-                        if formation := self._asking.told(boards[rank], number):
+                            boards[rank] = stack.enter_context(KVClient(self.addresses[rank], REPLY_TIMEOUT_S))
+                            self._join_protocol.request_join(boards[rank], number)
+                        if formation := self._join_protocol.read_answer(boards[rank], number):
                             return formation
                 time.sleep(POLL_S)
 
-    def admit(self, step: int) -> Formation | None:
+    def admit(self, step: int) -> Membership | None:
         """Let in who knocked. All members call this at the same step; it costs them nothing while all are there."""
-        if not self.absent:
+        if not self.missing_ranks:
             return None
-        mine = json.dumps(self._asking.knocks(self.absent))
-        knocks = {int(r): Knock(*knock) for word in self.agree(mine) for r, knock in json.loads(word).items()}
+        mine = json.dumps(self._join_protocol.pending_joins(self.missing_ranks))
+        knocks = {
+            int(r): JoinRequest(*knock) for word in self.all_gather_str(mine) for r, knock in json.loads(word).items()
+        }
         if not knocks:
             return None
         addresses = {r: self.addresses[r] for r in self.members}
         addresses |= {r: (knock.host, knock.port) for r, knock in knocks.items()}
         members, host = tuple(sorted(addresses)), min(self.members)
-        epoch = self.formation.epoch + 1
+        epoch = self.membership.epoch + 1
         settled = {rank: knock.number for rank, knock in knocks.items()}
-        formation = Formation(epoch, members, step, host, f"admit {epoch}", addresses, settled, tuple(knocks))
-        self._asking.tell(formation)
+        formation = Membership(epoch, members, step, host, f"admit {epoch}", addresses, settled, tuple(knocks))
+        self._join_protocol.send_answers(formation)
         with self._lock:
-            self._state = State.FORMING
-            hang_up(self._links)
-            for waiter in self._waiters:
-                waiter.end()
-        self._form(formation)
+            self._state = GroupState.FORMING
+            shutdown_sockets(self._group_sockets)
+            for waiter in self._wait_threads:
+                waiter.close()
+        self._adopt_membership(formation)
         return formation
 
     # failures and the end -----------------------------------------------------------------------------------------
 
-    def explain(self, error: BaseException, step: int | None = None) -> str:
-        return f"rank {self.identity}{'' if step is None else f', step {step}'}: {error}"
+    def report_failure(self, error: BaseException, step: int | None = None) -> str:
+        return f"rank {self.original_rank}{'' if step is None else f', step {step}'}: {error}"
 
     def close(self) -> None:
         """Leave in good order: nobody hangs up before all are done."""
         with self._lock:
-            self._state = State.FORMING
+            self._state = GroupState.FORMING
         if self.size > 1:
-            with contextlib.suppress(Failed):
-                self.everyone.sum(torch.zeros(1)).wait()
+            with contextlib.suppress(RunError):
+                self.all_ranks.all_reduce_sum(torch.zeros(1)).wait()
         self._closed = True
-        for watch in self._watches.values():
-            watch.over = True
-        self._board.close()
+        for watch in self._heartbeats.values():
+            watch.stopped = True
+        self._server.close()
 
     def abandon(self) -> None:
         with self._lock:
-            self._hang_up(State.BROKEN)
+            self._disconnect(GroupState.BROKEN)
 
 
-def why_it_ends(before: Sequence[int], here: Sequence[int], empty: Sequence[int], gone: Sequence[int]) -> str:
+def find_shutdown_reason(
+    previous: Sequence[int], present: Sequence[int], without_state: Sequence[int], exited: Sequence[int]
+) -> str:
     """Why those who are here are too few to go on, or nothing; some of those who are not are gone for sure."""
-    lost = [r for r in before if r not in here]
-    names, missing = ", ".join(map(str, here)), ", ".join(map(str, lost))
-    if len(here) == len(empty):
+    lost = [r for r in previous if r not in present]
+    names, missing = ", ".join(map(str, present)), ", ".join(map(str, lost))
+    if len(present) == len(without_state):
         return "no rank that has parameters is left"
-    if 2 * len(here) <= len(before) - len(gone):
-        return f"rank {missing} cannot be reached, and rank {names} {'is' if len(here) == 1 else 'are'} no majority"
-    if len(here) == 1:
+    if 2 * len(present) <= len(previous) - len(exited):
+        return f"rank {missing} cannot be reached, and rank {names} {'is' if len(present) == 1 else 'are'} no majority"
+    if len(present) == 1:
         return f"rank {missing} {'is' if len(lost) == 1 else 'are'} gone: every other rank"
     return ""

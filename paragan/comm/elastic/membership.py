@@ -7,15 +7,15 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 
-from paragan.comm.elastic.kv_store import Remote
-from paragan.comm.process_group import Lost
+from paragan.comm.elastic.kv_store import KVClient
+from paragan.comm.process_group import CommunicationError
 from paragan.comm.sockets import Address
 
-PULSE_S = 0.25  # how often others are asked whether they are there
+HEARTBEAT_PERIOD_S = 0.25  # how often others are asked whether they are there
 
 
 @dataclass(frozen=True)
-class Formation:
+class Membership:
     """Who belongs to the world from a step on. Ranks are called by the numbers they were started with.
 
     host, place : on whose board they meet, and under which name there, another for every attempt
@@ -28,27 +28,27 @@ class Formation:
     epoch: int
     members: tuple[int, ...]
     step: int
-    host: int
-    place: str
+    store_rank: int
+    store_prefix: str
     addresses: dict[int, Address]
-    settled: dict[int, int]
-    empty: tuple[int, ...] = ()
-    ending: str = ""
-    private: bool = False
+    answered: dict[int, int]
+    without_state: tuple[int, ...] = ()
+    shutdown_reason: str = ""
+    partitioned: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> Formation:
+    def from_json(text: str) -> Membership:
         data = json.loads(text)
         data["addresses"] = {int(r): (host, port) for r, (host, port) in data["addresses"].items()}
         data["settled"] = {int(r): nonce for r, nonce in data["settled"].items()}
-        return Formation(**data | {"members": tuple(data["members"]), "empty": tuple(data["empty"])})
+        return Membership(**data | {"members": tuple(data["members"]), "empty": tuple(data["empty"])})
 
 
 @dataclass(frozen=True)
-class Now:
+class MembershipVersion:
     """The formation a rank is in, as its board tells."""
 
     epoch: int
@@ -58,33 +58,33 @@ class Now:
         return json.dumps([self.epoch, self.members])
 
     @staticmethod
-    def from_json(text: str) -> Now:
+    def from_json(text: str) -> MembershipVersion:
         epoch, members = json.loads(text)
-        return Now(epoch, tuple(members))
+        return MembershipVersion(epoch, tuple(members))
 
 
-NOWHERE = Now(-1, ())
+NO_MEMBERSHIP = MembershipVersion(-1, ())
 
 
-class Watch:
+class HeartbeatThread:
     """Asks one other rank, again and again, whether it is there, and which formation it is in."""
 
     def __init__(self, address: Address, timeout_s: float):
         self.address, self.timeout_s = address, timeout_s
-        self.quiet_s = 0.0  # time of ours without an answer: time for which we are frozen ourselves does not count
-        self.met = self.gone = self.over = False
-        self.now = NOWHERE
-        threading.Thread(target=self._ask, daemon=True, name=f"watch {address}").start()
+        self.silent_s = 0.0  # time of ours without an answer: time for which we are frozen ourselves does not count
+        self.ever_answered = self.exited = self.stopped = False
+        self.membership = NO_MEMBERSHIP
+        threading.Thread(target=self._poll, daemon=True, name=f"watch {address}").start()
 
-    def _ask(self) -> None:
-        while not self.over and not self.gone:
+    def _poll(self) -> None:
+        while not self.stopped and not self.exited:
             try:
-                with Remote(self.address, self.timeout_s) as board:
-                    while not self.over:
-                        now = board.read("now")
-                        self.now = Now.from_json(now) if now else NOWHERE
-                        self.met, self.quiet_s = True, 0.0
-                        time.sleep(PULSE_S)
-            except Lost as error:
-                self.gone = isinstance(error.__cause__, ConnectionRefusedError)
-                time.sleep(PULSE_S)
+                with KVClient(self.address, self.timeout_s) as board:
+                    while not self.stopped:
+                        now = board.get_or_none("now")
+                        self.membership = MembershipVersion.from_json(now) if now else NO_MEMBERSHIP
+                        self.ever_answered, self.silent_s = True, 0.0
+                        time.sleep(HEARTBEAT_PERIOD_S)
+            except CommunicationError as error:
+                self.exited = isinstance(error.__cause__, ConnectionRefusedError)
+                time.sleep(HEARTBEAT_PERIOD_S)

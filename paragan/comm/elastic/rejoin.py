@@ -14,16 +14,16 @@ import secrets
 from collections.abc import Generator, Iterable, Mapping
 from typing import NamedTuple
 
-from paragan.comm.elastic.kv_store import Board, Remote
-from paragan.comm.elastic.membership import Formation
-from paragan.comm.process_group import Lost
+from paragan.comm.elastic.kv_store import KVClient, KVServer
+from paragan.comm.elastic.membership import Membership
+from paragan.comm.process_group import CommunicationError
 from paragan.comm.sockets import Address
 
-ANSWER_S = 1.0  # how long an answer may take when ranks form a group: who is slower is asked again
-LIFE = 1 << 30  # more than the words that a rank numbers in its life
+REPLY_TIMEOUT_S = 1.0  # how long an answer may take when ranks form a group: who is slower is asked again
+SEQUENCE_WINDOW = 1 << 30  # more than the words that a rank numbers in its life
 
 
-class Report(NamedTuple):
+class SurvivorReport(NamedTuple):
     """Of a rank that is left: the step and the formation it is at."""
 
     number: int
@@ -31,7 +31,7 @@ class Report(NamedTuple):
     epoch: int
 
 
-class Knock(NamedTuple):
+class JoinRequest(NamedTuple):
     """Of a rank that asks to be let in, and where its board is."""
 
     number: int
@@ -39,80 +39,82 @@ class Knock(NamedTuple):
     port: int
 
 
-class Asking:
+class JoinProtocol:
     """The words of one rank to others, and of others to it; addresses: of the boards of all who ever were there."""
 
-    def __init__(self, identity: int, board: Board, addresses: Mapping[int, Address]):
-        self.identity, self._board, self._addresses = identity, board, addresses
-        self._numbers = itertools.count(secrets.randbits(60))  # not those of a former life
-        self._settled: dict[int, int] = {}  # the last of others that something came of, or that they gave up
-        self._waited: dict[int, int] = {}  # reports that were seen to be waited for
+    def __init__(self, original_rank: int, server: KVServer, addresses: Mapping[int, Address]):
+        self.original_rank, self._server, self._addresses = original_rank, server, addresses
+        self._sequence = itertools.count(secrets.randbits(60))  # not those of a former life
+        self._last_answered: dict[int, int] = {}  # the last of others that something came of, or that they gave up
+        self._confirmed_reports: dict[int, int] = {}  # reports that were seen to be waited for
 
     # of this rank
 
-    def number(self) -> int:
-        return next(self._numbers)
+    def next_number(self) -> int:
+        return next(self._sequence)
 
     @contextlib.contextmanager
-    def report(self, leader: Remote, step: int, epoch: int) -> Generator[int]:
+    def reporting(self, leader: KVClient, step: int, epoch: int) -> Generator[int]:
         """Report to a leader, and wait for what comes of it until this is left; yields the number to ask `told` for."""
-        number = self.number()
-        self._board.set("waits", str(number))
+        number = self.next_number()
+        self._server.set("waits", str(number))
         try:
-            leader.set(f"report/{self.identity}", json.dumps(Report(number, step, epoch)))
+            leader.set(f"report/{self.original_rank}", json.dumps(SurvivorReport(number, step, epoch)))
             yield number
         finally:
-            self._board.set("waits", "")
+            self._server.set("waits", "")
 
-    def knock(self, member: Remote, number: int) -> None:
-        member.set(f"knock/{self.identity}", json.dumps(Knock(number, *self._board.address)))
+    def request_join(self, member: KVClient, number: int) -> None:
+        member.set(f"knock/{self.original_rank}", json.dumps(JoinRequest(number, *self._server.address)))
 
-    def told(self, board: Remote, number: int) -> Formation | None:
+    def read_answer(self, client: KVClient, number: int) -> Membership | None:
         """What that rank answered."""
-        answer = board.read(f"answer/{self.identity}/{number}")
-        return Formation.from_json(answer) if answer else None
+        answer = client.get_or_none(f"answer/{self.original_rank}/{number}")
+        return Membership.from_json(answer) if answer else None
 
     # of others
 
-    def reports(self, ranks: Iterable[int]) -> dict[int, Report]:
+    def pending_reports(self, ranks: Iterable[int]) -> dict[int, SurvivorReport]:
         """Which of these reported here, and wait for what comes of it."""
-        words = {rank: self._board.read(f"report/{rank}") for rank in ranks if rank != self.identity}
-        reports = {rank: Report(*json.loads(word)) for rank, word in words.items() if word}
+        words = {rank: self._server.get_or_none(f"report/{rank}") for rank in ranks if rank != self.original_rank}
+        reports = {rank: SurvivorReport(*json.loads(word)) for rank, word in words.items() if word}
         return {
             rank: report
             for rank, report in reports.items()
-            if not self._void(rank, report.number) and not self.knocks([rank]) and self._waits(rank, report.number)
+            if not self._is_answered(rank, report.number)
+            and not self.pending_joins([rank])
+            and self._is_waiting(rank, report.number)
         }
 
-    def knocks(self, ranks: Iterable[int]) -> dict[int, Knock]:
+    def pending_joins(self, ranks: Iterable[int]) -> dict[int, JoinRequest]:
         """Which of these ask here to be let in."""
-        words = {rank: self._board.read(f"knock/{rank}") for rank in ranks}
-        knocks = {rank: Knock(*json.loads(word)) for rank, word in words.items() if word}
-        return {rank: knock for rank, knock in knocks.items() if not self._void(rank, knock.number)}
+        words = {rank: self._server.get_or_none(f"knock/{rank}") for rank in ranks}
+        knocks = {rank: JoinRequest(*json.loads(word)) for rank, word in words.items() if word}
+        return {rank: knock for rank, knock in knocks.items() if not self._is_answered(rank, knock.number)}
 
-    def tell(self, formation: Formation) -> None:
+    def send_answers(self, membership: Membership) -> None:
         """Answer all whose words it settles."""
-        for rank, number in formation.settled.items():
-            self._board.set(f"answer/{rank}/{number}", formation.to_json())
+        for rank, number in membership.answered.items():
+            self._server.set(f"answer/{rank}/{number}", membership.to_json())
 
-    def settle(self, formation: Formation) -> None:
+    def mark_answered(self, membership: Membership) -> None:
         """What it answers is void from now on."""
-        self._settled |= formation.settled
+        self._last_answered |= membership.answered
 
-    def _void(self, rank: int, number: int) -> bool:
+    def _is_answered(self, rank: int, number: int) -> bool:
         """Whether something came of this, or of a later one. Another life of the rank has quite other numbers."""
-        return 0 <= self._settled.get(rank, -1) - number < LIFE
+        return 0 <= self._last_answered.get(rank, -1) - number < SEQUENCE_WINDOW
 
-    def _waits(self, rank: int, number: int) -> bool:
+    def _is_waiting(self, rank: int, number: int) -> bool:
         """Whether a rank waits for what comes of a report: it may be old, or have come while we were frozen."""
-        if self._waited.get(rank) != number:
+        if self._confirmed_reports.get(rank) != number:
             try:
-                with Remote(self._addresses[rank], ANSWER_S) as board:
-                    waits = board.read("waits")
-            except Lost:
+                with KVClient(self._addresses[rank], REPLY_TIMEOUT_S) as board:
+                    waits = board.get_or_none("waits")
+            except CommunicationError:
                 return False
             if waits != str(number):
-                self._settled[rank] = number
+                self._last_answered[rank] = number
                 return False
-            self._waited[rank] = number
+            self._confirmed_reports[rank] = number
         return True

@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from paragan.core.errors import Unusable
-from paragan.data.formats.image_folder import Folder, joined
+from paragan.core.errors import UsageError
+from paragan.data.formats.image_folder import ImageFolderSource, join_path
 from paragan.data.formats.npz import check_labels
-from paragan.data.source import FORMATS, DecodeError
-from paragan.data.storage.filesystem import Entries, Place, one_line, shown
+from paragan.data.source import IMAGE_FORMATS, DecodeError
+from paragan.data.storage.filesystem import DirListing, FileSystem, format_error, printable
 
-LISTING = "dataset.json"
-CLASSES = "classes.json"  # names of classes, which dataset.json has not: ["cat", "dog", ...]
-LARGEST = 2**29  # bytes of a dataset.json
+DATASET_JSON = "dataset.json"
+CLASSES_JSON = "classes.json"  # names of classes, which dataset.json has not: ["cat", "dog", ...]
+MAX_JSON_BYTES = 2**29  # bytes of a dataset.json
 
-_DEPTH = 4  # folders within folders that are looked through
-_FORM = '{"labels": [["a.png", 0], ...]} or {"labels": null}'
+_MAX_DEPTH = 4  # folders within folders that are looked through
+_EXPECTED_FORM = '{"labels": [["a.png", 0], ...]} or {"labels": null}'
 
 
 def is_image(name: str) -> bool:
@@ -26,82 +26,95 @@ def is_image(name: str) -> bool:
     *folders, base = name.split("/")
     if any(part.startswith(".") or part == "__MACOSX" for part in (*folders, base)):
         return False
-    return "." in base and base[base.rindex(".") :].lower() in FORMATS
+    return "." in base and base[base.rindex(".") :].lower() in IMAGE_FORMATS
 
 
-def listed(data: bytes, names: Sequence[str], where: str, classes: int | None = None) -> np.ndarray | None:
+def parse_dataset_json(
+    data: bytes, names: Sequence[str], location: str, num_classes: int | None = None
+) -> np.ndarray | None:
     """The labels [N] int64 that a dataset.json, which messages call `where`, gives to the files `names`.
 
     None where it gives none. Raises `Unusable` unless it gives one to each, and to nothing else. `classes` is how many
     there are, if that is known.
     """
-    found = _parsed(data, where)
+    found = _parse_json(data, location)
     if found is None:
         return None
     missing = [name for name in names if name not in found]
     unknown = sorted(found.keys() - set(names))
     if missing or unknown:
-        raise Unusable(f"data: {where} {_mismatch(missing, unknown, len(names), len(found))}")
+        raise UsageError(f"data: {location} {_mismatch_message(missing, unknown, len(names), len(found))}")
     labels = np.array([found[name] for name in names], np.int64)
-    check_labels(labels, where, classes)
+    check_labels(labels, location, num_classes)
     return labels
 
 
-def class_names(data: bytes, where: str) -> tuple[str, ...]:
+def parse_class_names(data: bytes, location: str) -> tuple[str, ...]:
     """The names in a classes.json, which messages call `where`. Raises `Unusable` for anything else."""
     try:
         names = json.loads(data)
     except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
-        raise Unusable(f'data: {where} is no list of different names: write ["cat", "dog", ...]')
-    return tuple(shown(name) for name in names)
+        raise UsageError(f'data: {location} is no list of different names: write ["cat", "dog", ...]')
+    return tuple(printable(name) for name in names)
 
 
-def numbered(labels: np.ndarray | None) -> tuple[str, ...]:
+def default_class_names(labels: np.ndarray | None) -> tuple[str, ...]:
     """Names for classes that have none: their numbers."""
     return () if labels is None else tuple(str(label) for label in range(int(labels.max()) + 1))
 
 
-def named(labels: np.ndarray | None, classes: tuple[str, ...]) -> tuple[str, ...]:
+def resolve_class_names(labels: np.ndarray | None, classes: tuple[str, ...]) -> tuple[str, ...]:
     """The names of the classes of labels: `classes`, or their numbers where there are none."""
-    return () if labels is None else classes or numbered(labels)
+    return () if labels is None else classes or default_class_names(labels)
 
 
-def listed_folder(place: Place, here: Entries, *, labels: bool = True) -> Folder:
+def open_labelled_folder(fs: FileSystem, listing: DirListing, *, labels: bool = True) -> ImageFolderSource:
     """The images below `place`, which holds `here`, labelled by its dataset.json. Only what lies below is looked at."""
-    files = dict(sorted((name, size) for name, size in _below(place, here) if is_image(name)))
+    files = dict(sorted((name, size) for name, size in _walk(fs, listing) if is_image(name)))
     if not files:
-        raise Unusable(f"data: {place.where} holds a {LISTING} but no image ({', '.join(FORMATS)}): add them")
+        raise UsageError(
+            f"data: {fs.location} holds a {DATASET_JSON} but no image ({', '.join(IMAGE_FORMATS)}): add them"
+        )
     names, sizes = list(files), list(files.values())
     if not labels:
-        return Folder(place, names, None, (), (), sizes)
-    where = place.at(LISTING)
+        return ImageFolderSource(fs, names, None, (), (), sizes)
+    where = fs.display_path(DATASET_JSON)
     try:
-        classes = class_names(place.read(CLASSES), place.at(CLASSES)) if CLASSES in here.files else ()
-        numbers = listed(place.read(LISTING), names, where, len(classes) or None)
+        classes = (
+            parse_class_names(fs.read(CLASSES_JSON), fs.display_path(CLASSES_JSON))
+            if CLASSES_JSON in listing.files
+            else ()
+        )
+        numbers = parse_dataset_json(fs.read(DATASET_JSON), names, where, len(classes) or None)
     except DecodeError as error:
-        raise Unusable(f"data: {where} cannot be read: {error}") from None
-    return Folder(
-        place, names, numbers, named(numbers, classes), (f"labels of {LISTING}",) * (numbers is not None), sizes
+        raise UsageError(f"data: {where} cannot be read: {error}") from None
+    return ImageFolderSource(
+        fs,
+        names,
+        numbers,
+        resolve_class_names(numbers, classes),
+        (f"labels of {DATASET_JSON}",) * (numbers is not None),
+        sizes,
     )
 
 
-def _below(place: Place, here: Entries, inside: str = "", depth: int = 0) -> Iterator[tuple[str, int | None]]:
-    yield from ((joined(inside, name), size) for name, size in here.files.items())
-    for folder in here.folders if depth < _DEPTH else ():
-        deeper = joined(inside, folder)
-        yield from _below(place, place.entries(deeper), deeper, depth + 1)
+def _walk(fs: FileSystem, listing: DirListing, subfolder: str = "", depth: int = 0) -> Iterator[tuple[str, int | None]]:
+    yield from ((join_path(subfolder, name), size) for name, size in listing.files.items())
+    for folder in listing.folders if depth < _MAX_DEPTH else ():
+        deeper = join_path(subfolder, folder)
+        yield from _walk(fs, fs.list_dir(deeper), deeper, depth + 1)
 
 
-def _parsed(data: bytes, where: str) -> dict[str, int] | None:
+def _parse_json(data: bytes, location: str) -> dict[str, int] | None:
     try:
         whole = json.loads(data)
     except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else one_line(error)
-        raise Unusable(f"data: {where} is no JSON ({reason}); wanted {_FORM}") from None
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else format_error(error)
+        raise UsageError(f"data: {location} is no JSON ({reason}); wanted {_EXPECTED_FORM}") from None
     if not isinstance(whole, dict) or not isinstance(whole.get("labels"), list | None):
-        raise Unusable(f"data: {where} is not of the form {_FORM}")
+        raise UsageError(f"data: {location} is not of the form {_EXPECTED_FORM}")
     if not whole.get("labels"):
         return None
     found: dict[str, int] = {}
@@ -109,18 +122,22 @@ def _parsed(data: bytes, where: str) -> dict[str, int] | None:
         match entry:
             case [str(name), int(label)] if not isinstance(label, bool) and abs(label) < 2**63:
                 if found.setdefault(name, label) != label:
-                    raise Unusable(f"data: {where} names {shown(name)} twice, as {found[name]} and {label}: keep one")
+                    raise UsageError(
+                        f"data: {location} names {printable(name)} twice, as {found[name]} and {label}: keep one"
+                    )
             case _:
-                text = shown(json.dumps(entry))
-                raise Unusable(f'data: {where}: {text[:80]} is no pair of a name and a number, such as ["a.png", 0]')
+                text = printable(json.dumps(entry))
+                raise UsageError(
+                    f'data: {location}: {text[:80]} is no pair of a name and a number, such as ["a.png", 0]'
+                )
     return found
 
 
-def _mismatch(missing: Sequence[str], unknown: Sequence[str], files: int, labels: int) -> str:
-    parts = [f"gives no label to {len(missing):,} of {files:,} images ({_some(missing)})"] * bool(missing)
-    parts += [f"names {len(unknown):,} of {labels:,} that are not there ({_some(unknown)})"] * bool(unknown)
+def _mismatch_message(missing: Sequence[str], unknown: Sequence[str], files: int, labels: int) -> str:
+    parts = [f"gives no label to {len(missing):,} of {files:,} images ({_abbreviate(missing)})"] * bool(missing)
+    parts += [f"names {len(unknown):,} of {labels:,} that are not there ({_abbreviate(unknown)})"] * bool(unknown)
     return f"{' and '.join(parts)}: write it for the images that lie beside it"
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(shown(name)[:80] for name in names[:3]) + ", ..." * (len(names) > 3)
+def _abbreviate(names: Sequence[str]) -> str:
+    return ", ".join(printable(name)[:80] for name in names[:3]) + ", ..." * (len(names) > 3)

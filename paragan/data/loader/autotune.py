@@ -20,18 +20,18 @@ import math
 from dataclasses import dataclass, replace
 
 WINDOW_S = 0.5  # what one decision looks at
-BEGINS, ENDS = 2.0, 1.3  # congestion, in quiet latencies
-MEMORY = 120  # windows whose medians are remembered
-WAITING = 0.01  # share of a window that the step may wait
+CONGESTION_ON, CONGESTION_OFF = 2.0, 1.3  # congestion, in quiet latencies
+BASELINE_WINDOWS = 120  # windows whose medians are remembered
+MAX_WAIT_FRACTION = 0.01  # share of a window that the step may wait
 RESERVE_S = 2.0  # of batches ahead of a step that is fed from afar
-SPARE = 1.5  # more than Little's law asks for: latencies have a tail
-NOTHING_S = 0.001  # a latency that nobody has to wait for
-BRIEF_S = 0.0001  # an image that is decoded in less has threads wait for the interpreter's lock
-COOL, COOLEST = 40, 1200  # windows without trouble before something is released
+HEADROOM = 1.5  # more than Little's law asks for: latencies have a tail
+NEGLIGIBLE_LATENCY_S = 0.001  # a latency that nobody has to wait for
+FAST_DECODE_S = 0.0001  # an image that is decoded in less has threads wait for the interpreter's lock
+COOLDOWN_WINDOWS, MAX_COOLDOWN_WINDOWS = 40, 1200  # windows without trouble before something is released
 
 
 @dataclass(frozen=True)
-class Hands:
+class PipelineKnobs:
     """What the pipeline works with.
 
     workers : threads that decode;  fetches : requests under way at once;  depth : batches begun and not yet taken
@@ -39,20 +39,20 @@ class Hands:
     """
 
     workers: int
-    fetches: int
-    depth: int
-    apart: int = 0
+    concurrent_requests: int
+    batches: int
+    use_processes: int = 0
 
-    def within(self, most: Hands, least: Hands) -> Hands:
-        pairs = zip(self.values(), most.values(), least.values())
-        return Hands(*(max(min(value, high), low) for value, high, low in pairs))
+    def clamp(self, upper: PipelineKnobs, lower: PipelineKnobs) -> PipelineKnobs:
+        pairs = zip(self.as_tuple(), upper.as_tuple(), lower.as_tuple())
+        return PipelineKnobs(*(max(min(value, high), low) for value, high, low in pairs))
 
-    def values(self) -> tuple[int, int, int, int]:
-        return self.workers, self.fetches, self.depth, self.apart
+    def as_tuple(self) -> tuple[int, int, int, int]:
+        return self.workers, self.concurrent_requests, self.batches, self.use_processes
 
 
 @dataclass(frozen=True)
-class Window:
+class WindowStats:
     """What a window of time showed. Latencies and costs are in seconds an image; 0 where there were none.
 
     wait_s : the step waited, of `seconds`;  taken : images it took, in `batches`
@@ -61,18 +61,18 @@ class Window:
     ready : batches that are complete at its end
     """
 
-    seconds: float
+    duration_s: float
     wait_s: float
-    taken: int
+    images: int
     batches: int
     fetch_s: float
-    high_s: float
+    fetch_p90_s: float
     decode_s: float
-    ready: int
+    ready_batches: int
 
 
 @dataclass(frozen=True)
-class Tuning:
+class TunerState:
     """Where the tuner stands.
 
     quiet : medians of the windows that are remembered;  calm : windows since the last trouble
@@ -80,91 +80,101 @@ class Tuning:
     filled : whether at least half of what is ahead was complete since depth last changed
     """
 
-    hands: Hands
-    quiet: tuple[float, ...] = ()
+    knobs: PipelineKnobs
+    baseline_latencies: tuple[float, ...] = ()
     congested: bool = False
-    calm: int = 0
-    cool: int = COOL
+    idle_windows: int = 0
+    cooldown_windows: int = COOLDOWN_WINDOWS
     released: bool = False
-    filled: bool = False
-    why: str = ""
+    half_filled: bool = False
+    reason: str = ""
 
     @property
-    def quiet_s(self) -> float:
+    def baseline_latency_s(self) -> float:
         """Latency of a fetch without congestion, as far as is known; 0 before the first."""
-        return sorted(self.quiet)[len(self.quiet) // 4] if self.quiet else 0.0
+        return sorted(self.baseline_latencies)[len(self.baseline_latencies) // 4] if self.baseline_latencies else 0.0
 
 
-def readers(cores: int, seen: Window) -> int:
+def workers_to_saturate(cores: int, window: WindowStats) -> int:
     """How many threads that read and decode in turns keep so many cores busy, four for each at most."""
-    return round(cores * min(4.0, 1 + seen.fetch_s / seen.decode_s)) if seen.decode_s else cores
+    return round(cores * min(4.0, 1 + window.fetch_s / window.decode_s)) if window.decode_s else cores
 
 
-def tune(now: Tuning, seen: Window, most: Hands, least: Hands) -> Tuning:
+def tune(state: TunerState, window: WindowStats, upper: PipelineKnobs, lower: PipelineKnobs) -> TunerState:
     """The next decision. most, least : bounds of every number; depth's is what the memory cap allows."""
-    now = _remember(now, seen)
-    least = replace(least, depth=min(max(least.depth, _reserve(seen)), most.depth))
-    now = replace(now, filled=now.filled or 2 * seen.ready >= now.hands.depth)
-    waiting = seen.wait_s > WAITING * seen.seconds
-    if now.congested or waiting:
-        hands = _grown(now, seen, most, waiting).within(most, least)
-        cool = min(2 * now.cool, COOLEST) if now.released else now.cool
-        why = "" if hands == now.hands else "congestion" if now.congested else "the step waited"
-        filled = now.filled and hands.depth == now.hands.depth
-        return replace(now, hands=hands, calm=0, cool=cool, released=False, filled=filled, why=why)
-    if now.calm < now.cool:
-        hands = now.hands.within(most, least)
-        return replace(now, hands=hands, calm=now.calm + 1, why="" if hands == now.hands else "reserve")
-    hands = _released(now.hands, seen).within(most, least)
-    if hands == now.hands:
-        return replace(now, why="")
-    return replace(now, hands=hands, calm=now.cool // 2, released=True, why="calm")
+    state = _update_baseline(state, window)
+    lower = replace(lower, batches=min(max(lower.batches, _reserve_batches(window)), upper.batches))
+    state = replace(state, half_filled=state.half_filled or 2 * window.ready_batches >= state.knobs.batches)
+    waiting = window.wait_s > MAX_WAIT_FRACTION * window.duration_s
+    if state.congested or waiting:
+        hands = _scale_up(state, window, upper, waiting).clamp(upper, lower)
+        cool = min(2 * state.cooldown_windows, MAX_COOLDOWN_WINDOWS) if state.released else state.cooldown_windows
+        why = "" if hands == state.knobs else "congestion" if state.congested else "the step waited"
+        filled = state.half_filled and hands.batches == state.knobs.batches
+        return replace(
+            state, knobs=hands, idle_windows=0, cooldown_windows=cool, released=False, half_filled=filled, reason=why
+        )
+    if state.idle_windows < state.cooldown_windows:
+        hands = state.knobs.clamp(upper, lower)
+        return replace(
+            state, knobs=hands, idle_windows=state.idle_windows + 1, reason="" if hands == state.knobs else "reserve"
+        )
+    hands = _scale_down(state.knobs, window).clamp(upper, lower)
+    if hands == state.knobs:
+        return replace(state, reason="")
+    return replace(state, knobs=hands, idle_windows=state.cooldown_windows // 2, released=True, reason="calm")
 
 
-def _remember(now: Tuning, seen: Window) -> Tuning:
-    if not seen.fetch_s:
-        return now
-    now = replace(now, quiet=(*now.quiet, seen.fetch_s)[-MEMORY:])
-    return replace(now, congested=seen.fetch_s > (ENDS if now.congested else BEGINS) * max(now.quiet_s, NOTHING_S))
+def _update_baseline(state: TunerState, window: WindowStats) -> TunerState:
+    if not window.fetch_s:
+        return state
+    state = replace(state, baseline_latencies=(*state.baseline_latencies, window.fetch_s)[-BASELINE_WINDOWS:])
+    return replace(
+        state,
+        congested=window.fetch_s
+        > (CONGESTION_OFF if state.congested else CONGESTION_ON) * max(state.baseline_latency_s, NEGLIGIBLE_LATENCY_S),
+    )
 
 
-def _reserve(seen: Window) -> int:
+def _reserve_batches(window: WindowStats) -> int:
     """Batches that the step takes in RESERVE_S when it does not wait; 0 where they are near."""
-    if seen.fetch_s < NOTHING_S:
+    if window.fetch_s < NEGLIGIBLE_LATENCY_S:
         return 0
-    return math.ceil(RESERVE_S * seen.batches / _busy(seen))
+    return math.ceil(RESERVE_S * window.batches / _busy_s(window))
 
 
-def _busy(seen: Window) -> float:
+def _busy_s(window: WindowStats) -> float:
     """Seconds that the step did not wait."""
-    return max(seen.seconds - seen.wait_s, 0.02 * seen.seconds)
+    return max(window.duration_s - window.wait_s, 0.02 * window.duration_s)
 
 
-def _needed(seen: Window) -> tuple[int, int]:
+def _required_capacity(window: WindowStats) -> tuple[int, int]:
     """Decoders and fetches that keep up with the step as it goes when it does not wait."""
-    pace = seen.taken / _busy(seen)  # images/s
-    return math.ceil(SPARE * pace * seen.decode_s), math.ceil(SPARE * pace * max(seen.fetch_s, seen.high_s / 2))
+    pace = window.images / _busy_s(window)  # images/s
+    return math.ceil(HEADROOM * pace * window.decode_s), math.ceil(
+        HEADROOM * pace * max(window.fetch_s, window.fetch_p90_s / 2)
+    )
 
 
-def _grown(now: Tuning, seen: Window, most: Hands, waiting: bool) -> Hands:
-    hands = now.hands
-    workers, fetches = _needed(seen)
-    brief = 0 < seen.decode_s < BRIEF_S and seen.fetch_s < NOTHING_S
-    apart = int(hands.apart or (waiting and brief and hands.workers >= most.workers))
-    if waiting and not seen.taken:  # so slow that there is no pace to go by
-        workers, fetches = hands.workers + 1, 2 * hands.fetches
-    elif waiting:
-        workers, fetches = max(workers, hands.workers + 1), max(fetches, math.ceil(1.5 * hands.fetches))
-    depth = hands.depth * (2 if now.congested or now.filled else 1)
-    return Hands(max(workers, hands.workers), max(fetches, hands.fetches), depth, apart)
+def _scale_up(state: TunerState, window: WindowStats, upper: PipelineKnobs, is_waiting: bool) -> PipelineKnobs:
+    hands = state.knobs
+    workers, fetches = _required_capacity(window)
+    brief = 0 < window.decode_s < FAST_DECODE_S and window.fetch_s < NEGLIGIBLE_LATENCY_S
+    apart = int(hands.use_processes or (is_waiting and brief and hands.workers >= upper.workers))
+    if is_waiting and not window.images:  # so slow that there is no pace to go by
+        workers, fetches = hands.workers + 1, 2 * hands.concurrent_requests
+    elif is_waiting:
+        workers, fetches = max(workers, hands.workers + 1), max(fetches, math.ceil(1.5 * hands.concurrent_requests))
+    depth = hands.batches * (2 if state.congested or state.half_filled else 1)
+    return PipelineKnobs(max(workers, hands.workers), max(fetches, hands.concurrent_requests), depth, apart)
 
 
-def _released(hands: Hands, seen: Window) -> Hands:
+def _scale_down(knobs: PipelineKnobs, window: WindowStats) -> PipelineKnobs:
     """A quarter less of what is more than needed."""
-    workers, fetches = _needed(seen)
-    return Hands(
-        max(workers, hands.workers - 1),
-        max(fetches, hands.fetches - math.ceil(hands.fetches / 4)),
-        hands.depth - math.ceil(hands.depth / 4),
-        hands.apart,
+    workers, fetches = _required_capacity(window)
+    return PipelineKnobs(
+        max(workers, knobs.workers - 1),
+        max(fetches, knobs.concurrent_requests - math.ceil(knobs.concurrent_requests / 4)),
+        knobs.batches - math.ceil(knobs.batches / 4),
+        knobs.use_processes,
     )

@@ -27,109 +27,115 @@ from pathlib import Path
 
 import numpy as np
 
-from paragan.core.errors import Failed
-from paragan.data.decode import place
-from paragan.data.formats.read_span import fetch
-from paragan.data.loader.shared_memory import Piece, Seen, Shared
+from paragan.core.errors import RunError
+from paragan.data.decode import decode_into
+from paragan.data.formats.read_span import read_span
+from paragan.data.loader.shared_memory import AttachedArena, MemoryBlock, SharedArena
 from paragan.data.source import DecodeError, Record
-from paragan.data.storage.filesystem import Spot, one_line
-from paragan.data.storage.local import Here
+from paragan.data.storage.filesystem import ByteRange, format_error
+from paragan.data.storage.local import LocalFileSystem
 
-Got = Record | Spot | DecodeError  # what there is of an image before it is decoded
-STARTS_S, ANSWERS_S, LEAVES_S = 120.0, 60.0, 5.0  # and another second for each image
-PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # after it was killed
-KILLED = (-signal.SIGKILL, -signal.SIGTERM)
-WITHOUT = "--data.feed.decoders=threads does without"
+EncodedSample = Record | ByteRange | DecodeError  # what there is of an image before it is decoded
+START_TIMEOUT_S, REPLY_TIMEOUT_S, EXIT_TIMEOUT_S = 120.0, 60.0, 5.0  # and another second for each image
+RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0)  # after it was killed
+KILL_STATUSES = (-signal.SIGKILL, -signal.SIGTERM)
+USE_THREADS_HINT = "--data.prefetch.worker_type=threads does without"
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h; counts for the thread that started it, which is its owner
-_SERVE = "from paragan.data.loader.decode_worker import serve; serve{}"
+_WORKER_CODE = "from paragan.data.loader.decode_worker import serve; serve{}"
 
 
 @dataclass
-class Spent:
+class DecodeCost:
     """What images took. cpu_s : of the processor, all together;  read_s : of each that was read"""
 
     cpu_s: float = 0.0
     read_s: list[float] = field(default_factory=list)
 
 
-Told = tuple[list[str | None], Spent]  # why each image could not be decoded, or None; and what they took
+DecodeResult = tuple[list[str | None], DecodeCost]  # why each image could not be decoded, or None; and what they took
 
 
-class Died(Exception):
+class WorkerCrashed(Exception):
     """The process died, of what it decodes."""
 
 
-class Decoder:
+class DecodeWorker:
     """One such process, started when it is first needed.
 
     shared : where pixels go;  folder : where spots are
     """
 
-    def __init__(self, shared: Shared, folder: Path | None = None):
-        self._shared, self._folder = shared, folder
+    def __init__(self, arena: SharedArena, folder: Path | None = None):
+        self._arena, self._folder = arena, folder
         self._child: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Decoder:
+    def __enter__(self) -> DecodeWorker:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._child:
             self._stop(self._child)
 
-    def decode(self, gots: Sequence[Got], mirrored: Sequence[bool], piece: Piece, row: int) -> Told:
+    def decode(
+        self, samples: Sequence[EncodedSample], mirrored: Sequence[bool], block: MemoryBlock, start_row: int
+    ) -> DecodeResult:
         """As `decoded`, in the process, to the rows of `piece` from `row` on. `Failed` where there cannot be one."""
-        size, shape = piece.array[0].nbytes, piece.array.shape[1:]
-        at = piece.at + row * size
+        size, shape = block.array[0].nbytes, block.array.shape[1:]
+        at = block.offset + start_row * size
         try:
-            return self._asked(gots, mirrored, at, shape)
-        except Died:
-            ones = zip(gots, mirrored, itertools.count(at, size))
-            return [self._alone(*one, shape) for one in ones], Spent()
+            return self._request(samples, mirrored, at, shape)
+        except WorkerCrashed:
+            ones = zip(samples, mirrored, itertools.count(at, size))
+            return [self._decode_single(*one, shape) for one in ones], DecodeCost()
 
-    def _alone(self, got: Got, flip: bool, at: int, shape: tuple[int, ...]) -> str | None:
+    def _decode_single(self, sample: EncodedSample, flip: bool, offset: int, shape: tuple[int, ...]) -> str | None:
         try:
-            return self._asked([got], [flip], at, shape)[0][0]
-        except Died as death:
+            return self._request([sample], [flip], offset, shape)[0][0]
+        except WorkerCrashed as death:
             return f"whatever decodes it dies ({death})"
 
-    def _asked(self, gots: Sequence[Got], mirrored: Sequence[bool], at: int, shape: tuple[int, ...]) -> Told:
+    def _request(
+        self, samples: Sequence[EncodedSample], mirrored: Sequence[bool], offset: int, shape: tuple[int, ...]
+    ) -> DecodeResult:
         """Again, and after a pause, where somebody else killed it: no image is to blame for that."""
-        for pause_s in PAUSES_S:
-            child = self._child = self._child or self._started()
+        for pause_s in RETRY_DELAYS_S:
+            child = self._child = self._child or self._start_worker()
             with suppress(EOFError, OSError):
-                self._pipe.send((gots, mirrored, at, shape))
-                if self._pipe.poll(ANSWERS_S + len(gots)):
-                    answer: Told | str = self._pipe.recv()
+                self._pipe.send((samples, mirrored, offset, shape))
+                if self._pipe.poll(REPLY_TIMEOUT_S + len(samples)):
+                    answer: DecodeResult | str = self._pipe.recv()
                     if isinstance(answer, str):
-                        raise Failed(answer)
+                        raise RunError(answer)
                     return answer
             status = self._stop(child)
-            if status not in KILLED:
-                raise Died(_death(status))
+            if status not in KILL_STATUSES:
+                raise WorkerCrashed(_describe_exit(status))
             time.sleep(pause_s)
-        remedy = "is memory short? Fewer --data.feed.workers, or --data.feed.decoders=threads"
-        raise Failed(f"data: a process that decodes was killed {len(PAUSES_S)} times: {remedy}")
+        remedy = "is memory short? Fewer --data.prefetch.workers, or --data.prefetch.worker_type=threads"
+        raise RunError(f"data: a process that decodes was killed {len(RETRY_DELAYS_S)} times: {remedy}")
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start_worker(self) -> subprocess.Popen[bytes]:
         """The process, once it is ready."""
         try:
-            child = self._start()
+            child = self._spawn()
         except (OSError, ValueError) as error:
-            raise Failed(f"data: a process that decodes cannot be started ({one_line(error)}): {WITHOUT}") from None
+            raise RunError(
+                f"data: a process that decodes cannot be started ({format_error(error)}): {USE_THREADS_HINT}"
+            ) from None
         with suppress(EOFError, OSError):
-            if self._pipe.poll(STARTS_S):
+            if self._pipe.poll(START_TIMEOUT_S):
                 self._pipe.recv()
                 return child
-        how = _death(self._stop(child))
-        raise Failed(f"data: a process that decodes ends before it begins ({how}): {WITHOUT}")
+        how = _describe_exit(self._stop(child))
+        raise RunError(f"data: a process that decodes ends before it begins ({how}): {USE_THREADS_HINT}")
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> subprocess.Popen[bytes]:
         ours, theirs = socket.socketpair()
-        self._pipe, file = Connection(ours.detach()), self._shared.file
+        self._pipe, file = Connection(ours.detach()), self._arena.fd
         folder = str(self._folder.absolute()) if self._folder else "/"
         with theirs:
             return subprocess.Popen(
-                [sys.executable, "-P", "-c", _SERVE.format((theirs.fileno(), file, folder))],
+                [sys.executable, "-P", "-c", _WORKER_CODE.format((theirs.fileno(), file, folder))],
                 pass_fds=(theirs.fileno(), file),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -142,46 +148,48 @@ class Decoder:
         self._child = None
         self._pipe.close()
         try:
-            return child.wait(LEAVES_S)
+            return child.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             child.kill()
             return child.wait()
 
 
-def serve(pipe: int, memory: int, folder: str) -> None:
+def serve(pipe_fd: int, memory_fd: int, folder: str) -> None:
     """The process: decode what comes until the owner is gone."""
-    _die_with_owner()
-    owner, seen, here = Connection(pipe), Seen(memory), Here(Path(folder))
+    _exit_with_parent()
+    owner, seen, here = Connection(pipe_fd), AttachedArena(memory_fd), LocalFileSystem(Path(folder))
     with suppress(EOFError, OSError):
         owner.send("ready")
         while True:
             gots, mirrored, at, shape = owner.recv()
             try:
-                owner.send(decoded(gots, mirrored, seen.array(at, (len(gots), *shape)), here))
-            except Failed as error:
+                owner.send(decode_batch(gots, mirrored, seen.view(at, (len(gots), *shape)), here))
+            except RunError as error:
                 owner.send(str(error))
 
 
-def _die_with_owner() -> None:
+def _exit_with_parent() -> None:
     """Even while it is stopped, or hangs: where the system can do that (Linux)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def decoded(gots: Sequence[Got], mirrored: Sequence[bool], out: np.ndarray, here: Here | None = None) -> Told:
+def decode_batch(
+    samples: Sequence[EncodedSample], mirrored: Sequence[bool], out: np.ndarray, fs: LocalFileSystem | None = None
+) -> DecodeResult:
     """Decode images to `out` [n, R, R, C] uint8, some mirrored: why each could not be, or None. here : of spots"""
     reasons: list[str | None] = []
-    spent, began = Spent(), time.thread_time()
-    for got, flip, one in zip(gots, mirrored, out):
+    spent, began = DecodeCost(), time.thread_time()
+    for got, flip, one in zip(samples, mirrored, out):
         try:
-            if isinstance(got, tuple) and here:
+            if isinstance(got, tuple) and fs:
                 start = time.perf_counter()
-                got = fetch(here, *got)
+                got = read_span(fs, *got)
                 spent.read_s.append(time.perf_counter() - start)
             if isinstance(got, DecodeError):
                 raise got
             assert not isinstance(got, tuple)
-            place(got, one)
+            decode_into(got, one)
             if flip:
                 mirror(one)
             reasons.append(None)
@@ -196,5 +204,5 @@ def mirror(image: np.ndarray) -> None:
     image[:] = image[:, ::-1].copy()
 
 
-def _death(status: int) -> str:
+def _describe_exit(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"status {status}"

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paragan.core.devices import kind_of
+from paragan.core.devices import backend_of
 from paragan.core.rng import CPU
-from paragan.data.loader.prefetch import Pipeline
+from paragan.data.loader.prefetch import PrefetchPipeline
 
 
-def floats(pixels: Tensor, memory_format: torch.memory_format) -> Tensor:
+def to_model_input(pixels: Tensor, memory_format: torch.memory_format) -> Tensor:
     """[N, H, W, C] uint8 -> [N, C, H, W] float32 in [-1, 1], in this layout. What is float32 stays as it is."""
     if pixels.dtype == torch.float32:
         return pixels.contiguous(memory_format=memory_format) if pixels.dim() == 4 else pixels
@@ -22,18 +22,18 @@ def floats(pixels: Tensor, memory_format: torch.memory_format) -> Tensor:
     return x.float().div_(127.5).sub_(1)
 
 
-class OnHost:
+class HostTransfer:
     """Without streams: a thread makes the next batch while the step computes, if the pipeline has it then."""
 
-    def __init__(self, pipeline: Pipeline, memory_format: torch.memory_format, device: torch.device = CPU):
+    def __init__(self, pipeline: PrefetchPipeline, memory_format: torch.memory_format, device: torch.device = CPU):
         self.pipeline, self.memory_format, self.device = pipeline, memory_format, device
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paragan data")
         self._next: Future[Tensor] | None = None
 
-    def take(self) -> Tensor:
+    def next_batch(self) -> Tensor:
         """The next batch, [N, C, R, R] float32 in [-1, 1]."""
-        now = self._next.result() if self._next else self._made()
-        self._next = self._thread.submit(self._made) if self.pipeline.ready else None
+        now = self._next.result() if self._next else self._convert_next()
+        self._next = self._thread.submit(self._convert_next) if self.pipeline.is_ready else None
         return now
 
     def wait(self, timeout_s: float) -> bool:
@@ -43,36 +43,36 @@ class OnHost:
     def close(self) -> None:
         self._thread.shutdown()
 
-    def _made(self) -> Tensor:
+    def _convert_next(self) -> Tensor:
         """The bits of `floats`, by NumPy: one pass in blocks that stay in the cache, and no threads of its own."""
-        x = np.divide(self.pipeline.take(), np.float32(127.5))
+        x = np.divide(self.pipeline.next_batch(), np.float32(127.5))
         x -= np.float32(1)
         made = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
         return made.to(self.device)
 
 
 @dataclass(frozen=True)
-class _Copy:
+class _PendingCopy:
     pixels: Tensor
     done: torch.cuda.Event
 
 
-class OnCuda:
+class CudaTransfer:
     """For a CUDA device: a stream of its own copies the next batch while the step computes with this one."""
 
-    def __init__(self, pipeline: Pipeline, memory_format: torch.memory_format, device: torch.device):
+    def __init__(self, pipeline: PrefetchPipeline, memory_format: torch.memory_format, device: torch.device):
         self.pipeline, self.memory_format, self.device = pipeline, memory_format, device
         self._stream = torch.cuda.Stream(device)
-        self._next: _Copy | None = None
-        self._last: _Copy | None = None
+        self._next: _PendingCopy | None = None
+        self._last: _PendingCopy | None = None
 
-    def take(self) -> Tensor:
+    def next_batch(self) -> Tensor:
         """The next batch, [N, C, R, R] float32 in [-1, 1]."""
-        now, here = self._next or self._copy(), torch.cuda.current_stream(self.device)
+        now, here = self._next or self._start_copy(), torch.cuda.current_stream(self.device)
         here.wait_event(now.done)
         now.pixels.record_stream(here)
-        self._next = self._copy() if self.pipeline.ready else None
-        return floats(now.pixels, self.memory_format)
+        self._next = self._start_copy() if self.pipeline.is_ready else None
+        return to_model_input(now.pixels, self.memory_format)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `take` need not, so long at most; whether it is so."""
@@ -82,20 +82,20 @@ class OnCuda:
         if self._last:
             self._last.done.synchronize()
 
-    def _copy(self) -> _Copy:
+    def _start_copy(self) -> _PendingCopy:
         if self._last:
             self._last.done.synchronize()  # its memory is the pipeline's again from the next line on
-        pixels, done = torch.from_numpy(self.pipeline.take()), torch.cuda.Event()
+        pixels, done = torch.from_numpy(self.pipeline.next_batch()), torch.cuda.Event()
         with torch.cuda.stream(self._stream):
-            self._last = _Copy(pixels.to(self.device, non_blocking=True), done)
+            self._last = _PendingCopy(pixels.to(self.device, non_blocking=True), done)
             done.record(self._stream)
         return self._last
 
 
-Upload = OnHost | OnCuda
+Transfer = HostTransfer | CudaTransfer
 
 
-def upload(pipeline: Pipeline, device: torch.device, memory_format: torch.memory_format) -> Upload:
+def make_transfer(pipeline: PrefetchPipeline, device: torch.device, memory_format: torch.memory_format) -> Transfer:
     """The one for a device."""
-    kind = OnCuda if kind_of(device).streams else OnHost
+    kind = CudaTransfer if backend_of(device).has_streams else HostTransfer
     return kind(pipeline, memory_format, device)

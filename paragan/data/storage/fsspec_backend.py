@@ -11,121 +11,123 @@ from typing import Any
 import fsspec
 from fsspec.registry import known_implementations
 
-from paragan.data.storage.filesystem import Entries
-from paragan.data.storage.http import PART
-from paragan.data.storage.retry import Again, Answer, Facts, Gone, Refused
-from paragan.data.storage.timeouts import in_thread, on_loop
+from paragan.data.storage.filesystem import DirListing
+from paragan.data.storage.http import PART_BYTES
+from paragan.data.storage.retry import FileStat, NotFoundError, PermanentError, Response, RetryableError
+from paragan.data.storage.timeouts import run_in_thread, run_on_loop
 
-_VERSION = ("ETag", "etag", "LastModified", "mtime", "modified", "updated", "created")
-_S3 = ("s3", "s3a")
+_VERSION_KEYS = ("ETag", "etag", "LastModified", "mtime", "modified", "updated", "created")
+_S3_PROTOCOLS = ("s3", "s3a")
 _NEEDS_S3FS = "s3:// needs a package: pip install 'paragan[s3]'"
-_KEYS = (
+_CREDENTIALS_HINT = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), or for a public bucket FSSPEC_S3_ANON=true, "
     "and check the bucket's name and AWS_ENDPOINT_URL"
 )
 
 
-class Other:
+class FsspecBackend:
     """A folder by a protocol of fsspec. Those that cannot do two things at once are asked one by one."""
 
-    def __init__(self, base: str, timeout_s: float):
-        self.base, self.protocol = base, base.partition("://")[0].lower()
-        self._files: Any = None
+    def __init__(self, base_url: str, timeout_s: float):
+        self.base_url, self.protocol = base_url, base_url.partition("://")[0].lower()
+        self._fsspec_fs: Any = None
         self._root = ""
-        self._opening, self._one = threading.Lock(), threading.Lock()
-        self._settings: dict[str, Any] = {"use_listings_cache": False}
-        if self.protocol in _S3:  # asking again is ours
+        self._open_lock, self._request_lock = threading.Lock(), threading.Lock()
+        self._fsspec_options: dict[str, Any] = {"use_listings_cache": False}
+        if self.protocol in _S3_PROTOCOLS:  # asking again is ours
             quick = {"connect_timeout": timeout_s, "read_timeout": timeout_s, "retries": {"max_attempts": 0}}
-            self._settings |= {"config_kwargs": {**quick, "max_pool_connections": 100}}
+            self._fsspec_options |= {"config_kwargs": {**quick, "max_pool_connections": 100}}
         try:
             fsspec.get_filesystem_class(self.protocol)
         except ValueError:
-            raise Refused(f"{self.protocol}:// is not known: use http://, https:// or s3://") from None
+            raise PermanentError(f"{self.protocol}:// is not known: use http://, https:// or s3://") from None
         except ImportError:
             hint = known_implementations.get(self.protocol, {}).get("err", "install what it needs")
-            raise Refused(_NEEDS_S3FS if self.protocol in _S3 else f"it needs a package: {hint}") from None
+            raise PermanentError(
+                _NEEDS_S3FS if self.protocol in _S3_PROTOCOLS else f"it needs a package: {hint}"
+            ) from None
 
-    def fetch(self, name: str, start: int, end: int | None, timeout_s: float) -> Answer:
-        stop, size, version = start + PART if end is None else end, None, ""
+    def fetch(self, name: str, start: int, end: int | None, timeout_s: float) -> Response:
+        stop, size, version = start + PART_BYTES if end is None else end, None, ""
         try:
-            if self.protocol in _S3:
-                data, size, version = self._ask(_ranged, name, timeout_s, start=start, end=stop)
+            if self.protocol in _S3_PROTOCOLS:
+                data, size, version = self._request(_s3_read_range, name, timeout_s, start=start, end=stop)
             else:
-                data = self._ask("cat_file", name, timeout_s, start=start, end=stop)
-        except _Beyond:
+                data = self._request("cat_file", name, timeout_s, start=start, end=stop)
+        except _RangeBeyondEnd:
             data = b""
         if len(data) > stop - start:
-            raise Refused("it ignores byte ranges and sends whole files: copy them here first")
+            raise PermanentError("it ignores byte ranges and sends whole files: copy them here first")
         if size is None and len(data) < stop - start:
-            size = self.look(name, timeout_s).size
+            size = self.stat(name, timeout_s).size
         if size is not None and start + len(data) < min(size, stop):
-            raise Again(f"{len(data):,} bytes came of the {stop - start:,} that were asked for")
-        return Answer(data, Facts(size, version))
+            raise RetryableError(f"{len(data):,} bytes came of the {stop - start:,} that were asked for")
+        return Response(data, FileStat(size, version))
 
-    def look(self, name: str, timeout_s: float) -> Facts:
-        return _facts(self._ask("info", name, timeout_s))
+    def stat(self, name: str, timeout_s: float) -> FileStat:
+        return _to_file_stat(self._request("info", name, timeout_s))
 
-    def list(self, folder: str, timeout_s: float) -> tuple[Entries, dict[str, Facts]]:
-        seen, files, folders = self._ask("ls", folder, timeout_s, detail=True), dict[str, Facts](), set[str]()
+    def list_dir(self, folder: str, timeout_s: float) -> tuple[DirListing, dict[str, FileStat]]:
+        seen, files, folders = self._request("ls", folder, timeout_s, detail=True), dict[str, FileStat](), set[str]()
         parent = self._path(folder).strip("/")
         for one in seen:
             path = str(one["name"]).strip("/")
             inside = path.removeprefix(f"{parent}/") if parent else path
             if path == parent and one["type"] != "directory" and len(seen) == 1 and one.get("size"):
-                raise Refused("this is a file: give the folder it lies in, or a file of a format known here")
+                raise PermanentError("this is a file: give the folder it lies in, or a file of a format known here")
             if path == parent or "/" in inside or inside.startswith("."):
                 continue
             if one["type"] == "directory":
                 folders.add(inside)
             else:
-                files[inside] = _facts(one)
-        return Entries({name: files[name].size for name in sorted(files)}, sorted(folders)), files
+                files[inside] = _to_file_stat(one)
+        return DirListing({name: files[name].size for name in sorted(files)}, sorted(folders)), files
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}".rstrip("/") if name else self._root
 
-    def _open(self) -> Any:
+    def _connect(self) -> Any:
         """Made when it is needed first: some protocols connect, so this may fail, and is asked again."""
-        with self._opening:
-            if self._files is None:
-                files, self._root = fsspec.url_to_fs(self.base, **self._settings)
-                if self.protocol in _S3:
+        with self._open_lock:
+            if self._fsspec_fs is None:
+                files, self._root = fsspec.url_to_fs(self.base_url, **self._fsspec_options)
+                if self.protocol in _S3_PROTOCOLS:
                     files.retries = 1
-                self._files = files
-            return self._files
+                self._fsspec_fs = files
+            return self._fsspec_fs
 
-    def _ask(self, what: str | Callable[..., Any], name: str, timeout_s: float, **how: Any) -> Any:
+    def _request(self, method: str | Callable[..., Any], name: str, timeout_s: float, **options: Any) -> Any:
         """What a method of the protocol returns, or a coroutine that is given its files."""
         try:
-            files = self._files or in_thread(self._open, timeout_s)
+            files = self._fsspec_fs or run_in_thread(self._connect, timeout_s)
             path = self._path(name)
-            if not isinstance(what, str):
-                return on_loop(what(files, path, **how), timeout_s)
+            if not isinstance(method, str):
+                return run_on_loop(method(files, path, **options), timeout_s)
             if files.async_impl:
-                return on_loop(getattr(files, f"_{what}")(path, **how), timeout_s)
-            return in_thread(self._alone(lambda: getattr(files, what)(path, **how)), timeout_s)
-        except (Again, Gone, Refused):
+                return run_on_loop(getattr(files, f"_{method}")(path, **options), timeout_s)
+            return run_in_thread(self._serialized(lambda: getattr(files, method)(path, **options)), timeout_s)
+        except (RetryableError, NotFoundError, PermanentError):
             raise
         except Exception as error:
-            raise _meaning(error, self.protocol) from None
+            raise _translate_error(error, self.protocol) from None
 
-    def _alone(self, request: Callable[[], Any]) -> Callable[[], Any]:
+    def _serialized(self, request: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> Any:
-            with self._one:
+            with self._request_lock:
                 return request()
 
         return run
 
 
-class _Beyond(Exception):
+class _RangeBeyondEnd(Exception):
     """The range begins where the file has ended."""
 
 
-async def _ranged(files: Any, path: str, start: int, end: int) -> tuple[bytes, int | None, str]:
+async def _s3_read_range(fsspec_fs: Any, path: str, start: int, end: int) -> tuple[bytes, int | None, str]:
     """Bytes of an object, its size, and the version they are of, which `cat_file` of s3fs would not tell."""
-    bucket, key, version = files.split_path(path)
+    bucket, key, version = fsspec_fs.split_path(path)
     which = {"VersionId": version} if version else {}
-    answer = await files._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", **which)
+    answer = await fsspec_fs._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", **which)
     try:
         data = await answer["Body"].read()
     finally:
@@ -134,28 +136,28 @@ async def _ranged(files: Any, path: str, start: int, end: int) -> tuple[bytes, i
     return data, int(size) if size.isdigit() else None, answer.get("ETag", "")
 
 
-def _facts(told: dict[str, Any]) -> Facts:
-    version = next((str(told[key]) for key in _VERSION if told.get(key)), "")
-    return Facts(told.get("size"), version)
+def _to_file_stat(info: dict[str, Any]) -> FileStat:
+    version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
+    return FileStat(info.get("size"), version)
 
 
-def _meaning(error: Exception, protocol: str) -> Exception:
+def _translate_error(error: Exception, protocol: str) -> Exception:
     """What an exception of fsspec, or of what it stands on, means for us."""
     kind, text = type(error).__name__, " ".join(str(error).split())[:200]
-    keys = _KEYS if protocol in _S3 else "check the credentials"
+    keys = _CREDENTIALS_HINT if protocol in _S3_PROTOCOLS else "check the credentials"
     if isinstance(error, FileNotFoundError):
         code = getattr(error.__cause__, "response", {}).get("Error", {}).get("Code")
-        return Refused(f"there is no such bucket: {keys}") if code == "NoSuchBucket" else Gone("404")
+        return PermanentError(f"there is no such bucket: {keys}") if code == "NoSuchBucket" else NotFoundError("404")
     if isinstance(error, PermissionError):
-        return Refused(f"it refuses us ({text}): {keys}")
+        return PermanentError(f"it refuses us ({text}): {keys}")
     if kind in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"):
-        return Refused(f"no credentials: {keys}")
+        return PermanentError(f"no credentials: {keys}")
     if kind in ("ParamValidationError", "InvalidBucketName") or isinstance(error, (NotImplementedError, TypeError)):
-        return Refused(f"it cannot be asked for this ({text}): check the address")
+        return PermanentError(f"it cannot be asked for this ({text}): check the address")
     if isinstance(error, IsADirectoryError):
-        return Refused("this is a folder: give its address with a / at its end")
+        return PermanentError("this is a folder: give its address with a / at its end")
     if isinstance(error, OSError) and error.errno == errno.EINVAL and "range" in text.lower():
-        return _Beyond()
+        return _RangeBeyondEnd()
     if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
-        return Again("no full answer in time")
-    return Again(f"{kind}: {text}")
+        return RetryableError("no full answer in time")
+    return RetryableError(f"{kind}: {text}")

@@ -15,130 +15,138 @@ import aiohttp
 import fsspec
 from yarl import URL
 
-from paragan.data.storage.filesystem import Entries
-from paragan.data.storage.retry import Again, Answer, Facts, Gone, Refused
-from paragan.data.storage.timeouts import on_loop
+from paragan.data.storage.filesystem import DirListing
+from paragan.data.storage.retry import FileStat, NotFoundError, PermanentError, Response, RetryableError
+from paragan.data.storage.timeouts import run_on_loop
 
-PART = 2 * 2**20  # bytes of a file whose length is not known, to begin with
-LARGEST = 2**28  # bytes that are accepted in one answer where its length was not ours to choose
+PART_BYTES = 2 * 2**20  # bytes of a file whose length is not known, to begin with
+MAX_RESPONSE_BYTES = 2**28  # bytes that are accepted in one answer where its length was not ours to choose
 
-_SAFE = "/!$&'()*+,;=:@~"  # stand in the path of an address as they are
-_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)$")
-_SIGN_IN = (
+_URL_SAFE = "/!$&'()*+,;=:@~"  # stand in the path of an address as they are
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)$")
+_AUTH_HINT = (
     "check the user and password in the address, or make the files public "
     "(a server that lists no folders: name shard-{000000..000012}.tar)"
 )
-_NO_RANGES = "it ignores byte ranges and sends whole files: serve them by nginx or the like, or copy them here first"
+_NO_RANGES_HINT = (
+    "it ignores byte ranges and sends whole files: serve them by nginx or the like, or copy them here first"
+)
 
 T = TypeVar("T")
 
 
-class Http:
+class HttpBackend:
     """A folder below http:// or https://. Connections are kept and shared by all threads.
 
     base  : its address, as it was given, without a trailing /
     query : what stands behind every address, such as a signature; "" for nothing
     """
 
-    def __init__(self, base: str, query: str = ""):
+    def __init__(self, base_url: str, query: str = ""):
         self.query = f"?{query}" if query else ""
         try:
-            url = URL(base)
-            self.base, host = str(url).rstrip("/"), url.host or ""
+            url = URL(base_url)
+            self.base_url, host = str(url).rstrip("/"), url.host or ""
         except ValueError as error:
-            raise Refused(f"no address ({error}): check it") from None
+            raise PermanentError(f"no address ({error}): check it") from None
         if not host:
-            raise Refused("the address has no host: check it")
+            raise PermanentError("the address has no host: check it")
         proxy = None if proxy_bypass(host) else getproxies().get(url.scheme)
         settings = {"proxy": proxy, "headers": {"Accept-Encoding": "identity", "User-Agent": "paragan"}}
-        self.files = fsspec.filesystem(  # which closes the session in the end
-            "http", get_client=_session, client_kwargs=settings, skip_instance_cache=True
+        self.fsspec_fs = fsspec.filesystem(  # which closes the session in the end
+            "http", get_client=_make_session, client_kwargs=settings, skip_instance_cache=True
         )
 
-    def fetch(self, name: str, start: int, end: int | None, timeout_s: float) -> Answer:
-        async def take(answer: aiohttp.ClientResponse) -> Answer:
-            if answer.status == 416:
-                total = _extent(answer)[2]
-                return Answer(b"", Facts(total, _version(answer)))
-            if answer.status == 206:
-                return await _part(answer, start, start + PART if end is None else end)
-            if start or (end is not None and (answer.content_length is None or answer.content_length > end)):
-                raise Refused(_NO_RANGES)
-            data = await _body(answer, LARGEST if end is None else end)
-            return Answer(data, Facts(len(data), _version(answer)))
+    def fetch(self, name: str, start: int, end: int | None, timeout_s: float) -> Response:
+        async def handle_response(response: aiohttp.ClientResponse) -> Response:
+            if response.status == 416:
+                total = _parse_content_range(response)[2]
+                return Response(b"", FileStat(total, _file_version(response)))
+            if response.status == 206:
+                return await _read_range(response, start, start + PART_BYTES if end is None else end)
+            if start or (end is not None and (response.content_length is None or response.content_length > end)):
+                raise PermanentError(_NO_RANGES_HINT)
+            data = await _read_body(response, MAX_RESPONSE_BYTES if end is None else end)
+            return Response(data, FileStat(len(data), _file_version(response)))
 
-        last = (start + PART if end is None else end) - 1
-        return self._ask(self._address(name), take, timeout_s, Range=f"bytes={start}-{last}")
+        last = (start + PART_BYTES if end is None else end) - 1
+        return self._request(self._url(name), handle_response, timeout_s, Range=f"bytes={start}-{last}")
 
-    def look(self, name: str, timeout_s: float) -> Facts:
+    def stat(self, name: str, timeout_s: float) -> FileStat:
         """By its first byte, and not by HEAD: signed addresses allow but one method."""
 
-        async def take(answer: aiohttp.ClientResponse) -> Facts:
-            size = answer.content_length if answer.status == 200 else _extent(answer)[2]
-            if answer.status == 206:
-                await _body(answer, 1)  # then the connection can be used again
-            return Facts(size, _version(answer))
+        async def handle_response(response: aiohttp.ClientResponse) -> FileStat:
+            size = response.content_length if response.status == 200 else _parse_content_range(response)[2]
+            if response.status == 206:
+                await _read_body(response, 1)  # then the connection can be used again
+            return FileStat(size, _file_version(response))
 
-        return self._ask(self._address(name), take, timeout_s, Range="bytes=0-0")
+        return self._request(self._url(name), handle_response, timeout_s, Range="bytes=0-0")
 
-    def list(self, folder: str, timeout_s: float) -> tuple[Entries, dict[str, Facts]]:
-        async def take(answer: aiohttp.ClientResponse) -> tuple[str, str]:
-            if answer.content_type != "text/html":
-                raise Refused(f"no page that lists a folder, but {answer.content_type}: turn the server's listing on")
-            return str(answer.url), (await _body(answer, LARGEST)).decode(errors="surrogateescape")
+    def list_dir(self, folder: str, timeout_s: float) -> tuple[DirListing, dict[str, FileStat]]:
+        async def handle_response(response: aiohttp.ClientResponse) -> tuple[str, str]:
+            if response.content_type != "text/html":
+                raise PermanentError(
+                    f"no page that lists a folder, but {response.content_type}: turn the server's listing on"
+                )
+            return str(response.url), (await _read_body(response, MAX_RESPONSE_BYTES)).decode(errors="surrogateescape")
 
-        address = self._address(f"{folder}/" if folder else "")
-        return listed(*self._ask(address, take, timeout_s)), {}
+        address = self._url(f"{folder}/" if folder else "")
+        return parse_listing(*self._request(address, handle_response, timeout_s)), {}
 
-    def _address(self, name: str) -> str:
-        return f"{self.base}/{quote(name, safe=_SAFE, errors='surrogateescape')}{self.query}"
+    def _url(self, name: str) -> str:
+        return f"{self.base_url}/{quote(name, safe=_URL_SAFE, errors='surrogateescape')}{self.query}"
 
-    def _ask(
-        self, address: str, take: Callable[[aiohttp.ClientResponse], Awaitable[T]], timeout_s: float, **headers: str
+    def _request(
+        self,
+        url: str,
+        handle_response: Callable[[aiohttp.ClientResponse], Awaitable[T]],
+        timeout_s: float,
+        **headers: str,
     ) -> T:
-        async def request() -> T:
-            session: Any = await self.files.set_session()
-            async with session.get(URL(address, encoded=True), headers=headers) as answer:
-                _check(answer)
-                return await take(answer)
+        async def send() -> T:
+            session: Any = await self.fsspec_fs.set_session()
+            async with session.get(URL(url, encoded=True), headers=headers) as answer:
+                _check_status(answer)
+                return await handle_response(answer)
 
         try:
-            return on_loop(request(), timeout_s)
-        except (Again, Gone, Refused):
+            return run_on_loop(send(), timeout_s)
+        except (RetryableError, NotFoundError, PermanentError):
             raise
         except aiohttp.TooManyRedirects:
-            raise Refused("it is redirected in circles: check the address") from None
+            raise PermanentError("it is redirected in circles: check the address") from None
         except (aiohttp.InvalidURL, aiohttp.RedirectClientError):
-            raise Refused("no address, or redirected to none: check it") from None
+            raise PermanentError("no address, or redirected to none: check it") from None
         except aiohttp.ClientResponseError:
-            raise Again("its answer is no HTTP") from None
+            raise RetryableError("its answer is no HTTP") from None
         except aiohttp.ClientConnectorCertificateError:
-            raise Refused("its certificate is not trusted: check the address, or set SSL_CERT_FILE") from None
+            raise PermanentError("its certificate is not trusted: check the address, or set SSL_CERT_FILE") from None
         except aiohttp.ClientConnectorDNSError:
-            raise Again("its host is not found") from None
+            raise RetryableError("its host is not found") from None
         except aiohttp.ServerDisconnectedError:
-            raise Again("the connection was closed") from None
+            raise RetryableError("the connection was closed") from None
         except aiohttp.ClientPayloadError:
-            raise Again("the answer broke off") from None
+            raise RetryableError("the answer broke off") from None
         except OSError as error:
-            raise Again(f"{error.strerror or type(error).__name__}") from None
+            raise RetryableError(f"{error.strerror or type(error).__name__}") from None
         except Exception as error:  # whatever a broken server makes of aiohttp
-            raise Again(" ".join(f"{type(error).__name__} {error}".split())) from None
+            raise RetryableError(" ".join(f"{type(error).__name__} {error}".split())) from None
 
 
-async def _session(**settings: Any) -> aiohttp.ClientSession:
+async def _make_session(**settings: Any) -> aiohttp.ClientSession:
     """Without timeouts: whoever waits for an answer gives up in time."""
     never = aiohttp.ClientTimeout(total=None, sock_connect=None)
     settings = {key: value for key, value in settings.items() if key != "loop"}
     return aiohttp.ClientSession(timeout=never, cookie_jar=aiohttp.DummyCookieJar(), **settings)
 
 
-def listed(address: str, page: str) -> Entries:
+def parse_listing(base_url: str, page: str) -> DirListing:
     """The links of a folder's page that lead directly into it: no parents, no queries, no hidden ones."""
-    links = _Links()
+    links = _LinkParser()
     links.feed(page)
-    base, files, folders = URL(address).with_query(None).with_fragment(None), set[str](), set[str]()
-    for link in links.found:
+    base, files, folders = URL(base_url).with_query(None).with_fragment(None), set[str](), set[str]()
+    for link in links.hrefs:
         try:
             url = base.join(URL(link))
             elsewhere = url.origin() != base.origin()
@@ -150,74 +158,74 @@ def listed(address: str, page: str) -> Entries:
         name = unquote(inside.rstrip("/"), errors="surrogateescape")
         if name and "/" not in name and not name.startswith("."):
             (folders if inside.endswith("/") else files).add(name)
-    return Entries(dict.fromkeys(sorted(files)), sorted(folders))
+    return DirListing(dict.fromkeys(sorted(files)), sorted(folders))
 
 
-class _Links(HTMLParser):
+class _LinkParser(HTMLParser):
     def __init__(self):
         super().__init__()
-        self.found = list[str]()
+        self.hrefs = list[str]()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "a":
-            self.found += [value for key, value in attrs if key == "href" and value]
+            self.hrefs += [value for key, value in attrs if key == "href" and value]
 
 
-def _check(answer: aiohttp.ClientResponse) -> None:
+def _check_status(response: aiohttp.ClientResponse) -> None:
     """Raise for every status that does not bring bytes."""
-    status = answer.status
+    status = response.status
     if status in (200, 206, 416):
         return
     if status in (404, 410):
-        raise Gone(str(status))
-    told = f"it answers {status} {answer.reason or ''}".rstrip()
+        raise NotFoundError(str(status))
+    told = f"it answers {status} {response.reason or ''}".rstrip()
     if status in (408, 425, 429) or status >= 500:
-        raise Again(told, _after_s(answer.headers.get("Retry-After", "")))
-    raise Refused(f"{told}: {_SIGN_IN if status in (401, 403, 407) else 'check the address'}")
+        raise RetryableError(told, _parse_retry_after_s(response.headers.get("Retry-After", "")))
+    raise PermanentError(f"{told}: {_AUTH_HINT if status in (401, 403, 407) else 'check the address'}")
 
 
-def _after_s(wish: str) -> float:
+def _parse_retry_after_s(value: str) -> float:
     """Retry-After: seconds, or a date."""
-    if wish.isdigit():
-        return float(wish[:9])
+    if value.isdigit():
+        return float(value[:9])
     try:
-        return max(email.utils.parsedate_to_datetime(wish).timestamp() - time.time(), 0.0)
+        return max(email.utils.parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
     except ValueError:
         return 0.0
 
 
-def _version(answer: aiohttp.ClientResponse) -> str:
-    return answer.headers.get("ETag", "").removeprefix("W/") or answer.headers.get("Last-Modified") or ""
+def _file_version(response: aiohttp.ClientResponse) -> str:
+    return response.headers.get("ETag", "").removeprefix("W/") or response.headers.get("Last-Modified") or ""
 
 
-def _extent(answer: aiohttp.ClientResponse) -> tuple[int | None, int | None, int | None]:
+def _parse_content_range(response: aiohttp.ClientResponse) -> tuple[int | None, int | None, int | None]:
     """First byte, end, and the whole file's size, as Content-Range tells them."""
-    told = _RANGE.match(answer.headers.get("Content-Range", ""))
+    told = _CONTENT_RANGE.match(response.headers.get("Content-Range", ""))
     first, last, total = told.groups() if told else (None, None, None)
     end = None if last is None else int(last) + 1
     return None if first is None else int(first), end, int(total) if total and total != "*" else None
 
 
-async def _part(answer: aiohttp.ClientResponse, start: int, end: int) -> Answer:
+async def _read_range(response: aiohttp.ClientResponse, start: int, end: int) -> Response:
     """Bytes `start` to `end` of an answer that says it has them, all there are of these."""
-    first, stop, total = _extent(answer)
-    data = await _body(answer, end - start)
+    first, stop, total = _parse_content_range(response)
+    data = await _read_body(response, end - start)
     if first not in (None, start) or (stop is not None and stop - start != len(data)):
-        raise Again(f"another range came than bytes {start:,} to {end:,}")
+        raise RetryableError(f"another range came than bytes {start:,} to {end:,}")
     if len(data) < (end if total is None else min(end, total)) - start:
-        raise Again(f"{len(data):,} bytes came of the {end - start:,} that were asked for")
-    return Answer(data, Facts(total, _version(answer)))
+        raise RetryableError(f"{len(data):,} bytes came of the {end - start:,} that were asked for")
+    return Response(data, FileStat(total, _file_version(response)))
 
 
-async def _body(answer: aiohttp.ClientResponse, most: int) -> bytes:
+async def _read_body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     """All of an answer, of at most so many bytes. An answer that has more is not read to its end."""
-    length = answer.content_length
-    if length is not None and length <= most:
-        return await answer.read()
+    length = response.content_length
+    if length is not None and length <= max_bytes:
+        return await response.read()
     came = bytearray()
-    while len(came) <= most and (length is None or length <= most):
-        chunk = await answer.content.read(2**16)
+    while len(came) <= max_bytes and (length is None or length <= max_bytes):
+        chunk = await response.content.read(2**16)
         if not chunk:
             return bytes(came)
         came += chunk
-    raise Again(f"more came than the {most:,} bytes that were asked for")
+    raise RetryableError(f"more came than the {max_bytes:,} bytes that were asked for")

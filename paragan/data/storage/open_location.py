@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paragan.data.storage.filesystem import Place, Reach, is_address
-from paragan.data.storage.local import Here
+from paragan.data.storage.filesystem import FileSystem, RemoteOptions, is_url
+from paragan.data.storage.local import LocalFileSystem
 
 
-def place_of(where: str, reach: Reach | None = None) -> tuple[Place, str]:
+def open_location(location: str, remote: RemoteOptions | None = None) -> tuple[FileSystem, str]:
     """The folder that `where` names, or lies in, and the name of a file in it ("" for the folder itself)."""
-    if is_address(where):
-        from paragan.data.storage.remote import far_place  # fsspec is slow to import, and only needed here
+    if is_url(location):
+        from paragan.data.storage.remote import open_remote  # fsspec is slow to import, and only needed here
 
-        return far_place(where, reach or Reach())
-    path = Path(where)
-    return (Here(path), "") if path.is_dir() else (Here(path.parent), path.name)
+        return open_remote(location, remote or RemoteOptions())
+    path = Path(location)
+    return (LocalFileSystem(path), "") if path.is_dir() else (LocalFileSystem(path.parent), path.name)

@@ -12,40 +12,42 @@ from urllib.parse import unquote
 
 from fsspec.caching import BlockCache
 
-from paragan.core.errors import Failed, Unusable
-from paragan.data.source import FORMATS, DecodeError
-from paragan.data.storage.disk_cache import Cache
-from paragan.data.storage.filesystem import Entries, Place, Reach, masked, shown
-from paragan.data.storage.fsspec_backend import Other
-from paragan.data.storage.http import PART, Http
-from paragan.data.storage.retry import Facts, Refused, Server, ask
+from paragan.core.errors import RunError, UsageError
+from paragan.data.source import IMAGE_FORMATS, DecodeError
+from paragan.data.storage.disk_cache import DiskCache
+from paragan.data.storage.filesystem import DirListing, FileSystem, RemoteOptions, printable, redact
+from paragan.data.storage.fsspec_backend import FsspecBackend
+from paragan.data.storage.http import PART_BYTES, HttpBackend
+from paragan.data.storage.retry import FileStat, PermanentError, StorageBackend, retry
 
-UNKNOWN_S = 20.0  # patience with a server that never answered
-BLOCK = 2**20  # bytes that an open file asks for at once
-_FILES = (
+FIRST_CONTACT_RETRY_S = 20.0  # patience with a server that never answered
+READ_BLOCK_BYTES = 2**20  # bytes that an open file asks for at once
+_FILE_SUFFIXES = (
     *(".npz", ".npy", ".zip", ".h5", ".hdf5", ".tar", ".gz", ".tgz", ".parquet", ".arrow"),
-    *(".json", ".jsonl", ".csv", ".txt", ".idx", *FORMATS),
+    *(".json", ".jsonl", ".csv", ".txt", ".idx", *IMAGE_FORMATS),
 )
 T = TypeVar("T")
 
-_PATTERN = re.compile(r"\*|\{.*\}")
+_SHARD_PATTERN = re.compile(r"\*|\{.*\}")
 
 
-def far_place(where: str, reach: Reach) -> tuple[Place, str]:
+def open_remote(location: str, remote: RemoteOptions) -> tuple[FileSystem, str]:
     """The folder that an address names, or lies in, and the name of a file in it ("" for the folder itself).
 
     A name that ends as files of sets do (.tar, .npz, ...), or is a pattern (a*.tar, a{00..17}.tar), is a file.
     """
-    http = where.lower().startswith(("http://", "https://"))
-    address, _, query = where.partition("#")[0].partition("?") if http else (where, "", "")
+    http = location.lower().startswith(("http://", "https://"))
+    address, _, query = location.partition("#")[0].partition("?") if http else (location, "", "")
     folder, _, last = address.rpartition("/")
     name = unquote(last, errors="surrogateescape") if http else last
-    if not folder.endswith("/") and (_PATTERN.search(name) or posixpath.splitext(name)[1].lower() in _FILES):
-        return Far(folder, reach, query), name
-    return Far(address, reach, query), ""
+    if not folder.endswith("/") and (
+        _SHARD_PATTERN.search(name) or posixpath.splitext(name)[1].lower() in _FILE_SUFFIXES
+    ):
+        return RemoteFileSystem(folder, remote, query), name
+    return RemoteFileSystem(address, remote, query), ""
 
 
-class Far:
+class RemoteFileSystem:
     """A folder of a server. What was read comes from `cache` afterwards, if there is one.
 
     A file stays what it was when it was first met: where an answer is of another version, `DecodeError` is raised if it
@@ -54,117 +56,133 @@ class Far:
     base : its address;  query : what stands behind each address there, such as a signature
     """
 
-    remote = True
+    is_remote = True
 
-    def __init__(self, base: str, reach: Reach, query: str = ""):
-        self.base, self.reach = base.rstrip("/") if not base.endswith("://") else base, reach
-        self.where = masked(shown(self.base))
-        self.facts: dict[str, Facts] = {}  # by name, as far as asked
-        self._first: dict[str, Facts] = {}  # by name, of what was fetched: when it was first met
-        http = base.lower().startswith(("http://", "https://"))
+    def __init__(self, base_url: str, options: RemoteOptions, query: str = ""):
+        self.base_url, self.options = base_url.rstrip("/") if not base_url.endswith("://") else base_url, options
+        self.location = redact(printable(self.base_url))
+        self.file_stats: dict[str, FileStat] = {}  # by name, as far as asked
+        self._first_stats: dict[str, FileStat] = {}  # by name, of what was fetched: when it was first met
+        http = base_url.lower().startswith(("http://", "https://"))
         try:
-            self.server: Server = Http(self.base, query) if http else Other(self.base, reach.timeout_s)
-        except Refused as error:
-            raise Unusable(masked(f"data: {self.where}: {error}")) from None
-        self._met = False
-        self.cache = Cache(reach.folder, self.where, reach.cache_gb) if reach.folder else None
+            self.backend: StorageBackend = (
+                HttpBackend(self.base_url, query) if http else FsspecBackend(self.base_url, options.timeout_s)
+            )
+        except PermanentError as error:
+            raise UsageError(redact(f"data: {self.location}: {error}")) from None
+        self._has_answered = False
+        self.cache = (
+            DiskCache(options.resolved_cache_dir, self.location, options.cache_gb)
+            if options.resolved_cache_dir
+            else None
+        )
 
-    def at(self, name: str) -> str:
-        return f"{self.where}/{shown(name)}"
+    def display_path(self, name: str) -> str:
+        return f"{self.location}/{printable(name)}"
 
-    def entries(self, folder: str = "") -> Entries:
-        at = self.at(folder) if folder else self.where
+    def list_dir(self, folder: str = "") -> DirListing:
+        at = self.display_path(folder) if folder else self.location
         try:
-            entries, facts = self._ask(lambda s: self.server.list(folder, s), at)
+            entries, facts = self._request(lambda s: self.backend.list_dir(folder, s), at)
         except DecodeError as error:
-            raise Unusable(f"data: {at} is {error}: check the address") from None
-        self.facts.update({f"{folder}/{name}" if folder else name: told for name, told in facts.items()})
+            raise UsageError(f"data: {at} is {error}: check the address") from None
+        self.file_stats.update({f"{folder}/{name}" if folder else name: told for name, told in facts.items()})
         return entries
 
     def size(self, name: str) -> int:
-        size = self._look(name).size
+        size = self._stat(name).size
         if size is None:
-            raise Unusable(f"data: {self.at(name)}: the server does not tell how long it is: copy it here first")
+            raise UsageError(
+                f"data: {self.display_path(name)}: the server does not tell how long it is: copy it here first"
+            )
         return size
 
     def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
         if size == 0:
             return b""
-        told = Facts(None) if self.cache is None else self._look(name)
+        told = FileStat(None) if self.cache is None else self._stat(name)
         if self.cache is None or told.size is None:
             return self._fetch(name, start, size)
         end = told.size if size is None else start + size
         if end > told.size:
-            raise _short(told.size, end)
+            raise _truncated_error(told.size, end)
         key = self.cache.key(name, told.version, told.size, start, end)
         data = self.cache.get(key)
         if data is None:
-            data = self._fetch(name, start, end - start, whole=size is None)
+            data = self._fetch(name, start, end - start, entire_file=size is None)
             self.cache.put(key, data)
         return data
 
     def open(self, name: str) -> BinaryIO:
-        return cast(BinaryIO, io.BufferedReader(_File(self, name)))
+        return cast(BinaryIO, io.BufferedReader(_RemoteFile(self, name)))
 
-    def _ask(self, request: Callable[[float], T], at: str) -> T:
+    def _request(self, request: Callable[[float], T], location: str) -> T:
         """Asked with patience once the server has answered at all: until then it may be a wrong address."""
-        known = self.reach if self._met else replace(self.reach, patience_s=min(UNKNOWN_S, self.reach.patience_s))
-        answer = ask(request, at, known)
-        self._met = True
+        known = (
+            self.options
+            if self._has_answered
+            else replace(self.options, retry_for_s=min(FIRST_CONTACT_RETRY_S, self.options.retry_for_s))
+        )
+        answer = retry(request, location, known)
+        self._has_answered = True
         return answer
 
-    def _look(self, name: str) -> Facts:
-        if name not in self.facts:
-            self.facts[name] = self._ask(lambda s: self.server.look(name, s), self.at(name))
-        return self.facts[name]
+    def _stat(self, name: str) -> FileStat:
+        if name not in self.file_stats:
+            self.file_stats[name] = self._request(lambda s: self.backend.stat(name, s), self.display_path(name))
+        return self.file_stats[name]
 
-    def _fetch(self, name: str, start: int, size: int | None, whole: bool = False) -> bytes:
+    def _fetch(self, name: str, start: int, size: int | None, entire_file: bool = False) -> bytes:
         """From the server, in parts that can come in time, all of the version that was first met."""
-        parts, whole = list[bytes](), whole or size is None
+        parts, entire_file = list[bytes](), entire_file or size is None
         if size is None:
             if start:
-                return self._fetch(name, start, self.size(name) - start, whole)
-            first = self._ask(lambda s: self.server.fetch(name, 0, None, s), self.at(name))
-            self._check(name, first.facts, whole)
+                return self._fetch(name, start, self.size(name) - start, entire_file)
+            first = self._request(lambda s: self.backend.fetch(name, 0, None, s), self.display_path(name))
+            self._check_version(name, first.stat, entire_file)
             parts = [first.data]
-            total = first.facts.size if first.facts.size is not None else len(first.data)
-            if len(first.data) == PART and first.facts.size is None:
+            total = first.stat.size if first.stat.size is not None else len(first.data)
+            if len(first.data) == PART_BYTES and first.stat.size is None:
                 total = self.size(name)
             start, size = len(first.data), total - len(first.data)
-        for begin in range(start, start + size, PART):
-            end = min(begin + PART, start + size)
-            answer = self._ask(lambda s, b=begin, e=end: self.server.fetch(name, b, e, s), self.at(name))
-            self._check(name, answer.facts, whole)
+        for begin in range(start, start + size, PART_BYTES):
+            end = min(begin + PART_BYTES, start + size)
+            answer = self._request(lambda s, b=begin, e=end: self.backend.fetch(name, b, e, s), self.display_path(name))
+            self._check_version(name, answer.stat, entire_file)
             if len(answer.data) != end - begin:
-                raise _short(begin + len(answer.data) if answer.facts.size is None else answer.facts.size, start + size)
+                raise _truncated_error(
+                    begin + len(answer.data) if answer.stat.size is None else answer.stat.size, start + size
+                )
             parts.append(answer.data)
         return b"".join(parts) if len(parts) != 1 else parts[0]
 
-    def _check(self, name: str, now: Facts, whole: bool) -> None:
+    def _check_version(self, name: str, stat: FileStat, entire_file: bool) -> None:
         """Raise where an answer is of another version of a file than the first."""
-        first = self._first.setdefault(name, self.facts.get(name, now))
-        for was, new in ((first.version or None, now.version or None), (first.size, now.size)):
+        first = self._first_stats.setdefault(name, self.file_stats.get(name, stat))
+        for was, new in ((first.version or None, stat.version or None), (first.size, stat.size)):
             if None not in (was, new) and was != new:
                 what = f"was replaced on its server while it was used (version or size was {was}, now {new})"
-                raise DecodeError(what) if whole else Failed(masked(f"data: {self.at(name)} {what}"))
-        if (not first.version and now.version) or (first.size is None and now.size is not None):
-            self._first[name] = Facts(now.size if first.size is None else first.size, first.version or now.version)
+                raise DecodeError(what) if entire_file else RunError(redact(f"data: {self.display_path(name)} {what}"))
+        if (not first.version and stat.version) or (first.size is None and stat.size is not None):
+            self._first_stats[name] = FileStat(
+                stat.size if first.size is None else first.size, first.version or stat.version
+            )
 
 
-def _short(there: int, wanted: int) -> DecodeError:
-    return DecodeError(f"ends after {there:,} bytes, {wanted:,} were expected")
+def _truncated_error(available: int, requested: int) -> DecodeError:
+    return DecodeError(f"ends after {available:,} bytes, {requested:,} were expected")
 
 
-class _File(io.RawIOBase):
+class _RemoteFile(io.RawIOBase):
     """A file of a place, read in blocks, of which some are kept."""
 
-    def __init__(self, far: Far, name: str):
-        self._size, self._at = far.size(name), 0
+    def __init__(self, fs: RemoteFileSystem, name: str):
+        self._size, self._position = fs.size(name), 0
 
         def fetch(start: int, end: int) -> bytes:
-            return far.read(name, start, min(end, self._size) - start)
+            return fs.read(name, start, min(end, self._size) - start)
 
-        self._blocks = BlockCache(BLOCK, fetch, self._size)
+        self._block_cache = BlockCache(READ_BLOCK_BYTES, fetch, self._size)
 
     def readable(self) -> bool:
         return True
@@ -173,14 +191,14 @@ class _File(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = max(0, offset + (0, self._at, self._size)[whence])
-        return self._at
+        self._position = max(0, offset + (0, self._position, self._size)[whence])
+        return self._position
 
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        data = self._blocks._fetch(self._at, min(self._at + len(buffer), self._size))
+        data = self._block_cache._fetch(self._position, min(self._position + len(buffer), self._size))
         buffer[: len(data)] = data
-        self._at += len(data)
+        self._position += len(data)
         return len(data)

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from fsspec.asyn import get_loop
 
-from paragan.data.storage.retry import Again
+from paragan.data.storage.retry import RetryableError
 
 T = TypeVar("T")
 
 
-def on_loop(request: Coroutine[Any, Any, T], timeout_s: float) -> T:
+def run_on_loop(request: Coroutine[Any, Any, T], timeout_s: float) -> T:
     """What a coroutine returns; `Again`, and its end, where that takes longer.
 
     As asyncio.run_coroutine_threadsafe, at half of its price, which is that of a request.
@@ -38,13 +38,13 @@ def on_loop(request: Coroutine[Any, Any, T], timeout_s: float) -> T:
         if not ended:
             loop.call_soon_threadsafe(stop)
     if not ended:
-        raise _late(timeout_s)
+        raise _timeout_error(timeout_s)
     if started[0].cancelled():  # whose error is no `Exception`, and would end the thread that asks
-        raise Again("its connection was closed here")
+        raise RetryableError("its connection was closed here")
     return started[0].result()
 
 
-def in_thread(request: Callable[[], T], timeout_s: float) -> T:
+def run_in_thread(request: Callable[[], T], timeout_s: float) -> T:
     """The same of a function that waits. One that never ends is left behind in its thread."""
     future = Future[T]()
 
@@ -57,9 +57,9 @@ def in_thread(request: Callable[[], T], timeout_s: float) -> T:
     threading.Thread(target=run, daemon=True).start()
     done, _ = wait([future], timeout_s)
     if not done:
-        raise _late(timeout_s)
+        raise _timeout_error(timeout_s)
     return future.result()
 
 
-def _late(timeout_s: float) -> Again:
-    return Again(f"no full answer within {timeout_s:.3g} s")
+def _timeout_error(timeout_s: float) -> RetryableError:
+    return RetryableError(f"no full answer within {timeout_s:.3g} s")

@@ -9,22 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from paragan.core.errors import Unusable
-from paragan.data.dataset import HELD, choose_resolution, looked_at, told_classes
-from paragan.data.decode import Fault
+from paragan.core.errors import UsageError
+from paragan.data.dataset import MAX_AUTO_CACHE_BYTES, choose_resolution, describe_classes, header_sample
+from paragan.data.decode import DecodeFailure
 from paragan.data.source import DecodeError, Source
-from paragan.data.tools.image_info import Look, form_of, look
-from paragan.data.tools.parallel_map import Tell, flow
+from paragan.data.tools.image_info import ImageInfo, detect_format, inspect_image
+from paragan.data.tools.parallel_map import ProgressFn, ordered_parallel_map
 
-BAD_SHARE = 0.01  # more than this, and training refuses the set unless told otherwise
+MAX_BAD_FRACTION = 0.01  # more than this, and training refuses the set unless told otherwise
 
-UNREAD = "unreadable"  # the format of what cannot even be read
+UNREADABLE = "unreadable"  # the format of what cannot even be read
 
-_SHOWN = 10  # bad images on a screen
+_MAX_LISTED_BAD = 10  # bad images on a screen
 
 
 @dataclass(frozen=True, eq=False)
-class Survey:
+class DatasetReport:
     """What was found.
 
     sizes  : [N, 2] int32 width, height, upright; 0 where bad
@@ -40,129 +40,139 @@ class Survey:
 
     source: Source
     sizes: np.ndarray
-    forms: Counter[str]
-    bad_forms: Counter[str]
-    modes: Counter[str]
-    turned: int
-    clear: int
-    flat: np.ndarray
-    copies: tuple[np.ndarray, ...]
-    bad: dict[int, str]
+    format_counts: Counter[str]
+    bad_format_counts: Counter[str]
+    mode_counts: Counter[str]
+    num_rotated: int
+    num_with_alpha: int
+    is_flat: np.ndarray
+    duplicates: tuple[np.ndarray, ...]
+    bad_reasons: dict[int, str]
     nbytes: int
     resolution: int
     channels: int
 
     @property
-    def good(self) -> np.ndarray:
+    def good_indices(self) -> np.ndarray:
         """[n] the indices of images that can be decoded."""
         return np.flatnonzero(self.sizes[:, 0])
 
     @property
-    def mixed(self) -> list[np.ndarray]:
+    def conflicting_duplicates(self) -> list[np.ndarray]:
         """Those groups of copies whose labels differ."""
         labels = self.source.labels
-        return [] if labels is None else [group for group in self.copies if len(set(labels[group])) > 1]
+        return [] if labels is None else [group for group in self.duplicates if len(set(labels[group])) > 1]
 
     @property
-    def trained_bytes(self) -> int:
+    def training_bytes(self) -> int:
         """What training takes to hold all."""
         return len(self.source) * self.resolution**2 * self.channels
 
     @property
-    def held(self) -> bool:
-        return self.source.near and self.trained_bytes <= HELD
+    def in_memory(self) -> bool:
+        return self.source.is_local and self.training_bytes <= MAX_AUTO_CACHE_BYTES
 
-    def lines(self) -> list[str]:
+    def to_lines(self) -> list[str]:
         """For people."""
-        good = self.good
+        good = self.good_indices
         rows = [
-            ("images", f"{len(self.source):,}, {_bytes(self.nbytes)} ({_bytes(self.nbytes / len(good))} an image)"),
-            ("formats", self._told_forms()),
-            ("colours", _counts(self.modes)),
-            ("sizes", _told_sizes(self.sizes[good])),
-            ("EXIF", f"{self.turned:,} turned upright" if self.turned else ""),
-            ("alpha", f"{self.clear:,} with transparency, composited on white" if self.clear else ""),
-            ("classes", told_classes(self.source.labels, self.source.classes).removeprefix("no classes") or "none"),
-            ("copies", self._told_copies()),
-            ("labels", self._told_mixed()),
-            ("constant", self._told_flat()),
-            ("training", self._told_training()),
+            (
+                "images",
+                f"{len(self.source):,}, {_format_bytes(self.nbytes)} ({_format_bytes(self.nbytes / len(good))} an image)",
+            ),
+            ("formats", self._describe_formats()),
+            ("colours", _format_counts(self.mode_counts)),
+            ("sizes", _format_sizes(self.sizes[good])),
+            ("EXIF", f"{self.num_rotated:,} turned upright" if self.num_rotated else ""),
+            ("alpha", f"{self.num_with_alpha:,} with transparency, composited on white" if self.num_with_alpha else ""),
+            ("classes", describe_classes(self.source.labels, self.source.classes).removeprefix("no classes") or "none"),
+            ("copies", self._describe_duplicates()),
+            ("labels", self._describe_conflicts()),
+            ("constant", self._describe_flat()),
+            ("training", self._describe_training()),
             *(("note", note) for note in self.source.notes),
-            ("bad", self._told_bad()),
+            ("bad", self._describe_bad()),
         ]
-        return [f"{name:<9} {text}" for name, text in rows if text] + self._bad_ones()
+        return [f"{name:<9} {text}" for name, text in rows if text] + self._bad_lines()
 
     def to_json(self) -> dict[str, Any]:
         """All of it, by name rather than by index."""
-        name, labels, classes = self.source.name, self.source.labels, self.source.classes
-        sizes, counts = np.unique(self.sizes[self.good], axis=0, return_counts=True)
+        name, labels, classes = self.source.sample_name, self.source.labels, self.source.classes
+        sizes, counts = np.unique(self.sizes[self.good_indices], axis=0, return_counts=True)
         return {
-            "where": self.source.where,
+            "where": self.source.location,
             "images": len(self.source),
             "bytes": self.nbytes,
-            "formats": dict(self.forms),
-            "bad_formats": dict(self.bad_forms),
-            "colours": dict(self.modes),
+            "formats": dict(self.format_counts),
+            "bad_formats": dict(self.bad_format_counts),
+            "colours": dict(self.mode_counts),
             "sizes": [[*size, count] for size, count in zip(sizes.tolist(), counts.tolist())],
-            "turned": self.turned,
-            "transparent": self.clear,
+            "turned": self.num_rotated,
+            "transparent": self.num_with_alpha,
             "classes": None
             if labels is None
             else dict(zip(classes, np.bincount(labels, minlength=len(classes)).tolist())),
-            "copies": [[name(int(index)) for index in group] for group in self.copies],
-            "copies_of_several_labels": [[name(int(index)) for index in group] for group in self.mixed],
-            "constant": [name(int(index)) for index in np.flatnonzero(self.flat)],
+            "copies": [[name(int(index)) for index in group] for group in self.duplicates],
+            "copies_of_several_labels": [
+                [name(int(index)) for index in group] for group in self.conflicting_duplicates
+            ],
+            "constant": [name(int(index)) for index in np.flatnonzero(self.is_flat)],
             "training": {
                 "resolution": self.resolution,
                 "channels": self.channels,
-                "bytes": self.trained_bytes,
-                "held": self.held,
+                "bytes": self.training_bytes,
+                "held": self.in_memory,
             },
             "notes": list(self.source.notes),
-            "bad": [{"name": name(index), "reason": reason} for index, reason in self.bad.items()],
+            "bad": [{"name": name(index), "reason": reason} for index, reason in self.bad_reasons.items()],
         }
 
-    def _told_forms(self) -> str:
-        bad = {name: f" ({count:,} bad)" for name, count in self.bad_forms.items()}
-        return ", ".join(f"{name} {count:,}{bad.get(name, '')}" for name, count in self.forms.most_common())
+    def _describe_formats(self) -> str:
+        bad = {name: f" ({count:,} bad)" for name, count in self.bad_format_counts.items()}
+        return ", ".join(f"{name} {count:,}{bad.get(name, '')}" for name, count in self.format_counts.most_common())
 
-    def _told_copies(self) -> str:
-        if not self.copies:
+    def _describe_duplicates(self) -> str:
+        if not self.duplicates:
             return "none"
-        more = sum(map(len, self.copies)) - len(self.copies)
-        which = f"exact cop{'y' if more == 1 else 'ies'} of {len(self.copies):,} image{'s' * (len(self.copies) != 1)}"
-        return f"{more:,} {which}, such as {self._names(self.copies[0])}"
+        more = sum(map(len, self.duplicates)) - len(self.duplicates)
+        which = f"exact cop{'y' if more == 1 else 'ies'} of {len(self.duplicates):,} image{'s' * (len(self.duplicates) != 1)}"
+        return f"{more:,} {which}, such as {self._format_names(self.duplicates[0])}"
 
-    def _told_mixed(self) -> str:
-        if not (mixed := self.mixed):
+    def _describe_conflicts(self) -> str:
+        if not (mixed := self.conflicting_duplicates):
             return ""
-        return f"{len(mixed):,} of the copied lie in several classes, such as {self._names(mixed[0])}"
+        return f"{len(mixed):,} of the copied lie in several classes, such as {self._format_names(mixed[0])}"
 
-    def _told_flat(self) -> str:
-        flat = np.flatnonzero(self.flat)
-        return f"{len(flat):,} next to constant, such as {self._names(flat[:1])}" if len(flat) else "none"
+    def _describe_flat(self) -> str:
+        flat = np.flatnonzero(self.is_flat)
+        return f"{len(flat):,} next to constant, such as {self._format_names(flat[:1])}" if len(flat) else "none"
 
-    def _told_training(self) -> str:
+    def _describe_training(self) -> str:
         colour, side = "grey" if self.channels == 1 else "RGB", self.resolution
-        how = "held in memory" if self.held else "decoded as it is needed"
-        line = f"{side} x {side}, {colour}; {_bytes(self.trained_bytes)}, {how}"
-        if len(self.bad) <= BAD_SHARE * len(self.source):
+        how = "held in memory" if self.in_memory else "decoded as it is needed"
+        line = f"{side} x {side}, {colour}; {_format_bytes(self.training_bytes)}, {how}"
+        if len(self.bad_reasons) <= MAX_BAD_FRACTION * len(self.source):
             return line
-        return f"{line}; refused as it is, since more than {BAD_SHARE:.0%} are bad (--data.bad_share)"
+        return f"{line}; refused as it is, since more than {MAX_BAD_FRACTION:.0%} are bad (--data.max_bad_fraction)"
 
-    def _told_bad(self) -> str:
-        return f"{len(self.bad):,} of {len(self.source):,} cannot be decoded" if self.bad else "none"
+    def _describe_bad(self) -> str:
+        return f"{len(self.bad_reasons):,} of {len(self.source):,} cannot be decoded" if self.bad_reasons else "none"
 
-    def _bad_ones(self) -> list[str]:
-        first = [f"  {self.source.name(index)}: {reason}" for index, reason in [*self.bad.items()][:_SHOWN]]
-        more = len(self.bad) - len(first)
+    def _bad_lines(self) -> list[str]:
+        first = [
+            f"  {self.source.sample_name(index)}: {reason}"
+            for index, reason in [*self.bad_reasons.items()][:_MAX_LISTED_BAD]
+        ]
+        more = len(self.bad_reasons) - len(first)
         return first + [f"  and {more:,} more (--json FILE lists them)"] * bool(more)
 
-    def _names(self, group: np.ndarray) -> str:
-        return " = ".join(self.source.name(int(index)) for index in group[:2])
+    def _format_names(self, group: np.ndarray) -> str:
+        return " = ".join(self.source.sample_name(int(index)) for index in group[:2])
 
 
-def survey(source: Source, *, resolution: int | None = None, tell: Tell | None = None) -> Survey:
+def inspect_dataset(
+    source: Source, *, resolution: int | None = None, progress: ProgressFn | None = None
+) -> DatasetReport:
     """Read and decode every image once. `resolution` None is what `load` would choose.
 
     Holds some 40 bytes an image. Raises `Unusable` where not one can be decoded.
@@ -173,50 +183,54 @@ def survey(source: Source, *, resolution: int | None = None, tell: Tell | None =
     forms, bad_forms, modes = Counter[str](), Counter[str](), Counter[str]()
     turned = clear = nbytes = 0
     bad: dict[int, str] = {}
-    looks = flow(count, lambda index: _look(source, index), near=source.near, tell=tell)
+    looks = ordered_parallel_map(
+        count, lambda index: _inspect_record(source, index), is_local=source.is_local, progress=progress
+    )
     for index, result in enumerate(looks):
-        form, found = (UNREAD, result.reason) if isinstance(result, Fault) else result
+        form, found = (UNREADABLE, result.reason) if isinstance(result, DecodeFailure) else result
         forms[form] += 1
         if isinstance(found, str):
             bad[index] = found
             bad_forms[form] += 1
             continue
         sizes[index] = found.width, found.height
-        flat[index], grey[index], digests[index] = found.flat, found.grey, found.digest
+        flat[index], grey[index], digests[index] = found.is_flat, found.is_grey, found.digest
         modes[found.mode] += 1
-        turned, clear, nbytes = turned + found.turned, clear + found.clear, nbytes + found.nbytes
+        turned, clear, nbytes = turned + found.is_rotated, clear + found.has_alpha, nbytes + found.nbytes
     good = sizes[:, 0] > 0
     if not good.any():
-        raise Unusable(f"data: none of the {count:,} images of {source.where} can be decoded, {_first(source, bad)}")
-    asked = looked_at(source)
+        raise UsageError(
+            f"data: none of the {count:,} images of {source.location} can be decoded, {_first_failure(source, bad)}"
+        )
+    asked = header_sample(source)
     asked = asked[good[asked]] if good[asked].any() else np.flatnonzero(good)
-    return Survey(
+    return DatasetReport(
         source=source,
         sizes=sizes,
-        forms=forms,
-        bad_forms=bad_forms,
-        modes=modes,
-        turned=turned,
-        clear=clear,
-        flat=flat,
-        copies=_copies(digests, np.flatnonzero(good)),
-        bad=bad,
+        format_counts=forms,
+        bad_format_counts=bad_forms,
+        mode_counts=modes,
+        num_rotated=turned,
+        num_with_alpha=clear,
+        is_flat=flat,
+        duplicates=_group_duplicates(digests, np.flatnonzero(good)),
+        bad_reasons=bad,
         nbytes=nbytes,
         resolution=resolution or choose_resolution(sizes[asked]),
         channels=1 if grey[asked].all() else 3,
     )
 
 
-def _look(source: Source, index: int) -> tuple[str, Look | str]:
+def _inspect_record(source: Source, index: int) -> tuple[str, ImageInfo | str]:
     """The format of an image, and what it is, or why it is bad. Raises `DecodeError` where it cannot be read."""
     record = source.read(index)
     try:
-        return form_of(record), look(record)
+        return detect_format(record), inspect_image(record)
     except DecodeError as error:
-        return form_of(record), str(error)
+        return detect_format(record), str(error)
 
 
-def _copies(digests: np.ndarray, good: np.ndarray) -> tuple[np.ndarray, ...]:
+def _group_duplicates(digests: np.ndarray, good: np.ndarray) -> tuple[np.ndarray, ...]:
     """The groups of two or more of equal digest, in the order of the set."""
     order = good[np.argsort(digests[good], kind="stable")]
     starts = np.flatnonzero(np.append(True, digests[order][1:] != digests[order][:-1]))
@@ -225,31 +239,31 @@ def _copies(digests: np.ndarray, good: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(sorted(groups, key=lambda group: int(group[0])))
 
 
-def _first(source: Source, bad: dict[int, str]) -> str:
-    index, reason = next(iter(bad.items()))
-    return f"such as {source.name(index)}: {reason}"
+def _first_failure(source: Source, bad_reasons: dict[int, str]) -> str:
+    index, reason = next(iter(bad_reasons.items()))
+    return f"such as {source.sample_name(index)}: {reason}"
 
 
-def _counts(counts: Counter[str]) -> str:
+def _format_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.most_common())
 
 
-def _told_sizes(sizes: np.ndarray) -> str:
+def _format_sizes(sizes: np.ndarray) -> str:
     """Of [n, 2] widths and heights."""
     kinds = np.unique(sizes, axis=0)
     if len(kinds) == 1:
-        return f"all {_x(kinds[0])}"
+        return f"all {_format_size(kinds[0])}"
     by_area = sizes[np.argsort(sizes.astype(np.int64).prod(axis=1), kind="stable")]
     odd = int((sizes[:, 0] != sizes[:, 1]).sum())
-    middle = f"median {_x(by_area[len(by_area) // 2])}"
-    return f"{len(kinds):,}, {_x(by_area[0])} to {_x(by_area[-1])}, {middle}; {odd:,} not square"
+    middle = f"median {_format_size(by_area[len(by_area) // 2])}"
+    return f"{len(kinds):,}, {_format_size(by_area[0])} to {_format_size(by_area[-1])}, {middle}; {odd:,} not square"
 
 
-def _x(size: Sequence[int] | np.ndarray) -> str:
+def _format_size(size: Sequence[int] | np.ndarray) -> str:
     return f"{size[0]} x {size[1]}"
 
 
-def _bytes(count: float) -> str:
+def _format_bytes(count: float) -> str:
     for unit in ("bytes", "kB", "MB", "GB"):
         if round(count) < 1000:
             return f"{count:.3g} {unit}"

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from paragan.data.source import Record
-from paragan.data.tools.image_info import SUFFIXES, form_of
+from paragan.data.tools.image_info import FORMAT_SUFFIXES, detect_format
 
-CLASSES = "classes.json"
+CLASSES_JSON = "classes.json"
 
 
-class Shards:
+class TarShardWriter:
     """A writer of `out/shard-000000.tar`, ...; the same set makes the same bytes.
 
     labels : [N] int64 or None;  classes : [K] names, which become classes.json
@@ -24,30 +24,30 @@ class Shards:
 
     def __init__(self, out: Path, labels: np.ndarray | None, classes: tuple[str, ...], shard_mb: float):
         out.mkdir(parents=True)
-        self.out, self.labels, self.most = out, labels, shard_mb * 1e6
+        self.out, self.labels, self.max_bytes = out, labels, shard_mb * 1e6
         self.names: list[str] = []
-        self.done = 0
+        self.num_written = 0
         self.tar: tarfile.TarFile | None = None
         if labels is not None:
-            (out / CLASSES).write_text(json.dumps(list(classes)) + "\n")
+            (out / CLASSES_JSON).write_text(json.dumps(list(classes)) + "\n")
 
     def add(self, record: Record) -> None:
         assert isinstance(record, bytes)
-        key = f"{self.done:08d}"
-        tar = self._room_for(len(record))
-        _put(tar, f"{key}{SUFFIXES[form_of(record)]}", record)
+        key = f"{self.num_written:08d}"
+        tar = self._shard_for(len(record))
+        _add_file(tar, f"{key}{FORMAT_SUFFIXES[detect_format(record)]}", record)
         if self.labels is not None:
-            _put(tar, f"{key}.cls", str(self.labels[self.done]).encode())
-        self.done += 1
+            _add_file(tar, f"{key}.cls", str(self.labels[self.num_written]).encode())
+        self.num_written += 1
 
     def close(self) -> None:
         if self.tar:
             self.tar.close()
             self.tar = None
 
-    def _room_for(self, size: int) -> tarfile.TarFile:
+    def _shard_for(self, size: int) -> tarfile.TarFile:
         """The shard that takes the next image."""
-        if self.tar and self.tar.offset + size > self.most:
+        if self.tar and self.tar.offset + size > self.max_bytes:
             self.close()
         if not self.tar:
             self.names.append(f"shard-{len(self.names):06d}.tar")
@@ -55,7 +55,7 @@ class Shards:
         return self.tar
 
 
-def _put(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+def _add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     about = tarfile.TarInfo(name)  # of nobody, of 1970
     about.size = len(data)
     tar.addfile(about, io.BytesIO(data))

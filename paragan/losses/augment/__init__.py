@@ -4,11 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paragan.core.schema import by_name
+from paragan.core.schema import name_shorthand
 from paragan.losses.augment.ada import ADA
 from paragan.losses.augment.diffaugment import DiffAugment
-from paragan.losses.augment.identity import Unchanged
+from paragan.losses.augment.identity import NoAugment
 
-Augment = Annotated[Unchanged | DiffAugment | ADA, Field(discriminator="name"), by_name]
+Augment = Annotated[NoAugment | DiffAugment | ADA, Field(discriminator="name"), name_shorthand]
 
-__all__ = ["ADA", "Augment", "DiffAugment", "Unchanged"]
+__all__ = ["ADA", "Augment", "DiffAugment", "NoAugment"]

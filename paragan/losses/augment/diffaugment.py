@@ -12,19 +12,19 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from paragan.core.rng import Draw
-from paragan.core.schema import record
-from paragan.losses.augment.translate import moved
+from paragan.core.rng import LaneRng
+from paragan.core.schema import config_class
+from paragan.losses.augment.translate import translate
 
-Kind = Literal["color", "translation", "cutout"]
+AugmentKind = Literal["color", "translation", "cutout"]
 
 
-def _listed(value: Any) -> Any:
+def _split_list(value: Any) -> Any:
     """`color,cutout` is a list too."""
     return tuple(value.split(",")) if isinstance(value, str) else value
 
 
-@record
+@config_class
 class DiffAugment:
     """Changes of colour, shifts by up to an eighth, and a square of half the size put to 0.
 
@@ -32,18 +32,18 @@ class DiffAugment:
     """
 
     name: Literal["diffaugment"] = "diffaugment"
-    policy: Annotated[tuple[Kind, ...], BeforeValidator(_listed), Field(min_length=1)] = (
+    policy: Annotated[tuple[AugmentKind, ...], BeforeValidator(_split_list), Field(min_length=1)] = (
         "color",
         "translation",
         "cutout",
     )
 
-    def __call__(self, images: Tensor, draw: Draw, stream: str, chance: Tensor | None) -> Tensor:
+    def __call__(self, images: Tensor, rng: LaneRng, stream: str, probability: Tensor | None) -> Tensor:
         """[N, C, H, W] to the same, at least float32. Differentiable once. chance: not asked for."""
         x = images.to(torch.promote_types(images.dtype, torch.float32))
-        u = draw.uniform(stream, 7).to(x.dtype)
+        u = rng.uniform(stream, 7).to(x.dtype)
         for kind in self.policy:
-            x = _CHANGES[kind](x, u)
+            x = _AUGMENTATIONS[kind](x, u)
         return x
 
 
@@ -60,15 +60,15 @@ def _color(x: Tensor, u: Tensor) -> Tensor:
 def _translation(x: Tensor, u: Tensor) -> Tensor:
     most = [int(size / 8 + 0.5) for size in x.shape[2:]]
     down, right = (((2 * m + 1) * u[:, i]).floor().long() - m for i, m in zip((3, 4), most))
-    return moved(x, down, right)
+    return translate(x, down, right)
 
 
 def _cutout(x: Tensor, u: Tensor) -> Tensor:
-    rows, columns = (_cut(x.shape[2 + i], u[:, 5 + i]) for i in range(2))
+    rows, columns = (_cutout_rows(x.shape[2 + i], u[:, 5 + i]) for i in range(2))
     return x * ~(rows[:, None, :, None] & columns[:, None, None, :])
 
 
-def _cut(size: int, u: Tensor) -> Tensor:
+def _cutout_rows(size: int, u: Tensor) -> Tensor:
     """[N, size] which rows are cut: half of them, around any of them."""
     length = int(size / 2 + 0.5)
     start = ((size + 1 - length % 2) * u).floor()[:, None] - length // 2
@@ -76,4 +76,4 @@ def _cut(size: int, u: Tensor) -> Tensor:
     return (at >= start) & (at < start + length)
 
 
-_CHANGES = {"color": _color, "translation": _translation, "cutout": _cutout}
+_AUGMENTATIONS = {"color": _color, "translation": _translation, "cutout": _cutout}

@@ -6,15 +6,15 @@ from typing import Literal
 
 from torch import Tensor
 
-from paragan.core.rng import Draw
-from paragan.core.schema import record
+from paragan.core.rng import LaneRng
+from paragan.core.schema import config_class
 
 
-@record
-class Unchanged:
+@config_class
+class NoAugment:
     """D sees images as they are."""
 
     name: Literal["none"] = "none"
 
-    def __call__(self, images: Tensor, draw: Draw, stream: str, chance: Tensor | None) -> Tensor:
+    def __call__(self, images: Tensor, rng: LaneRng, stream: str, probability: Tensor | None) -> Tensor:
         return images

@@ -18,26 +18,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paragan.core.errors import Unusable
-from paragan.core.rng import generator
-from paragan.plan.large_scale.mixing_rate import rounds_to
-from paragan.plan.large_scale.round_time import Job, Summing
-from paragan.plan.links import WITHIN, Link
+from paragan.core.errors import UsageError
+from paragan.core.rng import philox_generator
+from paragan.plan.large_scale.mixing_rate import rounds_to_contract
+from paragan.plan.large_scale.round_time import AllReduceModel, WorkerRound
+from paragan.plan.links import DEFAULT_INTRA_HOST_LINK, Link
 from paragan.strategies.async_paragan import Async
 from paragan.strategies.auto import Auto
-from paragan.strategies.gd_teams import counts, even
+from paragan.strategies.gd_teams import balance, parse_split
 from paragan.strategies.gossip_dposg import Decentralized
 from paragan.strategies.per_label_wcgan import PerLabel
 
-Floats = NDArray[np.float64]
-HOUR = 3600.0
-WARM_UP = 8  # rounds
-TRACES = 8  # numbers of which ranks hold one each
-FINAL = 1e4  # attempts after which a round is said never to end
+FloatArray = NDArray[np.float64]
+SECONDS_PER_HOUR = 3600.0
+WARM_UP_ROUNDS = 8  # rounds
+NUM_TRACES = 8  # numbers of which ranks hold one each
+MAX_ATTEMPTS = 1e4  # attempts after which a round is said never to end
 
 
 @dataclass(frozen=True)
-class Crowd:
+class FleetConfig:
     """Workers and what lies between them.
 
     up, down : bytes a second of the median worker;  differ : spread of rates (sigma of a lognormal)
@@ -47,25 +47,25 @@ class Crowd:
     """
 
     workers: int
-    up: float
-    down: float
-    latency: float
-    differ: float = 0.0
-    speeds: float = 0.0
-    jitter: float = 0.0
-    leaving: float = 0.0
-    notice_s: float = 0.5
-    form_s: float = 30.0
+    up_rate: float
+    down_rate: float
+    latency_s: float
+    rate_sigma: float = 0.0
+    speed_sigma: float = 0.0
+    jitter_sigma: float = 0.0
+    churn_per_h: float = 0.0
+    detect_s: float = 0.5
+    regroup_s: float = 30.0
     seed: int = 0
 
     @property
-    def losses_s(self) -> float:
+    def losses_per_s(self) -> float:
         """A second, of all."""
-        return self.workers * self.leaving / HOUR
+        return self.workers * self.churn_per_h / SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True)
-class Seen:
+class FleetResult:
     """What was simulated. computing: share of the time;  apart: of ranks from their mean, in steps (inf: they never
     meet);  mixes: rounds until 1 % of a distance between ranks is left;  broken: attempts at a round that a loss ended,
     for one that came to its end;  stale: mean age of what is heard, in rounds"""
@@ -76,249 +76,288 @@ class Seen:
     images_per_s: float
     sent_bytes_per_h: float
     joiners_bytes_per_h: float
-    computing: float
-    apart: float
-    mixes: float
-    broken: float
-    stale: float = 0.0
+    compute_share: float
+    replica_drift: float
+    mixing_rounds: float
+    failed_attempts: float
+    staleness_rounds: float = 0.0
 
     @property
     def rounds_per_h(self) -> float:
-        return HOUR * self.rounds / self.seconds
+        return SECONDS_PER_HOUR * self.rounds / self.seconds
 
 
-def simulate(
+def simulate_fleet(
     strategy: Any,
-    job: Job,
-    crowd: Crowd,
+    worker_round: WorkerRound,
+    config: FleetConfig,
     *,
     rounds: int = 64,
     hours: float = 1.0,
-    groups: int = 1,
-    within: Link = WITHIN,
-) -> Seen:
+    group_size: int = 1,
+    intra_host: Link = DEFAULT_INTRA_HOST_LINK,
+) -> FleetResult:
     """Play so many rounds, or so many hours if that is less. groups: sums go round in rings of so many ranks, over
     `within`, then among these (sync)."""
     if isinstance(strategy, Auto):
-        raise Unusable("strategy=auto is chosen when ranks have met, and not simulated: name those to compare")
+        raise UsageError("strategy=auto is chosen when ranks have met, and not simulated: name those to compare")
     if isinstance(strategy, PerLabel):
-        return _Apart(job, crowd, alone=True).play(rounds, hours)
+        return _IndependentSim(worker_round, config, isolated=True).run(rounds, hours)
     if isinstance(strategy, Async):
-        return _teams(strategy, job, crowd, rounds, hours)
+        return _simulate_teams(strategy, worker_round, config, rounds, hours)
     if isinstance(strategy, Decentralized):
-        return _Apart(job, crowd, strategy).play(rounds, hours)
-    return _summed(_summing(strategy, job, groups, within), strategy.every, job, crowd, rounds, hours)
+        return _IndependentSim(worker_round, config, strategy).run(rounds, hours)
+    return _simulate_all_reduce(
+        _make_all_reduce_model(strategy, worker_round, group_size, intra_host),
+        strategy.sync_period,
+        worker_round,
+        config,
+        rounds,
+        hours,
+    )
 
 
-class People:
+class Fleet:
     """Who they are: rates and speeds by worker, and what changes."""
 
-    def __init__(self, crowd: Crowd):
-        self.crowd, n = crowd, crowd.workers
-        self.rng = generator(crowd.seed, "crowd")
-        self.up, self.down = (rate * self._spread(crowd.differ) for rate in (crowd.up, crowd.down))
-        self.speed = self._spread(crowd.speeds)
-        self.n = n
+    def __init__(self, config: FleetConfig):
+        self.config, n = config, config.workers
+        self.rng = philox_generator(config.seed, "crowd")
+        self.up_rate, self.down_rate = (
+            rate * self._lognormal(config.rate_sigma) for rate in (config.up_rate, config.down_rate)
+        )
+        self.speed = self._lognormal(config.speed_sigma)
+        self.num_workers = n
 
-    def _spread(self, sigma: float) -> Floats:
-        return np.exp(sigma * self.rng.standard_normal(self.crowd.workers)) if sigma else np.ones(self.crowd.workers)
+    def _lognormal(self, sigma: float) -> FloatArray:
+        return np.exp(sigma * self.rng.standard_normal(self.config.workers)) if sigma else np.ones(self.config.workers)
 
-    def factors(self) -> Floats:
+    def compute_factors(self) -> FloatArray:
         """On this round's computing."""
-        return self.speed * self._spread(self.crowd.jitter)
+        return self.speed * self._lognormal(self.config.jitter_sigma)
 
-    def fetching_s(self, nbytes: float) -> float:
+    def state_fetch_s(self, nbytes: float) -> float:
         """A joiner's, from one that plays on."""
-        return 2 * self.crowd.latency + nbytes / min(self.crowd.up, self.crowd.down)
+        return 2 * self.config.latency_s + nbytes / min(self.config.up_rate, self.config.down_rate)
 
 
 # all together -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Together:
+class _LockstepSim:
     """Rounds that all play at once, each as long as the slowest; one that sums and loses somebody is begun again, when
     all have met. round_s: of a step, where the slowest computes so many times as long;  sent: bytes of a worker in a
     round;  every: rounds, of which one sums;  stale: age of what is heard"""
 
-    job: Job
-    crowd: Crowd
-    people: People
+    worker_round: WorkerRound
+    config: FleetConfig
+    fleet: Fleet
     round_s: Callable[[int, float], float]
-    sent: float
-    every: int = 1
-    stale: float = 0.0
+    sent_bytes: float
+    sync_period: int = 1
+    staleness_rounds: float = 0.0
 
-    def play(self, rounds: int, hours: float) -> Seen:
+    def run(self, rounds: int, hours: float) -> FleetResult:
         seconds, computing, broken, done = 0.0, 0.0, 0, 0
-        forming = self.crowd.form_s + self.people.fetching_s(self.job.state_bytes)
-        while done < rounds and seconds < hours * HOUR:
-            factors = self.people.factors()
+        forming = self.config.regroup_s + self.fleet.state_fetch_s(self.worker_round.state_bytes)
+        while done < rounds and seconds < hours * SECONDS_PER_HOUR:
+            factors = self.fleet.compute_factors()
             takes = self.round_s(done, float(factors.max()))
-            attempts = [] if done % self.every else self._attempts(takes)  # whom nobody waits for is not missed
+            attempts = (
+                [] if done % self.sync_period else self._failed_attempts_s(takes)
+            )  # whom nobody waits for is not missed
             broken += len(attempts)
-            if len(attempts) >= FINAL:
-                seconds = hours * HOUR
+            if len(attempts) >= MAX_ATTEMPTS:
+                seconds = hours * SECONDS_PER_HOUR
                 break
             seconds, done = seconds + sum(attempts) + len(attempts) * forming + takes, done + 1
-            computing += float(factors.mean()) * self.job.alone_s
-        joined = self.crowd.leaving * self.job.state_bytes
-        return Seen(
-            workers=self.crowd.workers,
+            computing += float(factors.mean()) * self.worker_round.compute_s
+        joined = self.config.churn_per_h * self.worker_round.state_bytes
+        return FleetResult(
+            workers=self.config.workers,
             rounds=done,
             seconds=seconds,
-            images_per_s=done * self.job.images * self.job.d.steps * self.crowd.workers / seconds,
-            sent_bytes_per_h=HOUR * self.sent * done / seconds + joined,
+            images_per_s=done
+            * self.worker_round.images
+            * self.worker_round.d.turns_per_round
+            * self.config.workers
+            / seconds,
+            sent_bytes_per_h=SECONDS_PER_HOUR * self.sent_bytes * done / seconds + joined,
             joiners_bytes_per_h=joined,
-            computing=computing / seconds,
-            apart=math.sqrt((self.every - 1) / 2),
-            mixes=float(self.every),
-            broken=broken / max(1, done),
-            stale=self.stale,
+            compute_share=computing / seconds,
+            replica_drift=math.sqrt((self.sync_period - 1) / 2),
+            mixing_rounds=float(self.sync_period),
+            failed_attempts=broken / max(1, done),
+            staleness_rounds=self.staleness_rounds,
         )
 
-    def _attempts(self, seconds: float) -> list[float]:
+    def _failed_attempts_s(self, round_s: float) -> list[float]:
         """How long each lasted that a loss ended, before one that none did."""
-        lost, rate = list[float](), self.crowd.losses_s
+        lost, rate = list[float](), self.config.losses_per_s
         if not rate:
             return lost
-        if rate * seconds > math.log(FINAL):
-            return [1 / rate] * int(FINAL)
-        while (until := self.people.rng.exponential(1 / rate)) < seconds:
+        if rate * round_s > math.log(MAX_ATTEMPTS):
+            return [1 / rate] * int(MAX_ATTEMPTS)
+        while (until := self.fleet.rng.exponential(1 / rate)) < round_s:
             lost.append(until)
         return lost
 
 
-def _summed(summing: Summing, every: int, job: Job, crowd: Crowd, rounds: int, hours: float) -> Seen:
-    people, n = People(crowd), crowd.workers
-    link = Link(float(min(people.up.min(), people.down.min())), crowd.latency)
+def _simulate_all_reduce(
+    all_reduce: AllReduceModel,
+    sync_period: int,
+    worker_round: WorkerRound,
+    config: FleetConfig,
+    rounds: int,
+    hours: float,
+) -> FleetResult:
+    people, n = Fleet(config), config.workers
+    link = Link(float(min(people.up_rate.min(), people.down_rate.min())), config.latency_s)
 
     def round_s(step: int, factor: float) -> float:
-        own = factor * job.alone_s
-        if every == 1:
-            return sum(half.steps * summing.turn_s(half, n, link, factor) for half in (job.d, job.g))
-        if step % every:
+        own = factor * worker_round.compute_s
+        if sync_period == 1:
+            return sum(
+                half.turns_per_round * all_reduce.turn_s(half, n, link, factor)
+                for half in (worker_round.d, worker_round.g)
+            )
+        if step % sync_period:
             return own
-        return own + sum(half.steps * summing.apart_s(half, n, link) for half in (job.d, job.g))
+        return own + sum(
+            half.turns_per_round * all_reduce.exposed_s(half, n, link) for half in (worker_round.d, worker_round.g)
+        )
 
-    sent = job.numbers / every * summing.sent_bytes(1e6, n) / 1e6
-    return _Together(job, crowd, people, round_s, sent, every).play(rounds, hours)
-
-
-def _summing(strategy: Any, job: Job, groups: int = 1, within: Link = WITHIN) -> Summing:
-    handling = job.handling_s(strategy.wire, passes=2) if strategy.wire.lossy else 0.0
-    return Summing(strategy.wire, handling, groups, within)
+    sent = worker_round.numel / sync_period * all_reduce.sent_bytes(1e6, n) / 1e6
+    return _LockstepSim(worker_round, config, people, round_s, sent, sync_period).run(rounds, hours)
 
 
-def _teams(strategy: Async, job: Job, crowd: Crowd, rounds: int, hours: float) -> Seen:
+def _make_all_reduce_model(
+    strategy: Any, worker_round: WorkerRound, group_size: int = 1, intra_host: Link = DEFAULT_INTRA_HOST_LINK
+) -> AllReduceModel:
+    handling = worker_round.codec_s_per_number(strategy.wire, passes=2) if strategy.wire.lossy else 0.0
+    return AllReduceModel(strategy.wire, handling, group_size, intra_host)
+
+
+def _simulate_teams(
+    strategy: Async, worker_round: WorkerRound, config: FleetConfig, rounds: int, hours: float
+) -> FleetResult:
     """Those who play G beside those who play D; each team sums by itself, images and snapshots pass between them."""
-    people, summing, n = People(crowd), _summing(strategy, job), crowd.workers
+    people, summing, n = Fleet(config), _make_all_reduce_model(strategy, worker_round), config.workers
     if strategy.split == "none":
-        return _summed(summing, strategy.every, job, crowd, rounds, hours)
-    d_s, g_s = job.d.steps * job.d.turn.whole, job.g.turn.whole
-    g, d = counts(strategy.split) if ":" in strategy.split else even(g_s, d_s, n)
-    link = Link(float(min(people.up.min(), people.down.min())), crowd.latency)
-    snapshot = strategy.snapshot_wire.nbytes(job.d.numbers) / strategy.snapshot_every
-    posted = 2 * crowd.latency + snapshot / link.bandwidth
+        return _simulate_all_reduce(summing, strategy.sync_period, worker_round, config, rounds, hours)
+    d_s, g_s = worker_round.d.turns_per_round * worker_round.d.turn.total_s, worker_round.g.turn.total_s
+    g, d = parse_split(strategy.split) if ":" in strategy.split else balance(g_s, d_s, n)
+    link = Link(float(min(people.up_rate.min(), people.down_rate.min())), config.latency_s)
+    snapshot = strategy.snapshot_wire.nbytes(worker_round.d.numel) / strategy.snapshot_every
+    posted = 2 * config.latency_s + snapshot / link.bandwidth
 
     def round_s(step: int, factor: float) -> float:
-        summed = step % strategy.every == 0
-        of_g = summing.turn_s(job.g, g if summed else 1, link, factor * n / g)
-        of_d = job.d.steps * summing.turn_s(job.d, d if summed else 1, link, factor * n / d)
-        return max(of_g, of_d) + (posted if strategy.lead == 1 else 0.0)
+        summed = step % strategy.sync_period == 0
+        of_g = summing.turn_s(worker_round.g, g if summed else 1, link, factor * n / g)
+        of_d = worker_round.d.turns_per_round * summing.turn_s(worker_round.d, d if summed else 1, link, factor * n / d)
+        return max(of_g, of_d) + (posted if strategy.max_lead_rounds == 1 else 0.0)
 
-    sent = summing.sent_bytes(1e6, n) / 1e6 * (g * job.g.numbers + d * job.d.numbers * job.d.steps) / n / strategy.every
-    stale = float(strategy.lead - 1) + (strategy.snapshot_every - 1) / 2
+    sent = (
+        summing.sent_bytes(1e6, n)
+        / 1e6
+        * (g * worker_round.g.numel + d * worker_round.d.numel * worker_round.d.turns_per_round)
+        / n
+        / strategy.sync_period
+    )
+    stale = float(strategy.max_lead_rounds - 1) + (strategy.snapshot_every - 1) / 2
     sent += snapshot * g / n
-    return _Together(job, crowd, people, round_s, sent, strategy.every, stale).play(rounds, hours)
+    return _LockstepSim(worker_round, config, people, round_s, sent, strategy.sync_period, stale).run(rounds, hours)
 
 
 # each with a few ----------------------------------------------------------------------------------------
 
 
 @dataclass
-class _Apart:
+class _IndependentSim:
     """Every worker has a clock of its own. What it waits for: nothing (alone), or what its peers sent when they began
     this round; with staleness on a ring, swaps that were begun so many rounds ago."""
 
-    job: Job
-    crowd: Crowd
+    worker_round: WorkerRound
+    config: FleetConfig
     strategy: Any = None
-    alone: bool = False
-    people: People = field(init=False)
+    isolated: bool = False
+    fleet: Fleet = field(init=False)
 
     def __post_init__(self) -> None:
-        self.people, n = People(self.crowd), self.crowd.workers
-        self.begins, self.computing = np.zeros(n), np.zeros(n)
-        self.held = np.zeros((TRACES, n))
-        self.sent, self.lost, self.ages = 0.0, 0, list[float]()
-        self.gone = np.zeros(n, bool)  # who has left in the last round: nobody hears from it
-        self.swap = _Swaps(n) if self.strategy is not None and self.strategy.staleness else None
+        self.fleet, n = Fleet(self.config), self.config.workers
+        self.round_start_s, self.compute_s = np.zeros(n), np.zeros(n)
+        self.traces = np.zeros((NUM_TRACES, n))
+        self.sent_bytes, self.num_lost, self.swap_ages = 0.0, 0, list[float]()
+        self.lost_mask = np.zeros(n, bool)  # who has left in the last round: nobody hears from it
+        self.ring_swaps = _RingSwaps(n) if self.strategy is not None and self.strategy.staleness else None
 
-    def play(self, rounds: int, hours: float) -> Seen:
+    def run(self, rounds: int, hours: float) -> FleetResult:
         done, marks, sums = 0, [0.0, 0.0, 0.0], list[float]()
-        for step in range(WARM_UP + rounds):
-            if step == WARM_UP:
-                marks = [self._now(), float(self.computing.mean()), self.sent]
-            if step > WARM_UP and self._now() - marks[0] > hours * HOUR:
+        for step in range(WARM_UP_ROUNDS + rounds):
+            if step == WARM_UP_ROUNDS:
+                marks = [self._mean_time_s(), float(self.compute_s.mean()), self.sent_bytes]
+            if step > WARM_UP_ROUNDS and self._mean_time_s() - marks[0] > hours * SECONDS_PER_HOUR:
                 break
-            self._round(step)
-            done += step >= WARM_UP
-            sums.append(self._distance())
-        seconds, n = self._now() - marks[0], self.crowd.workers
-        joined = self.crowd.leaving * self.job.state_bytes
-        return Seen(
+            self._play_round(step)
+            done += step >= WARM_UP_ROUNDS
+            sums.append(self._replica_drift())
+        seconds, n = self._mean_time_s() - marks[0], self.config.workers
+        joined = self.config.churn_per_h * self.worker_round.state_bytes
+        return FleetResult(
             workers=n,
             rounds=done,
             seconds=seconds,
-            images_per_s=done * self.job.images * self.job.d.steps * n / seconds,
-            sent_bytes_per_h=HOUR * (self.sent - marks[2]) / n / seconds + joined,
+            images_per_s=done * self.worker_round.images * self.worker_round.d.turns_per_round * n / seconds,
+            sent_bytes_per_h=SECONDS_PER_HOUR * (self.sent_bytes - marks[2]) / n / seconds + joined,
             joiners_bytes_per_h=joined,
-            computing=(float(self.computing.mean()) - marks[1]) / seconds,
-            apart=math.inf if self.alone else float(np.mean(sums[-max(1, len(sums) // 4) :])),
-            mixes=math.inf if self.alone else rounds_to(0.01, self.strategy, n),
-            broken=0.0,
-            stale=float(np.mean(self.ages)) if self.ages else 0.0,
+            compute_share=(float(self.compute_s.mean()) - marks[1]) / seconds,
+            replica_drift=math.inf if self.isolated else float(np.mean(sums[-max(1, len(sums) // 4) :])),
+            mixing_rounds=math.inf if self.isolated else rounds_to_contract(0.01, self.strategy, n),
+            failed_attempts=0.0,
+            staleness_rounds=float(np.mean(self.swap_ages)) if self.swap_ages else 0.0,
         )
 
-    def _now(self) -> float:
-        return float(self.begins.mean())
+    def _mean_time_s(self) -> float:
+        return float(self.round_start_s.mean())
 
-    def _distance(self) -> float:
-        centred = self.held - self.held.mean(1, keepdims=True)
+    def _replica_drift(self) -> float:
+        centred = self.traces - self.traces.mean(1, keepdims=True)
         return float(np.sqrt((centred**2).mean()))
 
-    def _round(self, step: int) -> None:
-        computes = self.people.factors() * self.job.alone_s
-        ends = self.begins + computes
-        self.computing += computes
-        if self.swap is not None:
-            ends = self._swapped(step, ends)
-        elif not self.alone and (step + 1) % self.strategy.local_steps == 0:
-            first = step // self.strategy.local_steps * self.strategy.rounds
+    def _play_round(self, step: int) -> None:
+        computes = self.fleet.compute_factors() * self.worker_round.compute_s
+        ends = self.round_start_s + computes
+        self.compute_s += computes
+        if self.ring_swaps is not None:
+            ends = self._swap_step(step, ends)
+        elif not self.isolated and (step + 1) % self.strategy.sync_period == 0:
+            first = step // self.strategy.sync_period * self.strategy.rounds
             for mix in range(first, first + self.strategy.rounds):
-                ends = self._heard(mix, ends)
-        self.held += self.people.rng.standard_normal(self.held.shape)
-        self._churn(ends - self.begins)
-        self.begins = np.where(self.gone, ends + self.people.fetching_s(self.job.state_bytes), ends)
+                ends = self._mix_step(mix, ends)
+        self.traces += self.fleet.rng.standard_normal(self.traces.shape)
+        self._apply_churn(ends - self.round_start_s)
+        self.round_start_s = np.where(
+            self.lost_mask, ends + self.fleet.state_fetch_s(self.worker_round.state_bytes), ends
+        )
 
-    def _churn(self, took: Floats) -> None:
+    def _apply_churn(self, round_s: FloatArray) -> None:
         """Some leave; whoever comes in their place has what one of the others holds."""
-        chance = -np.expm1(-self.crowd.leaving * took / HOUR)
-        self.gone = self.people.rng.random(self.crowd.workers) < chance
-        there = np.flatnonzero(self.gone)
-        self.lost += len(there)
-        self.held[:, there] = self.held[:, self.people.rng.integers(0, self.crowd.workers, len(there))]
+        chance = -np.expm1(-self.config.churn_per_h * round_s / SECONDS_PER_HOUR)
+        self.lost_mask = self.fleet.rng.random(self.config.workers) < chance
+        there = np.flatnonzero(self.lost_mask)
+        self.num_lost += len(there)
+        self.traces[:, there] = self.traces[:, self.fleet.rng.integers(0, self.config.workers, len(there))]
 
     def _peers(self, step: int) -> tuple[list[NDArray[np.int64]], float]:
         """Whom every worker hears, one array for each message; and the weight of each."""
-        n, name = self.crowd.workers, self.strategy.topology.name
+        n, name = self.config.workers, self.strategy.topology.name
         places = np.arange(n)
         if name == "one-peer":
             return [(places - (1 << step % max(1, (n - 1).bit_length()))) % n], 1 / 2
         if name == "ring":
             return [(places - 1) % n, (places + 1) % n], 1 / 3
-        order = generator(self.crowd.seed, "graph", position=step).permutation(n)
+        order = philox_generator(self.config.seed, "graph", position=step).permutation(n)
         where = np.empty(n, np.int64)
         where[order] = places
         if name == "random-ring":
@@ -326,63 +365,63 @@ class _Apart:
         if name == "matching":
             other = np.where(where % 2 == 0, where + 1, where - 1)
             return [order[np.where(other < n, other, where)]], 1 / 2
-        raise Unusable(f"strategy.topology={name} is not simulated: one-peer, ring, random-ring and matching are")
+        raise UsageError(f"strategy.topology={name} is not simulated: one-peer, ring, random-ring and matching are")
 
-    def _heard(self, step: int, ends: Floats) -> Floats:
+    def _mix_step(self, step: int, ends: FloatArray) -> FloatArray:
         """A message leaves when both have begun the round and the question has travelled; ports are shared."""
         peers, weight = self._peers(step)
-        nbytes, wire = self._vector(), self.strategy.wire
-        handled = self.job.numbers * self.job.handling_s(wire, passes=5 if wire.lossy else 3)
-        heard = self.held * (1 - weight * len(peers))
+        nbytes, wire = self._message_bytes(), self.strategy.wire
+        handled = self.worker_round.numel * self.worker_round.codec_s_per_number(wire, passes=5 if wire.lossy else 3)
+        heard = self.traces * (1 - weight * len(peers))
         for peer in peers:
-            rate = np.minimum(self.people.up[peer], self.people.down) / len(peers)
-            asked = np.maximum(self.begins[peer], self.begins + self.crowd.latency)
-            arrives = asked + self.crowd.latency + nbytes / rate
-            missing = self.gone[peer]
-            arrives = np.where(missing, self.begins + self.crowd.notice_s, arrives)
+            rate = np.minimum(self.fleet.up_rate[peer], self.fleet.down_rate) / len(peers)
+            asked = np.maximum(self.round_start_s[peer], self.round_start_s + self.config.latency_s)
+            arrives = asked + self.config.latency_s + nbytes / rate
+            missing = self.lost_mask[peer]
+            arrives = np.where(missing, self.round_start_s + self.config.detect_s, arrives)
             ends = np.where(peer == np.arange(len(peer)), ends, np.maximum(ends, arrives))
-            heard += weight * np.where(missing, self.held, self.held[:, peer])
-        self.held = heard
+            heard += weight * np.where(missing, self.traces, self.traces[:, peer])
+        self.traces = heard
         ends = ends + handled
-        self.sent += nbytes * len(peers) * self.crowd.workers
+        self.sent_bytes += nbytes * len(peers) * self.config.workers
         return ends
 
-    def _vector(self) -> float:
+    def _message_bytes(self) -> float:
         """Bytes of a message: parameters of both players."""
-        return self.strategy.wire.nbytes(self.job.numbers)
+        return self.strategy.wire.nbytes(self.worker_round.numel)
 
-    def _swapped(self, step: int, ends: Floats) -> Floats:
+    def _swap_step(self, step: int, ends: FloatArray) -> FloatArray:
         """On a ring: edge i joins i and i + 1. Both ends post, and mix when both have the other's, or must."""
         if self.strategy.topology.name != "ring":
-            raise Unusable(f"strategy.staleness is simulated on a ring, not on {self.strategy.topology.name}")
-        assert self.swap is not None
-        n, swap, nbytes = self.crowd.workers, self.swap, self._vector()
+            raise UsageError(f"strategy.staleness is simulated on a ring, not on {self.strategy.topology.name}")
+        assert self.ring_swaps is not None
+        n, swap, nbytes = self.config.workers, self.ring_swaps, self._message_bytes()
         after = np.roll(np.arange(n), -1)
-        broken = self.gone | self.gone[after]
-        new = swap.begun < 0
-        rate = np.minimum(self.people.up, self.people.up[after]) / 2  # both links of a worker share its port
-        asked = np.maximum(self.begins, self.begins[after]) + self.crowd.latency
-        swap.over[new] = (asked + self.crowd.latency + nbytes / rate)[new]
-        swap.begun[new] = step
-        swap.apart[:, new] = (self.held[:, after] - self.held)[:, new]
-        self.sent += 2 * nbytes * float(new.sum())
-        swap.over[broken] = (self.begins + self.crowd.notice_s)[broken]
-        forced = step - swap.begun >= self.strategy.staleness
-        waits = np.where(forced, swap.over, 0.0)
+        broken = self.lost_mask | self.lost_mask[after]
+        new = swap.start_round < 0
+        rate = np.minimum(self.fleet.up_rate, self.fleet.up_rate[after]) / 2  # both links of a worker share its port
+        asked = np.maximum(self.round_start_s, self.round_start_s[after]) + self.config.latency_s
+        swap.end_s[new] = (asked + self.config.latency_s + nbytes / rate)[new]
+        swap.start_round[new] = step
+        swap.difference[:, new] = (self.traces[:, after] - self.traces)[:, new]
+        self.sent_bytes += 2 * nbytes * float(new.sum())
+        swap.end_s[broken] = (self.round_start_s + self.config.detect_s)[broken]
+        forced = step - swap.start_round >= self.strategy.staleness
+        waits = np.where(forced, swap.end_s, 0.0)
         ends = np.maximum(ends, np.maximum(waits, np.roll(waits, 1)))
-        here = swap.over <= np.minimum(ends, ends[after])
+        here = swap.end_s <= np.minimum(ends, ends[after])
         if here.any():
-            self.ages.append(float((step - swap.begun)[here].mean()))
-        moved = np.where(here & ~broken, swap.apart / 3, 0.0)
-        self.held += moved - np.roll(moved, 1, axis=1)
-        swap.begun[here] = -1
+            self.swap_ages.append(float((step - swap.start_round)[here].mean()))
+        moved = np.where(here & ~broken, swap.difference / 3, 0.0)
+        self.traces += moved - np.roll(moved, 1, axis=1)
+        swap.start_round[here] = -1
         return ends
 
 
-class _Swaps:
+class _RingSwaps:
     """One swap on each edge of a ring: the round in which it was begun (-1: none is), when it is over, and how far both
     ends were apart then."""
 
     def __init__(self, n: int):
-        self.begun, self.over = np.full(n, -1), np.zeros(n)
-        self.apart = np.zeros((TRACES, n))
+        self.start_round, self.end_s = np.full(n, -1), np.zeros(n)
+        self.difference = np.zeros((NUM_TRACES, n))

@@ -13,137 +13,147 @@ from typing import Any
 
 from paragan.comm.compression.compressors import Compressor
 from paragan.comm.flat_params import bucket_bytes
-from paragan.plan.links import WITHIN, Link
-from paragan.plan.predict.network import SEGMENT, UNDER_WAY
-from paragan.plan.predict.simulator import cost
-from paragan.plan.profile.codec_cost import USUAL
-from paragan.plan.profile.profile import Profile, Turn, between
+from paragan.plan.links import DEFAULT_INTRA_HOST_LINK, Link
+from paragan.plan.predict.network import MAX_IN_FLIGHT, MAX_SEGMENT_BYTES
+from paragan.plan.predict.simulator import codec_s_per_number
+from paragan.plan.profile.codec_cost import DEFAULT_CODEC_COST
+from paragan.plan.profile.profile import Profile, TurnProfile, interpolate_turns
 
 
 @dataclass(frozen=True)
-class Half:
+class TurnCost:
     """One player's turn of a worker. numbers: of its vector;  moments: of batch moments;  steps: turns in a round"""
 
-    turn: Turn
-    numbers: int
-    moments: int = 0
-    steps: int = 1
+    turn: TurnProfile
+    numel: int
+    moments_numel: int = 0
+    turns_per_round: int = 1
 
 
 @dataclass(frozen=True)
-class Job:
+class WorkerRound:
     """A worker's part of a round. images: reals in one turn of D;  costs: seconds for a number (worker/handling.py)"""
 
     images: float
-    d: Half
-    g: Half
-    costs: Mapping[str, float]
+    d: TurnCost
+    g: TurnCost
+    codec_cost: Mapping[str, float]
 
     @property
-    def alone_s(self) -> float:
+    def compute_s(self) -> float:
         """Seconds of a round without anybody else."""
-        return sum(half.steps * half.turn.whole for half in (self.d, self.g))
+        return sum(half.turns_per_round * half.turn.total_s for half in (self.d, self.g))
 
     @property
-    def numbers(self) -> int:
+    def numel(self) -> int:
         """That travel in a round, once each."""
-        return sum(half.steps * half.numbers for half in (self.d, self.g))
+        return sum(half.turns_per_round * half.numel for half in (self.d, self.g))
 
-    def handling_s(self, wire: Compressor, passes: int, decoded: int = 2) -> float:
+    def codec_s_per_number(self, wire: Compressor, passes: int, decodes: int = 2) -> float:
         """For a number that is packed, unpacked so many times, and passed over."""
-        each = self.costs["pass"] * passes
+        each = self.codec_cost["pass"] * passes
         return (
             each
-            + (cost(self.costs, f"{wire.name}/encode") + decoded * cost(self.costs, f"{wire.name}/decode")) * wire.lossy
+            + (
+                codec_s_per_number(self.codec_cost, f"{wire.name}/encode")
+                + decodes * codec_s_per_number(self.codec_cost, f"{wire.name}/decode")
+            )
+            * wire.lossy
         )
 
     @property
     def state_bytes(self) -> int:
         """What a worker fetches that joins: vectors, two moments of each, the average of G."""
-        return 4 * (3 * (self.d.numbers + self.g.numbers) + self.g.numbers)
+        return 4 * (3 * (self.d.numel + self.g.numel) + self.g.numel)
 
 
-def job_of(run: Any, profile: Profile, ranks: int) -> Job:
+def make_worker_round(run: Any, profile: Profile, ranks: int) -> WorkerRound:
     """A resolved run on so many ranks."""
     images = run.batch / ranks
-    g = Half(between(profile.g, images), profile.params[0], profile.moments[0])
-    d = Half(between(profile.d, images), profile.params[1], profile.moments[1], profile.d_steps)
-    return Job(images, d, g, USUAL | dict(profile.handling))
+    g = TurnCost(interpolate_turns(profile.g, images), profile.num_params[0], profile.moments_numel[0])
+    d = TurnCost(interpolate_turns(profile.d, images), profile.num_params[1], profile.moments_numel[1], profile.d_steps)
+    return WorkerRound(images, d, g, DEFAULT_CODEC_COST | dict(profile.codec_cost))
 
 
-def steps_s(count: float, segment: float, link: Link) -> float:
+def ring_steps_s(num_segments: float, segment_bytes: float, link: Link) -> float:
     """Seconds of so many segments, two under way: there and back for each two, or as long as a port takes for all."""
-    takes = segment / link.bandwidth
-    return max(count / UNDER_WAY * (2 * link.latency + takes) + UNDER_WAY * takes, count * takes)
+    takes = segment_bytes / link.bandwidth
+    return max(num_segments / MAX_IN_FLIGHT * (2 * link.latency + takes) + MAX_IN_FLIGHT * takes, num_segments * takes)
 
 
-def ring_sum_s(nbytes: float, size: int, link: Link) -> float:
+def ring_all_reduce_s(nbytes: float, num_ranks: int, link: Link) -> float:
     """A sum goes round twice, in pieces of the n-th part."""
-    if size == 1 or not nbytes:
+    if num_ranks == 1 or not nbytes:
         return 0.0
-    segment = min(nbytes / (UNDER_WAY * size), SEGMENT)
-    return 2 * steps_s(max(nbytes / segment, UNDER_WAY * size) * (size - 1) / size, segment, link)
+    segment = min(nbytes / (MAX_IN_FLIGHT * num_ranks), MAX_SEGMENT_BYTES)
+    return 2 * ring_steps_s(
+        max(nbytes / segment, MAX_IN_FLIGHT * num_ranks) * (num_ranks - 1) / num_ranks, segment, link
+    )
 
 
-def compressed_sum_s(nbytes: float, size: int, link: Link) -> float:
+def compressed_all_reduce_s(nbytes: float, num_ranks: int, link: Link) -> float:
     """Every rank gets its shard from all at once, and passes sums round in halves."""
-    if size == 1 or not nbytes:
+    if num_ranks == 1 or not nbytes:
         return 0.0
-    scatter = 2 * link.latency + nbytes * (size - 1) / size / link.bandwidth
-    return scatter + steps_s(UNDER_WAY * (size - 1), nbytes / size / UNDER_WAY, link)
+    scatter = 2 * link.latency + nbytes * (num_ranks - 1) / num_ranks / link.bandwidth
+    return scatter + ring_steps_s(MAX_IN_FLIGHT * (num_ranks - 1), nbytes / num_ranks / MAX_IN_FLIGHT, link)
 
 
 @dataclass(frozen=True)
-class Summing:
+class AllReduceModel:
     """How a vector becomes the sum of all. handling: seconds for a number;  groups: so many ranks scatter their sum
     over `within`, then each part goes round among those of all groups that have it, and back (rings of rings)"""
 
     wire: Compressor
-    handling: float = 0.0
-    groups: int = 1
-    within: Link = WITHIN
+    codec_s_per_number: float = 0.0
+    group_size: int = 1
+    intra_host: Link = DEFAULT_INTRA_HOST_LINK
 
-    def seconds(self, numbers: float, ranks: int, link: Link) -> float:
-        nbytes = self.wire.nbytes(round(numbers))
-        outer = compressed_sum_s if self.wire.lossy else ring_sum_s
-        if ranks <= self.groups:
-            return ring_sum_s(4 * numbers, ranks, self.within)
-        inner = ring_sum_s(4 * numbers, self.groups, self.within)
-        return inner + outer(nbytes / self.groups, -(-ranks // self.groups), link)
+    def all_reduce_s(self, numel: float, ranks: int, link: Link) -> float:
+        nbytes = self.wire.nbytes(round(numel))
+        outer = compressed_all_reduce_s if self.wire.lossy else ring_all_reduce_s
+        if ranks <= self.group_size:
+            return ring_all_reduce_s(4 * numel, ranks, self.intra_host)
+        inner = ring_all_reduce_s(4 * numel, self.group_size, self.intra_host)
+        return inner + outer(nbytes / self.group_size, -(-ranks // self.group_size), link)
 
-    def sent_bytes(self, numbers: float, ranks: int) -> float:
+    def sent_bytes(self, numel: float, ranks: int) -> float:
         """That a rank sends."""
-        nbytes, outside = self.wire.nbytes(round(numbers)), -(-ranks // self.groups)
-        within = 2 * 4 * numbers * (self.groups - 1) / self.groups
-        return within + 2 * nbytes / self.groups * (outside - 1) / outside
+        nbytes, outside = self.wire.nbytes(round(numel)), -(-ranks // self.group_size)
+        within = 2 * 4 * numel * (self.group_size - 1) / self.group_size
+        return within + 2 * nbytes / self.group_size * (outside - 1) / outside
 
-    def turn_s(self, half: Half, ranks: int, link: Link, factor: float = 1.0) -> float:
+    def turn_s(self, cost: TurnCost, ranks: int, link: Link, slowdown: float = 1.0) -> float:
         """A turn whose gradient is summed under backward. factor: on computing"""
-        turn, cut = half.turn, _buckets(half, self.wire)
-        shared = Link(link.bandwidth / min(UNDER_WAY, len(cut)), link.latency)
-        sums = [(factor * turn.ready[0], self.seconds(half.moments, ranks, shared))] if half.moments else []
-        sums += [(factor * at, self.seconds(numbers, ranks, shared)) for at, numbers in cut]
-        over = max(factor * turn.backward, _pipelined(sums))
-        return over + factor * (turn.whole - turn.backward) + half.numbers * self.handling * (ranks > 1)
+        turn, cut = cost.turn, _bucket_times(cost, self.wire)
+        shared = Link(link.bandwidth / min(MAX_IN_FLIGHT, len(cut)), link.latency)
+        sums = (
+            [(slowdown * turn.grads_ready_s[0], self.all_reduce_s(cost.moments_numel, ranks, shared))]
+            if cost.moments_numel
+            else []
+        )
+        sums += [(slowdown * at, self.all_reduce_s(numbers, ranks, shared)) for at, numbers in cut]
+        over = max(slowdown * turn.backward_s, _pipelined_end_s(sums))
+        return over + slowdown * (turn.total_s - turn.backward_s) + cost.numel * self.codec_s_per_number * (ranks > 1)
 
-    def apart_s(self, half: Half, ranks: int, link: Link) -> float:
+    def exposed_s(self, cost: TurnCost, ranks: int, link: Link) -> float:
         """A sum that nothing hides: one bucket after the other."""
-        sums = sum(self.seconds(numbers, ranks, link) for _, numbers in _buckets(half, self.wire))
-        return sums + half.numbers * self.handling
+        sums = sum(self.all_reduce_s(numbers, ranks, link) for _, numbers in _bucket_times(cost, self.wire))
+        return sums + cost.numel * self.codec_s_per_number
 
 
-def _buckets(half: Half, wire: Compressor) -> list[tuple[float, float]]:
+def _bucket_times(cost: TurnCost, wire: Compressor) -> list[tuple[float, float]]:
     """When each leaves, and its numbers."""
-    count = max(1, round(4 * half.numbers / bucket_bytes(wire)))
-    ready = half.turn.ready
+    count = max(1, round(4 * cost.numel / bucket_bytes(wire)))
+    ready = cost.turn.grads_ready_s
     places = [min(len(ready), -(-len(ready) * (i + 1) // count)) - 1 for i in range(count)]
-    return [(ready[place], half.numbers / count) for place in places]
+    return [(ready[place], cost.numel / count) for place in places]
 
 
-def _pipelined(sums: Sequence[tuple[float, float]]) -> float:
+def _pipelined_end_s(sums: Sequence[tuple[float, float]]) -> float:
     """When the last is over: each begins when its bucket is filled, and only so many are under way."""
     ends = list[float]()
     for i, (at, seconds) in enumerate(sums):
-        begins = max(at, ends[i - UNDER_WAY]) if i >= UNDER_WAY else at
+        begins = max(at, ends[i - MAX_IN_FLIGHT]) if i >= MAX_IN_FLIGHT else at
         ends.append(begins + seconds)
     return max(ends, default=0.0)

@@ -11,91 +11,91 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 
-class Happening:
+class SimEvent:
     """Something that happens once."""
 
-    __slots__ = ("_then", "happened")
+    __slots__ = ("_callbacks", "triggered")
 
     def __init__(self) -> None:
-        self.happened = False
-        self._then: list[Callable[[], None]] = []
+        self.triggered = False
+        self._callbacks: list[Callable[[], None]] = []
 
-    def happen(self) -> None:
-        self.happened = True
-        then, self._then = self._then, []
+    def trigger(self) -> None:
+        self.triggered = True
+        then, self._callbacks = self._callbacks, []
         for action in then:
             action()
 
-    def then(self, action: Callable[[], None]) -> None:
+    def add_callback(self, callback: Callable[[], None]) -> None:
         """Do it when that has happened."""
-        if self.happened:
-            action()
+        if self.triggered:
+            callback()
         else:
-            self._then.append(action)
+            self._callbacks.append(callback)
 
 
-Process = Generator[float | Happening, None, Any]
+Process = Generator[float | SimEvent, None, Any]
 
 
-class Clock:
+class SimClock:
     """Everything that will be done, and when."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._number = 0
+        self.now_s = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
 
-    def at(self, when: float, action: Callable[[], None]) -> None:
-        self._number += 1
-        heapq.heappush(self._due, (when, self._number, action))
+    def schedule(self, time_s: float, action: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._queue, (time_s, self._sequence, action))
 
-    def start(self, process: Process) -> Happening:
+    def start_process(self, process: Process) -> SimEvent:
         """Let it run; what is returned happens when it has ended."""
-        ended = Happening()
-        self._go_on(process, ended)
+        ended = SimEvent()
+        self._resume(process, ended)
         return ended
 
-    def _go_on(self, process: Process, ended: Happening) -> None:
+    def _resume(self, process: Process, done: SimEvent) -> None:
         for awaited in process:
-            if isinstance(awaited, Happening):
-                if awaited.happened:
+            if isinstance(awaited, SimEvent):
+                if awaited.triggered:
                     continue
-                awaited.then(lambda: self._go_on(process, ended))
+                awaited.add_callback(lambda: self._resume(process, done))
                 return
             if awaited > 0:
-                self.at(self.now + awaited, lambda: self._go_on(process, ended))
+                self.schedule(self.now_s + awaited, lambda: self._resume(process, done))
                 return
-        ended.happen()
+        done.trigger()
 
     def run(self) -> None:
         """Until nothing is left to be done."""
-        while self._due:
-            self.now, _, action = heapq.heappop(self._due)
+        while self._queue:
+            self.now_s, _, action = heapq.heappop(self._queue)
             action()
 
 
-class Threads:
+class SimThreads:
     """So many processes at a time; the others wait their turn."""
 
-    def __init__(self, clock: Clock, count: int):
-        self.clock, self.free = clock, count
-        self._waiting = deque[tuple[Process, Happening]]()
+    def __init__(self, clock: SimClock, num_threads: int):
+        self.clock, self.num_idle = clock, num_threads
+        self._queue = deque[tuple[Process, SimEvent]]()
 
-    def give(self, process: Process) -> Happening:
+    def submit(self, process: Process) -> SimEvent:
         """What is returned happens when it has ended."""
-        ended = Happening()
-        if self.free:
+        ended = SimEvent()
+        if self.num_idle:
             self._start(process, ended)
         else:
-            self._waiting.append((process, ended))
+            self._queue.append((process, ended))
         return ended
 
-    def _start(self, process: Process, ended: Happening) -> None:
-        self.free -= 1
-        self.clock.start(process).then(lambda: self._over(ended))
+    def _start(self, process: Process, done: SimEvent) -> None:
+        self.num_idle -= 1
+        self.clock.start_process(process).add_callback(lambda: self._on_finished(done))
 
-    def _over(self, ended: Happening) -> None:
-        self.free += 1
-        if self._waiting:
-            self._start(*self._waiting.popleft())
-        ended.happen()
+    def _on_finished(self, done: SimEvent) -> None:
+        self.num_idle += 1
+        if self._queue:
+            self._start(*self._queue.popleft())
+        done.trigger()

@@ -23,288 +23,324 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from paragan.plan.links import Links
-from paragan.plan.predict.event_loop import Clock, Happening, Process
+from paragan.plan.predict.event_loop import Process, SimClock, SimEvent
 
-WINDOW, PIECE = 512 << 10, 256 << 10  # bytes
-QUESTION = 100  # bytes of gloo's notification with its headers
-SEGMENT = 1 << 20  # bytes: the largest of a ring (gloo)
-MOST = 256  # segments that a rank passes on one by one in a collective; of more, some are taken together
-UNDER_WAY = 2  # segments of one collective; and collectives of one group (torch)
-
-
-Key = tuple[Hashable, ...]
+CONNECTION_WINDOW_BYTES, CHUNK_BYTES = 512 << 10, 256 << 10  # bytes
+REQUEST_BYTES = 100  # bytes of gloo's notification with its headers
+MAX_SEGMENT_BYTES = 1 << 20  # bytes: the largest of a ring (gloo)
+MAX_SEGMENTS = 256  # segments that a rank passes on one by one in a collective; of more, some are taken together
+MAX_IN_FLIGHT = 2  # segments of one collective; and collectives of one group (torch)
 
 
-def _nothing() -> None:
+MessageKey = tuple[Hashable, ...]
+
+
+def _no_op() -> None:
     pass
 
 
 @dataclass
-class Line:
+class Connection:
     """A connection, one way: pieces that wait, with what is done when they have arrived, and bytes in the port."""
 
-    opening: Opening
-    waiting: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque[tuple[int, Callable[[], None]]])
-    there: int = 0
+    slow_start: SlowStart
+    queue: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque[tuple[int, Callable[[], None]]])
+    port_bytes: int = 0
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Route:
     """From one host to another. latency: s; pace: bytes a second of this pair alone (inf: the ports')."""
 
-    latency: float
-    pace: float
+    latency_s: float
+    rate: float
 
 
 class Network:
     """Ports, and what waits for them."""
 
-    def __init__(self, clock: Clock, links: Links, ranks: int, folded: bool = False, most: int = MOST):
-        self.clock, self.links, self.ranks, self.folded = clock, links, ranks, folded
-        self.each, self.most = min(ranks, links.ranks_per_host), most
-        hosts = -(-ranks // self.each)
-        played = range(1 if folded else hosts)
-        left = (links.both_ways if hosts > 1 else 1.0) * (links.contention if hosts > 2 else 1.0)
-        ports = [links.port(host) for host in played]
-        self.up, self.down = [left * up for up, _ in ports], [left * down for _, down in ports]
-        self._up_free, self._down_free = [0.0] * len(played), [0.0] * len(played)
-        self._pace_free: dict[tuple[int, int], float] = {}
-        self._ways: dict[tuple[int, int], _Way] = {}
-        self._left = left
-        self._asked: dict[Hashable, int] = {}
-        self._told: dict[Hashable, deque[tuple[int, Happening]]] = {}
-        self._heard: dict[Hashable, deque[Happening]] = {}
-        self._lines: dict[Hashable, Line] = {}
+    def __init__(
+        self, clock: SimClock, links: Links, ranks: int, symmetric: bool = False, max_segments: int = MAX_SEGMENTS
+    ):
+        self.clock, self.links, self.ranks, self.symmetric = clock, links, ranks, symmetric
+        self.ranks_per_host, self.max_segments = min(ranks, links.ranks_per_host), max_segments
+        hosts = -(-ranks // self.ranks_per_host)
+        played = range(1 if symmetric else hosts)
+        left = (links.duplex_efficiency if hosts > 1 else 1.0) * (links.contention_efficiency if hosts > 2 else 1.0)
+        ports = [links.port_rates(host) for host in played]
+        self.up_rates, self.down_rates = [left * up for up, _ in ports], [left * down for _, down in ports]
+        self._up_free_s, self._down_free_s = [0.0] * len(played), [0.0] * len(played)
+        self._pair_free_s: dict[tuple[int, int], float] = {}
+        self._routes: dict[tuple[int, int], _Route] = {}
+        self._rate_factor = left
+        self._pending_requests: dict[Hashable, int] = {}
+        self._pending_sends: dict[Hashable, deque[tuple[int, SimEvent]]] = {}
+        self._pending_recvs: dict[Hashable, deque[SimEvent]] = {}
+        self._connections: dict[Hashable, Connection] = {}
         self.sent_bytes: dict[int, int] = {}
 
-    def tell(self, a: int, b: int, key: Key, nbytes: int) -> Happening:
+    def send(self, source: int, target: int, key: MessageKey, nbytes: int) -> SimEvent:
         """From rank a to rank b, when b has asked for it. Happens when it has been handed on. The first word of a key
         names the connection."""
-        entry, left = self._entry(a, b, key), Happening()
-        self.sent_bytes[a] = self.sent_bytes.get(a, 0) + nbytes
-        if self._asked.get(entry):
-            self._asked[entry] -= 1
-            self._leave(a, b, key, entry, nbytes, left)
+        entry, left = self._message_key(source, target, key), SimEvent()
+        self.sent_bytes[source] = self.sent_bytes.get(source, 0) + nbytes
+        if self._pending_requests.get(entry):
+            self._pending_requests[entry] -= 1
+            self._start_transfer(source, target, key, entry, nbytes, left)
         else:
-            self._told.setdefault(entry, deque()).append((nbytes, left))
+            self._pending_sends.setdefault(entry, deque()).append((nbytes, left))
         return left
 
-    def hear(self, a: int, b: int, key: Key) -> Happening:
+    def recv(self, source: int, target: int, key: MessageKey) -> SimEvent:
         """Rank b asks for what a tells it. Happens when all of it is there."""
-        entry, here = self._entry(a, b, key), Happening()
-        self._heard.setdefault(entry, deque()).append(here)
-        self._queue(b, a, key, QUESTION, lambda: self._asks(a, b, key, entry))
+        entry, here = self._message_key(source, target, key), SimEvent()
+        self._pending_recvs.setdefault(entry, deque()).append(here)
+        self._enqueue(target, source, key, REQUEST_BYTES, lambda: self._on_request(source, target, key, entry))
         return here
 
-    def latency(self, a: int, b: int) -> float:
+    def latency_between(self, a: int, b: int) -> float:
         """Between two ranks."""
-        return self._way(a // self.each, b // self.each).latency
+        return self._route(a // self.ranks_per_host, b // self.ranks_per_host).latency_s
 
-    def _entry(self, a: int, b: int, key: Hashable) -> Hashable:
-        if self.folded:  # as the receiver on the first host knows it
-            shift = b // self.each * self.each
+    def _message_key(self, a: int, b: int, key: Hashable) -> Hashable:
+        if self.symmetric:  # as the receiver on the first host knows it
+            shift = b // self.ranks_per_host * self.ranks_per_host
             a, b = (a - shift) % self.ranks, b - shift
         return a, b, key
 
-    def _asks(self, a: int, b: int, key: Key, entry: Hashable) -> None:
-        waiting = self._told.get(entry)
+    def _on_request(self, a: int, b: int, key: MessageKey, message_key: Hashable) -> None:
+        waiting = self._pending_sends.get(message_key)
         if waiting:
-            self._leave(a, b, key, entry, *waiting.popleft())
+            self._start_transfer(a, b, key, message_key, *waiting.popleft())
         else:
-            self._asked[entry] = self._asked.get(entry, 0) + 1
+            self._pending_requests[message_key] = self._pending_requests.get(message_key, 0) + 1
 
-    def _leave(self, a: int, b: int, key: Key, entry: Hashable, nbytes: int, left: Happening) -> None:
-        here = self._heard[entry].popleft()
-        left.happen()
-        self._queue(a, b, key, nbytes, here.happen)
+    def _start_transfer(
+        self, a: int, b: int, key: MessageKey, message_key: Hashable, nbytes: int, sent: SimEvent
+    ) -> None:
+        here = self._pending_recvs[message_key].popleft()
+        sent.trigger()
+        self._enqueue(a, b, key, nbytes, here.trigger)
 
-    def _queue(self, a: int, b: int, key: Key, nbytes: int, done: Callable[[], None]) -> None:
+    def _enqueue(self, a: int, b: int, key: MessageKey, nbytes: int, done: Callable[[], None]) -> None:
         """Behind what leaves by the same connection."""
-        line = self._line(a, b, key[0])
-        while nbytes > PIECE:
-            line.waiting.append((PIECE, _nothing))
-            nbytes -= PIECE
-        line.waiting.append((nbytes, done))
-        self._fill(a, b, line)
+        line = self._connection(a, b, key[0])
+        while nbytes > CHUNK_BYTES:
+            line.queue.append((CHUNK_BYTES, _no_op))
+            nbytes -= CHUNK_BYTES
+        line.queue.append((nbytes, done))
+        self._fill_port(a, b, line)
 
-    def _fill(self, a: int, b: int, line: Line) -> None:
+    def _fill_port(self, a: int, b: int, connection: Connection) -> None:
         """What the window has room for enters the port."""
-        while line.waiting and (not line.there or line.there + line.waiting[0][0] <= WINDOW):
-            room = line.opening.room(self.clock.now)
-            if room < min(1, line.waiting[0][0]):  # room for nothing
+        while connection.queue and (
+            not connection.port_bytes or connection.port_bytes + connection.queue[0][0] <= CONNECTION_WINDOW_BYTES
+        ):
+            room = connection.slow_start.available_bytes(self.clock.now_s)
+            if room < min(1, connection.queue[0][0]):  # room for nothing
                 return
-            nbytes, done = line.waiting.popleft()
+            nbytes, done = connection.queue.popleft()
             if nbytes > room:
-                line.waiting.appendleft((nbytes - int(room), done))
-                nbytes, done = int(room), _nothing
-            line.there += nbytes
+                connection.queue.appendleft((nbytes - int(room), done))
+                nbytes, done = int(room), _no_op
+            connection.port_bytes += nbytes
             if room < math.inf:
-                line.opening.leaves(nbytes, self.clock.now)
-                done = self._answering(a, b, line, nbytes, done)
-            leaves = self._put(a, b, nbytes, done)
-            self.clock.at(leaves, lambda nbytes=nbytes: self._left_port(a, b, line, nbytes))
+                connection.slow_start.on_send(nbytes, self.clock.now_s)
+                done = self._with_ack(a, b, connection, nbytes, done)
+            leaves = self._transmit(a, b, nbytes, done)
+            self.clock.schedule(leaves, lambda nbytes=nbytes: self._on_port_exit(a, b, connection, nbytes))
 
-    def _answering(self, a: int, b: int, line: Line, nbytes: int, done: Callable[[], None]) -> Callable[[], None]:
+    def _with_ack(
+        self, a: int, b: int, connection: Connection, nbytes: int, done: Callable[[], None]
+    ) -> Callable[[], None]:
         """What is done on arrival, and makes room a latency later."""
 
-        def answered() -> None:
-            line.opening.answered(nbytes)
-            self._fill(a, b, line)
+        def on_ack() -> None:
+            connection.slow_start.on_ack(nbytes)
+            self._fill_port(a, b, connection)
 
-        def arrived() -> None:
+        def on_arrival() -> None:
             done()
-            self.clock.at(self.clock.now + self.latency(a, b), answered)
+            self.clock.schedule(self.clock.now_s + self.latency_between(a, b), on_ack)
 
-        return arrived
+        return on_arrival
 
-    def _line(self, a: int, b: int, connection: Hashable) -> Line:
+    def _connection(self, a: int, b: int, connection: Hashable) -> Connection:
         """Made when it is first used."""
-        entry = self._entry(a, b, connection)
-        if entry not in self._lines:
-            self._lines[entry] = Line(self._opening(a // self.each, b // self.each))
-        return self._lines[entry]
+        entry = self._message_key(a, b, connection)
+        if entry not in self._connections:
+            self._connections[entry] = Connection(
+                self._make_slow_start(a // self.ranks_per_host, b // self.ranks_per_host)
+            )
+        return self._connections[entry]
 
-    def _opening(self, one: int, other: int) -> Opening:
-        way, first = self._way(one, other), self.links.window if one != other else None
-        pace = min(way.pace, self.links.port(one)[0], self.links.port(other)[1])
-        return Opening(first or math.inf, WINDOW + 2 * way.latency * pace, 2 * way.latency)
+    def _make_slow_start(self, one: int, other: int) -> SlowStart:
+        way, first = self._route(one, other), self.links.initial_window_bytes if one != other else None
+        pace = min(way.rate, self.links.port_rates(one)[0], self.links.port_rates(other)[1])
+        return SlowStart(first or math.inf, CONNECTION_WINDOW_BYTES + 2 * way.latency_s * pace, 2 * way.latency_s)
 
-    def _left_port(self, a: int, b: int, line: Line, nbytes: int) -> None:
-        line.there -= nbytes
-        self._fill(a, b, line)
+    def _on_port_exit(self, a: int, b: int, connection: Connection, nbytes: int) -> None:
+        connection.port_bytes -= nbytes
+        self._fill_port(a, b, connection)
 
-    def _put(self, a: int, b: int, nbytes: int, done: Callable[[], None]) -> float:
+    def _transmit(self, a: int, b: int, nbytes: int, done: Callable[[], None]) -> float:
         """Through both ports; returns when it will have left the first."""
-        one, other = a // self.each, b // self.each
-        way = self._way(one, other)
+        one, other = a // self.ranks_per_host, b // self.ranks_per_host
+        way = self._route(one, other)
         if one == other:
-            return self._within(a, b, nbytes, way, done)
-        one, other = (0, 0) if self.folded else (one, other)
-        start = max(self.clock.now, self._up_free[one])
-        leaves = self._up_free[one] = start + nbytes / self.up[one]
-        if way.pace < math.inf:
-            paced = max(start, self._pace_free.get((one, other), 0.0)) + nbytes / way.pace
-            leaves = self._pace_free[one, other] = max(leaves, paced)
+            return self._transmit_intra_host(a, b, nbytes, way, done)
+        one, other = (0, 0) if self.symmetric else (one, other)
+        start = max(self.clock.now_s, self._up_free_s[one])
+        leaves = self._up_free_s[one] = start + nbytes / self.up_rates[one]
+        if way.rate < math.inf:
+            paced = max(start, self._pair_free_s.get((one, other), 0.0)) + nbytes / way.rate
+            leaves = self._pair_free_s[one, other] = max(leaves, paced)
 
-        def comes() -> None:
-            begins = max(self.clock.now, self._down_free[other])
-            self._down_free[other] = begins + nbytes / self.down[other]
-            self.clock.at(max(self._down_free[other], leaves + way.latency), done)
+        def on_arrival() -> None:
+            begins = max(self.clock.now_s, self._down_free_s[other])
+            self._down_free_s[other] = begins + nbytes / self.down_rates[other]
+            self.clock.schedule(max(self._down_free_s[other], leaves + way.latency_s), done)
 
-        self.clock.at(start + way.latency, comes)
+        self.clock.schedule(start + way.latency_s, on_arrival)
         return leaves
 
-    def _within(self, a: int, b: int, nbytes: int, way: _Way, done: Callable[[], None]) -> float:
+    def _transmit_intra_host(self, a: int, b: int, nbytes: int, route: _Route, done: Callable[[], None]) -> float:
         """Between ranks of one host, at their own pace."""
         pair = (-1 - a, -1 - b)
-        leaves = max(self.clock.now, self._pace_free.get(pair, 0.0)) + nbytes / way.pace
-        self._pace_free[pair] = leaves
-        self.clock.at(leaves + way.latency, done)
+        leaves = max(self.clock.now_s, self._pair_free_s.get(pair, 0.0)) + nbytes / route.rate
+        self._pair_free_s[pair] = leaves
+        self.clock.schedule(leaves + route.latency_s, done)
         return leaves
 
-    def _way(self, one: int, other: int) -> _Way:
-        if (one, other) not in self._ways:
-            link = self.links.between(one, other)
-            ports = min(self.links.port(one)[0], self.links.port(other)[1])
+    def _route(self, one: int, other: int) -> _Route:
+        if (one, other) not in self._routes:
+            link = self.links.link_between(one, other)
+            ports = min(self.links.port_rates(one)[0], self.links.port_rates(other)[1])
             slower = one == other or link.bandwidth < ports
-            self._ways[one, other] = _Way(link.latency, (self._left * link.bandwidth) if slower else math.inf)
-        return self._ways[one, other]
+            self._routes[one, other] = _Route(
+                link.latency, (self._rate_factor * link.bandwidth) if slower else math.inf
+            )
+        return self._routes[one, other]
 
 
 # collectives ----------------------------------------------------------------------------------------------------------
 
 
-def all_reduce(network: Network, ranks: Sequence[int], me: int, key: Key, nbytes: int, byte_s: float) -> Process:
+def all_reduce(
+    network: Network, ranks: Sequence[int], index: int, key: MessageKey, nbytes: int, reduce_s_per_byte: float
+) -> Process:
     """A ring sum as rank `ranks[me]` plays it. byte_s: seconds to add a byte to another."""
     size = len(ranks)
-    segment = _up(min(-(-nbytes // (2 * size)), SEGMENT), 4)
-    count = _up(max(-(-nbytes // segment), 2 * size), size)
+    segment = _round_up(min(-(-nbytes // (2 * size)), MAX_SEGMENT_BYTES), 4)
+    count = _round_up(max(-(-nbytes // segment), 2 * size), size)
 
-    def lengths(first: int) -> list[int]:
+    def segment_lengths(first: int) -> list[int]:
         """Of the segments from this chunk on, as they lie; nothing beyond the end."""
         starts = ((first * (count // size) + i) % count * segment for i in range(count - count // size))
         return [max(0, min(segment, nbytes - start)) for start in starts]
 
-    there, back = ranks[me - 1], ranks[(me + 1) % size]
-    yield from _ring(network, (back, ranks[me], there), (*key, "sum"), lengths(me + 1), lengths(me + 2), byte_s)
-    yield from _ring(network, (back, ranks[me], there), (*key, "mean"), lengths(me), lengths(me + 1), 0.0)
+    there, back = ranks[index - 1], ranks[(index + 1) % size]
+    yield from _ring_pass(
+        network,
+        (back, ranks[index], there),
+        (*key, "sum"),
+        segment_lengths(index + 1),
+        segment_lengths(index + 2),
+        reduce_s_per_byte,
+    )
+    yield from _ring_pass(
+        network, (back, ranks[index], there), (*key, "mean"), segment_lengths(index), segment_lengths(index + 1), 0.0
+    )
 
 
-def all_gather(network: Network, ranks: Sequence[int], me: int, key: Key, nbytes: int) -> Process:
+def all_gather(network: Network, ranks: Sequence[int], index: int, key: MessageKey, nbytes: int) -> Process:
     """Everyone's `nbytes` to everyone, as rank `ranks[me]` plays it."""
     size = len(ranks)
     halves = [nbytes // 2, nbytes - nbytes // 2] * (size - 1)
-    yield from _ring(network, (ranks[me - 1], ranks[me], ranks[(me + 1) % size]), key, halves, halves, 0.0)
+    yield from _ring_pass(
+        network, (ranks[index - 1], ranks[index], ranks[(index + 1) % size]), key, halves, halves, 0.0
+    )
 
 
-def all_to_all(network: Network, ranks: Sequence[int], me: int, key: Key, nbytes: int) -> Process:
+def all_to_all(network: Network, ranks: Sequence[int], index: int, key: MessageKey, nbytes: int) -> Process:
     """An equal part of `nbytes` to everyone else, as rank `ranks[me]` plays it."""
-    size, own = len(ranks), ranks[me]
-    under_way: list[Happening] = []
+    size, own = len(ranks), ranks[index]
+    under_way: list[SimEvent] = []
     for i in range(1, size):
-        under_way.append(network.tell(own, ranks[(me + i) % size], key, nbytes // size))
-        under_way.append(network.hear(ranks[me - i], own, key))
+        under_way.append(network.send(own, ranks[(index + i) % size], key, nbytes // size))
+        under_way.append(network.recv(ranks[index - i], own, key))
     yield from under_way
 
 
-def _ring(
+def _ring_pass(
     network: Network,
     ranks: tuple[int, int, int],
-    key: Key,
-    told: Sequence[int],
-    heard: Sequence[int],
-    byte_s: float,
+    key: MessageKey,
+    send_lengths: Sequence[int],
+    recv_lengths: Sequence[int],
+    reduce_s_per_byte: float,
 ) -> Process:
     """Segments to the next from the one before, two under way; none of no length. ranks: the one before, this one, the
     next. Folded, what it tells stands for what it hears: it asks for as many."""
     before, own, after = ranks
-    together = -(-len(told) // network.most)
-    told, heard, late = _joined(told, together), _joined(heard, together), 0.0
+    together = -(-len(send_lengths) // network.max_segments)
+    send_lengths, recv_lengths, late = (
+        _merge_segments(send_lengths, together),
+        _merge_segments(recv_lengths, together),
+        0.0,
+    )
     if together > 1:  # of each, all but one wait for a question and an answer
-        late = 2 * (together - 1) / UNDER_WAY * network.latency(before, own)
-    asked = told if network.folded else heard
-    tells, hears = list[Happening | None](), list[Happening | None]()
-    for i in range(len(told) + UNDER_WAY):
-        if i >= UNDER_WAY:
-            here, left = hears[i - UNDER_WAY], tells[i - UNDER_WAY]
+        late = 2 * (together - 1) / MAX_IN_FLIGHT * network.latency_between(before, own)
+    asked = send_lengths if network.symmetric else recv_lengths
+    tells, hears = list[SimEvent | None](), list[SimEvent | None]()
+    for i in range(len(send_lengths) + MAX_IN_FLIGHT):
+        if i >= MAX_IN_FLIGHT:
+            here, left = hears[i - MAX_IN_FLIGHT], tells[i - MAX_IN_FLIGHT]
             if here:
                 yield here
-                yield heard[i - UNDER_WAY] * byte_s + late
+                yield recv_lengths[i - MAX_IN_FLIGHT] * reduce_s_per_byte + late
             if left:
                 yield left
-        if i < len(told):
-            hears.append(network.hear(before, own, key) if asked[i] else None)
-            tells.append(network.tell(own, after, key, told[i]) if told[i] else None)
+        if i < len(send_lengths):
+            hears.append(network.recv(before, own, key) if asked[i] else None)
+            tells.append(network.send(own, after, key, send_lengths[i]) if send_lengths[i] else None)
 
 
-def _joined(lengths: Sequence[int], together: int) -> Sequence[int]:
-    return [sum(lengths[i : i + together]) for i in range(0, len(lengths), together)]
+def _merge_segments(lengths: Sequence[int], merged: int) -> Sequence[int]:
+    return [sum(lengths[i : i + merged]) for i in range(0, len(lengths), merged)]
 
 
-def _up(n: int, multiple: int) -> int:
+def _round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-TIMEOUT = 0.2  # seconds beyond a round trip
+IDLE_TIMEOUT_S = 0.2  # seconds beyond a round trip
 
 
-class Opening:
+class SlowStart:
     """Of one connection, one way. first, most: bytes; inf is a connection that is open at once."""
 
-    def __init__(self, first: float, most: float, round_trip: float):
-        self.first, self.most, self.round_trip = first, max(first, most), round_trip
-        self._open, self._under_way, self._last = first, 0, 0.0
+    def __init__(self, initial_bytes: float, max_bytes: float, round_trip_s: float):
+        self.initial_bytes, self.max_bytes, self.round_trip_s = (
+            initial_bytes,
+            max(initial_bytes, max_bytes),
+            round_trip_s,
+        )
+        self._window_bytes, self._in_flight_bytes, self._last_send_s = initial_bytes, 0, 0.0
 
-    def room(self, now: float) -> float:
+    def available_bytes(self, now_s: float) -> float:
         """Bytes that may leave."""
-        rests = math.floor((now - self._last) / (self.round_trip + TIMEOUT))
-        if rests and not self._under_way and self._open > self.first:
-            self._open, self._last = max(self.first, self._open / 2 ** min(rests, 60)), now
-        return self._open - self._under_way
+        rests = math.floor((now_s - self._last_send_s) / (self.round_trip_s + IDLE_TIMEOUT_S))
+        if rests and not self._in_flight_bytes and self._window_bytes > self.initial_bytes:
+            self._window_bytes, self._last_send_s = (
+                max(self.initial_bytes, self._window_bytes / 2 ** min(rests, 60)),
+                now_s,
+            )
+        return self._window_bytes - self._in_flight_bytes
 
-    def leaves(self, nbytes: int, now: float) -> None:
-        self._under_way, self._last = self._under_way + nbytes, now
+    def on_send(self, nbytes: int, now_s: float) -> None:
+        self._in_flight_bytes, self._last_send_s = self._in_flight_bytes + nbytes, now_s
 
-    def answered(self, nbytes: int) -> None:
-        self._under_way -= nbytes
-        self._open = min(self.most, self._open + nbytes)
+    def on_ack(self, nbytes: int) -> None:
+        self._in_flight_bytes -= nbytes
+        self._window_bytes = min(self.max_bytes, self._window_bytes + nbytes)

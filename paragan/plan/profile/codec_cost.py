@@ -16,34 +16,34 @@ import torch
 from pydantic import TypeAdapter
 
 from paragan.comm.compression.compressors import Compressor, Wire
-from paragan.core.devices import kind_of
+from paragan.core.devices import backend_of
 
-NUMBERS = 1 << 19  # a bucket of 2 MB
+BUCKET_NUMEL = 1 << 19  # a bucket of 2 MB
 REPEATS = 7
-USUAL = {"pass": 4e-10, "encode": 1.5e-9, "decode": 7e-10}  # of a wire that was not measured
-WIRES = ("bf16", "fp16", "int8", "int4", "int2", "qsgd", "sign", "topk", "randomk")
+DEFAULT_CODEC_COST = {"pass": 4e-10, "encode": 1.5e-9, "decode": 7e-10}  # of a wire that was not measured
+DEFAULT_WIRES = ("bf16", "fp16", "int8", "int4", "int2", "qsgd", "sign", "topk", "randomk")
 
 
-def handling(
-    wires: Iterable[str | Compressor] = WIRES, device: torch.device | str = "cpu", repeats: int = REPEATS
+def measure_codec_cost(
+    wires: Iterable[str | Compressor] = DEFAULT_WIRES, device: torch.device | str = "cpu", repeats: int = REPEATS
 ) -> dict[str, float]:
     """Measure them here. About a tenth of a second."""
-    x, out = (torch.randn(NUMBERS, device=device) for _ in range(2))
-    found = {"pass": _seconds(lambda: out.add_(x), device, repeats)}
+    x, out = (torch.randn(BUCKET_NUMEL, device=device) for _ in range(2))
+    found = {"pass": _seconds_per_number(lambda: out.add_(x), device, repeats)}
     for given in wires:
         wire: Any = TypeAdapter(Wire).validate_python(given) if isinstance(given, str) else given
-        data = torch.zeros(wire.nbytes(NUMBERS), dtype=torch.uint8, device=device)
-        found[f"{wire.name}/encode"] = _seconds(lambda: wire.encode(x, data, 0), device, repeats)  # noqa: B023
-        found[f"{wire.name}/decode"] = _seconds(lambda: wire.decode(data, out), device, repeats)  # noqa: B023
+        data = torch.zeros(wire.nbytes(BUCKET_NUMEL), dtype=torch.uint8, device=device)
+        found[f"{wire.name}/encode"] = _seconds_per_number(lambda: wire.encode(x, data, 0), device, repeats)  # noqa: B023
+        found[f"{wire.name}/decode"] = _seconds_per_number(lambda: wire.decode(data, out), device, repeats)  # noqa: B023
     return found
 
 
-def _seconds(action: Callable[[], object], device: torch.device | str, repeats: int) -> float:
+def _seconds_per_number(action: Callable[[], object], device: torch.device | str, repeats: int) -> float:
     """Of one number, the median."""
     times: list[float] = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
         action()
-        kind_of(torch.device(device)).synchronize(torch.device(device))
+        backend_of(torch.device(device)).synchronize(torch.device(device))
         times.append(time.perf_counter() - start)
-    return statistics.median(times[1:]) / NUMBERS
+    return statistics.median(times[1:]) / BUCKET_NUMEL

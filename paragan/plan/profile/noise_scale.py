@@ -18,66 +18,70 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from paragan.comm.exchange import Local
-from paragan.game.turn import Turn, begin
-from paragan.plan.profile.profile import Noise
+from paragan.comm.exchange import NoExchange
+from paragan.game.turn import Turn, start_exchanges
+from paragan.plan.profile.profile import NoiseScale
 from paragan.train.session import Session
 
-RESAMPLES = 1000
+NUM_RESAMPLES = 1000
 
 
-class Lengths(NamedTuple):
+class SquaredGradNorms(NamedTuple):
     """Of one step's gradient, squared: of the total batch, and the mean over lanes of theirs."""
 
-    whole: float
+    batch: float
     lane: float
 
 
-def noise_scale(steps: Sequence[Lengths], lane: int, whole: int, kimg: float = 0.0) -> Noise | None:
+def estimate_noise_scale(
+    norms: Sequence[SquaredGradNorms], lane_images: int, batch_images: int, kimg: float = 0.0
+) -> NoiseScale | None:
     """From some steps with lanes of so many images, `whole` in all. None where gradients were not finite."""
-    lengths = np.array(steps, dtype=np.float64)
+    lengths = np.array(norms, dtype=np.float64)
     if not len(lengths) or not np.isfinite(lengths).all():
         return None
     rng = np.random.default_rng(0)
-    drawn = lengths[rng.integers(len(lengths), size=(RESAMPLES, len(lengths)))].mean(1)
-    scales = [_scale(Lengths(*row), lane, whole) for row in drawn]
+    drawn = lengths[rng.integers(len(lengths), size=(NUM_RESAMPLES, len(lengths)))].mean(1)
+    scales = [_scale(SquaredGradNorms(*row), lane_images, batch_images) for row in drawn]
     low, high = np.quantile(scales, (0.025, 0.975), method="nearest")
-    return Noise(_scale(Lengths(*lengths.mean(0)), lane, whole), float(low), float(high), kimg)
+    return NoiseScale(
+        _scale(SquaredGradNorms(*lengths.mean(0)), lane_images, batch_images), float(low), float(high), kimg
+    )
 
 
-def _scale(mean: Lengths, lane: int, whole: int) -> float:
-    signal = (whole * mean.whole - lane * mean.lane) / (whole - lane)
-    noise = (mean.lane - mean.whole) / (1 / lane - 1 / whole)
+def _scale(mean_norms: SquaredGradNorms, lane_images: int, batch_images: int) -> float:
+    signal = (batch_images * mean_norms.batch - lane_images * mean_norms.lane) / (batch_images - lane_images)
+    noise = (mean_norms.lane - mean_norms.batch) / (1 / lane_images - 1 / batch_images)
     return max(0.0, noise) / signal if signal > 0 else math.inf
 
 
-def gradient_lengths(session: Session) -> Mapping[str, list[Lengths]]:
-    """Play a round lane by lane (device.merge=1); the lengths of every turn's gradients, by player."""
-    s, moved = session, session.run.round_at(session.clock.images)
-    found: dict[str, list[Lengths]] = {}
-    begin(s.role.round, s.clock.step)
+def measure_grad_norms(session: Session) -> Mapping[str, list[SquaredGradNorms]]:
+    """Play a round lane by lane (device.lanes_per_pass=1); the lengths of every turn's gradients, by player."""
+    s, moved = session, session.run.current_round_images(session.clock.images)
+    found: dict[str, list[SquaredGradNorms]] = {}
+    start_exchanges(s.role.round, s.clock.step)
     for beat in s.role.round:
         (turn,) = beat
-        if turn.fresh:
-            s.lanes.next()
+        if turn.needs_new_reals:
+            s.lanes.next_micro_batches()
         images = s.clock.images + moved
-        turn.player.prepare(images)
-        found.setdefault(turn.player.name, []).append(_lengths(turn, session))
-        turn.player.move(images, moved)
+        turn.player.prepare_step(images)
+        found.setdefault(turn.player.name, []).append(_measure_turn_norms(turn, session))
+        turn.player.step(images, moved)
     s.clock.advance(moved)
     return found
 
 
-def _lengths(turn: Turn, session: Session) -> Lengths:
+def _measure_turn_norms(turn: Turn, session: Session) -> SquaredGradNorms:
     """A lane's gradient is what its pass adds to the vector, its share of it times the lanes."""
-    flat, hands, step = turn.player.flat, session.lanes.hands, session.clock.step
+    flat, hands, step = turn.player.flat, session.lanes.micro_batches, session.clock.step
     before, of_lanes = torch.zeros_like(flat.grads), list[torch.Tensor]()
-    with flat.exchanging(Local(), step, len(hands)):
-        for _ in turn.differentiate(hands, step):
-            of_lanes.append(_squared(len(hands) * (flat.grads - before)))
+    with flat.exchanging(NoExchange(), step, len(hands)):
+        for _ in turn.backward(hands, step):
+            of_lanes.append(_squared_norm(len(hands) * (flat.grads - before)))
             before.copy_(flat.grads)
-    return Lengths(_squared(flat.grads).item(), torch.stack(of_lanes).mean().item())
+    return SquaredGradNorms(_squared_norm(flat.grads).item(), torch.stack(of_lanes).mean().item())
 
 
-def _squared(x: torch.Tensor) -> torch.Tensor:
+def _squared_norm(x: torch.Tensor) -> torch.Tensor:
     return x.double().square().sum()

@@ -14,20 +14,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from paragan.core.errors import Unusable
-from paragan.core.schema import build, from_yaml, plain, record, to_yaml
+from paragan.core.errors import UsageError
+from paragan.core.schema import config_class, from_dict, from_yaml, to_dict, to_yaml
 
-Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Seconds = Finite
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = NonNegative
 Images = Annotated[float, Field(ge=0)]  # inf: more than could be told
 Bytes = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
-Moments = Annotated[int, Field(ge=0, le=10**9)]
-PARTS = 16  # of a player's vector, for `ready`
+MomentsNumel = Annotated[int, Field(ge=0, le=10**9)]
+NUM_READY_PARTS = 16  # of a player's vector, for `ready`
 
 
-@record
-class Turn:
+@config_class
+class TurnProfile:
     """One player's turn (one optimizer step) on one worker. Seconds since it began, medians.
 
     batch    : images of the reals' batch on this worker
@@ -39,14 +39,14 @@ class Turn:
     """
 
     batch: Count
-    ready: tuple[Seconds, ...]
-    backward: Seconds
-    whole: Seconds
-    made: Seconds = 0.0
+    grads_ready_s: tuple[Seconds, ...]
+    backward_s: Seconds
+    total_s: Seconds
+    g_forward_s: Seconds = 0.0
 
 
-@record
-class Noise:
+@config_class
+class NoiseScale:
     """The simple noise scale of a player's gradient (McCandlish et al. 2018, appendix A.1), in images: where the batch
     is smaller, twice as many images a step save nearly half of the steps; where it is larger, they save few.
 
@@ -54,24 +54,24 @@ class Noise:
     kimg  : how far the networks were trained where it was measured
     """
 
-    batch: Images
+    images: Images
     low: Images
     high: Images
-    kimg: Finite = 0.0
+    kimg: NonNegative = 0.0
 
 
-@record
-class Memory:
+@config_class
+class MemoryUse:
     """Bytes on a worker in a round with a batch: what the tensors take (foreseen), what the process took (None where
     the device does not tell)."""
 
     batch: Count
-    foreseen: Bytes
-    took: Bytes | None = None
+    estimated_bytes: Bytes
+    measured_bytes: Bytes | None = None
 
 
-@record
-class Device:
+@config_class
+class DeviceInfo:
     """Where it was measured. name : processor or card;  peak_flops : operations a second of a matrix product in the
     precision of the run, measured;  memory : bytes there are"""
 
@@ -79,13 +79,13 @@ class Device:
     name: str
     threads: Count
     precision: str
-    peak_flops: Finite
-    memory: Count
-    torch: str
-    paragan: str
+    peak_flops: NonNegative
+    memory_bytes: Count
+    torch_version: str
+    paragan_version: str
 
 
-@record
+@config_class
 class Profile:
     """One worker, one network, one device.
 
@@ -103,101 +103,106 @@ class Profile:
     """
 
     recipe: str
-    network: str
-    device: Device
-    params: tuple[int, int]
-    flops: Finite
-    g: tuple[Turn, ...]
-    d: tuple[Turn, ...]
+    network_digest: str
+    device: DeviceInfo
+    num_params: tuple[int, int]
+    flops_per_image: NonNegative
+    g: tuple[TurnProfile, ...]
+    d: tuple[TurnProfile, ...]
     d_steps: Count = 1
-    ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    kinds: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
-    handling: Mapping[str, Seconds] = dataclasses.field(default_factory=dict[str, float])
-    memory: tuple[Memory, ...] = ()
-    data: Seconds = 0.0
-    noise: Mapping[Literal["G", "D"], Noise] = dataclasses.field(default_factory=dict)
-    layers: tuple[tuple[Count, ...], tuple[Count, ...]] = ((), ())
-    moments: tuple[Moments, Moments] = (0, 0)
-    seconds: Finite = 0.0
+    g_batch_ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    op_shares: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    codec_cost: Mapping[str, Seconds] = dataclasses.field(default_factory=dict[str, float])
+    memory: tuple[MemoryUse, ...] = ()
+    data_wait_s: Seconds = 0.0
+    noise_scale: Mapping[Literal["G", "D"], NoiseScale] = dataclasses.field(default_factory=dict)
+    layer_numels: tuple[tuple[Count, ...], tuple[Count, ...]] = ((), ())
+    moments_numel: tuple[MomentsNumel, MomentsNumel] = (0, 0)
+    measured_for_s: NonNegative = 0.0
 
-    def turn(self, player: Literal["G", "D"], batch: float) -> Turn:
+    def turn(self, player: Literal["G", "D"], batch: float) -> TurnProfile:
         """A turn with any batch: between those measured linear, beyond them as the last two (or in proportion)."""
-        return between(self.g if player == "G" else self.d, batch)
+        return interpolate_turns(self.g if player == "G" else self.d, batch)
 
     def round_s(self, batch: float) -> float:
         """Seconds of a round that one worker plays alone."""
-        return self.d_steps * self.turn("D", batch).whole + self.turn("G", batch).whole
+        return self.d_steps * self.turn("D", batch).total_s + self.turn("G", batch).total_s
 
 
-def between(turns: Sequence[Turn], batch: float) -> Turn:
+def interpolate_turns(turns: Sequence[TurnProfile], batch: float) -> TurnProfile:
     """The turn with this batch."""
     if len(turns) == 1:
-        return _weighted(turns[0], turns[0], 0.0, batch / turns[0].batch)
+        return _interpolate(turns[0], turns[0], 0.0, batch / turns[0].batch)
     i = next((i for i in range(1, len(turns) - 1) if batch <= turns[i].batch), len(turns) - 1)
     a, b = turns[i - 1], turns[i]
-    return _weighted(a, b, (batch - a.batch) / (b.batch - a.batch), 1.0)
+    return _interpolate(a, b, (batch - a.batch) / (b.batch - a.batch), 1.0)
 
 
-def _weighted(a: Turn, b: Turn, share: float, factor: float) -> Turn:
+def _interpolate(a: TurnProfile, b: TurnProfile, fraction: float, factor: float) -> TurnProfile:
     def mix(x: float, y: float) -> float:
-        return max(0.0, factor * ((1 - share) * x + share * y))
+        return max(0.0, factor * ((1 - fraction) * x + fraction * y))
 
-    ready = tuple(mix(x, y) for x, y in zip(a.ready, b.ready))
-    return Turn(
-        max(1, round(factor * ((1 - share) * a.batch + share * b.batch))),
+    ready = tuple(mix(x, y) for x, y in zip(a.grads_ready_s, b.grads_ready_s))
+    return TurnProfile(
+        max(1, round(factor * ((1 - fraction) * a.batch + fraction * b.batch))),
         ready,
-        mix(a.backward, b.backward),
-        mix(a.whole, b.whole),
-        mix(a.made, b.made) if a.made and b.made else 0.0,
+        mix(a.backward_s, b.backward_s),
+        mix(a.total_s, b.total_s),
+        mix(a.g_forward_s, b.g_forward_s) if a.g_forward_s and b.g_forward_s else 0.0,
     )
 
 
 def read_profile(path: Path) -> Profile:
     """Unusable names the file, the field and what fits."""
     try:
-        return profile_from(path.read_text("utf-8"), str(path))
+        return parse_profile(path.read_text("utf-8"), str(path))
     except FileNotFoundError as error:
-        raise Unusable(f"profile: {path} does not exist; `paragan bench step RECIPE --out {path}` makes one") from error
+        raise UsageError(
+            f"profile: {path} does not exist; `paragan bench step RECIPE --out {path}` makes one"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise Unusable(f"profile: {path} cannot be read: {error}") from error
+        raise UsageError(f"profile: {path} cannot be read: {error}") from error
 
 
-def profile_from(text: str, name: str) -> Profile:
+def parse_profile(text: str, name: str) -> Profile:
     """The same from the text of a file of this name."""
     try:
-        profile = build(Profile, from_yaml(text, name))
-    except Unusable as error:
-        raise Unusable(f"profile: {name}: {error}") from error
-    for wrong in _impossible(profile):
-        raise Unusable(f"profile: {name}: {wrong}; `paragan bench step RECIPE --out FILE` makes one")
+        profile = from_dict(Profile, from_yaml(text, name))
+    except UsageError as error:
+        raise UsageError(f"profile: {name}: {error}") from error
+    for wrong in _find_errors(profile):
+        raise UsageError(f"profile: {name}: {wrong}; `paragan bench step RECIPE --out FILE` makes one")
     return profile
 
 
-def _impossible(profile: Profile) -> Iterator[str]:
+def _find_errors(profile: Profile) -> Iterator[str]:
     """What no worker was measured to do."""
     for name, turns in (("g", profile.g), ("d", profile.d)):
-        if not turns or not _rise([turn.batch for turn in turns]):
+        if not turns or not _is_increasing([turn.batch for turn in turns]):
             yield f"{name} must have turns, of rising batches"
-        if any(len(turn.ready) != PARTS or list(turn.ready) != sorted(turn.ready) for turn in turns):
-            yield f"{name}.ready must be {PARTS} rising numbers"
-        if any(not 0 < turn.backward <= turn.whole for turn in turns):
+        if any(
+            len(turn.grads_ready_s) != NUM_READY_PARTS or list(turn.grads_ready_s) != sorted(turn.grads_ready_s)
+            for turn in turns
+        ):
+            yield f"{name}.ready must be {NUM_READY_PARTS} rising numbers"
+        if any(not 0 < turn.backward_s <= turn.total_s for turn in turns):
             yield f"{name}: a turn takes time, and backward is a part of whole"
-    if not _rise([one.batch for one in profile.memory]):
+    if not _is_increasing([one.batch for one in profile.memory]):
         yield "memory must be of rising batches"
 
 
-def _rise(numbers: Sequence[int]) -> bool:
+def _is_increasing(numbers: Sequence[int]) -> bool:
     return all(a < b for a, b in itertools.pairwise(numbers))
 
 
-def written_profile(profile: Profile) -> str:
-    return to_yaml(_short(plain(profile)))
+def profile_to_yaml(profile: Profile) -> str:
+    return to_yaml(_round_digits(to_dict(profile)))
 
 
-def _short(value: Any) -> Any:
+def _round_digits(value: Any) -> Any:
     """With as many digits as were measured."""
     if isinstance(value, dict):
-        return {key: _short(item) for key, item in value.items()}
+        return {key: _round_digits(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_short(item) for item in value]
+        return [_round_digits(item) for item in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value

@@ -14,189 +14,203 @@ from typing import Any
 
 from torch import Tensor
 
-from paragan.comm.bucket import ARRIVED, Bucket, Moment
-from paragan.comm.process_group import Solo, Work
+from paragan.comm.bucket import ALL_RECEIVED, Bucket, ExchangeEvent
+from paragan.comm.process_group import SingleRankGroup, Work
 from paragan.comm.traffic import Traffic
-from paragan.core.devices import kind_of
+from paragan.core.devices import backend_of
 from paragan.game.player import Player
-from paragan.game.turn import alternately, begin, play
+from paragan.game.turn import alternating, play_turns, start_exchanges
 from paragan.losses.adversarial import Adversarial
-from paragan.plan.profile.profile import PARTS, Turn
-from paragan.strategies.base import lockstep
+from paragan.plan.profile.profile import NUM_READY_PARTS, TurnProfile
+from paragan.strategies.base import make_lockstep_role
 from paragan.train.session import Session
 
-WARM_UP = 1  # rounds of every kind, at every visit
-FEWEST, MOST = 2, 40  # that are timed
+WARM_UP_ROUNDS = 1  # rounds of every kind, at every visit
+MIN_TIMED_ROUNDS, MAX_TIMED_ROUNDS = 2, 40  # that are timed
 
 
-class Making:
+class GeneratorTimer:
     """What G's forward passes take, in either player's turn."""
 
-    def __init__(self, player: Player, hooks: bool = True):
-        net, self.clock, self._begun = player.net, kind_of(player.flat.params.device), list[Any]()
-        self._passes: list[tuple[Any, Any]] = []
-        self._hooks = [net.register_forward_pre_hook(self._begins), net.register_forward_hook(self._ends)]
-        if not hooks:
+    def __init__(self, player: Player, use_hooks: bool = True):
+        net, self.backend, self._starts = player.net, backend_of(player.flat.params.device), list[Any]()
+        self._intervals: list[tuple[Any, Any]] = []
+        self._hooks = [
+            net.register_forward_pre_hook(self._on_forward_start),
+            net.register_forward_hook(self._on_forward_end),
+        ]
+        if not use_hooks:
             self.close()
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
-    def _begins(self, *_: Any) -> None:
-        self._begun.append(self.clock.now())
+    def _on_forward_start(self, *_: Any) -> None:
+        self._starts.append(self.backend.record_time())
 
-    def _ends(self, *_: Any) -> None:
-        self._passes.append((self._begun.pop(), self.clock.now()))
+    def _on_forward_end(self, *_: Any) -> None:
+        self._intervals.append((self._starts.pop(), self.backend.record_time()))
 
-    def seconds(self) -> float:
+    def pop_seconds(self) -> float:
         """Of all since it was asked last; once all is done."""
-        passes, self._passes = self._passes, []
-        return sum(self.clock.seconds(*one) for one in passes)
+        passes, self._intervals = self._intervals, []
+        return sum(self.backend.elapsed_s(*one) for one in passes)
 
 
-class Timed:
+class TimingExchange:
     """An exchange with nobody, which notes when what of its player's turn was done.
 
     hooks: whether every parameter tells when its gradient is there (where passes are replayed, none does).
     """
 
-    def __init__(self, player: Player, making: Making, hooks: bool = True):
-        self.player, self.making, self.device = player, making, player.flat.params.device
-        self.clock = kind_of(self.device)
-        self.turns: list[tuple[float, ...]] = []  # ready, backward, whole, made
-        self._filled: dict[Tensor, Any] = {}
-        self._start = self._over = self.clock.now()
-        with player.moving():  # a hook on a frozen tensor is refused
-            parameters = player.flat.parameters if hooks else ()
-            self._hooks = [p.register_post_accumulate_grad_hook(self._note) for p in parameters]
+    def __init__(self, player: Player, generator_timer: GeneratorTimer, use_hooks: bool = True):
+        self.player, self.generator_timer, self.device = player, generator_timer, player.flat.params.device
+        self.backend = backend_of(self.device)
+        self.turn_times: list[tuple[float, ...]] = []  # ready, backward, whole, made
+        self._grad_ready: dict[Tensor, Any] = {}
+        self._start = self._backward_end = self.backend.record_time()
+        with player.requiring_grad():  # a hook on a frozen tensor is refused
+            parameters = player.flat.parameters if use_hooks else ()
+            self._hooks = [p.register_post_accumulate_grad_hook(self._on_grad_ready) for p in parameters]
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
-    def _note(self, p: Tensor) -> None:
-        self._filled[p] = self.clock.now()
+    def _on_grad_ready(self, p: Tensor) -> None:
+        self._grad_ready[p] = self.backend.record_time()
 
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | Moment]:
-        yield ARRIVED
-        self._over = self.clock.now()
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
+        yield ALL_RECEIVED
+        self._backward_end = self.backend.record_time()
 
     def traffic(self, n: int) -> Traffic:
         return Traffic()
 
-    def play(self, action: Callable[[], object]) -> None:
+    def time_turn(self, action: Callable[[], object]) -> None:
         """Note a turn that `action` plays."""
-        self._filled = {}
-        self._start = self.clock.now()
+        self._grad_ready = {}
+        self._start = self.backend.record_time()
         action()
-        end = self.clock.now()
-        self.clock.synchronize(self.device)
-        times = [self.clock.seconds(self._start, moment) for moment in (self._over, end)]
-        self.turns.append((*self._ready(times[0]), *times, self.making.seconds()))
+        end = self.backend.record_time()
+        self.backend.synchronize(self.device)
+        times = [self.backend.elapsed_s(self._start, moment) for moment in (self._backward_end, end)]
+        self.turn_times.append((*self._parts_ready_s(times[0]), *times, self.generator_timer.pop_seconds()))
 
-    def _ready(self, over: float) -> list[float]:
+    def _parts_ready_s(self, backward_s: float) -> list[float]:
         """When each of PARTS equal parts of the vector was filled, and all before it: they leave in this order."""
         flat = self.player.flat
-        moments = [self._filled.get(p) for p in flat.parameters]
-        times = [over if m is None else self.clock.seconds(self._start, m) for m in moments]
+        moments = [self._grad_ready.get(p) for p in flat.parameters]
+        times = [backward_s if m is None else self.backend.elapsed_s(self._start, m) for m in moments]
         filled = [*itertools.accumulate(times, max)]
         starts, total = [start for start, _ in flat.slices], len(flat.params)
-        last = [sum(start < total * part / PARTS for start in starts) - 1 for part in range(1, PARTS + 1)]
+        last = [
+            sum(start < total * part / NUM_READY_PARTS for start in starts) - 1
+            for part in range(1, NUM_READY_PARTS + 1)
+        ]
         return [filled[i] for i in last]
 
 
 @dataclass(frozen=True)
-class Kind:
+class StepKind:
     """Steps that are computed alike: one that stands for them, and their share of all."""
 
     step: int
     share: float
 
 
-def kinds_of(objective: object) -> list[Kind]:
+def step_kinds(objective: object) -> list[StepKind]:
     """The kinds of steps that an objective of ours has: with its lazy penalties and without."""
     if not isinstance(objective, Adversarial):
-        return [Kind(1, 1.0)]
+        return [StepKind(1, 1.0)]
     period = math.lcm(objective.r1_every, objective.r2_every)
-    kinds = [objective.kind(step) for step in range(period)]
-    return [Kind(kinds.index(kind), count / period) for kind, count in Counter(kinds).items()]
+    kinds = [objective.penalties_due(step) for step in range(period)]
+    return [StepKind(kinds.index(kind), count / period) for kind, count in Counter(kinds).items()]
 
 
 @dataclass(frozen=True)
-class Rounds:
+class RoundTimes:
     """What a round takes: a turn of each player, and seconds that data are waited for."""
 
-    g: Turn
-    d: Turn
-    wait: float
+    g: TurnProfile
+    d: TurnProfile
+    data_wait_s: float
 
 
 @dataclass
-class Samples:
+class RoundSamples:
     """Rounds of one batch that were timed: turns by kind of step and player, and waiting for data."""
 
     batch: int
-    kinds: list[Kind]
-    turns: dict[tuple[int, str], list[tuple[float, ...]]] = dataclasses.field(default_factory=dict)
-    waits: list[float] = dataclasses.field(default_factory=list)
+    step_kinds: list[StepKind]
+    turn_times: dict[tuple[int, str], list[tuple[float, ...]]] = dataclasses.field(default_factory=dict)
+    data_waits_s: list[float] = dataclasses.field(default_factory=list)
 
-    def medians(self) -> Rounds:
-        return Rounds(self._turn("G"), self._turn("D"), statistics.median(self.waits))
+    def medians(self) -> RoundTimes:
+        return RoundTimes(self._median_turn("G"), self._median_turn("D"), statistics.median(self.data_waits_s))
 
-    def _turn(self, name: str) -> Turn:
-        medians = [map(statistics.median, zip(*self.turns[kind.step, name])) for kind in self.kinds]
-        shares = [kind.share for kind in self.kinds]
-        *ready, backward, whole, made = (weighted(column, shares) for column in zip(*medians))
-        return Turn(self.batch, tuple(itertools.accumulate(ready, max)), backward, whole, made)
+    def _median_turn(self, name: str) -> TurnProfile:
+        medians = [map(statistics.median, zip(*self.turn_times[kind.step, name])) for kind in self.step_kinds]
+        shares = [kind.share for kind in self.step_kinds]
+        *ready, backward, whole, made = (weighted_sum(column, shares) for column in zip(*medians))
+        return TurnProfile(self.batch, tuple(itertools.accumulate(ready, max)), backward, whole, made)
 
 
-def time_rounds(session: Session, seconds: float, into: Samples) -> None:
+def time_rounds(session: Session, seconds: float, samples: RoundSamples) -> None:
     """Play rounds of every kind for about so long. The session's clock goes on, but for its step."""
-    game, recorded = session.game, session.run.device.graph
-    making = Making(game.g, hooks=not recorded and not session.run.device.compile)
-    timed = {player.name: Timed(player, making, hooks=not recorded) for player in game.players}
-    role = lockstep(game, Solo(), session.role.share, lambda player: timed[player.name], alternately)
+    game, recorded = session.game, session.run.device.capture_passes
+    making = GeneratorTimer(game.g, use_hooks=not recorded and not session.run.device.compile)
+    timed = {player.name: TimingExchange(player, making, use_hooks=not recorded) for player in game.players}
+    role = make_lockstep_role(
+        game, SingleRankGroup(), session.role.share, lambda player: timed[player.name], alternating
+    )
     session = dataclasses.replace(session, role=role)
     try:
-        for kind in into.kinds:
-            into.waits += _rounds(session, timed, kind.step, seconds / len(into.kinds))
+        for kind in samples.step_kinds:
+            samples.data_waits_s += _time_step_rounds(session, timed, kind.step, seconds / len(samples.step_kinds))
             for name, one in timed.items():
-                into.turns.setdefault((kind.step, name), []).extend(one.turns)
+                samples.turn_times.setdefault((kind.step, name), []).extend(one.turn_times)
     finally:
         for one in (making, *timed.values()):
             one.close()
 
 
-def _rounds(session: Session, timed: Mapping[str, Timed], step: int, seconds: float) -> list[float]:
+def _time_step_rounds(
+    session: Session, exchanges: Mapping[str, TimingExchange], step: int, seconds: float
+) -> list[float]:
     """Play rounds that are all of one step; what each that counts waited for data."""
     waits, deadline = list[float](), math.inf
-    while len(waits) < WARM_UP + FEWEST or (len(waits) < WARM_UP + MOST and time.perf_counter() < deadline):
-        if len(waits) == WARM_UP:
+    while len(waits) < WARM_UP_ROUNDS + MIN_TIMED_ROUNDS or (
+        len(waits) < WARM_UP_ROUNDS + MAX_TIMED_ROUNDS and time.perf_counter() < deadline
+    ):
+        if len(waits) == WARM_UP_ROUNDS:
             deadline = time.perf_counter() + seconds
-            for one in timed.values():
-                one.turns.clear()
+            for one in exchanges.values():
+                one.turn_times.clear()
         session.clock.step = step
-        waits.append(_round(session, timed))
-    return waits[WARM_UP:]
+        waits.append(_time_round(session, exchanges))
+    return waits[WARM_UP_ROUNDS:]
 
 
-def weighted(values: Sequence[float], shares: Sequence[float]) -> float:
-    return sum(value * share for value, share in zip(values, shares, strict=True))
+def weighted_sum(values: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(value * share for value, share in zip(values, weights, strict=True))
 
 
-def _round(session: Session, timed: Mapping[str, Timed]) -> float:
+def _time_round(session: Session, exchanges: Mapping[str, TimingExchange]) -> float:
     """A round as train/loop.py plays it; seconds that it waited for data."""
     s, run, waited = session, session.run, 0.0
-    begin(s.role.round, s.clock.step)
+    start_exchanges(s.role.round, s.clock.step)
     for beat in s.role.round:
         (turn,) = beat
-        if turn.fresh:
+        if turn.needs_new_reals:
             start = time.perf_counter()
-            s.lanes.next()
+            s.lanes.next_micro_batches()
             waited += time.perf_counter() - start
-        timed[turn.player.name].play(
-            lambda: play(beat, s.lanes.hands, s.clock.step, s.clock.images + run.round, run.round)  # noqa: B023
+        exchanges[turn.player.name].time_turn(
+            lambda: play_turns(
+                beat, s.lanes.micro_batches, s.clock.step, s.clock.images + run.round_images, run.round_images
+            )
         )
-    s.clock.advance(run.round)
+    s.clock.advance(run.round_images)
     return waited

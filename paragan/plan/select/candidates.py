@@ -1,6 +1,6 @@
 """Strategies by name, and those that a plan compares.
 
-strategy_of("sync+int8+every=4")        # a strategy, + its wire, + any field=value
+strategy_of("sync+int8+sync_period=4")        # a strategy, + its wire, + any field=value
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 from paragan.comm.topology import Complete, Topology
 from paragan.config.run import Strategy
-from paragan.core.schema import build, override, record
+from paragan.core.schema import apply_overrides, config_class, from_dict
 from paragan.plan.profile.profile import Profile
 from paragan.strategies.async_paragan import Async
-from paragan.strategies.gd_teams import even
+from paragan.strategies.gd_teams import balance
 from paragan.strategies.gossip_dposg import Decentralized
-from paragan.strategies.per_label_wcgan import NAMES, PerLabel
+from paragan.strategies.per_label_wcgan import PER_LABEL_NAMES, PerLabel
 
-Promise = Literal["as one worker", "compressed", "stale", "decentralized", "periodic", "a game per label"]
+Semantics = Literal["as one worker", "compressed", "stale", "decentralized", "periodic", "a game per label"]
 
 # what a promise is less than "as one worker": the part of the margin by which it has to be faster
-GIVES_UP: dict[Promise, float] = {
+SEMANTICS_PENALTY: dict[Semantics, float] = {
     "as one worker": 0.0,
     "compressed": 0.4,
     "decentralized": 0.4,
@@ -30,19 +30,19 @@ GIVES_UP: dict[Promise, float] = {
     "a game per label": 1.0,
 }
 # {split}: the division of the ranks with which neither team waits
-USUAL = (
+DEFAULT_CANDIDATES = (
     *("sync", "sync+bf16", "sync+int8", "sync+int4", "quantized", "quantized+int4"),
-    *("sync+every=4", "sync+every=16", "sync+int8+every=4", "quantized+every=4"),
-    *("gossip", "gossip+int8", "gossip+int4", "gossip+local_steps=4", "gossip+int8+local_steps=4"),
+    *("sync+sync_period=4", "sync+sync_period=16", "sync+int8+sync_period=4", "quantized+sync_period=4"),
+    *("gossip", "gossip+int8", "gossip+int4", "gossip+sync_period=4", "gossip+int8+sync_period=4"),
     *(f"gossip+topology={graph}" for graph in ("ring", "torus", "hypercube", "exponential", "random-ring")),
     *("gossip+topology=ring+int8", "gossip+topology=ring+rounds=4", "async-gossip"),
     *("async-gossip+topology=hypercube", "async+split=none", "async+split=none+int8"),
-    *("async+split={split}", "async+split={split}+lead=2", "async+split={split}+every=2"),
-    *("async+split={split}+int8+snapshot_wire=int8", "async+split={split}+int8+snapshot_wire=int8+lead=2"),
+    *("async+split={split}", "async+split={split}+max_lead_rounds=2", "async+split={split}+sync_period=2"),
+    *("async+split={split}+int8+snapshot_wire=int8", "async+split={split}+int8+snapshot_wire=int8+max_lead_rounds=2"),
     "per-label",
 )
-ALONE = ("sync", "async")
-FEW = 64  # ranks up to which graphs are looked at
+SINGLE_RANK_CANDIDATES = ("sync", "async")
+MAX_COMPARED_RANKS = 64  # ranks up to which graphs are looked at
 
 
 @dataclass(frozen=True)
@@ -53,37 +53,37 @@ class Candidate:
     strategy: Any
 
     @property
-    def options(self) -> list[str]:
+    def cli_options(self) -> list[str]:
         """What `paragan train` is to be told."""
-        return [f"--{field}={value}" for field, value in settings_of(self.name)]
+        return [f"--{field}={value}" for field, value in parse_settings(self.name)]
 
     @property
-    def promise(self) -> Promise:
-        return promise_of(self.strategy)
+    def semantics(self) -> Semantics:
+        return semantics_of(self.strategy)
 
 
-def settings_of(name: str) -> list[tuple[str, str]]:
+def parse_settings(name: str) -> list[tuple[str, str]]:
     """The fields that a name sets: its wire is given by its own name alone."""
     kind, *more = name.split("+")
     fields = [word.partition("=") if "=" in word else ("wire", "=", word) for word in more]
     return [("strategy", kind), *((f"strategy.{field}", value) for field, _, value in fields)]
 
 
-def strategy_of(name: str) -> Any:
+def parse_strategy(name: str) -> Any:
     """Unusable names the field that is wrong, and what fits."""
-    return build(_Holder, override({}, settings_of(name))).strategy
+    return from_dict(_StrategyField, apply_overrides({}, parse_settings(name))).strategy
 
 
-@record
-class _Holder:
+@config_class
+class _StrategyField:
     strategy: Strategy
 
 
-def promise_of(strategy: Any) -> Promise:
+def semantics_of(strategy: Any) -> Semantics:
     """What one gets, compared with a single worker that does it all."""
     if isinstance(strategy, PerLabel):
         return "a game per label"
-    if getattr(strategy, "every", 1) > 1 or getattr(strategy, "local_steps", 1) > 1:
+    if getattr(strategy, "every", 1) > 1 or getattr(strategy, "sync_period", 1) > 1:
         return "periodic"
     if isinstance(strategy, Async) or getattr(strategy, "staleness", 0):
         return "stale"
@@ -92,24 +92,33 @@ def promise_of(strategy: Any) -> Promise:
     return "compressed" if strategy.wire.lossy else "as one worker"
 
 
-def candidates(ranks: int, profile: Profile, batch: int) -> list[Candidate]:
+def default_candidates(ranks: int, profile: Profile, batch: int) -> list[Candidate]:
     """What is worth comparing on so many ranks; which of them fit is the search's to say."""
     if ranks == 1:
-        return [Candidate(name, strategy_of(name)) for name in ALONE]
+        return [Candidate(name, parse_strategy(name)) for name in SINGLE_RANK_CANDIDATES]
     local, turns = batch / ranks, profile.d_steps
-    split = "{}:{}".format(*even(profile.turn("G", local).whole, turns * profile.turn("D", local).whole, ranks))
-    found = [Candidate(name, strategy_of(name)) for name in (usual.format(split=split) for usual in USUAL)]
-    return list({_alike(one.strategy, ranks): one for one in reversed(found)}.values())[::-1]  # the first of its like
+    split = "{}:{}".format(*balance(profile.turn("G", local).total_s, turns * profile.turn("D", local).total_s, ranks))
+    found = [
+        Candidate(name, parse_strategy(name)) for name in (usual.format(split=split) for usual in DEFAULT_CANDIDATES)
+    ]
+    return list({_equivalence_key(one.strategy, ranks): one for one in reversed(found)}.values())[
+        ::-1
+    ]  # the first of its like
 
 
-def _alike(strategy: Any, ranks: int) -> Any:
+def _equivalence_key(strategy: Any, ranks: int) -> Any:
     """What two strategies share that do the same: on few ranks, several graphs are one."""
     topology: Topology | None = getattr(strategy, "topology", None)
-    if topology is None or ranks > FEW or topology.misfit(ranks) or not topology.period(ranks):
+    if (
+        topology is None
+        or ranks > MAX_COMPARED_RANKS
+        or topology.unsupported_reason(ranks)
+        or not topology.period(ranks)
+    ):
         return strategy
     seen = b"".join(topology.matrix(ranks, step).tobytes() for step in range(topology.period(ranks)))
     return dataclasses.replace(strategy, topology=Complete()), seen
 
 
 def is_per_label(name: str) -> bool:
-    return name.partition("+")[0] in NAMES
+    return name.partition("+")[0] in PER_LABEL_NAMES

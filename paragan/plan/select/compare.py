@@ -17,18 +17,18 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paragan.config.resolve import settled
+from paragan.config.resolve import fill_strategy_defaults
 from paragan.config.validate import validate
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.plan.links import Links
 from paragan.plan.predict.predict import Prediction, predict
 from paragan.plan.profile.profile import Profile
-from paragan.plan.select.candidates import GIVES_UP, Candidate, Promise
-from paragan.plan.select.convergence_limits import limits_of, noise_of, of_ramp
-from paragan.plan.select.explain import against, why_first
+from paragan.plan.select.candidates import SEMANTICS_PENALTY, Candidate, Semantics
+from paragan.plan.select.convergence_limits import find_limits, noise_warnings, ramp_warnings
+from paragan.plan.select.explain import explain_best, explain_rejection
 
-MARGIN = 0.05  # by so much a strategy has to be faster that gives up most
-Predict = Callable[[Any, Profile, Links, int], Prediction]
+DEFAULT_MARGIN = 0.05  # by so much a strategy has to be faster that gives up most
+PredictFn = Callable[[Any, Profile, Links, int], Prediction]
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Goal:
     memory: bytes that a rank has (0: not known)"""
 
     kimg: float
-    price: float | None = None
-    memory: int = 0
-    margin: float = MARGIN
+    host_price_per_h: float | None = None
+    memory_bytes: int = 0
+    margin: float = DEFAULT_MARGIN
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class Choice:
 
     name: str
     candidate: Candidate
-    promise: Promise
+    semantics: Semantics
     batch: int
     kimg: float
     prediction: Prediction
     hours: float
     cost: float | None
-    fits: bool
+    fits_memory: bool
     limits: tuple[str, ...]
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,64 +67,74 @@ class Plan:
     ranks: int
     goal: Goal
     rows: tuple[Choice, ...]
-    left_out: tuple[tuple[str, str], ...]
+    excluded: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
 
     @property
-    def first(self) -> Choice:
+    def best(self) -> Choice:
         return self.rows[0]
 
 
-def search(
+def compare_strategies(
     run: Any,
-    options: Sequence[Candidate],
+    candidates: Sequence[Candidate],
     profile: Profile,
     links: Links,
     ranks: int,
     goal: Goal,
     *,
     batches: Sequence[int] = (),
-    play: Predict | None = None,
+    predict_fn: PredictFn | None = None,
 ) -> Plan:
     """Of a resolved run. batches: those that are tried, where not the run's own alone. Unusable where nothing fits."""
-    play = play or played
-    options, left_out = _played_by(run, options, ranks)
+    predict_fn = predict_fn or predict_with_lags
+    candidates, left_out = _split_startable(run, candidates, ranks)
     found = list[Choice]()
     for batch in batches or (run.batch,):
-        for option in options:
+        for option in candidates:
             try:
-                found.append(_choice(run, option, batch, profile, links, ranks, goal, play))
-            except Unusable as error:
+                found.append(_make_choice(run, option, batch, profile, links, ranks, goal, predict_fn))
+            except UsageError as error:
                 left_out.append((option.name, str(error)))
     left_out = list(dict.fromkeys(left_out))
     if not found:
-        raise Unusable(f"no strategy can be planned: {'; '.join(f'{name}: {reason}' for name, reason in left_out[:3])}")
-    if goal.memory and not any(row.fits for row in found):
-        _refuse_memory(run, options, profile, links, ranks, goal, play)
-    rows = sorted(found, key=lambda row: _order(row, goal.margin))
-    return Plan(ranks, goal, _reasoned(rows, goal), tuple(left_out), (*of_ramp(run), *noise_of(profile, rows[0].batch)))
+        raise UsageError(
+            f"no strategy can be planned: {'; '.join(f'{name}: {reason}' for name, reason in left_out[:3])}"
+        )
+    if goal.memory_bytes and not any(row.fits_memory for row in found):
+        _raise_memory_error(run, candidates, profile, links, ranks, goal, predict_fn)
+    rows = sorted(found, key=lambda row: _sort_key(row, goal.margin))
+    return Plan(
+        ranks,
+        goal,
+        _with_reasons(rows, goal),
+        tuple(left_out),
+        (*ramp_warnings(run), *noise_warnings(profile, rows[0].batch)),
+    )
 
 
-def _played_by(run: Any, options: Sequence[Candidate], ranks: int) -> tuple[list[Candidate], list[tuple[str, str]]]:
+def _split_startable(
+    run: Any, candidates: Sequence[Candidate], ranks: int
+) -> tuple[list[Candidate], list[tuple[str, str]]]:
     """Those that `paragan train` would begin, as the run is; and why not the others."""
     can, cannot = list[Candidate](), list[tuple[str, str]]()
-    for option in options:
+    for option in candidates:
         try:
-            validate(settled(dataclasses.replace(run, strategy=option.strategy)), ranks)
+            validate(fill_strategy_defaults(dataclasses.replace(run, strategy=option.strategy)), ranks)
             can.append(option)
-        except Unusable as error:
+        except UsageError as error:
             cannot.append((option.name, str(error)))
     return can, cannot
 
 
-def played(run: Any, profile: Profile, links: Links, ranks: int) -> Prediction:
+def predict_with_lags(run: Any, profile: Profile, links: Links, ranks: int) -> Prediction:
     """A prediction, long enough for messages that may lag to be waited for."""
-    with uncollected():
-        return predict(run, profile, links, ranks, rounds=2 * getattr(run.strategy, "staleness", 0))
+    with gc_disabled():
+        return predict(run, profile, links, ranks, min_rounds=2 * getattr(run.strategy, "staleness", 0))
 
 
 @contextlib.contextmanager
-def uncollected() -> Generator[None]:
+def gc_disabled() -> Generator[None]:
     """Inside, nobody looks for cycles among what is alive: with millions of messages that takes a third of the time."""
     enabled = gc.isenabled()
     gc.disable()
@@ -135,83 +145,91 @@ def uncollected() -> Generator[None]:
             gc.enable()
 
 
-def _choice(
+def _make_choice(
     run: Any,
-    option: Candidate,
+    candidate: Candidate,
     batch: int,
     profile: Profile,
     links: Links,
     ranks: int,
     goal: Goal,
-    play: Predict,
+    predict_fn: PredictFn,
 ) -> Choice:
     g_batch = run.g_batch * batch // run.batch
-    trial = dataclasses.replace(run, strategy=option.strategy, batch=batch, g_batch=g_batch)
-    prediction = play(trial, profile, links, ranks)
-    kimg = goal.kimg * images_for(profile, batch, run.batch)
+    trial = dataclasses.replace(run, strategy=candidate.strategy, batch=batch, g_batch=g_batch)
+    prediction = predict_fn(trial, profile, links, ranks)
+    kimg = goal.kimg * images_factor(profile, batch, run.batch)
     hours = 1000 * kimg / prediction.images_per_s / 3600
     return Choice(
-        name=option.name,
-        candidate=option,
-        promise=option.promise,
+        name=candidate.name,
+        candidate=candidate,
+        semantics=candidate.semantics,
         batch=batch,
         kimg=kimg,
         prediction=prediction,
         hours=hours,
-        cost=None if goal.price is None else goal.price * hours * -(-ranks // links.ranks_per_host),
-        fits=not goal.memory or prediction.memory_bytes <= goal.memory,
-        limits=limits_of(option.strategy, ranks, prediction.staleness),
+        cost=None
+        if goal.host_price_per_h is None
+        else goal.host_price_per_h * hours * -(-ranks // links.ranks_per_host),
+        fits_memory=not goal.memory_bytes or prediction.memory_bytes <= goal.memory_bytes,
+        limits=find_limits(candidate.strategy, ranks, prediction.staleness_rounds),
     )
 
 
-def images_for(profile: Profile, batch: int, base: int) -> float:
+def images_factor(profile: Profile, batch: int, base_batch: int) -> float:
     """How many times the images another batch needs to learn as much: (B + N) / (base + N), where N is the noise scale
     (McCandlish et al. 2018, equation 2.11, in images); the smaller of G's and D's. 1 where it was not measured."""
-    noise = min((noise.batch for noise in profile.noise.values()), default=float("inf"))
-    return 1.0 if noise == float("inf") else (batch + noise) / (base + noise)
+    noise = min((noise.images for noise in profile.noise_scale.values()), default=float("inf"))
+    return 1.0 if noise == float("inf") else (batch + noise) / (base_batch + noise)
 
 
-def _order(row: Choice, margin: float) -> tuple[bool, bool, float, int]:
-    handicap = 1 + margin * GIVES_UP[row.promise]
+def _sort_key(row: Choice, margin: float) -> tuple[bool, bool, float, int]:
+    handicap = 1 + margin * SEMANTICS_PENALTY[row.semantics]
     return (
-        not row.fits,
-        bool(row.limits) or row.promise == "a game per label",
+        not row.fits_memory,
+        bool(row.limits) or row.semantics == "a game per label",
         row.hours * handicap,
         row.prediction.sent_bytes,
     )
 
 
-def _reasoned(rows: Sequence[Choice], goal: Goal) -> tuple[Choice, ...]:
+def _with_reasons(rows: Sequence[Choice], goal: Goal) -> tuple[Choice, ...]:
     first = rows[0]
-    told = [why_first(first, rows[1:], goal.margin), *(against(row, first, goal) for row in rows[1:])]
-    return tuple(dataclasses.replace(row, why=why) for row, why in zip(rows, told))
+    told = [explain_best(first, rows[1:], goal.margin), *(explain_rejection(row, first, goal) for row in rows[1:])]
+    return tuple(dataclasses.replace(row, reason=why) for row, why in zip(rows, told))
 
 
-def _refuse_memory(
-    run: Any, options: Sequence[Candidate], profile: Profile, links: Links, ranks: int, goal: Goal, play: Predict
+def _raise_memory_error(
+    run: Any,
+    candidates: Sequence[Candidate],
+    profile: Profile,
+    links: Links,
+    ranks: int,
+    goal: Goal,
+    predict_fn: PredictFn,
 ) -> None:
     """Unusable names the largest batch that fits, of whole lanes, with any of these strategies."""
 
-    def needs(batch: int) -> int:
+    def required_bytes(batch: int) -> int:
         found = list[Choice]()
-        for option in options:
+        for option in candidates:
             try:
-                found.append(_choice(run, option, batch, profile, links, ranks, goal, play))
-            except Unusable:
+                found.append(_make_choice(run, option, batch, profile, links, ranks, goal, predict_fn))
+            except UsageError:
                 continue
         return min(row.prediction.memory_bytes for row in found)
 
     fits, fails = 0, run.batch // run.lanes  # images of a lane
     while fails - fits > 1:
         middle = (fits + fails) // 2
-        fits, fails = (middle, fails) if needs(middle * run.lanes) <= goal.memory else (fits, middle)
+        fits, fails = (middle, fails) if required_bytes(middle * run.lanes) <= goal.memory_bytes else (fits, middle)
     hint = f"the largest batch that fits is {fits * run.lanes}: --batch {fits * run.lanes}"
     hint = hint if fits else "no batch fits: take more ranks (with --lanes as many), or --nets.checkpointing=true"
-    raise Unusable(
-        f"a rank needs {told_bytes(needs(run.batch))} for its part of --batch {run.batch}, and has "
-        f"{told_bytes(goal.memory)}; {hint}"
+    raise UsageError(
+        f"a rank needs {format_bytes(required_bytes(run.batch))} for its part of --batch {run.batch}, and has "
+        f"{format_bytes(goal.memory_bytes)}; {hint}"
     )
 
 
-def told_bytes(n: float) -> str:
+def format_bytes(n: float) -> str:
     return f"{n / 1e9:.3g} GB" if n >= 1e9 else f"{n / 1e6:.3g} MB" if n >= 1e6 else f"{n / 1e3:.3g} kB"

@@ -10,36 +10,41 @@ from typing import Any
 
 from paragan.comm.topology import Topology, contraction
 from paragan.config.run import Run
-from paragan.plan.large_scale.mixing_rate import remains
+from paragan.plan.large_scale.mixing_rate import contraction_factor
 from paragan.plan.profile.profile import Profile
 
-APART = 0.9  # of the distance between ranks may be left after a step
-STALE = 1.5  # rounds: the mean age of what a player sees of the other
-LAGS = 16  # steps that a neighbour's parameters may be late
-STEPS = 4  # that ranks take on their own
-COARSE = ("int2", "sign")  # wires that cost quality where it was measured (docs/quantized.md)
-DENSE = 512  # ranks up to which a mixing matrix is looked at itself
+MAX_REMAINING_DISTANCE = 0.9  # of the distance between ranks may be left after a step
+MAX_STALENESS_ROUNDS = 1.5  # rounds: the mean age of what a player sees of the other
+MAX_GOSSIP_STALENESS_ROUNDS = 16  # steps that a neighbour's parameters may be late
+MAX_SYNC_PERIOD = 4  # that ranks take on their own
+COARSE_WIRES = ("int2", "sign")  # wires that cost quality where it was measured (docs/quantized.md)
+MAX_DENSE_RANKS = 512  # ranks up to which a mixing matrix is looked at itself
 
 
-def limits_of(strategy: Any, ranks: int, staleness: float) -> tuple[str, ...]:
+def find_limits(strategy: Any, ranks: int, staleness: float) -> tuple[str, ...]:
     """staleness: as predicted, in rounds."""
     if ranks == 1:
         return ()
-    found = [_wire(strategy), _period(strategy), _consensus(strategy, ranks), _staleness(strategy, staleness)]
+    found = [
+        _wire_limit(strategy),
+        _period_limit(strategy),
+        _consensus_limit(strategy, ranks),
+        _staleness_limit(strategy, staleness),
+    ]
     return tuple(limit for limit in found if limit)
 
 
-def noise_of(profile: Profile, batch: int) -> tuple[str, ...]:
+def noise_warnings(profile: Profile, batch: int) -> tuple[str, ...]:
     """Of a batch beyond what noise pays for."""
     return tuple(
-        f"--batch {batch} is {_times(batch, noise.batch)} the noise scale of {name}'s gradient "
-        f"({noise.batch:.3g} images after {noise.kimg:.3g} kimg): more images a step save few steps"
-        for name, noise in profile.noise.items()
-        if batch > noise.batch
+        f"--batch {batch} is {_format_ratio(batch, noise.images)} the noise scale of {name}'s gradient "
+        f"({noise.images:.3g} images after {noise.kimg:.3g} kimg): more images a step save few steps"
+        for name, noise in profile.noise_scale.items()
+        if batch > noise.images
     )
 
 
-def of_ramp(run: Run) -> tuple[str, ...]:
+def ramp_warnings(run: Run) -> tuple[str, ...]:
     """That stages beyond the first are not predicted."""
     if not run.ramp:
         return ()
@@ -47,32 +52,32 @@ def of_ramp(run: Run) -> tuple[str, ...]:
     return (f"{told}: for the last, plan --batch {run.ramp[-1][1]} without --ramp",)
 
 
-def _times(batch: int, noise: float) -> str:
+def _format_ratio(batch: int, noise: float) -> str:
     return f"{batch / noise:.2g} times" if noise else "beyond"  # gradients of all lanes may be alike
 
 
-def _wire(strategy: Any) -> str:
+def _wire_limit(strategy: Any) -> str:
     wire, kept = strategy.wire, getattr(strategy, "feedback", None)
     if not wire.lossy:
         return ""
-    if wire.name in COARSE:
+    if wire.name in COARSE_WIRES:
         return f"the {wire.name} wire costs quality where it was measured"
     sent_later = hasattr(strategy, "topology") or (wire.feedback if kept is None else kept)
     return "" if sent_later else f"what the {wire.name} wire loses is never sent: no error feedback"
 
 
-def _period(strategy: Any) -> str:
-    steps = max(getattr(strategy, "every", 1), getattr(strategy, "local_steps", 1))
-    return f"ranks take {steps} steps on their own, and drift apart" if steps > STEPS else ""
+def _period_limit(strategy: Any) -> str:
+    steps = max(getattr(strategy, "every", 1), getattr(strategy, "sync_period", 1))
+    return f"ranks take {steps} steps on their own, and drift apart" if steps > MAX_SYNC_PERIOD else ""
 
 
-def _consensus(strategy: Any, ranks: int) -> str:
+def _consensus_limit(strategy: Any, ranks: int) -> str:
     topology: Topology | None = getattr(strategy, "topology", None)
-    if topology is None or strategy.consensus:
+    if topology is None or strategy.consensus_tolerance:
         return ""
-    left = contraction(topology, ranks) if ranks <= DENSE else remains(topology, ranks)
-    left **= strategy.rounds / strategy.local_steps
-    if left <= APART:
+    left = contraction(topology, ranks) if ranks <= MAX_DENSE_RANKS else contraction_factor(topology, ranks)
+    left **= strategy.rounds / strategy.sync_period
+    if left <= MAX_REMAINING_DISTANCE:
         return ""
     steps = math.inf if left >= 1 else math.log(0.01) / math.log(left)
     return (
@@ -80,9 +85,9 @@ def _consensus(strategy: Any, ranks: int) -> str:
     )
 
 
-def _staleness(strategy: Any, staleness: float) -> str:
+def _staleness_limit(strategy: Any, staleness: float) -> str:
     lags = hasattr(strategy, "topology")
-    if staleness <= (LAGS if lags else STALE):
+    if staleness <= (MAX_GOSSIP_STALENESS_ROUNDS if lags else MAX_STALENESS_ROUNDS):
         return ""
     seen = "what ranks hear of neighbours" if lags else "what a player sees of the other"
     return f"{seen} is {staleness:.2g} rounds old on average, which costs quality"

@@ -8,99 +8,106 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Layout = Mapping[str, Any]  # dotted field of a run -> its value
-NOISE = 0.02  # what is not this much faster is as it was
-AGREE = 0.75  # of the rounds have to say so
-SWEEPS = 3
+Overrides = Mapping[str, Any]  # dotted field of a run -> its value
+MIN_GAIN = 0.02  # what is not this much faster is as it was
+MIN_AGREEMENT = 0.75  # of the rounds have to say so
+MAX_SWEEPS = 3
 
 
 @dataclass(frozen=True)
-class Switch:
+class Option:
     """One decision. choices: what it may set, first what stands; built: it costs time before the first round."""
 
     name: str
-    choices: tuple[Layout, ...]
-    built: bool = False
+    choices: tuple[Overrides, ...]
+    needs_build: bool = False
 
 
 @dataclass(frozen=True)
-class Timed:
+class TrialTimes:
     """Seconds of a round, as often as it was timed, and before the first."""
 
-    seconds: Sequence[float]
-    start: float = 0.0
+    round_s: Sequence[float]
+    startup_s: float = 0.0
 
-    def to(self, other: Timed) -> float:
+    def ratio_to(self, other: TrialTimes) -> float:
         """How long a round takes beside one of `other`, timed in turns with it."""
-        return statistics.median(a / b for a, b in zip(self.seconds, other.seconds))
+        return statistics.median(a / b for a, b in zip(self.round_s, other.round_s))
 
 
-Trial = Callable[[Sequence[Layout]], Sequence[Timed]]  # plays them in turns
+RunTrials = Callable[[Sequence[Overrides]], Sequence[TrialTimes]]  # plays them in turns
 
 
 @dataclass(frozen=True)
-class Decided:
+class TuneResult:
     """layout: what every switch sets;  shares: by how much a round is slower without each that left its default;
     total: how many times faster a round is than with all defaults"""
 
-    layout: Layout
-    shares: Mapping[str, float]
-    total: float
+    overrides: Overrides
+    slowdown_without: Mapping[str, float]
+    speedup: float
 
 
-def faster(new: Timed, old: Timed, rounds: float = math.inf) -> bool:
+def is_faster(new: TrialTimes, old: TrialTimes, rounds: float = math.inf) -> bool:
     """Beyond noise; and so much that `rounds` rounds pay what it takes before the first."""
-    if statistics.mean(a < b for a, b in zip(new.seconds, old.seconds)) < AGREE or new.to(old) > 1 - NOISE:
+    if (
+        statistics.mean(a < b for a, b in zip(new.round_s, old.round_s)) < MIN_AGREEMENT
+        or new.ratio_to(old) > 1 - MIN_GAIN
+    ):
         return False
-    saved = statistics.median(old.seconds) - statistics.median(new.seconds)
-    return saved * rounds > new.start - old.start
+    saved = statistics.median(old.round_s) - statistics.median(new.round_s)
+    return saved * rounds > new.startup_s - old.startup_s
 
 
-def decide(switches: Sequence[Switch], trial: Trial, rounds: float = math.inf) -> Decided:
+def tune_greedily(options: Sequence[Option], run_trials: RunTrials, rounds: float = math.inf) -> TuneResult:
     """Sweep over the switches until none changes, and drop those that are worth nothing beside the others; then try on
     top of them, once, what has to be built. All are dropped where they are not faster than the defaults. rounds: of the
     run, which have to pay for what is built."""
-    standing = [switch.choices[0] for switch in switches]
+    standing = [switch.choices[0] for switch in options]
     chosen = list(standing)
-    light, built = ([i for i, switch in enumerate(switches) if switch.built is wanted] for wanted in (False, True))
-    for _ in range(SWEEPS):
+    light, built = ([i for i, switch in enumerate(options) if switch.needs_build is wanted] for wanted in (False, True))
+    for _ in range(MAX_SWEEPS):
         before = list(chosen)
         for i in light:
-            chosen[i] = _best(i, switches[i], chosen, trial, rounds)
+            chosen[i] = _best_choice(i, options[i], chosen, run_trials, rounds)
         if chosen == before:
             break
-    worth = _worth(light, chosen, standing, trial)
+    worth = _slowdown_without(light, chosen, standing, run_trials)
     for i, share in worth.items():
-        if share <= 1 + NOISE:
+        if share <= 1 + MIN_GAIN:
             chosen[i] = standing[i]
     for i in built:
-        chosen[i] = _best(i, switches[i], chosen, trial, rounds)
-    worth |= _worth(built, chosen, standing, trial)
+        chosen[i] = _best_choice(i, options[i], chosen, run_trials, rounds)
+    worth |= _slowdown_without(built, chosen, standing, run_trials)
     kept = [i for i, choice in enumerate(chosen) if choice != standing[i]]
     if kept:
-        now, before = trial([_joined(chosen), _joined(standing)])
-        if faster(now, before, rounds):
-            return Decided(_joined(chosen), {switches[i].name: worth[i] for i in kept}, before.to(now))
-    return Decided(_joined(standing), {}, 1.0)
+        now, before = run_trials([_merge_overrides(chosen), _merge_overrides(standing)])
+        if is_faster(now, before, rounds):
+            return TuneResult(_merge_overrides(chosen), {options[i].name: worth[i] for i in kept}, before.ratio_to(now))
+    return TuneResult(_merge_overrides(standing), {}, 1.0)
 
 
-def _worth(which: Sequence[int], chosen: list[Layout], standing: list[Layout], trial: Trial) -> dict[int, float]:
+def _slowdown_without(
+    indices: Sequence[int], chosen: list[Overrides], defaults: list[Overrides], run_trials: RunTrials
+) -> dict[int, float]:
     """How long a round takes without each of these switches that left its default, over what it takes with all."""
-    changed = [i for i in which if chosen[i] != standing[i]]
+    changed = [i for i in indices if chosen[i] != defaults[i]]
     if not changed:
         return {}
-    now, *without = trial([_joined(chosen), *(_joined([*chosen[:i], standing[i], *chosen[i + 1 :]]) for i in changed)])
-    return {i: other.to(now) for i, other in zip(changed, without)}
+    now, *without = run_trials(
+        [_merge_overrides(chosen), *(_merge_overrides([*chosen[:i], defaults[i], *chosen[i + 1 :]]) for i in changed)]
+    )
+    return {i: other.ratio_to(now) for i, other in zip(changed, without)}
 
 
-def _best(i: int, switch: Switch, chosen: list[Layout], trial: Trial, rounds: float) -> Layout:
+def _best_choice(i: int, option: Option, chosen: list[Overrides], run_trials: RunTrials, rounds: float) -> Overrides:
     """The choice of one switch, the others being as they are."""
     here = chosen[i]
-    others = [choice for choice in switch.choices if choice != here]
-    now, *timed = trial([_joined([*chosen[:i], choice, *chosen[i + 1 :]]) for choice in (here, *others)])
-    best = min(range(len(others)), key=lambda k: timed[k].to(now))
-    return others[best] if faster(timed[best], now, rounds) else here
+    others = [choice for choice in option.choices if choice != here]
+    now, *timed = run_trials([_merge_overrides([*chosen[:i], choice, *chosen[i + 1 :]]) for choice in (here, *others)])
+    best = min(range(len(others)), key=lambda k: timed[k].ratio_to(now))
+    return others[best] if is_faster(timed[best], now, rounds) else here
 
 
-def _joined(choices: Sequence[Layout]) -> Layout:
+def _merge_overrides(choices: Sequence[Overrides]) -> Overrides:
     return {field: value for choice in choices for field, value in choice.items()}

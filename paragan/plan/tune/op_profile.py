@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paragan.core.devices import cpu_features, kind_of
+from paragan.core.devices import backend_of, cpu_features
 
 aten = torch.ops.aten
 CONVOLUTIONS = {aten.convolution: "convolution", aten.convolution_backward: "its gradients"}
-PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.mv)
-REST = "all else"
+MATMULS = (aten.mm, aten.addmm, aten.bmm, aten.mv)
+OTHER_OPS = "all else"
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Operation:
 
     name: str
     shape: str = ""
-    padding: float = 0.0
+    padding_share: float = 0.0
 
 
-class Operations(TorchDispatchMode):
+class OpTimerMode(TorchDispatchMode):
     """Seconds of every operation played inside, by what it is."""
 
     def __init__(self, device: torch.device, tile: Tile):
@@ -40,26 +40,26 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kind_of(self.device).synchronize(self.device)
+        backend_of(self.device).synchronize(self.device)
         start = time.perf_counter()
         out = func(*args, **(kwargs or {}))
-        kind_of(self.device).synchronize(self.device)
-        self.seconds[self._named(func._overloadpacket, args)] += time.perf_counter() - start
+        backend_of(self.device).synchronize(self.device)
+        self.seconds[self._identify(func._overloadpacket, args)] += time.perf_counter() - start
         return out
 
-    def _named(self, packet: Any, args: Sequence[Any]) -> Operation:
+    def _identify(self, packet: Any, args: Sequence[Any]) -> Operation:
         if packet in CONVOLUTIONS:
             backward = packet is aten.convolution_backward
             x, weight = (args[1], args[2]) if backward else (args[0], args[1])
             stride, *_, transposed, _, groups = args[4:10] if backward else args[3:9]
-            return self._convolution(CONVOLUTIONS[packet], x, weight, stride, transposed, groups)
-        if packet in PRODUCTS:
+            return self._identify_convolution(CONVOLUTIONS[packet], x, weight, stride, transposed, groups)
+        if packet in MATMULS:
             a, b = (x for x in args if isinstance(x, torch.Tensor) and (packet is not aten.addmm or x is not args[0]))
             n, k, m = a.shape[-2], a.shape[-1], b.shape[-1] if b.dim() > 1 else 1
-            return Operation("product", f"{n} x {k} x {m}", round(self.tile.padding(n, k, m), 4))
-        return Operation(REST)
+            return Operation("product", f"{n} x {k} x {m}", round(self.tile.padding_share(n, k, m), 4))
+        return Operation(OTHER_OPS)
 
-    def _convolution(
+    def _identify_convolution(
         self, name: str, x: Any, weight: Any, stride: Sequence[int], transposed: bool, groups: int
     ) -> Operation:
         n, inputs, *size = x.shape
@@ -68,17 +68,17 @@ class Operations(TorchDispatchMode):
         grown = " up" if transposed else "" if math.prod(stride) == 1 else " down"
         one_each = groups == inputs > 1  # channels lie side by side in what is multiplied
         product = (self.tile.inner, outputs) if one_each else (inputs // groups, outputs // groups)
-        padding = self.tile.padding(n * math.prod(size), *product)
+        padding = self.tile.padding_share(n * math.prod(size), *product)
         grouped = f" in {groups} groups" if groups > 1 else ""
         about = f"{n} x {inputs} x {shown} -> {outputs}, {'x'.join(map(str, kernel))}{grown}{grouped}"
         return Operation(name, about, round(padding, 4))
 
 
-def operations(play: Callable[[], object], device: torch.device, tile: Tile, rounds: int = 2) -> dict[Operation, float]:
+def profile_ops(fn: Callable[[], object], device: torch.device, tile: Tile, rounds: int = 2) -> dict[Operation, float]:
     """Seconds of one round by operation, most first; what Python takes between them is not in it."""
-    with Operations(device, tile) as counted:
+    with OpTimerMode(device, tile) as counted:
         for _ in range(rounds):
-            play()
+            fn()
     return dict(sorted(((op, s / rounds) for op, s in counted.seconds.items()), key=lambda item: -item[1]))
 
 
@@ -90,24 +90,24 @@ class Tile:
     inner: int
     columns: int
 
-    def padding(self, rows: int, inner: int, columns: int) -> float:
+    def padding_share(self, rows: int, inner: int, columns: int) -> float:
         """The share of multiplications that are of filling, where every side is filled up to whole tiles."""
         sides = ((rows, self.rows), (inner, self.inner), (columns, self.columns))
         return 1 - math.prod(n / (-(-n // tile) * tile) for n, tile in sides)
 
 
-TPU = Tile(8, 128, 128)
+TPU_TILE = Tile(8, 128, 128)
 
 
-TENSOR_CORES = {"float32": Tile(8, 4, 8), "bf16": Tile(8, 8, 8)}  # in 16 bytes each way
+TENSOR_CORE_TILES = {"float32": Tile(8, 4, 8), "bf16": Tile(8, 8, 8)}  # in 16 bytes each way
 
 
-def tile_of(device: torch.device, precision: str) -> Tile:
+def tile_for(device: torch.device, precision: str) -> Tile:
     """As vendors state them: tensor cores, AMX (16 rows of 64 bytes), AVX-512 (64 bytes), AVX2 (32)."""
     if device.type == "xla":
-        return TPU
+        return TPU_TILE
     if device.type == "cuda":
-        return TENSOR_CORES[precision]
+        return TENSOR_CORE_TILES[precision]
     features, bf16 = cpu_features(), precision == "bf16"
     if bf16 and "amx_bf16" in features:
         return Tile(16, 32, 16)

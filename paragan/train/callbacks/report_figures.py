@@ -21,60 +21,64 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from paragan.core.atomic_write import aside, write_whole
-from paragan.core.errors import Unusable
+from paragan.core.atomic_write import atomic_output, atomic_write_bytes
+from paragan.core.errors import UsageError
 from paragan.core.rng import CPU
-from paragan.data.dataset import Images
+from paragan.data.dataset import Dataset
 from paragan.eval.features import FeatureSpace, pixels
-from paragan.models.interpolation import embeddings, made_of, slerp
-from paragan.models.model import Model, load_model, model_folder, part
-from paragan.models.sampler import Latents, Merged, Sampler, latent
-from paragan.report.embedded_images import spread
-from paragan.report.figures import FOLDER, INDEX, read_index
-from paragan.train.callbacks.sample_images import GRID_SEED
-from paragan.train.console import Screen
+from paragan.models.interpolation import label_embeddings, sample_interpolated, slerp
+from paragan.models.model import Model, find_model_dir, label_dir, load_model
+from paragan.models.sampler import LatentSource, PerLabelSampler, Sampler, sample_latent
+from paragan.report.embedded_images import evenly_spaced
+from paragan.report.figures import FIGURES_DIR, INDEX_FILE, read_index
+from paragan.train.callbacks.sample_images import SAMPLE_SEED
+from paragan.train.console import RunConsole
 
-LOOKED_AT = 200_000_000  # numbers of real images, features times images, that neighbours are sought among
-THOROUGH = 10 * LOOKED_AT  # where somebody waits for just that
-BLOCK = 256  # real images that are looked at together
-SHOWN, NEAREST, REALS = 10, 5, 50  # fakes, neighbours of each, reals whose own neighbours say what is usual
-STEPS, PATHS = 8, 4  # images of a strip, strips of a kind
-SIDE = 128  # pixels of an image in a strip, at most
-GAP = 6  # between a fake and its neighbours
+MAX_SEARCH_VALUES = 200_000_000  # numbers of real images, features times images, that neighbours are sought among
+MAX_THOROUGH_SEARCH_VALUES = 10 * MAX_SEARCH_VALUES  # where somebody waits for just that
+BLOCK_IMAGES = 256  # real images that are looked at together
+NUM_FAKES, NUM_NEIGHBORS, NUM_BASELINE_REALS = (
+    10,
+    5,
+    50,
+)  # fakes, neighbours of each, reals whose own neighbours say what is usual
+INTERPOLATION_STEPS, NUM_PATHS = 8, 4  # images of a strip, strips of a kind
+MAX_SIDE_PX = 128  # pixels of an image in a strip, at most
+GAP_PX = 6  # between a fake and its neighbours
 
-BETWEEN = (
+CLASS_INTERPOLATION_TEXT = (
     "The latent stays; what the generator knows of the class, its embeddings, goes in a straight line from one "
     "to the other."
 )
 
 
 @dataclass(frozen=True)
-class Strip:
+class ImageStrip:
     """Images [n, C, H, W] uint8 side by side; the first is apart from the others if they are its neighbours."""
 
     images: Tensor
     caption: str
     alt: str
-    apart: bool = False
+    gap_after_first: bool = False
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class Figure:
     name: str
     title: str
-    about: str
-    strips: tuple[Strip, ...]
+    description: str
+    strips: tuple[ImageStrip, ...]
 
 
-def exhibit(
+def make_figures(
     folder: Path,
-    images: Images | None,
+    dataset: Dataset | None,
     *,
     nets: Any = None,
     device: torch.device = CPU,
     space: FeatureSpace | None = None,
-    most: int = LOOKED_AT,
-    reason: str = "",
+    max_search_values: int = MAX_SEARCH_VALUES,
+    no_neighbors_reason: str = "",
 ) -> None:
     """Make what there is to show of the model in a run folder, and write it there: nothing of one that makes no images
     from latents. Unusable where it cannot be loaded.
@@ -84,49 +88,51 @@ def exhibit(
     space  : where neighbours are near (pixels)
     reason : why no neighbours are looked for, if they are not
     """
-    weights = digest(folder)  # before they are read: a run may replace them, and what is shown is old then
-    model = load_model(folder, device, nets, images)
+    weights = weights_digest(folder)  # before they are read: a run may replace them, and what is shown is old then
+    model = load_model(folder, device, nets, dataset)
     space = space or pixels(model.spec.resolution, model.spec.channels)
-    if images is not None and not reason and str(model.config.get("data")) != images.fingerprint:
-        reason = "the data there are not those that the model was trained on"
-    fakes, shown, thorough = Fakes(model, _trained(folder, model)), list[Exhibit](), True
-    if fakes.there:
-        if images is not None and not reason:
-            of = len(images.images)
-            among = min(of, max(2 * NEAREST, most // space.num_features))
-            thorough = among == of or most >= THOROUGH
-            shown.append(neighbours(fakes, images, space, among))
-        shown += interpolations(fakes)
+    if dataset is not None and not no_neighbors_reason and str(model.config.get("data")) != dataset.fingerprint:
+        no_neighbors_reason = "the data there are not those that the model was trained on"
+    fakes, shown, thorough = ModelSamples(model, _trained_labels(folder, model)), list[Figure](), True
+    if fakes.is_available:
+        if dataset is not None and not no_neighbors_reason:
+            of = len(dataset.images)
+            among = min(of, max(2 * NUM_NEIGHBORS, max_search_values // space.num_features))
+            thorough = among == of or max_search_values >= MAX_THOROUGH_SEARCH_VALUES
+            shown.append(nearest_neighbors_figure(fakes, dataset, space, among))
+        shown += interpolation_figures(fakes)
     about = {
         "format": 1,
         "model": weights,
         "kimg": model.kimg,
         "space": space.name,
-        "thorough": thorough and not (fakes.there and reason),
-        "missing": [f"Nearest training images are not shown: {reason}."] if fakes.there and reason else [],
+        "thorough": thorough and not (fakes.is_available and no_neighbors_reason),
+        "missing": [f"Nearest training images are not shown: {no_neighbors_reason}."]
+        if fakes.is_available and no_neighbors_reason
+        else [],
     }
-    write(folder / FOLDER, shown, about)
+    write_figures(folder / FIGURES_DIR, shown, about)
 
 
-def at_end(folder: Path, nets: Any, images: Images, device: torch.device, screen: Screen) -> None:
+def make_final_figures(folder: Path, nets: Any, dataset: Dataset, device: torch.device, console: RunConsole) -> None:
     """What the end of a run leaves. Neighbours are sought among data in memory alone: whoever trains does not wait."""
-    reason = "" if images.held else "the data are streamed; `paragan report` looks for them"
+    reason = "" if dataset.in_memory else "the data are streamed; `paragan report` looks for them"
     try:
-        exhibit(folder, images, nets=nets, device=device, reason=reason)
-    except (Unusable, OSError) as error:
-        screen.say(f"the report shows no neighbours and interpolations: {error}")
+        make_figures(folder, dataset, nets=nets, device=device, no_neighbors_reason=reason)
+    except (UsageError, OSError) as error:
+        console.print(f"the report shows no neighbours and interpolations: {error}")
 
 
-def stale(folder: Path, space: str) -> bool:
+def is_outdated(folder: Path, space: str) -> bool:
     """Whether the model in a run folder has something to show that is not there, or is of a former model."""
     index = read_index(folder)
     found = index.get("model"), index.get("space"), index.get("thorough")
-    return found != (digest(folder), space, True)
+    return found != (weights_digest(folder), space, True)
 
 
-def digest(folder: Path) -> str:
+def weights_digest(folder: Path) -> str:
     """16 hex digits of the weights of the generator, or of those of all labels."""
-    told, where = hashlib.sha256(), model_folder(folder)
+    told, where = hashlib.sha256(), find_model_dir(folder)
     for file in sorted(where.rglob("model.safetensors")):
         told.update(str(file.relative_to(where)).encode())
         with file.open("rb") as weights:
@@ -138,153 +144,163 @@ def digest(folder: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Fakes:
+class ModelSamples:
     """Images of a model. labels: those that it has a generator for; () without classes."""
 
     model: Model
     labels: tuple[int, ...]
 
     @property
-    def there(self) -> bool:
+    def is_available(self) -> bool:
         """Whether there are any: images, made of latents."""
-        if self.model.spec.values:
+        if self.model.spec.array_shape:
             return False
         sampler = self.sampler
-        return bool(self.labels) if isinstance(sampler, Merged) else isinstance(sampler.source, Latents)
+        return bool(self.labels) if isinstance(sampler, PerLabelSampler) else isinstance(sampler.source, LatentSource)
 
     @property
-    def sampler(self) -> Sampler | Merged:
+    def sampler(self) -> Sampler | PerLabelSampler:
         return self.model.sampler
 
     def latent(self, index: int) -> Tensor:
         """[latent] of a sample."""
-        size = self._of(self.labels[0] if self.labels else None).latent
-        return torch.from_numpy(latent(GRID_SEED, index, size))
+        size = self._sampler_for(self.labels[0] if self.labels else None).latent_size
+        return torch.from_numpy(sample_latent(SAMPLE_SEED, index, size))
 
-    def first(self, count: int) -> tuple[Tensor, list[int | None]]:
+    def first_samples(self, count: int) -> tuple[Tensor, list[int | None]]:
         """[n, C, H, W] uint8, those that a grid begins with, and their labels."""
         if not self.labels:
-            return self.sampler.images(range(count), None, GRID_SEED), [None] * count
+            return self.sampler.images(range(count), None, SAMPLE_SEED), [None] * count
         labels = self.labels[:count]
-        return self.sampler.images(range(len(labels)), np.array(labels, np.int64), GRID_SEED), list(labels)
+        return self.sampler.images(range(len(labels)), np.array(labels, np.int64), SAMPLE_SEED), list(labels)
 
-    def way(self, ends: tuple[int, int], label: int | None) -> Tensor:
+    def interpolate(self, endpoints: tuple[int, int], label: int | None) -> Tensor:
         """[STEPS, C, H, W] uint8, from one sample's latent to another's."""
-        t, (a, b) = torch.linspace(0, 1, STEPS), (self.latent(index).expand(STEPS, -1) for index in ends)
+        t, (a, b) = (
+            torch.linspace(0, 1, INTERPOLATION_STEPS),
+            (self.latent(index).expand(INTERPOLATION_STEPS, -1) for index in endpoints),
+        )
         conditional = label is not None and isinstance(self.sampler, Sampler)
-        return made_of(self._of(label), slerp(a, b, t), (label, label) if label is not None and conditional else None)
+        return sample_interpolated(
+            self._sampler_for(label), slerp(a, b, t), (label, label) if label is not None and conditional else None
+        )
 
-    def called(self, label: int | None) -> str:
+    def class_name(self, label: int | None) -> str:
         return "" if label is None else self.model.classes[label]
 
-    def _of(self, label: int | None) -> Sampler:
+    def _sampler_for(self, label: int | None) -> Sampler:
         if isinstance(self.sampler, Sampler):
             return self.sampler
         assert label is not None
-        return self.sampler.of(label)
+        return self.sampler.for_label(label)
 
 
-def _trained(folder: Path, model: Model) -> tuple[int, ...]:
+def _trained_labels(folder: Path, model: Model) -> tuple[int, ...]:
     """Labels that have images in the data, and, in a model per label, a generator."""
-    labels = [label for label, share in enumerate(model.sampler.prior.shares) if share > 0]
-    if isinstance(model.sampler, Merged):
-        where = model_folder(folder)
-        labels = [label for label in labels if (part(where, label) / "model.safetensors").exists()]
+    labels = [label for label, share in enumerate(model.sampler.prior.probabilities) if share > 0]
+    if isinstance(model.sampler, PerLabelSampler):
+        where = find_model_dir(folder)
+        labels = [label for label in labels if (label_dir(where, label) / "model.safetensors").exists()]
     return tuple(labels)
 
 
 # Neighbours -------------------------------------------------------------------------------------------
 
 
-def neighbours(fakes: Fakes, images: Images, space: FeatureSpace, among: int) -> Exhibit:
+def nearest_neighbors_figure(samples: ModelSamples, dataset: Dataset, space: FeatureSpace, num_searched: int) -> Figure:
     """Some fakes, and beside each the training images that are nearest to it."""
-    made, labels = fakes.first(SHOWN)
-    rows = np.unique(np.linspace(0, len(images.images) - 1, among).round().astype(np.int64))
-    probes = rows[spread(len(rows), REALS)]
-    asking = torch.cat([space(made), space(_tensor(images, probes))]).double()
-    blocks = (rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK))
-    apart, where = nearest(asking, ((block, space(_tensor(images, block))) for block in blocks), probes)
+    made, labels = samples.first_samples(NUM_FAKES)
+    rows = np.unique(np.linspace(0, len(dataset.images) - 1, num_searched).round().astype(np.int64))
+    probes = rows[evenly_spaced(len(rows), NUM_BASELINE_REALS)]
+    asking = torch.cat([space(made), space(_load_images(dataset, probes))]).double()
+    blocks = (rows[start : start + BLOCK_IMAGES] for start in range(0, len(rows), BLOCK_IMAGES))
+    apart, where = k_nearest(asking, ((block, space(_load_images(dataset, block))) for block in blocks), probes)
     usual = float(apart[len(made) :, 0].median())
     strips = tuple(
-        _with_neighbours(fakes, images, one, label, apart[i], where[i])
+        _neighbor_strip(samples, dataset, one, label, apart[i], where[i])
         for i, (one, label) in enumerate(zip(made, labels))
     )
-    share = f"all {len(rows):,}" if among == len(images.images) else f"{len(rows):,} of {len(images.images):,}"
+    share = f"all {len(rows):,}" if num_searched == len(dataset.images) else f"{len(rows):,} of {len(dataset.images):,}"
     about = (
-        f"On the left a generated image, then the {NEAREST} nearest to it among {share} training images, by Euclidean "
+        f"On the left a generated image, then the {NUM_NEIGHBORS} nearest to it among {share} training images, by Euclidean "
         f"distance of {space.name}. A training image is {usual:.3g} from its own nearest neighbour, in the median "
         f"of {len(probes)}: a fake that is much nearer than that may be a copy."
     )
-    return Exhibit("neighbours", "Nearest training images", about, strips)
+    return Figure("neighbours", "Nearest training images", about, strips)
 
 
-def nearest(asking: Tensor, blocks: Iterator[tuple[np.ndarray, Tensor]], own: np.ndarray) -> tuple[Tensor, np.ndarray]:
+def k_nearest(
+    queries: Tensor, blocks: Iterator[tuple[np.ndarray, Tensor]], query_rows: np.ndarray
+) -> tuple[Tensor, np.ndarray]:
     """Distances [n, NEAREST] of the nearest of all blocks' features [m, F] to each of [n, F], and their rows. own: the
     rows of the last ones that ask, which are no neighbours of themselves."""
-    best = torch.full((len(asking), NEAREST), torch.inf, dtype=torch.float64)
-    where = torch.zeros((len(asking), NEAREST), dtype=torch.int64)
-    mine = torch.full((len(asking),), -1)
-    mine[len(asking) - len(own) :] = torch.from_numpy(own)
+    best = torch.full((len(queries), NUM_NEIGHBORS), torch.inf, dtype=torch.float64)
+    where = torch.zeros((len(queries), NUM_NEIGHBORS), dtype=torch.int64)
+    mine = torch.full((len(queries),), -1)
+    mine[len(queries) - len(query_rows) :] = torch.from_numpy(query_rows)
     for rows, features in blocks:
         there = torch.from_numpy(rows)
-        apart = torch.cdist(asking, features.double())
+        apart = torch.cdist(queries, features.double())
         apart[mine[:, None] == there] = torch.inf
-        every, found = torch.cat([best, apart], 1), torch.cat([where, there.expand(len(asking), -1)], 1)
-        best, places = every.topk(NEAREST, largest=False)
+        every, found = torch.cat([best, apart], 1), torch.cat([where, there.expand(len(queries), -1)], 1)
+        best, places = every.topk(NUM_NEIGHBORS, largest=False)
         where = found.gather(1, places)
     return best, where.numpy()
 
 
-def _with_neighbours(
-    fakes: Fakes, images: Images, fake: Tensor, label: int | None, apart: Tensor, rows: np.ndarray
-) -> Strip:
-    there = [place for place in range(len(rows)) if torch.isfinite(apart[place])]
-    beside = _tensor(images, rows[there])
-    told = f"{fakes.called(label)} · " if label is not None else ""
-    caption = f"{told}nearest at {apart[0]:.3g}"
-    if label is not None and images.labels is not None:
-        caption += f": {', '.join(images.classes[label] for label in images.labels[rows[there]])}"
-    asked = f" of class {fakes.called(label)}" if label is not None else ""
+def _neighbor_strip(
+    samples: ModelSamples, dataset: Dataset, fake: Tensor, label: int | None, distances: Tensor, rows: np.ndarray
+) -> ImageStrip:
+    there = [place for place in range(len(rows)) if torch.isfinite(distances[place])]
+    beside = _load_images(dataset, rows[there])
+    told = f"{samples.class_name(label)} · " if label is not None else ""
+    caption = f"{told}nearest at {distances[0]:.3g}"
+    if label is not None and dataset.labels is not None:
+        caption += f": {', '.join(dataset.classes[label] for label in dataset.labels[rows[there]])}"
+    asked = f" of class {samples.class_name(label)}" if label is not None else ""
     alt = f"a generated image{asked} and its {len(there)} nearest training images"
-    return Strip(torch.cat([fake[None], beside]), caption, alt, apart=True)
+    return ImageStrip(torch.cat([fake[None], beside]), caption, alt, gap_after_first=True)
 
 
-def _tensor(images: Images, rows: np.ndarray) -> Tensor:
+def _load_images(dataset: Dataset, rows: np.ndarray) -> Tensor:
     """[n, C, R, R] uint8 of the data."""
-    return torch.from_numpy(np.ascontiguousarray(images.images[rows].transpose(0, 3, 1, 2)))
+    return torch.from_numpy(np.ascontiguousarray(dataset.images[rows].transpose(0, 3, 1, 2)))
 
 
 # Interpolations ---------------------------------------------------------------------------------------
 
 
-def interpolations(fakes: Fakes) -> list[Exhibit]:
+def interpolation_figures(samples: ModelSamples) -> list[Figure]:
     """From one latent to another, and, where one network knows all classes, from one class to another."""
-    chosen = [fakes.labels[place] for place in spread(len(fakes.labels), PATHS)] or [None] * PATHS
+    chosen = [samples.labels[place] for place in evenly_spaced(len(samples.labels), NUM_PATHS)] or [None] * NUM_PATHS
     strips = tuple(
-        Strip(
-            fakes.way((2 * path, 2 * path + 1), label),
-            f"class {fakes.called(label)}" if label is not None else f"latents {2 * path} to {2 * path + 1}",
-            f"{STEPS} images on the way from one latent to another",
+        ImageStrip(
+            samples.interpolate((2 * path, 2 * path + 1), label),
+            f"class {samples.class_name(label)}" if label is not None else f"latents {2 * path} to {2 * path + 1}",
+            f"{INTERPOLATION_STEPS} images on the way from one latent to another",
         )
         for path, label in enumerate(chosen)
     )
-    about = f"{STEPS} steps from one latent to another, by spherical interpolation. The ends are samples."
-    found = [Exhibit("latents", "Between latents", about, strips)]
-    between = _between_classes(fakes)
-    return [*found, Exhibit("classes", "Between classes", BETWEEN, between)] if between else found
+    about = f"{INTERPOLATION_STEPS} steps from one latent to another, by spherical interpolation. The ends are samples."
+    found = [Figure("latents", "Between latents", about, strips)]
+    between = _class_interpolation_strips(samples)
+    return [*found, Figure("classes", "Between classes", CLASS_INTERPOLATION_TEXT, between)] if between else found
 
 
-def _between_classes(fakes: Fakes) -> tuple[Strip, ...]:
+def _class_interpolation_strips(samples: ModelSamples) -> tuple[ImageStrip, ...]:
     """Of one latent from class to class; none where the generator has no embedding of classes."""
-    sampler = fakes.sampler
-    if len(fakes.labels) < 2 or not isinstance(sampler, Sampler) or not embeddings(sampler):
+    sampler = samples.sampler
+    if len(samples.labels) < 2 or not isinstance(sampler, Sampler) or not label_embeddings(sampler):
         return ()
-    ends, t = [fakes.labels[place] for place in spread(len(fakes.labels), 2 * PATHS)], torch.linspace(0, 1, STEPS)
+    ends, t = (
+        [samples.labels[place] for place in evenly_spaced(len(samples.labels), 2 * NUM_PATHS)],
+        torch.linspace(0, 1, INTERPOLATION_STEPS),
+    )
     return tuple(
-        Strip(
-            made_of(sampler, fakes.latent(path).expand(STEPS, -1), (a, b), t),
-            f"{fakes.called(a)} to {fakes.called(b)}",
-            f"{STEPS} images on the way from class {fakes.called(a)} to class {fakes.called(b)}",
+        ImageStrip(
+            sample_interpolated(sampler, samples.latent(path).expand(INTERPOLATION_STEPS, -1), (a, b), t),
+            f"{samples.class_name(a)} to {samples.class_name(b)}",
+            f"{INTERPOLATION_STEPS} images on the way from class {samples.class_name(a)} to class {samples.class_name(b)}",
         )
         for path, (a, b) in enumerate(zip(ends[::2], ends[1::2]))
     )
@@ -293,31 +309,31 @@ def _between_classes(fakes: Fakes) -> tuple[Strip, ...]:
 # Files ------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, shown: Sequence[Exhibit], about: dict[str, Any]) -> None:
+def write_figures(folder: Path, figures: Sequence[Figure], metadata: dict[str, Any]) -> None:
     """The pictures first, then what is said of them; former ones go."""
     folder.mkdir(exist_ok=True)
     listed = list[dict[str, Any]]()
-    for one in shown:
+    for one in figures:
         strips = list[dict[str, str]]()
         for number, strip in enumerate(one.strips):
             name = f"{one.name}-{number:02d}.png"
-            with aside(folder / name) as hidden:
-                picture(strip).save(hidden, format="png")
+            with atomic_output(folder / name) as hidden:
+                render_strip(strip).save(hidden, format="png")
             strips.append({"file": name, "caption": strip.caption, "alt": strip.alt})
-        listed.append({"title": one.title, "about": one.about, "strips": strips})
-    write_whole(folder / INDEX, json.dumps(about | {"shown": listed}, indent=1).encode())
+        listed.append({"title": one.title, "about": one.description, "strips": strips})
+    atomic_write_bytes(folder / INDEX_FILE, json.dumps(metadata | {"shown": listed}, indent=1).encode())
     kept = {strip["file"] for one in listed for strip in one["strips"]}
     for file in folder.glob("*.png"):
         if file.name not in kept:
             file.unlink(missing_ok=True)
 
 
-def picture(strip: Strip) -> Image.Image:
+def render_strip(strip: ImageStrip) -> Image.Image:
     """The images of a strip side by side, enlarged or made smaller to be seen."""
     pixels = strip.images.permute(0, 2, 3, 1).numpy()  # [n, H, W, C]
     side = max(1, 64 // pixels.shape[1]) * pixels.shape[1]
-    tiles = [_tile(one, min(side, SIDE)) for one in pixels]
-    gap = GAP if strip.apart else 0
+    tiles = [_resize_tile(one, min(side, MAX_SIDE_PX)) for one in pixels]
+    gap = GAP_PX if strip.gap_after_first else 0
     sheet = Image.new(tiles[0].mode, (gap + sum(tile.width for tile in tiles), tiles[0].height), "grey")
     across = 0
     for place, tile in enumerate(tiles):
@@ -326,7 +342,7 @@ def picture(strip: Strip) -> Image.Image:
     return sheet
 
 
-def _tile(pixels: np.ndarray, side: int) -> Image.Image:
+def _resize_tile(pixels: np.ndarray, side_px: int) -> Image.Image:
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    how = Image.Resampling.NEAREST if side >= image.width else Image.Resampling.LANCZOS
-    return image.resize((side, side), how)
+    how = Image.Resampling.NEAREST if side_px >= image.width else Image.Resampling.LANCZOS
+    return image.resize((side_px, side_px), how)

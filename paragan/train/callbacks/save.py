@@ -8,103 +8,103 @@ from typing import Any
 
 import torch
 
-from paragan.config.resolve import spec_of
-from paragan.config.run import written
+from paragan.config.resolve import make_spec
+from paragan.config.run import to_saved_dict
 from paragan.core.errors import Diverged
-from paragan.data.dataset import Images
-from paragan.models.bn_recalibration import standing
-from paragan.models.model import model_config, remove_model, save_model
-from paragan.models.sampler import Prior
-from paragan.train.averaged_model import evaluated, source_of
-from paragan.train.callbacks.log import Log
-from paragan.train.checkpoint import Checkpoints, network
-from paragan.train.session import Session, every
+from paragan.data.dataset import Dataset
+from paragan.models.bn_recalibration import recalibrated_bn
+from paragan.models.model import make_model_config, remove_model, save_model
+from paragan.models.sampler import LabelPrior
+from paragan.train.averaged_model import averaged_networks, make_source
+from paragan.train.callbacks.log import LogCallback
+from paragan.train.checkpoint import Checkpoints, network_shapes
+from paragan.train.session import Session, has_crossed_kimg
 
 
 @dataclass
-class Save:
+class CheckpointCallback:
     """Checkpoints, and the model beside them."""
 
     folder: Path
     checkpoints: Checkpoints
-    images: Images
-    log: Log
-    _saved: int = -1
+    dataset: Dataset
+    log: LogCallback
+    _saved_step: int = -1
 
     def __call__(self, session: Session) -> None:
-        if every(session, session.run.output.checkpoint_kimg) or session.clock.done:
+        if has_crossed_kimg(session, session.run.output.checkpoint_kimg) or session.clock.is_done:
             self.save(session)
 
-    def wrote(self, session: Session) -> bool:
+    def is_saved(self, session: Session) -> bool:
         """Whether model/ holds what the session now is."""
-        return self._saved == session.clock.step
+        return self._saved_step == session.clock.step
 
-    def again(self) -> None:
+    def forget_saved_step(self) -> None:
         """Forget that this step was saved: not all ranks may have come so far."""
-        self._saved = -1
+        self._saved_step = -1
 
     def save(self, session: Session, suffix: str = "") -> Path | None:
         """Write a checkpoint (once a step) of a state that was checked to be finite: where, or None if it was already.
         One with a suffix is not found by those who go on with the run."""
         clock = session.clock
-        if self._saved == clock.step and not suffix:
+        if self._saved_step == clock.step and not suffix:
             return None
-        if session.role.settle:
-            session.role.settle()
-        self.log.refuse_nonfinite(session.stats.losses())
-        self._refuse_nonfinite(session)
+        if session.role.drain:
+            session.role.drain()
+        self.log.check_finite(session.stats.mean_losses())
+        self._check_finite_weights(session)
         record = {
-            "run": written(session.run),
-            "data": self.images.fingerprint,
+            "run": to_saved_dict(session.run),
+            "data": self.dataset.fingerprint,
             "threads": torch.get_num_threads(),
-            "networks": {player.name: network(player) for player in session.game.players},
+            "networks": {player.name: network_shapes(player) for player in session.game.players},
             "rollbacks": clock.rollbacks,
         }
         now = {"step": clock.step, "images": clock.images, "seconds": round(clock.seconds, 3)}
         path = self.checkpoints.save(session.game.players, now, record, session.role, suffix)
-        self._saved = clock.step
+        self._saved_step = clock.step
         if not suffix:
             self.write_model(session)
         return path
 
-    def _refuse_nonfinite(self, session: Session) -> None:
+    def _check_finite_weights(self, session: Session) -> None:
         flags = torch.stack([p.flat.params.isfinite().all().logical_not() for p in session.game.players])
         counts = flags.float().cpu()
-        session.world.everyone.sum(counts).wait()
+        session.world.all_ranks.all_reduce_sum(counts).wait()
         for player, count in zip(session.game.players, counts.tolist()):
             if count:
                 raise Diverged(
                     f"{player.name} has weights that are not finite at {session.clock.kimg:.1f} kimg; "
-                    f"nothing was written, {self.log.standing()}",
-                    everywhere=True,
+                    f"nothing was written, {self.log.latest_checkpoint_message()}",
+                    same_on_all_ranks=True,
                 )
 
     def replace_model(self, session: Session) -> None:
         """Let model/ hold what the session now is; nothing of one that has not begun."""
         if session.clock.step:
             self.write_model(session)
-        elif session.world.first:
+        elif session.world.is_main:
             remove_model(self.folder / "model")
 
-    def write_model(self, session: Session, name: str = "model", **more: Any) -> None:
+    def write_model(self, session: Session, name: str = "model", **extra: Any) -> None:
         """more: what else its config.json says."""
-        if session.role.first_has_all and not session.world.first:
+        if session.role.main_has_all_players and not session.world.is_main:
             return
         game, run = session.game, session.run
-        classes = self.images.classes if game.labels is not None else ()
-        config = model_config(
+        classes = self.dataset.classes if game.labels is not None else ()
+        config = make_model_config(
             run.nets,
-            spec_of(run, self.images),
-            Prior.of(game.labels, len(classes)),
+            make_spec(run, self.dataset),
+            LabelPrior.from_labels(game.labels, len(classes)),
             classes,
             recipe=run.recipe,
             kimg=session.clock.kimg,
-            half_life_kimg=run.average.half_life_kimg,
-            batch_norm="standing" if game.g.coupled else "none",
-            data=self.images.fingerprint,
-            **more,
+            half_life_kimg=run.ema.half_life_kimg,
+            batch_norm="standing" if game.g.batch_coupled_layers else "none",
+            data=self.dataset.fingerprint,
+            **extra,
         )
-        source = source_of(session, self.images)
-        with evaluated(session), standing(game.g, source, game.labels, run.seed) as g:
-            if session.world.first:
+        source = make_source(session, self.dataset)
+        with averaged_networks(session), recalibrated_bn(game.g, source, game.labels, run.seed) as g:
+            if session.world.is_main:
                 save_model(self.folder / name, g, game.d.net, config)

@@ -6,13 +6,13 @@ import contextlib
 import math
 from collections.abc import Generator
 
-from paragan.comm.compressed_allreduce import NotFinite
+from paragan.comm.compressed_allreduce import NonFiniteMessage
 from paragan.core.clock import Clock
 from paragan.core.errors import Diverged
 from paragan.train.health.rules import Finding
 
 
-class Undo(Exception):
+class RollbackRequested(Exception):
     """Raised by all ranks at the same step."""
 
     def __init__(self, finding: Finding, images: int, step: int):
@@ -21,12 +21,12 @@ class Undo(Exception):
 
 
 @contextlib.contextmanager
-def undoable(guarded: bool, clock: Clock) -> Generator[None]:
+def rollback_on_divergence(can_roll_back: bool, clock: Clock) -> Generator[None]:
     """Where somebody guards the run, numbers that are not finite undo what was played instead of ending it."""
     try:
         yield
-    except (Diverged, NotFinite) as error:
-        if not guarded:
+    except (Diverged, NonFiniteMessage) as error:
+        if not can_roll_back:
             raise
         finding = Finding("nonfinite", str(error), "", math.nan, math.inf, clock.step)
-        raise Undo(finding, clock.images, clock.step) from error
+        raise RollbackRequested(finding, clock.images, clock.step) from error

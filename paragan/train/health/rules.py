@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from paragan.config.sections import Health
+from paragan.config.sections import HealthOptions
 
 Row = Mapping[str, Any]
-HISTORY = 50  # lines that are the past of a run
-ENOUGH = 5  # of them, before anything is compared with it
+HISTORY_LINES = 50  # lines that are the past of a run
+MIN_HISTORY_LINES = 5  # of them, before anything is compared with it
 
 ADVICE = {
     "nonfinite": "lower --d.optimizer.lr and --g.optimizer.lr, or add --objective.r1",
@@ -30,7 +30,15 @@ ADVICE = {
     "consensus": "lower the learning rates, or mix more: --strategy.rounds, --strategy.topology",
     "label": "look at its images in reals.png, and with `paragan data inspect`",
 }
-CURES = ("nonfinite", "overshoot", "divergence", "collapse", "won", "stalled", "drift")  # that going back may cure
+ROLLBACK_KINDS = (
+    "nonfinite",
+    "overshoot",
+    "divergence",
+    "collapse",
+    "won",
+    "stalled",
+    "drift",
+)  # that going back may cure
 
 
 @dataclass(frozen=True)
@@ -45,140 +53,153 @@ class Finding:
     key: str
     value: float
     limit: float
-    since: int = 0
+    last_good_step: int = 0
 
     @property
     def advice(self) -> str:
         return ADVICE[self.kind]
 
 
-def judge(rows: Sequence[Row], limits: Health) -> list[Finding]:
+def detect(rows: Sequence[Row], options: HealthOptions) -> list[Finding]:
     """What the last of these lines shows, the gravest first."""
-    return [finding for look in LOOKS for finding in look(rows, limits)]
+    return [finding for look in DETECTORS for finding in look(rows, options)]
 
 
-def value(row: Row, key: str) -> float:
+def get_number(row: Row, key: str) -> float:
     """A number of a line; NaN where it was not finite, or is not there."""
     found = row.get(key)
     return float(found) if isinstance(found, int | float) else math.nan
 
 
-def _split(rows: Sequence[Row], limits: Health, key: str) -> tuple[list[float], list[float], int]:
+def _split_history(rows: Sequence[Row], options: HealthOptions, key: str) -> tuple[list[float], list[float], int]:
     """The values of the ticks that are judged, those before, and the step after the last of them."""
     there = [row for row in rows if key in row]
-    now, past = there[-limits.ticks :], there[: -limits.ticks]
-    known = [x for row in past if math.isfinite(x := value(row, key))]
-    since = int(value(past[-1], "Progress/step")) if past else 0
-    return [value(row, key) for row in now] if len(now) == limits.ticks else [], known, since
+    now, past = there[-options.patience_ticks :], there[: -options.patience_ticks]
+    known = [x for row in past if math.isfinite(x := get_number(row, key))]
+    since = int(get_number(past[-1], "Progress/step")) if past else 0
+    return [get_number(row, key) for row in now] if len(now) == options.patience_ticks else [], known, since
 
 
-def _nonfinite(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
+def _detect_nonfinite(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     last = rows[-1]
-    watched = [key for key in last if key.startswith(("Loss/", "Health/")) and not math.isfinite(value(last, key))]
+    watched = [key for key in last if key.startswith(("Loss/", "Health/")) and not math.isfinite(get_number(last, key))]
     for key in watched[:1]:
-        step = int(value(last, "Progress/step"))
+        step = int(get_number(last, "Progress/step"))
         yield Finding("nonfinite", f"{key} is not finite: the game diverged", key, math.nan, math.inf, step)
 
 
-def _beyond(rows: Sequence[Row], kind: str, what: str, limit: float, message: str) -> Iterator[Finding]:
+def _detect_beyond_limit(
+    rows: Sequence[Row], kind: str, quantity: str, limit: float, message: str
+) -> Iterator[Finding]:
     """A number of a player that is beyond its limit in the last line, be it for the first time."""
     for player in "GD":
-        key = f"Health/{player}/{what}"
-        now = value(rows[-1], key)
+        key = f"Health/{player}/{quantity}"
+        now = get_number(rows[-1], key)
         if now > limit:
-            good = [row for row in rows[:-1] if value(row, key) <= limit]
-            since = int(value(good[-1], "Progress/step")) if good else 0
+            good = [row for row in rows[:-1] if get_number(row, key) <= limit]
+            since = int(get_number(good[-1], "Progress/step")) if good else 0
             yield Finding(kind, message.format(player=player, now=now), key, now, limit, since)
             return
 
 
-def _overshoot(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
+def _detect_overshoot(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     message = "a step of {player} changed its weights by {now:.2g} of their norm: its steps are too long"
-    yield from _beyond(rows, "overshoot", "step", limits.step, message)
+    yield from _detect_beyond_limit(rows, "overshoot", "step", options.max_update, message)
 
 
-def _divergence(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
+def _detect_divergence(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     for key in ("Health/D/gradient", "Health/G/gradient", "Loss/D/loss", "Loss/G/loss"):
-        now, past, since = _split(rows, limits, key)
-        if not now or len(past) < ENOUGH:
+        now, past, since = _split_history(rows, options, key)
+        if not now or len(past) < MIN_HISTORY_LINES:
             continue
         usual = median(map(abs, past)) + (1.0 if key.startswith("Loss/") else 0.0)  # a loss may be near 0
-        if min(map(abs, now)) > limits.blow_up * usual > 0:
+        if min(map(abs, now)) > options.divergence_factor * usual > 0:
             message = f"{key} is {now[-1]:.3g}, and was {usual:.3g}: the game diverges"
-            yield Finding("divergence", message, key, now[-1], limits.blow_up * usual, since)
+            yield Finding("divergence", message, key, now[-1], options.divergence_factor * usual, since)
             return
 
 
-def _collapse(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
+def _detect_collapse(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     key = "Health/G/diversity"
-    now, past, since = _split(rows, limits, key)
-    if now and len(past) >= ENOUGH and max(now) < (limit := limits.collapse * median(past)):
+    now, past, since = _split_history(rows, options, key)
+    if now and len(past) >= MIN_HISTORY_LINES and max(now) < (limit := options.collapse_factor * median(past)):
         message = f"fakes of one label differ {now[-1]:.2g} times as much as reals do, and did {median(past):.2g} times"
         yield Finding("collapse", message, key, now[-1], limit, since)
 
 
-def _vanished(rows: Sequence[Row], limits: Health, player: str, enough: int) -> tuple[float, float, int] | None:
+def _vanishing_gradient(
+    rows: Sequence[Row], options: HealthOptions, player: str, min_history: int
+) -> tuple[float, float, int] | None:
     """A gradient, what it should not be below, and since when it is."""
-    now, past, since = _split(rows, limits, f"Health/{player}/gradient")
-    if not now or len(past) < enough or max(now) >= (limit := limits.vanish * median(past)):
+    now, past, since = _split_history(rows, options, f"Health/{player}/gradient")
+    if not now or len(past) < min_history or max(now) >= (limit := options.vanishing_factor * median(past)):
         return None
     return now[-1], limit, since
 
 
-def _won(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
+def _detect_d_saturated(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     key = "Health/D/accuracy"
-    now, _, since = _split(rows, limits, key)
-    if now and min(now) >= limits.accuracy and _vanished(rows, limits, "D", 1):
+    now, _, since = _split_history(rows, options, key)
+    if now and min(now) >= options.d_saturation and _vanishing_gradient(rows, options, "D", 1):
         message = f"D tells {now[-1]:.1%} of reals from fakes and has nothing left to learn: it has won"
-        yield Finding("won", message, key, now[-1], limits.accuracy, since)
+        yield Finding("won", message, key, now[-1], options.d_saturation, since)
 
 
-def _stalled(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
-    now, _, _ = _split(rows, limits, "Health/D/accuracy")
+def _detect_stalled(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
+    now, _, _ = _split_history(rows, options, "Health/D/accuracy")
     for player in "DG":
-        found = _vanished(rows, limits, player, ENOUGH)
-        if found and (not now or max(now) < limits.accuracy):
+        found = _vanishing_gradient(rows, options, player, MIN_HISTORY_LINES)
+        if found and (not now or max(now) < options.d_saturation):
             size, limit, since = found
-            message = (
-                f"the gradient of {player} is {size:.2g}, and was {limit / limits.vanish:.2g}: the game stands still"
-            )
+            message = f"the gradient of {player} is {size:.2g}, and was {limit / options.vanishing_factor:.2g}: the game stands still"
             yield Finding("stalled", message, f"Health/{player}/gradient", size, limit, since)
             return
 
 
-def _frozen(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
+def _detect_no_update(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     for player in "GD":
         key = f"Health/{player}/moved"
-        now, _, since = _split(rows, limits, key)
+        now, _, since = _split_history(rows, options, key)
         if now and max(now) == 0:
             yield Finding("frozen", f"{player} does not move: its weights are what they were", key, 0.0, 0.0, since)
 
 
-def _drift(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
+def _detect_replica_drift(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     message = "ranks should hold the same {player}, and are {now:.2g} of its norm from their mean"
-    yield from _beyond(rows, "drift", "apart", limits.apart, message)
+    yield from _detect_beyond_limit(rows, "drift", "apart", options.max_replica_drift, message)
 
 
-def _consensus(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
+def _detect_consensus_loss(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     for player in "GD":
         key = f"Consensus/{player}"
-        now, _, since = _split(rows, limits, key)
-        if now and min(now) > limits.consensus:
+        now, _, since = _split_history(rows, options, key)
+        if now and min(now) > options.max_consensus_distance:
             message = f"ranks are {now[-1]:.2g} of the norm of {player} from their mean: they do not train one network"
-            yield Finding("consensus", message, key, now[-1], limits.consensus, since)
+            yield Finding("consensus", message, key, now[-1], options.max_consensus_distance, since)
             return
 
 
-def _label(rows: Sequence[Row], limits: Health) -> Iterator[Finding]:
+def _detect_noisy_label(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     key = "Health/label/roughness"
-    now, _, since = _split(rows, limits, key)
-    others = value(rows[-1], "Health/label/others")
-    if now and min(now) > limits.roughness and others < 0.8 * limits.roughness:
-        label = int(value(rows[-1], "Health/label/number"))
+    now, _, since = _split_history(rows, options, key)
+    others = get_number(rows[-1], "Health/label/others")
+    if now and min(now) > options.max_roughness and others < 0.8 * options.max_roughness:
+        label = int(get_number(rows[-1], "Health/label/number"))
         message = f"the images of label {label} look like noise (roughness {now[-1]:.2f}; of other labels {others:.2f})"
-        yield Finding("label", message, key, now[-1], limits.roughness, since)
+        yield Finding("label", message, key, now[-1], options.max_roughness, since)
 
 
-LOOKS: tuple[Callable[[Sequence[Row], Health], Iterator[Finding]], ...] = (
-    *(_nonfinite, _drift, _overshoot, _divergence, _collapse, _won, _stalled, _frozen, _consensus, _label),
+DETECTORS: tuple[Callable[[Sequence[Row], HealthOptions], Iterator[Finding]], ...] = (
+    *(
+        _detect_nonfinite,
+        _detect_replica_drift,
+        _detect_overshoot,
+        _detect_divergence,
+        _detect_collapse,
+        _detect_d_saturated,
+        _detect_stalled,
+        _detect_no_update,
+        _detect_consensus_loss,
+        _detect_noisy_label,
+    ),
 )

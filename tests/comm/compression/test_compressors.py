@@ -9,14 +9,14 @@ from paragan.comm.compression import block_quantizer, native_kernels
 from paragan.comm.compression.compressors import BF16, FP16, QSGD, Exact, Int2, Int4, Int8, RandomK, Sign, TopK
 from paragan.comm.compression.elias_fano import decode_positions, encode_positions, position_bytes
 from paragan.config.run import Run
-from paragan.core.errors import Unusable
-from paragan.core.schema import build, from_yaml, plain, to_yaml
+from paragan.core.errors import UsageError
+from paragan.core.schema import from_dict, from_yaml, to_dict, to_yaml
 
 OWN = "examples.own_wire:Ternary"  # as a user has one
 
 
 def asked_for(wire):
-    return build(Run, {"strategy": {"name": "sync", "wire": wire}}).strategy.wire
+    return from_dict(Run, {"strategy": {"name": "sync", "wire": wire}}).strategy.wire
 
 
 WIRES = {
@@ -124,22 +124,23 @@ def test_bits_a_number(wire, bits):
 @pytest.mark.parametrize("rule", ["extreme", "largest", "norm"])
 @pytest.mark.parametrize("stochastic", [False, True])
 def test_compiled_levels_are_the_plain_ones_bit_for_bit(bits, top, rule, stochastic):
-    assert native_kernels.library() is not None, "no C compiler here: compressors would run ten times slower"
+    assert native_kernels.load_kernels() is not None, "no C compiler here: compressors would run ten times slower"
     for n in (1, 255, 256, 5000):
         for kind, x in vectors(n):
             codes = [
                 torch.zeros(
-                    block_quantizer.records(n, 256) * block_quantizer.record_bytes(256, bits), dtype=torch.uint8
+                    block_quantizer.num_blocks(n, 256) * block_quantizer.encoded_block_bytes(256, bits),
+                    dtype=torch.uint8,
                 )
                 for _ in "ab"
             ]
             settings = {"block": 256, "bits": bits, "top": top, "rule": rule, "stochastic": stochastic, "seed": 77}
             block_quantizer.encode_levels(x, codes[0], **settings)
-            block_quantizer.plain_encode_levels(x, codes[1], **settings)
+            block_quantizer.reference_encode_levels(x, codes[1], **settings)
             assert torch.equal(*codes), kind
             fast, plain = torch.empty(n), torch.empty(n)
-            block_quantizer.decode_levels(codes[0], fast, block=256, bits=bits, top=top)
-            block_quantizer.plain_decode_levels(codes[0], plain, block=256, bits=bits, top=top)
+            block_quantizer.decode_levels(codes[0], fast, block=256, bits=bits, max_level=top)
+            block_quantizer.reference_decode_levels(codes[0], plain, block=256, bits=bits, max_level=top)
             assert torch.equal(fast, plain), kind
 
 
@@ -147,21 +148,23 @@ def test_compiled_signs_are_the_plain_ones_bit_for_bit():
     for n in (1, 255, 256, 5000):
         for kind, x in vectors(n):
             codes = [
-                torch.zeros(block_quantizer.records(n, 256) * block_quantizer.record_bytes(256, 1), dtype=torch.uint8)
+                torch.zeros(
+                    block_quantizer.num_blocks(n, 256) * block_quantizer.encoded_block_bytes(256, 1), dtype=torch.uint8
+                )
                 for _ in "ab"
             ]
             block_quantizer.encode_signs(x, codes[0], block=256)
-            block_quantizer.plain_encode_signs(x, codes[1], 256)
+            block_quantizer.reference_encode_signs(x, codes[1], 256)
             assert torch.equal(*codes), kind
             fast, plain = torch.empty(n), torch.empty(n)
             block_quantizer.decode_signs(codes[0], fast, block=256)
-            block_quantizer.plain_decode_signs(codes[0], plain, 256)
+            block_quantizer.reference_decode_signs(codes[0], plain, 256)
             assert torch.equal(fast, plain), kind
 
 
 def test_without_a_compiler_it_is_said_once_and_works(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
-    native_kernels.library.cache_clear()
+    native_kernels.load_kernels.cache_clear()
     try:
         x = torch.randn(1000)
         with pytest.warns(UserWarning, match="plain PyTorch.*no C compiler") as said:
@@ -169,7 +172,7 @@ def test_without_a_compiler_it_is_said_once_and_works(monkeypatch):
         assert len(said) == 1
     finally:
         monkeypatch.undo()
-        native_kernels.library.cache_clear()
+        native_kernels.load_kernels.cache_clear()
     assert torch.equal(plain, through(Int8(), x))
 
 
@@ -199,7 +202,7 @@ def test_positions_survive_in_few_bytes(n, k):
         ({"name": OWN, "threshold": "high"}, "threshold=high"),
         ("examples.own_wire:Binary", "examples.own_wire:Binary: module .* has no attribute 'Binary'"),
         ("nowhere:Ternary", "nowhere:Ternary: No module named 'nowhere'"),
-        ("os:system", "os:system is not a class under @paragan.config.record"),
+        ("os:system", "os:system is not a class under @paragan.core.schema.config_class"),
         ("paragan.comm.compress:", "is given as module:Class"),
         (
             "paragan.train.run:Data",
@@ -208,16 +211,16 @@ def test_positions_survive_in_few_bytes(n, k):
     ],
 )
 def test_wires_that_cannot_be_are_named(wire, line):
-    with pytest.raises(Unusable, match=line):
+    with pytest.raises(UsageError, match=line):
         asked_for(wire)
 
 
 def test_a_wire_of_ones_own_is_found_again_from_the_record():
     wire = asked_for({"name": OWN, "threshold": 0.5})
-    run = build(Run, {"strategy": {"name": "quantized", "wire": plain(wire)}})
+    run = from_dict(Run, {"strategy": {"name": "quantized", "wire": to_dict(wire)}})
     assert run.strategy.wire == wire
-    assert plain(run)["strategy"]["wire"] == {"name": OWN, "threshold": 0.5}
-    assert build(Run, from_yaml(to_yaml(run), "it")) == run
+    assert to_dict(run)["strategy"]["wire"] == {"name": OWN, "threshold": 0.5}
+    assert from_dict(Run, from_yaml(to_yaml(run), "it")) == run
 
 
 OWN_WIRE = """
@@ -247,7 +250,7 @@ class W:
         ("lost", "out.copy_(data.view(out.dtype))", "None", "lost:W: decode.* of 1000 finite numbers is not finite"),
         ("syntax", "@record", "@@", "syntax:W: "),
         ("leaves", "@record", "raise SystemExit(7)", "leaves:W: 7 .a class of your own"),
-        ("bare", "@record", "", "bare:W is not a class under @paragan.config.record"),
+        ("bare", "@record", "", "bare:W is not a class under @paragan.core.schema.config_class"),
     ],
 )
 def test_a_wire_of_ones_own_is_tried_before_anything_is_trained(tmp_path, monkeypatch, module, before, after, said):
@@ -257,7 +260,7 @@ def test_a_wire_of_ones_own_is_tried_before_anything_is_trained(tmp_path, monkey
     if not said:
         assert asked_for(f"{module}:W").nbytes(3) == 12
         return
-    with pytest.raises(Unusable, match=said):
+    with pytest.raises(UsageError, match=said):
         asked_for(f"{module}:W")
 
 
@@ -265,16 +268,16 @@ def test_a_damaged_library_is_compiled_again_and_a_compiler_may_have_arguments(t
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", "cc -pipe")
     try:
-        native_kernels.library.cache_clear()
-        assert native_kernels.library() is not None
+        native_kernels.load_kernels.cache_clear()
+        assert native_kernels.load_kernels() is not None
         (made,) = (tmp_path / "paragan").glob("*.so")
         whole = made.read_bytes()
         for damaged in (whole[:3000], b"", whole[:-1] + b"x"):
             made.unlink()  # it is in use: a new file, as another process would find it
             made.write_bytes(damaged)
-            native_kernels.library.cache_clear()
-            assert native_kernels.library() is not None
+            native_kernels.load_kernels.cache_clear()
+            assert native_kernels.load_kernels() is not None
             assert len(made.read_bytes()) == len(whole)
     finally:
         monkeypatch.undo()
-        native_kernels.library.cache_clear()
+        native_kernels.load_kernels.cache_clear()

@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fake_datasets import Far, pictures, pixels, python2, refusal
-from paragan.data.formats.cifar import cifar
-from paragan.data.formats.safe_pickle import Refused, array, unpickled
-from paragan.data.open_source import find
+from fake_datasets import FakeRemoteFileSystem, open_error, pickle_python2, random_images, read_all_pixels
+from paragan.data.formats.cifar import open_cifar
+from paragan.data.formats.safe_pickle import UnsafePickleError, safe_unpickle, to_array
+from paragan.data.open_source import open_source
 
-IMAGES = pictures(25, 32)
+IMAGES = random_images(25, 32)
 ROWS = np.ascontiguousarray(IMAGES.transpose(0, 3, 1, 2)).reshape(25, -1)  # [N, 3072]
 LABELS = [index % 4 for index in range(25)]
-WRITERS = {"python2": python2, **{str(p): (lambda value, p=p: pickle.dumps(value, p)) for p in range(2, 6)}}
+WRITERS = {"python2": pickle_python2, **{str(p): (lambda value, p=p: pickle.dumps(value, p)) for p in range(2, 6)}}
 
 
-def ten(folder: Path, write=python2) -> Path:
+def ten(folder: Path, write=pickle_python2) -> Path:
     for number in range(5):
         rows = slice(number * 5, number * 5 + 5)
         batch = {"batch_label": "a batch", "labels": LABELS[rows], "data": ROWS[rows], "filenames": ["a.png"] * 5}
@@ -32,7 +32,7 @@ def ten(folder: Path, write=python2) -> Path:
     return folder
 
 
-def hundred(folder: Path, write=python2) -> Path:
+def hundred(folder: Path, write=pickle_python2) -> Path:
     batch = {"data": ROWS, "fine_labels": LABELS, "coarse_labels": [0] * 25}
     (folder / "train").write_bytes(write(batch))
     (folder / "test").write_bytes(write({"data": ROWS[:1], "fine_labels": [0], "coarse_labels": [0]}))
@@ -44,19 +44,22 @@ def hundred(folder: Path, write=python2) -> Path:
 @pytest.mark.parametrize("form", [ten, hundred])
 def test_the_training_images(tmp_path, form, writer):
     where = form(tmp_path, WRITERS[writer])
-    for found in (find(str(where)), cifar(Far(where), Far(where).entries())):
-        assert (pixels(found) == IMAGES).all()
+    for found in (
+        open_source(str(where)),
+        open_cifar(FakeRemoteFileSystem(where), FakeRemoteFileSystem(where).list_dir()),
+    ):
+        assert (read_all_pixels(found) == IMAGES).all()
         assert found.labels is not None
         assert found.labels.tolist() == LABELS
         assert found.labels.dtype == np.int64
         assert found.classes == (("ant", "bee", "cat", "dog") if form is ten else ("a", "b", "c", "d"))
     assert found.notes[0].startswith("CIFAR's data_batch_1, data_batch_2" if form is ten else "CIFAR's train")
-    assert find(str(where), labels=False).labels is None
+    assert open_source(str(where), labels=False).labels is None
 
 
 def test_without_names_classes_are_numbers(tmp_path):
     (ten(tmp_path) / "batches.meta").unlink()
-    assert find(str(tmp_path)).classes == ("0", "1", "2", "3")
+    assert open_source(str(tmp_path)).classes == ("0", "1", "2", "3")
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<i8", ">i4", "<u2"])
@@ -66,7 +69,7 @@ def test_arrays_are_put_together_as_they_were(dtype, order, writer):
     if writer == "python2" and order == "F":
         return
     wanted = np.asarray(np.arange(24).reshape(2, 3, 4).astype(dtype), order=order)  # pyright: ignore
-    found = array(unpickled(WRITERS[writer](wanted)))
+    found = to_array(safe_unpickle(WRITERS[writer](wanted)))
     assert (found == wanted).all()
     assert found.dtype == wanted.dtype
 
@@ -87,7 +90,7 @@ def test_a_trap_is_not_sprung(tmp_path, protocol):
     for trap in (Trap(Path.touch, tmp_path / "sprung"), Trap(eval, f"open({str(tmp_path / 'sprung')!r}, 'w')")):
         batch = {"data": ROWS[:5], "labels": LABELS[:5], "more": trap}
         (tmp_path / "data_batch_2").write_bytes(pickle.dumps(batch, protocol))
-        message = refusal(tmp_path)
+        message = open_error(tmp_path)
         assert f"{tmp_path / 'data_batch_2'} is not CIFAR's: it " in message
         if protocol > 1:
             assert "which is not run" in message
@@ -119,19 +122,19 @@ def test_a_trap_is_not_sprung(tmp_path, protocol):
     ],
 )
 def test_programs_are_refused(program):
-    with pytest.raises(Refused):
-        array(unpickled(program))
+    with pytest.raises(UnsafePickleError):
+        to_array(safe_unpickle(program))
 
 
 def test_attributes_that_are_set_stay_nowhere():
-    made = unpickled(b"\x80\x02cnumpy\nndarray\n}U\x01aK\x01sb.")
+    made = safe_unpickle(b"\x80\x02cnumpy\nndarray\n}U\x01aK\x01sb.")
     assert not hasattr(made, "a")
     assert not hasattr(np.ndarray, "a")
 
 
 def test_other_objects_are_named(tmp_path):
     hundred(tmp_path, lambda value: pickle.dumps(collections.OrderedDict(value), 2))
-    assert "collections.OrderedDict, which is not run" in refusal(tmp_path)
+    assert "collections.OrderedDict, which is not run" in open_error(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -153,22 +156,22 @@ def test_what_does_not_fit_is_told_why(tmp_path, batch, said):
     ten(tmp_path)
     for number in range(2, 6):
         (tmp_path / f"data_batch_{number}").unlink()
-    (tmp_path / "data_batch_1").write_bytes(python2(batch) if "f4" not in said else pickle.dumps(batch, 2))
-    assert said in refusal(tmp_path)
+    (tmp_path / "data_batch_1").write_bytes(pickle_python2(batch) if "f4" not in said else pickle.dumps(batch, 2))
+    assert said in open_error(tmp_path)
     (tmp_path / "data_batch_1").write_bytes(b"no pickle")
-    assert f"{tmp_path / 'data_batch_1'} is not CIFAR's: it is no pickle" in refusal(tmp_path)
+    assert f"{tmp_path / 'data_batch_1'} is not CIFAR's: it is no pickle" in open_error(tmp_path)
 
 
 def test_names_that_are_none(tmp_path):
     ten(tmp_path)
     for names in (["a", "a", "b", "c"], [1, 2, 3, 4], "abcd", []):
         (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, 2))
-        assert "label_names is no list of different names" in refusal(tmp_path)
+        assert "label_names is no list of different names" in open_error(tmp_path)
 
 
 def test_the_test_helper_writes_what_python_reads():
     value = {"a": [1, 2], "data": ROWS[:2]}
-    read = pickle.loads(python2(value), encoding="latin1")  # noqa: S301 (our own)
+    read = pickle.loads(pickle_python2(value), encoding="latin1")  # noqa: S301 (our own)
     assert (read["data"] == ROWS[:2]).all()
     assert read["a"] == [1, 2]
-    assert any(opcode.name == "BINSTRING" for opcode, _, _ in pickletools.genops(python2(value)))
+    assert any(opcode.name == "BINSTRING" for opcode, _, _ in pickletools.genops(pickle_python2(value)))

@@ -10,23 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fake_datasets import pictures
-from paragan.core.errors import Failed
-from paragan.data.dataset import load
-from paragan.data.decode import picture
+from fake_datasets import random_images
+from paragan.core.errors import RunError
+from paragan.data.dataset import load_data
+from paragan.data.decode import decode_image
 from paragan.data.formats import npz
-from paragan.data.open_source import find
+from paragan.data.open_source import open_source
 from paragan.data.source import DecodeError
-from paragan.data.tools.image_info import form_of
-from processes import call
+from paragan.data.tools.image_info import detect_format
+from processes import run_cli
 
 FORMS = ["npz", "h5", "zip", "tars", "chunked"]
-OLD, NEW = pictures(60), pictures(60, seed=1)
+OLD, NEW = random_images(60), random_images(60, seed=1)
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(npz, "MAPPED", 1000)
+    monkeypatch.setattr(npz, "MIN_MMAP_BYTES", 1000)
 
 
 def stored(folder: Path, form: str, images: np.ndarray) -> Path:
@@ -43,7 +43,7 @@ def stored(folder: Path, form: str, images: np.ndarray) -> Path:
             file["labels"] = np.arange(len(images)) % 3
         return folder / "made.h5"
     out = folder / ("tars" if form == "tars" else f"made.{form}")
-    assert call("data", "convert", folder / "made.npz", out, "--to", form).status == 0
+    assert run_cli("data", "convert", folder / "made.npz", out, "--to", form).status == 0
     return out / "shard-000000.tar" if form == "tars" else out
 
 
@@ -74,14 +74,14 @@ def noise(file: Path, other: Path) -> None:
 @pytest.mark.parametrize("begun", [True, False], ids=["begun", "fresh"])
 def test_what_is_read_is_old_or_refused(tmp_path, form, change, begun):
     file, other = stored(tmp_path / "old", form, OLD), stored(tmp_path / "new", form, NEW)
-    found = find(str(file))
+    found = open_source(str(file))
     if begun:
         found.read(0)
     change(file, other)
     for index in range(len(OLD)):
         try:
-            image = np.asarray(picture(found.read(index)))
-        except (DecodeError, Failed) as error:
+            image = np.asarray(decode_image(found.read(index)))
+        except (DecodeError, RunError) as error:
             assert "\n" not in str(error)  # noqa: PT017
         else:
             assert (image == OLD[index]).all()
@@ -90,33 +90,33 @@ def test_what_is_read_is_old_or_refused(tmp_path, form, change, begun):
 @pytest.mark.parametrize("form", ["npz", "h5", "chunked"])
 def test_without_checksums_a_change_ends_the_run_by_name(tmp_path, form):
     file = stored(tmp_path / "old", form, OLD)
-    found = find(str(file))
+    found = open_source(str(file))
     os.utime(file, (1, 1))
-    with pytest.raises(Failed, match=rf"^data: {file} was changed while it was used: leave it as it is"):
+    with pytest.raises(RunError, match=rf"^data: {file} was changed while it was used: leave it as it is"):
         found.read(3)
-    assert form_of(find(str(file)).read(3)) == "pixels"
+    assert detect_format(open_source(str(file)).read(3)) == "pixels"
     file.unlink()
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_one_that_is_removed_goes_on(tmp_path, form):
     file = stored(tmp_path / "old", form, OLD)
-    found = find(str(file))
+    found = open_source(str(file))
     found.read(0)
     file.unlink()
-    assert (np.asarray(picture(found.read(3))) == OLD[3]).all()
+    assert (np.asarray(decode_image(found.read(3))) == OLD[3]).all()
 
 
 def test_what_is_held_in_memory_is_no_map(tmp_path):
     file = stored(tmp_path / "old", "npz", OLD)
-    held = load(str(file), resolution=8, hold="memory")
+    held = load_data(str(file), resolution=8, cache="memory")
     emptied(file, file)  # touching a map of it would end the process
     assert (held.images[:] == OLD).all()
 
 
 def test_an_archive_that_grows_goes_on(tmp_path):
     file = stored(tmp_path / "old", "zip", OLD)
-    found = find(str(file))
+    found = open_source(str(file))
     with zipfile.ZipFile(file, "a") as archive:
         archive.writestr("more.txt", "more")
-    assert (np.asarray(picture(found.read(3))) == OLD[3]).all()
+    assert (np.asarray(decode_image(found.read(3))) == OLD[3]).all()

@@ -27,7 +27,7 @@ def blocks(tmp_path_factory) -> dict[str, dict]:
     places = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
     with (folder / "tmp" / "said").open("w") as said:
         ran = subprocess.run(
-            [sys.executable, Path(fuzz.__file__), folder, *fuzz.BLOCKS],
+            [sys.executable, Path(fuzz.__file__), folder, *fuzz.CASES],
             cwd=folder / "work",
             env={**os.environ, **places},
             stdout=subprocess.PIPE,
@@ -37,19 +37,19 @@ def blocks(tmp_path_factory) -> dict[str, dict]:
         )
     found = {one["block"]: one for one in map(json.loads, ran.stdout.splitlines())}
     last = (folder / "tmp" / "said").read_text()[-3000:]
-    return {name: found.get(name, {"ended": f"status {ran.returncode} after: {last}"}) for name in fuzz.BLOCKS}
+    return {name: found.get(name, {"ended": f"status {ran.returncode} after: {last}"}) for name in fuzz.CASES}
 
 
-@pytest.mark.parametrize("name", fuzz.BLOCKS)
+@pytest.mark.parametrize("name", fuzz.CASES)
 def test_nothing_but_one_line(blocks, name):
     block = blocks[name]
     assert "ended" not in block, block["ended"]
     assert block["many_wrong"] == 0, "\n".join(block["wrong"])
-    assert block["count"] == fuzz.BLOCKS[name][1]
+    assert block["count"] == fuzz.CASES[name][1]
     assert block["made"] == []  # no file anywhere else, and no trap was sprung
     assert len(block["ends"]) > (name != "program")  # some were fine, so the damage was of the right size
     assert block["peak_mb"] < 2048
 
 
 def test_there_are_ten_thousand():
-    assert sum(count for _, count in fuzz.BLOCKS.values()) >= 10_000
+    assert sum(count for _, count in fuzz.CASES.values()) >= 10_000

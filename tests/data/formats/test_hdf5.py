@@ -8,12 +8,12 @@ import h5py
 import numpy as np
 import pytest
 
-from fake_datasets import Far, mark, pictures, pixels, refusal
-from paragan.data.formats.hdf5 import hdf5
-from paragan.data.open_source import find
+from fake_datasets import FakeRemoteFileSystem, fingerprint, open_error, random_images, read_all_pixels
+from paragan.data.formats.hdf5 import open_hdf5
+from paragan.data.open_source import open_source
 from paragan.data.source import DecodeError
 
-IMAGES = pictures(30)
+IMAGES = random_images(30)
 LABELS = np.arange(30) % 3
 FIRST = np.ascontiguousarray(IMAGES.transpose(0, 3, 1, 2))  # [N, C, H, W]
 
@@ -29,40 +29,40 @@ def stored(path: Path, labels=LABELS, key: str = "imgs", data=FIRST, **how) -> P
 @pytest.mark.parametrize("how", [{}, {"chunks": (7, 3, 8, 8)}, {"chunks": (4, 3, 8, 8), "compression": "lzf"}])
 def test_biggans_form(tmp_path, how):
     where = stored(tmp_path / "a.h5", **how)
-    for found in (find(str(where)), hdf5(Far(tmp_path), "a.h5")):
-        assert (pixels(found) == IMAGES).all()
+    for found in (open_source(str(where)), open_hdf5(FakeRemoteFileSystem(tmp_path), "a.h5")):
+        assert (read_all_pixels(found) == IMAGES).all()
         assert found.labels is not None
         assert found.labels.tolist() == LABELS.tolist()
         assert found.labels.dtype == np.int64
         assert found.classes == ("0", "1", "2")
         assert any("compressed in chunks of 4" in note for note in found.notes) == ("compression" in how)
-    assert found.near is False
-    assert find(str(where)).near
-    assert find(str(where), labels=False).labels is None
+    assert found.is_local is False
+    assert open_source(str(where)).is_local
+    assert open_source(str(where), labels=False).labels is None
 
 
 def test_channels_last_grey_and_the_other_key(tmp_path):
-    last = find(str(stored(tmp_path / "a.HDF5", key="images", data=IMAGES, compression="gzip", shuffle=True)))
-    assert (pixels(last) == IMAGES).all()
-    grey = find(str(stored(tmp_path / "b.h5", data=IMAGES[..., 0])))
+    last = open_source(str(stored(tmp_path / "a.HDF5", key="images", data=IMAGES, compression="gzip", shuffle=True)))
+    assert (read_all_pixels(last) == IMAGES).all()
+    grey = open_source(str(stored(tmp_path / "b.h5", data=IMAGES[..., 0])))
     assert (grey.read(4) == IMAGES[4, :, :, 0]).all()
-    one = find(str(stored(tmp_path / "c.h5", data=FIRST[:, :1])))
+    one = open_source(str(stored(tmp_path / "c.h5", data=FIRST[:, :1])))
     assert (one.read(4) == IMAGES[4, :, :, :1]).all()
 
 
 def test_plain_images_far_away_are_one_request_each(tmp_path):
     stored(tmp_path / "a.h5")
-    place = Far(tmp_path)
-    found = hdf5(place, "a.h5")
+    place = FakeRemoteFileSystem(tmp_path)
+    found = open_hdf5(place, "a.h5")
     assert (found.read(5) == IMAGES[5]).all()
-    ((_, _, size),) = place.asked
+    ((_, _, size),) = place.requests
     assert size == IMAGES[5].nbytes
 
 
 def test_the_identity_tells_sets_apart(tmp_path):
     other = FIRST.copy()
     other[0, 0, 0, 0] ^= 1
-    marks = [mark(find(str(stored(tmp_path / "a.h5", data=data)))) for data in (FIRST, FIRST, other)]
+    marks = [fingerprint(open_source(str(stored(tmp_path / "a.h5", data=data)))) for data in (FIRST, FIRST, other)]
     assert marks[0] == marks[1] != marks[2]
 
 
@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_told_why(tmp_path, arrays, said):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for key, value in arrays.items():
             file[key] = value
-    message = refusal(tmp_path / "a.h5")
+    message = open_error(tmp_path / "a.h5")
     assert said in message
     assert str(tmp_path / "a.h5") in message
 
@@ -96,29 +96,29 @@ def test_what_lies_in_other_files_is_not_followed(tmp_path):
     FIRST.tofile(tmp_path / "raw")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["imgs"] = h5py.ExternalLink("other.h5", "/imgs")
-    assert "imgs is a link to elsewhere" in refusal(tmp_path / "a.h5")
+    assert "imgs is a link to elsewhere" in open_error(tmp_path / "a.h5")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["imgs"] = h5py.SoftLink("/elsewhere")
-    assert "imgs is a link to elsewhere" in refusal(tmp_path / "a.h5")
+    assert "imgs is a link to elsewhere" in open_error(tmp_path / "a.h5")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         layout = h5py.VirtualLayout(FIRST.shape, "u1")
         layout[:] = h5py.VirtualSource("other.h5", "imgs", FIRST.shape)
         file.create_virtual_dataset("imgs", layout)
-    assert "imgs lies in other files" in refusal(tmp_path / "a.h5")
+    assert "imgs lies in other files" in open_error(tmp_path / "a.h5")
     stored(tmp_path / "a.h5", external=[(str(tmp_path / "raw"), 0, FIRST.nbytes)])
-    assert "imgs lies in other files" in refusal(tmp_path / "a.h5")
+    assert "imgs lies in other files" in open_error(tmp_path / "a.h5")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_group("imgs")
-    assert "imgs is not an array" in refusal(tmp_path / "a.h5")
+    assert "imgs is not an array" in open_error(tmp_path / "a.h5")
 
 
 def test_claims_beyond_the_file_are_refused(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("imgs", shape=(10**9, 3, 64, 64), dtype="u1", chunks=(1, 3, 64, 64))
-    assert "imgs claims to hold more than the file can" in refusal(tmp_path / "a.h5")
+    assert "imgs claims to hold more than the file can" in open_error(tmp_path / "a.h5")
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file.create_dataset("imgs", (10, 3, 8, 8), "u1", chunks=(2**21, 3, 8, 8), maxshape=(None, 3, 8, 8))
-    assert "imgs has chunks of more than" in refusal(tmp_path / "b.h5")
+    assert "imgs has chunks of more than" in open_error(tmp_path / "b.h5")
 
 
 def test_what_is_no_hdf5_or_cut(tmp_path):
@@ -126,7 +126,7 @@ def test_what_is_no_hdf5_or_cut(tmp_path):
     data = where.read_bytes()
     for part in (b"", b"x" * 1000, data[:100], data[: len(data) // 2]):
         where.write_bytes(part)
-        assert "is no HDF5 file, or a damaged one" in refusal(where)
+        assert "is no HDF5 file, or a damaged one" in open_error(where)
 
 
 def test_a_damaged_chunk_costs_its_images_alone(tmp_path):
@@ -136,8 +136,8 @@ def test_a_damaged_chunk_costs_its_images_alone(tmp_path):
     data = bytearray(where.read_bytes())
     data[chunk.byte_offset + 50] ^= 0xFF
     where.write_bytes(data)
-    found = find(str(where))
+    found = open_source(str(where))
     with pytest.raises(DecodeError):
         found.read(4)
     assert (found.read(5) == IMAGES[5]).all()
-    assert mark(found)
+    assert fingerprint(found)

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from fake_datasets import Far, mark, pictures, pixels, png, refusal
-from paragan.core.errors import Unusable
-from paragan.data.formats.hf_datasets import arrow
-from paragan.data.open_source import find
+from fake_datasets import FakeRemoteFileSystem, encode_image, fingerprint, open_error, random_images, read_all_pixels
+from paragan.core.errors import UsageError
+from paragan.data.formats.hf_datasets import open_hf_dataset
+from paragan.data.open_source import open_source
 from paragan.data.source import DecodeError
 
-IMAGES = pictures(30)
+IMAGES = random_images(30)
 LABELS = [index % 3 for index in range(30)]
 NAMES = ["ant", "bee", "cat"]
 
@@ -32,7 +32,7 @@ def _quietly(monkeypatch):
 
 
 def rows() -> list[dict]:
-    return [{"bytes": png(image), "path": None} for image in IMAGES]
+    return [{"bytes": encode_image(image), "path": None} for image in IMAGES]
 
 
 def made(columns: dict | None = None, **features) -> datasets.Dataset:
@@ -50,39 +50,39 @@ def saved(folder: Path, data=None, **how) -> Path:
 def test_save_to_disk(tmp_path, shards, capfd):
     where = saved(tmp_path / "a", num_shards=shards)
     capfd.readouterr()
-    found = find(str(where))
+    found = open_source(str(where))
     assert capfd.readouterr() == ("", "")
-    assert (pixels(found) == IMAGES).all()
+    assert (read_all_pixels(found) == IMAGES).all()
     assert found.labels is not None
     assert found.labels.tolist() == LABELS
     assert found.labels.dtype == np.int64
     assert found.classes == tuple(NAMES)
-    assert found.name(3) == f"{where}, row 3"
-    assert mark(found) == mark(find(str(where)))
-    assert find(str(where), labels=False).labels is None
+    assert found.sample_name(3) == f"{where}, row 3"
+    assert fingerprint(found) == fingerprint(open_source(str(where)))
+    assert open_source(str(where), labels=False).labels is None
 
 
 def test_images_that_were_arrays(tmp_path):
     images = [Image.fromarray(image) for image in IMAGES]
-    found = find(str(saved(tmp_path / "a", made({"img": images}, img=datasets.Image()))))
-    assert (pixels(found) == IMAGES).all()
+    found = open_source(str(saved(tmp_path / "a", made({"img": images}, img=datasets.Image()))))
+    assert (read_all_pixels(found) == IMAGES).all()
     assert found.labels is None
 
 
 def test_of_splits_train_is_taken(tmp_path):
     other = made().select(range(3))
     where = saved(tmp_path / "a", datasets.DatasetDict(train=made(), test=other))
-    assert len(find(str(where))) == 30
-    assert len(find(str(where / "test"))) == 3
-    assert len(find(str(saved(tmp_path / "b", datasets.DatasetDict(one=other))))) == 3
-    assert "no split called train, but one, two" in refusal(
+    assert len(open_source(str(where))) == 30
+    assert len(open_source(str(where / "test"))) == 3
+    assert len(open_source(str(saved(tmp_path / "b", datasets.DatasetDict(one=other))))) == 3
+    assert "no split called train, but one, two" in open_error(
         saved(tmp_path / "c", datasets.DatasetDict(one=other, two=other))
     )
 
 
 def test_selected_and_sorted_sets_keep_their_order(tmp_path):
-    found = find(str(saved(tmp_path / "a", made().select([5, 2, 29]))))
-    assert (pixels(found) == IMAGES[[5, 2, 29]]).all()
+    found = open_source(str(saved(tmp_path / "a", made().select([5, 2, 29]))))
+    assert (read_all_pixels(found) == IMAGES[[5, 2, 29]]).all()
 
 
 @pytest.mark.parametrize(
@@ -98,29 +98,29 @@ def test_selected_and_sorted_sets_keep_their_order(tmp_path):
 )
 def test_columns_that_leave_a_doubt_are_listed(tmp_path, columns, said):
     values = {name: rows() if isinstance(kind, datasets.Image) else LABELS for name, kind in columns.items()}
-    assert said in refusal(saved(tmp_path / "a", made(values, **columns)))
+    assert said in open_error(saved(tmp_path / "a", made(values, **columns)))
 
 
 def test_names_decide_where_several_columns_could(tmp_path):
     kinds = {"img": datasets.Image(), "x": datasets.Image(), "fine_label": datasets.ClassLabel(names=NAMES)}
     values = {"img": rows(), "x": rows()[::-1], "fine_label": LABELS, "coarse_label": [0] * 30}
-    found = find(str(saved(tmp_path / "a", made(values, **kinds, coarse_label=datasets.ClassLabel(1)))))
+    found = open_source(str(saved(tmp_path / "a", made(values, **kinds, coarse_label=datasets.ClassLabel(1)))))
     assert found.labels is not None
     assert found.labels.tolist() == LABELS
-    assert (pixels(found) == IMAGES).all()
+    assert (read_all_pixels(found) == IMAGES).all()
 
 
 def test_plain_numbers_called_label(tmp_path):
     kinds = {"image": datasets.Image(), "label": datasets.Value("int32")}
-    assert find(str(saved(tmp_path / "a", made(None, **kinds)))).classes == ("0", "1", "2")
+    assert open_source(str(saved(tmp_path / "a", made(None, **kinds)))).classes == ("0", "1", "2")
     missing = {"image": rows(), "label": [None, *LABELS[1:]]}
-    assert "1 of 30 images have no label" in refusal(saved(tmp_path / "b", made(missing, **kinds)))
+    assert "1 of 30 images have no label" in open_error(saved(tmp_path / "b", made(missing, **kinds)))
     unknown = {"image": rows(), "label": [-1] * 30}
-    assert "labels are negative (-1)" in refusal(saved(tmp_path / "c", made(unknown, **kinds)))
+    assert "labels are negative (-1)" in open_error(saved(tmp_path / "c", made(unknown, **kinds)))
 
 
 def test_images_that_lie_elsewhere_are_not_followed(tmp_path):
-    (tmp_path / "x.png").write_bytes(png(IMAGES[0]))
+    (tmp_path / "x.png").write_bytes(encode_image(IMAGES[0]))
     where = saved(tmp_path / "a")
     (data,) = where.glob("*.arrow")
     table = pa.ipc.open_stream(pa.py_buffer(data.read_bytes())).read_all()
@@ -129,13 +129,13 @@ def test_images_that_lie_elsewhere_are_not_followed(tmp_path):
     with pa.ipc.new_stream(data, table.schema) as writer:
         writer.write_table(table)
     with pytest.raises(DecodeError, match="its bytes are not in the set, only its path"):
-        find(str(where)).read(0)
+        open_source(str(where)).read(0)
 
 
 def test_far_away_it_is_not_read(tmp_path):
-    place = Far(saved(tmp_path / "a"))
-    with pytest.raises(Unusable, match="read from this machine only: copy it here first"):
-        arrow(place, place.entries())
+    place = FakeRemoteFileSystem(saved(tmp_path / "a"))
+    with pytest.raises(UsageError, match="read from this machine only: copy it here first"):
+        open_hf_dataset(place, place.list_dir())
 
 
 def test_without_the_library_the_line_to_install_it_is_given(tmp_path, monkeypatch):
@@ -143,7 +143,7 @@ def test_without_the_library_the_line_to_install_it_is_given(tmp_path, monkeypat
     monkeypatch.setattr(
         builtins, "__import__", lambda name, *rest: real("no_such" if name == "datasets" else name, *rest)
     )
-    assert "pip install 'paragan[huggingface]'" in refusal(where)
+    assert "pip install 'paragan[huggingface]'" in open_error(where)
 
 
 def test_damage_is_one_line(tmp_path):
@@ -151,20 +151,20 @@ def test_damage_is_one_line(tmp_path):
     state = json.loads((where / "state.json").read_text())
     for files in ([{"filename": "../a/x.arrow"}], [{"filename": 3}], []):
         (where / "state.json").write_text(json.dumps({**state, "_data_files": files}))
-        assert f"{where / 'state.json'} names " in refusal(where)
+        assert f"{where / 'state.json'} names " in open_error(where)
     for text in ("", "[]", "{}", '{"_data_files": 3}'):
         (where / "state.json").write_text(text)
-        assert f"{where / 'state.json'} is damaged" in refusal(where)
+        assert f"{where / 'state.json'} is damaged" in open_error(where)
     (where / "state.json").write_text(json.dumps(state))
     (where / "dataset_info.json").write_text("{")
-    assert "cannot be read by `datasets`" in refusal(where)
+    assert "cannot be read by `datasets`" in open_error(where)
     data = next(where.glob("*.arrow"))
     data.write_bytes(data.read_bytes()[:1000])
-    assert "cannot be read by `datasets`" in refusal(where)
+    assert "cannot be read by `datasets`" in open_error(where)
 
 
 def test_a_damaged_image_costs_itself_alone(tmp_path):
     columns = {"image": [{"bytes": b"nothing", "path": None}, *rows()[1:]]}
-    found = find(str(saved(tmp_path / "a", made(columns, image=datasets.Image(decode=False)))))
+    found = open_source(str(saved(tmp_path / "a", made(columns, image=datasets.Image(decode=False)))))
     assert found.read(0) == b"nothing"
-    assert found.read(1) == png(IMAGES[1])
+    assert found.read(1) == encode_image(IMAGES[1])

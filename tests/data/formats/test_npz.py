@@ -9,23 +9,23 @@ import zipfile
 import numpy as np
 import pytest
 
-from fake_datasets import Far, mark, pictures, pixels
-from paragan.core.errors import Failed, Unusable
-from paragan.data.dataset import load
+from fake_datasets import FakeRemoteFileSystem, fingerprint, random_images, read_all_pixels
+from paragan.core.errors import RunError, UsageError
+from paragan.data.dataset import load_data
 from paragan.data.formats import npz
-from paragan.data.open_source import find
+from paragan.data.open_source import open_source
 
-IMAGES = pictures(30)
+IMAGES = random_images(30)
 LABELS = np.arange(30) % 3
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(npz, "MAPPED", 1000)
+    monkeypatch.setattr(npz, "MIN_MMAP_BYTES", 1000)
 
 
 def mapped(source) -> bool:
-    array = source.whole
+    array = source.array
     while isinstance(array, np.ndarray):
         array = array.base
     return isinstance(array, mmap.mmap)
@@ -33,14 +33,14 @@ def mapped(source) -> bool:
 
 def test_large_images_are_mapped(tmp_path):
     np.savez(tmp_path / "a.npz", labels=LABELS, images=IMAGES, more=[1])
-    found = find(str(tmp_path / "a.npz"))
+    found = open_source(str(tmp_path / "a.npz"))
     assert mapped(found)
-    assert (pixels(found) == IMAGES).all()
+    assert (read_all_pixels(found) == IMAGES).all()
     assert found.labels is not None
     assert found.labels.tolist() == LABELS.tolist()
     assert found.notes == ("ignored keys: more",)
-    assert (load(str(tmp_path / "a.npz"), resolution=8).images == IMAGES).all()
-    assert (load(str(tmp_path / "a.npz"), resolution=8, hold="stream").images[:] == IMAGES).all()
+    assert (load_data(str(tmp_path / "a.npz"), resolution=8).images == IMAGES).all()
+    assert (load_data(str(tmp_path / "a.npz"), resolution=8, cache="stream").images[:] == IMAGES).all()
 
 
 def test_their_identity_is_the_archives_checksum(tmp_path):
@@ -49,7 +49,7 @@ def test_their_identity_is_the_archives_checksum(tmp_path):
     marks = []
     for images in (IMAGES, IMAGES, other):
         np.savez(tmp_path / "a.npz", images=images)
-        marks.append(mark(find(str(tmp_path / "a.npz"))))
+        marks.append(fingerprint(open_source(str(tmp_path / "a.npz"))))
     assert marks[0] == marks[1] != marks[2]
     assert len(marks[0]) < 100
 
@@ -58,19 +58,19 @@ def test_what_cannot_be_mapped_is_read(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", images=IMAGES)
     np.savez(tmp_path / "b.npz", images=np.asfortranarray(IMAGES))
     for name in ("a.npz", "b.npz"):
-        found = find(str(tmp_path / name))
+        found = open_source(str(tmp_path / name))
         assert not mapped(found)
-        assert (pixels(found) == IMAGES).all()
+        assert (read_all_pixels(found) == IMAGES).all()
 
 
 def test_far_away_it_is_fetched_whole(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", images=IMAGES, labels=LABELS)
-    place = Far(tmp_path)
+    place = FakeRemoteFileSystem(tmp_path)
     found = npz.read_npz(place, "a.npz")
-    assert (pixels(found) == IMAGES).all()
-    assert place.asked == [("a.npz", 0, None)]
+    assert (read_all_pixels(found) == IMAGES).all()
+    assert place.requests == [("a.npz", 0, None)]
     monkeypatch.setattr(npz, "ram_bytes", lambda: 1000)
-    with pytest.raises(Unusable, match="larger than half of this machine's memory: copy it"):
+    with pytest.raises(UsageError, match="larger than half of this machine's memory: copy it"):
         npz.read_npz(place, "a.npz")
 
 
@@ -78,13 +78,13 @@ def test_one_that_lies_about_its_size_is_not_mapped(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive, archive.open("images.npy", "w") as file:
         np.lib.format.write_array_header_1_0(file, {"shape": (1000, 8, 8, 3), "fortran_order": False, "descr": "|u1"})
         file.write(bytes(5000))
-    with pytest.raises(Unusable, match="is not an npz, or a damaged one"):
-        find(str(tmp_path / "a.npz"))
+    with pytest.raises(UsageError, match="is not an npz, or a damaged one"):
+        open_source(str(tmp_path / "a.npz"))
 
 
 def test_a_file_that_is_cut_while_it_is_mapped_is_told(tmp_path):
     np.savez(tmp_path / "a.npz", images=IMAGES, labels=LABELS)
-    found = find(str(tmp_path / "a.npz"))
+    found = open_source(str(tmp_path / "a.npz"))
     os.truncate(tmp_path / "a.npz", 2000)  # a map of it would end the process
-    with pytest.raises(Failed, match="was changed while it was used"):
+    with pytest.raises(RunError, match="was changed while it was used"):
         found.read(len(IMAGES) - 1)

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from paragan.core.errors import Failed
+from paragan.core.errors import RunError
 from paragan.data.formats import read_span as module
-from paragan.data.formats.read_span import fetch
+from paragan.data.formats.read_span import read_span
 from paragan.data.source import DecodeError
-from paragan.data.storage.local import Here
+from paragan.data.storage.local import LocalFileSystem
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch) -> Here:
+def place(tmp_path: Path, monkeypatch) -> LocalFileSystem:
     (tmp_path / "a.bin").write_bytes(b"0123")
-    monkeypatch.setattr(module, "PAUSES_S", (0.0, 0.0, 0.0))
-    return Here(tmp_path)
+    monkeypatch.setattr(module, "RETRY_DELAYS_S", (0.0, 0.0, 0.0))
+    return LocalFileSystem(tmp_path)
 
 
 def refusing(monkeypatch, number: int, times: int) -> list[str]:
@@ -39,18 +39,18 @@ def refusing(monkeypatch, number: int, times: int) -> list[str]:
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EIO])
 def test_trouble_of_the_machine_is_waited_for_and_then_ends_the_run(number, place, monkeypatch):
     asked = refusing(monkeypatch, number, 100)
-    with pytest.raises(Failed) as caught:
-        fetch(place, "a.bin", 1, 2)
+    with pytest.raises(RunError) as caught:
+        read_span(place, "a.bin", 1, 2)
     assert len(asked) == 4
     assert f"{place.path / 'a.bin'} cannot be read: {os.strerror(number)} (tried 4 times)" in str(caught.value)
     assert "ulimit -n" in str(caught.value)
 
 
 def test_a_file_that_was_stale_is_opened_anew(place, monkeypatch):
-    assert fetch(place, "a.bin", 0, 2) == b"01"
+    assert read_span(place, "a.bin", 0, 2) == b"01"
     before = place._opened["a.bin"]
     refusing(monkeypatch, errno.ESTALE, 2)
-    assert fetch(place, "a.bin", 1, 2) == b"12"
+    assert read_span(place, "a.bin", 1, 2) == b"12"
     assert place._opened["a.bin"] is not before
 
 
@@ -58,5 +58,5 @@ def test_a_file_that_was_stale_is_opened_anew(place, monkeypatch):
 def test_what_is_about_a_file_is_about_its_image(number, place, monkeypatch):
     asked = refusing(monkeypatch, number, 100)
     with pytest.raises(DecodeError, match=os.strerror(number)):
-        fetch(place, "a.bin", 1, 2)
+        read_span(place, "a.bin", 1, 2)
     assert len(asked) == 1

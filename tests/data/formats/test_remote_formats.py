@@ -14,11 +14,11 @@ import pytest
 
 import servers
 from paragan.data.storage import disk_cache as caches
-from processes import call, during, refused, train
+from processes import on_step, run_cli, train_args, usage_error
 from servers import Nginx
 
 FORMS = {"npz": "set.npz", "h5": "set.h5", "chunked": "chunked.h5", "zip": "set.zip", "tar": "shards/shard-000000.tar"}
-SMALL = ("--data.feed.depth=2", "--output.checkpoint_kimg=0.016")
+SMALL = ("--data.prefetch.batches=2", "--output.checkpoint_kimg=0.016")
 
 
 def made(folder: Path, seed: int) -> Path:
@@ -29,7 +29,7 @@ def made(folder: Path, seed: int) -> Path:
     np.savez(folder / "set.npz", images=images, labels=labels)
     for out in ("set.h5", "set.zip", "shards"):
         more = ["--to=tars"] if out == "shards" else []
-        assert call("data", "convert", folder / "set.npz", folder / out, *more).status == 0
+        assert run_cli("data", "convert", folder / "set.npz", folder / out, *more).status == 0
     with h5py.File(folder / "chunked.h5", "w") as file:
         file.create_dataset("imgs", data=images, chunks=(16, 8, 8, 3), compression="gzip")
         file["labels"] = labels
@@ -46,12 +46,12 @@ def served(sets, tmp_path) -> Iterator[tuple[Nginx, Path]]:
     """The sets in a folder of their own, behind a real server."""
     folder = tmp_path / "served"
     shutil.copytree(sets, folder)
-    with servers.nginx(folder, tmp_path / "nginx") as server:
+    with servers.run_nginx(folder, tmp_path / "nginx") as server:
         yield server, folder
 
 
 def command(folder: Path, where: str | Path, *more: str) -> list[str]:
-    own = [word for word in train(folder) if word != "digits"]
+    own = [word for word in train_args(folder) if word != "digits"]
     return [*own[:1], "folder", "--kimg=0.16", *own[1:], f"--data={where}", *more]
 
 
@@ -60,7 +60,7 @@ def networks(folder: Path) -> list[bytes]:
 
 
 def trained(folder: Path, where: str | Path, *more: str) -> list[bytes]:
-    ended = call(*command(folder, where, *more))
+    ended = run_cli(*command(folder, where, *more))
     assert ended.status == 0, ended
     return networks(folder)
 
@@ -68,39 +68,39 @@ def trained(folder: Path, where: str | Path, *more: str) -> list[bytes]:
 @pytest.fixture(scope="module")
 def near(sets, tmp_path_factory) -> list[bytes]:
     """What training makes of them here, held in memory."""
-    return trained(tmp_path_factory.mktemp("near") / "run", sets / "set.npz", "--data.hold=memory")
+    return trained(tmp_path_factory.mktemp("near") / "run", sets / "set.npz", "--data.cache=memory")
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_the_same_training(form, served, near, tmp_path):
     server, folder = served
-    cache = f"--data.reach.cache={tmp_path / 'cache'}"
+    cache = f"--data.remote.cache_dir={tmp_path / 'cache'}"
     assert trained(tmp_path / "far", f"{server.url}/{FORMS[form]}", cache) == near
-    assert trained(tmp_path / "here", folder / FORMS[form], "--data.hold=stream") == near
+    assert trained(tmp_path / "here", folder / FORMS[form], "--data.cache=stream") == near
 
 
 @pytest.mark.parametrize("form", ["h5", "zip", "tar"])
 def test_a_file_that_is_replaced_there_ends_the_run_by_name(form, served, near, tmp_path):
     server, folder = served
     other, name = made(tmp_path / "other", 1), FORMS[form]
-    told = command(tmp_path / "run", f"{server.url}/{name}", "--data.reach.cache=", *SMALL)
+    told = command(tmp_path / "run", f"{server.url}/{name}", "--data.remote.cache_dir=", *SMALL)
     old = folder / "old"
     shutil.copy2(folder / name, old)
-    with during(2, lambda session: shutil.copyfile(other / name, folder / name)):
-        ended = call(*told)
+    with on_step(2, lambda session: shutil.copyfile(other / name, folder / name)):
+        ended = run_cli(*told)
     assert ended.status == 1, ended
     assert f"{server.url}/{name} was replaced on its server while it was used" in ended.err
     assert ended.err.count("\n") == 1
     shutil.copy2(old, folder / name)
-    assert call(*told).status == 0
+    assert run_cli(*told).status == 0
     assert networks(tmp_path / "run") == near
 
 
 def test_a_file_that_is_written_over_here_ends_the_run_by_name(sets, tmp_path):
     other, file = made(tmp_path / "other", 1), tmp_path / "a.h5"
     shutil.copyfile(sets / "set.h5", file)
-    with during(2, lambda session: shutil.copyfile(other / "set.h5", file)):
-        ended = call(*command(tmp_path / "run", file, "--data.hold=stream", *SMALL))
+    with on_step(2, lambda session: shutil.copyfile(other / "set.h5", file)):
+        ended = run_cli(*command(tmp_path / "run", file, "--data.cache=stream", *SMALL))
     assert ended.status == 1, ended
     assert f"data: {file} was changed while it was used" in ended.err
 
@@ -110,7 +110,7 @@ def test_a_file_that_is_written_over_here_ends_the_run_by_name(sets, tmp_path):
 
 def test_a_cache_that_was_damaged_between_runs(served, near, tmp_path):
     server, _ = served
-    cache, rng = f"--data.reach.cache={tmp_path / 'cache'}", np.random.default_rng(0)
+    cache, rng = f"--data.remote.cache_dir={tmp_path / 'cache'}", np.random.default_rng(0)
     for number in range(3):
         assert trained(tmp_path / str(number), f"{server.url}/set.zip", cache) == near
         for file in (tmp_path / "cache").rglob("*"):
@@ -127,7 +127,7 @@ def test_a_disk_that_takes_nothing(code, served, near, tmp_path, monkeypatch):
 
     server, _ = served
     monkeypatch.setattr(caches, "_append", fails)
-    assert trained(tmp_path / "run", f"{server.url}/set.zip", f"--data.reach.cache={tmp_path / 'cache'}") == near
+    assert trained(tmp_path / "run", f"{server.url}/set.zip", f"--data.remote.cache_dir={tmp_path / 'cache'}") == near
 
 
 def test_a_cache_that_cannot_be_written_is_named(served, tmp_path, monkeypatch):
@@ -140,8 +140,10 @@ def test_a_cache_that_cannot_be_written_is_named(served, tmp_path, monkeypatch):
 
     server, _ = served
     monkeypatch.setattr(caches.os, "open", read_only)
-    line = refused(*command(tmp_path / "run", f"{server.url}/set.zip", f"--data.reach.cache={tmp_path / 'cache'}"))
-    assert "data.reach.cache=" in line
+    line = usage_error(
+        *command(tmp_path / "run", f"{server.url}/set.zip", f"--data.remote.cache_dir={tmp_path / 'cache'}")
+    )
+    assert "data.remote.cache_dir=" in line
     assert "Read-only file system" in line
     assert '"" for none' in line
 
@@ -149,9 +151,9 @@ def test_a_cache_that_cannot_be_written_is_named(served, tmp_path, monkeypatch):
 def test_two_runs_at_once_share_it(served, near, tmp_path, processes):
     server, _ = served
     told = [
-        command(tmp_path / str(number), f"{server.url}/set.zip", f"--data.reach.cache={tmp_path / 'cache'}")
+        command(tmp_path / str(number), f"{server.url}/set.zip", f"--data.remote.cache_dir={tmp_path / 'cache'}")
         for number in range(2)
     ]
-    running = [processes.warm(*one) for one in told]
+    running = [processes.start_forked(*one) for one in told]
     assert [one.wait() for one in running] == [0, 0]
     assert [networks(tmp_path / str(number)) for number in range(2)] == [near, near]

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 import webdataset
 
-from fake_datasets import Far, mark, pictures, pixels, png, refusal
-from paragan.core.errors import Unusable
+from fake_datasets import FakeRemoteFileSystem, encode_image, fingerprint, open_error, random_images, read_all_pixels
+from paragan.core.errors import UsageError
 from paragan.data.formats import tar_index as indices
-from paragan.data.formats.tar_index import Index, build, from_bytes
-from paragan.data.formats.webdataset import INDEX, expanded, open_tars
-from paragan.data.open_source import find
+from paragan.data.formats.tar_index import TarIndex, build_index, from_bytes
+from paragan.data.formats.webdataset import INDEX_FILE, expand_pattern, open_tar_shards
+from paragan.data.open_source import open_source
 from paragan.data.source import DecodeError
-from paragan.data.storage.filesystem import Reach
-from paragan.data.storage.local import Here
+from paragan.data.storage.filesystem import RemoteOptions
+from paragan.data.storage.local import LocalFileSystem
 
-IMAGES = pictures(30)
+IMAGES = random_images(30)
 LABELS = [index % 3 for index in range(30)]
 Members = list[tuple[str, bytes]]
 
 
 def sample(index: int) -> dict:
-    return {"__key__": f"{index:06d}", "png": png(IMAGES[index]), "cls": LABELS[index]}
+    return {"__key__": f"{index:06d}", "png": encode_image(IMAGES[index]), "cls": LABELS[index]}
 
 
 def shards(folder: Path, **how) -> Path:
@@ -47,86 +47,90 @@ def tar(path: Path, members: Members, form: int = tarfile.USTAR_FORMAT) -> Path:
 
 
 def labelled(count: int = 3) -> Members:
-    return [pair for i in range(count) for pair in ((f"{i}.png", png(IMAGES[i])), (f"{i}.cls", b"%d\n" % LABELS[i]))]
+    return [
+        pair
+        for i in range(count)
+        for pair in ((f"{i}.png", encode_image(IMAGES[i])), (f"{i}.cls", b"%d\n" % LABELS[i]))
+    ]
 
 
 @pytest.mark.parametrize("name", ["", "shard-*.tar", "shard-{000..002}.tar"])
 def test_webdatasets_shards(tmp_path, name):
     where = str(shards(tmp_path) / name) if name else str(shards(tmp_path))
     for note in ("index kept as", "index of"):
-        found = find(where)
-        assert (pixels(found) == IMAGES).all()
+        found = open_source(where)
+        assert (read_all_pixels(found) == IMAGES).all()
         assert found.labels is not None
         assert found.labels.tolist() == LABELS
         assert found.labels.dtype == np.int64
         assert found.classes == ("0", "1", "2")
-        assert found.notes == (f"3 shards; {note} {tmp_path / INDEX}",)
-    assert found.name(12) == f"{tmp_path / 'shard-001.tar'}, 000012"
-    assert found.near
-    assert find(where, labels=False).labels is None
+        assert found.notes == (f"3 shards; {note} {tmp_path / INDEX_FILE}",)
+    assert found.sample_name(12) == f"{tmp_path / 'shard-001.tar'}, 000012"
+    assert found.is_local
+    assert open_source(where, labels=False).labels is None
 
 
 def test_one_shard_and_some(tmp_path):
     shards(tmp_path)
-    one = find(str(tmp_path / "shard-001.tar"))
-    assert (pixels(one) == IMAGES[10:20]).all()
-    assert len(find(str(tmp_path))) == 30
+    one = open_source(str(tmp_path / "shard-001.tar"))
+    assert (read_all_pixels(one) == IMAGES[10:20]).all()
+    assert len(open_source(str(tmp_path))) == 30
     for name, rows in (("shard-{001..002}.tar", range(10, 30)), ("*-002.tar", range(20, 30))):
-        part = find(str(tmp_path / name))
-        assert (pixels(part) == IMAGES[list(rows)]).all()
+        part = open_source(str(tmp_path / name))
+        assert (read_all_pixels(part) == IMAGES[list(rows)]).all()
         assert "index of" in part.notes[0]
 
 
 def test_ranges():
-    assert list(expanded("a-{08..11}.tar")) == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
-    assert list(expanded("{1..2}-{0..1}")) == ["1-0", "1-1", "2-0", "2-1"]
+    assert list(expand_pattern("a-{08..11}.tar")) == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
+    assert list(expand_pattern("{1..2}-{0..1}")) == ["1-0", "1-1", "2-0", "2-1"]
     for wrong in ("{3..1}.tar", "{0..999999999}.tar"):
-        with pytest.raises(Unusable, match="is no range of 1 to"):
-            list(expanded(wrong))
+        with pytest.raises(UsageError, match="is no range of 1 to"):
+            list(expand_pattern(wrong))
 
 
 def test_names_that_are_not_there(tmp_path):
     shards(tmp_path)
-    assert f"{tmp_path / 'shard-003.tar'} does not exist" in refusal(tmp_path / "shard-{000..003}.tar")
-    assert f"{tmp_path} holds no x*.tar" in refusal(tmp_path / "x*.tar")
-    assert "only the last name may have them" in refusal(tmp_path / "*" / "a.tar")
-    assert "is not about .tar files" in refusal(tmp_path / "*.jpg")
-    assert "does not exist" in refusal(tmp_path / "nowhere" / "*.tar")
+    assert f"{tmp_path / 'shard-003.tar'} does not exist" in open_error(tmp_path / "shard-{000..003}.tar")
+    assert f"{tmp_path} holds no x*.tar" in open_error(tmp_path / "x*.tar")
+    assert "only the last name may have them" in open_error(tmp_path / "*" / "a.tar")
+    assert "is not about .tar files" in open_error(tmp_path / "*.jpg")
+    assert "does not exist" in open_error(tmp_path / "nowhere" / "*.tar")
 
 
 def test_far_shards_keep_their_index_in_the_cache(tmp_path):
     (tmp_path / "a").mkdir()
-    place, cache = Far(shards(tmp_path / "a")), tmp_path / "cache"
-    found = open_tars(place, "*.tar", Reach(cache=str(cache)))
+    place, cache = FakeRemoteFileSystem(shards(tmp_path / "a")), tmp_path / "cache"
+    found = open_tar_shards(place, "*.tar", RemoteOptions(cache_dir=str(cache)))
     (kept,) = (cache / "indexes").iterdir()
-    place.asked.clear()
-    again = open_tars(place, "*.tar", Reach(cache=str(cache)))
+    place.requests.clear()
+    again = open_tar_shards(place, "*.tar", RemoteOptions(cache_dir=str(cache)))
     assert f"index of {kept}" in again.notes[0]
-    assert [name for name, _, _ in place.asked] == [INDEX, "classes.json"]
-    assert (pixels(again) == pixels(found)).all()
-    assert not found.near
-    place.asked.clear()
+    assert [name for name, _, _ in place.requests] == [INDEX_FILE, "classes.json"]
+    assert (read_all_pixels(again) == read_all_pixels(found)).all()
+    assert not found.is_local
+    place.requests.clear()
     again.read(3)
-    assert len(place.asked) == 1
-    assert not (tmp_path / "a" / INDEX).exists()
-    assert "made anew each time" in open_tars(place, "*.tar", Reach(cache="")).notes[0]
+    assert len(place.requests) == 1
+    assert not (tmp_path / "a" / INDEX_FILE).exists()
+    assert "made anew each time" in open_tar_shards(place, "*.tar", RemoteOptions(cache_dir="")).notes[0]
 
 
 def test_an_index_that_is_old_or_damaged_is_made_again(tmp_path):
     shards(tmp_path)
-    first = mark(find(str(tmp_path)))
-    (tmp_path / INDEX).write_bytes(b"damaged")
-    assert mark(find(str(tmp_path))) == first
+    first = fingerprint(open_source(str(tmp_path)))
+    (tmp_path / INDEX_FILE).write_bytes(b"damaged")
+    assert fingerprint(open_source(str(tmp_path))) == first
     tar(tmp_path / "shard-002.tar", labelled(1))
-    changed = find(str(tmp_path))
+    changed = open_source(str(tmp_path))
     assert len(changed) == 21
-    assert mark(changed) != first
+    assert fingerprint(changed) != first
 
 
 def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path, monkeypatch):
     shards(tmp_path)
     monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(PermissionError()))
-    assert "is made anew each time" in find(str(tmp_path)).notes[0]
+    assert "is made anew each time" in open_source(str(tmp_path)).notes[0]
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -134,36 +138,38 @@ def test_every_form_of_tar_and_long_names(tmp_path, form):
     deep = "/".join(["folder" * 10] * (2 if form == tarfile.USTAR_FORMAT else 5))
     names = [f"{deep}/{'n' * 60}{index}" for index in range(3)] + ([] if form == tarfile.USTAR_FORMAT else ["é" * 90])
     members = [
-        pair for i, name in enumerate(names) for pair in ((f"{name}.png", png(IMAGES[i])), (f"{name}.cls", b"0"))
+        pair
+        for i, name in enumerate(names)
+        for pair in ((f"{name}.png", encode_image(IMAGES[i])), (f"{name}.cls", b"0"))
     ]
-    found = find(str(tar(tmp_path / "a.tar", members, form)))
-    assert (pixels(found) == IMAGES[: len(names)]).all()
-    assert names[0][:250] in found.name(0)
+    found = open_source(str(tar(tmp_path / "a.tar", members, form)))
+    assert (read_all_pixels(found) == IMAGES[: len(names)]).all()
+    assert names[0][:250] in found.sample_name(0)
 
 
 def test_classes_may_be_told_in_several_ways(tmp_path):
     members = [
-        *(("0.jpg", png(IMAGES[0], "JPEG")), ("0.json", b'{"label": 2}')),
-        *(("1.WEBP", png(IMAGES[1], "WEBP")), ("1.txt", b" 1 ")),
-        *(("2.png", png(IMAGES[2])), ("2.cls", b"0"), ("2.txt", b"5"), ("2.seg.png", b"other")),
+        *(("0.jpg", encode_image(IMAGES[0], "JPEG")), ("0.json", b'{"label": 2}')),
+        *(("1.WEBP", encode_image(IMAGES[1], "WEBP")), ("1.txt", b" 1 ")),
+        *(("2.png", encode_image(IMAGES[2])), ("2.cls", b"0"), ("2.txt", b"5"), ("2.seg.png", b"other")),
     ]
-    found = find(str(tar(tmp_path / "a.tar", members)))
+    found = open_source(str(tar(tmp_path / "a.tar", members)))
     assert found.labels is not None
     assert found.labels.tolist() == [2, 1, 0]
-    assert found.read(2) == png(IMAGES[2])
-    captions = find(str(tar(tmp_path / "b.tar", [("0.png", png(IMAGES[0])), ("0.txt", b"a cat")])))
+    assert found.read(2) == encode_image(IMAGES[2])
+    captions = open_source(str(tar(tmp_path / "b.tar", [("0.png", encode_image(IMAGES[0])), ("0.txt", b"a cat")])))
     assert captions.labels is None
     assert captions.classes == ()
 
 
 def test_names_of_classes_lie_beside(tmp_path):
     (tmp_path / "classes.json").write_text('["ant", "bee", "cat", "dog"]')
-    assert find(str(shards(tmp_path))).classes == ("ant", "bee", "cat", "dog")
-    (tmp_path / INDEX).unlink()
+    assert open_source(str(shards(tmp_path))).classes == ("ant", "bee", "cat", "dog")
+    (tmp_path / INDEX_FILE).unlink()
     for text in ('["a"]', '["a", "a", "b"]', "{"):
         (tmp_path / "classes.json").write_text(text)
         said = "label 2 but 1 classes" if text == '["a"]' else "is no list of different names"
-        assert said in refusal(tmp_path)
+        assert said in open_error(tmp_path)
 
 
 def test_what_is_no_image_is_passed_over(tmp_path):
@@ -177,12 +183,12 @@ def test_what_is_no_image_is_passed_over(tmp_path):
             info.size = 1
             file.addfile(info, io.BytesIO(b"0"))
         info = tarfile.TarInfo("../../up.png")
-        info.size = len(png(IMAGES[0]))
-        file.addfile(info, io.BytesIO(png(IMAGES[0])))
-    found = find(str(tmp_path / "a.tar"))
+        info.size = len(encode_image(IMAGES[0]))
+        file.addfile(info, io.BytesIO(encode_image(IMAGES[0])))
+    found = open_source(str(tmp_path / "a.tar"))
     assert len(found) == 1
-    assert found.read(0) == png(IMAGES[0])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", INDEX]
+    assert found.read(0) == encode_image(IMAGES[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", INDEX_FILE]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +203,7 @@ def test_what_is_no_image_is_passed_over(tmp_path):
     ],
 )
 def test_what_does_not_fit_is_told_why(tmp_path, members, said):
-    assert said in refusal(tar(tmp_path / "a.tar", members))
+    assert said in open_error(tar(tmp_path / "a.tar", members))
 
 
 def test_a_cut_shard_is_named_with_the_place(tmp_path):
@@ -205,11 +211,11 @@ def test_a_cut_shard_is_named_with_the_place(tmp_path):
     (tmp_path / "b.tar").unlink()
     for length, said in ((0, "at byte 0 ends here"), (600, "at byte 0 a member"), (1536, "at byte"), (700, "cut")):
         (tmp_path / "a.tar").write_bytes(data[:length])
-        message = refusal(tmp_path)
+        message = open_error(tmp_path)
         assert f"{tmp_path / 'a.tar'}: at byte" in message
         assert said in message
     (tmp_path / "a.tar").write_bytes(b"x" * 2000)
-    assert "at byte 0 there is no header of a tar" in refusal(tmp_path)
+    assert "at byte 0 there is no header of a tar" in open_error(tmp_path)
 
 
 def test_sparse_files_are_refused(tmp_path):
@@ -217,42 +223,42 @@ def test_sparse_files_are_refused(tmp_path):
     data[156:157] = b"S"
     data[148:156] = b"%06o\0 " % (sum(data[:148]) + 8 * 32 + sum(data[156:512]))
     (tmp_path / "a.tar").write_bytes(data)
-    assert "a sparse file begins" in refusal(tmp_path / "a.tar")
+    assert "a sparse file begins" in open_error(tmp_path / "a.tar")
 
 
 def test_damage_is_noticed_by_the_checksum(tmp_path):
     where = tar(tmp_path / "a.tar", labelled())
-    find(str(where))
+    open_source(str(where))
     data = bytearray(where.read_bytes())
     data[600] ^= 1
     where.write_bytes(data)
-    found = find(str(where))
+    found = open_source(str(where))
     with pytest.raises(DecodeError, match="checksum"):
         found.read(0)
-    assert found.read(1) == png(IMAGES[1])
+    assert found.read(1) == encode_image(IMAGES[1])
 
 
 def test_a_large_member_is_read_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr("paragan.data.sources.tarred.WINDOW", 512)
-    found = find(str(tar(tmp_path / "a.tar", [("0.png", png(pictures(1, 64)[0]))])))
-    assert (pixels(found) == pictures(1, 64)).all()
+    found = open_source(str(tar(tmp_path / "a.tar", [("0.png", encode_image(random_images(1, 64)[0]))])))
+    assert (read_all_pixels(found) == random_images(1, 64)).all()
 
 
 def test_every_shard_is_read_once(tmp_path):
-    place = Far(shards(tmp_path))
+    place = FakeRemoteFileSystem(shards(tmp_path))
     names = [f"shard-00{i}.tar" for i in range(3)]
     said = []
-    build(place, names, [place.size(name) for name in names], said.append)
-    assert [name for name, _, _ in place.asked] == [*names, "classes.json"]
+    build_index(place, names, [place.size(name) for name in names], said.append)
+    assert [name for name, _, _ in place.requests] == [*names, "classes.json"]
     assert said[-1] == "3 of 3 shards looked through, 30 images"
 
 
 # The index --------------------------------------------------------------------------------------------------
 
 
-def made(folder: Path) -> Index:
-    place, names = Here(shards(folder)), [f"shard-00{i}.tar" for i in range(3)]
-    return build(place, names, [place.size(name) for name in names])
+def made(folder: Path) -> TarIndex:
+    place, names = LocalFileSystem(shards(folder)), [f"shard-00{i}.tar" for i in range(3)]
+    return build_index(place, names, [place.size(name) for name in names])
 
 
 def test_an_index_comes_back_as_it_was(tmp_path):
@@ -283,15 +289,15 @@ def test_no_pickle_is_read_and_nothing_impossible(tmp_path):
     for change in wrong:
         file = io.BytesIO()
         np.savez(file, **{**parts, **change})
-        with pytest.raises(Unusable, match="it is no index, or a damaged one"):
+        with pytest.raises(UsageError, match="it is no index, or a damaged one"):
             from_bytes(file.getvalue(), "it")
     file = io.BytesIO()
     np.savez_compressed(file, **parts)
-    with pytest.raises(Unusable, match="is compressed"):
+    with pytest.raises(UsageError, match="is compressed"):
         from_bytes(file.getvalue(), "it")
 
 
 def test_labels_may_be_missing_in_it(tmp_path):
     where = tar(tmp_path / "a.tar", [("0.png", b"x"), ("1.png", b"x"), ("1.json", json.dumps({"label": 0}).encode())])
-    index = build(Here(tmp_path), ["a.tar"], [where.stat().st_size])
-    assert index.label.tolist() == [indices.NONE, 0]
+    index = build_index(LocalFileSystem(tmp_path), ["a.tar"], [where.stat().st_size])
+    assert index.label.tolist() == [indices.NO_LABEL, 0]

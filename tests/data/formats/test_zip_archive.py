@@ -10,13 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fake_datasets import Far, listing, mark, pictures, pixels, png, refusal
+from fake_datasets import (
+    FakeRemoteFileSystem,
+    dataset_json,
+    encode_image,
+    fingerprint,
+    open_error,
+    random_images,
+    read_all_pixels,
+)
 from paragan.data.formats import read_span
-from paragan.data.formats.zip_archive import zipped
-from paragan.data.open_source import find
+from paragan.data.formats.zip_archive import open_zip
+from paragan.data.open_source import open_source
 from paragan.data.source import DecodeError
 
-IMAGES = pictures(30)
+IMAGES = random_images(30)
 NAMES = [f"{index // 10:05d}/img{index:08d}.png" for index in range(30)]
 LABELS = [index * 7 % 3 for index in range(30)]
 
@@ -29,29 +37,31 @@ def archive(path: Path, members: dict[str, bytes | str], **how) -> Path:
 
 
 def images(names=NAMES) -> dict[str, bytes | str]:
-    return {name: png(image) for name, image in zip(names, IMAGES)}
+    return {name: encode_image(image) for name, image in zip(names, IMAGES)}
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_stylegans_form(tmp_path, method):
     where = archive(
-        tmp_path / "a.zip", {**images(), "dataset.json": listing(NAMES, LABELS), "about.txt": "x"}, compression=method
+        tmp_path / "a.zip",
+        {**images(), "dataset.json": dataset_json(NAMES, LABELS), "about.txt": "x"},
+        compression=method,
     )
-    found = find(str(where))
-    assert (pixels(found) == IMAGES).all()
+    found = open_source(str(where))
+    assert (read_all_pixels(found) == IMAGES).all()
     assert found.labels is not None
     assert found.labels.tolist() == LABELS
     assert found.labels.dtype == np.int64
     assert found.classes == ("0", "1", "2")
     assert found.notes == ("ignored other files in the archive (1)",)
-    assert found.name(3) == f"{where}/{NAMES[3]}"
-    assert found.near
-    assert find(str(where), labels=False).labels is None
+    assert found.sample_name(3) == f"{where}/{NAMES[3]}"
+    assert found.is_local
+    assert open_source(str(where), labels=False).labels is None
 
 
 def test_null_labels_are_none_though_there_are_folders(tmp_path):
     for text in ('{"labels": null}', "{}", '{"labels": []}'):
-        found = find(str(archive(tmp_path / "a.zip", {**images(), "dataset.json": text})))
+        found = open_source(str(archive(tmp_path / "a.zip", {**images(), "dataset.json": text})))
         assert found.labels is None
         assert found.classes == ()
 
@@ -60,59 +70,65 @@ def test_folders_are_classes_where_nothing_else_says(tmp_path):
     names = ["Zebra/b.PNG", "ant/a.png", "ant/b.png", "bee/c.png"]
     hidden = {"__MACOSX/ant/._a.png": "x", ".x/a.png": "x", "bee/.a.png": "x", "../../up.png": "x"}
     for around in ("", "photos/"):
-        inside = {around + name: png(image) for name, image in zip(names, IMAGES)}
-        found = find(str(archive(tmp_path / "a.zip", {**inside, **hidden})))
+        inside = {around + name: encode_image(image) for name, image in zip(names, IMAGES)}
+        found = open_source(str(archive(tmp_path / "a.zip", {**inside, **hidden})))
         assert found.classes == ("Zebra", "ant", "bee")
         assert found.labels is not None
         assert found.labels.tolist() == [0, 1, 1, 2]
-        assert (pixels(found) == IMAGES[:4]).all()
-    flat = find(str(archive(tmp_path / "flat.zip", images(["b.png", "a.png"]))))
+        assert (read_all_pixels(found) == IMAGES[:4]).all()
+    flat = open_source(str(archive(tmp_path / "flat.zip", images(["b.png", "a.png"]))))
     assert flat.labels is None
-    assert (pixels(flat) == IMAGES[[1, 0]]).all()
+    assert (read_all_pixels(flat) == IMAGES[[1, 0]]).all()
 
 
 def test_folders_that_are_no_classes_are_refused(tmp_path):
-    odd = refusal(archive(tmp_path / "a.zip", images(["a.png", "cat/b.png"])))
+    odd = open_error(archive(tmp_path / "a.zip", images(["a.png", "cat/b.png"])))
     assert "different depths (a.png, cat/b.png)" in odd
-    deep = refusal(archive(tmp_path / "a.zip", images(["train/cat/a.png", "test/cat/b.png"])))
+    deep = open_error(archive(tmp_path / "a.zip", images(["train/cat/a.png", "test/cat/b.png"])))
     assert "folders within folders" in deep
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_one_image_far_away_is_one_request(tmp_path, method):
     archive(tmp_path / "a.zip", images(), compression=method)
-    place = Far(tmp_path)
-    found = zipped(place, "a.zip")
-    place.asked.clear()
-    assert (pixels(found) == IMAGES).all()
-    assert len(place.asked) == len(IMAGES) + 1
-    assert not found.near
-    assert found.name(0) == f"far://{tmp_path.name}/a.zip/{NAMES[0]}"
+    place = FakeRemoteFileSystem(tmp_path)
+    found = open_zip(place, "a.zip")
+    place.requests.clear()
+    assert (read_all_pixels(found) == IMAGES).all()
+    assert len(place.requests) == len(IMAGES) + 1
+    assert not found.is_local
+    assert found.sample_name(0) == f"far://{tmp_path.name}/a.zip/{NAMES[0]}"
 
 
 def test_a_long_local_header_takes_a_second_request(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
         info = zipfile.ZipInfo("a.png")
         info.extra = struct.pack("<2H", 0x9999, 3000) + b"x" * 3000
-        file.writestr(info, png(IMAGES[0]))
-    place = Far(tmp_path)
-    found = zipped(place, "a.zip")
-    place.asked.clear()
-    assert found.read(0) == png(IMAGES[0])
+        file.writestr(info, encode_image(IMAGES[0]))
+    place = FakeRemoteFileSystem(tmp_path)
+    found = open_zip(place, "a.zip")
+    place.requests.clear()
+    assert found.read(0) == encode_image(IMAGES[0])
 
 
 def test_names_that_are_paths_elsewhere_are_only_names(tmp_path):
     names = ["/etc/passwd.png", "a\\..\\b.png", "C:/x.png"]
-    found = find(str(archive(tmp_path / "deep.zip", {**images(names), "dataset.json": listing(names, [0, 1, 0])})))
-    assert (pixels(found) == IMAGES[[0, 2, 1]]).all()
+    found = open_source(
+        str(archive(tmp_path / "deep.zip", {**images(names), "dataset.json": dataset_json(names, [0, 1, 0])}))
+    )
+    assert (read_all_pixels(found) == IMAGES[[0, 2, 1]]).all()
     assert {path.name for path in tmp_path.iterdir()} == {"deep.zip"}
 
 
 def test_the_identity_is_that_of_the_content(tmp_path):
     first = archive(tmp_path / "a.zip", images())
     second = archive(tmp_path / "b.zip", images(), compression=zipfile.ZIP_DEFLATED)
-    third = archive(tmp_path / "c.zip", {**images(), NAMES[3]: png(IMAGES[4])})
-    assert mark(find(str(first))) == mark(find(str(second))) != mark(find(str(third)))
+    third = archive(tmp_path / "c.zip", {**images(), NAMES[3]: encode_image(IMAGES[4])})
+    assert (
+        fingerprint(open_source(str(first)))
+        == fingerprint(open_source(str(second)))
+        != fingerprint(open_source(str(third)))
+    )
 
 
 # dataset.json -----------------------------------------------------------------------------------------------
@@ -120,10 +136,10 @@ def test_the_identity_is_that_of_the_content(tmp_path):
 
 def test_names_that_do_not_match_are_told(tmp_path):
     wrong = [f"x{name}" for name in NAMES]
-    message = refusal(archive(tmp_path / "a.zip", {**images(), "dataset.json": listing(wrong, LABELS)}))
+    message = open_error(archive(tmp_path / "a.zip", {**images(), "dataset.json": dataset_json(wrong, LABELS)}))
     assert f"{tmp_path / 'a.zip'}/dataset.json gives no label to 30 of 30 images ({NAMES[0]}, {NAMES[1]}," in message
     assert f"names 30 of 30 that are not there (x{NAMES[0]}" in message
-    message = refusal(archive(tmp_path / "a.zip", {**images(), "dataset.json": listing(NAMES[1:], LABELS[1:])}))
+    message = open_error(archive(tmp_path / "a.zip", {**images(), "dataset.json": dataset_json(NAMES[1:], LABELS[1:])}))
     assert f"gives no label to 1 of 30 images ({NAMES[0]}):" in message
     assert "not there" not in message
 
@@ -146,28 +162,28 @@ def test_names_that_do_not_match_are_told(tmp_path):
     ],
 )
 def test_a_bad_listing_is_refused_in_a_zip_and_in_a_folder(tmp_path, text, said):
-    message = refusal(archive(tmp_path / "a.zip", {"a.png": png(IMAGES[0]), "dataset.json": text}))
+    message = open_error(archive(tmp_path / "a.zip", {"a.png": encode_image(IMAGES[0]), "dataset.json": text}))
     assert said in message
     (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "a.png").write_bytes(png(IMAGES[0]))
+    (tmp_path / "set" / "a.png").write_bytes(encode_image(IMAGES[0]))
     (tmp_path / "set" / "dataset.json").write_bytes(text.encode() if isinstance(text, str) else text)
-    assert said in refusal(tmp_path / "set")
-    assert find(str(tmp_path / "set"), labels=False).labels is None
+    assert said in open_error(tmp_path / "set")
+    assert open_source(str(tmp_path / "set"), labels=False).labels is None
 
 
 def test_a_folder_with_a_listing(tmp_path):
     for name, image in zip(NAMES, IMAGES):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(png(image))
-    (tmp_path / "dataset.json").write_text(listing(NAMES, LABELS))
-    found = find(str(tmp_path))
-    assert (pixels(found) == IMAGES).all()
+        (tmp_path / name).write_bytes(encode_image(image))
+    (tmp_path / "dataset.json").write_text(dataset_json(NAMES, LABELS))
+    found = open_source(str(tmp_path))
+    assert (read_all_pixels(found) == IMAGES).all()
     assert found.labels is not None
     assert found.labels.tolist() == LABELS
     (tmp_path / "dataset.json").write_text(json.dumps({"labels": None}))
-    assert find(str(tmp_path)).labels is None
-    (tmp_path / "dataset.json").write_text(listing([*NAMES, "../up.png"], [*LABELS, 0]))
-    assert "names 1 of 31 that are not there (../up.png)" in refusal(tmp_path)
+    assert open_source(str(tmp_path)).labels is None
+    (tmp_path / "dataset.json").write_text(dataset_json([*NAMES, "../up.png"], [*LABELS, 0]))
+    assert "names 1 of 31 that are not there (../up.png)" in open_error(tmp_path)
 
 
 # Damage -----------------------------------------------------------------------------------------------------
@@ -176,9 +192,9 @@ def test_a_folder_with_a_listing(tmp_path):
 def test_what_is_no_zip(tmp_path):
     for data in (b"", b"PK", b"x" * 1000, archive(tmp_path / "b.zip", images()).read_bytes()[:-30]):
         (tmp_path / "a.zip").write_bytes(data)
-        assert f"{tmp_path / 'a.zip'} is no zip, or a damaged one" in refusal(tmp_path / "a.zip")
-    assert "holds no image, only .txt" in refusal(archive(tmp_path / "c.zip", {"a.txt": "x"}))
-    assert "it is empty" in refusal(archive(tmp_path / "c.zip", {}))
+        assert f"{tmp_path / 'a.zip'} is no zip, or a damaged one" in open_error(tmp_path / "a.zip")
+    assert "holds no image, only .txt" in open_error(archive(tmp_path / "c.zip", {"a.txt": "x"}))
+    assert "it is empty" in open_error(archive(tmp_path / "c.zip", {}))
 
 
 def test_damage_is_noticed_by_the_checksum(tmp_path):
@@ -186,10 +202,10 @@ def test_damage_is_noticed_by_the_checksum(tmp_path):
     data = bytearray(where.read_bytes())
     data[data.index(b"IDAT") + 20] ^= 1
     where.write_bytes(data)
-    found = find(str(where))
+    found = open_source(str(where))
     with pytest.raises(DecodeError, match="its checksum in the archive is another"):
         found.read(0)
-    assert found.read(1) == png(IMAGES[1])
+    assert found.read(1) == encode_image(IMAGES[1])
 
 
 def changed(where: Path, at: int, value: bytes) -> Path:
@@ -213,10 +229,10 @@ def changed(where: Path, at: int, value: bytes) -> Path:
     ],
 )
 def test_a_directory_that_lies_costs_that_image_alone(tmp_path, at, value, said):
-    found = find(str(changed(archive(tmp_path / "a.zip", images(["a.png", "b.png"])), at, value)))
+    found = open_source(str(changed(archive(tmp_path / "a.zip", images(["a.png", "b.png"])), at, value)))
     with pytest.raises(DecodeError, match=said):
         found.read(0)
-    assert found.read(1) == png(IMAGES[1])
+    assert found.read(1) == encode_image(IMAGES[1])
 
 
 def test_a_bomb_is_unpacked_no_further_than_it_says(tmp_path, monkeypatch):
@@ -224,11 +240,11 @@ def test_a_bomb_is_unpacked_no_further_than_it_says(tmp_path, monkeypatch):
     where = archive(tmp_path / "a.zip", bomb, compression=zipfile.ZIP_DEFLATED)
     changed(where, 24, struct.pack("<L", 100))
     with pytest.raises(DecodeError, match="is not of 100 bytes"):
-        find(str(where)).read(0)
+        open_source(str(where)).read(0)
     monkeypatch.setattr(read_span, "LARGEST", 1000)
     where = archive(tmp_path / "b.zip", {"a.png": b"\0" * 2000})
     with pytest.raises(DecodeError, match="more than any image"):
-        find(str(where)).read(0)
+        open_source(str(where)).read(0)
 
 
 def test_members_over_each_other_and_twice(tmp_path):
@@ -238,9 +254,9 @@ def test_members_over_each_other_and_twice(tmp_path):
     both = bytearray(data)
     both[second + 42 : second + 46] = struct.pack("<L", 0)  # b.png claims the bytes of a.png
     where.write_bytes(both)
-    found = find(str(where))
-    assert found.read(0) == png(IMAGES[0])
+    found = open_source(str(where))
+    assert found.read(0) == encode_image(IMAGES[0])
     with pytest.raises(DecodeError):
         found.read(1)
     where.write_bytes(data.replace(b"b.png", b"a.png"))
-    assert "holds a.png twice" in refusal(where)
+    assert "holds a.png twice" in open_error(where)

@@ -5,11 +5,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paragan.data.loader.autotune import COOL, Hands, Tuning, Window, readers, tune
+from paragan.data.loader.autotune import (
+    COOLDOWN_WINDOWS,
+    PipelineKnobs,
+    TunerState,
+    WindowStats,
+    tune,
+    workers_to_saturate,
+)
 
-MOST, LEAST = Hands(8, 128, 200), Hands(1, 4, 2)
-CALM = Window(seconds=0.5, wait_s=0.0, taken=320, batches=5, fetch_s=0.005, high_s=0.007, decode_s=0.0001, ready=4)
-START = Tuning(Hands(1, 16, 20))
+MOST, LEAST = PipelineKnobs(8, 128, 200), PipelineKnobs(1, 4, 2)
+CALM = WindowStats(
+    duration_s=0.5,
+    wait_s=0.0,
+    images=320,
+    batches=5,
+    fetch_s=0.005,
+    fetch_p90_s=0.007,
+    decode_s=0.0001,
+    ready_batches=4,
+)
+START = TunerState(PipelineKnobs(1, 16, 20))
 
 
 def after(tuning, *windows):
@@ -19,7 +35,7 @@ def after(tuning, *windows):
 
 
 def test_nothing_changes_while_all_is_well():
-    assert after(START, *[CALM] * (COOL - 1)).hands == START.hands
+    assert after(START, *[CALM] * (COOLDOWN_WINDOWS - 1)).knobs == START.knobs
 
 
 def test_congestion_is_told_by_the_quiet_latency_and_ends_later_than_it_begins():
@@ -32,61 +48,61 @@ def test_congestion_is_told_by_the_quiet_latency_and_ends_later_than_it_begins()
 
 
 def test_congestion_brings_as_many_fetches_as_littles_law_asks_for():
-    found = tune(after(START, *[CALM] * 20), replace(CALM, fetch_s=0.05, high_s=0.06), MOST, LEAST)
-    assert found.hands.fetches == 48  # 640 images/s x 50 ms x 1.5
-    assert found.hands.depth == 40
-    assert found.why == "congestion"
+    found = tune(after(START, *[CALM] * 20), replace(CALM, fetch_s=0.05, fetch_p90_s=0.06), MOST, LEAST)
+    assert found.knobs.concurrent_requests == 48  # 640 images/s x 50 ms x 1.5
+    assert found.knobs.batches == 40
+    assert found.reason == "congestion"
 
 
 def test_a_latency_of_microseconds_is_never_congestion():
-    fast = replace(CALM, fetch_s=2e-6, high_s=3e-6)
-    assert not after(START, *[fast] * 20, replace(fast, fetch_s=5e-5, high_s=9e-5)).congested
+    fast = replace(CALM, fetch_s=2e-6, fetch_p90_s=3e-6)
+    assert not after(START, *[fast] * 20, replace(fast, fetch_s=5e-5, fetch_p90_s=9e-5)).congested
 
 
 def test_depth_grows_where_the_step_waits_though_all_had_been_ready():
-    waits = replace(CALM, wait_s=0.02, ready=0)
-    once = after(START, replace(CALM, ready=20), waits)
-    assert once.hands.depth == 40
-    assert after(once, *[waits] * 5).hands.depth == 40  # supply is what is short: more depth would not help
-    assert after(once, *[waits] * 5).hands.workers > 1
-    assert after(once, replace(CALM, ready=30), waits).hands.depth == 80
+    waits = replace(CALM, wait_s=0.02, ready_batches=0)
+    once = after(START, replace(CALM, ready_batches=20), waits)
+    assert once.knobs.batches == 40
+    assert after(once, *[waits] * 5).knobs.batches == 40  # supply is what is short: more depth would not help
+    assert after(once, *[waits] * 5).knobs.workers > 1
+    assert after(once, replace(CALM, ready_batches=30), waits).knobs.batches == 80
 
 
 def test_it_releases_what_is_not_needed_after_a_calm_and_never_below_what_is():
-    grown = after(START, *[CALM] * 20, *[replace(CALM, fetch_s=0.05, high_s=0.06)] * 8)
-    assert grown.hands.depth == MOST.depth
-    back = after(grown, *[CALM] * COOL)
-    assert back.hands == replace(grown.hands)
+    grown = after(START, *[CALM] * 20, *[replace(CALM, fetch_s=0.05, fetch_p90_s=0.06)] * 8)
+    assert grown.knobs.batches == MOST.batches
+    back = after(grown, *[CALM] * COOLDOWN_WINDOWS)
+    assert back.knobs == replace(grown.knobs)
     first = after(back, CALM)
-    assert first.hands.depth == 150
-    assert first.why == "calm"
-    end = after(grown, *[CALM] * 100 * COOL)
-    assert end.hands == Hands(1, 5, 20)  # 640/s x 5 ms x 1.5 = 4.8 requests, two seconds ahead
+    assert first.knobs.batches == 150
+    assert first.reason == "calm"
+    end = after(grown, *[CALM] * 100 * COOLDOWN_WINDOWS)
+    assert end.knobs == PipelineKnobs(1, 5, 20)  # 640/s x 5 ms x 1.5 = 4.8 requests, two seconds ahead
 
 
 def test_two_seconds_are_ahead_of_a_step_that_is_fed_from_afar_and_none_of_one_that_is_not():
-    few = Tuning(Hands(1, 16, 4))
+    few = TunerState(PipelineKnobs(1, 16, 4))
     first = tune(few, CALM, MOST, LEAST)
-    assert (first.hands.depth, first.why) == (20, "reserve")
-    assert tune(few, CALM, replace(MOST, depth=9), LEAST).hands.depth == 9  # what the cap allows
-    assert tune(few, replace(CALM, fetch_s=1e-5, high_s=1e-5), MOST, LEAST).hands.depth == 4
+    assert (first.knobs.batches, first.reason) == (20, "reserve")
+    assert tune(few, CALM, replace(MOST, batches=9), LEAST).knobs.batches == 9  # what the cap allows
+    assert tune(few, replace(CALM, fetch_s=1e-5, fetch_p90_s=1e-5), MOST, LEAST).knobs.batches == 4
 
 
 def test_a_release_that_was_too_early_makes_the_next_come_later():
-    burst = [replace(CALM, fetch_s=0.05, high_s=0.06)] * 8
-    calm = after(START, *[CALM] * 20, *burst, *[CALM] * (COOL + 2))
+    burst = [replace(CALM, fetch_s=0.05, fetch_p90_s=0.06)] * 8
+    calm = after(START, *[CALM] * 20, *burst, *[CALM] * (COOLDOWN_WINDOWS + 2))
     assert calm.released
     again = after(calm, *burst)
-    assert again.cool == 2 * COOL
-    assert after(again, *[CALM] * (2 * COOL - 1)).hands == again.hands
+    assert again.cooldown_windows == 2 * COOLDOWN_WINDOWS
+    assert after(again, *[CALM] * (2 * COOLDOWN_WINDOWS - 1)).knobs == again.knobs
 
 
 def test_threads_that_also_read_are_as_many_as_keep_the_cores_busy():
-    assert readers(2, replace(CALM, fetch_s=1e-6, decode_s=1e-4)) == 2
-    assert readers(2, replace(CALM, fetch_s=0.0, decode_s=1e-4)) == 2
-    assert readers(2, replace(CALM, fetch_s=1e-4, decode_s=1e-4)) == 4
-    assert readers(2, replace(CALM, fetch_s=1.0, decode_s=1e-4)) == 8
-    assert readers(2, replace(CALM, decode_s=0.0)) == 2
+    assert workers_to_saturate(2, replace(CALM, fetch_s=1e-6, decode_s=1e-4)) == 2
+    assert workers_to_saturate(2, replace(CALM, fetch_s=0.0, decode_s=1e-4)) == 2
+    assert workers_to_saturate(2, replace(CALM, fetch_s=1e-4, decode_s=1e-4)) == 4
+    assert workers_to_saturate(2, replace(CALM, fetch_s=1.0, decode_s=1e-4)) == 8
+    assert workers_to_saturate(2, replace(CALM, decode_s=0.0)) == 2
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -94,7 +110,7 @@ def test_whatever_is_seen_hands_stay_within_bounds(seed):
     rng, tuning = np.random.default_rng(seed), START
     for _ in range(300):
         seconds = rng.uniform(0.01, 60)
-        seen = Window(
+        seen = WindowStats(
             seconds,
             seconds * rng.choice([0, 0, rng.random(), 1]),
             int(rng.integers(0, 5000)),
@@ -104,22 +120,22 @@ def test_whatever_is_seen_hands_stay_within_bounds(seed):
             int(rng.integers(0, 300)),
         )
         tuning = tune(tuning, seen, MOST, LEAST)
-        for value, high, low in zip(tuning.hands.values(), MOST.values(), LEAST.values()):
+        for value, high, low in zip(tuning.knobs.as_tuple(), MOST.as_tuple(), LEAST.as_tuple()):
             assert low <= value <= high
-        assert bool(tuning.why) or tuning.calm >= 0
+        assert bool(tuning.reason) or tuning.idle_windows >= 0
 
 
 def simulate(rule, seconds=120.0, pace=10.0, quiet=0.02, period=15.0, burst=3.0):
     """Share of time a step waits for batches of 64, `pace` a second. In bursts a fetch takes ten times as long, and the
     storage gives a third of what the step takes. rule : a window to new hands"""
-    tuning, ahead, waited, now, window = Tuning(Hands(1, 16, 4)), 0.0, 0.0, 0.0, [0.0, 0]
+    tuning, ahead, waited, now, window = TunerState(PipelineKnobs(1, 16, 4)), 0.0, 0.0, 0.0, [0.0, 0]
     tick = 0.05
     for i in range(int(seconds / tick)):
         now = i * tick
         congested = now % period > period - burst
         latency = quiet * (10 if congested else 1)
-        supply = min(tuning.hands.fetches / latency / 64, 3 * pace * (0.1 if congested else 1))  # batches/s
-        ahead = min(ahead + supply * tick, tuning.hands.depth)
+        supply = min(tuning.knobs.concurrent_requests / latency / 64, 3 * pace * (0.1 if congested else 1))  # batches/s
+        ahead = min(ahead + supply * tick, tuning.knobs.batches)
         if ahead >= pace * tick:
             ahead -= pace * tick
             window[1] += 64 * pace * tick
@@ -127,7 +143,9 @@ def simulate(rule, seconds=120.0, pace=10.0, quiet=0.02, period=15.0, burst=3.0)
             waited += tick
             window[0] += tick
         if (i + 1) % 10 == 0:
-            seen = Window(0.5, window[0], int(window[1]), int(window[1] / 64), latency, 1.3 * latency, 1e-4, int(ahead))
+            seen = WindowStats(
+                0.5, window[0], int(window[1]), int(window[1] / 64), latency, 1.3 * latency, 1e-4, int(ahead)
+            )
             tuning, window = rule(tuning, seen), [0.0, 0]
     return waited / seconds
 

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fake_datasets import pictures, png
-from paragan.core.errors import Failed
-from paragan.data.dataset import load
+from fake_datasets import encode_image, random_images
+from paragan.core.errors import RunError
+from paragan.data.dataset import load_data
 from paragan.data.loader import decode_worker as decoders
-from paragan.data.loader.autotune import Hands, Tuning, Window, tune
-from paragan.data.loader.decode_worker import Decoder
-from paragan.data.loader.prefetch import Feed, Order, Pipeline
-from paragan.data.loader.shared_memory import SPARE, Seen, Shared
+from paragan.data.loader.autotune import PipelineKnobs, TunerState, WindowStats, tune
+from paragan.data.loader.decode_worker import DecodeWorker
+from paragan.data.loader.prefetch import BatchIndices, PrefetchOptions, PrefetchPipeline
+from paragan.data.loader.shared_memory import SPARE_BLOCKS, AttachedArena, SharedArena
 from paragan.data.source import DecodeError
-from paragan.data.streaming import Streamed
+from paragan.data.streaming import StreamingImages
 
 
 class Fatal:
@@ -37,16 +37,16 @@ class Fatal:
 
 @pytest.fixture
 def shared():
-    return Shared()
+    return SharedArena()
 
 
 def test_a_process_decodes_into_memory_that_both_see(shared):
-    pixels = pictures(4)
+    pixels = random_images(4)
     shared.piece((5, 8, 8, 3))
     piece = shared.piece((6, 8, 8, 3))
     piece.array[:] = 7
-    with Decoder(shared) as decoder:
-        gots = [png(pixels[0]), b"no image", png(pixels[2]), DecodeError("was never there")]
+    with DecodeWorker(shared) as decoder:
+        gots = [encode_image(pixels[0]), b"no image", encode_image(pixels[2]), DecodeError("was never there")]
         reasons, spent = decoder.decode(gots, [False, False, True, True], piece, 1)
         assert reasons == [None, "not a PNG, JPEG, WebP or BMP image", None, "was never there"]
         assert spent.cpu_s > 0
@@ -54,15 +54,17 @@ def test_a_process_decodes_into_memory_that_both_see(shared):
         assert np.array_equal(piece.array[3], pixels[2][:, ::-1])
         assert (piece.array[[0, 5]] == 7).all()
         later = shared.piece((9, 8, 8, 3))  # the file grew since the process looked
-        assert decoder.decode([png(pixels[3])], [False], later, 8)[0] == [None]
+        assert decoder.decode([encode_image(pixels[3])], [False], later, 8)[0] == [None]
         assert np.array_equal(later.array[8], pixels[3])
 
 
 def test_a_record_at_which_it_dies_is_bad_and_the_others_are_not(shared):
-    pixels = pictures(3)
+    pixels = random_images(3)
     piece = shared.piece((3, 8, 8, 3))
-    with Decoder(shared) as decoder:
-        reasons, _ = decoder.decode([png(pixels[0]), cast(Any, Fatal()), png(pixels[2])], [False] * 3, piece, 0)
+    with DecodeWorker(shared) as decoder:
+        reasons, _ = decoder.decode(
+            [encode_image(pixels[0]), cast(Any, Fatal()), encode_image(pixels[2])], [False] * 3, piece, 0
+        )
     assert reasons == [None, "whatever decodes it dies (status 7)", None]
     assert np.array_equal(piece.array[[0, 2]], pixels[[0, 2]])
 
@@ -95,34 +97,37 @@ def _lives(pid: int) -> bool:
 def test_nothing_of_the_working_folder_is_imported(shared, tmp_path, monkeypatch):
     (tmp_path / "struct.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
-    with Decoder(shared) as decoder:
-        assert decoder.decode([png(pictures(1)[0])], [False], shared.piece((1, 8, 8, 3)), 0)[0] == [None]
+    with DecodeWorker(shared) as decoder:
+        assert decoder.decode([encode_image(random_images(1)[0])], [False], shared.piece((1, 8, 8, 3)), 0)[0] == [None]
 
 
 def test_one_that_is_killed_or_cannot_start_blames_no_image(shared, monkeypatch):
-    image, piece, start = png(pictures(1)[0]), shared.piece((1, 8, 8, 3)), Decoder._started
+    image, piece, start = encode_image(random_images(1)[0]), shared.piece((1, 8, 8, 3)), DecodeWorker._start_worker
 
     def doomed(self):
         child = start(self)
         child.kill()
         return child
 
-    monkeypatch.setattr(decoders, "PAUSES_S", (0.0, 0.0))
-    with Decoder(shared) as decoder, monkeypatch.context() as patch:
-        patch.setattr(Decoder, "_started", doomed)
-        with pytest.raises(Failed, match=r"was killed 2 times: is memory short\?"):
+    monkeypatch.setattr(decoders, "RETRY_DELAYS_S", (0.0, 0.0))
+    with DecodeWorker(shared) as decoder, monkeypatch.context() as patch:
+        patch.setattr(DecodeWorker, "_start_worker", doomed)
+        with pytest.raises(RunError, match=r"was killed 2 times: is memory short\?"):
             decoder.decode([image], [False], piece, 0)
     for program, says in (("/nowhere/python", "cannot be started .*nowhere"), ("/bin/false", "begins .status 1.")):
         monkeypatch.setattr(sys, "executable", program)
-        with Decoder(shared) as decoder, pytest.raises(Failed, match=f"{says}.*: --data.feed.decoders=threads does"):
+        with (
+            DecodeWorker(shared) as decoder,
+            pytest.raises(RunError, match=f"{says}.*: --data.prefetch.worker_type=threads does"),
+        ):
             decoder.decode([image], [False], piece, 0)
 
 
 def test_one_that_hangs_is_replaced(shared, monkeypatch):
-    monkeypatch.setattr(decoders, "ANSWERS_S", 0.0)
-    monkeypatch.setattr(decoders, "LEAVES_S", 0.1)
-    image, piece = png(pictures(1)[0]), shared.piece((1, 8, 8, 3))
-    with Decoder(shared) as decoder:
+    monkeypatch.setattr(decoders, "REPLY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(decoders, "EXIT_TIMEOUT_S", 0.1)
+    image, piece = encode_image(random_images(1)[0]), shared.piece((1, 8, 8, 3))
+    with DecodeWorker(shared) as decoder:
         for _ in range(2):
             assert decoder.decode([image], [False], piece, 0)[0] == [None]
             assert decoder._child is not None
@@ -136,17 +141,17 @@ def test_released_memory_is_given_back_and_its_place_used_again(shared):
     held = os.fstat(shared.file).st_blocks
     for piece in pieces:
         shared.release(piece)
-    assert os.fstat(shared.file).st_blocks <= held * SPARE / len(pieces)
+    assert os.fstat(shared.file).st_blocks <= held * SPARE_BLOCKS / len(pieces)
     assert shared.piece((64, 4096)).at == pieces[-1].at
     assert {shared.piece((64, 4096)).at for _ in range(5)} == {piece.at for piece in pieces[:-1]}
-    assert Seen(shared.file).array(pieces[-1].at, (2, 3)).tolist() == [[1] * 3] * 2
+    assert AttachedArena(shared.file).view(pieces[-1].at, (2, 3)).tolist() == [[1] * 3] * 2
 
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory):
     """A folder of 40 images."""
     root = tmp_path_factory.mktemp("sets")
-    for index, pixels in enumerate(pictures(40, 16, seed=3)):
+    for index, pixels in enumerate(random_images(40, 16, seed=3)):
         folder = root / "folder" / "ab"[index % 2]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(folder / f"{index:02d}.{'png' if index % 3 else 'jpg'}")
@@ -154,12 +159,12 @@ def sets(tmp_path_factory):
 
 
 @contextmanager
-def _reading(where: Path, **feed: Any) -> Iterator[Pipeline]:
-    images = load(str(where), resolution=16, channels=3, hold="stream", bad_share=0.5).images
-    assert isinstance(images, Streamed)
+def _reading(where: Path, **feed: Any) -> Iterator[PrefetchPipeline]:
+    images = load_data(str(where), resolution=16, channels=3, cache="stream", max_bad_fraction=0.5).images
+    assert isinstance(images, StreamingImages)
     rng = np.random.default_rng(1)
-    plan = (Order(rng.permutation(40)[:37], rng.random(37) < 0.5) for _ in range(10**6))
-    pipeline = Pipeline(images, plan, Feed(**feed))
+    plan = (BatchIndices(rng.permutation(40)[:37], rng.random(37) < 0.5) for _ in range(10**6))
+    pipeline = PrefetchPipeline(images, plan, PrefetchOptions(**feed))
     try:
         yield pipeline
     finally:
@@ -168,7 +173,7 @@ def _reading(where: Path, **feed: Any) -> Iterator[Pipeline]:
 
 def _batches(where: Path, count: int, **feed: Any) -> tuple[list[np.ndarray], dict[int, str]]:
     with _reading(where, **feed) as pipeline:
-        return [pipeline.take().copy() for _ in range(count)], pipeline.images.bad.reasons
+        return [pipeline.next_batch().copy() for _ in range(count)], pipeline.images.bad_samples.reasons
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip", "tars"])
@@ -193,7 +198,7 @@ def test_a_decoder_that_is_killed_is_replaced(sets):
     wanted, _ = _batches(sets / "folder", 30, decoders="threads")
     with _reading(sets / "folder", workers=1, depth=1, decoders="processes") as pipeline:
         for count, batch in enumerate(wanted):
-            assert np.array_equal(pipeline.take(), batch)
+            assert np.array_equal(pipeline.next_batch(), batch)
             if count in (3, 9):
                 for child in _children():
                     os.kill(child, signal.SIGKILL)
@@ -209,29 +214,33 @@ def _children() -> list[int]:
 
 
 def test_the_tuner_turns_to_processes_where_small_near_images_are_waited_for():
-    most, least = Hands(2, 0, 20, 1), Hands(1, 0, 2, 0)
-    waits = Window(0.5, wait_s=0.3, taken=5000, batches=50, fetch_s=2e-5, high_s=3e-5, decode_s=5e-5, ready=0)
+    most, least = PipelineKnobs(2, 0, 20, 1), PipelineKnobs(1, 0, 2, 0)
+    waits = WindowStats(
+        0.5, wait_s=0.3, images=5000, batches=50, fetch_s=2e-5, fetch_p90_s=3e-5, decode_s=5e-5, ready_batches=0
+    )
 
     def seen(hands, window, most=most):
-        return tune(Tuning(hands), window, most, least).hands
+        return tune(TunerState(hands), window, most, least).knobs
 
-    assert seen(Hands(1, 0, 4), waits) == Hands(2, 0, 4)  # first the threads that may be
-    assert seen(Hands(2, 0, 4), waits) == Hands(2, 0, 4, 1)
-    assert seen(Hands(2, 0, 4, 1), Window(0.5, 0, 500, 5, 2e-5, 3e-5, 5e-5, 4)).apart  # and stays with them
+    assert seen(PipelineKnobs(1, 0, 4), waits) == PipelineKnobs(2, 0, 4)  # first the threads that may be
+    assert seen(PipelineKnobs(2, 0, 4), waits) == PipelineKnobs(2, 0, 4, 1)
+    assert seen(
+        PipelineKnobs(2, 0, 4, 1), WindowStats(0.5, 0, 500, 5, 2e-5, 3e-5, 5e-5, 4)
+    ).use_processes  # and stays with them
     for other in ({"decode_s": 1e-3}, {"decode_s": 0.0}, {"wait_s": 0.0}, {"fetch_s": 0.01}):
-        assert not seen(Hands(2, 0, 4), Window(**{**vars(waits), **other})).apart
-    assert not seen(Hands(2, 0, 4), waits, Hands(2, 0, 20, 0)).apart
+        assert not seen(PipelineKnobs(2, 0, 4), WindowStats(**{**vars(waits), **other})).use_processes
+    assert not seen(PipelineKnobs(2, 0, 4), waits, PipelineKnobs(2, 0, 20, 0)).use_processes
 
 
 def test_trouble_of_the_machine_is_told_and_no_image_is_blamed(shared, tmp_path):
     (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")  # ELOOP is about this file alone
     piece = shared.piece((1, 8, 8, 3))
-    with Decoder(shared, tmp_path) as decoder:
+    with DecodeWorker(shared, tmp_path) as decoder:
         reasons, _ = decoder.decode([("loop.png", 0, None, None)], [False], piece, 0)
         assert reasons[0] is not None
         assert "symbolic links" in reasons[0]
         child = decoder._child
         assert child is not None
         resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (3, 3))
-        with pytest.raises(Failed, match=r"loop.png cannot be read: Too many open files .tried 4 times.: see to"):
+        with pytest.raises(RunError, match=r"loop.png cannot be read: Too many open files .tried 4 times.: see to"):
             decoder.decode([("loop.png", 0, None, None)], [False], piece, 0)

@@ -10,14 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from paragan.core.errors import Failed, Unusable
-from paragan.data.bad_samples import Bad
-from paragan.data.dataset import load
-from paragan.data.lanes import Lanes
-from paragan.data.loader.memory_budget import CHUNK
-from paragan.data.loader.prefetch import Feed, Order, Pipeline
+from paragan.core.errors import RunError, UsageError
+from paragan.data.bad_samples import BadSamples
+from paragan.data.dataset import load_data
+from paragan.data.lanes import LaneLoader
+from paragan.data.loader.memory_budget import CHUNK_IMAGES
+from paragan.data.loader.prefetch import BatchIndices, PrefetchOptions, PrefetchPipeline
 from paragan.data.source import DecodeError
-from paragan.data.streaming import Streamed
+from paragan.data.streaming import StreamingImages
 
 RNG = np.random.default_rng(5)
 PIXELS = RNG.integers(0, 256, (40, 8, 8, 3), np.uint8)
@@ -48,7 +48,7 @@ class Memory:
         if index in self.bad:
             raise DecodeError("planted")
         if index in self.lost:
-            raise Failed(f"image {index} is out of reach")
+            raise RunError(f"image {index} is out of reach")
         return PIXELS[index]
 
     def name(self, index):
@@ -59,13 +59,13 @@ class Memory:
 
 
 def streamed(source, share=0.5):
-    return Streamed(source, Bad(LABELS, len(source), source.name, share), 8, 3)
+    return StreamingImages(source, BadSamples(LABELS, len(source), source.name, share), 8, 3)
 
 
 def plan(size=12, flips=False, seed=0):
     rng = np.random.default_rng(seed)
     while True:
-        yield Order(rng.permutation(len(PIXELS))[:size], rng.random(size) < 0.5 if flips else None)
+        yield BatchIndices(rng.permutation(len(PIXELS))[:size], rng.random(size) < 0.5 if flips else None)
 
 
 def expected(flips=False):
@@ -81,7 +81,7 @@ def opened():
     made = []
 
     def make(*args, **how):
-        made.append(Pipeline(*args, **how))
+        made.append(PrefetchPipeline(*args, **how))
         return made[-1]
 
     yield make
@@ -94,7 +94,14 @@ def opened():
 
 
 @pytest.mark.parametrize("near", [True, False])
-@pytest.mark.parametrize("feed", [Feed(), Feed(workers=3, fetches=9, depth=7), Feed(workers=1, fetches=1, depth=1)])
+@pytest.mark.parametrize(
+    "feed",
+    [
+        PrefetchOptions(),
+        PrefetchOptions(workers=3, concurrent_requests=9, batches=7),
+        PrefetchOptions(workers=1, concurrent_requests=1, batches=1),
+    ],
+)
 def test_batches_come_in_the_order_of_the_plan(opened, near, feed):
     source = Memory(near, delay=lambda index: 0.002 * (index % 5 == 0))
     pipeline = opened(streamed(source), plan(flips=True), feed)
@@ -104,7 +111,7 @@ def test_batches_come_in_the_order_of_the_plan(opened, near, feed):
 
 def test_as_many_requests_are_under_way_as_are_asked_for(opened):
     source = Memory(near=False, delay=lambda index: 0.01)
-    pipeline = opened(streamed(source), plan(), Feed(workers=1, fetches=20, depth=8))
+    pipeline = opened(streamed(source), plan(), PrefetchOptions(workers=1, concurrent_requests=20, batches=8))
     for _ in range(10):
         pipeline.take()
     assert 15 <= source.most <= 20
@@ -112,8 +119,8 @@ def test_as_many_requests_are_under_way_as_are_asked_for(opened):
 
 def test_slow_far_data_makes_hands_grow_until_the_step_does_not_wait(opened):
     source = Memory(near=False, delay=lambda index: 0.05)
-    pipeline = opened(streamed(source), plan(), Feed(depth=30))
-    before = pipeline.tuning.hands.fetches
+    pipeline = opened(streamed(source), plan(), PrefetchOptions(batches=30))
+    before = pipeline.tuner_state.hands.fetches
     deadline, waited = time.monotonic() + 30, 1.0
     while waited > 0.002 and time.monotonic() < deadline:
         time.sleep(0.02)  # 600 images a second: 30 requests at once
@@ -121,7 +128,7 @@ def test_slow_far_data_makes_hands_grow_until_the_step_does_not_wait(opened):
         pipeline.take()
         waited = 0.9 * waited + 0.1 * (time.perf_counter() - start)
     assert waited <= 0.002
-    assert pipeline.tuning.hands.fetches > before
+    assert pipeline.tuner_state.hands.fetches > before
     assert any("the step waited" in line for line in pipeline.decisions())
     assert pipeline.decisions() == []
 
@@ -130,56 +137,60 @@ def test_a_bad_image_is_replaced_by_the_next_of_its_class(opened):
     bad = (4, 7, 10)  # 1, 4, 7, 10, 13 are of one class
     for near in (True, False):
         images = streamed(Memory(near, bad=bad))
-        pipeline = opened(images, iter(Order(np.array([at, 0, 4])) for at in itertools.cycle((1, 4, 7, 10))))
+        pipeline = opened(images, iter(BatchIndices(np.array([at, 0, 4])) for at in itertools.cycle((1, 4, 7, 10))))
         for stand_in in (1, 13, 13, 13):
             assert np.array_equal(pipeline.take(), PIXELS[[stand_in, 0, 13]])
-        assert sorted(images.bad.reasons) == [4, 7, 10]
-        assert images.bad.lines()[0] == "image 4\tplanted"
+        assert sorted(images.bad_samples.reasons) == [4, 7, 10]
+        assert images.bad_samples.to_lines()[0] == "image 4\tplanted"
 
 
 def test_stand_ins_go_around_the_end_of_the_set_and_are_the_same_when_read_at_random():
     images = streamed(Memory(bad=(37, 38, 39)))
     assert np.array_equal(images[[37, 38, 39]], PIXELS[[1, 2, 0]])
     assert np.array_equal(images[37], PIXELS[1])
-    subset = images.of_rows(np.arange(36, 40))
+    subset = images.subset(np.arange(36, 40))
     assert np.array_equal(subset[:], PIXELS[[36, 1, 2, 0]])
 
 
 def test_too_much_that_is_bad_ends_the_run_and_says_what(opened):
     images = streamed(Memory(bad=(3, 5, 8, 9)), share=0.05)
     pipeline = opened(images, plan())
-    with pytest.raises(Failed, match=r"image \d cannot be decoded: planted \(and 2 more of 40 images\).*bad_share"):
+    with pytest.raises(RunError, match=r"image \d cannot be decoded: planted \(and 2 more of 40 images\).*bad_share"):
         [pipeline.take() for _ in range(20)]
 
 
 def test_a_class_without_a_good_image_ends_the_run():
     images = streamed(Memory(bad=range(0, 40, 3)), share=0.9)
-    with pytest.raises(Failed, match="no image of its class is good"):
+    with pytest.raises(RunError, match="no image of its class is good"):
         images[0]
 
 
 @pytest.mark.parametrize("near", [True, False])
 def test_what_is_out_of_reach_ends_the_run_after_all_that_came_before(opened, near):
-    pipeline = opened(streamed(Memory(near, lost=(20,))), iter(Order(np.arange(at, at + 4)) for at in range(0, 40, 4)))
+    pipeline = opened(
+        streamed(Memory(near, lost=(20,))), iter(BatchIndices(np.arange(at, at + 4)) for at in range(0, 40, 4))
+    )
     for at in range(0, 20, 4):
         assert np.array_equal(pipeline.take(), PIXELS[at : at + 4])
     for _ in range(2):
-        with pytest.raises(Failed, match="image 20 is out of reach"):
+        with pytest.raises(RunError, match="image 20 is out of reach"):
             pipeline.take()
 
 
 def test_memory_stays_below_the_cap(opened):
     cap = 60 * PIXELS[:12].nbytes / 2**30
     source = Memory(near=False, delay=lambda index: 0.001)
-    pipeline = opened(streamed(source), plan(), Feed(memory_gb=cap, fetches=64))
+    pipeline = opened(streamed(source), plan(), PrefetchOptions(memory_gb=cap, concurrent_requests=64))
     for _ in range(3):
-        pipeline.tuning = pipeline.tuning.__class__(pipeline.tuning.hands.__class__(1, 64, 1000))
+        pipeline.tuner_state = pipeline.tuner_state.__class__(pipeline.tuner_state.hands.__class__(1, 64, 1000))
         for _ in range(100):
             pipeline.take()
             assert pipeline.room.ahead <= cap * 2**30
     assert pipeline.room.peak > 0.3 * cap * 2**30
-    with pytest.raises(Unusable, match=r"data.feed.memory_gb=1e-06 does not hold two batches ahead: use 0.001 or more"):
-        Pipeline(streamed(source), plan(), Feed(memory_gb=1e-6))
+    with pytest.raises(
+        UsageError, match=r"data.prefetch.memory_gb=1e-06 does not hold two batches ahead: use 0.001 or more"
+    ):
+        PrefetchPipeline(streamed(source), plan(), PrefetchOptions(memory_gb=1e-6))
 
 
 # Lanes over a pipeline ------------------------------------------------------------------------------------------
@@ -202,8 +213,16 @@ def photos(tmp_path_factory) -> Path:
 
 
 def lanes(images, owned=tuple(range(8)), start=0, merge=0):
-    return Lanes(
-        images.images, images.labels, owned=owned, lanes=8, batch=64, seed=3, start=start, mirror=True, merge=merge
+    return LaneLoader(
+        images.images,
+        images.labels,
+        local_lanes=owned,
+        num_lanes=8,
+        batch_size=64,
+        seed=3,
+        start=start,
+        mirror=True,
+        lanes_per_pass=merge,
     )
 
 
@@ -219,21 +238,21 @@ def same(one, other):
 
 
 def test_streamed_and_held_images_are_the_same_to_the_bit_damage_included(photos):
-    held = load(str(photos), resolution=16, bad_share=0.02)
-    stream = load(str(photos), resolution=16, bad_share=0.02, hold="stream")
-    assert held.held
-    assert not stream.held
+    held = load_data(str(photos), resolution=16, max_bad_fraction=0.02)
+    stream = load_data(str(photos), resolution=16, max_bad_fraction=0.02, cache="stream")
+    assert held.in_memory
+    assert not stream.in_memory
     assert held.images.shape == stream.images.shape
     assert np.array_equal(held.images, stream.images[:])
     assert same(taken(lanes(held), 7), taken(lanes(stream), 7))
-    assert sorted(held.bad.reasons) == sorted(stream.bad.reasons)
+    assert sorted(held.bad_samples.reasons) == sorted(stream.bad_samples.reasons)
     assert "2 cannot be decoded" in held.describe()
 
 
 @pytest.mark.parametrize("merge", [0, 3])
 def test_a_resume_in_the_middle_of_an_epoch_goes_on_exactly(photos, merge):
     """150 images, batches of 64: epochs end inside batches; ranks 1, then 4, then 2."""
-    stream = load(str(photos), resolution=16, bad_share=0.02, hold="stream")
+    stream = load_data(str(photos), resolution=16, max_bad_fraction=0.02, cache="stream")
     whole = taken(lanes(stream), 12)
 
     def ranks(owned, start, count):
@@ -245,23 +264,25 @@ def test_a_resume_in_the_middle_of_an_epoch_goes_on_exactly(photos, merge):
 
 
 def test_lanes_that_were_closed_go_on(photos):
-    stream = load(str(photos), resolution=16, bad_share=0.02, hold="stream")
+    stream = load_data(str(photos), resolution=16, max_bad_fraction=0.02, cache="stream")
     source = lanes(stream)
     first = taken(source, 2)
     assert same(first + taken(source, 3), taken(lanes(stream), 5))
 
 
 def test_of_one_class(photos):
-    held = load(str(photos), resolution=16, bad_share=0.02).of_class(1)
-    stream = load(str(photos), resolution=16, bad_share=0.02, hold="stream").of_class(1)
+    held = load_data(str(photos), resolution=16, max_bad_fraction=0.02).only_class(1)
+    stream = load_data(str(photos), resolution=16, max_bad_fraction=0.02, cache="stream").only_class(1)
     assert len(stream.images) == 50
     assert np.array_equal(held.images, stream.images[:])
-    assert stream.fingerprint != load(str(photos), resolution=16, hold="stream", bad_share=0.02).fingerprint
+    assert (
+        stream.fingerprint != load_data(str(photos), resolution=16, cache="stream", max_bad_fraction=0.02).fingerprint
+    )
 
 
 def test_what_a_stream_is_told_from_others_by(photos, tmp_path):
     def fingerprint(**how):
-        return load(str(photos), **{"resolution": 16, "hold": "stream"} | how).fingerprint
+        return load_data(str(photos), **{"resolution": 16, "hold": "stream"} | how).fingerprint
 
     first = fingerprint()
     assert first == fingerprint()
@@ -272,18 +293,18 @@ def test_what_a_stream_is_told_from_others_by(photos, tmp_path):
 @pytest.mark.parametrize("merge", [0, 3])
 def test_what_is_copied_ahead_to_a_gpu_is_what_the_cpu_sees(photos, merge):
     """The step is slow in turn, so that memory which is used again too early is caught."""
-    stream = load(str(photos), resolution=16, bad_share=0.02, hold="stream")
+    stream = load_data(str(photos), resolution=16, max_bad_fraction=0.02, cache="stream")
     how = {"owned": tuple(range(8)), "lanes": 8, "batch": 64, "seed": 3, "mirror": True, "merge": merge}
-    there = Lanes(stream.images, stream.labels, device=torch.device("cuda"), **how)
+    there = LaneLoader(stream.images, stream.labels, device=torch.device("cuda"), **how)
     got = []
     for _ in range(30):
-        hands = there.next()
+        hands = there.next_micro_batches()
         torch.cuda._sleep(5_000_000)
         got.append([(hand.images + 0, hand.labels) for hand in hands])
     there.close()
-    here = Lanes(stream.images, stream.labels, **how)
+    here = LaneLoader(stream.images, stream.labels, **how)
     for ours in got:
-        for (images, labels), hand in zip(ours, here.next(), strict=True):
+        for (images, labels), hand in zip(ours, here.next_micro_batches(), strict=True):
             assert torch.allclose(images.cpu(), hand.images, atol=1e-6)
             assert torch.equal(labels.cpu(), hand.labels)
     here.close()
@@ -302,30 +323,34 @@ class Large(Memory):
 def test_encoded_images_stay_below_the_cap_from_the_first_on(opened):
     """Before the size of any is known, and however many requests may be under way."""
     most = 0
-    pipeline = opened(streamed(Large(near=False)), plan(), Feed(memory_gb=0.012, fetches=64, workers=1, depth=40))
+    pipeline = opened(
+        streamed(Large(near=False)),
+        plan(),
+        PrefetchOptions(memory_gb=0.012, concurrent_requests=64, workers=1, batches=40),
+    )
     for _ in range(20):
         pipeline.take()
-        most = max(most, pipeline.room.encoded)
-    assert most <= 0.012 * 2**30 + CHUNK * Large.record.nbytes  # 480 images would be 230 MB
+        most = max(most, pipeline.room.encoded_bytes)
+    assert most <= 0.012 * 2**30 + CHUNK_IMAGES * Large.record.nbytes  # 480 images would be 230 MB
 
 
 def test_depth_does_not_grow_beyond_what_there_is_room_for(opened):
     start = time.monotonic()  # 50 MB hold some 8 batches of such records, and 20,000 of their pixels
     source = Large(near=False, delay=lambda index: 0.001 if time.monotonic() < start + 1 else 0.02)
-    pipeline = opened(streamed(source), plan(), Feed(memory_gb=0.05, fetches=64))
+    pipeline = opened(streamed(source), plan(), PrefetchOptions(memory_gb=0.05, concurrent_requests=64))
     while time.monotonic() < start + 4:
         pipeline.take()
         time.sleep(0.01)
-    assert pipeline.tuning.congested
+    assert pipeline.tuner_state.congested
     assert not any("congestion" in line and "depth" in line for line in pipeline.decisions())
 
 
 def test_a_step_that_asks_again_after_an_error_gets_memory_of_its_own(opened):
     """What was lent is given back once, however often the next batch is asked for."""
-    plan = (Order(np.arange(at, at + 4)) for at in itertools.chain((16, 20), itertools.repeat(24)))
+    plan = (BatchIndices(np.arange(at, at + 4)) for at in itertools.chain((16, 20), itertools.repeat(24)))
     pipeline = opened(streamed(Memory(lost=(20,))), plan)
     pipeline.take()
     for _ in range(3):
-        with pytest.raises(Failed):
+        with pytest.raises(RunError):
             pipeline.take()
     assert len({piece.at for piece in pipeline._shared._free}) == len(pipeline._shared._free)

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.data.storage import disk_cache as caches
-from paragan.data.storage.disk_cache import ENTRY, Cache, default_cache, parse
-from processes import PRELOADED
+from paragan.data.storage.disk_cache import ENTRY_BYTES, DiskCache, default_cache_dir, parse_index
+from processes import PRELOADED_MODULES
 
 
 def made(number: int) -> bytes:
@@ -23,8 +23,8 @@ def made(number: int) -> bytes:
     return np.random.default_rng(number).bytes(1000 + number % 5000)
 
 
-def opened(folder: Path, most_gb: float = 0.01) -> Cache:
-    return Cache(str(folder), "http://host/set", most_gb)
+def opened(folder: Path, most_gb: float = 0.01) -> DiskCache:
+    return DiskCache(str(folder), "http://host/set", most_gb)
 
 
 def flip(path: Path, at: int) -> None:
@@ -43,12 +43,12 @@ def test_what_was_put_is_there_for_others_and_later(tmp_path: Path):
     assert first.get(3) == b"three"
     del first, beside
     assert opened(tmp_path).get(3) == b"three"
-    assert Cache(str(tmp_path), "http://host/other").get(1) is None
+    assert DiskCache(str(tmp_path), "http://host/other").get(1) is None
 
 
 def test_keys_tell_files_versions_and_ranges_apart():
     asked = [("a", "v", 9, 0, 5), ("b", "v", 9, 0, 5), ("a", "w", 9, 0, 5), ("a", "v", 8, 0, 5), ("a", "v", 9, 1, 5)]
-    assert len({Cache.key(*one) for one in asked} | {Cache.key("a", "v", 9, 0, 6)}) == 6
+    assert len({DiskCache.key(*one) for one in asked} | {DiskCache.key("a", "v", 9, 0, 6)}) == 6
 
 
 def test_a_range_is_kept_once(tmp_path: Path):
@@ -56,7 +56,7 @@ def test_a_range_is_kept_once(tmp_path: Path):
     for cache in (first, beside, first):
         cache.put(1, b"one")
     assert (first.path / "data").read_bytes() == b"one"
-    assert (first.kept, beside.kept) == (1, 0)
+    assert (first.stored, beside.stored) == (1, 0)
 
 
 @pytest.mark.parametrize("at", [0, 1500, 2999])
@@ -67,7 +67,7 @@ def test_a_flipped_byte_is_noticed_and_the_range_kept_anew(tmp_path: Path, at: i
     flip(cache.path / "data", at)
     wrong = at // 1000
     assert [cache.get(key) is None for key in range(3)] == [key == wrong for key in range(3)]
-    assert cache.damaged == 1
+    assert cache.corrupted == 1
     cache.put(wrong, bytes([wrong]) * 1000)
     for one in (cache, beside, opened(tmp_path)):
         assert [one.get(key) for key in range(3)] == [bytes([key]) * 1000 for key in range(3)]
@@ -98,15 +98,15 @@ def test_damage_in_the_index_costs_that_entry_alone(tmp_path: Path):
     for key in range(50):
         cache.put(key, made(key))
     index = (cache.path / "index").read_bytes()
-    assert len(index) == 50 * ENTRY
-    for at in range(10 * ENTRY, 11 * ENTRY):
+    assert len(index) == 50 * ENTRY_BYTES
+    for at in range(10 * ENTRY_BYTES, 11 * ENTRY_BYTES):
         for bit in (1, 128):
             broken = bytearray(index)
             broken[at] ^= bit
-            used, found = parse(bytes(broken))
+            used, found = parse_index(bytes(broken))
             assert used == len(index)
             assert found.keys() == set(range(50)) - {10}
-    assert parse(bytes(1000)) == (961, {})
+    assert parse_index(bytes(1000)) == (961, {})
 
 
 def test_a_crash_at_any_byte_leaves_a_cache_that_works(tmp_path: Path):
@@ -115,7 +115,7 @@ def test_a_crash_at_any_byte_leaves_a_cache_that_works(tmp_path: Path):
         cache.put(key, made(key))
     index = (cache.path / "index").read_bytes()
     for end in range(len(index)):
-        assert parse(index[:end])[1].keys() == set(range(end // ENTRY))
+        assert parse_index(index[:end])[1].keys() == set(range(end // ENTRY_BYTES))
 
 
 def work(folder: str, seed: int) -> None:
@@ -131,12 +131,12 @@ def work(folder: str, seed: int) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         good = all(pool.map(one, keys))
-    os._exit(0 if good and not cache.damaged and not cache.unkept and len(cache) == 400 else 1)
+    os._exit(0 if good and not cache.corrupted and not cache.not_stored and len(cache) == 400 else 1)
 
 
 def test_processes_and_threads_write_at_once(tmp_path: Path):
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload(PRELOADED_MODULES)
     workers = [context.Process(target=work, args=(str(tmp_path), seed)) for seed in range(4)]
     for worker in workers:
         worker.start()
@@ -158,17 +158,17 @@ def test_a_process_killed_while_it_writes_harms_nobody(tmp_path: Path):
     worker.join()
     for key in range(400):
         assert (opened(tmp_path) if key == 100 else cache).get(key) in (None, made(key))
-    assert not cache.damaged
+    assert not cache.corrupted
 
 
 def test_when_full_it_keeps_no_more(tmp_path: Path):
     cache = opened(tmp_path, most_gb=10e-6)
     for key in range(20):
         cache.put(key, bytes(1000))
-    assert (cache.kept, cache.unkept, len(cache)) == (10, 10, 10)
-    again = Cache(str(tmp_path), "http://host/other", 10e-6)  # the limit is of all places together
+    assert (cache.stored, cache.not_stored, len(cache)) == (10, 10, 10)
+    again = DiskCache(str(tmp_path), "http://host/other", 10e-6)  # the limit is of all places together
     again.put(0, b"no")
-    assert (again.kept, again.unkept) == (0, 1)
+    assert (again.stored, again.not_stored) == (0, 1)
 
 
 def test_half_of_what_is_free_is_the_limit_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -177,7 +177,7 @@ def test_half_of_what_is_free_is_the_limit_otherwise(tmp_path: Path, monkeypatch
     cache = opened(tmp_path, 0)
     for key in range(3):
         cache.put(key, bytes(2**19))
-    assert (cache.kept, cache.unkept) == (2, 1)
+    assert (cache.stored, cache.not_stored) == (2, 1)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
@@ -196,7 +196,7 @@ def test_a_disk_that_fails_meanwhile_costs_nothing_else(
     monkeypatch.setattr(caches.os, "write", fails)
     cache.put(2, b"number two")
     monkeypatch.undo()
-    assert (cache.get(1), cache.get(2), cache.unkept) == (b"one", None, 1)
+    assert (cache.get(1), cache.get(2), cache.not_stored) == (b"one", None, 1)
     cache.put(2, b"number two")
     assert opened(tmp_path).get(2) == b"number two"
 
@@ -205,7 +205,7 @@ def test_a_disk_that_fails_meanwhile_costs_nothing_else(
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, inside: str):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(
-        Unusable, match=r'^data\.reach\.cache=.* cannot be used \(.+\): give a folder .* or "" for none$'
+        UsageError, match=r'^data\.reach\.cache=.* cannot be used \(.+\): give a folder .* or "" for none$'
     ):
         opened(tmp_path / inside)
 
@@ -214,17 +214,17 @@ def test_a_full_disk_is_named_at_opening_unless_much_is_there_already(tmp_path: 
     opened(tmp_path / "used").put(1, b"one")
     usage = caches.shutil.disk_usage(tmp_path)._replace(free=0)
     monkeypatch.setattr(caches.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(Unusable, match="No space left"):
+    with pytest.raises(UsageError, match="No space left"):
         opened(tmp_path / "new")
     assert opened(tmp_path / "used").get(1) == b"one"
 
 
 def test_where_it_lies_by_default(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert default_cache() == "/x/paragan/data"
+    assert default_cache_dir() == "/x/paragan/data"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
-    assert default_cache() == "/home/me/.cache/paragan/data"
+    assert default_cache_dir() == "/home/me/.cache/paragan/data"
 
 
 def test_a_hit_costs_microseconds_beside_reading_and_checking(tmp_path: Path):

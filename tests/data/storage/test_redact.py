@@ -7,40 +7,47 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paragan.data.storage.filesystem import public
-from processes import TINY, call, refused, steps
-from servers import Asked, Faulty, faulty
+from paragan.data.storage.filesystem import redact_url
+from processes import TINY_RUN_ARGS, logged_steps, run_cli, usage_error
+from servers import FaultyRequest, FaultyServer, run_faulty
 
 SECRETS = ("hunter2", "0123abcd")
 
 
 @pytest.fixture
 def server():
-    with faulty() as server:
+    with run_faulty() as server:
         yield server
 
 
-def guarded(server: Faulty, tmp_path: Path) -> None:
+def guarded(server: FaultyServer, tmp_path: Path) -> None:
     """A set that only the right user with the right signature gets."""
     np.savez(tmp_path / "set.npz", images=np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), np.uint8))
     server.files["/set.npz"] = (tmp_path / "set.npz").read_bytes()
 
-    def play(asked: Asked) -> None:
+    def play(asked: FaultyRequest) -> None:
         known = asked.headers.get("Authorization") and "X-Amz-Signature=" in asked.path
-        asked.serve() if known else asked.status(403)
+        asked.serve() if known else asked.send_status(403)
 
-    server.plan = [play]
+    server.responses = [play]
 
 
-def address(server: Faulty, password: str, signature: str) -> str:
+def address(server: FaultyServer, password: str, signature: str) -> str:
     return f"http://me:{password}@127.0.0.1:{server.server_port}/set.npz?X-Amz-Signature={signature}"
 
 
 def test_they_are_in_no_file_and_may_change(server, tmp_path):
     guarded(server, tmp_path)
     folder = tmp_path / "run"
-    own = ["train", "folder", "--data.hold=stream", "--data.reach.cache=", *TINY[1:], f"--run-dir={folder}"]
-    first = call(*own, "--kimg=0.032", f"--data={address(server, *SECRETS)}")
+    own = [
+        "train",
+        "folder",
+        "--data.cache=stream",
+        "--data.remote.cache_dir=",
+        *TINY_RUN_ARGS[1:],
+        f"--run-dir={folder}",
+    ]
+    first = run_cli(*own, "--kimg=0.032", f"--data={address(server, *SECRETS)}")
     assert first.status == 0, first
     written = [path for path in folder.rglob("*") if path.is_file()]
     assert written
@@ -48,27 +55,31 @@ def test_they_are_in_no_file_and_may_change(server, tmp_path):
         assert secret not in first.out + first.err
         assert not [path for path in written if secret.encode() in path.read_bytes()]
     assert f"path: http://***@127.0.0.1:{server.server_port}/set.npz?..." in (folder / "run.yaml").read_text()
-    then = call(*own, "--kimg=0.064", f"--data={address(server, 'other', '4567')}")
+    then = run_cli(*own, "--kimg=0.064", f"--data={address(server, 'other', '4567')}")
     assert then.status == 0, then
-    assert steps(folder)[-1] == 4
+    assert logged_steps(folder)[-1] == 4
     assert any("4567" in path for path, _ in server.asked)
-    line = refused("train", folder / "run.yaml", f"--run-dir={folder}", "--kimg=0.096")
+    line = usage_error("train", folder / "run.yaml", f"--run-dir={folder}", "--kimg=0.096")
     assert "needs its password or signature" in line
     assert "--data" in line
-    assert "needs its password" in refused("eval", folder)
+    assert "needs its password" in usage_error("eval", folder)
 
 
 def test_what_is_shown_before_training_has_none(server, tmp_path):
     guarded(server, tmp_path)
-    shown = call("train", "folder", "-n", *TINY[1:], "--data.reach.cache=", f"--data={address(server, *SECRETS)}")
+    shown = run_cli(
+        "train", "folder", "-n", *TINY_RUN_ARGS[1:], "--data.remote.cache_dir=", f"--data={address(server, *SECRETS)}"
+    )
     assert shown.status == 0, shown
     assert "set.npz?..." in shown.out
     assert not [secret for secret in SECRETS if secret in shown.out + shown.err]
     server.files.clear()
-    gone = refused("train", "folder", *TINY[1:], f"--run-dir={tmp_path}/run", f"--data={address(server, *SECRETS)}")
+    gone = usage_error(
+        "train", "folder", *TINY_RUN_ARGS[1:], f"--run-dir={tmp_path}/run", f"--data={address(server, *SECRETS)}"
+    )
     assert not [secret for secret in SECRETS if secret in gone]
 
 
 def test_a_path_is_no_address():
-    assert public("/data/what?is/a@b.zip") == "/data/what?is/a@b.zip"
-    assert public("s3://key:word@bucket/set.zip") == "s3://***@bucket/set.zip"
+    assert redact_url("/data/what?is/a@b.zip") == "/data/what?is/a@b.zip"
+    assert redact_url("s3://key:word@bucket/set.zip") == "s3://***@bucket/set.zip"

@@ -14,12 +14,12 @@ import pytest
 import webdataset
 from PIL import Image
 
-from paragan.core.errors import Unusable
-from paragan.data.dataset import Images, load
-from paragan.data.open_source import find
-from paragan.data.tools.convert import Converted, Wanted, convert
-from paragan.data.tools.reindex import refresh
-from paragan.data.tools.writers import folder_names, form_named, plain_name
+from paragan.core.errors import UsageError
+from paragan.data.dataset import Dataset, load_data
+from paragan.data.open_source import open_source
+from paragan.data.tools.convert import ConvertOptions, ConvertResult, convert
+from paragan.data.tools.reindex import reindex
+from paragan.data.tools.writers import choose_format, folder_names, sanitize_name
 
 RNG = np.random.default_rng(0)
 NAMES = {"folder": "set", "npz": "set.npz", "zip": "set.zip", "h5": "set.h5", "tars": "shards"}
@@ -35,17 +35,19 @@ def put(path: Path, pixels: np.ndarray | None = None, **how) -> Path:
     return path
 
 
-def written(where, out: Path, form: str | None = None, *, shard_mb: float = 64, finish=None, **wanted) -> Converted:
-    return convert(find(str(where)), out, form_named(out, form, shard_mb), Wanted(**wanted), finish=finish)
+def written(where, out: Path, form: str | None = None, *, shard_mb: float = 64, finish=None, **wanted) -> ConvertResult:
+    return convert(
+        open_source(str(where)), out, choose_format(out, form, shard_mb), ConvertOptions(**wanted), finalize=finish
+    )
 
 
-def same(one: Images, other: Images) -> bool:
+def same(one: Dataset, other: Dataset) -> bool:
     labels = [found.labels if found.labels is None else found.labels.tolist() for found in (one, other)]
     return np.array_equal(one.images[:], other.images[:]) and labels[0] == labels[1] and one.classes == other.classes
 
 
 def refusal(*args, **how) -> str:
-    with pytest.raises(Unusable) as caught:
+    with pytest.raises(UsageError) as caught:
         written(*args, **how)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -72,10 +74,10 @@ KEEPS_ALL = [form for form in NAMES if form != "folder"]
 @pytest.mark.parametrize("first", KEEPS_ALL)
 @pytest.mark.parametrize("second", KEEPS_ALL)
 def test_any_format_and_any_other_hold_the_same(first, second, start, tmp_path):
-    wanted = load(str(start), resolution=None)
+    wanted = load_data(str(start), resolution=None)
     for source, form, out in ((start, first, tmp_path / "1"), (tmp_path / "1" / NAMES[first], second, tmp_path / "2")):
         written(source, out / NAMES[form], form)
-        assert same(load(str(out / NAMES[form]), resolution=None), wanted)
+        assert same(load_data(str(out / NAMES[form]), resolution=None), wanted)
 
 
 @pytest.mark.parametrize("form", NAMES)
@@ -86,8 +88,8 @@ def test_to_a_folder_and_back(form, labels, tmp_path):
     written(tmp_path / "a.npz", tmp_path / "folder", labels=labels)
     written(tmp_path / "folder", tmp_path / NAMES[form], form)
     assert same(
-        load(str(tmp_path / NAMES[form]), resolution=None),
-        load(str(tmp_path / "a.npz"), resolution=None, labels=labels),
+        load_data(str(tmp_path / NAMES[form]), resolution=None),
+        load_data(str(tmp_path / "a.npz"), resolution=None, labels=labels),
     )
 
 
@@ -95,7 +97,9 @@ def test_to_a_folder_and_back(form, labels, tmp_path):
 def test_one_image_alone(form, tmp_path):
     put(tmp_path / "from" / "only" / "a.png")
     written(tmp_path / "from", tmp_path / NAMES[form], form)
-    assert same(load(str(tmp_path / NAMES[form]), resolution=None), load(str(tmp_path / "from"), resolution=None))
+    assert same(
+        load_data(str(tmp_path / NAMES[form]), resolution=None), load_data(str(tmp_path / "from"), resolution=None)
+    )
 
 
 @pytest.mark.parametrize("form", ["npz", "h5"])
@@ -103,7 +107,7 @@ def test_pixels_of_one_size_stay_whatever_it_is(form, tmp_path):
     images = noise(5, 28, 28, 1)
     np.savez(tmp_path / "a.npz", images=images)
     assert written(tmp_path / "a.npz", tmp_path / f"b.{form}").shape == (28, 28, 1)
-    assert (load(str(tmp_path / f"b.{form}"), resolution=28).images == images).all()
+    assert (load_data(str(tmp_path / f"b.{form}"), resolution=28).images == images).all()
 
 
 def test_a_folder_has_its_images_class_by_class_each_in_their_order(tmp_path):
@@ -111,7 +115,7 @@ def test_a_folder_has_its_images_class_by_class_each_in_their_order(tmp_path):
     labels[:3] = 0, 1, 2
     np.savez(tmp_path / "a.npz", images=images, labels=labels)
     assert "class by class" in written(tmp_path / "a.npz", tmp_path / "b").notes[0]
-    found, order = load(str(tmp_path / "b"), resolution=None), np.argsort(labels, kind="stable")
+    found, order = load_data(str(tmp_path / "b"), resolution=None), np.argsort(labels, kind="stable")
     assert (found.images[:] == images[order]).all()
     assert found.labels is not None
     assert (found.labels == labels[order]).all()
@@ -135,20 +139,20 @@ def files(tmp_path) -> Path:
 @pytest.mark.parametrize("form", ["folder", "zip", "tars"])
 def test_files_are_copied_byte_for_byte(form, files, tmp_path):
     written(files, tmp_path / NAMES[form], form)
-    one, other = find(str(files)), find(str(tmp_path / NAMES[form]))
+    one, other = open_source(str(files)), open_source(str(tmp_path / NAMES[form]))
     assert [one.read(i) for i in range(5)] == [other.read(i) for i in range(5)]
 
 
 @pytest.mark.parametrize("form", ["folder", "zip", "tars", "npz", "h5"])
 def test_asked_for_a_size_they_are_what_training_sees(form, files, tmp_path):
     written(files, tmp_path / NAMES[form], form, resolution=16)
-    assert same(load(str(tmp_path / NAMES[form]), resolution=None), load(str(files), resolution=16))
+    assert same(load_data(str(tmp_path / NAMES[form]), resolution=None), load_data(str(files), resolution=16))
 
 
 def test_asked_for_an_encoding_only_the_others_change(files, tmp_path):
     written(files, tmp_path / "png", encoding="png")
     written(files, tmp_path / "jpg", encoding="jpg")
-    one, png, jpg = (find(str(where)) for where in (files, tmp_path / "png", tmp_path / "jpg"))
+    one, png, jpg = (open_source(str(where)) for where in (files, tmp_path / "png", tmp_path / "jpg"))
     assert [png.read(i) == one.read(i) for i in range(5)] == [False, True, False, False, True]
     assert [jpg.read(i) == one.read(i) for i in range(5)] == [True, False, False, False, False]
     for i, size in enumerate([(20, 12), (16, 16), (9, 9), (8, 7), (8, 8)]):
@@ -157,7 +161,7 @@ def test_asked_for_an_encoding_only_the_others_change(files, tmp_path):
         with Image.open(io.BytesIO(record)) as image:
             assert image.size == (size if i else (20, 12))  # upright, and no more to be turned
             assert image.getexif().get(0x0112) is None
-    assert same(load(str(files), resolution=8), load(str(tmp_path / "png"), resolution=8))
+    assert same(load_data(str(files), resolution=8), load_data(str(tmp_path / "png"), resolution=8))
 
 
 def test_quality_is_that_of_jpeg(tmp_path):
@@ -174,7 +178,7 @@ def test_quality_is_that_of_jpeg(tmp_path):
 
 def test_a_zip_is_one_of_stylegan_and_edm(start, tmp_path):
     written(start, tmp_path / "a.zip")
-    wanted = load(str(start), resolution=None)
+    wanted = load_data(str(start), resolution=None)
     with zipfile.ZipFile(tmp_path / "a.zip") as archive:
         labels = dict(json.loads(archive.read("dataset.json"))["labels"])
         names = sorted(name for name in archive.namelist() if name.endswith(".png"))
@@ -190,7 +194,7 @@ def test_a_zip_is_one_of_stylegan_and_edm(start, tmp_path):
 
 def test_an_h5_is_one_of_biggan(start, tmp_path):
     written(start, tmp_path / "a.h5")
-    wanted = load(str(start), resolution=None)
+    wanted = load_data(str(start), resolution=None)
     with h5py.File(tmp_path / "a.h5") as file:
         assert (file["imgs"][:] == wanted.images[:].transpose(0, 3, 1, 2)).all()  # pyright: ignore
         assert (file["labels"][:] == wanted.labels).all()  # pyright: ignore
@@ -208,7 +212,7 @@ def test_shards_are_read_by_webdataset(start, tmp_path):
     shards = sorted(str(path) for path in (tmp_path / "out").glob("*.tar"))
     assert len(shards) > 1
     assert all(Path(shard).stat().st_size <= 20_480 for shard in shards)  # tars are padded to 10,240
-    wanted = load(str(start), resolution=None)
+    wanted = load_data(str(start), resolution=None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # it leaves files open
         read = list(webdataset.WebDataset(shards, shardshuffle=False).decode("pil").to_tuple("png", "cls"))
@@ -237,9 +241,11 @@ def test_files_in_shards_are_nobodys_and_of_no_time(start, tmp_path):
 def test_shuffling_is_another_order_of_the_same(start, tmp_path):
     written(start, tmp_path / "a.npz", shuffle=1)
     written(start, tmp_path / "b.npz", shuffle=2)
-    plain, one, other = (load(str(path), resolution=None) for path in (start, tmp_path / "a.npz", tmp_path / "b.npz"))
+    plain, one, other = (
+        load_data(str(path), resolution=None) for path in (start, tmp_path / "a.npz", tmp_path / "b.npz")
+    )
 
-    def pairs(found: Images) -> list[tuple[bytes, int]]:
+    def pairs(found: Dataset) -> list[tuple[bytes, int]]:
         assert found.labels is not None
         return [(image.tobytes(), label) for image, label in zip(found.images, found.labels.tolist())]
 
@@ -251,22 +257,22 @@ def test_shuffling_is_another_order_of_the_same(start, tmp_path):
 
 
 def test_an_index_is_made_anew(start, tmp_path):
-    written(start, tmp_path / "out", "tars", shard_mb=0.01, finish=lambda folder: refresh(str(folder)))
+    written(start, tmp_path / "out", "tars", shard_mb=0.01, finish=lambda folder: reindex(str(folder)))
     kept = tmp_path / "out" / "paragan-index.npz"
     first = kept.read_bytes()
     kept.write_bytes(b"damaged")
-    index, where = refresh(str(tmp_path / "out"))
+    index, where = reindex(str(tmp_path / "out"))
     assert (len(index), where, kept.read_bytes()) == (20, kept, first)
-    refresh(str(tmp_path / "out" / "shard-*.tar"), tmp_path / "elsewhere.npz")
+    reindex(str(tmp_path / "out" / "shard-*.tar"), tmp_path / "elsewhere.npz")
     assert (tmp_path / "elsewhere.npz").read_bytes() == first
-    one, _ = refresh(str(tmp_path / "out" / "shard-000000.tar"), tmp_path / "one.npz")
+    one, _ = reindex(str(tmp_path / "out" / "shard-000000.tar"), tmp_path / "one.npz")
     assert 0 < len(one) < 20
 
 
 def test_what_are_no_shards_has_no_index(start, tmp_path):
     for where, said in {tmp_path: "holds no .tar", start: "is no .tar", tmp_path / "x": "does not exist"}.items():
-        with pytest.raises(Unusable, match=said):
-            refresh(str(where))
+        with pytest.raises(UsageError, match=said):
+            reindex(str(where))
 
 
 # Complete, or not at all ------------------------------------------------------------------------------------
@@ -288,11 +294,11 @@ def test_bad_ones_are_left_out_and_listed(form, tmp_path):
     for name in ("a", "b"):
         for index in range(3):
             put(tmp_path / "from" / name / f"{index}.png")
-    expected = load(str(tmp_path / "from"), resolution=None)
+    expected = load_data(str(tmp_path / "from"), resolution=None)
     (tmp_path / "from" / "a" / "1.png").write_bytes(b"no image")
     out = tmp_path / NAMES[form]
     assert written(tmp_path / "from", out, form, skip_bad=True).count == 5
-    found, rows = load(str(out), resolution=None), [0, 2, 3, 4, 5]
+    found, rows = load_data(str(out), resolution=None), [0, 2, 3, 4, 5]
     assert (found.images[:] == expected.images[rows]).all()
     assert found.labels.tolist() == [0, 0, 1, 1, 1]  # pyright: ignore
     (line,) = (tmp_path / f"{out.name}.bad.txt").read_text().splitlines()
@@ -307,7 +313,9 @@ def test_an_interruption_leaves_nothing(form, start, tmp_path):
 
     out = tmp_path / NAMES[form]
     with pytest.raises(KeyboardInterrupt):
-        convert(find(str(start)), out, form_named(out, form), Wanted(labels=False), tell=interrupt)
+        convert(
+            open_source(str(start)), out, choose_format(out, form), ConvertOptions(labels=False), progress=interrupt
+        )
     assert left(tmp_path) == []
 
 
@@ -343,10 +351,10 @@ def test_formats_that_are_not_written(start, tmp_path):
 
 
 def test_impossible_wishes():
-    with pytest.raises(Unusable, match="--quality 0"):
-        Wanted(quality=0)
-    with pytest.raises(Unusable, match="--resolution 0"):
-        Wanted(resolution=0)
+    with pytest.raises(UsageError, match="--quality 0"):
+        ConvertOptions(quality=0)
+    with pytest.raises(UsageError, match="--resolution 0"):
+        ConvertOptions(resolution=0)
 
 
 # Names of classes -------------------------------------------------------------------------------------------
@@ -371,7 +379,7 @@ NASTY = (
 
 @pytest.mark.parametrize("name", NASTY)
 def test_a_plain_name_is_one_visible_folder(name, tmp_path):
-    plain = plain_name(name)
+    plain = sanitize_name(name)
     assert plain
     assert not plain.startswith(".")
     (tmp_path / plain).mkdir()
@@ -399,8 +407,8 @@ def test_no_class_leads_out_of_the_folder(tmp_path):
     written(tmp_path / "a.npz", tmp_path / "deep" / "out")
     assert left(tmp_path) == ["a.npz", "deep"]
     assert left(tmp_path / "deep") == ["out"]
-    found = load(str(tmp_path / "deep" / "out"), resolution=None)
-    assert (found.images[:] == load(str(tmp_path / "a.npz"), resolution=None).images).all()
+    found = load_data(str(tmp_path / "deep" / "out"), resolution=None)
+    assert (found.images[:] == load_data(str(tmp_path / "a.npz"), resolution=None).images).all()
     assert (found.labels == labels).all()
 
 
@@ -425,7 +433,7 @@ def test_odd_images_stay_what_training_sees(tmp_path):
                 continue
             out = tmp_path / "-".join(how) / NAMES[form]
             written(odd, out, form, **how)
-            there = load(str(out), resolution=16, channels=3)
-            np.testing.assert_array_equal(there.images, load(str(odd), resolution=16, channels=3).images)
+            there = load_data(str(out), resolution=16, channels=3)
+            np.testing.assert_array_equal(there.images, load_data(str(odd), resolution=16, channels=3).images)
             assert there.labels is not None
             assert there.labels.tolist() == [0] * 5 + [1] * 6

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.data import decode
-from paragan.data.dataset import HELD, load
-from paragan.data.open_source import find
-from paragan.data.tools.contact_sheet import sheet
-from paragan.data.tools.inspect_dataset import Survey, survey
+from paragan.data.dataset import MAX_AUTO_CACHE_BYTES, load_data
+from paragan.data.open_source import open_source
+from paragan.data.tools.contact_sheet import make_contact_sheet
+from paragan.data.tools.inspect_dataset import DatasetReport, inspect_dataset
 
 RNG = np.random.default_rng(0)
 
@@ -27,20 +27,20 @@ def put(path: Path, pixels: np.ndarray | None = None, mode: str | None = None, *
     return path
 
 
-def looked(where, **how) -> Survey:
-    return survey(find(str(where)), **how)
+def looked(where, **how) -> DatasetReport:
+    return inspect_dataset(open_source(str(where)), **how)
 
 
-def text(found: Survey) -> str:
-    return "\n".join(found.lines())
+def text(found: DatasetReport) -> str:
+    return "\n".join(found.to_lines())
 
 
 def test_digits():
     found = looked("digits")
-    assert (found.modes, found.forms) == ({"grey": 1797}, {"pixels": 1797})
-    assert (found.nbytes, found.resolution, found.channels, found.held) == (1797 * 64, 8, 1, True)
-    assert found.bad == {}
-    assert found.copies == ()
+    assert (found.mode_counts, found.format_counts) == ({"grey": 1797}, {"pixels": 1797})
+    assert (found.nbytes, found.resolution, found.channels, found.in_memory) == (1797 * 64, 8, 1, True)
+    assert found.bad_reasons == {}
+    assert found.duplicates == ()
     assert "all 8 x 8" in text(found)
 
 
@@ -56,8 +56,8 @@ def test_formats_colours_and_sizes_are_those_of_the_files(tmp_path):
     put(tmp_path / "i.png", mode="1")
     put(tmp_path / "j.png").rename(tmp_path / "j.jpg")  # the bytes count, not the name
     found = looked(tmp_path)
-    assert found.forms == {"PNG": 6, "JPEG": 2, "WEBP": 1, "BMP": 1}
-    assert found.modes == {
+    assert found.format_counts == {"PNG": 6, "JPEG": 2, "WEBP": 1, "BMP": 1}
+    assert found.mode_counts == {
         "RGB": 4,
         "RGBA": 1,
         "palette": 1,
@@ -66,7 +66,7 @@ def test_formats_colours_and_sizes_are_those_of_the_files(tmp_path):
         "grey, 16 bit": 1,
         "black and white": 1,
     }
-    assert found.clear == 0  # an alpha channel, but all opaque
+    assert found.num_with_alpha == 0  # an alpha channel, but all opaque
     assert found.nbytes == sum(path.stat().st_size for path in tmp_path.iterdir())
     assert "3, 8 x 8 to 32 x 32, median 8 x 8; 1 not square" in text(found)
 
@@ -82,7 +82,7 @@ def test_colour_of_16_bits_is_named(tmp_path):
     rows = b"".join(b"\0" + noise(48).tobytes() for _ in range(8))
     start, end = b"\x89PNG\r\n\x1a\n", chunk(b"IEND", b"")
     (tmp_path / "a.png").write_bytes(start + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + end)
-    assert looked(tmp_path).modes == {"RGB, 16 bit": 1}
+    assert looked(tmp_path).mode_counts == {"RGB, 16 bit": 1}
 
 
 def test_transparency_is_that_of_pixels(tmp_path):
@@ -93,8 +93,8 @@ def test_transparency_is_that_of_pixels(tmp_path):
         put(tmp_path / name / "a.png", np.dstack([noise(8, 8, 3), alpha]))
         put(tmp_path / name / "a.webp", np.dstack([noise(8, 8, 3), alpha]), lossless=True)
         few.save(tmp_path / name / "few.png", transparency={"solid": 2, "hole": 1}[name])
-    assert looked(tmp_path / "solid").clear == 0
-    assert looked(tmp_path / "hole").clear == 3
+    assert looked(tmp_path / "solid").num_with_alpha == 0
+    assert looked(tmp_path / "hole").num_with_alpha == 3
     assert "alpha     3 with transparency" in text(looked(tmp_path / "hole"))
 
 
@@ -104,7 +104,7 @@ def test_formats_say_how_many_of_them_are_bad(tmp_path):
     put(tmp_path / "d.jpg").write_bytes((tmp_path / "a.png").read_bytes()[:60])
     (tmp_path / "e.png").write_bytes(b"text")
     found = looked(tmp_path)
-    assert (found.forms, found.bad_forms) == ({"PNG": 4, "unknown": 1}, {"PNG": 1, "unknown": 1})
+    assert (found.format_counts, found.bad_format_counts) == ({"PNG": 4, "unknown": 1}, {"PNG": 1, "unknown": 1})
     assert "formats   PNG 4 (1 bad), unknown 1 (1 bad)" in text(found)
     assert found.to_json()["bad_formats"] == {"PNG": 1, "unknown": 1}
 
@@ -114,7 +114,7 @@ def test_exif_turns_are_counted_and_sizes_are_upright(tmp_path):
     exif[0x0112] = 6
     put(tmp_path / "a.jpg", noise(8, 16, 3), exif=exif)
     found = looked(tmp_path)
-    assert found.turned == 1
+    assert found.num_rotated == 1
     assert found.sizes.tolist() == [[8, 16]]
 
 
@@ -128,8 +128,8 @@ def test_copies_are_of_pixels_whatever_their_files(tmp_path):
     put(tmp_path / "b" / "3.png", twice)
     put(tmp_path / "b" / "4.png", twice.reshape(4, 16, 3))  # the same bytes in another shape are another image
     found = looked(tmp_path)
-    assert [group.tolist() for group in found.copies] == [[0, 1, 2], [3, 4]]
-    assert [group.tolist() for group in found.mixed] == [[0, 1, 2]]
+    assert [group.tolist() for group in found.duplicates] == [[0, 1, 2], [3, 4]]
+    assert [group.tolist() for group in found.conflicting_duplicates] == [[0, 1, 2]]
     assert "3 exact copies of 2 images" in text(found)
     assert "1 of the copied lie in several classes" in text(found)
 
@@ -138,8 +138,8 @@ def test_nothing_differs_where_there_are_no_labels(tmp_path):
     for name in ("a.png", "b.png"):
         put(tmp_path / name, np.full((8, 8, 3), 7, np.uint8))
     found = looked(tmp_path)
-    assert len(found.copies) == 1
-    assert found.mixed == []
+    assert len(found.duplicates) == 1
+    assert found.conflicting_duplicates == []
 
 
 def test_what_is_next_to_constant_is_found(tmp_path):
@@ -148,7 +148,7 @@ def test_what_is_next_to_constant_is_found(tmp_path):
     speck = np.full((16, 16, 3), 200, np.uint8)
     speck[0, 0] = 210
     put(tmp_path / "speck.png", speck)
-    assert looked(tmp_path).flat.tolist() == [True, False, True]
+    assert looked(tmp_path).is_flat.tolist() == [True, False, True]
 
 
 def test_bad_ones_are_named_with_their_reason_and_counted(tmp_path):
@@ -157,27 +157,27 @@ def test_bad_ones_are_named_with_their_reason_and_counted(tmp_path):
     for index in range(12):
         (tmp_path / f"bad{index:02d}.png").write_bytes(b"no image")
     found = looked(tmp_path)
-    assert sorted(found.bad) == list(range(30, 42))
+    assert sorted(found.bad_reasons) == list(range(30, 42))
     said = text(found)
     assert "12 of 42 cannot be decoded" in said
     assert said.count("not a PNG, JPEG, WebP or BMP image") == 10
     assert "and 2 more" in said
     assert "refused as it is" in said
     assert len(found.to_json()["bad"]) == 12
-    assert found.good.tolist() == list(range(30))
+    assert found.good_indices.tolist() == list(range(30))
 
 
 def test_truncated_files_are_bad_even_if_their_header_can_be_read(tmp_path):
     data = put(tmp_path / "a.png", noise(64, 64, 3)).read_bytes()
     (tmp_path / "b.png").write_bytes(data[: len(data) // 2])
     found = looked(tmp_path)
-    assert list(found.bad) == [1]
-    decode.header((tmp_path / "b.png").read_bytes())
+    assert list(found.bad_reasons) == [1]
+    decode.read_header((tmp_path / "b.png").read_bytes())
 
 
 def test_nothing_usable_is_refused(tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
-    with pytest.raises(Unusable) as caught:
+    with pytest.raises(UsageError) as caught:
         looked(tmp_path)
     assert "none of the 1 images" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -186,20 +186,20 @@ def test_nothing_usable_is_refused(tmp_path):
 def test_it_says_what_load_does(tmp_path):
     for index, side in enumerate((20, 30, 40, 50, 60)):
         put(tmp_path / f"{index}.png", noise(side, side + index, 3))
-    found, images = looked(tmp_path), load(str(tmp_path), resolution=None)
+    found, images = looked(tmp_path), load_data(str(tmp_path), resolution=None)
     assert images.images.shape == (5, found.resolution, found.resolution, found.channels)
-    assert found.held == images.held
+    assert found.in_memory == images.in_memory
     asked = looked(tmp_path, resolution=2**14)
     assert asked.resolution == 2**14
-    assert not asked.held
-    assert asked.trained_bytes > HELD
+    assert not asked.in_memory
+    assert asked.training_bytes > MAX_AUTO_CACHE_BYTES
 
 
 def test_one_grey_image(tmp_path):
     put(tmp_path / "a.png", noise(8, 8))
     found = looked(tmp_path)
     assert (found.channels, found.resolution) == (1, 8)
-    assert sheet(found).mode == "L"
+    assert make_contact_sheet(found).mode == "L"
 
 
 def test_a_sheet_has_a_row_a_class(tmp_path):
@@ -208,7 +208,7 @@ def test_a_sheet_has_a_row_a_class(tmp_path):
             put(tmp_path / name / f"{index:02d}.png", noise(64, 64, 3))
     (tmp_path / "ant" / "bad.png").write_bytes(b"no image")
     found = looked(tmp_path)
-    drawn = np.asarray(sheet(found))
+    drawn = np.asarray(make_contact_sheet(found))
     assert drawn.shape == (2 * 64 + 2, 8 * 64 + 7 * 2, 3)
     first = np.asarray(Image.open(tmp_path / "ant" / "00.png"))
     assert (drawn[:64, :64] == first).all()

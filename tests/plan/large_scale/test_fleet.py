@@ -6,12 +6,12 @@ import pytest
 
 import fake_profiles
 from paragan.comm.compression.compressors import Exact
-from paragan.core.errors import Unusable
-from paragan.plan.large_scale.fleet import Crowd, simulate
-from paragan.plan.large_scale.round_time import Summing, job_of, ring_sum_s
-from paragan.plan.links import Link, described
+from paragan.core.errors import UsageError
+from paragan.plan.large_scale.fleet import FleetConfig, simulate_fleet
+from paragan.plan.large_scale.round_time import AllReduceModel, make_worker_round, ring_all_reduce_s
+from paragan.plan.links import Link, parse_links
 from paragan.plan.predict.predict import predict
-from paragan.plan.select.candidates import strategy_of
+from paragan.plan.select.candidates import parse_strategy
 
 CASES = {
     "4 hosts, 100 Mbit/s, 0 ms": 1_000_000,
@@ -23,7 +23,7 @@ CASES = {
 NEAR = {
     "sync": 0.05,
     "sync+int8": 0.12,
-    "sync+every=4": 0.09,
+    "sync+sync_period=4": 0.09,
     "gossip": 0.06,
     "gossip+int8": 0.05,
     "gossip+topology=ring": 0.04,
@@ -32,103 +32,112 @@ NEAR = {
 
 
 def home(workers, **more):
-    return Crowd(workers, up=2.5e6, down=12.5e6, latency=0.04, **more)
+    return FleetConfig(workers, up_rate=2.5e6, down_rate=12.5e6, latency_s=0.04, **more)
 
 
 def job(workers=8, params=300_000):
-    return job_of(fake_profiles.run(batch=16 * workers, lanes=workers), fake_profiles.profile(params=params), workers)
+    return make_worker_round(
+        fake_profiles.make_run(batch=16 * workers, lanes=workers), fake_profiles.make_profile(params=params), workers
+    )
 
 
 @pytest.mark.parametrize("name", NEAR)
 @pytest.mark.parametrize("text", CASES)
 def test_small_worlds_are_as_predicted(text, name):
-    links, profile = described(text), fake_profiles.profile(params=CASES[text])
-    run = dataclasses.replace(fake_profiles.run(lanes=16, batch=128), strategy=strategy_of(name))
-    crowd = Crowd(links.hosts, *links.port(0), links.between(0, 1).latency)
-    seen = simulate(run.strategy, job_of(run, profile, links.hosts), crowd, rounds=16)
+    links, profile = parse_links(text), fake_profiles.make_profile(params=CASES[text])
+    run = dataclasses.replace(fake_profiles.make_run(lanes=16, batch=128), strategy=parse_strategy(name))
+    crowd = FleetConfig(links.hosts, *links.port_rates(0), links.link_between(0, 1).latency)
+    seen = simulate_fleet(run.strategy, make_worker_round(run, profile, links.hosts), crowd, rounds=16)
     assert seen.images_per_s == pytest.approx(predict(run, profile, links).images_per_s, rel=NEAR[name])
 
 
 def test_a_ring_takes_there_and_back_for_every_two_segments():
-    assert ring_sum_s(1e9, 4, Link(1e6, 0.0)) == pytest.approx(2 * 3 / 4 * 1e9 / 1e6, rel=1e-3)  # bytes alone
-    assert ring_sum_s(1, 1000, Link(1e12, 0.01)) == pytest.approx(2 * 999 * 2 * 0.01, rel=1e-3)  # latency alone
-    assert ring_sum_s(1e6, 1, Link(1e6, 1.0)) == 0
+    assert ring_all_reduce_s(1e9, 4, Link(1e6, 0.0)) == pytest.approx(2 * 3 / 4 * 1e9 / 1e6, rel=1e-3)  # bytes alone
+    assert ring_all_reduce_s(1, 1000, Link(1e12, 0.01)) == pytest.approx(2 * 999 * 2 * 0.01, rel=1e-3)  # latency alone
+    assert ring_all_reduce_s(1e6, 1, Link(1e6, 1.0)) == 0
 
 
 def test_who_never_waits_plays_at_its_own_pace():
-    seen = simulate(strategy_of("per-label"), job(100), home(100), rounds=10)
-    assert seen.images_per_s == pytest.approx(100 * 16 / job(100).alone_s)
-    assert seen.computing == pytest.approx(1.0)
-    assert (seen.sent_bytes_per_h, seen.apart) == (0.0, math.inf)
+    seen = simulate_fleet(parse_strategy("per-label"), job(100), home(100), rounds=10)
+    assert seen.images_per_s == pytest.approx(100 * 16 / job(100).compute_s)
+    assert seen.compute_share == pytest.approx(1.0)
+    assert (seen.sent_bytes_per_h, seen.replica_drift) == (0.0, math.inf)
 
 
 def test_all_wait_for_the_slowest():
-    fast, even = Crowd(64, 1e12, 1e12, 0.0), simulate(strategy_of("sync"), job(64), Crowd(64, 1e12, 1e12, 0.0))
-    uneven = simulate(strategy_of("sync"), job(64), dataclasses.replace(fast, speeds=0.3))
+    fast, even = (
+        FleetConfig(64, 1e12, 1e12, 0.0),
+        simulate_fleet(parse_strategy("sync"), job(64), FleetConfig(64, 1e12, 1e12, 0.0)),
+    )
+    uneven = simulate_fleet(parse_strategy("sync"), job(64), dataclasses.replace(fast, speed_sigma=0.3))
     spread = np.exp(0.3 * np.sqrt(2 * np.log(64)))  # the largest of 64, roughly
     assert even.rounds_per_h / uneven.rounds_per_h == pytest.approx(spread, rel=0.25)
 
 
 def test_the_seed_decides():
     crowd = home(500, differ=0.3, speeds=0.3, jitter=0.1, leaving=0.5)
-    first, again = (simulate(strategy_of("gossip"), job(500), crowd, rounds=20) for _ in range(2))
-    other = simulate(strategy_of("gossip"), job(500), dataclasses.replace(crowd, seed=1), rounds=20)
+    first, again = (simulate_fleet(parse_strategy("gossip"), job(500), crowd, rounds=20) for _ in range(2))
+    other = simulate_fleet(parse_strategy("gossip"), job(500), dataclasses.replace(crowd, seed=1), rounds=20)
     assert first == again != other
 
 
 def test_rounds_that_losses_break_take_as_long_as_renewal_says():
     crowd = home(32, leaving=20.0, form_s=5.0)
-    whole = simulate(strategy_of("sync"), job(32), dataclasses.replace(crowd, leaving=0.0), rounds=4)
-    seen = simulate(strategy_of("sync"), job(32), crowd, rounds=400, hours=1e3)
-    takes, rate = whole.seconds / whole.rounds, crowd.losses_s
-    forming = crowd.form_s + 2 * crowd.latency + job(32).state_bytes / crowd.up
+    whole = simulate_fleet(parse_strategy("sync"), job(32), dataclasses.replace(crowd, churn_per_h=0.0), rounds=4)
+    seen = simulate_fleet(parse_strategy("sync"), job(32), crowd, rounds=400, hours=1e3)
+    takes, rate = whole.seconds / whole.rounds, crowd.losses_per_s
+    forming = crowd.regroup_s + 2 * crowd.latency_s + job(32).state_bytes / crowd.up_rate
     assert seen.seconds / seen.rounds == pytest.approx((math.exp(rate * takes) - 1) * (1 / rate + forming), rel=0.15)
-    assert seen.broken == pytest.approx(math.exp(rate * takes) - 1, rel=0.15)
+    assert seen.failed_attempts == pytest.approx(math.exp(rate * takes) - 1, rel=0.15)
 
 
 def test_a_ring_of_100_000_never_comes_round():
-    seen = simulate(strategy_of("sync"), job(), home(100_000, leaving=0.01))
+    seen = simulate_fleet(parse_strategy("sync"), job(), home(100_000, leaving=0.01))
     assert (seen.rounds, seen.images_per_s) == (0, 0.0)
-    assert seen.broken > 1000
+    assert seen.failed_attempts > 1000
 
 
 @pytest.mark.timeout(60)
 def test_100_000_gossip_within_a_minute():
-    seen = simulate(strategy_of("gossip+int8"), job(), home(100_000, differ=0.3, jitter=0.1, leaving=0.01), rounds=24)
+    seen = simulate_fleet(
+        parse_strategy("gossip+int8"), job(), home(100_000, differ=0.3, jitter=0.1, leaving=0.01), rounds=24
+    )
     assert seen.rounds == 24
-    assert 0.5 < seen.apart < 3
+    assert 0.5 < seen.replica_drift < 3
     assert seen.joiners_bytes_per_h == pytest.approx(0.01 * job().state_bytes)
     assert seen.sent_bytes_per_h < 3600 * 2.5e6 * 1.1
 
 
 def test_mixing_keeps_ranks_together_and_the_mean_where_it_is():
-    near = simulate(strategy_of("gossip+topology=random-ring"), job(256), home(256)).apart
-    ring = simulate(strategy_of("gossip+topology=ring"), job(256), home(256), rounds=200).apart
-    apart = simulate(strategy_of("gossip+local_steps=8"), job(256), home(256)).apart
+    near = simulate_fleet(parse_strategy("gossip+topology=random-ring"), job(256), home(256)).replica_drift
+    ring = simulate_fleet(parse_strategy("gossip+topology=ring"), job(256), home(256), rounds=200).replica_drift
+    apart = simulate_fleet(parse_strategy("gossip+sync_period=8"), job(256), home(256)).replica_drift
     assert near < apart < 4
     assert near < ring
-    assert simulate(strategy_of("gossip"), job(256), home(256)).mixes == 8
-    assert simulate(strategy_of("gossip+topology=ring"), job(256), home(256), rounds=4).mixes > 10_000
+    assert simulate_fleet(parse_strategy("gossip"), job(256), home(256)).mixing_rounds == 8
+    assert simulate_fleet(parse_strategy("gossip+topology=ring"), job(256), home(256), rounds=4).mixing_rounds > 10_000
 
 
 def test_links_that_lag_are_not_waited_for():
-    slow = Crowd(64, up=2.5e5, down=2.5e5, latency=0.04)
-    waits, lags = (simulate(strategy_of(name), job(64), slow) for name in ("gossip+topology=ring", "async-gossip"))
+    slow = FleetConfig(64, up_rate=2.5e5, down_rate=2.5e5, latency_s=0.04)
+    waits, lags = (
+        simulate_fleet(parse_strategy(name), job(64), slow) for name in ("gossip+topology=ring", "async-gossip")
+    )
     assert lags.images_per_s > 5 * waits.images_per_s
-    assert 1 < lags.stale <= 16
-    assert lags.apart > waits.apart
+    assert 1 < lags.staleness_rounds <= 16
+    assert lags.replica_drift > waits.replica_drift
 
 
 def test_sites_that_sum_first_take_fewer_hops():
-    flat = Summing(Exact()).seconds(1e5, 1024, Link(1e8, 0.01))
-    sites = Summing(Exact(), groups=32, within=Link(1e8, 0.01)).seconds(1e5, 1024, Link(1e8, 0.01))
+    flat = AllReduceModel(Exact()).all_reduce_s(1e5, 1024, Link(1e8, 0.01))
+    sites = AllReduceModel(Exact(), group_size=32, intra_host=Link(1e8, 0.01)).all_reduce_s(1e5, 1024, Link(1e8, 0.01))
     assert sites == pytest.approx(flat * (31 + 31) / 1023, rel=0.01)  # rings of 32 ranks and of 32 sites: hops are all
 
 
 def test_what_is_not_simulated_is_refused():
-    with pytest.raises(Unusable, match="topology=torus is not simulated"):
-        simulate(strategy_of("gossip+topology=torus"), job(16), home(16))
-    with pytest.raises(Unusable, match="on a ring, not on hypercube"):
-        simulate(strategy_of("async-gossip+topology=hypercube"), job(16), home(16))
-    with pytest.raises(Unusable, match="strategy=auto is chosen when ranks have met"):
-        simulate(strategy_of("auto"), job(16), home(16))
+    with pytest.raises(UsageError, match="topology=torus is not simulated"):
+        simulate_fleet(parse_strategy("gossip+topology=torus"), job(16), home(16))
+    with pytest.raises(UsageError, match="on a ring, not on hypercube"):
+        simulate_fleet(parse_strategy("async-gossip+topology=hypercube"), job(16), home(16))
+    with pytest.raises(UsageError, match="strategy=auto is chosen when ranks have met"):
+        simulate_fleet(parse_strategy("auto"), job(16), home(16))

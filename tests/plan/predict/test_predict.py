@@ -11,26 +11,35 @@ import pytest
 import torch
 
 import tiny_run
-from paragan.comm.bucket import GRADIENT, TURN
-from paragan.comm.compressed_allreduce import CompressedSum
+from paragan.comm.bucket import GRAD_READY, TURN_STARTED
+from paragan.comm.compressed_allreduce import CompressedAllReduce
 from paragan.comm.compression.compressors import Int8
-from paragan.comm.exchange import AllReduce, Periodic
-from paragan.config.resolve import resolve, spec_of
+from paragan.comm.exchange import AllReduce, LocalSGD
+from paragan.config.resolve import make_spec, resolve
 from paragan.config.run import Run
-from paragan.config.sections import Data
-from paragan.core.schema import build, override
+from paragan.config.sections import DataOptions
+from paragan.core.schema import apply_overrides, from_dict
 from paragan.plan.cost import role_traffic
-from paragan.plan.links import Link, Links, described
-from paragan.plan.predict.closed_form import gather_s, sum_s, transpose_s
-from paragan.plan.predict.event_loop import Clock, Process
-from paragan.plan.predict.exchange_trace import Handle, NotingWorld, Pen, Post, Rehearsal, Until, counted, sent
-from paragan.plan.predict.network import MOST, Key, Network, all_gather, all_reduce, all_to_all
+from paragan.plan.links import Link, Links, parse_links
+from paragan.plan.predict.closed_form import all_gather_s, all_reduce_s, all_to_all_s
+from paragan.plan.predict.event_loop import Process, SimClock
+from paragan.plan.predict.exchange_trace import (
+    Compute,
+    ExchangeTracer,
+    Message,
+    TraceHandle,
+    TracingWorld,
+    WaitEvent,
+    sent_traffic,
+    trace_compressor,
+)
+from paragan.plan.predict.network import MAX_SEGMENTS, MessageKey, Network, all_gather, all_reduce, all_to_all
 from paragan.plan.predict.predict import predict
-from paragan.plan.predict.rank_schedule import Name, Wiring
-from paragan.plan.predict.stub_game import alike, laid_out
-from paragan.plan.profile.profile import PARTS, Device, Memory, Profile, Turn
-from paragan.plan.virtual_world import ImaginedWorld
-from paragan.train.build import build_game, build_nets
+from paragan.plan.predict.rank_schedule import PlayerName, ScheduleBuilder
+from paragan.plan.predict.stub_game import equal_layers, vector_layout
+from paragan.plan.profile.profile import NUM_READY_PARTS, DeviceInfo, MemoryUse, Profile, TurnProfile
+from paragan.plan.virtual_world import VirtualWorld
+from paragan.train.build import build_game, build_networks
 
 pytestmark = pytest.mark.timeout(60)
 RATE = 10e6  # bytes a second
@@ -43,19 +52,19 @@ def links(hosts: int, latency: float = 0.0, **more: Any) -> Links:
 def profile(params: int = 2_400_000, d_s: float = 0.0, g_s: float = 0.0, **more: Any) -> Profile:
     """Turns of two images; every part of a gradient comes at the end of backward."""
 
-    def turn(seconds: float) -> Turn:
-        return Turn(2, (seconds,) * PARTS, seconds, seconds)
+    def turn(seconds: float) -> TurnProfile:
+        return TurnProfile(2, (seconds,) * NUM_READY_PARTS, seconds, seconds)
 
-    device = Device("cpu", "paper", 1, "float32", 1e9, 1 << 30, "", "")
+    device = DeviceInfo("cpu", "paper", 1, "float32", 1e9, 1 << 30, "", "")
     sizes = (params - params // 2, params // 2)
     free = {"pass": 0.0, "encode": 0.0, "decode": 0.0}
-    return Profile("paper", "", device, sizes, 1.0, (turn(g_s),), (turn(d_s),), handling=free, **more)  # pyright: ignore
+    return Profile("paper", "", device, sizes, 1.0, (turn(g_s),), (turn(d_s),), codec_cost=free, **more)  # pyright: ignore
 
 
 def run(strategy: str, ranks: int, **fields: Any) -> Run:
     settings = [(f"strategy.{name}", str(value)) for name, value in fields.items()]
-    wanted = build(Run, override({"strategy": {"name": strategy}}, settings))
-    small = Data(resolution=1, channels=1, labels=False)
+    wanted = from_dict(Run, apply_overrides({"strategy": {"name": strategy}}, settings))
+    small = DataOptions(resolution=1, channels=1, labels=False)
     device = dataclasses.replace(wanted.device, precision="float32")
     return dataclasses.replace(wanted, batch=2 * ranks, lanes=2 * ranks, data=small, device=device)
 
@@ -63,7 +72,7 @@ def run(strategy: str, ranks: int, **fields: Any) -> Run:
 # collectives ----------------------------------------------------------------------------------------------------------
 
 
-Play = Callable[[Network, Sequence[int], int, Key], Process]
+Play = Callable[[Network, Sequence[int], int, MessageKey], Process]
 
 
 def summed(nbytes: int) -> Play:
@@ -78,13 +87,13 @@ def transposed(nbytes: int) -> Play:
     return lambda network, ranks, me, key: all_to_all(network, ranks, me, key, nbytes)
 
 
-def took(ranks: int, between: Links, play: Play, folded: bool = False, most: int = MOST) -> float:
-    clock = Clock()
+def took(ranks: int, between: Links, play: Play, folded: bool = False, most: int = MAX_SEGMENTS) -> float:
+    clock = SimClock()
     network = Network(clock, between, ranks, folded, most)
     for rank in range(1 if folded else ranks):
-        clock.start(play(network, range(ranks), rank, ("all", 1)))
+        clock.start_process(play(network, range(ranks), rank, ("all", 1)))
     clock.run()
-    return clock.now
+    return clock.now_s
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
@@ -113,7 +122,7 @@ def test_a_gather_and_a_transposition_take_what_their_bytes_take():
 @pytest.mark.parametrize("ranks", [3, 8])
 def test_formulas_say_what_is_played(ranks: int, latency: float):
     n, link = 1_200_000, Link(RATE, latency)
-    for play, formula in ((summed, sum_s), (gathered, gather_s), (transposed, transpose_s)):
+    for play, formula in ((summed, all_reduce_s), (gathered, all_gather_s), (transposed, all_to_all_s)):
         played = took(ranks, links(ranks, latency), play(n))
         assert played == pytest.approx(formula(n, ranks, link), rel=0.2), formula.__name__
 
@@ -133,39 +142,39 @@ def test_one_slow_host_slows_the_whole_ring():
 def test_a_slow_pair_slows_only_what_passes_through_it():
     pairs = links(4, pairs={"0-1": "8 Mbit/s, 0 s"})
     assert took(4, pairs, summed(4_000_000)) == pytest.approx(6.0, rel=0.05)
-    clock = Clock()
+    clock = SimClock()
     network = Network(clock, pairs, 4)
-    network.tell(2, 3, ("all", 1), 1_000_000)
-    network.hear(2, 3, ("all", 1))
+    network.send(2, 3, ("all", 1), 1_000_000)
+    network.recv(2, 3, ("all", 1))
     clock.run()
-    assert clock.now == pytest.approx(0.1, rel=0.01)
+    assert clock.now_s == pytest.approx(0.1, rel=0.01)
 
 
 def test_a_message_waits_until_it_is_asked_for():
-    clock = Clock()
+    clock = SimClock()
     network = Network(clock, links(2, 0.5), 2)
-    left = network.tell(0, 1, ("all", 1), 8)
-    clock.at(3.0, lambda: network.hear(0, 1, ("all", 1)) and None)
+    left = network.send(0, 1, ("all", 1), 8)
+    clock.schedule(3.0, lambda: network.recv(0, 1, ("all", 1)) and None)
     clock.run()
-    assert left.happened
-    assert clock.now == pytest.approx(4.0, rel=0.01)
+    assert left.triggered
+    assert clock.now_s == pytest.approx(4.0, rel=0.01)
 
 
 def sent_after(rests: Sequence[float], nbytes: int, latency: float, window: int | None) -> list[float]:
     """Seconds of messages one after the other, each after a rest."""
-    clock = Clock()
-    network = Network(clock, Links(hosts=2, up=1e12, latency=latency, window=window), 2)
+    clock = SimClock()
+    network = Network(clock, Links(hosts=2, up=1e12, latency=latency, initial_window_bytes=window), 2)
     seconds = list[float]()
 
     def messages() -> Process:
         for rest in rests:
             yield rest
-            start = clock.now
-            network.tell(0, 1, ("all", 1), nbytes)
-            yield network.hear(0, 1, ("all", 1))
-            seconds.append(clock.now - start)
+            start = clock.now_s
+            network.send(0, 1, ("all", 1), nbytes)
+            yield network.recv(0, 1, ("all", 1))
+            seconds.append(clock.now_s - start)
 
-    clock.start(messages())
+    clock.start_process(messages())
     clock.run()
     return seconds
 
@@ -191,13 +200,13 @@ def test_nothing_of_it_is_played_where_links_do_not_say_so():
 
 def test_ports_are_shared_and_both_ways_pass_at_once():
     def seconds(*messages: tuple[int, int]) -> float:
-        clock = Clock()
+        clock = SimClock()
         network = Network(clock, links(3), 3)
         for a, b in messages:
-            network.hear(a, b, ("all", 1))
-            network.tell(a, b, ("all", 1), 10_000_000)
+            network.recv(a, b, ("all", 1))
+            network.send(a, b, ("all", 1), 10_000_000)
         clock.run()
-        return clock.now
+        return clock.now_s
 
     assert seconds((0, 1)) == pytest.approx(1.0, rel=0.01)
     assert seconds((0, 1), (1, 0)) == pytest.approx(1.0, rel=0.01)
@@ -210,27 +219,29 @@ def test_ports_are_shared_and_both_ways_pass_at_once():
 
 
 def test_what_an_exchange_does_is_found_by_letting_it():
-    pen = Pen()
-    group = NotingWorld(4, 1, pen).everyone
-    script = Rehearsal(AllReduce(group), 1000, 0, pen).script(0)
+    pen = TraceHandle()
+    group = TracingWorld(4, 1, pen).all_ranks
+    script = ExchangeTracer(AllReduce(group), 1000, 0, pen).trace_step(0)
     assert [type(act).__name__ for act in script] == ["Until", "Post", "Wait"]
-    assert script[0] == Until(GRADIENT)
-    assert script[1] == Post(1, "sum", (0, 1, 2, 3), nbytes=4000)
+    assert script[0] == WaitEvent(GRAD_READY)
+    assert script[1] == Message(1, "sum", (0, 1, 2, 3), nbytes=4000)
 
 
 def test_a_period_begins_with_its_exchange_and_goes_on_without():
-    pen = Pen()
-    every = Periodic(AllReduce(NotingWorld(4, 1, pen).everyone), 3, 0.25)
-    rehearsal = Rehearsal(every, 100_000, 0, pen)
-    posts = [sum(isinstance(act, Post) for act in rehearsal.script(step)) for step in range(6)]
+    pen = TraceHandle()
+    every = LocalSGD(AllReduce(TracingWorld(4, 1, pen).all_ranks), 3, 0.25)
+    rehearsal = ExchangeTracer(every, 100_000, 0, pen)
+    posts = [sum(isinstance(act, Message) for act in rehearsal.trace_step(step)) for step in range(6)]
     assert posts == [1, 0, 0, 1, 0, 0]
-    assert rehearsal.script(7)[0] == Until(TURN)
+    assert rehearsal.trace_step(7)[0] == WaitEvent(TURN_STARTED)
 
 
 def test_numbers_are_counted_and_not_computed():
-    pen = Pen()
-    sums = CompressedSum(counted(Int8(), pen), NotingWorld(4, 0, pen).everyone)
-    work = [act.numbers for act in Rehearsal(sums, 1_000_000, 0, pen).script(0) if isinstance(act, Handle)]
+    pen = TraceHandle()
+    sums = CompressedAllReduce(trace_compressor(Int8(), pen), TracingWorld(4, 0, pen).all_ranks)
+    work = [
+        act.numel_by_op for act in ExchangeTracer(sums, 1_000_000, 0, pen).trace_step(0) if isinstance(act, Compute)
+    ]
     assert sum(numbers.get("int8/encode", 0) for numbers in work) == 1_250_000  # all of it, and the own shard's mean
     assert sum(numbers.get("int8/decode", 0) for numbers in work) == 1_000_000 + 1_250_000 + 1_000_000
 
@@ -251,20 +262,20 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "fields"), KINDS, ids=lambda value: str(value))
 def test_scripts_send_what_the_strategy_says_that_it_sends(name, fields):
-    wiring = Wiring(run(name, 4, **fields), profile(), 4)
+    wiring = ScheduleBuilder(run(name, 4, **fields), profile(), 4)
     period = 2 * fields.get("every", 1)
     for rank in range(4):
-        seat = wiring.seat(rank)
-        turns: list[Name] = [part.player for beat in seat.beats for part in beat]
-        scripts = [script for step in range(period) for player in turns for script in seat.script(player, step)]
-        found = [sent(script) for script in scripts]
+        seat = wiring.build(rank)
+        turns: list[PlayerName] = [part.player for beat in seat.turn_groups for part in beat]
+        scripts = [script for step in range(period) for player in turns for script in seat.exchange_ops(player, step)]
+        found = [sent_traffic(script) for script in scripts]
         posted = 0
-        if seat.posts:
-            snapshots = len(seat.posts.snapshots_to) * seat.posts.snapshot
-            posted = sum(seat.posts.images_to.values()) + snapshots
+        if seat.team_messages:
+            snapshots = len(seat.team_messages.snapshot_targets) * seat.team_messages.snapshot_bytes
+            posted = sum(seat.team_messages.image_bytes_to.values()) + snapshots
         expected = seat.traffic.sent_bytes
         assert sum(t.sent_bytes for t in found) / period + posted == pytest.approx(expected, rel=1e-6)
-        if not seat.posts:
+        if not seat.team_messages:
             assert sum(t.messages for t in found) / period == pytest.approx(seat.traffic.messages)
 
 
@@ -276,7 +287,7 @@ def step_s(strategy: str, ranks: int, between: Links, of: Profile, **fields: Any
 
 
 def test_alone_it_takes_what_the_worker_takes():
-    found = predict(run("sync", 1), profile(d_s=0.2, g_s=0.1), described("1 hosts, 1 Gbit/s, 0 us"))
+    found = predict(run("sync", 1), profile(d_s=0.2, g_s=0.1), parse_links("1 hosts, 1 Gbit/s, 0 us"))
     assert found.step_s == pytest.approx(0.3)
     assert found.sent_bytes == 0
     assert found.efficiency == pytest.approx(1.0)
@@ -287,15 +298,15 @@ def test_what_cannot_overlap_adds_up():
     found = predict(run("sync", 4), profile(d_s=0.2, g_s=0.1), links(4))
     exchange = 1.5 * 4 * 2_400_000 / RATE
     assert found.step_s == pytest.approx(0.3 + exchange, rel=0.01)
-    assert found.spent["bandwidth"] == pytest.approx(exchange, rel=0.02)
-    assert found.spent["computing"] == pytest.approx(0.3)
-    assert found.spent["latency"] == 0.0
+    assert found.breakdown_s["bandwidth"] == pytest.approx(exchange, rel=0.02)
+    assert found.breakdown_s["computing"] == pytest.approx(0.3)
+    assert found.breakdown_s["latency"] == 0.0
     assert found.images_per_s == pytest.approx(8 / found.step_s)
 
 
 def test_what_overlaps_is_hidden():
     """Gradients come long before backward ends: only the last bucket's sum is seen."""
-    early = Turn(2, tuple(0.01 * (i + 1) for i in range(PARTS)), 20.0, 20.0)
+    early = TurnProfile(2, tuple(0.01 * (i + 1) for i in range(NUM_READY_PARTS)), 20.0, 20.0)
     of = dataclasses.replace(profile(), g=(early,), d=(early,))
     assert step_s("sync", 4, links(4), of) == pytest.approx(40.0, rel=1e-6)
     together = step_s("CPOAdam", 4, links(4), of)
@@ -324,7 +335,7 @@ def test_the_faster_team_waits_for_the_slower():
     assert found.step_s == pytest.approx(2.0, rel=0.05)  # D's turn on twice as many images, without making them
     waits = predict(run("async", 2, split="1:1"), dataclasses.replace(of, d=of.g, g=of.d), links(2))
     assert waits.step_s == pytest.approx(2.0, rel=0.05)
-    assert found.staleness <= 1.0
+    assert found.staleness_rounds <= 1.0
 
 
 def test_lead_hides_the_way_between_teams():
@@ -338,10 +349,10 @@ def test_links_that_lag_hold_nobody_up():
     of = profile(d_s=0.3, g_s=0.3)
     lagging = predict(run("async-gossip", 4), of, slow)
     assert lagging.step_s == pytest.approx(0.6, rel=0.02)
-    rounds = Wiring(run("async-gossip", 4), of, 4).seat(0).lagging["D"].late + 1
+    rounds = ScheduleBuilder(run("async-gossip", 4), of, 4).build(0).async_links["D"].max_staleness + 1
     swap_s = 2 * 2 * 4_800_000 / (RATE / 20)
     assert step_s("async-gossip", 4, slower, of) == pytest.approx(swap_s / rounds, rel=0.05)  # beyond so many
-    assert lagging.staleness > 0.1
+    assert lagging.staleness_rounds > 0.1
     assert step_s("gossip", 4, slow, of, topology="ring") > 5 * lagging.step_s
 
 
@@ -359,11 +370,11 @@ def test_a_slow_pair_slows_the_ring_at_once_and_a_far_neighbour_later():
     slow = links(8, pairs={"0-1": "8 Mbit/s, 0 s"})
     of = profile(params=240_000)
     assert step_s("sync", 8, slow, of) > 5 * step_s("sync", 8, links(8), of)
-    wiring = Wiring(run("gossip", 8, topology="ring"), of, 8)
-    from paragan.plan.predict.simulator import simulate
+    wiring = ScheduleBuilder(run("gossip", 8, topology="ring"), of, 8)
+    from paragan.plan.predict.simulator import simulate_rounds
 
-    played = simulate([wiring.seat(r) for r in range(8)], slow, 8, range(2), {}, warm_up=0)
-    first = [one.rounds[0] for one in played]
+    played = simulate_rounds([wiring.build(r) for r in range(8)], slow, 8, range(2), {}, warm_up_rounds=0)
+    first = [one.rounds_s[0] for one in played]
     assert first[0] > 3 * first[4]
     assert first[1] > 3 * first[4]
 
@@ -376,7 +387,7 @@ def test_more_of_anything_takes_no_less(strategy):
     assert step_s(strategy, 4, dataclasses.replace(base, up=RATE / 2), of) > usual
     assert step_s(strategy, 4, base, profile(params=4_800_000, d_s=0.1, g_s=0.1)) > usual
     assert step_s(strategy, 4, base, profile(d_s=0.3, g_s=0.1)) >= usual
-    assert step_s(strategy, 4, dataclasses.replace(base, contention=0.5), of) > usual
+    assert step_s(strategy, 4, dataclasses.replace(base, contention_efficiency=0.5), of) > usual
 
 
 def test_ranks_that_are_alike_are_played_once_and_it_makes_no_difference():
@@ -417,35 +428,35 @@ def test_hosts_of_several_ranks_share_a_port():
 
 
 def test_stragglers_are_the_same_for_the_same_seed_and_cost_more_in_lockstep():
-    from paragan.core.rng import generator
+    from paragan.core.rng import philox_generator
 
     def pace(seed: int):
-        return lambda rank, step: math.exp(0.5 * generator(seed, "pace", rank, position=step).standard_normal())
+        return lambda rank, step: math.exp(0.5 * philox_generator(seed, "pace", rank, position=step).standard_normal())
 
     of = profile(params=2_000, d_s=0.5, g_s=0.5)
     asked = run("sync", 4)
-    one, again, other = (predict(asked, of, links(4), pace=pace(seed), rounds=16) for seed in (1, 1, 2))
+    one, again, other = (predict(asked, of, links(4), slowdown=pace(seed), min_rounds=16) for seed in (1, 1, 2))
     assert one == again
     assert one.step_s != other.step_s
     assert one.step_s > 1.3
-    assert one.spent["waiting"] > 0.1
+    assert one.breakdown_s["waiting"] > 0.1
 
 
 def test_moments_of_a_batch_travel_with_the_forward_pass():
-    of = dataclasses.replace(profile(params=2_000, d_s=0.1, g_s=0.1), moments=(100, 100))
+    of = dataclasses.replace(profile(params=2_000, d_s=0.1, g_s=0.1), moments_numel=(100, 100))
     assert step_s("sync", 4, links(4, 0.05), of) >= step_s("sync", 4, links(4, 0.05), profile(2_000, 0.1, 0.1))
 
 
 def test_buckets_are_cut_where_layers_end():
     of = profile()
-    sizes = (tuple(alike(of.params[0])), (of.params[1] - 100, 100))
-    wiring = Wiring(run("sync", 2), dataclasses.replace(of, layers=sizes), 2)
+    sizes = (tuple(equal_layers(of.num_params[0])), (of.num_params[1] - 100, 100))
+    wiring = ScheduleBuilder(run("sync", 2), dataclasses.replace(of, layer_numels=sizes), 2)
     assert len(wiring.game.d.flat.buckets) == 2
     assert len(wiring.game.g.flat.buckets) > 2
 
 
 def test_memory_grows_with_the_batch_and_with_what_exchanges_keep():
-    some = (Memory(2, 1_000_000), Memory(4, 1_500_000))
+    some = (MemoryUse(2, 1_000_000), MemoryUse(4, 1_500_000))
     of = profile(memory=some)
     plain, quantized = (predict(run("sync", 4, wire=wire), of, links(4)).memory_bytes for wire in ("exact", "int8"))
     assert plain == 1_000_000
@@ -461,16 +472,21 @@ def test_games_of_one_label_each_send_nothing():
 @pytest.mark.parametrize("name", ["sync", "gossip"])
 def test_a_stand_in_is_wired_as_the_game_is(name: str):
     """Buckets, batch moments and bytes of a network with batch norm."""
-    asked = resolve(tiny_run.run(f"strategy={name}", "nets.batch_norm=true", "nets.width=16"), tiny_run.images())
-    world = ImaginedWorld(4)
-    game = build_game(
-        asked, build_nets(asked, spec_of(asked, tiny_run.images()), world.device), tiny_run.images(), world.device
+    asked = resolve(
+        tiny_run.make_run(f"strategy={name}", "nets.batch_norm=true", "nets.width=16"), tiny_run.make_dataset()
     )
-    layers, moments = laid_out(game)
+    world = VirtualWorld(4)
+    game = build_game(
+        asked,
+        build_networks(asked, make_spec(asked, tiny_run.make_dataset()), world.device),
+        tiny_run.make_dataset(),
+        world.device,
+    )
+    layers, moments = vector_layout(game)
     counts = (game.g.flat.params.numel(), game.d.flat.params.numel())
-    of = dataclasses.replace(profile(), params=counts, layers=layers, moments=moments)
-    wiring = Wiring(asked, of, 4)
+    of = dataclasses.replace(profile(), num_params=counts, layer_numels=layers, moments_numel=moments)
+    wiring = ScheduleBuilder(asked, of, 4)
     for player, standing in zip(game.players, wiring.game.players):
         sizes = ([bucket.grads.numel() for bucket in one.flat.buckets] for one in (player, standing))
         assert next(sizes) == next(sizes)
-    assert wiring.seat(0).traffic == role_traffic(asked.strategy.role(game, world, asked.lanes), game)
+    assert wiring.build(0).traffic == role_traffic(asked.strategy.role(game, world, asked.lanes), game)

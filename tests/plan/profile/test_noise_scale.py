@@ -16,8 +16,8 @@ from paragan.core.clock import Clock
 from paragan.core.types import Loss
 from paragan.game.game import Game
 from paragan.game.player import Player
-from paragan.plan.profile.noise_scale import Lengths, gradient_lengths, noise_scale
-from paragan.train.session import seat
+from paragan.plan.profile.noise_scale import SquaredGradNorms, estimate_noise_scale, measure_grad_norms
+from paragan.train.session import rebind_to_world
 
 
 def drawn(signal, covariance, lane, lanes, steps, seed=0):
@@ -25,28 +25,28 @@ def drawn(signal, covariance, lane, lanes, steps, seed=0):
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         each = signal + rng.standard_normal((lanes, len(signal))) * np.sqrt(covariance / lane)
-        yield Lengths((each.mean(0) ** 2).sum(), (each**2).sum(1).mean())
+        yield SquaredGradNorms((each.mean(0) ** 2).sum(), (each**2).sum(1).mean())
 
 
 def test_gaussian_gradients_have_the_noise_they_were_made_with():
     signal, covariance = np.full(50, 0.1), np.linspace(0.1, 2, 50)
     truth = covariance.sum() / (signal**2).sum()
-    found = noise_scale([*drawn(signal, covariance, 4, 8, 400)], 4, 32)
-    assert found.batch == pytest.approx(truth, rel=0.1)
+    found = estimate_noise_scale([*drawn(signal, covariance, 4, 8, 400)], 4, 32)
+    assert found.images == pytest.approx(truth, rel=0.1)
     assert found.low < truth < found.high
 
 
 def test_the_interval_has_the_truth_in_it_as_often_as_it_says():
     signal, covariance = np.full(20, 0.3), np.full(20, 1.0)
     truth = covariance.sum() / (signal**2).sum()
-    found = [noise_scale([*drawn(signal, covariance, 8, 4, 40, seed)], 8, 32) for seed in range(60)]
+    found = [estimate_noise_scale([*drawn(signal, covariance, 8, 4, 40, seed)], 8, 32) for seed in range(60)]
     assert sum(one.low <= truth <= one.high for one in found) >= 50
 
 
 def test_gradients_without_noise_and_without_signal():
-    assert noise_scale([Lengths(2.0, 2.0)] * 5, 4, 32).batch == 0
-    assert noise_scale([Lengths(0.125, 1.0)] * 5, 4, 32).batch == math.inf
-    assert noise_scale([Lengths(math.nan, 1.0)], 4, 32) is None
+    assert estimate_noise_scale([SquaredGradNorms(2.0, 2.0)] * 5, 4, 32).images == 0
+    assert estimate_noise_scale([SquaredGradNorms(0.125, 1.0)] * 5, 4, 32).images == math.inf
+    assert estimate_noise_scale([SquaredGradNorms(math.nan, 1.0)], 4, 32) is None
 
 
 class Point(nn.Module):
@@ -81,25 +81,25 @@ def player(name):
 
 
 def test_lanes_of_a_game_tell_the_covariance_of_its_images():
-    images = tiny_run.images()
-    game = Game(g=player("G"), d=player("D"), objective=Quadratic(), latent=1, g_lane=10, d_lane=10)
-    run = tiny_run.run("batch=80", "lanes=8", "device.merge=1")
-    session = seat(run, World.solo(), images, game, Clock(1))
-    rounds = [gradient_lengths(session) for _ in range(60)]
+    images = tiny_run.make_dataset()
+    game = Game(g=player("G"), d=player("D"), objective=Quadratic(), latent=1, g_lane_batch=10, d_lane_batch=10)
+    run = tiny_run.make_run("batch=80", "lanes=8", "device.lanes_per_pass=1")
+    session = rebind_to_world(run, World.solo(), images, game, Clock(1))
+    rounds = [measure_grad_norms(session) for _ in range(60)]
     x = images.images.reshape(len(images.images), 64) / 127.5 - 1
     truth = x.var(0).sum() / ((x.mean(0) - 0.2) ** 2).sum()
     assert session.clock.images == 60 * 80
     for name in ("G", "D"):
-        found = noise_scale([one for of_round in rounds for one in of_round[name]], 10, 80)
-        assert found.batch == pytest.approx(truth, rel=0.1)
+        found = estimate_noise_scale([one for of_round in rounds for one in of_round[name]], 10, 80)
+        assert found.images == pytest.approx(truth, rel=0.1)
     # epochs are drawn without replacement, so the total batch is a little less noisy than of independent images
 
 
 def test_taking_the_noise_is_training():
     """The same steps as an ordinary round, lane by lane."""
-    run = tiny_run.run("device.merge=1", "d_steps=2", "objective.r1=1")
-    session = tiny_run.session(run)
+    run = tiny_run.make_run("device.lanes_per_pass=1", "d_steps=2", "objective.r1=1")
+    session = tiny_run.make_session(run)
     for _ in range(3):
-        found = gradient_lengths(session)
+        found = measure_grad_norms(session)
     assert [len(found[name]) for name in "GD"] == [1, 2]
-    assert tiny_run.same(tiny_run.told(session), tiny_run.play(dataclasses.replace(run), 3))
+    assert tiny_run.is_equal(tiny_run.gather_owner_state(session), tiny_run.play_rounds(dataclasses.replace(run), 3))

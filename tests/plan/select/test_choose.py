@@ -5,40 +5,51 @@ import signal
 import pytest
 
 import fake_profiles
-from paragan.config.resolve import settled
-from paragan.config.run import written
-from paragan.core.errors import Unusable
+from paragan.config.resolve import fill_strategy_defaults
+from paragan.config.run import to_saved_dict
+from paragan.core.errors import UsageError
 from paragan.core.schema import read_yaml
-from paragan.plan.measure_links import tournament
-from paragan.plan.select.candidates import strategy_of
-from paragan.plan.select.choose import compared, fixed, follows, is_open, slowed
-from paragan.strategies.auto import Auto, Chosen
-from paragan.train.run_dir import Wanted, begun_as, changed
-from processes import call, refused, until
+from paragan.plan.measure_links import round_robin
+from paragan.plan.select.candidates import parse_strategy
+from paragan.plan.select.choose import (
+    can_resume,
+    comparable_candidates,
+    is_strategy_open,
+    scale_profile,
+    without_peer_timeout,
+)
+from paragan.strategies.auto import Auto, AutoChoice
+from paragan.train.run_dir import RunDirRequest, config_changes, previous_auto_run
+from processes import run_cli, usage_error, wait_until
 
 
 def auto(**fields):
-    return dataclasses.replace(fake_profiles.run(), strategy=Auto(**fields))
+    return dataclasses.replace(fake_profiles.make_run(), strategy=Auto(**fields))
 
 
 def begun(name, ranks):
-    run = dataclasses.replace(fake_profiles.run(), strategy=fixed(strategy_of(name)), chosen=Chosen(ranks))
-    return settled(run)
+    run = dataclasses.replace(
+        fake_profiles.make_run(), strategy=without_peer_timeout(parse_strategy(name)), auto_choice=AutoChoice(ranks)
+    )
+    return fill_strategy_defaults(run)
 
 
 def test_a_strategy_is_open_until_it_was_chosen_for_these_ranks():
-    assert is_open(auto(), 4)
-    assert not is_open(fake_profiles.run(), 4)
-    assert not is_open(begun("gossip", 4), 4)
-    assert is_open(begun("gossip", 4), 3)
+    assert is_strategy_open(auto(), 4)
+    assert not is_strategy_open(fake_profiles.make_run(), 4)
+    assert not is_strategy_open(begun("gossip", 4), 4)
+    assert is_strategy_open(begun("gossip", 4), 3)
 
 
 def test_what_auto_compares():
-    names = [one.name for one in compared(Auto(), None, fake_profiles.profile(), auto(), 4)]
+    names = [one.name for one in comparable_candidates(Auto(), None, fake_profiles.make_profile(), auto(), 4)]
     assert "sync" in names
     assert "per-label" not in names
     assert [
-        one.name for one in compared(Auto(strategies=("sync", "gossip")), None, fake_profiles.profile(), auto(), 4)
+        one.name
+        for one in comparable_candidates(
+            Auto(strategies=("sync", "gossip")), None, fake_profiles.make_profile(), auto(), 4
+        )
     ] == [
         "sync",
         "gossip",
@@ -48,46 +59,46 @@ def test_what_auto_compares():
 @pytest.mark.parametrize(
     ("name", "before", "goes"),
     [
-        ("sync+int8+every=4", "sync", True),
+        ("sync+int8+sync_period=4", "sync", True),
         ("quantized", "sync", False),
         ("gossip+topology=ring", "gossip", True),
         ("async-gossip", "gossip", False),
         ("async+split=1:2", "async+split=2:2", True),
-        ("async+split=1:2+lead=2", "async+split=2:2", False),
+        ("async+split=1:2+max_lead_rounds=2", "async+split=2:2", False),
         ("async+split=none", "async+split=2:2", False),
     ],
 )
 def test_what_a_checkpoint_can_follow(name, before, goes):
-    assert follows(strategy_of(name), strategy_of(before)) == goes
+    assert can_resume(parse_strategy(name), parse_strategy(before)) == goes
 
 
 def test_a_run_that_goes_on_is_compared_with_its_like():
-    found = compared(Auto(), begun("gossip", 4), fake_profiles.profile(), auto(), 3)
+    found = comparable_candidates(Auto(), begun("gossip", 4), fake_profiles.make_profile(), auto(), 3)
     assert {one.strategy.name for one in found} == {"gossip"}
-    with pytest.raises(Unusable, match="goes on from gossip"):
-        compared(Auto(strategies=("sync",)), begun("gossip", 4), fake_profiles.profile(), auto(), 3)
+    with pytest.raises(UsageError, match="goes on from gossip"):
+        comparable_candidates(Auto(strategies=("sync",)), begun("gossip", 4), fake_profiles.make_profile(), auto(), 3)
 
 
 def test_a_record_that_was_planned_may_take_another_form():
-    former = written(begun("sync+int8", 4))
-    assert not changed(former, begun("sync+every=4", 2))
-    assert changed(former, begun("gossip", 2))
-    assert changed(
-        written(fake_profiles.run()),
-        settled(dataclasses.replace(fake_profiles.run(), strategy=strategy_of("sync+int8"))),
+    former = to_saved_dict(begun("sync+int8", 4))
+    assert not config_changes(former, begun("sync+sync_period=4", 2))
+    assert config_changes(former, begun("gossip", 2))
+    assert config_changes(
+        to_saved_dict(fake_profiles.make_run()),
+        fill_strategy_defaults(dataclasses.replace(fake_profiles.make_run(), strategy=parse_strategy("sync+int8"))),
     )
 
 
 def test_a_slower_worker_is_slower_throughout():
-    before, after = fake_profiles.profile(), slowed(fake_profiles.profile(), 3.0)
+    before, after = fake_profiles.make_profile(), scale_profile(fake_profiles.make_profile(), 3.0)
     assert after.round_s(40) == pytest.approx(3 * before.round_s(40))
-    assert after.g[0].whole == pytest.approx(3 * before.g[0].whole)
-    assert after.g[0].ready[-1] == pytest.approx(3 * before.g[0].ready[-1])
+    assert after.g[0].total_s == pytest.approx(3 * before.g[0].total_s)
+    assert after.g[0].grads_ready_s[-1] == pytest.approx(3 * before.g[0].grads_ready_s[-1])
 
 
 @pytest.mark.parametrize("hosts", range(2, 8))
 def test_everybody_meets_everybody_once(hosts):
-    rounds = tournament(hosts)
+    rounds = round_robin(hosts)
     assert sorted(pair for matches in rounds for pair in matches) == [
         (a, b) for a in range(hosts) for b in range(a + 1, hosts)
     ]
@@ -95,20 +106,27 @@ def test_everybody_meets_everybody_once(hosts):
 
 
 def test_one_rank_chooses_once(tmp_path):
-    command = ("train", "digits", "--strategy=auto", "--strategy.seconds=1", f"--run-dir={tmp_path}/run", "--kimg=0.1")
-    ended = call(*command, "--batch=16", QUICK)
+    command = (
+        "train",
+        "digits",
+        "--strategy=auto",
+        "--strategy.measure_s=1",
+        f"--run-dir={tmp_path}/run",
+        "--kimg=0.1",
+    )
+    ended = run_cli(*command, "--batch=16", QUICK)
     assert ended.status == 0, ended.err
     record = read_yaml(tmp_path / "run/run.yaml")
     assert record["strategy"]["name"] in ("sync", "async")
     assert record["chosen"]["ranks"] == 1
-    again = call(*command, "--batch=16", QUICK)
+    again = run_cli(*command, "--batch=16", QUICK)
     assert "as this run was begun" in again.out + again.err
 
 
 def test_a_profile_of_bench_step_is_known_again(tmp_path):
     file = tmp_path / "profile.yaml"
-    assert call("bench", "step", "digits", "--seconds=1", "--noise-kimg=0", f"--out={file}").status == 0
-    ended = call(
+    assert run_cli("bench", "step", "digits", "--seconds=1", "--noise-kimg=0", f"--out={file}").status == 0
+    ended = run_cli(
         *("train", "digits", "--strategy=auto", f"--strategy.profile={file}", f"--run-dir={tmp_path}/run"),
         *("--kimg=0.1", QUICK),
     )
@@ -119,10 +137,10 @@ QUICK = "--evaluation.metrics=[]"
 
 
 def test_two_ranks_choose_and_other_ranks_plan_again(tmp_path, processes):
-    run = ["train", "digits", "--strategy=auto", "--strategy.seconds=1", "--batch=16", "--lanes=4", QUICK]
+    run = ["train", "digits", "--strategy=auto", "--strategy.measure_s=1", "--batch=16", "--lanes=4", QUICK]
     run += [f"--run-dir={tmp_path}/run", "--strategy.strategies=sync,sync+int8"]
     for ranks, kimg in ((2, 0.16), (3, 0.32)):
-        started = processes.ranks(ranks, *run, f"--kimg={kimg}")
+        started = processes.start_ranks(ranks, *run, f"--kimg={kimg}")
         assert [rank.wait() for rank in started] == [0] * ranks, started[0].err
         record = read_yaml(tmp_path / "run/run.yaml")
         assert record["strategy"]["name"] == "sync"
@@ -137,22 +155,22 @@ def test_two_ranks_choose_and_other_ranks_plan_again(tmp_path, processes):
 def test_a_record_begun_as_auto_is_found_again(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    from paragan.train.run_dir import RunFolder
+    from paragan.train.run_dir import RunDir
 
-    RunFolder(folder).write_record(begun("gossip+int8", 4))
-    found = begun_as(Wanted(run_dir=folder), auto())
+    RunDir(folder).write_run_config(begun("gossip+int8", 4))
+    found = previous_auto_run(RunDirRequest(run_dir=folder), auto())
     assert found is not None
     assert found.strategy.wire.name == "int8"
-    assert begun_as(Wanted(run_dir=folder, resume="never"), auto()) is None
-    assert begun_as(Wanted(run_dir=folder), dataclasses.replace(auto(), batch=32)) is None
+    assert previous_auto_run(RunDirRequest(run_dir=folder, resume="never"), auto()) is None
+    assert previous_auto_run(RunDirRequest(run_dir=folder), dataclasses.replace(auto(), batch=32)) is None
 
 
 def test_a_profile_of_another_device_is_refused(tmp_path, processes):
-    from paragan.plan.profile.profile import written_profile
+    from paragan.plan.profile.profile import profile_to_yaml
 
-    (tmp_path / "other.yaml").write_text(written_profile(fake_profiles.profile()))
+    (tmp_path / "other.yaml").write_text(profile_to_yaml(fake_profiles.make_profile()))
     run = ["train", "digits", "--strategy=auto", f"--strategy.profile={tmp_path}/other.yaml", f"--run-dir={tmp_path}/r"]
-    ranks = processes.ranks(2, *run)
+    ranks = processes.start_ranks(2, *run)
     assert [rank.wait() for rank in ranks] == [2, 2]
     assert "name a processor, here" in ranks[0].err
     assert "paragan bench step digits --out" in ranks[0].err
@@ -163,32 +181,39 @@ def test_a_folder_that_holds_something_else_is_refused_before_anything_is_measur
     run, other = tmp_path / "run", tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").touch()
-    assert call("train", "digits", "--kimg=0.032", "--batch=16", f"--run-dir={run}", QUICK).status == 0
+    assert run_cli("train", "digits", "--kimg=0.032", "--batch=16", f"--run-dir={run}", QUICK).status == 0
     for folder, more, words in (
         (run, ["--batch=16"], "--strategy sync"),
         (run, [], "batch was 16"),
         (other, [], "run.yaml"),
     ):
-        ended = call("train", "digits", "--strategy=auto", f"--run-dir={folder}", QUICK, *more)
+        ended = run_cli("train", "digits", "--strategy=auto", f"--run-dir={folder}", QUICK, *more)
         assert ended.status == 2, ended
         assert words in ended.err
         assert "measured" not in ended.out + ended.err
 
 
 def test_a_rank_that_freezes_while_one_is_chosen_is_noticed_after_the_timeout(tmp_path, processes):
-    line = ["train", "digits", "--strategy=auto", "--strategy.seconds=2", "--timeout_s=2", f"--run-dir={tmp_path}/run"]
-    ranks = processes.ranks(2, *line)
-    until(lambda: "one worker is measured" in ranks[0].out, what="rank 0 measures")
-    ranks[0].send(signal.SIGSTOP)
+    line = [
+        "train",
+        "digits",
+        "--strategy=auto",
+        "--strategy.measure_s=2",
+        "--timeout_s=2",
+        f"--run-dir={tmp_path}/run",
+    ]
+    ranks = processes.start_ranks(2, *line)
+    wait_until(lambda: "one worker is measured" in ranks[0].out, description="rank 0 measures")
+    ranks[0].send_signal(signal.SIGSTOP)
     assert ranks[1].wait(30) == 1
     assert "rank 0 was lost" in ranks[1].err
     assert not (tmp_path / "run").exists()
 
 
 def test_auto_and_measured_layouts_are_refused():
-    assert "do not decide together" in refused("train", "digits", "--strategy=auto", "--device.layout=measured")
+    assert "do not decide together" in usage_error("train", "digits", "--strategy=auto", "--device.tune=measured")
 
 
 def test_settings_that_make_no_sense_are_refused():
-    assert "strategy.margin" in refused("train", "digits", "--strategy=auto", "--strategy.margin=2")
-    assert "there is no syncc" in refused("train", "digits", "--strategy=auto", "--strategy.strategies=syncc")
+    assert "strategy.margin" in usage_error("train", "digits", "--strategy=auto", "--strategy.margin=2")
+    assert "there is no syncc" in usage_error("train", "digits", "--strategy=auto", "--strategy.strategies=syncc")

@@ -3,22 +3,22 @@ import dataclasses
 import pytest
 
 import fake_profiles
-from paragan.comm.topology import EVERY, contraction
-from paragan.core.errors import Unusable
-from paragan.plan.large_scale.mixing_rate import FORMULAS, remains
-from paragan.plan.links import described
+from paragan.comm.topology import BUILTIN_TOPOLOGIES, contraction
+from paragan.core.errors import UsageError
+from paragan.plan.large_scale.mixing_rate import CONTRACTION_FORMULAS, contraction_factor
+from paragan.plan.links import parse_links
 from paragan.plan.predict.predict import Prediction
-from paragan.plan.profile.profile import Noise
-from paragan.plan.select.candidates import Candidate, candidates, promise_of, settings_of, strategy_of
-from paragan.plan.select.compare import Goal, images_for, search
-from paragan.plan.select.convergence_limits import limits_of, noise_of
+from paragan.plan.profile.profile import NoiseScale
+from paragan.plan.select.candidates import Candidate, default_candidates, parse_settings, parse_strategy, semantics_of
+from paragan.plan.select.compare import Goal, compare_strategies, images_factor
+from paragan.plan.select.convergence_limits import find_limits, noise_warnings
 
 GOAL = Goal(100)
-LINKS = described("4 hosts, 100 Mbit/s, 10 ms")
+LINKS = parse_links("4 hosts, 100 Mbit/s, 10 ms")
 
 
 def named(*names):
-    return [Candidate(name, strategy_of(name)) for name in names]
+    return [Candidate(name, parse_strategy(name)) for name in names]
 
 
 def prediction(step_s, batch, spent=None, memory=1000, sent=100):
@@ -28,11 +28,13 @@ def prediction(step_s, batch, spent=None, memory=1000, sent=100):
 
 def told(**steps):
     """A predictor that knows the seconds of a round by the promise of a strategy."""
-    return lambda run, profile, links, ranks: prediction(steps[promise_of(run.strategy).split()[0]], run.batch)
+    return lambda run, profile, links, ranks: prediction(steps[semantics_of(run.strategy).split()[0]], run.batch)
 
 
 def plan(options, play, goal=GOAL, **more):
-    return search(fake_profiles.run(), options, fake_profiles.profile(), LINKS, 4, goal, play=play, **more)
+    return compare_strategies(
+        fake_profiles.make_run(), options, fake_profiles.make_profile(), LINKS, 4, goal, predict_fn=play, **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,8 +43,8 @@ def plan(options, play, goal=GOAL, **more):
         ("sync", "as one worker"),
         ("CPOAdam", "as one worker"),
         ("sync+int8", "compressed"),
-        ("sync+int8+every=4", "periodic"),
-        ("gossip+local_steps=2", "periodic"),
+        ("sync+int8+sync_period=4", "periodic"),
+        ("gossip+sync_period=2", "periodic"),
         ("gossip+int4", "decentralized"),
         ("async-gossip", "stale"),
         ("async+split=1:3", "stale"),
@@ -50,33 +52,33 @@ def plan(options, play, goal=GOAL, **more):
     ],
 )
 def test_what_one_gets(name, promise):
-    assert promise_of(strategy_of(name)) == promise
+    assert semantics_of(parse_strategy(name)) == promise
 
 
 def test_a_name_is_what_the_command_is_told():
     (one,) = named("async+split=1:3+int8")
-    assert one.options == ["--strategy=async", "--strategy.split=1:3", "--strategy.wire=int8"]
-    assert settings_of("sync") == [("strategy", "sync")]
-    with pytest.raises(Unusable, match=r"strategy\.wire: there is no int9"):
-        strategy_of("sync+int9")
+    assert one.cli_options == ["--strategy=async", "--strategy.split=1:3", "--strategy.wire=int8"]
+    assert parse_settings("sync") == [("strategy", "sync")]
+    with pytest.raises(UsageError, match=r"strategy\.wire: there is no int9"):
+        parse_strategy("sync+int9")
 
 
 @pytest.mark.parametrize(("compressed", "first"), [(0.0990, "sync"), (0.0960, "sync+int8")])
 def test_who_gives_something_up_is_first_only_where_it_is_faster_by_its_margin(compressed, first):
     found = plan(named("sync+int8", "sync"), told(**{"as": 0.1, "compressed": compressed}))
-    assert found.first.name == first
-    assert ("is asked for" in found.rows[1].why) == (first == "sync")
+    assert found.best.name == first
+    assert ("is asked for" in found.rows[1].reason) == (first == "sync")
 
 
 def test_limits_stand_behind():
-    found = plan(named("sync", "sync+every=16"), told(**{"as": 0.1, "periodic": 0.06}))
-    assert [row.name for row in found.rows] == ["sync", "sync+every=16"]
-    assert found.rows[1].why.startswith("ranks take 16 steps on their own")
+    found = plan(named("sync", "sync+sync_period=16"), told(**{"as": 0.1, "periodic": 0.06}))
+    assert [row.name for row in found.rows] == ["sync", "sync+sync_period=16"]
+    assert found.rows[1].reason.startswith("ranks take 16 steps on their own")
 
 
 def test_time_and_cost_follow_from_images():
-    found = plan(named("sync"), told(**{"as": 0.1}), Goal(360, price=2.0))
-    row = found.first
+    found = plan(named("sync"), told(**{"as": 0.1}), Goal(360, host_price_per_h=2.0))
+    row = found.best
     assert row.hours == pytest.approx(360e3 / 640 / 3600)
     assert row.cost == pytest.approx(row.hours * 4 * 2.0)
 
@@ -85,10 +87,10 @@ def test_the_largest_batch_that_fits_is_named():
     def play(run, profile, links, ranks):
         return prediction(0.1, run.batch, memory=1_000_000 * run.batch)
 
-    with pytest.raises(Unusable, match=r"needs 64 MB .* --batch 64, and has 30 MB; .* --batch 24$"):
-        plan(named("sync", "gossip"), play, Goal(100, memory=30_000_000))
-    with pytest.raises(Unusable, match="no batch fits"):
-        plan(named("sync"), play, Goal(100, memory=3_000_000))
+    with pytest.raises(UsageError, match=r"needs 64 MB .* --batch 64, and has 30 MB; .* --batch 24$"):
+        plan(named("sync", "gossip"), play, Goal(100, memory_bytes=30_000_000))
+    with pytest.raises(UsageError, match="no batch fits"):
+        plan(named("sync"), play, Goal(100, memory_bytes=3_000_000))
 
 
 def test_one_that_does_not_fit_stands_last():
@@ -99,105 +101,137 @@ def test_one_that_does_not_fit_stands_last():
         found = play(run, profile, links, ranks)
         return dataclasses.replace(found, memory_bytes=90 if run.strategy.name == "sync" else 9000)
 
-    found = plan(named("gossip", "sync"), more, Goal(100, memory=100))
+    found = plan(named("gossip", "sync"), more, Goal(100, memory_bytes=100))
     assert [row.name for row in found.rows] == ["sync", "gossip"]
-    assert found.rows[1].why.startswith("needs ")
+    assert found.rows[1].reason.startswith("needs ")
 
 
 def test_sizes_that_a_strategy_refuses_are_left_out():
-    found = search(
-        fake_profiles.run(),
+    found = compare_strategies(
+        fake_profiles.make_run(),
         named("sync", "gossip+topology=hypercube"),
-        fake_profiles.profile(),
+        fake_profiles.make_profile(),
         LINKS,
         3,
         Goal(1),
-        play=told(**{"as": 1}),
+        predict_fn=told(**{"as": 1}),
     )
-    assert [name for name, _ in found.left_out] == ["gossip+topology=hypercube"]
-    with pytest.raises(Unusable, match="no strategy can be planned: gossip"):
-        search(fake_profiles.run(), named("gossip+topology=hypercube"), fake_profiles.profile(), LINKS, 3, Goal(1))
+    assert [name for name, _ in found.excluded] == ["gossip+topology=hypercube"]
+    with pytest.raises(UsageError, match="no strategy can be planned: gossip"):
+        compare_strategies(
+            fake_profiles.make_run(),
+            named("gossip+topology=hypercube"),
+            fake_profiles.make_profile(),
+            LINKS,
+            3,
+            Goal(1),
+        )
 
 
 def test_what_the_run_itself_refuses_is_left_out():
-    run = dataclasses.replace(fake_profiles.run(), ramp=((10.0, 128),))
-    found = search(run, named("gossip", "sync"), fake_profiles.profile(), LINKS, 4, Goal(1), play=told(**{"as": 1}))
+    run = dataclasses.replace(fake_profiles.make_run(), ramp=((10.0, 128),))
+    found = compare_strategies(
+        run, named("gossip", "sync"), fake_profiles.make_profile(), LINKS, 4, Goal(1), predict_fn=told(**{"as": 1})
+    )
     assert [row.name for row in found.rows] == ["sync"]
-    assert "needs rounds of one size" in dict(found.left_out)["gossip"]
+    assert "needs rounds of one size" in dict(found.excluded)["gossip"]
 
 
 def test_a_ramp_is_said_to_be_predicted_by_its_first_stage():
-    run = dataclasses.replace(fake_profiles.run(), ramp=((10.0, 128), (20.0, 256)))
-    warned = search(run, named("sync"), fake_profiles.profile(), LINKS, 4, Goal(1), play=told(**{"as": 1})).warnings
+    run = dataclasses.replace(fake_profiles.make_run(), ramp=((10.0, 128), (20.0, 256)))
+    warned = compare_strategies(
+        run, named("sync"), fake_profiles.make_profile(), LINKS, 4, Goal(1), predict_fn=told(**{"as": 1})
+    ).warnings
     assert warned[0].startswith(f"predicted is --batch {run.batch}, the first stage of the ramp")
     assert "plan --batch 256" in warned[0]
-    few = search(fake_profiles.run(), named("sync"), fake_profiles.profile(), LINKS, 4, Goal(1), play=told(**{"as": 1}))
+    few = compare_strategies(
+        fake_profiles.make_run(),
+        named("sync"),
+        fake_profiles.make_profile(),
+        LINKS,
+        4,
+        Goal(1),
+        predict_fn=told(**{"as": 1}),
+    )
     assert not any("ramp" in warning for warning in few.warnings)
 
 
 def test_larger_batches_need_more_images_where_noise_is_small():
-    noisy = fake_profiles.profile(noise=64)
-    assert images_for(noisy, 64, 64) == 1
-    assert images_for(noisy, 192, 64) == pytest.approx(2.0)
-    assert images_for(fake_profiles.profile(), 4096, 64) == 1
-    alike = Noise(0.0, 0.0, 1.0)  # gradients of all lanes
-    assert "beyond the noise scale" in noise_of(dataclasses.replace(noisy, noise={"G": alike}), 100)[0]
-    assert [w.startswith("--batch 100") for w in noise_of(noisy, 100)] == [True]  # D's scale is 128
+    noisy = fake_profiles.make_profile(noise=64)
+    assert images_factor(noisy, 64, 64) == 1
+    assert images_factor(noisy, 192, 64) == pytest.approx(2.0)
+    assert images_factor(fake_profiles.make_profile(), 4096, 64) == 1
+    alike = NoiseScale(0.0, 0.0, 1.0)  # gradients of all lanes
+    assert "beyond the noise scale" in noise_warnings(dataclasses.replace(noisy, noise_scale={"G": alike}), 100)[0]
+    assert [w.startswith("--batch 100") for w in noise_warnings(noisy, 100)] == [True]  # D's scale is 128
 
 
 def test_the_batch_is_chosen_by_noise():
     def play(run, profile, links, ranks):
         return prediction(0.1, run.batch)  # larger batches are free
 
-    run, links = fake_profiles.run(), LINKS
-    few = search(
-        run, named("sync"), fake_profiles.profile(noise=1), links, 4, Goal(1), batches=(64, 128, 256), play=play
+    run, links = fake_profiles.make_run(), LINKS
+    few = compare_strategies(
+        run,
+        named("sync"),
+        fake_profiles.make_profile(noise=1),
+        links,
+        4,
+        Goal(1),
+        batches=(64, 128, 256),
+        predict_fn=play,
     )
     assert {row.batch: round(row.kimg, 2) for row in few.rows} == {64: 1.0, 128: 1.98, 256: 3.95}
-    many = search(run, named("sync"), fake_profiles.profile(noise=1e6), links, 4, Goal(1), batches=(64, 128), play=play)
-    assert many.first.batch == 128
+    many = compare_strategies(
+        run, named("sync"), fake_profiles.make_profile(noise=1e6), links, 4, Goal(1), batches=(64, 128), predict_fn=play
+    )
+    assert many.best.batch == 128
 
 
 def test_limits_in_words():
-    assert limits_of(strategy_of("gossip"), 8, 0) == ()
-    assert "0.987" in limits_of(strategy_of("gossip+topology=ring"), 32, 0)[0]
-    assert "0.91" in limits_of(strategy_of("gossip"), 100_000, 0)[0]
-    assert "error feedback" in limits_of(strategy_of("CPOAdam-GQ"), 4, 0)[0]
-    assert "never sent" in limits_of(strategy_of("sync+qsgd"), 4, 0)[0]
-    assert "quality" in limits_of(strategy_of("sync+int2"), 4, 0)[0]
-    assert "3 rounds old" in limits_of(strategy_of("async+split=2:2+lead=4"), 4, 3.0)[0]
-    assert limits_of(strategy_of("sync+every=64"), 1, 0) == ()
+    assert find_limits(parse_strategy("gossip"), 8, 0) == ()
+    assert "0.987" in find_limits(parse_strategy("gossip+topology=ring"), 32, 0)[0]
+    assert "0.91" in find_limits(parse_strategy("gossip"), 100_000, 0)[0]
+    assert "error feedback" in find_limits(parse_strategy("CPOAdam-GQ"), 4, 0)[0]
+    assert "never sent" in find_limits(parse_strategy("sync+qsgd"), 4, 0)[0]
+    assert "quality" in find_limits(parse_strategy("sync+int2"), 4, 0)[0]
+    assert "3 rounds old" in find_limits(parse_strategy("async+split=2:2+max_lead_rounds=4"), 4, 3.0)[0]
+    assert find_limits(parse_strategy("sync+sync_period=64"), 1, 0) == ()
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 12, 31, 32, 64])
-@pytest.mark.parametrize("topology", [t for t in EVERY if t.name in FORMULAS], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "topology", [t for t in BUILTIN_TOPOLOGIES if t.name in CONTRACTION_FORMULAS], ids=lambda t: t.name
+)
 def test_formulas_are_what_matrices_say(topology, ranks):
-    if topology.misfit(ranks):
-        pytest.skip(topology.misfit(ranks))
-    assert remains(topology, ranks) == pytest.approx(contraction(topology, ranks), abs=1e-6)
+    if topology.unsupported_reason(ranks):
+        pytest.skip(topology.unsupported_reason(ranks))
+    assert contraction_factor(topology, ranks) == pytest.approx(contraction(topology, ranks), abs=1e-6)
 
 
 def test_every_candidate_is_predicted():
-    profile, links = fake_profiles.profile(), described("2 hosts of 2 ranks, 100 Mbit/s, 1 ms")
-    options = candidates(4, profile, 64)
-    found = search(fake_profiles.run(), options, profile, links, 4, Goal(100))
+    profile, links = fake_profiles.make_profile(), parse_links("2 hosts of 2 ranks, 100 Mbit/s, 1 ms")
+    options = default_candidates(4, profile, 64)
+    found = compare_strategies(fake_profiles.make_run(), options, profile, links, 4, Goal(100))
     assert len(found.rows) == len(options) > 20
-    assert not found.left_out
-    assert found.first.prediction.images_per_s >= 0.95 * max(
-        row.prediction.images_per_s for row in found.rows if not row.limits and row.promise != "a game per label"
+    assert not found.excluded
+    assert found.best.prediction.images_per_s >= 0.95 * max(
+        row.prediction.images_per_s for row in found.rows if not row.limits and row.semantics != "a game per label"
     )
-    assert all(row.why for row in found.rows)
+    assert all(row.reason for row in found.rows)
 
 
 def test_graphs_that_are_one_are_compared_once():
-    names = [one.name for one in candidates(2, fake_profiles.profile(), 64)]
+    names = [one.name for one in default_candidates(2, fake_profiles.make_profile(), 64)]
     assert "gossip" in names
     assert "gossip+topology=ring" not in names
-    assert "gossip+topology=ring" in [one.name for one in candidates(8, fake_profiles.profile(), 64)]
+    assert "gossip+topology=ring" in [one.name for one in default_candidates(8, fake_profiles.make_profile(), 64)]
 
 
 def test_computing_hides_the_exact_wire():
-    profile, links = fake_profiles.profile(g_s=2.0, d_s=2.0), described("4 hosts, 10 Gbit/s, 50 us")
-    found = search(fake_profiles.run(), named("sync", "sync+int8", "gossip"), profile, links, 4, Goal(100))
-    assert found.first.name == "sync"
-    assert "computing hides" in next(row for row in found.rows if row.name == "sync+int8").why
+    profile, links = fake_profiles.make_profile(g_s=2.0, d_s=2.0), parse_links("4 hosts, 10 Gbit/s, 50 us")
+    found = compare_strategies(
+        fake_profiles.make_run(), named("sync", "sync+int8", "gossip"), profile, links, 4, Goal(100)
+    )
+    assert found.best.name == "sync"
+    assert "computing hides" in next(row for row in found.rows if row.name == "sync+int8").reason

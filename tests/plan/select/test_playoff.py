@@ -4,13 +4,13 @@ import pytest
 
 import fake_profiles
 from paragan.core.schema import read_yaml
-from paragan.plan.links import described
+from paragan.plan.links import parse_links
 from paragan.plan.predict.predict import Prediction
 from paragan.plan.select import playoff
-from paragan.plan.select.candidates import Candidate, strategy_of
-from paragan.plan.select.compare import Goal, search
+from paragan.plan.select.candidates import Candidate, parse_strategy
+from paragan.plan.select.compare import Goal, compare_strategies
 
-LINKS = described("4 hosts, 100 Mbit/s, 10 ms")
+LINKS = parse_links("4 hosts, 100 Mbit/s, 10 ms")
 SPENT = {"computing": 0.05, "handling": 0.0, "latency": 0.0, "bandwidth": 0.0, "waiting": 0.0}
 
 
@@ -18,11 +18,19 @@ def plan(steps, memory=0):
     """Of strategies that take so many seconds a round, and 1000 bytes."""
 
     def play(run, profile, links, ranks):
-        step_s = next(s for name, s in steps.items() if strategy_of(name) == run.strategy)
+        step_s = next(s for name, s in steps.items() if parse_strategy(name) == run.strategy)
         return Prediction(step_s, run.batch / step_s, 0.05, 0.05 / step_s, 100, 10, 1000, 0.0, SPENT)
 
-    options = [Candidate(name, strategy_of(name)) for name in steps]
-    return search(fake_profiles.run(), options, fake_profiles.profile(), LINKS, 4, Goal(100, memory=memory), play=play)
+    options = [Candidate(name, parse_strategy(name)) for name in steps]
+    return compare_strategies(
+        fake_profiles.make_run(),
+        options,
+        fake_profiles.make_profile(),
+        LINKS,
+        4,
+        Goal(100, memory_bytes=memory),
+        predict_fn=play,
+    )
 
 
 def names(rows):
@@ -31,20 +39,20 @@ def names(rows):
 
 def test_those_who_are_near_play_as_far_as_memory_and_time_go():
     steps = {"sync": 0.1, "sync+int8": 0.101, "sync+bf16": 0.11, "sync+int4": 0.13}
-    assert names(playoff.finalists(plan(steps), 15)) == ["sync", "sync+int8", "sync+bf16"]
-    assert names(playoff.finalists(plan(steps, memory=2500), 15)) == ["sync", "sync+int8"]
-    each = 9 * 0.1 + playoff.BLOCKS * playoff.BLOCK_S
-    assert names(playoff.finalists(plan(steps), 2.1 * each)) == ["sync", "sync+int8"]
-    assert names(playoff.finalists(plan(steps), 1)) == ["sync"]
+    assert names(playoff.shortlist(plan(steps), 15)) == ["sync", "sync+int8", "sync+bf16"]
+    assert names(playoff.shortlist(plan(steps, memory=2500), 15)) == ["sync", "sync+int8"]
+    each = 9 * 0.1 + playoff.NUM_BLOCKS * playoff.BLOCK_S
+    assert names(playoff.shortlist(plan(steps), 2.1 * each)) == ["sync", "sync+int8"]
+    assert names(playoff.shortlist(plan(steps), 1)) == ["sync"]
     slow = {name: 20 * s for name, s in steps.items()}
-    assert names(playoff.finalists(plan(slow), 15)) == ["sync"]
+    assert names(playoff.shortlist(plan(slow), 15)) == ["sync"]
 
 
 def test_what_speaks_against_one_keeps_it_out():
     steps = {"sync": 0.1, "sync+sign": 0.101}  # which the plan has a warning for
     found = plan(steps)
     assert found.rows[1].limits
-    assert names(playoff.finalists(found, 15)) == ["sync"]
+    assert names(playoff.shortlist(found, 15)) == ["sync"]
 
 
 @pytest.mark.parametrize(
@@ -54,15 +62,15 @@ def test_what_speaks_against_one_keeps_it_out():
         ({"sync": 0.10, "sync+int8": 0.099}, "sync", "1.0% behind the fastest of 2"),
         ({"sync": 0.10, "sync+int8": 0.097}, "sync", "3.1% behind the fastest of 2"),  # it gives up 2 %, and TELLS
         ({"sync": 0.10, "sync+int8": 0.095}, "sync+int8", "the fastest of 2 that played here; the plan had sync first"),
-        ({"sync": 0.10, "sync+every=4": 0.095}, "sync", "5.3% behind"),
-        ({"sync": 0.10, "sync+every=4": 0.09}, "sync+every=4", "the fastest"),
+        ({"sync": 0.10, "sync+sync_period=4": 0.095}, "sync", "5.3% behind"),
+        ({"sync": 0.10, "sync+sync_period=4": 0.09}, "sync+sync_period=4", "the fastest"),
     ],
 )
 def test_the_clock_decides_and_what_is_given_up_counts(seconds, wins, said):
     found = plan({"sync": 0.1, **dict.fromkeys(seconds, 0.1)})
-    assert found.first.name == "sync"
-    assert playoff.winner(found, seconds).name == wins
-    first, other = playoff.told(found, seconds)
+    assert found.best.name == "sync"
+    assert playoff.select_winner(found, seconds).name == wins
+    first, other = playoff.describe_result(found, seconds)
     assert first.startswith(f"{wins}: ")
     assert said in first
     assert other.startswith(f"not {next(name for name in seconds if name != wins)}: ")
@@ -73,11 +81,11 @@ def test_the_clock_decides_and_what_is_given_up_counts(seconds, wins, said):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_play_and_agree(ranks, tmp_path, processes):
     few = "from paragan.plan.chosen import final\nfinal.BLOCK_S, final.NEAR, final.TELLS = 0.05, 100.0, 0.0"
-    options = "sync,async" if ranks == 1 else "sync,sync+int8+every=2,gossip,async-gossip,async+split=1:1"
-    run = ["train", "digits", "--strategy=auto", "--strategy.seconds=8", f"--strategy.strategies={options}"]
+    options = "sync,async" if ranks == 1 else "sync,sync+int8+sync_period=2,gossip,async-gossip,async+split=1:1"
+    run = ["train", "digits", "--strategy=auto", "--strategy.measure_s=8", f"--strategy.strategies={options}"]
     run += ["--batch=16", "--lanes=4", "--nets.width=4", f"--run-dir={tmp_path}/run", "--kimg=0.16"]
-    started = processes.ranks(
-        ranks, *run, "--evaluation.metrics=[]", start=lambda *a, **env: processes.warm(*a, patch=few, **env)
+    started = processes.start_ranks(
+        ranks, *run, "--evaluation.metrics=[]", start=lambda *a, **env: processes.start_forked(*a, patch=few, **env)
     )
     assert [rank.wait() for rank in started] == [0] * ranks, started[0].err
     about = read_yaml(tmp_path / "run/run.yaml")["about"]

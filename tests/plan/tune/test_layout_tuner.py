@@ -14,11 +14,11 @@ import tiny_run
 from paragan.cli.main import main
 from paragan.comm.world import World
 from paragan.config.resolve import resolve
-from paragan.core.schema import field_of, with_fields
+from paragan.core.schema import get_field, replace_fields
 from paragan.plan.tune import layout_tuner as layouts
-from paragan.plan.tune.greedy_search import Decided, faster
-from paragan.plan.tune.layout_tuner import Worker, decided, switches_of
-from paragan.plan.tune.op_profile import Tile, operations, tile_of
+from paragan.plan.tune.greedy_search import TuneResult, is_faster
+from paragan.plan.tune.layout_tuner import TrialWorker, options_for, tune_run
+from paragan.plan.tune.op_profile import Tile, profile_ops, tile_for
 from paragan.train.loop import play_round
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ NETS = {
 
 def played(run):
     """Both players' parameters, gradients and buffers by name, after two rounds; and the average of G."""
-    session = tiny_run.session(run)
+    session = tiny_run.make_session(run)
     for _ in range(2):
         play_round(session)
     found = {}
@@ -39,7 +39,7 @@ def played(run):
         for name, p in player.net.named_parameters():
             found |= {f"{player.name}/{name}": p.detach(), f"{player.name}/{name}/gradient": p.grad}
         found |= {f"{player.name}/{name}": buffer for name, buffer in player.net.named_buffers()}
-    with session.game.g.averaged() as net:
+    with session.game.g.using_ema() as net:
         return found | {f"average/{name}": p.detach().clone() for name, p in net.named_parameters()}
 
 
@@ -51,16 +51,16 @@ def played(run):
         {"device.channels_last": "G"},
         {"device.channels_last": "D"},
         {"device.pad_channels": 16},
-        {"device.one_call": True, "device.merge": 2},
+        {"device.concat_real_fake": True, "device.lanes_per_pass": 2},
         {"device.huge_pages": False, "g.optimizer.fused": False},
     ],
     ids=str,
 )
 def test_a_layout_changes_rounding_only(settings, layout):
-    run = tiny_run.run(
+    run = tiny_run.make_run(
         *settings, "g.optimizer=sgd", "d.optimizer=sgd"
     )  # Adam's first steps are signs of what rounds to 0
-    a, b = played(run), played(with_fields(run, layout))
+    a, b = played(run), played(replace_fields(run, layout))
     assert list(a) == list(b)
     for name, value in a.items():
         torch.testing.assert_close(b[name], value, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
@@ -68,47 +68,48 @@ def test_a_layout_changes_rounding_only(settings, layout):
 
 def test_switches_begin_with_what_stands():
     run = resolve(
-        tiny_run.run("device.channels_last=D", "nets=sngan", "nets.width=8", "device.threads=1"), tiny_run.images()
+        tiny_run.make_run("device.channels_last=D", "nets=sngan", "nets.width=8", "device.threads=1"),
+        tiny_run.make_dataset(),
     )
-    found = {switch.name: switch for switch in switches_of(run, CPU)}
+    found = {switch.name: switch for switch in options_for(run, CPU)}
     assert {"channels_last", "rewritten", "one_call", "fused", "merge", "pad_channels"} <= set(found)
     for switch in found.values():
-        assert switch.choices[0] == {field: field_of(run, field) for field in switch.choices[0]}
+        assert switch.choices[0] == {field: get_field(run, field) for field in switch.choices[0]}
         assert len({json.dumps(choice) for choice in switch.choices}) == len(switch.choices) > 1
-    dcgan = resolve(tiny_run.run("g.optimizer=rmsprop", "d.optimizer=rmsprop"), tiny_run.images())
-    assert {"rewritten", "fused"}.isdisjoint(switch.name for switch in switches_of(dcgan, CPU))
+    dcgan = resolve(tiny_run.make_run("g.optimizer=rmsprop", "d.optimizer=rmsprop"), tiny_run.make_dataset())
+    assert {"rewritten", "fused"}.isdisjoint(switch.name for switch in options_for(dcgan, CPU))
 
 
 def test_a_worker_times_layouts_in_turns_and_leaves_the_process_as_it_was():
-    images, threads = tiny_run.images(), torch.get_num_threads()
-    worker = Worker(resolve(tiny_run.run(), images), images, World.solo(), rounds=2)
+    images, threads = tiny_run.make_dataset(), torch.get_num_threads()
+    worker = TrialWorker(resolve(tiny_run.make_run(), images), images, World.solo(), rounds=2)
     timed = worker([{}, {"device.channels_last": False, "device.huge_pages": False, "device.threads": 1}])
-    assert [len(t.seconds) for t in timed] == [2, 2]
-    assert all(0 < s < 5 for t in timed for s in t.seconds)
+    assert [len(t.round_s) for t in timed] == [2, 2]
+    assert all(0 < s < 5 for t in timed for s in t.round_s)
     assert torch.get_num_threads() == threads
-    few = Worker(resolve(tiny_run.run(), images), images, World.solo(), most_s=0.0)
+    few = TrialWorker(resolve(tiny_run.make_run(), images), images, World.solo(), max_round_s=0.0)
     assert (few.run.lanes, few.run.batch) == (1, 2)  # a lane is the least
 
 
 def test_what_cannot_be_played_here_is_not_chosen(monkeypatch):
     """As torch has it where there is no compiler, or too little memory."""
-    player = Worker.player
+    player = TrialWorker.make_trial
 
     def weak(worker, layout):
         if layout:
             raise RuntimeError("no compiler")
         return player(worker, layout)
 
-    monkeypatch.setattr(Worker, "player", weak)
+    monkeypatch.setattr(TrialWorker, "player", weak)
     monkeypatch.setattr(layouts, "BLOCK_S", 0.0)
-    images = tiny_run.images()
-    worker = Worker(resolve(tiny_run.run("nets.width=4"), images), images, World.solo(), rounds=1)
-    as_it_is, compiled = worker([{}, {"device.merge": 2}])
-    assert 0 < as_it_is.seconds[0] < 5
-    assert list(compiled.seconds) == [math.inf]
-    assert not faster(compiled, as_it_is)
+    images = tiny_run.make_dataset()
+    worker = TrialWorker(resolve(tiny_run.make_run("nets.width=4"), images), images, World.solo(), rounds=1)
+    as_it_is, compiled = worker([{}, {"device.lanes_per_pass": 2}])
+    assert 0 < as_it_is.round_s[0] < 5
+    assert list(compiled.round_s) == [math.inf]
+    assert not is_faster(compiled, as_it_is)
     with pytest.raises(RuntimeError):  # what stands has to be
-        worker([{"device.merge": 2}, {}])
+        worker([{"device.lanes_per_pass": 2}, {}])
 
 
 @pytest.fixture
@@ -118,38 +119,39 @@ def kept(tmp_path, monkeypatch):
 
     def found(switches, trial, rounds):
         asked.append([switch.name for switch in switches])
-        return Decided({"device.channels_last": "G", "device.merge": 4}, {"merge": 1.5}, 2.0)
+        return TuneResult({"device.channels_last": "G", "device.lanes_per_pass": 4}, {"merge": 1.5}, 2.0)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(layouts, "decide", found)
-    monkeypatch.setattr(layouts, "BUILD_S", 1e9)
+    monkeypatch.setattr(layouts, "MIN_RUN_FOR_BUILD_S", 1e9)
     return asked
 
 
 def test_what_was_found_is_kept_by_network_and_a_damaged_file_is_nothing(kept, tmp_path):
-    images = tiny_run.images()
-    run = resolve(tiny_run.run(), images)
-    first = decided(run, images, World.solo())
-    assert decided(dataclasses.replace(run, seed=5, recipe="other"), images, World.solo()) == first
+    images = tiny_run.make_dataset()
+    run = resolve(tiny_run.make_run(), images)
+    first = tune_run(run, images, World.solo())
+    assert tune_run(dataclasses.replace(run, seed=5, recipe="other"), images, World.solo()) == first
     assert len(kept) == 1
     assert "compile" not in kept[0]  # a run that takes less than BUILD_S
-    decided(resolve(tiny_run.run("nets.width=8"), images), images, World.solo())
+    tune_run(resolve(tiny_run.make_run("nets.width=8"), images), images, World.solo())
     assert len(kept) == 2
-    decided(run, images, World.solo(), again=True)
+    tune_run(run, images, World.solo(), remeasure=True)
     whole = dataclasses.asdict(first)
     damaged: list[object] = [[], whole | {"layout": "G"}, whole | {"total": "fast"}, whole | {"shares": {"merge": "x"}}]
     damaged += [
-        whole | {"layout": {name: value}} for name, value in (("batch", 7), ("foo.bar", 1), ("device.merge", -3))
+        whole | {"layout": {name: value}}
+        for name, value in (("batch", 7), ("foo.bar", 1), ("device.lanes_per_pass", -3))
     ]
     for i, text in enumerate(["{", "[" * 100_000, *map(json.dumps, damaged)]):
         for file in (tmp_path / "cache").rglob("*.json"):
             file.write_text(text)
-        assert decided(run, images, World.solo()) == first
+        assert tune_run(run, images, World.solo()) == first
         assert len(kept) == 4 + i
 
 
 def test_train_takes_what_is_measured_and_goes_on_with_it(kept, tmp_path, capsys):
-    line = ["train", "digits", "--run-dir", str(tmp_path / "run"), "--kimg=0.256", "--device.layout=measured"]
+    line = ["train", "digits", "--run-dir", str(tmp_path / "run"), "--kimg=0.256", "--device.tune=measured"]
     line += ["--nets.width=4", "--evaluation.metrics=[]"]
     assert main(line) == 0
     record = (tmp_path / "run" / "run.yaml").read_text()
@@ -164,7 +166,7 @@ def test_train_takes_what_is_measured_and_goes_on_with_it(kept, tmp_path, capsys
 def test_a_damaged_record_elsewhere_is_no_reason_to_try_nothing(kept, tmp_path, capsys):
     (tmp_path / "runs" / "00000-digits").mkdir(parents=True)
     (tmp_path / "runs" / "00000-digits" / "run.yaml").write_text("{")
-    line = ["train", "digits", f"--outdir={tmp_path}/runs", "--kimg=0.128", "--device.layout=measured"]
+    line = ["train", "digits", f"--outdir={tmp_path}/runs", "--kimg=0.128", "--device.tune=measured"]
     assert main([*line, "--nets.width=4", "--evaluation.metrics=[]"]) == 0
     assert "layout: 2.00 times faster" in capsys.readouterr().out
 
@@ -179,8 +181,8 @@ layout.decided = decided
 
 
 def test_ranks_hear_why_no_layout_was_found(tmp_path, processes):
-    line = ["train", "digits", "--device.layout=measured", f"--run-dir={tmp_path}/run"]
-    ranks = processes.ranks(2, *line, start=functools.partial(processes.warm, patch=REFUSED))
+    line = ["train", "digits", "--device.tune=measured", f"--run-dir={tmp_path}/run"]
+    ranks = processes.start_ranks(2, *line, start=functools.partial(processes.start_forked, patch=REFUSED))
     assert [rank.wait(20) for rank in ranks] == [2, 2]
     assert "rank 0: there is no layout" in ranks[0].err
     assert not (tmp_path / "run").exists()
@@ -192,10 +194,10 @@ def test_plan_layout_tells_operations_decisions_and_the_total(tmp_path, monkeypa
     monkeypatch.setattr(layouts, "BLOCK_S", 0.0)
     few = [
         switch
-        for switch in layouts.switches_of(resolve(tiny_run.run(), tiny_run.images()), CPU)
+        for switch in layouts.options_for(resolve(tiny_run.make_run(), tiny_run.make_dataset()), CPU)
         if switch.name == "one_call"
     ]
-    monkeypatch.setattr(layouts, "switches_of", lambda run, device: few)
+    monkeypatch.setattr(layouts, "options_for", lambda run, device: few)
     assert main(["plan", "digits", "--layout", "--nets.width=4", "--batch=16", "--lanes=4"]) == 0
     told = capsys.readouterr().out
     assert "16 images a round in 4 lanes" in told
@@ -212,10 +214,10 @@ def test_plan_layout_tells_operations_decisions_and_the_total(tmp_path, monkeypa
         (["plan", "digits", "--layout", "--batch=7"], "--batch 7"),
         (["plan", "digits", "--layout", "--device.channels_last=maybe"], "device.channels_last"),
         (["plan", "digits", "--layout", "--device.pad_channels=-1"], "device.pad_channels"),
-        (["train", "digits", "--device.layout=guessed"], "device.layout"),
+        (["train", "digits", "--device.tune=guessed"], "device.tune"),
         (["train", "digits", "--device.pad_channels=1000000"], "device.pad_channels=1000000"),
-        (["train", "digits", "--device.layout=measured", "--strategy=per-label"], "plan --layout"),
-        (["train", "digits", "--device.layout=measured", "--strategy=gossip"], "plan --layout"),
+        (["train", "digits", "--device.tune=measured", "--strategy=per-label"], "plan --tune"),
+        (["train", "digits", "--device.tune=measured", "--strategy=gossip"], "plan --tune"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -229,18 +231,18 @@ def test_what_cannot_be_is_one_line(line, words, capsys, tmp_path, monkeypatch):
 
 
 def test_padding_is_what_fills_up_tiles():
-    assert Tile(1, 16, 16).padding(100, 3, 16) == pytest.approx(1 - 3 / 16)
-    assert Tile(8, 8, 8).padding(64, 64, 128) == 0
-    assert Tile(16, 32, 16).padding(8, 32, 16) == 0.5
-    assert tile_of(torch.device("cuda"), "bf16").columns == 8
+    assert Tile(1, 16, 16).padding_share(100, 3, 16) == pytest.approx(1 - 3 / 16)
+    assert Tile(8, 8, 8).padding_share(64, 64, 128) == 0
+    assert Tile(16, 32, 16).padding_share(8, 32, 16) == 0.5
+    assert tile_for(torch.device("cuda"), "bf16").columns == 8
 
 
 @pytest.mark.parametrize(("groups", "padding"), [(2, 0.5), (8, 0.0)])
 def test_groups_are_told_and_each_is_a_product_of_its_own_unless_it_is_one_channel(groups, padding):
     conv = torch.nn.Conv2d(8, 8, 3, padding=1, groups=groups)
     up = torch.nn.ConvTranspose2d(8, 8, 4, 2, 1, groups=groups)
-    found = operations(lambda: up(conv(torch.ones(4, 8, 8, 8))).sum().backward(), CPU, Tile(1, 8, 4))
-    rows = {op.shape: op.padding for op in found if "convolution" in op.name}
+    found = profile_ops(lambda: up(conv(torch.ones(4, 8, 8, 8))).sum().backward(), CPU, Tile(1, 8, 4))
+    rows = {op.shape: op.padding_share for op in found if "convolution" in op.name}
     assert rows == {
         f"4 x 8 x 8x8 -> 8, 3x3 in {groups} groups": padding,
         f"4 x 8 x 8x8 -> 8, 4x4 up in {groups} groups": padding,
@@ -253,8 +255,8 @@ def test_operations_are_told_by_shape_and_sum_to_the_round():
     def play():
         conv(torch.ones(4, 3, 8, 8)).sum().backward()
 
-    found = operations(play, CPU, Tile(1, 4, 4))
-    rows = {(op.name, op.shape): op.padding for op in found}
+    found = profile_ops(play, CPU, Tile(1, 4, 4))
+    rows = {(op.name, op.shape): op.padding_share for op in found}
     assert rows["convolution", "4 x 3 x 8x8 -> 8, 3x3 down"] == 0.25
     assert ("its gradients", "4 x 3 x 8x8 -> 8, 3x3 down") in rows
     assert all(seconds > 0 for seconds in found.values())

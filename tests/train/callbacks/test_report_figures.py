@@ -13,18 +13,26 @@ import torch
 from PIL import Image
 
 import tiny_run
-from paragan.core.errors import Unusable
+from paragan.core.errors import UsageError
 from paragan.core.image_grid import save_images
-from paragan.data.dataset import from_arrays, load
+from paragan.data.dataset import from_arrays, load_data
 from paragan.eval.features import pixels
 from paragan.models.model import Model, load_model
-from paragan.models.sampler import Inputs, Latents, Prior, Sampler, latent
+from paragan.models.sampler import DataSource, LabelPrior, LatentSource, Sampler, sample_latent
 from paragan.nets import DCGAN, SNGAN, Spec
 from paragan.report.page import write_report
 from paragan.train import trainer
 from paragan.train.callbacks import report_figures
-from paragan.train.callbacks.report_figures import Fakes, exhibit, interpolations, nearest, neighbours, picture, stale
-from processes import call, refused, trained
+from paragan.train.callbacks.report_figures import (
+    ModelSamples,
+    interpolation_figures,
+    is_outdated,
+    k_nearest,
+    make_figures,
+    nearest_neighbors_figure,
+    render_strip,
+)
+from processes import run_cli, train_tiny, usage_error
 
 
 def model_of(nets=None, classes=3, side=8) -> Model:
@@ -32,17 +40,17 @@ def model_of(nets=None, classes=3, side=8) -> Model:
     torch.manual_seed(0)
     nets = nets or DCGAN(width=4, latent=8)
     spec = Spec(side, 1, classes)
-    prior = Prior((1 / classes,) * classes if classes else ())
+    prior = LabelPrior((1 / classes,) * classes if classes else ())
     g = nets.generator(spec).eval()
     with torch.no_grad():
         for weights in g.parameters():
             weights.add_(0.3 * torch.randn_like(weights))
-    sampler = Sampler(g, Latents(nets.latent), prior)
+    sampler = Sampler(g, LatentSource(nets.latent), prior)
     return Model(sampler, spec, {"classes": [f"c{number}" for number in range(classes)]}, Path())
 
 
-def fakes_of(model: Model) -> Fakes:
-    return Fakes(model, tuple(range(model.spec.classes)))
+def fakes_of(model: Model) -> ModelSamples:
+    return ModelSamples(model, tuple(range(model.spec.classes)))
 
 
 @pytest.fixture
@@ -54,15 +62,15 @@ def run(finished: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("classes", [0, 3])
 def test_neighbours_are_those_of_brute_force(classes, monkeypatch):
     monkeypatch.setattr(report_figures, "BLOCK", 7)
-    data, fakes = tiny_run.images(), fakes_of(model_of(classes=classes))
-    found = neighbours(fakes, data, pixels(8, 1), len(data.images))
-    made, _ = fakes.first(report_figures.SHOWN)
+    data, fakes = tiny_run.make_dataset(), fakes_of(model_of(classes=classes))
+    found = nearest_neighbors_figure(fakes, data, pixels(8, 1), len(data.images))
+    made, _ = fakes.first_samples(report_figures.NUM_FAKES)
     assert len(found.strips) == len(made) == (3 if classes else 10)
     flat = data.images.reshape(len(data.images), -1).astype(np.float64)
     for fake, strip in zip(made, found.strips):
         assert torch.equal(strip.images[0], fake)
         apart = np.sqrt(((flat - fake.numpy().reshape(1, -1)) ** 2).sum(1)) / 255
-        best = np.argsort(apart, kind="stable")[: report_figures.NEAREST]
+        best = np.argsort(apart, kind="stable")[: report_figures.NUM_NEIGHBORS]
         shown = strip.images[1:].numpy().transpose(0, 2, 3, 1)
         there = np.sqrt(((shown.reshape(5, -1) - fake.numpy().reshape(1, -1).astype(float)) ** 2).sum(1)) / 255
         assert there == pytest.approx(apart[best])
@@ -70,21 +78,21 @@ def test_neighbours_are_those_of_brute_force(classes, monkeypatch):
 
 
 def test_what_is_usual_is_the_median_of_reals_to_their_nearest(monkeypatch):
-    monkeypatch.setattr(report_figures, "REALS", 300)
-    data = tiny_run.images()
-    found = neighbours(fakes_of(model_of()), data, pixels(8, 1), len(data.images))
+    monkeypatch.setattr(report_figures, "NUM_BASELINE_REALS", 300)
+    data = tiny_run.make_dataset()
+    found = nearest_neighbors_figure(fakes_of(model_of()), data, pixels(8, 1), len(data.images))
     flat = data.images.reshape(len(data.images), -1).astype(np.float64) / 255
     apart = np.linalg.norm(flat[:, None] - flat[None], axis=2)
     np.fill_diagonal(apart, np.inf)
-    assert f"{np.sort(apart.min(1))[(len(flat) - 1) // 2]:.3g} from its own nearest neighbour" in found.about
-    assert "all 300 training images" in found.about
+    assert f"{np.sort(apart.min(1))[(len(flat) - 1) // 2]:.3g} from its own nearest neighbour" in found.description
+    assert "all 300 training images" in found.description
 
 
 def test_a_copy_is_found_and_an_image_is_no_neighbour_of_itself():
     reals = torch.randn(50, 4)
     blocks = ((np.arange(start, start + 10), reals[start : start + 10]) for start in range(0, 50, 10))
     asking = torch.cat([reals[7:8], reals[[3, 9]]]).double()
-    apart, where = nearest(asking, blocks, np.array([3, 9]))
+    apart, where = k_nearest(asking, blocks, np.array([3, 9]))
     assert where[0, 0] == 7
     assert apart[0, 0] == 0
     assert 3 not in where[1]
@@ -93,7 +101,7 @@ def test_a_copy_is_found_and_an_image_is_no_neighbour_of_itself():
 
 def test_neighbours_of_fewer_images_than_are_shown():
     data = from_arrays(np.zeros((2, 8, 8), np.uint8))
-    found = neighbours(fakes_of(model_of(classes=0)), data, pixels(8, 1), 2)
+    found = nearest_neighbors_figure(fakes_of(model_of(classes=0)), data, pixels(8, 1), 2)
     assert found.strips[0].images.shape == (3, 1, 8, 8)
 
 
@@ -102,18 +110,18 @@ def test_neighbours_of_fewer_images_than_are_shown():
 )
 def test_the_ways_end_in_samples(nets):
     model = model_of(nets, side=32 if isinstance(nets, SNGAN) else 8)
-    between_latents, between_classes = interpolations(fakes_of(model))
+    between_latents, between_classes = interpolation_figures(fakes_of(model))
     assert [one.name for one in (between_latents, between_classes)] == ["latents", "classes"]
 
     def sample(index, label):
-        return model.sampler.images([index], np.array([label]), report_figures.GRID_SEED)[0]
+        return model.sampler.images([index], np.array([label]), report_figures.SAMPLE_SEED)[0]
 
     first = between_latents.strips[0].images
     assert torch.equal(first[0], sample(0, 0))
     assert torch.equal(first[-1], sample(1, 0))
     strip = between_classes.strips[0]
     assert strip.caption == "c0 to c1"
-    assert len(strip.images) == report_figures.STEPS
+    assert len(strip.images) == report_figures.INTERPOLATION_STEPS
     assert torch.equal(strip.images[0], sample(0, 0))
     assert torch.equal(strip.images[-1], sample(0, 1))
     assert not torch.equal(strip.images[3], strip.images[0])
@@ -121,20 +129,20 @@ def test_the_ways_end_in_samples(nets):
 
 
 def test_without_embeddings_there_is_no_way_between_classes():
-    assert [one.name for one in interpolations(fakes_of(model_of(classes=0)))] == ["latents"]
+    assert [one.name for one in interpolation_figures(fakes_of(model_of(classes=0)))] == ["latents"]
 
 
 @pytest.mark.parametrize(("side", "shown"), [(8, 64), (48, 48), (200, 128)])
 def test_strips_have_a_size_that_people_see(side, shown):
-    strip = report_figures.Strip(torch.zeros(6, 3, side, side, dtype=torch.uint8), "", "", apart=True)
-    assert picture(strip).size == (6 * shown + report_figures.GAP, shown)
+    strip = report_figures.ImageStrip(torch.zeros(6, 3, side, side, dtype=torch.uint8), "", "", gap_after_first=True)
+    assert render_strip(strip).size == (6 * shown + report_figures.GAP_PX, shown)
 
 
 def test_the_end_of_a_run_leaves_what_its_page_shows(run):
     names = {file.name for file in (run / "exhibits").iterdir()}
     assert {"exhibits.json", "neighbours-00.png", "latents-03.png", "classes-00.png"} <= names
-    assert not stale(run, "pixels")
-    assert stale(run, "inception")
+    assert not is_outdated(run, "pixels")
+    assert is_outdated(run, "inception")
     page = write_report(run).read_text()
     for words in ("Nearest training images", "all 1,797 training images", "Between latents", "Between classes"):
         assert words in page
@@ -149,44 +157,44 @@ def test_another_model_is_shown_anew_by_the_command(run):
     (run / "model" / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "crc32"}))
     (run / "exhibits" / "neighbours-77.png").touch()
     before = (run / "exhibits" / "exhibits.json").read_bytes()
-    assert stale(run, "pixels")
-    assert call("report", run, "--as-is").status == 0
+    assert is_outdated(run, "pixels")
+    assert run_cli("report", run, "--as-is").status == 0
     assert (run / "exhibits" / "exhibits.json").read_bytes() == before
-    assert call("report", run).status == 0
-    assert not stale(run, "pixels")
+    assert run_cli("report", run).status == 0
+    assert not is_outdated(run, "pixels")
     assert not (run / "exhibits" / "neighbours-77.png").exists()
 
 
 def test_data_that_cannot_be_had_are_said(run):
     shutil.rmtree(run / "exhibits")
     (run / "run.yaml").write_text((run / "run.yaml").read_text().replace("path: digits", "path: /nowhere/data.npz"))
-    assert call("report", run).status == 0
+    assert run_cli("report", run).status == 0
     page = (run / "report.html").read_text()
     assert "Nearest training images are not shown: " in page
     assert "/nowhere/data.npz" in page
     assert "Between latents" in page
-    assert stale(run, "pixels")
-    assert call("report", run, "--data", "digits").status == 0
+    assert is_outdated(run, "pixels")
+    assert run_cli("report", run, "--data", "digits").status == 0
     assert "are not shown" not in (run / "report.html").read_text()
 
 
 def test_what_is_asked_for_and_cannot_be_had_is_refused(run):
-    assert "did you mean" in refused("report", run, "--features", "pixel")
-    assert "missing nowhere.pth" in refused("report", run, "--features", "inception", "--inception", "nowhere.pth")
+    assert "did you mean" in usage_error("report", run, "--features", "pixel")
+    assert "missing nowhere.pth" in usage_error("report", run, "--features", "inception", "--inception", "nowhere.pth")
     shutil.rmtree(run / "exhibits")
-    assert "nowhere does not exist" in refused("report", run, "--data", "nowhere")
+    assert "nowhere does not exist" in usage_error("report", run, "--data", "nowhere")
     (run / "model" / "config.json").write_text("{}")
-    ended = call("report", run)
+    ended = run_cli("report", run)
     assert ended.status == 0
     assert f"{run}: no neighbours and interpolations: " in ended.err
     assert ended.err.count("\n") == 1
 
 
 def test_other_data_are_not_taken_for_those_of_the_run(run):
-    others = load("digits", resolution=16)
+    others = load_data("digits", resolution=16)
     with pytest.raises(Exception, match="space"):
-        exhibit(run, dataclasses.replace(others, fingerprint=str(load_model(run).config["data"])))
-    exhibit(run, others)
+        make_figures(run, dataclasses.replace(others, fingerprint=str(load_model(run).config["data"])))
+    make_figures(run, others)
     index = json.loads((run / "exhibits" / "exhibits.json").read_text())
     assert index["missing"] == [
         "Nearest training images are not shown: the data there are not those that the model was trained on."
@@ -194,21 +202,21 @@ def test_other_data_are_not_taken_for_those_of_the_run(run):
 
 
 def test_a_large_set_is_sampled_and_that_is_said(run):
-    exhibit(run, load("digits", resolution=8), most=64 * 500)
+    make_figures(run, load_data("digits", resolution=8), max_search_values=64 * 500)
     assert (
         "500 of 1,797 training images"
         in json.loads((run / "exhibits" / "exhibits.json").read_text())["shown"][0]["about"]
     )
-    assert stale(run, "pixels")
+    assert is_outdated(run, "pixels")
 
 
 def test_data_that_are_streamed_are_looked_at_by_the_command_alone(tmp_path):
-    digits = load("digits", resolution=8)
+    digits = load_data("digits", resolution=8)
     save_images(digits.images[:60], digits.labels[:60] % 2, tmp_path / "photos")
-    run = trained(tmp_path / "run", "--kimg=0.032", f"--data={tmp_path}/photos", "--data.hold=stream")
+    run = train_tiny(tmp_path / "run", "--kimg=0.032", f"--data={tmp_path}/photos", "--data.cache=stream")
     index = run / "exhibits" / "exhibits.json"
     assert "the data are streamed; `paragan report` looks for them" in json.loads(index.read_text())["missing"][0]
-    assert call("report", run).status == 0
+    assert run_cli("report", run).status == 0
     told = json.loads(index.read_text())
     assert (told["missing"], told["thorough"]) == ([], True)
     assert "all 60 training images" in told["shown"][0]["about"]
@@ -218,14 +226,14 @@ def test_data_that_are_streamed_are_looked_at_by_the_command_alone(tmp_path):
 def test_what_is_no_image_from_a_latent_is_left_out(kind, run, monkeypatch):
     model = load_model(run)
     if kind == "numbers":
-        model = dataclasses.replace(model, spec=Spec(0, 0, 0, values=(2,)))
+        model = dataclasses.replace(model, spec=Spec(0, 0, 0, array_shape=(2,)))
     else:
-        source = Inputs(tiny_run.images(), lambda real: real.images)
+        source = DataSource(tiny_run.make_dataset(), lambda real: real.images)
         model = dataclasses.replace(model, sampler=dataclasses.replace(model.sampler, source=source))
     monkeypatch.setattr(report_figures, "load_model", lambda *_: model)
-    exhibit(run, tiny_run.images())
+    make_figures(run, tiny_run.make_dataset())
     assert [file.name for file in (run / "exhibits").iterdir()] == ["exhibits.json"]
-    assert not stale(run, "pixels")
+    assert not is_outdated(run, "pixels")
     page = write_report(run).read_text()
     assert "Nearest" not in page
     assert "Between" not in page
@@ -234,7 +242,7 @@ def test_what_is_no_image_from_a_latent_is_left_out(kind, run, monkeypatch):
 def test_labels_that_are_not_trained_yet_are_left_out(tmp_path, monkeypatch):
     for page in ("write_report", "at_end"):  # of each label
         monkeypatch.setattr(trainer, page, lambda *_: None)
-    folder = trained(tmp_path / "run", "--kimg=0.32", "--strategy=per-label", "--evaluation.metrics=[]")
+    folder = train_tiny(tmp_path / "run", "--kimg=0.32", "--strategy=per-label", "--evaluation.metrics=[]")
     shutil.rmtree(folder / "model" / "0001")
     (folder / "labels.jsonl").unlink()
     (folder / "stats.jsonl").unlink()
@@ -242,7 +250,7 @@ def test_labels_that_are_not_trained_yet_are_left_out(tmp_path, monkeypatch):
         fakes.unlink()
     (folder / "labels" / "0001").rename(folder / "labels" / "0001.2")
     shutil.rmtree(folder / "labels" / "0002")
-    assert call("report", folder).status == 0
+    assert run_cli("report", folder).status == 0
     captions = [
         strip["caption"]
         for one in json.loads((folder / "exhibits" / "exhibits.json").read_text())["shown"]
@@ -267,11 +275,11 @@ def test_pictures_are_whole_pngs(run):
 
 def test_the_latents_of_a_way_are_those_of_the_sampler():
     fakes = fakes_of(model_of())
-    ends = fakes.sampler.images(range(2, 4), np.full(2, 1), report_figures.GRID_SEED)
-    assert torch.equal(fakes.way((2, 3), 1)[[0, -1]], ends)
+    ends = fakes.sampler.images(range(2, 4), np.full(2, 1), report_figures.SAMPLE_SEED)
+    assert torch.equal(fakes.interpolate((2, 3), 1)[[0, -1]], ends)
 
 
 @pytest.mark.parametrize("truncation", [0, -1, 2, float("nan")])
 def test_a_truncation_that_would_never_end_is_refused(truncation):
-    with pytest.raises(Unusable, match=r"between 0\.05 and 1"):
-        latent(0, 0, 4, truncation)
+    with pytest.raises(UsageError, match=r"between 0\.05 and 1"):
+        sample_latent(0, 0, 4, truncation)

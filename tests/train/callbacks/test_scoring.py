@@ -11,11 +11,20 @@ import numpy as np
 import pytest
 
 import paragan
-from paragan.core.jsonl import Records, read
+from paragan.core.jsonl import JsonlFile, read_jsonl
 from paragan.eval import classifier
 from paragan.eval.metrics import METRICS
 from paragan.train.callbacks import scoring
-from processes import TINY, call, checkpoints, outcome, refused, train, trained, until
+from processes import (
+    TINY_RUN_ARGS,
+    final_tensors,
+    list_checkpoints,
+    run_cli,
+    train_args,
+    train_tiny,
+    usage_error,
+    wait_until,
+)
 
 
 def npz(path, **arrays):
@@ -25,30 +34,30 @@ def npz(path, **arrays):
 
 @pytest.mark.parametrize("extra", [["--evaluation.count=3", "--evaluation.metrics=[prdc]"], ["--evaluation.count=6"]])
 def test_too_few_fakes_are_refused_at_once(tmp_path, extra):
-    line = refused("train", *TINY, "--evaluation.metrics=[fd,prdc]", *extra, "--run-dir", tmp_path / "run")
+    line = usage_error("train", *TINY_RUN_ARGS, "--evaluation.metrics=[fd,prdc]", *extra, "--run-dir", tmp_path / "run")
     assert "at least 7 images" in line
     assert not (tmp_path / "run").exists()
 
 
 def test_too_few_reals_are_refused_at_once(tmp_path):
     data = npz(tmp_path / "one.npz", images=np.zeros((1, 8, 8, 1), np.uint8))
-    line = refused("train", *TINY, "--data", data, "--run-dir", tmp_path / "run")
+    line = usage_error("train", *TINY_RUN_ARGS, "--data", data, "--run-dir", tmp_path / "run")
     assert "1 reals" in line
 
 
 def test_a_class_without_images_is_not_drawn(tmp_path):
     images = np.random.default_rng(0).integers(0, 255, (40, 8, 8, 1), np.uint8)
     data = npz(tmp_path / "e.npz", images=images, labels=np.arange(40) % 2, classes=np.array(["a", "b", "c"]))
-    ended = call("train", *TINY, "--data", data, "--kimg=0.032", "--run-dir", tmp_path / "run")
+    ended = run_cli("train", *TINY_RUN_ARGS, "--data", data, "--kimg=0.032", "--run-dir", tmp_path / "run")
     assert ended.status == 0, ended.err
     assert (tmp_path / "run" / "reals.png").exists()
 
 
 def test_a_finished_run_is_scored_by_what_is_asked_for_later(tmp_path):
-    arguments = ["train", *TINY, "--kimg=0.032", "--run-dir", tmp_path / "run"]
-    assert call(*arguments).status == 0
-    assert call(*arguments, "--evaluation.metrics=[fd,kid]").status == 0
-    names = [row["name"] for row in read(tmp_path / "run" / "metrics.jsonl")]
+    arguments = ["train", *TINY_RUN_ARGS, "--kimg=0.032", "--run-dir", tmp_path / "run"]
+    assert run_cli(*arguments).status == 0
+    assert run_cli(*arguments, "--evaluation.metrics=[fd,kid]").status == 0
+    names = [row["name"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")]
     assert names == ["fd_pixels", "kid_pixels"]
 
 
@@ -60,33 +69,33 @@ def digits(finished, tmp_path):
 
 
 def test_a_truncation_sweep_is_a_table_and_its_rows_say_which(digits):
-    ended = call("eval", digits, "--truncation=1,0.5", "--metrics=fd", "--count=32")
+    ended = run_cli("eval", digits, "--truncation=1,0.5", "--metrics=fd", "--count=32")
     assert ended.status == 0, ended.err
     *_, heading, low, high = ended.out.splitlines()
     assert heading.split() == ["truncation", "fd_pixels"]
     assert [line.split()[0] for line in (low, high)] == ["0.5", "1"]
-    rows = read(digits / "metrics.jsonl")[-2:]
+    rows = read_jsonl(digits / "metrics.jsonl")[-2:]
     assert [row["protocol"]["truncation"] for row in rows] == [0.5, 1.0]
     assert rows[0]["fingerprint"] == rows[1]["fingerprint"]
     assert rows[0]["value"] != rows[1]["value"]
     assert all(0 < row["error"] < 1e-6 for row in rows)
-    ended = call("eval", digits, "--truncation=0.7", "--metrics=fd", "--count=32", "--seed=5")
+    ended = run_cli("eval", digits, "--truncation=0.7", "--metrics=fd", "--count=32", "--seed=5")
     assert "not comparable" not in ended.out
-    call("report", digits)
+    run_cli("report", digits)
     page = (digits / "report.html").read_text()
     assert ">truncation 0.7, seed 5<" in page
     assert "Not comparable with the first fd_pixels: fakes 32, not 16." in page
-    assert "no number" in refused("eval", digits, "--truncation=a")
-    assert "between 0.05 and 1" in refused("eval", digits, "--truncation=1,2")
+    assert "no number" in usage_error("eval", digits, "--truncation=a")
+    assert "between 0.05 and 1" in usage_error("eval", digits, "--truncation=1,2")
 
 
 def test_a_truncated_score_does_not_stand_for_the_run_s_own(digits):
     own = (digits / "metrics.jsonl").read_text()
-    assert call("eval", digits, "--truncation=0.5", "--metrics=kid").status == 0
-    again = ["train", *TINY, "--kimg=0.16", "--run-dir", digits, "--evaluation.metrics=[fd,kid]"]
-    assert call(*again).status == 0
+    assert run_cli("eval", digits, "--truncation=0.5", "--metrics=kid").status == 0
+    again = ["train", *TINY_RUN_ARGS, "--kimg=0.16", "--run-dir", digits, "--evaluation.metrics=[fd,kid]"]
+    assert run_cli(*again).status == 0
     assert (digits / "metrics.jsonl").read_text().startswith(own)
-    rows = [row for row in read(digits / "metrics.jsonl") if row["name"] == "kid_pixels"]
+    rows = [row for row in read_jsonl(digits / "metrics.jsonl") if row["name"] == "kid_pixels"]
     assert [row["protocol"]["truncation"] for row in rows] == [0.5, 1.0]
 
 
@@ -101,35 +110,35 @@ def test_a_truncated_score_does_not_stand_for_the_run_s_own(digits):
     ids=str,
 )
 def test_scores_that_another_program_added_disturb_nobody(digits, tmp_path, more):
-    Records(digits / "metrics.jsonl").append({"name": "fd_pixels", "kimg": paragan.load(digits).kimg, **more})
-    assert call("export", digits, "--out", tmp_path / "model").status == 0
-    assert call("eval", digits, "--metrics=fd", "--count=16", "--follow").status == 0
-    ended = call("eval", digits, "--metrics=fd", "--count=32")
+    JsonlFile(digits / "metrics.jsonl").append({"name": "fd_pixels", "kimg": paragan.load(digits).kimg, **more})
+    assert run_cli("export", digits, "--out", tmp_path / "model").status == 0
+    assert run_cli("eval", digits, "--metrics=fd", "--count=16", "--follow").status == 0
+    ended = run_cli("eval", digits, "--metrics=fd", "--count=32")
     assert ended.status == 0, ended.err
     assert "fd_pixels" in ended.out
 
 
 def test_statistics_of_a_file_stand_for_the_data(digits, tmp_path):
     stats = tmp_path / "stats.npz"
-    assert call("data", "stats", "digits", "--out", stats).status == 0
-    ended = call("eval", digits, "--metrics=fd", "--reference", stats)
+    assert run_cli("data", "stats", "digits", "--out", stats).status == 0
+    ended = run_cli("eval", digits, "--metrics=fd", "--reference", stats)
     assert ended.status == 0, ended.err
-    first, row = read(digits / "metrics.jsonl")
+    first, row = read_jsonl(digits / "metrics.jsonl")
     assert row["value"] == pytest.approx(first["value"], rel=1e-6)
     assert row["protocol"]["data"].startswith("stats.npz ")
-    assert "ask for fd or fid" in refused("eval", digits, "--metrics=fd,kid", "--reference", stats)
+    assert "ask for fd or fid" in usage_error("eval", digits, "--metrics=fd,kid", "--reference", stats)
     wrong = npz(tmp_path / "wrong.npz", mu=np.zeros(3), sigma=np.eye(3))
-    assert "pixels has 64 features" in refused("eval", digits, "--metrics=fd", "--reference", wrong)
-    line = refused("train", *TINY, f"--evaluation.reference={wrong}", "--run-dir", tmp_path / "new")
+    assert "pixels has 64 features" in usage_error("eval", digits, "--metrics=fd", "--reference", wrong)
+    line = usage_error("train", *TINY_RUN_ARGS, f"--evaluation.reference={wrong}", "--run-dir", tmp_path / "new")
     assert "pixels has 64 features" in line
     assert not (tmp_path / "new").exists()
 
 
 def test_a_classifier_of_the_data_scores_class_by_class(digits, monkeypatch):
-    monkeypatch.setattr(classifier, "TRAINING", classifier.Training(shown=640))
-    ended = call("eval", digits, "--metrics=accuracy,intra_fd,is", "--features=resnet20", "--count=200")
+    monkeypatch.setattr(classifier, "TRAINING", classifier.ClassifierTraining(max_samples=640))
+    ended = run_cli("eval", digits, "--metrics=accuracy,intra_fd,is", "--features=resnet20", "--count=200")
     assert ended.status == 0, ended.err
-    accuracy, intra, inception_score = read(digits / "metrics.jsonl")[-3:]
+    accuracy, intra, inception_score = read_jsonl(digits / "metrics.jsonl")[-3:]
     names = ["accuracy_resnet20", "intra_fd_resnet20", "is_resnet20"]
     assert [row["name"] for row in (accuracy, intra, inception_score)] == names
     assert set(accuracy["per_class"]) == set(map(str, range(10)))
@@ -138,17 +147,17 @@ def test_a_classifier_of_the_data_scores_class_by_class(digits, monkeypatch):
 
 
 def test_a_classifier_of_fakes_scores_them(digits, monkeypatch):
-    monkeypatch.setattr(classifier, "TRAINING", classifier.Training(shown=640))
-    quick = dataclasses.replace(METRICS["cas"], settings={"shown": 640, "tested": 100})
+    monkeypatch.setattr(classifier, "TRAINING", classifier.ClassifierTraining(max_samples=640))
+    quick = dataclasses.replace(METRICS["cas"], settings={"train_samples": 640, "test_images": 100})
     monkeypatch.setitem(METRICS, "cas", quick)
-    ended = call("eval", digits, "--metrics=cas,accuracy", "--count=200")
+    ended = run_cli("eval", digits, "--metrics=cas,accuracy", "--count=200")
     assert ended.status == 0, ended.err
-    cas, accuracy = read(digits / "metrics.jsonl")[-2:]
+    cas, accuracy = read_jsonl(digits / "metrics.jsonl")[-2:]
     assert (cas["name"], accuracy["name"]) == ("cas_resnet20", "accuracy_resnet20")
     assert (cas["protocol"]["shown"], cas["protocol"]["tested"], cas["protocol"]["fakes"]) == (640, 100, 200)
     assert 0 <= cas["value"] <= 1
     assert set(cas["per_class"]) <= set(map(str, range(10)))
-    assert call("report", digits).status == 0
+    assert run_cli("report", digits).status == 0
     page = (digits / "report.html").read_text()
     assert "cas_resnet20, higher is better" in page
     assert "not finite" not in page.split('id="scores"')[0]
@@ -156,9 +165,9 @@ def test_a_classifier_of_fakes_scores_them(digits, monkeypatch):
 
 def test_scores_of_classes_are_refused_where_there_are_none(tmp_path):
     data = npz(tmp_path / "plain.npz", images=np.random.default_rng(0).integers(0, 255, (40, 8, 8, 1), np.uint8))
-    plain = ["train", *TINY, "--data", data, "--run-dir", tmp_path / "run"]
-    assert "no labels" in refused(*plain, "--evaluation.metrics=[intra_fd]")
-    assert "use pixels" in refused(*plain, "--evaluation.features=resnet20")
+    plain = ["train", *TINY_RUN_ARGS, "--data", data, "--run-dir", tmp_path / "run"]
+    assert "no labels" in usage_error(*plain, "--evaluation.metrics=[intra_fd]")
+    assert "use pixels" in usage_error(*plain, "--evaluation.features=resnet20")
 
 
 @pytest.mark.parametrize("names", ["abc", "abcdefghijkl", "a"])
@@ -169,24 +178,24 @@ def test_data_of_other_classes_are_refused_for_scores_of_classes(digits, tmp_pat
     data = npz(tmp_path / "d.npz", images=images, labels=labels % count, classes=np.array([*names]))
     asked = ("eval", digits, "--data", data, "--count", "32", "--metrics")
     if count > 1 or metric == "intra_fd":
-        line = refused(*asked, metric)
+        line = usage_error(*asked, metric)
         assert f"other classes ({count}: a" in line
         assert "(10: 0, 1, 2, 3, 4, ...)" in line
-    assert call(*asked, "fd").status == 0
+    assert run_cli(*asked, "fd").status == 0
 
 
 def test_a_model_whose_classes_are_numbers_goes_with_any_names(digits, tmp_path):
     images, labels = np.random.default_rng(0).integers(0, 255, (80, 8, 8, 1), np.uint8), np.arange(80) % 10
     data = npz(tmp_path / "d.npz", images=images, labels=labels, classes=np.array([*"abcdefghij"]))
-    assert call("eval", digits, "--data", data, "--count", "32", "--metrics", "intra_fd").status == 0
+    assert run_cli("eval", digits, "--data", data, "--count", "32", "--metrics", "intra_fd").status == 0
 
 
 @pytest.mark.timeout(60)
 def test_a_name_with_a_number_needs_no_count(digits):
-    ended = call("eval", digits, "--features", "pixels", "--metrics", "kid50k_full")
+    ended = run_cli("eval", digits, "--features", "pixels", "--metrics", "kid50k_full")
     assert ended.status == 0, ended.err
-    assert read(digits / "metrics.jsonl")[-1]["protocol"]["fakes"] == 50_000
-    line = refused("eval", digits, "--features", "pixels", "--metrics", "kid50k_full", "--count", "16")
+    assert read_jsonl(digits / "metrics.jsonl")[-1]["protocol"]["fakes"] == 50_000
+    line = usage_error("eval", digits, "--features", "pixels", "--metrics", "kid50k_full", "--count", "16")
     assert "ask for kid, or count=50000" in line
 
 
@@ -195,11 +204,11 @@ def test_a_space_of_the_user_s_own_is_given_again(digits, tmp_path, monkeypatch)
     (tmp_path / "own_space_of_a_run.py").write_text(f"from torch import nn\n\n{code}")
     monkeypatch.syspath_prepend(tmp_path)
     name = "own_space_of_a_run:Rows"
-    run = [*TINY, f"--evaluation.features={name}", "--kimg=0.032", "--run-dir", tmp_path / "own"]
-    assert call("train", *run).status == 0
-    assert read(tmp_path / "own" / "metrics.jsonl")[0]["name"] == "fd_Rows"
-    assert f"--features {name}" in refused("eval", tmp_path / "own")
-    assert call("eval", tmp_path / "own", f"--features={name}").status == 0
+    run = [*TINY_RUN_ARGS, f"--evaluation.features={name}", "--kimg=0.032", "--run-dir", tmp_path / "own"]
+    assert run_cli("train", *run).status == 0
+    assert read_jsonl(tmp_path / "own" / "metrics.jsonl")[0]["name"] == "fd_Rows"
+    assert f"--features {name}" in usage_error("eval", tmp_path / "own")
+    assert run_cli("eval", tmp_path / "own", f"--features={name}").status == 0
 
 
 # A stop while scores are taken ----------------------------------------------------------------------
@@ -208,12 +217,12 @@ SCORED = ("--kimg=0.16", "--evaluation.count=640", "--evaluation.every_kimg=0.08
 
 
 def scores(run):
-    return [(row["name"], row["kimg"], row["value"]) for row in read(run / "metrics.jsonl")]
+    return [(row["name"], row["kimg"], row["value"]) for row in read_jsonl(run / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("scored") / "run", *SCORED)
+    return train_tiny(tmp_path_factory.mktemp("scored") / "run", *SCORED)
 
 
 @pytest.mark.parametrize(("moment", "kimg", "said"), [(0, 0.08, "(step 5)"), (1, 0.16, "before its")])
@@ -221,7 +230,7 @@ def test_who_asks_for_the_end_does_not_wait_for_scores(moment, kimg, said, tmp_p
     """They are taken by who goes on with the run, and all is as if nobody had asked."""
     begun, seen = [], []
 
-    def ahead(*arguments, sample=scoring.ahead):
+    def ahead(*arguments, sample=scoring.prefetch):
         begun.append(sample(*arguments))
         return functools.partial(look, begun[-1], len(begun) - 1)
 
@@ -234,14 +243,14 @@ def test_who_asks_for_the_end_does_not_wait_for_scores(moment, kimg, said, tmp_p
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(scoring, "ahead", ahead)
-        ended = call(*train(run, *SCORED))
+        ended = run_cli(*train_args(run, *SCORED))
     assert (ended.status, seen.count(moment)) == (3, 3)
     assert said in ended.err
     assert [row[1] for row in scores(run)] == [0.08] * moment
-    assert checkpoints(run)[-1].name == f"{round(1000 * kimg / 16):08d}"
-    assert call(*train(run, *SCORED)).status == 0
+    assert list_checkpoints(run)[-1].name == f"{round(1000 * kimg / 16):08d}"
+    assert run_cli(*train_args(run, *SCORED)).status == 0
     assert scores(run) == scores(scored)
-    assert outcome(run) == outcome(scored)
+    assert final_tensors(run) == final_tensors(scored)
 
 
 @pytest.mark.kill
@@ -263,12 +272,14 @@ def ahead(*a):
 scoring.ahead = ahead
 """
     more = ("--kimg=0.16", "--evaluation.count=6400", "--evaluation.every_kimg=0.08")
-    ranks = processes.ranks(2, *train(run, *more), start=functools.partial(processes.warm, patch=slow))
-    until(lambda: len(list(marks.iterdir())) > 2, what="fakes are scored")
-    ranks[1].send(signal.SIGTERM)
+    ranks = processes.start_ranks(
+        2, *train_args(run, *more), start=functools.partial(processes.start_forked, patch=slow)
+    )
+    wait_until(lambda: len(list(marks.iterdir())) > 2, description="fakes are scored")
+    ranks[1].send_signal(signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [3, 3]
     assert len(list(marks.iterdir())) < 60  # of 100 blocks
     assert not (run / "metrics.jsonl").exists()
-    assert [path.name for path in checkpoints(run)] == ["00000005"]
-    assert [rank.wait() for rank in processes.ranks(2, *train(run, *more))] == [0, 0]
+    assert [path.name for path in list_checkpoints(run)] == ["00000005"]
+    assert [rank.wait() for rank in processes.start_ranks(2, *train_args(run, *more))] == [0, 0]
     assert [kimg for _, kimg, _ in scores(run)] == [0.08, 0.16]

@@ -10,12 +10,16 @@ from unittest import mock
 import pytest
 
 import paragan
-from paragan.core.jsonl import Records, read
+from paragan.core.jsonl import JsonlFile, read_jsonl
 from paragan.train import loop
 from paragan.train.health import rollback
-from processes import call, checkpoints, outcome, refused, steps, train, trained
+from processes import final_tensors, list_checkpoints, logged_steps, run_cli, train_args, train_tiny, usage_error
 
-GUARDED = ("--kimg=0.16", "--output.checkpoint_kimg=0.032", "--guard=rollback")  # 10 steps, a checkpoint every other
+GUARDED = (
+    "--kimg=0.16",
+    "--output.checkpoint_kimg=0.032",
+    "--on-divergence=rollback",
+)  # 10 steps, a checkpoint every other
 
 
 def ill(session):
@@ -42,75 +46,77 @@ def cured(tmp_path_factory):
     """A run that fell ill once."""
     folder = tmp_path_factory.mktemp("cured") / "run"
     with falling_ill():
-        ended = call(*train(folder, *GUARDED))
+        ended = run_cli(*train_args(folder, *GUARDED))
     assert ended.status == 0, ended
     return folder, ended
 
 
 def test_a_run_goes_back_and_says_so(cured):
     folder, ended = cured
-    assert steps(folder) == list(range(1, 11))
-    (row,) = read(folder / "health.jsonl")
+    assert logged_steps(folder) == list(range(1, 11))
+    (row,) = read_jsonl(folder / "health.jsonl")
     assert (row["kind"], row["action"], row["to_step"], row["rollback"]) == ("nonfinite", "rollback", 4, 1)
     assert row["lr_factor"] == 0.5
     assert "rollback 1 of 3" in ended.out
     assert "back to step 4, learning rates x 0.5, another seed" in ended.out
-    assert "rollback" in call("status", folder).out
+    assert "rollback" in run_cli("status", folder).out
     assert "lr: 0.001" in (folder / "run.yaml").read_text()  # the record is what was asked for
 
 
 def test_what_was_changed_matters(cured, tmp_path):
-    plain = call(*train(tmp_path / "run", *GUARDED))
+    plain = run_cli(*train_args(tmp_path / "run", *GUARDED))
     assert plain.status == 0
     assert not (tmp_path / "run" / "health.jsonl").exists()
-    assert outcome(tmp_path / "run") != outcome(cured[0])
+    assert final_tensors(tmp_path / "run") != final_tensors(cured[0])
 
 
 def test_a_run_that_went_back_and_was_stopped_goes_on_exactly(cured, tmp_path):
     run = tmp_path / "run"
     with falling_ill(stop_at=7):
-        assert call(*train(run, *GUARDED)).status == 3
-    assert call(*train(run, *GUARDED)).status == 0
-    assert outcome(run) == outcome(cured[0])
-    assert steps(run) == steps(cured[0])
-    assert len(read(run / "health.jsonl")) == 1
+        assert run_cli(*train_args(run, *GUARDED)).status == 3
+    assert run_cli(*train_args(run, *GUARDED)).status == 0
+    assert final_tensors(run) == final_tensors(cured[0])
+    assert logged_steps(run) == logged_steps(cured[0])
+    assert len(read_jsonl(run / "health.jsonl")) == 1
 
 
 def test_one_that_was_killed_while_it_went_back_too(cured, tmp_path):
     """Between the line that says so, and the checkpoints that are set aside: newer ones than the good one are there."""
-    run, late = tmp_path / "run", ("--output.keep=4", "--health.ticks=1")
+    run, late = tmp_path / "run", ("--output.max_checkpoints=4", "--health.patience_ticks=1")
 
     def killed(folder, world):
         raise KeyboardInterrupt
 
     def later(undo):
-        undo.finding = rollback.dataclasses.replace(undo.finding, since=2)
+        undo.finding = rollback.dataclasses.replace(undo.finding, last_good_step=2)
         return undo
 
-    original = rollback._decided
+    original = rollback._decide_rollback
     with (
         falling_ill(),
-        mock.patch.object(rollback, "_decided", lambda folder, run, undo: original(folder, run, later(undo))),
-        mock.patch.object(rollback, "set_aside", killed),
+        mock.patch.object(rollback, "_decide_rollback", lambda folder, run, undo: original(folder, run, later(undo))),
+        mock.patch.object(rollback, "retire_undone_checkpoints", killed),
     ):
-        assert call(*train(run, *GUARDED, *late)).status == 3
-    assert [int(path.name) for path in checkpoints(run)] == [2, 4]
-    assert read(run / "health.jsonl")[-1]["to_step"] == 2
-    ended = call(*train(run, *GUARDED, *late))
+        assert run_cli(*train_args(run, *GUARDED, *late)).status == 3
+    assert [int(path.name) for path in list_checkpoints(run)] == [2, 4]
+    assert read_jsonl(run / "health.jsonl")[-1]["to_step"] == 2
+    ended = run_cli(*train_args(run, *GUARDED, *late))
     assert ended.status == 0
     assert "00000002 at" in ended.out
     assert (run / "checkpoints" / "undone1-00000004").exists()
-    assert steps(run) == list(range(1, 11))
+    assert logged_steps(run) == list(range(1, 11))
 
 
 def test_it_gives_up_after_the_stated_number_of_times(tmp_path):
     with falling_ill(times=9):
-        ended = call(*train(tmp_path / "run", *GUARDED, "--guard.rollbacks=2", "--guard.reseed=false"))
+        ended = run_cli(
+            *train_args(tmp_path / "run", *GUARDED, "--on_divergence.max_rollbacks=2", "--on_divergence.reseed=false")
+        )
     assert ended.status == 1
     assert ended.err.count("\n") == 1
     assert "Loss/D/loss is" in ended.err
-    assert "2 times (guard.rollbacks)" in ended.err
-    rows = read(tmp_path / "run" / "health.jsonl")
+    assert "2 times (on_divergence.max_rollbacks)" in ended.err
+    rows = read_jsonl(tmp_path / "run" / "health.jsonl")
     assert [row["action"] for row in rows] == ["rollback", "rollback", "gave up"]
     assert [row.get("lr_factor") for row in rows] == [0.5, 0.25, None]
     assert rows[0]["reseed"] is False
@@ -118,10 +124,10 @@ def test_it_gives_up_after_the_stated_number_of_times(tmp_path):
 
 def test_without_a_checkpoint_it_begins_again(tmp_path):
     with falling_ill():
-        ended = call(*train(tmp_path / "run", "--kimg=0.16", "--guard=rollback"))
+        ended = run_cli(*train_args(tmp_path / "run", "--kimg=0.16", "--on-divergence=rollback"))
     assert ended.status == 0
-    assert read(tmp_path / "run" / "health.jsonl")[0]["to_step"] == 0
-    assert steps(tmp_path / "run") == list(range(1, 11))
+    assert read_jsonl(tmp_path / "run" / "health.jsonl")[0]["to_step"] == 0
+    assert logged_steps(tmp_path / "run") == list(range(1, 11))
 
 
 def test_the_model_is_the_one_of_where_the_run_stands(tmp_path):
@@ -135,16 +141,16 @@ def test_the_model_is_the_one_of_where_the_run_stands(tmp_path):
         original(session)
 
     def early(folder, run, undo):
-        undo.finding = dataclasses.replace(undo.finding, since=1)
+        undo.finding = dataclasses.replace(undo.finding, last_good_step=1)
         return decided(folder, run, undo)
 
-    decided = rollback._decided
+    decided = rollback._decide_rollback
     with (
         mock.patch.object(loop, "play_round", play_round),
         falling_ill(),
-        mock.patch.object(rollback, "_decided", early),
+        mock.patch.object(rollback, "_decide_rollback", early),
     ):
-        ended = call(*train(run, *GUARDED))
+        ended = run_cli(*train_args(run, *GUARDED))
     assert ended.status == 0
     assert [kept for step, kept in there] == [False, False, *[True] * 8]
     assert paragan.load(run).kimg == 0.16
@@ -187,13 +193,15 @@ guard.set_aside = set_aside
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("strategy", ["sync", "quantized", "async"])
 def test_ranks_go_back_together_from_numbers_that_grow(strategy, tmp_path, processes):
-    more = (f"--strategy={strategy}", "--health.ticks=1", "--health.blow_up=5")
-    command = train(tmp_path / "run", *GUARDED, *more)
-    ranks = processes.ranks(2, *command, start=lambda *a, **env: processes.warm(*a, patch=DIVERGING, **env))
+    more = (f"--strategy={strategy}", "--health.patience_ticks=1", "--health.divergence_factor=5")
+    command = train_args(tmp_path / "run", *GUARDED, *more)
+    ranks = processes.start_ranks(
+        2, *command, start=lambda *a, **env: processes.start_forked(*a, patch=DIVERGING, **env)
+    )
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.err for rank in ranks]
-    (row,) = read(tmp_path / "run" / "health.jsonl")
+    (row,) = read_jsonl(tmp_path / "run" / "health.jsonl")
     assert (row["kind"], row["action"]) == ("divergence", "rollback")
-    assert steps(tmp_path / "run") == list(range(1, 11))
+    assert logged_steps(tmp_path / "run") == list(range(1, 11))
 
 
 @pytest.mark.kill
@@ -201,9 +209,9 @@ def test_ranks_go_back_together_from_numbers_that_grow(strategy, tmp_path, proce
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_meanwhile_is_noticed_at_once(victim, tmp_path, processes):
     """Long before a timeout; and the same command goes on from where it went back to."""
-    command = train(tmp_path / "run", *GUARDED, "--timeout_s=120")
+    command = train_args(tmp_path / "run", *GUARDED, "--timeout_s=120")
     patch = PATCH + KILLED.format(victim=victim)
-    ranks = processes.ranks(2, *command, start=lambda *a, **env: processes.warm(*a, patch=patch, **env))
+    ranks = processes.start_ranks(2, *command, start=lambda *a, **env: processes.start_forked(*a, patch=patch, **env))
     assert ranks[victim].wait() == -signal.SIGKILL
     killed = time.monotonic()
     other = ranks[1 - victim]
@@ -211,27 +219,35 @@ def test_a_rank_that_is_killed_meanwhile_is_noticed_at_once(victim, tmp_path, pr
     assert time.monotonic() - killed < 30
     assert other.err.count("\n") == 1
     assert f"rank {victim}" in other.err
-    assert call(*train(tmp_path / "run", *GUARDED)).status == 0
-    assert [row["to_step"] for row in read(tmp_path / "run" / "health.jsonl")] == [4]
+    assert run_cli(*train_args(tmp_path / "run", *GUARDED)).status == 0
+    assert [row["to_step"] for row in read_jsonl(tmp_path / "run" / "health.jsonl")] == [4]
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("wire", ["exact", "int8"])
 def test_ranks_go_back_together(wire, tmp_path, processes):
-    command = train(tmp_path / "run", *GUARDED, f"--strategy.wire={wire}")
-    ranks = processes.ranks(2, *command, start=lambda *a, **env: processes.warm(*a, patch=PATCH, **env))
+    command = train_args(tmp_path / "run", *GUARDED, f"--strategy.wire={wire}")
+    ranks = processes.start_ranks(2, *command, start=lambda *a, **env: processes.start_forked(*a, patch=PATCH, **env))
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.err for rank in ranks]
-    assert [row["to_step"] for row in read(tmp_path / "run" / "health.jsonl")] == [4]
-    assert steps(tmp_path / "run") == list(range(1, 11))
+    assert [row["to_step"] for row in read_jsonl(tmp_path / "run" / "health.jsonl")] == [4]
+    assert logged_steps(tmp_path / "run") == list(range(1, 11))
 
 
 @pytest.mark.parametrize("to_step", [None, "x"])
 def test_a_rollback_that_says_not_where_to_is_one_line(tmp_path, to_step):
-    run = trained(tmp_path / "run", "--kimg=0.032")
-    Records(run / "health.jsonl").extend([{"kind": 5, "step": "x"}, {"action": "rollback", "to_step": to_step}])
-    assert "mend or delete that line" in refused(*train(run, "--kimg=0.064"))
+    run = train_tiny(tmp_path / "run", "--kimg=0.032")
+    JsonlFile(run / "health.jsonl").extend([{"kind": 5, "step": "x"}, {"action": "rollback", "to_step": to_step}])
+    assert "mend or delete that line" in usage_error(*train_args(run, "--kimg=0.064"))
 
 
 def test_ranks_that_others_go_on_without_are_refused(tmp_path):
-    words = ["train", "digits", "--strategy=gossip", "--guard=rollback", "--ranks=2", "-n", f"--run-dir={tmp_path}/r"]
-    assert "--strategy.lost_after_s=0" in refused(*words)
+    words = [
+        "train",
+        "digits",
+        "--strategy=gossip",
+        "--on-divergence=rollback",
+        "--ranks=2",
+        "-n",
+        f"--run-dir={tmp_path}/r",
+    ]
+    assert "--strategy.peer_timeout_s=0" in usage_error(*words)

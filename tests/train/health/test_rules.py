@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import tiny_run
-from paragan.config.sections import Health
-from paragan.core.jsonl import read
-from paragan.game.update_norm import Stride
-from paragan.train.health.rules import judge
-from paragan.train.health.signals import Signs, roughest, texture, within
+from paragan.config.sections import HealthOptions
+from paragan.core.jsonl import read_jsonl
+from paragan.game.update_norm import UpdateNorm
+from paragan.train.health.rules import detect
+from paragan.train.health.signals import HealthSignals, find_roughest_label, texture_variances, within_label_variance
 from paragan.train.loop import play_round
-from processes import call, during, refused, train
+from processes import on_step, run_cli, train_args, usage_error
 
-LIMITS = Health()
+LIMITS = HealthOptions()
 
 
 def rows(ticks: int = 20, **last: list[float]) -> list[dict[str, float]]:
@@ -51,8 +51,8 @@ def rows(ticks: int = 20, **last: list[float]) -> list[dict[str, float]]:
     return found
 
 
-def kinds(lines, limits: Health = LIMITS) -> list[str]:
-    return [finding.kind for finding in judge(lines, limits)]
+def kinds(lines, limits: HealthOptions = LIMITS) -> list[str]:
+    return [finding.kind for finding in detect(lines, limits)]
 
 
 def test_nothing_is_said_of_a_healthy_run():
@@ -77,22 +77,22 @@ def test_nothing_is_said_of_a_healthy_run():
     ],
 )
 def test_each_kind_is_named_when_its_sign_has_lasted(kind, last):
-    (found,) = judge(rows(**last), LIMITS)
+    (found,) = detect(rows(**last), LIMITS)
     assert found.kind == kind
     assert found.advice
     assert found.key in rows(**last)[-1]
     if kind not in ("nonfinite", "drift", "overshoot"):
-        assert found.since == 170  # the line before the first of the three
+        assert found.last_good_step == 170  # the line before the first of the three
         shorter = {key: [rows()[0][key.replace("__", "/")], *values[1:]] for key, values in last.items()}
         assert kinds(rows(**shorter)) == []
-        assert kinds(rows(**last), dataclasses.replace(LIMITS, ticks=4)) == []
+        assert kinds(rows(**last), dataclasses.replace(LIMITS, patience_ticks=4)) == []
 
 
 def test_a_line_that_was_read_from_a_file_counts_as_the_one_that_was_written(tmp_path):
-    from paragan.core.jsonl import Records
+    from paragan.core.jsonl import JsonlFile
 
-    Records(tmp_path / "s.jsonl").append(rows(Loss__G__loss=[math.nan])[-1])
-    assert kinds(read(tmp_path / "s.jsonl")) == ["nonfinite"]
+    JsonlFile(tmp_path / "s.jsonl").append(rows(Loss__G__loss=[math.nan])[-1])
+    assert kinds(read_jsonl(tmp_path / "s.jsonl")) == ["nonfinite"]
 
 
 def test_a_run_that_has_no_past_yet_is_compared_with_nothing():
@@ -103,19 +103,19 @@ def test_a_run_that_has_no_past_yet_is_compared_with_nothing():
     "settings", [(), ("objective.bcr=1", "objective.lecam=0.1"), ("strategy=async",), ("data.labels=false",)]
 )
 def test_looking_changes_nothing(settings):
-    of = tiny_run.run(*settings)
-    looked_at, left_alone, signs = tiny_run.session(of), tiny_run.session(of), Signs()
+    of = tiny_run.make_run(*settings)
+    looked_at, left_alone, signs = tiny_run.make_session(of), tiny_run.make_session(of), HealthSignals()
     for _ in range(4):
         play_round(looked_at)
         line = signs(looked_at)
         play_round(left_alone)
         assert all(math.isfinite(value) for value in line.values())
-    assert tiny_run.same(tiny_run.state(looked_at), tiny_run.state(left_alone))
+    assert tiny_run.is_equal(tiny_run.session_state(looked_at), tiny_run.session_state(left_alone))
 
 
 def test_signs_are_what_they_say():
     """Against numpy, from what the game itself makes."""
-    s, signs = tiny_run.session(tiny_run.run()), Signs()
+    s, signs = tiny_run.make_session(tiny_run.make_run()), HealthSignals()
     play_round(s)
     before = s.game.d.flat.params.clone()
     signs(s)
@@ -150,36 +150,36 @@ def longest_step(player):
 
 
 def test_a_player_that_is_all_zeros_has_made_no_long_step():
-    stride = Stride(params := torch.zeros(5))
-    with stride.measured():
+    stride = UpdateNorm(params := torch.zeros(5))
+    with stride.measuring_step():
         params += 1
-    assert stride.take() == 0
-    with stride.measured():
+    assert stride.pop_max() == 0
+    with stride.measuring_step():
         params += 1
-    with stride.measured():
+    with stride.measuring_step():
         params += 0.2
-    assert float(stride.take()) == pytest.approx(1)
+    assert float(stride.pop_max()) == pytest.approx(1)
 
 
 def test_variance_within_labels_is_that_of_numpy():
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((12, 3)), np.array([0, 0, 0, 2, 2, 2, 2, 5, 5, 5, 5, 5])
     expected = sum(((x[y == k] - x[y == k].mean(0)) ** 2).sum() for k in (0, 2, 5)) / (12 - 3)
-    assert float(within(torch.tensor(x), torch.tensor(y))) == pytest.approx(expected)
-    assert float(within(torch.tensor(x), None)) == pytest.approx(x.var(0, ddof=1).sum())
+    assert float(within_label_variance(torch.tensor(x), torch.tensor(y))) == pytest.approx(expected)
+    assert float(within_label_variance(torch.tensor(x), None)) == pytest.approx(x.var(0, ddof=1).sum())
 
 
 def test_noise_has_roughness_one_and_digits_have_not():
-    rng, digits = np.random.default_rng(0), tiny_run.images()
+    rng, digits = np.random.default_rng(0), tiny_run.make_dataset()
     noise = torch.from_numpy(rng.uniform(-1, 1, (400, 1, 8, 8)))
-    varies, apart = texture(noise)
+    varies, apart = texture_variances(noise)
     assert float(apart.sum() / varies.sum()) == pytest.approx(1.0, abs=0.03)
     sums = torch.zeros(3, 10, dtype=torch.float64)
     images = torch.from_numpy(digits.images.transpose(0, 3, 1, 2) / 127.5 - 1)
     images[digits.labels == 4] = noise[: int((digits.labels == 4).sum())]
-    varies, apart = texture(images)
+    varies, apart = texture_variances(images)
     sums.index_add_(1, torch.from_numpy(digits.labels), torch.stack([torch.ones_like(varies), varies, apart]))
-    found = roughest(sums)
+    found = find_roughest_label(sums)
     assert found["Health/label/number"] == 4
     assert found["Health/label/roughness"] > 0.9
     assert found["Health/label/others"] < 0.6
@@ -187,11 +187,11 @@ def test_noise_has_roughness_one_and_digits_have_not():
 
 def test_replicas_that_differ_are_seen_by_all_ranks(pool):
     def look(world):
-        of, alike = tiny_run.run(), []
+        of, alike = tiny_run.make_run(), []
         for seed in (0, world.rank):
-            s = tiny_run.session(of if seed == 0 else dataclasses.replace(of, seed=seed), world)
+            s = tiny_run.make_session(of if seed == 0 else dataclasses.replace(of, seed=seed), world)
             play_round(s)
-            alike.append(Signs()(s)["Health/G/apart"])
+            alike.append(HealthSignals()(s)["Health/G/apart"])
         return alike
 
     (same, apart), (same_too, apart_too) = pool(2, look)
@@ -202,16 +202,16 @@ def test_replicas_that_differ_are_seen_by_all_ranks(pool):
 def test_every_strategy_can_be_looked_at(pool):
     def look(world):
         found = []
-        for settings in (["strategy=gossip", "strategy.lost_after_s=0"], ["strategy=async"], ["strategy=quantized"]):
-            s, signs = tiny_run.session(tiny_run.run(*settings), world), Signs()
+        for settings in (["strategy=gossip", "strategy.peer_timeout_s=0"], ["strategy=async"], ["strategy=quantized"]):
+            s, signs = tiny_run.make_session(tiny_run.make_run(*settings), world), HealthSignals()
             for _ in range(2):
                 play_round(s)
-                if s.role.meet:
-                    s.role.meet()
+                if s.role.barrier:
+                    s.role.barrier()
                 line = signs(s)
             found.append(line)
-            if s.role.settle:
-                s.role.settle()
+            if s.role.drain:
+                s.role.drain()
         return found
 
     first, second = pool(2, look)
@@ -231,50 +231,50 @@ def frozen(session):
 
 
 def test_a_run_says_once_what_is_wrong_and_writes_it_down(tmp_path):
-    with during(2, frozen):
-        ended = call(*train(tmp_path / "run", "--kimg=0.16"))
+    with on_step(2, frozen):
+        ended = run_cli(*train_args(tmp_path / "run", "--kimg=0.16"))
     assert ended.status == 0
-    (row,) = [row for row in read(tmp_path / "run" / "health.jsonl") if row["kind"] == "frozen"]
+    (row,) = [row for row in read_jsonl(tmp_path / "run" / "health.jsonl") if row["kind"] == "frozen"]
     assert {"kimg", "step", "kind", "message", "key", "value", "limit", "action"} <= row.keys()
     assert (row["key"], row["action"], row["step"]) == ("Health/G/moved", "warned", 5)
     assert ended.out.count("G does not move") == 1
-    assert "frozen" in call("status", tmp_path / "run").out
+    assert "frozen" in run_cli("status", tmp_path / "run").out
 
 
 def hasty(session):
     player = session.game.d
-    player._base_rates = [100 * rate for rate in player._base_rates]
+    player._base_lrs = [100 * rate for rate in player._base_lrs]
 
 
 def test_a_learning_rate_that_is_far_too_large_is_named_by_the_next_line(tmp_path):
-    with during(2, hasty):
-        ended = call(*train(tmp_path / "run", "--kimg=0.16"))
+    with on_step(2, hasty):
+        ended = run_cli(*train_args(tmp_path / "run", "--kimg=0.16"))
     assert ended.status == 0
-    row = read(tmp_path / "run" / "health.jsonl")[0]
+    row = read_jsonl(tmp_path / "run" / "health.jsonl")[0]
     assert (row["kind"], row["key"], row["step"]) == ("overshoot", "Health/D/step", 3)
     assert row["value"] > 2 * row["limit"]
     assert ended.out.count("a step of D changed its weights") == 1
 
 
 def test_nobody_looks_where_health_is_off(tmp_path):
-    with during(2, frozen):
-        ended = call(*train(tmp_path / "run", "--kimg=0.16", "--health=off"))
+    with on_step(2, frozen):
+        ended = run_cli(*train_args(tmp_path / "run", "--kimg=0.16", "--health=off"))
     assert ended.status == 0
     assert not (tmp_path / "run" / "health.jsonl").exists()
-    assert not any(key.startswith("Health/") for key in read(tmp_path / "run" / "stats.jsonl")[-1])
+    assert not any(key.startswith("Health/") for key in read_jsonl(tmp_path / "run" / "stats.jsonl")[-1])
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["--guard=rollback", "--health=off"], "--health=off"),
-        (["--guard=back"], "guard"),
-        (["--guard.rollbacks=0"], "guard.rollbacks"),
-        (["--guard.lr_factor=2"], "guard.lr_factor"),
-        (["--health.ticks=0"], "health.ticks"),
-        (["--health.step=0"], "health.step"),
-        (["--health=sometimes"], "health.watch"),
+        (["--on-divergence=rollback", "--health=off"], "--health=off"),
+        (["--on-divergence=back"], "guard"),
+        (["--on_divergence.max_rollbacks=0"], "on_divergence.max_rollbacks"),
+        (["--on_divergence.lr_factor=2"], "on_divergence.lr_factor"),
+        (["--health.patience_ticks=0"], "health.patience_ticks"),
+        (["--health.max_update=0"], "health.max_update"),
+        (["--health=sometimes"], "health.enabled"),
     ],
 )
 def test_fields_that_cannot_be_are_refused(settings, told, tmp_path):
-    assert told in refused(*train(tmp_path / "run", *settings))
+    assert told in usage_error(*train_args(tmp_path / "run", *settings))

@@ -11,37 +11,37 @@ import pytest
 import torch
 
 import tiny_run
-from paragan.core.jsonl import read
+from paragan.core.jsonl import read_jsonl
 from paragan.core.rng import CPU
-from paragan.core.schema import plain, read_yaml
-from paragan.models.model import begin_per_label, load_model, model_config, part, save_model
-from paragan.models.sampler import Prior
+from paragan.core.schema import read_yaml, to_dict
+from paragan.models.model import init_per_label_model, label_dir, load_model, make_model_config, save_model
+from paragan.models.sampler import LabelPrior
 from paragan.nets import DCGAN, Spec
-from paragan.train.build import teacher_of
+from paragan.train.build import make_teacher
 from paragan.train.loop import play_round
-from processes import TINY, call, interrupted, outcome, refused, trained
+from processes import TINY_RUN_ARGS, final_tensors, run_cli, train_interrupted, train_tiny, usage_error
 
 
 @pytest.fixture(scope="module")
 def per_label(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run per label of the digits, as far as others look into it: its generators are drawn, not trained."""
     folder = tmp_path_factory.mktemp("labels") / "run"
-    images, nets, spec = tiny_run.images(), DCGAN(width=4, latent=8), Spec(8, 1, 0)
-    begin_per_label(folder / "model", Spec(8, 1, 10), Prior.of(images.labels, 10), images.classes)
-    config = model_config(nets, spec, Prior(()), (), kimg=0.1, batch_norm="none")
+    images, nets, spec = tiny_run.make_dataset(), DCGAN(width=4, latent=8), Spec(8, 1, 0)
+    init_per_label_model(folder / "model", Spec(8, 1, 10), LabelPrior.from_labels(images.labels, 10), images.classes)
+    config = make_model_config(nets, spec, LabelPrior(()), (), kimg=0.1, batch_norm="none")
     for label in range(10):
         torch.manual_seed(label)
         g = nets.generator(spec)
         with torch.no_grad():
             for parameter in g.parameters():
                 parameter += 0.2 * torch.randn_like(parameter)  # so that it makes more than grey
-        save_model(part(folder / "model", label), g, nets.discriminator(spec), config)
-    (folder / "run.yaml").write_text(call("train", *TINY, "--strategy=per-label", "-n").out)
+        save_model(label_dir(folder / "model", label), g, nets.discriminator(spec), config)
+    (folder / "run.yaml").write_text(run_cli("train", *TINY_RUN_ARGS, "--strategy=per-label", "-n").out)
     return folder
 
 
 def taught(teacher: Path, *settings: str, weight: float = 10.0):
-    return tiny_run.run(f"teacher={teacher}", f"teacher_weight={weight}", *settings)
+    return tiny_run.make_run(f"teacher={teacher}", f"teacher_weight={weight}", *settings)
 
 
 # The objective --------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def taught(teacher: Path, *settings: str, weight: float = 10.0):
 
 def test_the_distance_to_the_teacher_shrinks(per_label):
     def distances(weight: float) -> list[float]:
-        s, found = tiny_run.session(taught(per_label, weight=weight)), []
+        s, found = tiny_run.make_session(taught(per_label, weight=weight)), []
         for _ in range(4):
             for _ in range(15):
                 play_round(s)
@@ -62,48 +62,52 @@ def test_the_distance_to_the_teacher_shrinks(per_label):
 
 
 def test_without_weight_it_is_a_plain_run(per_label):
-    plainly = tiny_run.play(tiny_run.run(), 4)
-    assert tiny_run.same(tiny_run.play(taught(per_label, weight=0), 4), plainly)
-    assert not tiny_run.same(tiny_run.play(taught(per_label), 4), plainly)
+    plainly = tiny_run.play_rounds(tiny_run.make_run(), 4)
+    assert tiny_run.is_equal(tiny_run.play_rounds(taught(per_label, weight=0), 4), plainly)
+    assert not tiny_run.is_equal(tiny_run.play_rounds(taught(per_label), 4), plainly)
 
 
 def test_each_image_of_the_teacher_is_from_the_generator_of_its_label(per_label):
     run = taught(per_label)
-    teacher, sampler = teacher_of(run, tiny_run.images(), CPU), load_model(per_label).sampler
+    teacher, sampler = make_teacher(run, tiny_run.make_dataset(), CPU), load_model(per_label).sampler
     z, y = torch.randn(7, 8), torch.tensor([3, 0, 9, 3, 3, 1, 0])
     made = teacher(z, y)
     assert not made.requires_grad
     for latent, label, image in zip(z, y, made):
-        torch.testing.assert_close(image, sampler.of(int(label)).g(latent[None], None)[0].detach())
+        torch.testing.assert_close(image, sampler.for_label(int(label)).g(latent[None], None)[0].detach())
 
 
 @pytest.mark.parametrize("strategy", ["sync", "async", "gossip"])
 def test_six_and_four_rounds_equal_ten(per_label, strategy, tmp_path):
     run = taught(per_label, f"strategy={strategy}", "nets.batch_norm=true")
-    saved, _ = tiny_run.saved(run, 6, tiny_run.World.solo(), tmp_path)
-    s = tiny_run.session(run, start=saved)
+    saved, _ = tiny_run.save_after(run, 6, tiny_run.World.solo(), tmp_path)
+    s = tiny_run.make_session(run, checkpoint_dir=saved)
     for _ in range(4):
         play_round(s)
-    assert tiny_run.same(tiny_run.told(s), tiny_run.play(run, 10))
+    assert tiny_run.is_equal(tiny_run.gather_owner_state(s), tiny_run.play_rounds(run, 10))
 
 
-@pytest.mark.parametrize("settings", [("strategy=sync",), ("strategy=async",), ("g_batch=32", "device.merge=1")])
+@pytest.mark.parametrize(
+    "settings", [("strategy=sync",), ("strategy=async",), ("g_batch=32", "device.lanes_per_pass=1")]
+)
 def test_two_ranks_equal_one(pool, per_label, settings):
     run = taught(per_label, *settings, "nets.batch_norm=true")
-    one, two = tiny_run.play(run, 6), pool(2, lambda world: tiny_run.play(run, 6, world))[0]
-    assert tiny_run.distance(two, one, "G/") < 2e-4
-    assert tiny_run.distance(two, one, "D/") < 2e-4
+    one, two = tiny_run.play_rounds(run, 6), pool(2, lambda world: tiny_run.play_rounds(run, 6, world))[0]
+    assert tiny_run.relative_distance(two, one, "G/") < 2e-4
+    assert tiny_run.relative_distance(two, one, "D/") < 2e-4
 
 
 # The command ----------------------------------------------------------------------------------------------
 
 
 def test_a_run_per_label_becomes_one_model_with_what_that_costs(tmp_path):
-    few = tiny_run.images().labels < 2
-    np.savez(tmp_path / "two.npz", images=tiny_run.images().images[few], labels=tiny_run.images().labels[few])
-    per_label = trained(tmp_path / "run", f"--data={tmp_path / 'two.npz'}", "--strategy=per-label", "--kimg=0.064")
+    few = tiny_run.make_dataset().labels < 2
+    np.savez(
+        tmp_path / "two.npz", images=tiny_run.make_dataset().images[few], labels=tiny_run.make_dataset().labels[few]
+    )
+    per_label = train_tiny(tmp_path / "run", f"--data={tmp_path / 'two.npz'}", "--strategy=per-label", "--kimg=0.064")
     command, out = ["merge", per_label, "--kimg=0.16", "--weight=3"], per_label / "merged"
-    ended = call(*command)
+    ended = run_cli(*command)
     assert ended.status == 0, ended
     record = read_yaml(out / "run.yaml")
     assert record["teacher"] == str(per_label)
@@ -114,64 +118,64 @@ def test_a_run_per_label_becomes_one_model_with_what_that_costs(tmp_path):
     before, after = told["per_label"], told["merged"]
     assert [one["name"] for one in (*before["scores"], *after["scores"])] == ["fd_pixels"] * 2
     assert before["scores"][0]["protocol"] == after["scores"][0]["protocol"]
-    assert after["scores"][0]["value"] == read(out / "metrics.jsonl")[-1]["value"]
+    assert after["scores"][0]["value"] == read_jsonl(out / "metrics.jsonl")[-1]["value"]
     assert after["bytes"] == (out / "model/model.safetensors").stat().st_size
     assert before["bytes"] > 1.5 * after["bytes"]
     lines = [line.split() for line in ended.out.splitlines()]
     assert ["per", "label", "merged"] in lines
     assert ["bytes", "of", "G", f"{before['bytes']:,}", f"{after['bytes']:,}"] in lines
 
-    assert read(out / "stats.jsonl")[-1]["Loss/G/distance"] > 0
-    assert call("sample", out, "--labels=0,1", "--count=8", "--out", tmp_path / "grid.png").status == 0
-    assert "teacher_weight was 3.0, is 2.0" in refused(*command[:-1], "--weight=2")
+    assert read_jsonl(out / "stats.jsonl")[-1]["Loss/G/distance"] > 0
+    assert run_cli("sample", out, "--labels=0,1", "--count=8", "--out", tmp_path / "grid.png").status == 0
+    assert "teacher_weight was 3.0, is 2.0" in usage_error(*command[:-1], "--weight=2")
 
 
 def test_a_merge_that_was_stopped_ends_where_an_undisturbed_one_does(per_label, tmp_path):
     given = ("--kimg=0.16", f"--teacher={per_label}")
-    stopped = interrupted(tmp_path / "a", 4, *given)
-    assert call("train", *TINY, f"--run-dir={stopped}", *given).status == 0
-    assert outcome(stopped) == outcome(trained(tmp_path / "b", *given))
+    stopped = train_interrupted(tmp_path / "a", 4, *given)
+    assert run_cli("train", *TINY_RUN_ARGS, f"--run-dir={stopped}", *given).status == 0
+    assert final_tensors(stopped) == final_tensors(train_tiny(tmp_path / "b", *given))
 
 
 @pytest.mark.parametrize("strategy", ["sync", "gossip"])
 def test_two_ranks_merge_and_compare_together(processes, per_label, tmp_path, strategy):
     out = tmp_path / "merged"
     command = ("merge", str(per_label), f"--out={out}", "--kimg=0.064", f"--strategy={strategy}")
-    ranks = processes.ranks(2, *command)
+    ranks = processes.start_ranks(2, *command)
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.err for rank in ranks]
     told = json.loads((out / "merge.json").read_text())
-    assert told["merged"]["scores"][0]["value"] == read(out / "metrics.jsonl")[-1]["value"]
+    assert told["merged"]["scores"][0]["value"] == read_jsonl(out / "metrics.jsonl")[-1]["value"]
     assert "per label" in ranks[0].out
     assert "per label" not in ranks[1].out
 
 
 def test_the_generator_may_be_another_but_for_its_latent(per_label, tmp_path):
-    ended = call("merge", per_label, "--out", tmp_path / "m", "--kimg=0.032", "--nets.width=8", "--strategy=gossip")
+    ended = run_cli("merge", per_label, "--out", tmp_path / "m", "--kimg=0.032", "--nets.width=8", "--strategy=gossip")
     assert ended.status == 0, ended
     with_latent = ("merge", per_label, "--out", tmp_path / "l")
-    assert "use --nets.latent=8" in refused(*with_latent, "--nets.latent=16")
-    assert "use --data.resolution=8" in refused(*with_latent, "--data.resolution=16")
-    assert "use --data.labels=true" in refused(*with_latent, "--data.labels=false")
-    assert "has many" in refused(*with_latent, "--strategy=per-label")
+    assert "use --nets.latent=8" in usage_error(*with_latent, "--nets.latent=16")
+    assert "use --data.resolution=8" in usage_error(*with_latent, "--data.resolution=16")
+    assert "use --data.labels=true" in usage_error(*with_latent, "--data.labels=false")
+    assert "has many" in usage_error(*with_latent, "--strategy=per-label")
     assert not (tmp_path / "l").exists()
 
 
 def test_what_cannot_be_merged_is_refused(finished, per_label, tmp_path):
-    assert "does not exist" in refused("merge", tmp_path / "nowhere")
-    assert "merge is for runs of --strategy per-label" in refused("merge", finished)
-    assert "is RUN_DIR itself" in refused("merge", per_label, f"--out={per_label}")
-    assert "has one generator for all labels" in refused("train", *TINY, f"--teacher={finished}")
+    assert "does not exist" in usage_error("merge", tmp_path / "nowhere")
+    assert "merge is for runs of --strategy per-label" in usage_error("merge", finished)
+    assert "is RUN_DIR itself" in usage_error("merge", per_label, f"--out={per_label}")
+    assert "has one generator for all labels" in usage_error("train", *TINY_RUN_ARGS, f"--teacher={finished}")
     incomplete = shutil.copytree(per_label, tmp_path / "incomplete")
     for label in (3, 7):
         shutil.rmtree(incomplete / "model" / f"{label:04d}")
-    assert "no generator yet for label 3 (3), 7 (7)" in refused("merge", incomplete)
+    assert "no generator yet for label 3 (3), 7 (7)" in usage_error("merge", incomplete)
     assert not (incomplete / "merged").exists()
 
 
 def test_a_teacher_is_named_in_full(per_label, tmp_path, monkeypatch):
     monkeypatch.chdir(per_label.parent)
-    ended = call("merge", per_label.name, "-n")
+    ended = run_cli("merge", per_label.name, "-n")
     assert ended.status == 0
     assert f"teacher: {per_label}" in ended.out
     assert not (per_label / "merged").exists()
-    assert plain(tiny_run.run())["teacher"] == ""
+    assert to_dict(tiny_run.make_run())["teacher"] == ""

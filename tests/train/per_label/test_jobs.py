@@ -10,35 +10,35 @@ import pytest
 
 import tiny_run
 from paragan.config.validate import validate
-from paragan.core.errors import Unusable
-from paragan.train.per_label.jobs import jobs, rare
-from paragan.train.trainer import resolved
+from paragan.core.errors import UsageError
+from paragan.train.per_label.jobs import describe_rare_labels, make_jobs
+from paragan.train.trainer import prepare
 
 COUNTS = (40, 10, 25)
 
 
 def images(counts=COUNTS, classes=("ant", "bee", "cat")):
     """Images of a label are of about one brightness: cat is nearer to ant than to bee."""
-    whole = tiny_run.images()
+    whole = tiny_run.make_dataset()
     labels = np.repeat(np.arange(len(counts)), counts)
     pixels = np.broadcast_to(np.array([100, 240, 130])[labels][:, None, None, None], (len(labels), 8, 8, 1))
     return dataclasses.replace(whole, images=pixels.astype(np.uint8), labels=labels, classes=classes)
 
 
 def run(*settings):
-    found = tiny_run.run("strategy=per-label", "evaluation.metrics=[fd, prdc]", *settings)
-    return resolved(found, images())
+    found = tiny_run.make_run("strategy=per-label", "evaluation.metrics=[fd, prdc]", *settings)
+    return prepare(found, images())
 
 
 def made(*settings, of=None):
-    return jobs(run(*settings), of or images(), Path("run"))
+    return make_jobs(run(*settings), of or images(), Path("run"))
 
 
 def test_a_label_is_an_ordinary_run_of_its_images_alone():
     first = made("kimg=3", "seed=7", "output.tick_kimg=3", "objective.r1=2")[1]
-    assert (first.label, first.name, first.title, first.of) == (1, "0001", "bee", 10)
+    assert (first.label, first.name, first.class_name, first.num_images) == (1, "0001", "bee", 10)
     assert first.run.strategy.name == "sync"
-    assert first.run.data.only == 1
+    assert first.run.data.only_class == 1
     assert not first.run.data.labels
     assert first.run.kimg == pytest.approx(1)
     assert first.run.output.tick_kimg == pytest.approx(1)
@@ -61,35 +61,35 @@ def test_scores_that_go_class_by_class_are_of_the_whole_and_not_of_a_label():
 
 def test_budgets_are_equal_or_follow_the_data_and_the_longest_comes_first():
     assert [(job.label, round(job.run.kimg, 6)) for job in made("kimg=3")] == [(0, 1), (1, 1), (2, 1)]
-    by_data = made("kimg=7.5", "strategy.share=data", "strategy.minutes=15")
+    by_data = made("kimg=7.5", "strategy.budget_by=data", "strategy.minutes=15")
     assert [(job.label, round(job.run.kimg, 6)) for job in by_data] == [(0, 4), (2, 2.5), (1, 1)]
-    assert [round(job.seconds) for job in by_data] == [480, 300, 120]
+    assert [round(job.max_seconds) for job in by_data] == [480, 300, 120]
 
 
 def test_a_budget_ends_with_images_or_time():
     job = made("kimg=3", "strategy.minutes=1")[0]
-    assert job.run.images == 1008
-    assert not job.done(992, 19.9)
-    assert job.done(1008, 1)
-    assert job.done(16, 20)
-    assert not made("kimg=3")[0].done(992, 1e9)
+    assert job.run.total_images == 1008
+    assert not job.is_complete(992, 19.9)
+    assert job.is_complete(1008, 1)
+    assert job.is_complete(16, 20)
+    assert not made("kimg=3")[0].is_complete(992, 1e9)
 
 
 def test_a_rare_label_starts_from_the_nearest_that_is_not_and_comes_last():
-    cold = made("strategy.rare=30")
-    assert [job.source for job in cold] == [None] * 3
-    warm = made("strategy.rare=25", "strategy.warm_start=nearest")
-    assert [(job.label, job.source) for job in warm] == [(0, None), (2, None), (1, 2)]
+    cold = made("strategy.rare_below=30")
+    assert [job.source_label for job in cold] == [None] * 3
+    warm = made("strategy.rare_below=25", "strategy.warm_start=nearest")
+    assert [(job.label, job.source_label) for job in warm] == [(0, None), (2, None), (1, 2)]
     assert Path(warm[2].run.init_from) == Path("run/labels/0002").absolute()
-    all_rare = made("strategy.rare=100", "strategy.warm_start=nearest")
-    assert [job.source for job in all_rare] == [None] * 3
+    all_rare = made("strategy.rare_below=100", "strategy.warm_start=nearest")
+    assert [job.source_label for job in all_rare] == [None] * 3
 
 
 def test_rare_labels_are_named():
-    strategy = run("strategy.rare=26").per_label
-    assert "bee (10), cat (25)" in rare(strategy, images())
-    assert "ant" not in rare(strategy, images())
-    assert rare(run("strategy.rare=10").per_label, images()) == ""
+    strategy = run("strategy.rare_below=26").per_label
+    assert "bee (10), cat (25)" in describe_rare_labels(strategy, images())
+    assert "ant" not in describe_rare_labels(strategy, images())
+    assert describe_rare_labels(run("strategy.rare_below=10").per_label, images()) == ""
 
 
 @pytest.mark.parametrize(
@@ -98,37 +98,37 @@ def test_rare_labels_are_named():
         (dataclasses.replace(images(), labels=None, classes=()), (), "needs images with classes"),
         (images((40, 0, 25)), (), "label 1 (bee) has no image"),
         (images(), ("kimg=0.04",), "use --kimg 0.05 or more"),
-        (images(), ("kimg=0.1", "strategy.share=data"), "use --kimg 0.12 or more"),
+        (images(), ("kimg=0.1", "strategy.budget_by=data"), "use --kimg 0.12 or more"),
     ],
     ids=["no labels", "no image", "too short", "too short for one"],
 )
 def test_what_cannot_be_trained_is_refused(of, settings, says):
-    with pytest.raises(Unusable) as refused:
+    with pytest.raises(UsageError) as refused:
         made(*settings, of=of)
     assert says in str(refused.value)
 
 
 def test_the_budget_that_is_named_is_one_that_works():
     assert len(made("kimg=0.05")) == 3
-    assert len(made("kimg=0.12", "strategy.share=data")) == 3
+    assert len(made("kimg=0.12", "strategy.budget_by=data")) == 3
 
 
 @pytest.mark.parametrize("labels", [1, 2, 3, 10])
 @pytest.mark.parametrize("ranks", range(1, 13))
 def test_ranks_and_labels_are_dealt_in_all_proportions(ranks, labels):
     strategy = run().per_label
-    teams = {strategy.team(rank, ranks, labels) for rank in range(ranks)}
+    teams = {strategy.ranks_of_label(rank, ranks, labels) for rank in range(ranks)}
     assert sorted(rank for team in teams for rank in team) == list(range(ranks))
     assert len(teams) == min(ranks, labels)
     assert max(map(len, teams)) - min(map(len, teams)) <= 1
-    assert all(rank in strategy.team(rank, ranks, labels) for rank in range(ranks))
+    assert all(rank in strategy.ranks_of_label(rank, ranks, labels) for rank in range(ranks))
 
 
 def test_as_many_ranks_a_label_as_one_wants():
-    strategy = run("strategy.ranks=2").per_label
-    assert [list(strategy.team(rank, 5, 10)) for rank in (0, 2, 4)] == [[0, 1], [2, 3, 4], [2, 3, 4]]
+    strategy = run("strategy.ranks_per_label=2").per_label
+    assert [list(strategy.ranks_of_label(rank, 5, 10)) for rank in (0, 2, 4)] == [[0, 1], [2, 3, 4], [2, 3, 4]]
     central = run("strategy=DC-CGAN").per_label
-    assert (central.within.name, central.ranks) == ("async", 2)
-    assert list(central.team(0, 1, 10)) == [0]
-    with pytest.raises(Unusable, match=r"--strategy.ranks=4: 2 were started"):
-        validate(run("strategy.ranks=4"), 2)
+    assert (central.per_label_strategy.name, central.ranks_per_label) == ("async", 2)
+    assert list(central.ranks_of_label(0, 1, 10)) == [0]
+    with pytest.raises(UsageError, match=r"--strategy.ranks_per_label=4: 2 were started"):
+        validate(run("strategy.ranks_per_label=4"), 2)

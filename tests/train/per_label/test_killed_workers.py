@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paragan.core.jsonl import read
-from paragan.models.model import load_model, part
-from processes import Process, Processes, outcome, steps, train, until
+from paragan.core.jsonl import read_jsonl
+from paragan.models.model import label_dir, load_model
+from processes import CliProcess, CliProcesses, final_tensors, logged_steps, train_args, wait_until
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(900 if "PARAGAN_SOAK" in os.environ else 240)]
 
@@ -32,7 +32,7 @@ NO_PAGES = (
 
 def labels(run: Path) -> list[Path]:
     """The runs of the labels."""
-    return [part(run / "labels", label) for label in range(LABELS)]
+    return [label_dir(run / "labels", label) for label in range(LABELS)]
 
 
 def leases(run: Path, job: str) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def leases(run: Path, job: str) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in files]
 
 
-def holds(run: Path, worker: Process) -> str:
+def holds(run: Path, worker: CliProcess) -> str:
     """The job that a worker has now, or nothing."""
     jobs = [f"{label:04d}" for label in range(LABELS)]
     last = {job: leases(run, job)[-1] for job in jobs if leases(run, job)}
@@ -51,24 +51,24 @@ def holds(run: Path, worker: Process) -> str:
 
 def came(run: Path) -> int:
     """How many steps all labels have come, wherever they now are (0003, or 0003.2 while it is trained)."""
-    return sum((steps(label) or [0])[-1] for label in (run / "labels").glob("*"))
+    return sum((logged_steps(label) or [0])[-1] for label in (run / "labels").glob("*"))
 
 
-def start(run: Path, processes: Processes) -> Process:
+def start(run: Path, processes: CliProcesses) -> CliProcess:
     """A worker."""
-    return processes.warm(*train(run, *SETTINGS), patch=NO_PAGES)
+    return processes.start_forked(*train_args(run, *SETTINGS), patch=NO_PAGES)
 
 
-def kill_and_start(run: Path, processes: Processes, draw: random.Random) -> list[Process]:
+def kill_and_start(run: Path, processes: CliProcesses, draw: random.Random) -> list[CliProcess]:
     """Two workers, one of which is killed whenever the run has come so far: the last two."""
     workers = [start(run, processes) for _ in range(2)]
     moments = sorted(draw.randrange(LABELS * STEPS * 9 // 10) for _ in range(KILLS))
     for moment in moments:
-        until(lambda m=moment: came(run) >= m, what=f"step {moment}")
+        wait_until(lambda m=moment: came(run) >= m, description=f"step {moment}")
         victim = draw.randrange(2)
-        until(lambda v=victim: holds(run, workers[v]), what="it has a label")
+        wait_until(lambda v=victim: holds(run, workers[v]), description="it has a label")
         time.sleep(0.2 * draw.random())
-        workers[victim].send(signal.SIGKILL)
+        workers[victim].send_signal(signal.SIGKILL)
         workers[victim].wait()
         workers[victim] = start(run, processes)
     return workers
@@ -85,12 +85,12 @@ def test_whoever_is_killed_every_label_is_done_once_and_as_if_nobody_was(tmp_pat
     assert sum(map(len, taken)) > len(taken)  # some were killed with a label
     assert [of[-1]["images"] for of in taken[:-1]] == [16 * STEPS] * LABELS
     for mine, theirs in zip(labels(run), labels(calm)):
-        assert steps(mine) == steps(theirs) == list(range(1, STEPS + 1))
-        assert outcome(mine) == outcome(theirs)
+        assert logged_steps(mine) == logged_steps(theirs) == list(range(1, STEPS + 1))
+        assert final_tensors(mine) == final_tensors(theirs)
     wanted = np.repeat(np.arange(LABELS), 3)
     of_both = [load_model(folder).sampler.images(range(len(wanted)), wanted) for folder in (run, calm)]
     assert (of_both[0] == of_both[1]).all()
-    scores = [read(folder / "metrics.jsonl") for folder in (run, calm)]
+    scores = [read_jsonl(folder / "metrics.jsonl") for folder in (run, calm)]
     assert [row["value"] for row in scores[0]] == [row["value"] for row in scores[1]]
 
 
@@ -103,10 +103,10 @@ pooled.draw_fakes = lambda *told: os.kill(os.getpid(), signal.SIGKILL)
 
 def test_who_is_killed_while_all_labels_are_scored_leaves_no_score_twice(tmp_path, processes):
     run = tmp_path / "run"
-    short = (*train(run, *SETTINGS), f"--kimg={0.016 * LABELS:g}")
-    assert processes.warm(*short, patch=f"{NO_PAGES}\n{IN_THE_END}").wait() == -signal.SIGKILL
-    assert [row["name"] for row in read(run / "metrics.jsonl")] == ["fd_pixels"]
-    worker = processes.warm(*short, patch=NO_PAGES)
+    short = (*train_args(run, *SETTINGS), f"--kimg={0.016 * LABELS:g}")
+    assert processes.start_forked(*short, patch=f"{NO_PAGES}\n{IN_THE_END}").wait() == -signal.SIGKILL
+    assert [row["name"] for row in read_jsonl(run / "metrics.jsonl")] == ["fd_pixels"]
+    worker = processes.start_forked(*short, patch=NO_PAGES)
     assert worker.wait() == 0, worker.err
-    assert [row["name"] for row in read(run / "metrics.jsonl")] == ["fd_pixels"]
+    assert [row["name"] for row in read_jsonl(run / "metrics.jsonl")] == ["fd_pixels"]
     assert [lease["state"] for lease in leases(run, "all")] == ["held", "done"]
