@@ -168,8 +168,8 @@ CASES = (
         "sngan",
         f"""train sngan-cifar10 --data={DATASET} --kimg=0.64 --batch=32 --lanes=4 --d_steps=2 --data.resolution=16
         --nets.width=16 --nets.d_width=16 --objective.r1=1 --objective.r1_every=2 --objective.lecam=0.3
-        --objective.augment=ada --objective.augment.kimg=1 --objective.loss=nonsaturating --objective.zcr=5 --objective.zcr_g=0.5
-        --average.half_life_kimg=0.2 --data.hold=stream""",
+        --objective.augment=ada --objective.augment.kimg=1 --objective.loss=nonsaturating --objective.zcr=5
+        --objective.zcr_g=0.5 --average.half_life_kimg=0.2 --data.hold=stream""",
     ),
     case(
         "biggan",
@@ -186,7 +186,8 @@ CASES = (
     case(
         "r3gan",
         f"""train r3gan-cifar10 --data={DATASET} --kimg=0.32 --batch=32 --lanes=4 --data.resolution=16
-        --nets.width=32 --nets.group=8 --g.warm_up_kimg=0.2 --d.schedule=cosine --device.one_call=true --policy=paragan""",
+        --nets.width=32 --nets.group=8 --g.warm_up_kimg=0.2 --d.schedule=cosine --device.one_call=true
+        --policy=paragan""",
     ),
     case("wgan-gp", "train digits --kimg=1 --policy=wcgan-gp --batch=64"),
     case(

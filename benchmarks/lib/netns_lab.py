@@ -108,7 +108,7 @@ def remove_leftovers() -> None:
     for name in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split():
         match = re.match(r"paragan-lab(\d+)-", name)
         if match and not Path(f"/proc/{match[1]}").exists():
-            with namespace(name, there=True):
+            with namespace(name, exists=True):
                 pass
 
 
@@ -155,9 +155,8 @@ def shape_link(where: str, device: str, link: Link) -> None:
         run_command(f"tc -n {where} qdisc add dev {device} root handle 1: netem delay {delay} limit 100000")
         parent = "parent 1:"
     if link.rate:
-        run_command(
-            f"tc -n {where} qdisc add dev {device} {parent} tbf rate {link.rate:.0f}bit burst {BURST_BYTES} limit {QUEUE_BYTES}"
-        )
+        bucket = f"tbf rate {link.rate:.0f}bit burst {BURST_BYTES} limit {QUEUE_BYTES}"
+        run_command(f"tc -n {where} qdisc add dev {device} {parent} {bucket}")
 
 
 def has_netem() -> bool:
@@ -197,9 +196,8 @@ def raise_interface(i: int) -> None:
     run_command(f"ip -n {host_namespace(i)} address add {host_address(i)}/16 dev eth0")
     run_command(f"ip -n {host_namespace(i)} link set eth0 up")
     for route in json.loads(run_command(f"ip -n {host_namespace(i)} -j route show dev eth0")):
-        run_command(
-            f"ip -n {host_namespace(i)} route change {route['dst']} dev eth0 src {host_address(i)} congctl {TCP_CONGESTION}"
-        )
+        target = f"{route['dst']} dev eth0 src {host_address(i)} congctl {TCP_CONGESTION}"
+        run_command(f"ip -n {host_namespace(i)} route change {target}")
 
 
 def sent_bytes(i: int) -> int:
@@ -322,9 +320,17 @@ def main() -> int:
             reader.join(GRACE_S)
         took = time.monotonic() - began
         report = Report(
-            options.hosts, [r / 1e6 for r in rates], 1e3 * options.latency, mtu, shaped_by, TCP_CONGESTION, command, status,
-            round(took, 3), [sent_bytes(i) for i in range(options.hosts)],
-        )  # fmt: skip
+            hosts=options.hosts,
+            rates_mbit=[rate / 1e6 for rate in rates],
+            latency_ms=1e3 * options.latency,
+            mtu=mtu,
+            shaped_by=shaped_by,
+            tcp=TCP_CONGESTION,
+            command=command,
+            status=status,
+            seconds=round(took, 3),
+            sent_bytes=[sent_bytes(i) for i in range(options.hosts)],
+        )
     print(
         f"lab: {options.hosts} hosts, MTU {mtu}, shaped by {shaped_by}; status {status}, {took:.1f} s; logs in {logs}"
     )

@@ -1,4 +1,12 @@
-"""Groups of ranks, and what travels in them: torch's process groups, with every byte counted."""
+"""Process groups: collectives and point-to-point messages between ranks, with every byte counted.
+
+This module and comm/world.py are the only ones that use torch.distributed. Bytes are counted by a `Meter` when a
+message is handed to torch, by the formulas of comm/traffic.py, which also predict them (`Exchange.traffic`).
+
+Gloo does not notify a rank whose message was half sent or half received when its connection closes; it would wait for
+the timeout. Groups that must survive the loss of a rank therefore wait in a separate thread (`WaitThread`), which is
+abandoned together with the group.
+"""
 
 from __future__ import annotations
 
@@ -27,55 +35,68 @@ POLL_S = 0.02
 
 
 class CommunicationError(RunError):
-    """An exchange failed: another rank died, hangs, or gave up. The step was not applied."""
+    """An exchange failed: another rank died, hangs or aborted. The step was not applied."""
 
 
 class Store(Protocol):
-    """What is used of torch's key-value stores. Nothing that waits: they are shared by threads."""
+    """The operations of torch's key-value stores that are used here. None of them blocks: threads share the store."""
 
-    def set(self, key: str, value: str, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def check(self, keys: list[str], /) -> bool: ...
+    def set(self, key: str, value: str, /) -> None:
+        """Write a value."""
+        ...
+
+    def get(self, key: str, /) -> bytes:
+        """Read a value. The key must exist: call `check` first."""
+        ...
+
+    def check(self, keys: list[str], /) -> bool:
+        """Return whether all keys exist."""
+        ...
 
 
 class Work(Protocol):
-    """Something on its way; `wait` returns when it has arrived (on CUDA: orders the stream, not the host)."""
+    """A message or collective in flight, ours or torch's."""
 
-    def wait(self) -> None: ...
-
-
-class Waitable(Protocol):
-    """Work of ours or of torch."""
-
-    def wait(self) -> object: ...
+    def wait(self) -> object:
+        """Block until it is complete. On CUDA this orders the stream and does not block the host."""
+        ...
 
 
 class Group(Protocol):
-    """Some ranks that talk."""
+    """A group of ranks. All its ranks call the same collectives in the same order."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """This rank's number in the group."""
+        ...
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The number of ranks."""
+        ...
+
     def with_meter(self, meter: Meter) -> Group:
-        """The same ranks, counting into `meter`."""
+        """Return the same group, counting into `meter`."""
         ...
 
     def all_reduce_sum(self, x: Tensor) -> Work:
-        """Sum of everyone's x [...], in place, the same bits on every rank."""
+        """Sum x [...] over ranks, in place. Every rank gets the same bits."""
         ...
 
     def all_gather(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Work]:
-        """[k] of everyone -> [size, k], row j from rank j; into `out` where given."""
+        """Gather x [k] of every rank into [size, k], row j from rank j; into `out` if it is given."""
         ...
 
     def all_to_all(self, x: Tensor, out: Tensor) -> Work:
-        """[size, k], row j for rank j -> out [size, k], row j from rank j."""
+        """Send row j of x [size, k] to rank j; row j of out [size, k] comes from rank j."""
         ...
 
     def send_recv(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], tag: int = 0) -> Work:
-        """A tensor to each of some ranks, and one from each of some, which may be others. What is told must stay as
-        it is until the work is done. Pairs must post what has one tag in one order."""
+        """Send one tensor to each rank in `sends`, and receive one from each rank in `recvs`.
+
+        The tensors in `sends` must not change until the work is complete. Both ends of a pair must post the messages of
+        one tag in the same order.
+        """
         ...
 
 
@@ -86,7 +107,7 @@ class _CompletedWork:
 
 @dataclass(frozen=True)
 class SingleRankGroup:
-    """A group of one: nothing travels."""
+    """A group of one rank: nothing is sent."""
 
     rank: int = 0
     size: int = 1
@@ -109,32 +130,44 @@ class SingleRankGroup:
 
 
 class PolledWork:
-    """Work that a thread waits for, so that one can look whether it is over."""
+    """Work that a `WaitThread` waits for, so that its completion can be polled.
 
-    def __init__(self, work: Waitable, wait_thread: WaitThread, meter: Meter | None = None):
+    meter : counts the time spent in `wait`
+    """
+
+    def __init__(self, work: Work, wait_thread: WaitThread, meter: Meter | None = None):
         self.work, self.wait_thread, self.meter = work, wait_thread, meter
-        self.done, self.error = threading.Event(), list[CommunicationError]()
+        self.done = threading.Event()
+        self.error: CommunicationError | None = None
 
     @property
     def is_done(self) -> bool:
+        """Whether it is complete. Raises CommunicationError if it failed or its group was aborted."""
         if self.error:
-            raise self.error[0]
+            raise self.error
         if self.wait_thread.cancelled and not self.done.is_set():
-            raise CommunicationError("this group was given up")
+            raise CommunicationError("process group aborted: a peer was lost")
         return self.done.is_set()
 
     def wait(self) -> None:
+        """Block until it is complete, at most for the timeout of the thread."""
         start = time.monotonic()
         while not self.done.wait(POLL_S) and not self.is_done:
             if time.monotonic() > start + self.wait_thread.timeout_s:
-                raise CommunicationError(f"a link was silent for {self.wait_thread.timeout_s:g} s")
+                raise CommunicationError(f"no message arrived from a peer for {self.wait_thread.timeout_s:g} s")
         if self.meter:
             self.meter.wait_s += time.monotonic() - start
         assert self.is_done
 
 
 def broadcast_bits(group: Group, x: Tensor, is_source: bool) -> Tensor:
-    """What the one rank that speaks has, on every rank, to the bit; numbers of any kind: they are summed as bytes."""
+    """Return the source rank's x on every rank, bit for bit. Any dtype: the bytes are summed.
+
+    Args:
+        group: the ranks that call this.
+        x: [...], of the same shape and dtype on all ranks.
+        is_source: whether this rank's x is the one that all get; true on exactly one rank.
+    """
     data = x.detach().contiguous().flatten().view(torch.uint8)
     total = data.clone() if is_source else torch.zeros_like(data)
     group.all_reduce_sum(total).wait()
@@ -142,30 +175,40 @@ def broadcast_bits(group: Group, x: Tensor, is_source: bool) -> Tensor:
 
 
 class WaitThread:
-    """A thread that does nothing but wait for what it was given, in that order.
+    """A thread that waits for the submitted work, in order of submission.
 
-    Who gives a group up leaves the thread behind. Gloo tells those who wait for a link that is closed, but not the one
-    whose message was half sent or half here (`Pair::signalException`, torch 2.13): that one would wait for the timeout.
+    When a group is aborted, the thread is abandoned with it. Gloo notifies those who wait on a closed connection, but
+    not the one whose message was half sent or half received (`Pair::signalException`, torch 2.13), which would wait for
+    the timeout.
+
+    timeout_s : how long `PolledWork.wait` blocks at most
+    group     : the process group that the work belongs to
     """
 
     def __init__(self, timeout_s: float, group: object = None):
-        self.timeout_s, self.group, self.cancelled = timeout_s, group, False  # whose work this is
+        self.timeout_s, self.group = timeout_s, group
+        self.cancelled = False
         self._queue = queue.SimpleQueue[PolledWork | None]()
-        threading.Thread(target=self._run, daemon=True, name="waiter").start()
+        threading.Thread(target=self._run, daemon=True, name="wait-thread").start()
 
-    def submit(self, work: Waitable) -> PolledWork:
-        travels = isinstance(work, _MeteredWork)  # the time until somebody wants it is not waited
-        pending = PolledWork(work.work, self, work.meter) if travels else PolledWork(work, self)
+    def submit(self, work: Work) -> PolledWork:
+        """Wait for this work in the thread. Only the time in `PolledWork.wait` counts as waiting."""
+        if isinstance(work, _MeteredWork):
+            pending = PolledWork(work.work, self, work.meter)
+        else:
+            pending = PolledWork(work, self)
         self._queue.put(pending)
         return pending
 
     def close(self) -> None:
-        """Go when all that was given is over."""
+        """End the thread when all submitted work is complete."""
         self._queue.put(None)
 
     def abandon(self) -> None:
-        """Whoever still looks is told (Lost). The process group is left where it is, for good: taking it down waits for
-        its threads, and one may be waiting in vain."""
+        """Fail all pending work with CommunicationError.
+
+        The process group is leaked on purpose: destroying it joins its threads, and one may be blocked for ever.
+        """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
         self.cancelled = True
         self.close()
@@ -174,14 +217,14 @@ class WaitThread:
         while pending := self._queue.get():
             try:
                 as_comm_error(pending.work.wait)
-            except CommunicationError as lost:
-                pending.error.append(lost)
+            except CommunicationError as error:
+                pending.error = error
             pending.done.set()
 
 
 @dataclass(frozen=True)
 class _WorkList:
-    works: Sequence[Waitable]
+    works: Sequence[Work]
 
     def wait(self) -> None:
         for work in self.works:
@@ -190,7 +233,7 @@ class _WorkList:
 
 @dataclass(frozen=True)
 class _MeteredWork:
-    work: Waitable
+    work: Work
     meter: Meter
     wait_thread: WaitThread | None
 
@@ -205,11 +248,16 @@ class _MeteredWork:
 
 @dataclass(frozen=True)
 class TorchGroup:
-    """A process group."""
+    """A group of torch.distributed.
 
-    process_group: Any  # a torch.distributed process group, or one of its backends
+    process_group : a torch.distributed process group, or one of its backends
+    meter         : counts what this rank sends
+    wait_thread   : waits for the messages of a group that may be aborted
+    """
+
+    process_group: Any
     meter: Meter = field(default_factory=Meter)
-    wait_thread: WaitThread | None = None  # who waits, where the group may be given up
+    wait_thread: WaitThread | None = None
 
     @property
     def rank(self) -> int:
@@ -223,17 +271,17 @@ class TorchGroup:
         return replace(self, meter=meter)
 
     def all_reduce_sum(self, x: Tensor) -> Work:
-        start = lambda: self.process_group.allreduce([x])  # noqa: E731
-        return self._launch(start, ring_all_reduce(x.nbytes, self.size))
+        return self._launch(lambda: self.process_group.allreduce([x]), ring_all_reduce(x.nbytes, self.size))
 
     def all_gather(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Work]:
         rows = x.new_empty(self.size, *x.shape) if out is None else out
-        start = lambda: self.process_group.allgather([list(rows)], [x.contiguous()])  # noqa: E731
-        return rows, self._launch(start, ring_all_gather(x.nbytes, self.size))
+        work = self._launch(
+            lambda: self.process_group.allgather([list(rows)], [x.contiguous()]), ring_all_gather(x.nbytes, self.size)
+        )
+        return rows, work
 
     def all_to_all(self, x: Tensor, out: Tensor) -> Work:
-        start = lambda: self.process_group.alltoall_base(out, x, [], [])  # noqa: E731
-        return self._launch(start, all_to_all(x.nbytes, self.size))
+        return self._launch(lambda: self.process_group.alltoall_base(out, x, [], []), all_to_all(x.nbytes, self.size))
 
     def send_recv(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], tag: int = 0) -> Work:
         self.meter.count(Traffic(sum(x.nbytes for x in sends.values()), len(sends)))
@@ -243,12 +291,13 @@ class TorchGroup:
     def _send_recv(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], tag: int) -> list[dist.Work]:
         group = self.process_group
         if not any(backend_of(x.device).batch_p2p for x in (*sends.values(), *recvs.values())):
-            # gloo sends what the other side has asked for: asked later, our question would wait behind our own message
-            heard = [group.recv([x], rank, tag) for rank, x in sorted(recvs.items())]
-            return heard + [group.send([x], rank, tag) for rank, x in sorted(sends.items())]
+            # Gloo sends once the other side has posted its receive. If receives were posted last, our own messages
+            # would delay them.
+            received = [group.recv([x], rank, tag) for rank, x in sorted(recvs.items())]
+            return received + [group.send([x], rank, tag) for rank, x in sorted(sends.items())]
         ops = [c10d.P2POp(c10d.isend, x, group=group, group_peer=rank) for rank, x in sorted(sends.items())]
         ops += [c10d.P2POp(c10d.irecv, x, group=group, group_peer=rank) for rank, x in sorted(recvs.items())]
-        return c10d.batch_isend_irecv(ops)  # NCCL wants them at once
+        return c10d.batch_isend_irecv(ops)  # NCCL needs them in one batch; it ignores the tag
 
     def _launch(self, start: Callable[[], dist.Work | None], traffic: Traffic) -> Work:
         self.meter.count(traffic)
@@ -257,7 +306,7 @@ class TorchGroup:
 
 
 class _StoreAdapter(c10d.Store):
-    """Words under a name, as torch wants to have them, for a process group to meet."""
+    """A prefix of our store as a store of torch, for the rendezvous of a process group."""
 
     def __init__(self, store: Store, prefix: str, timeout_s: float):
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
@@ -277,25 +326,40 @@ class _StoreAdapter(c10d.Store):
         deadline = time.monotonic() + (timeout.total_seconds() if timeout else self.timeout_s)
         while not self.check(keys):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"waited for {keys} in vain")
+                raise RuntimeError(f"timed out waiting for {', '.join(keys)}")
             time.sleep(POLL_S / 10)
 
 
 def new_gloo_group(
     store: Store, prefix: str, rank: int, size: int, timeout_s: float, wait_thread: WaitThread | None = None
 ) -> Group:
-    """A gloo group of its own, beside the default one. Returns when all are there; Lost after `timeout_s`."""
-    meeting, timeout = _StoreAdapter(store, prefix, timeout_s), timedelta(seconds=timeout_s)
-    group = as_comm_error(lambda: c10d.ProcessGroupGloo(meeting, rank, size, timeout))
+    """Form a gloo group that is independent of the default one.
+
+    Args:
+        store: where the ranks find each other.
+        prefix: of its keys; another one for every group.
+        rank: this rank's number in the group.
+        size: its number of ranks.
+        timeout_s: of the rendezvous and of each message.
+        wait_thread: waits for its messages.
+
+    Raises:
+        CommunicationError: not all ranks arrived within `timeout_s`.
+    """
+    adapter = _StoreAdapter(store, prefix, timeout_s)
+    group = as_comm_error(lambda: c10d.ProcessGroupGloo(adapter, rank, size, timedelta(seconds=timeout_s)))
     if wait_thread:
         wait_thread.group = group
     return TorchGroup(group, wait_thread=wait_thread)
 
 
 def as_comm_error(action: Callable[[], T]) -> T:
-    """Do it; what torch raises for closed pairs, timeouts, aborted communicators and absent stores is Lost."""
+    """Run `action`, and raise CommunicationError for any RuntimeError of it.
+
+    torch raises RuntimeError for closed connections, timeouts, aborted communicators and unreachable stores.
+    """
     try:
         return action()
     except RuntimeError as error:
-        first = re.sub(r"^\[[^]]*:\d+\] ", "", str(error).splitlines()[0])  # without gloo's source line,
-        raise CommunicationError(first.split(". This is typically")[0]) from error  # and without its advice
+        first_line = re.sub(r"^\[[^]]*:\d+\] ", "", str(error).splitlines()[0])  # drops gloo's source line
+        raise CommunicationError(first_line.split(". This is typically")[0]) from error  # and its advice

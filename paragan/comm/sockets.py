@@ -1,4 +1,10 @@
-"""TODO: docstring of paragan/comm/sockets.py"""
+"""Sockets of this process: which are open, which are connected, and how to shut them down.
+
+torch does not expose the sockets of its stores and process groups. They are found as the difference of `open_sockets`
+before and after torch opens them (Linux: /proc/self/fd). A descriptor may be closed and reused by another thread at any
+time, so a socket is identified by descriptor and inode, and is duplicated before it is used (`duplicate_socket`).
+Shutting a socket down wakes those who wait at either end, which gloo's own `abort` does not.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +17,25 @@ from pathlib import Path
 
 from paragan.comm.process_group import CommunicationError
 
-SocketId = tuple[int, str]  # an open socket: its descriptor, and what tells it from others that get the number later
+SocketId = tuple[int, str]  # an open socket: its descriptor, and its inode as /proc names it ("socket:[4711]")
+Address = tuple[str, int]  # host and port
+
+CONNECT_TIMEOUT_S = 2.0  # how long `is_listening` waits for a connection
 
 
 def open_sockets() -> set[SocketId]:
-    """This process's open sockets (Linux; none where the system does not tell)."""
-    found = set[SocketId]()
+    """Return the open sockets of this process (Linux; empty on other systems)."""
+    sockets = set[SocketId]()
     for entry in Path("/proc/self/fd").glob("*"):
         with contextlib.suppress(OSError):
-            what = str(entry.readlink())
-            if what.startswith("socket:"):
-                found.add((int(entry.name), what))
-    return found
+            target = str(entry.readlink())
+            if target.startswith("socket:"):
+                sockets.add((int(entry.name), target))
+    return sockets
 
 
 def duplicate_socket(socket_id: SocketId) -> socket.socket | None:
-    """A second handle on this socket, or nothing where it was closed."""
+    """Return a second handle on this socket, or None if it was closed."""
     with contextlib.suppress(OSError):
         copy = os.dup(socket_id[0])
         if str(Path(f"/proc/self/fd/{copy}").readlink()) == socket_id[1]:
@@ -36,8 +45,9 @@ def duplicate_socket(socket_id: SocketId) -> socket.socket | None:
 
 
 def is_connected(socket_id: SocketId) -> bool:
-    """Whether this socket is one end of a connection to somebody else."""
-    if not (handle := duplicate_socket(socket_id)):
+    """Return whether this socket is one end of a network connection."""
+    handle = duplicate_socket(socket_id)
+    if not handle:
         return False
     with handle, contextlib.suppress(OSError):
         return handle.family != socket.AF_UNIX and not is_listener(handle) and bool(handle.getpeername())
@@ -45,19 +55,20 @@ def is_connected(socket_id: SocketId) -> bool:
 
 
 def is_listener(handle: socket.socket) -> bool:
+    """Return whether this socket accepts connections."""
     return bool(handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def shutdown_sockets(socket_ids: Iterable[SocketId]) -> None:
-    """Shut these sockets down, so that whoever waits at either end is told; but not those that listen."""
+    """Shut down these connections, which wakes those who wait at either end. Listeners are left open."""
     for handle in filter(None, map(duplicate_socket, socket_ids)):
         with contextlib.suppress(OSError), handle:
-            if not is_listener(handle):  # gloo minds for its listener
+            if not is_listener(handle):  # gloo fails without its listener
                 handle.shutdown(socket.SHUT_RDWR)
 
 
 def set_recv_timeout(socket_ids: Iterable[SocketId], timeout_s: float) -> None:
-    """Who waits for an answer on these sockets, with no timeout of its own, waits no longer: it is an error then."""
+    """Make every blocking receive on these sockets fail after `timeout_s`, also those of torch's own code."""
     timeout = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     for handle in filter(None, map(duplicate_socket, socket_ids)):
         with contextlib.suppress(OSError), handle:
@@ -65,7 +76,7 @@ def set_recv_timeout(socket_ids: Iterable[SocketId], timeout_s: float) -> None:
 
 
 def is_closed(socket_id: SocketId) -> bool:
-    """Whether it was closed, here or at the other end."""
+    """Return whether this connection was closed, at this end or at the other."""
     handle = duplicate_socket(socket_id)
     if not handle:
         return True
@@ -78,16 +89,14 @@ def is_closed(socket_id: SocketId) -> bool:
             return True
 
 
-Address = tuple[str, int]
-
-
-CONNECT_TIMEOUT_S = 2.0  # how long one who may be there has to take a call
-
-
 def local_address_towards(address: Address) -> str:
-    """The address of this host on the way to that one."""
+    """Return the address of this host on the route to `address`.
+
+    Raises:
+        CommunicationError: there is no route.
+    """
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:  # sends nothing
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:  # connecting a UDP socket sends nothing
             s.connect(address)
             return s.getsockname()[0]
     except OSError as error:
@@ -95,7 +104,7 @@ def local_address_towards(address: Address) -> str:
 
 
 def is_listening(address: Address) -> bool:
-    """Whether somebody takes calls there."""
+    """Return whether a process accepts connections at this address."""
     try:
         socket.create_connection(address, timeout=CONNECT_TIMEOUT_S).close()
         return True

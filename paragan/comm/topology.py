@@ -50,7 +50,7 @@ def check_topology(topology: Topology, size: int) -> None:
     """Unusable where a topology does not fit so many ranks, with those that do."""
     misfit = topology.unsupported_reason(size)
     if misfit:
-        others = [t.name for t in BUILTIN_TOPOLOGIES if not t.misfit(size)]
+        others = [t.name for t in BUILTIN_TOPOLOGIES if not t.unsupported_reason(size)]
         there = ", ".join(others)
         raise UsageError(f"strategy.topology={topology.name} on {size} ranks: {misfit}; for {size} there are {there}")
 

@@ -1,4 +1,7 @@
-"""What an exchange costs: predicted as `Traffic`, counted by a `Meter`, in the same units."""
+"""What an exchange costs: predicted as `Traffic`, counted by a `Meter`, in the same units.
+
+Tests demand that both are equal for every exchange; `paragan train -n` shows the prediction.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +20,33 @@ class Traffic:
 
 
 def ring_all_reduce(nbytes: int, size: int) -> Traffic:
-    """A sum over `size` ranks: every rank sends 2 (size - 1) pieces of 1/size (Patarasuk & Yuan 2009)."""
+    """Return what a sum of `nbytes` over `size` ranks costs: 2 (size - 1) pieces of 1/size (Patarasuk & Yuan 2009)."""
     return Traffic(2 * (size - 1) * nbytes // size, 2 * (size - 1))
 
 
 def ring_all_gather(nbytes: int, size: int) -> Traffic:
-    """Everyone's `nbytes` to everyone: each rank passes on size - 1 pieces."""
+    """Return what gathering `nbytes` of every rank on all ranks costs: each rank forwards size - 1 pieces."""
     return Traffic((size - 1) * nbytes, size - 1)
 
 
 def all_to_all(nbytes: int, size: int) -> Traffic:
-    """One of `size` equal parts of `nbytes` to every other rank."""
+    """Return what sending one of `size` equal parts of `nbytes` to every other rank costs."""
     return Traffic((size - 1) * (nbytes // size), size - 1)
 
 
 @dataclass
 class Meter:
-    """Bytes and messages one rank has sent, and the time in which its host waited for others."""
+    """What one rank has sent, and how long it has waited for others.
+
+    sent_bytes, messages : what was handed to torch
+    wait_s               : seconds for which the host blocked on messages
+    """
 
     sent_bytes: int = 0
     messages: int = 0
     wait_s: float = 0.0
 
     def count(self, traffic: Traffic) -> None:
+        """Add what is being sent."""
         self.sent_bytes += traffic.sent_bytes
         self.messages += traffic.messages

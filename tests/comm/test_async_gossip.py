@@ -106,8 +106,8 @@ def test_a_swap_that_has_arrived_is_mixed_while_an_older_one_is_under_way():
         def __init__(self):
             self.let_go = [threading.Event(), threading.Event()]
 
-        def swap(self, tell, hear, tag=0):
-            hear[1].fill_(1.0)
+        def send_recv(self, sends, recvs, tag=0):
+            recvs[1].fill_(1.0)
             return types.SimpleNamespace(wait=lambda: self.let_go[tag - 1].wait(20))
 
     link = Held()

@@ -16,7 +16,7 @@ ALONE = ("g.optimizer_wrapper=none", "d.optimizer_wrapper=none")
 PLAIN = ("nets.batch_norm=false", "nets.spectral=false", "g.optimizer=sgd", "d.optimizer=sgd")
 
 
-def simulated(run, ranks, rounds, every):
+def simulate_local_sgd(run, ranks, rounds, every):
     """Every rank's players in one process: steps of their own, and the mean before every `every`-th."""
     from paragan.strategies.base import assign_lanes
 
@@ -33,16 +33,16 @@ def simulated(run, ranks, rounds, every):
                 mine = base.lanes.make_micro_batch(step * run.batch, assign_lanes(run.lanes, rank, ranks).lanes)
                 z = mine.rng.normal(f"latent/{player.name}", 8)
                 y = mine.rng.choice(f"label/{player.name}", game.labels)
-                player.prepare((step + 1) * run.round_images)
+                player.prepare_step((step + 1) * run.round_images)
                 player.flat.grads.zero_()
-                with player.moving():
+                with player.requiring_grad():
                     fake = game.g.net(z, y)
                     if name == "d":
                         real = relu(1 - game.d.net(mine.images, mine.labels))
                         (real + relu(1 + game.d.net(fake.detach(), y))).mean().backward()
                     else:
                         (-game.d.net(fake, y).mean()).backward()
-                player.move((step + 1) * run.round_images, run.round_images)
+                player.step((step + 1) * run.round_images, run.round_images)
     return [{p.name: p.flat.params.clone() for p in game.players} for game in games]
 
 
@@ -56,7 +56,7 @@ def test_it_equals_a_simulation_of_all_ranks(pool, every):
             play_round(s)
         return {p.name: p.flat.params.clone() for p in s.game.players}
 
-    for mine, expected in zip(pool(4, job), simulated(run, 4, 7, every), strict=True):
+    for mine, expected in zip(pool(4, job), simulate_local_sgd(run, 4, 7, every), strict=True):
         for name in mine:
             torch.testing.assert_close(mine[name], expected[name], rtol=2e-4, atol=2e-5)
 

@@ -43,8 +43,10 @@ class Membership:
     def from_json(text: str) -> Membership:
         data = json.loads(text)
         data["addresses"] = {int(r): (host, port) for r, (host, port) in data["addresses"].items()}
-        data["settled"] = {int(r): nonce for r, nonce in data["settled"].items()}
-        return Membership(**data | {"members": tuple(data["members"]), "empty": tuple(data["empty"])})
+        data["answered"] = {int(r): number for r, number in data["answered"].items()}
+        data["members"] = tuple(data["members"])
+        data["without_state"] = tuple(data["without_state"])
+        return Membership(**data)
 
 
 @dataclass(frozen=True)

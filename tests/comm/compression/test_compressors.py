@@ -89,7 +89,7 @@ def test_the_same_seed_gives_the_same_bytes(wire):
 def test_stochastic_rounding_is_right_in_the_mean(wire):
     x = torch.randn(256, generator=torch.Generator().manual_seed(0))
     mean = sum(through(wire, x, seed).double() for seed in range(4000)) / 4000
-    step = 16.0 / 7 if isinstance(wire, QSGD) else 4.0 / wire.top
+    step = 16.0 / 7 if isinstance(wire, QSGD) else 4.0 / wire.max_level
     assert (mean - x).abs().max() < 5 * step / 2 / 4000**0.5
 
 
@@ -120,10 +120,10 @@ def test_bits_a_number(wire, bits):
     assert 8 * wire.nbytes(1 << 20) / (1 << 20) == pytest.approx(bits, abs=0.01)
 
 
-@pytest.mark.parametrize(("bits", "top"), [(8, 128), (8, 127), (8, 100), (4, 8), (4, 7), (2, 2), (2, 1)])
+@pytest.mark.parametrize(("bits", "max_level"), [(8, 128), (8, 127), (8, 100), (4, 8), (4, 7), (2, 2), (2, 1)])
 @pytest.mark.parametrize("rule", ["extreme", "largest", "norm"])
 @pytest.mark.parametrize("stochastic", [False, True])
-def test_compiled_levels_are_the_plain_ones_bit_for_bit(bits, top, rule, stochastic):
+def test_compiled_levels_are_the_plain_ones_bit_for_bit(bits, max_level, rule, stochastic):
     assert native_kernels.load_kernels() is not None, "no C compiler here: compressors would run ten times slower"
     for n in (1, 255, 256, 5000):
         for kind, x in vectors(n):
@@ -134,13 +134,20 @@ def test_compiled_levels_are_the_plain_ones_bit_for_bit(bits, top, rule, stochas
                 )
                 for _ in "ab"
             ]
-            settings = {"block": 256, "bits": bits, "top": top, "rule": rule, "stochastic": stochastic, "seed": 77}
+            settings = {
+                "block": 256,
+                "bits": bits,
+                "max_level": top,
+                "rule": rule,
+                "stochastic": stochastic,
+                "seed": 77,
+            }
             block_quantizer.encode_levels(x, codes[0], **settings)
             block_quantizer.reference_encode_levels(x, codes[1], **settings)
             assert torch.equal(*codes), kind
             fast, plain = torch.empty(n), torch.empty(n)
-            block_quantizer.decode_levels(codes[0], fast, block=256, bits=bits, max_level=top)
-            block_quantizer.reference_decode_levels(codes[0], plain, block=256, bits=bits, max_level=top)
+            block_quantizer.decode_levels(codes[0], fast, **levels)
+            block_quantizer.reference_decode_levels(codes[0], plain, **levels)
             assert torch.equal(fast, plain), kind
 
 
@@ -203,10 +210,10 @@ def test_positions_survive_in_few_bytes(n, k):
         ("examples.own_wire:Binary", "examples.own_wire:Binary: module .* has no attribute 'Binary'"),
         ("nowhere:Ternary", "nowhere:Ternary: No module named 'nowhere'"),
         ("os:system", "os:system is not a class under @paragan.core.schema.config_class"),
-        ("paragan.comm.compress:", "is given as module:Class"),
+        ("paragan.comm.compression.compressors:", "is given as module:Class"),
         (
-            "paragan.train.run:Data",
-            "paragan.train.run:Data has no name, lossy, feedback, nbytes, delta, enc",
+            "paragan.config.sections:DataOptions",
+            "paragan.config.sections:DataOptions has no name, lossy, feedback, nbytes, delta, enc",
         ),
     ],
 )
@@ -225,9 +232,9 @@ def test_a_wire_of_ones_own_is_found_again_from_the_record():
 
 OWN_WIRE = """
 from typing import ClassVar
-from paragan.config import record
+from paragan.core.schema import config_class
 
-@record
+@config_class
 class W:
     name: str = ""
     lossy: ClassVar[bool] = True
@@ -248,9 +255,9 @@ class W:
         ("eager", "= 1.0", "= -3", "eager:W: feedback=-3 must be from 0 to 1"),
         ("raises", "out.copy_(x", "boom(x", "raises:W: NameError where it was tried: name 'boom'"),
         ("lost", "out.copy_(data.view(out.dtype))", "None", "lost:W: decode.* of 1000 finite numbers is not finite"),
-        ("syntax", "@record", "@@", "syntax:W: "),
-        ("leaves", "@record", "raise SystemExit(7)", "leaves:W: 7 .a class of your own"),
-        ("bare", "@record", "", "bare:W is not a class under @paragan.core.schema.config_class"),
+        ("syntax", "@config_class", "@@", "syntax:W: "),
+        ("leaves", "@config_class", "raise SystemExit(7)", "leaves:W: 7 .a class of your own"),
+        ("bare", "@config_class", "", "bare:W is not a class under @paragan.core.schema.config_class"),
     ],
 )
 def test_a_wire_of_ones_own_is_tried_before_anything_is_trained(tmp_path, monkeypatch, module, before, after, said):

@@ -32,8 +32,8 @@ def share(board, one, other):
     assert other.get("a").decode() == board.get("a").decode() == "ä, \n and more"
     PrefixStore(one, "room").set("a", "1")
     assert PrefixStore(board, "room").get("a") == b"1"
-    assert board.read("a")
-    assert one.read("b") is None
+    assert board.get_or_none("a")
+    assert one.get_or_none("b") is None
 
 
 def test_a_board_that_hangs_or_is_gone_is_lost_in_time():

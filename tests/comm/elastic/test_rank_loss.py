@@ -48,7 +48,7 @@ class Team:
 
     def send(self, number: signal.Signals, *ranks: int) -> None:
         for rank in ranks:
-            self.ranks[rank].send(number)
+            self.ranks[rank].send_signal(number)
 
     def news(self) -> list[dict[str, Any]]:
         path = self.run / "members.jsonl"
