@@ -134,14 +134,8 @@ def test_compiled_levels_are_the_plain_ones_bit_for_bit(bits, max_level, rule, s
                 )
                 for _ in "ab"
             ]
-            settings = {
-                "block": 256,
-                "bits": bits,
-                "max_level": top,
-                "rule": rule,
-                "stochastic": stochastic,
-                "seed": 77,
-            }
+            levels = {"block": 256, "bits": bits, "max_level": max_level}
+            settings = levels | {"rule": rule, "stochastic": stochastic, "seed": 77}
             block_quantizer.encode_levels(x, codes[0], **settings)
             block_quantizer.reference_encode_levels(x, codes[1], **settings)
             assert torch.equal(*codes), kind
