@@ -31,14 +31,15 @@ def encode_image(pixels: np.ndarray, kind: str = "PNG", **how) -> bytes:
 class FakeRemoteFileSystem(LocalFileSystem):
     """A folder that behaves as if it lay far away, and counts what is asked of it."""
 
-    remote = True
+    is_remote = True
 
-    def __init__(self, path: Path):
-        super().__init__(path)
-        self.where, self.requests = f"far://{path.name}", []
+    def __init__(self, root: Path):
+        super().__init__(root)
+        self.location = f"far://{root.name}"
+        self.requests: list[tuple[str, int, int | None]] = []
 
-    def at(self, name: str) -> str:
-        return f"{self.where}/{name}"
+    def display_path(self, name: str) -> str:
+        return f"{self.location}/{name}"
 
     def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
         self.requests.append((name, start, size))

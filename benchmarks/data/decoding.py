@@ -24,7 +24,7 @@ from benchmarks.data.make_shards import ShardReader, Shards
 from benchmarks.lib.timing import Times, interleave
 
 CORES, CHUNK, WARM_UP, SETTLE_S, TUNE_S = 2, 32, 8, 0.5, 4.0  # WARM_UP: batches, more than any contestant has ready
-FIXED_OPTIONS = {"depth": 6}  # fewer batches ahead than are taken to warm up
+FIXED_OPTIONS = {"batches": 6}  # fewer batches ahead than are taken to warm up
 FLOAT_FEEDS: dict[str, Callable[[str, Shards], Feed]] = {
     "ours": lambda where, shards: loaders.make_ours(where, shards, **FIXED_OPTIONS),
     "dataloader": loaders.make_dataloader,
@@ -49,7 +49,7 @@ def measure(folder: Path, shards: Shards, batches: int, rounds: int) -> dict[str
         loaders.check_batch(next(feed.batches), shards.resolution)
     feeds["ours, uint8"] = loaders.make_ours_uint8(str(folder), shards, **FIXED_OPTIONS)
     for kind in ("threads", "processes"):
-        feeds[f"ours, uint8, {kind}"] = loaders.make_ours_uint8(str(folder), shards, **FIXED_OPTIONS, decoders=kind)
+        feeds[f"ours, uint8, {kind}"] = loaders.make_ours_uint8(str(folder), shards, **FIXED_OPTIONS, worker_type=kind)
     for feed in feeds.values():
         _warm_up(feed)
     times = _interleave_feeds(limits | {name: _take_batches(feed) for name, feed in feeds.items()}, batches, rounds)

@@ -1,4 +1,8 @@
-"""Files and folders that are there complete, or not at all."""
+"""Write files and folders so that they appear complete or not at all.
+
+All of it writes to a hidden temporary name in the same folder and renames it: a reader, or a crash at any moment, sees
+the old file or the new one.
+"""
 
 from __future__ import annotations
 
@@ -15,62 +19,79 @@ from paragan.core.errors import UsageError
 
 @contextmanager
 def atomic_output(out: Path) -> Iterator[Path]:
-    """A hidden path next to `out`, to be made a file or a folder; it is renamed to `out` if all went well, and removed
-    if not. A file replaces an older one. Raises `Unusable` where nothing can be written."""
+    """Yield a hidden path beside `out`, to be made a file or a folder, and rename it to `out` if no error occurs.
+
+    After an error the temporary path is removed. A file replaces an older one.
+
+    Raises:
+        UsageError: nothing can be written at `out`.
+    """
     if not out.name:
-        raise UsageError(f"{out} names no file: give a name to be made")
-    hidden = out.with_name(f".{out.name}.{os.getpid()}")
-    try:  # a signal may come at any moment
+        raise UsageError(f"{out} is not a file name: give the name of a file to write")
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    try:  # a signal may arrive at any moment
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            hidden.touch()
-            hidden.unlink()
+            temporary.touch()
+            temporary.unlink()
         except OSError as error:
             raise UsageError(f"{out} cannot be written: {error.strerror or error}: name another place") from None
-        yield hidden
-        hidden.replace(out)
+        yield temporary
+        temporary.replace(out)
     finally:
-        if hidden.is_dir():
-            shutil.rmtree(hidden)
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
         else:
             with contextlib.suppress(OSError):
-                hidden.unlink()
+                temporary.unlink()
 
 
 def require_absent(out: Path) -> None:
-    """Raise `Unusable` for what is there already."""
+    """Raise UsageError if `out` exists already."""
     if out.exists() or out.is_symlink():
         raise UsageError(f"{out} exists already: name a new one, or remove it first")
 
 
 def atomic_write_bytes(path: Path, data: bytes) -> None:
-    """Write aside, then rename: whoever looks and whatever crashes, `path` is the old file or the new one."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # a process of another host may have our number
+    """Write a file, flush it to disk and rename it to `path`: readers see the old file or the new one."""
+    temporary = _temporary_path(path)
     try:
-        with aside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        temporary.replace(path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def create_exclusive(path: Path, data: bytes, fsync: bool = True) -> bool:
-    """Make a file that is not there yet, whole from the first moment on. False if it is there: of all processes that
-    try, on whatever hosts, one succeeds. sync: whether it has to be on the disk then."""
-    if path.exists():  # by far the cheapest way to be too late
+    """Create a file with `data` in it, unless it exists. Returns whether this call created it.
+
+    Of all processes that try, on whatever hosts, exactly one succeeds: the file is written under a temporary name and
+    hard-linked, which fails if the name exists.
+
+    Args:
+        path: the file.
+        data: its contents, complete from the first moment it exists.
+        fsync: flush it to disk before it gets its name.
+    """
+    if path.exists():  # the cheapest way to notice that another process was first
         return False
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = _temporary_path(path)
     try:
-        with aside.open("xb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             if fsync:
                 file.flush()
                 os.fsync(file.fileno())
-        os.link(aside, path)
+        os.link(temporary, path)
         return True
     except FileExistsError:
         return False
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
+
+
+def _temporary_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # a process id may occur on another host too

@@ -1,4 +1,4 @@
-"""Time is counted in real images shown to the discriminator."""
+"""Progress of a run. Time is counted in real images shown to the discriminator."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from dataclasses import dataclass
 
 @dataclass
 class Clock:
-    """Where a run stands. step: rounds played; images: real images D has seen (kimg * 1000), moved: in the last round;
-    seconds: that playing them took, in all its sittings; rollbacks: how often it went back to a checkpoint, to go on in
-    another way."""
+    """Progress of a run.
 
-    duration_images: int  # images
+    duration_images   : images after which the run is done
+    step              : rounds played
+    images            : real images D has seen (kimg * 1000)
+    seconds           : time spent training, over all starts of the run
+    rollbacks         : how often training went back to an earlier checkpoint and continued differently
+    last_round_images : images of the last round
+    """
+
+    duration_images: int
     step: int = 0
     images: int = 0
     seconds: float = 0.0
@@ -20,23 +26,26 @@ class Clock:
 
     @property
     def kimg(self) -> float:
+        """Thousands of real images D has seen."""
         return self.images / 1000
 
     @property
     def is_done(self) -> bool:
+        """Whether the run has reached its duration."""
         return self.images >= self.duration_images
 
     def advance(self, images: int) -> None:
+        """Count one round of `images` images."""
         self.step += 1
         self.images += images
         self.last_round_images = images
 
     def finish_now(self) -> None:
-        """Let the run be done here."""
+        """Make the run done at its present number of images."""
         self.duration_images = self.images
 
     def has_crossed(self, period_images: int) -> bool:
-        """Whether the round just played passed a multiple of `every` images."""
-        return (
-            period_images > 0 and self.images // period_images > (self.images - self.last_round_images) // period_images
-        )
+        """Return whether the last round passed a multiple of `period_images`; never if that is 0."""
+        if period_images <= 0:
+            return False
+        return self.images // period_images > (self.images - self.last_round_images) // period_images

@@ -1,4 +1,8 @@
-"""What differs between kinds of devices: a CPU, CUDA, Apple's GPU (mps, never tried by those who wrote this)."""
+"""Backends: what differs between CPUs, CUDA GPUs and Apple GPUs (MPS, untested).
+
+One class for each kind of device. The rest of the package asks a backend and never compares device types. XLA is not
+supported (docs/layout.md says why).
+"""
 
 from __future__ import annotations
 
@@ -22,54 +26,63 @@ from paragan.core.errors import UsageError
 
 ContextManager = contextlib.AbstractContextManager[Any]
 PROC_STATUS = Path("/proc/self/status")
-CGROUP_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")  # what a container may take
+PROC_CPUINFO = Path("/proc/cpuinfo")
+CGROUP_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")  # memory limit of a container
 
 
 class Backend:
-    """A CPU; and what holds for any device, where its own kind does not say otherwise.
+    """CPU backend; base of the others.
 
-    backend : what carries messages between ranks whose numbers lie there
-    streams : work is put into streams, copies from pinned memory among them
-    at_once : all messages of a swap have to be handed over in one call
-    fuses   : many small kernels are worth compiling into one
-    profiled: what torch's profiler calls it, where it has to be told
+    dist_backend    : backend of torch.distributed for tensors on this device
+    has_streams     : work is queued on streams, asynchronous copies from pinned memory included
+    batch_p2p       : all sends and receives of an exchange have to be issued in one call
+    prefers_compile : compiling many small kernels into one pays off
+    profiler_name   : the activity torch's profiler has to be asked for, if any
     """
 
-    dist_backend, has_streams, batch_p2p, prefers_compile = "gloo", False, False, False
+    dist_backend = "gloo"
+    has_streams = False
+    batch_p2p = False
+    prefers_compile = False
     profiler_name: str | None = None
 
     def is_available(self) -> bool:
+        """Return whether torch can use such a device on this host."""
         return True
 
     def device_for_rank(self, local_rank: int) -> torch.device:
-        """The device of a rank. Unusable where there is none for it."""
+        """Return the device of a rank of this host; select it where the backend has a current device.
+
+        Raises:
+            UsageError: there is no device for this rank.
+        """
         return torch.device("cpu")
 
     def device_name(self, device: torch.device) -> str:
-        about = Path("/proc/cpuinfo")
-        lines = about.read_text().splitlines() if about.exists() else []
-        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        return next(named, platform.processor() or platform.machine())
+        """Return the model name of the device."""
+        lines = PROC_CPUINFO.read_text().splitlines() if PROC_CPUINFO.exists() else []
+        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(names, platform.processor() or platform.machine())
 
     def supports_bf16(self) -> bool:
-        """Whether it multiplies bf16 in hardware (a CPU: AVX512-BF16 or AMX, as far as Linux tells)."""
+        """Return whether it multiplies bf16 in hardware (a CPU: AVX512-BF16 or AMX, if Linux reports them)."""
         return bool({"avx512_bf16", "amx_bf16"} & cpu_features())
 
     def memory_bytes(self, device: torch.device) -> int:
-        """Bytes there are, or that a container may take."""
-        here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        """Return the size of its memory, or the limit of the container this process runs in."""
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         limit = CGROUP_MEMORY_MAX.read_text().strip() if CGROUP_MEMORY_MAX.exists() else "max"
-        return min(here, int(limit)) if limit.isdigit() else here
+        return min(total, int(limit)) if limit.isdigit() else total
 
     def peak_bytes(self, device: torch.device) -> int:
-        """The most that was taken by this process so far, or since `forget_peak`."""
-        if PROC_STATUS.exists() and (most := re.search(r"VmHWM:\s*(\d+) kB", PROC_STATUS.read_text())):
-            return 1024 * int(most[1])
+        """Return the peak memory use of this process, since its start or since `reset_peak_memory`."""
+        if PROC_STATUS.exists() and (match := re.search(r"VmHWM:\s*(\d+) kB", PROC_STATUS.read_text())):
+            return 1024 * int(match[1])
         scale = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
     def reset_peak_memory(self, device: torch.device) -> bool:
-        """Begin `peak_bytes` anew with what is taken now. False where the system cannot."""
+        """Set the peak to the present memory use. Returns False if the system cannot."""
         try:
             Path("/proc/self/clear_refs").write_text("5")
         except OSError:
@@ -77,54 +90,56 @@ class Backend:
         return True
 
     def synchronize(self, device: torch.device) -> None:
-        """Wait until all that was asked of it is done."""
+        """Wait until all work queued on the device is done."""
 
     def record_time(self) -> Any:
-        """A moment of the device's own: of streams, when what was asked for so far is done."""
+        """Return a timestamp; on a stream, of the moment when the work queued so far is done."""
         return time.perf_counter()
 
     def elapsed_s(self, start: Any, end: Any) -> float:
-        """Between two moments, once all is done."""
+        """Return the seconds between two timestamps of `record_time`, after `synchronize`."""
         return end - start
 
     def fork_rng(self, device: torch.device, enabled: bool = True) -> ContextManager:
-        """Inside, torch's random numbers may be drawn and seeded; after it they are as before."""
+        """Return a context after which the states of torch's generators are as before it."""
         return torch.random.fork_rng(devices=[], enabled=enabled)
 
     def full_precision_convs(self) -> ContextManager:
-        """Inside, a convolution of float32 rounds as float32 does."""
+        """Return a context in which float32 convolutions are computed in full precision."""
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def side_streams(self, device: torch.device, count: int) -> Generator[list[ContextManager]]:
-        """`count` places to compute in: the first where everything is, the others beside it, where there are streams.
-        What came before is waited for by all, and all by what comes after."""
+        """Yield `count` contexts whose work may overlap: the current stream, then side streams.
+
+        The side streams wait for earlier work of the current stream, which waits for all of them at the end.
+        """
         yield [contextlib.nullcontext() for _ in range(count)]
 
     def record_event(self, device: torch.device) -> Callable[[], None]:
-        """What waits, on whatever stream it is called, for all that was asked for on this one so far."""
+        """Return a function that makes the stream it is called on wait for all work queued on this one so far."""
         return lambda: None
 
 
 class CudaBackend(Backend):
-    dist_backend, has_streams, batch_p2p, prefers_compile, profiler_name = (
-        "cpu:gloo,cuda:nccl",
-        True,
-        True,
-        True,
-        "cuda",
-    )
+    """CUDA GPUs."""
+
+    dist_backend = "cpu:gloo,cuda:nccl"
+    has_streams = True
+    batch_p2p = True
+    prefers_compile = True
+    profiler_name = "cuda"
 
     def is_available(self) -> bool:
         return torch.cuda.is_available()
 
     def device_for_rank(self, local_rank: int) -> torch.device:
         if not self.is_available():
-            raise UsageError("--device.kind=cuda: torch sees no CUDA device here; use --device.kind=cpu")
-        here = torch.cuda.device_count()
-        if local_rank >= here:
+            raise UsageError("--device.kind=cuda: torch finds no CUDA device on this host; use --device.kind=cpu")
+        count = torch.cuda.device_count()
+        if local_rank >= count:
             raise UsageError(
-                f"this host has {here} CUDA devices: start at most as many ranks on it", same_on_all_ranks=False
+                f"this host has {count} CUDA devices: start at most {count} ranks on it", same_on_all_ranks=False
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
@@ -173,7 +188,8 @@ class CudaBackend(Backend):
 
     @contextlib.contextmanager
     def side_streams(self, device: torch.device, count: int) -> Generator[list[ContextManager]]:
-        main, others = torch.cuda.current_stream(device), [_side_stream(device, i) for i in range(1, count)]
+        main = torch.cuda.current_stream(device)
+        others = [_side_stream(device, i) for i in range(1, count)]
         for stream in others:
             stream.wait_stream(main)
         yield [contextlib.nullcontext(), *map(torch.cuda.stream, others)]
@@ -181,21 +197,23 @@ class CudaBackend(Backend):
             main.wait_stream(stream)
 
     def record_event(self, device: torch.device) -> Callable[[], None]:
-        made = torch.cuda.Event()
-        made.record()
-        return lambda: torch.cuda.current_stream().wait_event(made)
+        event = torch.cuda.Event()
+        event.record()
+        return lambda: torch.cuda.current_stream().wait_event(event)
 
 
 class MpsBackend(Backend):
+    """Apple GPUs. Untested: the authors had none."""
+
     def is_available(self) -> bool:
         return torch.backends.mps.is_available()
 
     def device_for_rank(self, local_rank: int) -> torch.device:
         if not self.is_available():
-            raise UsageError("--device.kind=mps: torch sees no GPU of Apple's here; use --device.kind=cpu")
+            raise UsageError("--device.kind=mps: torch finds no Apple GPU on this host; use --device.kind=cpu")
         if local_rank:
             raise UsageError(
-                "--device.kind=mps is one device, which one rank can have: start one", same_on_all_ranks=False
+                "--device.kind=mps: there is one device, for one rank. Start one rank.", same_on_all_ranks=False
             )
         return torch.device("mps")
 
@@ -206,7 +224,7 @@ class MpsBackend(Backend):
         return torch.mps.recommended_max_memory()
 
     def peak_bytes(self, device: torch.device) -> int:
-        return torch.mps.driver_allocated_memory()  # now: the most there was is not told
+        return torch.mps.driver_allocated_memory()  # the present use: MPS does not report the peak
 
     def reset_peak_memory(self, device: torch.device) -> bool:
         return False
@@ -221,68 +239,84 @@ class MpsBackend(Backend):
 BACKENDS: dict[str, Backend] = {"cpu": Backend(), "cuda": CudaBackend(), "mps": MpsBackend()}
 
 
+PR_SET_THP_DISABLE = 41  # of sys/prctl.h
+
+# Of malloc.h. M_TRIM_THRESHOLD: never; M_TOP_PAD: grow by 64 MB; M_MMAP_THRESHOLD: 32 MB and more are mapped.
+MALLOC_OPTIONS = {-1: -1, -2: 64 << 20, -3: 32 << 20}
+
+
 def backend_of(device: torch.device) -> Backend:
+    """Return the backend of a device."""
     return BACKENDS[device.type]
 
 
 def resolve_device_kind(kind: str) -> str:
-    """auto: CUDA where there is one, else the CPU."""
-    return kind if kind != "auto" else "cuda" if BACKENDS["cuda"].is_available() else "cpu"
+    """Return `cpu`, `cuda` or `mps`; `auto` is CUDA if available, else the CPU."""
+    if kind != "auto":
+        return kind
+    return "cuda" if BACKENDS["cuda"].is_available() else "cpu"
 
 
 def pick_device(kind: str, local_rank: int = 0) -> torch.device:
-    """The device of a rank."""
+    """Return the device of a rank of this host.
+
+    Raises:
+        UsageError: there is no such device.
+    """
     return BACKENDS[resolve_device_kind(kind)].device_for_rank(local_rank)
 
 
 def find_cpp_compiler() -> str | None:
-    """What torch compiles programs for CPUs with, where it is there."""
+    """Return the path of the C++ compiler that torch.compile uses for CPUs, or None."""
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
 def autocast_factory(device: torch.device, precision: str) -> Callable[[], ContextManager]:
-    """The context losses are computed in. Parameters, gradients and averages stay float32."""
+    """Return a function that makes the context losses are computed in.
+
+    Args:
+        device: where the losses are computed.
+        precision: `float32`, or `bf16` for autocast. Parameters, gradients and averages stay float32 in both.
+    """
     return contextlib.nullcontext if precision == "float32" else lambda: torch.autocast(device.type, torch.bfloat16)
 
 
 def has_huge_pages() -> bool:
-    """Whether this system gives pages of 2 MB to those who ask, and torch asks (paragan/__init__.py lets it)."""
+    """Return whether the system offers 2 MB pages on request and torch requests them (see paragan/__init__.py)."""
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    given = setting.exists() and "[never]" not in setting.read_text()
-    return given and os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
+    is_offered = setting.exists() and "[never]" not in setting.read_text()
+    return is_offered and os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
 
 
 def set_huge_pages(enabled: bool) -> None:
-    """Whether this process is given them. A large tensor is memory of the kernel, cleared as it is first touched, page
-    by page: in pages of 4 KB that takes several times what an addition of two such tensors takes."""
+    """Switch 2 MB pages on or off for this process (Linux only).
+
+    The kernel clears a page when it is first touched. In 4 KB pages, clearing a large tensor takes several times as
+    long as adding two such tensors.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, int(not enabled), 0, 0, 0)
 
 
-PR_SET_THP_DISABLE = 41  # of sys/prctl.h
-
-
 def tune_malloc() -> None:
-    """Let this process keep what it frees, where glibc gives it out: else the end of its memory goes back to the system
-    with every pass, and comes again in pages that are cleared and mapped one by one."""
-    allocate = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if allocate:
+    """Make glibc's malloc keep freed memory in this process (Linux only).
+
+    By default every training pass would return memory to the system and get it back as pages that have to be mapped and
+    cleared one by one.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt:
         for parameter, value in MALLOC_OPTIONS.items():
-            allocate(parameter, value)
-
-
-# of malloc.h. M_TRIM_THRESHOLD: never; M_TOP_PAD: grow by 64 MB; M_MMAP_THRESHOLD: larger blocks come from the system
-MALLOC_OPTIONS = {-1: -1, -2: 64 << 20, -3: 32 << 20}
+            mallopt(parameter, value)
 
 
 @functools.cache
 def cpu_features() -> frozenset[str]:
-    """What this processor can do, in Linux's words."""
-    about = Path("/proc/cpuinfo")
-    return frozenset(about.read_text().split() if about.exists() else ())
+    """Return the feature flags of the CPU as Linux names them, among other words of /proc/cpuinfo."""
+    return frozenset(PROC_CPUINFO.read_text().split() if PROC_CPUINFO.exists() else ())
 
 
 @functools.cache
 def _side_stream(device: torch.device, index: int) -> torch.cuda.Stream:
-    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # gradients are added up on the main one
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # gradients are accumulated on the main one
     return torch.cuda.Stream(device)

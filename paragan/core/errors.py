@@ -1,12 +1,14 @@
-"""The two ways in which a run ends badly, each shown as one line and never as a traceback."""
+"""The errors that end a run. Each is shown as one line, never as a traceback.
+
+`same_on_all_ranks` says that every rank raises the error with the same words, so only one of them prints it.
+"""
 
 
 class UsageError(Exception):
-    """Arguments or input that cannot be used. The message names the field and a value that would work.
+    """Arguments or input that cannot be used. Status 2; nothing was written or lost.
 
-    The command line prints it and ends with status 2; nothing was written or lost.
-
-    everywhere: all ranks see it in the same words, so one of them says it.
+    The message names the field as the user types it and a value that would work: "--batch=30: not a multiple of
+    --lanes 8. Use 24 or 32."
     """
 
     def __init__(self, message: str, same_on_all_ranks: bool = True):
@@ -15,10 +17,7 @@ class UsageError(Exception):
 
 
 class RunError(Exception):
-    """Something went wrong while running; the last complete checkpoint stands. Status 1.
-
-    everywhere: all ranks saw it in the same words, so one of them says it.
-    """
+    """A failure while running. Status 1; the last complete checkpoint is intact."""
 
     def __init__(self, message: str, same_on_all_ranks: bool = False):
         super().__init__(message)
@@ -26,14 +25,11 @@ class RunError(Exception):
 
 
 class Diverged(RunError):
-    """The game went where there are no numbers: the same again would end the same."""
+    """Training diverged to values that are not finite; the same run again would end the same way."""
 
 
 class Interrupted(Exception):
-    """A signal asked for the end, or too few ranks were left; a checkpoint was written first. Status 3, resumable.
-
-    everywhere: as above.
-    """
+    """A signal asked the run to stop, or too few ranks were left. Status 3; resumable, a checkpoint was written."""
 
     def __init__(self, message: str, same_on_all_ranks: bool = True):
         super().__init__(message)

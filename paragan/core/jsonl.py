@@ -1,4 +1,9 @@
-"""Rows of numbers in a file: one JSON object a line, only ever appended to."""
+"""JSON Lines files such as stats.jsonl and metrics.jsonl: one JSON object a line, appended to.
+
+JSON has no nan and no infinity: such a value is written as null, and its key is listed under "nonfinite".
+"""
+
+from __future__ import annotations
 
 import contextlib
 import fcntl
@@ -19,49 +24,50 @@ Row = dict[str, Any]
 class JsonlFile:
     """The writer of a `stats.jsonl` or a `metrics.jsonl`.
 
-    >>> stats = Records(run_dir / "stats.jsonl")
+    >>> stats = JsonlFile(run_dir / "stats.jsonl")
     >>> stats.truncate_after(1000)                                # resumed from the checkpoint of step 1000
     >>> stats.append({"Progress/step": 1010, "Loss/G/loss": math.nan})
     {"Progress/step": 1010, "Loss/G/loss": null, "nonfinite": ["Loss/G/loss"]}     <- the line
 
-    Holds no file open: a line is out of this process when `append` returns. Several processes may write to one file:
-    each has it for itself while it does.
+    It keeps no file open: a line has left this process when `append` returns. Several processes may write to one file;
+    each locks it while it writes.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one line. A value that is not plain (a tensor, say) is a TypeError that names its key."""
+        """Write one line. Raises TypeError, naming the key, for a value that is not plain (a tensor, for example)."""
         self.extend([row])
 
     def extend(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write some lines, all of them or none."""
+        """Write several lines, all or none."""
         lines = b"".join(map(_encode_row, rows))
         with _locked(self.path) as file:
             _repair_tail(file)
             file.write(lines)
 
     def update_last(self, changes: Callable[[Row], Mapping[str, Any]]) -> None:
-        """Lay more over the last line, which it is told, where there is one."""
+        """Update the last line, if there is one, with the keys that `changes(last_row)` returns."""
         if not self.path.exists():
             return
         with _locked(self.path):
             lines = list(_iter_rows(self.path))
             if lines:
-                last = _encode_row({**lines[-1][1], **changes(lines[-1][1])})
-                atomic_write_bytes(self.path, b"".join([line for line, _ in lines[:-1]] + [last]))
+                _, row = lines.pop()
+                last_line = _encode_row({**row, **changes(row)})
+                atomic_write_bytes(self.path, b"".join([*(line for line, _ in lines), last_line]))
 
     def truncate_after(self, max_value: float, key: str = "Progress/step") -> None:
-        """Drop the rows whose `key` is beyond `last`; the others keep their bytes, also those without `key`.
+        """Drop the rows whose `key` is above `max_value`; the others, also those without the key, keep their bytes.
 
-        What a resumed run appends then continues the file that an undisturbed run would have. Scores have no
-        step: `truncate_after(kimg, key="kimg")`.
+        A resumed run then continues the file as if it had never been interrupted. Scores have no step:
+        `truncate_after(kimg, key="kimg")`.
         """
         self.filter(lambda row: not _exceeds(row.get(key), max_value))
 
     def filter(self, predicate: Callable[[Row], bool]) -> None:
-        """Drop all other rows; these keep their bytes."""
+        """Drop the rows for which `predicate` is false; the others keep their bytes."""
         if not self.path.exists():
             return
         with _locked(self.path):
@@ -71,56 +77,58 @@ class JsonlFile:
 
 
 def read_jsonl(path: Path) -> list[Row]:
-    """All rows; none where there is no file yet.
+    """Return all rows; none if the file does not exist. A last line without a newline, left by a crash, is skipped.
 
-    A last line without an end is what a crash leaves: it is left out. Any other line that is no JSON object
-    is Unusable.
+    Raises:
+        UsageError: another line is not a JSON object.
     """
     return [row for _, row in _iter_rows(path)] if path.exists() else []
 
 
 def newest_scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The scores of the last moment that was scored, by name; of those taken twice that of most weight, and then the
-    second."""
+    """Return the rows of the last scored kimg, by score name; of several with one name the one of highest
+    `score_priority`, and among equals the last."""
     rows = [row for row in rows if "name" in row and is_number(row.get("value"))]
     last = [row for row in rows if row.get("kimg") == rows[-1].get("kimg")]
     return {str(row["name"]): row for row in sorted(last, key=score_priority)}
 
 
 def newest_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The numbers of these."""
+    """Return the values of `newest_scores`, by name."""
     return {name: float(row["value"]) for name, row in newest_scores(rows).items()}
 
 
 def format_scores(rows: Iterable[Mapping[str, Any]]) -> str:
-    """These in a line: fd_pixels 0.2497  kid_pixels 0.000485."""
+    """Format `newest_values` as one line: "fd_pixels 0.2497  kid_pixels 0.000485"."""
     return "  ".join(f"{name} {value:.4g}" for name, value in newest_values(rows).items())
 
 
 def score_priority(row: Mapping[str, Any]) -> tuple[bool, float]:
-    """Which of several scores of one name and moment is shown where one is: that of all G makes (not truncated), of
-    most images."""
-    found = row.get("protocol")
-    protocol = found if isinstance(found, Mapping) else {}
+    """Return the sort key of scores with one name and kimg: untruncated samples first, then the number of fakes."""
+    protocol = row.get("protocol")
+    if not isinstance(protocol, Mapping):
+        protocol = {}
     fakes = protocol.get("fakes")
     return protocol.get("truncation") in (None, 1.0), fakes if is_number(fakes) else 0.0
 
 
 def kimg_and_values(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:
-    """`(kimg, values)` of the rows that have a number under `key`; one that was not finite is nan."""
+    """Return the kimg and the values of the rows that have a number under `key`; a value that was not finite is nan."""
     kimg, values = [], []
     for row in rows:
-        at, value = row.get("Progress/kimg", row.get("kimg")), row.get(key)
-        if value is None and isinstance(lost := row.get("nonfinite"), list) and key in lost:
+        row_kimg = row.get("Progress/kimg", row.get("kimg"))
+        value = row.get(key)
+        nonfinite_keys = row.get("nonfinite")
+        if value is None and isinstance(nonfinite_keys, list) and key in nonfinite_keys:
             value = math.nan
-        if is_number(at) and math.isfinite(at) and is_number(value):
-            kimg.append(float(at))
+        if is_number(row_kimg) and math.isfinite(row_kimg) and is_number(value):
+            kimg.append(float(row_kimg))
             values.append(float(value))
     return kimg, values
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is one that a float holds, or would if it were finite."""
+    """Return whether a value is a float, or an integer (no bool) that a float can hold."""
     if isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < 2**1023
     return isinstance(value, float)
@@ -128,8 +136,10 @@ def is_number(value: object) -> TypeGuard[float]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
-    """A file, open for appending, that no other process writes to meanwhile. One who waited for it may find that the
-    file was replaced. (Where a file system knows no locks, there are none.)"""
+    """Open a file for appending and lock it against other writers, if its file system has locks.
+
+    Another process may replace the file while this one waits for the lock: then it is opened again.
+    """
     while True:
         with path.open("a+b") as file:
             with contextlib.suppress(OSError):
@@ -151,15 +161,15 @@ def _exceeds(value: object, max_value: float) -> bool:
 
 
 def _encode_row(row: Mapping[str, Any]) -> bytes:
-    lost = list(row.get("nonfinite", ()))
-    plain = {key: _to_json_value(value, key, lost) for key, value in row.items() if key != "nonfinite"}
-    if lost:
-        plain["nonfinite"] = lost
+    nonfinite_keys = list(row.get("nonfinite", ()))
+    plain = {key: _to_json_value(value, key, nonfinite_keys) for key, value in row.items() if key != "nonfinite"}
+    if nonfinite_keys:
+        plain["nonfinite"] = nonfinite_keys
     return json.dumps(plain, allow_nan=False).encode() + b"\n"
 
 
 def _to_json_value(value: Any, key: str, nonfinite_keys: list[str]) -> Any:
-    """`value` as JSON has it; the keys of floats that JSON lacks (nan, inf) are added to `lost`."""
+    """Return `value` as JSON represents it; add the keys of floats that JSON lacks (nan, inf) to `nonfinite_keys`."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Integral):
@@ -173,8 +183,8 @@ def _to_json_value(value: Any, key: str, nonfinite_keys: list[str]) -> Any:
     if isinstance(value, Mapping):
         return {str(name): _to_json_value(item, f"{key}.{name}", nonfinite_keys) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json_value(item, f"{key}.{place}", nonfinite_keys) for place, item in enumerate(value)]
-    raise TypeError(f"{key}: a {type(value).__name__} is no plain value; make it a number or a string first")
+        return [_to_json_value(item, f"{key}.{index}", nonfinite_keys) for index, item in enumerate(value)]
+    raise TypeError(f"{key}: a {type(value).__name__} is not a plain value; make it a number or a string first")
 
 
 def _iter_rows(path: Path) -> Iterator[tuple[bytes, Row]]:
@@ -185,7 +195,7 @@ def _iter_rows(path: Path) -> Iterator[tuple[bytes, Row]]:
         elif line.endswith(b"\n") and line.strip():
             raise UsageError(
                 f"{path}, line {number}: not a JSON object: {line[:60].decode(errors='replace').strip()!r}; "
-                "mend or delete that line"
+                "repair or delete that line"
             )
 
 
@@ -198,7 +208,7 @@ def _parse_row(line: bytes) -> Row | None:
 
 
 def _repair_tail(file: BinaryIO) -> None:
-    """Let `file`, open for appending, end with a whole line: what a crash left would spoil the next one."""
+    """Remove a partial last line that a crash left in `file` (open for appending), or end it with a newline."""
     end = file.seek(0, os.SEEK_END)
     file.seek(max(end - 1, 0))
     if file.read(1) in (b"", b"\n"):

@@ -1,7 +1,8 @@
-"""Randomness as a function of position: nothing to save, nothing to restore.
+"""Random numbers as a function of position, so a checkpoint has no generator state to save.
 
-Philox is a counter-based generator: (key, counter) -> numbers. The key is (seed, stream), the counter
-(lane, position), so what a lane draws depends neither on the rank that owns it nor on what was drawn before.
+Philox is a counter-based generator: (key, counter) -> numbers (Salmon et al., "Parallel random numbers: as easy as
+1, 2, 3", SC 2011). The key is (seed, stream), the counter (lane, position), so the numbers of a lane depend neither on
+the rank that owns it nor on the numbers drawn before. Names of streams are part of the results: never rename one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def philox_generator(seed: int, stream: str, lane: int = 0, position: int = 0) -> np.random.Generator:
-    """The random numbers of `stream` for one lane at one position (in images) of the run with this seed."""
+    """Return the generator of `stream` for one lane at one position (in images) of the run with this seed."""
     key = np.array([seed, zlib.crc32(stream.encode())], dtype=np.uint64)
     counter = np.array([0, lane, position, 0], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
@@ -26,16 +27,15 @@ def philox_generator(seed: int, stream: str, lane: int = 0, position: int = 0) -
 
 @lru_cache(maxsize=4)
 def epoch_permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-    """[size] the order in which one epoch visits the data."""
+    """Return the order [size] in which one epoch visits the data."""
     return philox_generator(seed, "data order", position=epoch).permutation(size)
 
 
 @dataclass(frozen=True)
 class LaneRng:
-    """The random numbers of some lanes at one position, every lane from streams of its own.
+    """The random numbers of some lanes at one position; every lane has its own streams.
 
-    The first dimension of what it returns is len(lanes) * per_lane: the images of the lanes, one lane
-    after the other.
+    The first dimension N of what it returns is len(lanes) * per_lane: the images of one lane after the other.
     """
 
     seed: int
@@ -45,19 +45,19 @@ class LaneRng:
     device: torch.device = CPU
 
     def normal(self, stream: str, *shape: int) -> Tensor:
-        """[N, *shape] float32, standard normal."""
+        """Draw [N, *shape] float32, standard normal."""
         return self._concat_lanes(stream, lambda g: g.standard_normal((self.per_lane, *shape), dtype=np.float32))
 
     def uniform(self, stream: str, *shape: int) -> Tensor:
-        """[N, *shape] float32 in [0, 1)."""
+        """Draw [N, *shape] float32, uniform in [0, 1)."""
         return self._concat_lanes(stream, lambda g: g.random((self.per_lane, *shape), dtype=np.float32))
 
     def choice(self, stream: str, values: np.ndarray) -> Tensor:
-        """[N] of `values`, each with equal chance."""
+        """Draw [N] of `values`, each with equal probability."""
         return self._concat_lanes(stream, lambda g: values[g.integers(len(values), size=self.per_lane)])
 
     def seed_torch(self, stream: str) -> None:
-        """Let torch's own random numbers (dropout) go on from here: the same for the same lanes in one pass."""
+        """Seed torch's own generator (dropout): the same for the same lanes in one pass."""
         rng = philox_generator(self.seed, f"torch/{stream}", self.lanes[0], self.position)
         torch.manual_seed(int(rng.integers(2**63)))
 

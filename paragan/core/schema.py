@@ -1,4 +1,7 @@
-"""Runs as data: YAML in, dotted overrides, one clear line for what is wrong, YAML out."""
+"""Configuration classes: frozen, validated dataclasses, read from YAML and dotted overrides, written as YAML.
+
+Every error is one line that names the field as the user types it and what would fit.
+"""
 
 from __future__ import annotations
 
@@ -28,32 +31,43 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from paragan.core.errors import UsageError
 
 T = TypeVar("T")
-MAX_YAML_VALUES = 100_000  # of a record, at most
+MAX_YAML_VALUES = 100_000
+MAX_LISTED_NAMES = 40
 
-# A part that is one of several records may be given by its name alone: `strategy: sync`.
+# A section that is one of several classes may be given by its name alone: `strategy: sync`.
 name_shorthand = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 
 
 def or_user_class(validate_user_class: Callable[[Any], None], *required: str) -> WrapValidator:
-    """A part may also be a record of the user's own, given as `module:Class` (with fields beside it, like any other);
-    `needed` are the attributes it must have, `prove` tries it. Its field `name` holds how it was given, so that the
-    record of the run finds it again. From Python it may be any object that has them."""
+    """Return a validator that also accepts a class of the user's own for a section of the configuration.
+
+    In YAML it is given as `name: module:Class`, with its fields like those of any other section; its field `name` keeps
+    that text, so the saved configuration finds it again. In Python it may be any object with the required attributes.
+    The class is imported and validated when the configuration is built, and never by programs that only read files
+    (`eval`, `sample`, `load`).
+
+    Args:
+        validate_user_class: is called with the object, and raises if it does not work.
+        required: attributes it must have.
+    """
 
     def validate(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
         name = value.get("name", "") if isinstance(value, Mapping) else ""
         if not isinstance(value, Mapping):
-            return value if value is not None and all(hasattr(value, word) for word in required) else known(value)
+            if value is not None and all(hasattr(value, attribute) for attribute in required):
+                return value
+            return known(value)
         if not isinstance(name, str) or ":" not in name:
             return known(value)
-        kind = _load_user_class(name, required)
+        cls = _load_user_class(name, required)
         try:
-            own = from_dict(kind, value)
-            validate_user_class(own)
+            config = from_dict(cls, value)
+            validate_user_class(config)
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from error
         except Exception as error:
-            raise UsageError(f"{name}: {type(error).__name__} where it was tried: {error}") from error
-        return own
+            raise UsageError(f"{name}: {type(error).__name__} when it was tried: {error}") from error
+        return config
 
     return WrapValidator(validate)
 
@@ -61,30 +75,34 @@ def or_user_class(validate_user_class: Callable[[Any], None], *required: str) ->
 def _load_user_class(name: str, required: Sequence[str]) -> type:
     module, _, attribute = name.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # where a script's own modules lie, as with `python -m`
+        sys.path.append(str(Path.cwd()))  # modules of the current folder, as with `python -m`
     try:
-        kind = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # whatever a module may do
+        cls = getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:  # importing a module may run any code
         raise UsageError(
-            f"{name}: {error} (a class of your own is given as module:Class, from where the module lies)"
+            f"{name}: {error} (a class of your own is given as module:Class; start in the folder of the module)"
         ) from error
-    if not isinstance(kind, type) or not is_pydantic_dataclass(kind):
+    if not isinstance(cls, type) or not is_pydantic_dataclass(cls):
         raise UsageError(f"{name} is not a class under @paragan.core.schema.config_class")
-    fields = [f.name for f in dataclasses.fields(kind)]
-    missing = [word for word in ("name", *required) if word not in fields and not hasattr(kind, word)]
+    fields = [f.name for f in dataclasses.fields(cls)]
+    missing = [word for word in ("name", *required) if word not in fields and not hasattr(cls, word)]
     if missing:
         raise UsageError(f"{name} has no {', '.join(missing)}")
-    return kind
+    return cls
 
 
 @typing.dataclass_transform(frozen_default=True)
 def config_class(cls: type[T]) -> type[T]:
-    """A frozen dataclass whose fields are checked and whose unknown fields are refused."""
+    """Make a class a frozen dataclass whose fields are validated; unknown fields are an error."""
     return pydantic.dataclasses.dataclass(cls, frozen=True, config=ConfigDict(extra="forbid"))  # pyright: ignore
 
 
 def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
-    """A validated `kind` (a pydantic dataclass) from plain data. Unusable names the field and what fits."""
+    """Return a validated `cls` (a config class, or a union of them) built from plain data.
+
+    Raises:
+        UsageError: names the first wrong field as a user types it, and what it may be.
+    """
     try:
         return TypeAdapter(cls).validate_python(data)
     except ValidationError as error:
@@ -92,7 +110,7 @@ def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
 
 
 def to_dict(value: Any) -> Any:
-    """A dataclass as dicts, lists and scalars."""
+    """Return a dataclass as dicts, lists and scalars."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -101,11 +119,16 @@ def to_dict(value: Any) -> Any:
 
 
 def to_yaml(value: Any) -> str:
+    """Return a dataclass or plain data as YAML, with the fields in their order."""
     return yaml.safe_dump(to_dict(value), sort_keys=False, default_flow_style=None, width=100)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The plain record in a file. Unusable names the file and what is wrong with it."""
+    """Return the mapping in a YAML file.
+
+    Raises:
+        UsageError: names the file and what is wrong with it.
+    """
     try:
         return from_yaml(path.read_text("utf-8"), str(path))
     except FileNotFoundError as error:
@@ -115,22 +138,34 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """What is in YAML. ValueError where it is none, is nested beyond all measure, or where aliases make a few lines
-    stand for more values than anybody wrote."""
+    """Return the data in YAML text.
+
+    Raises:
+        ValueError: it is not YAML, is nested too deeply, or has more than MAX_YAML_VALUES values (aliases can make a
+            few lines stand for billions).
+    """
     try:
         data = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, OverflowError) as error:
         raise ValueError(" ".join(str(error).split())[:300]) from error
-    waiting = [data]
+    uncounted = [data]
     for _ in range(MAX_YAML_VALUES):
-        if not waiting:
+        if not uncounted:
             return data
-        item = waiting.pop()
-        waiting += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        item = uncounted.pop()
+        if isinstance(item, dict):
+            uncounted += item.values()
+        elif isinstance(item, list):
+            uncounted += item
     raise ValueError(f"it holds more than {MAX_YAML_VALUES:,} values")
 
 
 def from_yaml(text: str, name: str) -> dict[str, Any]:
+    """Return the mapping in YAML text; `name` is what messages call it.
+
+    Raises:
+        UsageError: it is not YAML, or not a mapping.
+    """
     try:
         data = parse_yaml(text)
     except ValueError as error:
@@ -141,39 +176,51 @@ def from_yaml(text: str, name: str) -> dict[str, Any]:
 
 
 def apply_overrides(data: dict[str, Any], settings: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Set dotted fields: ("g.optimizer.lr", "1e-3"). A part that is set by its name alone takes the other fields of
-    that part's defaults."""
+    """Return a copy of `data` with dotted fields set, such as ("g.optimizer.lr", "1e-3").
+
+    Setting a section by name alone (("g.optimizer", "adam")) gives its other fields their defaults.
+
+    Args:
+        data: the configuration as plain data.
+        settings: (dotted field, value as YAML text).
+
+    Raises:
+        UsageError: a field of something that is not a section is set.
+    """
     data = _copy_dicts(data)
     for path, text in settings:
         *parents, last = path.removesuffix(".name").split(".")
-        at = data
+        section = data
         for parent in parents:
-            if isinstance(at.get(parent), str):
-                at[parent] = {"name": at[parent]}
-            at = at.setdefault(parent, {})
-            if not isinstance(at, dict):
+            if isinstance(section.get(parent), str):
+                section[parent] = {"name": section[parent]}
+            section = section.setdefault(parent, {})
+            if not isinstance(section, dict):
                 raise UsageError(f"--{path}: {parent} is a value, not a group of fields")
-        at[last] = _parse_scalar(text)
+        section[last] = _parse_scalar(text)
     return data
 
 
 def diff(a: Any, b: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """(dotted field, value in a, value in b) wherever two plain records differ."""
+    """Return (dotted field, value in a, value in b) for every difference between two configurations as plain data."""
     if isinstance(a, dict) and isinstance(b, dict):
         keys = [*a, *(key for key in b if key not in a)]
-        return [d for k in keys for d in diff(a.get(k), b.get(k), f"{path}.{k}" if path else str(k))]
+        differences: list[tuple[str, Any, Any]] = []
+        for key in keys:
+            differences += diff(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))
+        return differences
     return [] if a == b else [(path, a, b)]
 
 
 def get_field(config: Any, path: str) -> Any:
-    """The value of a dotted field."""
+    """Return the value of a dotted field of a configuration."""
     for name in path.split("."):
         config = getattr(config, name)
     return config
 
 
 def replace_fields(config: T, fields: Mapping[str, Any]) -> T:
-    """The same with these dotted fields, which it has."""
+    """Return a copy of a configuration with other values of these dotted fields, all of which must exist."""
     for path, value in fields.items():
         name, _, rest = path.partition(".")
         inner = replace_fields(getattr(config, name), {rest: value}) if rest else value
@@ -181,22 +228,28 @@ def replace_fields(config: T, fields: Mapping[str, Any]) -> T:
     return config
 
 
-MAX_LISTED_NAMES = 40  # names, at most
-
-
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """'; did you mean X?' or the list of what there is, or its beginning."""
+    """Return "; did you mean X?", or "; there are: ..." with at most MAX_LISTED_NAMES of the choices."""
     names = list(choices)
     if not names:
         return ""
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    listed = ", ".join(names[:MAX_LISTED_NAMES]) + f", ... ({len(names)} in all)" * (len(names) > MAX_LISTED_NAMES)
-    return f"; did you mean {close[0]}?" if close else f"; there are: {listed}"
+    matches = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if matches:
+        return f"; did you mean {matches[0]}?"
+    listed = ", ".join(names[:MAX_LISTED_NAMES])
+    if len(names) > MAX_LISTED_NAMES:
+        listed += f", ... ({len(names)} in all)"
+    return f"; there are: {listed}"
 
 
 def list_fields(cls: Any, prefix: str = "", skip_repeats: bool = False) -> list[tuple[str, str, str]]:
-    """(dotted field, what it takes, its default) of a dataclass and those inside it, for --help. once: the fields of a
-    choice within one of the same choices are not listed again."""
+    """Return (dotted field, possible values, default) of a config class and the sections in it, for --fields.
+
+    Args:
+        cls: the config class.
+        prefix: is put before every field.
+        skip_repeats: do not list the fields of a union again inside a member of the same union.
+    """
     return _list_fields(cls, prefix, frozenset[Any]() if skip_repeats else None)
 
 
@@ -204,16 +257,19 @@ def _list_fields(cls: Any, prefix: str, expanded: frozenset[Any] | None) -> list
     rows: list[tuple[str, str, str]] = []
     hints = typing.get_type_hints(cls)
     for f in dataclasses.fields(cls):
-        name, choices = f"{prefix}{f.name}", _union_members(hints[f.name])
+        name = f"{prefix}{f.name}"
+        choices = _union_members(hints[f.name])
         if len(choices) > 1:
             default = "" if f.default is dataclasses.MISSING else _default_name(type(f.default))
             rows.append((name, " | ".join(_default_name(c) for c in choices), default))
-        inside = None if expanded is None else expanded.union(choices)
-        for choice in () if expanded and expanded.issuperset(choices) else choices:
-            where = f" (of {_default_name(choice)})" if len(choices) > 1 else ""
-            rows += [
-                (inner, what + where, default) for inner, what, default in _list_fields(choice, f"{name}.", inside)
-            ]
+        is_repeat = expanded is not None and len(expanded) > 0 and expanded.issuperset(choices)
+        expanded_below = None if expanded is None else expanded.union(choices)
+        for choice in choices:
+            if is_repeat:
+                break
+            owner = f" (of {_default_name(choice)})" if len(choices) > 1 else ""
+            for inner_name, values, default in _list_fields(choice, f"{name}.", expanded_below):
+                rows.append((inner_name, values + owner, default))
         if not choices and f.name != "name":
             default = "" if f.default is dataclasses.MISSING else to_dict(f.default)
             rows.append((name, _type_name(hints[f.name]), "null" if default is None else str(default)))
@@ -221,7 +277,7 @@ def _list_fields(cls: Any, prefix: str, expanded: frozenset[Any] | None) -> list
 
 
 def _union_members(hint: Any) -> list[Any]:
-    """The dataclasses a type hint admits."""
+    """Return the dataclasses that a type hint admits."""
     members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return [m for m in members if dataclasses.is_dataclass(m)]
 
@@ -250,43 +306,52 @@ def _copy_dicts(data: Any) -> Any:
 
 
 def _describe_error(cls: Any, error: ValidationError) -> str:
+    """Return one line about the first error, which names the field as a user types it."""
     first = error.errors()[0]
     cls, loc = _resolve_choice(cls, first["loc"])
-    path, holder, either = _locate_field(cls, loc)
-    kind_of, message, given = first["type"], first["msg"], first["input"]
-    if kind_of in ("extra_forbidden", "unexpected_keyword_argument"):
-        parent = path.rpartition(".")[0]
-        owners = [what.rpartition("(of ")[2].rstrip(")") for name, what, _ in list_fields(cls) if name == path]
-        if owners:
-            chosen = next(str(f.default) for f in dataclasses.fields(holder) if f.name == "name")
-            return f"there is no field {path} where {parent}={chosen}: it is of {parent}={', '.join(owners)}"
-        beside = [f"{parent}.{f.name}".strip(".") for f in dataclasses.fields(holder) if f.name != "name"]
-        return f"there is no field {path}{did_you_mean(path, beside)}"
-    if kind_of == "union_tag_not_found":
-        return f"{path} has no name: --{path}=NAME says which one it is" if path else "it has no name"
-    if kind_of in ("missing", "missing_argument"):
+    path, section, alternatives = _locate_field(cls, loc)
+    error_type = first["type"]
+    value = first["input"]
+    if error_type in ("extra_forbidden", "unexpected_keyword_argument"):
+        return _describe_unknown_field(cls, path, section)
+    if error_type == "union_tag_not_found":
+        return f"{path} has no name: --{path}=NAME selects one" if path else "it has no name"
+    if error_type in ("missing", "missing_argument"):
         return f"{path} is missing"
-    if kind_of == "union_tag_invalid":
-        about = first.get("ctx", {})
-        known = [tag.strip("'") for tag in about["expected_tags"].split(", ")]
-        return f"{path}: there is no {about['tag']}{did_you_mean(about['tag'], known)}".removeprefix(": ")
-    if kind_of == "tuple_type":
-        return f"{path}={_truncate(given)}: input should be a list: --{path}=[{_truncate(given)}]"
-    if isinstance(given, float) and not math.isfinite(given):  # which is no number that a bound speaks of
+    if error_type == "union_tag_invalid":
+        context = first.get("ctx", {})
+        known = [tag.strip("'") for tag in context["expected_tags"].split(", ")]
+        return f"{path}: there is no {context['tag']}{did_you_mean(context['tag'], known)}".removeprefix(": ")
+    if error_type == "tuple_type":
+        return f"{path}={_truncate(value)}: input should be a list: --{path}=[{_truncate(value)}]"
+    message = first["msg"]
+    if isinstance(value, float) and not math.isfinite(value):  # pydantic's message would be about a bound
         message = "Input should be a finite number"
     message = message.removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    if either:
-        message = f"input should be {either}"
-    named = [path] if path else []  # nothing where the whole is wrong
-    return ": ".join([*named, message] if isinstance(given, dict) else ["=".join([*named, _truncate(given)]), message])
+    if alternatives:
+        message = f"input should be {alternatives}"
+    prefix = [path] if path else []  # empty if the configuration as a whole is wrong
+    if isinstance(value, dict):
+        return ": ".join([*prefix, message])
+    return ": ".join(["=".join([*prefix, _truncate(value)]), message])
+
+
+def _describe_unknown_field(cls: Any, path: str, section: Any) -> str:
+    parent = path.rpartition(".")[0]
+    owners = [values.rpartition("(of ")[2].rstrip(")") for name, values, _ in list_fields(cls) if name == path]
+    if owners:
+        selected = _default_name(section)
+        return f"there is no field {path} where {parent}={selected}: it is of {parent}={', '.join(owners)}"
+    fields = [f"{parent}.{f.name}".strip(".") for f in dataclasses.fields(section) if f.name != "name"]
+    return f"there is no field {path}{did_you_mean(path, fields)}"
 
 
 def _resolve_choice(cls: Any, loc: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """Of a kind that is a choice itself: the one that was chosen, and the place in it."""
+    """Return the class that was selected, if `cls` is a union, and the location within it."""
     choices = [] if dataclasses.is_dataclass(cls) else _union_members(*typing.get_args(cls)[:1])
-    chosen = next((one for one in choices if loc and _default_name(one) == loc[0]), None)
-    return (chosen, loc[1:]) if chosen else (cls, loc)
+    selected = next((choice for choice in choices if loc and _default_name(choice) == loc[0]), None)
+    return (selected, loc[1:]) if selected else (cls, loc)
 
 
 def _truncate(value: Any) -> str:
@@ -295,15 +360,20 @@ def _truncate(value: Any) -> str:
 
 
 def _locate_field(cls: Any, loc: tuple[Any, ...]) -> tuple[str, Any, str]:
-    """The field a user would type for a pydantic location, which also names the chosen class of a union; the dataclass
-    that would have it; and what the field may be, where that is one thing or another, none of them a record."""
+    """Translate a pydantic location, which also names the selected members of unions.
+
+    Returns:
+        The dotted field as a user types it; the config class that would have it; and, for a field that is a union of
+        scalars, its possible types as text.
+    """
     parts: list[str] = []
-    either = ""
-    rest, holder = list(loc), cls
+    alternatives = ""
+    rest = list(loc)
+    section = cls
     while rest:
         part = rest.pop(0)
         parts.append(str(part))
-        holder = cls or holder
+        section = cls or section
         hint = typing.get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
         choices = _union_members(hint)
         if len(choices) > 1 and rest and rest[0] in [_default_name(c) for c in choices]:
@@ -312,6 +382,6 @@ def _locate_field(cls: Any, loc: tuple[Any, ...]) -> tuple[str, Any, str]:
         else:
             cls = choices[0] if choices else None
             if rest and not choices and typing.get_origin(hint) in (typing.Union, types.UnionType):
-                either = _type_name(hint).replace("bool", "true | false")
-                rest = []  # the alternative that was tried
-    return ".".join(parts), holder, either
+                alternatives = _type_name(hint).replace("bool", "true | false")
+                rest = []  # the alternative that pydantic tried
+    return ".".join(parts), section, alternatives

@@ -1,4 +1,4 @@
-"""The words that data, objectives and the game share."""
+"""Types that data, networks, objectives and the game share: batches, losses and what D returns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paragan.core.rng import LaneRng
 
 
 class DiscriminatorOutput(NamedTuple):
-    """What D says of N images, where it says more than how real they are.
+    """What D returns for N images.
 
-    logits    : [N] how real each is, float32 or wider
-    classes   : [N, K] logits of an auxiliary classifier
-    embedding : [N, E] of the images, of length 1
-    proxies   : [N, E] of their labels, of length 1, in the same space
+    logits       : [N] how real each image is, float32 or wider
+    class_logits : [N, K] logits of an auxiliary classifier
+    embedding    : [N, E] of the images, of length 1
+    proxies      : [N, E] of their labels, of length 1, in the same space
     """
 
     logits: Tensor
@@ -26,30 +26,31 @@ class DiscriminatorOutput(NamedTuple):
     proxies: Tensor | None = None
 
     def split(self, index: int) -> tuple[DiscriminatorOutput, DiscriminatorOutput]:
-        """Of the first `at` images, and of the others."""
-        first, others = ([t if t is None else t[part] for t in self] for part in (slice(index), slice(index, None)))
+        """Return the output for the first `index` images, and for the others."""
+        first = [t if t is None else t[:index] for t in self]
+        others = [t if t is None else t[index:] for t in self]
         return DiscriminatorOutput(*first), DiscriminatorOutput(*others)  # pyright: ignore[reportArgumentType]
 
 
-DiscriminatorFn = Callable[
-    [Tensor, Tensor | None], Tensor | DiscriminatorOutput
-]  # D: (images, labels) -> logits [N], or more
+# A discriminator: (images, labels) -> logits [N], or a DiscriminatorOutput.
+DiscriminatorFn = Callable[[Tensor, Tensor | None], Tensor | DiscriminatorOutput]
 
 
 def run_discriminator(d: DiscriminatorFn, images: Tensor, labels: Tensor | None) -> DiscriminatorOutput:
-    """What D says of some images, whether it is logits alone or more."""
-    said = d(images, labels)
-    return said if isinstance(said, DiscriminatorOutput) else DiscriminatorOutput(said)
+    """Run D on images [N, C, H, W] and labels [N]; logits alone are wrapped in a DiscriminatorOutput."""
+    output = d(images, labels)
+    return output if isinstance(output, DiscriminatorOutput) else DiscriminatorOutput(output)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some lanes' images at one position, and random numbers of their own.
+    """The images of some lanes at one position, with their random numbers.
 
-    images  : [N, C, H, W] float32 in [-1, 1], or records of numbers [N, ...]
-    labels  : [N] int64, or None in an unconditional game
-    latents : [N, latent], or what else G made the images from, where it just did
-    nearby  : [N, C, H, W] what G makes of latents close to those, where the objective wants it
+    images    : [N, C, H, W] float32 in [-1, 1], or records of numbers [N, ...]
+    labels    : [N] int64, or None in an unconditional game
+    rng       : random numbers of these lanes at this position
+    latents   : [N, latent], or another input of G, where G has just generated the images
+    perturbed : [N, C, H, W] images of latents close to `latents`, where the objective needs them
     """
 
     images: Tensor
@@ -61,7 +62,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Loss:
-    """What a player minimises (a scalar), and what is worth showing of it (scalars, detached)."""
+    """A loss: the scalar `total` that a player minimises, and detached scalars worth logging."""
 
     total: Tensor
     parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])

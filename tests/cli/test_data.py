@@ -146,7 +146,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(out, tmp_path):
     """A limit on the size of files stands for it."""
     code = f"""import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, ({100 if out == "a" else 100_000},) * 2)
-from paragan.cli import main
+from paragan.cli.main import main
 sys.exit(main(["data", "convert", "digits", "{out}", "--resolution=64", *{["--to=tars"] * (out == "a.tars")}]))"""
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 1, ended

@@ -39,14 +39,14 @@ def test_a_cpu_has_no_streams_and_answers_what_is_asked():
 
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
 def test_a_device_that_is_not_there_is_refused_in_one_line(kind, monkeypatch):
-    monkeypatch.setattr(BACKENDS[kind].__class__, "there", lambda self: False)
+    monkeypatch.setattr(BACKENDS[kind].__class__, "is_available", lambda self: False)
     with pytest.raises(UsageError, match=f"device.kind={kind}: .*use --device.kind=cpu"):
         pick_device(kind)
 
 
 def test_auto_is_never_what_was_not_tried(monkeypatch):
-    monkeypatch.setattr(BACKENDS["cuda"].__class__, "there", lambda self: False)
-    monkeypatch.setattr(BACKENDS["mps"].__class__, "there", lambda self: True)
+    monkeypatch.setattr(BACKENDS["cuda"].__class__, "is_available", lambda self: False)
+    monkeypatch.setattr(BACKENDS["mps"].__class__, "is_available", lambda self: True)
     assert pick_device("auto") == CPU
     assert pick_device("mps") == torch.device("mps")
     with pytest.raises(UsageError, match="one rank"):
@@ -57,12 +57,17 @@ def test_auto_is_never_what_was_not_tried(monkeypatch):
 
 def test_only_one_file_asks_what_kind_a_device_is():
     """But for what is about CUDA alone: graphs, and its copies from pinned memory."""
-    about_cuda = {"devices.py", "game/recorded.py", "data/upload.py", "data/shared.py"}
+    about_cuda = {
+        "core/devices.py",
+        "game/graph_capture.py",
+        "data/loader/device_transfer.py",
+        "data/loader/shared_memory.py",
+    }
     asks = re.compile(r"\.is_cuda\b|torch\.cuda\.|torch\.mps\.|\.type (==|!=) \"cuda\"")
     found = {p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py") if asks.search(p.read_text())}
     assert found - about_cuda <= {
-        "plan/layouts/layout.py",
-        "plan/layouts/tiles.py",
+        "plan/tune/layout_tuner.py",
+        "plan/tune/op_profile.py",
     }  # which switches and tiles a kind has
 
 
@@ -73,9 +78,9 @@ def test_memory_that_was_freed_is_kept():
     here = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     passes = """
 import resource, sys, torch
-from paragan.devices import keep_memory
+from paragan.core.devices import tune_malloc
 if sys.argv[1] == "kept":
-    keep_memory()
+    tune_malloc()
 def faults(passes):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(passes):

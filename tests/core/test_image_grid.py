@@ -52,8 +52,8 @@ def test_impossible_grids():
     assert "uint8" in refusal(make_grid, np.zeros((1, 4, 4, 3)))
     assert "at least 1" in refusal(make_grid, noise(0, 4, 4, 3))
     assert "C 1 or 3" in refusal(make_grid, noise(1, 3, 4, 4))
-    assert "columns: 0" in refusal(make_grid, noise(1, 4, 4, 1), columns=0)
-    assert "scale: 0" in refusal(make_grid, noise(1, 4, 4, 1), scale=0)
+    assert "columns=0" in refusal(make_grid, noise(1, 4, 4, 1), columns=0)
+    assert "scale=0" in refusal(make_grid, noise(1, 4, 4, 1), scale=0)
 
 
 def test_png_is_the_grid(tmp_path):

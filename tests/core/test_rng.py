@@ -47,10 +47,10 @@ def lanes(owned, start=0, mirror=False, merge=0):
 
 
 def take(source, count):
-    batches = [list(source.next()) for _ in range(count)]
+    batches = [list(source.next_micro_batches()) for _ in range(count)]
 
     def whole(hands):
-        parts = zip(*((h.images, h.labels, h.draw.normal("z", 3)) for h in hands), strict=True)
+        parts = zip(*((h.images, h.labels, h.rng.normal("z", 3)) for h in hands), strict=True)
         return tuple(torch.cat(part) for part in parts)
 
     return [whole(hands) for hands in batches]

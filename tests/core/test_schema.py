@@ -97,7 +97,7 @@ WRONG = {  # (field, value): how the refusal begins
     ("ema.half_life_kimg", ".nan"): "ema.half_life_kimg=nan: input should be a finite number",
     ("ema.half_life_kimg", "-5"): "ema.half_life_kimg=-5: input should be greater than or equal to 0",
     ("timeout_s", "1e15"): "timeout_s=1e15: input should be less than or equal to 10000000",
-    ("average.rampup", "-1"): "average.rampup=-1: input should be greater than or equal to 0",
+    ("ema.rampup", "-1"): "ema.rampup=-1: input should be greater than or equal to 0",
     ("g.optimizer.weight_decay", ".inf"): "g.optimizer.weight_decay=inf: input should be a finite number",
     ("device.concat_real_fake", "perhaps"): "device.concat_real_fake=perhaps: input should be auto | true | false",
     ("device.channels_last", "X"): "device.channels_last=X: input should be true | false | G | D",
@@ -119,7 +119,7 @@ WRONG = {  # (field, value): how the refusal begins
 def test_what_is_wrong_as_a_whole_is_told_without_a_field():
     for kind, data, what in (
         (Run, 3, "3: input should be a dictionary or an instance of Run"),
-        (Run, {"g": {"optimizer": {}}}, "g.optimizer has no name: --g.optimizer=NAME says which one it is"),
+        (Run, {"g": {"optimizer": {}}}, "g.optimizer has no name: --g.optimizer=NAME selects one"),
         (Nets, {}, "it has no name"),
         (Nets, "vgg", "there is no vgg; there are: dcgan"),
         (Nets, {"name": "dcgan", "widht": 8}, "there is no field widht; did you mean width?"),

@@ -65,7 +65,7 @@ def test_the_formats_are_named_in_one_line(tmp_path):
 
 
 def test_what_is_slow_to_import_is_imported_where_it_is_needed():
-    program = "import sys, paragan.data.find; print({'h5py', 'datasets', 'sklearn', 'fsspec'} & {*sys.modules})"
+    program = "import sys, paragan.data.open_source; print({'h5py', 'datasets', 'sklearn', 'fsspec'} & {*sys.modules})"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "h5py" not in ran.stdout
     assert "datasets" not in ran.stdout

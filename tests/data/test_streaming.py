@@ -176,7 +176,7 @@ class Stalling:
     def read(self, source: ImageFolderSource, index: int) -> bytes:
         if (logged_steps(self.folder) or [0])[-1] >= self.step:
             self.over.wait(60)
-        return (source.fs.path / source.names[index]).read_bytes()  # pyright: ignore
+        return (source.fs.root / source.names[index]).read_bytes()  # pyright: ignore
 
 
 @pytest.mark.parametrize("merge", [0, 1])
@@ -185,7 +185,7 @@ def test_a_stop_does_not_wait_for_data_that_stalls(merge, photos, tmp_path, monk
     folder = tmp_path / "run"
     stalling = Stalling(folder, 3)
     monkeypatch.setattr(ImageFolderSource, "read", lambda source, index: stalling.read(source, index))
-    monkeypatch.setattr("paragan.train.loop.STALLED_STOP_S", 0.5)
+    monkeypatch.setattr("paragan.train.loop.STOP_DATA_TIMEOUT_S", 0.5)
 
     def end() -> None:
         wait_until(lambda: (logged_steps(folder) or [0])[-1] >= 3)

@@ -247,7 +247,7 @@ class W:
         ("odd", "4 * n", "4 * n + 1", r"odd:W: nbytes\(1000\) is 4001; it must be a whole number, a multiple of 4"),
         ("none", "4 * n", "None", r"none:W: nbytes\(1000\) is None"),
         ("eager", "= 1.0", "= -3", "eager:W: feedback=-3 must be from 0 to 1"),
-        ("raises", "out.copy_(x", "boom(x", "raises:W: NameError where it was tried: name 'boom'"),
+        ("raises", "out.copy_(x", "boom(x", "raises:W: NameError when it was tried: name 'boom'"),
         ("lost", "out.copy_(data.view(out.dtype))", "None", "lost:W: decode.* of 1000 finite numbers is not finite"),
         ("syntax", "@config_class", "@@", "syntax:W: "),
         ("leaves", "@config_class", "raise SystemExit(7)", "leaves:W: 7 .a class of your own"),

@@ -42,16 +42,16 @@ def test_trouble_of_the_machine_is_waited_for_and_then_ends_the_run(number, plac
     with pytest.raises(RunError) as caught:
         read_span(place, "a.bin", 1, 2)
     assert len(asked) == 4
-    assert f"{place.path / 'a.bin'} cannot be read: {os.strerror(number)} (tried 4 times)" in str(caught.value)
+    assert f"{place.root / 'a.bin'} cannot be read: {os.strerror(number)} (tried 4 times)" in str(caught.value)
     assert "ulimit -n" in str(caught.value)
 
 
 def test_a_file_that_was_stale_is_opened_anew(place, monkeypatch):
     assert read_span(place, "a.bin", 0, 2) == b"01"
-    before = place._opened["a.bin"]
+    before = place._open_files["a.bin"]
     refusing(monkeypatch, errno.ESTALE, 2)
     assert read_span(place, "a.bin", 1, 2) == b"12"
-    assert place._opened["a.bin"] is not before
+    assert place._open_files["a.bin"] is not before
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.EISDIR])

@@ -239,7 +239,7 @@ def test_damage_is_noticed_by_the_checksum(tmp_path):
 
 
 def test_a_large_member_is_read_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("paragan.data.sources.tarred.WINDOW", 512)
+    monkeypatch.setattr("paragan.data.formats.tar_reader.READ_CHUNK_BYTES", 512)
     found = open_source(str(tar(tmp_path / "a.tar", [("0.png", encode_image(random_images(1, 64)[0]))])))
     assert (read_all_pixels(found) == random_images(1, 64)).all()
 

@@ -241,7 +241,7 @@ def test_a_bomb_is_unpacked_no_further_than_it_says(tmp_path, monkeypatch):
     changed(where, 24, struct.pack("<L", 100))
     with pytest.raises(DecodeError, match="is not of 100 bytes"):
         open_source(str(where)).read(0)
-    monkeypatch.setattr(read_span, "LARGEST", 1000)
+    monkeypatch.setattr(read_span, "MAX_RECORD_BYTES", 1000)
     where = archive(tmp_path / "b.zip", {"a.png": b"\0" * 2000})
     with pytest.raises(DecodeError, match="more than any image"):
         open_source(str(where)).read(0)

@@ -42,8 +42,8 @@ def shared():
 
 def test_a_process_decodes_into_memory_that_both_see(shared):
     pixels = random_images(4)
-    shared.piece((5, 8, 8, 3))
-    piece = shared.piece((6, 8, 8, 3))
+    shared.allocate((5, 8, 8, 3))
+    piece = shared.allocate((6, 8, 8, 3))
     piece.array[:] = 7
     with DecodeWorker(shared) as decoder:
         gots = [encode_image(pixels[0]), b"no image", encode_image(pixels[2]), DecodeError("was never there")]
@@ -53,14 +53,14 @@ def test_a_process_decodes_into_memory_that_both_see(shared):
         assert np.array_equal(piece.array[1], pixels[0])
         assert np.array_equal(piece.array[3], pixels[2][:, ::-1])
         assert (piece.array[[0, 5]] == 7).all()
-        later = shared.piece((9, 8, 8, 3))  # the file grew since the process looked
+        later = shared.allocate((9, 8, 8, 3))  # the file grew since the process looked
         assert decoder.decode([encode_image(pixels[3])], [False], later, 8)[0] == [None]
         assert np.array_equal(later.array[8], pixels[3])
 
 
 def test_a_record_at_which_it_dies_is_bad_and_the_others_are_not(shared):
     pixels = random_images(3)
-    piece = shared.piece((3, 8, 8, 3))
+    piece = shared.allocate((3, 8, 8, 3))
     with DecodeWorker(shared) as decoder:
         reasons, _ = decoder.decode(
             [encode_image(pixels[0]), cast(Any, Fatal()), encode_image(pixels[2])], [False] * 3, piece, 0
@@ -71,8 +71,10 @@ def test_a_record_at_which_it_dies_is_bad_and_the_others_are_not(shared):
 
 def test_it_ends_when_its_owner_is_killed():
     owns = (
-        "from paragan.data.decoder import Decoder; from paragan.data.shared import Shared; import time\n"
-        "one = Decoder(Shared()); print(one._started().pid, flush=True); time.sleep(60)"
+        "import time\n"
+        "from paragan.data.loader.decode_worker import DecodeWorker\n"
+        "from paragan.data.loader.shared_memory import SharedArena\n"
+        "one = DecodeWorker(SharedArena()); print(one._start_worker().pid, flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen([sys.executable, "-c", owns], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
@@ -98,11 +100,13 @@ def test_nothing_of_the_working_folder_is_imported(shared, tmp_path, monkeypatch
     (tmp_path / "struct.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
     with DecodeWorker(shared) as decoder:
-        assert decoder.decode([encode_image(random_images(1)[0])], [False], shared.piece((1, 8, 8, 3)), 0)[0] == [None]
+        assert decoder.decode([encode_image(random_images(1)[0])], [False], shared.allocate((1, 8, 8, 3)), 0)[0] == [
+            None
+        ]
 
 
 def test_one_that_is_killed_or_cannot_start_blames_no_image(shared, monkeypatch):
-    image, piece, start = encode_image(random_images(1)[0]), shared.piece((1, 8, 8, 3)), DecodeWorker._start_worker
+    image, piece, start = encode_image(random_images(1)[0]), shared.allocate((1, 8, 8, 3)), DecodeWorker._start_worker
 
     def doomed(self):
         child = start(self)
@@ -126,7 +130,7 @@ def test_one_that_is_killed_or_cannot_start_blames_no_image(shared, monkeypatch)
 def test_one_that_hangs_is_replaced(shared, monkeypatch):
     monkeypatch.setattr(decoders, "REPLY_TIMEOUT_S", 0.0)
     monkeypatch.setattr(decoders, "EXIT_TIMEOUT_S", 0.1)
-    image, piece = encode_image(random_images(1)[0]), shared.piece((1, 8, 8, 3))
+    image, piece = encode_image(random_images(1)[0]), shared.allocate((1, 8, 8, 3))
     with DecodeWorker(shared) as decoder:
         for _ in range(2):
             assert decoder.decode([image], [False], piece, 0)[0] == [None]
@@ -135,16 +139,16 @@ def test_one_that_hangs_is_replaced(shared, monkeypatch):
 
 
 def test_released_memory_is_given_back_and_its_place_used_again(shared):
-    pieces = [shared.piece((64, 4096)) for _ in range(6)]
+    pieces = [shared.allocate((64, 4096)) for _ in range(6)]
     for piece in pieces:
         piece.array[:] = 1
-    held = os.fstat(shared.file).st_blocks
+    held = os.fstat(shared.fd).st_blocks
     for piece in pieces:
         shared.release(piece)
-    assert os.fstat(shared.file).st_blocks <= held * SPARE_BLOCKS / len(pieces)
-    assert shared.piece((64, 4096)).at == pieces[-1].at
-    assert {shared.piece((64, 4096)).at for _ in range(5)} == {piece.at for piece in pieces[:-1]}
-    assert AttachedArena(shared.file).view(pieces[-1].at, (2, 3)).tolist() == [[1] * 3] * 2
+    assert os.fstat(shared.fd).st_blocks <= held * SPARE_BLOCKS / len(pieces)
+    assert shared.allocate((64, 4096)).offset == pieces[-1].offset
+    assert {shared.allocate((64, 4096)).offset for _ in range(5)} == {piece.offset for piece in pieces[:-1]}
+    assert AttachedArena(shared.fd).view(pieces[-1].offset, (2, 3)).tolist() == [[1] * 3] * 2
 
 
 @pytest.fixture(scope="module")
@@ -188,15 +192,15 @@ def test_processes_make_the_bits_that_threads_make(sets, tmp_path, kind):
     else:
         shutil.copytree(sets / "folder", where)
         (where / "a" / "02.png").write_bytes(b"\x89PNG")
-    threads, processes = (_batches(where, 6, decoders=kind) for kind in ("threads", "processes"))
+    threads, processes = (_batches(where, 6, worker_type=kind) for kind in ("threads", "processes"))
     assert all(map(np.array_equal, *(found[0] for found in (threads, processes))))
     assert threads[1] == processes[1]
     assert len(threads[1]) == (kind == "folder")
 
 
 def test_a_decoder_that_is_killed_is_replaced(sets):
-    wanted, _ = _batches(sets / "folder", 30, decoders="threads")
-    with _reading(sets / "folder", workers=1, depth=1, decoders="processes") as pipeline:
+    wanted, _ = _batches(sets / "folder", 30, worker_type="threads")
+    with _reading(sets / "folder", workers=1, batches=1, worker_type="processes") as pipeline:
         for count, batch in enumerate(wanted):
             assert np.array_equal(pipeline.next_batch(), batch)
             if count in (3, 9):
@@ -234,7 +238,7 @@ def test_the_tuner_turns_to_processes_where_small_near_images_are_waited_for():
 
 def test_trouble_of_the_machine_is_told_and_no_image_is_blamed(shared, tmp_path):
     (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")  # ELOOP is about this file alone
-    piece = shared.piece((1, 8, 8, 3))
+    piece = shared.allocate((1, 8, 8, 3))
     with DecodeWorker(shared, tmp_path) as decoder:
         reasons, _ = decoder.decode([("loop.png", 0, None, None)], [False], piece, 0)
         assert reasons[0] is not None

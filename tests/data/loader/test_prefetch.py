@@ -27,11 +27,11 @@ LABELS = np.arange(40) % 3
 class Memory:
     """A source of pixels that may be far, slow, damaged and out of reach."""
 
-    where, notes, whole = "memory", (), None
+    location, notes, array = "memory", (), None
     labels, classes = LABELS, ("a", "b", "c")
 
-    def __init__(self, near=True, delay=lambda index: 0.0, bad=(), lost=()):
-        self.near, self.delay, self.bad, self.lost = near, delay, bad, lost
+    def __init__(self, is_local=True, delay=lambda index: 0.0, bad=(), lost=()):
+        self.is_local, self.delay, self.bad, self.lost = is_local, delay, bad, lost
         self.running = self.most = 0
         self._lock = threading.Lock()
 
@@ -51,15 +51,15 @@ class Memory:
             raise RunError(f"image {index} is out of reach")
         return PIXELS[index]
 
-    def name(self, index):
+    def sample_name(self, index):
         return f"image {index}"
 
-    def identity(self):
+    def fingerprint_parts(self):
         yield PIXELS.tobytes()
 
 
-def streamed(source, share=0.5):
-    return StreamingImages(source, BadSamples(LABELS, len(source), source.name, share), 8, 3)
+def streamed(source, max_fraction=0.5):
+    return StreamingImages(source, BadSamples(LABELS, len(source), source.sample_name, max_fraction), 8, 3)
 
 
 def plan(size=12, flips=False, seed=0):
@@ -106,31 +106,31 @@ def test_batches_come_in_the_order_of_the_plan(opened, near, feed):
     source = Memory(near, delay=lambda index: 0.002 * (index % 5 == 0))
     pipeline = opened(streamed(source), plan(flips=True), feed)
     for wanted in itertools.islice(expected(flips=True), 40):
-        assert np.array_equal(pipeline.take(), wanted)
+        assert np.array_equal(pipeline.next_batch(), wanted)
 
 
 def test_as_many_requests_are_under_way_as_are_asked_for(opened):
-    source = Memory(near=False, delay=lambda index: 0.01)
+    source = Memory(is_local=False, delay=lambda index: 0.01)
     pipeline = opened(streamed(source), plan(), PrefetchOptions(workers=1, concurrent_requests=20, batches=8))
     for _ in range(10):
-        pipeline.take()
+        pipeline.next_batch()
     assert 15 <= source.most <= 20
 
 
 def test_slow_far_data_makes_hands_grow_until_the_step_does_not_wait(opened):
-    source = Memory(near=False, delay=lambda index: 0.05)
+    source = Memory(is_local=False, delay=lambda index: 0.05)
     pipeline = opened(streamed(source), plan(), PrefetchOptions(batches=30))
-    before = pipeline.tuner_state.hands.fetches
+    before = pipeline.tuner_state.knobs.concurrent_requests
     deadline, waited = time.monotonic() + 30, 1.0
     while waited > 0.002 and time.monotonic() < deadline:
         time.sleep(0.02)  # 600 images a second: 30 requests at once
         start = time.perf_counter()
-        pipeline.take()
+        pipeline.next_batch()
         waited = 0.9 * waited + 0.1 * (time.perf_counter() - start)
     assert waited <= 0.002
-    assert pipeline.tuner_state.hands.fetches > before
-    assert any("the step waited" in line for line in pipeline.decisions())
-    assert pipeline.decisions() == []
+    assert pipeline.tuner_state.knobs.concurrent_requests > before
+    assert any("the step waited" in line for line in pipeline.pop_decisions())
+    assert pipeline.pop_decisions() == []
 
 
 def test_a_bad_image_is_replaced_by_the_next_of_its_class(opened):
@@ -139,7 +139,7 @@ def test_a_bad_image_is_replaced_by_the_next_of_its_class(opened):
         images = streamed(Memory(near, bad=bad))
         pipeline = opened(images, iter(BatchIndices(np.array([at, 0, 4])) for at in itertools.cycle((1, 4, 7, 10))))
         for stand_in in (1, 13, 13, 13):
-            assert np.array_equal(pipeline.take(), PIXELS[[stand_in, 0, 13]])
+            assert np.array_equal(pipeline.next_batch(), PIXELS[[stand_in, 0, 13]])
         assert sorted(images.bad_samples.reasons) == [4, 7, 10]
         assert images.bad_samples.to_lines()[0] == "image 4\tplanted"
 
@@ -153,14 +153,14 @@ def test_stand_ins_go_around_the_end_of_the_set_and_are_the_same_when_read_at_ra
 
 
 def test_too_much_that_is_bad_ends_the_run_and_says_what(opened):
-    images = streamed(Memory(bad=(3, 5, 8, 9)), share=0.05)
+    images = streamed(Memory(bad=(3, 5, 8, 9)), max_fraction=0.05)
     pipeline = opened(images, plan())
-    with pytest.raises(RunError, match=r"image \d cannot be decoded: planted \(and 2 more of 40 images\).*bad_share"):
-        [pipeline.take() for _ in range(20)]
+    with pytest.raises(RunError, match=r"image \d cannot be decoded: planted \(and 2 more of 40 images\).*max_bad_f"):
+        [pipeline.next_batch() for _ in range(20)]
 
 
 def test_a_class_without_a_good_image_ends_the_run():
-    images = streamed(Memory(bad=range(0, 40, 3)), share=0.9)
+    images = streamed(Memory(bad=range(0, 40, 3)), max_fraction=0.9)
     with pytest.raises(RunError, match="no image of its class is good"):
         images[0]
 
@@ -171,22 +171,22 @@ def test_what_is_out_of_reach_ends_the_run_after_all_that_came_before(opened, ne
         streamed(Memory(near, lost=(20,))), iter(BatchIndices(np.arange(at, at + 4)) for at in range(0, 40, 4))
     )
     for at in range(0, 20, 4):
-        assert np.array_equal(pipeline.take(), PIXELS[at : at + 4])
+        assert np.array_equal(pipeline.next_batch(), PIXELS[at : at + 4])
     for _ in range(2):
         with pytest.raises(RunError, match="image 20 is out of reach"):
-            pipeline.take()
+            pipeline.next_batch()
 
 
 def test_memory_stays_below_the_cap(opened):
     cap = 60 * PIXELS[:12].nbytes / 2**30
-    source = Memory(near=False, delay=lambda index: 0.001)
+    source = Memory(is_local=False, delay=lambda index: 0.001)
     pipeline = opened(streamed(source), plan(), PrefetchOptions(memory_gb=cap, concurrent_requests=64))
     for _ in range(3):
-        pipeline.tuner_state = pipeline.tuner_state.__class__(pipeline.tuner_state.hands.__class__(1, 64, 1000))
+        pipeline.tuner_state = pipeline.tuner_state.__class__(pipeline.tuner_state.knobs.__class__(1, 64, 1000))
         for _ in range(100):
-            pipeline.take()
-            assert pipeline.room.ahead <= cap * 2**30
-    assert pipeline.room.peak > 0.3 * cap * 2**30
+            pipeline.next_batch()
+            assert pipeline.memory_budget.used_bytes <= cap * 2**30
+    assert pipeline.memory_budget.peak_bytes > 0.3 * cap * 2**30
     with pytest.raises(
         UsageError, match=r"data.prefetch.memory_gb=1e-06 does not hold two batches ahead: use 0.001 or more"
     ):
@@ -228,7 +228,7 @@ def lanes(images, owned=tuple(range(8)), start=0, merge=0):
 
 def taken(source, count):
     """[count] images and labels of whole positions, the pipeline's memory copied."""
-    got = [[(hand.images.clone(), hand.labels.clone()) for hand in source.next()] for _ in range(count)]
+    got = [[(hand.images.clone(), hand.labels.clone()) for hand in source.next_micro_batches()] for _ in range(count)]
     source.close()
     return [tuple(torch.cat(parts) for parts in zip(*hands, strict=True)) for hands in got]
 
@@ -282,7 +282,7 @@ def test_of_one_class(photos):
 
 def test_what_a_stream_is_told_from_others_by(photos, tmp_path):
     def fingerprint(**how):
-        return load_data(str(photos), **{"resolution": 16, "hold": "stream"} | how).fingerprint
+        return load_data(str(photos), **{"resolution": 16, "cache": "stream"} | how).fingerprint
 
     first = fingerprint()
     assert first == fingerprint()
@@ -294,7 +294,14 @@ def test_what_a_stream_is_told_from_others_by(photos, tmp_path):
 def test_what_is_copied_ahead_to_a_gpu_is_what_the_cpu_sees(photos, merge):
     """The step is slow in turn, so that memory which is used again too early is caught."""
     stream = load_data(str(photos), resolution=16, max_bad_fraction=0.02, cache="stream")
-    how = {"owned": tuple(range(8)), "lanes": 8, "batch": 64, "seed": 3, "mirror": True, "merge": merge}
+    how = {
+        "local_lanes": tuple(range(8)),
+        "num_lanes": 8,
+        "batch_size": 64,
+        "seed": 3,
+        "mirror": True,
+        "lanes_per_pass": merge,
+    }
     there = LaneLoader(stream.images, stream.labels, device=torch.device("cuda"), **how)
     got = []
     for _ in range(30):
@@ -324,33 +331,33 @@ def test_encoded_images_stay_below_the_cap_from_the_first_on(opened):
     """Before the size of any is known, and however many requests may be under way."""
     most = 0
     pipeline = opened(
-        streamed(Large(near=False)),
+        streamed(Large(is_local=False)),
         plan(),
         PrefetchOptions(memory_gb=0.012, concurrent_requests=64, workers=1, batches=40),
     )
     for _ in range(20):
-        pipeline.take()
-        most = max(most, pipeline.room.encoded_bytes)
+        pipeline.next_batch()
+        most = max(most, pipeline.memory_budget.encoded_bytes)
     assert most <= 0.012 * 2**30 + CHUNK_IMAGES * Large.record.nbytes  # 480 images would be 230 MB
 
 
 def test_depth_does_not_grow_beyond_what_there_is_room_for(opened):
     start = time.monotonic()  # 50 MB hold some 8 batches of such records, and 20,000 of their pixels
-    source = Large(near=False, delay=lambda index: 0.001 if time.monotonic() < start + 1 else 0.02)
+    source = Large(is_local=False, delay=lambda index: 0.001 if time.monotonic() < start + 1 else 0.02)
     pipeline = opened(streamed(source), plan(), PrefetchOptions(memory_gb=0.05, concurrent_requests=64))
     while time.monotonic() < start + 4:
-        pipeline.take()
+        pipeline.next_batch()
         time.sleep(0.01)
     assert pipeline.tuner_state.congested
-    assert not any("congestion" in line and "depth" in line for line in pipeline.decisions())
+    assert not any("congestion" in line and "depth" in line for line in pipeline.pop_decisions())
 
 
 def test_a_step_that_asks_again_after_an_error_gets_memory_of_its_own(opened):
     """What was lent is given back once, however often the next batch is asked for."""
     plan = (BatchIndices(np.arange(at, at + 4)) for at in itertools.chain((16, 20), itertools.repeat(24)))
     pipeline = opened(streamed(Memory(lost=(20,))), plan)
-    pipeline.take()
+    pipeline.next_batch()
     for _ in range(3):
         with pytest.raises(RunError):
-            pipeline.take()
-    assert len({piece.at for piece in pipeline._shared._free}) == len(pipeline._shared._free)
+            pipeline.next_batch()
+    assert len({block.offset for block in pipeline._arena._free}) == len(pipeline._arena._free)

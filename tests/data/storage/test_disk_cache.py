@@ -205,7 +205,7 @@ def test_a_disk_that_fails_meanwhile_costs_nothing_else(
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, inside: str):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(
-        UsageError, match=r'^data\.reach\.cache=.* cannot be used \(.+\): give a folder .* or "" for none$'
+        UsageError, match=r'^data\.remote\.cache_dir=.* cannot be used \(.+\): give a folder .* or "" for none$'
     ):
         opened(tmp_path / inside)
 

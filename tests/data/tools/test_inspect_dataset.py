@@ -218,7 +218,7 @@ def test_a_sheet_has_a_row_a_class(tmp_path):
 
 def test_progress_ends_at_all():
     told = []
-    looked("digits", tell=lambda done, count: told.append((done, count)))
+    looked("digits", progress=lambda done, count: told.append((done, count)))
     assert told[-1] == (1797, 1797)
     assert told == sorted(told)
 
