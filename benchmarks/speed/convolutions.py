@@ -91,9 +91,8 @@ def main() -> int:
     peak = 2 * PEAK_SIDE**3 / product.median / 1e9
     found = {name: conv_tflops(*shape, options.rounds) for name, shape in SHAPES.items()}
     rows = [[name, *(f"{rate:.2f}" for rate in own.values())] for name, own in found.items()]
-    print(
-        f"TFLOP/s; a product of {PEAK_SIDE} x {PEAK_SIDE} reaches {peak:.2f}\n{format_table(['', *next(iter(found.values()))], rows)}"
-    )
+    header = ["", *next(iter(found.values()))]
+    print(f"TFLOP/s; a product of {PEAK_SIDE} x {PEAK_SIDE} reaches {peak:.2f}\n{format_table(header, rows)}")
     about = {"machine": where, "command": " ".join(sys.argv[1:]), "product": peak, "tflops": found}
     save_json(options.json, about)
     return 0

@@ -97,7 +97,7 @@ class ClassGaussianAcc:
     def update(self, state: list[RunningMoments], feature_pass: FeaturePass, batch: FeatureBatch) -> None:
         assert batch.labels is not None
         for label in batch.labels.unique().tolist():
-            state[label].add(batch.features[batch.labels == label])
+            state[label].update(batch.features[batch.labels == label])
 
     def compute(
         self, state: list[RunningMoments], feature_pass: FeaturePass, group: ReduceGroup

@@ -156,9 +156,8 @@ def evaluate(
     )
     fake = extract(fakes, seeing, readings, group, labels.fakes)
     if real.image_shape and real.image_shape != fake.image_shape:
-        raise UsageError(
-            f"reals: images are {_format_shape(real.image_shape)} (CxHxW), the fakes {_format_shape(fake.image_shape)}; they must agree"
-        )
+        shapes = f"{_format_shape(real.image_shape)} (CxHxW), the fakes {_format_shape(fake.image_shape)}"
+        raise UsageError(f"reals: images are {shapes}; they must agree")
     given = MetricInputs(real, fake, group, protocol.seed, labels.names, torch.device(device))
     shared = time.perf_counter() - start
     return [s for name, called in names.items() for s in _scores(METRICS[name], called, given, protocol, shared)]

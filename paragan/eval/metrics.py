@@ -63,7 +63,7 @@ def _kid(inputs: MetricInputs, **settings: int) -> list[MetricValue]:
 
 
 def _is(inputs: MetricInputs, *, splits: int) -> list[MetricValue]:
-    return [MetricValue(inputs.fake.get(LogitAcc(splits)).score(inputs.group))]
+    return [MetricValue(inputs.fake.get(LogitAcc(splits)).compute(inputs.group))]
 
 
 def _prdc(inputs: MetricInputs, *, k: int) -> list[MetricValue]:

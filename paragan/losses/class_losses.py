@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from paragan.core.errors import UsageError
 from paragan.core.types import DiscriminatorOutput
 
-REQUIRED_OUTPUTS = {"classifier": ("classes",), "contrastive": ("embedding", "proxies"), "": ()}
+REQUIRED_OUTPUTS = {"classifier": ("class_logits",), "contrastive": ("embedding", "proxies"), "": ()}
 
 
 def require_outputs(conditioning: str, output: DiscriminatorOutput, labels: Tensor | None) -> None:

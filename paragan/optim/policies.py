@@ -112,7 +112,7 @@ def optimistic(nets: str) -> PaperSettings:
         batch=64,
         g=adam,
         d=adam,
-        common={"optimism": "optimistic", "extrapolation": 1.0},
+        common={"optimizer_wrapper": "optimistic", "extrapolation": 1.0},
         sources=(
             "optimistic Adam: Daskalakis et al. 2018, section 6, where one D step is compared with five",
             "1e-4, betas (0.5, 0.9), batch 64: their optimistic_GAN_training, script/cifar10.py",

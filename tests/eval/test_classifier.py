@@ -34,9 +34,9 @@ def own_cache(monkeypatch, tmp_path):
     return tmp_path / "paragan" / SPACE_NAME
 
 
-def made(known_as="halves", **more):
+def made(data_digest="halves", **more):
     images, labels = halves()
-    return classifier_space(images, labels, ("left", "right"), data_digest=known_as, training=QUICK, **more)
+    return classifier_space(images, labels, ("left", "right"), data_digest=data_digest, training=QUICK, **more)
 
 
 def test_is_the_network_of_the_paper():
@@ -52,7 +52,7 @@ def test_is_trained_once_and_then_found(own_cache, monkeypatch):
     assert (first.name, first.num_features, first.num_logits, first.classes) == (SPACE_NAME, 64, 2, ("left", "right"))
     images = torch.from_numpy(halves()[0]).permute(0, 3, 1, 2)
     assert (first.logits(first(images)).argmax(1).numpy() == halves()[1]).mean() > 0.95
-    monkeypatch.setattr(classifier, "fit", None)
+    monkeypatch.setattr(classifier, "train_classifier", None)
     again = made()
     assert (again, again.notes) == (first, first.notes)
     assert torch.equal(again(images), first(images))
@@ -75,15 +75,15 @@ def test_of_two_that_train_at_once_both_have_what_the_first_kept(own_cache, monk
         return fit(x, y, classes, dataclasses.replace(how, seed=9), *more)
 
     def overtaken(*given):
-        monkeypatch.setattr(classifier, "fit", other)
+        monkeypatch.setattr(classifier, "train_classifier", other)
         faster.append(made())
         return fit(*given)
 
-    monkeypatch.setattr(classifier, "fit", overtaken)
+    monkeypatch.setattr(classifier, "train_classifier", overtaken)
     slower = made()
     assert (slower, slower.notes) == (faster[0], faster[0].notes)
     monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache / "elsewhere"))
-    monkeypatch.setattr(classifier, "fit", fit)
+    monkeypatch.setattr(classifier, "train_classifier", fit)
     assert made() != slower  # what it trained itself was another
 
 

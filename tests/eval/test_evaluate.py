@@ -155,7 +155,7 @@ class Deserted:
 
     rank, size = 0, 2
 
-    def sum(self, x):
+    def all_reduce_sum(self, x):
         raise ConnectionError("rank 1 is gone")
 
 

@@ -52,7 +52,7 @@ def test_kid_is_torchmetrics_value():
 
 
 def test_kid_is_the_same_on_any_number_of_ranks_and_for_any_block(on_ranks, monkeypatch):
-    monkeypatch.setattr(kid_module, "WINDOW", 40)
+    monkeypatch.setattr(kid_module, "WINDOW_ROWS", 40)
     x, y = two_sets()
     how = {"subsets": 5, "subset_size": 60}
     alone = kid(x, y, **how)

@@ -93,7 +93,7 @@ def test_a_class_without_enough_images_is_left_out_and_named():
 
 
 def test_a_classifier_trained_on_good_fakes_knows_the_reals(monkeypatch, on_ranks):
-    monkeypatch.setattr(table, "TRAINING", ClassifierTraining(batch=16, lr=0.05))
+    monkeypatch.setattr(table, "DEFAULT_TRAINING", ClassifierTraining(batch=16, lr=0.05))
     cas = dataclasses.replace(table.METRICS["cas"], settings={"train_samples": 800, "test_images": 100})
     monkeypatch.setitem(table.METRICS, "cas", cas)
     space = dataclasses.replace(untrained_space(np.arange(2), NAMES), build=Brightness, num_features=4)
@@ -101,7 +101,7 @@ def test_a_classifier_trained_on_good_fakes_knows_the_reals(monkeypatch, on_rank
     assert good.name == "cas_resnet20"
     assert good.value > 0.95
     assert set(good.per_class) == set(NAMES)
-    assert (good.protocol["shown"], good.protocol["tested"]) == (800, 100)
+    assert (good.protocol["train_samples"], good.protocol["test_images"]) == (800, 100)
     (one,), (two,) = on_ranks(2, lambda group: scored(["cas"], group, wrong=0, space=space))
     assert one.per_class == two.per_class
     assert one.value > 0.95

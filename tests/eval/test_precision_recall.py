@@ -50,7 +50,7 @@ def test_prdc_of_a_collapsed_generator():
 
 
 def test_prdc_is_the_same_on_any_number_of_ranks_and_for_any_block(on_ranks, monkeypatch):
-    monkeypatch.setattr(precision_recall, "WINDOW", 24)
+    monkeypatch.setattr(precision_recall, "WINDOW_ROWS", 24)
     x, y = two_sets(60, 45, 4)
     alone = prdc(x, y, 3, chunk=16)
 

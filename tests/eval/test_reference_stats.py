@@ -59,7 +59,7 @@ def test_reals_are_seen_once(kept, digits, space):
     for found in (first, again):
         assert (found.image_shape, found.count) == (plain.image_shape, plain.count) == ((1, 8, 8), 1797)
         assert torch.equal(found.get(GaussianAcc()).covariance, plain.get(GaussianAcc()).covariance)
-        assert torch.equal(found.get(FeatureAcc()).own, plain.get(FeatureAcc()).own)
+        assert torch.equal(found.get(FeatureAcc()).local, plain.get(FeatureAcc()).local)
         assert [g.count for g in found.get(ClassGaussianAcc())] == [899, 898]
     compute_feature_stats(digits, data_digest="others", **how)
     assert Rows.asked > 0
@@ -81,7 +81,7 @@ def test_what_one_number_of_ranks_kept_serves_another(kept, on_ranks, digits, bl
 
 
 def test_what_is_damaged_is_seen_again(kept, digits, space):
-    how = {"space": space, "metrics": ["fd", "kid"], "known_as": "digits"}
+    how = {"space": space, "metrics": ["fd", "kid"], "data_digest": "digits"}
     first = compute_feature_stats(digits, **how)
     for file in kept.iterdir():
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])

@@ -31,7 +31,7 @@ from paragan.train.loop import play_round
 
 BOTH = ("objective.augment=ada", "objective.augment.kimg=0.1", "objective.lecam=0.3", "nets.batch_norm=true")
 GROWING = "objective.augment.target=-0.9"  # whatever D makes of reals
-P = f"D/{STATE_NAME}.chance.p"
+P = f"D/{STATE_NAME}.augment_probability.p"
 
 
 def kept_of(state):
@@ -245,5 +245,5 @@ def test_a_d_of_ones_own_has_a_classifier_and_what_is_kept():
 
 
 def test_a_d_of_ones_own_that_says_too_little_is_refused_before_it_is_trained():
-    with manager(classifier=1.0) as scale_mgr, pytest.raises(UsageError, match="this D gives no classes"):
+    with manager(classifier=1.0) as scale_mgr, pytest.raises(UsageError, match="this D gives no class_logits"):
         scale_mgr.train(pg.Estimator(OwnG(), OwnD(classes=0)))

@@ -71,8 +71,8 @@ def score(verdict):
     if isinstance(verdict, Tensor):
         return verdict
     total = verdict.logits
-    if verdict.classes is not None:
-        total = total + verdict.classes.logsumexp(1)
+    if verdict.class_logits is not None:
+        total = total + verdict.class_logits.logsumexp(1)
     if verdict.embedding is not None:
         total = total + (verdict.embedding * verdict.proxies).sum(1)
     return total

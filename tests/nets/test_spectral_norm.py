@@ -56,7 +56,7 @@ def alike():
 
 @pytest.mark.parametrize("together", [0, 1 << 20])
 def test_layers_of_one_shape_are_iterated_as_torch_does_each(monkeypatch, together):
-    monkeypatch.setattr("paragan.nets.spectral.TOGETHER", {"cpu": together})
+    monkeypatch.setattr("paragan.nets.spectral_norm.MAX_BATCHED_NUMBERS", {"cpu": together})
     torch.manual_seed(0)
     theirs = alike().double()
     ours, x = train_mode(copy.deepcopy(theirs)), torch.randn(2, 3, 4, 4, dtype=torch.float64)

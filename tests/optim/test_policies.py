@@ -115,7 +115,7 @@ def test_two_optimizers_go_with_every_strategy(pool, strategy):
 def test_a_strategy_that_moves_by_plain_descent_refuses_a_policy_by_its_name(name):
     data = to_dict(tiny_run.make_run("strategy=quantized", "strategy.paper_update=true"))
     first = "adabelief" if name == "paragan" else "adam"
-    with pytest.raises(UsageError, match=rf"--policy {name} gives G {first}, .*exact=true.*--g.optimizer=sgd"):
+    with pytest.raises(UsageError, match=rf"--policy {name} gives G {first}, .*paper_update=true.*--g.optimizer=sgd"):
         build_run(data, [], name)
     own = [("g.optimizer", "sgd"), ("d.optimizer", "sgd")]
     run, _ = build_run(data, own, name)
@@ -135,7 +135,7 @@ def test_what_the_user_sets_comes_last_and_is_named():
 def test_only_g_d_and_d_steps_are_replaced_and_by_plain_values():
     before, (after, _) = get_recipe("digits"), build_run(to_dict(get_recipe("digits")), [], "sngan")
     changed = {name for name, value in to_dict(before).items() if to_dict(after)[name] != value}
-    assert changed == {"g", "d", "d_steps", "about"}
+    assert changed == {"g", "d", "d_steps", "reasons"}
     again, lines = build_run(from_yaml(to_yaml(after), "run.yaml"), [])
     assert again == after
     assert lines == []
@@ -161,7 +161,7 @@ def test_an_objective_is_replaced_whole_and_of_the_networks_what_a_paper_says(na
     assert same_kind == (name != "dcgan" or of == "digits")
     assert nets["width"] == (before["nets"]["width"] if same_kind else DCGAN().width)
     changed = {field for field, value in to_dict(after).items() if before[field] != value}
-    assert changed == {"g", "d", "objective", "nets", "about"} | ({"d_steps"} if after.d_steps > 1 else set())
+    assert changed == {"g", "d", "objective", "nets", "reasons"} | ({"d_steps"} if after.d_steps > 1 else set())
     (besides,) = [line for line in lines if "also sets" in line]
     assert besides.startswith(f"policy {name}: also sets objective.loss={after.objective.loss}, objective.r1=0, ")
     assert f"objective.clip={after.objective.clip:g}, " in besides
