@@ -117,11 +117,8 @@ def test_scores_are_the_same_on_processes_that_talk(pool, digits):
 
 def test_no_rank_keeps_the_features_of_another(on_ranks, digits):
     def kept(group):
-        return (
-            compute_feature_stats(digits, space=PIXELS, metrics=["fd", "kid", "prdc"], group=group)
-            .get(FeatureAcc())
-            .own
-        )
+        stats = compute_feature_stats(digits, space=PIXELS, metrics=["fd", "kid", "prdc"], group=group)
+        return stats.get(FeatureAcc()).local
 
     shares = on_ranks(3, kept)
     assert sorted(map(len, shares)) == [576, 581, 640]
