@@ -227,7 +227,7 @@ class ScalingManager:
                   training on one machine, where they share a rank, and on 128
 
     Learning rates follow the rule of each network, a warm-up and the average's half-life the growth of the batch: what
-    was chosen, and why, is printed (docs/scaling.md).
+    was chosen, and why, is printed (docs/batch_scaling.md).
     Under torchrun or srun every process runs the same script.
     """
 

@@ -3,7 +3,7 @@
     python -m benchmarks.comm.scale --json benchmarks/results/scale.json --figure docs/figures/scale.svg
 
 Nothing here is measured but the time that simulating takes: workers are operations over an assumed share of an assumed
-peak, links are assumed. docs/plan.md shows what comes of it.
+peak, links are assumed. docs/planning.md shows what comes of it.
 """
 
 from __future__ import annotations

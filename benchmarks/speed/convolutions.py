@@ -5,7 +5,7 @@
 TFLOP/s of the forward pass and of both gradients, channels last and in bf16, and of the weights' gradient as one
 product of the unfolded images, for the convolutions of `digits`, and of the DCGANs of Fashion-MNIST and CIFAR-10;
 beside them what a product of large matrices reaches. They bound what any layout of these networks can be worth:
-docs/layout.md.
+docs/tuning.md.
 """
 
 from __future__ import annotations

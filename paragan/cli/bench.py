@@ -31,7 +31,7 @@ so what is timed is agreeing. `sync+int4` is a strategy with another wire, `asyn
 
 LINKS_HELP = """Under any launcher (torchrun, srun), or --ranks N. Pairs of hosts one after another:
 latency, rates one way, the other, and both at once; then all at once. About a second a pair, more where latency is
-high. The file can be written by hand too: see docs/plan.md.
+high. The file can be written by hand too: see docs/planning.md.
 """
 
 

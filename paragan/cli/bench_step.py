@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 STEP_HELP = """One worker plays the game alone, here: how long a turn takes by batch, what memory and
 which operations it takes, how long it waits for data, and how noisy its gradients are, which says beyond which batch
-more images a step stop paying. Any field of the run can be set: --nets.width=64. Plans go by it: docs/profile.md.
+more images a step stop paying. Any field of the run can be set: --nets.width=64. Plans go by it: docs/profiling.md.
 """
 
 

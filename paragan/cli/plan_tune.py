@@ -21,7 +21,7 @@ MAX_ROWS = 14
 HELP = """--tune plays a few rounds in every layout that may be faster: channels last or not in G and
 in D, precision, threads, fused optimizers and more; then prints where a round's time goes, before and after, and what
 each decision is worth. About a minute, kept under $XDG_CACHE_HOME/paragan. `paragan train --device.tune=measured`
-trains with what was found. Any field of the run can be set: --batch=64. See docs/layout.md.
+trains with what was found. Any field of the run can be set: --batch=64. See docs/tuning.md.
 """
 
 

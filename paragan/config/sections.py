@@ -161,7 +161,7 @@ class DeviceOptions:
     pad_channels : fill up the channels of convolutions with zeros to a multiple of this (0: not)
     huge_pages : memory comes in pages of 2 MB where the system (Linux) has them: much less to do for large tensors
     layout    : whether these fields stand as they are (rules), or a few rounds are played before a new run to find what
-                is fastest here (measured: docs/layout.md)
+                is fastest here (measured: docs/tuning.md)
     """
 
     kind: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -9,7 +9,7 @@ from paragan.optim.optimizers import Adam, PlayerOptim
 
 
 def custom() -> Run:
-    """Networks, losses or numbers of your own: give --nets MODULE:CLASS and --data PATH (docs/own.md)."""
+    """Networks, losses or numbers of your own: give --nets MODULE:CLASS and --data PATH (docs/custom_code.md)."""
     return Run(
         recipe="custom",
         g=PlayerOptim(Adam(lr=1e-3, betas=(0.5, 0.99))),

@@ -23,6 +23,6 @@ def digits() -> Run:
         batch=128,
         kimg=160.0,
         evaluation=EvaluationOptions(metrics=("fd", "kid", "prdc"), count=5000),
-        device=DeviceOptions(precision="float32", threads=1),  # reproducible; bf16 gains a fifth (docs/layout.md)
+        device=DeviceOptions(precision="float32", threads=1),  # reproducible; bf16 gains a fifth (docs/tuning.md)
         output=OutputOptions(tick_kimg=2.0, fakes_kimg=20.0, checkpoint_kimg=20.0),
     )

@@ -5,7 +5,7 @@ seen.images_per_s, seen.sent_bytes_per_h, seen.apart
 
 Workers differ, vary from round to round, leave and are replaced by others who fetch the state from one who is there;
 all of it by seed. What ranks hold is one number each, moved by 1 a step at random and mixed as parameters are: `apart`
-is how far ranks are from their mean, in steps. docs/plan.md says what is left out.
+is how far ranks are from their mean, in steps. docs/planning.md says what is left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A profile of one worker: its game is played here, alone, and timed. docs/profile.md."""
+"""A profile of one worker: its game is played here, alone, and timed. docs/profiling.md."""
 
 from __future__ import annotations
 

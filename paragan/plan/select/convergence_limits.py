@@ -1,4 +1,4 @@
-"""What a strategy costs of what is learnt, in words: where statistics, not systems, limit (docs/plan.md).
+"""What a strategy costs of what is learnt, in words: where statistics, not systems, limit (docs/planning.md).
 
 None of it is predicted in scores: these are bounds beyond which quality was seen, or is known, to suffer.
 """
