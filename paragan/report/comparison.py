@@ -1,5 +1,6 @@
-"""One HTML page about several runs: curves over each other, scores, grids and settings side by side."""
+"""Write one HTML page that compares several runs: curves, latest scores, sample grids and settings."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,11 @@ from paragan.report.scores import RecordedProtocol, ScoreSeries, group_scores, u
 from paragan.report.svg_plot import Chart, Line, make_chart
 from paragan.report.usage import BreakdownItem, time_breakdown
 
-MAX_CELLS, MAX_PROTOCOL_ENTRIES = 800, 60  # of a table, and of what a protocol says, at most
-MAX_RUNS = 16  # runs: eight colours, then eight dashed
-NO_FLOOR = float("inf")
-CHARTS = (  # title, unit, where the axis begins at the latest, key
+MAX_CELLS = 800  # of a table
+MAX_PROTOCOL_ENTRIES = 60
+MAX_RUNS = 16  # eight colours, then the same eight dashed
+NO_FLOOR = math.inf
+CHARTS = (  # title, unit, y_floor of make_chart, key
     ("Loss of G", "", NO_FLOOR, "Loss/G/loss"),
     ("Loss of D", "", NO_FLOOR, "Loss/D/loss"),
     ("D's score of reals", "", NO_FLOOR, "Loss/scores/real"),
@@ -27,15 +29,15 @@ CHARTS = (  # title, unit, where the axis begins at the latest, key
     ("Throughput", "images/s", 0, "Timing/img_per_sec"),
     ("Bytes sent for G", "bytes", 0, "Comm/G/sent_bytes"),
     ("Bytes sent for D", "bytes", 0, "Comm/D/sent_bytes"),
-    ("Consensus of G", "of its norm", 0, "Consensus/G"),
-    ("Consensus of D", "of its norm", 0, "Consensus/D"),
+    ("Consensus of G", "relative", 0, "Consensus/G"),
+    ("Consensus of D", "relative", 0, "Consensus/D"),
     ("Peak memory", "GB", 0, "Resources/peak_mem_gb"),
 )
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of the runs."""
+    """One of the runs of a page."""
 
     name: str
     colour: str
@@ -44,10 +46,10 @@ class ComparedRun:
     summary: Mapping[str, Any]
     series: Sequence[ScoreSeries]
     time_breakdown: Sequence[BreakdownItem]
-    sample_grid: tuple[int, EmbeddedImage] | None
+    sample_grid: tuple[int, EmbeddedImage] | None  # (kimg, newest grid)
 
     def series_named(self, name: str) -> list[ScoreSeries]:
-        """Its scores of a name, under every protocol; the one that was used last comes first."""
+        """Return the series of a score, one for each protocol, the current one first."""
         return sorted((one for one in self.series if one.name == name), key=lambda one: not one.is_current)
 
     def make_line(self, kimg: Sequence[float], values: Sequence[float]) -> Line:
@@ -56,151 +58,160 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """The last scores of one name. best: place of the best, where all may be compared."""
+    """The latest value of one score for every run."""
 
     name: str
     direction: str
-    cells: tuple[ScoreSeries | None, ...]
-    best_column: int | None
+    cells: tuple[ScoreSeries | None, ...]  # by run
+    best_column: int | None  # None if not all are comparable
     warnings: tuple[str, ...]
 
 
 def write_comparison(run_dirs: Sequence[Path], out: Path) -> Path:
-    """Write a page about several runs and return its path. Unusable is a folder that holds no run, the same folder
-    twice, and more runs than there are colours."""
+    """Write the page about several runs to `out`. Returns the path.
+
+    Raises:
+        UsageError: a folder holds no run or is named twice, or there are more than MAX_RUNS.
+    """
     names = _distinct_names(run_dirs)
-    folders = [read_run_data(Path(path)) for path in run_dirs]
-    known: dict[str, RecordedProtocol] = {}
-    measured = [group_scores(folder.scores, known)[:MAX_ROWS] for folder in folders]
-    room = (MAX_PAGE_BYTES * 2 // 3) // (len(folders) + 1)
-    sides = [
-        ComparedRun(
-            name,
-            f"r{place % 8 + 1}",
-            place >= 8,
-            folder,
-            summarize_run(folder),
-            scores,
-            time_breakdown(folder.stats),
-            latest_grid(folder.path, room),
+    known_protocols: dict[str, RecordedProtocol] = {}
+    max_image_chars = (MAX_PAGE_BYTES * 2 // 3) // (len(names) + 1)
+    runs: list[ComparedRun] = []
+    for i, (name, path) in enumerate(zip(names, run_dirs)):
+        run_data = read_run_data(Path(path))
+        runs.append(
+            ComparedRun(
+                name=name,
+                colour=f"r{i % 8 + 1}",
+                dashed=i >= 8,
+                run_data=run_data,
+                summary=summarize_run(run_data),
+                series=group_scores(run_data.scores, known_protocols)[:MAX_ROWS],
+                time_breakdown=time_breakdown(run_data.stats),
+                sample_grid=latest_grid(run_data.path, max_image_chars),
+            )
         )
-        for place, (name, folder, scores) in enumerate(zip(names, folders, measured))
-    ]
-    used = unique_protocols([one for scores in measured for one in scores])[-MAX_COLUMNS:]
-    rows = [*_score_rows(sides)][: MAX_CELLS // len(sides)]
-    facts = {
-        "sides": sides,
-        "rows": rows,
-        "unlike": _kimg_range(rows),
-        "protocols": used,
-        "protocol_names": list(dict.fromkeys(name for one in used for name in one.entries))[:MAX_PROTOCOL_ENTRIES],
-        "charts": [*_score_charts(sides, rows), *_stat_charts(sides)],
-        "fields": _differing_fields(sides)[: MAX_CELLS // len(sides)],
-        "reals": next(
-            (found for side in sides if (found := embed_image(side.run_data.path / "reals.png", room))), None
-        ),
-    }
-    atomic_write_bytes(out, render_page("comparison.html", **facts))
+    protocols = unique_protocols([one for run in runs for one in run.series])[-MAX_COLUMNS:]
+    rows = list(_score_rows(runs))[: MAX_CELLS // len(runs)]
+    real_grids = (embed_image(run.run_data.path / "reals.png", max_image_chars) for run in runs)
+    page = render_page(
+        "comparison.html",
+        runs=runs,
+        rows=rows,
+        kimg_range=_kimg_range(rows),
+        protocols=protocols,
+        protocol_names=list(dict.fromkeys(name for one in protocols for name in one.entries))[:MAX_PROTOCOL_ENTRIES],
+        charts=[*_score_charts(runs, rows), *_stat_charts(runs)],
+        fields=_differing_fields(runs)[: MAX_CELLS // len(runs)],
+        reals=next((grid for grid in real_grids if grid), None),
+    )
+    atomic_write_bytes(out, page)
     return out
 
 
 def _distinct_names(run_dirs: Sequence[Path]) -> list[str]:
-    """What each folder is called: as much of its path as tells it from the others."""
+    """Name each folder by as many of its last path components as make the names distinct."""
     if len(run_dirs) > MAX_RUNS:
-        raise UsageError(f"{len(run_dirs)} RUN_DIRs are more than a page tells apart: give at most {MAX_RUNS}")
+        raise UsageError(f"{len(run_dirs)} RUN_DIRs: a page shows at most {MAX_RUNS}. Use fewer")
     paths = [Path(path).resolve() for path in run_dirs]
-    twice = next((given for given, path in zip(run_dirs, paths) if paths.count(path) > 1), None)
-    if twice:
-        raise UsageError(f"RUN_DIR {twice} is given twice: give every folder once")
-    for parts in range(1, max(len(path.parts) for path in paths) + 1):
-        names = ["/".join(path.parts[-parts:]) for path in paths]
+    repeated = next((run_dir for run_dir, path in zip(run_dirs, paths) if paths.count(path) > 1), None)
+    if repeated:
+        raise UsageError(f"RUN_DIR {repeated} is given twice. Use every folder once")
+    for num_parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-num_parts:]) for path in paths]
         if len(set(names)) == len(names):
             return names
     return [str(path) for path in paths]
 
 
 def _score_rows(runs: Sequence[ComparedRun]) -> Iterator[ScoreRow]:
-    names = dict.fromkeys(one.name for side in runs for one in side.series if one.is_current)
+    names = dict.fromkeys(one.name for run in runs for one in run.series if one.is_current)
     for name in names:
-        cells = _most_comparable([side.series_named(name) for side in runs])
-        there = [(place, one) for place, one in enumerate(cells) if one]
-        first, reference = there[0]
-        warnings = tuple(
-            f"{name} of {runs[place].name} ({one.protocol.label}) is not comparable with that of {runs[first].name} "
-            f"({reference.protocol.label}): {'; '.join(differs)}."
-            for place, one in there
-            if (differs := _protocol_differences(one, reference))
-        )
-        yield ScoreRow(name, describe_direction(reference), cells, None if warnings else _best_column(there), warnings)
+        cells = _most_comparable([run.series_named(name) for run in runs])
+        filled = [(column, series) for column, series in enumerate(cells) if series]
+        first_column, reference = filled[0]
+        warnings: list[str] = []
+        for column, series in filled:
+            if differences := _protocol_differences(series, reference):
+                warnings.append(
+                    f"{name} of {runs[column].name} ({series.protocol.label}) is not comparable with that of "
+                    f"{runs[first_column].name} ({reference.protocol.label}): {'; '.join(differences)}."
+                )
+        best_column = None if warnings else _best_column(filled)
+        yield ScoreRow(name, describe_direction(reference), cells, best_column, tuple(warnings))
 
 
-def _protocol_differences(one: ScoreSeries, other: ScoreSeries) -> list[str]:
-    """Why they may not be compared."""
-    return one.protocol.differences(other.protocol, ignore=("seed",))
+def _protocol_differences(a: ScoreSeries, b: ScoreSeries) -> list[str]:
+    """Return the differences of protocol that make two scores not comparable."""
+    return a.protocol.differences(b.protocol, ignore=("seed",))
 
 
 def _most_comparable(series_by_run: Sequence[Sequence[ScoreSeries]]) -> tuple[ScoreSeries | None, ...]:
-    """Of each run's scores of a name those under a protocol that most of them have, and of several such protocols one
-    that was used last; where a run has none, what it used last."""
+    """Choose one series of a score for each run.
 
-    def num_comparable(one: ScoreSeries) -> tuple[int, bool]:
-        return sum(
-            any(not _protocol_differences(other, one) for other in each) for each in series_by_run
-        ), one.is_current
+    Prefer the protocol that most runs have, and among those a current one. A run without it contributes its current
+    series, a run without this score None.
+    """
 
-    wanted = max((one for each in series_by_run for one in each), key=num_comparable)
+    def num_comparable(candidate: ScoreSeries) -> tuple[int, bool]:
+        count = 0
+        for series in series_by_run:
+            count += any(not _protocol_differences(one, candidate) for one in series)
+        return count, candidate.is_current
+
+    reference = max((one for series in series_by_run for one in series), key=num_comparable)
     return tuple(
-        next((one for one in each if not _protocol_differences(one, wanted)), next(iter(each), None))
-        for each in series_by_run
+        next((one for one in series if not _protocol_differences(one, reference)), next(iter(series), None))
+        for series in series_by_run
     )
 
 
 def _best_column(cells: Sequence[tuple[int, ScoreSeries]]) -> int | None:
-    """The place of the best last score; None for a name whose direction is not known, one run alone, or where another
-    is written alike."""
-    better = cells[0][1].direction
-    finite = [(one.last.value, place) for place, one in cells if one.last.value == one.last.value]
-    if len(cells) < 2 or not finite or better is None:
+    """Return the column of the best latest value.
+
+    None if there is a single run, the score has no known direction, or two values look the same when formatted.
+    """
+    direction = cells[0][1].direction
+    values = [(series.last.value, column) for column, series in cells if not math.isnan(series.last.value)]
+    if len(cells) < 2 or not values or direction is None:
         return None
-    best, place = (min if better == "lower" else max)(finite)
-    return (
-        place
-        if sum(number_format.format_number(value) == number_format.format_number(best) for value, _ in finite) == 1
-        else None
-    )
+    best, column = min(values) if direction == "lower" else max(values)
+    text = number_format.format_number(best)
+    is_unique = sum(number_format.format_number(value) == text for value, _ in values) == 1
+    return column if is_unique else None
 
 
 def _kimg_range(rows: Sequence[ScoreRow]) -> tuple[float, float] | None:
-    """The least and the most kimg after which scores were taken, where that differs."""
-    kimg = [one.last.kimg for row in rows for one in row.cells if one]
+    """Return the smallest and largest kimg of the latest scores, or None if they are equal within 1 %."""
+    kimg = [series.last.kimg for row in rows for series in row.cells if series]
     return (min(kimg), max(kimg)) if kimg and max(kimg) > 1.01 * min(kimg) else None
 
 
 def _score_charts(runs: Sequence[ComparedRun], rows: Sequence[ScoreRow]) -> Iterator[Chart]:
     for row in rows[:MAX_COLUMNS]:
         lines = [
-            side.make_line([score.kimg for score in one.scores], [score.value for score in one.scores])
-            for side, one in zip(runs, row.cells)
-            if one
+            run.make_line([score.kimg for score in series.scores], [score.value for score in series.scores])
+            for run, series in zip(runs, row.cells)
+            if series
         ]
-        made = make_chart(row.name, row.direction, lines)
-        if made and any(len(line.values) > 1 for line in lines):
-            yield made
+        chart = make_chart(row.name, row.direction, lines)
+        if chart and any(len(line.values) > 1 for line in lines):
+            yield chart
 
 
 def _stat_charts(runs: Sequence[ComparedRun]) -> Iterator[Chart]:
-    for title, unit, floor, key in CHARTS:
-        columns = [(side, *side.run_data.stats.column(key)) for side in runs]
-        lines = [side.make_line(kimg, values) for side, kimg, values in columns if values]
+    for title, unit, y_floor, key in CHARTS:
+        columns = [(run, *run.run_data.stats.column(key)) for run in runs]
+        lines = [run.make_line(kimg, values) for run, kimg, values in columns if values]
         if unit == "bytes":
             unit, lines = scale_to_byte_unit([line for line in lines if any(line.values)])
-        if made := make_chart(title, unit, lines, floor):
-            yield made
+        if chart := make_chart(title, unit, lines, y_floor):
+            yield chart
 
 
 def _differing_fields(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
-    """The fields of run.yaml in which the runs differ, and what each has there."""
-    flat = [dict(number_format.flat_items(side.run_data.run)) for side in runs]
-    keys = dict.fromkeys(key for one in flat for key in one)
-    rows = ((key, [one.get(key, "") for one in flat]) for key in keys)
+    """Return the dotted fields of run.yaml that differ between the runs, with the value of each run."""
+    flat = [dict(number_format.flat_items(run.run_data.run)) for run in runs]
+    keys = dict.fromkeys(key for fields in flat for key in fields)
+    rows = [(key, [fields.get(key, "") for fields in flat]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]

@@ -1,4 +1,4 @@
-"""The pictures of a run, as data inside a page."""
+"""The images of a run as data URIs, within a limit of characters."""
 
 import base64
 import io
@@ -9,92 +9,99 @@ from pathlib import Path
 
 from PIL import Image
 
-MAX_GRIDS = 16  # a page shows at most
-MAX_PRINTED_GRIDS = 5  # of them
-MAX_DECODED_PIXELS = 24_000_000  # pixels decoded at most to make grids smaller: a page is written within two seconds
-PNG_END = b"IEND\xaeB`\x82"  # of every PNG that was written to its end
-MAX_PIXELATED_WIDTH = 400  # pixels across, up to which a grid is shown enlarged with hard edges
+MAX_GRIDS = 16  # on a page
+MAX_PRINTED_GRIDS = 5  # of them, when the page is printed
+MAX_DECODED_PIXELS = 24_000_000  # to shrink grids: a page must be written within two seconds
+PNG_END = b"IEND\xaeB`\x82"  # the last bytes of every complete PNG
+MAX_PIXELATED_WIDTH = 400  # pixels; narrower grids are enlarged with hard edges
 
 
 @dataclass(frozen=True)
 class EmbeddedImage:
-    name: str  # the file's
-    width: int
+    """An image as a data URI."""
+
+    name: str  # of the file
+    width: int  # pixels
     uri: str
-    is_original: bool  # the file's own bytes; otherwise smaller or compressed
+    is_original: bool  # the bytes of the file; otherwise shrunk or compressed
 
     @property
     def is_small(self) -> bool:
+        """Whether the page enlarges it with hard edges."""
         return self.width <= MAX_PIXELATED_WIDTH
 
 
 @dataclass(frozen=True)
 class ImageGallery:
-    fakes: tuple[tuple[int, EmbeddedImage], ...]  # by kimg, oldest first
+    """The sample grids of a run and its real images."""
+
+    fakes: tuple[tuple[int, EmbeddedImage], ...]  # (kimg, grid), oldest first
     reals: EmbeddedImage | None
     notes: tuple[str, ...]
 
     @property
     def printed_kimg(self) -> set[int]:
-        """The kimg of the latest and of a few before it, which a print shows."""
-        return {self.fakes[place][0] for place in evenly_spaced(len(self.fakes), MAX_PRINTED_GRIDS)}
+        """The kimg of the grids that a printed page shows."""
+        return {self.fakes[i][0] for i in evenly_spaced(len(self.fakes), MAX_PRINTED_GRIDS)}
 
 
 def find_sample_grids(run_dir: Path) -> list[tuple[int, Path]]:
-    """`(kimg, path)` of every `fakes<kimg>.png`, oldest first."""
-    found = ((re.fullmatch(r"fakes(\d{6,})\.png", path.name), path) for path in run_dir.iterdir())
-    return sorted((int(match[1]), path) for match, path in found if match)
+    """Return `(kimg, path)` of every `fakes<kimg>.png`, oldest first."""
+    files = ((re.fullmatch(r"fakes(\d{6,})\.png", path.name), path) for path in run_dir.iterdir())
+    return sorted((int(match[1]), path) for match, path in files if match)
 
 
 def evenly_spaced(count: int, max_count: int) -> list[int]:
-    """At most `most` of `count` places, evenly, with the first and the last: `spread(9, 3) == [0, 4, 8]`."""
+    """Return `max_count` of `count` indices at most, first and last included: `evenly_spaced(9, 3) == [0, 4, 8]`."""
     if count <= max_count:
         return list(range(count))
     if max_count == 1:
         return [count - 1]
-    return [round(place * (count - 1) / (max_count - 1)) for place in range(max_count)]
+    return [round(i * (count - 1) / (max_count - 1)) for i in range(max_count)]
 
 
 def make_gallery(run_dir: Path, max_chars: int) -> ImageGallery:
-    """At most GRIDS of the run's grids and its reals, in at most `room` characters of page.
+    """Embed at most MAX_GRIDS of the run's grids and its reals, in at most `max_chars` characters of page.
 
-    Files that fit go in as they are. Where they do not, the latest and the reals get a quarter of the room
-    each; the others share the rest, and are fewer if making them all smaller took long.
+    If all files fit, their bytes are embedded unchanged. Otherwise the latest grid and the reals get a quarter of the
+    characters each and the other grids share the rest; there are fewer of them if shrinking all would take too long.
     """
-    found, real = find_sample_grids(run_dir), run_dir / "reals.png"
-    chosen = [found[place] for place in evenly_spaced(len(found), MAX_GRIDS)]
-    files = {path: path.read_bytes() for _, path in [*chosen, (0, real)] if path.exists()}
-    large = small = max_chars
+    grids = find_sample_grids(run_dir)
+    reals = run_dir / "reals.png"
+    chosen = [grids[i] for i in evenly_spaced(len(grids), MAX_GRIDS)]
+    files = {path: path.read_bytes() for _, path in [*chosen, (0, reals)] if path.exists()}
+    large = max_chars
+    small = max_chars
     if sum(_data_uri_length(len(data)) for data in files.values()) > max_chars:
-        affordable = MAX_DECODED_PIXELS // max(map(_num_pixels, files.values()))
-        chosen = [chosen[place] for place in evenly_spaced(len(chosen), max(affordable, 2))]
-        large, small = max_chars // 4, max_chars // 2 // max(len(chosen) - 1, 1)
+        max_grids = MAX_DECODED_PIXELS // max(map(_num_pixels, files.values()))
+        chosen = [chosen[i] for i in evenly_spaced(len(chosen), max(max_grids, 2))]
+        large = max_chars // 4
+        small = max_chars // 2 // max(len(chosen) - 1, 1)
 
     latest = chosen[-1][1] if chosen else None
-    shown = {
-        path: _embed_bytes(path.name, files[path], large if path in (latest, real) else small)
-        for path in [*(path for _, path in chosen), real]
-        if path in files
-    }
-    fakes = tuple((kimg, picture) for kimg, path in chosen if (picture := shown[path]))
-    notes = [f"{path.name} is no whole picture and is left out." for path in shown if not shown[path]]
-    if len(chosen) < len(found):
-        notes.append(f"{len(chosen)} of the run's {len(found)} grids.")
-    if not all(picture.is_original for picture in shown.values() if picture):
-        notes.append("Some are smaller or compressed here; the run folder has them whole.")
-    return ImageGallery(fakes, shown.get(real), tuple(notes))
+    images: dict[Path, EmbeddedImage | None] = {}
+    for path in [*(path for _, path in chosen), reals]:
+        if path in files:
+            images[path] = _embed_bytes(path.name, files[path], large if path in (latest, reals) else small)
+    fakes = tuple((kimg, image) for kimg, path in chosen if (image := images[path]))
+    notes = [f"{path.name} is not a complete image and is left out." for path in images if not images[path]]
+    if len(chosen) < len(grids):
+        notes.append(f"{len(chosen)} of the run's {len(grids)} grids.")
+    if not all(image.is_original for image in images.values() if image):
+        notes.append("Some are shrunk or compressed here; the run folder has the originals.")
+    return ImageGallery(fakes, images.get(reals), tuple(notes))
 
 
 def latest_grid(run_dir: Path, max_chars: int) -> tuple[int, EmbeddedImage] | None:
-    """`(kimg, picture)` of the newest grid that is whole, in at most `limit` characters of page."""
+    """Return `(kimg, image)` of the newest complete grid, in at most `max_chars` characters of page."""
     for kimg, path in reversed(find_sample_grids(run_dir)):
-        if found := embed_image(path, max_chars):
-            return kimg, found
+        if image := embed_image(path, max_chars):
+            return kimg, image
     return None
 
 
 def embed_image(path: Path, max_chars: int) -> EmbeddedImage | None:
-    """A PNG file in at most `limit` characters of page; None where there is none, or it is not whole."""
+    """Embed a PNG file in at most `max_chars` characters of page. None if it is missing or incomplete."""
     return _embed_bytes(path.name, path.read_bytes(), max_chars) if path.is_file() else None
 
 
@@ -108,7 +115,7 @@ def _num_pixels(data: bytes) -> int:
 
 
 def _open_image(data: bytes) -> Image.Image | None:
-    """None for what is no picture, or one so large that Pillow takes it for an attack."""
+    """Return None for anything but an image, and for one so large that Pillow takes it for an attack."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
@@ -123,15 +130,15 @@ def _embed_bytes(name: str, data: bytes, max_chars: int) -> EmbeddedImage | None
         return None
     if _data_uri_length(len(data)) <= max_chars:
         return EmbeddedImage(name, image.width, _data_uri("png", data), is_original=True)
-    smaller = _compress_to_jpeg(image, max_chars)
-    return EmbeddedImage(name, image.width, _data_uri("jpeg", smaller), is_original=False) if smaller else None
+    jpeg = _compress_to_jpeg(image, max_chars)
+    return EmbeddedImage(name, image.width, _data_uri("jpeg", jpeg), is_original=False) if jpeg else None
 
 
 def _compress_to_jpeg(image: Image.Image, max_chars: int) -> bytes | None:
-    """As JPEG, halved until it fits."""
+    """Encode as JPEG, halving the size until it fits."""
     try:
         image = image.convert("RGB")
-    except (OSError, SyntaxError, ValueError):  # what Pillow raises for damaged data
+    except (OSError, SyntaxError, ValueError):  # Pillow raises these for damaged data
         return None
     while True:
         out = io.BytesIO()

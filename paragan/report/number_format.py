@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Numbers, durations, sizes and settings as text."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -6,11 +6,11 @@ from typing import Any
 
 MINUS = "\N{MINUS SIGN}"
 BYTE_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1))
-MAX_VALUE_CHARS = 200  # characters of one foreign value that a page shows
+MAX_VALUE_CHARS = 200  # of one value on a page
 
 
 def format_number(value: float | None) -> str:
-    """Four significant digits, whole above a thousand: 7.418, 0.00123, 12,346."""
+    """Format with four significant digits, as an integer from 1000 on: 7.418, 0.00123, 12,346."""
     if value is None or not math.isfinite(value):
         return "not finite"
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -18,7 +18,7 @@ def format_number(value: float | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """The two largest units: 42.1 s, 3 min 5 s, 2 h 13 min, 4 d 7 h."""
+    """Format with the two largest units: 42.1 s, 3 min 5 s, 2 h 13 min, 4 d 7 h."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -30,7 +30,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_value(item: Any) -> str:
-    """One value of a protocol or of a run, whatever it is."""
+    """Format any value of a protocol or of a run, in at most MAX_VALUE_CHARS characters."""
     if isinstance(item, bool):
         return "yes" if item else "no"
     if item is None:
@@ -44,13 +44,13 @@ def format_value(item: Any) -> str:
 
 
 def flat_labels(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The leaves of a nested mapping: `("reference split", "train")`."""
+    """Yield the leaves of a nested mapping with readable names: `("reference split", "train")`."""
     for name, text in flat_items(mapping, prefix):
         yield name.replace(".", " ").replace("_", " "), text
 
 
 def flat_items(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The same by their dotted names: `("g.optimizer.lr", "0.001")`."""
+    """Yield the leaves of a nested mapping with dotted names: `("g.optimizer.lr", "0.001")`."""
     for key, item in mapping.items():
         name = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(item, Mapping):
@@ -60,8 +60,8 @@ def flat_items(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Of bytes: 812 bytes, 1.25 MB, 3.4 GB."""
+    """Format an amount of data: 812 bytes, 1.25 MB, 3.4 GB."""
     if not math.isfinite(num_bytes):
         return "not finite"
-    unit, scale = next((one for one in BYTE_UNITS if abs(num_bytes) >= one[1]), BYTE_UNITS[-1])
+    unit, scale = next((unit for unit in BYTE_UNITS if abs(num_bytes) >= unit[1]), BYTE_UNITS[-1])
     return f"{format_number(num_bytes / scale)} {unit}"

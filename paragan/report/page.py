@@ -1,4 +1,4 @@
-"""One HTML page about one run: self-contained, so that it can be mailed, printed, or kept for ten years."""
+"""Write one HTML page about one run. The page is self-contained: it can be mailed, printed and archived."""
 
 import datetime
 import functools
@@ -21,141 +21,149 @@ from paragan.report.run_data import MAX_RUN_YAML_CHARS, HealthEvent, RunData, St
 from paragan.report.scores import ScoreSeries, group_scores, shared_protocol, unique_protocols
 from paragan.report.usage import age_histograms, sent_traffic, time_breakdown
 
-MAX_PAGE_BYTES = 5_000_000  # bytes of a page
-MAX_ROWS = 400  # scores, events, keys that are listed one by one
-MAX_COLUMNS = 12  # of a table: protocols, scores of a label or a class
-MAX_EVENT_MARKS = 40  # events that are marked on curves
-MAX_CLASSES = 1000  # that have scores of their own on a page
-MAX_LABEL_GRIDS = 24  # of a run per label that has no grid of all yet
-HEADLINE_SETTINGS = ("strategy", "data", "batch", "lanes", "ranks", "seed")  # of run.yaml, where it has them
+MAX_PAGE_BYTES = 5_000_000
+MAX_ROWS = 400  # of a list: scores, events, keys
+MAX_COLUMNS = 12  # of a table: protocols, scores of labels or classes
+MAX_EVENT_MARKS = 40  # events marked on curves
+MAX_CLASSES = 1000  # classes with scores on a page
+MAX_LABEL_GRIDS = 24  # of a per-label run that has no common grid yet
+HEADLINE_SETTINGS = ("strategy", "data", "batch", "lanes", "ranks", "seed")  # fields of run.yaml
 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Scores of every class, a column a score: those that were taken last."""
+    """The latest scores of every class, a column for each score."""
 
     series: tuple[ScoreSeries, ...]
-    rows: tuple[tuple[str, tuple[float, ...]], ...]  # class, values: nan where there is none
-    column_max: tuple[float, ...]  # of each column
-    num_omitted: int
+    rows: tuple[tuple[str, tuple[float, ...]], ...]  # (class, values), nan where a class has no value
+    column_max: tuple[float, ...]
+    num_omitted: int  # classes beyond those in rows
 
 
 def write_report(run_dir: Path, out: Path | None = None) -> Path:
-    """Write `run_dir/report.html`, or `out`, and return its path.
+    """Write the page about a run, complete or not, to `run_dir/report.html` or `out`. Returns the path.
 
-    A run that has not finished, or has no scores or no ticks yet, gets a page that says so. Unusable is a
-    folder that holds no run, or one with a file that cannot be read.
+    Raises:
+        UsageError: the folder holds no run, or one of its files cannot be read.
     """
-    folder = read_run_data(Path(run_dir))
-    target = out or folder.path / "report.html"
-    facts, room = _template_variables(folder, target.parent.resolve() == folder.path.resolve())
-    shown = load_figures(folder.path, room // 3)
-    of_labels = [*_latest_label_grids(folder, room // 3)]
-    used = shown.num_chars + sum(len(picture.uri) for _, _, picture in of_labels)
-    pictures = make_gallery(folder.path, room - used)
-    atomic_write_bytes(
-        target, render_page("page.html", **facts, gallery=pictures, exhibits=shown, label_grids=of_labels)
-    )
+    run_data = read_run_data(Path(run_dir))
+    target = out or run_data.path / "report.html"
+    in_run_dir = target.parent.resolve() == run_data.path.resolve()
+    variables, max_image_chars = _template_variables(run_data, link_labels=in_run_dir)
+    figures = load_figures(run_data.path, max_image_chars // 3)
+    label_grids = list(_latest_label_grids(run_data, max_image_chars // 3))
+    used_chars = figures.num_chars + sum(len(image.uri) for _, _, image in label_grids)
+    gallery = make_gallery(run_data.path, max_image_chars - used_chars)
+    page = render_page("page.html", **variables, gallery=gallery, figures=figures, label_grids=label_grids)
+    atomic_write_bytes(target, page)
     return target
 
 
 def _template_variables(run_data: RunData, link_labels: bool) -> tuple[dict[str, Any], int]:
-    """What a page says, and the characters that are left for pictures: at least a third of a page, for which lists are
-    cut where they have to be. links: whether the page is in the run folder."""
-    empty = {"gallery": ImageGallery((), None, ()), "exhibits": ReportFigures(), "label_grids": []}
-    facts, room = {**_chart_variables(run_data), "links": link_labels}, 0
-    for part in (1, 4, 16, 64):
-        facts |= {**_run_variables(run_data, part), **_score_variables(run_data, part), "abridged": part > 1}
-        room = MAX_PAGE_BYTES - 50_000 - len(render_page("page.html", **facts, **empty))
-        if room > MAX_PAGE_BYTES // 3:
+    """Return the variables of page.html without its images, and the characters left for images.
+
+    Images get at least a third of a page; lists are shortened until they do.
+    link_labels: link the pages of labels, which works from inside the run folder only.
+    """
+    no_images = {"gallery": ImageGallery((), None, ()), "figures": ReportFigures(), "label_grids": []}
+    variables = {**_chart_variables(run_data), "link_labels": link_labels}
+    max_image_chars = 0
+    for divisor in (1, 4, 16, 64):
+        variables |= _run_variables(run_data, divisor)
+        variables |= _score_variables(run_data, divisor)
+        variables["abridged"] = divisor > 1
+        max_image_chars = MAX_PAGE_BYTES - 50_000 - len(render_page("page.html", **variables, **no_images))
+        if max_image_chars > MAX_PAGE_BYTES // 3:
             break
-    return facts, max(room, 0)
+    return variables, max(max_image_chars, 0)
 
 
 def render_page(template: str, **variables: Any) -> bytes:
-    """A page from its template."""
-    return (
-        _template_environment()
-        .get_template(template)
-        .render(**variables, written=datetime.datetime.now(datetime.UTC))
-        .encode()
-    )
+    """Render a template of this folder."""
+    now = datetime.datetime.now(datetime.UTC)
+    return _template_environment().get_template(template).render(**variables, written_at=now).encode()
 
 
 @functools.cache
 def _template_environment() -> Environment:
-    here = FileSystemLoader(Path(__file__).parent)
-    pages = Environment(loader=here, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    pages.filters.update(number=number_format.format_number, duration=number_format.format_duration)
-    return pages
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(number=number_format.format_number, duration=number_format.format_duration)
+    return environment
 
 
 def _chart_variables(run_data: RunData) -> dict[str, Any]:
     marks = [event.kimg for event in run_data.events[:MAX_EVENT_MARKS]]
     return {
-        "score_charts": [*score_charts(group_scores(run_data.scores), marks)],
-        "charts": [*standard_charts(run_data.stats, marks)],
+        "score_charts": list(score_charts(group_scores(run_data.scores), marks)),
+        "charts": list(standard_charts(run_data.stats, marks)),
         "extra_charts": extra_charts(run_data.stats),
     }
 
 
-def _run_variables(run_data: RunData, row_divisor: int) -> dict[str, Any]:
-    """part: one of so many rows of every list."""
-    stats, rows = run_data.stats, MAX_ROWS // row_divisor
+def _run_variables(run_data: RunData, divisor: int) -> dict[str, Any]:
+    """Return the variables about the run; every list is cut to its maximal length over `divisor`."""
+    stats = run_data.stats
+    max_rows = MAX_ROWS // divisor
+    problems = [*_nonfinite_warnings(stats), *_bad_files_warning(run_data.bad_files)]
+    run_yaml = run_data.run_yaml if divisor == 1 else run_data.run_yaml[: MAX_RUN_YAML_CHARS // divisor]
     return {
         "run": summarize_run(run_data),
-        "problems": [*_nonfinite_warnings(stats), *_bad_files_warning(run_data.bad_files)][:rows],
-        "events": run_data.events[:rows],
-        "event_kinds": _events_by_kind(run_data.events),
-        "labels": run_data.labels[: MAX_LABELS // row_divisor],
-        "done": sum(label.state == "done" for label in run_data.labels),
-        "all_labels": len(run_data.labels),
+        "problems": problems[:max_rows],
+        "events": run_data.events[:max_rows],
+        "events_by_kind": _events_by_kind(run_data.events),
+        "labels": run_data.labels[: MAX_LABELS // divisor],
+        "num_done": sum(label.state == "done" for label in run_data.labels),
+        "num_labels": len(run_data.labels),
         "label_scores": _label_score_names(run_data.labels)[:MAX_COLUMNS],
-        "values": list(_stat_ranges(stats))[:rows],
-        "times": time_breakdown(stats),
-        "sent": sent_traffic(stats)[:MAX_COLUMNS],
-        "ages": age_histograms(stats)[:MAX_COLUMNS],
-        "decisions": run_data.decisions[-rows:],
-        "about": run_data.reasons[:rows],
-        "text": run_data.run_yaml if row_divisor == 1 else run_data.run_yaml[: MAX_RUN_YAML_CHARS // row_divisor],
+        "stat_ranges": list(_stat_ranges(stats))[:max_rows],
+        "time_breakdown": time_breakdown(stats),
+        "sent_traffic": sent_traffic(stats)[:MAX_COLUMNS],
+        "age_histograms": age_histograms(stats)[:MAX_COLUMNS],
+        "decisions": run_data.decisions[-max_rows:],
+        "reasons": run_data.reasons[:max_rows],
+        "run_yaml": run_yaml,
     }
 
 
-def _score_variables(run_data: RunData, row_divisor: int) -> dict[str, Any]:
-    rows = MAX_ROWS // row_divisor
-    measured = group_scores(run_data.scores)[:rows]
-    taken = sorted(((one, score) for one in measured for score in one.scores), key=lambda pair: pair[1].kimg)
-    known = unique_protocols(measured)[-MAX_COLUMNS:]
+def _score_variables(run_data: RunData, divisor: int) -> dict[str, Any]:
+    max_rows = MAX_ROWS // divisor
+    series = group_scores(run_data.scores)[:max_rows]
+    all_scores = sorted(((one, score) for one in series for score in one.scores), key=lambda pair: pair[1].kimg)
+    protocols = unique_protocols(series)[-MAX_COLUMNS:]
     return {
-        "series": measured,
-        "taken": taken[-rows:],
-        "shared": shared_protocol([one.protocol for one in measured if one.is_current]),
-        "protocols": known,
-        "protocol_names": list(dict.fromkeys(name for protocol in known for name in protocol.entries))[:rows],
-        "by_class": class_scores(measured, MAX_CLASSES // row_divisor),
+        "series": series,
+        "all_scores": all_scores[-max_rows:],
+        "shared_protocol": shared_protocol([one.protocol for one in series if one.is_current]),
+        "protocols": protocols,
+        "protocol_names": list(dict.fromkeys(name for one in protocols for name in one.entries))[:max_rows],
+        "by_class": class_scores(series, MAX_CLASSES // divisor),
     }
 
 
 def class_scores(score_series: Sequence[ScoreSeries], max_classes: int = MAX_CLASSES) -> ClassScores | None:
-    """None where no score says what it is of each class."""
-    several = tuple(one for one in score_series if one.is_current and one.last.per_class)[:MAX_COLUMNS]
-    names = list(dict.fromkeys(name for one in several for name in one.last.per_class))
+    """Return the table of scores by class, or None if no score has values by class."""
+    series = tuple(one for one in score_series if one.is_current and one.last.per_class)[:MAX_COLUMNS]
+    names = list(dict.fromkeys(name for one in series for name in one.last.per_class))
     if not names:
         return None
     rows = tuple(
-        (name, tuple(one.last.per_class.get(name, math.nan) for one in several)) for name in names[:max_classes]
+        (name, tuple(one.last.per_class.get(name, math.nan) for one in series)) for name in names[:max_classes]
     )
     columns = zip(*(values for _, values in rows))
-    highest = tuple(max((value for value in column if math.isfinite(value)), default=0.0) for column in columns)
-    return ClassScores(several, rows, highest, len(names) - len(rows))
+    column_max = tuple(max((value for value in column if math.isfinite(value)), default=0.0) for column in columns)
+    return ClassScores(series, rows, column_max, num_omitted=len(names) - len(rows))
 
 
 def summarize_run(run_data: RunData) -> dict[str, Any]:
-    """What is said of a run first."""
+    """Return the headline of a run: state, progress, speed, time, memory, traffic and main settings."""
     speeds = run_data.stats.finite_values("Timing/img_per_sec")
     memory = run_data.stats.finite_values("Resources/peak_mem_gb")
-    facts = {key: run_data.get_setting_name(key) for key in HEADLINE_SETTINGS}
-    spent = sum(share.amount for share in time_breakdown(run_data.stats))
+    settings = {key: run_data.get_setting_name(key) for key in HEADLINE_SETTINGS}
+    seconds = sum(item.amount for item in time_breakdown(run_data.stats))
+    sent_bytes = sum(traffic.total_bytes for traffic in sent_traffic(run_data.stats))
     return {
         "name": run_data.name,
         "recipe": run_data.get_setting_name("recipe", "name") or run_data.name,
@@ -163,21 +171,19 @@ def summarize_run(run_data: RunData) -> dict[str, Any]:
         "kimg": run_data.kimg,
         "total": run_data.total_kimg,
         "speed": median(speeds) if speeds else None,
-        "seconds": spent or sum(label.seconds for label in run_data.labels),
+        "seconds": seconds or sum(label.seconds for label in run_data.labels),
         "memory": max(memory, default=None),
-        "sent": number_format.format_bytes(total)
-        if (total := sum(one.total_bytes for one in sent_traffic(run_data.stats)))
-        else "",
-        "facts": {key: text for key, text in facts.items() if text},
+        "sent": number_format.format_bytes(sent_bytes) if sent_bytes else "",
+        "settings": {key: text for key, text in settings.items() if text},
     }
 
 
 def _events_by_kind(events: Sequence[HealthEvent]) -> list[tuple[str, list[HealthEvent]]]:
-    """Events by kind, in order of appearance."""
-    found = dict[str, list[HealthEvent]]()
+    """Group events by kind, in order of appearance."""
+    by_kind: dict[str, list[HealthEvent]] = {}
     for event in events:
-        found.setdefault(event.kind, []).append(event)
-    return list(found.items())[:MAX_COLUMNS]
+        by_kind.setdefault(event.kind, []).append(event)
+    return list(by_kind.items())[:MAX_COLUMNS]
 
 
 def _label_score_names(labels: Sequence[LabelProgress]) -> list[str]:
@@ -185,32 +191,32 @@ def _label_score_names(labels: Sequence[LabelProgress]) -> list[str]:
 
 
 def _latest_label_grids(run_data: RunData, max_chars: int) -> Iterator[tuple[LabelProgress, int, EmbeddedImage]]:
-    """The newest grid of each label, where there is none of all labels."""
-    begun = [label for label in run_data.labels if label.folder][:MAX_LABEL_GRIDS]
-    if begun and not latest_grid(run_data.path, max_chars):
-        for label in begun:
-            if found := latest_grid(run_data.path / label.folder, max_chars // len(begun)):
-                yield label, *found
+    """Yield (label, kimg, newest grid) of each label, if the run has no grid of all labels yet."""
+    labels = [label for label in run_data.labels if label.folder][:MAX_LABEL_GRIDS]
+    if labels and not latest_grid(run_data.path, max_chars):
+        for label in labels:
+            if grid := latest_grid(run_data.path / label.folder, max_chars // len(labels)):
+                yield label, *grid
 
 
 def _nonfinite_warnings(stats: StatsColumns) -> Iterator[str]:
     for key in stats.keys[:MAX_ROWS]:
         kimg, values = stats.column(key)
-        lost = [at for at, value in zip(kimg, values) if not math.isfinite(value)]
-        if lost:
-            first = number_format.format_number(lost[0])
-            told = f"was not finite at {len(lost):,} of {len(values):,} ticks, first at {first} kimg."
-            yield f"{number_format.format_value(key)} {told}"
+        nonfinite_kimg = [at for at, value in zip(kimg, values) if not math.isfinite(value)]
+        if nonfinite_kimg:
+            first = number_format.format_number(nonfinite_kimg[0])
+            count = f"{len(nonfinite_kimg):,} of {len(values):,} ticks"
+            yield f"{number_format.format_value(key)} was not finite at {count}, first at {first} kimg."
 
 
 def _bad_files_warning(files: Sequence[str]) -> Iterator[str]:
     if files:
         first = files[0].replace("\t", ": ")[:300]
-        yield f"{len(files):,} images could not be used, and others stood in for them (bad_files.txt), such as {first}"
+        yield f"{len(files):,} images could not be used and were replaced by others (bad_files.txt), such as {first}"
 
 
 def _stat_ranges(stats: StatsColumns) -> Iterator[tuple[str, float, float, float]]:
-    """`(key, last, lowest, highest)` of every number that was recorded."""
+    """Yield `(key, last, lowest, highest)` of every recorded number."""
     for key in stats.keys[:MAX_ROWS]:
         last, finite = stats.column(key)[1][-1], stats.finite_values(key)
         yield number_format.format_value(key), last, min(finite, default=math.nan), max(finite, default=math.nan)

@@ -1,4 +1,4 @@
-"""What is in a run folder, but for its pictures."""
+"""Read a run folder for the report: settings, statistics, scores, events; everything except the images."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from paragan.core.schema import parse_yaml
 from paragan.report import number_format
 from paragan.report.labels import LabelProgress, read_labels
 
-MAX_RUN_YAML_CHARS = 100_000  # characters of run.yaml that are kept
+MAX_RUN_YAML_CHARS = 100_000  # a page shows at most this much of run.yaml
 
 
 class StatsColumns:
@@ -20,24 +20,25 @@ class StatsColumns:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         keys = dict.fromkeys(key for row in rows for key in row if key != "nonfinite")
-        found = {key: kimg_and_values(rows, key) for key in keys}
-        self._columns = {key: column for key, column in found.items() if column[1]}
+        columns = {key: kimg_and_values(rows, key) for key in keys}
+        self._columns = {key: column for key, column in columns.items() if column[1]}
 
     @property
     def keys(self) -> list[str]:
         return list(self._columns)
 
     def column(self, key: str) -> tuple[list[float], list[float]]:
-        """`(kimg, values)`; empty for a key that was never recorded."""
+        """Return `(kimg, values)` of a key; both empty for a key that was never recorded."""
         return self._columns.get(key, ([], []))
 
     def finite_values(self, key: str) -> list[float]:
+        """Return the values of a key without nan and infinities."""
         return [value for value in self.column(key)[1] if math.isfinite(value)]
 
 
 @dataclass(frozen=True)
 class HealthEvent:
-    """What the watcher of a run's health has told: a line of health.jsonl."""
+    """A line of health.jsonl."""
 
     kimg: float
     kind: str
@@ -47,28 +48,30 @@ class HealthEvent:
 
 @dataclass(frozen=True)
 class RunData:
+    """The content of a run folder."""
+
     path: Path
-    run_yaml: str  # run.yaml
-    run: Mapping[str, Any]  # the same
+    run_yaml: str  # text of run.yaml, shortened to MAX_RUN_YAML_CHARS
+    run: Mapping[str, Any]  # run.yaml, parsed
     stats: StatsColumns
     scores: list[Row]
-    labels: list[LabelProgress]  # of a run per label
+    labels: list[LabelProgress]  # of a per-label run
     events: list[HealthEvent]
-    decisions: list[tuple[float, str]]  # kimg, and what the data pipeline changed
-    bad_files: list[str]  # image, tab, reason
+    decisions: list[tuple[float, str]]  # (kimg, a change by the data pipeline)
+    bad_files: list[str]  # lines of `image<tab>reason`
 
     def get_setting(self, *paths: str) -> Any:
-        """The first of some dotted places in the run that is set."""
-        for place in paths:
+        """Return the first of these dotted fields of the run that is set, or None."""
+        for path in paths:
             item: Any = self.run
-            for key in place.split("."):
+            for key in path.split("."):
                 item = item.get(key) if isinstance(item, Mapping) else None
             if item is not None:
                 return item
         return None
 
     def get_setting_name(self, *paths: str) -> str:
-        """A setting in a word: itself, or the name of what it describes; empty where there is none."""
+        """Return a setting as a word: the value, or the name of a group of fields; "" if it is not set."""
         setting = self.get_setting(*paths)
         if isinstance(setting, Mapping):
             names = (setting[key] for key in ("name", "kind", "source", "path") if key in setting)
@@ -77,7 +80,7 @@ class RunData:
 
     @property
     def reasons(self) -> list[str]:
-        """Why the run is as it is, a line each."""
+        """The reasons for settings that were chosen automatically, a line each."""
         lines = self.run.get("reasons")
         return [number_format.format_value(line) for line in lines] if isinstance(lines, list) else []
 
@@ -87,18 +90,19 @@ class RunData:
 
     @property
     def kimg(self) -> float:
-        """How far it has come, by its last tick, or by those of its labels."""
-        of_labels = sum(label.kimg for label in self.labels)
-        return max(self.stats.finite_values("Progress/kimg"), default=of_labels)
+        """The progress of the run by its last tick; of a per-label run the sum over its labels."""
+        label_kimg = sum(label.kimg for label in self.labels)
+        return max(self.stats.finite_values("Progress/kimg"), default=label_kimg)
 
     @property
     def total_kimg(self) -> float | None:
-        """How far it is to come, where run.yaml says so."""
-        total = self.get_setting("kimg", "duration.kimg")
+        """The planned length of the run, if run.yaml has it."""
+        total = self.get_setting("kimg")
         return float(total) if is_number(total) else None
 
     @property
     def state(self) -> str:
+        """`no ticks yet`, `unfinished` or `finished`."""
         if not self.stats.keys and not self.kimg:
             return "no ticks yet"
         if self.labels and any(label.state != "done" for label in self.labels):
@@ -109,7 +113,11 @@ class RunData:
 
 
 def read_run_data(run_dir: Path) -> RunData:
-    """Unusable is a folder that holds no run, or one with a file that cannot be read."""
+    """Read a run folder.
+
+    Raises:
+        UsageError: the folder holds no run, or one of its files cannot be read.
+    """
     path = Path(run_dir)
     file = path / "run.yaml"
     if not file.is_file():
@@ -120,17 +128,23 @@ def read_run_data(run_dir: Path) -> RunData:
     except ValueError as error:
         raise UsageError(f"{file}: not readable as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(run, Mapping):
-        raise UsageError(f"{file}: holds no run; the resolved run that `paragan train` wrote belongs there")
+        raise UsageError(f"{file}: not a run. Use the run.yaml that `paragan train` wrote")
     if "recipe" not in run:
-        raise UsageError(f"{file}: is of another program: the field recipe, which every run of paragan has, is missing")
+        raise UsageError(f"{file}: the field recipe is missing: not a run of paragan")
     if len(text) > MAX_RUN_YAML_CHARS:
         text = f"{text[:MAX_RUN_YAML_CHARS]}\n... {len(text) - MAX_RUN_YAML_CHARS:,} more characters in run.yaml"
-    rows, scores, health = (read_jsonl(path / f"{name}.jsonl") for name in ("stats", "metrics", "health"))
-    listed = path / "bad_files.txt"
-    bad = listed.read_text("utf-8", errors="replace").splitlines() if listed.is_file() else []
-    events = [*_parse_events(health)]
+    stats = read_jsonl(path / "stats.jsonl")
+    bad_files = path / "bad_files.txt"
     return RunData(
-        path, text, run, StatsColumns(rows), scores, read_labels(path), events, _pipeline_decisions(rows), bad
+        path=path,
+        run_yaml=text,
+        run=run,
+        stats=StatsColumns(stats),
+        scores=read_jsonl(path / "metrics.jsonl"),
+        labels=read_labels(path),
+        events=list(_parse_events(read_jsonl(path / "health.jsonl"))),
+        decisions=_pipeline_decisions(stats),
+        bad_files=bad_files.read_text("utf-8", errors="replace").splitlines() if bad_files.is_file() else [],
     )
 
 
@@ -138,28 +152,28 @@ def _parse_events(rows: Sequence[Row]) -> Iterator[HealthEvent]:
     for row in rows:
         kimg = row.get("kimg")
         if is_number(kimg) and math.isfinite(kimg):
-            told = (number_format.format_value(row.get(key) or "") for key in ("kind", "message", "action"))
-            yield HealthEvent(float(kimg), *told)
+            texts = (number_format.format_value(row.get(key) or "") for key in ("kind", "message", "action"))
+            yield HealthEvent(float(kimg), *texts)
 
 
 def _pipeline_decisions(rows: Sequence[Row]) -> list[tuple[float, str]]:
-    told = [(row.get("Progress/kimg"), row.get("Data/decisions")) for row in rows]
-    return [
-        (kimg, number_format.format_value(one))
-        for kimg, some in told
-        if isinstance(some, list) and is_number(kimg)
-        for one in some
-    ]
+    result: list[tuple[float, str]] = []
+    for row in rows:
+        kimg = row.get("Progress/kimg")
+        decisions = row.get("Data/decisions")
+        if is_number(kimg) and isinstance(decisions, list):
+            result += [(kimg, number_format.format_value(decision)) for decision in decisions]
+    return result
 
 
 def _missing_run_message(path: Path) -> str:
     if not path.is_dir():
         return f"RUN_DIR {path}: {'is a file, not a folder' if path.exists() else 'does not exist'}"
     for pattern in ("*/run.yaml", "*/*/run.yaml"):
-        near = sorted(str(found.parent) for found in path.glob(pattern))
-        if near:
-            found = ", ".join(near[-4:]) + (f" and {len(near) - 4} more" if len(near) > 4 else "")
-            return f"RUN_DIR {path}: run.yaml is missing; under it are the run folders {found}"
+        below = sorted(str(file.parent) for file in path.glob(pattern))
+        if below:
+            more = f" and {len(below) - 4} more" if len(below) > 4 else ""
+            return f"RUN_DIR {path}: run.yaml is missing; it contains the run folders {', '.join(below[-4:])}{more}"
     above = next((str(parent) for parent in path.resolve().parents if (parent / "run.yaml").is_file()), None)
-    hint = f"; it is inside the run folder {above}" if above else "; `paragan train` makes run folders"
-    return f"RUN_DIR {path}: run.yaml is missing{hint}"
+    hint = f"it is inside the run folder {above}" if above else "`paragan train` makes run folders"
+    return f"RUN_DIR {path}: run.yaml is missing; {hint}"

@@ -1,4 +1,4 @@
-"""The scores of a run, and which of them may be compared: those of one name under one protocol."""
+"""The scores of a run. Scores are comparable if they have the same name and the same protocol."""
 
 import json
 import math
@@ -12,15 +12,15 @@ from paragan.report import number_format
 
 LOWER_IS_BETTER = {"fid", "kid", "cmmd", "mmd", "swd", "ppl", "fd"}
 HIGHER_IS_BETTER = {"is", "inception", "precision", "recall", "density", "coverage", "accuracy", "cas"}
-SWEEP_ENTRIES = ("truncation", "seed")  # which images of a model were scored: lines of one sweep differ in these
+SWEEP_ENTRIES = ("truncation", "seed")  # the scores of one sweep differ in these
 
 
 @dataclass(frozen=True)
 class RecordedProtocol:
-    """How scores were taken. Two are the same if nothing in them differs, their fingerprint included."""
+    """How scores were computed. Two protocols are equal if all entries and the fingerprint are."""
 
     number: int  # in order of appearance, from 1
-    entries: Mapping[str, str]  # in words
+    entries: Mapping[str, str]  # readable name -> value
     fingerprint: str
 
     @property
@@ -28,14 +28,13 @@ class RecordedProtocol:
         return f"P{self.number}"
 
     def describe(self, exclude: "RecordedProtocol | None" = None) -> str:
-        """What a reader wants to know first: all but hashes, and but what `without` says already."""
-        said = exclude.entries if exclude else {}
-        return ", ".join(
-            f"{name} {value}" for name, value in self.entries.items() if name not in said and not name.endswith("hash")
-        )
+        """Return the entries in a line, without hashes and without the entries of `exclude`."""
+        excluded = exclude.entries if exclude else {}
+        shown = [name for name in self.entries if name not in excluded and not name.endswith("hash")]
+        return ", ".join(f"{name} {self.entries[name]}" for name in shown)
 
     def differences(self, other: "RecordedProtocol", ignore: Sequence[str] = SWEEP_ENTRIES) -> list[str]:
-        """What forbids to compare with `other`, in words: `["generated 10,000, not 50,000"]`."""
+        """Return what makes scores not comparable with those of `other`: `["generated 10,000, not 50,000"]`."""
         names = self._differing_entries(other)
         if not names and self.fingerprint != other.fingerprint:
             return ["fingerprint"]
@@ -46,7 +45,7 @@ class RecordedProtocol:
         ]
 
     def sweep_label(self, other: "RecordedProtocol") -> str:
-        """Where it stands in a sweep that `other` is of too: "truncation 0.5"."""
+        """Return how this protocol differs from `other` within one sweep: "truncation 0.5"."""
         return ", ".join(
             f"{name} {self.entries.get(name, 'not recorded')}"
             for name in self._differing_entries(other)
@@ -60,6 +59,8 @@ class RecordedProtocol:
 
 @dataclass(frozen=True)
 class RecordedScore:
+    """One value of a score."""
+
     kimg: float
     value: float  # nan where it was not finite
     seconds: float | None
@@ -69,14 +70,14 @@ class RecordedScore:
 
 @dataclass(frozen=True)
 class ScoreSeries:
-    """The scores of one name under one protocol, in the order of kimg."""
+    """The scores of one name and protocol, ordered by kimg."""
 
     name: str
     protocol: RecordedProtocol
     scores: tuple[RecordedScore, ...]
-    differences: tuple[str, ...]  # from the first protocol under this name, so that they may not be compared
-    sweep_label: str  # where it stands in a sweep with that one
-    is_current: bool  # the protocol of the score that is shown where one is: of the last moment, of most weight
+    differences: tuple[str, ...]  # from the first protocol of this name that make scores not comparable
+    sweep_label: str  # difference from the first protocol of this name within a sweep
+    is_current: bool  # has the latest score of this name (see score_priority)
 
     @property
     def last(self) -> RecordedScore:
@@ -88,56 +89,68 @@ class ScoreSeries:
 
     @property
     def best(self) -> RecordedScore | None:
+        """The best finite score, or None if the direction is not known."""
         finite = [score for score in self.scores if math.isfinite(score.value)]
         if not finite or self.direction is None:
             return None
-        pick = min if self.direction == "lower" else max
-        return pick(finite, key=lambda score: score.value)
+        choose = min if self.direction == "lower" else max
+        return choose(finite, key=lambda score: score.value)
 
 
 def score_direction(name: str) -> str | None:
-    """Which values of a score are, lower or higher ones; None for a name that we do not know."""
-    first = next(
-        (word for word in re.findall("[a-z]+", name.lower()) if word in LOWER_IS_BETTER | HIGHER_IS_BETTER), None
-    )
-    return None if first is None else "lower" if first in LOWER_IS_BETTER else "higher"
+    """Return whether "lower" or "higher" values of a score are better; None for an unknown name."""
+    for word in re.findall("[a-z]+", name.lower()):
+        if word in LOWER_IS_BETTER:
+            return "lower"
+        if word in HIGHER_IS_BETTER:
+            return "higher"
+    return None
 
 
 def group_scores(rows: Sequence[Row], known_protocols: dict[str, RecordedProtocol] | None = None) -> list[ScoreSeries]:
-    """Rows of metrics.jsonl, put beside what they may be compared with; names in order of appearance. known: protocols
-    that have a number already, to which new ones are added."""
+    """Group rows of metrics.jsonl into series of one name and protocol, names in order of appearance.
+
+    known_protocols: protocols that have a number already; new ones are added to it.
+    """
     known_protocols = {} if known_protocols is None else known_protocols
     by_name: dict[str, dict[str, list[Row]]] = {}
-    shown: dict[str, tuple[Any, str]] = {}
-    for place, row in enumerate(rows):
+    latest: dict[str, tuple[Any, str]] = {}  # name -> (rank, key of the protocol)
+    for i, row in enumerate(rows):
         name, key = number_format.format_value(row.get("name", "unnamed")), _protocol_key(row)
         known_protocols.setdefault(key, _parse_protocol(len(known_protocols) + 1, row))
         by_name.setdefault(name, {}).setdefault(key, []).append(row)
-        at = row.get("kimg")
-        rank = (at if is_number(at) else -math.inf, *score_priority(row), place)
-        shown[name] = max(shown.get(name, (rank, key)), (rank, key))
-    found = []
+        kimg = row.get("kimg")
+        rank = (kimg if is_number(kimg) else -math.inf, *score_priority(row), i)
+        latest[name] = max(latest.get(name, (rank, key)), (rank, key))
+    result: list[ScoreSeries] = []
     for name, by_protocol in by_name.items():
         first = known_protocols[next(iter(by_protocol))]
-        for key, members in by_protocol.items():
-            scores = tuple(sorted(_parse_scores(members), key=lambda score: score.kimg))
-            differs, swept = tuple(known_protocols[key].differences(first)), known_protocols[key].sweep_label(first)
+        for key, protocol_rows in by_protocol.items():
+            protocol = known_protocols[key]
+            scores = tuple(sorted(_parse_scores(protocol_rows), key=lambda score: score.kimg))
             if scores:
-                found.append(
-                    ScoreSeries(name, known_protocols[key], scores, differs, swept, is_current=key == shown[name][1])
+                result.append(
+                    ScoreSeries(
+                        name,
+                        protocol,
+                        scores,
+                        differences=tuple(protocol.differences(first)),
+                        sweep_label=protocol.sweep_label(first),
+                        is_current=key == latest[name][1],
+                    )
                 )
-    return found
+    return result
 
 
 def shared_protocol(protocols: Sequence[RecordedProtocol]) -> RecordedProtocol:
-    """What several protocols have in common, to be said once."""
+    """Return the entries that all of these protocols share."""
     entries = protocols[0].entries if protocols else {}
     same = {name: value for name, value in entries.items() if all(p.entries.get(name) == value for p in protocols)}
     return RecordedProtocol(0, same, "")
 
 
 def unique_protocols(score_series: Iterable[ScoreSeries]) -> list[RecordedProtocol]:
-    """Every protocol once, in order of appearance."""
+    """Return every protocol once, in order of appearance."""
     return sorted({one.protocol.number: one.protocol for one in score_series}.values(), key=lambda p: p.number)
 
 
@@ -147,25 +160,28 @@ def _protocol_key(row: Row) -> str:
 
 def _parse_protocol(number: int, row: Row) -> RecordedProtocol:
     protocol = row.get("protocol")
-    entries = protocol if isinstance(protocol, Mapping) else {"protocol": protocol} if protocol else {}
-    return RecordedProtocol(number, dict(number_format.flat_labels(entries)), str(row.get("fingerprint") or ""))
+    if not isinstance(protocol, Mapping):
+        protocol = {"protocol": protocol} if protocol else {}
+    return RecordedProtocol(number, dict(number_format.flat_labels(protocol)), str(row.get("fingerprint") or ""))
 
 
 def _parse_scores(rows: Iterable[Row]) -> Iterable[RecordedScore]:
     for row in rows:
         for kimg, value in zip(*kimg_and_values([row], "value")):
             seconds = row.get("seconds")
+            notes = row.get("notes") or ""
+            if isinstance(notes, list):
+                notes = "; ".join(map(str, notes))
             yield RecordedScore(
                 kimg,
                 value,
                 seconds if is_number(seconds) else None,
-                number_format.format_value(
-                    "; ".join(map(str, notes)) if isinstance(notes := row.get("notes"), list) else notes or ""
-                ),
+                number_format.format_value(notes),
                 dict(_parse_class_scores(row.get("per_class"))),
             )
 
 
 def _parse_class_scores(class_scores: Any) -> Iterable[tuple[str, float]]:
-    for name, value in class_scores.items() if isinstance(class_scores, Mapping) else ():
-        yield number_format.format_value(str(name)), float(value) if is_number(value) else math.nan
+    if isinstance(class_scores, Mapping):
+        for name, value in class_scores.items():
+            yield number_format.format_value(str(name)), float(value) if is_number(value) else math.nan

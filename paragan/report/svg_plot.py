@@ -1,4 +1,4 @@
-"""Curves over kimg, as SVG that lives inside a page and takes its colours and its font."""
+"""Curves over kimg as inline SVG that takes its colours and font from the page."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from paragan.report import number_format
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_POINTS = 500  # a line shows at most
-CSS_COLOURS = {  # what matplotlib draws with -> the page's CSS variable, which knows light, dark and print
+MAX_POINTS = 500  # of a line
+CSS_COLOURS = {  # colour that matplotlib draws with -> CSS variable of the page (light, dark and print)
     "#000001": "ink-soft",
     "#000002": "rule",
     "#000003": "g",
@@ -27,22 +27,26 @@ CSS_COLOURS = {  # what matplotlib draws with -> the page's CSS variable, which 
     "#000005": "real",
     "#000006": "other",
     "#000007": "alarm",
-    **{f"#00001{place:x}": f"r{place + 1}" for place in range(8)},  # of runs side by side
+    **{f"#00001{i:x}": f"r{i + 1}" for i in range(8)},  # runs of a comparison
 }
 _PLACEHOLDER_COLOURS = {name: colour for colour, name in CSS_COLOURS.items()}
 
 
 @dataclass(frozen=True)
 class Line:
+    """A line of a chart."""
+
     name: str
     kimg: Sequence[float]
     values: Sequence[float]
-    colour: str  # one of COLOURS' names
+    colour: str  # a value of CSS_COLOURS
     dashed: bool = False
 
 
 @dataclass(frozen=True)
 class Chart:
+    """A chart: its SVG, and the texts that the page puts around it."""
+
     title: str
     unit: str
     lines: tuple[Line, ...]
@@ -53,36 +57,43 @@ class Chart:
 def make_chart(
     title: str, unit: str, lines: Sequence[Line], y_floor: float = math.inf, marks_kimg: Sequence[float] = ()
 ) -> Chart | None:
-    """None where no line has a value to draw. The axis goes down to `floor`, 0 for an amount, or further. marks: kimg
-    at which a line goes from top to bottom."""
+    """Draw a chart, or return None if no line has a value to draw.
+
+    Args:
+        y_floor: the y axis starts here or lower; 0 for amounts, infinity to start at the data.
+        marks_kimg: positions of vertical lines.
+    """
     lines = tuple(line for line in lines if _is_drawable(line.values).any())
     if not lines:
         return None
     values = np.concatenate([np.asarray(line.values, float) for line in lines])
     low, high = axis_limits(values[_is_drawable(values)], y_floor)
-    lost = int((~np.isfinite(values)).sum())
-    beyond = int((np.isfinite(values) & ((values < low) | (values > high))).sum())
-    notes = [f"{lost:,} of {values.size:,} not finite"] if lost else []
-    notes += [f"{beyond:,} of {values.size:,} beyond the axis"] if beyond else []
+    num_nonfinite = int((~np.isfinite(values)).sum())
+    num_outside = int((np.isfinite(values) & ((values < low) | (values > high))).sum())
+    notes: list[str] = []
+    if num_nonfinite:
+        notes.append(f"{num_nonfinite:,} of {values.size:,} not finite")
+    if num_outside:
+        notes.append(f"{num_outside:,} of {values.size:,} beyond the axis")
     return Chart(title, unit, lines, tuple(notes), _render_svg(title, lines, (low, high), marks_kimg))
 
 
 def downsample_indices(values: NDArray[np.float64], max_points: int = MAX_POINTS) -> NDArray[np.intp]:
-    """Which points to draw: of every stretch the lowest, the highest and a gap, so that no spike is lost."""
+    """Return the indices of points to draw: the lowest, the highest and a gap of every section, so that spikes stay."""
     if values.size <= max_points:
         return np.arange(values.size)
     keep = {0, values.size - 1}
-    for stretch in np.array_split(np.arange(values.size), (max_points - 2) // 3):
-        finite = stretch[np.isfinite(values[stretch])]
+    for section in np.array_split(np.arange(values.size), (max_points - 2) // 3):
+        finite = section[np.isfinite(values[section])]
         if finite.size:
             keep |= {int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])}
-        if finite.size < stretch.size:
-            keep.add(int(stretch[~np.isfinite(values[stretch])][0]))
+        if finite.size < section.size:
+            keep.add(int(section[~np.isfinite(values[section])][0]))
     return np.array(sorted(keep))
 
 
 def axis_limits(values: NDArray[np.float64], y_floor: float = math.inf) -> tuple[float, float]:
-    """The height of a chart. A few values far out (a loss that explodes) do not flatten all the others."""
+    """Return the limits of the y axis. A few outliers (an exploding loss) do not flatten the other values."""
     low, high = float(values.min()), float(values.max())
     inner_low, inner_high = (float(x) for x in np.percentile(values, (2, 98)))
     if high - low > 10 * (inner_high - inner_low) > 0:
@@ -95,12 +106,12 @@ def axis_limits(values: NDArray[np.float64], y_floor: float = math.inf) -> tuple
 def _render_svg(
     title: str, lines: Sequence[Line], y_limits: tuple[float, float], marks_kimg: Sequence[float]
 ) -> Markup:
-    import matplotlib  # half a second, in which every rank would begin later
+    import matplotlib  # importing it takes half a second, which training need not wait for
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     ink, rule = _PLACEHOLDER_COLOURS["ink-soft"], _PLACEHOLDER_COLOURS["rule"]
-    salt = title  # ids differ between the charts of a page, and never between two writings
+    salt = title  # ids differ between the charts of a page, but not from one rendering to the next
     with matplotlib.rc_context(
         {
             "svg.fonttype": "none",
@@ -126,21 +137,22 @@ def _render_svg(
 
 
 def _is_drawable(values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.bool_]:
-    return np.abs(np.asarray(values, float)) < 1e30  # False for nan; beyond, a drawing's own sums overflow
+    return np.abs(np.asarray(values, float)) < 1e30  # False for nan; larger values overflow while drawing
 
 
 def _plot_line(axes: Axes, line: Line, max_points: int) -> None:
-    kimg, values = np.asarray(line.kimg, float), np.asarray(line.values, float)
+    kimg = np.asarray(line.kimg, float)
+    values = np.asarray(line.values, float)
     values = np.where(_is_drawable(values), values, np.nan)
-    shown = downsample_indices(values, max_points)
-    few = np.isfinite(values).sum() <= 40
+    indices = downsample_indices(values, max_points)
+    has_markers = np.isfinite(values).sum() <= 40
     axes.plot(
-        kimg[shown],
-        values[shown],
+        kimg[indices],
+        values[indices],
         color=_PLACEHOLDER_COLOURS[line.colour],
         linestyle="--" if line.dashed else "-",
-        linewidth=1.4 if few else 1.1,
-        marker="o" if few else None,
+        linewidth=1.4 if has_markers else 1.1,
+        marker="o" if has_markers else None,
         markersize=3,
     )
 
@@ -160,24 +172,27 @@ def _style_axes(axes: Axes) -> None:
 
 
 def _format_tick(value: float, _: int | None) -> str:
-    size = abs(value)
-    if size >= 1e6:
+    if abs(value) >= 1e6:
         text = f"{value / 1e6:,.6g} M"
+    elif 0 < abs(value) < 1e-4:
+        text = f"{value:.1e}"
     else:
-        text = f"{value:.1e}" if 0 < size < 1e-4 else f"{value:,.8g}"
+        text = f"{value:,.8g}"
     return text.replace("-", number_format.MINUS)
 
 
 def _inline_svg(svg: str, label: str) -> Markup:
-    """Matplotlib's file as an element of a page: no prologue, no metadata, no font, no colour of its own.
+    """Make matplotlib's SVG file an element of a page: without prologue, metadata, fonts and colours.
 
-    No text of a run gets in here but `label`, which is escaped; titles and legends are the page's.
+    The only text from the run is `label`, which is escaped; the page writes titles and legends itself.
     """
     body = svg[svg.index("</defs>") + len("</defs>") :]
     box = re.search(r'viewBox="([^"]*)"', svg)
     assert box is not None
     body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
-    body = re.sub(r' id="(?![mp][0-9a-f]{10}")[^"]*"', "", body)  # markers and clips are referred to
+    body = re.sub(
+        r' id="(?![mp][0-9a-f]{10}")[^"]*"', "", body
+    )  # keep the ids of markers and clips, which are referenced
     body = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
     body = re.sub(r"font: [^;\"]*;?|font-family: [^;\"]*;?", "", body)
     body = re.sub(r"\s*\n\s*", " ", body).replace("xlink:href", "href")

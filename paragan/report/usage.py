@@ -1,4 +1,4 @@
-"""What a run has spent and how its ranks stood to each other, from its stats: time, bytes, ages, distances."""
+"""What a run has used, from its statistics: time, traffic, and the staleness of what players trained on."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from paragan.report.number_format import format_bytes
 from paragan.report.run_data import StatsColumns
 
 AGE_KEY = re.compile(r"Async/(.+)_age/(\d{1,9})")
-MAX_AGE_BARS = 16  # ages that have a bar of their own
+MAX_AGE_BARS = 16  # older ones share one bar
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class BreakdownItem:
 
 @dataclass(frozen=True)
 class AgeHistogram:
-    """How old, in rounds, was what a player saw."""
+    """Histogram of ages, in rounds, of one kind of stale data (fakes, a critic)."""
 
     name: str
     mean_rounds: float
@@ -33,11 +33,11 @@ class AgeHistogram:
 
 @dataclass(frozen=True)
 class SentTraffic:
-    """What the rank that sent most has sent for a player, in all."""
+    """Traffic for a player, of the rank that sent the most."""
 
     player: str
     total_bytes: float
-    bytes_per_image: float  # shown to D
+    bytes_per_image: float  # per real image shown to D
 
     @property
     def total_text(self) -> str:
@@ -45,11 +45,10 @@ class SentTraffic:
 
 
 def time_breakdown(stats: StatsColumns) -> list[BreakdownItem]:
-    """The run's seconds by what they went into; nothing where no time was recorded.
+    """Split the time of a run, in seconds, by what it was used for; [] if no time was recorded.
 
-    `Timing/total_s` is the whole; it may start again at 0 where a run was resumed. The waits are those of
-    each tick. A trainer whose ticks leave out scores, samples and checkpoints spends time between them, of which
-    `Timing/eval_s` were scores.
+    `Timing/total_s` is the total; it may restart at 0 when a run is resumed. Waiting times are recorded per tick.
+    Scores, samples and checkpoints are computed between ticks; `Timing/eval_s` is the part for scores.
     """
     total = total_elapsed(stats.finite_values("Timing/total_s"))
     kimg, pace = stats.column("Timing/sec_per_kimg")
@@ -59,47 +58,50 @@ def time_breakdown(stats: StatsColumns) -> list[BreakdownItem]:
     exchange = min(sum(stats.finite_values("Timing/exchange_wait_s")), ticks - data)
     between = max(total - ticks, 0)
     scores = min(sum(stats.finite_values("Timing/eval_s")), between)
-    left = "between ticks (samples, checkpoints)" if scores else "between ticks (scores, samples, checkpoints)"
+    rest = "between ticks (samples, checkpoints)" if scores else "between ticks (scores, samples, checkpoints)"
     parts = {
-        "computing and the rest": ("g", ticks - data - exchange),
+        "computing and other": ("g", ticks - data - exchange),
         "waiting for data": ("d", data),
         "waiting for other ranks": ("real", exchange),
         "evaluation": ("r6", scores),
-        left: ("other", between - scores),
+        rest: ("other", between - scores),
     }
-    whole = sum(seconds for _, seconds in parts.values())
-    if not whole:
+    sum_s = sum(seconds for _, seconds in parts.values())
+    if not sum_s:
         return []
-    return [BreakdownItem(name, colour, spent, spent / whole) for name, (colour, spent) in parts.items() if spent]
+    return [
+        BreakdownItem(name, colour, seconds, seconds / sum_s) for name, (colour, seconds) in parts.items() if seconds
+    ]
 
 
 def total_elapsed(elapsed_s: Sequence[float]) -> float:
-    """What a clock that may have been set back to zero has counted in all."""
+    """Return the total of a clock that may have restarted at zero."""
     return sum(now - before if now >= before else now for before, now in zip([0.0, *elapsed_s], elapsed_s))
 
 
 def sent_traffic(stats: StatsColumns) -> list[SentTraffic]:
-    """By player; nothing where nothing was sent."""
+    """Return the traffic for each player that had any."""
     images = 1000 * max(stats.finite_values("Progress/kimg"), default=0.0)
-    found = []
+    result: list[SentTraffic] = []
     for key in stats.keys:
         if match := re.fullmatch(r"Comm/(.+)/sent_bytes", key):
             total = sum(stats.finite_values(key))
-            found += [SentTraffic(match[1], total, total / images if images else math.nan)] if total else []
-    return found
+            if total:
+                result.append(SentTraffic(match[1], total, total / images if images else math.nan))
+    return result
 
 
 def age_histograms(stats: StatsColumns) -> list[AgeHistogram]:
-    """`Async/fakes_age/3` counts what was seen and was 3 rounds old: of each kind, how much was how old."""
+    """Return a histogram for each kind of stale data. `Async/fakes_age/3` counts fakes that were 3 rounds old."""
     counts: dict[str, dict[int, float]] = {}
     for key in stats.keys:
         if match := AGE_KEY.fullmatch(key):
             counts.setdefault(match[1], {})[int(match[2])] = sum(stats.finite_values(key))
-    return [_age_histogram(name, found) for name, found in counts.items() if sum(found.values()) > 0]
+    return [_age_histogram(name, by_age) for name, by_age in counts.items() if sum(by_age.values()) > 0]
 
 
 def mean_ages(stats: StatsColumns) -> dict[str, tuple[list[float], list[float]]]:
-    """Tick by tick: of each kind `(kimg, mean age)`."""
+    """Return `(kimg, mean age in rounds)` by tick, for each kind of stale data."""
     summed: dict[str, dict[float, list[float]]] = {}
     for key in stats.keys:
         if match := AGE_KEY.fullmatch(key):
@@ -115,12 +117,14 @@ def mean_ages(stats: StatsColumns) -> dict[str, tuple[list[float], list[float]]]
 
 
 def _age_histogram(name: str, counts: dict[int, float]) -> AgeHistogram:
-    whole = sum(counts.values())
-    mean = sum(age * count for age, count in counts.items()) / whole
+    num_items = sum(counts.values())
+    mean = sum(age * count for age, count in counts.items()) / num_items
     older = sum(count for age, count in counts.items() if age > MAX_AGE_BARS)
     bars = [(_format_age(age), count) for age, count in sorted(counts.items()) if age <= MAX_AGE_BARS]
-    bars += [(f"more than {MAX_AGE_BARS} rounds", older)] if older else []
-    return AgeHistogram(name, mean, tuple(BreakdownItem(told, "g", count, count / whole) for told, count in bars))
+    if older:
+        bars.append((f"more than {MAX_AGE_BARS} rounds", older))
+    items = tuple(BreakdownItem(text, "g", count, count / num_items) for text, count in bars)
+    return AgeHistogram(name, mean, items)
 
 
 def _format_age(age: int) -> str:

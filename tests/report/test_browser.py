@@ -47,15 +47,14 @@ def tab(request, browser, run_dir):
     return browser.open(page, *SIZES[request.param])
 
 
-def fits(tab):
-    """Whether nothing has to be scrolled sideways to be seen."""
+def has_no_horizontal_scroll(tab):
     return tab.value("Math.max(document.documentElement.scrollWidth, window.innerWidth)") == tab.width
 
 
-def test_the_page_is_quiet_asks_for_nothing_and_fits(tab):
+def test_the_page_loads_nothing_and_fits(tab):
     assert tab.console_messages == []
     assert tab.requests == []
-    assert fits(tab)
+    assert has_no_horizontal_scroll(tab)
     assert tab.value("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
     assert tab.value("[...document.images].every(image => image.alt)")
     assert tab.value("document.body.innerText.includes('<script>console.error(1)')")
@@ -63,28 +62,28 @@ def test_the_page_is_quiet_asks_for_nothing_and_fits(tab):
 
 def test_the_page_fits_with_everything_unfolded(tab):
     tab.value("document.querySelectorAll('details').forEach(one => { one.open = true })")
-    assert fits(tab)
+    assert has_no_horizontal_scroll(tab)
     assert tab.value("document.querySelector('#run ~ details pre').innerText.includes('recipe: digits')")
 
 
-def shown(tab):
+def visible_captions(tab):
     return tab.value(
         "[...document.querySelectorAll('#fakes figure')].filter(f => f.offsetHeight).map(f => f.innerText)"
     )
 
 
-def test_the_slider_goes_through_time_by_keys(tab):
+def test_the_slider_works_by_keyboard(tab):
     tab.value("document.getElementById('when').focus()")
     tab.press_key("End")
-    assert [text.split("\n")[0] for text in shown(tab)] == ["Generated at 13 kimg, the latest"]
+    assert [text.split("\n")[0] for text in visible_captions(tab)] == ["Generated at 13 kimg, the latest"]
     tab.press_key("ArrowLeft")
-    assert shown(tab) == ["Generated at 12 kimg"]
+    assert visible_captions(tab) == ["Generated at 12 kimg"]
     assert tab.value("document.getElementById('when').getAttribute('aria-valuetext')") == "Generated at 12 kimg"
     tab.press_key("Home")
-    assert shown(tab) == ["Generated at 0 kimg"]
+    assert visible_captions(tab) == ["Generated at 0 kimg"]
 
 
-def test_the_slider_goes_where_it_is_touched(browser, run_dir):
+def test_the_slider_works_by_touch(browser, run_dir):
     tab = browser.open(write_report(run_dir), *SIZES["phone"])
     tab.value("document.getElementById('when').scrollIntoView({block: 'center'})")
     left, top, width, height = tab.value(
@@ -93,11 +92,11 @@ def test_the_slider_goes_where_it_is_touched(browser, run_dir):
     assert height >= 28
     tab.tap(left + width / 2, top + height / 2)
     tab.until("document.getElementById('when').value != 13")
-    assert len(shown(tab)) == 1
-    assert "the latest" not in shown(tab)[0]
+    assert len(visible_captions(tab)) == 1
+    assert "the latest" not in visible_captions(tab)[0]
 
 
-def test_without_javascript_all_grids_are_there_the_newest_first(browser, run_dir):
+def test_without_javascript_all_grids_are_shown_newest_first(browser, run_dir):
     tab = browser.open(write_report(run_dir), *SIZES["phone"], script=False)
     page = tab.ask("DOM.getOuterHTML", nodeId=tab.ask("DOM.getDocument")["root"]["nodeId"])["outerHTML"]
     assert page.count("<figcaption>Generated") == 14
@@ -107,10 +106,10 @@ def test_without_javascript_all_grids_are_there_the_newest_first(browser, run_di
     assert tops == sorted(tops)
 
 
-def test_a_print_has_the_latest_grid_and_no_slider(browser, run_dir):
+def test_a_printed_page_has_the_latest_grid_and_no_slider(browser, run_dir):
     tab = browser.open(write_report(run_dir), *SIZES["desktop"])
     tab.ask("Emulation.setEmulatedMedia", media="print")
-    texts = shown(tab)
+    texts = visible_captions(tab)
     assert len(texts) == 5
     assert "13 kimg, the latest" in texts[0]
     assert texts[-1] == "Generated at 0 kimg"
@@ -124,12 +123,12 @@ def test_several_runs(browser, run_dir, finished, size, tmp_path):
     assert page.stat().st_size < MAX_PAGE_BYTES
     tab = browser.open(page, *SIZES[size], dark=True)
     assert (tab.console_messages, tab.requests) == ([], [])
-    assert fits(tab)
+    assert has_no_horizontal_scroll(tab)
     assert tab.value("document.querySelectorAll('#scores ~ .wide th').length") > 2
     assert tab.value("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
 
 
-def test_a_request_would_be_seen(browser, tmp_path):
+def test_a_request_is_detected(browser, tmp_path):
     page = tmp_path / "page.html"
     page.write_text("<img src='https://example.com/a.png'><p style='width: 2000px'>wide<script>nothing()</script>")
     tab = browser.open(page, *SIZES["phone"], loads=False)

@@ -19,7 +19,7 @@ def test_last_is_by_kimg_and_best_by_direction():
 
 
 @pytest.mark.parametrize(
-    ("name", "better"),
+    ("name", "direction"),
     [
         *((name, "lower") for name in ("fd_pixels", "fid", "fid50k_full", "kid", "kid50k_full_pixels", "fd_is-net")),
         *((name, "higher") for name in ("precision_pixels", "recall_inception", "is", "is1", "is50k", "is50k_my-net")),
@@ -28,20 +28,20 @@ def test_last_is_by_kimg_and_best_by_direction():
         *((name, None) for name in ("this", "")),
     ],
 )
-def test_a_score_of_an_unknown_kind_has_no_best(name, better):
+def test_an_unknown_score_has_no_best(name, direction):
     (one,) = group_scores([row(1, name=name)])
-    assert one.direction == better
-    assert (one.best is None) == (better is None)
+    assert one.direction == direction
+    assert (one.best is None) == (direction is None)
 
 
-def test_a_score_that_is_not_finite_is_kept_and_never_best():
+def test_a_nonfinite_score_is_never_best():
     (fid,) = group_scores([row(9, 1), row(None, 2, nonfinite=["value"])])
     assert math.isnan(fid.last.value)
     assert fid.best.value == 9
 
 
 @pytest.mark.parametrize(
-    ("change", "differs"),
+    ("change", "difference"),
     [
         ({"protocol": {**PROTOCOL, "generated": 10_000}}, "generated 10,000, not 50,000"),
         ({"protocol": {**PROTOCOL, "real": {"split": "test"}}}, "real split test, not train"),
@@ -50,15 +50,15 @@ def test_a_score_that_is_not_finite_is_kept_and_never_best():
         ({"fingerprint": "g"}, "fingerprint"),
     ],
 )
-def test_scores_under_different_protocols_are_apart(change, differs):
+def test_different_protocols_are_separate_series(change, difference):
     first, second = group_scores([row(9, 1), row(8, 2), row(7, 3) | change])
     assert (len(first.scores), len(second.scores)) == (2, 1)
-    assert (first.differences, second.differences[0]) == ((), differs)
+    assert (first.differences, second.differences[0]) == ((), difference)
     assert (first.is_current, second.is_current) == (False, True)
     assert [protocol.label for protocol in unique_protocols([second, first])] == ["P1", "P2"]
 
 
-def test_lines_of_one_sweep_are_apart_and_may_be_compared():
+def test_scores_of_a_sweep_are_separate_and_comparable():
     drawn = {**PROTOCOL, "truncation": 1.0, "seed": 0}
     rows = [row(9, protocol=drawn | more) for more in ({}, {"truncation": 0.5}, {"seed": 3, "truncation": 0.7})]
     rows[1]["fingerprint"] = "as older ones had"
@@ -77,7 +77,7 @@ def test_different_scores_may_share_a_protocol():
     assert not score.differences
 
 
-def test_what_protocols_share_is_said_once():
+def test_shared_protocol_entries_are_described_once():
     fid, kid = group_scores([row(9), row(8, name="kid50k", protocol={**PROTOCOL, "subsets": 100, "space_hash": "5d"})])
     both = shared_protocol([fid.protocol, kid.protocol])
     assert both.describe() == "features inception, generated 50,000, real split train"

@@ -1,8 +1,8 @@
 """What a report shows of a model beside its grids: nearest training images, and the way from one sample to another.
 
-RUN/exhibits/exhibits.json, *.png        read by report/exhibits.py
+RUN/figures/figures.json, *.png        read by report/figures.py
 
-    exhibit(folder, images)  # at the end of a run, and by `paragan report` where the model is newer
+    make_figures(folder, dataset)  # at the end of a run, and by `paragan report` where the model is newer
 
 Of generators that make images from latents. A network is asked for a few dozen images.
 """
@@ -107,7 +107,7 @@ def make_figures(
         "kimg": model.kimg,
         "space": space.name,
         "thorough": thorough and not (fakes.is_available and no_neighbors_reason),
-        "missing": [f"Nearest training images are not shown: {no_neighbors_reason}."]
+        "missing_reasons": [f"Nearest training images are not shown: {no_neighbors_reason}."]
         if fakes.is_available and no_neighbors_reason
         else [],
     }
@@ -320,8 +320,8 @@ def write_figures(folder: Path, figures: Sequence[Figure], metadata: dict[str, A
             with atomic_output(folder / name) as hidden:
                 render_strip(strip).save(hidden, format="png")
             strips.append({"file": name, "caption": strip.caption, "alt": strip.alt})
-        listed.append({"title": one.title, "about": one.description, "strips": strips})
-    atomic_write_bytes(folder / INDEX_FILE, json.dumps(metadata | {"shown": listed}, indent=1).encode())
+        listed.append({"title": one.title, "description": one.description, "strips": strips})
+    atomic_write_bytes(folder / INDEX_FILE, json.dumps(metadata | {"figures": listed}, indent=1).encode())
     kept = {strip["file"] for one in listed for strip in one["strips"]}
     for file in folder.glob("*.png"):
         if file.name not in kept:

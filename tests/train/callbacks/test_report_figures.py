@@ -139,8 +139,8 @@ def test_strips_have_a_size_that_people_see(side, shown):
 
 
 def test_the_end_of_a_run_leaves_what_its_page_shows(run):
-    names = {file.name for file in (run / "exhibits").iterdir()}
-    assert {"exhibits.json", "neighbours-00.png", "latents-03.png", "classes-00.png"} <= names
+    names = {file.name for file in (run / "figures").iterdir()}
+    assert {"figures.json", "neighbours-00.png", "latents-03.png", "classes-00.png"} <= names
     assert not is_outdated(run, "pixels")
     assert is_outdated(run, "inception")
     page = write_report(run).read_text()
@@ -155,18 +155,18 @@ def test_another_model_is_shown_anew_by_the_command(run):
     weights.write_bytes(model)
     config = json.loads((run / "model" / "config.json").read_text())
     (run / "model" / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "crc32"}))
-    (run / "exhibits" / "neighbours-77.png").touch()
-    before = (run / "exhibits" / "exhibits.json").read_bytes()
+    (run / "figures" / "neighbours-77.png").touch()
+    before = (run / "figures" / "figures.json").read_bytes()
     assert is_outdated(run, "pixels")
     assert run_cli("report", run, "--as-is").status == 0
-    assert (run / "exhibits" / "exhibits.json").read_bytes() == before
+    assert (run / "figures" / "figures.json").read_bytes() == before
     assert run_cli("report", run).status == 0
     assert not is_outdated(run, "pixels")
-    assert not (run / "exhibits" / "neighbours-77.png").exists()
+    assert not (run / "figures" / "neighbours-77.png").exists()
 
 
 def test_data_that_cannot_be_had_are_said(run):
-    shutil.rmtree(run / "exhibits")
+    shutil.rmtree(run / "figures")
     (run / "run.yaml").write_text((run / "run.yaml").read_text().replace("path: digits", "path: /nowhere/data.npz"))
     assert run_cli("report", run).status == 0
     page = (run / "report.html").read_text()
@@ -181,7 +181,7 @@ def test_data_that_cannot_be_had_are_said(run):
 def test_what_is_asked_for_and_cannot_be_had_is_refused(run):
     assert "did you mean" in usage_error("report", run, "--features", "pixel")
     assert "missing nowhere.pth" in usage_error("report", run, "--features", "inception", "--inception", "nowhere.pth")
-    shutil.rmtree(run / "exhibits")
+    shutil.rmtree(run / "figures")
     assert "nowhere does not exist" in usage_error("report", run, "--data", "nowhere")
     (run / "model" / "config.json").write_text("{}")
     ended = run_cli("report", run)
@@ -195,8 +195,8 @@ def test_other_data_are_not_taken_for_those_of_the_run(run):
     with pytest.raises(Exception, match="space"):
         make_figures(run, dataclasses.replace(others, fingerprint=str(load_model(run).config["data"])))
     make_figures(run, others)
-    index = json.loads((run / "exhibits" / "exhibits.json").read_text())
-    assert index["missing"] == [
+    index = json.loads((run / "figures" / "figures.json").read_text())
+    assert index["missing_reasons"] == [
         "Nearest training images are not shown: the data there are not those that the model was trained on."
     ]
 
@@ -205,7 +205,7 @@ def test_a_large_set_is_sampled_and_that_is_said(run):
     make_figures(run, load_data("digits", resolution=8), max_search_values=64 * 500)
     assert (
         "500 of 1,797 training images"
-        in json.loads((run / "exhibits" / "exhibits.json").read_text())["shown"][0]["about"]
+        in json.loads((run / "figures" / "figures.json").read_text())["figures"][0]["description"]
     )
     assert is_outdated(run, "pixels")
 
@@ -214,12 +214,12 @@ def test_data_that_are_streamed_are_looked_at_by_the_command_alone(tmp_path):
     digits = load_data("digits", resolution=8)
     save_images(digits.images[:60], digits.labels[:60] % 2, tmp_path / "photos")
     run = train_tiny(tmp_path / "run", "--kimg=0.032", f"--data={tmp_path}/photos", "--data.cache=stream")
-    index = run / "exhibits" / "exhibits.json"
-    assert "the data are streamed; `paragan report` looks for them" in json.loads(index.read_text())["missing"][0]
+    index = run / "figures" / "figures.json"
+    assert "the data are streamed; `paragan report` looks for them" in json.loads(index.read_text())["missing_reasons"][0]
     assert run_cli("report", run).status == 0
     told = json.loads(index.read_text())
-    assert (told["missing"], told["thorough"]) == ([], True)
-    assert "all 60 training images" in told["shown"][0]["about"]
+    assert (told["missing_reasons"], told["thorough"]) == ([], True)
+    assert "all 60 training images" in told["figures"][0]["description"]
 
 
 @pytest.mark.parametrize("kind", ["numbers", "given"])
@@ -232,7 +232,7 @@ def test_what_is_no_image_from_a_latent_is_left_out(kind, run, monkeypatch):
         model = dataclasses.replace(model, sampler=dataclasses.replace(model.sampler, source=source))
     monkeypatch.setattr(report_figures, "load_model", lambda *_: model)
     make_figures(run, tiny_run.make_dataset())
-    assert [file.name for file in (run / "exhibits").iterdir()] == ["exhibits.json"]
+    assert [file.name for file in (run / "figures").iterdir()] == ["figures.json"]
     assert not is_outdated(run, "pixels")
     page = write_report(run).read_text()
     assert "Nearest" not in page
@@ -253,7 +253,7 @@ def test_labels_that_are_not_trained_yet_are_left_out(tmp_path, monkeypatch):
     assert run_cli("report", folder).status == 0
     captions = [
         strip["caption"]
-        for one in json.loads((folder / "exhibits" / "exhibits.json").read_text())["shown"]
+        for one in json.loads((folder / "figures" / "figures.json").read_text())["figures"]
         for strip in one["strips"]
     ]
     assert captions[0].startswith("0 · nearest at ")
@@ -267,7 +267,7 @@ def test_labels_that_are_not_trained_yet_are_left_out(tmp_path, monkeypatch):
 
 
 def test_pictures_are_whole_pngs(run):
-    for file in (run / "exhibits").glob("*.png"):
+    for file in (run / "figures").glob("*.png"):
         with Image.open(file) as image:
             image.load()
             assert image.height == 64
