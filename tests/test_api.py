@@ -141,7 +141,7 @@ def test_buffers_of_any_kind_are_those_of_rank_0(pool, kind):
 
 
 def test_rates_follow_the_rule_of_each_network():
-    cfg = dataclasses.replace(config(g_rule="linear", d_rule="none", warm_up_steps=10), max_steps=1000)
+    cfg = dataclasses.replace(config(g_lr_scaling="linear", d_lr_scaling="none", warm_up_steps=10), max_steps=1000)
     run = build_scaled_run(cfg, 256, 8)
     assert run.g.optimizer.lr == pytest.approx(8e-4)
     assert run.d.optimizer.lr == pytest.approx(2e-4)

@@ -25,7 +25,7 @@ an .npz, a .zip, an .h5, tar shards, an address."""
 EXAMPLES = """examples:
   paragan data inspect photos/ --sheet photos.png           what is there, what is wrong, what training would use
   paragan data convert photos/ photos.zip                   every file as it is, for StyleGAN and EDM too
-  paragan data convert photos/ photos64.npz --resolution 64 squares of 64 x 64, uint8 [N, 64, 64, C]
+  paragan data convert photos/ photos64.npz --resolution 64   squares of 64 x 64, uint8 [N, 64, 64, C]
   paragan data shard photos/ shards/ --shuffle 0            tar shards to be read over a network, in random order
   paragan data index shards/                                list what is in tar shards, so that opening them is quick
   paragan data stats photos/ --out stats.npz --resolution 32       mu and sigma, for Frechet distances

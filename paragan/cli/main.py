@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     watch_launcher()
     try:
-        options, rest = _build_parser().parse_known_args(arguments)
+        options, rest = build_parser().parse_known_args(arguments)
         return options.command(options, rest, arguments)
     except UsageError as error:
         return _report_error(2, str(error), main_rank_only=error.same_on_all_ranks)
@@ -58,7 +58,7 @@ def _report_error(status: int, message: str, main_rank_only: bool) -> int:
     return status
 
 
-def _build_parser() -> Parser:
+def build_parser() -> Parser:
     parser = Parser(
         prog="paragan",
         description="Train generative adversarial networks on one device, on many, and across slow networks.",

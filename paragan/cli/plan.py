@@ -30,7 +30,7 @@ HELP = f"""Every strategy is predicted for so many ranks on these links, from wh
 was measured to do (--profile, or else here and now), and ranked by the time to K thousand images. Nothing is trained.
 
   paragan plan digits --hosts 4 --links "200 Mbit/s, 10 ms" --kimg 100
-  paragan plan biggan-128 --hosts 16 --ranks-per-host 8 --links links.yaml --profile gpu.yaml --kimg 4000 --price 12
+  paragan plan biggan-imagenet128 --hosts 16 --ranks-per-host 8 --links links.yaml --profile gpu.yaml --kimg 4000 --price 12
   paragan plan digits --hosts 8 --lanes 8 --links "20 Mbit/s, 40 ms" --strategies sync,sync+int4,gossip+topology=ring
   paragan plan digits --hosts 100000 --links "100/20 Mbit/s, 40 ms" --large-scale --churn 0.01
 

@@ -103,7 +103,7 @@ def _train(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 
 
 def _train_run(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    return train_on_ranks(options, arguments, *_resolve_run(options, rest))
+    return train_on_ranks(options, arguments, *resolve_run(options, rest))
 
 
 def train_on_ranks(
@@ -153,7 +153,7 @@ def train_on_ranks(
     return run_in_world(run, place, train_in_world, training.join_world)
 
 
-def _resolve_run(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any, list[str]]:
+def resolve_run(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any, list[str]]:
     """The run and the folder a train command asks for, and why it is as it is."""
     from paragan.core.schema import read_yaml, to_dict
     from paragan.recipes import build_run, get_recipe

@@ -269,7 +269,7 @@ def _infer_discriminator_fields(d: _SourceNetwork, family: str, size: int, spec:
             raise UsageError(f"{d.path}: points of {length} numbers; ours has {min(last, 512)} there: import G alone")
     if family == "sngan":
         before, inside = d.shape("blocks.1.conv1.weight")[1::-1]
-        fields["hidden"] = "in" if before == inside != d.shape("blocks.1.conv2.weight")[0] else "out"
+        fields["block_width"] = "in" if before == inside != d.shape("blocks.1.conv2.weight")[0] else "out"
     return fields
 
 

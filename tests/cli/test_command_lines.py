@@ -10,25 +10,21 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import importlib
 import io
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-# Names of the package that this test uses, as module:name. After the moves: paragan.cli.main, paragan.cli.common,
-# paragan.cli.train, paragan.core.schema, paragan.config.run, paragan.core.errors.
-PARSER = "paragan.cli:_parser"  # () -> the parser of the program
-SETTINGS = "paragan.cli:_settings"  # what the parser leaves over -> [(dotted field, value)]
-RESOLVE = "paragan.cli:_resolve"  # (options, what is left over) of `train` -> the run, ...
-FIELDS = "paragan.config:fields_help"  # dataclass -> [(dotted field, type, default)]
-RUN = "paragan.train.run:Run"
-RECIPES = "paragan.recipes:RECIPES"  # name -> function
-USAGE_ERROR = "paragan.errors:Unusable"
+from paragan.cli.common import parse_settings
+from paragan.cli.main import build_parser
+from paragan.cli.train import resolve_run
+from paragan.config.run import Run
+from paragan.core.errors import UsageError
+from paragan.core.schema import list_fields
+from paragan.recipes import RECIPES
 
 # Commands that take fields of the run beside their own options.
 FIELD_COMMANDS = {"train", "merge", "plan", "bench step"}
@@ -139,22 +135,13 @@ def arguments_of(command: str) -> list[str]:
 # The program ------------------------------------------------------------------------------------------
 
 
-def load(path: str) -> Any:
-    """Return what `module:name` names."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-@functools.cache
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the program."""
-    return load(PARSER)()
+parser = functools.cache(build_parser)
 
 
 @functools.cache
 def field_names() -> frozenset[str]:
     """Return every dotted field of a run, of every network, optimizer and strategy."""
-    return frozenset(name for name, _, _ in load(FIELDS)(load(RUN)))
+    return frozenset(row[0] for row in list_fields(Run))
 
 
 @functools.cache
@@ -220,7 +207,7 @@ def parse(line: CommandLine) -> tuple[argparse.Namespace | None, list[str], str]
         if end.code != 0:
             raise AssertionError(f"{line}: exits with {end.code}") from end
         return None, [], command
-    except load(USAGE_ERROR) as error:
+    except UsageError as error:
         incomplete = re.search(r"(are|is) required|expected one argument", str(error))
         if incomplete and (line.mention or "..." in line.text):
             return None, [], command
@@ -303,11 +290,11 @@ def check_line(line: CommandLine) -> None:
     if command not in FIELD_COMMANDS:
         assert not rest, f"{line}: `paragan {command}` has no {rest[0]}"
         return
-    unknown = unknown_fields(load(SETTINGS)(rest))
+    unknown = unknown_fields(parse_settings(rest))
     assert not unknown, f"{line}: there is no field {', '.join(unknown)}"
     recipe = getattr(options, "recipe", None) or "RECIPE"
     is_name = re.fullmatch(r"[a-z][a-z0-9-]*", recipe) and not PLACEHOLDER.fullmatch(recipe)
-    assert not is_name or recipe in load(RECIPES), f"{line}: there is no recipe {recipe}"
+    assert not is_name or recipe in RECIPES, f"{line}: there is no recipe {recipe}"
 
 
 @each_line
@@ -354,8 +341,8 @@ def test_line_of_train_resolves(line: CommandLine, tmp_path: Path, monkeypatch: 
     assert options is not None
     monkeypatch.chdir(tmp_path)
     try:
-        load(RESOLVE)(options, rest)
-    except load(USAGE_ERROR) as error:
+        resolve_run(options, rest)
+    except UsageError as error:
         pytest.fail(f"{line}: {error}", pytrace=False)
 
 

@@ -286,5 +286,5 @@ def discriminate(config: ReferenceConfig, s: dict[str, Tensor], x: Tensor, y: Te
         said["embedding"] = F.normalize(linear(s, "linear2", f))
         said["proxies"] = F.normalize(effective_weight(s, "embedding")[y])
     if config.head == "AC":
-        said["classes"] = linear(s, "linear2", f)
+        said["class_logits"] = linear(s, "linear2", f)
     return said

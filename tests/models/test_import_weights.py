@@ -16,10 +16,11 @@ import paragan
 from models import reference_models as theirs
 from models.reference_models import ReferenceConfig
 from paragan.core.errors import UsageError
-from paragan.core.schema import to_yaml
+from paragan.core.schema import from_dict, to_yaml
 from paragan.models.import_weights import import_weights
 from paragan.models.layer_names import LIBRARIES, translate_names
 from paragan.models.model_files import read_consistent
+from paragan.nets import Nets
 from processes import run_cli, usage_error
 
 KINDS = {  # what is imported: its family here
@@ -78,7 +79,7 @@ def doubled(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def discriminator(folder, model):
-    nets = paragan.config.build(paragan.nets.Nets, model.config["net"])
+    nets = from_dict(Nets, model.config["net"])
     d = nets.discriminator(model.spec).eval()
     read_consistent(folder).load_into(d, "discriminator")
     return d

@@ -40,13 +40,14 @@ def test_whoever_comes_while_it_is_replaced_gets_the_new_one(model, tmp_path):
     write(tmp_path / "next", 2)
     for name in ("model", "discriminator"):
         shutil.copy(tmp_path / "next" / f"{name}.safetensors", model)
-    later = threading.Timer(0.3, lambda: shutil.copy(tmp_path / "next" / "config.json", model))
+    later = threading.Timer(0.3, lambda: (tmp_path / "next" / "config.json").replace(model / "config.json"))
     later.start()
     try:
         found = paragan.load(model)
     finally:
         later.join()
     assert found.kimg == 2
+    write(tmp_path / "next", 2)
     wanted = paragan.load(tmp_path / "next").g.state_dict()
     assert all(torch.equal(value, wanted[name]) for name, value in found.g.state_dict().items())
 
@@ -107,7 +108,7 @@ class Two:
     def __init__(self, *words):
         self.words = list(words)
 
-    def agree(self, word):
+    def all_gather_str(self, word):
         return [word, self.words.pop(0) or word]
 
 

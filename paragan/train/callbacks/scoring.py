@@ -143,7 +143,7 @@ def make_scoring_reference(
         return ScoringReference(space, None)
     if evaluation.reference:
         return ScoringReference(space, load_reference_stats(evaluation.reference, space, device))
-    how: dict[str, Any] = {"group": group, "batch": BLOCK_IMAGES, "device": device, "heed": should_abort}
+    how: dict[str, Any] = {"group": group, "batch": BLOCK_IMAGES, "device": device, "should_abort": should_abort}
     labels = ClassLabels(dataset.classes, dataset.labels)
     return ScoringReference(
         space,
