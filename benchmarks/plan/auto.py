@@ -26,7 +26,7 @@ from paragan.config.resolve import fill_strategy_defaults, load_dataset, make_sp
 from paragan.config.run import Run
 from paragan.data.dataset import Dataset
 from paragan.plan.select.candidates import parse_strategy
-from paragan.plan.select.choose import choose_strategy, comparable_candidates, without_peer_timeout
+from paragan.plan.select.choose import choose_strategy, comparable_candidates
 from paragan.plan.select.convergence_limits import find_limits
 from paragan.plan.select.playoff import Contestant
 from paragan.recipes import get_recipe
@@ -75,7 +75,7 @@ def _candidate_names(run: Run, world: World) -> list[str]:
 
 
 def _make_session(run: Run, name: str, images: Dataset, world: World) -> Session:
-    strategy = without_peer_timeout(parse_strategy(name))
+    strategy = parse_strategy(name).without_rank_loss()
     run = fill_strategy_defaults(dataclasses.replace(run, strategy=strategy, auto_choice=AutoChoice()))
     return build_session(run, world, images, build_networks(run, make_spec(run, images), CPU))
 

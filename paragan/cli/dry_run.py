@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from paragan.config.run import Run
     from paragan.data.dataset import Dataset
 
-    pass
-
 
 def dry_run(run: Run, ranks: int, reasons: list[str]) -> int:
     """Print the complete record of a run, with its cost as comments; train nothing."""

@@ -135,7 +135,7 @@ def train_on_ranks(
         return launch(
             ranks,
             without_ranks_option(arguments),
-            tolerate_lost_ranks=run.strategy.peer_timeout_s > 0 or bool(run.per_label),
+            tolerate_lost_ranks=run.strategy.survives_rank_loss or bool(run.per_label),
         )
     if run.per_label:
         return _train_per_label(run, place, request, reasons)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from paragan.config.lag_trace import with_recorded_lags
-from paragan.config.run import Run, Strategy
+from paragan.config.run import AnyStrategy, Run
 from paragan.config.user_code import check_nets, is_user_defined
 from paragan.config.validate import check_labels_available, check_objective, check_objective_for_arrays
 from paragan.core.devices import backend_of, pick_device
@@ -14,8 +13,6 @@ from paragan.core.rng import philox_generator
 from paragan.data.dataset import Dataset, load_data
 from paragan.nets import Spec
 from paragan.optim.optimizers import SGD, PlayerOptim, with_lr
-from paragan.strategies.async_paragan import Async
-from paragan.strategies.auto import Auto
 
 
 def make_spec(run: Run, dataset: Dataset) -> Spec:
@@ -73,14 +70,15 @@ def resolve(run: Run, dataset: Dataset) -> Run:
 
 def fill_strategy_defaults(run: Run) -> Run:
     """The record with everything filled in that follows from its other fields."""
-    if isinstance(run.strategy, Auto):  # what follows from it is not known yet
+    if run.strategy.auto_request:  # the optimizers follow from the strategy that is chosen
         return run
-    if isinstance(run.strategy, Async):
-        run = dataclasses.replace(run, strategy=with_recorded_lags(run.strategy))
-    return dataclasses.replace(run, g=resolve_optimizer(run.g, run.strategy), d=resolve_optimizer(run.d, run.strategy))
+    strategy = run.strategy.with_recorded_fields()
+    return dataclasses.replace(
+        run, strategy=strategy, g=resolve_optimizer(run.g, strategy), d=resolve_optimizer(run.d, strategy)
+    )
 
 
-def resolve_optimizer(player_optim: PlayerOptim, strategy: Strategy) -> PlayerOptim:
+def resolve_optimizer(player_optim: PlayerOptim, strategy: AnyStrategy) -> PlayerOptim:
     """How a player learns under a strategy that has an optimizer or a wrapper of its own."""
     optimizer, optimism = player_optim.optimizer, player_optim.optimizer_wrapper
     if strategy.requires_sgd:

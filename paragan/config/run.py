@@ -7,7 +7,7 @@ import itertools
 import math
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from paragan.config.batch_ramp import Ramp, batch_stages, round_up
 from paragan.config.sections import (
@@ -29,12 +29,18 @@ from paragan.nets import DCGAN
 from paragan.optim.optimizers import PlayerOptim
 from paragan.strategies.async_paragan import Async
 from paragan.strategies.auto import Auto, AutoChoice
-from paragan.strategies.per_label_wcgan import AnyPerLabel, GossipStrategy, LockstepStrategy, PerLabel
+from paragan.strategies.gossip_dposg import Decentralized
+from paragan.strategies.per_label_wcgan import PerLabel
+from paragan.strategies.presets import fill_from_preset
+from paragan.strategies.quantized_dqgan import Quantized
 from paragan.strategies.sync import Sync
 
 DEFAULT_DISTILL_WEIGHT = 3.0  # of a teacher: what does best on the digits
-Strategy = Annotated[
-    LockstepStrategy | GossipStrategy | Async | AnyPerLabel | Auto, Field(discriminator="name"), name_shorthand
+AnyStrategy = Annotated[
+    Sync | Quantized | Decentralized | Async | PerLabel | Auto,
+    Field(discriminator="name"),
+    BeforeValidator(fill_from_preset),
+    name_shorthand,
 ]
 
 
@@ -44,7 +50,8 @@ class Run:
 
     batch : images of a step, over all ranks;  lanes : logical workers that share it
     g_batch : images that G makes in its turn (0: as many as batch)
-    ramp  : how the batch grows: KIMG:BATCH,... or [[KIMG, BATCH], ...]; rates follow as g.lr_scaling and d.lr_scaling say
+    ramp  : how the batch grows: KIMG:BATCH,... or [[KIMG, BATCH], ...];
+            learning rates follow by g.lr_scaling and d.lr_scaling
     kimg  : how long, in thousands of real images shown to D
     teacher : a run per label whose generators G also learns from (see `paragan merge`)
     teacher_weight : of the distance to their images in G's loss (0: only D is listened to)
@@ -61,7 +68,7 @@ class Run:
     d: PlayerOptim = PlayerOptim()
     d_steps: PositiveInt = 1
     ema: EMAConfig = EMAConfig()
-    strategy: Strategy = Sync()
+    strategy: AnyStrategy = Sync()
     batch: PositiveInt = 64
     g_batch: NonNegativeInt = 0
     ramp: Ramp = ()
@@ -113,7 +120,7 @@ class Run:
     @property
     def per_label(self) -> PerLabel | None:
         """The strategy, where every label has a game of its own."""
-        return self.strategy if isinstance(self.strategy, PerLabel) else None
+        return self.strategy.per_label
 
     @property
     def round_images(self) -> int:

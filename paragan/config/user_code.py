@@ -81,8 +81,8 @@ def check_nets(nets: Any, spec: Spec) -> None:
     """Unusable where networks cannot be built for such data."""
     if spec.array_shape and not is_user_defined(nets):
         raise UsageError(
-            f"--nets {nets.name} makes square images, and the data are numbers {list(spec.array_shape)}: bring networks of "
-            "your own, --nets=module:Class"
+            f"--nets {nets.name} makes square images, and the data are numbers {list(spec.array_shape)}: bring "
+            "networks of your own, --nets=module:Class"
         )
     if check := getattr(nets, "check", None):
         check(spec)

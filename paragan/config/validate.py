@@ -10,10 +10,6 @@ from paragan.core.errors import UsageError
 from paragan.data.open_source import SOURCE_FORMATS_HINT
 from paragan.losses.adversarial import Adversarial
 from paragan.losses.augment import ADA
-from paragan.strategies.async_paragan import Async
-from paragan.strategies.auto import Auto
-from paragan.strategies.quantized_dqgan import Quantized
-from paragan.strategies.sync import Sync
 
 
 def validate(run: Run, ranks: int = 1) -> None:
@@ -50,7 +46,7 @@ def _refuse_guard(run: Run, ranks: int) -> None:
     """Going back is for ranks that are all there."""
     if not run.health.enabled:
         raise UsageError("--on-divergence rollback goes by what --health=off does not look at: leave --health out")
-    if ranks > 1 and run.strategy.peer_timeout_s:
+    if ranks > 1 and run.strategy.survives_rank_loss:
         name = run.strategy.name
         raise UsageError(
             f"--on-divergence rollback needs all ranks, and --strategy {name} goes on without some: use "
@@ -60,12 +56,12 @@ def _refuse_guard(run: Run, ranks: int) -> None:
 
 def _refuse_measuring(run: Run) -> None:
     """What is measured is decided once, for ranks that are all there."""
-    if isinstance(run.strategy, Auto):
+    if run.strategy.auto_request:
         raise UsageError(
             "--device.tune=measured and --strategy auto do not decide together: take the fields that `paragan "
             "plan --tune` names, or the strategy that `paragan plan` does"
         )
-    if run.per_label or run.strategy.peer_timeout_s:
+    if run.per_label or run.strategy.survives_rank_loss:
         raise UsageError(
             f"--device.tune=measured decides before the first round for all ranks, and with --strategy "
             f"{run.strategy.name} they come and go: take the fields that `paragan plan --tune` names"
@@ -74,14 +70,14 @@ def _refuse_measuring(run: Run) -> None:
 
 def _refuse_graph(run: Run, ranks: int) -> None:
     """Recorded passes are the same kernels on the same memory every time."""
-    lone = isinstance(run.strategy, Sync) and run.strategy.order == "alternately"
+    strategy = run.strategy
     kind = resolve_device_kind(run.device.kind)
     lacking = kind == "cpu" and not find_cpp_compiler()
     reasons = {
         "records passes on CUDA and on CPUs": kind not in ("cuda", "cpu"),
         "needs a C++ compiler on a CPU (g++, or what CXX names), and there is none": lacking,
         f"is for one rank: with {ranks} gradients leave under backward": ranks > 1,
-        f"needs --strategy sync, D and G alternately, not {run.strategy.name}": not lone,
+        f"needs --strategy sync with order=alternating, not {run.strategy.name}": not strategy.supports_graph_capture,
         "and --device.compile=true are two ways to the same: choose one": run.device.compile,
         "and a teacher, loaded when it is asked for, do not go together": bool(run.distill_from),
     }
@@ -96,11 +92,10 @@ def check_objective(run: Run) -> None:
     if not isinstance(objective, Adversarial):
         return  # the user's own
     objective.check()
-    within = run.per_label.per_label_strategy if run.per_label else run.strategy
-    if objective.latent_perturbation and isinstance(within, Async):
+    if objective.latent_perturbation and run.strategy.reuses_fakes:
         raise UsageError(
-            f"objective.zcr needs fakes of nearby latents, and with --strategy {within.name} D draws what G posted: "
-            "use objective.zcr=0 and objective.zcr_g=0, or --strategy sync"
+            f"objective.zcr={objective.zcr:g} needs fakes of nearby latents, and with --strategy {run.strategy.name} D "
+            "trains on the images of G's own turn: use objective.zcr=0 and objective.zcr_g=0, or --strategy sync"
         )
     if objective.is_paired and run.g_batch not in (0, run.batch):
         raise UsageError(
@@ -115,8 +110,8 @@ def check_objective(run: Run) -> None:
         )
     if objective.required_d_conditioning and run.per_label:
         raise UsageError(
-            f"objective.{objective.required_d_conditioning} teaches D labels, and under --strategy {run.per_label.name} each D "
-            f"sees one: use objective.{objective.required_d_conditioning}=0"
+            f"objective.{objective.required_d_conditioning} teaches D labels, and under --strategy {run.strategy.name} "
+            f"each D sees one: use objective.{objective.required_d_conditioning}=0"
         )
 
 
@@ -124,8 +119,8 @@ def check_labels_available(objective: Any, has_labels: bool) -> None:
     """Labels that are to be learnt where none are told."""
     if isinstance(objective, Adversarial) and objective.required_d_conditioning and not has_labels:
         raise UsageError(
-            f"objective.{objective.required_d_conditioning} needs labels, and there are none, or --data.labels=false hides them: "
-            f"use objective.{objective.required_d_conditioning}=0"
+            f"objective.{objective.required_d_conditioning} needs labels, and there are none, or "
+            f"--data.labels=false hides them: use objective.{objective.required_d_conditioning}=0"
         )
 
 
@@ -205,7 +200,7 @@ def check_ramp(run: Run) -> None:
         before = kimg
     ada = isinstance(run.objective, Adversarial) and isinstance(run.objective.augment, ADA)
     reasons = {
-        f"--strategy {run.strategy.name} needs rounds of one size": not isinstance(run.strategy, Sync | Quantized),
+        f"--strategy {run.strategy.name} needs rounds of one size": not run.strategy.supports_batch_ramp,
         "--device.capture_passes=true records passes of one size": run.device.capture_passes,
         "objective.augment=ada counts in steps of one size": ada,
     }

@@ -261,7 +261,7 @@ def _list_fields(cls: Any, prefix: str, expanded: frozenset[Any] | None) -> list
         choices = _union_members(hints[f.name])
         if len(choices) > 1:
             default = "" if f.default is dataclasses.MISSING else _default_name(type(f.default))
-            rows.append((name, " | ".join(_default_name(c) for c in choices), default))
+            rows.append((name, " | ".join(tag for c in choices for tag in _names_of(c)), default))
         is_repeat = expanded is not None and len(expanded) > 0 and expanded.issuperset(choices)
         expanded_below = None if expanded is None else expanded.union(choices)
         for choice in choices:
@@ -284,6 +284,12 @@ def _union_members(hint: Any) -> list[Any]:
 
 def _default_name(cls: Any) -> str:
     return next(str(f.default) for f in dataclasses.fields(cls) if f.name == "name")
+
+
+def _names_of(cls: Any) -> tuple[str, ...]:
+    """The names under which a class is chosen: its own, and those of its presets."""
+    hint = typing.get_type_hints(cls)["name"]
+    return typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else (_default_name(cls),)
 
 
 def _type_name(hint: Any) -> str:
@@ -350,7 +356,7 @@ def _describe_unknown_field(cls: Any, path: str, section: Any) -> str:
 def _resolve_choice(cls: Any, loc: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """Return the class that was selected, if `cls` is a union, and the location within it."""
     choices = [] if dataclasses.is_dataclass(cls) else _union_members(*typing.get_args(cls)[:1])
-    selected = next((choice for choice in choices if loc and _default_name(choice) == loc[0]), None)
+    selected = next((choice for choice in choices if loc and loc[0] in _names_of(choice)), None)
     return (selected, loc[1:]) if selected else (cls, loc)
 
 
@@ -376,8 +382,9 @@ def _locate_field(cls: Any, loc: tuple[Any, ...]) -> tuple[str, Any, str]:
         section = cls or section
         hint = typing.get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
         choices = _union_members(hint)
-        if len(choices) > 1 and rest and rest[0] in [_default_name(c) for c in choices]:
-            cls = next(c for c in choices if _default_name(c) == rest[0])
+        chosen = next((c for c in choices if len(choices) > 1 and rest and rest[0] in _names_of(c)), None)
+        if chosen:
+            cls = chosen
             rest.pop(0)
         else:
             cls = choices[0] if choices else None

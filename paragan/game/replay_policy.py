@@ -31,7 +31,7 @@ class ReplayPolicy(Protocol):
 class Latest:
     """The newest there are."""
 
-    name: Literal["newest"] = "newest"
+    name: Literal["latest"] = "latest"
 
     @property
     def window(self) -> int:

@@ -7,7 +7,6 @@ measure the network and not the cores.
 from __future__ import annotations
 
 import gc
-import math
 import os
 import statistics
 import time
@@ -100,7 +99,7 @@ def measure_exchange(
     return ExchangeMeasurement(
         strategy="+".join(word for word in name.split("+") if word not in (wire, f"wire={wire}")),
         wire=wire,
-        topology=getattr(getattr(strategy, "topology", None), "name", "all"),
+        topology=strategy.gossip_topology.name if strategy.gossip_topology else "all",
         ranks=world.size,
         params=num_params,
         step_ms=played.step_ms,
@@ -129,7 +128,7 @@ def _time_rounds(
 ) -> _TimedRounds:
     gc.collect()  # of a large game before: two may be too much
     lanes = world.size * -(-MIN_LANES // world.size)  # as many on every rank
-    period = math.lcm(getattr(strategy, "every", 1), getattr(strategy, "snapshot_every", 1))
+    period = strategy.traffic_period
     rounds = period * -(-rounds // period)
     game = make_emulated_game(
         num_params, compute_ms / 1000 * world.size / lanes, d_compute_share, bucket_bytes(strategy.wire)

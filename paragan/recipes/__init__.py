@@ -70,8 +70,8 @@ def _apply_policy(
     for name, side in (("g", run.g), ("d", run.d)):
         if run.strategy.requires_sgd and side.optimizer.name != "sgd":
             raise UsageError(
-                f"--policy {policy_name} gives {name.upper()} {side.optimizer.name}, and --strategy.paper_update=true moves by "
-                f"gradient descent: leave --policy out, or set --{name}.optimizer=sgd"
+                f"--policy {policy_name} gives {name.upper()} {side.optimizer.name}, and --strategy.paper_update=true "
+                f"moves by gradient descent: leave --policy out, or set --{name}.optimizer=sgd"
             )
     own = [name for name, _, _ in diff(given, {name: to_dict(run)[name] for name in given})]
     own += [name for name, value in also.items() if _tag_of(_nested_value(to_dict(run), name)) != value]

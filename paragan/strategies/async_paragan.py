@@ -1,13 +1,14 @@
-"""Asynchronous training: G and D move at once, each against what the other was a moment ago.
+"""ParaGAN: asynchronous training, where G and D step at once, each against a slightly older state of the other.
 
 Shi, Li and You, "ParaGAN: A Scalable Distributed Training Framework for Generative Adversarial Networks", SoCC 2024,
-arXiv 2411.03999.
+arXiv 2411.03999. What surprises: D trains on the images that G made in its own turn, so no images are made for D alone.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
@@ -23,8 +24,9 @@ from paragan.game.remote_opponents import SnapshotCodec
 from paragan.game.replay_policy import AnyReplayPolicy, LagPattern, Latest, get_lag
 from paragan.game.stale_opponents import FakeReplayBuffer, StaleDiscriminator
 from paragan.game.turn import simultaneous_reuse_fakes
-from paragan.strategies.base import Role, StrategyDefaults, assign_lanes
+from paragan.strategies.base import Coordination, Role, Semantics, StrategyDefaults, StrategyFields, assign_lanes
 from paragan.strategies.gd_teams import TeamLinks, parse_split, split_ranks, validate_split
+from paragan.strategies.lag_trace import read_lags
 from paragan.strategies.sync import Feedback, Period, make_gradient_exchange
 
 Lags = Annotated[LagPattern, Field(min_length=1)] | None
@@ -33,26 +35,27 @@ Split = Annotated[str, BeforeValidator(validate_split)]
 
 @config_class
 class Async(StrategyDefaults):
-    """G and D move at once. On several ranks some play G and some D: D draws from the images that G posted, G plays
-    against the D that was posted last. On one rank, or where lags are given, every rank plays both: D on the images
-    that G makes in its own turn, so that none are made for it alone.
+    """G and D step at once. On several ranks some train G and some D: D trains on images that the ranks of G sent, G
+    against the newest D that the ranks of D sent. On one rank, or with fixed lags, every rank trains both: D on the
+    images of G's own turn, so that none are made for D alone.
 
-    split          : how many ranks play G and how many D, "2:6"; "auto": so that neither waits; "none": all play both
-    lead           : how many rounds a team may begin before the other has ended the first of them; then it waits.
-                     1: both play the same round at once, and every run is the same, to the bit
-    snapshot_every : rounds of D between the snapshots that it posts
-    snapshot_wire  : the form they travel in
-    buffer         : which of the images that G made D draws
-    fake_lags      : how many rounds ago the newest of them were made; repeated, step by step
-    critic_lags    : how many rounds ago the D was that G plays against (0: as it is)
-    lags_of        : a run folder: both lags as they were there (train/lags.py)
-    wire           : the form gradients travel in
-    feedback       : the share of what the wire loses that is sent with the next step (None: what the wire asks for)
-    every          : 2 or more: ranks step on their own gradients, and go on from their team's mean every so many steps
+    split            : how many ranks train G and how many D, "2:6"; "auto": so that neither waits; "none": all train
+                       both
+    max_lead_rounds  : how many rounds one team may be ahead of the other. 1: both train the same round at once, and a
+                       run can be repeated bit for bit
+    snapshot_every   : rounds of D between the snapshots that it sends
+    snapshot_wire    : how snapshots are encoded for the network
+    replay_policy    : which of the images that G made D trains on
+    fake_lags        : how many rounds ago the newest of them were made; a list is repeated, step by step
+    critic_lags      : how many rounds old the D is that G trains against (0: the current one)
+    lags_from_run    : a run folder: use the lags that were recorded there (strategies/lag_trace.py)
+    wire             : how gradients are encoded for the network
+    feedback         : the fraction of what the wire loses that is sent with the next step (null: the default of the
+                       wire)
+    sync_period      : 2 or more: ranks step on their own gradients, and average parameters with their team every so
+                       many steps
     """
 
-    optimizer_wrapper: ClassVar[str] = "optimistic"
-    extrapolation: ClassVar[float] = 2.0  # what makes up for moving at once and for a round of lag: docs/async.md
     name: Literal["async"] = "async"
     split: Split = "auto"
     max_lead_rounds: Annotated[int, Field(ge=1, le=512)] = 1
@@ -66,80 +69,139 @@ class Async(StrategyDefaults):
     feedback: Feedback = None
     sync_period: Period = 1
 
-    def check(self, ranks: int) -> None:
-        divides = ":" in self.split
-        if divides and sum(parse_split(self.split)) != ranks:
-            g, d = parse_split(self.split)
-            here = "is 1" if ranks == 1 else f"are {ranks}"
-            fits = f"use {ranks // 2}:{ranks - ranks // 2}" if ranks > 1 else f"give --ranks {g + d}, or leave it out"
-            raise UsageError(f"strategy.split={self.split} wants {g + d} ranks, and there {here}; {fits}")
-        if divides and (self.has_fixed_lags or self.lags_from_run):
-            raise UsageError(
-                "strategy.fake_lags and strategy.critic_lags are for ranks that play both players: leave them out, or "
-                f"strategy.split={self.split}"
-            )
+    @property
+    def optimizer_wrapper(self) -> str:
+        return "optimistic"
+
+    @property
+    def extrapolation(self) -> float:
+        return 2.0  # makes up for stepping at once and for a round of lag: docs/async.md
+
+    @property
+    def reuses_fakes(self) -> bool:
+        return True
 
     @property
     def has_fixed_lags(self) -> bool:
+        """Whether the ages of what players train against are given."""
         return self.fake_lags is not None or self.critic_lags is not None
 
+    @property
+    def splits_ranks(self) -> bool:
+        return self.split != "none" and not self.has_fixed_lags
+
+    @property
+    def has_auto_split(self) -> bool:
+        return self.split == "auto" and not self.has_fixed_lags
+
+    @property
+    def coordination(self) -> Coordination:
+        return "teams"
+
+    @property
+    def semantics(self) -> Semantics:
+        return "periodic" if self.sync_period > 1 else "stale"
+
+    @property
+    def traffic_period(self) -> int:
+        return math.lcm(self.sync_period, self.snapshot_every)
+
+    @property
+    def mean_lags(self) -> tuple[float, float]:
+        fake_lags, critic_lags = self._lag_patterns()
+        return sum(fake_lags) / len(fake_lags), sum(critic_lags) / len(critic_lags)
+
+    def with_recorded_fields(self) -> Self:
+        if not self.lags_from_run:
+            return self
+        if self.has_fixed_lags:
+            raise UsageError(
+                f"strategy.lags_from_run={self.lags_from_run}: gives both lags. Leave it out, or leave out "
+                "strategy.fake_lags and strategy.critic_lags."
+            )
+        fake_lags, critic_lags = read_lags(self.lags_from_run)
+        return replace(self, fake_lags=fake_lags, critic_lags=critic_lags, lags_from_run="")
+
+    def on_one_rank(self) -> Self:
+        return replace(self, split="auto") if ":" in self.split else self
+
+    def can_resume_from(self, previous: StrategyFields) -> bool:
+        if not isinstance(previous, Async) or (previous.split == "none") != (self.split == "none"):
+            return False
+        return replace(self, split=previous.split) == previous
+
+    def check(self, ranks: int) -> None:
+        if ":" not in self.split:
+            return
+        g, d = parse_split(self.split)
+        if g + d != ranks:
+            fitting = (
+                f"Use {ranks // 2}:{ranks - ranks // 2}." if ranks > 1 else f"Use --ranks={g + d}, or leave it out."
+            )
+            started = "1 was" if ranks == 1 else f"{ranks} were"
+            raise UsageError(f"strategy.split={self.split}: needs {g + d} ranks, and {started} started. {fitting}")
+        if self.has_fixed_lags or self.lags_from_run:
+            raise UsageError(
+                f"strategy.split={self.split}: fixed lags are for ranks that train both players. Leave it out, or "
+                "strategy.fake_lags, strategy.critic_lags and strategy.lags_from_run."
+            )
+
     def role(self, game: Game, world: World, lanes: int) -> Role:
-        if world.size == 1 or self.split == "none" or self.has_fixed_lags:
-            return self._colocated_role(game, world, lanes)
-        return self._split_role(game, world, lanes)
+        if world.size > 1 and self.splits_ranks:
+            return self._split_role(game, world, lanes)
+        return self._colocated_role(game, world, lanes)
 
     def _exchange_args(self, player: Player, team: Group, weight: float) -> tuple[Exchange, Group, float]:
-        """With whom a player's turn is agreed, and how."""
+        """Return the last arguments of a turn: exchange, team and weight."""
         metered = team.with_meter(player.meter)
         exchange = make_gradient_exchange(self.wire, metered, self.feedback, self.sync_period, weight)
         return exchange, metered if self.sync_period == 1 else SingleRankGroup(), weight
 
     def _colocated_role(self, game: Game, world: World, lanes: int) -> Role:
-        """Every rank plays both, and sums gradients with all the others."""
-        share, team, of_fakes, of_critic = (
-            assign_lanes(lanes, world.rank, world.size),
-            world.all_ranks,
-            *self._lag_patterns(),
-        )
+        """Every rank trains both players, and averages gradients with all the others."""
+        team = world.all_ranks
+        share = assign_lanes(lanes, world.rank, world.size)
+        fake_lags, critic_lags = self._lag_patterns()
         fakes = FakeReplayBuffer(
-            self.replay_policy, lambda k: get_lag(of_fakes, k), max(of_fakes), game.g_to_d_batch_ratio
+            self.replay_policy, lambda k: get_lag(fake_lags, k), max(fake_lags), game.g_to_d_batch_ratio
         )
-        critic = StaleDiscriminator(game.d, lambda k: get_lag(of_critic, k), max(of_critic))
+        critic = StaleDiscriminator(game.d, lambda k: get_lag(critic_lags, k), max(critic_lags))
         d = game.d_turn(fakes, *self._exchange_args(game.d, team, share.weight))
         g = game.g_turn(critic, *self._exchange_args(game.g, team, share.weight), fakes.push)
-        replicated = self.sync_period == 1 or team.size == 1
-        seen = {"fakes": fakes.staleness, "critic": critic.staleness}
         return Role(
             simultaneous_reuse_fakes(d, g, game.d_steps),
             share,
-            replicated,
+            replicated=self.sync_period == 1 or team.size == 1,
             extra_fakes_for_d=False,
             replay_state=(fakes, critic),
-            staleness=seen,
+            staleness={"fakes": fakes.staleness, "critic": critic.staleness},
         )
 
     def _lag_patterns(self) -> tuple[LagPattern, LagPattern]:
         return self.fake_lags or (0,), self.critic_lags or (0,)
 
     def _split_role(self, game: Game, world: World, lanes: int) -> Role:
-        """This rank plays one player, and sums gradients with those who play it too."""
-        snapshots = SnapshotCodec(game.d, self.snapshot_every, self.snapshot_wire)
-        mail = TeamLinks(game, world, lanes, split_ranks(self.split, game, world), self.max_lead_rounds, snapshots)
-        share, team = mail.share, mail.team
-        if mail.plays_g:
-            post, critic = mail.make_fake_sender(), mail.make_snapshot_receiver()
-            g = game.g_turn(critic, *self._exchange_args(game.g, team, share.weight), post)
+        """This rank trains one player, and averages gradients with the ranks that train it too."""
+        codec = SnapshotCodec(game.d, self.snapshot_every, self.snapshot_wire)
+        links = TeamLinks(game, world, lanes, split_ranks(self.split, game, world), self.max_lead_rounds, codec)
+        team = links.team
+        share = links.share
+        if links.plays_g:
+            fake_sender = links.make_fake_sender()
+            critic = links.make_snapshot_receiver()
+            g = game.g_turn(critic, *self._exchange_args(game.g, team, share.weight), fake_sender)
             role = Role(
                 ((replace(g, needs_new_reals=True),),),
                 share,
                 replay_state=(critic,),
                 staleness={"critic": critic.staleness},
             )
-            return mail.to_role(role, self.sync_period, post.flush, critic.drain)
-        inbox, post = mail.make_fake_receiver(), mail.make_snapshot_sender()
-        fakes = FakeReplayBuffer(self.replay_policy, inbox.lag, self.max_lead_rounds - 1, game.g_to_d_batch_ratio)
-        inbox.replay_buffer = fakes
+            return links.to_role(role, self.sync_period, fake_sender.flush, critic.drain)
+        receiver = links.make_fake_receiver()
+        snapshot_sender = links.make_snapshot_sender()
+        fakes = FakeReplayBuffer(self.replay_policy, receiver.lag, self.max_lead_rounds - 1, game.g_to_d_batch_ratio)
+        receiver.replay_buffer = fakes
         d = game.d_turn(fakes, *self._exchange_args(game.d, team, share.weight))
-        beats = (*(((d,),) * (game.d_steps - 1)), (replace(d, on_step_end=post),))
-        role = Role(beats, share, replay_state=(fakes,), staleness={"fakes": fakes.staleness})
-        return mail.to_role(role, self.sync_period, inbox.drain, post.flush)
+        groups = (*(((d,),) * (game.d_steps - 1)), (replace(d, on_step_end=snapshot_sender),))
+        role = Role(groups, share, replay_state=(fakes,), staleness={"fakes": fakes.staleness})
+        return links.to_role(role, self.sync_period, receiver.drain, snapshot_sender.flush)

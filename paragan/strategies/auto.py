@@ -1,8 +1,8 @@
-"""`--strategy auto`: another strategy, which is chosen where it is to be played (plan/chosen/auto.py)."""
+"""`--strategy auto`: stands for a strategy that is chosen on the ranks that run it (plan/select/choose.py)."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
@@ -15,36 +15,53 @@ from paragan.strategies.base import Role, StrategyDefaults
 
 
 def _split_commas(value: object) -> object:
-    """`sync,sync+int8` is a list too."""
+    """Accept `sync,sync+int8` as a list."""
     return tuple(word for word in value.split(",") if word) if isinstance(value, str) else value
 
 
 @config_class
 class Auto(StrategyDefaults):
     """The strategy that is predicted to be fastest on these ranks and links. One worker is profiled, the links are
-    measured, and what was chosen is written down with the reasons. On other ranks a run is planned again: it goes on
-    with another form of what it was, since a checkpoint follows no further.
+    measured, and the choice is written to run.yaml with its reasons. On another number of ranks the choice is made
+    again, among the strategies that can resume from the checkpoint.
 
-    strategies : those that are compared: sync,sync+int8,gossip (none: all that learn one model of all labels)
-    margin     : by so much must be faster what gives most up of what one worker would do
-    profile    : a file of `paragan bench step`, made on this device (none: measured, or known from before)
-    seconds    : about how long to measure one worker
+    strategies : the strategies to compare: sync,sync+int8,gossip (empty: all that train one model of all labels)
+    margin     : how much faster a strategy has to be that departs most from training on one worker
+    profile    : a file of `paragan bench step`, made on this device (empty: measured, or taken from the cache)
+    measure_s  : about how many seconds to measure one worker
     """
 
-    wire: ClassVar[Compressor] = Exact()
     name: Literal["auto"] = "auto"
     strategies: Annotated[tuple[str, ...], BeforeValidator(_split_commas)] = ()
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.05
     profile: str = ""
     measure_s: Annotated[float, Field(ge=1, le=1e5)] = 15.0
 
+    @property
+    def wire(self) -> Compressor:
+        return Exact()
+
+    @property
+    def sync_period(self) -> int:
+        return 1
+
+    @property
+    def auto_request(self) -> Self:
+        return self
+
     def role(self, game: Game, world: World, lanes: int) -> Role:
-        raise UsageError("--strategy auto is chosen when ranks have met; `paragan plan` foresees what it would be")
+        raise UsageError(
+            "strategy=auto: the strategy is chosen when all ranks have connected. Use `paragan plan` to see the choice."
+        )
 
 
 @config_class
 class AutoChoice:
-    """That a strategy was chosen: for how many ranks (0: it was not), as it was asked for. Why: the run's `about`."""
+    """How a strategy was chosen. The reasons are in the run's `reasons`.
+
+    ranks   : the number of ranks it was chosen for (0: it was not chosen)
+    request : the `auto` strategy that was asked for
+    """
 
     ranks: Annotated[int, Field(ge=0)] = 0
     request: Auto = Auto()

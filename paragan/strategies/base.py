@@ -1,16 +1,22 @@
-"""What a strategy decides once per rank: who moves, agreed with whom, on which lanes."""
+"""What a strategy is asked: the role of each rank, and the facts that validation and planning need.
+
+A strategy is a frozen record. `role` is called once per rank and wires turns, exchanges and lanes together; nothing
+in the training loop depends on the kind of strategy. Whoever needs to know what a strategy supports asks one of the
+properties of `StrategyDefaults`; no code outside this package looks at its class or its name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from torch import Tensor
 
 from paragan.comm.bucket import Exchange
 from paragan.comm.compression.compressors import Compressor
 from paragan.comm.process_group import Group
+from paragan.comm.topology import Topology
 from paragan.comm.traffic import Traffic
 from paragan.comm.world import World
 from paragan.core.errors import UsageError
@@ -20,23 +26,25 @@ from paragan.game.stale_opponents import StalenessStats
 from paragan.game.turn import Turn, TurnGroup
 
 TurnOrder = Callable[[Turn, Turn, int], tuple[TurnGroup, ...]]
+Coordination = Literal["all-reduce", "teams", "gossip", "none"]
+Semantics = Literal["as one worker", "compressed", "stale", "decentralized", "periodic", "a game per label"]
 
 
 class ReplayState(Protocol):
-    """Images or players of former rounds: game/opponents.py."""
+    """Images or players of former rounds that a role uses, for the checkpoint (game/stale_opponents.py)."""
 
     def state(self) -> dict[str, Tensor]:
-        """This rank's part, by names that no other rank's part has unless it is the same."""
+        """Return this rank's part. Ranks use the same name only for the same tensor."""
         ...
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put the parts of all ranks back."""
+        """Restore from the parts of all ranks."""
         ...
 
 
 @dataclass(frozen=True)
 class LaneShare:
-    """The lanes of the total batch that one rank works on, out of `of`."""
+    """The lanes of the total batch that one rank works on, out of `total_lanes`."""
 
     lanes: tuple[int, ...]
     total_lanes: int
@@ -49,17 +57,19 @@ class LaneShare:
 
 @dataclass(frozen=True)
 class Role:
-    """A rank's round (the beats it repeats), its share of the data, and whether all ranks that move a player hold the
-    same one (then one of them writes the checkpoint for all).
+    """What one rank does in every round.
 
-    speakers : the ranks that have G and D as they now are, where not all move both
-    for_d    : whether G makes images that are for D alone
-    past     : what of former rounds is played against, and has to be in a checkpoint
-    seen     : how old that was, by name
-    posts    : what this rank sends beside gradients in one round, by player
-    meet     : where messages may be under way between rounds, what all ranks call before they do anything else together
-    settle   : the same, and nothing is under way any more
-    about    : who plays what, for the screen
+    round             : the groups of turns that it plays, in order
+    share             : the lanes of the data that it works on
+    replicated        : all ranks that train a player hold the same one, so one of them writes the checkpoint for all
+    owner_ranks       : the ranks that hold the current G and the current D
+    extra_fakes_for_d : G makes images that only D uses
+    replay_state      : what of former rounds it uses, and the checkpoint has to hold
+    staleness         : how old that was, by name
+    extra_traffic     : what this rank sends beside gradients in one round, by player
+    barrier           : where messages may be in flight between rounds: all ranks call it before any other collective
+    drain             : where messages may be in flight between rounds: wait until none is
+    description       : which ranks train which player, for the console
     """
 
     round: tuple[TurnGroup, ...]
@@ -76,94 +86,201 @@ class Role:
 
     @property
     def trained_players(self) -> tuple[Player, ...]:
-        """The players that this rank moves."""
-        return tuple(dict.fromkeys(turn.player for beat in self.round for turn in beat))
+        """The players that this rank trains."""
+        return tuple(dict.fromkeys(turn.player for group in self.round for turn in group))
 
     @property
     def is_split(self) -> bool:
-        """Whether some ranks move G and others D."""
+        """Whether some ranks train G and others D."""
         return self.owner_ranks[0] != self.owner_ranks[1]
 
     @property
     def main_has_all_players(self) -> bool:
-        """Whether rank 0 has both players as they are evaluated, without the others."""
+        """Whether rank 0 alone holds both players as they are evaluated."""
         return self.replicated and not self.is_split
 
     def owner_rank(self, player: Player) -> int:
-        """The rank that has this player as it now is."""
+        """Return the rank that holds the current state of a player."""
         return self.owner_ranks["GD".index(player.name)]
 
 
-class Strategy(Protocol):
-    """Pure wiring, called once per rank."""
+class StrategyFields(Protocol):
+    """The fields of every strategy."""
 
     @property
-    def wire(self) -> Compressor:
-        """The form in which gradients or parameters travel."""
-        ...
+    def name(self) -> str: ...
+    @property
+    def wire(self) -> Compressor: ...
+    @property
+    def sync_period(self) -> int: ...
+
+
+class FeedbackFields(StrategyFields, Protocol):
+    """The fields of strategies that exchange gradients."""
 
     @property
-    def optimizer_wrapper(self) -> str:
-        """What optimizers are wrapped in where the run does not say (optim/optimism.py)."""
-        ...
+    def feedback(self) -> float | None: ...
+
+
+class Strategy(StrategyFields, Protocol):
+    """The parts of a strategy that are used where its exchange is measured."""
 
     @property
-    def extrapolation(self) -> float:
-        """By how many steps they then look ahead, if they are optimistic."""
-        ...
-
+    def gossip_topology(self) -> Topology | None: ...
     @property
-    def requires_sgd(self) -> bool:
-        """Whether its update is a gradient step, so that optimizers have to be gradient descent."""
-        ...
-
-    @property
-    def peer_timeout_s(self) -> float:
-        """How long a rank may be silent before the others go on without it; 0: the run ends with the first one lost."""
-        ...
-
-    def check(self, ranks: int) -> None:
-        """Unusable where so many ranks cannot play it."""
-        ...
-
+    def traffic_period(self) -> int: ...
     def role(self, game: Game, world: World, lanes: int) -> Role: ...
 
 
 class StrategyDefaults:
-    """What strategies share that take any optimizers as they are, any number of ranks, and lose none."""
+    """The answers of a strategy that runs on any number of ranks with any optimizer, and ends with the first lost rank.
 
-    optimizer_wrapper: ClassVar[str] = "none"
-    extrapolation: ClassVar[float] = 1.0
-    requires_sgd: ClassVar[bool] = False
-    peer_timeout_s: ClassVar[float] = 0.0
+    A strategy overrides what differs.
+    """
 
-    def check(self, ranks: int) -> None:
-        pass
-
-
-class OptimisticDefaults:
-    """What strategies share that are optimistic: by their optimizers, or with `exact` by looking ahead themselves."""
-
-    paper_update: bool
-    extrapolation: ClassVar[float] = 1.0
+    # ---- optimizers
 
     @property
-    def optimizer_wrapper(self) -> Literal["none", "optimistic"]:
+    def optimizer_wrapper(self) -> str:
+        """What optimizers are wrapped in where the run does not say (optim/optimistic.py)."""
+        return "none"
+
+    @property
+    def extrapolation(self) -> float:
+        """How many steps a wrapped optimizer looks ahead."""
+        return 1.0
+
+    @property
+    def requires_sgd(self) -> bool:
+        """Whether its update is a plain gradient step, so that the optimizer has to be SGD."""
+        return False
+
+    # ---- what it goes with
+
+    @property
+    def supports_batch_ramp(self) -> bool:
+        """Whether the batch may grow during a run."""
+        return False
+
+    @property
+    def supports_graph_capture(self) -> bool:
+        """Whether its passes on one rank can be captured and replayed."""
+        return False
+
+    @property
+    def reuses_fakes(self) -> bool:
+        """Whether D trains on the images of G's own turns, so that none can be made for D."""
+        return False
+
+    @property
+    def splits_ranks(self) -> bool:
+        """Whether, on two ranks or more, some train G and others D."""
+        return False
+
+    @property
+    def has_auto_split(self) -> bool:
+        """Whether it splits ranks by measured time."""
+        return False
+
+    @property
+    def rank_loss_timeout_s(self) -> float:
+        """How long a rank may be silent before the others go on without it; 0: the run ends with the first lost one."""
+        return 0.0
+
+    @property
+    def survives_rank_loss(self) -> bool:
+        return self.rank_loss_timeout_s > 0
+
+    # ---- what it does, for predictions
+
+    @property
+    def coordination(self) -> Coordination:
+        """How ranks agree."""
+        return "all-reduce"
+
+    @property
+    def semantics(self: StrategyFields) -> Semantics:
+        """What is trained, compared with one worker that does it all."""
+        if self.sync_period > 1:
+            return "periodic"
+        return "compressed" if self.wire.lossy else "as one worker"
+
+    @property
+    def error_feedback(self: FeedbackFields) -> float:
+        """The fraction of what the wire loses that a later message carries."""
+        return self.wire.feedback if self.feedback is None else self.feedback
+
+    @property
+    def traffic_period(self: StrategyFields) -> int:
+        """After how many rounds the bytes sent per round repeat."""
+        return self.sync_period
+
+    @property
+    def gossip_topology(self) -> Topology | None:
+        """The graph over which parameters are mixed, if they are."""
+        return None
+
+    @property
+    def max_message_delay(self) -> int:
+        """How many rounds a neighbour's message may be late."""
+        return 0
+
+    @property
+    def mean_lags(self) -> tuple[float, float]:
+        """Mean age in rounds of the images that D sees, and of the D that G sees, where ages are fixed."""
+        return 0.0, 0.0
+
+    # ---- other forms of it
+
+    @property
+    def per_label(self) -> Any:
+        """This strategy, if it trains a game of its own for every label (a `PerLabel`), else None."""
+        return None
+
+    @property
+    def auto_request(self) -> Any:
+        """This strategy, if it stands for one that is still to be chosen (an `Auto`), else None."""
+        return None
+
+    def check(self, ranks: int) -> None:
+        """Raise UsageError if so many ranks cannot run it."""
+
+    def with_recorded_fields(self) -> Self:
+        """Return it with the fields filled in that files of other runs hold."""
+        return self
+
+    def without_rank_loss(self) -> Self:
+        """Return it as ranks run it that end with the first lost one."""
+        return self
+
+    def on_one_rank(self) -> Self:
+        """Return it without the fields that only matter on several ranks."""
+        return self
+
+    def can_resume_from(self: StrategyFields, previous: StrategyFields) -> bool:
+        """Return whether it goes on from a checkpoint of `previous`: the same players, optimizers and replay state."""
+        return previous.name == self.name
+
+
+class OptimisticDefaults(StrategyDefaults):
+    """Answers of strategies that are optimistic: by their optimizers, or with `paper_update` by a step of their own."""
+
+    paper_update: bool
+
+    @property
+    def optimizer_wrapper(self) -> str:
         return "none" if self.paper_update else "optimistic"
 
     @property
     def requires_sgd(self) -> bool:
         return self.paper_update
 
-    def check(self, ranks: int) -> None:
-        pass
-
 
 def assign_lanes(lanes: int, rank: int, size: int) -> LaneShare:
-    """Lanes in contiguous runs, as even as can be: 8 lanes on 3 ranks are 3, 2 and 3."""
+    """Return the lanes of one rank: contiguous, and as even as possible (8 lanes on 3 ranks are 3, 2 and 3)."""
     if size > lanes:
         raise UsageError(
-            f"{size} ranks cannot share --lanes {lanes}: start at most {lanes} ranks, or give --lanes {size} or more"
+            f"--lanes={lanes}: {size} ranks need one lane each. Use --lanes={size} or more, or at most {lanes} ranks."
         )
     ends = [round((r + 1) * lanes / size) for r in range(size)]
     return LaneShare(tuple(range(ends[rank - 1] if rank else 0, ends[rank])), lanes)
@@ -179,8 +296,15 @@ def make_lockstep_role(
     weight: float | None = None,
     replicated: bool = True,
 ) -> Role:
-    """D and G, each against the other as it now is. weight: of this rank's gradient (its share of the team's)."""
-    weight = share.weight if weight is None else weight
+    """Return the role of a rank that trains D and G, each against the current other one.
+
+    Args:
+        team: the ranks that gradients are averaged over.
+        weight: of this rank's gradient; by default the rank's share of the lanes.
+        replicated: whether all ranks hold the same players.
+    """
+    if weight is None:
+        weight = share.weight
     d = game.d_turn(game.current_fakes, make_exchange(game.d), team.with_meter(game.d.meter), weight)
     g = game.g_turn(game.current_discriminator, make_exchange(game.g), team.with_meter(game.g.meter), weight)
     return Role(order(d, g, game.d_steps), share, replicated)

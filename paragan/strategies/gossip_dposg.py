@@ -1,14 +1,16 @@
-"""Decentralized training: no rank waits for all; each mixes its players with those of a few neighbours.
+"""DPOSG: decentralized training, where each rank mixes its players with those of a few neighbours.
 
 Liu, Zhang, Mroueh, Cui, Ross, Yang and Das, "A Decentralized Parallel Algorithm for Training Generative Adversarial
-Nets" (DPOSG), NeurIPS 2020, arXiv 1910.12999.
+Nets", NeurIPS 2020, arXiv 1910.12999. What is sent: the parameters of both players, to the neighbours in the graph of
+the step, while the gradient is computed; they are mixed before the optimizer steps. The algorithms of the paper (DPOSG,
+DP-OAdam, Rand-DP-OAdam, CP-OAdam) are presets (presets.py).
 """
 
 from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -19,38 +21,41 @@ from paragan.comm.compression.compressors import Exact, Wire
 from paragan.comm.exchange import Blocking, Chain, EveryN, NoExchange, OptimisticMirrorDescent
 from paragan.comm.gossip import CompressedGossip, Gossip
 from paragan.comm.process_group import Group, SingleRankGroup, WaitThread
-from paragan.comm.topology import AnyTopology, OnePeer, RandomRing, Ring, Topology, rounds_for_consensus
+from paragan.comm.topology import AnyTopology, OnePeer, Topology, rounds_for_consensus
 from paragan.comm.world import World
 from paragan.core.errors import UsageError
 from paragan.core.schema import config_class
 from paragan.game.game import Game
 from paragan.game.player import Player
-from paragan.strategies.base import OptimisticDefaults, Role, assign_lanes, make_lockstep_role
-from paragan.strategies.quantized_dqgan import CPOAdam
-from paragan.strategies.sync import TURN_ORDERS
+from paragan.strategies.base import Coordination, OptimisticDefaults, Role, Semantics, assign_lanes, make_lockstep_role
+from paragan.strategies.sync import TURN_ORDERS, Order
 
 TAGS_PER_PLAYER = 1 << 16  # more than a player has buckets
 
 
 @config_class
 class Decentralized(OptimisticDefaults):
-    """Both players move at once, optimistically, each rank on its own gradient; parameters travel to neighbours
-    while it is computed, and are mixed before the step.
+    """Both players step at once, optimistically, each rank on its own gradient; parameters travel to neighbours while
+    it is computed, and are mixed before the step.
 
-    topology    : who hears whom
-    rounds      : how often parameters are mixed in a step
-    consensus   : instead of rounds: as many as leave this share of the distance between ranks
-    staleness   : how many steps a message may be late: a slow link holds nobody up, and is mixed over as often as it
-                  allows (AD-PSGD). For undirected graphs that stay; what a run does then depends on the time
-    local_steps : mix only at the end of so many steps (local SGDA)
-    wire        : the form parameters travel in; over a lossy one, what travels is how they changed (CHOCO)
-    rate        : how far a mix over a lossy wire goes, 1 all the way; wires that lose much need less
-    exact       : the paper's own update: mixed first, then optimistic mirror descent with each player's learning rate
-    lost_after_s: a rank that is silent for so long is left out, and the others go on; 0: the run ends with it. A rank
-                  that died is left out at once. On CPU, with ranks started one by one (docs/gossip.md)
+    topology            : the graph of neighbours
+    rounds              : how often parameters are mixed in a step
+    consensus_tolerance : in place of rounds: as many as leave this fraction of the distance between ranks
+    staleness           : how many steps a message may be late, so that a slow link delays nobody; late links are mixed
+                          as often as messages arrive (AD-PSGD). For undirected graphs that do not change. The result
+                          then depends on timing
+    sync_period         : mix only at the end of every so many steps (local SGDA)
+    wire                : how parameters are encoded; a lossy wire carries their changes (CHOCO-SGD)
+    consensus_rate      : the step of a mix over a lossy wire, 1 for the whole way; wires that lose much need less
+    order               : "simultaneous" (both from the same point) or "alternating" (D, then G)
+    paper_update        : true: the paper's own update: mix first, then optimistic mirror descent with each player's
+                          learning rate. false: each player's optimizer, made optimistic
+    peer_timeout_s      : a rank that is silent for so long is dropped, and the others go on; 0: the run ends with it. A
+                          rank that died is dropped at once. On CPU, with ranks that were started one by one
+                          (docs/gossip.md)
     """
 
-    name: Literal["gossip"] = "gossip"
+    name: Literal["gossip", "async-gossip", "DPOSG", "DP-OAdam", "Rand-DP-OAdam"] = "gossip"
     topology: AnyTopology = OnePeer()
     rounds: Annotated[int, Field(ge=1)] = 1
     consensus_tolerance: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -58,75 +63,119 @@ class Decentralized(OptimisticDefaults):
     sync_period: Annotated[int, Field(ge=1)] = 1
     wire: Wire = Exact()
     consensus_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
-    order: Literal["alternately", "together"] = "together"
+    order: Order = "simultaneous"
     paper_update: bool = False
     peer_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+
+    @property
+    def rank_loss_timeout_s(self) -> float:
+        return self.peer_timeout_s
+
+    @property
+    def coordination(self) -> Coordination:
+        return "gossip"
+
+    @property
+    def semantics(self) -> Semantics:
+        if self.sync_period > 1:
+            return "periodic"
+        return "stale" if self.staleness else "decentralized"
+
+    @property
+    def error_feedback(self) -> float:
+        return 1.0  # a lossy wire carries differences to what neighbours hold, so that what is lost is sent later
+
+    @property
+    def gossip_topology(self) -> Topology:
+        return self.topology
+
+    @property
+    def max_message_delay(self) -> int:
+        return self.staleness
+
+    def without_rank_loss(self) -> Self:
+        return replace(self, peer_timeout_s=0.0)
 
     def check(self, ranks: int) -> None:
         graphs.check_topology(self.topology, ranks)
         if 0 < self.peer_timeout_s < 1:
             raise UsageError(
-                f"strategy.peer_timeout_s={self.peer_timeout_s:g} must be 1 or more, or 0: never go on without"
+                f"strategy.peer_timeout_s={self.peer_timeout_s:g}: too short to tell a slow rank from a lost one. Use "
+                "1 or more, or 0 to end the run with the first lost rank."
             )
         if self.staleness:
             self._check_staleness(ranks)
 
     def _check_staleness(self, ranks: int) -> None:
-        alone = {"rounds": self.rounds == 1, "consensus": self.consensus_tolerance is None, "wire": not self.wire.lossy}
-        for field, fits in (alone | {"exact": not self.paper_update}).items():
-            if not fits:
-                raise UsageError(f"strategy.staleness={self.staleness} does not go with strategy.{field}: leave it out")
+        required = {
+            "rounds": self.rounds == 1,
+            "consensus_tolerance": self.consensus_tolerance is None,
+            "wire": not self.wire.lossy,
+            "paper_update": not self.paper_update,
+        }
+        for field, is_default in required.items():
+            if not is_default:
+                raise UsageError(
+                    f"strategy.staleness={self.staleness}: does not work with strategy.{field}. Leave one of them out."
+                )
         if not graphs.is_static(self.topology, ranks):
-            there = ", ".join(
-                t.name for t in graphs.BUILTIN_TOPOLOGIES if not t.misfit(ranks) and graphs.is_static(t, ranks)
-            )
+            static = [
+                t.name
+                for t in graphs.BUILTIN_TOPOLOGIES
+                if not t.unsupported_reason(ranks) and graphs.is_static(t, ranks)
+            ]
             raise UsageError(
-                f"strategy.topology={self.topology.name} changes or is directed, and strategy.staleness="
-                f"{self.staleness} needs links that stay: {there}"
+                f"strategy.topology={self.topology.name}: changes or is directed, and strategy.staleness="
+                f"{self.staleness} needs links that stay. Use {' or '.join(static)}."
             )
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
-        share, size = assign_lanes(lanes, world.rank, world.size), world.size
+        size = world.size
+        share = assign_lanes(lanes, world.rank, size)
         topology = graphs.restrict_to(self.topology, world.original_ranks, world.initial_size)
-        late = AsyncGossipLinks(topology, world, self.staleness) if self.staleness and size > 1 else None
+        links = AsyncGossipLinks(topology, world, self.staleness) if self.staleness and size > 1 else None
 
         def make_exchange(player: Player) -> Exchange:
-            mixing = (
-                late.make_exchange(player)
-                if late
-                else self._make_mixing(topology, world.all_ranks.with_meter(player.meter))
-            )
+            if links:
+                mixing: Exchange = links.make_exchange(player)
+            else:
+                mixing = self._make_mixing(topology, world.all_ranks.with_meter(player.meter))
             mixing = EveryN(mixing, self.sync_period)
-            return (
-                Chain(Blocking(mixing), OptimisticMirrorDescent(NoExchange(), lambda: player.learning_rate))
-                if self.paper_update
-                else mixing
-            )
+            if not self.paper_update:
+                return mixing
+            return Chain(Blocking(mixing), OptimisticMirrorDescent(NoExchange(), lambda: player.learning_rate))
 
-        # a rank's gradient is the mean over its own lanes; where ranks own unequally many, those of more weigh more
-        weight, order, alone = share.weight * size, TURN_ORDERS[self.order], size == 1
-        role = make_lockstep_role(game, SingleRankGroup(), share, make_exchange, order, weight=weight, replicated=alone)
-        return replace(role, barrier=late.barrier, drain=late.drain) if late else role
+        role = make_lockstep_role(
+            game,
+            SingleRankGroup(),
+            share,
+            make_exchange,
+            TURN_ORDERS[self.order],
+            # a rank's gradient is the mean over its own lanes: ranks with more lanes weigh more
+            weight=share.weight * size,
+            replicated=size == 1,
+        )
+        return replace(role, barrier=links.barrier, drain=links.drain) if links else role
 
     def _make_mixing(self, topology: Topology, team: Group) -> Exchange:
         if team.size == 1:
             return NoExchange()
-        rounds = (
-            rounds_for_consensus(topology, team.size, self.consensus_tolerance)
-            if self.consensus_tolerance
-            else self.rounds
-        )
+        rounds = self.rounds
+        if self.consensus_tolerance:
+            rounds = rounds_for_consensus(topology, team.size, self.consensus_tolerance)
         if self.wire.lossy:
             return CompressedGossip(topology, team, self.wire, rounds, self.consensus_rate)
         return Gossip(topology, team, rounds)
 
 
 class AsyncGossipLinks:
-    """Links to the neighbours in a graph that stays, for both players."""
+    """The links of one rank to its neighbours in a static graph; both players use them."""
 
     def __init__(self, topology: Topology, world: World, staleness: int):
         self.weights = graphs.neighbors(topology, world.size, world.rank, 0).recv_from
-        self.world, self.staleness, self.exchanges = world, staleness, list[AsyncGossip]()
+        self.world = world
+        self.staleness = staleness
+        self.exchanges = list[AsyncGossip]()
         pairs = sorted(self.weights, key=lambda j: sorted((world.rank, j)))
         self.groups = {j: world.pair_group(j) for j in pairs}
 
@@ -146,44 +195,3 @@ class AsyncGossipLinks:
 
     def barrier(self) -> None:
         barrier(self.exchanges, self.world.all_ranks, self.world.timeout_s)
-
-
-@config_class
-class AsyncGossipPreset(Decentralized):
-    """A ring whose links may lag by up to 16 steps."""
-
-    name: Literal["async-gossip"] = "async-gossip"  # pyright: ignore[reportIncompatibleVariableOverride]
-    topology: AnyTopology = Ring()
-    staleness: Annotated[int, Field(ge=0)] = 16
-
-
-@config_class
-class DPOSG(Decentralized):
-    """The paper's algorithm: a ring, and plain optimistic steps."""
-
-    name: Literal["DPOSG"] = "DPOSG"  # pyright: ignore[reportIncompatibleVariableOverride]
-    topology: AnyTopology = Ring()
-    paper_update: bool = True
-
-
-@config_class
-class DPOAdam(Decentralized):
-    """The paper's practical form: a ring, and optimistic Adam with moments of each rank's own."""
-
-    name: Literal["DP-OAdam"] = "DP-OAdam"  # pyright: ignore[reportIncompatibleVariableOverride]
-    topology: AnyTopology = Ring()
-
-
-@config_class
-class RandDPOAdam(Decentralized):
-    """DP-OAdam on another random graph at every step."""
-
-    name: Literal["Rand-DP-OAdam"] = "Rand-DP-OAdam"  # pyright: ignore[reportIncompatibleVariableOverride]
-    topology: AnyTopology = RandomRing()
-
-
-@config_class
-class CPOAdamCentral(CPOAdam):
-    """The paper's centralized baseline, by its own spelling: optimistic Adam on the gradients of all."""
-
-    name: Literal["CP-OAdam"] = "CP-OAdam"  # pyright: ignore[reportIncompatibleVariableOverride]

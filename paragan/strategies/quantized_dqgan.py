@@ -1,15 +1,16 @@
-"""Quantized training: gradients over a lossy wire with error feedback, on optimistic descent.
+"""DQGAN: quantized gradients with error feedback, on optimistic descent.
 
 Chen, Yang, Shen and Pang, "A Distributed Training Algorithm of Generative Adversarial Networks with Quantized
-Gradients" (DQGAN), arXiv 2010.13359.
+Gradients", arXiv 2010.13359. The residual of each bucket is kept by the exchange (comm/compressed_allreduce.py) and is
+part of the checkpoint. The paper's baselines CPOAdam and CPOAdam-GQ are presets (presets.py).
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from paragan.comm.bucket import Exchange
-from paragan.comm.compression.compressors import Exact, Int8, Wire
+from paragan.comm.compression.compressors import Int8, Wire
 from paragan.comm.exchange import OptimisticMirrorDescent
 from paragan.comm.process_group import SingleRankGroup
 from paragan.comm.world import World
@@ -18,65 +19,60 @@ from paragan.core.schema import config_class
 from paragan.game.game import Game
 from paragan.game.player import Player
 from paragan.strategies.base import OptimisticDefaults, Role, assign_lanes, make_lockstep_role
-from paragan.strategies.sync import TURN_ORDERS, Feedback, Period, make_gradient_exchange
+from paragan.strategies.sync import TURN_ORDERS, Feedback, Order, Period, make_gradient_exchange
 
 
 @config_class
 class Quantized(OptimisticDefaults):
-    """Both players move at once, optimistically, and sum gradients over a lossy wire; what the wire loses is sent
-    with the next step.
+    """Both players step at once, optimistically, and average gradients over a lossy wire with error feedback.
 
-    wire     : the form gradients travel in
-    feedback : the share of what the wire loses that is sent with the next step (None: what the wire asks for, and all
-               of it with exact)
-    every    : 2 or more: ranks step on their own gradients, and go on from their mean every so many steps
-    exact    : the paper's own update, optimistic mirror descent: a plain gradient step with each player's learning
-               rate, the gradient taken one step ahead. Otherwise each player's optimizer, made optimistic.
-    residual : with exact, whether what is still owed moves the point where the gradient is taken
+    wire             : how gradients are encoded for the network
+    order            : "simultaneous" (both from the same point) or "alternating" (D, then G)
+    feedback         : the fraction of what the wire loses that is sent with the next step (null: the wire's own
+                       default; 1 with paper_update)
+    sync_period      : 2 or more: ranks step on their own gradients, and average parameters every so many steps
+    paper_update     : true: the paper's own update, optimistic mirror descent. Each player takes a plain gradient step
+                       with its learning rate, with the gradient taken one step ahead. false: each player's optimizer,
+                       made optimistic
+    include_residual : with paper_update, whether the residual moves the point where the gradient is taken
     """
 
-    name: Literal["quantized"] = "quantized"
+    name: Literal["quantized", "CPOAdam", "CPOAdam-GQ", "CP-OAdam"] = "quantized"
     wire: Wire = Int8()
-    order: Literal["alternately", "together"] = "together"
+    order: Order = "simultaneous"
     feedback: Feedback = None
     sync_period: Period = 1
     paper_update: bool = False
     include_residual: bool = True
-    peer_timeout_s: ClassVar[float] = 0.0
+
+    @property
+    def supports_batch_ramp(self) -> bool:
+        return True
+
+    @property
+    def error_feedback(self) -> float:
+        if self.feedback is None:
+            return 1.0 if self.paper_update else self.wire.feedback
+        return self.feedback
 
     def check(self, ranks: int) -> None:
         if self.paper_update and self.sync_period > 1:
             raise UsageError(
-                f"strategy.sync_period={self.sync_period} does not go with strategy.paper_update=true: leave it out"
+                f"strategy.sync_period={self.sync_period}: the paper's update averages gradients in every step. Use "
+                "strategy.sync_period=1 or strategy.paper_update=false."
             )
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
         share = assign_lanes(lanes, world.rank, world.size)
-        feedback = 1.0 if self.paper_update and self.feedback is None else self.feedback
+        is_replicated = self.sync_period == 1 or world.size == 1
 
         def make_exchange(player: Player) -> Exchange:
             team = world.all_ranks.with_meter(player.meter)
-            inner = make_gradient_exchange(self.wire, team, feedback, self.sync_period, share.weight)
+            inner = make_gradient_exchange(self.wire, team, self.error_feedback, self.sync_period, share.weight)
             if not self.paper_update:
                 return inner
             return OptimisticMirrorDescent(inner, lambda: player.learning_rate, share.weight, self.include_residual)
 
-        at_one = self.sync_period == 1 or world.size == 1
-        everyone = world.all_ranks if at_one else SingleRankGroup()
-        return make_lockstep_role(game, everyone, share, make_exchange, TURN_ORDERS[self.order], replicated=at_one)
-
-
-@config_class
-class CPOAdam(Quantized):
-    """The paper's first baseline: optimistic Adam on exact gradients."""
-
-    name: Literal["CPOAdam"] = "CPOAdam"  # pyright: ignore[reportIncompatibleVariableOverride]
-    wire: Wire = Exact()
-
-
-@config_class
-class CPOAdamGQ(Quantized):
-    """The paper's second baseline: optimistic Adam on quantized gradients, without feedback."""
-
-    name: Literal["CPOAdam-GQ"] = "CPOAdam-GQ"  # pyright: ignore[reportIncompatibleVariableOverride]
-    feedback: Feedback = 0.0
+        team = world.all_ranks if is_replicated else SingleRankGroup()
+        order = TURN_ORDERS[self.order]
+        return make_lockstep_role(game, team, share, make_exchange, order, replicated=is_replicated)

@@ -1,8 +1,8 @@
-"""Synchronous training: every rank holds the same two networks and sums gradients."""
+"""Synchronous training: every rank holds the same two networks and averages gradients with all the others."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -20,53 +20,71 @@ from paragan.strategies.base import Role, StrategyDefaults, TurnOrder, assign_la
 
 Feedback = Annotated[float, Field(ge=0, le=1)] | None
 Period = Annotated[int, Field(ge=1, le=1 << 20)]
-TURN_ORDERS: dict[str, TurnOrder] = {"alternately": alternating, "together": simultaneous}
+Order = Literal["alternating", "simultaneous"]
+TURN_ORDERS: dict[str, TurnOrder] = {"alternating": alternating, "simultaneous": simultaneous}
 
 
 def make_gradient_exchange(
     wire: Compressor, team: Group, feedback: float | None = None, sync_period: int = 1, weight: float = 1.0
 ) -> Exchange:
-    """The exchange that gives everyone in the team the gradient of all its lanes; alone, nothing travels.
-    feedback: the share of what the wire loses that is sent later (None: what the wire asks for)
-    every   : more than 1: steps on one's own gradient, of which this rank's is `weight`, and a mean in so many steps"""
+    """Return the exchange that averages a gradient over a team. A team of one sends nothing.
+
+    Args:
+        feedback: the fraction of what the wire loses that is sent with the next step (None: the wire's own default).
+        sync_period: at 2 or more, ranks step on their own gradients and average their parameters every so many steps.
+        weight: this rank's part of that average.
+    """
     if team.size == 1:
         return NoExchange() if sync_period == 1 else ResetAndSkip()
-    kept = wire.feedback if feedback is None else feedback
-    each = CompressedAllReduce(wire, team, kept) if wire.lossy else AllReduce(team)
-    return each if sync_period == 1 else LocalSGD(each, sync_period, weight)
+    if wire.lossy:
+        all_reduce = CompressedAllReduce(wire, team, wire.feedback if feedback is None else feedback)
+    else:
+        all_reduce = AllReduce(team)
+    return all_reduce if sync_period == 1 else LocalSGD(all_reduce, sync_period, weight)
 
 
 @config_class
 class Sync(StrategyDefaults):
-    """Every rank plays both players against each other and sums gradients with all the others, so that n
-    ranks do what one does.
+    """Every rank trains both players against each other and averages gradients with all the others: n ranks give the
+    result of one.
 
-    wire     : the form gradients travel in
-    feedback : the share of what the wire loses that is sent with the next step (None: what the wire asks for)
-    every    : 2 or more: ranks step on their own gradients, and go on from their mean every so many steps
-    order    : "alternately" (D, then G) or "together" (both from the same point).
+    wire        : how gradients are encoded for the network
+    feedback    : the fraction of what the wire loses that is sent with the next step (null: the wire's own default)
+    sync_period : 2 or more: ranks step on their own gradients, and average parameters every so many steps (local SGD)
+    order       : "alternating" (D, then G) or "simultaneous" (both from the same point)
     """
 
     name: Literal["sync"] = "sync"
     wire: Wire = Exact()
     feedback: Feedback = None
     sync_period: Period = 1
-    order: Literal["alternately", "together"] = "alternately"
+    order: Order = "alternating"
+
+    @property
+    def supports_batch_ramp(self) -> bool:
+        return True
+
+    @property
+    def supports_graph_capture(self) -> bool:
+        return self.order == "alternating"
+
+    def on_one_rank(self) -> Self:
+        return type(self)()
 
     def role(self, game: Game, world: World, lanes: int) -> Role:
-        share, team = assign_lanes(lanes, world.rank, world.size), world.all_ranks
+        team = world.all_ranks
+        share = assign_lanes(lanes, world.rank, world.size)
+        is_replicated = self.sync_period == 1 or world.size == 1
 
         def make_exchange(player: Player) -> Exchange:
-            return make_gradient_exchange(
-                self.wire, team.with_meter(player.meter), self.feedback, self.sync_period, share.weight
-            )
+            metered = team.with_meter(player.meter)
+            return make_gradient_exchange(self.wire, metered, self.feedback, self.sync_period, share.weight)
 
-        at_one = self.sync_period == 1 or world.size == 1
         return make_lockstep_role(
             game,
-            team if at_one else SingleRankGroup(),
+            team if is_replicated else SingleRankGroup(),
             share,
             make_exchange,
             TURN_ORDERS[self.order],
-            replicated=at_one,
+            replicated=is_replicated,
         )

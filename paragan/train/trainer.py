@@ -12,7 +12,6 @@ import torch
 from paragan.comm.elastic.elastic_world import ElasticWorld
 from paragan.comm.sockets import is_listening
 from paragan.comm.world import LaunchInfo, World
-from paragan.config import lag_trace
 from paragan.config.resolve import load_dataset, make_spec, resolve
 from paragan.config.run import Run
 from paragan.config.user_code import is_user_defined
@@ -28,6 +27,7 @@ from paragan.core.rng import CPU
 from paragan.data.dataset import Dataset
 from paragan.nets.conditioning import resolve_d_conditioning
 from paragan.report.page import write_report
+from paragan.strategies import lag_trace
 from paragan.train.build import build_game, build_networks, make_teacher
 from paragan.train.callbacks.best_model import BestModelTracker, recover_interrupted_publish, resolve_best_metric
 from paragan.train.callbacks.log import BadFilesCallback, LogCallback
@@ -84,7 +84,7 @@ class TrainJob:
 
     def join_world(self, device: torch.device) -> World:
         """Meet the other ranks: at MASTER_ADDR, or in the run where they play already (Elastic)."""
-        run, place, lost_after_s = self.run, self.launch_info, self.run.strategy.peer_timeout_s
+        run, place, lost_after_s = self.run, self.launch_info, self.run.strategy.rank_loss_timeout_s
         if place.size == 1 or not lost_after_s or device.type != "cpu":
             return World.join(place, device, run.timeout_s)
         for folder, addresses, data in find_live_runs(self.request):

@@ -147,7 +147,7 @@ def test_batches_of_any_size(g_per_lane, d_per_lane, policy):
         assert drawn.images[:, 1].tolist() == [2.0] * d_per_lane + [5.0] * d_per_lane
         assert (drawn.images[:, 2] + 10 == drawn.labels).all()
         assert (drawn.images[:, 0] >= 6 - fakes.window).all()
-    if policy.name == "newest":
+    if policy.name == "latest":
         assert len({tuple(row) for row in first.images.tolist()}) == 2 * d_per_lane
         if g_per_lane >= 2 * d_per_lane:
             assert not set(map(tuple, first.images.tolist())) & set(map(tuple, second.images.tolist()))

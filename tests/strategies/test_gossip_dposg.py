@@ -15,7 +15,7 @@ from paragan.comm.gossip import CompressedGossip, Gossip
 from paragan.comm.topology import Complete, Matching, OnePeer, RandomRing, Ring, contraction
 from paragan.comm.traffic import Meter
 from paragan.optim.optimistic import optimistic
-from paragan.strategies.gossip_dposg import CPOAdamCentral
+from paragan.plan.select.candidates import parse_strategy
 from paragan.strategies.sync import make_gradient_exchange
 
 SIZE = 96
@@ -129,7 +129,7 @@ def test_cp_oadam_is_the_papers_pseudo_code(pool, ranks):
         vector = nn.Parameter(flat.params)
         vector.grad = flat.grads
         move = optimistic_adam([vector])
-        exchange = make_gradient_exchange(CPOAdamCentral().wire, world.all_ranks)
+        exchange = make_gradient_exchange(parse_strategy("CP-OAdam").wire, world.all_ranks)
         for step in range(steps):
             with flat.exchanging(exchange, step):
                 flat.grads.copy_(slope(flat.params, world.rank, step, len(flat.params)) / ranks)

@@ -24,10 +24,7 @@ from paragan.plan.large_scale.mixing_rate import rounds_to_contract
 from paragan.plan.large_scale.round_time import AllReduceModel, WorkerRound
 from paragan.plan.links import DEFAULT_INTRA_HOST_LINK, Link
 from paragan.strategies.async_paragan import Async
-from paragan.strategies.auto import Auto
 from paragan.strategies.gd_teams import balance, parse_split
-from paragan.strategies.gossip_dposg import Decentralized
-from paragan.strategies.per_label_wcgan import PerLabel
 
 FloatArray = NDArray[np.float64]
 SECONDS_PER_HOUR = 3600.0
@@ -99,13 +96,13 @@ def simulate_fleet(
 ) -> FleetResult:
     """Play so many rounds, or so many hours if that is less. groups: sums go round in rings of so many ranks, over
     `within`, then among these (sync)."""
-    if isinstance(strategy, Auto):
+    if strategy.auto_request:
         raise UsageError("strategy=auto is chosen when ranks have met, and not simulated: name those to compare")
-    if isinstance(strategy, PerLabel):
+    if strategy.coordination == "none":
         return _IndependentSim(worker_round, config, isolated=True).run(rounds, hours)
-    if isinstance(strategy, Async):
+    if strategy.coordination == "teams":
         return _simulate_teams(strategy, worker_round, config, rounds, hours)
-    if isinstance(strategy, Decentralized):
+    if strategy.coordination == "gossip":
         return _IndependentSim(worker_round, config, strategy).run(rounds, hours)
     return _simulate_all_reduce(
         _make_all_reduce_model(strategy, worker_round, group_size, intra_host),

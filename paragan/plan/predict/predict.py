@@ -73,7 +73,7 @@ def predict(
     varies.
     """
     ranks = links.ranks if ranks is None else ranks
-    if hasattr(run.strategy, "within"):
+    if run.strategy.per_label:
         return _predict_per_label(run, profile, links, ranks)
     wiring = ScheduleBuilder(run, profile, ranks)
     played = RoundWindow(_repeat_period(run.strategy, ranks), min_rounds, _max_swap_rounds(wiring.build(0)))
@@ -167,12 +167,11 @@ class RoundWindow:
 
 def _repeat_period(strategy: Any, ranks: int) -> int:
     """After how many rounds everything repeats."""
-    names = ("every", "snapshot_every", "local_steps")
-    periods = [getattr(strategy, name, 1) for name in names]
-    topology = getattr(strategy, "topology", None)
+    periods = [strategy.traffic_period]
+    topology = strategy.gossip_topology
     if topology is not None:
         graphs = topology.period(ranks) or MIN_TIMED_ROUNDS
-        periods.append(graphs // math.gcd(graphs, getattr(strategy, "rounds", 1)))
+        periods.append(graphs // math.gcd(graphs, strategy.rounds))
     return math.lcm(*periods)
 
 
@@ -264,9 +263,9 @@ def _memory_bytes(run: PlannedRun, profile: Profile, ranks: int, schedules: Sequ
 
 def _predict_per_label(run: PlannedRun, profile: Profile, links: Links, ranks: int) -> Prediction:
     """Games that tell each other nothing, each on some ranks (or one)."""
-    team = min(ranks, run.strategy.ranks or 1)
+    team = min(ranks, run.strategy.ranks_per_label or 1)
     hosts = -(-team // links.ranks_per_host)
-    one = dataclasses.replace(run, strategy=run.strategy.within)  # pyright: ignore[reportArgumentType]
+    one = dataclasses.replace(run, strategy=run.strategy.per_label_strategy)  # pyright: ignore[reportArgumentType]
     found = predict(one, profile, _first_hosts(links, hosts), team)
     return dataclasses.replace(found, images_per_s=found.images_per_s * (ranks / team))
 

@@ -117,7 +117,7 @@ class ScheduleBuilder:
             team_messages=self._team_messages(role, rank) if role.is_split else None,
             traffic=role_traffic(role, self.game),
             exchange_state_bytes=lambda: sum(r.state_bytes for r in rehearsals.values()),
-            mean_lags=tuple(_mean_lag(getattr(self.strategy, f"{what}_lags", None)) for what in ("fake", "critic")),
+            mean_lags=self.strategy.mean_lags,
         )
 
     def _bucket_numels(self, name: PlayerName) -> list[int]:
@@ -192,10 +192,6 @@ def _player_name(turn: Any) -> PlayerName:
     return cast(PlayerName, turn.player.name)
 
 
-def _mean_lag(pattern: Sequence[int] | None) -> float:
-    return sum(pattern) / len(pattern) if pattern else 0.0
-
-
 def _make_async_links(exchange: Any, bucket_numels: Sequence[int]) -> AsyncLinks | None:
     every, late = (exchange.period, exchange.inner) if isinstance(exchange, EveryN) else (1, exchange)
     if not isinstance(late, AsyncGossip):
@@ -205,7 +201,7 @@ def _make_async_links(exchange: Any, bucket_numels: Sequence[int]) -> AsyncLinks
 
 def with_balanced_split(run: PlannedRun, profile: Profile, ranks: int) -> Any:
     """The run's strategy; where teams are to be divided evenly, divided by the profile."""
-    if getattr(run.strategy, "split", None) != "auto" or ranks == 1 or run.strategy.lagging:
+    if ranks == 1 or not run.strategy.has_auto_split:
         return run.strategy
     g = profile.turn("G", run.batch).total_s
     d = run.d_steps * skip_start(profile.turn("D", run.batch), d_fakes_s(profile, run.batch)).total_s

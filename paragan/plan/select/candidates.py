@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from paragan.comm.topology import Complete, Topology
-from paragan.config.run import Strategy
+from paragan.config.run import AnyStrategy
 from paragan.core.schema import apply_overrides, config_class, from_dict
 from paragan.plan.profile.profile import Profile
-from paragan.strategies.async_paragan import Async
+from paragan.strategies.base import Semantics
 from paragan.strategies.gd_teams import balance
-from paragan.strategies.gossip_dposg import Decentralized
-from paragan.strategies.per_label_wcgan import PER_LABEL_NAMES, PerLabel
-
-Semantics = Literal["as one worker", "compressed", "stale", "decentralized", "periodic", "a game per label"]
+from paragan.strategies.per_label_wcgan import PER_LABEL_NAMES
 
 # what a promise is less than "as one worker": the part of the margin by which it has to be faster
 SEMANTICS_PENALTY: dict[Semantics, float] = {
@@ -59,7 +56,7 @@ class Candidate:
 
     @property
     def semantics(self) -> Semantics:
-        return semantics_of(self.strategy)
+        return self.strategy.semantics
 
 
 def parse_settings(name: str) -> list[tuple[str, str]]:
@@ -76,20 +73,7 @@ def parse_strategy(name: str) -> Any:
 
 @config_class
 class _StrategyField:
-    strategy: Strategy
-
-
-def semantics_of(strategy: Any) -> Semantics:
-    """What one gets, compared with a single worker that does it all."""
-    if isinstance(strategy, PerLabel):
-        return "a game per label"
-    if getattr(strategy, "every", 1) > 1 or getattr(strategy, "sync_period", 1) > 1:
-        return "periodic"
-    if isinstance(strategy, Async) or getattr(strategy, "staleness", 0):
-        return "stale"
-    if isinstance(strategy, Decentralized):
-        return "decentralized"
-    return "compressed" if strategy.wire.lossy else "as one worker"
+    strategy: AnyStrategy
 
 
 def default_candidates(ranks: int, profile: Profile, batch: int) -> list[Candidate]:
@@ -108,7 +92,7 @@ def default_candidates(ranks: int, profile: Profile, batch: int) -> list[Candida
 
 def _equivalence_key(strategy: Any, ranks: int) -> Any:
     """What two strategies share that do the same: on few ranks, several graphs are one."""
-    topology: Topology | None = getattr(strategy, "topology", None)
+    topology: Topology | None = strategy.gossip_topology
     if (
         topology is None
         or ranks > MAX_COMPARED_RANKS

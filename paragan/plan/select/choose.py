@@ -33,7 +33,6 @@ from paragan.plan.profile.profiler import ProfileOptions, profile_run
 from paragan.plan.select import playoff
 from paragan.plan.select.candidates import Candidate, default_candidates, parse_strategy
 from paragan.plan.select.compare import Goal, Plan, compare_strategies
-from paragan.strategies.async_paragan import Async
 from paragan.strategies.auto import Auto, AutoChoice
 from paragan.strategies.sync import Sync
 from paragan.train.build import build_networks
@@ -51,14 +50,14 @@ MAX_REJECTIONS = 3  # reasons against others that are written down
 
 def is_strategy_open(run: Run, ranks: int) -> bool:
     """Whether a strategy is to be chosen: it was asked for, and not for so many ranks yet."""
-    return isinstance(run.strategy, Auto) or run.auto_choice.ranks not in (0, ranks)
+    return run.strategy.auto_request is not None or run.auto_choice.ranks not in (0, ranks)
 
 
 def choose_strategy(run: Run, images: Dataset, world: World, request: RunDirRequest, console: RunConsole) -> Run:
     """The run that is played. What its folder was begun with stands, so long as there are as many ranks."""
     if not is_strategy_open(run, world.size):
         return run
-    asked = run.strategy if isinstance(run.strategy, Auto) else run.auto_choice.request
+    asked = run.strategy.auto_request or run.auto_choice.request
     for name in asked.strategies:
         parse_strategy(name)  # refuses what there is not
     former = on_all_ranks(world, lambda: _previous_fields(run, request, world))
@@ -67,7 +66,7 @@ def choose_strategy(run: Run, images: Dataset, world: World, request: RunDirRequ
     if before and not is_strategy_open(before, world.size):
         console.print(f"strategy: {before.strategy.name}, as this run was begun")
         return before
-    kin = before or (None if isinstance(run.strategy, Auto) else run)
+    kin = before or (None if run.strategy.auto_request else run)
     try:
         found = _choose(kin or run, asked, kin, images, world, console)
     except CommunicationError as error:
@@ -97,9 +96,7 @@ def _with_saved_strategy(run: Run, saved: dict[str, Any]) -> Run:
 def _choose(run: Run, auto: Auto, resumed: Run | None, images: Dataset, world: World, console: RunConsole) -> Run:
     """kin: the run as it was begun, whose checkpoint has to be followed."""
     if world.size == 1 and resumed:
-        strategy = resumed.strategy if resumed.strategy.name != "sync" else Sync()
-        if ":" in getattr(strategy, "split", ""):
-            strategy = replace(strategy, split="auto")  # pyright: ignore[reportCallIssue]
+        strategy = resumed.strategy.on_one_rank()
         return _with_strategy(
             run, strategy, AutoChoice(1, auto), [f"{strategy.name}: one rank has nobody to agree with"]
         )
@@ -116,7 +113,7 @@ def _choose(run: Run, auto: Auto, resumed: Run | None, images: Dataset, world: W
         if not world.is_main:
             return ""
         options = [
-            replace(one, strategy=without_peer_timeout(one.strategy))
+            replace(one, strategy=one.strategy.without_rank_loss())
             for one in comparable_candidates(auto, resumed, profile, run, world.size)
         ]
         memory = profile.device.memory_bytes // (world.launch_info.local_size if world.device.type == "cpu" else 1)
@@ -140,7 +137,7 @@ def _choose(run: Run, auto: Auto, resumed: Run | None, images: Dataset, world: W
 
     told = json.loads(world.all_gather_str(on_all_ranks(world, choose_best, EXTRA_TIMEOUT_S))[0])
     return _with_strategy(
-        run, without_peer_timeout(parse_strategy(told["name"])), AutoChoice(world.size, auto), told["why"]
+        run, parse_strategy(told["name"]).without_rank_loss(), AutoChoice(world.size, auto), told["why"]
     )
 
 
@@ -152,7 +149,7 @@ def _run_playoff(
 
     def make_session(name: str) -> Session:
         played = fill_strategy_defaults(
-            replace(run, strategy=without_peer_timeout(parse_strategy(name)), auto_choice=AutoChoice())
+            replace(run, strategy=parse_strategy(name).without_rank_loss(), auto_choice=AutoChoice())
         )
         return build_session(played, world, images, _make_networks(run, images, world))
 
@@ -167,11 +164,6 @@ def _with_strategy(run: Run, strategy: Any, choice: AutoChoice, reasons: Sequenc
     return found
 
 
-def without_peer_timeout(strategy: Any) -> Any:
-    """As ranks play it that have met already: the run ends with the first one lost."""
-    return replace(strategy, peer_timeout_s=0.0) if hasattr(strategy, "topology") else strategy
-
-
 def comparable_candidates(auto: Auto, resumed: Run | None, profile: Profile, run: Run, ranks: int) -> list[Candidate]:
     """What may be chosen; of a run that was begun, what follows it."""
     if auto.strategies:
@@ -180,7 +172,7 @@ def comparable_candidates(auto: Auto, resumed: Run | None, profile: Profile, run
         found = default_candidates(ranks, profile, run.batch)
     found = [one for one in found if one.semantics != "a game per label" and _is_applicable(one, resumed or run)]
     if resumed:
-        found = [one for one in found if can_resume(one.strategy, resumed.strategy)]
+        found = [one for one in found if one.strategy.can_resume_from(resumed.strategy)]
     if not found:
         went_on = f" that goes on from {resumed.strategy.name}" if resumed else ""
         raise UsageError(f"--strategy auto: none of strategy.strategies={','.join(auto.strategies)} is one{went_on}")
@@ -194,14 +186,6 @@ def _is_applicable(option: Candidate, run: Run) -> bool:
     except UsageError:
         return False
     return True
-
-
-def can_resume(strategy: Any, previous: Any) -> bool:
-    """Whether a checkpoint of the one before is one of this: the same players and optimizers, and the same past."""
-    if isinstance(previous, Async) and isinstance(strategy, Async):
-        teams = (previous.split != "none") == (strategy.split != "none")
-        return teams and replace(strategy, split=previous.split) == previous
-    return strategy.name == previous.name
 
 
 def _describe_choice(plan: Plan, seconds: Mapping[str, float]) -> list[str]:
@@ -301,7 +285,7 @@ def scale_profile(profile: Profile, factor: float) -> Profile:
 
 def decide_strategy(run: Any, dataset: Any, world: Any, request: Any, console: Any) -> Any:
     """The run that is trained, where its strategy was left open."""
-    if run.strategy.name != "auto" and not run.auto_choice.ranks:
+    if not run.strategy.auto_request and not run.auto_choice.ranks:
         return run
 
     return choose_strategy(run, dataset, world, request, console)

@@ -130,7 +130,7 @@ def _split_startable(
 def predict_with_lags(run: Any, profile: Profile, links: Links, ranks: int) -> Prediction:
     """A prediction, long enough for messages that may lag to be waited for."""
     with gc_disabled():
-        return predict(run, profile, links, ranks, min_rounds=2 * getattr(run.strategy, "staleness", 0))
+        return predict(run, profile, links, ranks, min_rounds=2 * run.strategy.max_message_delay)
 
 
 @contextlib.contextmanager

@@ -57,22 +57,21 @@ def _format_ratio(batch: int, noise: float) -> str:
 
 
 def _wire_limit(strategy: Any) -> str:
-    wire, kept = strategy.wire, getattr(strategy, "feedback", None)
+    wire = strategy.wire
     if not wire.lossy:
         return ""
     if wire.name in COARSE_WIRES:
         return f"the {wire.name} wire costs quality where it was measured"
-    sent_later = hasattr(strategy, "topology") or (wire.feedback if kept is None else kept)
-    return "" if sent_later else f"what the {wire.name} wire loses is never sent: no error feedback"
+    return "" if strategy.error_feedback else f"what the {wire.name} wire loses is never sent: no error feedback"
 
 
 def _period_limit(strategy: Any) -> str:
-    steps = max(getattr(strategy, "every", 1), getattr(strategy, "sync_period", 1))
+    steps = strategy.sync_period
     return f"ranks take {steps} steps on their own, and drift apart" if steps > MAX_SYNC_PERIOD else ""
 
 
 def _consensus_limit(strategy: Any, ranks: int) -> str:
-    topology: Topology | None = getattr(strategy, "topology", None)
+    topology: Topology | None = strategy.gossip_topology
     if topology is None or strategy.consensus_tolerance:
         return ""
     left = contraction(topology, ranks) if ranks <= MAX_DENSE_RANKS else contraction_factor(topology, ranks)
@@ -86,7 +85,7 @@ def _consensus_limit(strategy: Any, ranks: int) -> str:
 
 
 def _staleness_limit(strategy: Any, staleness: float) -> str:
-    lags = hasattr(strategy, "topology")
+    lags = strategy.gossip_topology is not None
     if staleness <= (MAX_GOSSIP_STALENESS_ROUNDS if lags else MAX_STALENESS_ROUNDS):
         return ""
     seen = "what ranks hear of neighbours" if lags else "what a player sees of the other"

@@ -37,7 +37,7 @@ class Contestant:
     def play_block(self) -> None:
         """A block; before the first some rounds that do not count. Every rank calls this."""
         if not self._rounds_per_block:
-            period = _repeat_period(self.session.run.strategy)
+            period = self.session.run.strategy.traffic_period
             self._time_rounds(2 * period)
             took = self._time_rounds(2 * period) / 2
             self._rounds_per_block = period * max(1, round(self.block_s / took))
@@ -56,11 +56,6 @@ class Contestant:
         return max(map(float, world.all_gather_str(repr(seconds))))
 
 
-def _repeat_period(strategy: object) -> int:
-    """Rounds after which it does the same again."""
-    return max(int(getattr(strategy, name, 1)) for name in ("every", "snapshot_every", "local_steps"))
-
-
 def shortlist(plan: Plan, seconds: float) -> list[Choice]:
     """The first of a plan, and those who are near and have nothing against them: as many as fit into the memory beside
     each other, and into about so many seconds."""
@@ -68,7 +63,7 @@ def shortlist(plan: Plan, seconds: float) -> list[Choice]:
     taken = needed = 0.0
     for row in plan.rows:
         near = row.fits_memory and not row.limits and row.hours <= (1 + SHORTLIST_MARGIN) * first.hours
-        step_s, period = row.prediction.step_s, _repeat_period(row.candidate.strategy)
+        step_s, period = row.prediction.step_s, row.candidate.strategy.traffic_period
         takes = (4 * period + NUM_BLOCKS * period) * step_s + NUM_BLOCKS * BLOCK_S
         needs = row.prediction.memory_bytes
         if not near or (plan.goal.memory_bytes and needed + needs > plan.goal.memory_bytes) or taken + takes > seconds:

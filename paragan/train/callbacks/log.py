@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paragan.config import lag_trace
 from paragan.core.errors import Diverged
 from paragan.core.jsonl import JsonlFile
 from paragan.data.bad_samples import BadSamples
 from paragan.data.dataset import Dataset
+from paragan.strategies import lag_trace
 from paragan.train.averaged_model import consensus_distance
 from paragan.train.console import RunConsole
 from paragan.train.health.monitor import HealthMonitor

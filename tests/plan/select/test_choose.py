@@ -12,11 +12,9 @@ from paragan.core.schema import read_yaml
 from paragan.plan.measure_links import round_robin
 from paragan.plan.select.candidates import parse_strategy
 from paragan.plan.select.choose import (
-    can_resume,
     comparable_candidates,
     is_strategy_open,
     scale_profile,
-    without_peer_timeout,
 )
 from paragan.strategies.auto import Auto, AutoChoice
 from paragan.train.run_dir import RunDirRequest, config_changes, previous_auto_run
@@ -29,7 +27,7 @@ def auto(**fields):
 
 def begun(name, ranks):
     run = dataclasses.replace(
-        fake_profiles.make_run(), strategy=without_peer_timeout(parse_strategy(name)), auto_choice=AutoChoice(ranks)
+        fake_profiles.make_run(), strategy=parse_strategy(name).without_rank_loss(), auto_choice=AutoChoice(ranks)
     )
     return fill_strategy_defaults(run)
 
@@ -69,7 +67,7 @@ def test_what_auto_compares():
     ],
 )
 def test_what_a_checkpoint_can_follow(name, before, goes):
-    assert can_resume(parse_strategy(name), parse_strategy(before)) == goes
+    assert parse_strategy(name).can_resume_from(parse_strategy(before)) == goes
 
 
 def test_a_run_that_goes_on_is_compared_with_its_like():

@@ -9,7 +9,7 @@ from paragan.plan.large_scale.mixing_rate import CONTRACTION_FORMULAS, contracti
 from paragan.plan.links import parse_links
 from paragan.plan.predict.predict import Prediction
 from paragan.plan.profile.profile import NoiseScale
-from paragan.plan.select.candidates import Candidate, default_candidates, parse_settings, parse_strategy, semantics_of
+from paragan.plan.select.candidates import Candidate, default_candidates, parse_settings, parse_strategy
 from paragan.plan.select.compare import Goal, compare_strategies, images_factor
 from paragan.plan.select.convergence_limits import find_limits, noise_warnings
 
@@ -28,7 +28,7 @@ def prediction(step_s, batch, spent=None, memory=1000, sent=100):
 
 def told(**steps):
     """A predictor that knows the seconds of a round by the promise of a strategy."""
-    return lambda run, profile, links, ranks: prediction(steps[semantics_of(run.strategy).split()[0]], run.batch)
+    return lambda run, profile, links, ranks: prediction(steps[run.strategy.semantics.split()[0]], run.batch)
 
 
 def plan(options, play, goal=GOAL, **more):
@@ -52,7 +52,7 @@ def plan(options, play, goal=GOAL, **more):
     ],
 )
 def test_what_one_gets(name, promise):
-    assert semantics_of(parse_strategy(name)) == promise
+    assert parse_strategy(name).semantics == promise
 
 
 def test_a_name_is_what_the_command_is_told():
