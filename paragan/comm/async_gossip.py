@@ -1,12 +1,14 @@
-"""Gossip over links that may lag: a rank mixes with a slow neighbour as often as the link allows, and plays on.
+"""Gossip that does not wait: a rank averages with a slow neighbour as often as the link allows, and trains on.
 
 After AD-PSGD (Lian, Zhang, Zhang and Liu 2018), made symmetric. Both ends of a link number their swaps. For the k-th
-each sends its parameters as they are when it gets to it, and goes on; whenever the other's have arrived, at whichever
-step that is, it moves by w (heard - told). What one end gains the other loses, so the mean over ranks is kept under any
-delay. A rank waits for a swap that it began `late` of its steps ago.
+swap each end sends its parameters as they are when it reaches that swap, and continues. When the other's parameters
+arrive, at whatever step that is, it moves by w (received - sent). What one end gains the other loses, so the mean over
+ranks is kept under any delay. A rank waits for a swap that it started `max_staleness` of its own steps ago.
 
-Whoever waits for anything else than a swap has to go on swapping meanwhile, since a neighbour may wait for that: `meet`
-is where all ranks come together, `settle` where nothing is left under way.
+Between steps, a rank that waits for anything else must continue to swap, since a neighbour may be waiting for one.
+`barrier` does that until all ranks have arrived; it comes before anything that all ranks do together. `drain` also
+completes all swaps; it comes before a checkpoint. Swaps use gloo groups of two ranks, and a `WaitThread` waits for
+them.
 """
 
 from __future__ import annotations
@@ -28,20 +30,26 @@ PROGRESS_POLL_S = 0.001
 
 @dataclass(frozen=True)
 class PendingSwap:
-    """One exchange of parameters over a link: both vectors [n], on the CPU; begun: at which step."""
+    """One exchange of parameters over a link.
 
-    sent_copy: Tensor
-    recv_copy: Tensor
+    sent, received : [n] on the CPU
+    start_step     : when it was started
+    """
+
+    sent: Tensor
+    received: Tensor
     start_step: int
     work: PolledWork
 
 
 class AsyncGossip:
-    """x_i += w_ij (heard_ji - told_ij) for every neighbour j, whenever that has arrived.
+    """x_i += w_ij (x_j received - x_i sent) for every neighbour j, when its message has arrived.
 
-    weights : of the neighbours, the same at both ends;  groups : of this rank and a neighbour
-    waiter  : makes one for a neighbour;  late : how many steps may pass until a swap is waited for
-    tag     : tells this player's messages from those of the other
+    weights          : w_ij of each neighbour j, the same at both ends
+    groups           : of this rank and neighbour j
+    make_wait_thread : makes the thread that waits for a neighbour's messages
+    max_staleness    : how many steps may pass until a swap is waited for
+    tag              : separates this player's messages from those of the other player
     """
 
     def __init__(
@@ -52,18 +60,15 @@ class AsyncGossip:
         max_staleness: int,
         tag: int,
     ):
-        self.weights, self.groups, self.make_wait_thread, self.max_staleness, self.tag = (
-            weights,
-            groups,
-            make_wait_thread,
-            max_staleness,
-            tag,
-        )
+        self.weights, self.groups = weights, groups
+        self.make_wait_thread = make_wait_thread
+        self.max_staleness = max_staleness
+        self.tag = tag
         self._buckets: dict[int, Bucket] = {}
-        self._pending_swaps: dict[tuple[int, int], PendingSwap] = {}  # under way, by (neighbour, bucket)
-        self._started_swaps: dict[tuple[int, int], int] = {}
+        self._pending_swaps: dict[tuple[int, int], PendingSwap] = {}  # in flight, by (neighbour, bucket)
+        self._started_swaps: dict[tuple[int, int], int] = {}  # how many were started
         self._wait_threads: dict[tuple[int, int], WaitThread] = {}
-        self._step = 0  # the last one that was taken
+        self._step = 0  # the latest
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         self._buckets[bucket.index], self._step = bucket, step
@@ -80,12 +85,15 @@ class AsyncGossip:
                 self._apply_swap(j, bucket)
 
     def traffic(self, n: int) -> Traffic:
-        """At most: a link that lags carries less."""
+        """Return the most that is sent: a slow link carries less."""
         return Traffic(len(self.weights) * 4 * n, len(self.weights))
 
     def progress(self) -> None:
-        """Go on swapping without a step. What is begun here is as old as the last step, not older: ranks that leave off
-        serving and then wait at once, each for the next one round a ring, would wait for ever."""
+        """Continue to swap without a step.
+
+        Swaps started here count as started at the latest step. If they counted as older, ranks on a ring that then take
+        a step could each wait for the next one for ever.
+        """
         for (j, i), swap in list(self._pending_swaps.items()):
             if swap.work.is_done:
                 self._apply_swap(j, self._buckets[i])
@@ -95,28 +103,35 @@ class AsyncGossip:
                 self._start_swap(j, self._buckets[i], self._step)
 
     def finish(self) -> None:
-        """Finish what is under way, where no rank takes steps. Each end begins a swap only when the one before has
-        arrived, so one of them may be ahead by one: the other does likewise."""
+        """Complete all swaps. All ranks call this between steps.
+
+        An end starts a swap only when the one before has arrived, so one end of a link may have started one more than
+        the other. The other then starts that one too.
+        """
         indices = sorted(self._buckets)
         for j in sorted(self.weights):
-            mine = torch.tensor([self._started_swaps[j, i] for i in indices])
-            theirs, other = torch.empty_like(mine), 1 - self.groups[j].rank
-            self.groups[j].send_recv({other: mine}, {other: theirs}, self.tag - 1).wait()
-            for i in (i for n, i in enumerate(indices) if theirs[n] > mine[n]):
-                self._finish_swap(j, i)
-                self._start_swap(j, self._buckets[i], 0)
+            own_counts = torch.tensor([self._started_swaps[j, i] for i in indices])
+            peer_counts = torch.empty_like(own_counts)
+            peer = 1 - self.groups[j].rank
+            self.groups[j].send_recv({peer: own_counts}, {peer: peer_counts}, self.tag - 1).wait()
+            for n, i in enumerate(indices):
+                if peer_counts[n] > own_counts[n]:
+                    self._finish_swap(j, i)
+                    self._start_swap(j, self._buckets[i], 0)
         for j, i in itertools.product(self.weights, indices):
             self._finish_swap(j, i)
 
     def _start_swap(self, j: int, bucket: Bucket, step: int) -> None:
-        group, key = self.groups[j], (j, bucket.index)
-        told = bucket.params.detach().to("cpu", copy=True)
-        heard, other = torch.empty_like(told), 1 - group.rank
-        work = group.send_recv({other: told}, {other: heard}, self.tag + bucket.index)
+        group = self.groups[j]
+        key = j, bucket.index
+        sent = bucket.params.detach().to("cpu", copy=True)
+        received = torch.empty_like(sent)
+        peer = 1 - group.rank
+        work = group.send_recv({peer: sent}, {peer: received}, self.tag + bucket.index)
         self._started_swaps[key] = self._started_swaps.get(key, 0) + 1
-        if key not in self._wait_threads:  # its own: behind another bucket's swap, both ends might wait for each other
+        if key not in self._wait_threads:  # one for each bucket: with a shared one, both ends could wait for each other
             self._wait_threads[key] = self.make_wait_thread(j)
-        self._pending_swaps[key] = PendingSwap(told, heard, step, self._wait_threads[key].submit(work))
+        self._pending_swaps[key] = PendingSwap(sent, received, step, self._wait_threads[key].submit(work))
 
     def _finish_swap(self, j: int, index: int) -> None:
         if (j, index) in self._pending_swaps:
@@ -125,26 +140,35 @@ class AsyncGossip:
 
     def _apply_swap(self, j: int, bucket: Bucket) -> None:
         swap = self._pending_swaps.pop((j, bucket.index))
-        moved = swap.recv_copy.sub_(swap.sent_copy).to(bucket.params.device)
-        bucket.params.add_(moved, alpha=self.weights[j])
+        delta = swap.received.sub_(swap.sent).to(bucket.params.device)
+        bucket.params.add_(delta, alpha=self.weights[j])
 
 
 def barrier(exchanges: Sequence[AsyncGossip], group: Group, timeout_s: float) -> None:
-    """Wait until all ranks have come here, after the same step."""
-    waiter = WaitThread(timeout_s)
-    there = waiter.submit(group.all_reduce_sum(torch.zeros(1)))
-    waiter.close()
+    """Wait until all ranks have called this after the same step; continue to swap meanwhile.
+
+    Args:
+        exchanges: of this rank's players.
+        group: of all ranks.
+        timeout_s: how long to wait.
+
+    Raises:
+        CommunicationError: not all ranks arrived in time.
+    """
+    wait_thread = WaitThread(timeout_s)
+    arrival = wait_thread.submit(group.all_reduce_sum(torch.zeros(1)))
+    wait_thread.close()
     deadline = time.monotonic() + timeout_s
-    while not there.is_done:
-        for mixing in exchanges:
-            mixing.progress()
+    while not arrival.is_done:
+        for exchange in exchanges:
+            exchange.progress()
         if time.monotonic() > deadline:
-            raise CommunicationError(f"not all ranks came to the end of this step within {timeout_s:g} s")
+            raise CommunicationError(f"not all ranks finished this step within {timeout_s:g} s")
         time.sleep(PROGRESS_POLL_S)
 
 
 def drain(exchanges: Sequence[AsyncGossip], group: Group, timeout_s: float) -> None:
-    """Meet, and leave nothing under way."""
+    """Wait as `barrier` does, then complete all swaps, so that no message is in flight."""
     barrier(exchanges, group, timeout_s)
-    for mixing in exchanges:
-        mixing.finish()
+    for exchange in exchanges:
+        exchange.finish()

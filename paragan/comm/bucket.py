@@ -1,4 +1,9 @@
-"""TODO: docstring of paragan/comm/bucket.py"""
+"""The bucket, the unit of every exchange, and the protocol of an exchange.
+
+An exchange is a generator over a bucket: how the replicas of one player agree. It yields what it waits for: an
+`ExchangeEvent`, or work in flight. comm/flat_params.py runs the generators; comm/exchange.py, gossip.py,
+compressed_allreduce.py and async_gossip.py hold the exchanges.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +20,25 @@ from paragan.comm.traffic import Traffic
 
 
 class ExchangeEvent(enum.Enum):
-    """What an exchange may wait for besides work."""
+    """What an exchange can wait for besides work in flight."""
 
     TURN_STARTED = "the player's turn begins"
-    GRAD_READY = "this bucket's gradient is complete"
-    ALL_RECEIVED = "backward is over, all messages of the beat are here, and nobody refused it: the step will be taken"
+    GRAD_READY = "backward has completed this bucket's gradient"
+    ALL_RECEIVED = "backward is over, all messages have arrived and no rank refused the step: it will be applied"
 
 
-TURN_STARTED, GRAD_READY, ALL_RECEIVED = (
-    ExchangeEvent.TURN_STARTED,
-    ExchangeEvent.GRAD_READY,
-    ExchangeEvent.ALL_RECEIVED,
-)
+TURN_STARTED = ExchangeEvent.TURN_STARTED
+GRAD_READY = ExchangeEvent.GRAD_READY
+ALL_RECEIVED = ExchangeEvent.ALL_RECEIVED
 
 
 class Bucket:
-    """A slice of one player's vectors: the unit every exchange works on.
+    """A slice of one player's flat vectors: the unit of every exchange.
 
-    params, grads : [n] views into the player's vectors; writing here writes the network.
-    memory(name)  : [n] vector that survives the step and is checkpointed (zero at first).
-    scratch(name) : a vector that does not: the same storage at every step, since fresh pages cost more than
-                    what is written to them.
-    names         : what lies where, (first number, the parameter's name), in rising order.
+    params, grads : [n] views into the player's vectors; writing to them changes the network
+    index         : the bucket's number within the player
+    names         : (offset, parameter name) of every parameter in it, in ascending order of offset
+    states        : the vectors of `state` by name
     """
 
     def __init__(self, params: Tensor, grads: Tensor, index: int, names: list[tuple[int, str]]):
@@ -45,26 +47,32 @@ class Bucket:
         self._workspaces: dict[str, Tensor] = {}
 
     def state(self, name: str) -> Tensor:
+        """Return a vector [n] that persists between steps and is checkpointed; zeros at first."""
         if name not in self.states:
             self.states[name] = torch.zeros_like(self.grads)
         return self.states[name]
 
     def workspace(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """[*shape], as it was left, zeros at first."""
+        """Return a tensor [*shape] that is not checkpointed, with its former contents; zeros at first.
+
+        It has the same storage at every step, because allocating new pages costs more than filling them.
+        """
         if name not in self._workspaces or self._workspaces[name].shape != shape:
             self._workspaces[name] = torch.zeros(shape, dtype=dtype, device=self.grads.device)
         return self._workspaces[name]
 
     def parameter_at(self, position: int) -> str:
-        """The name of the parameter that a number of this bucket belongs to."""
+        """Return the name of the parameter that holds element `position` of this bucket."""
         return self.names[bisect.bisect_right(self.names, position, key=lambda entry: entry[0]) - 1][1]
 
 
 class Exchange(Protocol):
-    """How one player's replicas agree."""
+    """How the replicas of one player agree."""
 
-    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]: ...
+    def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
+        """Exchange one bucket in one step; yield what to wait for."""
+        ...
 
     def traffic(self, n: int) -> Traffic:
-        """What one rank sends for a bucket of n numbers, in one step."""
+        """Return what one rank sends for a bucket of n numbers, in one step."""
         ...

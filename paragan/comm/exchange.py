@@ -1,13 +1,18 @@
 """Exchanges: how the replicas of one player agree, written as generators over a bucket.
 
-A generator starts when the round does. `yield TURN` waits until this player's turn begins: before it nobody may move
-the parameters, since others play against them. `yield GRADIENT` waits until backward has filled the bucket; yielding
-work waits until it has arrived, which is looked at after backward; `yield ARRIVED` waits until all work of the beat
-has, so that nobody differentiates through us any more and the step will be taken. The optimizer steps when every
-generator has ended. What must outlive a step is a `bucket.memory(name)`, and is checkpointed as a matter of course.
+All generators start when the round does, so what is known then is sent at once. Each yields what it waits for:
 
-A rank's gradient is its *share*: the sum over its lanes divided by all lanes of the team. The team's
-gradient is therefore a sum, whatever the lanes each rank owns, and never a mean of rank means.
+* `TURN_STARTED`: this player's turn begins. Before it the parameters must not change, since the opponent uses them.
+* `GRAD_READY`: backward has filled the bucket. It continues from a backward hook, in bucket order on all ranks.
+* work: the message has arrived. This is waited for after backward, so that messages overlap with it.
+* `ALL_RECEIVED`: all messages of the turns that move together have arrived. Nothing differentiates through the
+  parameters any more, and the step will be applied.
+
+The optimizer steps when every generator has ended. No generator outlives a round, so there is no hidden state to save:
+what must persist is a `bucket.state(name)`, which is always checkpointed.
+
+A rank's gradient is its *share*: the sum over its lanes divided by the number of lanes of the team. The team's gradient
+is therefore the sum of the shares, however many lanes each rank owns, and never a mean of the ranks' means.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from paragan.comm.traffic import Traffic, ring_all_reduce
 
 @dataclass(frozen=True)
 class NoExchange:
-    """No one to agree with."""
+    """No exchange: there is one replica only."""
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         yield from ()
@@ -35,23 +40,23 @@ class NoExchange:
 
 @dataclass(frozen=True)
 class ResetAndSkip(NoExchange):
-    """No one to agree with any more: where they were, and what was owed to them, is forgotten."""
+    """No exchange any more: the states of former exchanges (anchor, residual) are dropped."""
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
-        for name in ("anchor", "error"):
+        for name in ("anchor", "residual"):
             bucket.states.pop(name, None)
         yield from ()
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Every rank gets the sum of the group's shares: the gradient of the total batch."""
+    """Sum the shares of the group: every rank gets the gradient of the total batch."""
 
     group: Group
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
-        yield GRAD_READY  # until backward has filled this bucket
-        yield self.group.all_reduce_sum(bucket.grads)  # travels while backward goes on elsewhere
+        yield GRAD_READY  # wait until backward has filled this bucket
+        yield self.group.all_reduce_sum(bucket.grads)  # overlaps with the rest of backward
 
     def traffic(self, n: int) -> Traffic:
         return ring_all_reduce(4 * n, self.group.size)
@@ -59,7 +64,7 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class Blocking:
-    """`inner`, waited for on the spot, before the forward pass: what follows sees its result."""
+    """Complete `inner` at the start of the turn, before the forward pass, which then uses its result."""
 
     inner: Exchange
 
@@ -75,7 +80,7 @@ class Blocking:
 
 @dataclass(frozen=True)
 class Chain:
-    """One exchange after another."""
+    """Run one exchange after another."""
 
     first: Exchange
     second: Exchange
@@ -90,7 +95,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class EveryN:
-    """`inner` at the end of every `period` steps; nothing in between. `traffic` is the mean over a period."""
+    """Run `inner` at the end of every `period` steps, and nothing in between."""
 
     inner: Exchange
     period: int
@@ -100,17 +105,23 @@ class EveryN:
             yield from self.inner(bucket, step // self.period)
 
     def traffic(self, n: int) -> Traffic:
-        once = self.inner.traffic(n)
-        return Traffic(round(once.sent_bytes / self.period), round(once.messages / self.period))
+        """Return the mean over a period."""
+        return _mean_traffic(self.inner.traffic(n), self.period)
+
+
+def _mean_traffic(once: Traffic, period: int) -> Traffic:
+    """Return the mean over `period` steps of what is sent once in them."""
+    return Traffic(round(once.sent_bytes / period), round(once.messages / period))
 
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """Steps on one's own gradient; every `period` steps, before the next, all go on from the mean of where they are
-    (local SGD: Stich 2019; for games: Deng and Mahdavi 2021). What travels is how far each has come since the last
-    mean, as a gradient does, so over any wire.
+    """Step on this rank's own gradient, and average the parameters over ranks before every `period`-th step.
 
-    weight : this rank's share of the gradient. The mean counts every rank by it.
+    Local SGD (Stich 2019; for games: Deng and Mahdavi 2021). What is sent is the difference to the last mean. `inner`
+    treats it like a gradient, so it can be compressed.
+
+    weight : this rank's part of the total batch, and so of the mean
     """
 
     inner: Exchange
@@ -119,9 +130,9 @@ class LocalSGD:
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         yield TURN_STARTED
-        begun = "anchor" in bucket.states
-        anchor = bucket.state("anchor")  # where all were when they agreed last
-        if not begun:
+        is_first = "anchor" not in bucket.states
+        anchor = bucket.state("anchor")  # the last mean
+        if is_first:
             anchor.copy_(bucket.params)
         if step % self.period == 0:
             torch.sub(anchor, bucket.params, out=bucket.grads).mul_(self.weight)
@@ -134,20 +145,21 @@ class LocalSGD:
         bucket.grads.div_(self.weight)
 
     def traffic(self, n: int) -> Traffic:
-        """The mean over a period."""
-        once = self.inner.traffic(n)
-        return Traffic(round(once.sent_bytes / self.period), round(once.messages / self.period))
+        """Return the mean over a period."""
+        return _mean_traffic(self.inner.traffic(n), self.period)
 
 
 @dataclass(frozen=True)
 class OptimisticMirrorDescent:
-    """Optimistic mirror descent: the gradient is taken one step ahead, with the one before it, and the step
-    itself made from where we were (Chen et al. 2020; Popov 1980).
+    """Take the gradient at an extrapolated point, and step from the original one (Chen et al. 2020; Popov 1980).
 
-        w_half = w - rate (F_prev + e);  F = gradient at w_half;  then `inner`, then w <- w - rate F
+        w_half = w - lr (F_prev + e);  F = gradient at w_half;  then `inner`, then w <- w - lr F
 
-    F_prev is this rank's own last gradient; e is its residual where `inner` keeps one, and `residual` can leave it out.
-    The optimizer has to be plain gradient descent with the same rate. weight: this rank's share of the gradient.
+    F_prev is this rank's own previous gradient; e is its residual, if `inner` has one.
+
+    get_lr           : the learning rate of the optimizer, which has to be plain SGD
+    weight           : this rank's part of the total batch
+    include_residual : whether e is part of the extrapolation
     """
 
     inner: Exchange
@@ -157,19 +169,19 @@ class OptimisticMirrorDescent:
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         yield TURN_STARTED
-        here = bucket.workspace("here", bucket.params.numel()).copy_(bucket.params)
+        original = bucket.workspace("original params", bucket.params.numel()).copy_(bucket.params)
         previous = bucket.state("previous")
         bucket.params.sub_(previous, alpha=self.get_lr())
-        if self.include_residual and "error" in bucket.states:
-            bucket.params.sub_(bucket.state("error"), alpha=self.get_lr())
+        if self.include_residual and "residual" in bucket.states:
+            bucket.params.sub_(bucket.state("residual"), alpha=self.get_lr())
         try:
             yield GRAD_READY
-            own = torch.div(bucket.grads, self.weight, out=bucket.workspace("own", bucket.grads.numel()))
+            own_grad = torch.div(bucket.grads, self.weight, out=bucket.workspace("own grad", bucket.grads.numel()))
             yield from self.inner(bucket, step)
             yield ALL_RECEIVED
-            previous.copy_(own)
-        finally:  # also where the step is given up
-            bucket.params.copy_(here)
+            previous.copy_(own_grad)
+        finally:  # also if the step is aborted
+            bucket.params.copy_(original)
 
     def traffic(self, n: int) -> Traffic:
         return self.inner.traffic(n)

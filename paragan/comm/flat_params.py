@@ -1,4 +1,9 @@
-"""A network's parameters and gradients as two vectors, cut into buckets that can travel."""
+"""A network's parameters and gradients as two flat vectors, cut into buckets that are exchanged.
+
+Exchanges overlap with backward: post-accumulate hooks count down the parameters of each bucket that still lack a
+gradient, and a complete bucket's exchange continues at once. No hooks are registered if nothing is exchanged.
+Parameters that the loss does not use are sent as zeros, before anything else is sent.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +24,31 @@ if TYPE_CHECKING:
     from paragan.comm.process_group import Work
     from paragan.comm.traffic import Traffic
 
-ALIGN_BYTES = 64  # bytes: a cache line, and the widest vector instruction
-BUCKET_BYTES = 2 << 20
-MESSAGE_BYTES = BUCKET_BYTES // 4
+ALIGN_BYTES = 64  # a cache line, and the widest vector instruction
+BUCKET_BYTES = 2 << 20  # of float32 numbers
+MESSAGE_BYTES = BUCKET_BYTES // 4  # the least that a bucket's numbers should take on a lossy wire
 
 
 def bucket_bytes(wire: Compressor) -> int:
-    """How large a bucket should be whose numbers travel over `wire`: few messages, since each costs a latency and gloo
-    has two of them under way at a time; and small ones, since the last one's answer is awaited with the link idle."""
+    """Return how many bytes of float32 numbers a bucket should have that is sent over `wire`.
+
+    Few messages are good, since each costs a latency and gloo has two in flight at a time. Small ones are good too,
+    since the link is idle while the answer to the last one is awaited. 2 MB of numbers, or as many as become half a
+    megabyte on a lossy wire, is the compromise.
+    """
     return max(BUCKET_BYTES, MESSAGE_BYTES * BUCKET_BYTES // wire.nbytes(BUCKET_BYTES // 4))
 
 
 class FlatParams:
-    """Lays `net` out in two contiguous vectors, last layer first: the order in which backward visits it.
+    """Moves the parameters of `net` into two contiguous vectors, last layer first: the order of backward.
 
-    Class, names and strides (channels_last) of the network do not change; every tensor starts aligned, and
-    the padding between tensors stays zero. Parameters that do not require a gradient are left where they are.
-    `owner`, a player's name, stands before the names of its parameters in messages.
+    Class, names and strides (channels_last) of the network do not change. Every tensor starts aligned, and the padding
+    between tensors stays zero. Parameters that do not require a gradient are left where they are.
+
+    params, grads : [total] the parameters and their gradients
+    slices        : (start, numel) of every parameter
+    buckets       : slices of both vectors of at least `bucket_bytes`
+    player_name   : precedes the names of parameters in messages
     """
 
     def __init__(self, net: nn.Module, bucket_bytes: int = BUCKET_BYTES, player_name: str = ""):
@@ -45,7 +58,7 @@ class FlatParams:
             raise UsageError(f"{type(net).__name__} has no parameters to train")
         like = self.parameters[0]
         if any((p.dtype, p.device) != (like.dtype, like.device) for p in self.parameters):
-            raise UsageError("the parameters of a network must be of one dtype, on one device")
+            raise UsageError("the parameters of a network must have one dtype, and be on one device")
         step = ALIGN_BYTES // like.itemsize
         starts: list[int] = []
         total = 0
@@ -54,10 +67,11 @@ class FlatParams:
             total += -(-p.numel() // step) * step
         self.params = torch.zeros(total, dtype=like.dtype, device=like.device)
         self.grads = torch.zeros_like(self.params)
-        self.slices: list[tuple[int, int]] = []  # (start, numel) of every parameter
+        self.slices: list[tuple[int, int]] = []
         self.buckets: list[Bucket] = []
         self._bucket_of: dict[Tensor, int] = {}
-        first, names = 0, list[tuple[int, str]]()
+        first = 0
+        names: list[tuple[int, str]] = []
         for i, ((name, p), start) in enumerate(zip(named, starts)):
             self._flatten_parameter(p, start)
             names.append((start - first, f"{player_name} {name}".strip()))
@@ -65,12 +79,13 @@ class FlatParams:
             if like.itemsize * (end - first) >= bucket_bytes or end == total:
                 bucket = Bucket(self.params[first:end], self.grads[first:end], len(self.buckets), names)
                 self.buckets.append(bucket)
-                first, names = end, []
+                first = end
+                names = []
         self._hooks_registered = False
-        self._generators: list[Generator[Work | ExchangeEvent]] = []
-        self._awaited: list[Work | ExchangeEvent | None] = []
-        self._pending_grads: list[int] = []
-        self._next_bucket = 0
+        self._generators: list[Generator[Work | ExchangeEvent]] = []  # the exchange of each bucket
+        self._awaited: list[Work | ExchangeEvent | None] = []  # what each waits for; None: it has ended
+        self._pending_grads: list[int] = []  # how many gradients each bucket still lacks
+        self._next_bucket = 0  # the first that lacks some
 
     @torch.no_grad()
     def _flatten_parameter(self, p: nn.Parameter, start: int) -> None:
@@ -84,19 +99,26 @@ class FlatParams:
 
     @contextlib.contextmanager
     def exchanging(self, exchange: Exchange, step: int, passes: int = 1) -> Generator[None]:
-        """Run `exchange` on every bucket around the `passes` backward calls made inside.
+        """Run `exchange` on every bucket around the backward calls made in this context.
 
-        All start at once, if they did not with the round. One that yields GRADIENT goes on when the last backward has
-        filled its bucket - in bucket order, so that ranks agree, and at the latest when all passes are over, so that a
-        parameter the loss never reached leaves as zeros. One that yields work goes on at the end, in turns, so that one
-        bucket's next message leaves while another's is awaited. What waits for ARRIVED goes on in `conclude`.
+        All generators start at once, unless `start_exchange` has started them. One that waits for
+
+        * GRAD_READY continues when the last backward has filled its bucket: in bucket order, which is the same on all
+          ranks, and at the latest when all passes are over, so that parameters the loss does not use are sent as zeros;
+        * work continues at the end, round-robin, so that one bucket sends its next message while another waits;
+        * ALL_RECEIVED continues in `finish`.
+
+        Args:
+            exchange: what to run.
+            step: the player's step.
+            passes: how many backward calls there will be.
         """
         self.grads.zero_()
         if not self._generators:
             self.start_exchange(exchange, step)
-        for i, running in enumerate(self._generators):
+        for i, generator in enumerate(self._generators):
             while self._awaited[i] is TURN_STARTED:
-                self._awaited[i] = next(running, None)
+                self._awaited[i] = next(generator, None)
         self._pending_grads = [len(bucket.names) * passes for bucket in self.buckets]
         self._next_bucket = 0
         if not self._hooks_registered and GRAD_READY in self._awaited:
@@ -111,49 +133,53 @@ class FlatParams:
     def start_exchange(self, exchange: Exchange, step: int) -> None:
         """Start `exchange` on every bucket, before the player's turn."""
         self._generators = [exchange(bucket, step) for bucket in self.buckets]
-        self._awaited = [next(running, None) for running in self._generators]
+        self._awaited = [next(generator, None) for generator in self._generators]
 
     def _receive_all(self) -> None:
         self.mark_backward_done()
-        under_way = deque(range(len(self.buckets)))
-        while under_way:  # receive, in the order sent
-            i = under_way.popleft()
+        pending = deque(range(len(self.buckets)))
+        while pending:  # receive in the order of sending
+            i = pending.popleft()
             awaited = self._awaited[i]
             if awaited is None or awaited is ALL_RECEIVED:
                 continue
             if not isinstance(awaited, ExchangeEvent):
                 awaited.wait()
             self._awaited[i] = next(self._generators[i], None)
-            under_way.append(i)
+            pending.append(i)
 
     def abort(self) -> None:
-        """Leave the parameters as exchanges want them left that do not get to their end."""
-        for running in self._generators:
-            running.close()
-        self._generators, self._awaited, self._next_bucket = [], [], 0
+        """Close all exchanges that have not ended; each restores the parameters it has moved."""
+        for generator in self._generators:
+            generator.close()
+        self._generators = []
+        self._awaited = []
+        self._next_bucket = 0
 
     def finish(self) -> None:
-        """Every player's messages of the beat have arrived: exchanges that waited for it may end."""
-        for i, running in enumerate(self._generators):
+        """Complete the exchanges, after the messages of all players that move together have arrived."""
+        for i, generator in enumerate(self._generators):
             while self._awaited[i] is not None:
-                self._awaited[i] = next(running, None)
+                self._awaited[i] = next(generator, None)
         self._generators = []
 
     def mark_backward_done(self) -> None:
-        """All passes are over: what the loss never reached leaves too, as zeros. Called before anything else
-        is sent, so that ranks that reached different parameters still send in the same order."""
+        """Send all buckets that still lack gradients; parameters that the loss does not use count as zeros.
+
+        Called before anything else is sent, so that ranks whose losses use different parameters send in the same order.
+        """
         self._pending_grads = [0] * len(self.buckets)
         self._resume_ready()
 
     def traffic(self, exchange: Exchange) -> Traffic:
-        """What one rank sends in one step for this network."""
+        """Return what one rank sends in one step for this network."""
         first, *rest = (exchange.traffic(bucket.grads.numel()) for bucket in self.buckets)
         return sum(rest, start=first)
 
     def _register_hooks(self) -> None:
         for p in self.parameters:
             frozen = not p.requires_grad
-            p.requires_grad_(True)  # a hook on a frozen tensor is refused
+            p.requires_grad_(True)  # torch refuses a hook on a frozen tensor
             p.register_post_accumulate_grad_hook(self._on_grad)  # pyright: ignore[reportUnknownMemberType]
             p.requires_grad_(not frozen)
         self._hooks_registered = True
@@ -164,16 +190,18 @@ class FlatParams:
 
     def _resume_ready(self) -> None:
         while self._next_bucket < len(self._awaited) and self._pending_grads[self._next_bucket] == 0:
-            i, self._next_bucket = self._next_bucket, self._next_bucket + 1
+            i = self._next_bucket
+            self._next_bucket += 1
             while self._awaited[i] is GRAD_READY:
                 self._awaited[i] = next(self._generators[i], None)
 
     def states(self) -> dict[str, Tensor]:
-        """Every bucket memory as one vector over the whole network: {name: [total]}."""
+        """Return every bucket state as one vector over the network: {name: [total]}."""
         names = sorted({name for bucket in self.buckets for name in bucket.states})
         return {name: torch.cat([bucket.state(name) for bucket in self.buckets]) for name in names}
 
     def load_states(self, states: Mapping[str, Tensor]) -> None:
+        """Replace all bucket states by what `states` returned; the buckets may have other sizes now."""
         for bucket in self.buckets:
             bucket.states = {}
         for name, vector in states.items():
@@ -185,7 +213,7 @@ class FlatParams:
 
 
 def _is_dense(p: Tensor) -> bool:
-    """Whether p fills its memory without holes or repeats, in any order of dimensions."""
+    """Return whether p fills its memory without gaps or overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted((stride, size) for stride, size in zip(p.stride(), p.shape) if size > 1):
         if stride != expected:

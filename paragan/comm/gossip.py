@@ -1,4 +1,8 @@
-"""Gossip: replicas that agree on parameters, each with a few others, and on the mean of all only in the long run."""
+"""Gossip: every replica averages its parameters with a few neighbours, and so approaches the mean of all.
+
+Which neighbours, and with what weights, says a mixing matrix W (comm/topology.py). W is doubly stochastic, so a step
+keeps the mean over ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,9 @@ from paragan.comm.traffic import Traffic
 
 @dataclass(frozen=True)
 class Gossip:
-    """Parameters drift towards the neighbours': x_i <- sum_j W_ij x_j, `rounds` times a step (Liu et al. 2020: W^t).
+    """Average with the neighbours: x_i <- sum_j W_ij x_j, `rounds` times a step (DPOSG: Liu et al. 2020, W^t).
 
-    The first message leaves when the round begins, and is mixed in after backward, before the optimizer steps.
+    The first message is sent when the round begins, and is averaged in after backward, before the optimizer steps.
     """
 
     topology: Topology
@@ -28,30 +32,32 @@ class Gossip:
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
         size, rank = self.group.size, self.group.rank
-        for turn in range(step * self.rounds, (step + 1) * self.rounds):
-            those = neighbors(self.topology, size, rank, turn)
-            heard = {j: bucket.workspace(f"heard {j}", bucket.params.numel()) for j in those.recv_from}
-            yield self.group.send_recv(dict.fromkeys(those.send_to, bucket.params), heard)
-            bucket.params.mul_(those.self_weight)
-            for j, weight in those.recv_from.items():
-                bucket.params.add_(heard[j], alpha=weight)
+        for mixing_step in range(step * self.rounds, (step + 1) * self.rounds):
+            peers = neighbors(self.topology, size, rank, mixing_step)
+            received = {j: bucket.workspace(f"recv {j}", bucket.params.numel()) for j in peers.recv_from}
+            yield self.group.send_recv(dict.fromkeys(peers.send_to, bucket.params), received)
+            bucket.params.mul_(peers.self_weight)
+            for j, weight in peers.recv_from.items():
+                bucket.params.add_(received[j], alpha=weight)
 
     def traffic(self, n: int) -> Traffic:
-        sent = self.rounds * messages_per_step(self.topology, self.group.size)
-        return Traffic(round(sent * 4 * n), round(sent))
+        """Return the mean over ranks and steps."""
+        messages = self.rounds * messages_per_step(self.topology, self.group.size)
+        return Traffic(round(messages * 4 * n), round(messages))
 
 
 @dataclass(frozen=True)
 class CompressedGossip:
-    """Gossip on public copies that follow the parameters over a lossy wire (CHOCO: Koloskova, Stich and Jaggi 2019).
+    """Gossip over a lossy wire, by public copies of the parameters (CHOCO-SGD: Koloskova, Stich and Jaggi 2019).
 
-    Every link i -> j has a copy of x_i, the same at both ends, moved by what travels on it:
+    Both ends of a link i -> j hold the same copy of x_i, and update it by what is sent:
 
         i sends Q(x_i - copy_ij);  copy_ij += Q(...), at i and at j
-        x_i += rate * sum_j (W_ij copy_ji - W_ji copy_ij)
+        x_i += consensus_rate * sum_j (W_ij copy_ji - W_ji copy_ij)
 
-    A link that every step uses has CHOCO's copies; one that only some use keeps its own, so that graphs may change.
-    The mean over ranks stays as it was for every doubly stochastic W. Copies are bucket memories, two for each link.
+    The paper has one copy for each rank. Here every link has its own, so that the graph may change from step to step;
+    on a fixed graph both are the same. The mean over ranks is kept for every doubly stochastic W. The copies are bucket
+    states, two for each neighbour ("sent_copy +1", "recv_copy -1": by the distance of the ranks).
     """
 
     topology: Topology
@@ -61,37 +67,37 @@ class CompressedGossip:
     consensus_rate: float = 1.0
 
     def __call__(self, bucket: Bucket, step: int) -> Generator[Work | ExchangeEvent]:
-        size, rank, n = self.group.size, self.group.rank, bucket.params.numel()
+        size, rank = self.group.size, self.group.rank
+        n = bucket.params.numel()
         nbytes = self.wire.nbytes(n)
-        moved = bucket.workspace("moved", n)
-        for turn in range(step * self.rounds, (step + 1) * self.rounds):
-            those = neighbors(self.topology, size, rank, turn)
-            codes, inbox = (
-                {j: bucket.workspace(f"{name} {j}", nbytes, dtype=torch.uint8) for j in ranks}
-                for name, ranks in (("code", those.send_to), ("inbox", those.recv_from))
-            )
-            for j in those.send_to:
-                seed = zlib.crc32(f"{turn} {rank} {j} {bucket.index}".encode()) >> 1
-                torch.sub(bucket.params, self._sent_copy(bucket, j), out=moved)
+        delta = bucket.workspace("delta", n)
+        for mixing_step in range(step * self.rounds, (step + 1) * self.rounds):
+            peers = neighbors(self.topology, size, rank, mixing_step)
+            sent = {j: bucket.workspace(f"send_code {j}", nbytes, dtype=torch.uint8) for j in peers.send_to}
+            received = {j: bucket.workspace(f"recv_code {j}", nbytes, dtype=torch.uint8) for j in peers.recv_from}
+            for j in peers.send_to:
+                seed = zlib.crc32(f"{mixing_step} {rank} {j} {bucket.index}".encode()) >> 1
+                torch.sub(bucket.params, self._sent_copy(bucket, j), out=delta)
                 with wire_errors(self.wire):
-                    self.wire.encode(moved, codes[j], seed)
-            yield self.group.send_recv(codes, inbox)
-            for j in those.send_to:
+                    self.wire.encode(delta, sent[j], seed)
+            yield self.group.send_recv(sent, received)
+            for j in peers.send_to:
                 with wire_errors(self.wire):
-                    self.wire.decode(codes[j], moved)
-                weight = neighbors(self.topology, size, j, turn).recv_from[rank]
-                bucket.params.sub_(self._sent_copy(bucket, j).add_(moved), alpha=self.consensus_rate * weight)
-            for j, weight in those.recv_from.items():
+                    self.wire.decode(sent[j], delta)
+                weight = neighbors(self.topology, size, j, mixing_step).recv_from[rank]
+                bucket.params.sub_(self._sent_copy(bucket, j).add_(delta), alpha=self.consensus_rate * weight)
+            for j, weight in peers.recv_from.items():
                 with wire_errors(self.wire):
-                    self.wire.decode(inbox[j], moved)
-                bucket.params.add_(self._recv_copy(bucket, j).add_(moved), alpha=self.consensus_rate * weight)
+                    self.wire.decode(received[j], delta)
+                bucket.params.add_(self._recv_copy(bucket, j).add_(delta), alpha=self.consensus_rate * weight)
 
     def _sent_copy(self, bucket: Bucket, j: int) -> torch.Tensor:
-        return bucket.state(f"told +{(j - self.group.rank) % self.group.size}")
+        return bucket.state(f"sent_copy +{(j - self.group.rank) % self.group.size}")
 
     def _recv_copy(self, bucket: Bucket, j: int) -> torch.Tensor:
-        return bucket.state(f"heard -{(self.group.rank - j) % self.group.size}")
+        return bucket.state(f"recv_copy -{(self.group.rank - j) % self.group.size}")
 
     def traffic(self, n: int) -> Traffic:
-        sent = self.rounds * messages_per_step(self.topology, self.group.size)
-        return Traffic(round(sent * self.wire.nbytes(n)), round(sent))
+        """Return the mean over ranks and steps."""
+        messages = self.rounds * messages_per_step(self.topology, self.group.size)
+        return Traffic(round(messages * self.wire.nbytes(n)), round(messages))

@@ -1,9 +1,9 @@
-"""Topologies: who averages with whom, with what weight. Pure functions of (size, step).
+"""Topologies: which ranks average with each other under gossip, and with what weights. Pure functions of (size, step).
 
-x_i <- sum_j W_ij x_j with a doubly stochastic W keeps the mean over ranks and draws everyone towards it. What is left
-of the distance to the mean after a step is `contraction`: the second singular value of W; where W changes from step to
-step the geometric mean over a period; where it is random, the root of the second eigenvalue of E[W'W] (Boyd et al.
-2006).
+x_i <- sum_j W_ij x_j with a doubly stochastic W keeps the mean over ranks and moves every rank towards it. The part of
+the distance to the mean that remains after a step is `contraction`: the second singular value of W. If W changes from
+step to step it is the geometric mean over a period; if W is random, the root of the second eigenvalue of E[W'W] (Boyd
+et al. 2006).
 """
 
 from __future__ import annotations
@@ -31,51 +31,65 @@ class Topology(Protocol):
     """A mixing matrix for every step."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What `strategy.topology` calls it."""
+        ...
 
     def unsupported_reason(self, size: int) -> str:
-        """What keeps it from so many ranks, in words; empty where it fits."""
+        """Return why it cannot be used on `size` ranks; empty if it can."""
         ...
 
     def period(self, size: int) -> int:
-        """After how many steps the matrices repeat; 0: never, they are random."""
+        """Return after how many steps the matrices repeat; 0: never, they are random."""
         ...
 
     def matrix(self, size: int, step: int) -> Matrix:
-        """[size, size] doubly stochastic: row i is what rank i hears."""
+        """Return W [size, size], doubly stochastic. Row i has the weights of what rank i receives."""
         ...
 
 
 def check_topology(topology: Topology, size: int) -> None:
-    """Unusable where a topology does not fit so many ranks, with those that do."""
-    misfit = topology.unsupported_reason(size)
-    if misfit:
-        others = [t.name for t in BUILTIN_TOPOLOGIES if not t.unsupported_reason(size)]
-        there = ", ".join(others)
-        raise UsageError(f"strategy.topology={topology.name} on {size} ranks: {misfit}; for {size} there are {there}")
+    """Raise UsageError if a topology cannot be used on `size` ranks; it names those that can."""
+    reason = topology.unsupported_reason(size)
+    if reason:
+        usable = ", ".join(t.name for t in BUILTIN_TOPOLOGIES if not t.unsupported_reason(size))
+        raise UsageError(f"strategy.topology={topology.name} on {size} ranks: {reason}. Use {usable}")
 
 
 def restrict_to(topology: Topology, original_ranks: Sequence[int], initial_size: int) -> Topology:
-    """The topology of those who are left in `seats` of the `began` ranks it was chosen for: the same one where it
-    fits so many, else what is left of its links, or a ring where those do not connect everyone."""
+    """Return the topology for the ranks that remain.
+
+    It is the same one if it can be used on so many ranks. Otherwise it is what remains of its links, or a ring if those
+    do not connect all ranks.
+
+    Args:
+        topology: the one that the run was started with.
+        original_ranks: the numbers with which the remaining ranks were started.
+        initial_size: how many ranks there were.
+    """
     size = len(original_ranks)
     if size == initial_size or not topology.unsupported_reason(size):
         check_topology(topology, size)
         return topology
     matrices = [topology.matrix(initial_size, step) for step in range(topology.period(initial_size))]
     linked = np.add.reduce(matrices)[np.ix_(original_ranks, original_ranks)]
-    left = InducedSubgraph(tuple((i, j) for i in range(size) for j in range(i) if linked[i, j] or linked[j, i]))
-    return left if size == 1 or contraction(left, size) < 1 - 1e-9 else Ring()
+    subgraph = InducedSubgraph(tuple((i, j) for i in range(size) for j in range(i) if linked[i, j] or linked[j, i]))
+    return subgraph if size == 1 or contraction(subgraph, size) < 1 - 1e-9 else Ring()
 
 
 def is_static(topology: Topology, size: int) -> bool:
-    """Whether its links are the same at every step, and carry as much both ways."""
+    """Return whether the matrix is the same at every step, and symmetric."""
     return topology.period(size) == 1 and np.allclose(topology.matrix(size, 0), topology.matrix(size, 0).T)
 
 
 @dataclass(frozen=True)
 class Neighbors:
-    """What one rank does in one step: to whom it sends, whom it hears with what weight, and its own weight."""
+    """One rank's part of a mixing matrix.
+
+    send_to     : the ranks that it sends to
+    recv_from   : the weight of each rank that it receives from
+    self_weight : of its own parameters
+    """
 
     send_to: tuple[int, ...]
     recv_from: dict[int, float]
@@ -84,60 +98,70 @@ class Neighbors:
 
 @lru_cache(maxsize=4096)
 def neighbors(topology: Topology, size: int, rank: int, step: int) -> Neighbors:
-    """A rank's part of W(step)."""
+    """Return a rank's part of W(step)."""
     period = topology.period(size)
     w = topology.matrix(size, step % period if period else step)
     others = [j for j in range(size) if j != rank]
-    hears = {j: float(w[rank, j]) for j in others if w[rank, j]}
-    return Neighbors(tuple(j for j in others if w[j, rank]), hears, float(w[rank, rank]))
+    return Neighbors(
+        send_to=tuple(j for j in others if w[j, rank]),
+        recv_from={j: float(w[rank, j]) for j in others if w[rank, j]},
+        self_weight=float(w[rank, rank]),
+    )
 
 
 def contraction(topology: Topology, size: int) -> float:
-    """What remains of the distance to the mean after a step, at worst (for random ones: in the root mean square)."""
+    """Return the part of the distance to the mean that remains after a step, at worst.
+
+    For random topologies it is the root mean square. 0: a step reaches the mean; 1: the ranks are not connected.
+    """
     if size == 1:
         return 0.0
     period = topology.period(size)
-    if not period:  # random relabellings: E[W'W] commutes with every permutation, so it has one other eigenvalue
+    if not period:  # random permutations: E[W'W] commutes with all of them, so it has only one eigenvalue beside 1
         w = topology.matrix(size, 0)
         return math.sqrt(max(0.0, (np.trace(w.T @ w) - 1) / (size - 1)))
     product = np.eye(size)
     for step in range(period):
         product = topology.matrix(size, step) @ product
-    rest = float(np.linalg.norm(product - 1 / size, 2))
-    return 0.0 if rest < 1e-12 else rest ** (1 / period)
+    remainder = float(np.linalg.norm(product - 1 / size, 2))
+    return 0.0 if remainder < 1e-12 else remainder ** (1 / period)
 
 
 def messages_per_step(topology: Topology, size: int) -> float:
-    """How many a rank sends in a step: the mean over ranks and steps."""
-    steps = topology.period(size) or 1
-    sent = [np.count_nonzero(topology.matrix(size, s)) - np.count_nonzero(np.diag(topology.matrix(size, s)))
-            for s in range(steps)]  # fmt: skip
-    return float(np.mean(sent)) / size
+    """Return how many messages a rank sends in a step: the mean over ranks and steps."""
+    matrices = [topology.matrix(size, step) for step in range(topology.period(size) or 1)]
+    messages = [np.count_nonzero(w) - np.count_nonzero(np.diag(w)) for w in matrices]
+    return float(np.mean(messages)) / size
 
 
 def rounds_for_consensus(topology: Topology, size: int, tolerance: float) -> int:
-    """How many steps bring the distance to the mean down to `wanted` of what it was."""
-    left = contraction(topology, size)
-    return 1 if left <= tolerance else math.ceil(math.log(tolerance) / math.log(left))
+    """Return how many steps reduce the distance to the mean to `tolerance` of what it was."""
+    factor = contraction(topology, size)
+    return 1 if factor <= tolerance else math.ceil(math.log(tolerance) / math.log(factor))
 
 
 # undirected graphs ----------------------------------------------------------------------------------------------------
 
 
 def metropolis_weights(size: int, edges: Iterable[tuple[int, int]]) -> Matrix:
-    """Symmetric weights for any undirected graph, 1 / (1 + the larger degree) (Xiao & Boyd 2004): 1/3 on a ring."""
-    there = {frozenset(edge) for edge in edges if edge[0] != edge[1]}
+    """Return weights 1 / (1 + the larger degree) for an undirected graph (Xiao & Boyd 2004); 1/3 on a ring.
+
+    Args:
+        size: the number of ranks.
+        edges: pairs of ranks, in any order; repetitions and self-loops are ignored.
+    """
+    unique_edges = {frozenset(edge) for edge in edges if edge[0] != edge[1]}
     degrees = np.zeros(size)
-    for i, j in there:
+    for i, j in unique_edges:
         degrees[[i, j]] += 1
     w = np.zeros((size, size))
-    for i, j in there:
+    for i, j in unique_edges:
         w[i, j] = w[j, i] = 1 / (1 + max(degrees[i], degrees[j]))
     return w + np.diag(1 - w.sum(1))
 
 
 class _StaticTopology:
-    """The same matrix at every step, on any number of ranks."""
+    """Has the same matrix at every step, on any number of ranks."""
 
     def unsupported_reason(self, size: int) -> str:
         return ""
@@ -148,7 +172,7 @@ class _StaticTopology:
 
 @config_class
 class Ring(_StaticTopology):
-    """Both neighbours on a circle: mixes slowly beyond 16 ranks."""
+    """Both neighbours on a circle: averages slowly beyond 16 ranks."""
 
     name: Literal["ring"] = "ring"
 
@@ -158,12 +182,12 @@ class Ring(_StaticTopology):
 
 @config_class
 class Torus(_StaticTopology):
-    """Four neighbours on a grid that is closed both ways, as square as the number of ranks allows."""
+    """Four neighbours on a grid that wraps around, as square as the number of ranks allows."""
 
     name: Literal["torus"] = "torus"
 
     def unsupported_reason(self, size: int) -> str:
-        return "it needs a number of ranks with divisors" if size > 3 and self._rows(size) == 1 else ""
+        return "it needs a number of ranks that is not prime" if size > 3 and self._rows(size) == 1 else ""
 
     def _rows(self, size: int) -> int:
         return max(r for r in range(1, math.isqrt(size) + 1) if size % r == 0)
@@ -171,19 +195,22 @@ class Torus(_StaticTopology):
     def matrix(self, size: int, step: int) -> Matrix:
         rows = self._rows(size)
         cols = size // rows
-        cells = itertools.product(range(rows), range(cols))
-        ways = [((r, c), other) for r, c in cells for other in (((r + 1) % rows, c), (r, (c + 1) % cols))]
-        return metropolis_weights(size, [(a * cols + b, c * cols + d) for (a, b), (c, d) in ways])
+        edges: list[tuple[int, int]] = []
+        for row, col in itertools.product(range(rows), range(cols)):
+            rank = row * cols + col
+            edges.append((rank, (row + 1) % rows * cols + col))
+            edges.append((rank, row * cols + (col + 1) % cols))
+        return metropolis_weights(size, edges)
 
 
 @config_class
 class Hypercube(_StaticTopology):
-    """One neighbour for every bit of a rank's number."""
+    """One neighbour for every bit of a rank's number; for powers of two."""
 
     name: Literal["hypercube"] = "hypercube"
 
     def unsupported_reason(self, size: int) -> str:
-        return "it needs a power of two" if size & (size - 1) else ""
+        return "it needs a number of ranks that is a power of two" if size & (size - 1) else ""
 
     def matrix(self, size: int, step: int) -> Matrix:
         return metropolis_weights(size, [(i, i ^ (1 << bit)) for i in range(size) for bit in range(_ceil_log2(size))])
@@ -191,7 +218,7 @@ class Hypercube(_StaticTopology):
 
 @config_class
 class Complete(_StaticTopology):
-    """Everyone: the mean in one step, at the price of size - 1 messages."""
+    """All ranks: reaches the mean in one step, for size - 1 messages."""
 
     name: Literal["complete"] = "complete"
 
@@ -201,7 +228,7 @@ class Complete(_StaticTopology):
 
 @config_class
 class Star(_StaticTopology):
-    """Everyone with rank 0."""
+    """Every rank with rank 0."""
 
     name: Literal["star"] = "star"
 
@@ -213,7 +240,7 @@ class Star(_StaticTopology):
 
 
 def _circulant(size: int, weights: dict[int, float]) -> Matrix:
-    """Rank i hears rank i - offset: doubly stochastic whatever the weights."""
+    """Return the matrix by which rank i receives from rank i - offset: doubly stochastic for any weights."""
     w = np.eye(size) * (1 - sum(weights.values()))
     for offset, weight in weights.items():
         w += weight * np.roll(np.eye(size), offset, axis=0)
@@ -222,7 +249,7 @@ def _circulant(size: int, weights: dict[int, float]) -> Matrix:
 
 @config_class
 class Exponential(_StaticTopology):
-    """The ranks 1, 2, 4, ... before one's own (Assran et al. 2019)."""
+    """Receives from the ranks 1, 2, 4, ... before its own (Assran et al. 2019)."""
 
     name: Literal["exponential"] = "exponential"
 
@@ -233,8 +260,10 @@ class Exponential(_StaticTopology):
 
 @config_class
 class OnePeer(_StaticTopology):
-    """One message a step, from the rank 1, then 2, then 4, ... before one's own: the exact mean every log2(size) steps
-    where the size is a power of two (Ying et al. 2021)."""
+    """One message a step, from the rank 1, then 2, then 4, ... before its own (Ying et al. 2021).
+
+    Reaches the exact mean every log2(size) steps if the size is a power of two.
+    """
 
     name: Literal["one-peer"] = "one-peer"
 
@@ -249,7 +278,7 @@ class OnePeer(_StaticTopology):
 
 
 class _RandomTopology:
-    """Another graph at every step, the same on all ranks."""
+    """Has another random graph at every step, the same on all ranks."""
 
     seed: int
 
@@ -265,7 +294,7 @@ class _RandomTopology:
 
 @config_class
 class Matching(_RandomTopology):
-    """Random pairs, a fresh draw each step; of an odd number of ranks one rests."""
+    """Random pairs, new ones at each step; one of an odd number of ranks has no partner."""
 
     name: Literal["matching"] = "matching"
     seed: Annotated[int, Field(ge=0)] = 0
@@ -277,7 +306,7 @@ class Matching(_RandomTopology):
 
 @config_class
 class RandomRing(_RandomTopology):
-    """A ring in random order, a fresh draw each step."""
+    """A ring in random order, a new one at each step."""
 
     name: Literal["random-ring"] = "random-ring"
     seed: Annotated[int, Field(ge=0)] = 0
@@ -287,12 +316,12 @@ class RandomRing(_RandomTopology):
         return metropolis_weights(size, zip(order, order[1:] + order[:1]))
 
 
-# a graph of one's own -------------------------------------------------------------------------------------------------
+# graphs that are given ------------------------------------------------------------------------------------------------
 
 
 @config_class
 class GraphFile(_StaticTopology):
-    """The matrix in a text file: a row a line, numbers separated by commas or spaces."""
+    """The matrix in a text file: one row a line, numbers separated by commas or spaces."""
 
     path: str
     name: Literal["graph"] = "graph"
@@ -300,17 +329,17 @@ class GraphFile(_StaticTopology):
     def unsupported_reason(self, size: int) -> str:
         w = _read_matrix(self.path)
         if w.shape != (size, size):
-            return f"{self.path} has a matrix for {len(w)}"
-        for what, sums in (("row", w.sum(1)), ("column", w.sum(0))):
+            return f"the matrix in {self.path} is for {len(w)} ranks"
+        for axis, sums in (("row", w.sum(1)), ("column", w.sum(0))):
             bad = np.flatnonzero(abs(sums - 1) > 1e-6)
             if len(bad):
-                return f"{what} {bad[0]} of {self.path} adds up to {sums[bad[0]]:.6g}, and all must to 1"
+                return f"{axis} {bad[0]} of {self.path} adds up to {sums[bad[0]]:.6g}; it must be 1"
         if (w < 0).any():
-            return f"row {np.argwhere(w < 0)[0][0]} of {self.path} has a weight below 0"
+            return f"row {np.argwhere(w < 0)[0][0]} of {self.path} has a negative weight"
         reached = np.linalg.matrix_power((np.eye(size) + w + w.T > 0).astype(float), size)[0] > 0
         if not reached.all():
             component = ", ".join(map(str, np.flatnonzero(reached)))
-            return f"{self.path} is not connected: ranks {component} never meet others"
+            return f"the graph in {self.path} is not connected: ranks {component} have no link to the others"
         return ""
 
     def matrix(self, size: int, step: int) -> Matrix:
@@ -325,16 +354,16 @@ def _read_matrix(path: str) -> Matrix:
     except (OSError, ValueError) as error:
         raise UsageError(f"strategy.topology.path={path} cannot be read: {error}") from error
     if not rows or any(len(row) != len(rows) for row in rows):
-        raise UsageError(f"strategy.topology.path={path}: it must have as many numbers in every line as lines")
+        raise UsageError(f"strategy.topology.path={path}: every line must have as many numbers as there are lines")
     return np.array(rows)
 
 
 @dataclass(frozen=True)
 class InducedSubgraph(_StaticTopology):
-    """What is left of a graph: its links, with Metropolis weights."""
+    """The links of a graph that remain between some of its ranks, with Metropolis weights."""
 
     edges: tuple[tuple[int, int], ...]
-    name: str = "left"
+    name: str = "induced-subgraph"
 
     def matrix(self, size: int, step: int) -> Matrix:
         return metropolis_weights(size, self.edges)
@@ -351,5 +380,5 @@ BUILTIN_TOPOLOGIES: tuple[Any, ...] = (
 
 
 def _ceil_log2(size: int) -> int:
-    """How many powers of two lie below `size`."""
+    """Return how many powers of two are less than `size`."""
     return (size - 1).bit_length()

@@ -1,4 +1,12 @@
-"""The ranks of a run: where each was put, how they meet, agree, and tell each other of failures."""
+"""The ranks of a run: where the launcher put each, how they find each other, form groups, and report failures.
+
+An exchange that fails raises CommunicationError. The ranks then tell each other through the key-value store which of
+them failed first and why (`World.report_failure`), so that all end with the same message, which names rank and step.
+
+Rank 0, which usually holds the store, has to leave last, both in good order (`close`) and after a failure (`abandon`).
+The sockets of torch's store and groups are found by comparing the open sockets before and after torch opens them;
+shutting them down is how a failing rank makes the others notice at once.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +46,13 @@ from paragan.comm.sockets import (
 from paragan.core.devices import backend_of
 from paragan.core.errors import Interrupted, RunError, UsageError
 
-FAULT_WINDOW_S = 4.0  # how long the survivors of a broken exchange listen for the one who knows why
+FAULT_WINDOW_S = 4.0  # how long ranks wait for the report of the rank that failed first
+LOST = "lost "  # prefix of the report of a rank whose exchange failed because of another rank
 
 
 @dataclass(frozen=True)
 class LaunchInfo:
-    """Where a launcher put this process."""
+    """Where a launcher put this process: its rank among all, and among those of its host."""
 
     rank: int = 0
     size: int = 1
@@ -52,17 +61,23 @@ class LaunchInfo:
 
     @staticmethod
     def from_environment(env: Mapping[str, str] = os.environ) -> LaunchInfo:
-        """Reads torchrun's variables, else those srun gives its tasks; a single process without either."""
+        """Read torchrun's variables, else those of srun's tasks; without either it is a single process.
+
+        Raises:
+            UsageError: the variables are incomplete or contradict each other.
+        """
         if "RANK" in env and "WORLD_SIZE" in env:
             names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         elif "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env:
             names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
         elif "RANK" in env or "WORLD_SIZE" in env:
-            both = "RANK and WORLD_SIZE belong together: set both, as torchrun does, or neither"
-            raise UsageError(both, same_on_all_ranks=False)
+            raise UsageError(
+                "RANK and WORLD_SIZE belong together: set both, as torchrun does, or neither", same_on_all_ranks=False
+            )
         else:
             return LaunchInfo()
-        rank, size = _read_int(env, names[0]), _read_int(env, names[1])
+        rank = _read_int(env, names[0])
+        size = _read_int(env, names[1])
         local_rank = _read_int(env, names[2], 0)
         local_size = _read_int(env, names[3], 1)
         if not 0 <= rank < size:
@@ -71,6 +86,7 @@ class LaunchInfo:
 
 
 def _read_int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Read a number from the environment; without a default it has to be there."""
     text = env.get(name, "" if default is None else str(default))
     digits = text.split("(")[0].split(",")[0]  # SLURM writes 4(x2): 4 tasks on each of 2 nodes
     if not digits.isdigit():
@@ -79,7 +95,11 @@ def _read_int(env: Mapping[str, str], name: str, default: int | None = None) -> 
 
 
 def master_address(env: Mapping[str, str]) -> tuple[str, int]:
-    """Where rank 0 serves the store of all."""
+    """Return host and port of the key-value store of all ranks, which rank 0 serves.
+
+    Raises:
+        UsageError: there is no MASTER_ADDR, or MASTER_PORT is no port.
+    """
     address = env.get("MASTER_ADDR") or _first_host(env.get("SLURM_STEP_NODELIST", ""))
     if not address:
         raise UsageError("MASTER_ADDR is not set: start with torchrun, srun or --ranks N")
@@ -91,28 +111,41 @@ def master_address(env: Mapping[str, str]) -> tuple[str, int]:
 
 
 def rendezvous(launch_info: LaunchInfo, env: Mapping[str, str], timeout_s: float) -> tuple[Store, set[SocketId]]:
-    """The key-value store all ranks share, and the connections on which it is asked. Waits at most `timeout_s` for rank
-    0 to serve it, and as long for answers: torch's own would wait for one who is frozen for ever."""
+    """Connect to the key-value store that all ranks share; rank 0 serves it, unless torchrun does.
+
+    Args:
+        launch_info: this process.
+        env: has MASTER_ADDR and MASTER_PORT.
+        timeout_s: how long to wait for the server, and for each of its answers. torch's own timeout does not cover a
+            server that is frozen.
+
+    Returns:
+        The store, and the sockets of its connections.
+
+    Raises:
+        CommunicationError: there is no server, or the port is taken.
+    """
     address, port = master_address(env)
-    served = launch_info.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    is_server = launch_info.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        if not served:
+        if not is_server:
             _await_server(address, port, timeout_s)
-        before, timeout = open_sockets(), timedelta(seconds=timeout_s)
-        store = c10d.TCPStore(address, port, launch_info.size, served, timeout, wait_for_workers=False)
-        asked = set(
-            filter(is_connected, open_sockets() - before)
-        )  # and not a pipe that somebody else has opened meanwhile
-        set_recv_timeout(asked, timeout_s)
-        return store, asked
-    except (RuntimeError, ValueError, OSError) as error:  # DistNetworkError and its kin
+        before = open_sockets()
+        timeout = timedelta(seconds=timeout_s)
+        store = c10d.TCPStore(address, port, launch_info.size, is_server, timeout, wait_for_workers=False)
+        connections = set(filter(is_connected, open_sockets() - before))  # leaves out pipes of other threads
+        set_recv_timeout(connections, timeout_s)
+        return store, connections
+    except (RuntimeError, ValueError, OSError) as error:  # DistNetworkError is a RuntimeError
         reason = str(error).splitlines()[0]
-        what = f"rank 0 cannot serve {address}:{port}" if served else f"rank 0 is not at {address}:{port}"
-        raise CommunicationError(f"{what} (MASTER_ADDR:MASTER_PORT), says rank {launch_info.rank}: {reason}") from error
+        problem = f"rank 0 cannot serve {address}:{port}" if is_server else f"rank 0 is not at {address}:{port}"
+        raise CommunicationError(
+            f"{problem} (MASTER_ADDR:MASTER_PORT), says rank {launch_info.rank}: {reason}"
+        ) from error
 
 
 def _await_server(address: str, port: int, timeout_s: float) -> None:
-    """Return when somebody listens there: torch's own attempts print a stack trace each."""
+    """Return when a process listens there. torch's own attempts would print a stack trace each."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -125,7 +158,7 @@ def _await_server(address: str, port: int, timeout_s: float) -> None:
 
 
 def _first_host(nodes: str) -> str:
-    """The first of SLURM's list of hosts: 'gpu[03-07,12],cpu1' -> 'gpu03'."""
+    """Return the first of SLURM's list of hosts: 'gpu[03-07,12],cpu1' -> 'gpu03'."""
     head, bracket, rest = nodes.partition("[")
     if not bracket or "," in head:
         return head.split(",")[0]
@@ -133,42 +166,56 @@ def _first_host(nodes: str) -> str:
 
 
 class World:
-    """All ranks, this one's place among them, its device and its store; deals out groups.
+    """All ranks of a run, as one of them sees it: its rank, its device, the store and the groups.
 
     `World.solo()` needs no process group, so every strategy also runs in one process.
 
-    elastic : whether it can go on without a rank that was lost (comm/elastic.py)
-    began   : how many ranks it was started with
+    is_elastic   : whether the run continues without a rank that is lost (comm/elastic)
+    all_ranks    : the group of all ranks
+    initial_size : how many ranks the run was started with
+    timeout_s    : of every collective and message
     """
 
     is_elastic: ClassVar[bool] = False
 
     def __init__(self, launch_info: LaunchInfo, device: torch.device, store: Store, all_ranks: Group, timeout_s: float):
         self.launch_info, self.device, self.store, self.all_ranks = launch_info, device, store, all_ranks
-        self.timeout_s, self.initial_size = timeout_s, launch_info.size
+        self.timeout_s = timeout_s
+        self.initial_size = launch_info.size
         self._gather_count = 0
-        self._pair_group_count: dict[int, int] = {}  # how often this rank asked for a link to another
-        self._silent_ranks = list[int]()  # ranks that did not say why they left
-        self._store_sockets = set[SocketId]()  # sockets on which the store is asked,
-        self._other_sockets = set[SocketId]()  # all that are no link between ranks,
-        self._peer_sockets = set[SocketId]()  # and those that are, of the group of all
+        self._pair_group_count: dict[int, int] = {}  # how many groups this rank has formed with each other rank
+        self._silent_ranks = list[int]()  # ranks that reported no reason for their failure
+        self._store_sockets = set[SocketId]()  # connections to the store
+        self._other_sockets = set[SocketId]()  # all that were open before there was a group
+        self._peer_sockets = set[SocketId]()  # connections to other ranks, of the group of all
 
     @staticmethod
     def solo(device: torch.device | str = "cpu") -> World:
+        """Return a world of one rank."""
         return World(LaunchInfo(), torch.device(device), c10d.HashStore(), SingleRankGroup(), 60.0)
 
     @staticmethod
     def join(
         launch_info: LaunchInfo, device: torch.device, timeout_s: float, env: Mapping[str, str] = os.environ
     ) -> World:
-        """Meet the other ranks. Every collective of this world fails after `timeout_s`, none hangs."""
+        """Find the other ranks and form the group of all.
+
+        Args:
+            launch_info: this process.
+            device: decides the backend (gloo, NCCL).
+            timeout_s: of the rendezvous, and of every collective: none hangs.
+            env: has MASTER_ADDR and MASTER_PORT.
+
+        Raises:
+            CommunicationError: a rank is missing; it is named.
+        """
         if launch_info.size == 1:
             return World(launch_info, device, c10d.HashStore(), SingleRankGroup(), timeout_s)
-        store, asked = rendezvous(launch_info, env, timeout_s)
+        store, connections = rendezvous(launch_info, env, timeout_s)
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives its restarts
         world = World(launch_info, device, c10d.PrefixStore(f"paragan/{attempt}", store), SingleRankGroup(), timeout_s)
-        world._store_sockets = asked
-        world.all_gather_str("")  # all are there; a missing rank is named
+        world._store_sockets = connections
+        world.all_gather_str("")  # names a missing rank, which torch would not
         world._other_sockets = open_sockets()
         c10d.init_process_group(
             backend_of(device).dist_backend,
@@ -177,116 +224,133 @@ class World:
             world_size=launch_info.size,
             timeout=timedelta(seconds=timeout_s),
         )
-        process_group = c10d.group.WORLD
-        world.all_ranks = TorchGroup(process_group)
+        world.all_ranks = TorchGroup(c10d.group.WORLD)
         world._peer_sockets = set(filter(is_connected, open_sockets() - world._other_sockets))
         return world
 
     @property
     def rank(self) -> int:
+        """This rank's number."""
         return self.launch_info.rank
 
     @property
     def size(self) -> int:
+        """The number of ranks."""
         return self.launch_info.size
 
     @property
     def original_ranks(self) -> tuple[int, ...]:
-        """The numbers that the ranks of this world were started with, in rank order."""
+        """The numbers with which the ranks of this world were started, in rank order."""
         return tuple(range(self.size))
 
     @property
     def membership_epoch(self) -> int:
-        """How often the ranks that belong to it have changed."""
+        """How often its set of ranks has changed."""
         return 0
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank speaks and writes for all."""
+        """Whether this rank writes files and prints for all."""
         return self.launch_info.rank == 0
 
     def new_group(self, ranks: Sequence[int]) -> Group | None:
-        """A group of some ranks, or None where this rank is not among them. Every rank calls this, in the
-        same order."""
+        """Form a group of some ranks. Every rank of the world calls this, in the same order.
+
+        Returns:
+            The group, or None if this rank is not one of `ranks`.
+        """
         if self.size == 1 or len(ranks) == 1:
             return SingleRankGroup() if self.rank in ranks else None
         process_group = c10d.new_group(list(ranks), timeout=timedelta(seconds=self.timeout_s))
         return TorchGroup(process_group) if self.rank in ranks else None
 
     def pair_group(self, other: int) -> Group:
-        """A group of this rank and another one, on gloo, by which nobody else is held up. Both call this; a rank
-        calls it for its pairs in rising order."""
+        """Form a gloo group of this rank and another one, which blocks no third rank.
+
+        Both call this. A rank that forms several pairs does so in ascending order of the other rank.
+        """
         pair = sorted((self.rank, other))
         number = self._pair_group_count[other] = self._pair_group_count.get(other, 0) + 1
-        return self._new_gloo_group(f"link/{pair[0]}-{pair[1]}/{number}", pair.index(self.rank), 2, [other])
+        return self._new_gloo_group(f"pair/{pair[0]}-{pair[1]}/{number}", pair.index(self.rank), 2, [other])
 
     def make_wait_thread(self, group: Group | None = None) -> WaitThread:
-        """Who waits for a link, and is told when it is given up."""
+        """Return a thread that waits for the messages of a group, and is cancelled when the group is aborted."""
         return WaitThread(self.timeout_s, group)
 
     def _new_gloo_group(self, name: str, rank: int, size: int, others: Sequence[int]) -> Group:
         return new_gloo_group(self.store, name, rank, size, self.timeout_s)
 
     def all_gather_str(self, text: str, timeout_s: float | None = None) -> list[str]:
-        """Everyone's word, in rank order, once all have spoken. Costs store round trips: not for steps."""
+        """Gather a string of every rank, in rank order. Costs round trips to the store: not for use in a step.
+
+        Raises:
+            CommunicationError: a rank did not call this within `timeout_s` (by default the world's); it is named.
+        """
         self._gather_count += 1
-        name, timeout_s = f"agree/{self._gather_count}", timeout_s or self.timeout_s
+        name = f"gather/{self._gather_count}"
+        timeout_s = timeout_s or self.timeout_s
         return as_comm_error(lambda: self._gather_strings(name, text, timeout_s, self._peer_sockets))
 
     def _gather_strings(
         self, name: str, text: str, timeout_s: float, peer_sockets: Collection[SocketId] = ()
     ) -> list[str]:
-        """lines: of which none breaks before all have spoken, unless a rank is lost."""
+        """peer_sockets: connections that stay open until all ranks have written, unless a rank is lost."""
         self.store.set(f"{name}/{self.rank}", text)
-        missing, words, broken = list(range(self.size)), dict[int, str](), False
+        missing = list(range(self.size))
+        texts = dict[int, str]()
+        is_broken = False
         deadline = time.monotonic() + timeout_s
         while True:
             for rank in [r for r in missing if self.store.check([f"{name}/{r}"])]:
-                words[rank] = self.store.get(f"{name}/{rank}").decode()
+                texts[rank] = self.store.get(f"{name}/{rank}").decode()
                 missing.remove(rank)
             if not missing:
-                return [words[rank] for rank in range(self.size)]
+                return [texts[rank] for rank in range(self.size)]
             self.raise_if_broken()
-            waited = f"rank {', '.join(map(str, missing))} did not arrive"
-            if broken:
-                raise CommunicationError(f"{waited}, and a link to a rank broke")
+            problem = f"rank {', '.join(map(str, missing))} did not arrive"
+            if is_broken:
+                raise CommunicationError(f"{problem}, and the connection to a rank broke")
             if time.monotonic() > deadline:
-                raise CommunicationError(f"{waited} within {timeout_s:g} s")
+                raise CommunicationError(f"{problem} within {timeout_s:g} s")
             time.sleep(POLL_S)
-            broken = any(
-                map(is_closed, peer_sockets)
-            )  # whoever has all words may leave: what is missing then is missing
+            # A rank that has all texts may leave and close its connections, so the store is read once more after this.
+            is_broken = any(map(is_closed, peer_sockets))
 
     def raise_if_broken(self) -> None:
-        """Lost, where waiting for others makes no sense any more."""
+        """Raise CommunicationError if it is useless to wait for the others any longer."""
 
     def report_failure(self, error: BaseException, step: int | None = None) -> str:
-        """Tell the others why this rank gives up, and learn who began: one line with rank, and step if there is one."""
+        """Tell the other ranks why this one stops, and find out which of them failed first.
+
+        Returns:
+            One line with the rank that failed first, the step if it is known, and the reason.
+        """
         if self.size == 1:
             return str(error) if step is None else f"step {step}: {error}"
-        own, lost = (
-            f"rank {self.rank}{'' if step is None else f', step {step}'}: {error}",
-            isinstance(error, CommunicationError),
-        )
-        at = "" if step is None else f" at step {step}"
+        own_message = f"rank {self.rank}: {error}" if step is None else f"rank {self.rank}, step {step}: {error}"
+        step_suffix = "" if step is None else f" at step {step}"
         try:
             set_recv_timeout(self._store_sockets, FAULT_WINDOW_S)
-            self.store.set(f"fault/{self.rank}", ("lost " if lost else "") + own)
-            if lost:
-                self._shutdown_peer_sockets()  # who is not linked to the one that was lost learns of it from us
-            told = self._find_first_fault(own, at) if lost else own
-            self.store.set(f"told/{self.rank}", "")
-            return told
+            if isinstance(error, CommunicationError):
+                self.store.set(f"fault/{self.rank}", LOST + own_message)
+                self._shutdown_peer_sockets()  # ranks without a connection to the lost one notice it by this
+                message = self._find_first_fault(own_message, step_suffix)
+            else:
+                self.store.set(f"fault/{self.rank}", own_message)
+                message = own_message
+            self.store.set(f"fault_read/{self.rank}", "")
+            return message
         except RuntimeError:
-            return f"rank 0 was lost{at} (it held the store); rank {self.rank} saw: {error}"
+            return f"rank 0 was lost{step_suffix} (it held the store); rank {self.rank} saw: {error}"
 
     def _find_first_fault(self, own_message: str, step_suffix: str) -> str:
+        """Wait for the others' reports; return the one that names a cause, or which ranks did not report."""
         deadline = time.monotonic() + FAULT_WINDOW_S
         silent = [r for r in range(self.size) if r != self.rank]
         while silent and time.monotonic() < deadline:
             for rank in [r for r in silent if self.store.check([f"fault/{r}"])]:
                 fault = self.store.get(f"fault/{rank}").decode()
-                if not fault.startswith("lost "):
+                if not fault.startswith(LOST):
                     return fault
                 silent.remove(rank)
             time.sleep(POLL_S)
@@ -297,33 +361,40 @@ class World:
         return f"rank {ranks} was lost{step_suffix} (killed, or out of reach); {own_message}"
 
     def split_off(self, ranks: Sequence[int], env: Mapping[str, str] = os.environ) -> World:
-        """A world of this rank and some others, which needs nobody else any more. Every rank calls this, with the ranks
-        that it leaves with; this world is closed."""
+        """Close this world, and return one of this rank and some others that is independent of the rest.
+
+        Every rank calls this.
+
+        Args:
+            ranks: those of the new world, this one included.
+            env: has MASTER_ADDR.
+        """
         if self.size == 1:
             return self
         with socket.socket() as s:
             s.bind(("", 0))
-            here = [local_address_towards(master_address(env)), s.getsockname()[1]]
-        host, port = json.loads(self.all_gather_str(json.dumps(here))[ranks[0]])
+            address = [local_address_towards(master_address(env)), s.getsockname()[1]]
+        host, port = json.loads(self.all_gather_str(json.dumps(address))[ranks[0]])
         self.close()
-        place = LaunchInfo(ranks.index(self.rank), len(ranks), self.launch_info.local_rank, self.launch_info.local_size)
-        return World.join(place, self.device, self.timeout_s, {"MASTER_ADDR": host, "MASTER_PORT": str(port)})
+        info = LaunchInfo(ranks.index(self.rank), len(ranks), self.launch_info.local_rank, self.launch_info.local_size)
+        return World.join(info, self.device, self.timeout_s, {"MASTER_ADDR": host, "MASTER_PORT": str(port)})
 
     def __enter__(self) -> World:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Leave as it has ended: in good order where nothing broke. Failed says who was lost, where nobody did yet."""
+        """Leave: in good order if nothing broke. A CommunicationError that was not reported yet becomes a RunError."""
         if error is None or isinstance(error, UsageError | Interrupted):
             self.close()
-            return
-        told = self.report_failure(error) if isinstance(error, CommunicationError) else ""
-        self.abandon()
-        if told:
-            raise RunError(told) from error
+        elif isinstance(error, CommunicationError):
+            message = self.report_failure(error)
+            self.abandon()
+            raise RunError(message) from error
+        else:
+            self.abandon()
 
     def close(self) -> None:
-        """Leave in good order: rank 0, which may hold the store, goes last."""
+        """Leave in good order: rank 0, which may hold the store, leaves last."""
         if self.size == 1:
             return
         if self.is_main:
@@ -333,10 +404,12 @@ class World:
         c10d.destroy_process_group()
 
     def abandon(self) -> None:
-        """Leave after a failure: hang up, so that the others notice. Rank 0, which may hold the store, then
-        lets them read there who began."""
+        """Leave after a failure: close the connections, so that the others notice.
+
+        Rank 0, which may hold the store, then waits until they have read there which rank failed first.
+        """
         if isinstance(self.all_ranks, TorchGroup):
-            self.all_ranks.process_group.abort()  # means nothing to gloo, whose links live until the process ends
+            self.all_ranks.process_group.abort()  # no effect with gloo: its connections last as long as the process
             self._shutdown_peer_sockets()
             if self.is_main:
                 self._await_fault_readers()
@@ -346,8 +419,8 @@ class World:
             shutdown_sockets(open_sockets() - self._other_sockets)
 
     def _await_fault_readers(self) -> None:
-        told = [f"told/{rank}" for rank in range(self.size) if rank not in self._silent_ranks]
+        keys = [f"fault_read/{rank}" for rank in range(self.size) if rank not in self._silent_ranks]
         deadline = time.monotonic() + FAULT_WINDOW_S
-        with contextlib.suppress(RuntimeError):  # the store may be torchrun's, and gone
-            while not self.store.check(told) and time.monotonic() < deadline:
+        with contextlib.suppress(RuntimeError):  # torchrun's store may have ended already
+            while not self.store.check(keys) and time.monotonic() < deadline:
                 time.sleep(POLL_S)

@@ -39,7 +39,7 @@ def exchanged(world, exchange, steps, bucket_bytes=256):
             flat.grads.copy_(gradient(world.rank, step, len(flat.grads)))
         flat.finish()
         found.append(flat.grads.clone())
-    return found, flat.states().get("error"), [len(bucket.grads) for bucket in flat.buckets]
+    return found, flat.states().get("residual"), [len(bucket.grads) for bucket in flat.buckets]
 
 
 def simulated(wire, size, steps, buckets, feedback):
@@ -89,7 +89,7 @@ def test_vectors_that_do_not_divide_or_are_shorter_than_the_ranks(pool, n, size)
         for awaited in CompressedAllReduce(Exact(), world.all_ranks)(bucket, 0):
             if not isinstance(awaited, ExchangeEvent):
                 awaited.wait()
-        return bucket.grads, bucket.state("error")
+        return bucket.grads, bucket.state("residual")
 
     for found, error in pool(size, job):
         torch.testing.assert_close(found, sum(gradient(r, 0, n) for r in range(size)))
@@ -132,7 +132,7 @@ def test_what_is_not_finite_is_refused_by_all_and_nothing_moves(pool, bad):
         with flat.exchanging(exchange, 0):
             flat.grads.copy_(gradient(world.rank, 0, len(flat.grads)))
         flat.finish()
-        before = flat.states()["error"]
+        before = flat.states()["residual"]
         try:
             with flat.exchanging(exchange, 1):
                 flat.grads.copy_(gradient(world.rank, 1, len(flat.grads)))
@@ -141,7 +141,7 @@ def test_what_is_not_finite_is_refused_by_all_and_nothing_moves(pool, bad):
             said = None
         except RunError as error:
             said = type(error), str(error)
-        return said, torch.equal(before, flat.states()["error"])
+        return said, torch.equal(before, flat.states()["residual"])
 
     for rank, (said, untouched) in enumerate(pool(3, job)):
         assert untouched
@@ -149,7 +149,7 @@ def test_what_is_not_finite_is_refused_by_all_and_nothing_moves(pool, bad):
             assert said == (Diverged, "the gradient of D 1.weight is not finite: the step was refused")
         else:
             assert said[0] is NonFiniteMessage
-            assert "int4 wire brought numbers that are not finite" in said[1]
+            assert "int4 wire delivered numbers that are not finite" in said[1]
 
 
 def test_what_is_too_large_for_the_wire_is_refused_by_name(pool):
@@ -166,7 +166,7 @@ def test_what_is_too_large_for_the_wire_is_refused_by_name(pool):
 
     said = pool(2, job)
     assert said[1] == "the gradient of D 1.weight is too large for the fp16 wire: the step was refused"
-    assert "fp16 wire brought numbers that are not finite" in said[0]
+    assert "fp16 wire delivered numbers that are not finite" in said[0]
 
 
 def test_lookahead_takes_the_gradient_ahead_and_steps_from_where_it_was():

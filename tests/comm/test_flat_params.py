@@ -118,12 +118,12 @@ def test_memories_survive_as_vectors_over_the_network():
     model = net()
     flat = FlatParams(model, bucket_bytes=256)
     for i, bucket in enumerate(flat.buckets):
-        bucket.state("error").fill_(i)
+        bucket.state("residual").fill_(i)
     saved = flat.states()
     other = FlatParams(net(), bucket_bytes=1 << 20)  # other buckets, same vector
     other.load_states(saved)
-    assert torch.equal(other.states()["error"], saved["error"])
-    assert saved["error"].shape == flat.params.shape
+    assert torch.equal(other.states()["residual"], saved["residual"])
+    assert saved["residual"].shape == flat.params.shape
 
 
 def test_traffic_is_the_sum_over_buckets():

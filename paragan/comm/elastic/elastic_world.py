@@ -1,16 +1,20 @@
-"""A world that goes on without those it lost, and takes them back.
+"""A world that continues without the ranks it loses, and takes them back.
 
-No rank is special. Every rank has a board where others read and leave words, so whoever is left can lead; a thread for
-each other rank asks again and again whether it is there. A rank whose port refuses us is *gone*; one that does not
-answer for `link_timeout_s` is *silent*, which may be its fault or the network's.
+No rank is special. Every rank serves a key-value store (elastic/kv_store.py), so any survivor can lead; a heartbeat
+thread for each other rank asks periodically whether it is alive. A rank whose port refuses connections has *exited*;
+one that does not answer for `link_timeout_s` is *silent*, because of itself or of the network.
 
-Once somebody is lost every rank hangs up (so that all notice), reports to the lowest rank that is well, and is told the
-next `Formation`: who belongs to it, and from which step on. Those who are there must be more than half of those who are
-not known to be gone. Who was left out - frozen, cut off, or killed and started again - knocks at all who are there, and
-is admitted by the members at a step they agree on.
+When a rank is lost, every rank closes the connections of the group (so that all notice), reports to the lowest rank
+that is alive, and gets the next `Membership` from it: which ranks belong to it, and from which step on they continue.
+The members must be more than half of the former ones that are not known to have exited. A rank that was left out
+(frozen, out of reach, or killed and started again) asks all it can reach to join; the members admit it at a step they
+agree on.
 
-Ranks may see others lost at different times, and wake in the middle. So nobody waits without looking again at who
-leads, which formations others are in, and who reports to it. What does not fit is given up (Lost), and tried anew.
+Ranks may notice a loss at different times, and a frozen one may wake at any moment. So no rank waits without checking
+again which rank leads, which memberships the others are in, and which ranks report to it. If these contradict each
+other, the attempt fails with CommunicationError and is repeated.
+
+The strategies for which this works (gossip) and the loop around it are in train/elastic_loop.py.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ import torch
 from paragan.comm.elastic.kv_store import CancellableStore, KVClient, KVServer, PrefixStore
 from paragan.comm.elastic.membership import (
     HEARTBEAT_PERIOD_S,
+    MEMBERSHIP_KEY,
     NO_MEMBERSHIP,
     HeartbeatThread,
     Membership,
@@ -53,32 +58,38 @@ from paragan.comm.sockets import (
 from paragan.comm.world import LaunchInfo, World, rendezvous
 from paragan.core.errors import RunError
 
-STARTUP_TIMEOUT_S = (
-    20.0  # how long an answer may take while programs start: importing and loading may stop everything else
-)
+CANCELLED_KEY = "cancelled"  # set in the store of a group that is not to be used any more
+STARTUP_TIMEOUT_S = 20.0  # how long an answer may take while processes start: imports can block their threads
 
 
 class QuorumLostError(RunError):
-    """Too few are left to go on: what is there is to be saved."""
+    """Too few ranks remain to continue: a last checkpoint is to be written."""
 
 
 class EvictedError(Exception):
-    """The others went on without this rank."""
+    """The others continued without this rank."""
 
 
 class GroupState(enum.Enum):
-    """Of the group a rank is in."""
+    """State of the process group that a rank is in."""
 
-    FORMING = "it is left, or not there yet, or nobody minds any more"
-    READY = "it is to be left once somebody is lost"
-    BROKEN = "somebody is lost: nobody is to wait for anything"
+    FORMING = "no usable group; failures are expected"
+    READY = "in use; when a rank is lost its connections are closed"
+    BROKEN = "a rank was lost; no rank may wait for a message"
 
 
 class ElasticWorld(World):
-    """A world on gloo whose ranks may be lost and come back; `place` and `everyone` change with every formation.
+    """A world on gloo whose ranks may be lost and come back.
 
-    identity  : the number this rank was started with, of `began`;  late : whether it joined a run that was under way
-    under_way : whether the game has begun: before, who is silent is given more time
+    `launch_info` and `all_ranks` change with every membership.
+
+    original_rank  : the number with which this rank was started, below `initial_size`
+    joined_late    : whether it joined a run that was already training
+    link_timeout_s : how long a rank may be silent until it counts as lost
+    started        : whether training has started; before that, silent ranks get more time
+    membership     : which ranks belong to the world now
+    addresses      : of the stores of all ranks known so far
+    active_s       : seconds for which this process has run, without those for which it was frozen
     """
 
     is_elastic: ClassVar[bool] = True
@@ -88,17 +99,20 @@ class ElasticWorld(World):
     ):
         self._server = KVServer(address)
         super().__init__(launch_info, device, self._server, SingleRankGroup(), timeout_s)
-        self.original_rank, self.joined_late = launch_info.rank, False
-        self.link_timeout_s, self.started = link_timeout_s, False
+        self.original_rank = launch_info.rank
+        self.joined_late = False
+        self.link_timeout_s = link_timeout_s
+        self.started = False
         self.membership = Membership(-1, (), 0, self.original_rank, "", {}, {})
-        self.active_s = 0.0  # time of ours, without that for which we were frozen
-        self.addresses: dict[int, Address] = {self.original_rank: self._server.address}  # of all who ever were there
+        self.active_s = 0.0
+        self.addresses: dict[int, Address] = {self.original_rank: self._server.address}
         self._heartbeats: dict[int, HeartbeatThread] = {}
-        self._state, self._lock = GroupState.FORMING, threading.Lock()
-        self._group_sockets = set[SocketId]()  # the sockets of the group,
-        self._wait_threads: list[WaitThread] = []  # those who wait at it,
-        self._peers: tuple[int, ...] = ()  # and the others who belong to it, or are to
-        self._hosts_store = False  # whether the group meets, or met, at our board
+        self._state = GroupState.FORMING
+        self._lock = threading.Lock()
+        self._group_sockets = set[SocketId]()  # connections of the current group
+        self._wait_threads: list[WaitThread] = []  # those that wait for its messages
+        self._peers: tuple[int, ...] = ()  # its other ranks, also while it is being formed
+        self._hosts_store = False  # whether it is formed by this rank's store
         self._join_protocol = JoinProtocol(self.original_rank, self._server, self.addresses)
         self._attempts = itertools.count(1)
         self._closed = False
@@ -113,25 +127,34 @@ class ElasticWorld(World):
         link_timeout_s: float,
         env: Mapping[str, str] = os.environ,
     ) -> ElasticWorld:
-        """All ranks together, at MASTER_ADDR: the only time it is needed."""
-        seed, _ = rendezvous(launch_info, env, timeout_s)
-        world = ElasticWorld(
-            launch_info,
-            device,
-            local_address_towards((env.get("MASTER_ADDR") or "127.0.0.1", 9)),
-            timeout_s,
-            link_timeout_s,
-        )
-        world._rendezvous_store = seed  # others may still be reading there
-        world.store = PrefixStore(seed, "paragan/" + env.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        there = dict(enumerate(json.loads(word) for word in world.all_gather_str(json.dumps(world._server.address))))
-        addresses = {rank: (host, port) for rank, (host, port) in there.items()}
+        """Form the world of all ranks, which find each other at MASTER_ADDR. It is not needed later.
+
+        Args:
+            launch_info: this process.
+            device: of its networks.
+            timeout_s: of the rendezvous, and of every collective.
+            link_timeout_s: how long a rank may be silent until it counts as lost.
+            env: has MASTER_ADDR and MASTER_PORT.
+
+        Raises:
+            CommunicationError: a rank is missing.
+            RunError: the group could not be formed.
+        """
+        rendezvous_store, _ = rendezvous(launch_info, env, timeout_s)
+        own_host = local_address_towards((env.get("MASTER_ADDR") or "127.0.0.1", 9))
+        world = ElasticWorld(launch_info, device, own_host, timeout_s, link_timeout_s)
+        world._rendezvous_store = rendezvous_store  # keeps it open: other ranks may still read from it
+        world.store = PrefixStore(rendezvous_store, "paragan/" + env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        addresses: dict[int, Address] = {}
+        for rank, text in enumerate(world.all_gather_str(json.dumps(world._server.address))):
+            host, port = json.loads(text)
+            addresses[rank] = (host, port)
         try:
-            world._adopt_membership(Membership(0, tuple(addresses), 0, 0, "begin", addresses, {}))
+            world._adopt_membership(Membership(0, tuple(addresses), 0, 0, "start", addresses, {}))
         except CommunicationError as error:
             raise RunError(
-                f"rank {launch_info.rank} could not begin with the others: {error}; if they began earlier and go on, "
-                "end them, or give another MASTER_PORT"
+                f"rank {launch_info.rank} could not start with the others: {error}. If they are still running from an "
+                "earlier start, end them, or use another MASTER_PORT"
             ) from error
         return world
 
@@ -143,44 +166,60 @@ class ElasticWorld(World):
         link_timeout_s: float,
         addresses: Mapping[int, Address],
     ) -> ElasticWorld | None:
-        """Join a run that is under way, or None where none of its members is there."""
-        there = {rank: at for rank, at in addresses.items() if rank != launch_info.rank and is_listening(at)}
-        if not there:
+        """Join a run that is already training.
+
+        Args:
+            launch_info: this process.
+            device: of its networks.
+            timeout_s: of every collective.
+            link_timeout_s: how long a rank may be silent until it counts as lost.
+            addresses: of the stores of the run's members, by their original rank.
+
+        Returns:
+            The world, or None if none of the members can be reached.
+        """
+        reachable = {rank: at for rank, at in addresses.items() if rank != launch_info.rank and is_listening(at)}
+        if not reachable:
             return None
-        world = ElasticWorld(
-            launch_info, device, local_address_towards(next(iter(there.values()))), timeout_s, link_timeout_s
-        )
+        own_host = local_address_towards(next(iter(reachable.values())))
+        world = ElasticWorld(launch_info, device, own_host, timeout_s, link_timeout_s)
         world.joined_late = True
-        world._add_peers(there)
+        world._add_peers(reachable)
         world.request_join()
         return world
 
-    # who is there -------------------------------------------------------------------------------------------------
+    # which ranks are alive ----------------------------------------------------------------------------------------
 
     @property
     def members(self) -> tuple[int, ...]:
+        """The original numbers of the ranks that belong to the world."""
         return self.membership.members
 
     @property
     def original_ranks(self) -> tuple[int, ...]:
+        """The same: the numbers with which its ranks were started, in rank order."""
         return self.membership.members
 
     @property
     def membership_epoch(self) -> int:
+        """The epoch of the membership."""
         return self.membership.epoch
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
+        """The original numbers of the ranks that do not belong to it now."""
         return tuple(r for r in range(self.initial_size) if r not in self.members)
 
     def is_alive(self, rank: int) -> bool:
+        """Return whether a rank, called by its original number, has not exited and was not silent for too long."""
         if rank == self.original_rank:
             return True
-        watch = self._heartbeats.get(rank)
-        if watch is None or watch.exited:
+        heartbeat = self._heartbeats.get(rank)
+        if heartbeat is None or heartbeat.exited:
             return False
-        ready = watch.ever_answered and self.started
-        return watch.silent_s < (self.link_timeout_s if ready else max(self.link_timeout_s, STARTUP_TIMEOUT_S))
+        if heartbeat.ever_answered and self.started:
+            return heartbeat.silent_s < self.link_timeout_s
+        return heartbeat.silent_s < max(self.link_timeout_s, STARTUP_TIMEOUT_S)
 
     def _add_peers(self, addresses: Mapping[int, Address]) -> None:
         self.addresses.update(addresses)
@@ -192,12 +231,12 @@ class ElasticWorld(World):
                 self._heartbeats[rank] = HeartbeatThread(address, self.link_timeout_s)
 
     def _monitor_peers(self) -> None:
-        """Hang up once a member is lost, so that no exchange waits for it."""
+        """Close the connections of the group when a member is lost, so that no exchange waits for it."""
         while not self._closed:
             time.sleep(HEARTBEAT_PERIOD_S)
             self.active_s += HEARTBEAT_PERIOD_S
-            for watch in list(self._heartbeats.values()):
-                watch.silent_s += HEARTBEAT_PERIOD_S
+            for heartbeat in list(self._heartbeats.values()):
+                heartbeat.silent_s += HEARTBEAT_PERIOD_S
             with self._lock:
                 if self._state is GroupState.READY and (
                     self._failure_reason() or any(map(is_closed, self._group_sockets))
@@ -205,57 +244,66 @@ class ElasticWorld(World):
                     self._disconnect(GroupState.BROKEN)
 
     def _failure_reason(self) -> str:
-        """Why this group is to be left, if it is."""
-        if ill := [r for r in self._peers if not self.is_alive(r)]:
-            return f"rank {', '.join(map(str, ill))} does not answer"
-        return "somebody gave this group up" if self._join_protocol.pending_reports(self._peers) else ""
+        """Return why the group must be left; empty if it is intact."""
+        if lost := [r for r in self._peers if not self.is_alive(r)]:
+            return f"rank {', '.join(map(str, lost))} does not answer"
+        if reporting := self._join_protocol.pending_reports(self._peers):
+            return f"process group aborted by rank {', '.join(map(str, reporting))}"
+        return ""
 
     def raise_if_broken(self) -> None:
-        if trouble := self._failure_reason():
-            raise CommunicationError(trouble)
-        if self._state is GroupState.BROKEN or (not self._hosts_store and self.store.check(["over"])):
-            raise CommunicationError("this group was given up")
+        """Raise CommunicationError if a rank of the group is lost, or has left it."""
+        if reason := self._failure_reason():
+            raise CommunicationError(reason)
+        if self._state is GroupState.BROKEN or (not self._hosts_store and self.store.check([CANCELLED_KEY])):
+            raise CommunicationError("process group aborted: a peer was lost")
 
     def _is_group_socket(self, socket_id: SocketId) -> bool:
-        """Whether this socket is a link of the group: neither its door nor a board's."""
-        boards, handle = {port for _, port in self.addresses.values()}, duplicate_socket(socket_id)
+        """Return whether this socket connects two ranks of the group: it is no listener, and not of a store."""
+        handle = duplicate_socket(socket_id)
         if not handle:
             return False
+        store_ports = {port for _, port in self.addresses.values()}
         with handle:
             try:
                 if handle.family == socket.AF_UNIX or is_listener(handle):
                     return False
-                return not {handle.getsockname()[1], handle.getpeername()[1]} & boards
+                return not {handle.getsockname()[1], handle.getpeername()[1]} & store_ports
             except OSError:
                 return False
 
     def _disconnect(self, state: GroupState) -> None:
         self._state = state
         shutdown_sockets(self._group_sockets)
-        for waiter in self._wait_threads:
-            waiter.abandon()
+        for thread in self._wait_threads:
+            thread.abandon()
 
-    # going on without some ----------------------------------------------------------------------------------------
+    # continuing without lost ranks --------------------------------------------------------------------------------
 
     def reform(self, step: int) -> Membership:
-        """Leave the group that broke, and form one of those who are left; step: the round this rank is at.
+        """Leave the broken group, and form one of the surviving ranks.
 
-        A rank that was left out knocks, and comes back empty. Alone where too few are left: then the
-        group is that of those few, for a last checkpoint.
+        A rank that was left out asks to join, and comes back without state.
+
+        Args:
+            step: the round that this rank is at.
+
+        Raises:
+            QuorumLostError: too few ranks remain. If they include this one, they are a group for a last checkpoint.
+            CommunicationError: no group was formed within the timeout.
         """
         deadline = self.active_s + self.timeout_s
         while True:
             self._leave_group()
             try:
                 leader = self._leader()
-                formation = (
-                    self._lead_reform(step, deadline)
-                    if leader == self.original_rank
-                    else self._follow_leader(leader, step)
-                )
-                if self.original_rank not in formation.members:
-                    raise QuorumLostError(f"the others stop: {formation.shutdown_reason}")
-                self._adopt_membership(formation)
+                if leader == self.original_rank:
+                    membership = self._lead_reform(step, deadline)
+                else:
+                    membership = self._follow_leader(leader, step)
+                if self.original_rank not in membership.members:
+                    raise QuorumLostError(f"the other ranks stop: {membership.shutdown_reason}")
+                self._adopt_membership(membership)
                 break
             except CommunicationError:
                 if self.active_s > deadline:
@@ -263,130 +311,149 @@ class ElasticWorld(World):
                 time.sleep(POLL_S)
             except EvictedError:
                 return self.request_join()
-        if formation.shutdown_reason:
-            raise QuorumLostError(formation.shutdown_reason)
-        return formation
+        if membership.shutdown_reason:
+            raise QuorumLostError(membership.shutdown_reason)
+        return membership
 
     def _leave_group(self) -> None:
-        """Leave the group, or what was to become one; whoever still waits for it is told."""
+        """Leave the group, also one that is being formed, and make all who wait for its messages fail."""
         with self._lock:
             self._disconnect(GroupState.FORMING)
         if self._hosts_store:
-            self.store.set("over", "")
+            self.store.set(CANCELLED_KEY, "")
 
     def _latest_membership(self) -> MembershipVersion:
-        """The newest formation that somebody is in, of those that have us. LeftOut where others are in one as new as
-        ours that has not."""
-        newest = MembershipVersion(self.membership.epoch, self.members)
-        there = [self._heartbeats[r].membership for r in self.members if r in self._heartbeats]
-        if any(now.epoch >= newest.epoch and self.original_rank not in now.members for now in there):
+        """Return the newest membership that a member is in.
+
+        Raises:
+            EvictedError: a member is in one without this rank that is at least as new as ours.
+        """
+        own = MembershipVersion(self.membership.epoch, self.members)
+        others = [self._heartbeats[r].membership for r in self.members if r in self._heartbeats]
+        if any(version.epoch >= own.epoch and self.original_rank not in version.members for version in others):
             raise EvictedError
-        return max(newest, *there, key=lambda now: now.epoch) if there else newest
+        return max([own, *others], key=lambda version: version.epoch)
 
     def _leader(self) -> int:
-        """The lowest of those who are well, and did not come back since."""
+        """Return the lowest surviving rank."""
         return min((r for r in self._latest_membership().members if self._is_survivor(r)), default=self.original_rank)
 
     def _is_survivor(self, rank: int) -> bool:
+        """Return whether a rank is alive, and not one that was lost and asks to join again."""
         return rank == self.original_rank or (self.is_alive(rank) and not self._join_protocol.pending_joins([rank]))
 
     def _check_leader(self, leader: int) -> None:
         if self._leader() != leader:
-            raise CommunicationError(f"rank {leader} leads no more")
+            raise CommunicationError(f"leader changed while reporting (was rank {leader})")
 
     def _lead_reform(self, step: int, deadline: float) -> Membership:
-        """Wait until all who are well have reported, and tell them who belongs to us."""
+        """Wait until all survivors have reported, and send them the next membership."""
         while True:
             self._check_leader(self.original_rank)
-            newest = self._latest_membership()
-            reports = self._join_protocol.pending_reports(newest.members)
+            latest = self._latest_membership()
+            reports = self._join_protocol.pending_reports(latest.members)
             reports[self.original_rank] = SurvivorReport(self._join_protocol.next_number(), step, self.membership.epoch)
-            waited = [r for r in newest.members if r not in reports and self._is_survivor(r)]
-            if not waited:
+            missing = [r for r in latest.members if r not in reports and self._is_survivor(r)]
+            if not missing:
                 break
             if self.active_s > deadline:
                 raise CommunicationError(
-                    f"rank {', '.join(map(str, waited))} did not report within {self.timeout_s:g} s"
+                    f"rank {', '.join(map(str, missing))} did not report within {self.timeout_s:g} s"
                 )
             time.sleep(POLL_S / 4)
-        formation = self._next_membership(newest, reports)
-        self._join_protocol.send_answers(formation)
-        return formation
+        membership = self._next_membership(latest, reports)
+        self._join_protocol.send_answers(membership)
+        return membership
 
     def _next_membership(self, latest: MembershipVersion, reports: Mapping[int, SurvivorReport]) -> Membership:
-        """The formation of those who reported, where they were in none newer than this."""
-        here, before = tuple(sorted(reports)), latest.members
-        lost = [r for r in before if r not in here]
-        gone = [r for r in lost if r not in self._heartbeats or self._heartbeats[r].exited]
-        empty = tuple(r for r in here if reports[r].step < 0)
-        ending = find_shutdown_reason(before, here, empty, gone)
-        if ending and len(here) > len(empty):  # those who have nothing have nothing to save
-            here, empty = tuple(r for r in here if r not in empty), ()
+        """Return the membership of the ranks that reported; `latest` is the newest that any of them was in."""
+        members = tuple(sorted(reports))
+        lost = [r for r in latest.members if r not in members]
+        exited = [r for r in lost if r not in self._heartbeats or self._heartbeats[r].exited]
+        without_state = tuple(r for r in members if reports[r].step < 0)
+        shutdown_reason = find_shutdown_reason(latest.members, members, without_state, exited)
+        if shutdown_reason and len(members) > len(without_state):  # ranks without state have nothing to save
+            members = tuple(r for r in members if r not in without_state)
+            without_state = ()
         return Membership(
             epoch=max(latest.epoch, *(report.epoch for report in reports.values())) + 1,
-            members=here,
+            members=members,
             step=max(report.step for report in reports.values()),
             store_rank=self.original_rank,
-            store_prefix=f"again {next(self._attempts)}",
-            addresses={r: self.addresses[r] for r in here},
+            store_prefix=f"reform {next(self._attempts)}",
+            addresses={r: self.addresses[r] for r in members},
             answered={r: report.number for r, report in reports.items()},
-            without_state=empty,
-            shutdown_reason=ending,
-            partitioned=bool(ending) and len(gone) < len(lost),
+            without_state=without_state,
+            shutdown_reason=shutdown_reason,
+            partitioned=bool(shutdown_reason) and len(exited) < len(lost),
         )
 
     def _follow_leader(self, leader: int, step: int) -> Membership:
-        """Report to the leader, and be told."""
+        """Report to the leader, and wait for the next membership."""
         with (
-            KVClient(self.addresses[leader], REPLY_TIMEOUT_S) as board,
-            self._join_protocol.reporting(board, step, self.membership.epoch) as number,
+            KVClient(self.addresses[leader], REPLY_TIMEOUT_S) as client,
+            self._join_protocol.reporting(client, step, self.membership.epoch) as number,
         ):
-            while not (formation := self._join_protocol.read_answer(board, number)):
+            while not (membership := self._join_protocol.read_answer(client, number)):
                 self._check_leader(leader)
                 time.sleep(POLL_S)
-            return formation
+            return membership
 
     def _adopt_membership(self, membership: Membership) -> None:
-        """Meet the others of a formation, and be of it."""
-        members, me = membership.members, self.original_rank
-        others = tuple(r for r in members if r != me)
-        mine = membership.store_rank == me
+        """Form the group of a membership, and make it this world's."""
+        members = membership.members
+        rank = members.index(self.original_rank)
+        peers = tuple(r for r in members if r != self.original_rank)
         self._add_peers(membership.addresses)
         with self._lock:
             self._join_protocol.mark_answered(membership)
-            self._group_sockets, self._wait_threads, self._peers, self._hosts_store = set[SocketId](), [], others, mine
-        self.store, self.all_ranks = self._server, SingleRankGroup()
-        host = self._server if mine else KVClient(membership.addresses[membership.store_rank], self.link_timeout_s)
-        self.store = PrefixStore(host, membership.store_prefix)
-        if others:
-            self.all_ranks = self._new_gloo_group(
-                "group", members.index(me), len(members), others, self.make_wait_thread()
-            )
-        self.launch_info = replace(self.launch_info, rank=members.index(me), size=len(members))
-        self._gather_count, self._pair_group_count, self.membership = 0, {}, membership
+            self._group_sockets = set[SocketId]()
+            self._wait_threads = []
+            self._peers = peers
+            self._hosts_store = membership.store_rank == self.original_rank
+        self.store = self._server
+        self.all_ranks = SingleRankGroup()
+        if self._hosts_store:
+            self.store = PrefixStore(self._server, membership.store_prefix)
+        else:
+            client = KVClient(membership.addresses[membership.store_rank], self.link_timeout_s)
+            self.store = PrefixStore(client, membership.store_prefix)
+        if peers:
+            self.all_ranks = self._new_gloo_group("group", rank, len(members), peers, self.make_wait_thread())
+        self.launch_info = replace(self.launch_info, rank=rank, size=len(members))
+        self._gather_count = 0
+        self._pair_group_count = {}
+        self.membership = membership
         if not membership.shutdown_reason:
-            self._server.set("now", MembershipVersion(membership.epoch, members).to_json())
+            self._server.set(MEMBERSHIP_KEY, MembershipVersion(membership.epoch, members).to_json())
         with self._lock:
-            self._state = GroupState.READY if others else GroupState.FORMING
+            self._state = GroupState.READY if peers else GroupState.FORMING
 
     def make_wait_thread(self, group: Group | None = None) -> WaitThread:
+        """Return a thread that waits for the messages of a group; it is cancelled when the world's group is aborted."""
         self._wait_threads.append(super().make_wait_thread(group))
         return self._wait_threads[-1]
 
     def _new_gloo_group(
         self, name: str, rank: int, size: int, others: Sequence[int], wait_thread: WaitThread | None = None
     ) -> Group:
-        """Torch would wait for one who died meanwhile: a thread waits, and we look."""
-        found, errors, words = list[Group](), list[CommunicationError](), CancellableStore(self.store)
-        patience_s = self.active_s + max(STARTUP_TIMEOUT_S, 3 * self.link_timeout_s)
+        """Form a group in a thread, since torch would wait for a rank that dies meanwhile.
 
-        def wait() -> None:
+        others: the original numbers of its other ranks.
+        """
+        store = CancellableStore(self.store)
+        deadline = self.active_s + max(STARTUP_TIMEOUT_S, 3 * self.link_timeout_s)
+        groups: list[Group] = []
+        errors: list[CommunicationError] = []
+
+        def form_group() -> None:
             try:
-                found.append(new_gloo_group(words, name, rank, size, self.timeout_s, wait_thread))
+                groups.append(new_gloo_group(store, name, rank, size, self.timeout_s, wait_thread))
             except CommunicationError as error:
                 errors.append(error)
 
-        thread, not_ours = threading.Thread(target=wait, daemon=True), open_sockets()
+        sockets_before = open_sockets()
+        thread = threading.Thread(target=form_group, daemon=True)
         thread.start()
         try:
             while thread.is_alive():
@@ -394,100 +461,119 @@ class ElasticWorld(World):
                 self.raise_if_broken()
                 if self._state is GroupState.FORMING:
                     self._latest_membership()
-                if self.active_s > patience_s:
-                    raise CommunicationError("not all came to where they were to meet")
+                if self.active_s > deadline:
+                    names = ", ".join(map(str, others))
+                    raise CommunicationError(f"timed out forming the process group with rank {names}")
         finally:
-            words.cancelled = True
-            self._group_sockets = self._group_sockets | set(
-                filter(self._is_group_socket, open_sockets() - not_ours)
-            )  # others may be reading
+            store.cancelled = True
+            new_sockets = set(filter(self._is_group_socket, open_sockets() - sockets_before))
+            self._group_sockets = self._group_sockets | new_sockets  # not in place: another thread iterates over it
         if errors:
             raise errors[0]
-        return found[0]
+        return groups[0]
 
     def pair_group(self, other: int) -> Group:
+        """Form a gloo group of this rank and another one; see `World.pair_group`."""
         pair = sorted((self.rank, other))
         number = self._pair_group_count[other] = self._pair_group_count.get(other, 0) + 1
-        return self._new_gloo_group(
-            f"link/{pair[0]}-{pair[1]}/{number}", pair.index(self.rank), 2, [self.members[other]]
-        )
+        name = f"pair/{pair[0]}-{pair[1]}/{number}"
+        return self._new_gloo_group(name, pair.index(self.rank), 2, [self.members[other]])
 
-    # taking some back ---------------------------------------------------------------------------------------------
+    # taking ranks back --------------------------------------------------------------------------------------------
 
     def request_join(self) -> Membership:
-        """Ask all who are there to be let in, and wait for the members among them. This rank comes empty."""
+        """Ask all reachable ranks to join, and wait until the members among them admit this rank, without state.
+
+        Raises:
+            CommunicationError: there is no member to wait for.
+        """
         self.membership = replace(self.membership, epoch=NO_MEMBERSHIP.epoch, members=NO_MEMBERSHIP.members)
-        self._server.set("now", NO_MEMBERSHIP.to_json())
+        self._server.set(MEMBERSHIP_KEY, NO_MEMBERSHIP.to_json())
         while True:
             self._leave_group()
-            formation = self._await_admission()
+            membership = self._await_admission()
             with contextlib.suppress(CommunicationError):
-                self._adopt_membership(formation)
-                return formation
+                self._adopt_membership(membership)
+                return membership
 
     def _await_admission(self) -> Membership:
-        """Knock, until somebody answers. While members are there this takes what it takes: they look once a tick."""
-        number, boards = self._join_protocol.next_number(), dict[int, KVClient]()
+        """Ask to join until a rank answers. There is no limit while a member is alive: members check once a tick."""
+        number = self._join_protocol.next_number()
+        clients: dict[int, KVClient] = {}
         deadline = self.active_s + self.timeout_s
         with contextlib.ExitStack() as stack:
             while True:
-                there = [r for r in self._heartbeats if self.is_alive(r)]
-                if any(self._heartbeats[r].membership.members for r in there):
+                alive = [r for r in self._heartbeats if self.is_alive(r)]
+                if any(self._heartbeats[r].membership.members for r in alive):
                     deadline = self.active_s + self.timeout_s
-                elif not there or self.active_s > deadline:
-                    raise CommunicationError("no member of the run let this rank in")
-                for rank in there:
+                elif not alive or self.active_s > deadline:
+                    raise CommunicationError("no member of the run admitted this rank")
+                for rank in alive:
                     with contextlib.suppress(CommunicationError):
-                        if rank not in boards:
-                            boards[rank] = stack.enter_context(KVClient(self.addresses[rank], REPLY_TIMEOUT_S))
-                            self._join_protocol.request_join(boards[rank], number)
-                        if formation := self._join_protocol.read_answer(boards[rank], number):
-                            return formation
+                        if rank not in clients:
+                            clients[rank] = stack.enter_context(KVClient(self.addresses[rank], REPLY_TIMEOUT_S))
+                            self._join_protocol.request_join(clients[rank], number)
+                        if membership := self._join_protocol.read_answer(clients[rank], number):
+                            return membership
                 time.sleep(POLL_S)
 
     def admit(self, step: int) -> Membership | None:
-        """Let in who knocked. All members call this at the same step; it costs them nothing while all are there."""
+        """Admit the ranks that ask to join. All members call this at the same step; it is free while none is missing.
+
+        Returns:
+            The new membership, which this world has adopted; None if no rank asks.
+        """
         if not self.missing_ranks:
             return None
-        mine = json.dumps(self._join_protocol.pending_joins(self.missing_ranks))
-        knocks = {
-            int(r): JoinRequest(*knock) for word in self.all_gather_str(mine) for r, knock in json.loads(word).items()
-        }
-        if not knocks:
+        own_requests = json.dumps(self._join_protocol.pending_joins(self.missing_ranks))
+        requests: dict[int, JoinRequest] = {}
+        for text in self.all_gather_str(own_requests):
+            requests |= {int(rank): JoinRequest(*request) for rank, request in json.loads(text).items()}
+        if not requests:
             return None
         addresses = {r: self.addresses[r] for r in self.members}
-        addresses |= {r: (knock.host, knock.port) for r, knock in knocks.items()}
-        members, host = tuple(sorted(addresses)), min(self.members)
+        addresses |= {r: (request.host, request.port) for r, request in requests.items()}
         epoch = self.membership.epoch + 1
-        settled = {rank: knock.number for rank, knock in knocks.items()}
-        formation = Membership(epoch, members, step, host, f"admit {epoch}", addresses, settled, tuple(knocks))
-        self._join_protocol.send_answers(formation)
+        membership = Membership(
+            epoch=epoch,
+            members=tuple(sorted(addresses)),
+            step=step,
+            store_rank=min(self.members),
+            store_prefix=f"admit {epoch}",
+            addresses=addresses,
+            answered={rank: request.number for rank, request in requests.items()},
+            without_state=tuple(requests),
+        )
+        self._join_protocol.send_answers(membership)
         with self._lock:
             self._state = GroupState.FORMING
             shutdown_sockets(self._group_sockets)
-            for waiter in self._wait_threads:
-                waiter.close()
-        self._adopt_membership(formation)
-        return formation
+            for thread in self._wait_threads:
+                thread.close()
+        self._adopt_membership(membership)
+        return membership
 
     # failures and the end -----------------------------------------------------------------------------------------
 
     def report_failure(self, error: BaseException, step: int | None = None) -> str:
-        return f"rank {self.original_rank}{'' if step is None else f', step {step}'}: {error}"
+        """Return one line with this rank, the step if it is known, and the reason."""
+        where = f"rank {self.original_rank}" if step is None else f"rank {self.original_rank}, step {step}"
+        return f"{where}: {error}"
 
     def close(self) -> None:
-        """Leave in good order: nobody hangs up before all are done."""
+        """Leave in good order: no rank closes its connections before all have finished."""
         with self._lock:
             self._state = GroupState.FORMING
         if self.size > 1:
             with contextlib.suppress(RunError):
                 self.all_ranks.all_reduce_sum(torch.zeros(1)).wait()
         self._closed = True
-        for watch in self._heartbeats.values():
-            watch.stopped = True
+        for heartbeat in self._heartbeats.values():
+            heartbeat.stopped = True
         self._server.close()
 
     def abandon(self) -> None:
+        """Leave after a failure: close the connections, so that the others notice."""
         with self._lock:
             self._disconnect(GroupState.BROKEN)
 
@@ -495,13 +581,20 @@ class ElasticWorld(World):
 def find_shutdown_reason(
     previous: Sequence[int], present: Sequence[int], without_state: Sequence[int], exited: Sequence[int]
 ) -> str:
-    """Why those who are here are too few to go on, or nothing; some of those who are not are gone for sure."""
+    """Return why the present ranks cannot continue; empty if they can.
+
+    Args:
+        previous: the members before.
+        present: those that reported.
+        without_state: those of them that have no parameters yet.
+        exited: those of the lost ones whose processes are known to have ended.
+    """
     lost = [r for r in previous if r not in present]
     names, missing = ", ".join(map(str, present)), ", ".join(map(str, lost))
     if len(present) == len(without_state):
-        return "no rank that has parameters is left"
+        return "no remaining rank has parameters"
     if 2 * len(present) <= len(previous) - len(exited):
         return f"rank {missing} cannot be reached, and rank {names} {'is' if len(present) == 1 else 'are'} no majority"
     if len(present) == 1:
-        return f"rank {missing} {'is' if len(lost) == 1 else 'are'} gone: every other rank"
+        return f"rank {missing} {'has' if len(lost) == 1 else 'have'} ended: no other rank remains"
     return ""

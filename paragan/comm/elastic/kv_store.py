@@ -1,7 +1,7 @@
-"""A few words that ranks leave for each other: a key-value store that a thread serves on a socket.
+"""A key-value store that a thread of each rank serves on a socket.
 
-For worlds whose ranks come and go, where a server may freeze while others ask it: here every question has a timeout,
-which torch's TCPStore does not promise. Words are short; the ones who ask are few.
+For worlds whose ranks come and go, where a server may freeze while others read from it: here every request has a
+timeout, which torch's TCPStore does not promise. Values are short and clients are few.
 """
 
 from __future__ import annotations
@@ -19,43 +19,48 @@ from paragan.comm.sockets import Address
 
 
 class KVServer:
-    """The words left at one rank, and the port where others read and write them."""
+    """The values of one rank, and the port where the others read and write them."""
 
     def __init__(self, host: str):
         self._values: dict[str, str] = {}
         self._listener = socket.create_server((host, 0), backlog=128)
         self.address: Address = (host, self._listener.getsockname()[1])
-        threading.Thread(target=self._accept_loop, daemon=True, name="board").start()
+        threading.Thread(target=self._accept_loop, daemon=True, name="kv-server").start()
 
     def set(self, key: str, value: str, /) -> None:
+        """Write a value."""
         self._values[key] = value
 
     def get(self, key: str, /) -> bytes:
+        """Read a value, which must exist."""
         return self._values[key].encode()
 
     def check(self, keys: list[str], /) -> bool:
+        """Return whether all keys exist."""
         return all(key in self._values for key in keys)
 
     def get_or_none(self, key: str) -> str | None:
+        """Read a value, if it exists."""
         return self._values.get(key)
 
     def close(self) -> None:
-        """Take no more calls."""
+        """Accept no more connections."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for one
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self._listener.close()
 
     def _accept_loop(self) -> None:
         while True:
             try:
-                guest, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(guest,), daemon=True, name="board").start()
-            except (OSError, RuntimeError):  # out of descriptors, or of threads: perhaps not for long
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True, name="kv-server").start()
+            except (OSError, RuntimeError):  # out of descriptors or threads, perhaps only for a moment
                 if self._listener.fileno() < 0:
                     return  # closed
                 time.sleep(POLL_S)
 
     def _serve(self, connection: socket.socket) -> None:
+        """Answer requests, one JSON line each: [key, value to write or null] -> the value."""
         with contextlib.suppress(OSError, ValueError), connection, connection.makefile("rw", encoding="utf-8") as lines:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -68,7 +73,11 @@ class KVServer:
 
 
 class KVClient:
-    """Another rank's board. Lost where it does not answer in time; the next question is asked on a new link."""
+    """A connection to another rank's `KVServer`.
+
+    Every method raises CommunicationError if there is no answer within `timeout_s`. The next request then opens a new
+    connection.
+    """
 
     def __init__(self, address: Address, timeout_s: float):
         self.address, self.timeout_s = address, timeout_s
@@ -78,21 +87,26 @@ class KVClient:
             self._connect()
 
     def set(self, key: str, value: str, /) -> None:
+        """Write a value."""
         self._request(key, value)
 
     def get(self, key: str, /) -> bytes:
+        """Read a value, which must exist."""
         value = self._request(key, None)
         if value is None:
-            raise CommunicationError(f"{key} is not there")
+            raise CommunicationError(f"{self.address[0]}:{self.address[1]} has no value for {key}")
         return value.encode()
 
     def check(self, keys: list[str], /) -> bool:
+        """Return whether all keys exist."""
         return all(self._request(key, None) is not None for key in keys)
 
     def get_or_none(self, key: str) -> str | None:
+        """Read a value, if it exists."""
         return self._request(key, None)
 
     def close(self) -> None:
+        """Close the connection."""
         if self._socket:
             self._socket.close()
         self._socket = None
@@ -114,53 +128,59 @@ class KVClient:
         try:
             yield
         except (OSError, ValueError) as error:
-            self.close()  # an answer that comes late would be taken for the next one's
+            self.close()  # a late answer would be taken for that to the next request
             raise CommunicationError(f"{self.address[0]}:{self.address[1]} does not answer: {error}") from error
 
     def _request(self, key: str, value: str | None) -> str | None:
         with self._lock, self._connection_errors():
-            link = self._connect()
-            link.sendall((json.dumps([key, value]) + "\n").encode())
+            connection = self._connect()
+            connection.sendall((json.dumps([key, value]) + "\n").encode())
             answer = b""
             while not answer.endswith(b"\n"):
-                more = link.recv(65536)
-                if not more:
-                    raise OSError("it hung up")
-                answer += more
+                data = connection.recv(65536)
+                if not data:
+                    raise OSError("the connection was closed")
+                answer += data
             return json.loads(answer)
 
 
 @dataclass(frozen=True)
 class PrefixStore:
-    """The words on a board, or in another store, under one name."""
+    """The keys of another store that start with a prefix."""
 
     store: Store
     prefix: str
 
     def set(self, key: str, value: str, /) -> None:
+        """Write a value."""
         self.store.set(f"{self.prefix}/{key}", value)
 
     def get(self, key: str, /) -> bytes:
+        """Read a value, which must exist."""
         return self.store.get(f"{self.prefix}/{key}")
 
     def check(self, keys: list[str], /) -> bool:
+        """Return whether all keys exist."""
         return self.store.check([f"{self.prefix}/{key}" for key in keys])
 
 
 @dataclass
 class CancellableStore:
-    """Words that whoever waits for them can be told to wait for no more: `over`."""
+    """Another store, until it is cancelled: then `check` fails, and with it a thread that polls."""
 
     store: Store
     cancelled: bool = False
 
     def set(self, key: str, value: str, /) -> None:
+        """Write a value."""
         self.store.set(key, value)
 
     def get(self, key: str, /) -> bytes:
+        """Read a value, which must exist."""
         return self.store.get(key)
 
     def check(self, keys: list[str], /) -> bool:
+        """Return whether all keys exist; raise CommunicationError if the store is cancelled."""
         if self.cancelled:
-            raise CommunicationError("nobody waits for this any more")
+            raise CommunicationError("forming the process group was cancelled")
         return self.store.check(keys)

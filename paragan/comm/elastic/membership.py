@@ -1,4 +1,4 @@
-"""Who is there: what members of a world agree on, and how they look after each other."""
+"""Memberships: which ranks belong to an elastic world, and heartbeats between them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from paragan.comm.elastic.kv_store import KVClient
 from paragan.comm.process_group import CommunicationError
 from paragan.comm.sockets import Address
 
-HEARTBEAT_PERIOD_S = 0.25  # how often others are asked whether they are there
+HEARTBEAT_PERIOD_S = 0.25  # how often another rank is asked whether it is alive
+MEMBERSHIP_KEY = "membership"  # where each rank's store has its `MembershipVersion`
 
 
 @dataclass(frozen=True)
 class Membership:
-    """Who belongs to the world from a step on. Ranks are called by the numbers they were started with.
+    """Which ranks belong to the world from a step on. Ranks are called by the numbers they were started with.
 
-    host, place : on whose board they meet, and under which name there, another for every attempt
-    settled     : the number of the last word of each that this answers: its reports up to that one are void
-    empty       : those who have no parameters yet
-    ending      : why it is for a last checkpoint only, or nothing
-    private     : whether it ends because others are out of reach: they may be going on, and the run is theirs
+    epoch           : rises with every membership
+    members         : the ranks, in ascending order
+    step            : the round at which they continue
+    store_rank      : whose store they use to form the group
+    store_prefix    : of the keys there; another one for every attempt
+    addresses       : of the members' stores
+    answered        : the number of each rank's latest request that this answers; earlier requests are void
+    without_state   : members that have no parameters yet
+    shutdown_reason : why it is only for a last checkpoint; empty if training continues
+    partitioned     : whether it shuts down because other ranks cannot be reached. They may be training on, so this part
+                      must not write to the run folder what they would find.
     """
 
     epoch: int
@@ -37,30 +44,34 @@ class Membership:
     partitioned: bool = False
 
     def to_json(self) -> str:
+        """Return it as text."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> Membership:
+        """Read what `to_json` wrote."""
         data = json.loads(text)
-        data["addresses"] = {int(r): (host, port) for r, (host, port) in data["addresses"].items()}
-        data["answered"] = {int(r): number for r, number in data["answered"].items()}
         data["members"] = tuple(data["members"])
+        data["addresses"] = {int(rank): (host, port) for rank, (host, port) in data["addresses"].items()}
+        data["answered"] = {int(rank): number for rank, number in data["answered"].items()}
         data["without_state"] = tuple(data["without_state"])
         return Membership(**data)
 
 
 @dataclass(frozen=True)
 class MembershipVersion:
-    """The formation a rank is in, as its board tells."""
+    """The membership that a rank is in, as its store says."""
 
     epoch: int
     members: tuple[int, ...]
 
     def to_json(self) -> str:
+        """Return it as text."""
         return json.dumps([self.epoch, self.members])
 
     @staticmethod
     def from_json(text: str) -> MembershipVersion:
+        """Read what `to_json` wrote."""
         epoch, members = json.loads(text)
         return MembershipVersion(epoch, tuple(members))
 
@@ -69,22 +80,30 @@ NO_MEMBERSHIP = MembershipVersion(-1, ())
 
 
 class HeartbeatThread:
-    """Asks one other rank, again and again, whether it is there, and which formation it is in."""
+    """Asks another rank periodically whether it is alive, and which membership it is in.
+
+    silent_s      : seconds without an answer. `ElasticWorld` adds to it while this process runs, so time for which this
+                    process itself was frozen does not count.
+    ever_answered : whether it has answered at all
+    exited        : whether its port refuses connections: its process has ended
+    stopped       : set this to end the thread
+    membership    : the latest answer
+    """
 
     def __init__(self, address: Address, timeout_s: float):
         self.address, self.timeout_s = address, timeout_s
-        self.silent_s = 0.0  # time of ours without an answer: time for which we are frozen ourselves does not count
+        self.silent_s = 0.0
         self.ever_answered = self.exited = self.stopped = False
         self.membership = NO_MEMBERSHIP
-        threading.Thread(target=self._poll, daemon=True, name=f"watch {address}").start()
+        threading.Thread(target=self._poll, daemon=True, name=f"heartbeat {address}").start()
 
     def _poll(self) -> None:
         while not self.stopped and not self.exited:
             try:
-                with KVClient(self.address, self.timeout_s) as board:
+                with KVClient(self.address, self.timeout_s) as client:
                     while not self.stopped:
-                        now = board.get_or_none("now")
-                        self.membership = MembershipVersion.from_json(now) if now else NO_MEMBERSHIP
+                        answer = client.get_or_none(MEMBERSHIP_KEY)
+                        self.membership = MembershipVersion.from_json(answer) if answer else NO_MEMBERSHIP
                         self.ever_answered, self.silent_s = True, 0.0
                         time.sleep(HEARTBEAT_PERIOD_S)
             except CommunicationError as error:

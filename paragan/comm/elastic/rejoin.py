@@ -1,8 +1,8 @@
-"""What ranks ask of each other when a world changes: who is left reports, who was left out knocks.
+"""Requests between ranks when a membership changes: survivors report to a leader, others ask to join.
 
-Both are numbered words on the board of the rank that is asked, which answers there with a `Formation`. Words stay when
-whoever wrote them dies, freezes or gives up. So a number is settled once something came of it, and a report counts only
-while its rank says, on its own board, that it waits.
+Both are numbered values in the store of the rank that is asked, which answers there with a `Membership`. A value stays
+in the store when the rank that wrote it dies, freezes or changes its mind. Therefore a number is void once it was
+answered, and a report counts only while its rank's own store says that it is still waiting for the answer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from paragan.comm.elastic.membership import Membership
 from paragan.comm.process_group import CommunicationError
 from paragan.comm.sockets import Address
 
-REPLY_TIMEOUT_S = 1.0  # how long an answer may take when ranks form a group: who is slower is asked again
-SEQUENCE_WINDOW = 1 << 30  # more than the words that a rank numbers in its life
+REPLY_TIMEOUT_S = 1.0  # how long an answer may take while ranks form a group; slower ranks are asked again
+SEQUENCE_WINDOW = 1 << 30  # more than the requests of one process
 
 
 class SurvivorReport(NamedTuple):
-    """Of a rank that is left: the step and the formation it is at."""
+    """What a surviving rank reports: the step and the epoch that it is at."""
 
     number: int
     step: int
@@ -32,7 +32,7 @@ class SurvivorReport(NamedTuple):
 
 
 class JoinRequest(NamedTuple):
-    """Of a rank that asks to be let in, and where its board is."""
+    """What a rank that asks to join sends: the address of its store."""
 
     number: int
     host: str
@@ -40,80 +40,97 @@ class JoinRequest(NamedTuple):
 
 
 class JoinProtocol:
-    """The words of one rank to others, and of others to it; addresses: of the boards of all who ever were there."""
+    """The requests of one rank to others, and of others to it.
+
+    original_rank : the number with which this rank was started
+    server        : this rank's store
+    addresses     : of the stores of all ranks known so far
+    """
 
     def __init__(self, original_rank: int, server: KVServer, addresses: Mapping[int, Address]):
         self.original_rank, self._server, self._addresses = original_rank, server, addresses
-        self._sequence = itertools.count(secrets.randbits(60))  # not those of a former life
-        self._last_answered: dict[int, int] = {}  # the last of others that something came of, or that they gave up
-        self._confirmed_reports: dict[int, int] = {}  # reports that were seen to be waited for
+        self._sequence = itertools.count(secrets.randbits(60))  # differs from that of a former process of this rank
+        self._last_answered: dict[int, int] = {}  # each rank's latest number that was answered or withdrawn
+        self._confirmed_reports: dict[int, int] = {}  # each rank's latest report that was known to be waited for
 
-    # of this rank
+    # requests of this rank
 
     def next_number(self) -> int:
+        """Return a new number for a request."""
         return next(self._sequence)
 
     @contextlib.contextmanager
     def reporting(self, leader: KVClient, step: int, epoch: int) -> Generator[int]:
-        """Report to a leader, and wait for what comes of it until this is left; yields the number to ask `told` for."""
+        """Report to a leader, and wait for its answer until this context ends.
+
+        Yields:
+            The number to call `read_answer` with.
+        """
         number = self.next_number()
-        self._server.set("waits", str(number))
+        self._server.set("waiting_for", str(number))
         try:
             leader.set(f"report/{self.original_rank}", json.dumps(SurvivorReport(number, step, epoch)))
             yield number
         finally:
-            self._server.set("waits", "")
+            self._server.set("waiting_for", "")
 
     def request_join(self, member: KVClient, number: int) -> None:
-        member.set(f"knock/{self.original_rank}", json.dumps(JoinRequest(number, *self._server.address)))
+        """Ask a member to join the run."""
+        member.set(f"join/{self.original_rank}", json.dumps(JoinRequest(number, *self._server.address)))
 
     def read_answer(self, client: KVClient, number: int) -> Membership | None:
-        """What that rank answered."""
+        """Return that rank's answer to request `number`, if it has answered."""
         answer = client.get_or_none(f"answer/{self.original_rank}/{number}")
         return Membership.from_json(answer) if answer else None
 
-    # of others
+    # requests of others
 
     def pending_reports(self, ranks: Iterable[int]) -> dict[int, SurvivorReport]:
-        """Which of these reported here, and wait for what comes of it."""
-        words = {rank: self._server.get_or_none(f"report/{rank}") for rank in ranks if rank != self.original_rank}
-        reports = {rank: SurvivorReport(*json.loads(word)) for rank, word in words.items() if word}
-        return {
-            rank: report
-            for rank, report in reports.items()
-            if not self._is_answered(rank, report.number)
-            and not self.pending_joins([rank])
-            and self._is_waiting(rank, report.number)
-        }
+        """Return the reports of these ranks that still wait for an answer of this rank."""
+        reports: dict[int, SurvivorReport] = {}
+        for rank in ranks:
+            text = self._server.get_or_none(f"report/{rank}") if rank != self.original_rank else None
+            if not text:
+                continue
+            report = SurvivorReport(*json.loads(text))
+            is_void = self._is_answered(rank, report.number) or self.pending_joins([rank])
+            if not is_void and self._is_waiting(rank, report.number):
+                reports[rank] = report
+        return reports
 
     def pending_joins(self, ranks: Iterable[int]) -> dict[int, JoinRequest]:
-        """Which of these ask here to be let in."""
-        words = {rank: self._server.get_or_none(f"knock/{rank}") for rank in ranks}
-        knocks = {rank: JoinRequest(*json.loads(word)) for rank, word in words.items() if word}
-        return {rank: knock for rank, knock in knocks.items() if not self._is_answered(rank, knock.number)}
+        """Return the requests of these ranks to join that were not answered yet."""
+        requests: dict[int, JoinRequest] = {}
+        for rank in ranks:
+            text = self._server.get_or_none(f"join/{rank}")
+            if text:
+                request = JoinRequest(*json.loads(text))
+                if not self._is_answered(rank, request.number):
+                    requests[rank] = request
+        return requests
 
     def send_answers(self, membership: Membership) -> None:
-        """Answer all whose words it settles."""
+        """Answer all requests that led to this membership."""
         for rank, number in membership.answered.items():
             self._server.set(f"answer/{rank}/{number}", membership.to_json())
 
     def mark_answered(self, membership: Membership) -> None:
-        """What it answers is void from now on."""
+        """Make void all requests that this membership answers."""
         self._last_answered |= membership.answered
 
     def _is_answered(self, rank: int, number: int) -> bool:
-        """Whether something came of this, or of a later one. Another life of the rank has quite other numbers."""
+        """Whether this request or a later one was answered. Another process of the rank has quite other numbers."""
         return 0 <= self._last_answered.get(rank, -1) - number < SEQUENCE_WINDOW
 
     def _is_waiting(self, rank: int, number: int) -> bool:
-        """Whether a rank waits for what comes of a report: it may be old, or have come while we were frozen."""
+        """Whether a rank still waits for the answer to a report, which may be old if this process was frozen."""
         if self._confirmed_reports.get(rank) != number:
             try:
-                with KVClient(self._addresses[rank], REPLY_TIMEOUT_S) as board:
-                    waits = board.get_or_none("waits")
+                with KVClient(self._addresses[rank], REPLY_TIMEOUT_S) as client:
+                    waiting_for = client.get_or_none("waiting_for")
             except CommunicationError:
                 return False
-            if waits != str(number):
+            if waiting_for != str(number):
                 self._last_answered[rank] = number
                 return False
             self._confirmed_reports[rank] = number

@@ -183,7 +183,7 @@ def test_the_last_one_stops_with_a_checkpoint_that_all_go_on_from(tmp_path, proc
     wait_for_step(team.run, 40)
     team.send(signal.SIGKILL, 0, 1, 3)
     assert team.ranks[2].wait() == 3
-    assert "rank 0, 1, 3 are gone: every other rank" in team.ranks[2].err
+    assert "rank 0, 1, 3 have ended: no other rank remains" in team.ranks[2].err
     assert len(list_checkpoints(team.run)) == 1
     team.port = str(free_port())
     for rank in range(4):
