@@ -177,13 +177,13 @@ def _measure_throughput(world: World, case: Case, name: str, seconds: float) -> 
     game = make_emulated_game(case.params, case.compute_ms / 1000 / LANES, D_COMPUTE_SHARE, bucket_bytes(strategy.wire))
     role = strategy.role(game, world, lanes)
     hands = [Batch(torch.zeros(len(role.share.lanes), 1), None, LaneRng(0, 0, role.share.lanes, 1))]
-    period = max(getattr(strategy, field, 1) for field in ("every", "snapshot_every", "local_steps"))
+    period = max(getattr(strategy, field, 1) for field in ("sync_period", "snapshot_every"))
     warm = period * -(-WARM_UP_ROUNDS // period)
     start = time.perf_counter()
     for step in range(warm):
         play_role_round(role, hands, step)
-    if role.settle:  # before all meet
-        role.settle()
+    if role.drain:  # before all meet
+        role.drain()
     took = max(row[0] for row in _gather_row(world, [(time.perf_counter() - start) / warm]))
     each = period * max(1, round(seconds / BLOCKS / took / period))
     marks = [time.perf_counter()]
@@ -191,8 +191,8 @@ def _measure_throughput(world: World, case: Case, name: str, seconds: float) -> 
         for step in range(warm + block * each, warm + (block + 1) * each):
             play_role_round(role, hands, step)
         marks.append(time.perf_counter())
-    if role.settle:
-        role.settle()
+    if role.drain:
+        role.drain()
     blocks = [(b - a) / each for a, b in itertools.pairwise(marks)]
     slowest = [max(block) for block in zip(*_gather_row(world, blocks))]
     return {"step_s": statistics.median(slowest), "blocks": slowest, "rounds": BLOCKS * each}

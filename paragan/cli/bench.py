@@ -25,8 +25,9 @@ BENCH_HELP = """
 """
 
 STRATEGIES_HELP = """Under any launcher (torchrun, srun), or --ranks N: the game has no networks,
-so what is timed is agreeing. `sync+int4` is a strategy with another wire, `async+split=1:3+max_lead_rounds=2` with other fields
-(without commas); --rounds is rounded up to whole periods of snapshot_every and every.
+so what is timed is the exchange. `sync+int4` is a strategy with another wire,
+`async+split=1:3+max_lead_rounds=2` one with other fields (without commas). --rounds is rounded up to whole
+periods of snapshot_every and sync_period.
 """
 
 LINKS_HELP = """Under any launcher (torchrun, srun), or --ranks N. Pairs of hosts one after another:
@@ -96,7 +97,7 @@ def _add_strategies_command(kinds: Any) -> None:
         "--strategies",
         default="sync,quantized",
         metavar="S,S+WIRE,S+FIELD=V",
-        help="in turn, with a wire and fields of their own: sync,sync+int8,async+max_lead_rounds=2+split=1:3 (sync,quantized)",
+        help="strategies, with their wires and fields: sync,sync+int8,async+split=1:3 (sync,quantized)",
     )
     size = p.add_mutually_exclusive_group()
     size.add_argument("--params", default="8M", metavar="N", help="parameters of both players together (8M)")
@@ -168,7 +169,11 @@ def _measure_strategies(options: argparse.Namespace, strategies: dict[str, Any],
     params = _count_recipe_parameters(options.recipe) if options.recipe else _parse_count(options.params)
     rows = []
     for name, strategy in strategies.items():
-        settings = {"compute_ms": options.compute_ms, "share": options.compute_share, "rounds": options.rounds}
+        settings = {
+            "compute_ms": options.compute_ms,
+            "d_compute_share": options.compute_share,
+            "rounds": options.rounds,
+        }
         row = measure_exchange(strategy, name, world, num_params=params, **settings)
         rows.append(dataclasses.asdict(row))
         if world.is_main:

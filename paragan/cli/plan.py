@@ -253,5 +253,5 @@ def _plan_to_json(plan: Plan, links: Links, profile: Profile, line: str) -> str:
         "links": links.describe(),
         "device": to_dict(profile.device),
     }
-    told = {"left_out": [list(one) for one in plan.excluded], "warnings": list(plan.warnings), "command": line}
+    told = {"excluded": [list(one) for one in plan.excluded], "warnings": list(plan.warnings), "command": line}
     return json.dumps(about | {"rows": rows} | told, indent=1) + "\n"

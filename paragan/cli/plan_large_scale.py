@@ -22,7 +22,11 @@ DEFAULT_STRATEGIES = (
     *("sync", "sync+int8+sync_period=64", "async+int8", "gossip", "gossip+int8", "gossip+int8+sync_period=16"),
     *("gossip+topology=random-ring+int8", "async-gossip", "per-label"),
 )
-WORKER_VARIATION = {"differ": 0.3, "speeds": 0.3, "jitter": 0.1}  # sigma of lognormals: rates, speeds, rounds
+WORKER_VARIATION = {
+    "rate_sigma": 0.3,
+    "speed_sigma": 0.3,
+    "jitter_sigma": 0.1,
+}  # sigma of lognormals: rates, speeds, rounds
 MAX_HOSTS = 200_000
 
 
@@ -79,7 +83,7 @@ def print_simulation(options: argparse.Namespace, run: Run, links: Links) -> int
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     if options.json:
         rows = {name: _inf_to_none(dataclasses.asdict(one)) for name, one in seen.items()}
-        Path(options.json).write_text(json.dumps({"crowd": dataclasses.asdict(crowd), "rows": rows}, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps({"fleet": dataclasses.asdict(crowd), "rows": rows}, indent=1) + "\n")
     return 0
 
 
@@ -93,9 +97,9 @@ def format_results(results: dict[str, Any]) -> list[str]:
         if not one.rounds:
             lines.append(f"{name:<36}{'no round ends: somebody leaves before':>40}")
             continue
-        apart = "never meet" if math.isinf(one.apart) else f"{one.apart:.2f} steps"
+        apart = "never meet" if math.isinf(one.replica_drift) else f"{one.replica_drift:.2f} steps"
         cells = (f"{one.images_per_s:,.0f}", f"{one.rounds_per_h:,.0f}", format_bytes(one.sent_bytes_per_h))
-        cells += (f"{one.computing:.0%}", apart, f"{one.mixes:,.3g}", f"{one.broken:.2g} x")
+        cells += (f"{one.compute_share:.0%}", apart, f"{one.mixing_rounds:,.3g}", f"{one.failed_attempts:.2g} x")
         lines.append(f"{name:<36}" + "".join(f"{cell:>14}" for cell in cells))
     return lines
 
@@ -113,7 +117,7 @@ def _host_link(links: Links) -> dict[str, float]:
     if links.ranks_per_host != 1:
         raise UsageError(f"--large-scale has a worker on each host: leave --ranks-per-host {links.ranks_per_host} out")
     up, down = links.port_rates(0)
-    return {"up": up, "down": down, "latency": links.latency or 0.0}
+    return {"up_rate": up, "down_rate": down, "latency_s": links.latency or 0.0}
 
 
 def _checked_churn(options: argparse.Namespace) -> float:

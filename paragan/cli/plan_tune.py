@@ -112,7 +112,7 @@ def _operation_table(before: Any, after: Any) -> list[str]:
     rows = sorted({*before, *after}, key=lambda op: -max(before.get(op, 0.0), after.get(op, 0.0)))
     head = ["operation", "shape", "padding", "before", "ms", "after", "ms"]
     cells = [
-        [op.name, op.shape, f"{op.padding:.0%}" if op.shape else ""]
+        [op.name, op.shape, f"{op.padding_share:.0%}" if op.shape else ""]
         + [text for t, whole in zip((before, after), wholes) for text in _share_and_ms(t.get(op), whole)]
         for op in rows[:MAX_ROWS]
     ]
@@ -143,11 +143,11 @@ def _decision_table(before: Any, after: Any, result: Any) -> list[str]:
     rows = [["decision", "before", "after", "times slower without"]]
     for switch in options_for(before, pick_device(before.device.kind)):
         field = next(iter(switch.choices[0]))
-        share = result.shares.get(switch.name)
+        share = result.slowdown_without.get(switch.name)
         values = format_setting(get_field(before, field)), format_setting(get_field(after, field))
         worth = "" if share is None else f"{share:.2f}"
-        rows.append([switch.name, *values, worth if field in result.layout else untried])
-    return [*_align_columns(rows), f"in all {result.total:.2f} times faster"]
+        rows.append([switch.name, *values, worth if field in result.overrides else untried])
+    return [*_align_columns(rows), f"in all {result.speedup:.2f} times faster"]
 
 
 def _align_columns(rows: list[list[str]]) -> list[str]:

@@ -1,4 +1,8 @@
-"""What a run costs, counted before it is paid for: operations, memory, bytes on the wire."""
+"""The cost of a run, computed before it is trained: operations, memory and traffic.
+
+`paragan train -n` prints it. Memory and operations of a round come from plan/memory.py and plan/round_cost.py, which
+play a round with tensors that have no storage. Traffic comes from the exchanges (`Exchange.traffic`).
+"""
 
 from __future__ import annotations
 
@@ -13,76 +17,99 @@ from paragan.game.game import Game
 from paragan.game.player import Player
 from paragan.strategies.base import Role
 
-FLOP_COUNT_IMAGES = 2  # images in the passes that are counted
+FLOP_COUNT_IMAGES = 2  # images in the passes whose operations are counted
 
 
 @dataclass(frozen=True)
 class RunCost:
-    """Of one round (d_steps turns of D and one of G) over all ranks, and of the whole run."""
+    """Cost of one round (d_steps turns of D and one of G) over all ranks, and the number of rounds.
+
+    num_parameters : of G, of D
+    round_flops    : of one round; a multiplication and an addition count as two operations
+    state_bytes    : on every rank: parameters, gradients, two Adam moments, the average of G
+    peak_bytes     : largest memory of a rank during a round: state, activations, batch
+    traffic        : what one rank sends in one round, by a description of the rank
+    """
 
     rounds: int
-    num_parameters: tuple[int, int]  # G, D
-    round_flops: float  # of one round: multiplications and additions, counted separately
-    state_bytes: int  # on every rank: parameters, gradients, two moments of Adam, the average of G
-    peak_bytes: int  # on a rank, at the fullest moment of a round: state, activations, batch
-    traffic: Mapping[str, Traffic]  # what one rank sends in one round, by who it is
+    num_parameters: tuple[int, int]
+    round_flops: float
+    state_bytes: int
+    peak_bytes: int
+    traffic: Mapping[str, Traffic]
 
     def to_lines(self) -> list[str]:
+        """Format the cost for the screen."""
         g, d = self.num_parameters
-        return [
-            f"{self.rounds:,} rounds; G has {g:,} parameters, D {d:,}; {format_bytes(self.state_bytes)} of state a rank",
-            f"{self.round_flops / 1e9:.3g} GFLOP a round, {self.round_flops * self.rounds / 1e12:.3g} TFLOP in all; "
+        lines = [
+            f"{self.rounds:,} rounds; G has {g:,} parameters, D {d:,}; {format_bytes(self.state_bytes)} of state per "
+            "rank",
+            f"{self.round_flops / 1e9:.3g} GFLOP per round, {self.round_flops * self.rounds / 1e12:.3g} TFLOP in all; "
             f"tensors take {format_bytes(self.peak_bytes)} of memory on a rank",
-            *(
-                f"{who} sends {t.sent_bytes / 1e6:.3g} MB in {t.messages} messages a round"
-                for who, t in self.traffic.items()
-            ),
         ]
+        for sender, traffic in self.traffic.items():
+            megabytes = traffic.sent_bytes / 1e6
+            lines.append(f"{sender} sends {megabytes:.3g} MB in {traffic.messages} messages per round")
+        return lines
 
 
-def format_bytes(n: int) -> str:
-    """Bytes, in words."""
-    return f"{n / 1e9:.1f} GB" if n > 1e9 else f"{n / 1e6:.0f} MB"
+def format_bytes(nbytes: float) -> str:
+    """Format a size with three digits: "1.5 GB", "33 MB", "120 kB"."""
+    if nbytes >= 1e9:
+        return f"{nbytes / 1e9:.3g} GB"
+    if nbytes >= 1e6:
+        return f"{nbytes / 1e6:.3g} MB"
+    return f"{nbytes / 1e3:.3g} kB"
 
 
 def estimate_run_cost(
     game: Game, roles: Sequence[Role], *, rounds: int, round_flops: float, peak_bytes: int
 ) -> RunCost:
-    """Count a game and roles that were built but not played: one that all ranks have, or one of either team.
-    flops, peak_bytes: of one round, foreseen (plan/memory.py)."""
+    """Compute the cost of a game that was built but not played.
+
+    Args:
+        game: may consist of tensors without storage.
+        roles: the role that all ranks have, or one of each team.
+        rounds: of the whole run.
+        round_flops: of one round over all ranks.
+        peak_bytes: of a rank.
+    """
     state = sum(4 * 4 * p.flat.params.numel() for p in game.players) + 4 * game.g.flat.params.numel()
-    traffic = {
-        f"a rank of {role.trained_players[0].name}" if role.is_split else "each rank": role_traffic(role, game)
-        for role in roles
-    }
+    traffic: dict[str, Traffic] = {}
+    for role in roles:
+        sender = f"a rank of {role.trained_players[0].name}" if role.is_split else "each rank"
+        traffic[sender] = role_traffic(role, game)
     counts = tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players)
     return RunCost(rounds, (counts[0], counts[1]), round_flops, state, peak_bytes, traffic)
 
 
 def role_traffic(role: Role, game: Game) -> Traffic:
-    """What one rank sends in one round."""
+    """Return what one rank sends in one round."""
     return sum((player_traffic(role, player) for player in game.players), Traffic())
 
 
 def player_traffic(role: Role, player: Player) -> Traffic:
-    """What one rank sends for a player in one round: gradients (or what the exchange sends) and batch moments."""
-    turns = [turn for beat in role.round for turn in beat if turn.player is player]
-    moments = (ring_all_reduce(player.moments.nbytes, turn.team.size) for turn in turns if player.batch_coupled_layers)
-    posted = role.extra_traffic.get(player.name, Traffic())
-    return sum(moments, sum((player.flat.traffic(turn.exchange) for turn in turns), posted))
+    """Return what one rank sends for a player in one round: messages of its exchange, batch moments and snapshots."""
+    turns = [turn for group in role.round for turn in group if turn.player is player]
+    total = role.extra_traffic.get(player.name, Traffic())
+    for turn in turns:
+        total += player.flat.traffic(turn.exchange)
+        if player.batch_coupled_layers:
+            total += ring_all_reduce(player.moments.nbytes, turn.team.size)
+    return total
 
 
 def count_forward_flops(game: Game) -> tuple[float, float]:
-    """Operations of one image's forward pass through G and through D."""
+    """Count the operations of one image's forward pass through G and through D."""
     device = game.g.flat.params.device
     per_lane = max([FLOP_COUNT_IMAGES, *(layer.lane_batch or 0 for layer in game.g.batch_coupled_layers)])
     z, y = game.generator_inputs(game.dummy_batch(per_lane, device), "D")
     with torch.no_grad():
-        with FlopCounterMode(display=False) as of_g:
+        with FlopCounterMode(display=False) as g_counter:
             images = game.g.net(z, y)
-        with FlopCounterMode(display=False) as of_d:
+        with FlopCounterMode(display=False) as d_counter:
             game.d.net(images, y)
-    return of_g.get_total_flops() / per_lane, of_d.get_total_flops() / per_lane
+    return g_counter.get_total_flops() / per_lane, d_counter.get_total_flops() / per_lane
 
 
 def count_round_flops(
@@ -93,7 +120,7 @@ def count_round_flops(
     extra_fakes_for_d: bool = True,
     g_batch_ratio: float = 1.0,
 ) -> float:
-    """Operations of one round: `turn_flops`, both players'."""
+    """Return the operations of one round: those of both players' turns (`count_turn_flops`)."""
     return sum(count_turn_flops(g_forward_flops, d_forward_flops, batch, d_steps, extra_fakes_for_d, g_batch_ratio))
 
 
@@ -105,13 +132,20 @@ def count_turn_flops(
     extra_fakes_for_d: bool = True,
     g_batch_ratio: float = 1.0,
 ) -> tuple[float, float]:
-    """Operations of G's turn of a round, and of D's, of an objective that adds nothing to them (what one does add is
-    counted by playing it: plan/memory.py). ratio: of G's batch to D's. A backward pass costs a forward for the inputs
-    and one for the weights.
+    """Return the operations of G's turn and of D's turns in a round, for an objective without penalties.
 
-    D's turn: G forward (`for_d`: where its images are for D alone), D forward and backward on reals and fakes. G's
-    turn: both forward, D's inputs and all of G backward.
+    A backward pass costs one forward pass for the inputs and one for the weights. D's turn: a forward pass of G if
+    `extra_fakes_for_d`, forward and backward passes of D on reals and on fakes. G's turn: forward passes of both, the
+    backward pass of D for its inputs and the whole backward pass of G.
+
+    Args:
+        g_forward_flops: of one image's forward pass through G (`count_forward_flops`).
+        d_forward_flops: the same for D.
+        batch: images of D's batch.
+        d_steps: turns of D in a round.
+        extra_fakes_for_d: whether G makes images that only D uses.
+        g_batch_ratio: G's batch divided by D's.
     """
-    return batch * g_batch_ratio * (3 * g_forward_flops + 2 * d_forward_flops), batch * d_steps * (
-        extra_fakes_for_d * g_forward_flops + 2 * 3 * d_forward_flops
-    )
+    g_turn = batch * g_batch_ratio * (3 * g_forward_flops + 2 * d_forward_flops)
+    d_turns = batch * d_steps * (extra_fakes_for_d * g_forward_flops + 2 * 3 * d_forward_flops)
+    return g_turn, d_turns

@@ -1,21 +1,21 @@
-"""The links between hosts: how many bytes a second, and how long a message is under way.
+"""Bandwidth and latency of the links between hosts.
 
-    links = described("8 hosts, 25 Gbit/s, 50 us")       # by hand; "100000 hosts, 100/20 Mbit/s, 40 ms": down / up
-    links = read_links(Path("links.yaml"))               # as `paragan bench links` measured them, or by hand
-    links.between(0, 3)                                  # Link(bandwidth=3.1e9, latency=5e-05)
+    links = parse_links("8 hosts, 25 Gbit/s, 50 us")     # or "100000 hosts, 100/20 Mbit/s, 40 ms": down / up
+    links = read_links(Path("links.yaml"))               # as `paragan bench links` measured them, or written by hand
+    links.link_between(0, 3)                             # Link(bandwidth=3.1e9, latency=5e-05)
 
-A host has a port, with a rate up and a rate down that its ranks share; what passes between two hosts goes through
-both ports, after a latency. A pair that is slower than its ports has an entry of its own. The file:
+Each host has one port. Its upload and download rates are shared by the ranks of the host. A message between two hosts
+passes through both ports, after a latency. A pair that is slower than its ports has its own entry. The file:
 
     hosts: 4
     ranks_per_host: 1
-    up: 200 Mbit/s                # of every host, or a list
-    down: 200 Mbit/s
-    latency: 10 ms                # one way, of a short message
-    within: 3.1 GB/s, 20 us       # between ranks of one host
-    both_ways: 0.98               # the share of a port's rates that is left where it sends and receives at once
-    contention: 0.95              # and where all hosts do
-    window: 14480                 # bytes that a connection sends at once after a rest (TCP's slow start); or left out
+    up: 200 Mbit/s                # one rate for all hosts, or a list with one per host
+    down: 200 Mbit/s              # default: as `up`
+    latency: 10 ms                # of a short message, one way
+    intra_host: 3.1 GB/s, 20 us   # between ranks of one host
+    duplex_efficiency: 0.98       # fraction of the rates that remains when a port sends and receives at once
+    contention_efficiency: 0.95   # fraction that remains when all hosts send at once
+    initial_window_bytes: 14480   # sent at once on an idle connection (TCP slow start); default: no slow start
     pairs: {0-3: "20 Mbit/s, 40 ms"}
 """
 
@@ -36,66 +36,73 @@ from paragan.core.schema import config_class, from_dict, from_yaml, to_yaml
 BYTES_PER_UNIT = {"bit": 1 / 8, "b": 1 / 8, "B": 1.0, "byte": 1.0, "bytes": 1.0}
 SI_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SECONDS_PER_UNIT = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-MIN_BYTES_PER_S, MAX_BYTES_PER_S, MAX_LATENCY_S = (
-    0.01,
-    1e13,
-    600.0,
-)  # bytes a second, seconds: beyond, somebody mistyped
-RATE_EXAMPLES, TIME_EXAMPLES = "25 Gbit/s, 200 Mbit/s and 3 GB/s work", "50 us and 10 ms work"
-MAX_HOSTS, MAX_RANKS_PER_HOST = 10_000_000, 1024  # ranks of a host
+MIN_BYTES_PER_S, MAX_BYTES_PER_S = 0.01, 1e13  # a rate outside these bounds is a typing error
+MAX_LATENCY_S = 600.0
+MAX_HOSTS = 10_000_000
+MAX_RANKS_PER_HOST = 1024
 
 
 def parse_rate(value: Any) -> float:
-    """'25 Gbit/s' -> bytes a second. A number is bytes a second as it is."""
-    found = re.fullmatch(r"([0-9.eE+-]+) *([kKMGT]?)(bit|b|B|bytes?)(?:/s|ps)", str(value).strip())
-    amount = (
-        _parse_number(found[1]) * SI_PREFIXES[found[2]] * BYTES_PER_UNIT[found[3]] if found else _parse_number(value)
-    )
-    if not MIN_BYTES_PER_S <= amount <= MAX_BYTES_PER_S:
-        raise ValueError(f"a rate is above 0, and not beyond reason, with its unit; {RATE_EXAMPLES}")
-    return amount
+    """Parse a rate such as "25 Gbit/s" to bytes per second. A plain number is bytes per second.
+
+    Raises:
+        ValueError: it is not a rate, or outside MIN_BYTES_PER_S..MAX_BYTES_PER_S.
+    """
+    match = re.fullmatch(r"([0-9.eE+-]+) *([kKMGT]?)(bit|b|B|bytes?)(?:/s|ps)", str(value).strip())
+    if match:
+        rate = _parse_number(match[1]) * SI_PREFIXES[match[2]] * BYTES_PER_UNIT[match[3]]
+    else:
+        rate = _parse_number(value)
+    if not MIN_BYTES_PER_S <= rate <= MAX_BYTES_PER_S:
+        raise ValueError("a rate must be above 0 and have a unit. Use 25 Gbit/s, 200 Mbit/s or 3 GB/s")
+    return rate
 
 
 def parse_duration(value: Any) -> float:
-    """'50 us' -> seconds. A number is seconds as it is."""
-    found = re.fullmatch(r"([0-9.eE+-]+) *(s|ms|us|µs|ns)", str(value).strip())
-    amount = _parse_number(found[1]) * SECONDS_PER_UNIT[found[2]] if found else _parse_number(value)
-    if not 0 <= amount <= MAX_LATENCY_S:
-        raise ValueError(f"a latency is 0 or more, at most {MAX_LATENCY_S:g} s, with its unit; {TIME_EXAMPLES}")
-    return amount
+    """Parse a duration such as "50 us" to seconds. A plain number is seconds.
+
+    Raises:
+        ValueError: it is not a duration, or outside 0..MAX_LATENCY_S.
+    """
+    match = re.fullmatch(r"([0-9.eE+-]+) *(s|ms|us|µs|ns)", str(value).strip())
+    seconds = _parse_number(match[1]) * SECONDS_PER_UNIT[match[2]] if match else _parse_number(value)
+    if not 0 <= seconds <= MAX_LATENCY_S:
+        raise ValueError(f"a latency must be from 0 to {MAX_LATENCY_S:g} s and have a unit. Use 50 us or 10 ms")
+    return seconds
 
 
 def _parse_number(text: Any) -> float:
+    """Return NaN, which fails every comparison, for what is no number."""
+    if isinstance(text, bool):
+        return math.nan
     try:
-        return float(text) if not isinstance(text, bool) else math.nan
+        return float(text)
     except (TypeError, ValueError, OverflowError):
-        return math.nan  # no bound holds for it
+        return math.nan
 
 
-def format_rate(amount: float) -> str:
-    """Bytes a second, in bits."""
-    bits = 8 * amount
+def format_rate(bytes_per_s: float) -> str:
+    """Format a rate in bits per second: "25 Gbit/s"."""
+    bits = 8 * bytes_per_s
     unit = next((u for u in ("T", "G", "M", "k") if bits >= SI_PREFIXES[u]), "")
     return f"{bits / SI_PREFIXES[unit]:.4g} {unit}bit/s"
 
 
 def format_duration(seconds: float) -> str:
+    """Format a duration in s, ms, us or ns: "50 us"."""
     unit = next((u for u in ("s", "ms", "us") if seconds >= SECONDS_PER_UNIT[u]), "ns")
     return f"{seconds / SECONDS_PER_UNIT[unit]:.4g} {unit}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """One way between two ranks: bytes a second, and seconds that a short message takes."""
+    """One direction between two ranks."""
 
-    bandwidth: float
-    latency: float
-
-    def transfer_s(self, nbytes: float) -> float:
-        """How long so much is under way where nothing else is."""
-        return self.latency + nbytes / self.bandwidth
+    bandwidth: float  # bytes per second
+    latency: float  # seconds of a short message
 
     def describe(self) -> str:
+        """Return it as users write it: "25 Gbit/s, 50 us"."""
         return f"{format_rate(self.bandwidth)}, {format_duration(self.latency)}"
 
 
@@ -104,12 +111,14 @@ def _parse_link(value: Any) -> Any:
         return value
     words = [word.strip() for word in str(value).split(",")]
     if len(words) != 2:
-        raise ValueError("a link is a rate and a latency: '25 Gbit/s, 50 us' works")
+        raise ValueError("a link is a rate and a latency. Use '25 Gbit/s, 50 us'")
     return Link(parse_rate(words[0]), parse_duration(words[1]))
 
 
 def _parse_rates(value: Any) -> Any:
-    return [parse_rate(one) for one in value] if isinstance(value, list | tuple) else parse_rate(value)
+    if isinstance(value, list | tuple):
+        return [parse_rate(rate) for rate in value]
+    return parse_rate(value)
 
 
 RateField = Annotated[float | list[float], BeforeValidator(_parse_rates)]
@@ -121,7 +130,10 @@ DEFAULT_INTRA_HOST_LINK = Link(10e9, 10e-6)
 
 @config_class
 class Links:
-    """Hosts and what lies between them. Rates in bytes a second, latencies in seconds."""
+    """Hosts and the links between them; the module docstring explains the fields.
+
+    Rates are in bytes per second, latencies in seconds. `measurement` says how the links were measured.
+    """
 
     hosts: Annotated[int, Field(ge=1, le=MAX_HOSTS)]
     up: RateField | None = None
@@ -139,50 +151,61 @@ class Links:
         for name in ("up", "down"):
             rates = getattr(self, name)
             if isinstance(rates, list) and len(rates) != self.hosts:
-                raise ValueError(f"{name} has {len(rates)} rates for {self.hosts} hosts: give one of all, or one each")
+                raise ValueError(f"{name} has {len(rates)} rates for {self.hosts} hosts. Use one rate, or one per host")
         for pair in self.pairs:
             _parse_pair(pair, self.hosts)
-        if (self.up is None or self.latency is None) and (missing := self._missing_pair()):
-            raise ValueError(f"pairs lacks {missing}: add it, or up and latency of those that have no entry")
+        if self.up is None or self.latency is None:
+            missing = self._missing_pair()
+            if missing:
+                raise ValueError(f"pairs lacks {missing}. Add it, or give up and latency for pairs without an entry")
 
     def _missing_pair(self) -> str:
-        there = {_parse_pair(pair, self.hosts) for pair in self.pairs}
-        if self.hosts * (self.hosts - 1) // 2 == len(there):
+        """Return the first pair without an entry, or "" if there is none."""
+        entries = {_parse_pair(pair, self.hosts) for pair in self.pairs}
+        if self.hosts * (self.hosts - 1) // 2 == len(entries):
             return ""
-        return next(f"{a}-{b}" for a in range(self.hosts) for b in range(a + 1, self.hosts) if (a, b) not in there)
+        return next(f"{a}-{b}" for a in range(self.hosts) for b in range(a + 1, self.hosts) if (a, b) not in entries)
 
     @property
     def ranks(self) -> int:
+        """Ranks of all hosts."""
         return self.hosts * self.ranks_per_host
 
     def port_rates(self, host: int) -> tuple[float, float]:
-        """Bytes a second (up, down) that a host's ranks share; unbounded where only pairs are known."""
+        """Return (up, down) in bytes per second of a host's port; infinity if only pairs are known."""
         up = self.up if self.up is not None else math.inf
         down = self.down if self.down is not None else up
         return _host_rate(up, host), _host_rate(down, host)
 
     def link_between(self, a: int, b: int) -> Link:
-        """From host a to host b, where nothing else is under way."""
+        """Return the link from host a to host b, without other traffic."""
         if a == b:
             return self.intra_host
         bound = min(self.port_rates(a)[0], self.port_rates(b)[1])
-        own = self.pairs.get(f"{min(a, b)}-{max(a, b)}")
-        if own:
-            return Link(min(own.bandwidth, bound), own.latency)
+        entry = self.pairs.get(f"{min(a, b)}-{max(a, b)}")
+        if entry:
+            return Link(min(entry.bandwidth, bound), entry.latency)
         assert self.latency is not None
         return Link(bound, self.latency)
 
     def describe(self) -> str:
-        """One line."""
+        """Summarize the links in one line."""
         if self.hosts == 1:
             return f"1 host, {self.ranks_per_host} ranks, {self.intra_host.describe()} between them"
         ups, downs = zip(*(self.port_rates(host) for host in range(min(self.hosts, 64))))
-        ends = " to ".join(dict.fromkeys(format_rate(r) for r in (min(ups), max(ups)) if math.isfinite(r)))
-        down = "" if ups == downs else f" up, {format_rate(min(downs))} down"
-        own = f", {len(self.pairs)} pairs of their own" if self.pairs else ""
-        latency = "" if self.latency is None else f", {format_duration(self.latency)}"
-        each = f" of {self.ranks_per_host} ranks" if self.ranks_per_host > 1 else ""
-        return f"{self.hosts} hosts{each}{', ' if ends else ''}{ends}{down}{latency}{own}"
+        text = f"{self.hosts} hosts"
+        if self.ranks_per_host > 1:
+            text += f" of {self.ranks_per_host} ranks"
+        rates = " to ".join(dict.fromkeys(format_rate(r) for r in (min(ups), max(ups)) if math.isfinite(r)))
+        if rates:
+            text += f", {rates}"
+        if ups != downs:
+            text += f" up, {format_rate(min(downs))} down"
+        if self.latency is not None:
+            text += f", {format_duration(self.latency)}"
+        if self.pairs:
+            text += f", {len(self.pairs)} slower pairs"
+        return text
 
 
 def _host_rate(rates: float | list[float], host: int) -> float:
@@ -190,66 +213,77 @@ def _host_rate(rates: float | list[float], host: int) -> float:
 
 
 def _parse_pair(pair: str, hosts: int) -> tuple[int, int]:
-    found = re.fullmatch(r"(0|[1-9][0-9]*)-([1-9][0-9]*)", str(pair))
-    if not found or not int(found[1]) < int(found[2]) < hosts:
-        raise ValueError(f"pairs has {pair!r}: a pair is two hosts, the smaller first, 0-1 to {hosts - 2}-{hosts - 1}")
-    return int(found[1]), int(found[2])
-
-
-# by hand ----------------------------------------------------------------------------------------------
+    match = re.fullmatch(r"(0|[1-9][0-9]*)-([1-9][0-9]*)", str(pair))
+    if not match or not int(match[1]) < int(match[2]) < hosts:
+        raise ValueError(
+            f"pairs has {pair!r}, which is no pair of hosts. Use 0-1 to {hosts - 2}-{hosts - 1}, the smaller host first"
+        )
+    return int(match[1]), int(match[2])
 
 
 def parse_links(text: str) -> Links:
-    """Links from one line: '8 hosts, 25 Gbit/s, 50 us', '4 hosts of 8 ranks, ...', '... 100/20 Mbit/s' (down/up)."""
+    """Parse one line: "8 hosts, 25 Gbit/s, 50 us", "4 hosts of 8 ranks, ...", "... 100/20 Mbit/s ..." (down/up).
+
+    Raises:
+        UsageError: the line has another form, or a value is out of range.
+    """
     form = r"(\d{1,9}) hosts?(?: of (\d{1,9}) ranks?)?, *(?:([0-9.]+)/)?([0-9.]+ *[a-zA-Z]+/s), *([0-9.]+ *[a-zµ]+)"
-    found = re.fullmatch(form, text.strip())
-    if not found:
-        raise UsageError(
-            f"links: {text[:200]!r} is not understood; '8 hosts, 25 Gbit/s, 50 us' works, and so does a file"
-        )
-    hosts, ranks, down, up, latency = found.groups()
+    match = re.fullmatch(form, text.strip())
+    if not match:
+        raise UsageError(f"--links {text[:200]!r} is not understood. Use a file, or '8 hosts, 25 Gbit/s, 50 us'")
+    hosts, ranks, down, up, latency = match.groups()
     unit = re.sub(r"^[0-9.]+ *", "", up)
     data = {"hosts": int(hosts), "ranks_per_host": int(ranks or 1), "up": up, "latency": latency}
-    return from_dict(Links, data | ({"down": f"{down} {unit}"} if down else {}))
+    if down:
+        data["down"] = f"{down} {unit}"
+    return from_dict(Links, data)
 
 
 def load_links(text: str) -> Links:
-    """What a user gives: a file, or one line."""
+    """Read a file if `text` names one, else parse it as one line."""
     return read_links(Path(text)) if is_links_file(text) else parse_links(text)
 
 
 def is_links_file(text: str) -> bool:
+    """Return whether `text` names a YAML or JSON file."""
     return Path(text).suffix in (".yaml", ".yml", ".json")
 
 
-# files ------------------------------------------------------------------------------------------------
-
-
 def read_links(path: Path) -> Links:
-    """Fields, or the one line. Unusable names the file, the field and what fits."""
+    """Read a file with fields, or with one line.
+
+    Raises:
+        UsageError: names the file and what is wrong in it.
+    """
     try:
         text = path.read_text("utf-8")
         return parse_links(text) if text[:1].isdigit() else from_dict(Links, from_yaml(text, str(path)))
     except FileNotFoundError as error:
-        raise UsageError(f"links: {path} does not exist; `paragan bench links --out {path}` measures them") from error
+        raise UsageError(f"--links {path} does not exist. Use `paragan bench links --out {path}`") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"links: {path} cannot be read: {error}") from error
+        raise UsageError(f"--links {path} cannot be read: {error}") from error
     except UsageError as error:
-        raise UsageError(f"links: {path}: {error}") from error
+        raise UsageError(f"--links {path}: {error}") from error
 
 
 def links_to_yaml(links: Links) -> str:
-    """The file, with units."""
+    """Format links as the text of a file, with units."""
     data: dict[str, Any] = {"hosts": links.hosts, "ranks_per_host": links.ranks_per_host}
     for name in ("up", "down"):
-        if (rates := getattr(links, name)) is not None:
-            data[name] = [format_rate(r) for r in rates] if isinstance(rates, list) else format_rate(rates)
+        rates = getattr(links, name)
+        if isinstance(rates, list):
+            data[name] = [format_rate(rate) for rate in rates]
+        elif rates is not None:
+            data[name] = format_rate(rates)
     if links.latency is not None:
         data["latency"] = format_duration(links.latency)
-    data["within"] = links.intra_host.describe()
-    data |= {"both_ways": round(links.duplex_efficiency, 3), "contention": round(links.contention_efficiency, 3)}
+    data["intra_host"] = links.intra_host.describe()
+    data["duplex_efficiency"] = round(links.duplex_efficiency, 3)
+    data["contention_efficiency"] = round(links.contention_efficiency, 3)
     if links.initial_window_bytes is not None:
-        data["window"] = links.initial_window_bytes
+        data["initial_window_bytes"] = links.initial_window_bytes
     if links.pairs:
         data["pairs"] = {pair: link.describe() for pair, link in links.pairs.items()}
-    return to_yaml(data | ({"measured": dict(links.measurement)} if links.measurement else {}))
+    if links.measurement:
+        data["measurement"] = dict(links.measurement)
+    return to_yaml(data)

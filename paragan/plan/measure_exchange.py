@@ -1,7 +1,8 @@
-"""What a strategy's exchanges cost on the links there are: a game without networks, played through the real loop.
+"""Measure what the exchanges of a strategy cost on the present links: `paragan bench strategies`.
 
-The players are vectors; computing is waiting, and fills the buckets as backward would, so that many hosts on few cores
-measure the network and not the cores.
+An emulated game runs through the real turns and exchanges. Its networks have parameters but compute nothing: each layer
+sleeps and then sets its gradient, so buckets fill as in a real backward pass. Therefore many hosts can share a few
+cores, and the network is measured, not the processor.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ from paragan.plan.cost import role_traffic
 from paragan.plan.predict.stub_game import StubObjective, equal_layers
 from paragan.strategies.base import Role, Strategy
 
-MIN_LANES = 8  # of one image, or more
-WARM_UP_ROUNDS = 2  # rounds
-NAME_WIDTH = 44  # letters of a strategy in the table
+MIN_LANES = 8  # each of one image
+WARM_UP_ROUNDS = 2
+NAME_WIDTH = 44  # characters of a strategy in the table
 
 
 @dataclass(frozen=True)
 class ExchangeMeasurement:
-    """One strategy on these links: a row of the file. Times are medians of the slowest rank, in ms; bytes are what the
-    rank that sends most sends in a round, counted, predicted, and seen by the kernel on the interface that
-    GLOO_SOCKET_IFNAME names."""
+    """One strategy on these links: a row of the JSON file.
+
+    Times are medians over rounds, of the slowest rank. Bytes are those that the busiest rank sends in one round:
+    counted by the exchanges, predicted by `Exchange.traffic`, and counted by the kernel on the interface that
+    GLOO_SOCKET_IFNAME names.
+    """
 
     strategy: str
     wire: str
@@ -48,19 +52,19 @@ class ExchangeMeasurement:
     params: int
     step_ms: float
     compute_ms: float
-    overlap: float | None  # share of the exchanges' own time that is hidden behind computing
-    efficiency: float | None  # computing over the step
+    overlap: float | None  # fraction of the exchanges' own time that is hidden behind computing
+    efficiency: float | None  # computing time divided by the time of a step
     sent_bytes: int
     predicted_bytes: int
     kernel_bytes: int | None
 
     def to_line(self) -> str:
-        """A row of the table on the screen."""
-        shares = {"overlap": self.overlap, "efficiency": self.efficiency}
-        hidden = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share is not None)
-        who = f"{self.strategy:<{NAME_WIDTH}}{self.wire:<10}{self.topology:<13}{self.ranks:>5}"
-        line = f"{who}{self.step_ms:>10.1f}{self.sent_bytes:>14,}"
-        return f"{line}{self.predicted_bytes:>14,}  {hidden}".rstrip()
+        """Format a row below TABLE_HEADER."""
+        fractions = {"overlap": self.overlap, "efficiency": self.efficiency}
+        notes = ", ".join(f"{name} {value:.0%}" for name, value in fractions.items() if value is not None)
+        setting = f"{self.strategy:<{NAME_WIDTH}}{self.wire:<10}{self.topology:<13}{self.ranks:>5}"
+        numbers = f"{self.step_ms:>10.1f}{self.sent_bytes:>14,}{self.predicted_bytes:>14,}"
+        return f"{setting}{numbers}  {notes}".rstrip()
 
 
 TABLE_HEADER = (
@@ -78,23 +82,29 @@ def measure_exchange(
     d_compute_share: float,
     rounds: int,
 ) -> ExchangeMeasurement:
-    """Play a strategy on this world; every rank calls this, and learns the same.
+    """Measure a strategy on this world. All ranks call it together and get the same result.
 
-    params: of both players together; compute_ms: of a round, where a rank plays both on its part of the lanes; share:
-    D's own part of it.
+    Args:
+        strategy: to measure.
+        name: as the user gave it, such as "sync+int8".
+        world: whose ranks and links are used.
+        num_params: of both players together.
+        compute_ms: emulated computing time of a round, if a rank plays both players on its share of the lanes.
+        d_compute_share: D's part of it, from 0 to 1.
+        rounds: timed rounds; rounded up to whole periods of the strategy.
     """
-    played = _time_rounds(strategy, world, num_params, compute_ms, d_compute_share, rounds)
-    overlap = efficiency = None
+    measured = _time_rounds(strategy, world, num_params, compute_ms, d_compute_share, rounds)
+    overlap = None
+    efficiency = None
     if compute_ms > 0 and world.size > 1:
-        alone_ms = _time_rounds(strategy, world, num_params, 0.0, d_compute_share, rounds).step_ms
-        computing_ms = _time_rounds(strategy, World.solo(), num_params, compute_ms, d_compute_share, rounds).step_ms
-        computing_ms = _max_over_ranks(world, [computing_ms])[0]
-        if not played.is_async:  # else the exchanges have no time of their own
-            overlap = min(1.0, max(0.0, 1 - (played.step_ms - computing_ms) / alone_ms))
-        efficiency = computing_ms / played.step_ms
-    sent, predicted, kernel = map(
-        int, _max_over_ranks(world, [played.sent_bytes, played.predicted_bytes, played.kernel_bytes or 0])
-    )
+        exchange_ms = _time_rounds(strategy, world, num_params, 0.0, d_compute_share, rounds).step_ms
+        solo_ms = _time_rounds(strategy, World.solo(), num_params, compute_ms, d_compute_share, rounds).step_ms
+        solo_ms = _max_over_ranks(world, [solo_ms])[0]
+        if not measured.is_async:  # an asynchronous exchange has no time of its own
+            overlap = min(1.0, max(0.0, 1 - (measured.step_ms - solo_ms) / exchange_ms))
+        efficiency = solo_ms / measured.step_ms
+    counts = [measured.sent_bytes, measured.predicted_bytes, measured.kernel_bytes or 0]
+    sent, predicted, kernel = map(int, _max_over_ranks(world, counts))
     wire = strategy.wire.name
     return ExchangeMeasurement(
         strategy="+".join(word for word in name.split("+") if word not in (wire, f"wire={wire}")),
@@ -102,67 +112,73 @@ def measure_exchange(
         topology=strategy.gossip_topology.name if strategy.gossip_topology else "all",
         ranks=world.size,
         params=num_params,
-        step_ms=played.step_ms,
+        step_ms=measured.step_ms,
         compute_ms=compute_ms,
         overlap=overlap,
         efficiency=efficiency,
         sent_bytes=sent,
         predicted_bytes=predicted,
-        kernel_bytes=None if played.kernel_bytes is None else kernel,
+        kernel_bytes=None if measured.kernel_bytes is None else kernel,
     )
 
 
 @dataclass(frozen=True)
 class _TimedRounds:
-    """ms a round, bytes that this rank sent in one, and whether its messages may lag."""
+    """Means or medians of one rank's timed rounds."""
 
     step_ms: float
-    sent_bytes: int
+    sent_bytes: int  # by this rank, in a round
     kernel_bytes: int | None
     predicted_bytes: int
-    is_async: bool
+    is_async: bool  # whether messages may arrive rounds later
 
 
 def _time_rounds(
     strategy: Strategy, world: World, num_params: int, compute_ms: float, d_compute_share: float, rounds: int
 ) -> _TimedRounds:
-    gc.collect()  # of a large game before: two may be too much
-    lanes = world.size * -(-MIN_LANES // world.size)  # as many on every rank
+    gc.collect()  # frees the game before this one: memory may not suffice for two
+    lanes = world.size * -(-MIN_LANES // world.size)  # the same number on every rank
     period = strategy.traffic_period
     rounds = period * -(-rounds // period)
-    game = make_emulated_game(
-        num_params, compute_ms / 1000 * world.size / lanes, d_compute_share, bucket_bytes(strategy.wire)
-    )
+    round_s = compute_ms / 1000 * world.size / lanes
+    game = make_emulated_game(num_params, round_s, d_compute_share, bucket_bytes(strategy.wire))
     role = strategy.role(game, world, lanes)
-    hands = [Batch(torch.zeros(len(role.share.lanes), 1), None, LaneRng(0, 0, role.share.lanes, 1))]
+    micro_batches = [Batch(torch.zeros(len(role.share.lanes), 1), None, LaneRng(0, 0, role.share.lanes, 1))]
     for step in range(WARM_UP_ROUNDS):
-        play_role_round(role, hands, step)
+        play_role_round(role, micro_batches, step)
     times: list[float] = []
-    sent, seen = sum(p.meter.sent_bytes for p in game.players), _kernel_sent_bytes()
+    sent_before = sum(p.meter.sent_bytes for p in game.players)
+    kernel_before = _kernel_sent_bytes()
     world.all_ranks.all_reduce_sum(torch.zeros(1)).wait()
     for step in range(WARM_UP_ROUNDS, WARM_UP_ROUNDS + rounds):
-        if not role.drain:  # who may lag is not to be held up
+        if not role.drain:  # a barrier would hold up messages that may lag
             world.all_ranks.all_reduce_sum(torch.zeros(1)).wait()
         start = time.perf_counter()
-        play_role_round(role, hands, step)
+        play_role_round(role, micro_batches, step)
         times.append(1000 * (time.perf_counter() - start))
     if role.drain:
-        times = [statistics.fmean(times)] * len(times)  # some rounds wait for links, most do not
+        times = [statistics.fmean(times)] * len(times)  # a few rounds wait for messages, most do not
         role.drain()
     world.all_ranks.all_reduce_sum(torch.zeros(1)).wait()
-    sent = sum(p.meter.sent_bytes for p in game.players) - sent
-    now = _kernel_sent_bytes()
-    kernel = None if seen is None or now is None or world.size == 1 else (now - seen) // rounds
-    predicted = role_traffic(role, game).sent_bytes
+    sent = sum(p.meter.sent_bytes for p in game.players) - sent_before
+    kernel_after = _kernel_sent_bytes()
+    kernel = None
+    if world.size > 1 and kernel_before is not None and kernel_after is not None:
+        kernel = (kernel_after - kernel_before) // rounds
     return _TimedRounds(
-        statistics.median(_max_over_ranks(world, times)), sent // rounds, kernel, predicted, bool(role.drain)
+        step_ms=statistics.median(_max_over_ranks(world, times)),
+        sent_bytes=sent // rounds,
+        kernel_bytes=kernel,
+        predicted_bytes=role_traffic(role, game).sent_bytes,
+        is_async=bool(role.drain),
     )
 
 
 def play_role_round(role: Role, micro_batches: list[Batch], step: int) -> None:
+    """Play one round of a role of an emulated game."""
     start_exchanges(role.round, step)
-    for beat in role.round:
-        play_turns(beat, micro_batches, step, step, 1)
+    for group in role.round:
+        play_turns(group, micro_batches, step, step, 1)
 
 
 def _max_over_ranks(world: World, times: Sequence[float]) -> list[float]:
@@ -172,29 +188,29 @@ def _max_over_ranks(world: World, times: Sequence[float]) -> list[float]:
 
 
 def _kernel_sent_bytes() -> int | None:
-    """Bytes that have left by the interface gloo was told to use, as the kernel counts them."""
+    """Return the bytes that the kernel sent on the interface that gloo uses; None without GLOO_SOCKET_IFNAME."""
     counter = Path("/sys/class/net") / os.environ.get("GLOO_SOCKET_IFNAME", "-") / "statistics/tx_bytes"
     return int(counter.read_text()) if counter.exists() else None
 
 
-# a game without networks ----------------------------------------------------------------------------------------------
+# The emulated game ----------------------------------------------------------------------------------------------------
 
 
 class _SleepFunction(torch.autograd.Function):
-    """Waits as a layer would, forward so many seconds an image and backward twice as long, and gives its weight a
-    gradient."""
+    """A layer that sleeps: `seconds` per image forward, twice as long backward; it then sets its weight's gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor, seconds: float) -> Tensor:
-        ctx.gradient, ctx.seconds = gradient, seconds * len(x)
+        ctx.gradient = gradient
+        ctx.seconds = seconds * len(x)
         _sleep(ctx.seconds)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        moving = ctx.needs_input_grad[1]
-        _sleep(ctx.seconds * (2 if moving else 1))
-        return grads[0], ctx.gradient if moving else None, None, None
+        needs_weight_grad = ctx.needs_input_grad[1]
+        _sleep(ctx.seconds * (2 if needs_weight_grad else 1))
+        return grads[0], ctx.gradient if needs_weight_grad else None, None, None
 
 
 def _sleep(seconds: float) -> None:
@@ -203,7 +219,7 @@ def _sleep(seconds: float) -> None:
 
 
 class _SleepingNet(nn.Module):
-    """A network of so many parameters that computes nothing."""
+    """A network of `num_params` parameters that sleeps for `seconds` per image in a forward pass."""
 
     def __init__(self, num_params: int, seconds: float):
         super().__init__()
@@ -218,21 +234,31 @@ class _SleepingNet(nn.Module):
 
 
 def make_emulated_game(num_params: int, round_s: float, d_compute_share: float, max_bucket_bytes: int) -> Game:
-    """A lane's part of a round takes so many seconds, of which D itself has the share. D's turn is a pass of G and six
-    of D (forward, and backward twice as long, on reals and on fakes), G's three of G and two of D."""
-    if num_params < 2:
-        raise UsageError(f"--params {num_params} must be 2 or more: both players need one")
+    """Make a game whose networks sleep instead of computing.
 
-    def player(name: str, size: int, passes: float) -> Player:
+    In units of a forward pass, D's turn takes one of G and six of D (forward, and backward twice as long, on reals and
+    on fakes). G's turn takes three of G and two of D.
+
+    Args:
+        num_params: of both players together.
+        round_s: seconds that one lane takes in a round.
+        d_compute_share: D's part of it, from 0 to 1.
+        max_bucket_bytes: of the flat vectors.
+
+    Raises:
+        UsageError: there are fewer than two parameters.
+    """
+    if num_params < 2:
+        raise UsageError(f"--params {num_params}: both players need a parameter. Use 2 or more")
+
+    def make_player(name: str, size: int, forward_s: float) -> Player:
         return Player(
             name,
-            _SleepingNet(size, passes),
+            _SleepingNet(size, forward_s),
             lambda parameters: torch.optim.SGD(parameters, lr=1e-9, foreach=False),
             bucket_bytes=max_bucket_bytes,
         )
 
-    g, d = (
-        player("G", num_params - num_params // 2, (1 - d_compute_share) * round_s / 4),
-        player("D", num_params // 2, d_compute_share * round_s / 8),
-    )
+    g = make_player("G", num_params - num_params // 2, (1 - d_compute_share) * round_s / 4)
+    d = make_player("D", num_params // 2, d_compute_share * round_s / 8)
     return Game(g=g, d=d, objective=StubObjective(), latent=1)

@@ -1,4 +1,8 @@
-"""What a step takes in operations and in memory, found by playing it with tensors that have a shape and no numbers."""
+"""Operations and peak memory of a computation, counted while it runs.
+
+`estimate` runs it with fake tensors, which have a shape and no storage, so a network that does not fit into this
+machine can be estimated. Not counted: memory of libraries, such as scratch memory of convolutions.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +20,21 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 
 class ResourceCounterMode(TorchDispatchMode):
-    """Counts the bytes of the tensors made inside that are alive, `now`, and the most there were, `peak`; and `flops`,
-    multiplications and additions separately (torch's own counter cannot be used with a gradient of a gradient).
+    """Count tensor memory and operations of the code inside.
 
-    there: tensors from before, which are counted too.
+    live_bytes : bytes of the tensors that are alive
+    peak_bytes : the largest value of live_bytes
+    flops      : a multiplication and an addition count as two operations. (torch's own FlopCounterMode does not work
+                 with gradients of gradients.)
+
+    Args:
+        existing: tensors made earlier that are counted too.
     """
 
     def __init__(self, existing: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
-        self.live_bytes = self.peak_bytes = 0
+        self.live_bytes = 0
+        self.peak_bytes = 0
         self.flops = 0.0
         self._counted_storages = weakref.WeakSet[Any]()
         self._count_tensors(existing)
@@ -53,33 +63,33 @@ class ResourceCounterMode(TorchDispatchMode):
 
 
 def _count_op_flops(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> float:
-    """By torch's formulas, but for the gradient of a convolution's weight: theirs takes groups for one (as of 2.13)."""
+    """Use torch's formulas, except for the backward pass of a convolution: torch's ignores groups (as of 2.13)."""
     if packet is torch.ops.aten.convolution_backward:
-        grad, x, weight, transposed, wanted = *args[:3], args[7], args[10]
-        return conv_flop_count(x.shape, weight.shape, grad.shape, transposed) * sum(wanted[:2])
+        grad, x, weight = args[:3]
+        transposed = args[7]
+        output_mask = args[10]  # which of the gradients of x, weight and bias are computed
+        return conv_flop_count(x.shape, weight.shape, grad.shape, transposed) * sum(output_mask[:2])
     return flop_registry[packet](*args, **kwargs, out_val=out) if packet in flop_registry else 0.0
 
 
 @dataclass(frozen=True)
 class RoundCost:
-    """flops : multiplications and additions, counted separately;  peak_bytes : of all tensors at one time"""
+    """Cost of one round on one rank."""
 
-    flops: float
-    peak_bytes: int
+    flops: float  # a multiplication and an addition count as two operations
+    peak_bytes: int  # of all tensors that are alive at one time
 
 
 @contextlib.contextmanager
 def fake_tensor_mode() -> Iterator[None]:
-    """Inside, tensors have a shape and no storage, and nothing is computed: a network that does not fit into this
-    machine can be asked about."""
+    """Make tensors inside without storage. Nothing is computed."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield
 
 
 def estimate(fn: Callable[[], object]) -> RoundCost:
-    """What `play` would take, from nothing on: networks that it makes are counted, and what it returns is alive at the
-    end. Not counted is what libraries take for themselves: scratch memory of convolutions, the interpreter."""
-    with fake_tensor_mode(), ResourceCounterMode() as counted:
-        kept = fn()
-    del kept
-    return RoundCost(counted.flops, counted.peak_bytes)
+    """Estimate what `fn` costs, including the networks that it creates. What it returns counts as alive at the end."""
+    with fake_tensor_mode(), ResourceCounterMode() as counter:
+        result = fn()
+    del result  # only now, so that it was counted
+    return RoundCost(counter.flops, counter.peak_bytes)

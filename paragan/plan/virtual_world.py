@@ -1,4 +1,7 @@
-"""TODO: docstring of paragan/plan/virtual_world.py"""
+"""A world of many ranks, seen from one of them, without starting any process.
+
+Enough to build a role and to compute its traffic. plan/predict/exchange_trace.py derives a world that records messages.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from paragan.comm.world import LaunchInfo, World
 
 @dataclass(frozen=True)
 class FakeGroup:
-    """A group that is not there: enough for wiring, and for counting what would be sent."""
+    """A group that has a size and a rank, and cannot send."""
 
     size: int
     rank: int = 0
@@ -23,27 +26,29 @@ class FakeGroup:
         return self
 
     def all_reduce_sum(self, x: torch.Tensor) -> Work:
-        raise NotImplementedError("an imagined group sends nothing")
+        raise NotImplementedError("a fake group sends nothing")
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> tuple[torch.Tensor, Work]:
-        raise NotImplementedError("an imagined group sends nothing")
+        raise NotImplementedError("a fake group sends nothing")
 
     def all_to_all(self, x: torch.Tensor, out: torch.Tensor) -> Work:
-        raise NotImplementedError("an imagined group sends nothing")
+        raise NotImplementedError("a fake group sends nothing")
 
     def send_recv(self, sends: Mapping[int, torch.Tensor], recvs: Mapping[int, torch.Tensor], tag: int = 0) -> Work:
-        raise NotImplementedError("an imagined group sends nothing")
+        raise NotImplementedError("a fake group sends nothing")
 
 
 class VirtualWorld(World):
-    """A world of so many ranks, seen from one of them, without starting any."""
+    """A world of `ranks` ranks as rank `rank` sees it. Its groups are fake."""
 
     def __init__(self, ranks: int, rank: int = 0):
         group = FakeGroup(ranks, rank) if ranks > 1 else SingleRankGroup()
         super().__init__(LaunchInfo(rank, ranks), torch.device("cpu"), World.solo().store, group, 60.0)
 
     def new_group(self, ranks: Sequence[int]) -> Group | None:
-        return (FakeGroup(len(ranks)) if len(ranks) > 1 else SingleRankGroup()) if self.rank in ranks else None
+        if self.rank not in ranks:
+            return None
+        return FakeGroup(len(ranks)) if len(ranks) > 1 else SingleRankGroup()
 
     def pair_group(self, other: int) -> Group:
         return FakeGroup(2)

@@ -72,7 +72,7 @@ def test_alone_nothing_is_sent_and_a_recipe_says_how_much_there_is(tmp_path):
         ("--strategies=sink", "there is no sink; did you mean sync?"),
         ("--strategies=sync+int5", "did you mean int"),
         ("--params=many", "--params many is not a number: 8M"),
-        ("--params=1", "must be 2 or more"),
+        ("--params=1", "Use 2 or more"),
         ("--rounds=0", "--rounds must be 1 or more"),
         ("--compute-share=2", "between 0 and 1"),
     ],
@@ -109,8 +109,8 @@ def load_lab():
 
 def test_rates_and_times():
     lab = load_lab()
-    assert [lab.bits(text) for text in ("200mbit", "1gbit", "56k", "9000")] == [200e6, 1e9, 56e3, 9000]
-    assert [lab.seconds(text) for text in ("20ms", "50us", "1s")] == pytest.approx([0.02, 5e-5, 1])
+    assert [lab.parse_rate(text) for text in ("200mbit", "1gbit", "56k", "9000")] == [200e6, 1e9, 56e3, 9000]
+    assert [lab.parse_duration(text) for text in ("20ms", "50us", "1s")] == pytest.approx([0.02, 5e-5, 1])
 
 
 def can_build():

@@ -99,8 +99,10 @@ def test_of_many_passes_a_few_tell_of_all(settings, lanes, merge):
 def test_more_memory_than_there_is_is_said(monkeypatch):
     arguments = ("train", "digits", "-n", "--nets.width=8", "--device.kind=cpu")
     assert "memory here" not in run_cli(*arguments).out
-    monkeypatch.setattr(type(BACKENDS["cpu"]), "memory", lambda self, device: 10**5)
-    assert "that is more than the 0 MB of memory here; --device.lanes_per_pass=1 takes less" in run_cli(*arguments).out
+    monkeypatch.setattr(type(BACKENDS["cpu"]), "memory_bytes", lambda self, device: 10**5)
+    assert (
+        "that is more than the 100 kB of memory here; --device.lanes_per_pass=1 takes less" in run_cli(*arguments).out
+    )
     assert run_cli(*arguments, "--device.lanes_per_pass=1").out.endswith(" of memory here\n")
     assert run_cli(*arguments[:4], "--device.kind=cuda").status == 2
 

@@ -19,9 +19,9 @@ hosts: 4
 up: 200 Mbit/s
 down: [200 Mbit/s, 200 Mbit/s, 100 Mbit/s, 1 Gbit/s]
 latency: 10 ms
-within: 3 GB/s, 20 us
-both_ways: 0.98
-window: 14480
+intra_host: 3 GB/s, 20 us
+duplex_efficiency: 0.98
+initial_window_bytes: 14480
 pairs: {0-3: "20 Mbit/s, 40 ms"}
 """
 
@@ -86,19 +86,19 @@ def test_pairs_alone_suffice_where_all_are_there(tmp_path):
     ("text", "told"),
     [
         ("hosts: 3\nup: 1 Gbit/s\npairs: {0-1: '1 Gbit/s, 1 ms'}", "pairs lacks 0-2"),
-        ("hosts: 2\nup: -3 Mbit/s\nlatency: 1 ms", "a rate is above 0"),
+        ("hosts: 2\nup: -3 Mbit/s\nlatency: 1 ms", "a rate must be above 0"),
         ("hosts: 2\nup: 3 parsec\nlatency: 1 ms", "25 Gbit/s"),
         ("hosts: 2\nup: .nan\nlatency: 1 ms", "finite number"),
-        ("hosts: 2\nup: 1 Gbit/s\nlatency: -1 ms", "a latency is 0 or more"),
-        ("hosts: 2\nup: 1 Gbit/s\nlatency: 3 weeks", "50 us and 10 ms work"),
+        ("hosts: 2\nup: 1 Gbit/s\nlatency: -1 ms", "a latency must be from 0"),
+        ("hosts: 2\nup: 1 Gbit/s\nlatency: 3 weeks", "50 us or 10 ms"),
         ("hosts: 0\nup: 1 Gbit/s\nlatency: 1 ms", "hosts=0"),
         ("hosts: 2\nup: [1 Gbit/s]\nlatency: 1 ms", "up has 1 rates for 2 hosts"),
-        ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\ncontention: 1.5", "contention=1.5"),
+        ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\ncontention_efficiency: 1.5", "contention_efficiency=1.5"),
         ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\npairs: {0-2: '1 Gbit/s, 1 ms'}", "0-1 to 0-1"),
         ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\nbandwith: 3", "no field bandwith"),
         ("hosts: 2\nup: 1 Gbit/s\nlatency: 1 ms\npairs: {00-1: '1 Gbit/s, 1 ms'}", "'00-1'"),
         ("- 1", "must hold fields"),
-        (f"hosts: 2\nup: {'9' * 400}\nlatency: 1 ms", "a rate is above 0"),
+        (f"hosts: 2\nup: {'9' * 400}\nlatency: 1 ms", "a rate must be above 0"),
     ],
 )
 def test_a_bad_file_is_one_line_that_names_the_field(tmp_path, text, told):

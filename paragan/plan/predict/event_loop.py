@@ -1,6 +1,6 @@
-"""Time that is counted and not spent: processes that sleep and wait for what happens.
+"""A discrete-event simulator: simulated time, and processes that sleep and wait for events.
 
-A process is a generator: it yields seconds to sleep, or a `Happening` to wait for.
+A process is a generator. It yields seconds to sleep, or a `SimEvent` to wait for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class SimEvent:
-    """Something that happens once."""
+    """An event that is triggered once."""
 
     __slots__ = ("_callbacks", "triggered")
 
@@ -21,13 +21,15 @@ class SimEvent:
         self._callbacks: list[Callable[[], None]] = []
 
     def trigger(self) -> None:
+        """Run the callbacks, in the order in which they were added."""
         self.triggered = True
-        then, self._callbacks = self._callbacks, []
-        for action in then:
-            action()
+        callbacks = self._callbacks
+        self._callbacks = []
+        for callback in callbacks:
+            callback()
 
     def add_callback(self, callback: Callable[[], None]) -> None:
-        """Do it when that has happened."""
+        """Call `callback` when the event is triggered, or now if it was."""
         if self.triggered:
             callback()
         else:
@@ -38,7 +40,7 @@ Process = Generator[float | SimEvent, None, Any]
 
 
 class SimClock:
-    """Everything that will be done, and when."""
+    """The simulated time and the queue of scheduled actions."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -46,14 +48,15 @@ class SimClock:
         self._sequence = 0
 
     def schedule(self, time_s: float, action: Callable[[], None]) -> None:
+        """Call `action` at `time_s`. Actions of one time run in the order in which they were scheduled."""
         self._sequence += 1
         heapq.heappush(self._queue, (time_s, self._sequence, action))
 
     def start_process(self, process: Process) -> SimEvent:
-        """Let it run; what is returned happens when it has ended."""
-        ended = SimEvent()
-        self._resume(process, ended)
-        return ended
+        """Run a process until it waits. The returned event is triggered when it has ended."""
+        done = SimEvent()
+        self._resume(process, done)
+        return done
 
     def _resume(self, process: Process, done: SimEvent) -> None:
         for awaited in process:
@@ -68,27 +71,28 @@ class SimClock:
         done.trigger()
 
     def run(self) -> None:
-        """Until nothing is left to be done."""
+        """Run scheduled actions until none is left."""
         while self._queue:
             self.now_s, _, action = heapq.heappop(self._queue)
             action()
 
 
 class SimThreads:
-    """So many processes at a time; the others wait their turn."""
+    """Runs at most `num_threads` processes at a time, first come first served."""
 
     def __init__(self, clock: SimClock, num_threads: int):
-        self.clock, self.num_idle = clock, num_threads
+        self.clock = clock
+        self.num_idle = num_threads
         self._queue = deque[tuple[Process, SimEvent]]()
 
     def submit(self, process: Process) -> SimEvent:
-        """What is returned happens when it has ended."""
-        ended = SimEvent()
+        """Run a process, or queue it. The returned event is triggered when it has ended."""
+        done = SimEvent()
         if self.num_idle:
-            self._start(process, ended)
+            self._start(process, done)
         else:
-            self._queue.append((process, ended))
-        return ended
+            self._queue.append((process, done))
+        return done
 
     def _start(self, process: Process, done: SimEvent) -> None:
         self.num_idle -= 1

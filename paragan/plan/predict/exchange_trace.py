@@ -1,8 +1,8 @@
-"""What an exchange does with a bucket, found by letting it: its generator runs on a bucket whose numbers are never
-computed, with a group that notes what is sent, to whom, and what is waited for.
+"""Record what an exchange does with a bucket, by running it.
 
-So overlap, the order of messages, periods and rounds of gossip follow from the code that will run, and exchanges and
-wires of a user's own are foreseen as well.
+The exchange's generator runs on a bucket whose numbers are not computed, with a group that records what is sent, to
+whom, and what is waited for. So overlap, the order of messages, periods and rounds of gossip follow from the code that
+a real run executes. User-defined exchanges and compressors are predicted in the same way.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from paragan.comm.process_group import Group, SingleRankGroup, WaitThread, Work
 from paragan.comm.traffic import Meter, Traffic, all_to_all, ring_all_gather, ring_all_reduce
 from paragan.plan.virtual_world import VirtualWorld
 
-MAX_COMPUTED_NUMEL = 4096  # numbers: so few are computed
+MAX_COMPUTED_NUMEL = 4096  # operations on at most this many numbers are computed
 
-CommKind = Literal["sum", "gather", "transpose", "swap"]
+CommKind = Literal["all_reduce", "all_gather", "all_to_all", "send_recv"]
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Numbers that this rank computes itself, by what is done: "pass" (over memory), "int8/encode", "int8/decode"."""
+    """Numbers that this rank computes, by operation: "pass" (over memory), "int8/encode", "int8/decode"."""
 
     numel_by_op: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message, or a collective of `members`. nbytes: what a rank gives to it; tells, hears: bytes, by rank."""
+    """A message or a collective of `members` that this rank starts."""
 
     message_id: int
     kind: CommKind
     members: tuple[int, ...]
-    nbytes: int = 0
-    send_bytes: Mapping[int, int] = field(default_factory=dict[int, int])
-    recv_bytes: Mapping[int, int] = field(default_factory=dict[int, int])
+    nbytes: int = 0  # input of this rank to a collective
+    send_bytes: Mapping[int, int] = field(default_factory=dict[int, int])  # by rank
+    recv_bytes: Mapping[int, int] = field(default_factory=dict[int, int])  # by rank
     tag: int = 0
 
 
 @dataclass(frozen=True)
 class WaitMessage:
-    """What was posted with this number is waited for. here: on the spot; else when all else that can be done is."""
+    """Wait for a message that was started before."""
 
     message_id: int
-    blocking: bool
+    blocking: bool  # at once; else after everything else that this rank can do
 
 
 @dataclass(frozen=True)
 class WaitEvent:
-    """The exchange goes on at this moment."""
+    """Wait for an event of the turn."""
 
     event: ExchangeEvent
 
@@ -70,7 +70,7 @@ TraceOps = tuple[TraceOp, ...]
 
 
 class Trace:
-    """What was noted, in order."""
+    """The recorded operations of one step, in order. Consecutive computations are merged."""
 
     def __init__(self) -> None:
         self.ops: list[TraceOp] = []
@@ -78,28 +78,43 @@ class Trace:
         self._pending_numel: Counter[str] = Counter()
 
     def add_compute(self, op: str, numel: int) -> None:
+        """Record an operation on `numel` numbers."""
         self._pending_numel[op] += numel
 
     def append(self, op: TraceOp) -> None:
-        if self._pending_numel:
-            self.ops.append(Compute(dict(self._pending_numel)))
-            self._pending_numel.clear()
+        """Record an operation other than a computation."""
+        self._flush_compute()
         self.ops.append(op)
 
-    def add_message(self, kind: CommKind, members: tuple[int, ...], **more: Any) -> TracedWork:
+    def add_message(
+        self,
+        kind: CommKind,
+        members: tuple[int, ...],
+        *,
+        nbytes: int = 0,
+        send_bytes: Mapping[int, int] | None = None,
+        recv_bytes: Mapping[int, int] | None = None,
+        tag: int = 0,
+    ) -> TracedWork:
+        """Record a message; the fields are those of `Message`."""
         self._num_messages += 1
-        self.append(Message(self._num_messages, kind, members, **more))
+        self.append(Message(self._num_messages, kind, members, nbytes, send_bytes or {}, recv_bytes or {}, tag))
         return TracedWork(self, self._num_messages)
 
     def to_ops(self) -> TraceOps:
+        """Return everything that was recorded."""
+        self._flush_compute()
+        return tuple(self.ops)
+
+    def _flush_compute(self) -> None:
         if self._pending_numel:
             self.ops.append(Compute(dict(self._pending_numel)))
-        return tuple(self.ops)
+            self._pending_numel.clear()
 
 
 @dataclass(frozen=True)
 class TracedWork:
-    """Work that is under way in a script."""
+    """A recorded message in place of work in flight."""
 
     trace: Trace
     message_id: int
@@ -109,17 +124,17 @@ class TracedWork:
 
 
 class TraceHandle:
-    """Who writes at present; shared by the groups of a world."""
+    """Holder of the current trace, shared by all groups of a world."""
 
     current = Trace()
 
 
 @dataclass(frozen=True)
 class TracingGroup:
-    """A group whose messages are noted. members: its ranks, as the world knows them."""
+    """A group that records messages."""
 
     trace_handle: TraceHandle
-    members: tuple[int, ...]
+    members: tuple[int, ...]  # ranks of the world
     rank: int
 
     @property
@@ -130,22 +145,27 @@ class TracingGroup:
         return self
 
     def all_reduce_sum(self, x: Tensor) -> Work:
-        return self.trace_handle.current.add_message("sum", self.members, nbytes=x.nbytes)
+        return self.trace_handle.current.add_message("all_reduce", self.members, nbytes=x.nbytes)
 
     def all_gather(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Work]:
         rows = x.new_empty(self.size, *x.shape) if out is None else out
-        return rows, self.trace_handle.current.add_message("gather", self.members, nbytes=x.nbytes)
+        return rows, self.trace_handle.current.add_message("all_gather", self.members, nbytes=x.nbytes)
 
     def all_to_all(self, x: Tensor, out: Tensor) -> Work:
-        return self.trace_handle.current.add_message("transpose", self.members, nbytes=x.nbytes)
+        return self.trace_handle.current.add_message("all_to_all", self.members, nbytes=x.nbytes)
 
     def send_recv(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], tag: int = 0) -> Work:
-        tells, hears = ({self.members[j]: x.nbytes for j, x in some.items()} for some in (sends, recvs))
-        return self.trace_handle.current.add_message("swap", self.members, tells=tells, hears=hears, tag=tag)
+        return self.trace_handle.current.add_message(
+            "send_recv",
+            self.members,
+            send_bytes={self.members[j]: x.nbytes for j, x in sends.items()},
+            recv_bytes={self.members[j]: x.nbytes for j, x in recvs.items()},
+            tag=tag,
+        )
 
 
 class TracingWorld(VirtualWorld):
-    """An imagined world whose groups note what they are given to do."""
+    """A virtual world whose groups record messages."""
 
     def __init__(self, ranks: int, rank: int, trace_handle: TraceHandle):
         super().__init__(ranks, rank)
@@ -159,22 +179,22 @@ class TracingWorld(VirtualWorld):
         return self._make_group(sorted((self.rank, other)))
 
     def make_wait_thread(self, group: Group | None = None) -> WaitThread:
-        return _null_wait_thread  # nothing is under way
+        return _null_wait_thread  # no message is in flight
 
     def _make_group(self, ranks: Iterable[int]) -> Group:
         members = tuple(ranks)
-        return (
-            TracingGroup(self.trace_handle, members, members.index(self.rank))
-            if len(members) > 1
-            else SingleRankGroup()
-        )
+        if len(members) == 1:
+            return SingleRankGroup()
+        return TracingGroup(self.trace_handle, members, members.index(self.rank))
 
 
 class _NullWaitThread(WaitThread):
-    """A thread that was not started."""
+    """Null WaitThread for tracing."""
 
     def __init__(self) -> None:
-        self.timeout_s, self.group, self.cancelled = 0.0, None, False
+        self.timeout_s = 0.0
+        self.group = None
+        self.cancelled = False
 
     def close(self) -> None:
         pass
@@ -185,7 +205,7 @@ _null_wait_thread = _NullWaitThread()
 
 @dataclass(frozen=True)
 class TracedCompressor:
-    """A wire whose work is noted and not done."""
+    """A compressor whose work is recorded and not done. Everything else is that of the compressor."""
 
     wire: Compressor
     trace_handle: TraceHandle
@@ -201,8 +221,11 @@ class TracedCompressor:
 
 
 class SkipComputeMode(TorchDispatchMode):
-    """Inside, operations on many numbers are noted as passes over memory and not done: tensors keep whatever their
-    memory holds, and most of it is never touched. Few numbers are computed, from zeros."""
+    """Record operations on more than MAX_COMPUTED_NUMEL numbers as passes over memory, and skip them.
+
+    The tensors keep whatever their memory holds, and most of it is never touched. Operations on fewer numbers are
+    computed, starting from zeros, since exchanges may look at their results.
+    """
 
     def __init__(self, trace_handle: TraceHandle):
         super().__init__()
@@ -212,21 +235,23 @@ class SkipComputeMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        name, returns = func._schema.name.removeprefix("aten::"), func._schema.returns
+        name = func._schema.name.removeprefix("aten::")
+        returns = func._schema.returns
         if name in FACTORY_OP_SHAPES:
-            return _make_uncomputed(FACTORY_OP_SHAPES[name](args), kwargs.get("dtype") or _like_tensor(args).dtype)
+            return _empty_tensor(FACTORY_OP_SHAPES[name](args), kwargs.get("dtype") or _like_tensor(args).dtype)
         if any(r.alias_info is not None and not r.alias_info.is_write for r in returns):  # a view
             return func(*args, **kwargs)
-        many = max((t.numel() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)), default=0)
-        if many <= MAX_COMPUTED_NUMEL:
+        numel = max((t.numel() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)), default=0)
+        if numel <= MAX_COMPUTED_NUMEL:
             return func(*args, **kwargs)
-        self.trace_handle.current.add_compute("pass", many)
+        self.trace_handle.current.add_compute("pass", numel)
         if any(r.alias_info is not None for r in returns):  # in place
             return kwargs["out"] if "out" in kwargs else args[0]
         return func(*tree_map(_expanded_zeros, args), **tree_map(_expanded_zeros, kwargs))
 
 
-FACTORY_OP_SHAPES: dict[str, Callable[[tuple[Any, ...]], Any]] = {  # what makes a tensor, and of which shape
+# Operations that make a tensor -> the shape that their arguments ask for.
+FACTORY_OP_SHAPES: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     **dict.fromkeys(("empty", "zeros"), lambda args: args[0]),
     **dict.fromkeys(("empty_like", "zeros_like"), lambda args: args[0].shape),
     **dict.fromkeys(("new_empty", "new_zeros"), lambda args: args[1]),
@@ -234,7 +259,8 @@ FACTORY_OP_SHAPES: dict[str, Callable[[tuple[Any, ...]], Any]] = {  # what makes
 _DEFAULT_LIKE = torch.zeros(1)
 
 
-def _make_uncomputed(shape: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+def _empty_tensor(shape: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Make a tensor with undefined contents; zeros if it is so small that operations on it are computed."""
     x = torch.empty(shape, dtype=dtype)
     return x.zero_() if x.numel() <= MAX_COMPUTED_NUMEL else x
 
@@ -244,72 +270,80 @@ def _like_tensor(args: tuple[Any, ...]) -> Tensor:
 
 
 def _expanded_zeros(value: Any) -> Any:
-    """As many zeros, which take no memory."""
+    """Return zeros of the same shape that share the memory of one number."""
     return value.new_zeros(1).expand(value.shape) if isinstance(value, Tensor) else value
 
 
 class ExchangeTracer:
-    """An exchange on one bucket of n numbers, step after step."""
+    """Runs an exchange on one bucket of `numel` numbers, step after step."""
 
     def __init__(self, exchange: Exchange, numel: int, index: int, trace_handle: TraceHandle):
-        self.exchange, self.trace_handle = exchange, trace_handle
-        self.bucket = Bucket(_make_uncomputed((numel,)), _make_uncomputed((numel,)), index, [(0, "numbers")])
+        self.exchange = exchange
+        self.trace_handle = trace_handle
+        self.bucket = Bucket(_empty_tensor((numel,)), _empty_tensor((numel,)), index, [(0, "numbers")])
 
     def trace_step(self, step: int) -> TraceOps:
-        self.trace_handle.current = log = Trace()
+        """Run one step and return its operations."""
+        trace = Trace()
+        self.trace_handle.current = trace
         with SkipComputeMode(self.trace_handle):
             for awaited in self.exchange(self.bucket, step):
-                log.append(WaitEvent(awaited) if isinstance(awaited, ExchangeEvent) else _op_for_yield(awaited))
-        return log.to_ops()
+                if isinstance(awaited, ExchangeEvent):
+                    trace.append(WaitEvent(awaited))
+                elif isinstance(awaited, TracedWork):
+                    trace.append(WaitMessage(awaited.message_id, blocking=False))
+                else:  # work of a group of one rank is done at once
+                    trace.append(Compute({}))
+        return trace.to_ops()
 
     @property
     def state_bytes(self) -> int:
-        """What the exchange keeps for itself."""
-        kept = (*self.bucket.states.values(), *self.bucket._workspaces.values())
-        return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}.values())
-
-
-def _op_for_yield(work: Work) -> TraceOp:
-    return WaitMessage(work.message_id, blocking=False) if isinstance(work, TracedWork) else Compute({})
+        """Bytes that the exchange keeps between steps."""
+        tensors = (*self.bucket.states.values(), *self.bucket._workspaces.values())
+        return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 def sent_traffic(ops: TraceOps) -> Traffic:
-    """What a rank sends, as comm/meter.py counts it."""
-    return sum((_message_traffic(act) for act in ops if isinstance(act, Message)), Traffic())
+    """Return what a rank sends, counted as comm/traffic.py does."""
+    return sum((_message_traffic(op) for op in ops if isinstance(op, Message)), Traffic())
 
 
 def _message_traffic(message: Message) -> Traffic:
     size = len(message.members)
     match message.kind:
-        case "sum":
+        case "all_reduce":
             return ring_all_reduce(message.nbytes, size)
-        case "gather":
+        case "all_gather":
             return ring_all_gather(message.nbytes, size)
-        case "transpose":
+        case "all_to_all":
             return all_to_all(message.nbytes, size)
-        case "swap":
+        case "send_recv":
             return Traffic(sum(message.send_bytes.values()), len(message.send_bytes))
 
 
 def trace_compressor(wire: Compressor, trace_handle: TraceHandle) -> Compressor:
+    """Wrap a compressor so that its work is recorded and not done."""
     return cast(Compressor, TracedCompressor(wire, trace_handle))
 
 
 def with_traced_wire(strategy: Any, trace_handle: TraceHandle) -> Any:
-    """The strategy with a wire whose work is noted."""
-    noted = copy.copy(strategy)
-    object.__setattr__(noted, "wire", trace_compressor(strategy.wire, trace_handle))
-    return noted
+    """Return a copy of the strategy whose wire records its work."""
+    traced = copy.copy(strategy)
+    object.__setattr__(traced, "wire", trace_compressor(strategy.wire, trace_handle))
+    return traced
 
 
 def shift_ranks(ops: TraceOps, offset: int, ranks: int) -> TraceOps:
-    """The same among ranks that are `by` further on, round all of them."""
+    """Add `offset` to every rank in the operations, modulo `ranks`."""
 
-    def shift_op(act: TraceOp) -> TraceOp:
-        if not isinstance(act, Message):
-            return act
-        tells, hears = ({(j + offset) % ranks: n for j, n in some.items()} for some in (act.send_bytes, act.recv_bytes))
-        members = tuple(sorted((j + offset) % ranks for j in act.members))
-        return dataclasses.replace(act, members=members, send_bytes=tells, recv_bytes=hears)
+    def shift_op(op: TraceOp) -> TraceOp:
+        if not isinstance(op, Message):
+            return op
+        return dataclasses.replace(
+            op,
+            members=tuple(sorted((j + offset) % ranks for j in op.members)),
+            send_bytes={(j + offset) % ranks: n for j, n in op.send_bytes.items()},
+            recv_bytes={(j + offset) % ranks: n for j, n in op.recv_bytes.items()},
+        )
 
     return tuple(map(shift_op, ops))

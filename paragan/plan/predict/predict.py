@@ -1,10 +1,11 @@
-"""What a round takes with any strategy, from one worker's profile, the links, and the strategy's own wiring.
+"""Predict the time of a round with any strategy, from one worker's profile, the links, and the strategy's own roles.
 
-    p = predict(run, read_profile(Path("profile.yaml")), described("8 hosts, 200 Mbit/s, 10 ms"))
-    p.step_s, p.images_per_s, p.spent
+    p = predict(run, read_profile(Path("profile.yaml")), parse_links("8 hosts, 200 Mbit/s, 10 ms"))
+    p.step_s, p.images_per_s, p.breakdown_s
 
-The strategy wires a game of blank vectors (standin, seats), its exchanges say what they send (script), and some rounds
-are played in counted time (simulate). docs/prediction.md says what is assumed.
+The strategy builds its roles in a game of stub networks (stub_game, rank_schedule), its exchanges are run to record
+what they send (exchange_trace), and some rounds are simulated (simulator, network). docs/prediction.md lists the
+assumptions.
 """
 
 from __future__ import annotations
@@ -24,27 +25,29 @@ from paragan.plan.predict.stub_game import PlannedRun
 from paragan.plan.profile.codec_cost import DEFAULT_CODEC_COST
 from paragan.plan.profile.profile import Profile
 
-WARM_UP_ROUNDS = 2  # rounds
-MIN_TIMED_ROUNDS = 4  # that count, or a period,
-ROUNDS_PER_LAG = 2  # or so many times as many as links may lag
-MAX_PERIOD_ROUNDS = 32  # rounds of a longer period that are played, around its exchange
-UNBOUNDED_BYTES_PER_S, ZERO_LATENCY_S = 1e15, 0.0  # a network that costs nothing
+WARM_UP_ROUNDS = 2
+MIN_TIMED_ROUNDS = 4  # rounded up to whole periods
+ROUNDS_PER_LAG = 2  # timed rounds per round that links may lag
+MAX_PERIOD_ROUNDS = 32  # of a longer period, only this many rounds around its exchange are simulated
+IDEAL_BYTES_PER_S = 1e13  # a rate that costs nothing
+ZERO_LATENCY_S = 0.0
 
 
 @dataclass(frozen=True)
 class Prediction:
     """One strategy on some ranks.
 
-    step_s       : seconds of a round, the mean over rounds, of the slowest rank
-    images_per_s : reals of all ranks
-    compute_s    : the computing in a round of the rank that computes longest
-    efficiency   : images a second, over those of as many workers that play alone with this local batch
-    sent_bytes, messages : of a round, the mean over rounds, of the rank that sends most
-    memory_bytes : of a rank, at the fullest moment of a round
-    staleness    : how many rounds old what a player sees of the other is (with links that lag: what it hears of its
-                   neighbours), the mean; 0 in lockstep
-    spent        : step_s by reason. computing, handling: of the slowest rank; latency: what a network without any
-                   would save; bandwidth: what one without bounds would save then; waiting: for others, the rest
+    step_s           : seconds of a round of the slowest rank, mean over rounds
+    images_per_s     : real images of all ranks
+    compute_s        : seconds of computing in a round, of the rank that computes longest
+    efficiency       : images_per_s divided by that of as many independent workers with this local batch
+    sent_bytes       : in a round, of the rank that sends most, mean over rounds
+    messages         : the same for messages
+    memory_bytes     : largest memory of a rank during a round
+    staleness_rounds : mean age of the opponent that a player uses (with asynchronous gossip: of the parameters that it
+                       receives from neighbors); 0 in lockstep
+    breakdown_s      : step_s by cause. compute, codec: of the slowest rank; latency: what links without latency would
+                       save; bandwidth: what unlimited rates would save in addition; waiting: the rest
     """
 
     step_s: float
@@ -67,85 +70,100 @@ def predict(
     slowdown: Slowdown = no_jitter,
     min_rounds: int = 0,
 ) -> Prediction:
-    """run: resolved (strategy, batch, lanes, d_steps, g_batch). ranks: as many as the links have, where left out.
+    """Predict a round of a run.
 
-    pace: (rank, round) -> a factor on its computing, for stragglers and jitter; rounds: to play, at least, where it
-    varies.
+    Args:
+        run: resolved; used are strategy, batch, lanes, d_steps, g_batch and the shape of the data.
+        profile: of one worker.
+        links: between hosts.
+        ranks: default: all ranks of the links.
+        slowdown: (rank, round) -> factor on the computing time, to model stragglers and jitter.
+        min_rounds: simulate at least this many rounds; needed if `slowdown` varies.
     """
     ranks = links.ranks if ranks is None else ranks
     if run.strategy.per_label:
         return _predict_per_label(run, profile, links, ranks)
-    wiring = ScheduleBuilder(run, profile, ranks)
-    played = RoundWindow(_repeat_period(run.strategy, ranks), min_rounds, _max_swap_rounds(wiring.build(0)))
-    seats = _build_schedules(wiring, links, ranks, played.steps, slowdown)
-    costs = DEFAULT_CODEC_COST | dict(profile.codec_cost)
+    builder = ScheduleBuilder(run, profile, ranks)
+    window = RoundWindow(_repeat_period(run.strategy, ranks), min_rounds, _max_swap_rounds(builder.build(0)))
+    schedules = _build_schedules(builder, links, ranks, window.steps, slowdown)
+    codec_cost = DEFAULT_CODEC_COST | dict(profile.codec_cost)
 
     def simulate_on(links: Links) -> list[RankTimeline]:
         return simulate_rounds(
-            seats, links, ranks, played.steps, costs, warm_up_rounds=played.warm_up_rounds, slowdown=slowdown
+            schedules, links, ranks, window.steps, codec_cost, warm_up_rounds=window.warm_up_rounds, slowdown=slowdown
         )
 
-    found = simulate_on(links)
-    step_s = played.mean_round_s(found)
-    traffic = max((seat.traffic for seat in seats), key=lambda t: t.sent_bytes)
-    share = 1.0 if not seats[0].async_links else played.sent_bytes(found) / traffic.sent_bytes
+    timelines = simulate_on(links)
+    step_s = window.mean_round_s(timelines)
+    traffic = max((schedule.traffic for schedule in schedules), key=lambda t: t.sent_bytes)
+    # Asynchronous links skip messages that do not fit: scale the traffic to what was sent in the simulation.
+    sent_share = window.sent_bytes(timelines) / traffic.sent_bytes if schedules[0].async_links else 1.0
     return Prediction(
         step_s=step_s,
         images_per_s=run.round_images / step_s,
-        compute_s=max(one.compute_s for one in found) / played.num_timed,
+        compute_s=max(timeline.compute_s for timeline in timelines) / window.num_timed,
         efficiency=profile.round_s(run.batch / ranks) / step_s,
-        sent_bytes=round(share * traffic.sent_bytes),
-        messages=round(share * traffic.messages),
-        memory_bytes=_memory_bytes(run, profile, ranks, seats),
-        staleness_rounds=_mean_staleness(seats, found),
-        breakdown_s=played.breakdown_s(
-            found, without_latency=simulate_on(_without_latency(links)), on_ideal_links=simulate_on(_ideal_links(links))
+        sent_bytes=round(sent_share * traffic.sent_bytes),
+        messages=round(sent_share * traffic.messages),
+        memory_bytes=_memory_bytes(run, profile, ranks, schedules),
+        staleness_rounds=_mean_staleness(schedules, timelines),
+        breakdown_s=window.breakdown_s(
+            timelines,
+            without_latency=simulate_on(_without_latency(links)),
+            on_ideal_links=simulate_on(_ideal_links(links)),
         ),
     )
 
 
 @dataclass(frozen=True)
 class RoundWindow:
-    """Which rounds of a period are played, and their mean. lag: for how many of them links may lag, after which a round
-    is what it stays."""
+    """The rounds that are simulated, and means over them.
+
+    period     : rounds after which the strategy repeats
+    min_rounds : timed rounds, at least
+    lag_rounds : rounds that asynchronous links may lag; after as many rounds the times are stationary
+    """
 
     period: int
     min_rounds: int = 0
     lag_rounds: int = 0
 
     @property
-    def warm_up_rounds(self) -> int:
-        return WARM_UP_ROUNDS + self.lag_rounds * self.covers_period
-
-    @property
     def covers_period(self) -> bool:
+        """Whether whole periods are simulated."""
         return self.period <= MAX_PERIOD_ROUNDS
 
     @property
+    def warm_up_rounds(self) -> int:
+        """Rounds at the beginning that are not timed."""
+        return WARM_UP_ROUNDS + (self.lag_rounds if self.covers_period else 0)
+
+    @property
     def steps(self) -> range:
-        if not self.covers_period:  # the exchange is at the end of a period, or at the beginning
+        """All simulated rounds."""
+        if not self.covers_period:  # the exchange is at the end of a period, or at its beginning
             return range(self.period - MAX_PERIOD_ROUNDS // 2, self.period + MAX_PERIOD_ROUNDS // 2)
-        count = self.period * -(
-            -max(MIN_TIMED_ROUNDS, self.min_rounds, ROUNDS_PER_LAG * self.lag_rounds) // self.period
-        )
-        return range(self.warm_up_rounds + count)
+        rounds = max(MIN_TIMED_ROUNDS, self.min_rounds, ROUNDS_PER_LAG * self.lag_rounds)
+        return range(self.warm_up_rounds + self.period * -(-rounds // self.period))
 
     @property
     def num_timed(self) -> int:
-        """Of rounds that are played and timed."""
+        """Rounds that are timed."""
         return len(self.steps) - self.warm_up_rounds
 
     def sent_bytes(self, timelines: Sequence[RankTimeline]) -> float:
-        """Of a round, of the rank that sends most."""
-        return max(one.sent_bytes for one in timelines) / (self.num_timed if self.covers_period else self.period)
+        """Return the bytes per round of the rank that sends most."""
+        return max(timeline.sent_bytes for timeline in timelines) / (
+            self.num_timed if self.covers_period else self.period
+        )
 
     def mean_round_s(self, timelines: Sequence[RankTimeline]) -> float:
-        """Seconds of a round, of the slowest rank."""
-        total = max(one.end_s - one.start_s for one in timelines)
+        """Return the seconds of a round of the slowest rank."""
+        total = max(timeline.end_s - timeline.start_s for timeline in timelines)
         if self.covers_period:
             return total / self.num_timed
-        quiet = max(statistics.median(one.rounds_s) for one in timelines)
-        return (total + quiet * (self.period - self.num_timed)) / self.period
+        local_round_s = max(statistics.median(timeline.rounds_s) for timeline in timelines)
+        return (total + local_round_s * (self.period - self.num_timed)) / self.period
 
     def breakdown_s(
         self,
@@ -154,19 +172,26 @@ class RoundWindow:
         without_latency: Sequence[RankTimeline],
         on_ideal_links: Sequence[RankTimeline],
     ) -> dict[str, float]:
-        """Seconds of a round by reason. near: the same without latency; free: nor with bounds on rates."""
-        slowest, step_s = max(timelines, key=lambda one: one.end_s), self.mean_round_s(timelines)
-        spent = {
-            "computing": slowest.compute_s / self.num_timed,
-            "handling": slowest.codec_s / self.num_timed,
+        """Return the seconds of a round by cause (`Prediction.breakdown_s`).
+
+        Args:
+            timelines: on the links.
+            without_latency: on the same links without latency.
+            on_ideal_links: without latency and with unlimited rates.
+        """
+        slowest = max(timelines, key=lambda timeline: timeline.end_s)
+        step_s = self.mean_round_s(timelines)
+        seconds = {
+            "compute": slowest.compute_s / self.num_timed,
+            "codec": slowest.codec_s / self.num_timed,
             "latency": max(0.0, step_s - self.mean_round_s(without_latency)),
             "bandwidth": max(0.0, self.mean_round_s(without_latency) - self.mean_round_s(on_ideal_links)),
         }
-        return spent | {"waiting": max(0.0, step_s - sum(spent.values()))}
+        return seconds | {"waiting": max(0.0, step_s - sum(seconds.values()))}
 
 
 def _repeat_period(strategy: Any, ranks: int) -> int:
-    """After how many rounds everything repeats."""
+    """Return after how many rounds everything that the strategy sends repeats."""
     periods = [strategy.traffic_period]
     topology = strategy.gossip_topology
     if topology is not None:
@@ -176,33 +201,36 @@ def _repeat_period(strategy: Any, ranks: int) -> int:
 
 
 def _max_swap_rounds(schedule: RankSchedule) -> int:
-    """Rounds from one swap over a link that lags to the next, at most: it is waited for, and then another begins."""
-    return max(
-        ((lagging.max_staleness + 1) * lagging.sync_period for lagging in schedule.async_links.values()), default=0
-    )
+    """Return the most rounds between two swaps over an asynchronous link; 0 without such links."""
+    return max(((links.max_staleness + 1) * links.sync_period for links in schedule.async_links.values()), default=0)
 
 
 def _build_schedules(
     builder: ScheduleBuilder, links: Links, ranks: int, steps: range, slowdown: Slowdown
 ) -> list[RankSchedule]:
-    """Of the first host's ranks, where all hosts do the same; else of all."""
-    each = min(ranks, links.ranks_per_host)
-    first = [builder.build(rank) for rank in range(each)]
+    """Build the schedules of all ranks; of the first host's ranks if all hosts do the same.
+
+    Whether they do is checked for the first ranks of three other hosts.
+    """
+    per_host = min(ranks, links.ranks_per_host)
+    first_host = [builder.build(rank) for rank in range(per_host)]
+    first = first_host[0]
     if (
-        ranks > each
+        ranks > per_host
         and _has_uniform_hosts(links, ranks)
         and slowdown is no_jitter
-        and not first[0].team_messages
-        and not first[0].async_links
+        and not first.team_messages
+        and not first.async_links
     ):
-        others = [builder.build(rank) for rank in sorted({each, ranks // each // 2 * each, ranks - each})]
-        if all(_is_equivalent(first[0], other, steps, ranks) for other in others):
-            return first
-    return first + [builder.build(rank) for rank in range(each, ranks)]
+        num_hosts = ranks // per_host
+        others = [builder.build(rank) for rank in sorted({per_host, num_hosts // 2 * per_host, ranks - per_host})]
+        if all(_is_equivalent(first, other, steps, ranks) for other in others):
+            return first_host
+    return first_host + [builder.build(rank) for rank in range(per_host, ranks)]
 
 
 def _has_uniform_hosts(links: Links, ranks: int) -> bool:
-    """Whether all hosts that are used are alike."""
+    """Return whether all hosts that are used have the same rates and number of ranks."""
     hosts = range(-(-ranks // links.ranks_per_host))
     return (
         not links.pairs and ranks % links.ranks_per_host == 0 and len({links.port_rates(host) for host in hosts}) == 1
@@ -210,12 +238,12 @@ def _has_uniform_hosts(links: Links, ranks: int) -> bool:
 
 
 def _is_equivalent(first: RankSchedule, other: RankSchedule, steps: range, ranks: int) -> bool:
-    """Whether a rank does what the first one does, with neighbours as far away."""
+    """Return whether a rank does what the first one does, with all ranks shifted by its number."""
 
     def shifted_ops(schedule: RankSchedule, offset: int) -> list[list[TraceOps]]:
-        players: dict[PlayerName, None] = dict.fromkeys(part.player for beat in schedule.turn_groups for part in beat)
+        players: dict[PlayerName, None] = dict.fromkeys(turn.player for group in schedule.turn_groups for turn in group)
         return [
-            [shift_ranks(s, offset, ranks) for s in schedule.exchange_ops(name, step)]
+            [shift_ranks(ops, offset, ranks) for ops in schedule.exchange_ops(name, step)]
             for name in players
             for step in steps
         ]
@@ -224,54 +252,56 @@ def _is_equivalent(first: RankSchedule, other: RankSchedule, steps: range, ranks
 
 
 def _without_latency(links: Links) -> Links:
-    """The same without latency."""
-    within = dataclasses.replace(links.intra_host, latency=ZERO_LATENCY_S)
+    """Return the same links without latency."""
+    intra_host = dataclasses.replace(links.intra_host, latency=ZERO_LATENCY_S)
     pairs = {pair: dataclasses.replace(link, latency=ZERO_LATENCY_S) for pair, link in links.pairs.items()}
     latency = None if links.latency is None else ZERO_LATENCY_S
-    return dataclasses.replace(links, intra_host=within, pairs=pairs, latency=latency)
+    return dataclasses.replace(links, intra_host=intra_host, pairs=pairs, latency=latency)
 
 
 def _ideal_links(links: Links) -> Links:
-    """A network of as many hosts that costs nothing."""
+    """Return links between the same hosts that cost nothing."""
     return Links(
         hosts=links.hosts,
         ranks_per_host=links.ranks_per_host,
-        up=1e13,
+        up=IDEAL_BYTES_PER_S,
         latency=ZERO_LATENCY_S,
-        intra_host=Link(1e13, ZERO_LATENCY_S),
+        intra_host=Link(IDEAL_BYTES_PER_S, ZERO_LATENCY_S),
     )
 
 
 def _mean_staleness(schedules: Sequence[RankSchedule], timelines: Sequence[RankTimeline]) -> float:
-    ages = [age for one in timelines for age in one.staleness_rounds]
+    ages = [age for timeline in timelines for age in timeline.staleness_rounds]
     return statistics.fmean(ages) if ages else statistics.fmean(schedules[0].mean_lags)
 
 
 def _memory_bytes(run: PlannedRun, profile: Profile, ranks: int, schedules: Sequence[RankSchedule]) -> int:
-    """What the worker took with such a batch, and what exchanges keep."""
-    kept = max(seat.exchange_state_bytes() for seat in schedules)
+    """Interpolate the memory that the profiled worker used with this local batch, and add the exchanges' state."""
+    exchange_bytes = max(schedule.exchange_state_bytes() for schedule in schedules)
     if not profile.memory:
-        return 4 * 4 * sum(profile.num_params) + kept
+        return 4 * 4 * sum(profile.num_params) + exchange_bytes
+    points = sorted((m.batch, m.measured_bytes or m.estimated_bytes) for m in profile.memory)
+    if len(points) == 1:
+        return points[0][1] + exchange_bytes
     batch = run.batch / ranks
-    took = sorted((m.batch, m.measured_bytes or m.estimated_bytes) for m in profile.memory)
-    if len(took) == 1:
-        return took[0][1] + kept
-    i = next((i for i in range(1, len(took) - 1) if batch <= took[i][0]), len(took) - 1)
-    (a, low), (b, high) = took[i - 1], took[i]
-    return max(took[0][1], round(low + (high - low) * (batch - a) / (b - a))) + kept
+    i = next((i for i in range(1, len(points) - 1) if batch <= points[i][0]), len(points) - 1)
+    batch_a, bytes_a = points[i - 1]
+    batch_b, bytes_b = points[i]
+    interpolated = round(bytes_a + (bytes_b - bytes_a) * (batch - batch_a) / (batch_b - batch_a))
+    return max(points[0][1], interpolated) + exchange_bytes
 
 
 def _predict_per_label(run: PlannedRun, profile: Profile, links: Links, ranks: int) -> Prediction:
-    """Games that tell each other nothing, each on some ranks (or one)."""
+    """Predict independent games, one per label, each on a team of ranks."""
     team = min(ranks, run.strategy.ranks_per_label or 1)
     hosts = -(-team // links.ranks_per_host)
     one = dataclasses.replace(run, strategy=run.strategy.per_label_strategy)  # pyright: ignore[reportArgumentType]
-    found = predict(one, profile, _first_hosts(links, hosts), team)
-    return dataclasses.replace(found, images_per_s=found.images_per_s * (ranks / team))
+    prediction = predict(one, profile, _first_hosts(links, hosts), team)
+    return dataclasses.replace(prediction, images_per_s=prediction.images_per_s * (ranks / team))
 
 
 def _first_hosts(links: Links, hosts: int) -> Links:
-    """Of the first hosts alone."""
+    """Return the links of the first hosts."""
     pairs = {pair: link for pair, link in links.pairs.items() if int(pair.partition("-")[2]) < hosts}
     up, down = (rates[:hosts] if isinstance(rates, list) else rates for rates in (links.up, links.down))
     return dataclasses.replace(links, hosts=hosts, pairs=pairs, up=up, down=down)

@@ -1,4 +1,7 @@
-"""What one rank does in a round, as far as time goes: turns and what they take, and what its exchanges send."""
+"""The schedule of one rank: how long its turns take, and what its exchanges send.
+
+The strategy itself builds the role of the rank, in a game of stub networks (plan/predict/stub_game.py).
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,8 @@ from paragan.plan.cost import role_traffic
 from paragan.plan.memory import fake_tensor_mode
 from paragan.plan.predict.exchange_trace import ExchangeTracer, TraceHandle, TraceOps, TracingWorld, with_traced_wire
 from paragan.plan.predict.stub_game import PlannedRun, make_stub_game
-from paragan.plan.profile.profile import Profile
-from paragan.plan.profile.profile import TurnProfile as Timed
-from paragan.strategies.base import Role
+from paragan.plan.profile.profile import Profile, TurnProfile
+from paragan.strategies.base import Role, assign_lanes
 from paragan.strategies.gd_teams import balance
 
 PlayerName = Literal["G", "D"]
@@ -25,13 +27,14 @@ PlayerName = Literal["G", "D"]
 
 @dataclass(frozen=True)
 class TurnTiming:
-    """A turn. Seconds of computing since it began.
+    """Times of one turn, in seconds of computing since it began.
 
-    made    : G's images are there (G's turn)
-    forward : all forward passes are over, and batch moments may travel
-    filled  : the gradient of each bucket is there
-    whole   : backward is over at `backward`; then come the optimizer and the average
-    team    : the ranks that sum moments, `moments` bytes
+    fakes_ready_s   : G's images are ready (G's turn)
+    forward_s       : all forward passes are done, and batch moments can be sent
+    buckets_ready_s : the gradient of each bucket is ready
+    backward_s      : the backward pass is done; the optimizer and the average follow
+    total_s         : the turn is done
+    team            : the ranks that sum batch moments, of moments_bytes bytes
     """
 
     player: PlayerName
@@ -46,34 +49,40 @@ class TurnTiming:
 
 @dataclass(frozen=True)
 class AsyncLinks:
-    """Links that may lag: the neighbours, and after how many steps a swap is waited for (comm/late.py)."""
+    """Links of asynchronous gossip (comm/async_gossip.py)."""
 
     neighbors: tuple[int, ...]
-    max_staleness: int
+    max_staleness: int  # steps after which a rank waits for a swap
     tag: int
-    bucket_numels: tuple[int, ...]  # numbers of the buckets
+    bucket_numels: tuple[int, ...]
     sync_period: int
 
 
 @dataclass(frozen=True)
 class TeamMessages:
-    """What goes to the other team and comes from it (strategies/teams.py): bytes by rank; snapshots also by number."""
+    """Messages between the teams of G and D (strategies/gd_teams.py)."""
 
     team: tuple[int, ...]
     max_lead_rounds: int
-    image_bytes_to: Mapping[int, int] = field(default_factory=dict[int, int])
-    image_bytes_from: Mapping[int, int] = field(default_factory=dict[int, int])
+    image_bytes_to: Mapping[int, int] = field(default_factory=dict[int, int])  # by rank
+    image_bytes_from: Mapping[int, int] = field(default_factory=dict[int, int])  # by rank
     snapshot_targets: tuple[int, ...] = ()
     snapshot_sources: tuple[int, ...] = ()
     snapshot_period: int = 1
-    snapshot_bytes: int = 0  # bytes of one
-    pack_numel_by_op: Mapping[str, int] = field(default_factory=dict[str, int])  # numbers handled where one is made
-    load_numel_by_op: Mapping[str, int] = field(default_factory=dict[str, int])  # and where one is taken in
+    snapshot_bytes: int = 0  # of one snapshot
+    pack_numel_by_op: Mapping[str, int] = field(default_factory=dict[str, int])  # to make a snapshot
+    load_numel_by_op: Mapping[str, int] = field(default_factory=dict[str, int])  # to load one
 
 
 @dataclass(frozen=True)
 class RankSchedule:
-    """One rank. script: (player, step) -> one of every bucket;  lags: of what it sees of the other (patterns)."""
+    """Everything that one rank does in a round.
+
+    exchange_ops         : (player, step) -> the operations of the exchange on each bucket
+    traffic              : what the rank sends in a round, as the exchanges predict it
+    exchange_state_bytes : memory that the exchanges keep between steps
+    mean_lags            : mean lags of fakes and critic, in rounds, of strategies that prescribe them
+    """
 
     rank: int
     turn_groups: tuple[tuple[TurnTiming, ...], ...]
@@ -81,42 +90,45 @@ class RankSchedule:
     async_links: Mapping[PlayerName, AsyncLinks]
     team_messages: TeamMessages | None
     traffic: Traffic
-    exchange_state_bytes: Callable[[], int]  # bytes that exchanges keep for themselves
+    exchange_state_bytes: Callable[[], int]
     mean_lags: tuple[float, ...] = ()
 
 
 class ScheduleBuilder:
-    """The seats of a run on so many ranks."""
+    """Builds the schedules of a run on `ranks` ranks."""
 
     def __init__(self, run: PlannedRun, profile: Profile, ranks: int):
-        self.run, self.profile, self.ranks, self.trace_handle = run, profile, ranks, TraceHandle()
+        self.run = run
+        self.profile = profile
+        self.ranks = ranks
+        self.trace_handle = TraceHandle()
         self.strategy = with_traced_wire(with_balanced_split(run, profile, ranks), self.trace_handle)
         self.game = make_stub_game(run, profile)
 
     def build(self, rank: int) -> RankSchedule:
+        """Build the schedule of one rank."""
+        world = TracingWorld(self.ranks, rank, self.trace_handle)
         with fake_tensor_mode():
-            role: Role = self.strategy.role(
-                self.game, TracingWorld(self.ranks, rank, self.trace_handle), self.run.lanes
-            )
-        beats = tuple(tuple(self._turn_timing(role, turn) for turn in beat) for beat in role.round)
+            role: Role = self.strategy.role(self.game, world, self.run.lanes)
         exchanges: dict[PlayerName, Exchange] = {
-            _player_name(turn): turn.exchange for beat in role.round for turn in beat
+            _player_name(turn): turn.exchange for group in role.round for turn in group
         }
-        rehearsals = {
-            name: _PlayerTracer(exchange, self._bucket_numels(name), self.trace_handle)
-            for name, exchange in exchanges.items()
-        }
-        late: dict[PlayerName, AsyncLinks | None] = {
-            name: _make_async_links(exchange, self._bucket_numels(name)) for name, exchange in exchanges.items()
-        }
+        tracers: dict[PlayerName, _PlayerTracer] = {}
+        async_links: dict[PlayerName, AsyncLinks] = {}
+        for name, exchange in exchanges.items():
+            numels = self._bucket_numels(name)
+            tracers[name] = _PlayerTracer(exchange, numels, self.trace_handle)
+            links = _make_async_links(exchange, numels)
+            if links:
+                async_links[name] = links
         return RankSchedule(
             rank=rank,
-            turn_groups=beats,
-            exchange_ops=lambda name, step: rehearsals[name].trace_step(step),
-            async_links={name: lagging for name, lagging in late.items() if lagging},
+            turn_groups=tuple(tuple(self._turn_timing(role, turn) for turn in group) for group in role.round),
+            exchange_ops=lambda name, step: tracers[name].trace_step(step),
+            async_links=async_links,
             team_messages=self._team_messages(role, rank) if role.is_split else None,
             traffic=role_traffic(role, self.game),
-            exchange_state_bytes=lambda: sum(r.state_bytes for r in rehearsals.values()),
+            exchange_state_bytes=lambda: sum(tracer.state_bytes for tracer in tracers.values()),
             mean_lags=self.strategy.mean_lags,
         )
 
@@ -127,50 +139,68 @@ class ScheduleBuilder:
         return self.game.g if name == "G" else self.game.d
 
     def _turn_timing(self, role: Role, turn: Any) -> TurnTiming:
-        name, sizes = _player_name(turn), self._bucket_numels(_player_name(turn))
+        name = _player_name(turn)
         batch = self.run.batch * len(role.share.lanes) / self.run.lanes
-        timed, made = self.profile.turn(name, batch), fakes_ready_s(self.profile, batch)
+        profile = self.profile.turn(name, batch)
         if name == "D" and not role.extra_fakes_for_d:
-            timed = skip_start(timed, d_fakes_s(self.profile, batch))
+            profile = skip_start(profile, d_fakes_s(self.profile, batch))
+        numels = self._bucket_numels(name)
+        total = sum(numels)
+        ends = [sum(numels[: i + 1]) for i in range(len(numels))]
+        buckets_ready_s = tuple(grads_ready_s(profile, end / total) for end in ends)
+        # The forward pass ends about one part of the gradient before the first part is ready.
+        ready = profile.grads_ready_s
+        forward_s = max(0.0, 2 * ready[0] - ready[min(1, len(ready) - 1)])
         team = turn.team.members if turn.team.size > 1 else ()
-        total, ends = sum(sizes), [sum(sizes[: i + 1]) for i in range(len(sizes))]
-        filled = tuple(grads_ready_s(timed, end / total) for end in ends)
-        moments = 4 * self.profile.moments_numel[name == "D"] if team else 0
-        forward = min(
-            filled[0], max(0.0, 2 * timed.grads_ready_s[0] - timed.grads_ready_s[min(1, len(timed.grads_ready_s) - 1)])
+        return TurnTiming(
+            player=name,
+            fakes_ready_s=fakes_ready_s(self.profile, batch),
+            forward_s=min(buckets_ready_s[0], forward_s),
+            buckets_ready_s=buckets_ready_s,
+            backward_s=profile.backward_s,
+            total_s=profile.total_s,
+            team=team,
+            moments_bytes=4 * self.profile.moments_numel[name == "D"] if team else 0,
         )
-        return TurnTiming(name, made, forward, filled, timed.backward_s, timed.total_s, team, moments)
 
     def _team_messages(self, role: Role, rank: int) -> TeamMessages:
-        """As Mail lays its links (strategies/teams.py)."""
-        from paragan.strategies.base import assign_lanes
-
+        """Follow TeamLinks of strategies/gd_teams.py."""
         g = role.owner_ranks[1]
         teams = tuple(range(g)), tuple(range(g, self.ranks))
-        mine, others = teams if rank < g else teams[::-1]
+        team, others = teams if rank < g else teams[::-1]
         per_lane = self._image_bytes_per_lane()
         shares = {r: set(assign_lanes(self.run.lanes, team.index(r), len(team)).lanes) for team in teams for r in team}
-        images = {r: per_lane * len(both) for r in others if (both := shares[r] & shares[rank])}
-        served = tuple(r for r in others if teams[1].index(max(r, rank)) == min(r, rank) % len(teams[1]))
-        snapshots, numbers = self.strategy.snapshot_wire, self.profile.num_params[1]
-        work = {word: {f"{snapshots.name}/{word}": numbers} if snapshots.lossy else {} for word in ("encode", "decode")}
-        common = TeamMessages(
-            mine, self.strategy.max_lead_rounds, snapshot_period=self.strategy.snapshot_every, snapshot_bytes=snapshots.nbytes(numbers),
-            pack_numel_by_op=work["encode"] | {"pass": numbers}, load_numel_by_op=work["decode"] | {"pass": numbers},
-        )  # fmt: skip
+        images = {r: per_lane * len(common) for r in others if (common := shares[r] & shares[rank])}
+        peers = tuple(r for r in others if teams[1].index(max(r, rank)) == min(r, rank) % len(teams[1]))
+        wire = self.strategy.snapshot_wire
+        numel = self.profile.num_params[1]
+        pack = {"pass": numel}
+        load = {"pass": numel}
+        if wire.lossy:
+            pack = {f"{wire.name}/encode": numel} | pack
+            load = {f"{wire.name}/decode": numel} | load
+        messages = TeamMessages(
+            team=team,
+            max_lead_rounds=self.strategy.max_lead_rounds,
+            snapshot_period=self.strategy.snapshot_every,
+            snapshot_bytes=wire.nbytes(numel),
+            pack_numel_by_op=pack,
+            load_numel_by_op=load,
+        )
         if rank < g:
-            return dataclasses.replace(common, image_bytes_to=images, snapshot_sources=served)
-        return dataclasses.replace(common, image_bytes_from=images, snapshot_targets=served)
+            return dataclasses.replace(messages, image_bytes_to=images, snapshot_sources=peers)
+        return dataclasses.replace(messages, image_bytes_from=images, snapshot_targets=peers)
 
     def _image_bytes_per_lane(self) -> int:
-        """Bytes of the images that G makes for a lane, and their labels."""
-        half, count = self.run.device.precision == "bf16", self.game.g_lane_batch
-        numbers = self.game.shape[0] * self.game.shape[1] * self.game.shape[2]
-        return count * (numbers * (2 if half else 4) + (8 if self.game.labels is not None else 0))
+        """Return the bytes of the images that G makes for a lane, and of their labels."""
+        channels, height, width = self.game.shape
+        bytes_per_number = 2 if self.run.device.precision == "bf16" else 4
+        label_bytes = 0 if self.game.labels is None else 8
+        return self.game.g_lane_batch * (channels * height * width * bytes_per_number + label_bytes)
 
 
 class _PlayerTracer:
-    """One player's exchange on all of its buckets. Those of one size do the same."""
+    """Traces one player's exchange on all of its buckets. Buckets of one size are traced once."""
 
     def __init__(self, exchange: Exchange, bucket_numels: Sequence[int], trace_handle: TraceHandle):
         self.bucket_numels = bucket_numels
@@ -179,8 +209,8 @@ class _PlayerTracer:
 
     def trace_step(self, step: int) -> list[TraceOps]:
         if step not in self._cached_ops:
-            found = {size: rehearsal.trace_step(step) for size, rehearsal in self._tracers.items()}
-            self._cached_ops[step] = [found[size] for size in self.bucket_numels]
+            ops = {size: tracer.trace_step(step) for size, tracer in self._tracers.items()}
+            self._cached_ops[step] = [ops[size] for size in self.bucket_numels]
         return self._cached_ops[step]
 
     @property
@@ -193,14 +223,18 @@ def _player_name(turn: Any) -> PlayerName:
 
 
 def _make_async_links(exchange: Any, bucket_numels: Sequence[int]) -> AsyncLinks | None:
-    every, late = (exchange.period, exchange.inner) if isinstance(exchange, EveryN) else (1, exchange)
-    if not isinstance(late, AsyncGossip):
+    sync_period = 1
+    if isinstance(exchange, EveryN):
+        sync_period = exchange.period
+        exchange = exchange.inner
+    if not isinstance(exchange, AsyncGossip):
         return None
-    return AsyncLinks(tuple(late.weights), late.max_staleness, late.tag, tuple(bucket_numels), every)
+    neighbors = tuple(exchange.weights)
+    return AsyncLinks(neighbors, exchange.max_staleness, exchange.tag, tuple(bucket_numels), sync_period)
 
 
 def with_balanced_split(run: PlannedRun, profile: Profile, ranks: int) -> Any:
-    """The run's strategy; where teams are to be divided evenly, divided by the profile."""
+    """Return the run's strategy, with `split=auto` replaced by the split that the profile says is balanced."""
     if ranks == 1 or not run.strategy.has_auto_split:
         return run.strategy
     g = profile.turn("G", run.batch).total_s
@@ -209,37 +243,40 @@ def with_balanced_split(run: PlannedRun, profile: Profile, ranks: int) -> Any:
 
 
 def fakes_ready_s(profile: Profile, batch: float) -> float:
-    """Seconds into G's turn when its images are there. Where that was not measured, backward is taken to last twice
-    as long as the forward pass."""
+    """Return the seconds from the start of G's turn until its images are ready.
+
+    If that was not measured, the backward pass is assumed to take twice as long as the forward pass.
+    """
     turn = profile.turn("G", batch)
     if turn.g_forward_s:
         return turn.g_forward_s
-    if len(turn.grads_ready_s) < 2:
+    ready = turn.grads_ready_s
+    if len(ready) < 2:
         return turn.backward_s / 5
-    return min(
-        turn.grads_ready_s[0],
-        (turn.grads_ready_s[-1] - turn.grads_ready_s[0]) * len(turn.grads_ready_s) / (len(turn.grads_ready_s) - 1) / 2,
-    )
+    return min(ready[0], (ready[-1] - ready[0]) * len(ready) / (len(ready) - 1) / 2)
 
 
 def d_fakes_s(profile: Profile, batch: float) -> float:
-    """Seconds of D's turn in which G makes images for it."""
+    """Return the seconds of D's turn in which G makes images for it."""
     return profile.turn("D", batch).g_forward_s or fakes_ready_s(profile, batch) / profile.g_batch_ratio
 
 
-def skip_start(turn: Timed, seconds: float) -> Timed:
-    """A turn without so much of its beginning."""
-    less = min(seconds, turn.grads_ready_s[0]) if turn.grads_ready_s else 0.0
-    ready = tuple(r - less for r in turn.grads_ready_s)
+def skip_start(turn: TurnProfile, seconds: float) -> TurnProfile:
+    """Return the turn without its first `seconds`, at most until its first gradients are ready."""
+    skipped_s = min(seconds, turn.grads_ready_s[0]) if turn.grads_ready_s else 0.0
     return dataclasses.replace(
-        turn, grads_ready_s=ready, backward_s=turn.backward_s - less, total_s=turn.total_s - less
+        turn,
+        grads_ready_s=tuple(ready - skipped_s for ready in turn.grads_ready_s),
+        backward_s=turn.backward_s - skipped_s,
+        total_s=turn.total_s - skipped_s,
     )
 
 
-def grads_ready_s(turn: Timed, fraction: float) -> float:
-    """When this share of a player's vector has its gradients."""
-    place = fraction * len(turn.grads_ready_s) - 1
-    below = min(len(turn.grads_ready_s) - 1, max(0, int(place)))
-    above = min(len(turn.grads_ready_s) - 1, below + 1)
-    part = min(1.0, max(0.0, place - below))
-    return min(turn.backward_s, (1 - part) * turn.grads_ready_s[below] + part * turn.grads_ready_s[above])
+def grads_ready_s(turn: TurnProfile, fraction: float) -> float:
+    """Return when this fraction of a player's flat vector has its gradients, by linear interpolation."""
+    ready = turn.grads_ready_s
+    position = fraction * len(ready) - 1
+    below = min(len(ready) - 1, max(0, int(position)))
+    above = min(len(ready) - 1, below + 1)
+    weight = min(1.0, max(0.0, position - below))
+    return min(turn.backward_s, (1 - weight) * ready[below] + weight * ready[above])

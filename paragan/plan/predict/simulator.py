@@ -155,12 +155,12 @@ class SimRank:
     # messages ---------------------------------------------------------------------------------------------------------
 
     def start_message(self, message: Message) -> SimEvent:
-        if message.kind == "swap":
+        if message.kind == "send_recv":
             return self.send_recv((message.members, message.tag), message.send_bytes, message.recv_bytes)
         threads = self._threads.setdefault(message.members, SimThreads(self.clock, MAX_IN_FLIGHT))
         number = self._counts[message.members] = self._counts.get(message.members, 0) + 1
         me, key = message.members.index(self.schedule.rank), (message.members, number)
-        if message.kind == "sum":
+        if message.kind == "all_reduce":
             return threads.submit(
                 all_reduce(
                     self.network,
@@ -171,7 +171,7 @@ class SimRank:
                     codec_s_per_number(self.codec_cost, "pass") / 4,
                 )
             )
-        play = all_gather if message.kind == "gather" else all_to_all
+        play = all_gather if message.kind == "all_gather" else all_to_all
         return threads.submit(play(self.network, message.members, me, key, message.nbytes))
 
     def send_recv(self, key: MessageKey, send_bytes: Mapping[int, int], recv_bytes: Mapping[int, int]) -> SimEvent:
@@ -220,7 +220,7 @@ class SimRank:
         if timing.moments_bytes:
             yield from self.compute(timing.forward_s - done, factor)
             done = timing.forward_s
-            sums.append(self.start_message(Message(0, "sum", timing.team, nbytes=timing.moments_bytes)))
+            sums.append(self.start_message(Message(0, "all_reduce", timing.team, nbytes=timing.moments_bytes)))
         for bucket, at in enumerate(timing.buckets_ready_s):
             yield from self.compute(max(0.0, at - done), factor)
             done = max(at, done)
@@ -378,7 +378,7 @@ class SimTeamLinks:
 
     def _gather_counter(self) -> Process:
         if len(self.messages.team) > 1:
-            yield self.rank.start_message(Message(0, "gather", self.messages.team, nbytes=COUNTER_BYTES))
+            yield self.rank.start_message(Message(0, "all_gather", self.messages.team, nbytes=COUNTER_BYTES))
 
     def send_snapshot(self, step: int) -> Process:
         """D has moved: its snapshot leaves, where one is due, or a word that none is."""

@@ -184,9 +184,9 @@ def _find_errors(profile: Profile) -> Iterator[str]:
             len(turn.grads_ready_s) != NUM_READY_PARTS or list(turn.grads_ready_s) != sorted(turn.grads_ready_s)
             for turn in turns
         ):
-            yield f"{name}.ready must be {NUM_READY_PARTS} rising numbers"
+            yield f"{name}.grads_ready_s must be {NUM_READY_PARTS} rising numbers"
         if any(not 0 < turn.backward_s <= turn.total_s for turn in turns):
-            yield f"{name}: a turn takes time, and backward is a part of whole"
+            yield f"{name}: a turn takes time, and backward_s is a part of total_s"
     if not _is_increasing([one.batch for one in profile.memory]):
         yield "memory must be of rising batches"
 

@@ -90,7 +90,7 @@ def check_profile_matches(profile: Profile, digest: str, device: DeviceInfo, rem
 
 def _device_identity(device: DeviceInfo) -> dict[str, Any]:
     """What makes it this device: not what was measured of it, nor what a container leaves it of memory."""
-    return _without(to_dict(device), ("peak_flops", "memory"))
+    return _without(to_dict(device), ("peak_flops", "memory_bytes"))
 
 
 def _without(mapping: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

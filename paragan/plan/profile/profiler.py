@@ -173,17 +173,17 @@ class WorkerProfiler:
         rounds = self.measure_rounds([one.batch for one in memory])
         kinds, flops = self.measure_op_shares(rounds[-1])
         return {
-            "layers": tuple(tuple(size for _, size in player.flat.slices if size) for player in game.players),
-            "moments": tuple(player.moments.numel() for player in game.players),
-            "params": tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players),
-            "flops": flops / memory[-1].batch,
+            "layer_numels": tuple(tuple(size for _, size in player.flat.slices if size) for player in game.players),
+            "moments_numel": tuple(player.moments.numel() for player in game.players),
+            "num_params": tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players),
+            "flops_per_image": flops / memory[-1].batch,
             "g": tuple(found.g for found in rounds),
             "d": tuple(found.d for found in rounds),
-            "ratio": game.g_to_d_batch_ratio,
-            "kinds": kinds,
-            "handling": measure_codec_cost(device=self.device),
+            "g_batch_ratio": game.g_to_d_batch_ratio,
+            "op_shares": kinds,
+            "codec_cost": measure_codec_cost(device=self.device),
             "memory": memory,
-            "data": rounds[-1].data_wait_s,
+            "data_wait_s": rounds[-1].data_wait_s,
         }
 
     def measure_memory(self, batches: Sequence[int], peak_memory: PeakMemory) -> tuple[MemoryUse, ...]:

@@ -1,8 +1,9 @@
-"""How long a player's turn takes, and when which part of its gradient is there: found by playing it."""
+"""Time the turns of both players, and when each part of a gradient is ready, by playing rounds."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import statistics
@@ -25,19 +26,20 @@ from paragan.plan.profile.profile import NUM_READY_PARTS, TurnProfile
 from paragan.strategies.base import make_lockstep_role
 from paragan.train.session import Session
 
-WARM_UP_ROUNDS = 1  # rounds of every kind, at every visit
-MIN_TIMED_ROUNDS, MAX_TIMED_ROUNDS = 2, 40  # that are timed
+WARM_UP_ROUNDS = 1  # for every kind of step, at every visit
+MIN_TIMED_ROUNDS, MAX_TIMED_ROUNDS = 2, 40
 
 
 class GeneratorTimer:
-    """What G's forward passes take, in either player's turn."""
+    """Times G's forward passes, in either player's turn."""
 
     def __init__(self, player: Player, use_hooks: bool = True):
-        net, self.backend, self._starts = player.net, backend_of(player.flat.params.device), list[Any]()
+        self.backend = backend_of(player.flat.params.device)
+        self._starts = list[Any]()
         self._intervals: list[tuple[Any, Any]] = []
         self._hooks = [
-            net.register_forward_pre_hook(self._on_forward_start),
-            net.register_forward_hook(self._on_forward_end),
+            player.net.register_forward_pre_hook(self._on_forward_start),
+            player.net.register_forward_hook(self._on_forward_end),
         ]
         if not use_hooks:
             self.close()
@@ -53,21 +55,24 @@ class GeneratorTimer:
         self._intervals.append((self._starts.pop(), self.backend.record_time()))
 
     def pop_seconds(self) -> float:
-        """Of all since it was asked last; once all is done."""
-        passes, self._intervals = self._intervals, []
-        return sum(self.backend.elapsed_s(*one) for one in passes)
+        """Return the seconds of all passes since the last call. The device must be synchronized."""
+        seconds = sum(self.backend.elapsed_s(start, end) for start, end in self._intervals)
+        self._intervals = []
+        return seconds
 
 
 class TimingExchange:
-    """An exchange with nobody, which notes when what of its player's turn was done.
+    """An exchange without communication that records the times of its player's turns.
 
-    hooks: whether every parameter tells when its gradient is there (where passes are replayed, none does).
+    Without `use_hooks`, no parameter reports when its gradient is ready (hooks do not run in replayed passes).
     """
 
     def __init__(self, player: Player, generator_timer: GeneratorTimer, use_hooks: bool = True):
-        self.player, self.generator_timer, self.device = player, generator_timer, player.flat.params.device
+        self.player = player
+        self.generator_timer = generator_timer
+        self.device = player.flat.params.device
         self.backend = backend_of(self.device)
-        self.turn_times: list[tuple[float, ...]] = []  # ready, backward, whole, made
+        self.turn_times: list[tuple[float, ...]] = []  # parts ready..., backward, total, G's forward passes
         self._grad_ready: dict[Tensor, Any] = {}
         self._start = self._backward_end = self.backend.record_time()
         with player.requiring_grad():  # a hook on a frozen tensor is refused
@@ -89,7 +94,7 @@ class TimingExchange:
         return Traffic()
 
     def time_turn(self, action: Callable[[], object]) -> None:
-        """Note a turn that `action` plays."""
+        """Record the times of a turn that `action` plays."""
         self._grad_ready = {}
         self._start = self.backend.record_time()
         action()
@@ -99,29 +104,33 @@ class TimingExchange:
         self.turn_times.append((*self._parts_ready_s(times[0]), *times, self.generator_timer.pop_seconds()))
 
     def _parts_ready_s(self, backward_s: float) -> list[float]:
-        """When each of PARTS equal parts of the vector was filled, and all before it: they leave in this order."""
+        """Return when each of NUM_READY_PARTS equal parts of the flat vector, and all before it, was ready.
+
+        Buckets are sent in this order.
+        """
         flat = self.player.flat
         moments = [self._grad_ready.get(p) for p in flat.parameters]
         times = [backward_s if m is None else self.backend.elapsed_s(self._start, m) for m in moments]
-        filled = [*itertools.accumulate(times, max)]
-        starts, total = [start for start, _ in flat.slices], len(flat.params)
-        last = [
-            sum(start < total * part / NUM_READY_PARTS for start in starts) - 1
-            for part in range(1, NUM_READY_PARTS + 1)
-        ]
-        return [filled[i] for i in last]
+        ready = [*itertools.accumulate(times, max)]
+        starts = [start for start, _ in flat.slices]
+        parts: list[float] = []
+        for part in range(1, NUM_READY_PARTS + 1):
+            end = len(flat.params) * part / NUM_READY_PARTS
+            last_parameter = sum(start < end for start in starts) - 1
+            parts.append(ready[last_parameter])
+        return parts
 
 
 @dataclass(frozen=True)
 class StepKind:
-    """Steps that are computed alike: one that stands for them, and their share of all."""
+    """Steps that do the same work."""
 
-    step: int
-    share: float
+    step: int  # one of them
+    share: float  # of all steps
 
 
 def step_kinds(objective: object) -> list[StepKind]:
-    """The kinds of steps that an objective of ours has: with its lazy penalties and without."""
+    """Return the kinds of steps of an objective: with each combination of its lazy penalties, and without."""
     if not isinstance(objective, Adversarial):
         return [StepKind(1, 1.0)]
     period = math.lcm(objective.r1_every, objective.r2_every)
@@ -131,7 +140,7 @@ def step_kinds(objective: object) -> list[StepKind]:
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """What a round takes: a turn of each player, and seconds that data are waited for."""
+    """Times of a round: one turn of each player, and the seconds that it waits for data."""
 
     g: TurnProfile
     d: TurnProfile
@@ -140,7 +149,7 @@ class RoundTimes:
 
 @dataclass
 class RoundSamples:
-    """Rounds of one batch that were timed: turns by kind of step and player, and waiting for data."""
+    """Timed rounds with one batch: times of turns by step and player, and waiting for data."""
 
     batch: int
     step_kinds: list[StepKind]
@@ -148,69 +157,81 @@ class RoundSamples:
     data_waits_s: list[float] = dataclasses.field(default_factory=list)
 
     def medians(self) -> RoundTimes:
+        """Return medians over rounds, averaged over the kinds of steps."""
         return RoundTimes(self._median_turn("G"), self._median_turn("D"), statistics.median(self.data_waits_s))
 
     def _median_turn(self, name: str) -> TurnProfile:
         medians = [map(statistics.median, zip(*self.turn_times[kind.step, name])) for kind in self.step_kinds]
         shares = [kind.share for kind in self.step_kinds]
-        *ready, backward, whole, made = (weighted_sum(column, shares) for column in zip(*medians))
-        return TurnProfile(self.batch, tuple(itertools.accumulate(ready, max)), backward, whole, made)
+        *ready, backward_s, total_s, g_forward_s = (weighted_sum(column, shares) for column in zip(*medians))
+        return TurnProfile(self.batch, tuple(itertools.accumulate(ready, max)), backward_s, total_s, g_forward_s)
 
 
 def time_rounds(session: Session, seconds: float, samples: RoundSamples) -> None:
-    """Play rounds of every kind for about so long. The session's clock goes on, but for its step."""
-    game, recorded = session.game, session.run.device.capture_passes
-    making = GeneratorTimer(game.g, use_hooks=not recorded and not session.run.device.compile)
-    timed = {player.name: TimingExchange(player, making, use_hooks=not recorded) for player in game.players}
+    """Play rounds with every kind of step for about `seconds` and add their times to `samples`.
+
+    The session's clock counts their images, but not their steps.
+    """
+    game = session.game
+    device = session.run.device
+    generator_timer = GeneratorTimer(game.g, use_hooks=not device.capture_passes and not device.compile)
+    exchanges = {
+        player.name: TimingExchange(player, generator_timer, use_hooks=not device.capture_passes)
+        for player in game.players
+    }
     role = make_lockstep_role(
-        game, SingleRankGroup(), session.role.share, lambda player: timed[player.name], alternating
+        game, SingleRankGroup(), session.role.share, lambda player: exchanges[player.name], alternating
     )
     session = dataclasses.replace(session, role=role)
     try:
         for kind in samples.step_kinds:
-            samples.data_waits_s += _time_step_rounds(session, timed, kind.step, seconds / len(samples.step_kinds))
-            for name, one in timed.items():
-                samples.turn_times.setdefault((kind.step, name), []).extend(one.turn_times)
+            samples.data_waits_s += _time_step_rounds(session, exchanges, kind.step, seconds / len(samples.step_kinds))
+            for name, exchange in exchanges.items():
+                samples.turn_times.setdefault((kind.step, name), []).extend(exchange.turn_times)
     finally:
-        for one in (making, *timed.values()):
-            one.close()
+        generator_timer.close()
+        for exchange in exchanges.values():
+            exchange.close()
 
 
 def _time_step_rounds(
     session: Session, exchanges: Mapping[str, TimingExchange], step: int, seconds: float
 ) -> list[float]:
-    """Play rounds that are all of one step; what each that counts waited for data."""
-    waits, deadline = list[float](), math.inf
+    """Play rounds with the number of one step. Returns how long each timed round waited for data."""
+    waits = list[float]()
+    deadline = math.inf
     while len(waits) < WARM_UP_ROUNDS + MIN_TIMED_ROUNDS or (
         len(waits) < WARM_UP_ROUNDS + MAX_TIMED_ROUNDS and time.perf_counter() < deadline
     ):
         if len(waits) == WARM_UP_ROUNDS:
             deadline = time.perf_counter() + seconds
-            for one in exchanges.values():
-                one.turn_times.clear()
+            for exchange in exchanges.values():
+                exchange.turn_times.clear()
         session.clock.step = step
         waits.append(_time_round(session, exchanges))
     return waits[WARM_UP_ROUNDS:]
 
 
 def weighted_sum(values: Sequence[float], weights: Sequence[float]) -> float:
-    return sum(value * share for value, share in zip(values, weights, strict=True))
+    """Return the sum of values times weights."""
+    return sum(value * weight for value, weight in zip(values, weights, strict=True))
 
 
 def _time_round(session: Session, exchanges: Mapping[str, TimingExchange]) -> float:
-    """A round as train/loop.py plays it; seconds that it waited for data."""
-    s, run, waited = session, session.run, 0.0
-    start_exchanges(s.role.round, s.clock.step)
-    for beat in s.role.round:
-        (turn,) = beat
+    """Play a round as train/loop.py does. Returns the seconds that it waited for data."""
+    lanes = session.lanes
+    step = session.clock.step
+    round_images = session.run.round_images
+    next_images = session.clock.images + round_images
+    waited_s = 0.0
+    start_exchanges(session.role.round, step)
+    for group in session.role.round:
+        (turn,) = group
         if turn.needs_new_reals:
             start = time.perf_counter()
-            s.lanes.next_micro_batches()
-            waited += time.perf_counter() - start
-        exchanges[turn.player.name].time_turn(
-            lambda: play_turns(
-                beat, s.lanes.micro_batches, s.clock.step, s.clock.images + run.round_images, run.round_images
-            )
-        )
-    s.clock.advance(run.round_images)
-    return waited
+            lanes.next_micro_batches()
+            waited_s += time.perf_counter() - start
+        play = functools.partial(play_turns, group, lanes.micro_batches, step, next_images, round_images)
+        exchanges[turn.player.name].time_turn(play)
+    session.clock.advance(round_images)
+    return waited_s

@@ -17,14 +17,14 @@ from paragan.strategies.base import Semantics
 from paragan.strategies.gd_teams import balance
 from paragan.strategies.per_label_wcgan import PER_LABEL_NAMES
 
-# what a promise is less than "as one worker": the part of the margin by which it has to be faster
+# what a promise is less than "equivalent": the part of the margin by which it has to be faster
 SEMANTICS_PENALTY: dict[Semantics, float] = {
-    "as one worker": 0.0,
+    "equivalent": 0.0,
     "compressed": 0.4,
     "decentralized": 0.4,
     "stale": 0.7,
     "periodic": 1.0,
-    "a game per label": 1.0,
+    "per-label models": 1.0,
 }
 # {split}: the division of the ranks with which neither team waits
 DEFAULT_CANDIDATES = (

@@ -133,11 +133,11 @@ def _choose(run: Run, auto: Auto, resumed: Run | None, images: Dataset, world: W
             *([f"links: {links.describe()}"] if world.size > 1 else []),
         ]
         first = playoff.select_winner(plans[0], seconds) if seconds else plans[0].best
-        return json.dumps({"name": first.name, "why": why})
+        return json.dumps({"name": first.name, "reasons": why})
 
     told = json.loads(world.all_gather_str(on_all_ranks(world, choose_best, EXTRA_TIMEOUT_S))[0])
     return _with_strategy(
-        run, parse_strategy(told["name"]).without_rank_loss(), AutoChoice(world.size, auto), told["why"]
+        run, parse_strategy(told["name"]).without_rank_loss(), AutoChoice(world.size, auto), told["reasons"]
     )
 
 
@@ -170,7 +170,7 @@ def comparable_candidates(auto: Auto, resumed: Run | None, profile: Profile, run
         found = [Candidate(name, parse_strategy(name)) for name in auto.strategies]
     else:
         found = default_candidates(ranks, profile, run.batch)
-    found = [one for one in found if one.semantics != "a game per label" and _is_applicable(one, resumed or run)]
+    found = [one for one in found if one.semantics != "per-label models" and _is_applicable(one, resumed or run)]
     if resumed:
         found = [one for one in found if one.strategy.can_resume_from(resumed.strategy)]
     if not found:

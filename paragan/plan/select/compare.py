@@ -1,11 +1,11 @@
-"""Which strategy pays: every candidate predicted, and ranked by the time to so many images of reals.
+"""Predict every candidate strategy, and rank them by the time to the goal: `paragan plan`.
 
-plan = search(run, candidates(ranks, profile, run.batch), profile, links, ranks, Goal(kimg=1000))
-plan.first.name, plan.first.why
+plan = compare_strategies(run, default_candidates(ranks, profile, run.batch), profile, links, ranks, Goal(kimg=1000))
+plan.best.name, plan.best.reason
 
-What limits a strategy is put in two: what it costs in time is its prediction's, what it costs in what is learnt is a
-`limit` in words. Whoever has a limit stands behind all who have none. Whoever gives something up has to be faster for
-it, by its part of the margin (candidates.GIVES_UP): so nothing stands first that is slower by more than the margin.
+A strategy costs time, which is predicted, and may harm convergence, which is stated in words (`limits`). Strategies
+with limits rank behind all others. A strategy that is not equivalent to one worker must be faster by its part of the
+margin (candidates.SEMANTICS_PENALTY). So the first one is never slower than another one by more than the margin.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from paragan.config.resolve import fill_strategy_defaults
 from paragan.config.validate import validate
 from paragan.core.errors import UsageError
+from paragan.plan.cost import format_bytes
 from paragan.plan.links import Links
 from paragan.plan.predict.predict import Prediction, predict
 from paragan.plan.profile.profile import Profile
@@ -27,25 +29,31 @@ from paragan.plan.select.candidates import SEMANTICS_PENALTY, Candidate, Semanti
 from paragan.plan.select.convergence_limits import find_limits, noise_warnings, ramp_warnings
 from paragan.plan.select.explain import explain_best, explain_rejection
 
-DEFAULT_MARGIN = 0.05  # by so much a strategy has to be faster that gives up most
+DEFAULT_MARGIN = 0.05  # by which the strategy with the largest penalty must be faster
 PredictFn = Callable[[Any, Profile, Links, int], Prediction]
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted. kimg: thousands of reals shown to D, at the batch of the run; price: of a host for an hour;
-    memory: bytes that a rank has (0: not known)"""
+    """What a plan is made for."""
 
-    kimg: float
+    kimg: float  # thousands of real images shown to D, with the batch of the run
     host_price_per_h: float | None = None
-    memory_bytes: int = 0
+    memory_bytes: int = 0  # of a rank; 0: unknown
     margin: float = DEFAULT_MARGIN
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A row of the plan. hours: until the goal;  cost: of all hosts until then;  limits: what it costs of what is
-    learnt;  why: it is the first, or is not"""
+    """A row of the plan.
+
+    semantics : what the strategy computes, compared with one worker
+    kimg      : that this batch needs to reach the goal
+    hours     : to the goal
+    cost      : of all hosts until then
+    limits    : how it harms convergence
+    reason    : why it is the first, or is not
+    """
 
     name: str
     candidate: Candidate
@@ -62,16 +70,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """rows: the best first;  left_out: name and reason;  warnings: of all rows alike"""
+    """The ranked candidates."""
 
     ranks: int
     goal: Goal
-    rows: tuple[Choice, ...]
-    excluded: tuple[tuple[str, str], ...]
-    warnings: tuple[str, ...]
+    rows: tuple[Choice, ...]  # the best first
+    excluded: tuple[tuple[str, str], ...]  # name and reason
+    warnings: tuple[str, ...]  # that concern all rows
 
     @property
     def best(self) -> Choice:
+        """The first row."""
         return self.rows[0]
 
 
@@ -86,62 +95,71 @@ def compare_strategies(
     batches: Sequence[int] = (),
     predict_fn: PredictFn | None = None,
 ) -> Plan:
-    """Of a resolved run. batches: those that are tried, where not the run's own alone. Unusable where nothing fits."""
+    """Predict and rank candidates for a resolved run.
+
+    Args:
+        run: resolved; its strategy is ignored.
+        candidates: to compare.
+        profile: of one worker.
+        links: between hosts.
+        ranks: of the run.
+        goal: to reach.
+        batches: total batches to compare; default: that of the run.
+        predict_fn: replaces the prediction, for tests.
+
+    Raises:
+        UsageError: no candidate can start, or none fits into memory.
+    """
     predict_fn = predict_fn or predict_with_lags
-    candidates, left_out = _split_startable(run, candidates, ranks)
-    found = list[Choice]()
+    candidates, excluded = _split_startable(run, candidates, ranks)
+    choices = list[Choice]()
     for batch in batches or (run.batch,):
-        for option in candidates:
+        for candidate in candidates:
             try:
-                found.append(_make_choice(run, option, batch, profile, links, ranks, goal, predict_fn))
+                choices.append(_make_choice(run, candidate, batch, profile, links, ranks, goal, predict_fn))
             except UsageError as error:
-                left_out.append((option.name, str(error)))
-    left_out = list(dict.fromkeys(left_out))
-    if not found:
-        raise UsageError(
-            f"no strategy can be planned: {'; '.join(f'{name}: {reason}' for name, reason in left_out[:3])}"
-        )
-    if goal.memory_bytes and not any(row.fits_memory for row in found):
+                excluded.append((candidate.name, str(error)))
+    excluded = list(dict.fromkeys(excluded))
+    if not choices:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in excluded[:3])
+        raise UsageError(f"no strategy can be planned: {reasons}")
+    if goal.memory_bytes and not any(row.fits_memory for row in choices):
         _raise_memory_error(run, candidates, profile, links, ranks, goal, predict_fn)
-    rows = sorted(found, key=lambda row: _sort_key(row, goal.margin))
-    return Plan(
-        ranks,
-        goal,
-        _with_reasons(rows, goal),
-        tuple(left_out),
-        (*ramp_warnings(run), *noise_warnings(profile, rows[0].batch)),
-    )
+    rows = sorted(choices, key=lambda row: _sort_key(row, goal.margin))
+    warnings = (*ramp_warnings(run), *noise_warnings(profile, rows[0].batch))
+    return Plan(ranks, goal, _with_reasons(rows, goal), tuple(excluded), warnings)
 
 
 def _split_startable(
     run: Any, candidates: Sequence[Candidate], ranks: int
 ) -> tuple[list[Candidate], list[tuple[str, str]]]:
-    """Those that `paragan train` would begin, as the run is; and why not the others."""
-    can, cannot = list[Candidate](), list[tuple[str, str]]()
-    for option in candidates:
+    """Return the candidates that `paragan train` would start with this run, and the reasons against the others."""
+    startable = list[Candidate]()
+    excluded = list[tuple[str, str]]()
+    for candidate in candidates:
         try:
-            validate(fill_strategy_defaults(dataclasses.replace(run, strategy=option.strategy)), ranks)
-            can.append(option)
+            validate(fill_strategy_defaults(dataclasses.replace(run, strategy=candidate.strategy)), ranks)
+            startable.append(candidate)
         except UsageError as error:
-            cannot.append((option.name, str(error)))
-    return can, cannot
+            excluded.append((candidate.name, str(error)))
+    return startable, excluded
 
 
 def predict_with_lags(run: Any, profile: Profile, links: Links, ranks: int) -> Prediction:
-    """A prediction, long enough for messages that may lag to be waited for."""
+    """Predict over enough rounds that even the slowest asynchronous message arrives."""
     with gc_disabled():
         return predict(run, profile, links, ranks, min_rounds=2 * run.strategy.max_message_delay)
 
 
 @contextlib.contextmanager
 def gc_disabled() -> Generator[None]:
-    """Inside, nobody looks for cycles among what is alive: with millions of messages that takes a third of the time."""
-    enabled = gc.isenabled()
+    """Disable garbage collection inside: with millions of messages it takes a third of the time."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
+        if was_enabled:
             gc.enable()
 
 
@@ -160,6 +178,10 @@ def _make_choice(
     prediction = predict_fn(trial, profile, links, ranks)
     kimg = goal.kimg * images_factor(profile, batch, run.batch)
     hours = 1000 * kimg / prediction.images_per_s / 3600
+    cost = None
+    if goal.host_price_per_h is not None:
+        hosts = -(-ranks // links.ranks_per_host)
+        cost = goal.host_price_per_h * hours * hosts
     return Choice(
         name=candidate.name,
         candidate=candidate,
@@ -168,35 +190,36 @@ def _make_choice(
         kimg=kimg,
         prediction=prediction,
         hours=hours,
-        cost=None
-        if goal.host_price_per_h is None
-        else goal.host_price_per_h * hours * -(-ranks // links.ranks_per_host),
+        cost=cost,
         fits_memory=not goal.memory_bytes or prediction.memory_bytes <= goal.memory_bytes,
         limits=find_limits(candidate.strategy, ranks, prediction.staleness_rounds),
     )
 
 
 def images_factor(profile: Profile, batch: int, base_batch: int) -> float:
-    """How many times the images another batch needs to learn as much: (B + N) / (base + N), where N is the noise scale
-    (McCandlish et al. 2018, equation 2.11, in images); the smaller of G's and D's. 1 where it was not measured."""
-    noise = min((noise.images for noise in profile.noise_scale.values()), default=float("inf"))
-    return 1.0 if noise == float("inf") else (batch + noise) / (base_batch + noise)
+    """Return how many times the images a batch needs to learn as much as with `base_batch`.
+
+    It is (batch + N) / (base_batch + N), where N is the smaller noise scale of G and D, in images (McCandlish et al.
+    2018, equation 2.11); 1 if no noise scale was measured.
+    """
+    noise = min((noise.images for noise in profile.noise_scale.values()), default=math.inf)
+    return 1.0 if noise == math.inf else (batch + noise) / (base_batch + noise)
 
 
 def _sort_key(row: Choice, margin: float) -> tuple[bool, bool, float, int]:
-    handicap = 1 + margin * SEMANTICS_PENALTY[row.semantics]
+    penalty = 1 + margin * SEMANTICS_PENALTY[row.semantics]
     return (
         not row.fits_memory,
-        bool(row.limits) or row.semantics == "a game per label",
-        row.hours * handicap,
+        bool(row.limits) or row.semantics == "per-label models",
+        row.hours * penalty,
         row.prediction.sent_bytes,
     )
 
 
 def _with_reasons(rows: Sequence[Choice], goal: Goal) -> tuple[Choice, ...]:
-    first = rows[0]
-    told = [explain_best(first, rows[1:], goal.margin), *(explain_rejection(row, first, goal) for row in rows[1:])]
-    return tuple(dataclasses.replace(row, reason=why) for row, why in zip(rows, told))
+    best = rows[0]
+    reasons = [explain_best(best, rows[1:], goal.margin), *(explain_rejection(row, best, goal) for row in rows[1:])]
+    return tuple(dataclasses.replace(row, reason=reason) for row, reason in zip(rows, reasons))
 
 
 def _raise_memory_error(
@@ -208,28 +231,30 @@ def _raise_memory_error(
     goal: Goal,
     predict_fn: PredictFn,
 ) -> None:
-    """Unusable names the largest batch that fits, of whole lanes, with any of these strategies."""
+    """Raise UsageError with the largest batch of whole lanes that fits with any of the candidates (by bisection)."""
 
     def required_bytes(batch: int) -> int:
-        found = list[Choice]()
-        for option in candidates:
+        choices = list[Choice]()
+        for candidate in candidates:
             try:
-                found.append(_make_choice(run, option, batch, profile, links, ranks, goal, predict_fn))
+                choices.append(_make_choice(run, candidate, batch, profile, links, ranks, goal, predict_fn))
             except UsageError:
                 continue
-        return min(row.prediction.memory_bytes for row in found)
+        return min(row.prediction.memory_bytes for row in choices)
 
-    fits, fails = 0, run.batch // run.lanes  # images of a lane
+    fits = 0  # images of a lane
+    fails = run.batch // run.lanes
     while fails - fits > 1:
         middle = (fits + fails) // 2
-        fits, fails = (middle, fails) if required_bytes(middle * run.lanes) <= goal.memory_bytes else (fits, middle)
-    hint = f"the largest batch that fits is {fits * run.lanes}: --batch {fits * run.lanes}"
-    hint = hint if fits else "no batch fits: take more ranks (with --lanes as many), or --nets.checkpointing=true"
+        if required_bytes(middle * run.lanes) <= goal.memory_bytes:
+            fits = middle
+        else:
+            fails = middle
+    if fits:
+        hint = f"Use --batch {fits * run.lanes}, the largest that fits"
+    else:
+        hint = "No batch fits. Use more ranks (with as many --lanes), or --nets.checkpointing=true"
     raise UsageError(
-        f"a rank needs {format_bytes(required_bytes(run.batch))} for its part of --batch {run.batch}, and has "
-        f"{format_bytes(goal.memory_bytes)}; {hint}"
+        f"--batch {run.batch}: a rank needs {format_bytes(required_bytes(run.batch))} for its part, and has "
+        f"{format_bytes(goal.memory_bytes)}. {hint}"
     )
-
-
-def format_bytes(n: float) -> str:
-    return f"{n / 1e9:.3g} GB" if n >= 1e9 else f"{n / 1e6:.3g} MB" if n >= 1e6 else f"{n / 1e3:.3g} kB"

@@ -1,4 +1,4 @@
-"""Why a strategy is the first, and what speaks against the others: from where their time goes."""
+"""Say in words why a strategy is the first of a plan, and why the others are not, from where their time goes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from typing import Protocol
 from paragan.plan.predict.predict import Prediction
 from paragan.plan.select.candidates import SEMANTICS_PENALTY, Semantics
 
-LINK_CAUSES = {"latency": "the links' latency", "bandwidth": "the links' bandwidth"}
-MIN_SHARE = 0.05  # of a round: what is worth a word
-TIE_TOLERANCE = 0.005  # of the time: no difference
+WAIT_CAUSES = {"latency": "the links' latency", "bandwidth": "the links' bandwidth", "waiting": "other ranks"}
+SEMANTICS_COSTS: dict[Semantics, str] = {
+    "compressed": "gradients lose precision",
+    "stale": "players use old states of each other",
+    "decentralized": "ranks differ",
+    "periodic": "ranks drift apart between exchanges",
+}
+MIN_SHARE = 0.05  # of a round: smaller losses are not mentioned
+TIE_TOLERANCE = 0.005  # of the time: smaller differences are none
 
 
 class PlanRow(Protocol):
-    """What is said of a choice (search.Choice)."""
+    """What an explanation needs of a row (compare.Choice)."""
 
     @property
     def name(self) -> str: ...
@@ -33,7 +39,7 @@ class PlanRow(Protocol):
 
 
 class PlanGoal(Protocol):
-    """What was asked for (search.Goal)."""
+    """What an explanation needs of the goal (compare.Goal)."""
 
     @property
     def memory_bytes(self) -> int: ...
@@ -42,34 +48,38 @@ class PlanGoal(Protocol):
 
 
 def explain_best(best: PlanRow, others: Sequence[PlanRow], margin: float) -> str:
-    sound = [row for row in others if row.fits_memory and not row.limits and row.semantics != "a game per label"]
-    alone = f"{best.prediction.efficiency:.0%} of what its workers would do alone"
-    if best.semantics == "as one worker":
-        faster = max((best.hours / row.hours - 1 for row in sound), default=0.0)
-        if faster <= TIE_TOLERANCE:
-            return f"as one worker would, {alone}; nothing that gives some of that up is faster"
-        worth = f"{margin * SEMANTICS_PENALTY['compressed']:.0%} to {margin:.0%}"
-        return f"as one worker would, {alone}; {faster:.1%} faster is not worth what is given up ({worth} is)"
-    exact = next((row for row in sound if row.semantics == "as one worker"), None)
-    if exact is None:
-        return f"the fastest of those that nothing speaks against, {alone}"
-    return f"{format_factor(exact.hours / best.hours)} as fast as {exact.name}, which {explain_time_loss(exact.prediction)}; {alone}"
+    """Say why the first row of a plan is the first. `margin` is that of the goal."""
+    rivals = [row for row in others if row.fits_memory and not row.limits and row.semantics != "per-label models"]
+    efficiency = f"{best.prediction.efficiency:.0%} of the throughput of independent workers"
+    if best.semantics == "equivalent":
+        gain = max((best.hours / row.hours - 1 for row in rivals), default=0.0)
+        if gain <= TIE_TOLERANCE:
+            return f"equivalent to one worker, {efficiency}; no approximate strategy is faster"
+        needed = f"{margin * SEMANTICS_PENALTY['compressed']:.0%} to {margin:.0%}"
+        return (
+            f"equivalent to one worker, {efficiency}; others are at most {gain:.1%} faster, and {needed} is needed to "
+            "make up for what they lose"
+        )
+    equivalent = next((row for row in rivals if row.semantics == "equivalent"), None)
+    if equivalent is None:
+        return f"the fastest strategy without limits, {efficiency}"
+    factor = format_factor(equivalent.hours / best.hours)
+    return f"{factor} as fast as {equivalent.name}, which {explain_time_loss(equivalent.prediction)}; {efficiency}"
 
 
 def explain_rejection(row: PlanRow, best: PlanRow, goal: PlanGoal) -> str:
-    """One reason, the strongest."""
+    """Say why a row is not the first: the strongest reason."""
     slower = row.hours / best.hours - 1
     if not row.fits_memory:
-        return f"needs {row.prediction.memory_bytes / 1e9:.3g} GB a rank, and there are {goal.memory_bytes / 1e9:.3g}"
-    if row.semantics == "a game per label":
-        return f"another model, a generator for every label; {_format_slowdown(slower)}"
+        return f"needs {row.prediction.memory_bytes / 1e9:.3g} GB per rank, of {goal.memory_bytes / 1e9:.3g} GB"
+    if row.semantics == "per-label models":
+        return f"trains other models, one generator per label; {_format_slowdown(slower)}"
     if row.limits and not best.limits:
         return f"{row.limits[0]}; {_format_slowdown(slower)}"
     if slower < -TIE_TOLERANCE:
-        worth = goal.margin * (SEMANTICS_PENALTY[row.semantics] - SEMANTICS_PENALTY[best.semantics])
-        return (
-            f"{1 / (1 + slower) - 1:.1%} faster, and {worth:.1%} is asked for, since {_semantics_cost(row.semantics)}"
-        )
+        needed = goal.margin * (SEMANTICS_PENALTY[row.semantics] - SEMANTICS_PENALTY[best.semantics])
+        cost = _semantics_cost(row.semantics)
+        return f"only {1 / (1 + slower) - 1:.1%} faster; {needed:.1%} is needed, since {cost}"
     if slower <= TIE_TOLERANCE:
         return _explain_tie(row, best)
     if row.batch != best.batch:
@@ -78,34 +88,29 @@ def explain_rejection(row: PlanRow, best: PlanRow, goal: PlanGoal) -> str:
 
 
 def _explain_tie(row: PlanRow, best: PlanRow) -> str:
-    mine, theirs = row.prediction.sent_bytes, best.prediction.sent_bytes
-    if row.semantics == "compressed" and best.semantics == "as one worker" and mine < theirs:
-        return "as fast: it sends less for nothing, since computing hides the exact wire"
-    if mine > theirs > 0:
-        return f"as fast, and sends {format_factor(mine / theirs)} the bytes"
+    row_bytes = row.prediction.sent_bytes
+    best_bytes = best.prediction.sent_bytes
+    if row.semantics == "compressed" and best.semantics == "equivalent" and row_bytes < best_bytes:
+        return "as fast: sending less saves no time, since computing hides the exact wire"
+    if row_bytes > best_bytes > 0:
+        return f"as fast, and sends {format_factor(row_bytes / best_bytes)} the bytes"
     return "as fast" if row.semantics == best.semantics else f"as fast, and {_semantics_cost(row.semantics)}"
 
 
-def _semantics_cost(promise: Semantics) -> str:
-    words: dict[Semantics, str] = {
-        "compressed": "gradients lose digits",
-        "stale": "players see each other as they were",
-        "decentralized": "ranks differ",
-        "periodic": "ranks drift apart between exchanges",
-    }
-    return words.get(promise, "no better")
+def _semantics_cost(semantics: Semantics) -> str:
+    return SEMANTICS_COSTS.get(semantics, "it is no better")
 
 
 def explain_time_loss(prediction: Prediction) -> str:
-    """Where most of a round goes that is not computing."""
-    step, spent = prediction.step_s, prediction.breakdown_s
-    shares = {name: spent.get(name, 0.0) / step for name in ("latency", "bandwidth", "handling", "waiting")}
-    name, share = max(shares.items(), key=lambda one: one[1])
+    """Say where most of a round goes apart from computing, as the end of "STRATEGY, which ..."."""
+    seconds = prediction.breakdown_s
+    shares = {name: seconds.get(name, 0.0) / prediction.step_s for name in ("latency", "bandwidth", "codec", "waiting")}
+    name, share = max(shares.items(), key=lambda item: item[1])
     if share < MIN_SHARE:
-        return f"computes {1000 * prediction.compute_s:.3g} ms a round"
-    if name == "handling":
+        return f"computes {1000 * prediction.compute_s:.3g} ms per round"
+    if name == "codec":
         return f"spends {share:.0%} of a round on packing and mixing messages"
-    return f"waits {share:.0%} of a round for {LINK_CAUSES.get(name, 'others')}"
+    return f"waits {share:.0%} of a round for {WAIT_CAUSES[name]}"
 
 
 def _format_slowdown(slower: float) -> str:
@@ -115,4 +120,5 @@ def _format_slowdown(slower: float) -> str:
 
 
 def format_factor(factor: float) -> str:
+    """Format a factor: "1.25x", "12x"."""
     return f"{factor:.2f}x" if factor < 10 else f"{factor:,.0f}x"

@@ -68,15 +68,15 @@ def options_for(run: Run, device: torch.device) -> list[Option]:
         ("precision", backend_of(device).supports_bf16(), _field_choices("device.precision", "float32", "bf16")),
         ("threads", cores > 1, _field_choices("device.threads", 0, 1)),
         ("huge_pages", cpu and has_huge_pages(), _field_choices("device.huge_pages", True, False)),
-        ("rewritten", "rewritten" in nets, _field_choices("nets.fused_resampling", True, False)),
-        ("one_call", bool(nets), _field_choices("device.concat_real_fake", False, True)),
+        ("fused_resampling", "fused_resampling" in nets, _field_choices("nets.fused_resampling", True, False)),
+        ("concat_real_fake", bool(nets), _field_choices("device.concat_real_fake", False, True)),
         ("fused", bool(fused), [dict.fromkeys(fused, value) for value in (True, False)]),
-        ("merge", len(lanes) > 1, _field_choices("device.lanes_per_pass", *lanes)),
+        ("lanes_per_pass", len(lanes) > 1, _field_choices("device.lanes_per_pass", *lanes)),
         ("pad_channels", True, _field_choices("device.pad_channels", 0, tile.columns)),
-        ("graph", records, _field_choices("device.capture_passes", False, True)),
+        ("capture_passes", records, _field_choices("device.capture_passes", False, True)),
         ("compile", bool(find_cpp_compiler()) and not (cpu and records), _field_choices("device.compile", False, True)),
     ]
-    built = {"compile", "graph"} if cpu else {"compile"}
+    built = {"compile", "capture_passes"} if cpu else {"compile"}
     return [Option(name, _current_first(run, choices), name in built) for name, there, choices in possible if there]
 
 
@@ -197,7 +197,7 @@ def make_random_dataset(images: Dataset) -> Dataset:
 
 def tune_run(run: Run, images: Dataset, world: World, remeasure: bool = False) -> TuneResult:
     """What is fastest for a resolved run on this worker: found before, or now by trying."""
-    file = result_cache.cache_dir() / "layouts" / f"{_cache_key(run, images, world)}.json"
+    file = result_cache.cache_dir() / "tune" / f"{_cache_key(run, images, world)}.json"
     found = None if remeasure else _read_cached(file, run, world.device)
     if found is None:
         worker = TrialWorker(run, images, world)
@@ -243,7 +243,7 @@ def _cache_key(run: Run, images: Dataset, world: World) -> str:
 def layout_changes(run: Any, result: Any) -> dict[str, Any]:
     from paragan.core.schema import get_field
 
-    return {field: value for field, value in result.layout.items() if get_field(run, field) != value}
+    return {field: value for field, value in result.overrides.items() if get_field(run, field) != value}
 
 
 def format_setting(value: Any) -> str:

@@ -75,14 +75,14 @@ def test_all_wait_for_the_slowest():
 
 
 def test_the_seed_decides():
-    crowd = home(500, differ=0.3, speeds=0.3, jitter=0.1, leaving=0.5)
+    crowd = home(500, rate_sigma=0.3, speed_sigma=0.3, jitter_sigma=0.1, churn_per_h=0.5)
     first, again = (simulate_fleet(parse_strategy("gossip"), job(500), crowd, rounds=20) for _ in range(2))
     other = simulate_fleet(parse_strategy("gossip"), job(500), dataclasses.replace(crowd, seed=1), rounds=20)
     assert first == again != other
 
 
 def test_rounds_that_losses_break_take_as_long_as_renewal_says():
-    crowd = home(32, leaving=20.0, form_s=5.0)
+    crowd = home(32, churn_per_h=20.0, regroup_s=5.0)
     whole = simulate_fleet(parse_strategy("sync"), job(32), dataclasses.replace(crowd, churn_per_h=0.0), rounds=4)
     seen = simulate_fleet(parse_strategy("sync"), job(32), crowd, rounds=400, hours=1e3)
     takes, rate = whole.seconds / whole.rounds, crowd.losses_per_s
@@ -92,7 +92,7 @@ def test_rounds_that_losses_break_take_as_long_as_renewal_says():
 
 
 def test_a_ring_of_100_000_never_comes_round():
-    seen = simulate_fleet(parse_strategy("sync"), job(), home(100_000, leaving=0.01))
+    seen = simulate_fleet(parse_strategy("sync"), job(), home(100_000, churn_per_h=0.01))
     assert (seen.rounds, seen.images_per_s) == (0, 0.0)
     assert seen.failed_attempts > 1000
 
@@ -100,7 +100,10 @@ def test_a_ring_of_100_000_never_comes_round():
 @pytest.mark.timeout(60)
 def test_100_000_gossip_within_a_minute():
     seen = simulate_fleet(
-        parse_strategy("gossip+int8"), job(), home(100_000, differ=0.3, jitter=0.1, leaving=0.01), rounds=24
+        parse_strategy("gossip+int8"),
+        job(),
+        home(100_000, rate_sigma=0.3, jitter_sigma=0.1, churn_per_h=0.01),
+        rounds=24,
     )
     assert seen.rounds == 24
     assert 0.5 < seen.replica_drift < 3

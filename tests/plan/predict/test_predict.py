@@ -222,9 +222,9 @@ def test_what_an_exchange_does_is_found_by_letting_it():
     pen = TraceHandle()
     group = TracingWorld(4, 1, pen).all_ranks
     script = ExchangeTracer(AllReduce(group), 1000, 0, pen).trace_step(0)
-    assert [type(act).__name__ for act in script] == ["Until", "Post", "Wait"]
+    assert [type(act).__name__ for act in script] == ["WaitEvent", "Message", "WaitMessage"]
     assert script[0] == WaitEvent(GRAD_READY)
-    assert script[1] == Message(1, "sum", (0, 1, 2, 3), nbytes=4000)
+    assert script[1] == Message(1, "all_reduce", (0, 1, 2, 3), nbytes=4000)
 
 
 def test_a_period_begins_with_its_exchange_and_goes_on_without():
@@ -249,7 +249,7 @@ def test_numbers_are_counted_and_not_computed():
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("sync", {}),
     ("sync", {"wire": "int8"}),
-    ("sync", {"wire": "sign", "every": 2}),
+    ("sync", {"wire": "sign", "sync_period": 2}),
     ("quantized", {"wire": "int4"}),
     ("gossip", {}),
     ("gossip", {"topology": "ring", "rounds": 2}),
@@ -263,7 +263,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "fields"), KINDS, ids=lambda value: str(value))
 def test_scripts_send_what_the_strategy_says_that_it_sends(name, fields):
     wiring = ScheduleBuilder(run(name, 4, **fields), profile(), 4)
-    period = 2 * fields.get("every", 1)
+    period = 2 * fields.get("sync_period", 1)
     for rank in range(4):
         seat = wiring.build(rank)
         turns: list[PlayerName] = [part.player for beat in seat.turn_groups for part in beat]
@@ -299,7 +299,7 @@ def test_what_cannot_overlap_adds_up():
     exchange = 1.5 * 4 * 2_400_000 / RATE
     assert found.step_s == pytest.approx(0.3 + exchange, rel=0.01)
     assert found.breakdown_s["bandwidth"] == pytest.approx(exchange, rel=0.02)
-    assert found.breakdown_s["computing"] == pytest.approx(0.3)
+    assert found.breakdown_s["compute"] == pytest.approx(0.3)
     assert found.breakdown_s["latency"] == 0.0
     assert found.images_per_s == pytest.approx(8 / found.step_s)
 
@@ -325,7 +325,7 @@ def test_gossip_sends_under_computing():
 def test_a_period_shares_its_exchange():
     exchange = 1.5 * 4 * 2_400_000 / RATE
     for every in (2, 4, 100):
-        found = step_s("sync", 4, links(4), profile(d_s=0.1, g_s=0.1), every=every)
+        found = step_s("sync", 4, links(4), profile(d_s=0.1, g_s=0.1), sync_period=every)
         assert found == pytest.approx(0.2 + exchange / every, rel=0.01)
 
 
@@ -340,7 +340,7 @@ def test_the_faster_team_waits_for_the_slower():
 
 def test_lead_hides_the_way_between_teams():
     of = profile(params=2_000, d_s=0.1, g_s=0.1)
-    near, far = (step_s("async", 2, links(2, 0.2), of, split="1:1", lead=lead) for lead in (1, 8))
+    near, far = (step_s("async", 2, links(2, 0.2), of, split="1:1", max_lead_rounds=lead) for lead in (1, 8))
     assert far < 0.6 * near
 
 
@@ -401,7 +401,7 @@ def test_ranks_that_are_alike_are_played_once_and_it_makes_no_difference():
 @pytest.mark.parametrize("ranks", [3, 5, 8, 31])
 @pytest.mark.parametrize(("params", "moments"), [(2, 0), (10, 7), (200_000, 33)])
 def test_sums_of_fewer_numbers_than_segments_are_played(params: int, moments: int, ranks: int):
-    measured = profile(params, d_s=0.01, g_s=0.01, moments=(moments, moments))
+    measured = profile(params, d_s=0.01, g_s=0.01, moments_numel=(moments, moments))
     once = predict(run("sync", ranks), measured, links(ranks, 0.01))
     if ranks < 31:
         every = predict(run("sync", ranks), measured, links(ranks, 0.01, pairs={"0-1": Link(RATE, 0.01)}))
@@ -419,7 +419,7 @@ def test_numbers_that_nobody_wrote_are_not_looked_at():
 
 
 def test_hosts_of_several_ranks_share_a_port():
-    within = {"within": "80 Gbit/s, 0 s"}
+    within = {"intra_host": "80 Gbit/s, 0 s"}
     one, two = (Links(hosts=4, ranks_per_host=each, up=RATE, latency=0.0, **within) for each in (1, 2))  # pyright: ignore
     sync = [predict(run("sync", some.ranks), profile(), some).step_s for some in (one, two)]
     assert sync[1] == pytest.approx(sync[0] * (7 / 8) / (3 / 4), rel=0.03)  # a ring crosses every port once

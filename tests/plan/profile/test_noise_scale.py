@@ -64,7 +64,8 @@ class Quadratic:
     """Half the squared distance from each image: the gradient at a point is how far it is from their mean, and its
     covariance that of the images."""
 
-    second_order, nearby = False, 0.0
+    second_order = False
+    latent_perturbation = 0.0
 
     def discriminator(self, d, real, fake, step):
         return Loss((d(real.images) - real.images.flatten(1)).square().sum(1).mean() / 2)
@@ -72,7 +73,7 @@ class Quadratic:
     def generator(self, d, fake, real, step):
         return Loss((fake.images - real.images.flatten(1)).square().sum(1).mean() / 2)
 
-    def of_weights(self, player, net):
+    def weight_penalty(self, player, net):
         return None
 
 

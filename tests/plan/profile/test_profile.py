@@ -57,7 +57,7 @@ def test_every_part_of_a_profile_is_there(profile):
     for turn in (*profile.g, *profile.d):
         assert len(turn.grads_ready_s) == NUM_READY_PARTS
         assert list(turn.grads_ready_s) == sorted(turn.grads_ready_s)
-        assert 0 < turn.grads_ready_s[0] <= turn.grads_ready_s[-1] <= turn.backward_s <= turn.whole
+        assert 0 < turn.grads_ready_s[0] <= turn.grads_ready_s[-1] <= turn.backward_s <= turn.total_s
     assert sum(profile.op_shares.values()) == pytest.approx(1, abs=1e-4)  # as written
     assert profile.op_shares["convolution"] > 0.01
     assert (profile.d_steps, profile.g_batch_ratio) == (2, 2.0)
@@ -99,7 +99,7 @@ def test_batches_that_would_not_fit_are_left_out(monkeypatch):
     little = dataclasses.replace(
         describe_device(CPU, ""), memory_bytes=int(needs[2] / profiler.MAX_MEMORY_SHARE * 1.02)
     )
-    monkeypatch.setattr(profiler, "described", lambda *_: little)
+    monkeypatch.setattr(profiler, "describe_device", lambda *_: little)
     assert [one.batch for one in bench.measure_memory([16, 32, 64, 128], PeakMemory(CPU))] == [16, 32, 64]
 
 
@@ -214,8 +214,8 @@ def test_a_profile_of_something_else_is_refused(profile, tmp_path):
     for field, value in (
         ("name", "Abacus"),
         ("threads", 64),
-        ("torch", "1.0"),
-        ("paragan", "9"),
+        ("torch_version", "1.0"),
+        ("paragan_version", "9"),
         ("precision", "bf16"),
     ):
         with pytest.raises(
@@ -231,7 +231,7 @@ def test_a_profile_of_something_else_is_refused(profile, tmp_path):
 def test_what_was_measured_is_found_again(monkeypatch):
     run = tiny_run.make_run("nets.width=3")
     first, file = measured(run)
-    monkeypatch.setattr(profiler, "measured", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(profiler, "measure_profile", lambda *_: pytest.fail("measured again"))
     again, same = measured(dataclasses.replace(run, seed=5))
     assert (same, again.g[0].batch) == (file, first.g[0].batch)
     assert again.round_s(16) == pytest.approx(first.round_s(16), rel=1e-3)
@@ -242,7 +242,7 @@ def test_what_was_measured_is_found_again(monkeypatch):
 
 
 def test_a_run_per_label_has_many_games():
-    with pytest.raises(UsageError, match=r"--data\.only=0"):
+    with pytest.raises(UsageError, match=r"--data\.only_class=0"):
         measured(tiny_run.make_run("strategy=per-label"))
 
 
@@ -302,7 +302,7 @@ def test_a_file_that_is_no_profile_says_how_to_make_one(tmp_path):
     with pytest.raises(UsageError, match="bench step RECIPE --out"):
         read_profile(tmp_path / "none.yaml")
     (tmp_path / "bad.yaml").write_text("recipe: digits\n")
-    with pytest.raises(UsageError, match=r"bad.yaml: network is missing"):
+    with pytest.raises(UsageError, match=r"bad.yaml: network_digest is missing"):
         read_profile(tmp_path / "bad.yaml")
 
 
@@ -313,10 +313,10 @@ def test_a_file_of_what_no_worker_did_is_refused(tmp_path):
         ({"g": ()}, "g must have turns"),
         ({"d": sound.d[::-1]}, "d must have turns, of rising batches"),
         ({"d": (sound.d[0], sound.d[0])}, "d must have turns, of rising batches"),
-        ({"g": (dataclasses.replace(sound.g[0], grads_ready_s=()),)}, "g.ready must be 16 rising numbers"),
+        ({"g": (dataclasses.replace(sound.g[0], grads_ready_s=()),)}, "g.grads_ready_s must be 16 rising numbers"),
         (
             {"g": (dataclasses.replace(sound.g[0], grads_ready_s=sound.g[0].grads_ready_s[::-1]),)},
-            "g.ready must be 16 rising numbers",
+            "g.grads_ready_s must be 16 rising numbers",
         ),
         ({"g": (fake_profiles.make_turn_profile(16, 0.0),)}, "g: a turn takes time"),
         ({"memory": sound.memory[:1] * 2}, "memory must be of rising batches"),
@@ -324,7 +324,12 @@ def test_a_file_of_what_no_worker_did_is_refused(tmp_path):
         path.write_text(profile_to_yaml(dataclasses.replace(sound, **fields)))
         with pytest.raises(UsageError, match=told):
             read_profile(path)
-    for field, value in (("flops", math.nan), ("ratio", 0), ("moments", [-1, 0]), ("handling", {"pass": -1})):
+    for field, value in (
+        ("flops_per_image", math.nan),
+        ("g_batch_ratio", 0),
+        ("moments_numel", [-1, 0]),
+        ("codec_cost", {"pass": -1}),
+    ):
         path.write_text(to_yaml(to_dict(sound) | {field: value}))
         with pytest.raises(UsageError, match=field):
             read_profile(path)

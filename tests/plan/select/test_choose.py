@@ -116,7 +116,7 @@ def test_one_rank_chooses_once(tmp_path):
     assert ended.status == 0, ended.err
     record = read_yaml(tmp_path / "run/run.yaml")
     assert record["strategy"]["name"] in ("sync", "async")
-    assert record["chosen"]["ranks"] == 1
+    assert record["auto_choice"]["ranks"] == 1
     again = run_cli(*command, "--batch=16", QUICK)
     assert "as this run was begun" in again.out + again.err
 
@@ -142,10 +142,10 @@ def test_two_ranks_choose_and_other_ranks_plan_again(tmp_path, processes):
         assert [rank.wait() for rank in started] == [0] * ranks, started[0].err
         record = read_yaml(tmp_path / "run/run.yaml")
         assert record["strategy"]["name"] == "sync"
-        assert record["chosen"]["ranks"] == ranks
-        assert record["about"][0].startswith("strategy: sync")
+        assert record["auto_choice"]["ranks"] == ranks
+        assert record["reasons"][0].startswith("strategy: sync")
         assert record["batch"] == 16
-    assert any("only other forms" in line for line in record["about"])
+    assert any("only other forms" in line for line in record["reasons"])
     ranks = json.loads((tmp_path / "run/checkpoints/00000020/checkpoint.json").read_text())["ranks"]
     assert ranks == 3
 

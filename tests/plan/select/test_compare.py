@@ -22,7 +22,7 @@ def named(*names):
 
 
 def prediction(step_s, batch, spent=None, memory=1000, sent=100):
-    usual = {"computing": 0.05, "handling": 0.0, "latency": 0.0, "bandwidth": step_s - 0.05, "waiting": 0.0}
+    usual = {"compute": 0.05, "codec": 0.0, "latency": 0.0, "bandwidth": step_s - 0.05, "waiting": 0.0}
     return Prediction(step_s, batch / step_s, 0.05, 0.05 / step_s, sent, 10, memory, 0.0, spent or usual)
 
 
@@ -40,15 +40,15 @@ def plan(options, play, goal=GOAL, **more):
 @pytest.mark.parametrize(
     ("name", "promise"),
     [
-        ("sync", "as one worker"),
-        ("CPOAdam", "as one worker"),
+        ("sync", "equivalent"),
+        ("CPOAdam", "equivalent"),
         ("sync+int8", "compressed"),
         ("sync+int8+sync_period=4", "periodic"),
         ("gossip+sync_period=2", "periodic"),
         ("gossip+int4", "decentralized"),
         ("async-gossip", "stale"),
         ("async+split=1:3", "stale"),
-        ("per-label", "a game per label"),
+        ("per-label", "per-label models"),
     ],
 )
 def test_what_one_gets(name, promise):
@@ -65,19 +65,19 @@ def test_a_name_is_what_the_command_is_told():
 
 @pytest.mark.parametrize(("compressed", "first"), [(0.0990, "sync"), (0.0960, "sync+int8")])
 def test_who_gives_something_up_is_first_only_where_it_is_faster_by_its_margin(compressed, first):
-    found = plan(named("sync+int8", "sync"), told(**{"as": 0.1, "compressed": compressed}))
+    found = plan(named("sync+int8", "sync"), told(equivalent=0.1, compressed=compressed))
     assert found.best.name == first
-    assert ("is asked for" in found.rows[1].reason) == (first == "sync")
+    assert ("is needed, since" in found.rows[1].reason) == (first == "sync")
 
 
 def test_limits_stand_behind():
-    found = plan(named("sync", "sync+sync_period=16"), told(**{"as": 0.1, "periodic": 0.06}))
+    found = plan(named("sync", "sync+sync_period=16"), told(equivalent=0.1, periodic=0.06))
     assert [row.name for row in found.rows] == ["sync", "sync+sync_period=16"]
     assert found.rows[1].reason.startswith("ranks take 16 steps on their own")
 
 
 def test_time_and_cost_follow_from_images():
-    found = plan(named("sync"), told(**{"as": 0.1}), Goal(360, host_price_per_h=2.0))
+    found = plan(named("sync"), told(equivalent=0.1), Goal(360, host_price_per_h=2.0))
     row = found.best
     assert row.hours == pytest.approx(360e3 / 640 / 3600)
     assert row.cost == pytest.approx(row.hours * 4 * 2.0)
@@ -87,9 +87,9 @@ def test_the_largest_batch_that_fits_is_named():
     def play(run, profile, links, ranks):
         return prediction(0.1, run.batch, memory=1_000_000 * run.batch)
 
-    with pytest.raises(UsageError, match=r"needs 64 MB .* --batch 64, and has 30 MB; .* --batch 24$"):
+    with pytest.raises(UsageError, match=r"^--batch 64: a rank needs 64 MB .* has 30 MB\. Use --batch 24, the largest"):
         plan(named("sync", "gossip"), play, Goal(100, memory_bytes=30_000_000))
-    with pytest.raises(UsageError, match="no batch fits"):
+    with pytest.raises(UsageError, match="No batch fits"):
         plan(named("sync"), play, Goal(100, memory_bytes=3_000_000))
 
 
@@ -114,7 +114,7 @@ def test_sizes_that_a_strategy_refuses_are_left_out():
         LINKS,
         3,
         Goal(1),
-        predict_fn=told(**{"as": 1}),
+        predict_fn=told(equivalent=1),
     )
     assert [name for name, _ in found.excluded] == ["gossip+topology=hypercube"]
     with pytest.raises(UsageError, match="no strategy can be planned: gossip"):
@@ -131,7 +131,13 @@ def test_sizes_that_a_strategy_refuses_are_left_out():
 def test_what_the_run_itself_refuses_is_left_out():
     run = dataclasses.replace(fake_profiles.make_run(), ramp=((10.0, 128),))
     found = compare_strategies(
-        run, named("gossip", "sync"), fake_profiles.make_profile(), LINKS, 4, Goal(1), predict_fn=told(**{"as": 1})
+        run,
+        named("gossip", "sync"),
+        fake_profiles.make_profile(),
+        LINKS,
+        4,
+        Goal(1),
+        predict_fn=told(equivalent=1),
     )
     assert [row.name for row in found.rows] == ["sync"]
     assert "needs rounds of one size" in dict(found.excluded)["gossip"]
@@ -140,9 +146,9 @@ def test_what_the_run_itself_refuses_is_left_out():
 def test_a_ramp_is_said_to_be_predicted_by_its_first_stage():
     run = dataclasses.replace(fake_profiles.make_run(), ramp=((10.0, 128), (20.0, 256)))
     warned = compare_strategies(
-        run, named("sync"), fake_profiles.make_profile(), LINKS, 4, Goal(1), predict_fn=told(**{"as": 1})
+        run, named("sync"), fake_profiles.make_profile(), LINKS, 4, Goal(1), predict_fn=told(equivalent=1)
     ).warnings
-    assert warned[0].startswith(f"predicted is --batch {run.batch}, the first stage of the ramp")
+    assert warned[0].startswith(f"--ramp: only the first stage, --batch {run.batch}, is predicted")
     assert "plan --batch 256" in warned[0]
     few = compare_strategies(
         fake_profiles.make_run(),
@@ -151,7 +157,7 @@ def test_a_ramp_is_said_to_be_predicted_by_its_first_stage():
         LINKS,
         4,
         Goal(1),
-        predict_fn=told(**{"as": 1}),
+        predict_fn=told(equivalent=1),
     )
     assert not any("ramp" in warning for warning in few.warnings)
 
@@ -216,7 +222,7 @@ def test_every_candidate_is_predicted():
     assert len(found.rows) == len(options) > 20
     assert not found.excluded
     assert found.best.prediction.images_per_s >= 0.95 * max(
-        row.prediction.images_per_s for row in found.rows if not row.limits and row.semantics != "a game per label"
+        row.prediction.images_per_s for row in found.rows if not row.limits and row.semantics != "per-label models"
     )
     assert all(row.reason for row in found.rows)
 

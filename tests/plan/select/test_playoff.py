@@ -11,7 +11,7 @@ from paragan.plan.select.candidates import Candidate, parse_strategy
 from paragan.plan.select.compare import Goal, compare_strategies
 
 LINKS = parse_links("4 hosts, 100 Mbit/s, 10 ms")
-SPENT = {"computing": 0.05, "handling": 0.0, "latency": 0.0, "bandwidth": 0.0, "waiting": 0.0}
+SPENT = {"compute": 0.05, "codec": 0.0, "latency": 0.0, "bandwidth": 0.0, "waiting": 0.0}
 
 
 def plan(steps, memory=0):
@@ -80,7 +80,10 @@ def test_the_clock_decides_and_what_is_given_up_counts(seconds, wins, said):
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_play_and_agree(ranks, tmp_path, processes):
-    few = "from paragan.plan.chosen import final\nfinal.BLOCK_S, final.NEAR, final.TELLS = 0.05, 100.0, 0.0"
+    few = (
+        "from paragan.plan.select import playoff\n"
+        "playoff.BLOCK_S = 0.05\nplayoff.SHORTLIST_MARGIN = 100.0\nplayoff.MIN_DIFFERENCE = 0.0"
+    )
     options = "sync,async" if ranks == 1 else "sync,sync+int8+sync_period=2,gossip,async-gossip,async+split=1:1"
     run = ["train", "digits", "--strategy=auto", "--strategy.measure_s=8", f"--strategy.strategies={options}"]
     run += ["--batch=16", "--lanes=4", "--nets.width=4", f"--run-dir={tmp_path}/run", "--kimg=0.16"]
@@ -88,6 +91,6 @@ def test_ranks_play_and_agree(ranks, tmp_path, processes):
         ranks, *run, "--evaluation.metrics=[]", start=lambda *a, **env: processes.start_forked(*a, patch=few, **env)
     )
     assert [rank.wait() for rank in started] == [0] * ranks, started[0].err
-    about = read_yaml(tmp_path / "run/run.yaml")["about"]
+    about = read_yaml(tmp_path / "run/run.yaml")["reasons"]
     assert f"of {2 if ranks == 1 else 5} that played here" in about[0]
     assert sum("as it played here" in line for line in about) == (1 if ranks == 1 else 4)

@@ -72,12 +72,14 @@ def test_switches_begin_with_what_stands():
         tiny_run.make_dataset(),
     )
     found = {switch.name: switch for switch in options_for(run, CPU)}
-    assert {"channels_last", "rewritten", "one_call", "fused", "merge", "pad_channels"} <= set(found)
+    assert {"channels_last", "fused_resampling", "concat_real_fake", "fused", "lanes_per_pass", "pad_channels"} <= set(
+        found
+    )
     for switch in found.values():
         assert switch.choices[0] == {field: get_field(run, field) for field in switch.choices[0]}
         assert len({json.dumps(choice) for choice in switch.choices}) == len(switch.choices) > 1
     dcgan = resolve(tiny_run.make_run("g.optimizer=rmsprop", "d.optimizer=rmsprop"), tiny_run.make_dataset())
-    assert {"rewritten", "fused"}.isdisjoint(switch.name for switch in options_for(dcgan, CPU))
+    assert {"fused_resampling", "fused"}.isdisjoint(switch.name for switch in options_for(dcgan, CPU))
 
 
 def test_a_worker_times_layouts_in_turns_and_leaves_the_process_as_it_was():
@@ -100,7 +102,7 @@ def test_what_cannot_be_played_here_is_not_chosen(monkeypatch):
             raise RuntimeError("no compiler")
         return player(worker, layout)
 
-    monkeypatch.setattr(TrialWorker, "player", weak)
+    monkeypatch.setattr(TrialWorker, "make_trial", weak)
     monkeypatch.setattr(layouts, "BLOCK_S", 0.0)
     images = tiny_run.make_dataset()
     worker = TrialWorker(resolve(tiny_run.make_run("nets.width=4"), images), images, World.solo(), rounds=1)
@@ -119,10 +121,10 @@ def kept(tmp_path, monkeypatch):
 
     def found(switches, trial, rounds):
         asked.append([switch.name for switch in switches])
-        return TuneResult({"device.channels_last": "G", "device.lanes_per_pass": 4}, {"merge": 1.5}, 2.0)
+        return TuneResult({"device.channels_last": "G", "device.lanes_per_pass": 4}, {"lanes_per_pass": 1.5}, 2.0)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(layouts, "decide", found)
+    monkeypatch.setattr(layouts, "tune_greedily", found)
     monkeypatch.setattr(layouts, "MIN_RUN_FOR_BUILD_S", 1e9)
     return asked
 
@@ -138,9 +140,14 @@ def test_what_was_found_is_kept_by_network_and_a_damaged_file_is_nothing(kept, t
     assert len(kept) == 2
     tune_run(run, images, World.solo(), remeasure=True)
     whole = dataclasses.asdict(first)
-    damaged: list[object] = [[], whole | {"layout": "G"}, whole | {"total": "fast"}, whole | {"shares": {"merge": "x"}}]
+    damaged: list[object] = [
+        [],
+        whole | {"overrides": "G"},
+        whole | {"speedup": "fast"},
+        whole | {"slowdown_without": {"fused": "x"}},
+    ]
     damaged += [
-        whole | {"layout": {name: value}}
+        whole | {"overrides": {name: value}}
         for name, value in (("batch", 7), ("foo.bar", 1), ("device.lanes_per_pass", -3))
     ]
     for i, text in enumerate(["{", "[" * 100_000, *map(json.dumps, damaged)]):
@@ -155,7 +162,7 @@ def test_train_takes_what_is_measured_and_goes_on_with_it(kept, tmp_path, capsys
     line += ["--nets.width=4", "--evaluation.metrics=[]"]
     assert main(line) == 0
     record = (tmp_path / "run" / "run.yaml").read_text()
-    for word in ("channels_last: G", "merge: 4", "layout: rules"):
+    for word in ("channels_last: G", "lanes_per_pass: 4", "tune: rules"):
         assert word in record
     assert "layout: 2.00 times faster" in capsys.readouterr().out
     assert main([*line[:4], "--kimg=0.512", *line[5:]]) == 0  # another command, the same run: nothing is tried again
@@ -172,11 +179,11 @@ def test_a_damaged_record_elsewhere_is_no_reason_to_try_nothing(kept, tmp_path, 
 
 
 REFUSED = """
-from paragan.errors import Unusable
-from paragan.plan.layouts import layout
-def decided(*_):
-    raise Unusable("there is no layout")
-layout.decided = decided
+from paragan.core.errors import UsageError
+from paragan.plan.tune import layout_tuner
+def tune_run(*_):
+    raise UsageError("there is no layout")
+layout_tuner.tune_run = tune_run
 """
 
 
@@ -190,30 +197,30 @@ def test_ranks_hear_why_no_layout_was_found(tmp_path, processes):
 
 def test_plan_layout_tells_operations_decisions_and_the_total(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(layouts, "ROUNDS", 1)
+    monkeypatch.setattr(layouts, "NUM_TIMED_ROUNDS", 1)
     monkeypatch.setattr(layouts, "BLOCK_S", 0.0)
     few = [
         switch
         for switch in layouts.options_for(resolve(tiny_run.make_run(), tiny_run.make_dataset()), CPU)
-        if switch.name == "one_call"
+        if switch.name == "concat_real_fake"
     ]
     monkeypatch.setattr(layouts, "options_for", lambda run, device: few)
-    assert main(["plan", "digits", "--layout", "--nets.width=4", "--batch=16", "--lanes=4"]) == 0
+    assert main(["plan", "digits", "--tune", "--nets.width=4", "--batch=16", "--lanes=4"]) == 0
     told = capsys.readouterr().out
     assert "16 images a round in 4 lanes" in told
-    for word in ("operation", "padding", "convolution", "its gradients", "one_call", "GFLOP/s", "% before"):
+    for word in ("operation", "padding", "convolution", "its gradients", "concat_real_fake", "GFLOP/s", "% before"):
         assert word in told
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (["plan", "nothing", "--layout"], "nothing"),
-        (["plan", "fashion", "--layout"], "--data"),
-        (["plan", "digits", "--layout", "--strategy=per-label"], "one game"),
-        (["plan", "digits", "--layout", "--batch=7"], "--batch 7"),
-        (["plan", "digits", "--layout", "--device.channels_last=maybe"], "device.channels_last"),
-        (["plan", "digits", "--layout", "--device.pad_channels=-1"], "device.pad_channels"),
+        (["plan", "nothing", "--tune"], "nothing"),
+        (["plan", "fashion", "--tune"], "--data"),
+        (["plan", "digits", "--tune", "--strategy=per-label"], "one game"),
+        (["plan", "digits", "--tune", "--batch=7"], "--batch 7"),
+        (["plan", "digits", "--tune", "--device.channels_last=maybe"], "device.channels_last"),
+        (["plan", "digits", "--tune", "--device.pad_channels=-1"], "device.pad_channels"),
         (["train", "digits", "--device.tune=guessed"], "device.tune"),
         (["train", "digits", "--device.pad_channels=1000000"], "device.pad_channels=1000000"),
         (["train", "digits", "--device.tune=measured", "--strategy=per-label"], "plan --tune"),
