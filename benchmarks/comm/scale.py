@@ -62,7 +62,7 @@ STRATEGIES = {
     "gossip, one peer, int4, every 16th step": ("gossip+int4+sync_period=16", 1),
     "gossip, random ring, int8": ("gossip+topology=random-ring+int8", 1),
     "gossip, ring that lags by 16": ("async-gossip", 1),
-    "a game per label": ("per-label", 1),
+    "per-label models": ("per-label", 1),
 }
 
 

@@ -27,7 +27,7 @@ from paragan.game.turn import Turn, TurnGroup
 
 TurnOrder = Callable[[Turn, Turn, int], tuple[TurnGroup, ...]]
 Coordination = Literal["all-reduce", "teams", "gossip", "none"]
-Semantics = Literal["as one worker", "compressed", "stale", "decentralized", "periodic", "a game per label"]
+Semantics = Literal["equivalent", "compressed", "stale", "decentralized", "periodic", "per-label models"]
 
 
 class ReplayState(Protocol):
@@ -203,7 +203,7 @@ class StrategyDefaults:
         """What is trained, compared with one worker that does it all."""
         if self.sync_period > 1:
             return "periodic"
-        return "compressed" if self.wire.lossy else "as one worker"
+        return "compressed" if self.wire.lossy else "equivalent"
 
     @property
     def error_feedback(self: FeedbackFields) -> float:

@@ -87,7 +87,7 @@ class PerLabel(StrategyDefaults):
 
     @property
     def semantics(self) -> Semantics:
-        return "a game per label"
+        return "per-label models"
 
     @property
     def sync_period(self) -> int:

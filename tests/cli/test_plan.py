@@ -127,7 +127,7 @@ def test_many_workers_are_simulated(profile, tmp_path):
         (["--links=4 hosts of 2 ranks, 1 Gbit/s, 1 ms", "--large-scale"], "a worker on each host"),
         (
             ["--links=9 hosts, 1 Gbit/s, 1 ms", "--large-scale", "--strategies=async+split=3:3"],
-            "split=3:3 wants 6 ranks",
+            "split=3:3: needs 6 ranks",
         ),
         (["--links=9 hosts, 1 Gbit/s, 1 ms", "--large-scale", "--price=2"], "does not heed --price"),
         (["--links=9 hosts, 1 Gbit/s, 1 ms", "--large-scale", "--batch=auto"], "does not heed --batch auto"),
