@@ -1,4 +1,8 @@
-"""Backbones: a resolution is an argument, never a file."""
+"""Families of networks: a config class each, which builds a generator and a discriminator for a `Spec`.
+
+The resolution is an argument: every family builds networks for all resolutions that it supports. What a family cannot
+build is refused by `check(spec)`, before anything is built. See docs/networks.md.
+"""
 
 from typing import Annotated
 

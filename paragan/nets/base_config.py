@@ -1,4 +1,4 @@
-"""The fields that families of residual networks have in common. A family adds its name and its sizes."""
+"""Config fields that families of residual networks share. A family adds its name and its sizes."""
 
 from typing import Annotated, Literal
 
@@ -10,41 +10,41 @@ from paragan.nets.conditioning import DConditioning, GConditioning
 
 @config_class
 class ResidualConfig:
-    """Of all residual families."""
+    """Fields of all residual families."""
 
     name: str = ""
-    """Which networks these are."""
+    """Name of the family of networks."""
     spectral: bool = True
-    """Spectral norm: in the discriminator of SNGAN, in both networks of the others; embeddings of G are without."""
+    """Spectral norm: in the discriminator of SNGAN, in both networks of the others, but not in G's embeddings."""
     g_conditioning: GConditioning = "auto"
-    """How G is told the class; auto: in every block's batch norms (BigGAN-deep: in the first layer too)."""
+    """How G is conditioned on the class; auto: by every block's batch norms (BigGAN-deep: by the first layer too)."""
     d_conditioning: DConditioning = "auto"
-    """How D is told the class; auto: projection (ContraGAN: contrastive)."""
+    """How D is conditioned on the class; auto: projection (ContraGAN: contrastive)."""
     fused_resampling: bool = True
-    """Convolutions beside a change of resolution in their exact cheaper form (BigGAN-deep: the generator's)."""
+    """Fuse convolutions with the up- or downsampling next to them: exact and cheaper (BigGAN-deep: in G only)."""
     shortcut: Literal["input", "activated"] = "input"
-    """What the shortcuts of D see: a block's input (the authors), or its ReLU (StudioGAN, which works in place)."""
+    """Input of D's shortcuts: the block's input (the authors' code) or its ReLU (StudioGAN, where ReLU is in place)."""
     checkpointing: bool = False
-    """Compute blocks again in backward and keep none of their activations: less memory, more time."""
+    """Activation checkpointing: recompute each block in backward. Less memory, more time."""
 
 
 @config_class
 class AttentionConfig(ResidualConfig):
-    """Of those with self-attention."""
+    """Fields of the families with self-attention."""
 
     attention: Annotated[int | None, Field(ge=0)] = None
-    """Resolution of self-attention, pixels; 0: none. Not given: half the image's, at most 64."""
+    """Resolution of self-attention, pixels; 0: none. None: half the image's resolution, at most 64."""
 
 
 @config_class
 class BigGANBaseConfig(AttentionConfig):
-    """Of BigGAN, and of ContraGAN, which is BigGAN but for a head."""
+    """Fields of BigGAN and of ContraGAN, which is BigGAN with another head."""
 
     width: Annotated[int, Field(ge=1)] = 96
-    """Channels of the generator beside the image; up to 16 times as many below, and 4 times throughout at 32 px."""
+    """Channels of G at image resolution; up to 16 times as many at lower ones. At 32 px: 4 times throughout."""
     d_width: Annotated[int | None, Field(ge=1)] = None
-    """Channels of the discriminator, likewise, but twice throughout at 32 px; `width` if not given."""
+    """Channels of D, likewise, but twice throughout at 32 px; None: `width`."""
     latent: Annotated[int, Field(ge=1)] = 120
-    """Length of the latent vector z: a multiple of 4 at 32 px, of 5 at 64, of 6 at 128, ...; 20 each in the paper."""
+    """Length of z: a multiple of 4 at 32 px, of 5 at 64, of 6 at 128, ...; the paper has 20 for each chunk."""
     shared: Annotated[int, Field(ge=1)] = 128
     """Length of the class embedding that all batch norms share."""

@@ -1,9 +1,9 @@
 """BigGAN-deep: Brock, Donahue and Simonyan, 2019, appendix B, figure 16 and tables 7 to 9.
 
-Two bottleneck blocks at each resolution. A shortcut has no weights where it can: the generator drops
-channels, the discriminator adds those that are missing by a 1x1 convolution. All of z, beside the class's
-embedding, is seen by the first layer and by every batch norm. Channels, initialisation and spectral norm as
-in `nets/biggan.py`; at 32 px the discriminator halves down to 4x4, as in StudioGAN.
+Two bottleneck blocks at each resolution. Shortcuts keep the channels that they can: the generator drops the rest, the
+discriminator adds the missing ones by a 1x1 convolution. All of z, together with the class embedding, goes into the
+first layer and into every batch norm. Channels, initialisation and spectral norm are as in `nets/biggan.py`; at 32 px
+the discriminator halves down to 4x4, as in StudioGAN.
 """
 
 import itertools
@@ -42,9 +42,9 @@ class BigGANDeep(AttentionConfig):
 
     name: Literal["biggan-deep"] = "biggan-deep"
     width: Annotated[int, Field(ge=4)] = 128
-    """Channels of the generator beside the image; up to 16 times as many below, and 4 times throughout at 32 px."""
+    """Channels of G at image resolution; up to 16 times as many at lower ones. At 32 px: 4 times throughout."""
     d_width: Annotated[int | None, Field(ge=4)] = None
-    """Channels of the discriminator, likewise, but twice throughout at 32 px; `width` if not given."""
+    """Channels of D, likewise, but twice throughout at 32 px; None: `width`."""
     latent: Annotated[int, Field(ge=1)] = 128
     """Length of the latent vector z."""
     shared: Annotated[int, Field(ge=1)] = 128
@@ -53,31 +53,33 @@ class BigGANDeep(AttentionConfig):
     default_d_conditioning: ClassVar[DConditioningKind] = "projection"
 
     def generator(self, spec: Spec) -> nn.Module:
-        """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
+        """Build a generator for `spec`, initialised from torch's global RNG. Raises as `check` does."""
         self.check(spec)
-        kind, layers = resolve_conditioning(self.g_conditioning, "batch_norm", spec), self._layer_factory()
+        kind = resolve_conditioning(self.g_conditioning, "batch_norm", spec)
+        layers = self._layer_factory()
         widths = self._g_channels(spec)
         conditions = SharedEmbedding(kind, self.latent, 1, class_embedding(spec, self.shared))
         start = layers(nn.Linear(conditions.out_features, widths[0] * 4 * 4))
         norm = partial(LinearConditionalBatchNorm2d, length=conditions.norm_features, make=layers)
         blocks = insert_attention(_g_blocks(widths, norm, layers), attention_resolution(self.attention, spec), layers)
-        ends = widths[-1], spec.channels
-        return ResidualGenerator(self.latent, conditions, start, blocks, ends, layers, self.checkpointing)
+        image_widths = (widths[-1], spec.channels)
+        return ResidualGenerator(self.latent, conditions, start, blocks, image_widths, layers, self.checkpointing)
 
     def discriminator(self, spec: Spec) -> nn.Module:
-        """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
+        """Build a discriminator for `spec`, initialised from torch's global RNG. Raises as `check` does."""
         self.check(spec)
-        kind, layers = resolve_d_conditioning(self, spec), self._layer_factory()
+        kind = resolve_d_conditioning(self, spec)
+        layers = self._layer_factory()
         widths = self._d_channels(spec)
-        first = d_input(kind, spec.classes)
-        stages = _d_blocks(spec, spec.channels + first.extra_channels, widths, layers, self.shortcut == "activated")
+        label_map = d_input(kind, spec.classes)
+        channels = spec.channels + label_map.extra_channels
+        stages = _d_blocks(spec, channels, widths, layers, self.shortcut == "activated")
         blocks = list(insert_attention(stages, attention_resolution(self.attention, spec), layers))
-        return ResidualDiscriminator(
-            first, blocks, make_head(kind, widths[-1], spec.classes, layers), self.checkpointing
-        )
+        head = make_head(kind, widths[-1], spec.classes, layers)
+        return ResidualDiscriminator(label_map, blocks, head, self.checkpointing)
 
     def check(self, spec: Spec) -> None:
-        """Raise `Unusable` for a resolution, a conditioning, widths or attention that do not fit."""
+        """Raise `UsageError` if the resolution, conditioning, widths or attention do not fit `spec`."""
         check_power_of_two(spec, minimum=32, maximum=1024)
         check_conditioning(self, spec)
         check_attention(
@@ -85,24 +87,25 @@ class BigGANDeep(AttentionConfig):
         )
 
     def _g_channels(self, spec: Spec) -> list[int]:
-        return [self.width * times for times in G_WIDTH_MULTIPLIERS[spec.resolution]]
+        return [self.width * multiple for multiple in G_WIDTH_MULTIPLIERS[spec.resolution]]
 
     def _d_channels(self, spec: Spec) -> list[int]:
-        return [(self.d_width or self.width) * times for times in D_WIDTH_MULTIPLIERS[spec.resolution]]
+        return [(self.d_width or self.width) * multiple for multiple in D_WIDTH_MULTIPLIERS[spec.resolution]]
 
     def _layer_factory(self) -> LayerFactory:
         return LayerFactory(nn.init.orthogonal_, self.spectral, fused_resampling=self.fused_resampling)
 
 
 class UpBottleneck(nn.Module):
-    """[N, a, R, R] -> [N, b, R, R], or 2 R with `up`; a quarter of `a` channels inside; b <= a.
+    """[N, a, R, R] -> [N, b, R, R], or 2 R with `up`, with b <= a and a / 4 channels inside.
 
-    Four times norm, ReLU, conv: 1x1, 3x3 (upsampling before it), 3x3, 1x1. The shortcut is the first b channels.
+    Four times norm, ReLU, conv: 1x1, 3x3 (after upsampling), 3x3, 1x1. The shortcut is the first b channels.
     """
 
     def __init__(self, a: int, b: int, up: bool, norm: Callable[[int], nn.Module], layers: LayerFactory):
         super().__init__()
-        self.out_channels, self.up = b, up
+        self.out_channels = b
+        self.up = up
         inside = a // 4
         self.norms = nn.ModuleList([norm(a), norm(inside), norm(inside), norm(inside)])
         second = layers.up if up else layers.conv
@@ -118,10 +121,10 @@ class UpBottleneck(nn.Module):
 
 
 class DownBottleneck(nn.Module):
-    """[N, a, R, R] -> [N, b, R, R], or R / 2 with `down`; a quarter of `b` channels inside; b >= a.
+    """[N, a, R, R] -> [N, b, R, R], or R / 2 with `down`, with b >= a and b / 4 channels inside.
 
-    Four times ReLU, conv: 1x1, 3x3, 3x3, 1x1 (pooling before it, after its ReLU). The shortcut is the input,
-    beside b - a channels of a 1x1 convolution of it; with `activated`, the ReLU of the input.
+    Four times ReLU, conv: 1x1, 3x3, 3x3, 1x1; pooling comes between the last ReLU and the last conv. The shortcut is
+    the input (with `relu_shortcut`: its ReLU), concatenated with a 1x1 convolution of it to b - a channels.
     """
 
     def __init__(self, a: int, b: int, down: bool, layers: LayerFactory, relu_shortcut: bool):
@@ -138,26 +141,26 @@ class DownBottleneck(nn.Module):
         x = self.pool(h if self.relu_shortcut else x)
         for conv in self.convs:
             h = F.relu(conv(h), inplace=True)
-        more = [] if self.extra_channels is None else [self.extra_channels(x)]
-        return self.last(self.pool(h)) + torch.cat([x, *more], 1)
+        extra = [] if self.extra_channels is None else [self.extra_channels(x)]
+        return self.last(self.pool(h)) + torch.cat([x, *extra], 1)
 
 
 def _g_blocks(
     widths: list[int], norm: Callable[[int], nn.Module], layers: LayerFactory
 ) -> Iterable[tuple[nn.Module, int, int]]:
-    """(block, resolution, channels), two for each octave; the second rises."""
+    """Yield (block, resolution, channels of its output), two for each resolution; the second one upsamples."""
     for i, (a, b) in enumerate(itertools.pairwise(widths)):
-        yield UpBottleneck(a, a, False, norm, layers), 0, a  # attention comes after both of a resolution
+        yield UpBottleneck(a, a, False, norm, layers), 0, a  # 0: attention goes after the second block
         yield UpBottleneck(a, b, True, norm, layers), 8 << i, b
 
 
 def _d_blocks(
     spec: Spec, channels: int, widths: list[int], layers: LayerFactory, relu_shortcut: bool
 ) -> Iterable[tuple[nn.Module, int, int]]:
-    """(block, resolution, channels): a convolution, then two for each octave; the first falls."""
+    """Yield (block, resolution, channels of its output): a convolution, then two blocks for each resolution."""
     size = spec.resolution
     yield layers.conv(channels, widths[0], 3), size, widths[0]
     for a, b in itertools.pairwise(widths):
         size //= 2
-        yield DownBottleneck(a, b, True, layers, relu_shortcut), 0, b  # attention comes after both of a resolution
+        yield DownBottleneck(a, b, True, layers, relu_shortcut), 0, b  # 0: attention goes after the second block
         yield DownBottleneck(b, b, False, layers, relu_shortcut), size, b

@@ -1,4 +1,8 @@
-"""How two networks are told the class, and what a generator makes of latents and labels before its first layer."""
+"""How the networks are conditioned on the class.
+
+A generator starts with a module that maps (z [N, latent], y [N]) to the input of its first layer and to the inputs of
+its norms. A discriminator starts with a label map, and ends with a head (`nets/discriminator_heads.py`).
+"""
 
 import itertools
 from collections.abc import Iterable
@@ -18,7 +22,7 @@ ConditioningKind = TypeVar("ConditioningKind", GConditioningKind, DConditioningK
 
 
 class ConditionalNets(Protocol):
-    """A record of two networks."""
+    """Config of a pair of networks, as far as conditioning is concerned."""
 
     @property
     def g_conditioning(self) -> GConditioning: ...
@@ -26,47 +30,47 @@ class ConditionalNets(Protocol):
     def d_conditioning(self) -> DConditioning: ...
 
     default_d_conditioning: ClassVar[DConditioningKind]
-    """What `auto` is for D where there are classes."""
+    """What `d_conditioning=auto` stands for if there are classes."""
 
 
 def resolve_conditioning(
     requested: Literal["auto"] | ConditioningKind, default: ConditioningKind, spec: Spec
 ) -> ConditioningKind | Literal["none"]:
-    """What is built: as wanted; `auto` is the family's own where there are classes, and none elsewhere."""
+    """Return the conditioning to build: `auto` stands for `default` if there are classes, else for "none"."""
     if requested != "auto":
         return requested
     return default if spec.classes else "none"
 
 
 def resolve_d_conditioning(nets: ConditionalNets, spec: Spec) -> DConditioningKind:
-    """How D is told the class."""
+    """Return the conditioning of the discriminator."""
     return resolve_conditioning(nets.d_conditioning, nets.default_d_conditioning, spec)
 
 
 def check_conditioning(nets: ConditionalNets, spec: Spec) -> None:
-    """Raise `Unusable` for a conditioning without classes, and for classes that nobody is to be told."""
-    for field, wanted in (("g_conditioning", nets.g_conditioning), ("d_conditioning", nets.d_conditioning)):
-        if wanted == "none" and spec.classes:
+    """Raise `UsageError` for a conditioning without classes, and for classes without a conditioning."""
+    for field, kind in (("g_conditioning", nets.g_conditioning), ("d_conditioning", nets.d_conditioning)):
+        if kind == "none" and spec.classes:
             raise UsageError(
-                f"nets.{field}=none, but the data has {spec.classes} classes: leave them out by --data.labels=false, "
-                f"or use nets.{field}=auto"
+                f"nets.{field}=none: the data has {spec.classes} classes. "
+                f"Use nets.{field}=auto, or --data.labels=false to ignore the classes"
             )
-        if wanted not in ("auto", "none") and not spec.classes:
-            raise UsageError(f"nets.{field}={wanted} needs classes, and there are none here: use nets.{field}=auto")
+        if kind not in ("auto", "none") and not spec.classes:
+            raise UsageError(f"nets.{field}={kind}: needs classes, and the data has none. Use nets.{field}=auto")
 
 
 def require_labels(y: Tensor | None) -> Tensor:
-    """`y` itself. Raises `Unusable` where there are no labels."""
+    """Return `y`. Raises `UsageError` if it is None."""
     if y is None:
-        raise UsageError("y: a conditional network needs labels, int64 [N], not None")
+        raise UsageError("y=None: a conditional network needs labels. Use an int64 tensor [N]")
     return y
 
 
-# Of a generator: (z [N, latent], y) -> what its first layer sees [N, inputs], and what the norms of each block see.
+# Inputs of a generator: (z [N, latent], y) -> (input of the first layer [N, out_features], inputs of the norms).
 
 
 class ZOnly(nn.Module):
-    """The first layer sees z, the norms see y: those that are not conditional ignore it."""
+    """z into the first layer, y into the norms, which ignore it unless they are conditional."""
 
     def __init__(self, latent: int):
         super().__init__()
@@ -77,7 +81,7 @@ class ZOnly(nn.Module):
 
 
 class ConcatLabel(nn.Module):
-    """The first layer sees z beside an embedding of the class, of the same length and drawn from N(0, 1) like z."""
+    """z and a class embedding into the first layer. The embedding is as long as z and starts from N(0, 1) like z."""
 
     def __init__(self, latent: int, classes: int):
         super().__init__()
@@ -89,47 +93,49 @@ class ConcatLabel(nn.Module):
 
 
 def g_input(kind: GConditioningKind, latent: int, classes: int) -> ZOnly | ConcatLabel:
-    """For generators whose norms have an embedding each."""
+    """Return the input module of a generator whose norms have their own class embeddings."""
     return ConcatLabel(latent, classes) if kind == "concat" else ZOnly(latent)
 
 
 class SharedEmbedding(nn.Module):
-    """One embedding of the class for all norms, each of which sees it beside (a part of) z.
+    """One class embedding for all norms, each of which takes it together with z or a chunk of z.
 
-    shared: [classes, length], None without classes
-    parts : so many equal parts of z, one for the first layer, one for each block (Brock et al. 2019, section
-            3.1); 1: all of z for everybody, and the class for the first layer too (BigGAN-deep)
-
-    With `concat` the first layer alone is told the class.
+    Args:
+        kind: "batch_norm": the norms take the class. "concat": only the first layer takes it. "none": neither.
+        latent: Length of z.
+        z_chunks: Number of equal chunks of z, one for the first layer and one for each block (Brock et al. 2019,
+            section 3.1). 1: all of z for every layer, and the class for the first layer too (BigGAN-deep).
+        shared: The embedding [classes, length]; None without classes.
     """
 
     def __init__(self, kind: GConditioningKind, latent: int, z_chunks: int, shared: nn.Embedding | None):
         super().__init__()
-        self.z_chunks, self.shared = z_chunks, shared
+        self.z_chunks = z_chunks
+        self.shared = shared
         length = 0 if shared is None else shared.embedding_dim
-        self.conditions_first_layer, self.conditions_norms = (
-            kind == "concat" or (kind != "none" and z_chunks == 1),
-            kind == "batch_norm",
-        )
-        self.out_features = latent // z_chunks + length * self.conditions_first_layer
-        self.norm_features = latent // z_chunks + length * self.conditions_norms  # of what a norm sees
+        self.conditions_first_layer = kind == "concat" or (kind != "none" and z_chunks == 1)
+        self.conditions_norms = kind == "batch_norm"
+        self.out_features = latent // z_chunks + (length if self.conditions_first_layer else 0)
+        self.norm_features = latent // z_chunks + (length if self.conditions_norms else 0)
 
     def forward(self, z: Tensor, y: Tensor | None) -> tuple[Tensor, Iterable[Tensor]]:
         label = [] if self.shared is None else [self.shared(require_labels(y)).to(z.dtype)]
         first, *rest = z.chunk(self.z_chunks, 1) if self.z_chunks > 1 else (z, z)
-        seen = [torch.cat([part, *label], 1) if self.conditions_norms else part for part in rest]
-        first = torch.cat([first, *label], 1) if self.conditions_first_layer else first
-        return first, seen if self.z_chunks > 1 else itertools.repeat(seen[0])
+        if self.conditions_norms:
+            rest = [torch.cat([chunk, *label], 1) for chunk in rest]
+        if self.conditions_first_layer:
+            first = torch.cat([first, *label], 1)
+        return first, rest if self.z_chunks > 1 else itertools.repeat(rest[0])
 
 
-# Of a discriminator.
+# Inputs of a discriminator: (images, y) -> input of the first block.
 
 
 class LabelMap(nn.Module):
-    """Images [N, C, R, R], y -> [N, C + 1, R, R]: beside them a map of their class, 8x8 learned numbers.
+    """Images [N, C, R, R], y -> [N, C + 1, R, R]: the images with one more channel, a map of their class.
 
-    Each number covers R/8 x R/8 pixels, so that a thousand classes at 1024 px are 64,000 parameters and not a
-    billion. In the manner of Mirza and Osindero, "Conditional Generative Adversarial Nets", 2014.
+    A map has 8x8 learned numbers, each of which covers R/8 x R/8 pixels: a thousand classes at 1024 px take 64,000
+    parameters instead of a billion. After Mirza and Osindero, "Conditional Generative Adversarial Nets", 2014.
     """
 
     extra_channels = 1
@@ -139,15 +145,15 @@ class LabelMap(nn.Module):
         self.embedding = nn.Embedding(classes, 64)
 
     def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
-        plan = self.embedding(require_labels(y)).to(x.dtype).view(-1, 1, 8, 8)
-        plan = nn.functional.interpolate(plan, size=x.shape[2:], mode="nearest")
-        last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-        layout = torch.channels_last if last else torch.contiguous_format
-        return torch.cat([x, plan], 1).contiguous(memory_format=layout)
+        maps = self.embedding(require_labels(y)).to(x.dtype).view(-1, 1, 8, 8)
+        maps = nn.functional.interpolate(maps, size=x.shape[2:], mode="nearest")
+        channels_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        return torch.cat([x, maps], 1).contiguous(memory_format=memory_format)
 
 
 class NoLabelMap(nn.Module):
-    """The images alone."""
+    """The images unchanged."""
 
     extra_channels = 0
 
@@ -156,5 +162,5 @@ class NoLabelMap(nn.Module):
 
 
 def d_input(kind: DConditioningKind, classes: int) -> LabelMap | NoLabelMap:
-    """What a discriminator's first layer sees."""
+    """Return the module before a discriminator's first block."""
     return LabelMap(classes) if kind == "concat" else NoLabelMap()

@@ -1,7 +1,7 @@
 """ContraGAN: Kang and Park, "ContraGAN: Contrastive Learning for Conditional Image Generation", 2020.
 
-BigGAN's networks, whose discriminator says where an image lies on a sphere, and where its class does, in
-place of the projection. They want an objective that reads both.
+BigGAN's networks with a contrastive head: the discriminator maps each image and its class to points on the unit sphere,
+instead of a projection. The objective must use both points (`objective.contrastive`).
 """
 
 import dataclasses
@@ -23,21 +23,21 @@ class ContraGAN(BigGANBaseConfig):
 
     name: Literal["contragan"] = "contragan"
     embedding: Annotated[int | None, Field(ge=1)] = None
-    """Length of the points on the sphere; as many as D's features if not given (1,536 for ImageNet)."""
+    """Length of the embeddings on the sphere; None: the number of D's features (1,536 for ImageNet)."""
 
     default_d_conditioning: ClassVar[DConditioningKind] = "contrastive"
 
     def generator(self, spec: Spec) -> nn.Module:
-        """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
+        """Build a generator for `spec`, initialised from torch's global RNG. Raises as `check` does."""
         return self._as_biggan().generator(spec)
 
     def discriminator(self, spec: Spec) -> nn.Module:
-        """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
+        """Build a discriminator for `spec`, initialised from torch's global RNG. Raises as `check` does."""
         features = (self.d_width or self.width) * (2 if spec.resolution == 32 else 16)
         return self._as_biggan().discriminator(spec, "contrastive", self.embedding or features)
 
     def check(self, spec: Spec) -> None:
-        """Raise `Unusable` for a resolution, a latent, a conditioning, widths or attention that do not fit."""
+        """Raise `UsageError` if the resolution, latent, conditioning, widths or attention do not fit `spec`."""
         self._as_biggan().check(spec)
 
     def _as_biggan(self) -> BigGAN:

@@ -1,10 +1,9 @@
 """DCGAN at any resolution: Radford, Metz and Chintala, "Unsupervised Representation Learning ...", 2016.
 
-Channels double from `width` beside the image down to 4x4, and stop at 8 `width`: at 64 px these are the
-paper's nets. Departures: a linear discriminator head over the 4x4 features (the same as the usual 4x4
-convolution), spectral norm in place of the discriminator's batch norm unless asked, class-conditional batch
-norm and projection with classes. At 8 px a single stride-2 stage would make one-layer nets, so there the
-image ends meet a 3x3 convolution at full size.
+Channels double from `width` at image resolution down to 4x4, up to 8 `width`: at 64 px these are the paper's networks.
+Departures: a linear head on D's 4x4 features (the same as the usual 4x4 convolution); by default spectral norm instead
+of batch norm in D; with classes, conditional batch norm in G and projection in D. At 8 px one stage of stride 2 would
+make networks of one layer, so there the convolution at the image is 3x3 with stride 1.
 """
 
 import itertools
@@ -34,7 +33,7 @@ from paragan.nets.lane_batch_norm import LaneBatchNorm2d, batch_norm
 from paragan.nets.layers import LayerFactory
 from paragan.nets.memory_format import FlattenCL, MemoryFormat, Unflatten4x4
 from paragan.nets.spec import Spec, check_power_of_two
-from paragan.nets.spectral_norm import add_spectral_norm as spectrally
+from paragan.nets.spectral_norm import add_spectral_norm
 
 
 @config_class
@@ -42,9 +41,9 @@ class DCGAN:
     """Plain convolutional generator and discriminator, for any power of two from 8 px."""
 
     name: Literal["dcgan"] = "dcgan"
-    """Which networks these are."""
+    """Name of the family of networks."""
     width: Annotated[int, Field(ge=1)] = 64
-    """Channels of both networks beside the image; they double downward, to at most 8 times as many."""
+    """Channels of both networks at image resolution; they double with each halving of it, up to 8 times as many."""
     latent: Annotated[int, Field(ge=1)] = 128
     """Length of the latent vector z."""
     spectral: bool = True
@@ -52,45 +51,45 @@ class DCGAN:
     batch_norm: bool = False
     """Batch norm in the discriminator after all convolutions but the first, as in the paper."""
     g_conditioning: GConditioning = "auto"
-    """How G is told the class; auto: a gain and bias per class in every batch norm."""
+    """How G is conditioned on the class; auto: a gain and bias per class in every batch norm."""
     d_conditioning: DConditioning = "auto"
-    """How D is told the class; auto: projection."""
+    """How D is conditioned on the class; auto: projection."""
 
     default_d_conditioning: ClassVar[DConditioningKind] = "projection"
 
     def generator(self, spec: Spec) -> nn.Module:
-        """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
+        """Build a generator for `spec`, initialised from torch's global RNG. Raises as `check` does."""
         self.check(spec)
         return DCGANGenerator(
             spec, self.width, self.latent, resolve_conditioning(self.g_conditioning, "batch_norm", spec)
         )
 
     def discriminator(self, spec: Spec) -> nn.Module:
-        """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
+        """Build a discriminator for `spec`, initialised from torch's global RNG. Raises as `check` does."""
         self.check(spec)
         kind = resolve_d_conditioning(self, spec)
         return DCGANDiscriminator(spec, self.width, kind, self.spectral, self.batch_norm)
 
     def check(self, spec: Spec) -> None:
-        """Raise `Unusable` for a resolution or a conditioning that does not fit, naming what would work."""
+        """Raise `UsageError` if the resolution or the conditioning does not fit `spec`."""
         check_power_of_two(spec, minimum=8)
         check_conditioning(self, spec)
 
 
 class DCGANGenerator(nn.Module):
-    """z [N, latent], y int64 [N] -> images [N, C, R, R] in [-1, 1], dtype of z. No classes: y unused."""
+    """z [N, latent], y int64 [N] -> images [N, C, R, R] in [-1, 1], dtype of z. Without classes y is ignored."""
 
     def __init__(self, spec: Spec, width: int, latent: int, kind: GConditioningKind):
         super().__init__()
         self.latent = latent
         self.conditions = g_input(kind, latent, spec.classes)
         classes = spec.classes if kind == "batch_norm" else 0
-        widths, stride = _channels(spec.resolution, width), _image_stride(spec.resolution)
+        widths = _channels(spec.resolution, width)
         self.start = nn.Linear(self.conditions.out_features, widths[0] * 4 * 4, bias=False)
         ups = [_up(a, b, bias=False) for a, b in itertools.pairwise(widths)]
         self.ups = nn.ModuleList([nn.Identity(), *ups])  # to 4x4, 8x8, ...
         self.norms = nn.ModuleList([batch_norm(channels, classes) for channels in widths])
-        self.image = _up(widths[-1], spec.channels, stride)
+        self.image = _up(widths[-1], spec.channels, _image_stride(spec.resolution))
         self.unflatten = Unflatten4x4()
         for layer in self.modules():
             _initialise(layer)
@@ -104,18 +103,20 @@ class DCGANGenerator(nn.Module):
 
 
 class DCGANDiscriminator(nn.Module):
-    """Images [N, C, R, R], y int64 [N] -> logits [N], float32 or wider, or what the head says. No classes: y unused."""
+    """Images [N, C, R, R], y int64 [N] -> output of the head: logits [N] or more. Without classes y is ignored."""
 
     def __init__(self, spec: Spec, width: int, kind: DConditioningKind, spectral: bool, batch_norm: bool):
         super().__init__()
-        widths, stride = _channels(spec.resolution, width)[::-1], _image_stride(spec.resolution)
+        widths = _channels(spec.resolution, width)[::-1]
         self.label_map: LabelMap | NoLabelMap = d_input(kind, spec.classes)
-        layers = [_down(spec.channels + self.label_map.extra_channels, widths[0], spectral, stride), _leaky()]
+        in_channels = spec.channels + self.label_map.extra_channels
+        layers = [_down(in_channels, widths[0], spectral, _image_stride(spec.resolution)), _leaky_relu()]
         for a, b in itertools.pairwise(widths):
             norm = [_initialise(LaneBatchNorm2d(b))] if batch_norm else []
-            layers += [_down(a, b, spectral, bias=not batch_norm), *norm, _leaky()]
+            layers += [_down(a, b, spectral, bias=not batch_norm), *norm, _leaky_relu()]
         self.body = nn.Sequential(*layers)  # [N, C, R, R] -> [N, widths[-1], 4, 4]
-        self.input_format, self.flatten = MemoryFormat(), FlattenCL()
+        self.input_format = MemoryFormat()
+        self.flatten = FlattenCL()
         self.head = make_head(kind, widths[-1] * 4 * 4, spec.classes, LayerFactory(_normal, spectral))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
@@ -123,15 +124,15 @@ class DCGANDiscriminator(nn.Module):
 
 
 def _image_stride(resolution: int) -> int:
-    """Of the convolution at the image: 2, but 1 at 8 px."""
+    """Return the stride of the convolution at the image: 2, but 1 at 8 px."""
     return 1 if resolution == 8 else 2
 
 
 def _channels(resolution: int, width: int) -> list[int]:
-    """Channels at 4x4, 8x8, ... up to the last layer before the image."""
-    top = resolution // _image_stride(resolution)
-    sizes = [4 << i for i in range((top // 4).bit_length())]
-    return [width * min(top // size, 8) for size in sizes]
+    """Return the channels at 4x4, 8x8, ... up to the last layer before the image."""
+    largest = resolution // _image_stride(resolution)
+    sizes = [4 << i for i in range((largest // 4).bit_length())]
+    return [width * min(largest // size, 8) for size in sizes]
 
 
 def _up(a: int, b: int, stride: int = 2, bias: bool = True) -> nn.Module:
@@ -140,10 +141,10 @@ def _up(a: int, b: int, stride: int = 2, bias: bool = True) -> nn.Module:
 
 def _down(a: int, b: int, spectral: bool, stride: int = 2, bias: bool = True) -> nn.Module:
     layer = _initialise(nn.Conv2d(a, b, 2 + stride, stride, padding=1, bias=bias))
-    return spectrally(layer) if spectral else layer
+    return add_spectral_norm(layer) if spectral else layer
 
 
-def _leaky() -> nn.Module:
+def _leaky_relu() -> nn.Module:
     return nn.LeakyReLU(0.2, inplace=True)
 
 
@@ -152,7 +153,7 @@ def _normal(weight: Tensor, gain: float = 1.0) -> Tensor:
 
 
 def _initialise(layer: nn.Module) -> nn.Module:
-    """Weights N(0, 0.02), gains of a plain batch norm N(1, 0.02), biases 0, as in the paper and its code."""
+    """Initialise a layer: weights N(0, 0.02), gains of batch norm N(1, 0.02), biases 0, as in the paper."""
     if isinstance(layer, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
         _normal(layer.weight)
     elif isinstance(layer, LaneBatchNorm2d) and layer.affine:

@@ -1,4 +1,4 @@
-"""The last layers of a discriminator: features [N, F] and labels to a verdict."""
+"""The last layers of a discriminator: features [N, F] and labels [N] -> logits [N] or a `DiscriminatorOutput`."""
 
 from collections.abc import Callable
 from typing import assert_never
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from paragan.core.types import DiscriminatorOutput
 from paragan.nets.conditioning import DConditioningKind, require_labels
 
-MakeLayer = Callable[[nn.Linear | nn.Embedding], nn.Module]  # initialises a layer, and normalises it if wanted
+MakeLayer = Callable[[nn.Linear | nn.Embedding], nn.Module]  # initialises a layer, and may add spectral norm
 
 
 class ProjectionHead(nn.Module):
-    """Features [N, F] to logits [N]: linear, plus their product with a vector per class if there are classes.
+    """Features [N, F] -> logits [N]: linear, plus the inner product with a vector of the class if there are classes.
 
     Miyato and Koyama, "cGANs with Projection Discriminator", 2018, eq. 3.
     """
@@ -25,7 +25,7 @@ class ProjectionHead(nn.Module):
         self.embedding = make(nn.Embedding(classes, features)) if classes else None
 
     def forward(self, features: Tensor, y: Tensor | None) -> Tensor:
-        """[N, F], int64 [N] -> [N], at least float32. Without classes `y` is ignored; with, it is needed."""
+        """[N, F], int64 [N] -> [N], at least float32. `y` is ignored without classes, and required with them."""
         logits = self.linear(features)[:, 0]
         if self.embedding is not None:
             logits = logits + (self.embedding(require_labels(y)) * features).sum(1)
@@ -33,7 +33,7 @@ class ProjectionHead(nn.Module):
 
 
 class ClassifierHead(nn.Module):
-    """Features [N, F] to logits [N] of being real, and [N, K] of the classes; never looks at the labels.
+    """Features [N, F] -> logits [N] of being real and class logits [N, K]. Labels are ignored.
 
     Odena, Olah and Shlens, "Conditional Image Synthesis with Auxiliary Classifier GANs", 2017.
     """
@@ -44,16 +44,15 @@ class ClassifierHead(nn.Module):
         self.classes = make(nn.Linear(features, classes, bias=False))
 
     def forward(self, features: Tensor, y: Tensor | None) -> DiscriminatorOutput:
-        return DiscriminatorOutput(
-            _promote_to_float32(self.linear(features)[:, 0]), class_logits=_promote_to_float32(self.classes(features))
-        )
+        logits = _promote_to_float32(self.linear(features)[:, 0])
+        return DiscriminatorOutput(logits, class_logits=_promote_to_float32(self.classes(features)))
 
 
 class ContrastiveHead(nn.Module):
-    """Features [N, F] to logits [N], and two points on the unit sphere [N, length]: the images, and their labels.
+    """Features [N, F] -> logits [N], and unit vectors [N, length] of the images and of their labels (proxies).
 
-    Kang and Park, "ContraGAN: Contrastive Learning for Conditional Image Generation", 2020, section 3.2: the
-    logits do not depend on the class; the loss draws images to their class's proxy and to each other.
+    Kang and Park, "ContraGAN: Contrastive Learning for Conditional Image Generation", 2020, section 3.2. The logits do
+    not depend on the class; the loss pulls images of a class towards its proxy and towards each other.
     """
 
     def __init__(self, features: int, classes: int, length: int, make: MakeLayer):
@@ -63,19 +62,23 @@ class ContrastiveHead(nn.Module):
         self.proxies = make(nn.Embedding(classes, length))
 
     def forward(self, features: Tensor, y: Tensor | None) -> DiscriminatorOutput:
-        images, labels = self.embedding(features), self.proxies(require_labels(y))
+        embedding = F.normalize(_promote_to_float32(self.embedding(features)))
+        proxies = F.normalize(_promote_to_float32(self.proxies(require_labels(y))))
         logits = _promote_to_float32(self.linear(features)[:, 0])
-        return DiscriminatorOutput(
-            logits, embedding=F.normalize(_promote_to_float32(images)), proxies=F.normalize(_promote_to_float32(labels))
-        )
+        return DiscriminatorOutput(logits, embedding=embedding, proxies=proxies)
 
 
 def make_head(
     kind: DConditioningKind, features: int, classes: int, make: MakeLayer, length: int | None = None
 ) -> nn.Module:
-    """The layer a conditioning asks for; `length` of a contrastive embedding: as many as features, at most 512.
+    """Return the head of a conditioning. ("concat" conditions at the input, so its head is unconditional.)
 
-    What `concat` says of the class has been said at the image.
+    Args:
+        kind: How the discriminator is conditioned on the class.
+        features: Number of input features.
+        classes: Number of classes.
+        make: Initialises a layer, and may add spectral norm.
+        length: Length of a contrastive embedding; None: `features`, at most 512.
     """
     match kind:
         case "none" | "concat":

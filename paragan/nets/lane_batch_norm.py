@@ -1,11 +1,14 @@
-"""Batch norm whose statistics are those of a lane, so that a score does not depend on the number of ranks.
+"""Batch norm with the statistics of one lane, so that training does not depend on the number of ranks.
 
-Ioffe and Szegedy, "Batch Normalization", 2015. In a merged forward pass of several lanes every lane is
-normalised with its own moments. Running statistics follow one law: the moments of all lanes (and ranks) are
-averaged and applied once per step. Hence a forward pass only collects (`moments`), and `settle` applies.
+Ioffe and Szegedy, "Batch Normalization", 2015. If several lanes go through one forward pass, every lane is normalised
+with its own moments. Running statistics follow one rule: the moments of all lanes and ranks are averaged and applied
+once per step. Therefore a forward pass only collects into `moments`, and `apply_moments` updates the statistics.
+
+A user's `nn.BatchNorm*` are converted in place (`convert_batch_norm`). Other layers that mix samples of a batch have to
+run lane by lane.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -19,15 +22,16 @@ from paragan.nets.conditioning import require_labels
 class LaneBatchNorm(_BatchNorm):
     """Batch norm per lane of [N, C, ...], any number of further axes; same state dict as `nn.BatchNorm2d`.
 
-    In training mode a batch is `N // lane_batch` consecutive groups along N, each normalised with its own
+    In training mode the batch consists of `N // lane_batch` consecutive groups along N, each normalised with its own
     mean and biased variance. In eval mode the running statistics are used, as in torch. Without a trainer
-    (`lane_batch` None, `tracking` False) it normalises like torch, but running statistics stay as they are.
+    (`lane_batch` None, `tracking` False) it normalises like torch, but the running statistics do not change.
 
-    `lane_batch` is the number of images per lane; None takes the whole batch as one group. While `tracking`,
-    a training forward adds to `moments` [2 C + 1] the sum over groups of the means [C], of the *unbiased*
-    variances [C], and the number of groups [1]. `momentum` None averages all steps equally, as in torch.
+    `lane_batch` is the number of images per lane; None: the whole batch is one group. While `tracking`, a training
+    forward adds to `moments` [2 C + 1]: the sum over groups of the means [C] and of the *unbiased* variances [C], and
+    the number of groups [1]. `momentum` None averages all steps equally, as in torch.
 
-    Raises `Unusable` from `forward` when `lane_batch` does not divide N.
+    Raises:
+        UsageError: From `forward`, if `lane_batch` does not divide N.
     """
 
     lane_batch: int | None = None
@@ -47,34 +51,33 @@ class LaneBatchNorm(_BatchNorm):
         return _join(self.normalize_lanes(input))
 
     def normalize_lanes(self, input: Tensor) -> list[Tensor]:
-        """The groups of the batch, [N / groups, C, ...] each, normalised; one group in eval mode."""
+        """Return the normalised groups of the batch, [N / groups, C, ...] each; one group in eval mode."""
         self._check_input_dim(input)
         if not self.training and self.running_mean is not None:
             return [self._normalize(input, self.running_mean, self.running_var, training=False)]
         groups = self._num_groups(input.shape[0])
-        seen = torch.zeros(groups, 2, self.num_features, dtype=self._stats_dtype(input), device=input.device)
-        # Momentum 1 makes the kernel write the mean and unbiased variance it computes anyway into `seen`. On
-        # CPU slices and cat are 3 to 7 times faster than var_mean on a view and a scale-and-shift.
-        out = [
-            self._normalize(part, mean, var, training=True) for part, (mean, var) in zip(_split(input, groups), seen)
-        ]
+        stats = torch.zeros(groups, 2, self.num_features, dtype=self._stats_dtype(input), device=input.device)
+        # With momentum 1 the kernel writes the mean and the unbiased variance, which it computes anyway, into `stats`.
+        # On CPUs, slices and cat are 3 to 7 times faster than var_mean on a view and a scale-and-shift.
+        parts = (input,) if groups == 1 else input.chunk(groups)
+        out = [self._normalize(part, mean, var, training=True) for part, (mean, var) in zip(parts, stats)]
         if self.tracking and self.training:
-            self._track(seen)
+            self._track(stats)
         return out
 
     @torch.no_grad()
     def apply_moments(self) -> None:
-        """Apply `moments` to the running statistics as one step, then zero them; if empty, do nothing.
+        """Apply `moments` to the running statistics as one step, and zero them. Does nothing if they are empty.
 
         Never waits for the device.
         """
         if self.running_mean is not None and self.running_var is not None:
             assert self.num_batches_tracked is not None
             count = self.moments[-1]
-            some = count > 0
-            self.num_batches_tracked += some
+            any_counted = count > 0
+            self.num_batches_tracked += any_counted
             steps = self.num_batches_tracked.clamp(min=1)
-            rate = (1 / steps if self.momentum is None else self.momentum) * some
+            rate = (1 / steps if self.momentum is None else self.momentum) * any_counted
             mean, var = (self.moments[:-1] / count.clamp(min=1)).view(2, -1)
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), rate.to(self.running_mean.dtype))
             self.running_var.lerp_(var.to(self.running_var.dtype), rate.to(self.running_var.dtype))
@@ -85,13 +88,13 @@ class LaneBatchNorm(_BatchNorm):
             return 1
         if images % self.lane_batch:
             raise UsageError(
-                f"lane_batch: {images} images are not a whole number of lanes of {self.lane_batch}; "
-                f"{images - images % self.lane_batch or self.lane_batch} images would be"
+                f"lane_batch={self.lane_batch}: does not divide a batch of {images} images. "
+                f"Use a batch of {images - images % self.lane_batch or self.lane_batch}"
             )
         return images // self.lane_batch
 
     def _stats_dtype(self, input: Tensor) -> torch.dtype:
-        """Statistics have the parameters' dtype, and at least float32 where there are none (bf16 input)."""
+        """Return the dtype of statistics: that of the parameters; without parameters at least float32."""
         if self.weight is not None:
             return self.weight.dtype
         return torch.promote_types(input.dtype, torch.float32)
@@ -101,28 +104,27 @@ class LaneBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _track(self, stats: Tensor) -> None:
-        self.moments[:-1].add_(stats.sum(0).flatten())  # [groups, 2, C]; += would copy besides
+        self.moments[:-1].add_(stats.sum(0).flatten())  # [groups, 2, C]; += would make a copy
         self.moments[-1].add_(len(stats))
 
 
 class LaneBatchNorm1d(nn.BatchNorm1d, LaneBatchNorm):
-    """`LaneBatchNorm` of [N, C] or [N, C, L]; stands where `nn.BatchNorm1d` stood."""
+    """`LaneBatchNorm` of [N, C] or [N, C, L]; replaces `nn.BatchNorm1d`."""
 
 
 class LaneBatchNorm2d(nn.BatchNorm2d, LaneBatchNorm):
-    """`LaneBatchNorm` of [N, C, H, W]; stands where `nn.BatchNorm2d` stood."""
+    """`LaneBatchNorm` of [N, C, H, W]; replaces `nn.BatchNorm2d`."""
 
 
 class LaneBatchNorm3d(nn.BatchNorm3d, LaneBatchNorm):
-    """`LaneBatchNorm` of [N, C, D, H, W]; stands where `nn.BatchNorm3d` stood."""
+    """`LaneBatchNorm` of [N, C, D, H, W]; replaces `nn.BatchNorm3d`."""
 
 
 class ConditionalBatchNorm2d(nn.Module):
     """Batch norm per lane with a gain and a bias per class: `gain[y] * normalised(x) + bias[y]`.
 
-    Dumoulin et al., "A Learned Representation for Artistic Style", 2017, eq. 5. Gains start at 1, biases at
-    0. The inner `norm` is an ordinary `LaneBatchNorm2d` without parameters: set `lane_batch` and `tracking`
-    there.
+    Dumoulin et al., "A Learned Representation for Artistic Style", 2017, eq. 5. Gains start at 1, biases at 0. The
+    inner `norm` is a `LaneBatchNorm2d` without parameters, which holds `lane_batch` and `tracking`.
     """
 
     def __init__(self, channels: int, classes: int):
@@ -142,8 +144,8 @@ class ConditionalBatchNorm2d(nn.Module):
 class LinearConditionalBatchNorm2d(nn.Module):
     """Batch norm per lane with a gain and a bias for each image: `(1 + A c) * normalised(x) + B c`.
 
-    c [N, length] holds the class's embedding, a part of z, or both: Brock, Donahue and Simonyan, "Large Scale
-    GAN Training for High Fidelity Natural Image Synthesis", 2019, appendix B. `make` initialises A and B.
+    c [N, length] is the class embedding, a chunk of z, or both: Brock, Donahue and Simonyan, "Large Scale GAN Training
+    for High Fidelity Natural Image Synthesis", 2019, appendix B. `make` initialises A and B.
     """
 
     def __init__(self, channels: int, length: int, make: Callable[[nn.Linear], nn.Module]):
@@ -158,33 +160,35 @@ class LinearConditionalBatchNorm2d(nn.Module):
 
 
 def _scale_and_shift(norm: LaneBatchNorm2d, x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
-    """[N, C, H, W] normalised by lane, times `gain` [N, C] plus `bias` [N, C]."""
+    """Normalise x [N, C, H, W] by lane, multiply it by `gain` [N, C] and add `bias` [N, C]."""
     normalised = _join(norm.normalize_lanes(x))
-    # As fast as addcmul on CPU, and up to twice as fast in bf16.
+    # On CPUs as fast as addcmul, and up to twice as fast in bf16.
     return (normalised * gain[:, :, None, None].to(x.dtype)).add_(bias[:, :, None, None].to(x.dtype))
 
 
 def batch_norm(channels: int, classes: int = 0) -> nn.Module:
-    """Batch norm to be called as `norm(x, y)`: conditional with `classes`, ignoring `y` with 0."""
+    """Return a batch norm to be called as `norm(x, y)`: conditional, or with `classes` 0 one that ignores `y`."""
     return ConditionalBatchNorm2d(channels, classes) if classes else LaneBatchNorm2d(channels)
 
 
 def convert_batch_norm(net: nn.Module) -> list[str]:
-    """Make every exact `nn.BatchNorm1d/2d/3d` and `nn.SyncBatchNorm` of `net` a lane version, in place.
+    """Convert the `nn.BatchNorm1d/2d/3d` and `nn.SyncBatchNorm` of `net` to lane versions, in place.
 
-    The module objects themselves change class, so parameters, buffers, names, hooks and references to them
-    stay. Returns the names of modules that couple a batch but cannot be converted (subclasses, lazy or
-    parametrized ones): a trainer has to run these lane by lane. Instance, layer and group norm do not
-    couple and are untouched; calls of `F.batch_norm` in a network's own `forward` are not seen.
+    The module objects change their class, so their parameters, buffers, names, hooks and references stay valid.
+    Subclasses, lazy and parametrized modules cannot be converted. Instance, layer and group norm do not mix samples and
+    stay as they are. Calls of `F.batch_norm` in a `forward` are not detected.
+
+    Returns:
+        The names of batch norms that cannot be converted: their network must run lane by lane.
     """
-    left = []
+    unconverted = []
     for name, module in net.named_modules():
         if type(module) in _LANE_CLASSES:
             module.__class__ = _LANE_CLASSES[type(module)]
             _register_moments(module)
         elif isinstance(module, _BatchNorm) and not isinstance(module, LaneBatchNorm):
-            left.append(name or type(module).__name__)
-    return left
+            unconverted.append(name or type(module).__name__)
+    return unconverted
 
 
 _LANE_CLASSES: dict[type[nn.Module], type[LaneBatchNorm]] = {
@@ -196,16 +200,12 @@ _LANE_CLASSES: dict[type[nn.Module], type[LaneBatchNorm]] = {
 
 
 def _register_moments(norm: nn.Module) -> None:
-    """Give a batch norm its `moments`, zeros beside its other tensors."""
+    """Register the buffer `moments`, zeros on the device of the norm's other tensors."""
     assert isinstance(norm, LaneBatchNorm)
-    near = next((t for t in (norm.running_mean, norm.weight) if t is not None), None)
-    device = None if near is None else near.device
+    other = next((t for t in (norm.running_mean, norm.weight) if t is not None), None)
+    device = None if other is None else other.device
     moments = torch.zeros(2 * norm.num_features + 1, dtype=torch.float32, device=device)
     norm.register_buffer("moments", moments, persistent=False)
-
-
-def _split(x: Tensor, groups: int) -> Sequence[Tensor]:
-    return (x,) if groups == 1 else x.chunk(groups)
 
 
 def _join(parts: list[Tensor]) -> Tensor:

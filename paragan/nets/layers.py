@@ -1,4 +1,4 @@
-"""How a family makes its layers."""
+"""Building blocks of the families: a factory of initialised layers, and activation checkpointing."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -16,10 +16,14 @@ from paragan.nets.spectral_norm import add_spectral_norm
 
 @dataclass(frozen=True)
 class LayerFactory:
-    """Weights by `initialise(weight, gain)`, biases 0; then spectral norm, which warms up on the weight it finds.
+    """Makes layers: weights by `initialise(weight, gain)`, biases 0; then spectral norm.
 
-    residual : gain in residual branches, 1 elsewhere
-    rewritten: convolutions beside a change of resolution in their exact cheaper form
+    Weights are initialised first, because spectral norm starts its power iteration from them.
+
+    initialise       : called as `initialise(weight, gain)`
+    spectral         : whether layers have spectral norm
+    residual_gain    : gain in residual branches; 1 elsewhere
+    fused_resampling : fuse convolutions with the up- or downsampling next to them (exact, and cheaper)
     """
 
     initialise: Callable[[Tensor, float], object]
@@ -28,7 +32,7 @@ class LayerFactory:
     fused_resampling: bool = True
 
     def __call__(self, layer: nn.Conv2d | nn.Linear | nn.Embedding, gain: float = 1.0) -> nn.Module:
-        """`layer` itself."""
+        """Initialise `layer` and return it."""
         self.initialise(layer.weight, gain)
         if not isinstance(layer, nn.Embedding) and layer.bias is not None:
             nn.init.zeros_(layer.bias)
@@ -52,9 +56,9 @@ class LayerFactory:
 
 
 def maybe_checkpoint(block: Callable[..., Tensor], checkpointing: bool, *inputs: Any) -> Tensor:
-    """`block(*inputs)`; with `again` nothing inside is kept, and backward computes the block once more.
+    """Return `block(*inputs)`. With `checkpointing` its activations are recomputed in backward instead of stored.
 
-    Batch moments are not counted twice: a player counts them in the forward pass of a turn alone.
+    Batch moments are not counted twice: a player counts them in the forward pass of a turn only.
     """
     if checkpointing and torch.is_grad_enabled():
         return checkpoint(_run_uncached, block, *inputs, use_reentrant=False, preserve_rng_state=False)
@@ -68,12 +72,13 @@ def _run_uncached(block: Callable[..., Tensor], *inputs: Any) -> Tensor:
 
 @contextlib.contextmanager
 def _no_parametrize_cache() -> Iterator[None]:
-    """Inside, weights are normalised anew even under torch's `parametrize.cached`.
+    """Disable torch's `parametrize.cached` inside, so that parametrized weights are computed at every use.
 
-    A block must do the same in both passes, and the second has no cache.
+    Checkpointing needs the same computation in both passes, and the second pass has no cache.
     """
-    before, parametrize._cache_enabled = parametrize._cache_enabled, 0
+    previous = parametrize._cache_enabled
+    parametrize._cache_enabled = 0
     try:
         yield
     finally:
-        parametrize._cache_enabled = before
+        parametrize._cache_enabled = previous

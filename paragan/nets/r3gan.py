@@ -1,9 +1,10 @@
 """R3GAN's networks at any resolution: residual, without normalisation.
 
 Huang, Gokaslan, Kuleshov and Tompkin, "The GAN is dead; long live the GAN! A Modern GAN Baseline", 2024, config E. G
-and D are alike: stages from 4x4 to the image, each of a few inverted bottlenecks whose middle is a grouped 3x3
-convolution, with resampling by a [1, 2, 1] kernel between stages. Nothing normalises; instead the last layer of every
-block begins at 0, and the others smaller the more blocks there are (Zhang et al. 2019, "Fixup").
+and D have the same structure: stages from 4x4 to image resolution, each of a few inverted bottlenecks with a grouped
+3x3 convolution in the middle, and resampling by a [1, 2, 1] kernel between stages. There is no normalisation. Instead
+the last layer of every block starts at 0, and the other layers start smaller the more blocks there are (Zhang et al.
+2019, "Fixup").
 """
 
 import itertools
@@ -32,19 +33,19 @@ from paragan.nets.grouped_conv import GroupedConv, grouped_conv
 from paragan.nets.memory_format import MemoryFormat
 from paragan.nets.spec import Spec, check_power_of_two
 
-LEAKY_RELU_SLOPE = 0.2  # of the leaky ReLU below 0
-LEAKY_RELU_GAIN = math.sqrt(2 / (1 + LEAKY_RELU_SLOPE**2))  # that keeps variances through it (He et al. 2015)
+LEAKY_RELU_SLOPE = 0.2
+LEAKY_RELU_GAIN = math.sqrt(2 / (1 + LEAKY_RELU_SLOPE**2))  # keeps the variance (He et al. 2015)
 
 
 @config_class
 class R3GAN:
     """Residual generator and discriminator without normalisation, for any power of two from 8 to 1024 px.
 
-    `width` channels up to 32 px, half as many with every doubling above: with the defaults the widths, blocks and
-    groups of the authors' presets for CIFAR-10 and FFHQ at 64 and 256 px, 21 million parameters each at 32 px (those
-    for ImageNet are wider: `width=1536, group=32`, without halving). Made for a relativistic loss with R1 and R2. Two
-    departures: D is told the label by projection, where the authors multiply its last features by an embedding; and
-    the label's embedding in G is as long as z.
+    `width` channels up to 32 px, half as many with every doubling above. With the defaults these are the widths, blocks
+    and groups of the authors' presets for CIFAR-10 and FFHQ at 64 and 256 px; each network has 21 million parameters at
+    32 px. (Their ImageNet networks are wider: `width=1536, group=32`, without halving.) Made for a relativistic loss
+    with R1 and R2. Two departures: D is conditioned by projection, where the authors multiply its last features by an
+    embedding; and the label embedding in G is as long as z.
     """
 
     spectral: ClassVar[bool] = False
@@ -52,71 +53,68 @@ class R3GAN:
     default_d_conditioning: ClassVar[DConditioningKind] = "projection"
 
     name: Literal["r3gan"] = "r3gan"
-    """Which networks these are."""
+    """Name of the family of networks."""
     width: Annotated[int, Field(ge=1)] = 768
     """Channels of both networks between blocks, up to 32 px."""
     latent: Annotated[int, Field(ge=1)] = 64
     """Length of the latent vector z."""
     blocks: Annotated[int, Field(ge=1)] = 2
-    """Residual blocks of every resolution."""
+    """Residual blocks at every resolution."""
     expansion: Annotated[int, Field(ge=1)] = 2
-    """How many times as many channels a block has inside."""
+    """Channels inside a block, as a multiple of those between blocks."""
     group: Annotated[int, Field(ge=1)] = 16
-    """Channels of a group in the 3x3 convolutions; their cardinality is width * expansion / group."""
+    """Channels per group in the 3x3 convolutions, which have width * expansion / group groups."""
     g_conditioning: Literal["auto", "none", "concat"] = "auto"
-    """How G is told the class; auto: an embedding beside z. It has no norms to tell."""
+    """How G is conditioned on the class; auto: an embedding concatenated with z."""
     d_conditioning: DConditioning = "auto"
-    """How D is told the class; auto: projection."""
+    """How D is conditioned on the class; auto: projection."""
 
     def generator(self, spec: Spec) -> nn.Module:
-        """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
+        """Build a generator for `spec`, initialised from torch's global RNG. Raises as `check` does."""
         self.check(spec)
         return R3GANGenerator(spec, self)
 
     def discriminator(self, spec: Spec) -> nn.Module:
-        """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
+        """Build a discriminator for `spec`, initialised from torch's global RNG. Raises as `check` does."""
         self.check(spec)
         return R3GANDiscriminator(spec, self)
 
     def check(self, spec: Spec) -> None:
-        """Raise `Unusable` for a resolution that is not a power of two from 8 to 1024, or channels that do not divide
-        into groups."""
+        """Raise `UsageError` if the resolution does not fit, or the channels are no multiple of `group`."""
         check_power_of_two(spec, minimum=8, maximum=1024)
         check_conditioning(self, spec)
-        halved = max(1, spec.resolution // 32)
-        if self.width % halved or self.width // halved * self.expansion % self.group:
-            fits = halved * math.lcm(self.group, self.expansion) // self.expansion
-            nearest = max(1, round(self.width / fits)) * fits
+        divisor = max(1, spec.resolution // 32)  # of the width at image resolution
+        if self.width % divisor or self.width // divisor * self.expansion % self.group:
+            multiple = divisor * math.lcm(self.group, self.expansion) // self.expansion
+            nearest = max(1, round(self.width / multiple)) * multiple
             raise UsageError(
-                f"nets.width={self.width}: at {spec.resolution} px its blocks have {self.width / halved:g} x "
-                f"{self.expansion} channels, which do not divide into groups of {self.group}; use {nearest}"
+                f"nets.width={self.width}: at {spec.resolution} px its blocks have {self.width / divisor:g} x "
+                f"{self.expansion} channels, which do not divide into groups of {self.group}. Use {nearest}"
             )
 
     def channels(self, resolution: int) -> list[int]:
-        """Channels at 4x4, 8x8, ..., `resolution`."""
+        """Return the channels at 4x4, 8x8, ..., `resolution`."""
         return [self.width // max(1, (4 << i) // 32) for i in range((resolution // 4).bit_length())]
 
     def make_stage(self, channels: int, blocks: int) -> list[nn.Module]:
-        """The blocks of one resolution, out of `blocks` in the whole network."""
+        """Return the blocks of one resolution; `blocks` is the number in the whole network."""
         return [R3GANBlock(channels, self.expansion, self.group, blocks) for _ in range(self.blocks)]
 
 
 class R3GANGenerator(nn.Module):
-    """z [N, latent], y int64 [N] -> images [N, C, R, R] around [-1, 1], dtype of z. No classes: y unused.
+    """z [N, latent], y int64 [N] -> images [N, C, R, R] around [-1, 1], dtype of z. Without classes y is ignored.
 
-    As in the paper nothing bounds its images; whoever shows or scores them clips them.
+    As in the paper the output is not bounded: images are clipped where they are shown or scored.
     """
 
     def __init__(self, spec: Spec, config: R3GAN):
         super().__init__()
         self.latent = config.latent
         widths = config.channels(spec.resolution)
-        self.conditions = g_input(
-            resolve_conditioning(config.g_conditioning, "concat", spec), config.latent, spec.classes
-        )
-        self.start = _init_layer(
-            nn.Linear(self.conditions.out_features, widths[0], bias=False), self.conditions.out_features
-        )
+        kind = resolve_conditioning(config.g_conditioning, "concat", spec)
+        self.conditions = g_input(kind, config.latent, spec.classes)
+        inputs = self.conditions.out_features
+        self.start = _init_layer(nn.Linear(inputs, widths[0], bias=False), inputs)
         self.basis = nn.Parameter(torch.randn(widths[0], 4, 4))
         layers = config.make_stage(widths[0], len(widths) * config.blocks)
         for a, b in itertools.pairwise(widths):
@@ -131,13 +129,14 @@ class R3GANGenerator(nn.Module):
 
 
 class R3GANDiscriminator(nn.Module):
-    """Images [N, C, R, R], y int64 [N] -> logits [N], float32 or wider, or a `Verdict`. No classes: y unused."""
+    """Images [N, C, R, R], y int64 [N] -> output of the head: logits [N] or more. Without classes y is ignored."""
 
     def __init__(self, spec: Spec, config: R3GAN):
         super().__init__()
         widths = config.channels(spec.resolution)[::-1]
         kind = resolve_d_conditioning(config, spec)
-        self.label_map, self.input_format = d_input(kind, spec.classes), MemoryFormat()
+        self.label_map = d_input(kind, spec.classes)
+        self.input_format = MemoryFormat()
         channels = spec.channels + self.label_map.extra_channels
         self.image = _init_layer(nn.Conv2d(channels, widths[0], 1, bias=False), channels)
         layers = config.make_stage(widths[0], len(widths) * config.blocks)
@@ -152,19 +151,21 @@ class R3GANDiscriminator(nn.Module):
         self.head = make_head(kind, widths[-1], spec.classes, lambda layer: _init_layer(layer, widths[-1]))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor | DiscriminatorOutput:
-        return self.head(self.basis(self.body(self.image(self.input_format(self.label_map(x, y))))).flatten(1), y)
+        h = self.image(self.input_format(self.label_map(x, y)))
+        return self.head(self.basis(self.body(h)).flatten(1), y)
 
 
 class R3GANBlock(nn.Module):
-    """[N, C, R, R] to the same: 1x1 to more channels, leaky ReLU, grouped 3x3, leaky ReLU, 1x1 back; plus its input.
+    """[N, C, R, R] -> the same shape: x + conv1x1(leaky(grouped conv3x3(leaky(conv1x1(x))))), wider inside.
 
-    blocks : in the whole network; the two layers that do not begin at 0 are smaller by its fourth root (Fixup's rule
-             for branches of three layers)
+    `blocks` is the number of blocks in the whole network. The first two layers are initialised smaller by its fourth
+    root (Fixup's rule for branches of three layers), the last one at 0.
     """
 
     def __init__(self, channels: int, expansion: int, group: int, blocks: int):
         super().__init__()
-        inside, gain = channels * expansion, LEAKY_RELU_GAIN * blocks**-0.25
+        inside = channels * expansion
+        gain = LEAKY_RELU_GAIN * blocks**-0.25
         self.widen = _init_layer(nn.Conv2d(channels, inside, 1), channels, gain)
         self.middle = _init_layer(GroupedConv(inside, inside, 3, padding=1, groups=inside // group), group * 9, gain)
         self.narrow = _init_layer(nn.Conv2d(inside, channels, 1, bias=False), inside, 0.0)
@@ -176,7 +177,7 @@ class R3GANBlock(nn.Module):
 
 
 class BinomialUpsample(nn.Module):
-    """[N, C, R, R] -> [N, C, 2 R, 2 R]: pixels, and the means of neighbours between them; 0 is beyond the edge."""
+    """[N, C, R, R] -> [N, C, 2 R, 2 R]: linear interpolation by a [1, 2, 1] kernel, with zeros beyond the edge."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,7 +190,7 @@ class BinomialUpsample(nn.Module):
 
 
 class BinomialDownsample(nn.Module):
-    """[N, C, R, R] -> [N, C, R / 2, R / 2]: every second pixel of the image smoothed by [1, 2, 1] / 4, both ways."""
+    """[N, C, R, R] -> [N, C, R / 2, R / 2]: smoothing by [1, 2, 1] / 4 in both directions, then every second pixel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,8 +203,10 @@ class BinomialDownsample(nn.Module):
 
 
 def _resample_channels(x: Tensor, kernel: Tensor, up: bool) -> Tensor:
-    """[N, C, ...] by one kernel for all channels. On CPUs in float32: with a stride of 2, oneDNN's take 75 times as
-    long towards the larger map in bf16."""
+    """Resample x [N, C, H, W] by a factor of 2 with one kernel for all channels.
+
+    Runs in float32 on CPUs: with stride 2, oneDNN's bf16 kernels take 75 times as long towards the larger map.
+    """
     wide = x.to(torch.promote_types(x.dtype, torch.float32)) if x.device.type == "cpu" else x
     kernel = kernel.expand(x.shape[1], 1, 3, 3).to(wide.dtype)
     with torch.autocast(x.device.type, enabled=False):
@@ -213,23 +216,23 @@ def _resample_channels(x: Tensor, kernel: Tensor, up: bool) -> Tensor:
 
 
 def _binomial_kernel() -> Tensor:
-    """[1, 1, 3, 3], of sum 1."""
+    """Return the kernel [1, 1, 3, 3]; its sum is 1."""
     row = torch.tensor([1.0, 2.0, 1.0]) / 4
     return (row[:, None] * row)[None, None]
 
 
 def _project_channels(a: int, b: int) -> nn.Module:
-    """[N, a, ...] -> [N, b, ...]."""
+    """Return a 1x1 convolution [N, a, ...] -> [N, b, ...], or the identity if a = b."""
     return nn.Identity() if a == b else _init_layer(nn.Conv2d(a, b, 1, bias=False), a)
 
 
 def _init_weight(weight: Tensor, inputs: int, gain: float = 1.0) -> Tensor:
-    """Normal, so that sums over so many inputs have `gain` times their deviation."""
+    """Draw from N(0, gain^2 / inputs): a sum over `inputs` has `gain` times their standard deviation."""
     return nn.init.normal_(weight, 0, gain / math.sqrt(inputs)) if gain else nn.init.zeros_(weight)
 
 
 def _init_layer(layer: nn.Module, inputs: int, gain: float = 1.0) -> nn.Module:
-    """Its weight filled so, its bias 0."""
+    """Initialise the weight by `_init_weight` and the bias at 0; return the layer."""
     assert isinstance(layer, nn.Conv2d | nn.Linear | nn.Embedding)
     _init_weight(layer.weight, inputs, gain)
     if not isinstance(layer, nn.Embedding) and layer.bias is not None:

@@ -1,9 +1,9 @@
-"""Convolutions beside a change of resolution, and their exact rewrites.
+"""Convolutions fused with the up- or downsampling next to them.
 
-The same function of the same parameters up to rounding: a 1x1 convolution commutes with nearest upsampling
-and with average pooling, so it runs at the low resolution, on a quarter of the pixels; a 3x3 convolution
-after upsampling or before pooling is one 4x4 convolution of stride 2 (2.25 times fewer products; measured
-twice as fast, forward and backward, on CPU).
+Each is the same function of the same parameters, up to rounding. A 1x1 convolution commutes with nearest upsampling and
+with average pooling, so it runs at the lower resolution, on a quarter of the pixels. A 3x3 convolution after upsampling
+or before pooling equals one 4x4 convolution of stride 2 (2.25 times fewer products; measured twice as fast on CPUs,
+forward and backward).
 """
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 
 class UpConv(nn.Conv2d):
-    """A 3x3 (padding 1) or 1x1 convolution of the input upsampled to the nearest: [N, a, R, R] -> [N, b, 2 R, 2 R].
+    """Nearest upsampling, then a 3x3 (padding 1) or 1x1 convolution: [N, a, R, R] -> [N, b, 2 R, 2 R].
 
-    `rewritten` False computes it as it is told.
+    With `fused_resampling` False the two operations run one after the other.
     """
 
     fused_resampling: bool = True
@@ -24,16 +24,16 @@ class UpConv(nn.Conv2d):
             return super().forward(upsample_nearest(input))
         if self.kernel_size == (1, 1):
             return upsample_nearest(super().forward(input))
-        last = self.weight.is_contiguous(memory_format=torch.channels_last)
-        layout = torch.channels_last if last else torch.contiguous_format  # transposing would lose it
-        kernel = self.weight.flip(2, 3).transpose(0, 1).contiguous(memory_format=layout)
+        channels_last = self.weight.is_contiguous(memory_format=torch.channels_last)
+        memory_format = torch.channels_last if channels_last else torch.contiguous_format  # transposing would lose it
+        kernel = self.weight.flip(2, 3).transpose(0, 1).contiguous(memory_format=memory_format)
         return F.conv_transpose2d(input, _sum_shifted_kernels(kernel), self.bias, stride=2, padding=1)
 
 
 class DownConv(nn.Conv2d):
-    """The 2x2 average of a 3x3 (padding 1) or 1x1 convolution: [N, a, R, R] -> [N, b, R / 2, R / 2].
+    """A 3x3 (padding 1) or 1x1 convolution, then 2x2 average pooling: [N, a, R, R] -> [N, b, R / 2, R / 2].
 
-    `rewritten` False computes it as it is told.
+    With `fused_resampling` False the two operations run one after the other.
     """
 
     fused_resampling: bool = True
@@ -47,12 +47,12 @@ class DownConv(nn.Conv2d):
 
 
 def upsample_nearest(x: Tensor) -> Tensor:
-    """[N, C, R, R] -> [N, C, 2 R, 2 R], every pixel four times."""
+    """Upsample [N, C, R, R] -> [N, C, 2 R, 2 R], every pixel four times."""
     return F.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
 def _sum_shifted_kernels(weight: Tensor) -> Tensor:
-    """[O, I, 3, 3] -> [O, I, 4, 4]: convolves and adds 2x2 pixels, as the sum of four shifted kernels."""
+    """[O, I, 3, 3] -> [O, I, 4, 4]: the kernel of a convolution followed by a sum over 2x2 pixels."""
     padded = F.pad(weight, (1, 1, 1, 1))
     rows = padded[:, :, 1:] + padded[:, :, :-1]
     return rows[..., 1:] + rows[..., :-1]

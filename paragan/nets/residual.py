@@ -1,4 +1,8 @@
-"""The residual networks that SNGAN, SAGAN, BigGAN and ContraGAN have in common; a family says how wide."""
+"""The residual networks that SNGAN, SAGAN, BigGAN and ContraGAN share.
+
+All four are one generator and one discriminator with different parts: widths by resolution, norms, initial weights,
+attention, and a head.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -19,12 +23,17 @@ from paragan.nets.spec import Spec
 
 
 class ResidualGenerator(nn.Module):
-    """z [N, latent], y int64 [N] -> images [N, C, R, R] in [-1, 1], dtype of z. No classes: y unused.
+    """z [N, latent], y int64 [N] -> images [N, C, R, R] in [-1, 1], dtype of z. Without classes y is ignored.
 
-    conditions: (z, y) -> what `start` sees, and what the norms of each block see (`nets/conditioning.py`)
-    start     : to [N, channels of the first block * 4 * 4]
-    widths    : channels after the last block, and of the image
-    again     : activations inside blocks are computed again in backward, not kept
+    Args:
+        latent: Length of z.
+        conditions: Maps (z, y) to the input of `start` and to the inputs of the norms of each block
+            (`nets/conditioning.py`).
+        start: Maps to [N, channels of the first block * 4 * 4].
+        blocks: Blocks in order; each is called with its input and the input of its norms.
+        widths: Channels after the last block, and of the image.
+        layers: Makes the last convolution.
+        checkpointing: Recompute the activations inside blocks in backward instead of storing them.
     """
 
     def __init__(
@@ -38,17 +47,20 @@ class ResidualGenerator(nn.Module):
         checkpointing: bool,
     ):
         super().__init__()
-        self.latent, self.checkpointing = latent, checkpointing
-        self.conditions, self.start, self.unflatten = conditions, start, Unflatten4x4()
+        self.latent = latent
+        self.checkpointing = checkpointing
+        self.conditions = conditions
+        self.start = start
+        self.unflatten = Unflatten4x4()
         self.blocks = nn.ModuleList(blocks)
-        self.norm = LaneBatchNorm2d(widths[0])  # without classes, as in all the authors' codes
+        self.norm = LaneBatchNorm2d(widths[0])  # unconditional, as in the authors' code of all families
         self.image = layers.conv(*widths, 3)
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
-        first, each = self.conditions(z, y)
+        first, block_conditions = self.conditions(z, y)
         h = self.unflatten(self.start(first))
-        for block, seen in zip(self.blocks, each):
-            h = maybe_checkpoint(block, self.checkpointing, h, seen)
+        for block, condition in zip(self.blocks, block_conditions):
+            h = maybe_checkpoint(block, self.checkpointing, h, condition)
         return maybe_checkpoint(self._to_image, self.checkpointing, h).to(z.dtype)
 
     def _to_image(self, h: Tensor) -> Tensor:
@@ -56,16 +68,20 @@ class ResidualGenerator(nn.Module):
 
 
 class ResidualDiscriminator(nn.Module):
-    """Images [N, C, R, R], y int64 [N] -> logits [N], float32 or wider, or what the head says. No classes: y unused.
+    """Images [N, C, R, R], y int64 [N] -> output of the head: logits [N] or more. Without classes y is ignored.
 
-    shown: (images, y) -> what the first block sees
-    head : (features [N, F], y) -> the verdict; features are sums over pixels
-    again: activations inside blocks are computed again in backward, not kept
+    Args:
+        label_map: Maps (images, y) to the input of the first block.
+        blocks: Blocks in order.
+        head: Maps (features [N, F], y) to the output; features are sums over pixels.
+        checkpointing: Recompute the activations inside blocks in backward instead of storing them.
     """
 
     def __init__(self, label_map: nn.Module, blocks: Iterable[nn.Module], head: nn.Module, checkpointing: bool):
         super().__init__()
-        self.checkpointing, self.label_map, self.input_format = checkpointing, label_map, MemoryFormat()
+        self.checkpointing = checkpointing
+        self.label_map = label_map
+        self.input_format = MemoryFormat()
         self.blocks = nn.ModuleList(blocks)
         self.head = head
 
@@ -79,12 +95,13 @@ class ResidualDiscriminator(nn.Module):
 class UpBlock(nn.Module):
     """[N, a, R, R] -> [N, b, 2 R, 2 R]: norm, ReLU, up, conv, norm, ReLU, conv, plus a 1x1 shortcut.
 
-    norm: channels -> a batch norm, called with what the norms of this block see.
+    `norm(channels)` makes a batch norm, which is called with (maps, condition of this block).
     """
 
     def __init__(self, a: int, b: int, norm: Callable[[int], nn.Module], layers: LayerFactory):
         super().__init__()
-        self.norm1, self.norm2 = norm(a), norm(b)
+        self.norm1 = norm(a)
+        self.norm2 = norm(b)
         self.conv1 = layers.up(a, b, 3, layers.residual_gain)
         self.conv2 = layers.conv(b, b, 3, layers.residual_gain)
         self.shortcut = layers.up(a, b, 1)
@@ -96,10 +113,16 @@ class UpBlock(nn.Module):
 
 
 class DownBlock(nn.Module):
-    """[N, a, R, R] -> [N, b, R / 2, R / 2], or R without `down`: ReLU, conv, ReLU, conv, pool; a shortcut.
+    """[N, a, R, R] -> [N, b, R / 2, R / 2], or R without `down`: ReLU, conv, ReLU, conv, pool, plus a shortcut.
 
-    `before` is the first ReLU, but nothing where the input is an image (the authors' "optimized block").
-    `hidden` are the channels between the two convolutions. `activated`: the shortcut sees the ReLU too.
+    Args:
+        first_activation: The first ReLU; the identity if the input is an image (the authors' "optimized block").
+        a: Channels of the input.
+        hidden: Channels between the two convolutions.
+        b: Channels of the output.
+        down: Whether the block halves the resolution.
+        layers: Makes the convolutions.
+        relu_shortcut: Whether the shortcut starts from the activated input.
     """
 
     def __init__(
@@ -113,24 +136,33 @@ class DownBlock(nn.Module):
         relu_shortcut: bool = False,
     ):
         super().__init__()
-        self.first_activation, self.relu_shortcut = first_activation, relu_shortcut
-        last = layers.down if down else layers.conv
+        self.first_activation = first_activation
+        self.relu_shortcut = relu_shortcut
+        make_conv = layers.down if down else layers.conv
         self.conv1 = layers.conv(a, hidden, 3, layers.residual_gain)
-        self.conv2 = last(hidden, b, 3, layers.residual_gain)
-        self.shortcut = last(a, b, 1) if down or a != b else nn.Identity()
+        self.conv2 = make_conv(hidden, b, 3, layers.residual_gain)
+        self.shortcut = make_conv(a, b, 1) if down or a != b else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        seen = self.first_activation(x)
-        h = self.conv2(F.relu(self.conv1(seen), inplace=True))
-        return h + self.shortcut(seen if self.relu_shortcut else x)
+        activated = self.first_activation(x)
+        h = self.conv2(F.relu(self.conv1(activated), inplace=True))
+        return h + self.shortcut(activated if self.relu_shortcut else x)
 
 
 def g_blocks(
     widths: Sequence[int], norm: Callable[[int], nn.Module], attention: int, layers: LayerFactory
 ) -> Iterable[nn.Module]:
-    """A generator's blocks from 4x4 up, of `widths` at 4x4, 8x8, ...; attention at so many pixels (0: none)."""
+    """Return a generator's blocks from 4x4 up.
+
+    Args:
+        widths: Channels at 4x4, 8x8, ...
+        norm: Makes a batch norm of so many channels.
+        attention: Resolution of self-attention in pixels; 0 for none.
+        layers: Makes the layers.
+    """
     pairs = enumerate(itertools.pairwise(widths))
-    return insert_attention(((UpBlock(a, b, norm, layers), 8 << i, b) for i, (a, b) in pairs), attention, layers)
+    stages = ((UpBlock(a, b, norm, layers), 8 << i, b) for i, (a, b) in pairs)
+    return insert_attention(stages, attention, layers)
 
 
 def build_generator(
@@ -142,7 +174,17 @@ def build_generator(
     layers: LayerFactory,
     checkpointing: bool,
 ) -> ResidualGenerator:
-    """Of SNGAN and SAGAN: every norm has a gain and a bias per class of its own; widths at 4x4, 8x8, ..."""
+    """Build the generator of SNGAN or SAGAN: every norm has its own gain and bias per class.
+
+    Args:
+        spec: The images.
+        widths: Channels at 4x4, 8x8, ...
+        latent: Length of z.
+        kind: How the generator is conditioned on the class.
+        attention: Resolution of self-attention in pixels; 0 for none.
+        layers: Makes the layers.
+        checkpointing: Recompute activations in backward.
+    """
     conditions = g_input(kind, latent, spec.classes)
     start = layers(nn.Linear(conditions.out_features, widths[0] * 4 * 4))
     norm = partial(batch_norm, classes=spec.classes if kind == "batch_norm" else 0)
@@ -161,15 +203,25 @@ def build_discriminator(
     shortcut: Literal["input", "activated"],
     embedding_length: int | None = None,
 ) -> ResidualDiscriminator:
-    """Of all four. stages: (channels, halves?) of each block; length: of a contrastive embedding."""
-    first = d_input(kind, spec.classes)
-    falling = _d_blocks(
-        spec.resolution, spec.channels + first.extra_channels, stages, block_width, layers, shortcut == "activated"
-    )
-    blocks = list(insert_attention(falling, attention, layers))
-    return ResidualDiscriminator(
-        first, blocks, make_head(kind, stages[-1][0], spec.classes, layers, embedding_length), checkpointing
-    )
+    """Build the discriminator of any of the four families.
+
+    Args:
+        spec: The images.
+        stages: (channels of the output, whether it halves the resolution) of each block.
+        block_width: Channels inside a block: those of its input or of its output.
+        kind: How the discriminator is conditioned on the class.
+        attention: Resolution of self-attention in pixels; 0 for none.
+        layers: Makes the layers.
+        checkpointing: Recompute activations in backward.
+        shortcut: Input of the shortcuts: the block's input, or its ReLU.
+        embedding_length: Length of a contrastive embedding.
+    """
+    label_map = d_input(kind, spec.classes)
+    channels = spec.channels + label_map.extra_channels
+    block_stages = _d_blocks(spec.resolution, channels, stages, block_width, layers, shortcut == "activated")
+    blocks = list(insert_attention(block_stages, attention, layers))
+    head = make_head(kind, stages[-1][0], spec.classes, layers, embedding_length)
+    return ResidualDiscriminator(label_map, blocks, head, checkpointing)
 
 
 def _d_blocks(
@@ -180,8 +232,15 @@ def _d_blocks(
     layers: LayerFactory,
     relu_shortcut: bool,
 ) -> Iterable[tuple[nn.Module, int, int]]:
-    for i, (b, down) in enumerate(stages):
+    """Yield (block, resolution of its output, channels of its output)."""
+    for i, (out_channels, down) in enumerate(stages):
         size = size // 2 if down else size
-        before, between = (nn.ReLU(), in_channels if block_width == "in" else b) if i else (nn.Identity(), b)
-        yield DownBlock(before, in_channels, between, b, down, layers, relu_shortcut), size, b
-        in_channels = b
+        is_first = i == 0
+        hidden = in_channels if block_width == "in" and not is_first else out_channels
+        first_activation = nn.Identity() if is_first else nn.ReLU()
+        yield (
+            DownBlock(first_activation, in_channels, hidden, out_channels, down, layers, relu_shortcut),
+            size,
+            out_channels,
+        )
+        in_channels = out_channels

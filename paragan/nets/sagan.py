@@ -1,8 +1,8 @@
 """SAGAN: Zhang, Goodfellow, Metaxas and Odena, "Self-Attention Generative Adversarial Networks", 2019.
 
-SNGAN's residual networks, with attention at one resolution and spectral norm in both. Weights by Glorot's
-uniform initialisation as in the authors' code. Departures: attention at half the image's resolution, at most
-64 px, which is StudioGAN's place (the paper's best at 128 px is 32); the exact rewrites of `nets/resample.py`.
+SNGAN's residual networks with attention at one resolution, and with spectral norm in both networks. Weights by Glorot's
+uniform initialisation as in the authors' code. Departures: attention at half the image's resolution, at most 64 px, as
+in StudioGAN (the paper's best at 128 px is 32); the fused convolutions of `nets/resample.py`.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -29,49 +29,43 @@ from paragan.nets.spec import Spec, check_power_of_two
 class SAGAN(AttentionConfig):
     """Residual networks with self-attention, spectrally normalised, for powers of two from 32 to 1024 px.
 
-    From 64 px on, `width` channels beside the image, doubling downward to at most 16 times, as in the paper; at
-    32 px four times `width` throughout, and twice `d_width` in the discriminator (StudioGAN's CIFAR-10 nets).
+    From 64 px on, `width` channels at image resolution, which double with each halving of it, up to 16 times, as in the
+    paper. At 32 px four times `width` throughout, and twice `d_width` in D (StudioGAN's CIFAR-10 networks).
     """
 
     name: Literal["sagan"] = "sagan"
     width: Annotated[int, Field(ge=1)] = 64
-    """Channels of the generator beside the image; a quarter of its channels at 32 px."""
+    """Channels of G at image resolution; a quarter of its channels at 32 px."""
     d_width: Annotated[int | None, Field(ge=1)] = None
-    """Channels of the discriminator beside the image, half of its channels at 32 px; `width` if not given."""
+    """Channels of D at image resolution, half of its channels at 32 px; None: `width`."""
     latent: Annotated[int, Field(ge=1)] = 128
     """Length of the latent vector z."""
 
     default_d_conditioning: ClassVar[DConditioningKind] = "projection"
 
     def generator(self, spec: Spec) -> nn.Module:
-        """A fresh `Generator` for `spec`, from torch's global generator. Raises as `check` does."""
+        """Build a generator for `spec`, initialised from torch's global RNG. Raises as `check` does."""
         self.check(spec)
-        kind, size = (
-            resolve_conditioning(self.g_conditioning, "batch_norm", spec),
-            attention_resolution(self.attention, spec),
-        )
-        return build_generator(
-            spec, self._g_channels(spec), self.latent, kind, size, self._layer_factory(), self.checkpointing
-        )
+        kind = resolve_conditioning(self.g_conditioning, "batch_norm", spec)
+        size = attention_resolution(self.attention, spec)
+        layers = self._layer_factory()
+        return build_generator(spec, self._g_channels(spec), self.latent, kind, size, layers, self.checkpointing)
 
     def discriminator(self, spec: Spec) -> nn.Module:
-        """A fresh `Discriminator` for `spec`, from torch's global generator. Raises as `check` does."""
+        """Build a discriminator for `spec`, initialised from torch's global RNG. Raises as `check` does."""
         self.check(spec)
-        kind, size = resolve_d_conditioning(self, spec), attention_resolution(self.attention, spec)
-        return build_discriminator(
-            spec, self._d_channels(spec), "out", kind, size, self._layer_factory(), self.checkpointing, self.shortcut
-        )
+        kind = resolve_d_conditioning(self, spec)
+        size = attention_resolution(self.attention, spec)
+        stages = self._d_channels(spec)
+        layers = self._layer_factory()
+        return build_discriminator(spec, stages, "out", kind, size, layers, self.checkpointing, self.shortcut)
 
     def check(self, spec: Spec) -> None:
-        """Raise `Unusable` for a resolution, a conditioning, widths or attention that do not fit."""
+        """Raise `UsageError` if the resolution, conditioning, widths or attention do not fit `spec`."""
         check_power_of_two(spec, minimum=32, maximum=1024)
         check_conditioning(self, spec)
-        check_attention(
-            attention_resolution(self.attention, spec),
-            spec,
-            self._g_channels(spec),
-            [b for b, _ in self._d_channels(spec)],
-        )
+        d_widths = [channels for channels, _ in self._d_channels(spec)]
+        check_attention(attention_resolution(self.attention, spec), spec, self._g_channels(spec), d_widths)
 
     def _g_channels(self, spec: Spec) -> list[int]:
         return g_channels(spec.resolution, self.width * (4 if spec.resolution == 32 else 1))

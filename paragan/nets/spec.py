@@ -1,4 +1,4 @@
-"""What a pair of networks is built for."""
+"""The data that networks are built for."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,13 @@ from paragan.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Spec:
-    """Square images [channels, resolution, resolution] (pixels) of `classes` classes (0: unconditional); or numbers of
-    any other shape, `values` (then resolution and channels are 0)."""
+    """Shape and number of classes of the data.
+
+    resolution  : side of the square images, pixels; 0 for arrays
+    channels    : of the images; 0 for arrays
+    classes     : number of classes; 0: unconditional
+    array_shape : shape of a record, for arrays of numbers that are no images
+    """
 
     resolution: int
     channels: int
@@ -17,18 +22,16 @@ class Spec:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one image, [C, H, W], or of one record of numbers."""
+        """Shape of one image, (C, H, W), or of one record of numbers."""
         return self.array_shape or (self.channels, self.resolution, self.resolution)
 
 
 def check_power_of_two(spec: Spec, minimum: int, maximum: int | None = None) -> None:
-    """Raise `Unusable`, naming the nearest that fits, unless the resolution is a power of two, least ... most."""
+    """Raise `UsageError` unless the resolution is a power of two from `minimum` to `maximum`."""
     size = spec.resolution
     below = 1 << max(size, 1).bit_length() - 1
     nearest = max(minimum, below if size - below < 2 * below - size else 2 * below)
     nearest = nearest if maximum is None else min(nearest, maximum)
     if size != nearest:
         span = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-        raise UsageError(
-            f"data.resolution={size}: these networks need a power of two {span} pixels; {nearest} would work"
-        )
+        raise UsageError(f"data.resolution={size}: these networks need a power of two {span} pixels. Use {nearest}")

@@ -1,16 +1,16 @@
-"""Spectral norm with one law: power iteration runs once per optimizer step, before the first lane.
+"""Spectral norm whose power iteration runs once per optimizer step, before the first lane.
 
-Miyato et al., "Spectral Normalization for Generative Adversarial Networks", 2018. Torch iterates at every
-forward in training mode, so the number of forwards (lanes, ranks, penalties) would change what is trained.
-Here the vectors u, v are held during forwards, and only `power_iteration` moves them:
+Miyato et al., "Spectral Normalization for Generative Adversarial Networks", 2018. Torch iterates in every forward in
+training mode, so the number of forwards (lanes, ranks, penalties) would change the training. Here forwards do not
+change the vectors u and v; only `power_iteration` does:
 
     train_mode(net)                # instead of net.train()
     for step in range(steps):
         power_iteration(net)
         ...                        # any number of forwards
 
-Works on any network, with torch's parametrization or its older hook; u and v are in the state dict. Layers of one
-shape are iterated together, in one batched product: a network of forty layers has about ten shapes.
+Works on any network, with torch's parametrization or its older hook; u and v are in the state dict. Small layers of one
+shape are iterated in one batched product: a network of forty layers has about ten shapes.
 """
 
 from collections import defaultdict
@@ -24,31 +24,31 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm as SpectralHook  # torch's older form
 
-# The largest matrices worth laying side by side, in numbers: beyond, it is memory that takes time, not the number of
-# calls. Measured on two cores (1.0 times at 20,000, 1.3 times faster at 2,000); for other devices a guess.
+# Largest matrices that are batched, in numbers: above, memory traffic takes the time, not the number of calls. Measured
+# on two CPU cores (1.0 times at 20,000 numbers, 1.3 times faster at 2,000); a guess for other devices.
 MAX_BATCHED_NUMBERS = {"cpu": 1 << 14, "cuda": 1 << 20}
 
 
 def add_spectral_norm(module: nn.Module) -> nn.Module:
-    """`module` itself, its weight divided by its largest singular value. Initialise the weight before."""
+    """Divide the weight of `module` by its largest singular value, and return `module`. Initialise the weight first."""
     return parametrizations.spectral_norm(module)
 
 
 def has_spectral_norm(net: nn.Module) -> bool:
-    """Whether any weight of `net` has a spectral norm."""
+    """Return whether any weight of `net` has spectral norm."""
     return any(isinstance(part, _SpectralNorm) or any(_spectral_hooks(part)) for part in net.modules())
 
 
 def train_mode(net: nn.Module) -> nn.Module:
-    """`net.train()`, except that forwards do not iterate; returns `net`."""
+    """Call `net.train()`, but without power iteration in forwards; return `net`."""
     return freeze_power_iteration(net.train())
 
 
 def freeze_power_iteration(net: nn.Module) -> nn.Module:
-    """Keep forwards from iterating, until the next `net.train()`; returns `net`.
+    """Disable power iteration in forwards until the next `net.train()`; return `net`.
 
-    A module with torch's older hook iterates when it is itself in training mode: it is put in eval mode,
-    which a convolution, linear or embedding layer does not otherwise notice.
+    A module with torch's older hook iterates if the module itself is in training mode. It is put in eval mode, which
+    makes no other difference to a convolution, linear or embedding layer.
     """
     for part in net.modules():
         if isinstance(part, _SpectralNorm) or any(_spectral_hooks(part)):
@@ -58,28 +58,27 @@ def freeze_power_iteration(net: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def power_iteration(net: nn.Module) -> None:
-    """One update of u and v in every spectral norm of `net`, from the weights as they are now.
+    """Update u and v of every spectral norm of `net` from its current weights.
 
-    An update is torch's own: `n_power_iterations` of them, 1 unless the network's author asked for more.
+    One update is torch's own: `n_power_iterations` iterations, which is 1 by default.
     """
-    alike: dict[tuple[object, ...], list[tuple[_SpectralNorm, Tensor]]] = defaultdict(list)
+    by_shape: dict[tuple[object, ...], list[tuple[_SpectralNorm, Tensor]]] = defaultdict(list)
     for part in net.modules():
         if isinstance(part, ParametrizationList):
             norm = part[0]
             if len(part) == 1 and isinstance(norm, _SpectralNorm) and part.original.dim() > 1:
-                matrix = norm._reshape_weight_to_matrix(part.original)  # [O, I], of a convolution [O, I k k]
-                alike[*matrix.shape, norm.n_power_iterations, norm.eps].append((norm, matrix))
+                matrix = norm._reshape_weight_to_matrix(part.original)  # [O, I], or [O, I k k] of a convolution
+                by_shape[*matrix.shape, norm.n_power_iterations, norm.eps].append((norm, matrix))
             else:
                 _iterate_chain(part)
         for hook in _spectral_hooks(part):
             hook.compute_weight(part, do_power_iteration=True)
-    for layers in alike.values():
+    for layers in by_shape.values():
         _iterate_batched(*zip(*layers))
 
 
 def _iterate_batched(norms: tuple[_SpectralNorm, ...], matrices: tuple[Tensor, ...]) -> None:
-    """Torch's power iteration of layers whose matrices are all [O, I]. Large ones take turns: laying them side by
-    side would cost more than a product of each."""
+    """Run torch's power iteration on layers whose matrices all are [O, I]; large ones one by one."""
     first = norms[0]
     if len(norms) == 1 or matrices[0].numel() > MAX_BATCHED_NUMBERS.get(matrices[0].device.type, 0):
         for norm, matrix in zip(norms, matrices):
@@ -87,7 +86,7 @@ def _iterate_batched(norms: tuple[_SpectralNorm, ...], matrices: tuple[Tensor, .
         return
     weights = torch.stack(matrices)  # [L, O, I]
     v = torch.stack([norm._v for norm in norms])[..., None]
-    u = v  # of no use before the first iteration
+    u = v  # a placeholder before the first iteration
     for _ in range(first.n_power_iterations):
         u = F.normalize(weights @ v, dim=1, eps=first.eps)
         v = F.normalize(weights.mT @ u, dim=1, eps=first.eps)
@@ -96,7 +95,7 @@ def _iterate_batched(norms: tuple[_SpectralNorm, ...], matrices: tuple[Tensor, .
 
 
 def _iterate_chain(chain: ParametrizationList) -> None:
-    """Evaluate the chain once, spectral norms in training mode: each sees the result of those before it."""
+    """Evaluate the chain once with spectral norms in training mode: each takes the result of those before it."""
     norms = [part for part in chain if isinstance(part, _SpectralNorm)]
     if not norms:
         return

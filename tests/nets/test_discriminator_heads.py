@@ -83,7 +83,7 @@ def test_attention_may_be_differentiated_twice(width):
 def test_attention_has_eight_channels_or_is_refused():
     check_attention(16, Spec(32, 3), (4, 4, 8, 4), (8, 4, 4))
     check_attention(0, Spec(32, 3), (1, 1, 1, 1), (1, 1, 1))
-    with pytest.raises(UsageError, match=r"nets.d_width: gives 4 channels to attention at 8 px"):
+    with pytest.raises(UsageError, match=r"nets.d_width: leaves 4 channels for attention at 8 px"):
         check_attention(8, Spec(32, 3), (8, 8, 8, 8), (8, 4, 4))
 
 

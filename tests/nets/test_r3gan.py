@@ -66,7 +66,7 @@ def test_labels_are_needed_with_classes_and_ignored_without():
     assert not torch.equal(G(z, y), G(z, y.flip(0)))
     assert not torch.equal(D(G(z, y), y), D(G(z, y), y.flip(0)))
     for wrong in (lambda: G(z, None), lambda: D(torch.randn(4, 1, 8, 8), None)):
-        with pytest.raises(UsageError, match=r"y: .*int64"):
+        with pytest.raises(UsageError, match=r"y=None: .*int64"):
             wrong()
 
 
@@ -157,11 +157,11 @@ def test_sizes_for_cifar10():
 @pytest.mark.parametrize(
     ("config", "spec", "words"),
     [
-        (SMALL, Spec(24, 3), "resolution=24: .*; 32 would work"),
-        (SMALL, Spec(2048, 3), "resolution=2048: .*8 to 1024 pixels; 1024 would work"),
-        (R3GAN(width=100), Spec(32, 3), r"nets\.width=100: .*groups of 16; use 96"),
-        (R3GAN(width=24), Spec(256, 3), r"nets\.width=24: .*3 x 2 channels.*use 64"),
-        (R3GAN(width=20), Spec(256, 3), r"2.5 x 2 channels.*use 64"),
+        (SMALL, Spec(24, 3), "resolution=24: .*Use 32"),
+        (SMALL, Spec(2048, 3), "resolution=2048: .*8 to 1024 pixels. Use 1024"),
+        (R3GAN(width=100), Spec(32, 3), r"nets\.width=100: .*groups of 16. Use 96"),
+        (R3GAN(width=24), Spec(256, 3), r"nets\.width=24: .*3 x 2 channels.*Use 64"),
+        (R3GAN(width=20), Spec(256, 3), r"2.5 x 2 channels.*Use 64"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_does(config, spec, words):
