@@ -1,5 +1,8 @@
-"""Players that rank 0 has not as they are evaluated: where every rank holds its own, their mean; where ranks move one
-player only, the other one from those who move it. And how far ranks are from their mean."""
+"""The networks that are evaluated, drawn and saved, where rank 0 does not have them; and how far ranks are apart.
+
+Under gossip, and with `sync_period` above 1, every rank has players of its own (`Role.replicated` is false): their mean
+is evaluated, with the buffers of rank 0. Under async some ranks train G and others D: each network comes from its owner.
+"""
 
 from __future__ import annotations
 
@@ -18,76 +21,86 @@ from paragan.train.session import Session
 
 @contextlib.contextmanager
 def averaged_networks(session: Session) -> Iterator[None]:
-    """Inside, every rank holds the averaged networks that one evaluates: the mean over ranks with the buffers of rank 0
-    where each has its own, else those of the rank that speaks for a player. All ranks enter together, unless rank 0
-    has all there is."""
+    """Replace the networks that are evaluated by their averages over ranks while inside.
+
+    All ranks enter together, unless rank 0 has both players as they are evaluated.
+    """
     role = session.role
     if role.main_has_all_players:
         yield
         return
-    group, kept = session.world.all_ranks, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
+    group = session.world.all_ranks
+    replaced: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # (tensor, its own value, value inside)
 
-    def average_over_ranks(tensor: torch.Tensor, is_included: bool, num_included: float = 1) -> None:
-        total = (
-            tensor.clone() if is_included else torch.zeros_like(tensor)
-        )  # a sum that fails leaves what it summed undefined
+    def average_over_ranks(tensor: torch.Tensor, is_included: bool, num_included: float) -> None:
+        # a copy: a reduction that fails leaves its argument undefined
+        total = tensor.clone() if is_included else torch.zeros_like(tensor)
         group.all_reduce_sum(total).wait()
-        kept.append((tensor, tensor.clone(), total / num_included if num_included > 1 else total))
+        mean = total / num_included if num_included > 1 else total
+        replaced.append((tensor, tensor.clone(), mean))
 
     for player in session.game.players:
-        speaks = group.rank == role.owner_rank(player)
-        vector = player.ema.params if player.ema else player.flat.params
-        counts = speaks or (not role.replicated and player in role.trained_players)
-        average_over_ranks(vector, counts, count_ranks(group, counts))
+        is_owner = group.rank == role.owner_rank(player)
+        params = player.ema.params if player.ema else player.flat.params
+        is_included = is_owner or (not role.replicated and player in role.trained_players)
+        average_over_ranks(params, is_included, count_ranks(group, is_included))
         for buffer in untrained_tensors(player).values():
-            kept.append((buffer, buffer.clone(), broadcast_bits(group, buffer, speaks)))
+            replaced.append((buffer, buffer.clone(), broadcast_bits(group, buffer, is_owner)))
     try:
-        for tensor, _, mean in kept:
+        for tensor, _, mean in replaced:
             tensor.copy_(mean)
         yield
     finally:
-        for tensor, own, _ in kept:
+        for tensor, own, _ in replaced:
             tensor.copy_(own)
 
 
 def count_ranks(group: Group, is_included: bool) -> float:
-    """Ranks of which this is true."""
+    """Return the number of ranks for which `is_included` is true."""
     number = torch.tensor([float(is_included)])
     group.all_reduce_sum(number).wait()
     return float(number)
 
 
 def consensus_distance(session: Session) -> dict[str, float]:
-    """The root mean square over ranks of each player's distance to the mean, relative to the mean's norm; nothing where
-    ranks are replicas. All ranks call this together."""
+    """Return `Consensus/PLAYER`: the root mean square over ranks of the distance to the mean, relative to its norm.
+
+    Empty if ranks are replicas. All ranks call this together.
+    """
     if session.role.replicated:
         return {}
-    group, found = session.world.all_ranks, dict[str, float]()
+    group = session.world.all_ranks
+    distances: dict[str, float] = {}
     for player in session.game.players:
-        counts = player in session.role.trained_players
-        ranks = count_ranks(group, counts)
-        mean = player.flat.params * counts
+        is_trained = player in session.role.trained_players
+        ranks = count_ranks(group, is_trained)
+        mean = player.flat.params * is_trained
         group.all_reduce_sum(mean).wait()
         mean /= ranks
-        apart = (player.flat.params - mean).double().square().sum().cpu()[None] * counts
-        group.all_reduce_sum(apart).wait()
-        found[f"Consensus/{player.name}"] = float((apart / ranks).sqrt() / mean.double().norm().cpu())
-    return found
+        squares = (player.flat.params - mean).double().square().sum().cpu()[None] * is_trained
+        group.all_reduce_sum(squares).wait()
+        distances[f"Consensus/{player.name}"] = float((squares / ranks).sqrt() / mean.double().norm().cpu())
+    return distances
 
 
 @contextlib.contextmanager
 def averaged_sampler(session: Session, dataset: Dataset) -> Iterator[Sampler]:
-    """The averaged generator of a session, with standing statistics, as a Sampler. Where ranks hold players of their
-    own it is their mean, and all ranks enter together."""
+    """Yield the averaged generator of a session as a sampler, with batch norm statistics measured anew ("standing").
+
+    All ranks enter together, unless rank 0 has both players as they are evaluated.
+    """
     game = session.game
     classes = 0 if game.labels is None else int(game.labels.max()) + 1
     source = make_source(session, dataset)
-    finish = to_float32 if dataset.is_array else to_uint8
+    to_output = to_float32 if dataset.is_array else to_uint8
     with averaged_networks(session), recalibrated_bn(game.g, source, game.labels, session.run.seed) as g:
-        yield Sampler(g, source, LabelPrior.from_labels(game.labels, classes), session.world.device, to_output=finish)
+        prior = LabelPrior.from_labels(game.labels, classes)
+        yield Sampler(g, source, prior, session.world.device, to_output=to_output)
 
 
 def make_source(session: Session, dataset: Dataset) -> LatentSource | DataSource:
-    """What G makes its images from."""
+    """Return the source of G's inputs: latents, or the data where G is given them."""
     game = session.game
-    return DataSource(dataset, game.conditioning_input) if game.conditioning_input else LatentSource(game.latent)
+    if game.conditioning_input:
+        return DataSource(dataset, game.conditioning_input)
+    return LatentSource(game.latent)

@@ -1,4 +1,9 @@
-"""TODO: docstring of paragan/train/build.py"""
+"""Build a game from a run record: two networks, two players, their optimizers, and the objective.
+
+Networks are initialised from the seed of the run alone, so every rank builds the same ones. Networks that cannot be
+trained (shared parameters, lazy layers, layers that couple the images of a batch) are refused here, before a folder is
+created. Networks and objectives of the user's own are tried on a few images (user_code_check.py).
+"""
 
 from __future__ import annotations
 
@@ -38,8 +43,12 @@ from paragan.train.user_code_check import check_user_networks
 
 @dataclass(frozen=True)
 class Networks:
-    """Two networks on their device, ready to become players, and the size of the latent G takes, or what of a hand it
-    is given instead. own: whether they have to be tried."""
+    """Two networks on their device, ready to become players.
+
+    latent             : size of the latent that G takes (0: it takes `conditioning_input` instead)
+    conditioning_input : what of a batch G is given, for image-to-image networks
+    is_user_defined    : whether networks or objective are the user's own and have to be tried
+    """
 
     g: nn.Module
     d: nn.Module
@@ -49,20 +58,28 @@ class Networks:
 
 
 def build_networks(run: Run, spec: Spec, device: torch.device) -> Networks:
-    """The two networks, initialised from the run's seed whatever else has drawn random numbers."""
+    """Build the two networks, initialised from the seed of the run; torch's generator is left as it was.
+
+    Raises:
+        UsageError: the networks do not fit the images, or are not modules.
+    """
     check_nets(run.nets, spec)
     with torch.random.fork_rng():
         torch.manual_seed(run.seed)
-        g, d = run.nets.generator(spec), run.nets.discriminator(spec)
-    given, own = conditioning_input_of(run.nets), is_user_defined(run.nets, run.objective)
-    for role, net in (("generator", g), ("discriminator", d)) if own else ():
-        if not isinstance(net, nn.Module):
-            raise UsageError(f"{run.nets.name}.{role} gives {type(net).__name__}, no nn.Module")
-    return to_device(run, Networks(g, d, 0 if given else run.nets.latent, given, own), device)
+        g = run.nets.generator(spec)
+        d = run.nets.discriminator(spec)
+    conditioning_input = conditioning_input_of(run.nets)
+    has_user_code = is_user_defined(run.nets, run.objective)
+    if has_user_code:
+        for role, net in (("generator", g), ("discriminator", d)):
+            if not isinstance(net, nn.Module):
+                raise UsageError(f"{run.nets.name}.{role}: returned {type(net).__name__}. Return an nn.Module")
+    latent = 0 if conditioning_input else run.nets.latent
+    return to_device(run, Networks(g, d, latent, conditioning_input, has_user_code), device)
 
 
 def to_device(run: Run, networks: Networks, device: torch.device) -> Networks:
-    """The two networks on the device, in the layout the run asks for."""
+    """Move the networks to a device, in the memory format that the run asks for."""
     for name, net in (("G", networks.g), ("D", networks.d)):
         _check_materialized(net)
         _check_saveable(net)
@@ -77,44 +94,47 @@ def _check_materialized(net: nn.Module) -> None:
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise UsageError(
-                f"{name} has no shape before its first pass: give its layer its sizes (no nn.Lazy... layer)"
+                f"{name} has no shape before its first pass. Give its layer its sizes, use no nn.Lazy... layer"
             )
         if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape)):
-            raise UsageError(f"numbers of {name} share memory (expand), and none could be filled in: clone it")
+            raise UsageError(f"{name} was made with expand: its numbers share memory and cannot be set. Use clone()")
 
 
 def _check_saveable(net: nn.Module) -> None:
     for name, value in net.state_dict().items():
         if not isinstance(value, torch.Tensor) or name.endswith("_extra_state"):
             raise UsageError(
-                f"{name} is extra state ({type(value).__name__}), and files hold tensors alone: keep it in a buffer, "
-                "without get_extra_state"
+                f"{name} is extra state ({type(value).__name__}), and files hold only tensors. Use a buffer instead of "
+                "get_extra_state"
             )
 
 
 def check_networks(run: Run, networks: Networks) -> None:
-    """Networks that cannot be trained as the run says; what normalises over the batch is made to see lanes."""
+    """Refuse networks that cannot be trained as the run says; convert batch normalisation to normalise over a lane.
+
+    Raises:
+        UsageError: naming the field or the layer.
+    """
     if networks.conditioning_input and (run.g_batch or run.batch) != run.batch:
-        raise UsageError(f"--g_batch {run.g_batch}: G is given the images of the batch, so leave --g_batch out")
+        raise UsageError(f"--g_batch {run.g_batch}: G is given the images of the batch. Leave --g_batch out")
     if networks.conditioning_input and run.distill_from:
-        raise UsageError(f"teacher={run.distill_from} teaches a G that is given latents, not data")
+        raise UsageError(f"distill_from={run.distill_from}: teaches a G that takes latents, and this one takes data")
     shared = {id(p) for p in networks.g.parameters()} & {id(p) for p in networks.d.parameters()}
     if shared:
-        raise UsageError(
-            f"G and D share {len(shared)} parameters: each network moves its own, so copy the shared layers"
-        )
+        raise UsageError(f"G and D share {len(shared)} parameters, and each trains its own. Copy the shared layers")
     check_weight_clip(run.objective, has_spectral_norm(networks.d))
     unconverted = [name for net in (networks.g, networks.d) for name in convert_batch_norm(net)]
     if unconverted and run.device.lanes_per_pass != 1:
         raise UsageError(
-            f"{unconverted[0]} normalises over the batch in a way lanes cannot see; use --device.lanes_per_pass=1 (lane by lane)"
+            f"{unconverted[0]} normalises over the batch in a way that lanes cannot see. "
+            "Use --device.lanes_per_pass=1 (lane by lane)"
         )
     check_gradient_penalty(run.objective, any(isinstance(layer, LaneBatchNorm) for layer in networks.d.modules()))
     for name, layer in networks.g.named_modules():
         if isinstance(layer, LaneBatchNorm) and layer.running_mean is None:
             raise UsageError(
-                f"{name} of G keeps no running statistics, so a sample would depend on those made with it: "
-                "set track_running_stats=True"
+                f"{name} of G keeps no running statistics, so a sample would depend on the others of its batch. "
+                "Use track_running_stats=True"
             )
 
 
@@ -127,7 +147,13 @@ def build_player(
     ema: EMAConfig | None = None,
     weight_clip: float | None = None,
 ) -> Player:
-    """A network that moves as the run says."""
+    """Build the player of a network: its flat parameters and optimizer, as the run says.
+
+    Args:
+        name: "G" or "D".
+        batch: images of one of its steps, over all lanes.
+        weight_clip: limit of D's weights, where the objective clips them (Wasserstein).
+    """
     train_mode(net)
     player_optim = resolve_optimizer(player_optim, run.strategy)
     player = Player(
@@ -147,19 +173,25 @@ def build_player(
     )
     if run.strategy.wire.lossy and player.flat.params.dtype != torch.float32:
         kind = str(player.flat.params.dtype).removeprefix("torch.")
-        raise UsageError(f"{name} has {kind} parameters, which only --strategy.wire=exact carries")
+        raise UsageError(
+            f"--strategy.wire={run.strategy.wire.name}: {name} has {kind} parameters. Use --strategy.wire=exact"
+        )
     return player
 
 
 def make_teacher(run: Run, dataset: Dataset, device: torch.device) -> Teacher:
-    """The generators that a run learns from. Unusable where it cannot."""
+    """Load the generators that a run is distilled from.
+
+    Raises:
+        UsageError: they make other images, or are of other classes.
+    """
     return Teacher.load(
         Path(run.distill_from), make_spec(run, dataset), run.nets.latent, dataset.classes, device, run.nets
     )
 
 
 def make_objective(run: Run, dataset: Dataset, device: torch.device) -> Objective:
-    """What the players of a run want."""
+    """Make the objective of a run, with the distance to its teacher if it has one."""
     if not isinstance(run.objective, Adversarial):
         return UserObjective(run.objective)
     objective = ConcatRealFake(run.objective) if run.device.concat_real_fake is True else run.objective
@@ -169,22 +201,28 @@ def make_objective(run: Run, dataset: Dataset, device: torch.device) -> Objectiv
 
 
 def make_recorder_factory(run: Run, device: torch.device) -> Callable[[], GraphRecorder | None]:
-    """What plays the passes of a turn. Unusable where an objective of one's own does not tell one kind of step from
-    another."""
+    """Return a function that makes the recorder of a turn's passes, or None if `device.capture_passes` is off.
+
+    Raises:
+        UsageError: the objective is the user's own: it does not say which penalties a step has.
+    """
     if not run.device.capture_passes:
         return lambda: None
     objective = run.objective
     if not isinstance(objective, Adversarial):
-        raise UsageError("--device.capture_passes=true records the passes of our own objectives only: leave it out")
+        raise UsageError("device.capture_passes=true: records the passes of built-in objectives only. Leave it out")
     if device.type == "cpu":
-        return lambda: GraphRecorder(
-            objective.penalties_due, compile_pass, warmup_passes=0
-        )  # what is compiled rounds otherwise: a resume goes on
+        # a compiled pass rounds differently, so it is used from the first pass on: a resumed run repeats it
+        return lambda: GraphRecorder(objective.penalties_due, compile_pass, warmup_passes=0)
     return lambda: GraphRecorder(objective.penalties_due)
 
 
 def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.device) -> Game:
-    """Players, objective and label source of a run."""
+    """Build the game of a run from its networks.
+
+    Raises:
+        UsageError: the networks or the objective cannot be trained as the run says.
+    """
     check_networks(run, networks)
     adversarial = run.objective if isinstance(run.objective, Adversarial) else None
     if adversarial:
@@ -209,7 +247,7 @@ def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.dev
     )
     if not networks.is_user_defined:
         return game
-    before = _named_buffers(game)
+    buffers_before = _named_buffers(game)
     game = check_user_networks(
         game,
         dataset,
@@ -217,15 +255,17 @@ def build_game(run: Run, networks: Networks, dataset: Dataset, device: torch.dev
         run.device.lanes_per_pass != 1,
         adversarial.required_d_conditioning if adversarial else "",
     )
-    if game.uses_torch_rng and run.device.capture_passes:
+    if not run.device.capture_passes:
+        return game
+    if game.uses_torch_rng:
         raise UsageError(
-            "--device.capture_passes=true records what a pass draws, and these networks draw by themselves (dropout)"
+            "device.capture_passes=true: would record the random numbers that these networks draw. Leave it out"
         )
-    moved = next((name for name, buffer in _named_buffers(game).items() if before.get(name) is not buffer), "")
-    if moved and run.device.capture_passes:
-        raise UsageError(
-            f"--device.capture_passes=true: a forward pass replaces {moved}; write into it (add_), or leave it false"
-        )
+    for name, buffer in _named_buffers(game).items():
+        if buffers_before.get(name) is not buffer:
+            raise UsageError(
+                f"device.capture_passes=true: a forward pass replaces {name}. Write into it (add_), or leave it out"
+            )
     return game
 
 
@@ -234,8 +274,12 @@ def _named_buffers(game: Game) -> dict[str, torch.Tensor]:
 
 
 def lr_schedule(run: Run, player_optim: PlayerOptim) -> Callable[[int], float]:
-    """images seen after a step -> factor on a player's learning rate, which follows the batch by the player's rule."""
-    rate = player_optim.lr_schedule(run.total_images)
+    """Return images seen after a step -> factor on a player's learning rate.
+
+    Where the batch grows (`ramp`), the rate follows it by the player's `lr_scaling`.
+    """
+    schedule = player_optim.lr_schedule(run.total_images)
     if not run.ramp:
-        return rate
-    return lambda images: rate(images) * LR_SCALINGS[player_optim.lr_scaling](run.batch_at(images - 1) / run.batch)
+        return schedule
+    scaling = LR_SCALINGS[player_optim.lr_scaling]
+    return lambda images: schedule(images) * scaling(run.batch_at(images - 1) / run.batch)

@@ -1,11 +1,14 @@
-"""Checkpoints: complete or absent, safetensors and json, no code in them.
+"""Checkpoints for exact resume: complete or absent, safetensors and JSON, no code in them.
 
 checkpoints/00001234/          named by the round it follows
-    rank0000.safetensors       one file for every rank that has something of its own to say
+    rank0000.safetensors       one file for every rank that has state of its own
     checkpoint.json            written last: format, clock, ranks, and size and checksum of every file
 
-A folder is written aside, synced and renamed. Randomness and data are functions of position, so the clock
-stands for both.
+A folder is written under a temporary name, synced and renamed. It holds players (parameters, EMA, optimizer, buffers),
+the state of exchanges (such as error feedback), replayed images, and the clock. Random numbers and the position in the
+data are functions of the clock, so nothing else has to be saved.
+
+Names of tensors: `G/params`, `G/ema`, `G/optimizer/...`, `G/buffer/...`, `G/exchange_state/...`, `replay_state/...`.
 """
 
 from __future__ import annotations
@@ -32,88 +35,92 @@ from paragan.game.player import Player
 from paragan.optim import state_io as optimizer_state
 from paragan.strategies.base import Role
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CHANNELS_LAST_SUFFIX = "~"
-MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last)
 StateDict = dict[str, Tensor]
 
 
 class CorruptCheckpoint(Exception):
-    """A checkpoint that cannot be read, and why."""
+    """Raised for a checkpoint that cannot be read; the message says why."""
 
 
-# What a player is -------------------------------------------------------------------------------------
+# State of a player -------------------------------------------------------------------------------------
 
 
 def player_state(player: Player) -> StateDict:
-    """Everything of a player that its replicas share, by name."""
+    """Return the state of a player that its replicas share, by name."""
     state = {"params": player.flat.params}
     if player.ema:
-        state["average"] = player.ema.params
+        state["ema"] = player.ema.params
     state |= {f"optimizer/{name}": value for name, value in optimizer_state.to_tensors(player.optimizer).items()}
     state |= {f"buffer/{name}": buffer for name, buffer in untrained_tensors(player).items()}
     return {f"{player.name}/{name}": value for name, value in state.items()}
 
 
 def network_shapes(player: Player) -> dict[str, list[int]]:
-    """The names and shapes of what a player's network holds, so that another one is told from it."""
+    """Return the names and shapes of a player's parameters and buffers, by which another network is recognised."""
     return {name: list(value.shape) for name, value in player.net.state_dict().items()}
 
 
 def check_same_network(player: Player, metadata: Mapping[str, Any]) -> None:
-    """Damaged names the first that differ, where a checkpoint says what it holds (an older one does not)."""
-    theirs, mine = metadata.get("networks", {}).get(player.name), network_shapes(player)
-    if theirs is None or theirs == mine:
+    """Raise CorruptCheckpoint if a checkpoint holds another network for this player, and name what differs."""
+    saved = metadata.get("networks", {}).get(player.name)
+    current = network_shapes(player)
+    if saved == current:
         return
-    apart = [name for name in (*mine, *theirs) if mine.get(name) != theirs.get(name)]
-    told = [f"{name} {theirs.get(name, 'absent')}, now {mine.get(name, 'absent')}" for name in dict.fromkeys(apart)]
-    raise CorruptCheckpoint(
-        f"it holds another network for {player.name}: {'; '.join(told[:3] or ['other order of layers'])}"
-    )
+    saved = saved or {}
+    names = dict.fromkeys((*current, *saved))
+    differences = [
+        f"{name} {saved.get(name, 'absent')}, now {current.get(name, 'absent')}"
+        for name in names
+        if current.get(name) != saved.get(name)
+    ]
+    raise CorruptCheckpoint(f"it holds another network for {player.name}: {'; '.join(differences[:3])}")
 
 
 def player_exchange_state(player: Player) -> StateDict:
-    """What a rank's exchanges keep of a player: its own, on every rank."""
-    return {f"{player.name}/memory/{name}": value for name, value in player.flat.states().items()}
+    """Return what this rank's exchanges keep of a player, such as error feedback. Every rank has its own."""
+    return {f"{player.name}/exchange_state/{name}": value for name, value in player.flat.states().items()}
 
 
 def untrained_tensors(player: Player) -> StateDict:
-    """What the network holds beside what is trained, each tensor once: its saved buffers (running statistics,
-    spectral-norm vectors), and parameters that are frozen."""
-    seen = {id(parameter) for parameter in player.flat.parameters}
-    found: StateDict = {}
+    """Return the tensors of a network that are not trained, each once: saved buffers (running statistics, vectors of
+    spectral norm) and frozen parameters."""
+    seen_ids = {id(parameter) for parameter in player.flat.parameters}
+    tensors: StateDict = {}
     for name, value in player.net.state_dict(keep_vars=True).items():
-        if id(value) not in seen:
-            found[name] = value.detach()
-            seen.add(id(value))
-    return found
+        if id(value) not in seen_ids:
+            tensors[name] = value.detach()
+            seen_ids.add(id(value))
+    return tensors
 
 
 def replay_state(role: Role) -> StateDict:
-    """What a rank keeps of former rounds."""
-    return {f"past/{name}": t for kept in role.replay_state for name, t in kept.state().items()}
+    """Return what this rank keeps of earlier rounds (replayed images, stale players)."""
+    return {f"replay_state/{name}": t for state in role.replay_state for name, t in state.state().items()}
 
 
 def restore_replay_state(role: Role, tensors: Mapping[str, Tensor]) -> None:
-    for kept in role.replay_state:
-        kept.load(_select_prefix("past/", tensors))
+    """Put `replay_state` back."""
+    for state in role.replay_state:
+        state.load(_select_prefix("replay_state/", tensors))
 
 
 @torch.no_grad()
 def restore_player(player: Player, tensors: Mapping[str, Tensor]) -> None:
-    """Put `player_state` and `player_memories` back."""
-    own = _select_prefix(player.name + "/", tensors)
-    if "params" not in own or own["params"].shape != player.flat.params.shape:
+    """Put `player_state` and `player_exchange_state` back."""
+    state = _select_prefix(player.name + "/", tensors)
+    if "params" not in state or state["params"].shape != player.flat.params.shape:
         raise CorruptCheckpoint(f"it holds another network for {player.name}")
-    player.flat.params.copy_(own["params"])
+    player.flat.params.copy_(state["params"])
     if player.ema:
-        player.ema.params.copy_(own["average"])
+        player.ema.params.copy_(state["ema"])
     for name, buffer in untrained_tensors(player).items():
-        if f"buffer/{name}" not in own:
+        if f"buffer/{name}" not in state:
             raise CorruptCheckpoint(f"it lacks {name} of {player.name}")
-        buffer.copy_(own[f"buffer/{name}"])
-    optimizer_state.from_tensors(player.optimizer, _select_prefix("optimizer/", own))
-    player.flat.load_states(_select_prefix("memory/", own))
+        buffer.copy_(state[f"buffer/{name}"])
+    optimizer_state.from_tensors(player.optimizer, _select_prefix("optimizer/", state))
+    player.flat.load_states(_select_prefix("exchange_state/", state))
 
 
 def _select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> StateDict:
@@ -121,16 +128,21 @@ def _select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> StateDict:
 
 
 def merge_ranks(states: Iterable[StateDict]) -> StateDict:
-    """The rule for a changed world: every per-rank vector becomes the mean over the old ranks that had it. (What they
-    keep of former rounds has names of its own, or is the same.)"""
-    found: dict[str, list[Tensor]] = {}
+    """Merge the states of all ranks for a world of another size: a tensor that several ranks have becomes their mean.
+
+    Replayed images have a name per rank, or are the same on all.
+    """
+    values_by_name: dict[str, list[Tensor]] = {}
     for state in states:
         for name, value in state.items():
-            found.setdefault(name, []).append(value)
-    return {
-        name: torch.stack([v.double() for v in values]).mean(0).to(values[0].dtype) if len(values) > 1 else values[0]
-        for name, values in found.items()
-    }
+            values_by_name.setdefault(name, []).append(value)
+    merged: StateDict = {}
+    for name, values in values_by_name.items():
+        if len(values) == 1:
+            merged[name] = values[0]
+        else:
+            merged[name] = torch.stack([v.double() for v in values]).mean(0).to(values[0].dtype)
+    return merged
 
 
 # Writing ----------------------------------------------------------------------------------------------
@@ -138,14 +150,14 @@ def merge_ranks(states: Iterable[StateDict]) -> StateDict:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of a run folder; the newest `keep` stay."""
+    """The checkpoints of a run folder. The newest `max_checkpoints` are kept."""
 
     folder: Path
     world: World
     max_checkpoints: int = 2
 
     def clear_unfinished(self) -> None:
-        """Remove what an interrupted save left aside (rank 0, holding the folder's lock)."""
+        """Remove what an interrupted save left behind. Called by rank 0 while it holds the folder's lock."""
         for path in self.folder.glob(".writing-*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -157,41 +169,52 @@ class Checkpoints:
         role: Role,
         suffix: str = "",
     ) -> Path:
-        """Write a complete checkpoint, or none: if any rank fails, all do, and nothing else is touched."""
+        """Write a complete checkpoint, or none: if any rank fails, all do. Every rank calls this.
+
+        Args:
+            clock: step, images and seconds.
+            extra_metadata: further entries of checkpoint.json.
+            suffix: appended to the name; a checkpoint with one is not found on resume.
+
+        Raises:
+            RunError: it could not be written. Older checkpoints are untouched.
+        """
         name = f"{clock['step']:08d}{suffix}"
-        aside, target = self.folder / f".writing-{name}-{self.world.membership_epoch}", self.folder / name
+        target = self.folder / name
+        staging = self.folder / f".writing-{name}-{self.world.membership_epoch}"
         tensors = self._local_state(players, role)
-        error, size, crc = None, 0, 0
+        error: OSError | None = None
+        size_bytes = crc32 = 0
         try:
-            aside.mkdir(parents=True, exist_ok=True)
+            staging.mkdir(parents=True, exist_ok=True)
             if tensors:
-                size, crc = _write_synced(aside / _rank_filename(self.world.rank), to_bytes(tensors))
+                size_bytes, crc32 = _write_synced(staging / _rank_filename(self.world.rank), to_bytes(tensors))
         except OSError as problem:
             error = problem
-        rows = self._all_gather_row([error is not None, size, crc])
+        rows = self._all_gather_row([error is not None, size_bytes, crc32])
         if not any(failed for failed, _, _ in rows):
-            error = self._commit(aside, target, rows, clock, extra_metadata) if self.world.is_main else None
+            error = self._commit(staging, target, rows, clock, extra_metadata) if self.world.is_main else None
             rows = self._all_gather_row([error is not None])
-        bad = [rank for rank, row in enumerate(rows) if row[0]]
-        if bad:
-            shutil.rmtree(aside, ignore_errors=True)
-            reason = error or f"rank {bad[0]} could not write its part"
+        failed_ranks = [rank for rank, row in enumerate(rows) if row[0]]
+        if failed_ranks:
+            shutil.rmtree(staging, ignore_errors=True)
+            reason = error or f"rank {failed_ranks[0]} could not write its part"
             raise RunError(f"checkpoint {target} was not written: {reason}; {self.latest_message()}")
         return target
 
     def _local_state(self, players: Iterable[Player], role: Role) -> StateDict:
-        """What this rank has to say."""
+        """Return what this rank writes."""
         tensors = replay_state(role)
         for player in players:
-            moves = player in role.trained_players
-            if moves:
+            is_trained = player in role.trained_players
+            if is_trained:
                 tensors |= player_exchange_state(player)
-            if self.world.rank == role.owner_rank(player) or (moves and not role.replicated):
+            if self.world.rank == role.owner_rank(player) or (is_trained and not role.replicated):
                 tensors |= player_state(player)
         return tensors
 
     def _all_gather_row(self, row: list[int]) -> list[list[int]]:
-        """Everyone's row, in rank order."""
+        """Return the rows of all ranks, in rank order."""
         rows, work = self.world.all_ranks.all_gather(torch.tensor(row))
         work.wait()
         return rows.tolist()
@@ -204,20 +227,22 @@ class Checkpoints:
         clock: Mapping[str, float],
         extra_metadata: Mapping[str, Any],
     ) -> OSError | None:
+        """Write checkpoint.json, rename the folder, and remove old checkpoints. Returns the error, if there is one."""
         files = {
-            _rank_filename(rank): {"bytes": size, "crc32": crc} for rank, (_, size, crc) in enumerate(rows) if size
+            _rank_filename(rank): {"bytes": size_bytes, "crc32": crc32}
+            for rank, (_, size_bytes, crc32) in enumerate(rows)
+            if size_bytes
         }
-        about = {
+        metadata = {
             "format": FORMAT_VERSION,
             "clock": dict(clock),
             "ranks": self.world.size,
             "files": files,
             **extra_metadata,
         }
+        text = json.dumps({"crc32": _checksum(metadata), **metadata}, indent=1)
         try:
-            _write_synced(
-                staging / "checkpoint.json", json.dumps({"crc32": _checksum(about), **about}, indent=1).encode()
-            )
+            _write_synced(staging / "checkpoint.json", text.encode())
             _fsync_dir(staging)
             if target.exists():
                 shutil.rmtree(target)
@@ -225,21 +250,20 @@ class Checkpoints:
             _fsync_dir(self.folder)
         except OSError as problem:
             return problem
-        before = [
-            path for path in list_checkpoints(self.folder) if path.name <= target.name
-        ]  # a damaged one may be ahead
-        for old in before[self.max_checkpoints :]:
+        # a damaged checkpoint may be ahead of this one: it does not count
+        until_this_one = [path for path in list_checkpoints(self.folder) if path.name <= target.name]
+        for old in until_this_one[self.max_checkpoints :]:
             shutil.rmtree(old, ignore_errors=True)
         return None
 
     def latest_message(self) -> str:
-        """For messages: which checkpoint one may go on from."""
-        there = list_checkpoints(self.folder)
-        return f"the last good checkpoint is {there[0]}" if there else "there is no checkpoint yet"
+        """Say, for messages, which checkpoint the run can be resumed from."""
+        paths = list_checkpoints(self.folder)
+        return f"the last good checkpoint is {paths[0]}" if paths else "there is no checkpoint yet"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The finished checkpoints in a folder, newest first."""
+    """Return the complete checkpoints in a folder, newest first."""
     if not folder.is_dir():
         return []
     return sorted((p for p in folder.iterdir() if p.name.isdigit() and p.is_dir()), reverse=True)
@@ -250,24 +274,27 @@ def _rank_filename(rank: int) -> str:
 
 
 def to_bytes(tensors: StateDict) -> bytes:
-    """As safetensors, which know no layout: the name of what lies channels last in memory ends with "~"."""
-    spread = {name: t.dim() == 4 and not t.is_contiguous() for name, t in tensors.items()}
-    return safetensors.torch.save(
-        {name + CHANNELS_LAST_SUFFIX * spread[name]: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    )
+    """Serialize as safetensors. These know no memory format, so names of channels-last tensors end with "~"."""
+    stored: StateDict = {}
+    for name, tensor in tensors.items():
+        is_channels_last = tensor.dim() == 4 and not tensor.is_contiguous()
+        stored_name = name + CHANNELS_LAST_SUFFIX if is_channels_last else name
+        stored[stored_name] = tensor.detach().cpu().contiguous()
+    return safetensors.torch.save(stored)
 
 
 def from_bytes(data: bytes) -> StateDict:
-    """The other way."""
-    found: StateDict = {}
+    """Read what `to_bytes` returned."""
+    tensors: StateDict = {}
     for name, tensor in safetensors.torch.load(data).items():
-        spread = name.endswith(CHANNELS_LAST_SUFFIX)
-        found[name.removesuffix(CHANNELS_LAST_SUFFIX)] = tensor.contiguous(memory_format=MEMORY_FORMATS[spread])
-    return found
+        is_channels_last = name.endswith(CHANNELS_LAST_SUFFIX)
+        memory_format = torch.channels_last if is_channels_last else torch.contiguous_format
+        tensors[name.removesuffix(CHANNELS_LAST_SUFFIX)] = tensor.contiguous(memory_format=memory_format)
+    return tensors
 
 
 def _write_synced(path: Path, data: bytes) -> tuple[int, int]:
-    """Write and sync; (bytes, crc32)."""
+    """Write and sync a file. Returns its size in bytes and its crc32."""
     with path.open("wb") as f:
         f.write(data)
         f.flush()
@@ -303,45 +330,55 @@ class CheckpointView:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """A checkpoint's checkpoint.json. Damaged if it is absent or broken; Unusable if a newer paragan wrote it."""
+    """Return the contents of a checkpoint's checkpoint.json.
+
+    Raises:
+        CorruptCheckpoint: it is absent or broken.
+        UsageError: another version of paragan wrote it.
+    """
     try:
-        about = json.loads((path / "checkpoint.json").read_text())
-        written, checksum = int(about["format"]), about.pop("crc32", None)
+        metadata = json.loads((path / "checkpoint.json").read_text())
+        version = int(metadata["format"])
+        checksum = metadata.pop("crc32", None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpoint(f"checkpoint.json: {error}") from error
-    if written > FORMAT_VERSION:
+    if version != FORMAT_VERSION:
         raise UsageError(
-            f"{path} has checkpoint format {written}, this paragan reads up to {FORMAT_VERSION}: use a newer paragan"
+            f"{path}: checkpoint format {version}, and this version of paragan reads format {FORMAT_VERSION}. "
+            "Use the version that wrote it, or another --run-dir"
         )
-    if checksum != _checksum(about):
+    if checksum != _checksum(metadata):
         raise CorruptCheckpoint("checkpoint.json does not match its checksum")
-    return about
+    return metadata
 
 
 def read_checkpoint(path: Path, rank: int, ranks: int) -> CheckpointView:
-    """One rank's view of a checkpoint: shared state, and its own memories, or their mean in a changed world.
+    """Read a checkpoint for one rank: shared state and its own, or the mean of all where the world's size changed.
 
-    Damaged names what is wrong: a missing file, another size or checksum.
+    Raises:
+        CorruptCheckpoint: a file is missing, or has another size or checksum.
+        UsageError: another version of paragan wrote it.
     """
-    about = read_metadata(path)
+    metadata = read_metadata(path)
     states: dict[str, StateDict] = {}
     try:
-        for name, facts in about["files"].items():
-            if name not in map(_rank_filename, range(about["ranks"])):
+        for name, facts in metadata["files"].items():
+            if name not in map(_rank_filename, range(metadata["ranks"])):
                 raise ValueError(f"{name!r} is no file of a rank")
             states[name] = _read_file(path / name, facts["bytes"], facts["crc32"])
-        step, images = int(about["clock"]["step"]), int(about["clock"]["images"])
-        seconds = float(about["clock"].get("seconds", 0.0))  # an older paragan did not count them
+        step = int(metadata["clock"]["step"])
+        images = int(metadata["clock"]["images"])
+        seconds = float(metadata["clock"]["seconds"])
         if step < 0 or images < 0 or not 0 <= seconds < math.inf:
             raise ValueError("the clock is negative")
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise CorruptCheckpoint(f"checkpoint.json: {error!r}") from error
-    own = states.get(_rank_filename(rank), {}) if ranks == about["ranks"] else {}
-    return CheckpointView(path, step, images, seconds, about, merge_ranks(states.values()) | own)
+    own = states.get(_rank_filename(rank), {}) if ranks == metadata["ranks"] else {}
+    return CheckpointView(path, step, images, seconds, metadata, merge_ranks(states.values()) | own)
 
 
 def read_newest(paths: Iterable[Path], rank: int, ranks: int) -> tuple[CheckpointView | None, list[tuple[Path, str]]]:
-    """The first of `paths` that can be read, and those before it that cannot, with the reason."""
+    """Return the first of `paths` that can be read, and those before it that cannot, with the reason."""
     damaged: list[tuple[Path, str]] = []
     for path in paths:
         try:
@@ -353,9 +390,9 @@ def read_newest(paths: Iterable[Path], rank: int, ranks: int) -> tuple[Checkpoin
 
 def _read_file(path: Path, size_bytes: int, crc32: int) -> StateDict:
     try:
-        there = path.stat()
-        if not stat.S_ISREG(there.st_mode) or there.st_size != size_bytes:
-            raise CorruptCheckpoint(f"{path.name} has {there.st_size} bytes, not {size_bytes}: it was cut off")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
+            raise CorruptCheckpoint(f"{path.name} has {status.st_size} bytes, not {size_bytes}: it was cut off")
         data = path.read_bytes()
     except OSError as error:
         raise CorruptCheckpoint(f"{path.name}: {error.strerror}") from error

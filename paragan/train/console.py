@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""Progress of a run on the terminal."""
 
 from __future__ import annotations
 
@@ -10,31 +10,36 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 PLAIN_INTERVAL_S = 10.0
-SCIENTIFIC_ABOVE = 1e5  # a loss beyond is written by its power of ten
+SCIENTIFIC_ABOVE = 1e5  # losses beyond are written as 1.23e+05
 
 
 class RunConsole:
-    """A live line on a terminal; a line every ten seconds elsewhere; nothing on ranks that do not speak."""
+    """A live line on a terminal; a line every ten seconds elsewhere; nothing on disabled ranks.
+
+    suffix          : further text of every progress line
+    max_remaining_s : what a time budget leaves, a bound on the remaining time that is shown
+    """
 
     def __init__(self, enabled: bool = True, console: Console | None = None):
         self.console = console or Console(quiet=not enabled, highlight=False, soft_wrap=True)
-        self.suffix = ""  # what else there is to say in every line
-        self.max_remaining_s = math.inf  # that a budget of time leaves
+        self.suffix = ""
+        self.max_remaining_s = math.inf
         self._bar: Progress | None = None
-        self._last_shown_s = 0.0
+        self._last_print_s = 0.0
         self._total_kimg = 0.0
 
     def set_enabled(self, enabled: bool) -> None:
-        """Whether this rank speaks, from here on."""
+        """Enable or disable output of this rank."""
         if self.console.quiet == enabled:
             self.stop()
             self.console.quiet = not enabled
 
     def print(self, text: str = "") -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.console.print(Text(text))
 
     def start(self, kimg: float, total_kimg: float) -> None:
+        """Start showing progress."""
         self.stop()
         self._total_kimg = total_kimg
         if self.console.is_terminal and not self.console.quiet:
@@ -52,43 +57,53 @@ class RunConsole:
 
     def show_stats(self, row: dict[str, float]) -> None:
         """Show a line of stats."""
-        shown = format_stats(row) + (f"  {self.suffix}" if self.suffix else "")
+        shown = format_stats(row)
+        if self.suffix:
+            shown += f"  {self.suffix}"
         if self._bar:
             self._bar.update(self._task, completed=row["Progress/kimg"], shown=shown)
-        elif time.monotonic() - self._last_shown_s >= PLAIN_INTERVAL_S:
-            self._last_shown_s = time.monotonic()
-            left = min(self.max_remaining_s, (self._total_kimg - row["Progress/kimg"]) * row["Timing/sec_per_kimg"])
-            self.print(f"{row['Progress/kimg']:.1f}/{self._total_kimg:g} kimg  {shown}  {format_duration(left)} left")
+        elif time.monotonic() - self._last_print_s >= PLAIN_INTERVAL_S:
+            self._last_print_s = time.monotonic()
+            remaining_s = (self._total_kimg - row["Progress/kimg"]) * row["Timing/sec_per_kimg"]
+            remaining = format_duration(min(self.max_remaining_s, remaining_s))
+            self.print(f"{row['Progress/kimg']:.1f}/{self._total_kimg:g} kimg  {shown}  {remaining} left")
 
     def show_scoring_progress(self, num_scored: int, total: int) -> None:
-        """Show how many images were scored."""
+        """Show how many images have been scored."""
         shown = f"scored {num_scored:,} of {total:,}"
         if self._bar:
             self._bar.update(self._task, shown=shown)
-        elif num_scored and time.monotonic() - self._last_shown_s >= PLAIN_INTERVAL_S:
-            self._last_shown_s = time.monotonic()
+        elif num_scored and time.monotonic() - self._last_print_s >= PLAIN_INTERVAL_S:
+            self._last_print_s = time.monotonic()
             self.print(shown)
 
     def stop(self) -> None:
+        """Stop showing progress."""
         if self._bar:
             self._bar.stop()
             self._bar = None
 
 
 def format_stats(row: dict[str, float]) -> str:
+    """Format the main values of a line of stats: 1,234 img/s  G 0.693  D 1.386."""
     rate = row["Timing/img_per_sec"]
     parts = [f"{rate:,.0f} img/s" if rate >= 10 else f"{rate:.2g} img/s"]
-    losses = {name: row[key] for name, key in (("G", "Loss/G/loss"), ("D", "Loss/D/loss")) if key in row}
-    parts += [
-        f"{name} {loss:.3f}" if abs(loss) < SCIENTIFIC_ABOVE else f"{name} {loss:.3g}" for name, loss in losses.items()
-    ]
-    scored = row.get("Timing/eval_s", 0.0)
-    parts += [f"scores {scored:.3g} s"] if scored else []
-    apart = [value for key, value in row.items() if key.startswith("Consensus/")]
-    return "  ".join([*parts, *([f"ranks apart {max(apart):.2%}"] if apart else [])])
+    for name, key in (("G", "Loss/G/loss"), ("D", "Loss/D/loss")):
+        if key in row:
+            parts.append(f"{name} {row[key]:.3f}" if abs(row[key]) < SCIENTIFIC_ABOVE else f"{name} {row[key]:.3g}")
+    eval_s = row.get("Timing/eval_s", 0.0)
+    if eval_s:
+        parts.append(f"scores {eval_s:.3g} s")
+    distances = [value for key, value in row.items() if key.startswith("Consensus/")]
+    if distances:
+        parts.append(f"ranks apart {max(distances):.2%}")
+    return "  ".join(parts)
 
 
 def format_duration(seconds: float) -> str:
+    """Format seconds as 1:02:03 or 2:03."""
     seconds = round(max(seconds, 0))
     hours, minutes = divmod(seconds // 60, 60)
-    return f"{hours}:{minutes:02d}:{seconds % 60:02d}" if hours else f"{minutes}:{seconds % 60:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{seconds % 60:02d}"
+    return f"{minutes}:{seconds % 60:02d}"

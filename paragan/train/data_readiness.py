@@ -1,4 +1,9 @@
-"""Which rounds all ranks have the data of."""
+"""Find out for which rounds all ranks have remote data, so that ranks in step wait between rounds and not within one.
+
+Only between rounds can all of them stop and save. Each rank publishes through the store up to which round it has data,
+a few times a second and whenever it polls the others; a round that all are known to have costs nothing. This is advice
+only: a rank that publishes nothing for some seconds is not waited for, and the next exchange reports what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +19,29 @@ from paragan.data.streaming import StreamingImages
 from paragan.strategies.base import Role
 
 PUBLISH_INTERVAL_S = 0.2
-MAX_SILENCE_S = (
-    3.0  # a rank that tells nothing for so long is not waited for: the next exchange says what is wrong with it
-)
-MIN_PAUSE_S, MAX_PAUSE_S = 0.001, 0.05  # pauses between two looks
+MAX_SILENCE_S = 3.0  # a rank that publishes nothing for so long is not waited for
+MIN_PAUSE_S, MAX_PAUSE_S = 0.001, 0.05  # between two polls
 
 
 class DataReadiness:
-    """Ranks that play in step begin no round that one of them lacks the data of, where these come from afar: so they
-    wait between rounds, where all can stop, or save what there is.
+    """Tells which rounds all ranks have the data of. A context manager.
 
-    Each tells through the store up to which round it has data, a few times a second and whenever it looks for others,
-    so a round that everybody is known to have costs nothing. As a context manager.
+    is_active : whether there is anything to agree on: remote data, several ranks, all of them in step
     """
 
     def __init__(self, run: Run, world: World, role: Role, lanes: LaneLoader):
-        far = isinstance(lanes.images, StreamingImages) and not lanes.images.source.is_local
-        self.is_active = far and world.size > 1 and not world.is_elastic and role.main_has_all_players
-        self.world, self.lanes = world, lanes
-        self._key_prefix = f"supply/{run.data.only_class}"  # one world may play a game after another
-        self._has_single_d_step = run.d_steps == 1  # a round takes one position of the lanes
-        self._local_rounds = self._common_rounds = self._publish_count = 0
-        self._last_messages = dict[int, tuple[str, float]]()  # by rank: its last word, and since when
-        self._lock, self._closed = threading.Lock(), threading.Event()
+        is_remote = isinstance(lanes.images, StreamingImages) and not lanes.images.source.is_local
+        self.is_active = is_remote and world.size > 1 and not world.is_elastic and role.main_has_all_players
+        self.world = world
+        self.lanes = lanes
+        self._key_prefix = f"supply/{run.data.only_class}"  # one world may play several games, one after the other
+        self._has_single_d_step = run.d_steps == 1  # then a round takes one position of the lanes
+        self._local_rounds = 0
+        self._common_rounds = 0
+        self._publish_count = 0
+        self._last_messages = dict[int, tuple[str, float]]()  # by rank: the last message, and since when
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._pause_s = MIN_PAUSE_S
         self._publish_thread = threading.Thread(target=self._publish_loop, daemon=True, name="supply")
 
@@ -53,12 +58,11 @@ class DataReadiness:
             self._publish_thread.join(5)
 
     def ready_on_all_ranks(self, step: int) -> bool:
-        """Whether every rank has the data of round `step`, as this one does; where not, after a short pause."""
+        """Return True if every rank has the data of round `step`, as this one does. If not, pause and return False."""
         if not self.is_active:
             return True
-        self._local_rounds = max(
-            self._local_rounds, step + 1 + (self.lanes.num_buffered_positions() if self._has_single_d_step else 0)
-        )
+        buffered_rounds = self.lanes.num_buffered_positions() if self._has_single_d_step else 0
+        self._local_rounds = max(self._local_rounds, step + 1 + buffered_rounds)
         if step < self._common_rounds:
             return True
         as_comm_error(self._poll_ranks)
@@ -70,14 +74,16 @@ class DataReadiness:
         return False
 
     def _poll_ranks(self) -> None:
+        """Read the newest messages of all ranks."""
         self._publish()
-        store, now = self.world.store, time.monotonic()
+        store = self.world.store
+        now = time.monotonic()
         for rank in range(self.world.size):
             name = f"{self._key_prefix}/{rank}"
-            word = store.get(name).decode() if store.check([name]) else ""
-            if rank not in self._last_messages or self._last_messages[rank][0] != word:
-                self._last_messages[rank] = word, now
-        self._common_rounds = min(int(word.partition(" ")[0] or 0) for word, _ in self._last_messages.values())
+            message = store.get(name).decode() if store.check([name]) else ""
+            if rank not in self._last_messages or self._last_messages[rank][0] != message:
+                self._last_messages[rank] = message, now
+        self._common_rounds = min(int(message.partition(" ")[0] or 0) for message, _ in self._last_messages.values())
 
     def _has_silent_rank(self) -> bool:
         return any(time.monotonic() - since > MAX_SILENCE_S for _, since in self._last_messages.values())
@@ -92,4 +98,4 @@ class DataReadiness:
             while not self._closed.wait(PUBLISH_INTERVAL_S):
                 self._publish()
         except RuntimeError:
-            return  # the store is gone, and with it its rank: the next exchange says so
+            return  # the store is gone, and with it its rank: the next exchange reports that

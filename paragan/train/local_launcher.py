@@ -1,7 +1,7 @@
-"""Several ranks on this machine, for those who have no launcher: `--ranks N`.
+"""Start several ranks on this machine without another launcher: `--ranks N`.
 
-A rank holds one end of a pipe whose other end is the launcher's alone: it ends with the launcher, however that ended,
-and then the rank stops as after SIGTERM.
+Every rank holds one end of a pipe whose other end only the launcher has. The pipe closes when the launcher ends, in
+whatever way, and then the rank stops as after SIGTERM.
 """
 
 from __future__ import annotations
@@ -18,49 +18,58 @@ from types import FrameType
 
 from paragan.core.errors import RunError
 
-SHUTDOWN_GRACE_S = 30.0  # what a broken run's other ranks get to end by themselves
-LAUNCHER_PIPE_ENV = "PARAGAN_LAUNCHER"  # the number of a rank's end
+SHUTDOWN_GRACE_S = 30.0  # after one rank failed, for the others to end by themselves
+LAUNCHER_PIPE_ENV = "PARAGAN_LAUNCHER"  # file descriptor of a rank's end of the pipe
 
 
 def launch(ranks: int, arguments: Sequence[str], tolerate_lost_ranks: bool = False) -> int:
-    """Run `paragan ARGUMENTS` on `ranks` processes here; pass signals on; the exit status of the run.
+    """Run `paragan ARGUMENTS` in `ranks` processes, forward signals to them, and return the exit status of the run.
 
-    go_on: the others do without a rank that died; then the run has ended well if one of them did."""
+    Args:
+        tolerate_lost_ranks: the others continue without a rank that died; then the run succeeds if one of them does.
+
+    Raises:
+        KeyboardInterrupt: a signal ended the ranks before they trained.
+        RunError: ranks were killed and none of the others says so.
+    """
     port = _find_free_port()
     processes: list[subprocess.Popen[bytes]] = []
-    theirs, ours = os.pipe()
-    passed_on: list[int] = []
+    rank_end, launcher_end = os.pipe()
+    forwarded: list[int] = []
 
     def forward_signal(signum: int, frame: FrameType | None) -> None:
-        passed_on.append(signum)
+        forwarded.append(signum)
         for process in processes:
             if process.poll() is None:
                 process.send_signal(signum)
 
-    former = {s: signal.signal(s, forward_signal) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    previous_handlers = {s: signal.signal(s, forward_signal) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     try:
         for rank in range(ranks):
-            processes.append(_start_rank(rank, ranks, port, arguments, theirs))
+            processes.append(_start_rank(rank, ranks, port, arguments, rank_end))
         status = _wait_for_ranks(processes, tolerate_lost_ranks)
         codes = [process.returncode for process in processes]
-        if status == 1 and {*codes} <= {0, 3, *(-number for number in passed_on)}:
-            names = ", ".join(signal.Signals(number).name for number in dict.fromkeys(passed_on))
-            raise KeyboardInterrupt(f"{names} while nothing was being trained")  # before a rank could listen
-        if status == 1 and 1 not in codes and (told := _describe_killed(codes)):  # whom no rank missed
-            raise RunError(told, same_on_all_ranks=True)
+        if status == 1 and {*codes} <= {0, 3, *(-number for number in forwarded)}:
+            # the signal came before the ranks had installed their handlers
+            names = ", ".join(signal.Signals(number).name for number in dict.fromkeys(forwarded))
+            raise KeyboardInterrupt(f"{names} while nothing was being trained")
+        killed = _describe_killed(codes)
+        if status == 1 and 1 not in codes and killed:  # no other rank reported it
+            raise RunError(killed, same_on_all_ranks=True)
         return status
     finally:
-        for number, handler in former.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
         for process in processes:
             process.kill()
-        os.close(theirs)
-        os.close(ours)
+        os.close(rank_end)
+        os.close(launcher_end)
 
 
 def watch_launcher() -> None:
-    """A rank calls this: from now on it stops when its launcher is gone."""
-    if pipe := os.environ.pop(LAUNCHER_PIPE_ENV, ""):
+    """Stop this rank, from now on, when its launcher is gone. Does nothing without a launcher."""
+    pipe = os.environ.pop(LAUNCHER_PIPE_ENV, "")
+    if pipe:
         threading.Thread(target=_stop_when_closed, args=(int(pipe),), daemon=True).start()
 
 
@@ -70,7 +79,7 @@ def _stop_when_closed(pipe: int) -> None:
 
 
 def _start_rank(rank: int, ranks: int, port: int, arguments: Sequence[str], pipe: int) -> subprocess.Popen[bytes]:
-    place = {
+    variables = {
         "RANK": rank,
         "WORLD_SIZE": ranks,
         "LOCAL_RANK": rank,
@@ -79,32 +88,36 @@ def _start_rank(rank: int, ranks: int, port: int, arguments: Sequence[str], pipe
         "MASTER_PORT": port,
         LAUNCHER_PIPE_ENV: pipe,
     }
-    env = os.environ | {name: str(value) for name, value in place.items()}
-    command, own_group = [sys.executable, "-m", "paragan", *arguments], 0  # a Ctrl-C reaches a rank once: through us
-    return subprocess.Popen(command, env=env, process_group=own_group, pass_fds=[pipe])
+    env = os.environ | {name: str(value) for name, value in variables.items()}
+    command = [sys.executable, "-m", "paragan", *arguments]
+    # a process group of its own: a Ctrl-C reaches a rank once, forwarded by the launcher
+    return subprocess.Popen(command, env=env, process_group=0, pass_fds=[pipe])
 
 
 def _wait_for_ranks(processes: list[subprocess.Popen[bytes]], tolerate_lost_ranks: bool) -> int:
+    """Wait until all ranks have ended; end the others some time after one failed. Returns the status of the run."""
     deadline = None
     while any(process.poll() is None for process in processes):
-        if (
-            deadline is None
-            and not tolerate_lost_ranks
-            and any(process.poll() not in (None, 0) for process in processes)
-        ):
+        has_failed = any(process.poll() not in (None, 0) for process in processes)
+        if deadline is None and has_failed and not tolerate_lost_ranks:
             deadline = time.monotonic() + SHUTDOWN_GRACE_S
         if deadline and time.monotonic() > deadline:
             for process in processes:
-                process.terminate() if time.monotonic() < deadline + 5 else process.kill()
+                if time.monotonic() < deadline + 5:
+                    process.terminate()
+                else:
+                    process.kill()
         time.sleep(0.05)
     codes = {process.returncode for process in processes}
-    if tolerate_lost_ranks:  # some may have been lost on the way
+    if tolerate_lost_ranks:
         return next((code for code in (0, 3, 2) if code in codes), 1)
-    return next((code for code in (2, 3) if codes <= {0, code} and code in codes), 0 if codes == {0} else 1)
+    if codes == {0}:
+        return 0
+    return next((code for code in (2, 3) if codes <= {0, code}), 1)
 
 
 def _describe_killed(exit_codes: Sequence[int]) -> str:
-    """Who was killed before the others were ended."""
+    """Name the ranks that were killed before the launcher terminated the others."""
     killed = [(rank, signal.Signals(-code).name) for rank, code in enumerate(exit_codes) if code < 0]
     first = [(rank, name) for rank, name in killed if name != "SIGTERM"] or killed
     return ", ".join(f"rank {rank} was killed ({name})" for rank, name in first)

@@ -1,4 +1,23 @@
-"""The loop: rounds of beats until the clock has run out."""
+"""The training loop: play rounds until the clock reaches the length of the run.
+
+A round is one pass through a role's turn groups, for example D twice and then G. `run_rounds` plays it in this order:
+
+1. `wait_for_data`: block until the real images of the round are decoded on this rank and, where data are remote, on all
+   ranks. No message is in flight between rounds, so this is where a run can stop.
+2. `stop.is_due`: if the ranks have agreed to stop here (a signal, or data that failed), write a checkpoint and raise
+   `Interrupted`. No collective is needed as long as nobody asks (shutdown.py).
+3. `play_round`:
+   a. `start_exchanges`: begin the exchange of each player's first turn. Some exchanges send at once what they know.
+   b. for every turn group: `lanes.next_micro_batches` loads real images, if the group needs new ones; `play_turns` runs
+      forward and backward of its turns, exchanges gradients (buckets leave while backward runs), and steps the
+      optimizers; `stats.add` sums the losses on the device.
+   c. `clock.advance`: count the round and its images.
+4. `run_callbacks`: call the callbacks (log, bad files, samples, checkpoint, scoring; trainer.py). Each is called after
+   every round and decides whether it is due. Their time does not count as training.
+
+If numbers are not finite and the run asks for it, `rollback_on_divergence` turns the error into a request to go back to
+the last good checkpoint. `report_errors` tells the other ranks of any failure, with rank and step.
+"""
 
 from __future__ import annotations
 
@@ -12,74 +31,64 @@ from paragan.core.errors import Interrupted, RunError, UsageError
 from paragan.game.turn import play_turns, start_exchanges
 from paragan.train.data_readiness import DataReadiness
 from paragan.train.health.rollback_request import RollbackRequested, rollback_on_divergence
-from paragan.train.session import Callback, Session
+from paragan.train.session import Callback, Session, callbacks_due
 from paragan.train.shutdown import POLL_S, StopCoordinator
 
-STOPPED_WAITING = "stopped while it waited for data, at the last checkpoint"
-STOP_DATA_TIMEOUT_S = 5.0  # a stop waits so long for the data of a round that was begun
-
-
-def play_round(session: Session) -> None:
-    """Every beat of the role once; D's beats each take the next batch of reals."""
-    s, moved = session, session.run.current_round_images(session.clock.images)
-    start_exchanges(s.role.round, s.clock.step)
-    for beat in s.role.round:
-        if any(turn.needs_new_reals for turn in beat):
-            start = time.perf_counter()
-            s.lanes.next_micro_batches()
-            s.stats.data_wait_s += time.perf_counter() - start
-        s.stats.add(play_turns(beat, s.lanes.micro_batches, s.clock.step, s.clock.images + moved, moved))
-    s.clock.advance(moved)
-
-
-def callbacks_due(session: Session) -> bool:
-    """Whether observers may have something to do together after this round."""
-    run, clock = session.run, session.clock
-    output, scored = run.output, run.evaluation.every_kimg
-    times = (output.tick_kimg, output.fakes_kimg, output.checkpoint_kimg, scored)
-    return clock.step == 1 or clock.is_done or any(clock.has_crossed(round(1000 * kimg)) for kimg in times)
-
-
-@contextlib.contextmanager
-def report_errors(session: Session) -> Generator[None]:
-    """A failure inside reaches the other ranks, with rank and step."""
-    world, clock = session.world, session.clock
-    try:
-        yield
-    except (RunError, OSError) as error:
-        everywhere = isinstance(error, RunError) and error.same_on_all_ranks
-        kind, told = (
-            RunError if isinstance(error, CommunicationError | OSError) else type(error),
-            world.report_failure(error, clock.step),
-        )
-        if told.endswith(STOPPED_WAITING):  # this rank, or one that it waited for
-            world.abandon()
-            raise Interrupted(told, same_on_all_ranks=not world.is_main) from error
-        raise kind(told, everywhere) from error
-    except Interrupted as error:
-        if world.size > 1 and str(error).endswith(STOPPED_WAITING):
-            world.abandon()  # others may be within the round, and wait for this rank's messages
-        raise
-    except (KeyboardInterrupt, RollbackRequested):
-        raise
-    except BaseException as error:
-        world.report_failure(error, clock.step)
-        raise
+STOPPED_WAITING = "stopped while waiting for data, at the last checkpoint"
+STOP_DATA_TIMEOUT_S = 5.0  # after a stop was requested, for the data of a round that has begun
 
 
 def run_training_loop(session: Session, callbacks: list[Callback], on_stop: Callback) -> str:
-    """Play until the end. Each observer looks after every round and knows when it has something to do;
-    `at_stop` writes the checkpoint with which a run that was asked to stop ends (Interrupted). Returns the signal that
-    asked for the end when there was no round left."""
+    """Train until the clock is done.
+
+    Args:
+        callbacks: called after every round, in this order.
+        on_stop: called before `Interrupted` is raised; writes the checkpoint of a run that was asked to stop.
+
+    Returns:
+        The signal that asked for the end too late, when no round was left; "" if none did.
+
+    Raises:
+        Interrupted: the run was asked to stop and can be resumed.
+        RollbackRequested: the run must go back to an earlier checkpoint, on all ranks.
+    """
     with report_errors(session), StopCoordinator(session.world) as stop:
         run_rounds(session, callbacks, on_stop, stop)
         return stop.reason
 
 
+def run_rounds(session: Session, callbacks: list[Callback], on_stop: Callback, stop: StopCoordinator) -> None:
+    """Play rounds until the clock is done, or until the stop that is due."""
+    clock = session.clock
+    session = replace(session, is_stopping=lambda: stop.is_stopping)
+    session.lanes.while_waiting = lambda: abort_wait(stop)
+    with (
+        contextlib.closing(session.lanes),
+        DataReadiness(session.run, session.world, session.role, session.lanes) as readiness,
+    ):
+        while not clock.is_done:
+            start = time.perf_counter()
+            if not wait_for_data(session, stop, readiness) or stop.is_due(clock.step):
+                on_stop(session)
+                if stop.failed:
+                    raise RunError(stop.reason, same_on_all_ranks=True)
+                message = f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})"
+                raise Interrupted(message, same_on_all_ranks=not session.world.is_main)
+            with rollback_on_divergence(session.run.on_divergence.is_enabled, clock):
+                play_round(session)
+                clock.seconds += time.perf_counter() - start
+                run_callbacks(session, callbacks)
+
+
 def wait_for_data(session: Session, stop: StopCoordinator, readiness: DataReadiness) -> bool:
-    """Wait for the data of the round, here and on ranks that play in step with this one. False where the run ends
-    meanwhile, or since they fail: all of those are between rounds then."""
-    start, step = time.perf_counter(), session.clock.step
+    """Block until the data of the next round are ready here and, for remote data, on all ranks that play in step.
+
+    Returns:
+        False if the run ends before this round: a stop is due, or data failed and all ranks agreed to stop. All ranks
+        are between rounds then.
+    """
+    start = time.perf_counter()
+    step = session.clock.step
     try:
         while not (session.lanes.wait(POLL_S) and readiness.ready_on_all_ranks(step)):
             if stop.is_due(step, is_starting=False):
@@ -99,41 +108,63 @@ def wait_for_data(session: Session, stop: StopCoordinator, readiness: DataReadin
 
 
 def abort_wait(stop: StopCoordinator) -> None:
-    """Called while data are waited for within a round, or by ranks that do not agree on one: whoever asked for the end
-    does not wait for far places."""
+    """Stop waiting for remote data some seconds after a stop was requested.
+
+    Called while this rank waits for data within a round, or where the ranks do not agree on the round to stop at.
+    """
     if stop.requested_for_s > STOP_DATA_TIMEOUT_S:
-        kind = (
-            RunError if stop.world.size > 1 and not stop.world.is_elastic else Interrupted
-        )  # others may be in the round
-        raise kind(f"{stop.reason or 'stop'}: {STOPPED_WAITING}")
+        message = f"{stop.reason or 'stop'}: {STOPPED_WAITING}"
+        if stop.world.size > 1 and not stop.world.is_elastic:
+            raise RunError(message)  # other ranks may be within the round
+        raise Interrupted(message)
 
 
-def run_rounds(session: Session, callbacks: list[Callback], on_stop: Callback, stop: StopCoordinator) -> None:
-    """Play on until the end, or until the stop that is due."""
-    session, clock = replace(session, is_stopping=lambda: stop.is_stopping), session.clock
-    session.lanes.while_waiting = lambda: abort_wait(stop)
-    with (
-        contextlib.closing(session.lanes),
-        DataReadiness(session.run, session.world, session.role, session.lanes) as supply,
-    ):
-        while not clock.is_done:
+def play_round(session: Session) -> None:
+    """Play every turn group of the role once. Each group that trains D takes the next batch of real images."""
+    role = session.role
+    clock = session.clock
+    new_images = session.run.current_round_images(clock.images)
+    start_exchanges(role.round, clock.step)
+    for turns in role.round:
+        if any(turn.needs_new_reals for turn in turns):
             start = time.perf_counter()
-            if not wait_for_data(session, stop, supply) or stop.is_due(clock.step):
-                on_stop(session)
-                if stop.failed:
-                    raise RunError(stop.reason, same_on_all_ranks=True)
-                what = f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})"
-                raise Interrupted(what, same_on_all_ranks=not session.world.is_main)
-            with rollback_on_divergence(session.run.on_divergence.is_enabled, clock):
-                play_round(session)
-                clock.seconds += time.perf_counter() - start
-                run_callbacks(session, callbacks)
+            session.lanes.next_micro_batches()
+            session.stats.data_wait_s += time.perf_counter() - start
+        losses = play_turns(turns, session.lanes.micro_batches, clock.step, clock.images + new_images, new_images)
+        session.stats.add(losses)
+    clock.advance(new_images)
 
 
 def run_callbacks(session: Session, callbacks: list[Callback]) -> None:
-    """Let everybody look at the round just played."""
+    """Call every callback after a round. Ranks with messages in flight first meet at a barrier, if one is due."""
     if session.role.barrier and callbacks_due(session):
         session.role.barrier()
     with session.stats.exclude_from_timing():
-        for observer in callbacks:
-            observer(session)
+        for callback in callbacks:
+            callback(session)
+
+
+@contextlib.contextmanager
+def report_errors(session: Session) -> Generator[None]:
+    """Tell the other ranks of a failure inside, with rank and step, and raise it with all of their reasons."""
+    world = session.world
+    clock = session.clock
+    try:
+        yield
+    except (RunError, OSError) as error:
+        same_on_all_ranks = isinstance(error, RunError) and error.same_on_all_ranks
+        kind = RunError if isinstance(error, CommunicationError | OSError) else type(error)
+        message = world.report_failure(error, clock.step)
+        if message.endswith(STOPPED_WAITING):  # this rank, or one that it waited for
+            world.abandon()
+            raise Interrupted(message, same_on_all_ranks=not world.is_main) from error
+        raise kind(message, same_on_all_ranks) from error
+    except Interrupted as error:
+        if world.size > 1 and str(error).endswith(STOPPED_WAITING):
+            world.abandon()  # other ranks may be within the round, waiting for messages of this one
+        raise
+    except (KeyboardInterrupt, RollbackRequested):
+        raise
+    except BaseException as error:
+        world.report_failure(error, clock.step)
+        raise

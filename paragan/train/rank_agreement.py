@@ -1,4 +1,4 @@
-"""What all ranks do before a run, and refuse together: each is told everyone's reasons."""
+"""Checks that all ranks make before a run, and refuse together, with the reasons of all ranks in one line."""
 
 from __future__ import annotations
 
@@ -19,10 +19,18 @@ from paragan.train.run_dir import RunDir, RunDirRequest, StartCheck, no_check, s
 
 T = TypeVar("T")
 SHARED_STORAGE_TIMEOUT_S = 10.0
+MAY_DIFFER_BY_HOST = ("data.path", "init_from", "distill_from", "device.kind", "device.threads", "timeout_s", "reasons")
 
 
 def on_all_ranks(world: World, action: Callable[[], T], timeout_s: float | None = None) -> T:
-    """Do it on every rank, and go on only if all could: else every rank refuses, with everyone's reasons."""
+    """Run `action` on every rank and return its result. If it fails on any rank, all ranks raise UsageError.
+
+    Args:
+        timeout_s: how long to wait for the slowest rank; None for that of the world.
+
+    Raises:
+        UsageError: with the distinct reasons, and the ranks of each unless all have the same.
+    """
     result, reason = None, ""
     try:
         result = action()
@@ -30,70 +38,77 @@ def on_all_ranks(world: World, action: Callable[[], T], timeout_s: float | None 
         reason = str(error)
     reasons = world.all_gather_str(reason, timeout_s)
     if any(reasons):
-        distinct = dict.fromkeys(r for r in reasons if r)
-        ranks = {r: [i for i, other in enumerate(reasons) if other == r] for r in distinct}
-        some = len(ranks) > 1 or any(len(who) < world.size for who in ranks.values())
+        ranks_by_reason: dict[str, list[int]] = {}
+        for rank, text in enumerate(reasons):
+            if text:
+                ranks_by_reason.setdefault(text, []).append(rank)
+        if all(len(ranks) == world.size for ranks in ranks_by_reason.values()):
+            raise UsageError("; ".join(ranks_by_reason))
         raise UsageError(
-            "; ".join((f"rank {', '.join(map(str, who))}: " if some else "") + r for r, who in ranks.items())
+            "; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in ranks_by_reason.items())
         )
     assert result is not None
     return result
 
 
 def check_same_config(run: Run, world: World) -> None:
-    """All ranks must have been started with one run: what is not, is named on all of them."""
-    runs = [json.loads(word) for word in world.all_gather_str(json.dumps(to_dict(run)))]
-    may = ("data.path", "init_from", "distill_from", "device.kind", "device.threads", "timeout_s", "reasons")  # by host
-    named: list[str] = []
+    """Raise UsageError on all ranks if they were started with different runs, and name the fields that differ."""
+    runs = [json.loads(text) for text in world.all_gather_str(json.dumps(to_dict(run)))]
+    differences: list[str] = []
     for rank, other in enumerate(runs):
         for name, first, value in diff(runs[0], other):
-            if name not in may:
-                named.append(f"{name} is {first!r} on rank 0, {value!r} on rank {rank}")
-    if named:
-        raise UsageError(f"ranks were started with different runs: {'; '.join(named[:8])}. Give all the same command")
+            if name not in MAY_DIFFER_BY_HOST:
+                differences.append(f"{name} is {first!r} on rank 0, {value!r} on rank {rank}")
+    if differences:
+        raise UsageError(
+            f"ranks were started with different runs: {'; '.join(differences[:8])}. Use the same command on all"
+        )
 
 
 @contextlib.contextmanager
 def locked_run_dir(
     run: Run, world: World, request: RunDirRequest, start_check: StartCheck = no_check
 ) -> Iterator[RunDir]:
-    """The run's folder, chosen and locked by rank 0. ready: what refuses a run before a folder is made for it."""
-    mine: RunDir | None = None
+    """Let rank 0 choose and lock the folder of the run, and yield it on all ranks; released on exit.
+
+    Args:
+        start_check: raises UsageError for a run that could not start, before a folder is created.
+    """
+    owned: RunDir | None = None
 
     def select() -> str:
-        nonlocal mine
+        nonlocal owned
         if world.is_main:
-            mine = select_run_dir(request, run, world.size, start_check)
-            mine.write_run_config(run)
-            return str(mine.path)
+            owned = select_run_dir(request, run, world.size, start_check)
+            owned.write_run_config(run)
+            return str(owned.path)
         return "."
 
-    picked = on_all_ranks(world, select)
-    path = Path(world.all_gather_str(picked)[0])
+    path = Path(world.all_gather_str(on_all_ranks(world, select))[0])
     try:
         check_shared_storage(path, world)
-        yield mine or RunDir(path)
+        yield owned or RunDir(path)
     finally:
-        if mine:
-            mine.release()
+        if owned:
+            owned.release()
 
 
 def check_shared_storage(path: Path, world: World) -> None:
-    """Every rank must see the folder that rank 0 has: other ranks write parts of a checkpoint."""
-    mark = path / world.all_gather_str(f".shared-{secrets.token_hex(8)}")[0]  # many may look into one folder at once
+    """Raise UsageError if a rank does not see the folder of rank 0: all ranks write parts of a checkpoint."""
+    # many worlds may check one folder at once, so the name is random
+    marker = path / world.all_gather_str(f".shared-{secrets.token_hex(8)}")[0]
     if world.is_main:
-        mark.touch()
+        marker.touch()
     world.all_gather_str("marked")
 
     def wait_for_marker() -> bool:
         deadline = time.monotonic() + SHARED_STORAGE_TIMEOUT_S
-        while not mark.exists():  # network file systems may show it late
+        while not marker.exists():  # network file systems may show it late
             if time.monotonic() > deadline:
-                here = socket.gethostname()
-                raise UsageError(f"host {here} does not see {path}: the run folder must be on storage all hosts share")
+                raise UsageError(f"host {socket.gethostname()} does not see {path}. Use storage that all hosts share")
             time.sleep(0.1)
         return True
 
     on_all_ranks(world, wait_for_marker)
     if world.is_main:
-        mark.unlink()
+        marker.unlink()

@@ -1,4 +1,12 @@
-"""The run folder: choosing it, owning it, and telling whether it holds the same run."""
+"""The run folder: choose it, own it, and recognise whether it holds the same run.
+
+RUN/run.yaml          the record of the run
+RUN/.lock             held by the process that writes here
+RUN/members.json      under an elastic strategy: where the ranks listen for others that join
+
+Two records are of the same run if they differ only in fields that may change on resume: how long, where, and what is
+written.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +16,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,63 +33,96 @@ from paragan.models.model_files import read_model_config
 from paragan.nets import Spec
 from paragan.train import checkpoint
 
-StartCheck = Callable[[], object]
+StartCheck = Callable[[], object]  # raises UsageError for a run that could not start
 NUMBERED_DIR = re.compile(r"(\d{5,})-")
-TUNED_FIELDS = (  # what `device.tune=measured` decides
-    *("device.precision", "device.channels_last", "device.compile", "device.threads", "device.concat_real_fake"),
-    *("device.lanes_per_pass", "device.capture_passes", "device.pad_channels", "device.huge_pages"),
-    *("nets.fused_resampling", "g.optimizer.fused", "d.optimizer.fused"),
+TUNED_FIELDS = (  # decided by `device.tune=measured`
+    "device.precision",
+    "device.channels_last",
+    "device.compile",
+    "device.threads",
+    "device.concat_real_fake",
+    "device.lanes_per_pass",
+    "device.capture_passes",
+    "device.pad_channels",
+    "device.huge_pages",
+    "nets.fused_resampling",
+    "g.optimizer.fused",
+    "d.optimizer.fused",
 )
 
 
 @dataclass(frozen=True)
 class RunDirRequest:
-    """What the command line says about where to write and what to go on from."""
+    """What the command line says about the run folder.
+
+    outdir  : where new folders are created
+    run_dir : the folder itself, if it is named
+    resume  : "auto" continues an unfinished folder of the same run, "never" always creates a new one
+    """
 
     outdir: Path = Path("runs")
     run_dir: Path | None = None
     resume: str = "auto"
 
+    def candidates(self) -> list[RunDir]:
+        """Return the folders that may hold the run to resume: the named one, or the numbered ones, newest first."""
+        if self.run_dir:
+            return [RunDir(self.run_dir)]
+        return [RunDir(path) for path in reversed(_list_numbered_dirs(self.outdir))]
+
 
 def no_check() -> None:
-    """Of a run that could begin."""
+    """Accept every run: the default `StartCheck`."""
 
 
 class RunDir:
-    """A folder this process owns until it ends: one run at a time writes there."""
+    """A run folder. A process that locks it owns it until it ends: one run at a time writes there.
+
+    completed_duplicate : another folder in which the same run is complete, for messages
+    """
 
     def __init__(self, path: Path):
         self.path = path
-        self.completed_duplicate: RunDir | None = None  # another, in which the same run is complete
+        self.completed_duplicate: RunDir | None = None
         self._lock: TextIO | None = None
 
     @property
     def checkpoints_dir(self) -> Path:
+        """Where checkpoints are."""
         return self.path / "checkpoints"
 
     @property
     def trained_images(self) -> int:
-        """How far the run in this folder has come."""
+        """Images seen, by the newest readable checkpoint."""
         return self.progress[0]
 
     @property
     def progress(self) -> tuple[int, float]:
-        """Images seen, and seconds of training, by its newest readable checkpoint."""
+        """Images seen and seconds of training, by the newest readable checkpoint."""
         for path in checkpoint.list_checkpoints(self.checkpoints_dir):
             try:
                 clock = checkpoint.read_metadata(path)["clock"]
-                return int(clock["images"]), float(clock.get("seconds", 0.0))
+                return int(clock["images"]), float(clock["seconds"])
             except (checkpoint.CorruptCheckpoint, KeyError, TypeError, ValueError, AttributeError):
                 continue
         return 0, 0.0
 
     def read_run_config(self) -> dict[str, Any] | None:
-        """The plain run.yaml, or None in a folder that has none."""
+        """Return the contents of run.yaml, or None if there is none."""
         path = self.path / "run.yaml"
         return read_yaml(path) if path.exists() else None
 
+    def write_run_config(self, run: Run) -> None:
+        """Write run.yaml."""
+        atomic_write_bytes(self.path / "run.yaml", to_yaml(to_saved_dict(run)).encode())
+
+    def require_empty(self) -> None:
+        """Raise UsageError if the folder has files in it; hidden files do not count."""
+        if self.path.is_dir() and any(not p.name.startswith(".") for p in self.path.iterdir()):
+            raise UsageError(f"--run-dir {self.path}: has files in it but no run.yaml. Use an empty or a new folder")
+
     def lock(self) -> bool:
-        """Own the folder, until this process ends, however it ends. False if somebody else does."""
+        """Own the folder until this process ends. Returns False if another process does."""
         if self._lock:
             return True
         self.path.mkdir(parents=True, exist_ok=True)
@@ -97,189 +138,220 @@ class RunDir:
         return True
 
     def lock_owner(self) -> str:
+        """Return who holds the lock, for messages."""
         return (self.path / ".lock").read_text() or "another process"
 
     def release(self) -> None:
+        """Give the lock back, if this process holds it."""
         if self._lock:
             self._lock.close()
         self._lock = None
 
     def write_members(self, addresses: Mapping[int, tuple[str, int]], fingerprint: str) -> None:
-        """Where the ranks of a run that can lose some listen for those who come back, and what they train on."""
+        """Write members.json: where the ranks of an elastic run listen for those that join, and what they train on."""
         atomic_write_bytes(self.path / "members.json", json.dumps({"members": addresses, "data": fingerprint}).encode())
 
     def read_members(self) -> tuple[dict[int, tuple[str, int]], str]:
-        """What was last written there; nobody where there is nothing to read."""
+        """Return the addresses by rank and the fingerprint of the data; ({}, "") if they cannot be read."""
         try:
-            about = json.loads((self.path / "members.json").read_text())
-            return {int(r): (str(host), int(port)) for r, (host, port) in about["members"].items()}, str(about["data"])
+            saved = json.loads((self.path / "members.json").read_text())
+            addresses = {int(rank): (str(host), int(port)) for rank, (host, port) in saved["members"].items()}
+            return addresses, str(saved["data"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}, ""
 
-    def write_run_config(self, run: Run) -> None:
-        atomic_write_bytes(self.path / "run.yaml", to_yaml(to_saved_dict(run)).encode())
-
 
 def select_run_dir(request: RunDirRequest, run: Run, ranks: int, start_check: StartCheck = no_check) -> RunDir:
-    """The folder for this run, locked: a given one, the newest unfinished one of the same record, or a new one.
+    """Return the folder for a run, locked: the named one, the newest unfinished one of the same run, or a new one.
 
-    Nothing is made for a run that could not begin: ready refuses one.
+    Args:
+        start_check: called before a folder is created, to refuse a run that could not start.
+
+    Raises:
+        UsageError: the named folder holds another run or is in use, or nothing can be written.
     """
     if request.run_dir:
         return _open_requested(request.run_dir, request.resume, run, start_check)
-    paths = _list_numbered_dirs(request.outdir)[::-1] if request.resume == "auto" else []
-    begun = [(folder, former) for folder in map(RunDir, paths) if (former := _previous_run(folder, run))]
-    for folder, _ in begun:
-        if _is_unfinished(folder, run) and folder.lock():
-            return folder
+    same_runs: list[tuple[RunDir, Run]] = []
+    if request.resume == "auto":
+        for run_dir in request.candidates():
+            previous = _previous_run(run_dir, run)
+            if previous:
+                same_runs.append((run_dir, previous))
+    for run_dir, _ in same_runs:
+        if _is_unfinished(run_dir, run) and run_dir.lock():
+            return run_dir
     new = _create_numbered_dir(request.outdir, run, ranks, start_check)
-    done = (folder for folder, former in begun if folder.trained_images >= min(run.total_images, former.total_images))
-    new.completed_duplicate = next(done, None)
+    for run_dir, previous in same_runs:
+        if run_dir.trained_images >= min(run.total_images, previous.total_images):
+            new.completed_duplicate = run_dir
+            break
     return new
 
 
 def select_shared_run_dir(
     request: RunDirRequest, run: Run, is_finished: Callable[[Path], bool], start_check: StartCheck = no_check
 ) -> RunDir:
-    """The folder of a run in which any number of processes work at once, and which none of them owns: a given one, the
-    newest unfinished one of the same record, or a new one. Processes that look for one at the same moment find the
-    same."""
+    """Return the folder of a run that any number of processes work on and none owns.
+
+    It is the named one, the newest unfinished one of the same run, or a new one. Processes that select at the same
+    moment get the same folder.
+
+    Args:
+        is_finished: whether nothing is left to do in a folder.
+        start_check: called before a folder is created, to refuse a run that could not start.
+
+    Raises:
+        UsageError: the named folder holds another run, or nothing can be written.
+    """
     path = request.run_dir
     if path:
-        former = RunDir(path).read_run_config()
-        if former is None and path.is_dir() and any(not p.name.startswith(".") for p in path.iterdir()):
-            former = RunDir(path).read_run_config()  # another process may have begun it since
-            if former is None:
-                raise UsageError(f"{path} has files in it but no run.yaml: give an empty or a new folder as --run-dir")
-        if former is not None and request.resume == "never":
-            raise UsageError(f"{path} holds a run already; --resume never needs another --run-dir")
-        check_same_run(former or _create_or_read_config(path, run, start_check), run, path)
-        return RunDir(path)
+        run_dir = RunDir(path)
+        previous = run_dir.read_run_config()
+        if previous is None:
+            try:
+                run_dir.require_empty()
+            except UsageError:
+                previous = run_dir.read_run_config()  # another process may have written it since
+                if previous is None:
+                    raise
+        if previous is not None and request.resume == "never":
+            raise _already_holds_run(path)
+        check_same_run(previous or _create_or_read_config(path, run, start_check), run, path)
+        return run_dir
     if request.resume == "auto":
-        for there in _list_numbered_dirs(request.outdir)[::-1]:
-            former = RunDir(there).read_run_config()
-            if former is not None and not config_changes(former, run) and not is_finished(there):
-                return RunDir(there)
-    begun = [
-        p for p in _list_numbered_dirs(request.outdir) if (p / "run.yaml").exists()
-    ]  # one without may be ours in a moment
-    number = max((int(m[1]) for p in begun if (m := NUMBERED_DIR.match(p.name))), default=-1) + 1
-    while config_changes(
-        _create_or_read_config(path := request.outdir / _dir_name(number, run), run, start_check), run
-    ):
+        for run_dir in request.candidates():
+            previous = run_dir.read_run_config()
+            if previous is not None and not config_changes(previous, run) and not is_finished(run_dir.path):
+                return run_dir
+    # a folder without run.yaml may become the one of this run at any moment: it does not count
+    with_config = [path for path in _list_numbered_dirs(request.outdir) if (path / "run.yaml").exists()]
+    number = _next_number(with_config)
+    while True:
+        path = request.outdir / _dir_name(number, run)
+        if not config_changes(_create_or_read_config(path, run, start_check), run):
+            return RunDir(path)
         number += 1
-    return RunDir(path)
 
 
 def _create_or_read_config(path: Path, run: Run, start_check: StartCheck) -> dict[str, Any]:
-    """The record in a folder: this run's, unless another process was faster."""
+    """Write run.yaml if there is none, and return what it holds: another process may have been faster."""
     start_check()
     try:
         path.mkdir(parents=True, exist_ok=True)
         create_exclusive(path / "run.yaml", to_yaml(to_saved_dict(run)).encode())
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; give another --run-dir or --outdir") from error
+        raise UsageError(f"{path}: cannot be written ({error.strerror}). Use another --run-dir or --outdir") from error
     return RunDir(path).read_run_config() or {}
 
 
 def find_live_runs(request: RunDirRequest) -> list[tuple[RunDir, dict[int, tuple[str, int]], str]]:
-    """Folders whose ranks said where they listen, newest first: with their addresses and the data's fingerprint."""
-    paths = (
-        [request.run_dir]
-        if request.run_dir
-        else _list_numbered_dirs(request.outdir)[::-1]
-        if request.resume == "auto"
-        else []
-    )
-    return [(folder, *folder.read_members()) for folder in map(RunDir, paths) if folder.read_members()[0]]
+    """Return the folders whose ranks listen for others, newest first: (folder, addresses by rank, data fingerprint)."""
+    if not request.run_dir and request.resume != "auto":
+        return []
+    rows = [(run_dir, *run_dir.read_members()) for run_dir in request.candidates()]
+    return [row for row in rows if row[1]]
 
 
 def _open_requested(path: Path, resume: str, run: Run, start_check: StartCheck) -> RunDir:
-    folder = RunDir(path)
-    former = folder.read_run_config()
-    if former is None and path.is_dir() and any(not p.name.startswith(".") for p in path.iterdir()):
-        raise UsageError(f"{path} has files in it but no run.yaml: give an empty or a new folder as --run-dir")
-    if former is None:
+    run_dir = RunDir(path)
+    previous = run_dir.read_run_config()
+    if previous is None:
+        run_dir.require_empty()
         start_check()
-    if former is not None and resume == "never":
-        raise UsageError(f"{path} holds a run already; --resume never needs another --run-dir")
-    if former is not None:
-        check_same_run(former, run, path)
+    elif resume == "never":
+        raise _already_holds_run(path)
+    else:
+        check_same_run(previous, run, path)
     try:
-        locked = folder.lock()
+        is_locked = run_dir.lock()
     except OSError as error:
-        raise UsageError(f"--run-dir {path} cannot be written: {error.strerror}") from error
-    if not locked:
-        raise UsageError(f"{path} is being written by {folder.lock_owner()}: stop that run, or give another --run-dir")
-    return folder
+        raise UsageError(f"--run-dir {path}: cannot be written ({error.strerror}). Use another --run-dir") from error
+    if not is_locked:
+        raise UsageError(
+            f"--run-dir {path}: is being written by {run_dir.lock_owner()}. Stop that run, or use another --run-dir"
+        )
+    return run_dir
+
+
+def _already_holds_run(path: Path) -> UsageError:
+    return UsageError(f"--resume never: {path} holds a run already. Use another --run-dir")
 
 
 def _previous_run(run_dir: RunDir, run: Run) -> Run | None:
-    """This run as it was begun in a folder; None where another was, or none."""
+    """Return this run as it was started in a folder; None if the folder holds another run, or none."""
     with contextlib.suppress(UsageError):
-        former = run_dir.read_run_config()
-        return None if former is None or config_changes(former, run) else from_dict(Run, former)
+        previous = run_dir.read_run_config()
+        if previous is not None and not config_changes(previous, run):
+            return from_dict(Run, previous)
     return None
 
 
 def _is_unfinished(run_dir: RunDir, run: Run) -> bool:
-    """Whether this run was begun in a folder, and lacks images or its last scores. One that is already beyond what is
-    asked for now, and was to go further, is another's."""
-    begun, seen = _previous_run(run_dir, run), run_dir.trained_images
-    if begun is None or run.total_images < min(seen, begun.total_images):
+    """Return True if this run was started in a folder and lacks images or its last scores.
+
+    A folder that is already beyond the length asked for now, and was to go further, is another run's.
+    """
+    previous = _previous_run(run_dir, run)
+    images = run_dir.trained_images
+    if previous is None or run.total_images < min(images, previous.total_images):
         return False
-    scored = not begun.evaluation.metrics or any(
-        row.get("kimg") == seen / 1000 for row in read_jsonl(run_dir.path / "metrics.jsonl")
-    )
-    return seen < begun.total_images or not scored
+    if images < previous.total_images:
+        return True
+    if not previous.evaluation.metrics:
+        return False
+    return not any(row.get("kimg") == images / 1000 for row in read_jsonl(run_dir.path / "metrics.jsonl"))
 
 
 def previous_layout(request: RunDirRequest, run: Run) -> tuple[Path | None, dict[str, Any]]:
-    """Where this run was begun, and with which layout, whatever its own is; nothing where it was not begun."""
-    paths = [request.run_dir] if request.run_dir else _list_numbered_dirs(request.outdir)[::-1]
-    for folder in map(RunDir, paths if request.resume != "never" else []):
+    """Return the folder in which this run was started, and its `TUNED_FIELDS`; (None, {}) if there is none."""
+    if request.resume == "never":
+        return None, {}
+    for run_dir in request.candidates():
         with contextlib.suppress(UsageError):
-            former = folder.read_run_config()
-            if former is None or any(name not in TUNED_FIELDS for name, *_ in config_changes(former, run)):
+            previous = run_dir.read_run_config()
+            if previous is None or any(name not in TUNED_FIELDS for name, *_ in config_changes(previous, run)):
                 continue
-            begun = from_dict(Run, former)
-            fields = {
-                name: get_field(begun, name)
-                for name in TUNED_FIELDS
-                if _has_field(begun, name) and _has_field(run, name)
-            }
-            if request.run_dir or _is_unfinished(folder, replace_fields(run, fields)):
-                return folder.path, fields
+            started = from_dict(Run, previous)
+            names = [name for name in TUNED_FIELDS if _has_field(started, name) and _has_field(run, name)]
+            fields = {name: get_field(started, name) for name in names}
+            if request.run_dir or _is_unfinished(run_dir, replace_fields(run, fields)):
+                return run_dir.path, fields
     return None, {}
 
 
 def check_run_dir(request: RunDirRequest, run: Run) -> None:
-    """Unusable where the folder that is given cannot take this run, whatever strategy is chosen for it."""
+    """Raise UsageError if the named folder cannot take this run, whatever strategy is chosen for it."""
     if not request.run_dir or not request.run_dir.is_dir():
         return
-    if former := RunDir(request.run_dir).read_run_config():
-        begun = from_dict(Run, former)
-        run = fill_strategy_defaults(replace(run, strategy=begun.strategy, auto_choice=begun.auto_choice))
+    previous = RunDir(request.run_dir).read_run_config()
+    if previous:
+        started = from_dict(Run, previous)
+        run = fill_strategy_defaults(replace(run, strategy=started.strategy, auto_choice=started.auto_choice))
     _open_requested(request.run_dir, request.resume, run, no_check).release()
-    if former and not run.auto_choice.ranks:
-        name = run.strategy.name
-        raise UsageError(f"{request.run_dir} was begun with --strategy {name}: repeat it, or give another --run-dir")
+    if previous and not run.auto_choice.ranks:
+        raise UsageError(
+            f"--strategy auto: {request.run_dir} was started with --strategy {run.strategy.name}. "
+            "Use that, or another --run-dir"
+        )
 
 
 def previous_auto_run(request: RunDirRequest, run: Run) -> Run | None:
-    """This run, whose strategy is left open, as it was begun before; None where it was not."""
-    paths = [request.run_dir] if request.run_dir else _list_numbered_dirs(request.outdir)[::-1]
-    for folder in map(RunDir, paths if request.resume != "never" else []):
+    """Return this run with the strategy that was chosen when it was started; None if it was not started before."""
+    if request.resume == "never":
+        return None
+    for run_dir in request.candidates():
         with contextlib.suppress(UsageError):
-            former = folder.read_run_config()
-            begun = from_dict(Run, former) if former else None
-            if former is None or begun is None or not begun.auto_choice.ranks:
+            previous = run_dir.read_run_config()
+            if previous is None:
                 continue
-            trial = fill_strategy_defaults(
-                replace(run, strategy=begun.strategy, auto_choice=begun.auto_choice, reasons=begun.reasons)
-            )
-            if not config_changes(former, trial) and (request.run_dir or _is_unfinished(folder, trial)):
-                return trial
+            started = from_dict(Run, previous)
+            if not started.auto_choice.ranks:
+                continue
+            chosen = replace(run, strategy=started.strategy, auto_choice=started.auto_choice, reasons=started.reasons)
+            chosen = fill_strategy_defaults(chosen)
+            if not config_changes(previous, chosen) and (request.run_dir or _is_unfinished(run_dir, chosen)):
+                return chosen
     return None
 
 
@@ -292,73 +364,77 @@ def _has_field(run: Run, name: str) -> bool:
 
 
 def config_changes(previous: dict[str, Any], run: Run) -> list[tuple[str, Any, Any]]:
-    """The fields in which a run differs from the one of a record, but for those that may. What an older paragan did
-    not know has its default."""
+    """Return the fields that make a run another one than that of a record: (name, value there, value now)."""
     with contextlib.suppress(UsageError):
         previous = to_saved_dict(fill_strategy_defaults(from_dict(Run, previous)))
-    found = [d for d in diff(previous, to_saved_dict(run)) if not may_change_on_resume(d[0])]
-    planned = (
-        previous.get("auto_choice", {}).get("ranks") and run.auto_choice.ranks
-    )  # another form of the same strategy may be chosen for other ranks
-    return [d for d in found if not (planned and d[0].startswith("strategy.") and d[0] != "strategy.name")]
+    changes = [change for change in diff(previous, to_saved_dict(run)) if not may_change_on_resume(change[0])]
+    if previous.get("auto_choice", {}).get("ranks") and run.auto_choice.ranks:
+        # --strategy auto may choose other settings of the same strategy for another number of ranks
+        changes = [c for c in changes if c[0] == "strategy.name" or not c[0].startswith("strategy.")]
+    return changes
 
 
 def check_same_run(previous: dict[str, Any], run: Run, path: Path) -> None:
-    found = config_changes(previous, run)
-    if found:
-        listed = "; ".join(f"{name} was {a!r}, is {b!r}" for name, a, b in found[:8])
-        raise UsageError(f"{path} holds another run: {listed}. Repeat its settings, or give another --run-dir")
+    """Raise UsageError if the record of a folder is of another run, and name the fields that differ."""
+    changes = config_changes(previous, run)
+    if changes:
+        listed = "; ".join(f"{name} was {before!r}, is {now!r}" for name, before, now in changes[:8])
+        raise UsageError(f"{path}: holds another run: {listed}. Use its settings, or another --run-dir")
 
 
 def _list_numbered_dirs(outdir: Path) -> list[Path]:
-    return (
-        sorted(p for p in outdir.glob("[0-9]*-*") if p.is_dir() and NUMBERED_DIR.match(p.name))
-        if outdir.is_dir()
-        else []
-    )
+    """Return the numbered run folders, oldest first."""
+    if not outdir.is_dir():
+        return []
+    return sorted(p for p in outdir.glob("[0-9]*-*") if p.is_dir() and NUMBERED_DIR.match(p.name))
+
+
+def _next_number(paths: Iterable[Path]) -> int:
+    """Return the number after the highest of numbered folders."""
+    numbers = [int(match[1]) for path in paths if (match := NUMBERED_DIR.match(path.name))]
+    return max(numbers, default=-1) + 1
 
 
 def _create_numbered_dir(outdir: Path, run: Run, ranks: int, start_check: StartCheck) -> RunDir:
     start_check()
     try:
         outdir.mkdir(parents=True, exist_ok=True)
+        number = _next_number(_list_numbered_dirs(outdir))
+        while True:
+            run_dir = RunDir(outdir / _dir_name(number, run, ranks))
+            try:
+                run_dir.path.mkdir()
+                break
+            except FileExistsError:
+                number += 1
     except OSError as error:
-        raise UsageError(f"--outdir {outdir} cannot be written: {error.strerror}") from error
-    there = [int(match[1]) for p in _list_numbered_dirs(outdir) if (match := NUMBERED_DIR.match(p.name))]
-    number = max(there, default=-1) + 1
-    while True:
-        folder = RunDir(outdir / _dir_name(number, run, ranks))
-        try:
-            folder.path.mkdir()
-        except FileExistsError:
-            number += 1
-            continue
-        except OSError as error:
-            raise UsageError(f"--outdir {outdir} cannot be written: {error.strerror}") from error
-        folder.lock()
-        return folder
+        raise UsageError(f"--outdir {outdir}: cannot be written ({error.strerror}). Use another --outdir") from error
+    run_dir.lock()
+    return run_dir
 
 
 def _dir_name(number: int, run: Run, ranks: int = 0) -> str:
-    """00000-digits-dcgan-sync-r1-b128; without ranks where any number of workers may come and go."""
-    several = f"-r{ranks}" if ranks else ""
+    """Return 00000-digits-dcgan-sync-r1-b128; sync-int4 with a lossy wire; no ranks if their number may change."""
     nets = run.nets.name.replace(":", ".")  # MODULE:CLASS
-    return f"{number:05d}-{run.recipe}-{nets}-{_strategy_slug(run)}{several}-b{run.batch}"
-
-
-def _strategy_slug(run: Run) -> str:
-    """The strategy, with its wire where that loses something: sync-int4."""
+    strategy = run.strategy.name
     wire = run.strategy.wire
-    return f"{run.strategy.name}-{wire.name.rpartition(':')[2]}" if wire.lossy else run.strategy.name
+    if wire.lossy:
+        strategy = f"{strategy}-{wire.name.rpartition(':')[2]}"
+    ranks_text = f"-r{ranks}" if ranks else ""
+    return f"{number:05d}-{run.recipe}-{nets}-{strategy}{ranks_text}-b{run.batch}"
 
 
 def require_run_dir(path: Path) -> Path:
-    """A run folder that is there, for `sample`, `eval`, `report` and --resume."""
+    """Return the path if it is a run folder.
+
+    Raises:
+        UsageError: it is not; the message names run folders close to it.
+    """
     if (path / "run.yaml").exists():
         return path
     if not path.exists():
-        beside = [str(p.parent) for p in sorted(path.parent.glob("*/run.yaml"))][-9:]
-        hint = did_you_mean(str(path), beside) if beside else ""
+        siblings = [str(p.parent) for p in sorted(path.parent.glob("*/run.yaml"))][-9:]
+        hint = did_you_mean(str(path), siblings) if siblings else ""
         raise UsageError(f"{path} does not exist{hint}")
     inside = [str(p.parent) for p in sorted(path.glob("*/run.yaml"))]
     hint = f"; there are runs in it: {', '.join(inside[-3:])}" if inside else ""
@@ -366,15 +442,22 @@ def require_run_dir(path: Path) -> Path:
 
 
 def resolve_scored_run(path: Path, data: str | None) -> tuple[Path, Run]:
-    """A folder whose model can be scored, and the run that says against what: a run folder; or a model folder, such as
-    one that was imported, with the data it is to be scored against."""
+    """Return a folder whose model can be scored, and the run that says against what.
+
+    Args:
+        path: a run folder; or a model folder, such as an imported one.
+        data: the data to score a model folder against.
+
+    Raises:
+        UsageError: it is neither, or a model folder without `data`.
+    """
     if (path / "run.yaml").exists() or not (path / "model.safetensors").exists():
-        folder = require_run_dir(path)
-        return folder, load_without_user_code(read_yaml(folder / "run.yaml"))
+        run_dir = require_run_dir(path)
+        return run_dir, load_without_user_code(read_yaml(run_dir / "run.yaml"))
     if not data:
-        raise UsageError(f"{path} is a model without its run: say what it is to be scored against, --data PATH")
+        raise UsageError(f"--data: {path} is a model without its run. Use --data PATH to say what it is scored against")
     config = read_model_config(path)
     with wrap_config_errors(path):
         spec = from_dict(Spec, config["spec"])
-        whole = from_dict(DataOptions, {"path": data, "resolution": spec.resolution, "channels": spec.channels})
-    return path, Run(recipe=str(config.get("recipe", "custom")), data=replace(whole, labels=spec.classes > 0))
+        options = from_dict(DataOptions, {"path": data, "resolution": spec.resolution, "channels": spec.channels})
+    return path, Run(recipe=str(config.get("recipe", "custom")), data=replace(options, labels=spec.classes > 0))

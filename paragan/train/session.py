@@ -1,4 +1,11 @@
-"""TODO: docstring of paragan/train/session.py"""
+"""A session: everything one rank needs to play its rounds, built from a run record and, on resume, a checkpoint.
+
+`Session` is what the loop and the callbacks get. It has parts that follow from the run (game, clock) and parts that
+depend on the other ranks (role, lanes, stats): `rebind_to_world` rebuilds only the latter when ranks are lost or join.
+
+The clock stands for all randomness and for the position in the data: both are functions of it, so a resumed session
+continues exactly. After a rollback the learning rates and the seed are functions of the number of rollbacks.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +17,7 @@ from pathlib import Path
 import torch
 
 from paragan.comm.world import World
-from paragan.config.resolve import run_after_rollbacks as changed_by
-from paragan.config.resolve import seed_after_rollbacks as seed_of
+from paragan.config.resolve import run_after_rollbacks, seed_after_rollbacks
 from paragan.config.run import Run
 from paragan.core.clock import Clock
 from paragan.core.devices import set_huge_pages, tune_malloc
@@ -34,13 +40,16 @@ from paragan.train.stats import StatsCollector
 
 
 def never_stop() -> bool:
-    """Asked for the end."""
+    """Return False: the default stop predicate."""
     return False
 
 
 @dataclass(frozen=True)
 class Session:
-    """One run under way on one rank. asked: whether the end is asked for, and known to be on this rank."""
+    """One run in progress on one rank.
+
+    is_stopping : whether a stop was requested and this rank knows of it
+    """
 
     run: Run
     world: World
@@ -52,11 +61,29 @@ class Session:
     is_stopping: Callable[[], bool] = never_stop
 
 
-Callback = Callable[[Session], object]
+Callback = Callable[[Session], object]  # called after every round; decides itself whether it is due
+
+
+def has_crossed_kimg(session: Session, kimg: float) -> bool:
+    """Return True if the last round crossed a multiple of `kimg`."""
+    return session.clock.has_crossed(round(1000 * kimg))
+
+
+def callbacks_due(session: Session) -> bool:
+    """Return True if a callback may need all ranks together after this round."""
+    output = session.run.output
+    periods_kimg = (
+        output.tick_kimg,
+        output.fakes_kimg,
+        output.checkpoint_kimg,
+        session.run.evaluation.every_kimg,
+    )
+    is_first = session.clock.step == 1
+    return is_first or session.clock.is_done or any(has_crossed_kimg(session, kimg) for kimg in periods_kimg)
 
 
 def set_threads(run: Run, world: World) -> None:
-    """This rank's part of the host's cores, unless the run says otherwise; and its memory."""
+    """Set memory options and CPU threads of this process: its share of the host's cores, unless the run says."""
     set_huge_pages(run.device.huge_pages)
     tune_malloc()
     if run.device.threads:
@@ -73,8 +100,17 @@ def build_session(
     resume_from: CheckpointView | None = None,
     rollbacks: int = 0,
 ) -> Session:
-    """A session on this rank, from a checkpoint or from the beginning."""
-    game = build_game(changed_by(run, rollbacks), networks, dataset, world.device)
+    """Build the session of this rank.
+
+    Args:
+        networks: initialised networks, which become the players.
+        resume_from: the checkpoint to continue from; None to start.
+        rollbacks: how often the run went back to a checkpoint before (health/rollback.py).
+
+    Raises:
+        UsageError: the checkpoint holds other networks.
+    """
+    game = build_game(run_after_rollbacks(run, rollbacks), networks, dataset, world.device)
     clock = Clock(run.total_images, rollbacks=rollbacks)
     if resume_from:
         try:
@@ -82,8 +118,10 @@ def build_session(
                 checkpoint.check_same_network(player, resume_from.metadata)
                 checkpoint.restore_player(player, resume_from.tensors)
         except CorruptCheckpoint as error:
-            raise UsageError(f"{resume_from.path}: {error}; the paragan that wrote it may have been another") from error
-        clock.step, clock.images, clock.seconds = resume_from.step, resume_from.images, resume_from.seconds
+            raise UsageError(f"{resume_from.path}: {error}. Another version of paragan may have written it") from error
+        clock.step = resume_from.step
+        clock.images = resume_from.images
+        clock.seconds = resume_from.seconds
         clock.last_round_images = run.current_round_images(clock.images - 1)
     session = rebind_to_world(run, world, dataset, game, clock)
     if resume_from:
@@ -92,7 +130,7 @@ def build_session(
 
 
 def rebind_to_world(run: Run, world: World, dataset: Dataset, game: Game, clock: Clock) -> Session:
-    """What a session has of its world, as it is now: role, lanes and stats."""
+    """Build the parts of a session that depend on the other ranks (role, lanes, stats) for the world as it is now."""
     role = run.strategy.role(game, world, run.lanes)
     lanes = LaneLoader(
         dataset.images,
@@ -100,9 +138,10 @@ def rebind_to_world(run: Run, world: World, dataset: Dataset, game: Game, clock:
         local_lanes=role.share.lanes,
         num_lanes=run.lanes,
         batch_size=run.batch_at,
-        seed=seed_of(run, clock.rollbacks),
+        seed=seed_after_rollbacks(run, clock.rollbacks),
         start=clock.images,
-        stride_images=0 if game.d in role.trained_players else run.round_images,  # G's turn goes with the first of D's
+        # a rank of G alone plays once a round, on the data of D's first turn
+        stride_images=0 if game.d in role.trained_players else run.round_images,
         mirror=run.data.mirror,
         lanes_per_pass=run.device.lanes_per_pass,
         device=world.device,
@@ -116,69 +155,79 @@ def rebind_to_world(run: Run, world: World, dataset: Dataset, game: Game, clock:
 
 
 def find_checkpoint(checkpoints: Checkpoints, run: Run, dataset: Dataset, console: RunConsole) -> CheckpointView | None:
-    """The newest checkpoint that is whole; damaged ones are named and set aside. All ranks find the same."""
-    world, there = checkpoints.world, checkpoint.list_checkpoints(checkpoints.folder)
+    """Return the newest readable checkpoint, the same on all ranks; None if there is none.
+
+    Damaged ones are named and renamed to `damaged-*`.
+
+    Raises:
+        UsageError: all are damaged, the newest is of another run or other data, or ranks see different folders.
+    """
+    world = checkpoints.world
+    paths = checkpoint.list_checkpoints(checkpoints.folder)
     loaded: CheckpointView | None = None
 
     def load_newest() -> str:
         nonlocal loaded
-        loaded, damaged = checkpoint.read_newest(there, world.rank, world.size)
+        loaded, damaged = checkpoint.read_newest(paths, world.rank, world.size)
         for path, reason in damaged:
             console.print(f"checkpoint {path} is damaged ({reason}); trying the one before")
-        if damaged and not loaded:
-            raise UsageError(f"every checkpoint in {checkpoints.folder} is damaged: start again with another --run-dir")
-        if loaded and loaded.metadata["data"] != dataset.fingerprint:
+        if loaded is None:
+            if damaged:
+                raise UsageError(
+                    f"{checkpoints.folder}: every checkpoint is damaged. Use another --run-dir to start again"
+                )
+            return str(None)
+        if loaded.metadata["data"] != dataset.fingerprint:
             raise UsageError(
-                f"--data {run.data.redacted_path} holds other images than those that {loaded.path} was trained on"
+                f"--data {run.data.redacted_path}: not the images that {loaded.path} was trained on. "
+                "Use those, or another --run-dir"
             )
-        if loaded:
-            check_same_run(loaded.metadata["run"], run, loaded.path)
-        return str(loaded and loaded.path.name)
+        check_same_run(loaded.metadata["run"], run, loaded.path)
+        return loaded.path.name
 
-    found = world.all_gather_str(on_all_ranks(world, load_newest))
-    if len(set(found)) > 1:
-        raise UsageError(f"ranks see other checkpoints ({', '.join(found)}): put the run folder on storage they share")
+    names = world.all_gather_str(on_all_ranks(world, load_newest))
+    if len(set(names)) > 1:
+        raise UsageError(
+            f"--run-dir: ranks see different checkpoints ({', '.join(names)}). Use storage that all ranks share"
+        )
     if world.is_main:
-        for path in there[: there.index(loaded.path) if loaded else 0]:
+        num_damaged = paths.index(loaded.path) if loaded else 0
+        for path in paths[:num_damaged]:
             path.rename(path.with_name(f"damaged-{path.name}"))
     return loaded
 
 
 def init_from_model(networks: Networks, model_path: Path) -> Networks:
-    """Start from another run's model: its averaged generator, and its discriminator where there is one."""
-    found = read_consistent(find_init_model_dir(model_path))
-    found.load_into(networks.g)
-    if "discriminator" in found.weights:
-        found.load_into(networks.d, "discriminator")
+    """Load the weights of another run's model: its averaged generator, and its discriminator if it has one."""
+    model = read_consistent(find_init_model_dir(model_path))
+    model.load_into(networks.g)
+    if "discriminator" in model.weights:
+        model.load_into(networks.d, "discriminator")
     return networks
 
 
 def check_init_from(run: Run, spec: Spec) -> None:
-    """Unusable where networks cannot start from the model that the run says."""
+    """Raise UsageError if the networks cannot start from the model that `init_from` names."""
     if run.init_from:
         init_from_model(build_networks(run, spec, CPU), Path(run.init_from))
 
 
 def warn_threads(saved_threads: int | None, console: RunConsole) -> None:
+    """Say that a checkpoint was written with another number of CPU threads, since results then round differently."""
     if saved_threads and saved_threads != torch.get_num_threads():
         console.print(
-            f"this checkpoint was made with {saved_threads} CPU threads, now there are {torch.get_num_threads()}: the same "
-            f"training, but rounded differently (--device.threads={saved_threads} repeats it bit for bit)"
+            f"this checkpoint was written with {saved_threads} CPU threads, now there are {torch.get_num_threads()}: "
+            f"the same training, but rounded differently (--device.threads={saved_threads} repeats it bit for bit)"
         )
 
 
 def warn_schedules(run: Run, resume_from: CheckpointView, console: RunConsole) -> None:
-    """A run may become longer or shorter; a rate that falls until its end then falls otherwise from here on."""
-    before = resume_from.metadata["run"]["kimg"]
-    for name, side in (("g", run.g), ("d", run.d)):
-        if side.schedule != "constant" and before != run.kimg:
-            now = side.lr_schedule(run.total_images)(resume_from.images)
+    """Say how learning rate schedules change when a run is resumed with another length."""
+    kimg_before = resume_from.metadata["run"]["kimg"]
+    for name, player_optim in (("g", run.g), ("d", run.d)):
+        if player_optim.schedule != "constant" and kimg_before != run.kimg:
+            factor = player_optim.lr_schedule(run.total_images)(resume_from.images)
             console.print(
-                f"{name}.schedule={side.schedule} now ends at {run.kimg:g} kimg, not at {before:g}: its rate goes on "
-                f"at {now:.0%} of the full one, and this is not what a run of {run.kimg:g} kimg would have been"
+                f"{name}.schedule={player_optim.schedule} now ends at {run.kimg:g} kimg, not at {kimg_before:g}: the "
+                f"learning rate continues at {factor:.0%} of the full one, unlike in a new run of {run.kimg:g} kimg"
             )
-
-
-def has_crossed_kimg(session: Session, kimg: float) -> bool:
-    """Whether the round just played crossed a multiple of `kimg`."""
-    return session.clock.has_crossed(round(1000 * kimg))

@@ -1,7 +1,7 @@
-"""Ending at a step all ranks agree on, without a collective in every step.
+"""Stop all ranks at the same step, without a collective in every step.
 
-A signal to any rank is told to all through the store. Every rank then answers with a bound, a step it will
-not pass before it knows the decision; the run stops at the largest bound. No rank can have passed it.
+A signal to any rank is announced through the store. Every rank then answers with a bound: a step it will not pass
+before it knows the decision. The run stops at the largest bound, which no rank can have passed.
 """
 
 from __future__ import annotations
@@ -24,23 +24,26 @@ SignalHandler = Callable[[int, FrameType | None], None]
 
 @contextlib.contextmanager
 def exit_on_signal() -> Generator[None]:
-    """Outside of training there is nothing to write first: inside, a signal ends the program on the spot. While it
-    trains, `Stop` takes over."""
+    """End the program at once on a signal: outside of training there is nothing to write first.
+
+    During training `StopCoordinator` takes over.
+    """
 
     def raise_interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(f"{signal.Signals(signum).name} while nothing was being trained")
 
-    former = _install_handlers(raise_interrupt)
+    previous_handlers = _install_handlers(raise_interrupt)
     try:
         yield
     finally:
-        _restore_handlers(former)
+        _restore_handlers(previous_handlers)
 
 
 def _install_handlers(handler: SignalHandler) -> dict[signal.Signals, object]:
-    """Handle the signals so from here on, where this thread may; what did before."""
-    mine = threading.current_thread() is threading.main_thread()
-    return {s: signal.signal(s, handler) for s in SIGNALS} if mine else {}
+    """Install a handler for SIGNALS and return the previous ones; {} outside the main thread, where none can be."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.signal(number, handler) for number in SIGNALS}
 
 
 def _restore_handlers(previous_handlers: dict[signal.Signals, object]) -> None:
@@ -49,12 +52,19 @@ def _restore_handlers(previous_handlers: dict[signal.Signals, object]) -> None:
 
 
 class StopCoordinator:
-    """Catches the signals that end a run, as a context manager in the main thread."""
+    """Catches the signals that end a run, and agrees with the other ranks on the step to stop at.
+
+    A context manager, used in the main thread.
+
+    step   : the round being played, or the last one
+    failed : whether the stop was requested because data failed
+    reason : the signal or the failure, "" as long as nobody asks
+    """
 
     def __init__(self, world: World):
         self.world = world
-        self.step = -1  # the round that is being played, or was the last; the loop keeps it true
-        self.failed = False  # whether the end is asked for since the data failed
+        self.step = -1
+        self.failed = False
         self.reason = ""
         self._requested = threading.Event()
         self._closed = threading.Event()
@@ -70,12 +80,13 @@ class StopCoordinator:
         return self
 
     def attach_to_world(self) -> None:
-        """Listen in the world as it is now; who asked for the end before still does, or heard of it."""
+        """Listen in the world as it is now. A stop that was requested before its ranks changed stays requested."""
         with self._lock:
             if self._bound is not None:
                 self.request("asked by a rank that left")
             self._closed.set()
-            self._bound, self._closed = None, threading.Event()
+            self._closed = threading.Event()
+            self._bound = None
         if self.world.size > 1:
             self._poll_thread = threading.Thread(target=self._poll, args=(self._closed,), daemon=True, name="stop")
             self._poll_thread.start()
@@ -89,12 +100,16 @@ class StopCoordinator:
             self._poll_thread.join(5)
 
     def request(self, reason: str, failed: bool = False) -> None:
-        """Ask for the end, as a signal would. failed: a rank cannot go on."""
-        self.reason, self.failed = (reason, True) if failed else (self.reason or reason, self.failed)
+        """Request a stop, as a signal does. With `failed`, because a rank cannot go on."""
+        if failed:
+            self.reason = reason
+            self.failed = True
+        else:
+            self.reason = self.reason or reason
         self._requested.set()
 
     def acknowledged(self, step: int) -> bool:
-        """Whether all ranks stop before round `step`, which this one cannot play; returns once that is known."""
+        """Block until the ranks have answered. Returns True if all stop before round `step`, which this rank lacks."""
         deadline = time.monotonic() + self.world.timeout_s
         while self.world.size > 1 and self._bound is None and time.monotonic() < deadline:
             time.sleep(POLL_S / 10)
@@ -102,7 +117,7 @@ class StopCoordinator:
 
     @property
     def requested_for_s(self) -> float:
-        """For how long the end has been asked for, as far as this rank heard; 0 where nobody did."""
+        """Seconds since this rank knows of a requested stop; 0 if there is none."""
         if not self._requested.is_set() and self._bound is None:
             return 0.0
         self._requested_since_s = min(self._requested_since_s, time.monotonic())
@@ -110,27 +125,35 @@ class StopCoordinator:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether this rank will stop before its next round: where others are, as soon as it has answered."""
-        return self._requested.is_set() if self.world.size == 1 else self._bound is not None
+        """Whether this rank has answered a requested stop, or, alone, knows of one."""
+        if self.world.size == 1:
+            return self._requested.is_set()
+        return self._bound is not None
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self._requested.is_set() and signum == signal.SIGINT:
-            raise KeyboardInterrupt  # asked twice: at once
+            raise KeyboardInterrupt  # the second Ctrl-C stops at once
         self.request(signal.Signals(signum).name)
 
     def is_due(self, step: int, is_starting: bool = True) -> bool:
-        """Whether the run ends before round `step` is played. Costs nothing while nobody asks. begins: if it does not,
-        that round begins now; else it is still waited for, and may be the one that is not played."""
+        """Return True if the run ends before round `step`. Costs nothing as long as no stop is requested.
+
+        Args:
+            is_starting: the round starts now unless the run ends. False while its data are waited for: it may still be
+                the round that is not played.
+        """
         if self.world.size == 1:
             return self._requested.is_set()
         with self._lock:
-            self.step = step if is_starting else self.step
+            if is_starting:
+                self.step = step
             bound = self._bound
         return bound is not None and step >= bound and step >= as_comm_error(self._agreed_step)
 
     def _agreed_step(self) -> int:
-        """The step all ranks stop at: the largest bound."""
-        store, names = self.world.store, [f"stop/bound/{rank}" for rank in range(self.world.size)]
+        """Return the step all ranks stop at: the largest bound."""
+        store = self.world.store
+        names = [f"stop/bound/{rank}" for rank in range(self.world.size)]
         deadline = time.monotonic() + self.world.timeout_s
         while not store.check(names):
             self.world.raise_if_broken()
@@ -142,26 +165,31 @@ class StopCoordinator:
         return max(int(store.get(name)) for name in names)
 
     def _poll(self, closed: threading.Event) -> None:
+        """Body of the polling thread."""
         store = self.world.store
         while not closed.wait(POLL_S):
             try:
                 if self._acknowledge(store, closed):
                     return
             except CommunicationError:
-                continue  # it did not answer in time
+                continue  # the store did not answer in time
             except RuntimeError:
-                return  # the store is gone, and with it its rank: the next exchange says so
+                return  # the store is gone, and with it its rank: the next exchange reports that
 
     def _acknowledge(self, store: Store, closed: threading.Event) -> bool:
-        """Pass on what was asked for here, and answer what was asked for anywhere."""
+        """Announce a stop requested on this rank, and answer one requested on any. Returns True once answered."""
         if self._requested.is_set() and not store.check(["stop/reason"]):
-            here = f"on rank {self.world.rank}"
-            store.set("stop/reason", f"failed {self.reason} ({here})" if self.failed else f"asked {self.reason} {here}")
+            rank = f"on rank {self.world.rank}"
+            if self.failed:
+                store.set("stop/reason", f"failed {self.reason} ({rank})")
+            else:
+                store.set("stop/reason", f"asked {self.reason} {rank}")
         if not store.check(["stop/reason"]):
             return False
         with self._lock:
             if closed.is_set():
                 return True
-            self._bound = self.step + 1 if self._bound is None else self._bound
+            if self._bound is None:
+                self._bound = self.step + 1
         store.set(f"stop/bound/{self.world.rank}", str(self._bound))
         return True

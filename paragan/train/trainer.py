@@ -1,4 +1,14 @@
-"""From a run record to a finished run folder."""
+"""Train a run from its record to a complete run folder, on one rank of a world.
+
+`TrainJob` is the entry point of the command line and the API. The nesting, outermost first:
+
+    train                  load data, fill in and check the record, agree with the other ranks, choose the folder
+    train_in_dir           repeat after every rollback
+    train_from_checkpoint  open a session from the newest checkpoint; afterwards figures and the report
+    run_session            run the training loop, or the elastic one
+
+Anything a user can get wrong is refused before a folder is created.
+"""
 
 from __future__ import annotations
 
@@ -57,15 +67,15 @@ from paragan.train.session import (
     warn_threads,
 )
 
-LOAD_TIMEOUT_S = 1800.0  # ranks may find the data at very different speed
+LOAD_TIMEOUT_S = 1800.0  # loading the data may take very different times on different ranks
 
-
+# (run, dataset, world, request, console) -> the run with everything decided that was left open
 DecideFn = Callable[[Run, Dataset, World, RunDirRequest, RunConsole], Run]
 
 
 @dataclass(frozen=True)
 class RunningRun:
-    """A run that this rank comes to while others play it."""
+    """A run that other ranks are training and that this rank joins."""
 
     run_dir: RunDir
     run: Run
@@ -74,7 +84,11 @@ class RunningRun:
 
 @dataclass
 class TrainJob:
-    """What a train command asks of one rank. decide: what a run is changed to before it begins."""
+    """What a train command asks of one rank.
+
+    decide   : completes a run whose strategy or settings were left open, before training starts
+    existing : the running run that this rank joins, set by `join_world`
+    """
 
     run: Run
     launch_info: LaunchInfo
@@ -83,130 +97,103 @@ class TrainJob:
     existing: RunningRun | None = None
 
     def join_world(self, device: torch.device) -> World:
-        """Meet the other ranks: at MASTER_ADDR, or in the run where they play already (Elastic)."""
-        run, place, lost_after_s = self.run, self.launch_info, self.run.strategy.rank_loss_timeout_s
-        if place.size == 1 or not lost_after_s or device.type != "cpu":
-            return World.join(place, device, run.timeout_s)
-        for folder, addresses, data in find_live_runs(self.request):
-            try:
-                there = self._match_running_run(folder, data) if any(map(is_listening, addresses.values())) else None
-            except UsageError as error:  # the others play on
-                raise UsageError(str(error), same_on_all_ranks=False) from error
-            if not there:
+        """Connect to the other ranks: at MASTER_ADDR, or, with an elastic strategy, in the run they are training."""
+        run = self.run
+        rank_loss_timeout_s = run.strategy.rank_loss_timeout_s
+        if self.launch_info.size == 1 or not rank_loss_timeout_s or device.type != "cpu":
+            return World.join(self.launch_info, device, run.timeout_s)
+        for run_dir, addresses, fingerprint in find_live_runs(self.request):
+            if not any(map(is_listening, addresses.values())):
                 continue
-            RunConsole().print(f"rank {place.rank} asks to be let into {folder.path}, at its next line of stats")
-            world = ElasticWorld.join_run(place, device, run.timeout_s, lost_after_s, addresses)
+            try:
+                running = self._match_running_run(run_dir, fingerprint)
+            except UsageError as error:  # refuses this rank only, the others train on
+                raise UsageError(str(error), same_on_all_ranks=False) from error
+            if not running:
+                continue
+            RunConsole().print(
+                f"rank {self.launch_info.rank} asks to join {run_dir.path}; it is admitted at the next line of stats"
+            )
+            world = ElasticWorld.join_run(self.launch_info, device, run.timeout_s, rank_loss_timeout_s, addresses)
             if world:
-                self.existing = there
+                self.existing = running
                 return world
-        return ElasticWorld.start(place, device, run.timeout_s, lost_after_s)
+        return ElasticWorld.start(self.launch_info, device, run.timeout_s, rank_loss_timeout_s)
 
     def _match_running_run(self, run_dir: RunDir, fingerprint: str) -> RunningRun | None:
-        """The run in a folder, where it is ours; refused where it was given as --run-dir and is not."""
-        images, former = load_dataset(self.run), run_dir.read_run_config() or {}
-        run = prepare(self.run, images)
+        """Return the run in a folder if it is the one asked for, else None.
+
+        Raises:
+            UsageError: the folder was named with --run-dir and holds another run, schedule or data.
+        """
+        dataset = load_dataset(self.run)
+        previous = run_dir.read_run_config() or {}
+        run = prepare(self.run, dataset)
         if self.request.run_dir:
-            check_same_run(former, run, run_dir.path)
-        elif config_changes(former, run):
+            check_same_run(previous, run, run_dir.path)
+        elif config_changes(previous, run):
             return None
-        if any(side.schedule != "constant" for side in (run.g, run.d)) and former.get("kimg") != run.kimg:
+        has_schedule = any(player_optim.schedule != "constant" for player_optim in (run.g, run.d))
+        if has_schedule and previous.get("kimg") != run.kimg:
             raise UsageError(
-                f"{run_dir.path} ends at {former.get('kimg')} kimg, and rates fall until then: repeat --kimg"
+                f"--kimg {run.kimg:g}: the learning rates in {run_dir.path} fall until {previous.get('kimg')} kimg. "
+                f"Use --kimg {previous.get('kimg')}"
             )
-        if fingerprint != images.fingerprint:
+        if fingerprint != dataset.fingerprint:
             raise UsageError(
-                f"--data {run.data.redacted_path} holds other images than those that {run_dir.path} is trained on"
+                f"--data {run.data.redacted_path}: not the images that {run_dir.path} is trained on. Use those"
             )
-        return RunningRun(run_dir, run, images)
+        return RunningRun(run_dir, run, dataset)
 
     def train(self, world: World, console: RunConsole) -> Path:
-        """The training itself; where it is written."""
+        """Train to the end of the run. Returns the run folder."""
         if self.existing:
             return join_running(self.existing, world, console)
         return train(self.run, world, self.request, console, self.decide)
 
 
 def join_running(existing: RunningRun, world: World, console: RunConsole) -> Path:
-    """Train with those who play already, from where they are."""
-    run, images = existing.run, existing.dataset
+    """Train together with ranks that are already training, from the state they are in. Returns the run folder."""
+    run = existing.run
+    dataset = existing.dataset
     set_threads(run, world)
-    alone = build_session(
-        run, World.solo(world.device), images, build_networks(run, make_spec(run, images), world.device)
-    )
-    session = replace(alone, world=world)  # the others are met when it is their turn to meet: Table seats it anew
+    networks = build_networks(run, make_spec(run, dataset), world.device)
+    solo_session = build_session(run, World.solo(world.device), dataset, networks)
+    session = replace(solo_session, world=world)  # ElasticTrainer rebinds it when the others admit this rank
     checkpoints = Checkpoints(existing.run_dir.checkpoints_dir, world, run.output.max_checkpoints)
-    with make_callbacks(run, existing.run_dir, images, console, checkpoints) as desk:
-        run_session(session, desk, existing.run_dir, images, console)
+    with make_callbacks(run, existing.run_dir, dataset, console, checkpoints) as callbacks:
+        run_session(session, callbacks, existing.run_dir, dataset, console)
     if world.is_main:
-        make_final_figures(existing.run_dir.path, run.nets, images, world.device, console)
+        make_final_figures(existing.run_dir.path, run.nets, dataset, world.device, console)
         write_report(existing.run_dir.path)
     return existing.run_dir.path
 
 
-def run_session(
-    session: Session,
-    callbacks: Callbacks,
-    run_dir: RunDir,
-    dataset: Dataset,
-    console: RunConsole,
-    extra_callbacks: Sequence[Callback] = (),
-) -> str:
-    """From where the session stands to its end; see `train`."""
-    late = ""
-    world, observers = (
-        session.world,
-        [
-            *extra_callbacks,
-            callbacks.log,
-            callbacks.bad_files,
-            callbacks.samples,
-            callbacks.checkpoint,
-            callbacks.scoring,
-        ],
-    )
-    if isinstance(world, ElasticWorld):
-        table = ElasticTrainer(
-            world,
-            run_dir,
-            dataset,
-            console,
-            callbacks.checkpoint,
-            lambda s: rebind_to_world(s.run, world, dataset, s.game, s.clock),
-        )
-        table.train(session, observers, callbacks.finish)
-    else:
-        console.start(session.clock.kimg, session.run.total_images / 1000)
-
-        def on_stop(session: Session) -> None:
-            for look in (*extra_callbacks, callbacks.checkpoint.save):
-                look(session)
-
-        late = run_training_loop(session, observers, on_stop)
-    console.stop()
-    return late
-
-
 def train(run: Run, world: World, request: RunDirRequest, console: RunConsole, decide: DecideFn | None = None) -> Path:
-    """Train as the record says, on this rank of this world, and leave a complete run folder."""
+    """Train the run of a record on this rank. Every rank of the world calls this. Returns the run folder."""
     set_threads(run, world)
-    images = on_all_ranks(world, lambda: load_dataset(run), LOAD_TIMEOUT_S)
-    run = on_all_ranks(world, lambda: prepare(run, images))
+    dataset = on_all_ranks(world, lambda: load_dataset(run), LOAD_TIMEOUT_S)
+    run = on_all_ranks(world, lambda: prepare(run, dataset))
     check_same_config(run, world)
     if decide:
-        run = decide(run, images, world, request, console)
+        run = decide(run, dataset, world, request, console)
         set_threads(run, world)
-    console.print(images.describe())
-    with locked_run_dir(run, world, request, lambda: check_init_from(run, make_spec(run, images))) as folder:
-        if there := folder.completed_duplicate:
-            done = f"{there.path} is the same run, at {there.trained_images / 1000:g} kimg"
-            console.print(f"{done}; this is a new one (--resume {there.path} --kimg K extends that)")
-        console.print(f"run folder {folder.path}")
+    console.print(dataset.describe())
+    with locked_run_dir(run, world, request, lambda: check_init_from(run, make_spec(run, dataset))) as run_dir:
+        duplicate = run_dir.completed_duplicate
+        if duplicate:
+            console.print(
+                f"{duplicate.path} is the same run, at {duplicate.trained_images / 1000:g} kimg; this is a new one "
+                f"(--resume {duplicate.path} --kimg K extends that)"
+            )
+        console.print(f"run folder {run_dir.path}")
         if world.size == 1 and run.strategy.wire.lossy:
             console.print(f"one rank sends nothing: the {run.strategy.wire.name} wire has no effect")
-        if late := describe_unreached_stages(run):
-            console.print(late)
-        train_in_dir(folder, run, world, images, console)
-        return folder.path
+        unreached_stages = describe_unreached_stages(run)
+        if unreached_stages:
+            console.print(unreached_stages)
+        train_in_dir(run_dir, run, world, dataset, console)
+        return run_dir.path
 
 
 def train_in_dir(
@@ -217,59 +204,113 @@ def train_in_dir(
     console: RunConsole,
     extra_callbacks: Sequence[Callback] = (),
 ) -> tuple[Session, str]:
-    """Train in a folder that is ours, until all is there that a run leaves: the session at its end, and the signal that
-    came too late for it. watchers: who looks on beside the desk, before it, and before the first round too."""
+    """Train in a folder that this process owns, until the folder is complete.
+
+    Args:
+        extra_callbacks: called before the first round, and before the other callbacks after every round.
+
+    Returns:
+        The session at its end, and the signal that asked for the end too late for it ("" if none did).
+    """
     while True:
         try:
             return train_from_checkpoint(run_dir, run, world, dataset, console, extra_callbacks)
-        except RollbackRequested as undo:
-            roll_back(run_dir, run, world, console, undo)
+        except RollbackRequested as rollback_request:
+            roll_back(run_dir, run, world, console, rollback_request)
 
 
 def train_from_checkpoint(
     run_dir: RunDir, run: Run, world: World, dataset: Dataset, console: RunConsole, extra_callbacks: Sequence[Callback]
 ) -> tuple[Session, str]:
-    """The same, from the newest checkpoint on, or until what was played is to be undone."""
-    with open_session(run, world, run_dir, dataset, console) as (session, desk):
-        for watcher in extra_callbacks:
-            watcher(session)
+    """Train from the newest checkpoint to the end, or until a rollback is requested. See `train_in_dir`."""
+    with open_session(run, world, run_dir, dataset, console) as (session, callbacks):
+        for callback in extra_callbacks:
+            callback(session)
         if session.clock.is_done:
             console.print(f"{run_dir.path} is complete at {session.clock.kimg:g} kimg; --kimg extends it")
-            desk.checkpoint.write_model(session)  # it may have been stopped right after its last checkpoint
+            callbacks.checkpoint.write_model(session)  # it may have been stopped right after its last checkpoint
         elif session.clock.rollbacks:
-            desk.checkpoint.replace_model(session)  # what stands there may have been undone
+            callbacks.checkpoint.replace_model(session)  # the model may be of rounds that were undone
         if session.clock.images:
-            desk.scoring(session)  # it may have been stopped while it was scored
+            callbacks.scoring(session)  # it may have been stopped while it was scored
         if session.role.description:
             console.print(session.role.description)
-        late = run_session(session, desk, run_dir, dataset, console, extra_callbacks)
+        late_signal = run_session(session, callbacks, run_dir, dataset, console, extra_callbacks)
     if world.is_main:
         make_final_figures(run_dir.path, run.nets, dataset, world.device, console)
         write_report(run_dir.path)
-    return session, late
+    return session, late_signal
+
+
+def run_session(
+    session: Session,
+    callbacks: Callbacks,
+    run_dir: RunDir,
+    dataset: Dataset,
+    console: RunConsole,
+    extra_callbacks: Sequence[Callback] = (),
+) -> str:
+    """Run the loop to the end of the session. Returns a signal that came too late, see `train_in_dir`."""
+    world = session.world
+    late_signal = ""
+    in_order: list[Callback] = [
+        *extra_callbacks,
+        callbacks.log,
+        callbacks.bad_files,
+        callbacks.samples,
+        callbacks.checkpoint,
+        callbacks.scoring,
+    ]
+    if isinstance(world, ElasticWorld):
+        trainer = ElasticTrainer(
+            world,
+            run_dir,
+            dataset,
+            console,
+            callbacks.checkpoint,
+            lambda s: rebind_to_world(s.run, world, dataset, s.game, s.clock),
+        )
+        trainer.train(session, in_order, callbacks.finish)
+    else:
+        console.start(session.clock.kimg, session.run.total_images / 1000)
+
+        def on_stop(session: Session) -> None:
+            for callback in (*extra_callbacks, callbacks.checkpoint.save):
+                callback(session)
+
+        late_signal = run_training_loop(session, in_order, on_stop)
+    console.stop()
+    return late_signal
 
 
 def prepare(run: Run, dataset: Dataset) -> Run:
-    """The complete record. Unusable is what could not be trained, or not be scored."""
+    """Fill in a record and check it.
+
+    Returns:
+        The complete record.
+
+    Raises:
+        UsageError: the run could not be trained, or not be scored.
+    """
     run = resolve(run, dataset)
-    own = is_user_defined(run.nets, run.objective)
-    if not own:
+    has_user_code = is_user_defined(run.nets, run.objective)
+    if not has_user_code:
         check_weight_clip(run.objective, run.nets.spectral)
         check_gradient_penalty(run.objective, getattr(run.nets, "batch_norm", False))
-        if not run.per_label:  # each of whose games has no labels, and is resolved by itself
+        if not run.per_label:  # each label's game has no labels, and is checked by itself
             check_d_conditioning(run.objective, resolve_d_conditioning(run.nets, make_spec(run, dataset)))
     check_evaluation(run.evaluation, dataset, run.output.best_metric)
     if run.distill_from:
         make_teacher(run, dataset, CPU)
-    if own and not run.per_label:
-        plainly = replace(run, device=replace(run.device, compile=False), distill_from="")
-        build_game(plainly, build_networks(plainly, make_spec(run, dataset), CPU), dataset, CPU)  # tries them
+    if has_user_code and not run.per_label:
+        plain_run = replace(run, device=replace(run.device, compile=False), distill_from="")
+        build_game(plain_run, build_networks(plain_run, make_spec(run, dataset), CPU), dataset, CPU)  # tries them
     return run
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Who looks on while a session is played."""
+    """The callbacks of a run."""
 
     log: LogCallback
     samples: SampleCallback
@@ -278,7 +319,7 @@ class Callbacks:
     bad_files: BadFilesCallback
 
     def finish(self, session: Session) -> None:
-        """What the end of a run leaves, whether or not somebody was lost while it was written."""
+        """Write what the end of a run leaves, again if a rank was lost while it was written."""
         self.checkpoint.forget_saved_step()
         self.checkpoint(session)
         self.scoring(session)
@@ -288,24 +329,20 @@ class Callbacks:
 def make_callbacks(
     run: Run, run_dir: RunDir, dataset: Dataset, console: RunConsole, checkpoints: Checkpoints
 ) -> Iterator[Callbacks]:
-    log = LogCallback(
-        run_dir.path,
-        console,
-        checkpoints.latest_message,
-        HealthMonitor(run_dir.path, console, run.health, run.on_divergence),
-    )
-    save, wanted = CheckpointCallback(run_dir.path, checkpoints, dataset, log), run.evaluation
-    best = BestModelTracker(
-        run_dir.path,
-        save,
-        resolve_best_metric(run.output.best_metric, wanted.metrics, make_feature_space(wanted, dataset)),
-    )
+    """Make the callbacks of a run; on exit stop the console and close the log."""
+    monitor = HealthMonitor(run_dir.path, console, run.health, run.on_divergence)
+    log = LogCallback(run_dir.path, console, checkpoints.latest_message, monitor)
+    save = CheckpointCallback(run_dir.path, checkpoints, dataset, log)
+    evaluation = run.evaluation
+    space = make_feature_space(evaluation, dataset)
+    best_metric = resolve_best_metric(run.output.best_metric, evaluation.metrics, space)
+    best = BestModelTracker(run_dir.path, save, best_metric)
     try:
         yield Callbacks(
             log,
             SampleCallback(run_dir.path, dataset, log),
             save,
-            ScoringCallback(run_dir.path, dataset, console, wanted, best),
+            ScoringCallback(run_dir.path, dataset, console, evaluation, best),
             BadFilesCallback(run_dir.path, dataset),
         )
     finally:
@@ -317,28 +354,31 @@ def make_callbacks(
 def open_session(
     run: Run, world: World, run_dir: RunDir, dataset: Dataset, console: RunConsole
 ) -> Iterator[tuple[Session, Callbacks]]:
-    """Everything a run needs, from its newest good checkpoint on."""
-    pair = build_networks(run, make_spec(run, dataset), world.device)
+    """Build the session and the callbacks of a run, from its newest readable checkpoint.
+
+    Lines that were written after that checkpoint are dropped from the files of the folder: those rounds come again.
+    """
+    networks = build_networks(run, make_spec(run, dataset), world.device)
     checkpoints = Checkpoints(run_dir.checkpoints_dir, world, run.output.max_checkpoints)
     rollbacks = retire_undone_checkpoints(run_dir, world)
-    start = find_checkpoint(checkpoints, run, dataset, console)
-    if run.init_from and not start:
-        on_all_ranks(world, lambda: init_from_model(pair, Path(run.init_from)))
-    session = build_session(run, world, dataset, pair, start, rollbacks)
-    with make_callbacks(run, run_dir, dataset, console, checkpoints) as desk:
+    resume_from = find_checkpoint(checkpoints, run, dataset, console)
+    if run.init_from and not resume_from:
+        on_all_ranks(world, lambda: init_from_model(networks, Path(run.init_from)))
+    session = build_session(run, world, dataset, networks, resume_from, rollbacks)
+    with make_callbacks(run, run_dir, dataset, console, checkpoints) as callbacks:
         if run.device.compile or (run.device.capture_passes and world.device.type == "cpu"):
-            console.print("the first rounds compile what they play: a minute or two, less where torch has kept it")
-        if start:
-            warn_threads(start.metadata.get("threads"), console)
-            warn_schedules(run, start, console)
-            console.print(f"resumed from {start.path} at {session.clock.kimg:g} kimg")
+            console.print("the first rounds compile the passes: a minute or two, less if torch has them in its cache")
+        if resume_from:
+            warn_threads(resume_from.metadata.get("threads"), console)
+            warn_schedules(run, resume_from, console)
+            console.print(f"resumed from {resume_from.path} at {session.clock.kimg:g} kimg")
         if world.is_main:
             checkpoints.clear_unfinished()
-            desk.log.stats_file.truncate_after(session.clock.step)
+            callbacks.log.stats_file.truncate_after(session.clock.step)
             JsonlFile(run_dir.path / lag_trace.LAGS_FILE).truncate_after(session.clock.step)
             JsonlFile(run_dir.path / "metrics.jsonl").truncate_after(session.clock.kimg, key="kimg")
             drop_findings_after(run_dir.path, session.clock.step)
             recover_interrupted_publish(run_dir.path)
             draw_reals(dataset, run_dir.path, session.game.labels is not None, run.nets)
         world.all_gather_str("open")
-        yield session, desk
+        yield session, callbacks

@@ -289,7 +289,7 @@ def test_the_command_line_says_what_it_chose_and_why(tmp_path, monkeypatch):
     assert (record["d_steps"], record["g"]["schedule"]) == (5, "linear")
     extended = run_cli("train", "run/run.yaml", "--kimg=0.32", "--run-dir=run")
     assert extended.status == 0
-    assert "g.schedule=linear now ends at 0.32 kimg, not at 0.16: its rate goes on at 50%" in extended.out
+    assert "g.schedule=linear now ends at 0.32 kimg, not at 0.16: the learning rate continues at 50%" in extended.out
 
 
 def test_without_a_falling_rate_a_longer_run_says_nothing_of_it(tmp_path):

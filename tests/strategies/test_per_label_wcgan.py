@@ -494,7 +494,7 @@ def test_images_that_changed_are_refused(tmp_path):
     folder = trained(tmp_path / "run", f"--data={data}", "--kimg=0.16")
     before = (folder / "model" / "config.json").read_bytes()
     np.savez(data, images=images, labels=1 - labels)
-    assert "holds other images" in usage_error(*command(folder, f"--data={data}", "--kimg=0.32"))
+    assert "not the images that" in usage_error(*command(folder, f"--data={data}", "--kimg=0.32"))
     assert (folder / "model" / "config.json").read_bytes() == before
 
 

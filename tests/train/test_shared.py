@@ -19,7 +19,7 @@ def test_a_folder_that_one_host_does_not_see_is_refused_on_all(pool, tmp_path):
     said = pool(3, job)
     assert len(set(said)) == 1
     assert said[0].startswith("rank 2: host ")
-    assert "host1: the run folder must be on storage all hosts share" in said[0]
+    assert "host1. Use storage that all hosts share" in said[0]
 
 
 def test_a_shared_folder_keeps_no_trace_of_the_question(pool, tmp_path):

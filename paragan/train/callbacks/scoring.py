@@ -245,7 +245,7 @@ def prepare_feature_space(
     """The same, to be looked through. Every rank calls this."""
     if evaluation.features != classifier.SPACE_NAME or dataset.is_array:
         return make_feature_space(evaluation, dataset)
-    how: dict[str, Any] = {"known_as": dataset.fingerprint, "group": group, "device": device}
+    how: dict[str, Any] = {"data_digest": dataset.fingerprint, "group": group, "device": device}
     return classifier.classifier_space(dataset.images, dataset.labels, dataset.classes, **how)
 
 

@@ -26,13 +26,12 @@ from paragan.core.jsonl import newest_values, read_jsonl
 from paragan.data.dataset import Dataset
 from paragan.models.model import install_label_model, label_dir
 from paragan.train.console import RunConsole
-from paragan.train.loop import callbacks_due
 from paragan.train.per_label import finalize
 from paragan.train.per_label.jobs import Job
 from paragan.train.per_label.label_dirs import find_label_dir, label_seed, leased_label_dir
 from paragan.train.per_label.lease_queue import Lease, LeaseEntry, LeaseQueue
 from paragan.train.run_dir import RunDir
-from paragan.train.session import Session
+from paragan.train.session import Session, callbacks_due
 from paragan.train.trainer import train_in_dir
 
 POLL_S = 1.0
