@@ -76,7 +76,7 @@ def test_a_checkpoint_of_the_gpu_goes_on_on_the_cpu(tmp_path):
     s = tiny_run.make_session(run, World.solo(GPU))
     for _ in range(3):
         play_round(s)
-    clock = {"step": s.clock.step, "images": s.clock.images}
+    clock = {"step": s.clock.step, "images": s.clock.images, "seconds": 0.0}
     saved = Checkpoints(tmp_path, s.world).save(s.game.players, clock, {}, s.role)
 
     then = tiny_run.make_session(run, World.solo(CPU), saved)

@@ -68,7 +68,7 @@ def save_after(config: Run, rounds: int, world: World, folder: Path) -> tuple[Pa
         play_round(s)
     if s.role.drain:
         s.role.drain()
-    clock = {"step": s.clock.step, "images": s.clock.images}
+    clock = {"step": s.clock.step, "images": s.clock.images, "seconds": 0.0}
     return checkpoint.Checkpoints(folder, world).save(s.game.players, clock, {}, s.role), s
 
 

@@ -64,11 +64,10 @@ def network_shapes(player: Player) -> dict[str, list[int]]:
 
 def check_same_network(player: Player, metadata: Mapping[str, Any]) -> None:
     """Raise CorruptCheckpoint if a checkpoint holds another network for this player, and name what differs."""
-    saved = metadata.get("networks", {}).get(player.name)
+    saved = metadata["networks"][player.name]
     current = network_shapes(player)
     if saved == current:
         return
-    saved = saved or {}
     names = dict.fromkeys((*current, *saved))
     differences = [
         f"{name} {saved.get(name, 'absent')}, now {current.get(name, 'absent')}"
@@ -179,6 +178,9 @@ class Checkpoints:
         Raises:
             RunError: it could not be written. Older checkpoints are untouched.
         """
+        players = tuple(players)
+        networks = {player.name: network_shapes(player) for player in players}
+        metadata = {"networks": networks, **extra_metadata}
         name = f"{clock['step']:08d}{suffix}"
         target = self.folder / name
         staging = self.folder / f".writing-{name}-{self.world.membership_epoch}"
@@ -193,7 +195,7 @@ class Checkpoints:
             error = problem
         rows = self._all_gather_row([error is not None, size_bytes, crc32])
         if not any(failed for failed, _, _ in rows):
-            error = self._commit(staging, target, rows, clock, extra_metadata) if self.world.is_main else None
+            error = self._commit(staging, target, rows, clock, metadata) if self.world.is_main else None
             rows = self._all_gather_row([error is not None])
         failed_ranks = [rank for rank, row in enumerate(rows) if row[0]]
         if failed_ranks:

@@ -76,7 +76,7 @@ def four_and_two_equal_six(game: str, strategy: dict[str, Any], world: World, fo
         play_round(first)
     if first.role.drain:
         first.role.drain()
-    clock = {"step": first.clock.step, "images": first.clock.images}
+    clock = {"step": first.clock.step, "images": first.clock.images, "seconds": 0.0}
     saved = checkpoint.Checkpoints(folder, world).save(first.game.players, clock, {}, first.role)
     then = session(run, data, world, saved)
     for _ in range(2):
@@ -342,7 +342,7 @@ def test_shared_and_frozen_layers_are_in_every_file(tmp_path):
     first = session(run, data)
     play_round(first)
     saved = checkpoint.Checkpoints(tmp_path, first.world).save(
-        first.game.players, {"step": 1, "images": first.clock.images}, {}, first.role
+        first.game.players, {"step": 1, "images": first.clock.images, "seconds": 0.0}, {}, first.role
     )
     then = session(run, data, start=saved)
     assert tiny_run.is_equal(tiny_run.session_state(first), tiny_run.session_state(then))

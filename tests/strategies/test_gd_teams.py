@@ -232,7 +232,7 @@ def test_from_teams_to_one_rank_and_back(pool, tmp_path):
             s = tiny_run.make_session(run, world, saved)
             for _ in range(rounds):
                 play_round(s)
-            clock = {"step": s.clock.step, "images": s.clock.images}
+            clock = {"step": s.clock.step, "images": s.clock.images, "seconds": 0.0}
             if s.role.drain:
                 s.role.drain()
             ages = max((max(seen.lags.values()) for seen in s.role.staleness.values() if seen.lags), default=0)

@@ -1,4 +1,8 @@
-"""TODO: docstring of paragan/train/callbacks/log.py"""
+"""Write a line of stats every tick, and the list of files that could not be read.
+
+Losses are sums on the device that are read once a tick. Then, and before every checkpoint, a run whose losses are not
+finite is stopped.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from paragan.train.session import Session, has_crossed_kimg
 
 
 def check_finite(losses: Mapping[str, float], advice: str) -> None:
-    """Diverged where a loss is not finite."""
+    """Raise Diverged, with advice, if a loss (`Loss/...`) is not finite."""
     for name, value in losses.items():
         if name.startswith("Loss/") and not math.isfinite(value):
             raise Diverged(f"{name} is {value}: the game diverged; {advice}", same_on_all_ranks=True)
@@ -29,11 +33,14 @@ def check_finite(losses: Mapping[str, float], advice: str) -> None:
 
 @dataclass
 class LogCallback:
-    """A line of stats every tick, the first after the first round; stops the run where a loss is not finite."""
+    """Writes a line of stats every tick, the first after the first round. Stops a run whose losses are not finite.
+
+    latest_checkpoint_message : returns the checkpoint that the run can be resumed from, for messages
+    """
 
     folder: Path
     console: RunConsole
-    latest_checkpoint_message: Callable[[], str]  # for messages: which checkpoint stands
+    latest_checkpoint_message: Callable[[], str]
     health_monitor: HealthMonitor
     stats_file: JsonlFile = field(init=False)
     _last_step: int = -1
@@ -47,11 +54,12 @@ class LogCallback:
             self.write(session)
 
     def write(self, session: Session) -> None:
-        """End the tick here (once a step)."""
+        """End the tick, unless it ended at this step before. All ranks call this."""
         if self._last_step == session.clock.step:
             return
         self._last_step = session.clock.step
-        line = session.stats.tick(session.clock.images, session.clock.step) | consensus_distance(session)
+        line = session.stats.tick(session.clock.images, session.clock.step)
+        line |= consensus_distance(session)
         line |= self.health_monitor.measure_signals(session)
         if session.world.is_main:
             decisions = session.lanes.pop_decisions()
@@ -65,14 +73,13 @@ class LogCallback:
         self.check_finite(line)
 
     def check_finite(self, losses: Mapping[str, float]) -> None:
-        advice = (
-            f"{self.latest_checkpoint_message()}. Lower --d.optimizer.lr and --g.optimizer.lr, or add --objective.r1"
-        )
-        check_finite(losses, advice)
+        """Raise Diverged if a loss is not finite, and say which checkpoint the run can be resumed from."""
+        advice = "Lower --d.optimizer.lr and --g.optimizer.lr, or add --objective.r1"
+        check_finite(losses, f"{self.latest_checkpoint_message()}. {advice}")
 
     @property
     def tensorboard(self) -> Any:
-        """TensorBoard's writer, made when first wanted: its import takes a second."""
+        """The TensorBoard writer, created on first use: its import takes a second."""
         if self._tensorboard is None:
             from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -80,14 +87,15 @@ class LogCallback:
         return self._tensorboard
 
     def close(self) -> None:
+        """Close the TensorBoard writer, if there is one."""
         if self._tensorboard is not None:
-            with contextlib.suppress(OSError):  # of a full disk: stats.jsonl has it all
+            with contextlib.suppress(OSError):  # a full disk; stats.jsonl has the same numbers
                 self._tensorboard.close()
 
 
 @dataclass
 class BadFilesCallback:
-    """bad_files.txt: the images that this rank could not use, and why, as soon as a tick ends after they were met."""
+    """Appends to bad_files.txt, at every tick, the images that this rank could not use, and why."""
 
     folder: Path
     dataset: Dataset
@@ -101,9 +109,10 @@ class BadFilesCallback:
             self.append_lines(bad)
 
     def append_lines(self, bad: BadSamples) -> None:
-        """Add what is not there yet: another rank, or this run before it was stopped, may have met it."""
-        path, lines = self.folder / "bad_files.txt", bad.to_lines()
-        there = set(path.read_text("utf-8").splitlines()) if path.exists() else set()
+        """Append the lines that another rank, or this run before it was stopped, has not written."""
+        path = self.folder / "bad_files.txt"
+        lines = bad.to_lines()
+        written = set(path.read_text("utf-8").splitlines()) if path.exists() else set[str]()
         with path.open("ab", buffering=0) as file:
-            file.write("".join(f"{line}\n" for line in lines if line not in there).encode())
+            file.write("".join(f"{line}\n" for line in lines if line not in written).encode())
         self._num_listed = len(lines)

@@ -1,4 +1,7 @@
-"""What looks on between rounds: each observer knows when it has something to do."""
+"""Write sample grids: fakesNNNNNN.png while a run trains, reals.png once in the same layout.
+
+Arrays that are no images, and images made from images, are drawn by the networks' own `render` or by their shape.
+"""
 
 from __future__ import annotations
 
@@ -25,59 +28,69 @@ SAMPLE_SEED = 0
 
 @dataclass(frozen=True)
 class SampleCallback:
-    """Sample grids of the averaged generator, always from the same latents; the first after the first round."""
+    """Writes sample grids of the averaged generator, always from the same latents, the first after the first round."""
 
     folder: Path
     dataset: Dataset
     log: LogCallback
 
     def __call__(self, session: Session) -> None:
-        due = (
-            session.clock.step == 1 or has_crossed_kimg(session, session.run.output.fakes_kimg) or session.clock.is_done
-        )
-        if due and (session.world.is_main or not session.role.main_has_all_players):
+        is_due = has_crossed_kimg(session, session.run.output.fakes_kimg)
+        if session.clock.step == 1 or session.clock.is_done:
+            is_due = True
+        if is_due and (session.world.is_main or not session.role.main_has_all_players):
             self.draw(session)
 
     def draw(self, session: Session) -> None:
-        run, path = session.run, self.folder / f"fakes{round(session.clock.kimg):06d}.png"
+        """Write the grid now. All ranks call this where rank 0 does not have both players."""
+        path = self.folder / f"fakes{round(session.clock.kimg):06d}.png"
         with averaged_sampler(session, self.dataset) as sampler:
             if not session.world.is_main:
                 return
-            pictures = draw_fakes(sampler, run.nets, self.dataset, session.game.labels, path)
+            pictures = draw_fakes(sampler, session.run.nets, self.dataset, session.game.labels, path)
         self.log.tensorboard.add_images("fakes", pictures[:64], session.clock.images, dataformats="NHWC")
 
 
 def draw_fakes(
     sampler: Sampler | PerLabelSampler, nets: Any, dataset: Dataset, labels: np.ndarray | None, path: Path
 ) -> np.ndarray:
-    """Write the picture of a sampler's images: a grid, or as their networks or their shape have it. Returns what is in
-    it, [n, H, W, 3] uint8. labels : of the data, where G is told them."""
+    """Write a picture of a sampler's images to `path`.
+
+    Args:
+        labels: of the data, if G is conditional; the grid then has a column per class.
+
+    Returns:
+        The images in it, [n, H, W, 3] uint8.
+    """
     if has_image_grid(nets, dataset) or (isinstance(sampler, PerLabelSampler) and not dataset.is_array):
-        indices, wanted, columns = grid_layout(labels)
-        fakes = sampler.images(indices, wanted, SAMPLE_SEED).permute(0, 2, 3, 1).numpy()
+        indices, sample_labels, columns = grid_layout(labels)
+        fakes = sampler.images(indices, sample_labels, SAMPLE_SEED).permute(0, 2, 3, 1).numpy()
         save_grid(fakes, columns, path)
         return fakes if fakes.shape[-1] == 3 else fakes.repeat(3, axis=-1)
-    shown = range(num_panels(dataset.shape))
-    picture = render_samples(
-        nets, sampler.images(shown, sampler.labels(shown, SAMPLE_SEED), SAMPLE_SEED).numpy(), dataset
-    )
+    indices = range(num_panels(dataset.shape))
+    samples = sampler.images(indices, sampler.labels(indices, SAMPLE_SEED), SAMPLE_SEED).numpy()
+    picture = render_samples(nets, samples, dataset)
     save_png(picture, path)
     return picture[None]
 
 
 def has_image_grid(nets: Any, dataset: Dataset) -> bool:
-    """Whether samples are shown as a grid of images, each from a latent."""
+    """Return True if samples are drawn as a grid of images, each from a latent."""
     return not dataset.is_array and render_fn_of(nets) is None and conditioning_input_of(nets) is None
 
 
 def render_samples(nets: Any, samples: np.ndarray, dataset: Dataset) -> np.ndarray:
-    """Samples [n, ...] as their networks draw them, or by their shape; images that were made of images beside those.
-    [H, W, 3] uint8."""
+    """Draw samples [n, ...] with the networks' own `render`, or by their shape; image pairs side by side.
+
+    Returns:
+        A picture, [H, W, 3] uint8.
+    """
     reals = dataset.images[np.arange(len(samples)) % len(dataset.images)]
     if not dataset.is_array:
         reals = reals.transpose(0, 3, 1, 2)
-    if draw := render_fn_of(nets):
-        return check_picture(draw(samples, reals), nets.name)
+    render = render_fn_of(nets)
+    if render:
+        return check_picture(render(samples, reals), nets.name)
     if dataset.is_array:
         return plot_arrays(samples, reals)
     pairs = np.stack([reals, samples], 1).reshape(-1, *samples.shape[1:]).transpose(0, 2, 3, 1)
@@ -86,12 +99,13 @@ def render_samples(nets: Any, samples: np.ndarray, dataset: Dataset) -> np.ndarr
 
 
 def save_png(picture: np.ndarray, path: Path) -> None:
-    with atomic_output(path) as hidden:
-        Image.fromarray(picture).save(hidden, format="png")
+    """Write a picture, [H, W, 3] uint8, complete or not at all."""
+    with atomic_output(path) as temporary:
+        Image.fromarray(picture).save(temporary, format="png")
 
 
 def draw_reals(dataset: Dataset, folder: Path, has_labels: bool = True, nets: Any = None) -> None:
-    """reals.png, in the layout of the fakes, once."""
+    """Write reals.png in the layout of the fakes, if there is none."""
     path = folder / "reals.png"
     if path.exists():
         return
@@ -100,25 +114,30 @@ def draw_reals(dataset: Dataset, folder: Path, has_labels: bool = True, nets: An
         save_png(render_samples(nets, reals if dataset.is_array else reals.transpose(0, 3, 1, 2), dataset), path)
         return
     labels = dataset.labels if has_labels else None
-    indices, wanted, columns = grid_layout(labels)
-    chosen = np.arange(len(indices)) % len(dataset.images)
-    if wanted is not None and labels is not None:
-        for label in np.unique(wanted):
-            of_label, there = np.flatnonzero(labels == label), np.flatnonzero(wanted == label)
-            chosen[there] = of_label[np.arange(len(there)) % len(of_label)]
-    save_grid(dataset.images[chosen], columns, path)
+    indices, cell_labels, columns = grid_layout(labels)
+    rows = np.arange(len(indices)) % len(dataset.images)
+    if cell_labels is not None and labels is not None:
+        for label in np.unique(cell_labels):
+            images_of_label = np.flatnonzero(labels == label)
+            cells = np.flatnonzero(cell_labels == label)
+            rows[cells] = images_of_label[np.arange(len(cells)) % len(images_of_label)]
+    save_grid(dataset.images[rows], columns, path)
 
 
 def grid_layout(labels: np.ndarray | None) -> tuple[list[int], np.ndarray | None, int]:
-    """(sample indices, labels, columns) of a grid: a column a class that has images (the first 16), else 10 x 10."""
+    """Return (sample indices, their labels, columns) of a grid.
+
+    It has a column for each class with images (at most 16), or 10 x 10 images without labels.
+    """
     if labels is None:
         return list(range(100)), None, 10
-    shown = np.unique(labels)[:16].astype(np.int64)
-    rows = max(6, min(10, 100 // len(shown)))
-    return list(range(rows * len(shown))), np.tile(shown, rows), len(shown)
+    classes = np.unique(labels)[:16].astype(np.int64)
+    rows = max(6, min(10, 100 // len(classes)))
+    return list(range(rows * len(classes))), np.tile(classes, rows), len(classes)
 
 
 def save_grid(images: np.ndarray, columns: int, path: Path) -> None:
-    aside = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
-    make_grid(images, columns, scale=integer_upscale(images)).save(aside, format="png")
-    aside.rename(path)
+    """Write images, [n, H, W, C] uint8, as a grid, complete or not at all."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
+    make_grid(images, columns, scale=integer_upscale(images)).save(temporary, format="png")
+    temporary.rename(path)

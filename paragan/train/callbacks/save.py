@@ -1,4 +1,7 @@
-"""TODO: docstring of paragan/train/callbacks/save.py"""
+"""Write checkpoints, and the model beside them, while a run trains.
+
+Weights and losses are checked to be finite first, so no checkpoint holds a broken state.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from paragan.models.model import make_model_config, remove_model, save_model
 from paragan.models.sampler import LabelPrior
 from paragan.train.averaged_model import averaged_networks, make_source
 from paragan.train.callbacks.log import LogCallback
-from paragan.train.checkpoint import Checkpoints, network_shapes
+from paragan.train.checkpoint import Checkpoints
 from paragan.train.session import Session, has_crossed_kimg
 
 
 @dataclass
 class CheckpointCallback:
-    """Checkpoints, and the model beside them."""
+    """Saves checkpoints, and the model beside them."""
 
     folder: Path
     checkpoints: Checkpoints
@@ -36,42 +39,52 @@ class CheckpointCallback:
             self.save(session)
 
     def is_saved(self, session: Session) -> bool:
-        """Whether model/ holds what the session now is."""
+        """Return True if the checkpoint and model/ are of this step."""
         return self._saved_step == session.clock.step
 
     def forget_saved_step(self) -> None:
-        """Forget that this step was saved: not all ranks may have come so far."""
+        """Save this step again when asked: a rank that was lost may have left the checkpoint incomplete."""
         self._saved_step = -1
 
     def save(self, session: Session, suffix: str = "") -> Path | None:
-        """Write a checkpoint (once a step) of a state that was checked to be finite: where, or None if it was already.
-        One with a suffix is not found by those who go on with the run."""
+        """Write a checkpoint of this step, unless there is one, and the model. All ranks call this.
+
+        Args:
+            suffix: appended to the name; a checkpoint with one is not found on resume, and the model is not written.
+
+        Returns:
+            The checkpoint, or None if this step was saved before.
+
+        Raises:
+            Diverged: losses or weights are not finite.
+            RunError: the checkpoint could not be written.
+        """
         clock = session.clock
-        if self._saved_step == clock.step and not suffix:
+        if self.is_saved(session) and not suffix:
             return None
         if session.role.drain:
             session.role.drain()
         self.log.check_finite(session.stats.mean_losses())
         self._check_finite_weights(session)
-        record = {
+        metadata = {
             "run": to_saved_dict(session.run),
             "data": self.dataset.fingerprint,
             "threads": torch.get_num_threads(),
-            "networks": {player.name: network_shapes(player) for player in session.game.players},
             "rollbacks": clock.rollbacks,
         }
-        now = {"step": clock.step, "images": clock.images, "seconds": round(clock.seconds, 3)}
-        path = self.checkpoints.save(session.game.players, now, record, session.role, suffix)
+        position = {"step": clock.step, "images": clock.images, "seconds": round(clock.seconds, 3)}
+        path = self.checkpoints.save(session.game.players, position, metadata, session.role, suffix)
         self._saved_step = clock.step
         if not suffix:
             self.write_model(session)
         return path
 
     def _check_finite_weights(self, session: Session) -> None:
-        flags = torch.stack([p.flat.params.isfinite().all().logical_not() for p in session.game.players])
-        counts = flags.float().cpu()
-        session.world.all_ranks.all_reduce_sum(counts).wait()
-        for player, count in zip(session.game.players, counts.tolist()):
+        """Raise Diverged on all ranks if a player of any rank has weights that are not finite."""
+        is_broken = torch.stack([p.flat.params.isfinite().all().logical_not() for p in session.game.players])
+        num_broken = is_broken.float().cpu()
+        session.world.all_ranks.all_reduce_sum(num_broken).wait()
+        for player, count in zip(session.game.players, num_broken.tolist()):
             if count:
                 raise Diverged(
                     f"{player.name} has weights that are not finite at {session.clock.kimg:.1f} kimg; "
@@ -80,17 +93,24 @@ class CheckpointCallback:
                 )
 
     def replace_model(self, session: Session) -> None:
-        """Let model/ hold what the session now is; nothing of one that has not begun."""
+        """Write model/ as the session is now; remove it if no round was played."""
         if session.clock.step:
             self.write_model(session)
         elif session.world.is_main:
             remove_model(self.folder / "model")
 
     def write_model(self, session: Session, name: str = "model", **extra: Any) -> None:
-        """more: what else its config.json says."""
+        """Write the averaged generator and the discriminator as a model folder.
+
+        All ranks call this; they take part where rank 0 does not have both players.
+
+        Args:
+            extra: further entries of its config.json.
+        """
         if session.role.main_has_all_players and not session.world.is_main:
             return
-        game, run = session.game, session.run
+        game = session.game
+        run = session.run
         classes = self.dataset.classes if game.labels is not None else ()
         config = make_model_config(
             run.nets,
