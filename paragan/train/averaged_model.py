@@ -1,7 +1,7 @@
 """The networks that are evaluated, drawn and saved, where rank 0 does not have them; and how far ranks are apart.
 
 Under gossip, and with `sync_period` above 1, every rank has players of its own (`Role.replicated` is false): their mean
-is evaluated, with the buffers of rank 0. Under async some ranks train G and others D: each network comes from its owner.
+is evaluated, with the buffers of rank 0. Under async some ranks train G and others D: each player comes from its owner.
 """
 
 from __future__ import annotations

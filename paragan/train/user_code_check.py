@@ -1,5 +1,10 @@
-"""Networks and objectives of the user's own, tried on a few images before they are trained: what cannot be trained is
-refused in one line, and not met in the middle of a run."""
+"""Try networks and objectives of the user's own on a few images, before a folder is created.
+
+On two lanes of a few images each: shapes, both losses and their gradients, parameters that stay in the memory where the
+trainer put them, buffers that change, and lanes merged in one pass against lanes alone. The first module whose output
+differs is named. Networks that draw torch's own random numbers are recognised by two passes that differ; during training
+torch is then seeded before each pass (`Game.uses_torch_rng`). Whatever cannot be trained is refused in one line.
+"""
 
 from __future__ import annotations
 
@@ -22,36 +27,46 @@ from paragan.game.game import Game
 from paragan.game.player import Player
 from paragan.losses.class_losses import require_outputs
 
-MAX_LANE_IMAGES = 4  # images of a lane
-RELATIVE_TOLERANCE = 5e-3  # of the largest number: what is the same but for rounding
+MAX_LANE_IMAGES = 4
+RELATIVE_TOLERANCE = 5e-3  # relative to the largest value; below, a difference is rounding
 
 
 def check_user_networks(
     game: Game, dataset: Dataset, lanes: int, lanes_share_pass: bool, conditioning: str = ""
 ) -> Game:
-    """The game, once its networks and objective did what they should on two lanes of a few images; `restless` where
-    they draw random numbers of torch's own. merged: whether lanes share a pass; conditioning: what
-    else D has to say (losses/conditional.py). Everything is as it was afterwards."""
-    hand = _make_micro_batch(game, dataset, tuple(range(min(lanes, 2))))
-    before = {player: _parameter_addresses(player) for player in game.players}
+    """Try the networks and the objective of a game; nothing of it is changed.
+
+    Args:
+        lanes: of the whole run.
+        lanes_share_pass: whether several lanes may share a pass.
+        conditioning: what else D has to return (losses/class_losses.py).
+
+    Returns:
+        The game, with `uses_torch_rng` set where its networks draw torch's random numbers.
+
+    Raises:
+        UsageError: it cannot be trained.
+    """
+    micro_batch = _make_micro_batch(game, dataset, tuple(range(min(lanes, 2))))
+    addresses = {player: _parameter_addresses(player) for player in game.players}
     with torch.random.fork_rng(devices=[]), _preserve_buffers(game):
-        with _wrap_user_errors(hand):
-            made = _generate(game, hand)
-            _check_shapes(game, made, conditioning)
-            _check_losses(game, hand, made)
+        with _wrap_user_errors(micro_batch):
+            fakes = _generate(game, micro_batch)
+            _check_shapes(game, fakes, conditioning)
+            _check_losses(game, micro_batch, fakes)
         for player in game.players:
-            _check_storage(player, before[player])
-        _check_buffer_writes(game, hand, lanes_share_pass)
-        restless = not _all_equal(_module_outputs(game, hand), _module_outputs(game, hand))
-        if restless:
-            _check_repeatable(game, hand)
-        if lanes_share_pass and len(hand.rng.lanes) > 1:
-            _check_lane_coupling(game, hand)
-    return replace(game, uses_torch_rng=restless)
+            _check_storage(player, addresses[player])
+        _check_buffer_writes(game, micro_batch, lanes_share_pass)
+        uses_torch_rng = not _all_equal(_module_outputs(game, micro_batch), _module_outputs(game, micro_batch))
+        if uses_torch_rng:
+            _check_repeatable(game, micro_batch)
+        if lanes_share_pass and len(micro_batch.rng.lanes) > 1:
+            _check_lane_coupling(game, micro_batch)
+    return replace(game, uses_torch_rng=uses_torch_rng)
 
 
 def _make_micro_batch(game: Game, dataset: Dataset, lanes: tuple[int, ...]) -> Batch:
-    """Lanes of a few images each."""
+    """Make a batch of lanes with a few images each."""
     per_lane = min(game.d_lane_batch, game.g_lane_batch, MAX_LANE_IMAGES)
     rows = np.arange(per_lane * len(lanes)) % len(dataset.images)
     device = game.g.flat.params.device
@@ -67,12 +82,12 @@ def _generate(game: Game, micro_batch: Batch) -> Batch:
 
 @contextlib.contextmanager
 def _preserve_buffers(game: Game) -> Iterator[None]:
-    """Buffers, and the lanes that layers expect, are left as they were."""
-    kept = [(buffer, buffer.clone()) for player in game.players for buffer in player.net.buffers()]
+    """Put back, on exit, the buffers and the lanes that layers expect."""
+    saved = [(buffer, buffer.clone()) for player in game.players for buffer in player.net.buffers()]
     try:
         yield
     finally:
-        for buffer, value in kept:
+        for buffer, value in saved:
             buffer.copy_(value)
         for player in game.players:
             player.set_images_per_lane(player.lane_batch or 1)
@@ -80,7 +95,7 @@ def _preserve_buffers(game: Game) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _wrap_user_errors(micro_batch: Batch) -> Iterator[None]:
-    """Whatever a user's own code raises, in one line."""
+    """Turn whatever a user's own code raises into one line."""
     try:
         yield
     except UsageError:
@@ -90,32 +105,36 @@ def _wrap_user_errors(micro_batch: Batch) -> Iterator[None]:
         if micro_batch.labels is not None:
             labels = f"labels [{len(micro_batch.labels)}] (data.labels=false leaves them out)"
         raise UsageError(
-            f"the networks fail on {len(micro_batch.images)} images (bs / num_workers) of {list(micro_batch.images.shape)} with "
-            f"{labels}: {type(error).__name__}: {error}"
+            f"the networks fail on {len(micro_batch.images)} images (bs / num_workers) of "
+            f"{list(micro_batch.images.shape)} with {labels}: {type(error).__name__}: {error}"
         ) from error
 
 
 def _check_shapes(game: Game, fakes: Batch, conditioning: str) -> None:
-    found = fakes.images
-    wanted = [found.shape[0] if isinstance(found, Tensor) else 0, *game.shape]
+    """Check the shape of G's images, and of D's logits unless the objective is the user's own."""
     count = fakes.rng.per_lane * len(fakes.rng.lanes)
-    if not isinstance(found, Tensor) or list(found.shape) != wanted or len(found) != count:
-        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        what = "inputs" if game.conditioning_input else "latents"
-        raise UsageError(f"the generator gives {shape} for {count} {what}; images are {[count, *game.shape]}")
+    images = fakes.images
+    if not isinstance(images, Tensor) or list(images.shape) != [count, *game.shape]:
+        inputs = "inputs" if game.conditioning_input else "latents"
+        raise UsageError(
+            f"the generator returned {_describe_shape(images)} for {count} {inputs}. Return {[count, *game.shape]}"
+        )
     if isinstance(game.objective, UserObjective):
-        return  # what its D says is between the two
+        return  # what its D returns is between the two
     with torch.no_grad():
-        verdict = run_discriminator(game.d.net, fakes.images, fakes.labels)
+        verdict = run_discriminator(game.d.net, images, fakes.labels)
     logits = verdict.logits
     if not isinstance(logits, Tensor) or list(logits.shape) != [count]:
-        shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UsageError(f"the discriminator gives {shape} for {count} images; logits are [{count}]")
+        raise UsageError(f"the discriminator returned {_describe_shape(logits)} for {count} images. Return [{count}]")
     require_outputs(conditioning, verdict, fakes.labels)
 
 
+def _describe_shape(value: Any) -> str:
+    return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
 def _check_losses(game: Game, micro_batch: Batch, fakes: Batch) -> None:
-    """Both losses are scalars that a player can descend, and reach it."""
+    """Check that both losses are finite scalars with a gradient for their player."""
     turns: Sequence[tuple[Player, Callable[[], Loss]]] = (
         (game.d, lambda: game.objective.discriminator(game.d.net, micro_batch, fakes, 0)),
         (game.g, lambda: game.objective.generator(game.d.net, game.generate(micro_batch, "G"), micro_batch, 0)),
@@ -123,124 +142,125 @@ def _check_losses(game: Game, micro_batch: Batch, fakes: Batch) -> None:
     for player, loss in turns:
         with player.requiring_grad():
             total = _check_loss(player, loss())
-            reached = total.requires_grad and any(
+            has_gradient = total.requires_grad and any(
                 grad is not None for grad in torch.autograd.grad(total, player.flat.parameters, allow_unused=True)
             )
-            if not reached:
+            if not has_gradient:
                 raise UsageError(f"the loss of {player.name} depends on none of its parameters: there is no gradient")
 
 
 def _check_loss(player: Player, loss: Any) -> Tensor:
-    """The loss itself, once it is one number, and what it shows is too."""
+    """Return the total of a loss, a finite scalar; its parts must be scalars too."""
     total = loss.total if isinstance(loss, Loss) else None
     if not isinstance(total, Tensor) or total.numel() != 1 or total.dim():
         raise UsageError(
-            f"the objective gives {player.name} {_describe_value(loss)}; a paragan.Loss with a scalar is due"
+            f"the objective returned {_describe_value(loss)} for {player.name}. Return a paragan.Loss of a scalar"
         )
     if not total.isfinite():
         raise UsageError(
-            f"the loss of {player.name} is {total.item():g} before anything was trained: networks and objective have "
-            "to give finite numbers for the data as they are"
+            f"the loss of {player.name} is {total.item():g} before training. Networks and objective must return finite "
+            "numbers for the data as they are"
         )
     for name, part in loss.parts.items():
         if not isinstance(part, Tensor) or part.dim():
             raise UsageError(
-                f"the objective shows {_describe_value(part)} as {name}; a scalar tensor is due (x.detach().mean())"
+                f"Loss.parts[{name!r}] must be a scalar tensor, got {_describe_value(part)}. Use x.detach().mean()"
             )
     return total
 
 
 def _describe_value(value: Any) -> str:
-    total = value.total if isinstance(value, Loss) else value
-    within = "a Loss of " if isinstance(value, Loss) else ""
-    return within + (f"a tensor {list(total.shape)}" if isinstance(total, Tensor) else type(total).__name__)
+    """Describe a loss: "a Loss of a tensor [8]"."""
+    if isinstance(value, Loss):
+        return f"a Loss of {_describe_value(value.total)}"
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _parameter_addresses(player: Player) -> dict[str, int]:
-    """Where every parameter lies."""
+    """Return the memory address of every parameter."""
     return {name: p.data_ptr() for name, p in player.net.named_parameters()}
 
 
 def _check_storage(player: Player, before: dict[str, int]) -> None:
-    """Parameters stay where the trainer laid them out: it moves that memory, and no other."""
+    """Check that a pass leaves parameters in the memory where the trainer put them: it trains that memory only."""
     after = _parameter_addresses(player)
     moved = [name for name in after if name in before and after[name] != before[name]]
-    for names, what in (
-        (moved, "gets other memory"),
-        ([name for name in after if name not in before], "is made"),
-        ([name for name in before if name not in after], "is lost"),
-    ):
+    created = [name for name in after if name not in before]
+    removed = [name for name in before if name not in after]
+    for names, event in ((moved, "gets other memory"), (created, "is created"), (removed, "is removed")):
         if names:
             raise UsageError(
-                f"{names[0]} of {player.name} {what} in a forward pass, and nobody would train it: make parameters in "
-                "__init__, and change them in place"
+                f"{names[0]} of {player.name} {event} in a forward pass, so it would not be trained. Create parameters "
+                "in __init__, and change them in place"
             )
 
 
 def _check_buffer_writes(game: Game, micro_batch: Batch, lanes_share_pass: bool) -> None:
-    """What a forward pass leaves in a buffer depends on how lanes share passes; only what nobody reads may."""
+    """Check that buffers that a pass writes have no effect: what it writes depends on which lanes share the pass."""
     for player in game.players:
         before = {name: buffer.clone() for name, buffer in player.net.named_buffers()}
         _module_outputs(game, micro_batch)
         changed = [name for name, b in player.net.named_buffers() if not torch.equal(b, before.get(name, b))]
         if changed and lanes_share_pass and _buffers_affect_eval(game, player, micro_batch, before):
             raise UsageError(
-                f"{changed[0]} of {player.name} changes in a forward pass, in a way lanes cannot see; use "
-                "--device.lanes_per_pass=1 (lane by lane)"
+                f"{changed[0]} of {player.name} changes in a forward pass, in a way that lanes cannot see. "
+                "Use --device.lanes_per_pass=1 (lane by lane)"
             )
 
 
 def _buffers_affect_eval(game: Game, player: Player, micro_batch: Batch, before: dict[str, Tensor]) -> bool:
-    """Whether what a network says in evaluation depends on what a pass in training has left in its buffers."""
-    modes = [(part, part.training) for part in player.net.modules()]
+    """Return True if a network in evaluation mode depends on what a training pass wrote into its buffers."""
+    modes = [(module, module.training) for module in player.net.modules()]
     player.net.eval()
-    now = _module_outputs(game, micro_batch)
+    outputs_after = _module_outputs(game, micro_batch)
     for name, buffer in player.net.named_buffers():
         buffer.copy_(before.get(name, buffer))
-    then = _module_outputs(game, micro_batch)
-    for part, training in modes:
-        part.training = training
-    return not _all_equal(now, then)
+    outputs_before = _module_outputs(game, micro_batch)
+    for module, training in modes:
+        module.training = training
+    return not _all_equal(outputs_after, outputs_before)
 
 
 def _check_repeatable(game: Game, micro_batch: Batch) -> None:
-    """With torch's random numbers and the buffers as they were, a pass is what it was."""
+    """Check that a pass repeats itself from the same state of torch's random numbers and of the buffers."""
     passes: list[list[tuple[str, Tensor]]] = []
     for _ in range(2):
         with _preserve_buffers(game):
             micro_batch.rng.seed_torch("trial")
             passes.append(_named_module_outputs(game, micro_batch))
-    for (name, before), (_, after) in zip(*passes):
-        if before.shape != after.shape or _differs(before, after):
+    for (name, first), (_, second) in zip(*passes):
+        if first.shape != second.shape or _differs(first, second):
             raise UsageError(
-                f"{name} gives something else in every pass, and not by torch's random numbers, so no run could be "
-                "repeated or go on: draw with torch.rand and its like, and keep no count outside of buffers"
+                f"{name} returns something else in every pass, and not by torch's random numbers, so no run could be "
+                "repeated or resumed. Draw with torch.rand and the like, and keep counters in buffers"
             )
 
 
 def _check_lane_coupling(game: Game, micro_batch: Batch) -> None:
-    """A lane's images do not depend on those it shares a pass with."""
+    """Check that a lane's outputs do not depend on the lanes that share its pass."""
     with _without_dropout(game):
-        whole = _named_module_outputs(game, micro_batch)
-        if not _all_equal([t for _, t in whole], [t for _, t in _named_module_outputs(game, micro_batch)]):
-            return  # nobody can tell
-        parts = [_named_module_outputs(game, part) for part in _split_lanes(micro_batch)]
-    if any(len(part) != len(whole) for part in parts):
+        merged = _named_module_outputs(game, micro_batch)
+        again = _named_module_outputs(game, micro_batch)
+        if not _all_equal([t for _, t in merged], [t for _, t in again]):
+            return  # passes differ by themselves, so nothing can be compared
+        lanes = [_named_module_outputs(game, lane) for lane in _split_lanes(micro_batch)]
+    if any(len(outputs) != len(merged) for outputs in lanes):
         return
-    for (name, together), *apart in zip(whole, *parts):
-        alone = [t for _, t in apart]
+    for (name, together), *by_lane in zip(merged, *lanes):
+        alone = [t for _, t in by_lane]
         if together.shape[1:] != alone[0].shape[1:] or len(together) != sum(map(len, alone)):
-            continue  # no row an image
+            continue  # not one row an image
         if _differs(together, torch.cat(alone)):
             raise UsageError(
-                f"{name} couples the images of a pass in a way lanes cannot see; use --device.lanes_per_pass=1 (lane by lane)"
+                f"{name} couples the images of a pass in a way that lanes cannot see. "
+                "Use --device.lanes_per_pass=1 (lane by lane)"
             )
 
 
 def _split_lanes(micro_batch: Batch) -> list[Batch]:
-    """Lane by lane."""
-    count, size = len(micro_batch.rng.lanes), micro_batch.rng.per_lane
-    labels = [None] * count if micro_batch.labels is None else micro_batch.labels.split(size)
+    """Return one batch for each lane."""
+    size = micro_batch.rng.per_lane
+    labels = [None] * len(micro_batch.rng.lanes) if micro_batch.labels is None else micro_batch.labels.split(size)
     return [
         Batch(real, y, replace(micro_batch.rng, lanes=(lane,)))
         for lane, real, y in zip(micro_batch.rng.lanes, micro_batch.images.split(size), labels)
@@ -249,48 +269,51 @@ def _split_lanes(micro_batch: Batch) -> list[Batch]:
 
 @contextlib.contextmanager
 def _without_dropout(game: Game) -> Iterator[None]:
-    parts = [part for player in game.players for part in player.net.modules()]
-    dropping = [part for part in parts if isinstance(part, nn.modules.dropout._DropoutNd) and part.training]
-    for part in dropping:
-        part.training = False
+    modules = [module for player in game.players for module in player.net.modules()]
+    dropouts = [m for m in modules if isinstance(m, nn.modules.dropout._DropoutNd) and m.training]
+    for module in dropouts:
+        module.training = False
     yield
-    for part in dropping:
-        part.training = True
+    for module in dropouts:
+        module.training = True
 
 
 def _module_outputs(game: Game, micro_batch: Batch) -> list[Tensor]:
-    """What both networks say of a hand."""
+    """Return the outputs of all modules of both networks."""
     return [tensor for _, tensor in _named_module_outputs(game, micro_batch)]
 
 
 @torch.no_grad()
 def _named_module_outputs(game: Game, micro_batch: Batch) -> list[tuple[str, Tensor]]:
-    """(module, what it gave), in the order in which they were done."""
-    found: list[tuple[str, Tensor]] = []
+    """Return (module, output) of both networks, in the order in which they ran."""
+    outputs: list[tuple[str, Tensor]] = []
 
     def record_output(name: str) -> Callable[..., None]:
-        return lambda module, inputs, out: found.extend((name, t.float().clone()) for t in _float_tensors(out))
+        return lambda module, inputs, output: outputs.extend((name, t.float().clone()) for t in _float_tensors(output))
 
     hooks = [
-        part.register_forward_hook(record_output(f"{name or type(part).__name__} of {player.name}"))
+        module.register_forward_hook(record_output(f"{name or type(module).__name__} of {player.name}"))
         for player in game.players
-        for name, part in player.net.named_modules()
+        for name, module in player.net.named_modules()
     ]
     try:
-        made = game.generate(micro_batch, "G")
-        game.d.net(made.images, made.labels)
+        fakes = game.generate(micro_batch, "G")
+        game.d.net(fakes.images, fakes.labels)
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return outputs
 
 
 def _float_tensors(output: Any) -> list[Tensor]:
-    """Those in what a module gave, of one row or more."""
+    """Return the floating point tensors in a module's output, but scalars."""
     if isinstance(output, Tensor):
         return [output] if output.dim() and output.is_floating_point() else []
-    inside = output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else ()
-    return [tensor for part in inside for tensor in _float_tensors(part)]
+    if isinstance(output, dict):
+        output = [*output.values()]
+    if not isinstance(output, list | tuple):
+        return []
+    return [tensor for part in output for tensor in _float_tensors(part)]
 
 
 def _differs(a: Tensor, b: Tensor) -> bool:

@@ -450,18 +450,18 @@ class Long(D):
 
 
 REFUSED = {
-    "a shape": (lambda: G(size=3), D, ["gives [8, 3] for 8 latents", "[8, 2]"]),
-    "logits": (G, Long, ["discriminator gives [7] for 8"]),
+    "a shape": (lambda: G(size=3), D, ["returned [8, 3] for 8 latents", "[8, 2]"]),
+    "logits": (G, Long, ["discriminator returned [7] for 8"]),
     "no parameters": (G, lambda: nn.Flatten(), ["no parameters"]),
     "lazy": (lambda: G(nn.LazyLinear(8)), D, ["no shape before its first pass"]),
     "other memory": (lambda: G(Moves()), D, ["weight of G gets other memory"]),
-    "late": (lambda: G(Grows()), D, ["late of G is made in a forward pass"]),
+    "late": (lambda: G(Grows()), D, ["late of G is created in a forward pass"]),
     "coupled": (G, lambda: D(Spread()), ["net.2 of D couples", "--device.lanes_per_pass=1"]),
     "running": (lambda: G(Counts()), D, ["net.2.mean of G changes", "--device.lanes_per_pass=1"]),
     "not finite": (G, lambda: D(Undefined()), ["the loss of D is nan"]),
-    "other random numbers": (lambda: G(Numpy()), D, ["net.2 of G gives something else in every pass", "torch.rand"]),
+    "other random numbers": (lambda: G(Numpy()), D, ["net.2 of G returns something else in every pass", "torch.rand"]),
     "extra state": (lambda: G(Extra()), D, ["net.2._extra_state is extra state (dict)", "a buffer"]),
-    "expanded": (lambda: G(Expanded()), D, ["gain share memory (expand)", "clone it"]),
+    "expanded": (lambda: G(Expanded()), D, ["gain was made with expand", "clone()"]),
     "its own error": (lambda: G(Breaks()), D, ["KeyError", "no such thing"]),
     "its own end": (lambda: G(Leaves()), D, ["SystemExit"]),
     "labels wanted": (Labelled, D, ["labels that are None"]),
@@ -497,7 +497,7 @@ def test_passes_that_replace_a_buffer_are_played_and_not_recorded():
         scale_mgr.train(pg.Estimator(G(), D(Replaces())))
     with (
         manager(merge=1, graph=True) as scale_mgr,
-        pytest.raises(UsageError, match=r"graph=true: .*mean of D; write into"),
+        pytest.raises(UsageError, match=r"capture_passes=true: .*mean of D. Write into"),
     ):
         scale_mgr.train(pg.Estimator(G(), D(Replaces())))
 
@@ -519,9 +519,9 @@ class Shows(Matching):
 
 def test_objectives_that_cannot_be_followed_are_refused():
     for objective, word in (
-        (NoScalar(), r"a Loss of a tensor \[8\]; .*a scalar"),
+        (NoScalar(), r"a Loss of a tensor \[8\] .*of a scalar"),
         (NoGradient(), "none of its parameters"),
-        (Shows(), "shows float as G/distance; a scalar tensor is due"),
+        (Shows(), r"Loss.parts\['G/distance'\] must be a scalar tensor, got float"),
     ):
         with manager(objective=objective) as scale_mgr, pytest.raises(UsageError, match=word):
             scale_mgr.train(pg.Estimator(G(), Says()))

@@ -1,10 +1,10 @@
-"""What a report shows of a model beside its grids: nearest training images, and the way from one sample to another.
+"""Make the figures of a report that need the model: nearest training images, and interpolations between samples.
 
 RUN/figures/figures.json, *.png        read by report/figures.py
 
-    make_figures(folder, dataset)  # at the end of a run, and by `paragan report` where the model is newer
-
-Of generators that make images from latents. A network is asked for a few dozen images.
+`paragan report` only reads files, so these are made at the end of a run, and by `paragan report` if the model is newer:
+the index holds a digest of the weights. Only generators that make images from latents have figures. Classes are mixed by
+hooks on G's embeddings (models/interpolation.py), so no network has to know about it.
 """
 
 from __future__ import annotations
@@ -34,27 +34,24 @@ from paragan.report.figures import FIGURES_DIR, INDEX_FILE, read_index
 from paragan.train.callbacks.sample_images import SAMPLE_SEED
 from paragan.train.console import RunConsole
 
-MAX_SEARCH_VALUES = 200_000_000  # numbers of real images, features times images, that neighbours are sought among
-MAX_THOROUGH_SEARCH_VALUES = 10 * MAX_SEARCH_VALUES  # where somebody waits for just that
-BLOCK_IMAGES = 256  # real images that are looked at together
-NUM_FAKES, NUM_NEIGHBORS, NUM_BASELINE_REALS = (
-    10,
-    5,
-    50,
-)  # fakes, neighbours of each, reals whose own neighbours say what is usual
-INTERPOLATION_STEPS, NUM_PATHS = 8, 4  # images of a strip, strips of a kind
-MAX_SIDE_PX = 128  # pixels of an image in a strip, at most
+FORMAT_VERSION = 2
+MAX_SEARCH_VALUES = 200_000_000  # features times images among which neighbours are searched
+MAX_THOROUGH_SEARCH_VALUES = 10 * MAX_SEARCH_VALUES  # for the command that makes only these figures
+BLOCK_IMAGES = 256  # real images in memory at once
+NUM_FAKES = 10
+NUM_NEIGHBORS = 5  # of each fake
+NUM_BASELINE_REALS = 50  # whose own nearest neighbours show which distance is usual
+INTERPOLATION_STEPS = 8  # images of a strip
+NUM_PATHS = 4  # strips of a kind
+MAX_SIDE_PX = 128  # of an image in a strip
 GAP_PX = 6  # between a fake and its neighbours
 
-CLASS_INTERPOLATION_TEXT = (
-    "The latent stays; what the generator knows of the class, its embeddings, goes in a straight line from one "
-    "to the other."
-)
+CLASS_INTERPOLATION_TEXT = "The latent stays the same. The generator's embeddings of the class are interpolated linearly from one to the other."
 
 
 @dataclass(frozen=True)
 class ImageStrip:
-    """Images [n, C, H, W] uint8 side by side; the first is apart from the others if they are its neighbours."""
+    """Images [n, C, H, W] uint8 side by side, with a gap after the first if the others are its neighbours."""
 
     images: Tensor
     caption: str
@@ -64,6 +61,8 @@ class ImageStrip:
 
 @dataclass(frozen=True)
 class Figure:
+    """A titled group of strips. `name` begins the names of its files."""
+
     name: str
     title: str
     description: str
@@ -80,64 +79,71 @@ def make_figures(
     max_search_values: int = MAX_SEARCH_VALUES,
     no_neighbors_reason: str = "",
 ) -> None:
-    """Make what there is to show of the model in a run folder, and write it there: nothing of one that makes no images
-    from latents. Unusable where it cannot be loaded.
+    """Make the figures of the model in a run folder and write them there; none if it makes no images from latents.
 
-    images : the data it was trained on; None where they cannot be had
-    nets   : networks of the user's own
-    space  : where neighbours are near (pixels)
-    reason : why no neighbours are looked for, if they are not
+    Args:
+        dataset: the data it was trained on; None if they cannot be read.
+        nets: networks of the user's own.
+        space: features by whose distance neighbours are found (default: pixels).
+        max_search_values: limit on features times real images; more are sampled evenly.
+        no_neighbors_reason: why no neighbours are searched, shown in the report; "" to search them.
+
+    Raises:
+        UsageError: the model cannot be loaded.
     """
-    weights = weights_digest(folder)  # before they are read: a run may replace them, and what is shown is old then
+    weights = weights_digest(folder)  # before they are read: if a run replaces them meanwhile, the figures are outdated
     model = load_model(folder, device, nets, dataset)
     space = space or pixels(model.spec.resolution, model.spec.channels)
     if dataset is not None and not no_neighbors_reason and str(model.config.get("data")) != dataset.fingerprint:
         no_neighbors_reason = "the data there are not those that the model was trained on"
-    fakes, shown, thorough = ModelSamples(model, _trained_labels(folder, model)), list[Figure](), True
-    if fakes.is_available:
+    samples = ModelSamples(model, _trained_labels(folder, model))
+    figures: list[Figure] = []
+    missing: list[str] = []
+    thorough = True
+    if samples.is_available:
         if dataset is not None and not no_neighbors_reason:
-            of = len(dataset.images)
-            among = min(of, max(2 * NUM_NEIGHBORS, max_search_values // space.num_features))
-            thorough = among == of or max_search_values >= MAX_THOROUGH_SEARCH_VALUES
-            shown.append(nearest_neighbors_figure(fakes, dataset, space, among))
-        shown += interpolation_figures(fakes)
-    about = {
-        "format": 1,
+            num_images = len(dataset.images)
+            num_searched = min(num_images, max(2 * NUM_NEIGHBORS, max_search_values // space.num_features))
+            thorough = num_searched == num_images or max_search_values >= MAX_THOROUGH_SEARCH_VALUES
+            figures.append(nearest_neighbors_figure(samples, dataset, space, num_searched))
+        figures += interpolation_figures(samples)
+        if no_neighbors_reason:
+            missing = [f"Nearest training images are not shown: {no_neighbors_reason}."]
+    metadata = {
+        "format": FORMAT_VERSION,
         "model": weights,
         "kimg": model.kimg,
         "space": space.name,
-        "thorough": thorough and not (fakes.is_available and no_neighbors_reason),
-        "missing_reasons": [f"Nearest training images are not shown: {no_neighbors_reason}."]
-        if fakes.is_available and no_neighbors_reason
-        else [],
+        "thorough": thorough and not missing,
+        "missing_reasons": missing,
     }
-    write_figures(folder / FIGURES_DIR, shown, about)
+    write_figures(folder / FIGURES_DIR, figures, metadata)
 
 
 def make_final_figures(folder: Path, nets: Any, dataset: Dataset, device: torch.device, console: RunConsole) -> None:
-    """What the end of a run leaves. Neighbours are sought among data in memory alone: whoever trains does not wait."""
-    reason = "" if dataset.in_memory else "the data are streamed; `paragan report` looks for them"
+    """Make the figures at the end of a run. Neighbours are searched only among data in memory, which takes seconds."""
+    reason = "" if dataset.in_memory else "the data are streamed; `paragan report` searches them"
     try:
         make_figures(folder, dataset, nets=nets, device=device, no_neighbors_reason=reason)
     except (UsageError, OSError) as error:
-        console.print(f"the report shows no neighbours and interpolations: {error}")
+        console.print(f"the report has no neighbours and interpolations: {error}")
 
 
 def is_outdated(folder: Path, space: str) -> bool:
-    """Whether the model in a run folder has something to show that is not there, or is of a former model."""
+    """Return True if the figures in a run folder are missing, of an earlier model, or not thorough."""
     index = read_index(folder)
-    found = index.get("model"), index.get("space"), index.get("thorough")
-    return found != (weights_digest(folder), space, True)
+    return (index.get("model"), index.get("space"), index.get("thorough")) != (weights_digest(folder), space, True)
 
 
 def weights_digest(folder: Path) -> str:
-    """16 hex digits of the weights of the generator, or of those of all labels."""
-    told, where = hashlib.sha256(), find_model_dir(folder)
-    for file in sorted(where.rglob("model.safetensors")):
-        told.update(str(file.relative_to(where)).encode())
+    """Return 16 hex digits of the weights of the generator, or of those of all labels."""
+    digest = hashlib.sha256()
+    model_dir = find_model_dir(folder)
+    for file in sorted(model_dir.rglob("model.safetensors")):
+        digest.update(str(file.relative_to(model_dir)).encode())
         with file.open("rb") as weights:
-            told.update(hashlib.file_digest(weights, "sha256").digest())
-    return told.hexdigest()[:16]
+            digest.update(hashlib.file_digest(weights, "sha256").digest())
+    return digest.hexdigest()[:16]
 
 
 # Fakes ------------------------------------------------------------------------------------------------
@@ -145,14 +151,14 @@ def weights_digest(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class ModelSamples:
-    """Images of a model. labels: those that it has a generator for; () without classes."""
+    """Images of a model. `labels` are those that it has a generator for; () without classes."""
 
     model: Model
     labels: tuple[int, ...]
 
     @property
     def is_available(self) -> bool:
-        """Whether there are any: images, made of latents."""
+        """Whether the model makes images from latents."""
         if self.model.spec.array_shape:
             return False
         sampler = self.sampler
@@ -160,32 +166,30 @@ class ModelSamples:
 
     @property
     def sampler(self) -> Sampler | PerLabelSampler:
+        """The sampler of the model."""
         return self.model.sampler
 
     def latent(self, index: int) -> Tensor:
-        """[latent] of a sample."""
+        """Return the latent [latent_size] of a sample."""
         size = self._sampler_for(self.labels[0] if self.labels else None).latent_size
         return torch.from_numpy(sample_latent(SAMPLE_SEED, index, size))
 
     def first_samples(self, count: int) -> tuple[Tensor, list[int | None]]:
-        """[n, C, H, W] uint8, those that a grid begins with, and their labels."""
+        """Return the first samples of a grid, [n, C, H, W] uint8, and their labels."""
         if not self.labels:
             return self.sampler.images(range(count), None, SAMPLE_SEED), [None] * count
         labels = self.labels[:count]
         return self.sampler.images(range(len(labels)), np.array(labels, np.int64), SAMPLE_SEED), list(labels)
 
     def interpolate(self, endpoints: tuple[int, int], label: int | None) -> Tensor:
-        """[STEPS, C, H, W] uint8, from one sample's latent to another's."""
-        t, (a, b) = (
-            torch.linspace(0, 1, INTERPOLATION_STEPS),
-            (self.latent(index).expand(INTERPOLATION_STEPS, -1) for index in endpoints),
-        )
-        conditional = label is not None and isinstance(self.sampler, Sampler)
-        return sample_interpolated(
-            self._sampler_for(label), slerp(a, b, t), (label, label) if label is not None and conditional else None
-        )
+        """Return [INTERPOLATION_STEPS, C, H, W] uint8, from the latent of one sample to that of another."""
+        start, end = (self.latent(index).expand(INTERPOLATION_STEPS, -1) for index in endpoints)
+        z = slerp(start, end, torch.linspace(0, 1, INTERPOLATION_STEPS))
+        labels = (label, label) if label is not None and isinstance(self.sampler, Sampler) else None
+        return sample_interpolated(self._sampler_for(label), z, labels)
 
     def class_name(self, label: int | None) -> str:
+        """Return the name of a class; "" without one."""
         return "" if label is None else self.model.classes[label]
 
     def _sampler_for(self, label: int | None) -> Sampler:
@@ -196,11 +200,11 @@ class ModelSamples:
 
 
 def _trained_labels(folder: Path, model: Model) -> tuple[int, ...]:
-    """Labels that have images in the data, and, in a model per label, a generator."""
-    labels = [label for label, share in enumerate(model.sampler.prior.probabilities) if share > 0]
+    """Return the labels that have images in the data and, in a model per label, a generator."""
+    labels = [label for label, probability in enumerate(model.sampler.prior.probabilities) if probability > 0]
     if isinstance(model.sampler, PerLabelSampler):
-        where = find_model_dir(folder)
-        labels = [label for label in labels if (label_dir(where, label) / "model.safetensors").exists()]
+        model_dir = find_model_dir(folder)
+        labels = [label for label in labels if (label_dir(model_dir, label) / "model.safetensors").exists()]
     return tuple(labels)
 
 
@@ -208,62 +212,80 @@ def _trained_labels(folder: Path, model: Model) -> tuple[int, ...]:
 
 
 def nearest_neighbors_figure(samples: ModelSamples, dataset: Dataset, space: FeatureSpace, num_searched: int) -> Figure:
-    """Some fakes, and beside each the training images that are nearest to it."""
-    made, labels = samples.first_samples(NUM_FAKES)
+    """Show some fakes, and beside each its nearest training images.
+
+    Args:
+        num_searched: how many training images, evenly chosen, are searched.
+    """
+    fakes, labels = samples.first_samples(NUM_FAKES)
     rows = np.unique(np.linspace(0, len(dataset.images) - 1, num_searched).round().astype(np.int64))
-    probes = rows[evenly_spaced(len(rows), NUM_BASELINE_REALS)]
-    asking = torch.cat([space(made), space(_load_images(dataset, probes))]).double()
+    baseline_rows = rows[evenly_spaced(len(rows), NUM_BASELINE_REALS)]
+    queries = torch.cat([space(fakes), space(_load_images(dataset, baseline_rows))]).double()
     blocks = (rows[start : start + BLOCK_IMAGES] for start in range(0, len(rows), BLOCK_IMAGES))
-    apart, where = k_nearest(asking, ((block, space(_load_images(dataset, block))) for block in blocks), probes)
-    usual = float(apart[len(made) :, 0].median())
+    features = ((block, space(_load_images(dataset, block))) for block in blocks)
+    distances, neighbors = k_nearest(queries, features, baseline_rows)
+    usual = float(distances[len(fakes) :, 0].median())
     strips = tuple(
-        _neighbor_strip(samples, dataset, one, label, apart[i], where[i])
-        for i, (one, label) in enumerate(zip(made, labels))
+        _neighbor_strip(samples, dataset, fake, label, distances[i], neighbors[i])
+        for i, (fake, label) in enumerate(zip(fakes, labels))
     )
-    share = f"all {len(rows):,}" if num_searched == len(dataset.images) else f"{len(rows):,} of {len(dataset.images):,}"
-    about = (
-        f"On the left a generated image, then the {NUM_NEIGHBORS} nearest to it among {share} training images, by Euclidean "
-        f"distance of {space.name}. A training image is {usual:.3g} from its own nearest neighbour, in the median "
-        f"of {len(probes)}: a fake that is much nearer than that may be a copy."
+    searched = f"all {len(rows):,}"
+    if num_searched < len(dataset.images):
+        searched = f"{len(rows):,} of {len(dataset.images):,}"
+    description = (
+        f"On the left a generated image, then the {NUM_NEIGHBORS} nearest to it among {searched} training images, by "
+        f"Euclidean distance of {space.name}. A training image is {usual:.3g} from its own nearest neighbour (median "
+        f"of {len(baseline_rows)}): a fake that is much nearer than that may be a copy."
     )
-    return Figure("neighbours", "Nearest training images", about, strips)
+    return Figure("neighbours", "Nearest training images", description, strips)
 
 
 def k_nearest(
     queries: Tensor, blocks: Iterator[tuple[np.ndarray, Tensor]], query_rows: np.ndarray
 ) -> tuple[Tensor, np.ndarray]:
-    """Distances [n, NEAREST] of the nearest of all blocks' features [m, F] to each of [n, F], and their rows. own: the
-    rows of the last ones that ask, which are no neighbours of themselves."""
+    """Find the nearest rows of a stream of features.
+
+    Args:
+        queries: [n, F] float64.
+        blocks: (rows, features [m, F]).
+        query_rows: the rows of the last queries: a row is no neighbour of itself.
+
+    Returns:
+        Distances and rows of the nearest, both [n, NUM_NEIGHBORS], nearest first; infinite where there are fewer.
+    """
     best = torch.full((len(queries), NUM_NEIGHBORS), torch.inf, dtype=torch.float64)
-    where = torch.zeros((len(queries), NUM_NEIGHBORS), dtype=torch.int64)
-    mine = torch.full((len(queries),), -1)
-    mine[len(queries) - len(query_rows) :] = torch.from_numpy(query_rows)
-    for rows, features in blocks:
-        there = torch.from_numpy(rows)
-        apart = torch.cdist(queries, features.double())
-        apart[mine[:, None] == there] = torch.inf
-        every, found = torch.cat([best, apart], 1), torch.cat([where, there.expand(len(queries), -1)], 1)
-        best, places = every.topk(NUM_NEIGHBORS, largest=False)
-        where = found.gather(1, places)
-    return best, where.numpy()
+    best_rows = torch.zeros((len(queries), NUM_NEIGHBORS), dtype=torch.int64)
+    own_rows = torch.full((len(queries),), -1)
+    own_rows[len(queries) - len(query_rows) :] = torch.from_numpy(query_rows)
+    for block_rows, features in blocks:
+        rows = torch.from_numpy(block_rows)
+        distances = torch.cdist(queries, features.double())
+        distances[own_rows[:, None] == rows] = torch.inf
+        candidates = torch.cat([best, distances], 1)
+        candidate_rows = torch.cat([best_rows, rows.expand(len(queries), -1)], 1)
+        best, columns = candidates.topk(NUM_NEIGHBORS, largest=False)
+        best_rows = candidate_rows.gather(1, columns)
+    return best, best_rows.numpy()
 
 
 def _neighbor_strip(
     samples: ModelSamples, dataset: Dataset, fake: Tensor, label: int | None, distances: Tensor, rows: np.ndarray
 ) -> ImageStrip:
-    there = [place for place in range(len(rows)) if torch.isfinite(distances[place])]
-    beside = _load_images(dataset, rows[there])
-    told = f"{samples.class_name(label)} · " if label is not None else ""
-    caption = f"{told}nearest at {distances[0]:.3g}"
-    if label is not None and dataset.labels is not None:
-        caption += f": {', '.join(dataset.classes[label] for label in dataset.labels[rows[there]])}"
-    asked = f" of class {samples.class_name(label)}" if label is not None else ""
-    alt = f"a generated image{asked} and its {len(there)} nearest training images"
-    return ImageStrip(torch.cat([fake[None], beside]), caption, alt, gap_after_first=True)
+    rows = rows[torch.isfinite(distances).numpy()]
+    caption = f"nearest at {distances[0]:.3g}"
+    alt = f"a generated image and its {len(rows)} nearest training images"
+    if label is not None:
+        name = samples.class_name(label)
+        caption = f"{name} · {caption}"
+        alt = f"a generated image of class {name} and its {len(rows)} nearest training images"
+        if dataset.labels is not None:
+            caption += f": {', '.join(dataset.classes[label] for label in dataset.labels[rows])}"
+    images = torch.cat([fake[None], _load_images(dataset, rows)])
+    return ImageStrip(images, caption, alt, gap_after_first=True)
 
 
 def _load_images(dataset: Dataset, rows: np.ndarray) -> Tensor:
-    """[n, C, R, R] uint8 of the data."""
+    """Return images of the data, [n, C, R, R] uint8."""
     return torch.from_numpy(np.ascontiguousarray(dataset.images[rows].transpose(0, 3, 1, 2)))
 
 
@@ -271,78 +293,80 @@ def _load_images(dataset: Dataset, rows: np.ndarray) -> Tensor:
 
 
 def interpolation_figures(samples: ModelSamples) -> list[Figure]:
-    """From one latent to another, and, where one network knows all classes, from one class to another."""
-    chosen = [samples.labels[place] for place in evenly_spaced(len(samples.labels), NUM_PATHS)] or [None] * NUM_PATHS
+    """Show the way from one latent to another and, where one network knows all classes, from one class to another."""
+    labels: Sequence[int | None] = [None] * NUM_PATHS
+    if samples.labels:
+        labels = [samples.labels[index] for index in evenly_spaced(len(samples.labels), NUM_PATHS)]
     strips = tuple(
         ImageStrip(
             samples.interpolate((2 * path, 2 * path + 1), label),
             f"class {samples.class_name(label)}" if label is not None else f"latents {2 * path} to {2 * path + 1}",
-            f"{INTERPOLATION_STEPS} images on the way from one latent to another",
+            f"{INTERPOLATION_STEPS} images from one latent to another",
         )
-        for path, label in enumerate(chosen)
+        for path, label in enumerate(labels)
     )
-    about = f"{INTERPOLATION_STEPS} steps from one latent to another, by spherical interpolation. The ends are samples."
-    found = [Figure("latents", "Between latents", about, strips)]
-    between = _class_interpolation_strips(samples)
-    return [*found, Figure("classes", "Between classes", CLASS_INTERPOLATION_TEXT, between)] if between else found
+    description = f"{INTERPOLATION_STEPS} steps of spherical interpolation between two latents. The ends are samples."
+    figures = [Figure("latents", "Between latents", description, strips)]
+    class_strips = _class_interpolation_strips(samples)
+    if class_strips:
+        figures.append(Figure("classes", "Between classes", CLASS_INTERPOLATION_TEXT, class_strips))
+    return figures
 
 
 def _class_interpolation_strips(samples: ModelSamples) -> tuple[ImageStrip, ...]:
-    """Of one latent from class to class; none where the generator has no embedding of classes."""
+    """Return strips of one latent from class to class; none if the generator has no class embeddings."""
     sampler = samples.sampler
     if len(samples.labels) < 2 or not isinstance(sampler, Sampler) or not label_embeddings(sampler):
         return ()
-    ends, t = (
-        [samples.labels[place] for place in evenly_spaced(len(samples.labels), 2 * NUM_PATHS)],
-        torch.linspace(0, 1, INTERPOLATION_STEPS),
-    )
-    return tuple(
-        ImageStrip(
-            sample_interpolated(sampler, samples.latent(path).expand(INTERPOLATION_STEPS, -1), (a, b), t),
-            f"{samples.class_name(a)} to {samples.class_name(b)}",
-            f"{INTERPOLATION_STEPS} images on the way from class {samples.class_name(a)} to class {samples.class_name(b)}",
-        )
-        for path, (a, b) in enumerate(zip(ends[::2], ends[1::2]))
-    )
+    labels = [samples.labels[index] for index in evenly_spaced(len(samples.labels), 2 * NUM_PATHS)]
+    t = torch.linspace(0, 1, INTERPOLATION_STEPS)
+    strips: list[ImageStrip] = []
+    for path, (start, end) in enumerate(zip(labels[::2], labels[1::2])):
+        images = sample_interpolated(sampler, samples.latent(path).expand(INTERPOLATION_STEPS, -1), (start, end), t)
+        names = f"{samples.class_name(start)} to {samples.class_name(end)}"
+        strips.append(ImageStrip(images, names, f"{INTERPOLATION_STEPS} images from class {names}"))
+    return tuple(strips)
 
 
 # Files ------------------------------------------------------------------------------------------------
 
 
 def write_figures(folder: Path, figures: Sequence[Figure], metadata: dict[str, Any]) -> None:
-    """The pictures first, then what is said of them; former ones go."""
+    """Write the pictures first, then the index that names them; remove earlier pictures."""
     folder.mkdir(exist_ok=True)
-    listed = list[dict[str, Any]]()
-    for one in figures:
-        strips = list[dict[str, str]]()
-        for number, strip in enumerate(one.strips):
-            name = f"{one.name}-{number:02d}.png"
-            with atomic_output(folder / name) as hidden:
-                render_strip(strip).save(hidden, format="png")
+    entries: list[dict[str, Any]] = []
+    for figure in figures:
+        strips: list[dict[str, str]] = []
+        for number, strip in enumerate(figure.strips):
+            name = f"{figure.name}-{number:02d}.png"
+            with atomic_output(folder / name) as temporary:
+                render_strip(strip).save(temporary, format="png")
             strips.append({"file": name, "caption": strip.caption, "alt": strip.alt})
-        listed.append({"title": one.title, "description": one.description, "strips": strips})
-    atomic_write_bytes(folder / INDEX_FILE, json.dumps(metadata | {"figures": listed}, indent=1).encode())
-    kept = {strip["file"] for one in listed for strip in one["strips"]}
+        entries.append({"title": figure.title, "description": figure.description, "strips": strips})
+    atomic_write_bytes(folder / INDEX_FILE, json.dumps(metadata | {"figures": entries}, indent=1).encode())
+    current = {strip["file"] for entry in entries for strip in entry["strips"]}
     for file in folder.glob("*.png"):
-        if file.name not in kept:
+        if file.name not in current:
             file.unlink(missing_ok=True)
 
 
 def render_strip(strip: ImageStrip) -> Image.Image:
-    """The images of a strip side by side, enlarged or made smaller to be seen."""
-    pixels = strip.images.permute(0, 2, 3, 1).numpy()  # [n, H, W, C]
-    side = max(1, 64 // pixels.shape[1]) * pixels.shape[1]
-    tiles = [_resize_tile(one, min(side, MAX_SIDE_PX)) for one in pixels]
-    gap = GAP_PX if strip.gap_after_first else 0
-    sheet = Image.new(tiles[0].mode, (gap + sum(tile.width for tile in tiles), tiles[0].height), "grey")
-    across = 0
-    for place, tile in enumerate(tiles):
-        sheet.paste(tile, (across, 0))
-        across += tile.width + (gap if place == 0 else 0)
+    """Return the images of a strip side by side, small ones enlarged and large ones reduced."""
+    images = strip.images.permute(0, 2, 3, 1).numpy()  # [n, H, W, C]
+    side_px = max(1, 64 // images.shape[1]) * images.shape[1]
+    tiles = [_resize_tile(image, min(side_px, MAX_SIDE_PX)) for image in images]
+    gap_px = GAP_PX if strip.gap_after_first else 0
+    sheet = Image.new(tiles[0].mode, (gap_px + sum(tile.width for tile in tiles), tiles[0].height), "grey")
+    x = 0
+    for index, tile in enumerate(tiles):
+        sheet.paste(tile, (x, 0))
+        x += tile.width
+        if index == 0:
+            x += gap_px
     return sheet
 
 
 def _resize_tile(pixels: np.ndarray, side_px: int) -> Image.Image:
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    how = Image.Resampling.NEAREST if side_px >= image.width else Image.Resampling.LANCZOS
-    return image.resize((side_px, side_px), how)
+    resampling = Image.Resampling.NEAREST if side_px >= image.width else Image.Resampling.LANCZOS
+    return image.resize((side_px, side_px), resampling)

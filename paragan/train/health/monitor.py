@@ -1,4 +1,8 @@
-"""Who looks at every line of stats, and says what is wrong: once a kind, on the screen and in health.jsonl."""
+"""Judge every line of stats and warn of what is wrong, once a kind: on the console and in health.jsonl.
+
+Rank 0 judges, by the last lines of stats.jsonl alone, so a resumed run judges as an undisturbed one does. The other
+ranks only learn whether to go back to a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,14 @@ from paragan.train.health.signals import HealthSignals
 from paragan.train.session import Session
 
 HEALTH_FILE = "health.jsonl"
-ACTION_ROLLBACK, ACTION_GAVE_UP, ACTION_WARNED = "rollback", "gave up", "warned"
+ACTION_ROLLBACK = "rollback"
+ACTION_GAVE_UP = "gave up"
+ACTION_WARNED = "warned"
 
 
 @dataclass
 class HealthMonitor:
-    """Judges lines of stats. Rank 0 does; the others hear what is to be undone."""
+    """Judges lines of stats, warns, and requests rollbacks."""
 
     folder: Path
     console: RunConsole
@@ -34,27 +40,32 @@ class HealthMonitor:
     _reported_kinds: set[str] = field(default_factory=set[str])
 
     def measure_signals(self, session: Session) -> dict[str, float]:
-        """What a line of stats says of the game's health."""
+        """Return the `Health/` values of a line of stats. All ranks call this."""
         return self.signals(session) if self.options.enabled else {}
 
     def __call__(self, session: Session, line: Row) -> None:
-        """Look at the line that was just written. Undo, where somebody guards the run and what was found may be cured
-        by going back."""
+        """Judge the line that was just written. All ranks call this.
+
+        Raises:
+            RollbackRequested: the run rolls back on divergence, and going back may cure what was found.
+        """
         if not self.options.enabled:
             return
-        found = self._detect_findings(line) if session.world.is_main else []
-        for finding in found:
+        findings = self._detect_findings(line) if session.world.is_main else []
+        for finding in findings:
             self._warn(session, finding)
-        cures = [finding for finding in found if finding.kind in ROLLBACK_KINDS]
-        if self.rollback_options.is_enabled:
-            chosen = cures[0] if cures else None
-            told = torch.tensor([0.0 if chosen is None else 1.0 + ROLLBACK_KINDS.index(chosen.kind)])
-            session.world.all_ranks.all_reduce_sum(told).wait()
-            if told[0]:
-                finding = chosen or Finding(ROLLBACK_KINDS[int(told[0]) - 1], "as rank 0 says", "", math.nan, math.nan)
-                raise RollbackRequested(finding, session.clock.images, session.clock.step)
+        if not self.rollback_options.is_enabled:
+            return
+        curable = next((finding for finding in findings if finding.kind in ROLLBACK_KINDS), None)
+        kind_code = torch.tensor([0.0 if curable is None else 1.0 + ROLLBACK_KINDS.index(curable.kind)])
+        session.world.all_ranks.all_reduce_sum(kind_code).wait()
+        if kind_code[0]:
+            kind = ROLLBACK_KINDS[int(kind_code[0]) - 1]
+            finding = curable or Finding(kind, "as rank 0 says", "", math.nan, math.nan)
+            raise RollbackRequested(finding, session.clock.images, session.clock.step)
 
     def _detect_findings(self, line: Row) -> list[Finding]:
+        """Return what the newest line shows, given those before it."""
         if self._rows is None:
             self._rows = read_jsonl(self.folder / "stats.jsonl")[-HISTORY_LINES:]
             self._reported_kinds = {
@@ -67,39 +78,54 @@ class HealthMonitor:
         return detect(self._rows, self.options)
 
     def _warn(self, session: Session, finding: Finding) -> None:
-        """Once a kind; what is undone is told by who does it."""
-        if finding.kind in self._reported_kinds or (
-            self.rollback_options.is_enabled and finding.kind in ROLLBACK_KINDS
-        ):
+        """Warn of a finding, once a kind, unless a rollback is reported for it."""
+        causes_rollback = self.rollback_options.is_enabled and finding.kind in ROLLBACK_KINDS
+        if causes_rollback or finding.kind in self._reported_kinds:
             return
         self._reported_kinds.add(finding.kind)
         append_finding(self.folder, finding, session.clock.kimg, session.clock.step, ACTION_WARNED)
-        shown = f"{finding.key} in {self.folder}/stats.jsonl and report.html"
-        self.console.print(f"warning, {session.clock.kimg:g} kimg: {finding.message}; {finding.advice} ({shown})")
+        where = f"{finding.key} in {self.folder}/stats.jsonl and report.html"
+        self.console.print(f"warning, {session.clock.kimg:g} kimg: {finding.message}; {finding.advice} ({where})")
 
 
 def append_finding(folder: Path, finding: Finding, kimg: float, step: int, action: str, **extra: float | bool) -> None:
-    """A line of health.jsonl."""
-    known = {"value": finding.value, "limit": finding.limit}
-    numbers = {name: x if math.isfinite(x) else None for name, x in known.items()}
-    about = {"kimg": kimg, "step": step, "kind": finding.kind, "message": finding.message, "key": finding.key}
-    JsonlFile(folder / HEALTH_FILE).append({**about, **numbers, "action": action, "advice": finding.advice, **extra})
+    """Append a line to health.jsonl; value and limit are null where they are not finite."""
+    row: dict[str, float | str | bool | None] = {
+        "kimg": kimg,
+        "step": step,
+        "kind": finding.kind,
+        "message": finding.message,
+        "key": finding.key,
+        "value": finding.value if math.isfinite(finding.value) else None,
+        "limit": finding.limit if math.isfinite(finding.limit) else None,
+        "action": action,
+        "advice": finding.advice,
+        **extra,
+    }
+    JsonlFile(folder / HEALTH_FILE).append(row)
 
 
 def read_rollbacks(folder: Path) -> list[Row]:
-    """How often, and to where, a run has gone back. Unusable where that cannot be told."""
-    found = [row for row in read_jsonl(folder / HEALTH_FILE) if row.get("action") == ACTION_ROLLBACK]
-    if not all(isinstance(row.get("to_step"), int) for row in found):
+    """Return the lines of health.jsonl by which a run went back, oldest first.
+
+    Raises:
+        UsageError: a line does not say to which step.
+    """
+    rows = [row for row in read_jsonl(folder / HEALTH_FILE) if row.get("action") == ACTION_ROLLBACK]
+    if not all(isinstance(row.get("to_step"), int) for row in rows):
         raise UsageError(
-            f"{folder / HEALTH_FILE}: a rollback whose to_step is no whole number; mend or delete that line"
+            f"{folder / HEALTH_FILE}: a rollback whose to_step is no whole number. Correct or delete that line"
         )
-    return found
+    return rows
 
 
 def drop_findings_after(folder: Path, step: int) -> None:
-    """Drop what was said of steps that are played again. That a run went back, and that it gave up, stays."""
-    JsonlFile(folder / HEALTH_FILE).filter(
-        lambda row: (
-            row.get("action") in (ACTION_ROLLBACK, ACTION_GAVE_UP) or not is_number(at := row.get("step")) or at <= step
-        )
-    )
+    """Drop the findings of steps that come again. Lines that say that the run went back or gave up stay."""
+
+    def is_kept(row: Row) -> bool:
+        if row.get("action") in (ACTION_ROLLBACK, ACTION_GAVE_UP):
+            return True
+        found_at = row.get("step")
+        return not is_number(found_at) or found_at <= step
+
+    JsonlFile(folder / HEALTH_FILE).filter(is_kept)

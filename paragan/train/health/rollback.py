@@ -1,7 +1,8 @@
-"""Going back to the last good checkpoint, with something changed: `--on-divergence rollback`.
+"""Go back to the last good checkpoint with lower learning rates and another seed: `--on-divergence rollback`.
 
-How often a run went back is told by health.jsonl, and so is to where; everything that was changed follows from it and
-from the record of the run, so that a run that is killed at any moment goes on as it would have.
+health.jsonl alone says how often a run went back, and to where. Learning rates and seed follow from that number; the
+record of the run stays as it was asked for. The line is written first and checkpoints are renamed afterwards, which
+every start completes, so a run that is killed at any moment continues as it would have.
 """
 
 from __future__ import annotations
@@ -21,56 +22,61 @@ from paragan.train.run_dir import RunDir
 def roll_back(
     run_dir: RunDir, run: Run, world: World, console: RunConsole, rollback_request: RollbackRequested
 ) -> None:
-    """Make the last good checkpoint the newest one, and write down why; Diverged where that was done often enough."""
-    told = ""
-    if world.is_main:
-        told = _decide_rollback(run_dir, run, rollback_request)
-    told = world.all_gather_str(told)[0]
-    if told.startswith(ACTION_GAVE_UP):
-        raise Diverged(told.removeprefix(ACTION_GAVE_UP), same_on_all_ranks=True)
-    console.print(told)
+    """Make the last good checkpoint the newest one, and write down why. All ranks call this.
+
+    Raises:
+        Diverged: the run went back `on_divergence.max_rollbacks` times before.
+    """
+    message = _decide_rollback(run_dir, run, rollback_request) if world.is_main else ""
+    message = world.all_gather_str(message)[0]
+    if message.startswith(ACTION_GAVE_UP):
+        raise Diverged(message.removeprefix(ACTION_GAVE_UP), same_on_all_ranks=True)
+    console.print(message)
     retire_undone_checkpoints(run_dir, world)
 
 
 def _decide_rollback(run_dir: RunDir, run: Run, rollback_request: RollbackRequested) -> str:
-    """What rank 0 tells all, and writes down."""
-    finding, kimg, step = rollback_request.finding, rollback_request.images / 1000, rollback_request.step
-    before = read_rollbacks(run_dir.path)
-    if len(before) >= run.on_divergence.max_rollbacks:
+    """Write the line of health.jsonl on rank 0, and return the message for all ranks."""
+    finding = rollback_request.finding
+    kimg = rollback_request.images / 1000
+    step = rollback_request.step
+    options = run.on_divergence
+    previous = read_rollbacks(run_dir.path)
+    if len(previous) >= options.max_rollbacks:
         append_finding(run_dir.path, finding, kimg, step, ACTION_GAVE_UP)
-        often = f"it went back {len(before)} times (on_divergence.max_rollbacks)"
-        return f"{ACTION_GAVE_UP}{kimg:g} kimg: {finding.message}; {often}, and it happened again; {finding.advice}"
-    good = [
-        path
-        for path in checkpoint.list_checkpoints(run_dir.checkpoints_dir)
-        if int(path.name) <= finding.last_good_step
-    ]
-    to = int(good[0].name) if good else 0
-    times = len(before) + 1
+        count = f"it went back {len(previous)} times (on_divergence.max_rollbacks)"
+        return f"{ACTION_GAVE_UP}{kimg:g} kimg: {finding.message}; {count}, and it happened again; {finding.advice}"
+    steps = [int(path.name) for path in checkpoint.list_checkpoints(run_dir.checkpoints_dir)]
+    to_step = next((saved_step for saved_step in steps if saved_step <= finding.last_good_step), 0)
+    number = len(previous) + 1
     settings = {
-        "rollback": times,
-        "to_step": to,
-        "lr_factor": run.on_divergence.lr_factor**times,
-        "reseed": run.on_divergence.reseed,
+        "rollback": number,
+        "to_step": to_step,
+        "lr_factor": options.lr_factor**number,
+        "reseed": options.reseed,
     }
     append_finding(run_dir.path, finding, kimg, step, ACTION_ROLLBACK, **settings)
-    how = f"learning rates x {run.on_divergence.lr_factor**times:g}" + (
-        ", another seed" if run.on_divergence.reseed else ""
+    changes = f"learning rates x {options.lr_factor**number:g}"
+    if options.reseed:
+        changes += ", another seed"
+    return (
+        f"rollback {number} of {options.max_rollbacks}, {kimg:g} kimg: {finding.message}; "
+        f"back to step {to_step}, {changes}"
     )
-    return f"rollback {times} of {run.on_divergence.max_rollbacks}, {kimg:g} kimg: {finding.message}; back to step {to}, {how}"
 
 
 def retire_undone_checkpoints(run_dir: RunDir, world: World) -> int:
-    """How often the run in a folder has gone back. Checkpoints of what was undone get a name that nobody looks for."""
-    before = read_rollbacks(run_dir.path) if world.is_main else []
-    for path in checkpoint.list_checkpoints(run_dir.checkpoints_dir) if before else []:
-        if int(path.name) > before[-1]["to_step"] and _rollbacks_before(path) < len(before):
-            path.rename(path.with_name(f"undone{len(before)}-{path.name}"))
-    return int(world.all_gather_str(str(len(before)))[0])
+    """Rename the checkpoints that were undone, and return how often the run went back. All ranks call this."""
+    rollbacks = read_rollbacks(run_dir.path) if world.is_main else []
+    if rollbacks:
+        for path in checkpoint.list_checkpoints(run_dir.checkpoints_dir):
+            if int(path.name) > rollbacks[-1]["to_step"] and _rollbacks_before(path) < len(rollbacks):
+                path.rename(path.with_name(f"undone{len(rollbacks)}-{path.name}"))
+    return int(world.all_gather_str(str(len(rollbacks)))[0])
 
 
 def _rollbacks_before(path: Path) -> int:
-    """How often its run had gone back when a checkpoint was written."""
+    """Return how often the run had gone back when a checkpoint was written."""
     try:
         return int(checkpoint.read_metadata(path).get("rollbacks", 0))
     except checkpoint.CorruptCheckpoint:

@@ -1,4 +1,4 @@
-"""Play that is to be undone: what was played since the last good checkpoint goes, and the run goes on from there."""
+"""The exception by which all ranks leave the loop at the same step, to go back to the last good checkpoint."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from paragan.train.health.rules import Finding
 
 
 class RollbackRequested(Exception):
-    """Raised by all ranks at the same step."""
+    """Raised by all ranks at the same step. `finding` says why; `images` and `step` are the clock's."""
 
     def __init__(self, finding: Finding, images: int, step: int):
         super().__init__(finding.message)
-        self.finding, self.images, self.step = finding, images, step
+        self.finding = finding
+        self.images = images
+        self.step = step
 
 
 @contextlib.contextmanager
 def rollback_on_divergence(can_roll_back: bool, clock: Clock) -> Generator[None]:
-    """Where somebody guards the run, numbers that are not finite undo what was played instead of ending it."""
+    """Turn the error of numbers that are not finite into a RollbackRequested, if the run can roll back."""
     try:
         yield
     except (Diverged, NonFiniteMessage) as error:

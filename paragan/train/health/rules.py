@@ -1,7 +1,10 @@
-"""What the lines of stats say of a run's health: pure functions of its last lines.
+"""Rules that find what is wrong with a run: pure functions of the last lines of stats.jsonl.
 
->>> judge(rows, Health())
-[Finding("collapse", "fakes of one label are 0.06 as different as reals, and were 0.77", "Health/G/diversity", ...)]
+>>> detect(rows, HealthOptions())
+[Finding("collapse", "mode collapse: fakes of one label vary 0.06 times as much as reals, before 0.77 times", ...)]
+
+A rule compares the last `patience_ticks` lines with those before (`HISTORY_LINES` in all). docs/health.md says how the
+limits were found.
 """
 
 from __future__ import annotations
@@ -15,37 +18,32 @@ from typing import Any
 from paragan.config.sections import HealthOptions
 
 Row = Mapping[str, Any]
-HISTORY_LINES = 50  # lines that are the past of a run
-MIN_HISTORY_LINES = 5  # of them, before anything is compared with it
+HISTORY_LINES = 50  # lines that rules look at
+MIN_HISTORY_LINES = 5  # lines before those that are judged, for a comparison
 
 ADVICE = {
     "nonfinite": "lower --d.optimizer.lr and --g.optimizer.lr, or add --objective.r1",
     "overshoot": "lower --d.optimizer.lr or --g.optimizer.lr, or add --d.warm_up_kimg or --g.warm_up_kimg",
     "divergence": "lower --d.optimizer.lr and --g.optimizer.lr, or add --objective.r1",
     "collapse": "look at the grids of fakes; lower --d.optimizer.lr, or add --objective.r1 or --objective.augment",
-    "won": "lower --d.optimizer.lr, or add --objective.r1 or --objective.augment=ada",
+    "d_saturated": "lower --d.optimizer.lr, or add --objective.r1 or --objective.augment=ada",
     "stalled": "lower --d.optimizer.lr and --g.optimizer.lr",
-    "frozen": "look at its learning rate, and at what requires gradients",
-    "drift": "replicas must be started alike, on hosts that round alike (--device.threads)",
+    "no_update": "check its learning rate, and which of its parameters require gradients",
+    "drift": "start replicas alike, on hosts that round alike (--device.threads)",
     "consensus": "lower the learning rates, or mix more: --strategy.rounds, --strategy.topology",
-    "label": "look at its images in reals.png, and with `paragan data inspect`",
+    "noisy_label": "look at its images in reals.png, and with `paragan data inspect`",
 }
-ROLLBACK_KINDS = (
-    "nonfinite",
-    "overshoot",
-    "divergence",
-    "collapse",
-    "won",
-    "stalled",
-    "drift",
-)  # that going back may cure
+# kinds that going back to a checkpoint may cure
+ROLLBACK_KINDS = ("nonfinite", "overshoot", "divergence", "collapse", "d_saturated", "stalled", "drift")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong, and which sign showed it.
+    """Something wrong with a run, and the value that shows it.
 
-    since : the last step at which all was well, as far as is known
+    key            : the key of stats.jsonl
+    value, limit   : its value, and the limit that it crossed
+    last_good_step : the last step known to be good
     """
 
     kind: str
@@ -57,48 +55,55 @@ class Finding:
 
     @property
     def advice(self) -> str:
+        """What to change."""
         return ADVICE[self.kind]
 
 
 def detect(rows: Sequence[Row], options: HealthOptions) -> list[Finding]:
-    """What the last of these lines shows, the gravest first."""
-    return [finding for look in DETECTORS for finding in look(rows, options)]
+    """Return what the last of these lines shows, the gravest first."""
+    return [finding for detector in DETECTORS for finding in detector(rows, options)]
 
 
 def get_number(row: Row, key: str) -> float:
-    """A number of a line; NaN where it was not finite, or is not there."""
-    found = row.get(key)
-    return float(found) if isinstance(found, int | float) else math.nan
+    """Return a number of a line; NaN if it is absent or was not finite."""
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _split_history(rows: Sequence[Row], options: HealthOptions, key: str) -> tuple[list[float], list[float], int]:
-    """The values of the ticks that are judged, those before, and the step after the last of them."""
-    there = [row for row in rows if key in row]
-    now, past = there[-options.patience_ticks :], there[: -options.patience_ticks]
-    known = [x for row in past if math.isfinite(x := get_number(row, key))]
-    since = int(get_number(past[-1], "Progress/step")) if past else 0
-    return [get_number(row, key) for row in now] if len(now) == options.patience_ticks else [], known, since
+    """Return (values of the ticks that are judged, finite values before, step of the last tick before).
+
+    The first list is empty if there are fewer than `patience_ticks` lines with this key.
+    """
+    with_key = [row for row in rows if key in row]
+    judged = with_key[-options.patience_ticks :]
+    before = with_key[: -options.patience_ticks]
+    now = [get_number(row, key) for row in judged] if len(judged) == options.patience_ticks else []
+    past = [value for row in before if math.isfinite(value := get_number(row, key))]
+    last_good_step = int(get_number(before[-1], "Progress/step")) if before else 0
+    return now, past, last_good_step
 
 
 def _detect_nonfinite(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     last = rows[-1]
-    watched = [key for key in last if key.startswith(("Loss/", "Health/")) and not math.isfinite(get_number(last, key))]
-    for key in watched[:1]:
-        step = int(get_number(last, "Progress/step"))
-        yield Finding("nonfinite", f"{key} is not finite: the game diverged", key, math.nan, math.inf, step)
+    for key in last:
+        if key.startswith(("Loss/", "Health/")) and not math.isfinite(get_number(last, key)):
+            step = int(get_number(last, "Progress/step"))
+            yield Finding("nonfinite", f"{key} is not finite: the game diverged", key, math.nan, math.inf, step)
+            return
 
 
 def _detect_beyond_limit(
     rows: Sequence[Row], kind: str, quantity: str, limit: float, message: str
 ) -> Iterator[Finding]:
-    """A number of a player that is beyond its limit in the last line, be it for the first time."""
+    """Find a value of a player that is beyond its limit in the last line, even if for the first time."""
     for player in "GD":
         key = f"Health/{player}/{quantity}"
         now = get_number(rows[-1], key)
         if now > limit:
             good = [row for row in rows[:-1] if get_number(row, key) <= limit]
-            since = int(get_number(good[-1], "Progress/step")) if good else 0
-            yield Finding(kind, message.format(player=player, now=now), key, now, limit, since)
+            last_good_step = int(get_number(good[-1], "Progress/step")) if good else 0
+            yield Finding(kind, message.format(player=player, now=now), key, now, limit, last_good_step)
             return
 
 
@@ -109,97 +114,106 @@ def _detect_overshoot(rows: Sequence[Row], options: HealthOptions) -> Iterator[F
 
 def _detect_divergence(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     for key in ("Health/D/gradient", "Health/G/gradient", "Loss/D/loss", "Loss/G/loss"):
-        now, past, since = _split_history(rows, options, key)
+        now, past, last_good_step = _split_history(rows, options, key)
         if not now or len(past) < MIN_HISTORY_LINES:
             continue
         usual = median(map(abs, past)) + (1.0 if key.startswith("Loss/") else 0.0)  # a loss may be near 0
-        if min(map(abs, now)) > options.divergence_factor * usual > 0:
-            message = f"{key} is {now[-1]:.3g}, and was {usual:.3g}: the game diverges"
-            yield Finding("divergence", message, key, now[-1], options.divergence_factor * usual, since)
+        limit = options.divergence_factor * usual
+        if min(map(abs, now)) > limit > 0:
+            message = f"{key} is {now[-1]:.3g}, before {usual:.3g}: the game diverges"
+            yield Finding("divergence", message, key, now[-1], limit, last_good_step)
             return
 
 
 def _detect_collapse(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     key = "Health/G/diversity"
-    now, past, since = _split_history(rows, options, key)
-    if now and len(past) >= MIN_HISTORY_LINES and max(now) < (limit := options.collapse_factor * median(past)):
-        message = f"fakes of one label differ {now[-1]:.2g} times as much as reals do, and did {median(past):.2g} times"
-        yield Finding("collapse", message, key, now[-1], limit, since)
+    now, past, last_good_step = _split_history(rows, options, key)
+    if not now or len(past) < MIN_HISTORY_LINES:
+        return
+    usual = median(past)
+    limit = options.collapse_factor * usual
+    if max(now) < limit:
+        message = (
+            f"mode collapse: fakes of one label vary {now[-1]:.2g} times as much as reals, before {usual:.2g} times"
+        )
+        yield Finding("collapse", message, key, now[-1], limit, last_good_step)
 
 
 def _vanishing_gradient(
     rows: Sequence[Row], options: HealthOptions, player: str, min_history: int
 ) -> tuple[float, float, int] | None:
-    """A gradient, what it should not be below, and since when it is."""
-    now, past, since = _split_history(rows, options, f"Health/{player}/gradient")
-    if not now or len(past) < min_history or max(now) >= (limit := options.vanishing_factor * median(past)):
+    """Return (gradient norm, limit, last good step) if a player's gradient is below the limit, else None."""
+    now, past, last_good_step = _split_history(rows, options, f"Health/{player}/gradient")
+    if not now or len(past) < min_history:
         return None
-    return now[-1], limit, since
+    limit = options.vanishing_factor * median(past)
+    return (now[-1], limit, last_good_step) if max(now) < limit else None
 
 
 def _detect_d_saturated(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     key = "Health/D/accuracy"
-    now, _, since = _split_history(rows, options, key)
+    now, _, last_good_step = _split_history(rows, options, key)
     if now and min(now) >= options.d_saturation and _vanishing_gradient(rows, options, "D", 1):
-        message = f"D tells {now[-1]:.1%} of reals from fakes and has nothing left to learn: it has won"
-        yield Finding("won", message, key, now[-1], options.d_saturation, since)
+        message = f"discriminator saturated: {now[-1]:.1%} accuracy, vanishing gradient"
+        yield Finding("d_saturated", message, key, now[-1], options.d_saturation, last_good_step)
 
 
 def _detect_stalled(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
-    now, _, _ = _split_history(rows, options, "Health/D/accuracy")
+    accuracies, _, _ = _split_history(rows, options, "Health/D/accuracy")
+    if accuracies and max(accuracies) >= options.d_saturation:
+        return
     for player in "DG":
-        found = _vanishing_gradient(rows, options, player, MIN_HISTORY_LINES)
-        if found and (not now or max(now) < options.d_saturation):
-            size, limit, since = found
-            message = f"the gradient of {player} is {size:.2g}, and was {limit / options.vanishing_factor:.2g}: the game stands still"
-            yield Finding("stalled", message, f"Health/{player}/gradient", size, limit, since)
+        vanishing = _vanishing_gradient(rows, options, player, MIN_HISTORY_LINES)
+        if vanishing:
+            norm, limit, last_good_step = vanishing
+            usual = limit / options.vanishing_factor
+            message = f"training stalled: the gradient norm of {player} is {norm:.2g}, before {usual:.2g}"
+            yield Finding("stalled", message, f"Health/{player}/gradient", norm, limit, last_good_step)
             return
 
 
 def _detect_no_update(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     for player in "GD":
-        key = f"Health/{player}/moved"
-        now, _, since = _split_history(rows, options, key)
+        key = f"Health/{player}/update_norm"
+        now, _, last_good_step = _split_history(rows, options, key)
         if now and max(now) == 0:
-            yield Finding("frozen", f"{player} does not move: its weights are what they were", key, 0.0, 0.0, since)
+            yield Finding("no_update", f"the weights of {player} do not change", key, 0.0, 0.0, last_good_step)
 
 
 def _detect_replica_drift(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
-    message = "ranks should hold the same {player}, and are {now:.2g} of its norm from their mean"
-    yield from _detect_beyond_limit(rows, "drift", "apart", options.max_replica_drift, message)
+    message = "replicas of {player} differ: they are {now:.2g} of its norm from their mean"
+    yield from _detect_beyond_limit(rows, "drift", "replica_drift", options.max_replica_drift, message)
 
 
 def _detect_consensus_loss(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     for player in "GD":
         key = f"Consensus/{player}"
-        now, _, since = _split_history(rows, options, key)
+        now, _, last_good_step = _split_history(rows, options, key)
         if now and min(now) > options.max_consensus_distance:
-            message = f"ranks are {now[-1]:.2g} of the norm of {player} from their mean: they do not train one network"
-            yield Finding("consensus", message, key, now[-1], options.max_consensus_distance, since)
+            message = f"no consensus: ranks are {now[-1]:.2g} of the norm of {player} from their mean"
+            yield Finding("consensus", message, key, now[-1], options.max_consensus_distance, last_good_step)
             return
 
 
 def _detect_noisy_label(rows: Sequence[Row], options: HealthOptions) -> Iterator[Finding]:
     key = "Health/label/roughness"
-    now, _, since = _split_history(rows, options, key)
+    now, _, last_good_step = _split_history(rows, options, key)
     others = get_number(rows[-1], "Health/label/others")
     if now and min(now) > options.max_roughness and others < 0.8 * options.max_roughness:
         label = int(get_number(rows[-1], "Health/label/number"))
         message = f"the images of label {label} look like noise (roughness {now[-1]:.2f}; of other labels {others:.2f})"
-        yield Finding("label", message, key, now[-1], options.max_roughness, since)
+        yield Finding("noisy_label", message, key, now[-1], options.max_roughness, last_good_step)
 
 
 DETECTORS: tuple[Callable[[Sequence[Row], HealthOptions], Iterator[Finding]], ...] = (
-    *(
-        _detect_nonfinite,
-        _detect_replica_drift,
-        _detect_overshoot,
-        _detect_divergence,
-        _detect_collapse,
-        _detect_d_saturated,
-        _detect_stalled,
-        _detect_no_update,
-        _detect_consensus_loss,
-        _detect_noisy_label,
-    ),
+    _detect_nonfinite,
+    _detect_replica_drift,
+    _detect_overshoot,
+    _detect_divergence,
+    _detect_collapse,
+    _detect_d_saturated,
+    _detect_stalled,
+    _detect_no_update,
+    _detect_consensus_loss,
+    _detect_noisy_label,
 )
