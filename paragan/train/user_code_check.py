@@ -1,9 +1,9 @@
 """Try networks and objectives of the user's own on a few images, before a folder is created.
 
-On two lanes of a few images each: shapes, both losses and their gradients, parameters that stay in the memory where the
-trainer put them, buffers that change, and lanes merged in one pass against lanes alone. The first module whose output
-differs is named. Networks that draw torch's own random numbers are recognised by two passes that differ; during training
-torch is then seeded before each pass (`Game.uses_torch_rng`). Whatever cannot be trained is refused in one line.
+On two lanes of a few images each: shapes, both losses and their gradients, parameters that stay in the memory where
+the trainer put them, buffers that change, and lanes merged in one pass against lanes alone. The first module whose
+output differs is named. Networks that draw torch's own random numbers are recognised by two passes that differ; during
+training torch is then seeded before each pass (`Game.uses_torch_rng`). What cannot be trained is refused in one line.
 """
 
 from __future__ import annotations

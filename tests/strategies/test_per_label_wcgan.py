@@ -368,7 +368,7 @@ def test_a_run_whose_queue_was_lost_goes_on(tmp_path):
 
 @pytest.mark.parametrize(
     ("before", "said", "state"),
-    [(True, "before its scores were taken", "free"), (False, "stopped after label 0", "done")],
+    [(True, "before its scores were measured", "free"), (False, "stopped after label 0", "done")],
 )
 def test_a_signal_while_a_label_is_scored_ends_the_worker(before, said, state, tmp_path, monkeypatch):
     from paragan.train.callbacks import scoring

@@ -15,42 +15,42 @@ from paragan.strategies.base import LaneShare, Role
 from paragan.train.averaged_model import averaged_networks
 
 
-class Failing(SingleRankGroup):
+class FailingGroup(SingleRankGroup):
     """Doubles what it sums, as for two ranks that agree, and fails at a call, its sum half done."""
 
     size = 2
 
-    def __init__(self, at):
-        object.__setattr__(self, "left", [at])
+    def __init__(self, fail_at):
+        object.__setattr__(self, "remaining", [fail_at])
 
-    def sum(self, x):
-        self.left[0] -= 1
+    def all_reduce_sum(self, x):
+        self.remaining[0] -= 1
         x *= 2
-        if self.left[0] == 0:
+        if self.remaining[0] == 0:
             raise CommunicationError("gone")
         return super().all_reduce_sum(x)
 
 
-def table(at):
-    def player(name, average):
+def make_session(fail_at):
+    def player(name, ema):
         net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-        return Player(name, net, lambda p: torch.optim.SGD(p, lr=0.1), ema=average)
+        return Player(name, net, lambda p: torch.optim.SGD(p, lr=0.1), ema=ema)
 
     players = [player("G", EMAConfig()), player("D", None)]
-    world, game = SimpleNamespace(everyone=Failing(at)), SimpleNamespace(players=players)
+    world, game = SimpleNamespace(all_ranks=FailingGroup(fail_at)), SimpleNamespace(players=players)
     return SimpleNamespace(role=Role((), LaneShare((), 1), replicated=False), world=world, game=game)
 
 
-def held(session):
+def copy_tensors(session):
     averages = [p.ema.params.clone() for p in session.game.players if p.ema]
     return averages + [t.clone() for p in session.game.players for t in (p.flat.params, *p.net.state_dict().values())]
 
 
-@pytest.mark.parametrize("at", range(1, 9))
-def test_a_sum_that_fails_leaves_everyone_as_he_was(at):
-    session = table(at)
-    before = held(session)
+@pytest.mark.parametrize("fail_at", range(1, 9))
+def test_a_failed_reduction_changes_no_tensor(fail_at):
+    session = make_session(fail_at)
+    before = copy_tensors(session)
     with pytest.raises(CommunicationError), averaged_networks(session):
         pass
-    for now, then in zip(held(session), before, strict=True):
+    for now, then in zip(copy_tensors(session), before, strict=True):
         assert torch.equal(now, then)

@@ -152,7 +152,7 @@ def test_data_that_changed_are_refused(tmp_path):
     np.savez(data, images=np.zeros((64, 8, 8, 1), np.uint8))
     train_interrupted(run, 1, *SHORT, f"--data={data}")
     np.savez(data, images=np.ones((64, 8, 8, 1), np.uint8))
-    assert "other images" in usage_error(*train_args(run, *SHORT, f"--data={data}"))
+    assert "not the images that" in usage_error(*train_args(run, *SHORT, f"--data={data}"))
 
 
 def test_what_an_interrupted_save_left_aside_is_removed(run):

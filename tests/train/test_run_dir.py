@@ -160,27 +160,28 @@ def test_one_run_at_a_time_writes_in_a_folder(tmp_path, processes, undisturbed):
     assert final_tensors(run) == final_tensors(undisturbed)
 
 
-def test_a_record_from_before_a_field_was_has_its_default():
+def test_a_field_that_a_record_lacks_has_its_default():
     run = fill_strategy_defaults(tiny_run.make_run("strategy=quantized"))
-    former = to_dict(run)
-    del former["g"]["optimism"], former["strategy"]["feedback"]
-    assert config_changes(former, run) == []
-    assert [name for name, _, _ in config_changes(former | {"batch": 32}, run)] == ["batch"]
+    record = to_dict(run)
+    del record["g"]["optimizer_wrapper"], record["strategy"]["feedback"]
+    assert config_changes(record, run) == []
+    assert [name for name, _, _ in config_changes(record | {"batch": 32}, run)] == ["batch"]
     assert "strategy.name" in [
-        name for name, _, _ in config_changes(former, fill_strategy_defaults(tiny_run.make_run()))
+        name for name, _, _ in config_changes(record, fill_strategy_defaults(tiny_run.make_run()))
     ]
 
 
-def test_a_folder_that_another_worker_begins_while_we_look_is_joined(tmp_path, monkeypatch):
-    run, path = fill_strategy_defaults(tiny_run.make_run("strategy=per-label")), tmp_path / "run"
-    looked = RunDir.read_run_config
+def test_a_folder_that_another_worker_creates_meanwhile_is_joined(tmp_path, monkeypatch):
+    run = fill_strategy_defaults(tiny_run.make_run("strategy=per-label"))
+    path = tmp_path / "run"
+    original = RunDir.read_run_config
 
-    def record(folder: RunDir):
-        found = looked(folder)
+    def read_run_config(run_dir: RunDir):
+        config = original(run_dir)
         if not path.exists():
             path.mkdir()
-            folder.write_run_config(run)
-        return found
+            run_dir.write_run_config(run)
+        return config
 
-    monkeypatch.setattr(RunDir, "record", record)
+    monkeypatch.setattr(RunDir, "read_run_config", read_run_config)
     assert select_shared_run_dir(RunDirRequest(run_dir=path), run, lambda folder: False).path == path

@@ -2,8 +2,8 @@
 
 RUN/figures/figures.json, *.png        read by report/figures.py
 
-`paragan report` only reads files, so these are made at the end of a run, and by `paragan report` if the model is newer:
-the index holds a digest of the weights. Only generators that make images from latents have figures. Classes are mixed by
+The page only reads files, so these are made at the end of a run, and by `paragan report` if the model is newer: the
+index holds a digest of the weights. Only generators that make images from latents have figures. Classes are mixed by
 hooks on G's embeddings (models/interpolation.py), so no network has to know about it.
 """
 
@@ -46,7 +46,10 @@ NUM_PATHS = 4  # strips of a kind
 MAX_SIDE_PX = 128  # of an image in a strip
 GAP_PX = 6  # between a fake and its neighbours
 
-CLASS_INTERPOLATION_TEXT = "The latent stays the same. The generator's embeddings of the class are interpolated linearly from one to the other."
+CLASS_INTERPOLATION_TEXT = (
+    "The latent stays the same. The generator's embeddings of the class are interpolated linearly from one to the "
+    "other."
+)
 
 
 @dataclass(frozen=True)

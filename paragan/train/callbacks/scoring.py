@@ -1,4 +1,8 @@
-"""Scores of a run's averaged generator, while it trains and afterwards."""
+"""Score the averaged generator of a run while it trains, and models of run folders afterwards.
+
+Every rank samples its share of the fakes. Scores go to metrics.jsonl with the protocol by which they were measured;
+only scores of equal protocols are compared.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,7 @@ from paragan.core.errors import Interrupted, UsageError
 from paragan.core.jsonl import JsonlFile, Row, is_number, read_jsonl
 from paragan.data.dataset import Dataset
 from paragan.eval import classifier
-from paragan.eval.accumulators import FeatureAcc, ShouldAbort, never_abort
-from paragan.eval.accumulators import unique_accumulators as readings_of
+from paragan.eval.accumulators import FeatureAcc, ShouldAbort, never_abort, unique_accumulators
 from paragan.eval.evaluate import (
     ClassLabels,
     EvalProtocol,
@@ -42,57 +45,62 @@ from paragan.train.callbacks.best_model import BestModelTracker, resolve_best_me
 from paragan.train.console import RunConsole
 from paragan.train.session import Session, has_crossed_kimg
 
-BLOCK_IMAGES = 64  # images that are looked at together
-MAX_READ_ATTEMPTS = 10  # to read one model on all ranks while a run replaces it
-MAX_CACHED_FEATURE_BYTES = 2**28  # bytes of the reals' features that a rank keeps from one time to the next
+BLOCK_IMAGES = 64  # images of a forward pass
+MAX_READ_ATTEMPTS = 10  # to read the same model on all ranks while a run replaces it
+MAX_CACHED_FEATURE_BYTES = 2**28  # of the reals, that a rank keeps between two scorings
 
 
 @dataclass(frozen=True)
 class ScoringReference:
-    """What fakes are compared with: a space, and what it saw of the reals. Made once, it serves often."""
+    """What fakes are compared with: a feature space, and statistics of the reals if a metric needs them. Reusable."""
 
     space: FeatureSpace
-    reals: FeatureStats | None  # where a metric looks at them
+    reals: FeatureStats | None
 
 
 @dataclass
 class ScoringCallback:
-    """An observer: scores at the times the run asks for and at its end, shared by all ranks."""
+    """Scores at the times the run asks for, and at its end; all ranks take part.
+
+    A stop that is requested meanwhile is not delayed: the scores are left to the run that resumes.
+    """
 
     folder: Path
     dataset: Dataset
     console: RunConsole
     evaluation: EvaluationOptions
     best_tracker: BestModelTracker
-    _cached_reference: tuple[Any, ScoringReference] | None = None  # for which metrics and ranks
+    _cached_reference: tuple[Any, ScoringReference] | None = None  # (evaluation, rank, ranks) and its reference
 
     def __call__(self, session: Session) -> None:
-        wanted = self.evaluation
-        due = has_crossed_kimg(session, wanted.every_kimg) or session.clock.is_done
-        missing = tuple(m for m in wanted.metrics if not self._is_scored(m, session.clock.kimg)) if due else ()
+        evaluation = self.evaluation
+        kimg = session.clock.kimg
+        if not (has_crossed_kimg(session, evaluation.every_kimg) or session.clock.is_done):
+            return
+        missing = tuple(metric for metric in evaluation.metrics if not self._is_scored(metric, kimg))
         if not missing:
             return
-        wanted = dataclasses.replace(wanted, metrics=missing)
-        self.console.print(f"scoring {wanted.count:,} fakes: {', '.join(missing)}")
+        evaluation = dataclasses.replace(evaluation, metrics=missing)
+        self.console.print(f"scoring {evaluation.count:,} fakes: {', '.join(missing)}")
         try:
             with session.stats.time_scoring():
-                scores = self._score_session(session, wanted)
+                scores = self._score_session(session, evaluation)
                 if session.world.is_main:
-                    append_scores(self.folder, scores, session.clock.kimg)
+                    append_scores(self.folder, scores, kimg)
                 self.best_tracker(session, scores)
-        except EvaluationAborted:  # who goes on with the run does it again
+        except EvaluationAborted:  # the run that resumes does it again
             if session.clock.is_done:
-                what = f"stopped at its end, {session.clock.kimg:g} kimg, before its scores were taken"
-                raise Interrupted(what, same_on_all_ranks=not session.world.is_main) from None
-            self.console.print(f"{session.clock.kimg:g} kimg: its scores are left to who goes on")
+                message = f"stopped at its end, {kimg:g} kimg, before its scores were measured"
+                raise Interrupted(message, same_on_all_ranks=not session.world.is_main) from None
+            self.console.print(f"{kimg:g} kimg: scoring was stopped; the run that resumes does it")
             return
-        if session.clock.is_done and session.world.is_main:  # its line of stats is there already
-            beside = session.stats.excluded_times()
+        if session.clock.is_done and session.world.is_main:  # the last line of stats was written before
+            times = session.stats.excluded_times()
             JsonlFile(self.folder / "stats.jsonl").update_last(
-                lambda row: {k: row.get(k, 0.0) + s for k, s in beside.items()}
+                lambda row: {key: row.get(key, 0.0) + seconds for key, seconds in times.items()}
             )
-        spent = max(score.seconds for score in scores)
-        self.console.print(f"{session.clock.kimg:g} kimg: {format_score_summary(scores)}  (in {spent:.3g} s)")
+        seconds = max(score.seconds for score in scores)
+        self.console.print(f"{kimg:g} kimg: {format_score_summary(scores)}  (in {seconds:.3g} s)")
 
     def _score_session(self, session: Session, evaluation: EvaluationOptions) -> list[Score]:
         batch_norm = "standing" if session.game.g.batch_coupled_layers else "none"
@@ -104,29 +112,32 @@ class ScoringCallback:
                 self.console.show_scoring_progress(num_scored, evaluation.count)
                 return session.is_stopping()
 
-            to = self._make_or_reuse_reference(evaluation, group, sampler, lambda seen: session.is_stopping())
-            return score(sampler, self.dataset, evaluation, protocol, group, reference=to, should_abort=should_abort)
+            reference = self._make_or_reuse_reference(
+                evaluation, group, sampler, lambda num_scored: session.is_stopping()
+            )
+            return score(
+                sampler, self.dataset, evaluation, protocol, group, reference=reference, should_abort=should_abort
+            )
 
     def _is_scored(self, metric: str, kimg: float) -> bool:
-        """Whether this moment was scored already (a finished run that is opened again)."""
-        return scored_names(self.folder, kimg).issuperset(
-            metric_names(metric, make_feature_space(self.evaluation, self.dataset))
-        )
+        """Return True if a metric was measured at this moment before (a finished run that is opened again)."""
+        names = metric_names(metric, make_feature_space(self.evaluation, self.dataset))
+        return scored_names(self.folder, kimg).issuperset(names)
 
     def _make_or_reuse_reference(
         self, evaluation: EvaluationOptions, group: Group, sampler: Sampler | PerLabelSampler, should_abort: ShouldAbort
     ) -> ScoringReference:
-        """What was made last time, if it is still right on every rank (they may be other ranks now)."""
+        """Return the reference of the last scoring, if it is still right on every rank: they may be others now."""
         key = (evaluation, group.rank, group.size)
-        if (
-            all_ranks(group, self._cached_reference is not None and self._cached_reference[0] == key)
-            and self._cached_reference
-        ):
-            return self._cached_reference[1]
-        made = make_scoring_reference(evaluation, self.dataset, group, sampler.device, should_abort)
-        share = made.reals and made.reals.results.get(FeatureAcc())
-        self._cached_reference = None if share and share.own.nbytes > MAX_CACHED_FEATURE_BYTES else (key, made)
-        return made
+        cached = self._cached_reference
+        is_valid = cached is not None and cached[0] == key
+        if all_ranks(group, is_valid) and cached:
+            return cached[1]
+        reference = make_scoring_reference(evaluation, self.dataset, group, sampler.device, should_abort)
+        features = reference.reals and reference.reals.results.get(FeatureAcc())
+        is_too_large = bool(features) and features.local.nbytes > MAX_CACHED_FEATURE_BYTES
+        self._cached_reference = None if is_too_large else (key, reference)
+        return reference
 
 
 def make_scoring_reference(
@@ -136,21 +147,25 @@ def make_scoring_reference(
     device: torch.device,
     should_abort: ShouldAbort = never_abort,
 ) -> ScoringReference:
-    """What is needed for these metrics. Every rank calls this: a classifier may have to be trained first."""
+    """Make the reference for some metrics. Every rank calls this: a classifier may have to be trained first."""
     space = prepare_feature_space(evaluation, dataset, group, device)
     metrics = [name for name in evaluation.metrics if METRICS[name].real_accumulators]
     if not metrics:
         return ScoringReference(space, None)
     if evaluation.reference:
         return ScoringReference(space, load_reference_stats(evaluation.reference, space, device))
-    how: dict[str, Any] = {"group": group, "batch": BLOCK_IMAGES, "device": device, "should_abort": should_abort}
-    labels = ClassLabels(dataset.classes, dataset.labels)
-    return ScoringReference(
-        space,
-        compute_feature_stats(
-            dataset.images, space=space, metrics=metrics, labels=labels, data_digest=dataset.fingerprint, **how
-        ),
+    reals = compute_feature_stats(
+        dataset.images,
+        space=space,
+        metrics=metrics,
+        group=group,
+        batch=BLOCK_IMAGES,
+        device=device,
+        labels=ClassLabels(dataset.classes, dataset.labels),
+        data_digest=dataset.fingerprint,
+        should_abort=should_abort,
     )
+    return ScoringReference(space, reals)
 
 
 def score(
@@ -163,122 +178,145 @@ def score(
     reference: ScoringReference | None = None,
     should_abort: ShouldAbort = never_abort,
 ) -> list[Score]:
-    """The scores a run asks for, every rank sampling its share of the fakes."""
-    to = reference or _make_scoring_reference(evaluation, dataset, group, sampler.device)
-    mine = block_shards(num_fakes(evaluation.metrics, evaluation.count), BLOCK_IMAGES, group.rank, group.size)
-    told = bool(sampler.prior.probabilities)
+    """Measure the scores that `evaluation` asks for. Every rank calls this and samples its share of the fakes.
+
+    Args:
+        protocol: how fakes are made; completed with what is said of the data.
+        truncation: scale of the latents' truncation (1: none).
+        reference: from `make_scoring_reference`; made here if None.
+        should_abort: called with the number of fakes scored; if it is True on all ranks, EvaluationAborted is raised.
+    """
+    if reference is None:
+        reference = make_scoring_reference(evaluation, dataset, group, sampler.device)
+    shards = block_shards(num_fakes(evaluation.metrics, evaluation.count), BLOCK_IMAGES, group.rank, group.size)
 
     def sample_labels(rows: range) -> Any:
         return sampler.labels(rows, protocol.seed)
 
+    is_conditional = bool(sampler.prior.probabilities)
     return evaluate(
-        prefetch(sampler, mine, protocol.seed, truncation),
-        to.reals,
-        space=to.space,
+        prefetch(sampler, shards, protocol.seed, truncation),
+        reference.reals,
+        space=reference.space,
         metrics=list(evaluation.metrics),
         count=evaluation.count,
         group=group,
         batch=BLOCK_IMAGES,
         protocol=_complete_protocol(protocol, dataset, sampler),
         device=sampler.device,
-        labels=ClassLabels(dataset.classes, dataset.labels, sample_labels if told else None),
+        labels=ClassLabels(dataset.classes, dataset.labels, sample_labels if is_conditional else None),
         should_abort=should_abort,
     )
 
 
-_make_scoring_reference = make_scoring_reference  # under another name where an argument has this one
-
-
 def check_evaluation(evaluation: EvaluationOptions, dataset: Dataset, best_metric: str = "none") -> None:
-    """Refuse what could not be scored, before anything is trained. best: the score that picks the best model."""
+    """Refuse, before training, what could not be scored.
+
+    Args:
+        best_metric: the score by which the best model is chosen.
+
+    Raises:
+        UsageError: names the field.
+    """
     space = make_feature_space(evaluation, dataset)
     resolve_best_metric(best_metric, evaluation.metrics, space)
     for name in evaluation.metrics:
         metric_names(name, space)
-        least = METRICS[name].min_images
-        if min(evaluation.count, len(dataset.images)) < least:
+        min_images = METRICS[name].min_images
+        if min(evaluation.count, len(dataset.images)) < min_images:
             raise UsageError(
-                f"evaluation.metrics: {name} needs at least {least} images, and there are {len(dataset.images)} reals "
-                f"and {evaluation.count} fakes (evaluation.count)"
+                f"evaluation.metrics={name}: needs at least {min_images} images, and there are {len(dataset.images)} "
+                f"reals and {evaluation.count} fakes (evaluation.count)"
             )
     num_fakes(evaluation.metrics, evaluation.count)
     check_labels(evaluation.metrics, space, len(dataset.classes) if dataset.labels is not None else 0)
     if evaluation.reference:
         reals = load_reference_stats(evaluation.reference, space)
-        for reading in readings_of([METRICS[name].real_accumulators for name in evaluation.metrics]):
-            reals.get(reading)
+        for accumulator in unique_accumulators([METRICS[name].real_accumulators for name in evaluation.metrics]):
+            reals.get(accumulator)
 
 
 def _check_classes(evaluation: EvaluationOptions, dataset: Dataset, model: Model) -> None:
-    """Refuse scores class by class where the classes of the data are others than those G was trained on. A model whose
-    classes are numbers may go with any names."""
-    labelled = [name for name in evaluation.metrics if METRICS[name].needs_labels]
+    """Refuse scores class by class if the data have other classes than the model; numbers go with any names."""
+    per_class = [name for name in evaluation.metrics if METRICS[name].needs_labels]
     numbers = tuple(map(str, range(len(dataset.classes))))
-    if labelled and model.classes not in ((), dataset.classes, numbers):
-        theirs, mine = (", ".join(names[:5]) + ", ..." * (len(names) > 5) for names in (model.classes, dataset.classes))
+    if per_class and model.classes not in ((), dataset.classes, numbers):
         raise UsageError(
-            f"metrics: {labelled[0]} goes class by class, and the data have other classes ({len(dataset.classes)}: "
-            f"{mine}) than the model ({len(model.classes)}: {theirs}); fd, kid and prdc need none"
+            f"evaluation.metrics={per_class[0]}: goes class by class, and the data have other classes "
+            f"({_list_classes(dataset.classes)}) than the model ({_list_classes(model.classes)}). Use fd, kid or prdc"
         )
 
 
+def _list_classes(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > 5 else ""
+    return f"{len(names)}: {', '.join(names[:5])}{more}"
+
+
 def make_feature_space(evaluation: EvaluationOptions, dataset: Dataset) -> FeatureSpace:
-    """What a score sees of such images; of numbers, the numbers. A classifier is not trained yet."""
+    """Return the feature space of these data; a classifier in it is not trained yet. For arrays, their values."""
     name = evaluation.features
     if dataset.is_array:
         if name not in ("values", "pixels"):
-            raise UsageError(f"evaluation.features={name} sees images, and the data are numbers: use values")
+            raise UsageError(f"evaluation.features={name}: needs images, and the data are arrays. Use values")
         return raw_values(dataset.shape)
     channels, resolution, _ = dataset.shape
     if name == classifier.SPACE_NAME:
         return classifier.untrained_space(dataset.labels, dataset.classes)
-    return (
-        space_from_module(name, dataset.shape)
-        if ":" in name
-        else named_space(name, resolution, channels, evaluation.inception or None)
-    )
+    if ":" in name:
+        return space_from_module(name, dataset.shape)
+    return named_space(name, resolution, channels, evaluation.inception or None)
 
 
 def prepare_feature_space(
     evaluation: EvaluationOptions, dataset: Dataset, group: Group, device: torch.device
 ) -> FeatureSpace:
-    """The same, to be looked through. Every rank calls this."""
+    """Return the feature space ready for use. Every rank calls this: its classifier is trained if it is not cached."""
     if evaluation.features != classifier.SPACE_NAME or dataset.is_array:
         return make_feature_space(evaluation, dataset)
-    how: dict[str, Any] = {"data_digest": dataset.fingerprint, "group": group, "device": device}
-    return classifier.classifier_space(dataset.images, dataset.labels, dataset.classes, **how)
+    return classifier.classifier_space(
+        dataset.images,
+        dataset.labels,
+        dataset.classes,
+        data_digest=dataset.fingerprint,
+        group=group,
+        device=device,
+    )
 
 
 def _complete_protocol(protocol: EvalProtocol, dataset: Dataset, sampler: Sampler | PerLabelSampler) -> EvalProtocol:
-    channels, *sides = dataset.shape
-    what = f"{sides[0]}x{sides[0]}x{channels}, square crop, Lanczos" if not dataset.is_array else "as they are"
+    """Add what a protocol says of the data."""
+    preprocessing = "as they are"
+    if not dataset.is_array:
+        channels, resolution, _ = dataset.shape
+        preprocessing = f"{resolution}x{resolution}x{channels}, square crop, Lanczos"
     return dataclasses.replace(
         protocol,
-        data=f"{dataset.fingerprint} {what}",
+        data=f"{dataset.fingerprint} {preprocessing}",
         split="all",
         labels="as in the data" if sampler.prior.probabilities else "none",
     )
 
 
 def scored_names(folder: Path, kimg: float) -> set[str]:
-    """The scores that were taken of a run at a moment; those of truncated samples do not stand for them."""
+    """Return the scores of a run that were measured at a moment; those of truncated samples do not count."""
     rows = [row for row in read_jsonl(folder / "metrics.jsonl") if row.get("kimg") == kimg]
     return {str(row.get("name")) for row in rows if _protocol(row).get("truncation") in (None, 1.0)}
 
 
 def _protocol(row: Row) -> Mapping[str, Any]:
-    """How a score was measured; nothing where another program wrote it and does not say."""
-    found = row.get("protocol")
-    return found if isinstance(found, Mapping) else {}
+    """Return how a score was measured; {} if another program wrote the line and does not say."""
+    protocol = row.get("protocol")
+    return protocol if isinstance(protocol, Mapping) else {}
 
 
 def append_scores(folder: Path, scores: Sequence[Score], kimg: float) -> None:
-    JsonlFile(folder / "metrics.jsonl").extend(one.to_json(kimg) for one in scores)
+    """Append scores to metrics.jsonl."""
+    JsonlFile(folder / "metrics.jsonl").extend(score.to_json(kimg) for score in scores)
 
 
 def format_score_summary(scores: Sequence[Score]) -> str:
-    """fd_pixels 1.23  precision_pixels 0.91 ..."""
-    return "  ".join(f"{one.name} {one.value:.4g}" for one in scores)
+    """Format scores: "fd_pixels 1.23  precision_pixels 0.91"."""
+    return "  ".join(f"{score.name} {score.value:.4g}" for score in scores)
 
 
 def sweep_truncations(
@@ -292,69 +330,83 @@ def sweep_truncations(
     seed: int = 0,
     nets: Any = None,
 ) -> list[list[Score]]:
-    """Score the model of a finished (or running) run, under several truncations, the reals seen once. Scores are added
-    to its metrics.jsonl, the largest truncation last, and what they may not be compared with is said."""
+    """Score the model in a folder under several truncations; the reals are read once. Every rank calls this.
+
+    Scores are appended to the folder's metrics.jsonl, the largest truncation last. Earlier scores that they may not be
+    compared with are named.
+
+    Args:
+        data: other data to score against.
+
+    Returns:
+        The scores by truncation, smallest first.
+    """
     if data:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=data))
-    images = load_dataset(run)
-    check_evaluation(evaluation, images)
-    model = load_same_model(world, lambda: load_model(folder, world.device, nets, images))
-    _check_classes(evaluation, images, model)
+    dataset = load_dataset(run)
+    check_evaluation(evaluation, dataset)
+    model = load_same_model(world, lambda: load_model(folder, world.device, nets, dataset))
+    _check_classes(evaluation, dataset, model)
     console.print(f"scoring {evaluation.count:,} fakes: {', '.join(evaluation.metrics)}")
     if evaluation.features == classifier.SPACE_NAME:
-        console.print("a classifier of the data is trained first, where none is kept yet: that takes minutes")
-    to = make_scoring_reference(evaluation, images, world.all_ranks, world.device)
-    found: list[list[Score]] = []
+        console.print("a classifier of the data is trained first, unless it is cached: that takes minutes")
+    reference = make_scoring_reference(evaluation, dataset, world.all_ranks, world.device)
+    results: list[list[Score]] = []
     for truncation in sorted(truncations):
         protocol = EvalProtocol(batch_norm=model.batch_norm, ema=True, truncation=truncation, seed=seed)
-        found.append(score(model.sampler, images, evaluation, protocol, world.all_ranks, truncation, to))
+        scores = score(model.sampler, dataset, evaluation, protocol, world.all_ranks, truncation, reference)
+        results.append(scores)
         if world.is_main:
-            _write_and_print(folder, found[-1], model.kimg, console)
-    if len(found) > 1:
-        for line in format_truncation_table(found):
+            _write_and_print(folder, scores, model.kimg, console)
+    if len(results) > 1:
+        for line in format_truncation_table(results):
             console.print(line)
-    return found
+    return results
 
 
 def load_same_model(world: World, load_fn: Callable[[], Model]) -> Model:
-    """The model in a folder, the same one on every rank: a run may replace it while they read."""
+    """Load the same model on every rank: a run may replace it while they read.
+
+    Raises:
+        UsageError: ranks do not read the same model.
+    """
     for _ in range(MAX_READ_ATTEMPTS):
         model = load_fn()
         if len(set(world.all_gather_str(json.dumps(model.config, sort_keys=True)))) == 1:
             return model
-    raise UsageError(f"{model.folder} is another model on every rank: put it on storage they share")
+    raise UsageError(f"{model.folder}: ranks read different models. Use storage that all ranks share")
 
 
 def _write_and_print(folder: Path, scores: Sequence[Score], kimg: float, console: RunConsole) -> None:
-    """Write scores down and show them, and what they may not be compared with."""
-    former = read_jsonl(folder / "metrics.jsonl")
+    """Append scores to metrics.jsonl, print them, and print which earlier ones they may not be compared with."""
+    previous_rows = read_jsonl(folder / "metrics.jsonl")
     append_scores(folder, scores, kimg)
-    for one in scores:
-        console.print(f"{one.name} {one.value:.4g}" + "".join(f"  ({note})" for note in one.notes))
-        if one.per_class:
-            console.print("  " + "  ".join(f"{name} {value:.4g}" for name, value in one.per_class.items()))
-    for reason, names in _incomparable_scores(scores, former).items():
+    for score in scores:
+        notes = "".join(f"  ({note})" for note in score.notes)
+        console.print(f"{score.name} {score.value:.4g}{notes}")
+        if score.per_class:
+            console.print("  " + "  ".join(f"{name} {value:.4g}" for name, value in score.per_class.items()))
+    for reason, names in _incomparable_scores(scores, previous_rows).items():
         console.print(f"not comparable with {', '.join(names)} before: {reason}")
 
 
 def _incomparable_scores(scores: Sequence[Score], previous_rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Why, of scores that may be compared with none of their name; and with which values last."""
-    found: dict[str, list[str]] = {}
-    for one in scores:
-        others = [row for row in previous_rows if row.get("name") == one.name and is_number(row.get("value"))]
-        differing = [protocol_differences(one, {**row, "protocol": _protocol(row)}) for row in others]
-        if differing and all(differing):
-            last = _protocol(others[-1])
-            reason = ", ".join(f"{key} {one.protocol.get(key)}, was {last.get(key)}" for key in differing[-1])
-            found.setdefault(reason, []).append(f"the {one.name} {others[-1]['value']:.4g}")
-    return found
+    """Return reason -> earlier scores, of the scores that are comparable with none of their name."""
+    names_by_reason: dict[str, list[str]] = {}
+    for score in scores:
+        rows = [row for row in previous_rows if row.get("name") == score.name and is_number(row.get("value"))]
+        differences = [protocol_differences(score, {**row, "protocol": _protocol(row)}) for row in rows]
+        if differences and all(differences):
+            last = _protocol(rows[-1])
+            reason = ", ".join(f"{key} {score.protocol.get(key)}, was {last.get(key)}" for key in differences[-1])
+            names_by_reason.setdefault(reason, []).append(f"the {score.name} {rows[-1]['value']:.4g}")
+    return names_by_reason
 
 
 def format_truncation_table(score_rows: Sequence[Sequence[Score]]) -> list[str]:
-    """A line a truncation, a column a score."""
-    rows = [["truncation", *(one.name for one in score_rows[0])]]
-    rows += [
-        [f"{scores[0].protocol['truncation']:g}", *(f"{one.value:.4g}" for one in scores)] for scores in score_rows
-    ]
+    """Return the lines of a table with a row for each truncation and a column for each score."""
+    rows = [["truncation", *(score.name for score in score_rows[0])]]
+    for scores in score_rows:
+        rows.append([f"{scores[0].protocol['truncation']:g}", *(f"{score.value:.4g}" for score in scores)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]

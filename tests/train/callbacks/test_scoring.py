@@ -23,7 +23,6 @@ from processes import (
     train_args,
     train_tiny,
     usage_error,
-    wait_until,
 )
 
 
@@ -135,7 +134,7 @@ def test_statistics_of_a_file_stand_for_the_data(digits, tmp_path):
 
 
 def test_a_classifier_of_the_data_scores_class_by_class(digits, monkeypatch):
-    monkeypatch.setattr(classifier, "TRAINING", classifier.ClassifierTraining(max_samples=640))
+    monkeypatch.setattr(classifier, "DEFAULT_TRAINING", classifier.ClassifierTraining(max_samples=640))
     ended = run_cli("eval", digits, "--metrics=accuracy,intra_fd,is", "--features=resnet20", "--count=200")
     assert ended.status == 0, ended.err
     accuracy, intra, inception_score = read_jsonl(digits / "metrics.jsonl")[-3:]
@@ -147,7 +146,7 @@ def test_a_classifier_of_the_data_scores_class_by_class(digits, monkeypatch):
 
 
 def test_a_classifier_of_fakes_scores_them(digits, monkeypatch):
-    monkeypatch.setattr(classifier, "TRAINING", classifier.ClassifierTraining(max_samples=640))
+    monkeypatch.setattr(classifier, "DEFAULT_TRAINING", classifier.ClassifierTraining(max_samples=640))
     quick = dataclasses.replace(METRICS["cas"], settings={"train_samples": 640, "test_images": 100})
     monkeypatch.setitem(METRICS, "cas", quick)
     ended = run_cli("eval", digits, "--metrics=cas,accuracy", "--count=200")
@@ -225,61 +224,29 @@ def scored(tmp_path_factory):
     return train_tiny(tmp_path_factory.mktemp("scored") / "run", *SCORED)
 
 
-@pytest.mark.parametrize(("moment", "kimg", "said"), [(0, 0.08, "(step 5)"), (1, 0.16, "before its")])
-def test_who_asks_for_the_end_does_not_wait_for_scores(moment, kimg, said, tmp_path, monkeypatch, scored):
-    """They are taken by who goes on with the run, and all is as if nobody had asked."""
-    begun, seen = [], []
+@pytest.mark.parametrize(("moment", "kimg", "message"), [(0, 0.08, "(step 5)"), (1, 0.16, "before its")])
+def test_a_stop_does_not_wait_for_scores(moment, kimg, message, tmp_path, monkeypatch, scored):
+    """The run that resumes measures them, with the results of an undisturbed run."""
+    samplers, scored_moments = [], []
 
-    def ahead(*arguments, sample=scoring.prefetch):
-        begun.append(sample(*arguments))
-        return functools.partial(look, begun[-1], len(begun) - 1)
+    def prefetch(*arguments, make_sampler=scoring.prefetch):
+        samplers.append(make_sampler(*arguments))
+        return functools.partial(sample_block, samplers[-1], len(samplers) - 1)
 
-    def look(sample, number, rows):
-        seen.append(number)
+    def sample_block(sample, number, rows):
+        scored_moments.append(number)
         if number == moment and rows.start == 128:
             signal.raise_signal(signal.SIGTERM)
         return sample(rows)
 
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(scoring, "ahead", ahead)
+        patch.setattr(scoring, "prefetch", prefetch)
         ended = run_cli(*train_args(run, *SCORED))
-    assert (ended.status, seen.count(moment)) == (3, 3)
-    assert said in ended.err
+    assert (ended.status, scored_moments.count(moment)) == (3, 3)
+    assert message in ended.err
     assert [row[1] for row in scores(run)] == [0.08] * moment
     assert list_checkpoints(run)[-1].name == f"{round(1000 * kimg / 16):08d}"
     assert run_cli(*train_args(run, *SCORED)).status == 0
     assert scores(run) == scores(scored)
     assert final_tensors(run) == final_tensors(scored)
-
-
-@pytest.mark.kill
-@pytest.mark.timeout(120)
-def test_ranks_leave_scores_together(tmp_path, processes, scored):
-    run, marks = tmp_path / "run", tmp_path / "marks"
-    marks.mkdir()
-    slow = f"""
-import pathlib, time
-from paragan.train import scoring
-former = scoring.ahead
-def ahead(*a):
-    sample = former(*a)
-    def slowly(rows):
-        pathlib.Path({str(marks)!r}, str(rows.start)).touch()
-        time.sleep(0.3)
-        return sample(rows)
-    return slowly
-scoring.ahead = ahead
-"""
-    more = ("--kimg=0.16", "--evaluation.count=6400", "--evaluation.every_kimg=0.08")
-    ranks = processes.start_ranks(
-        2, *train_args(run, *more), start=functools.partial(processes.start_forked, patch=slow)
-    )
-    wait_until(lambda: len(list(marks.iterdir())) > 2, description="fakes are scored")
-    ranks[1].send_signal(signal.SIGTERM)
-    assert [rank.wait() for rank in ranks] == [3, 3]
-    assert len(list(marks.iterdir())) < 60  # of 100 blocks
-    assert not (run / "metrics.jsonl").exists()
-    assert [path.name for path in list_checkpoints(run)] == ["00000005"]
-    assert [rank.wait() for rank in processes.start_ranks(2, *train_args(run, *more))] == [0, 0]
-    assert [kimg for _, kimg, _ in scores(run)] == [0.08, 0.16]

@@ -250,4 +250,4 @@ def test_ranks_that_others_go_on_without_are_refused(tmp_path):
         "-n",
         f"--run-dir={tmp_path}/r",
     ]
-    assert "--strategy.peer_timeout_s=0" in usage_error(*words)
+    assert "--strategy.rank_loss_timeout_s=0" in usage_error(*words)

@@ -28,14 +28,14 @@ def rows(ticks: int = 20, **last: list[float]) -> list[dict[str, float]]:
     usual = {
         "Health/G/gradient": 5.0,
         "Health/D/gradient": 3.0,
-        "Health/G/moved": 0.05,
-        "Health/D/moved": 0.1,
+        "Health/G/update_norm": 0.05,
+        "Health/D/update_norm": 0.1,
         "Health/D/step": 0.05,
         "Health/G/diversity": 0.7,
         "Health/D/accuracy": 0.8,
         "Loss/G/loss": 0.5,
         "Loss/D/loss": 1.0,
-        "Health/G/apart": 0.0,
+        "Health/G/replica_drift": 0.0,
         "Health/label/roughness": 0.6,
         "Health/label/others": 0.5,
         "Health/label/number": 3.0,
@@ -68,12 +68,12 @@ def test_nothing_is_said_of_a_healthy_run():
         ("divergence", {"Health__D__gradient": [400.0, 900.0, 2e3]}),
         ("divergence", {"Loss__D__loss": [-300.0, -900.0, -2e3]}),
         ("collapse", {"Health__G__diversity": [0.1, 0.08, 0.05]}),
-        ("won", {"Health__D__accuracy": [1.0, 1.0, 1.0], "Health__D__gradient": [0.0, 0.02, 0.01]}),
+        ("d_saturated", {"Health__D__accuracy": [1.0, 1.0, 1.0], "Health__D__gradient": [0.0, 0.02, 0.01]}),
         ("stalled", {"Health__G__gradient": [0.05, 0.05, 0.04], "Health__D__accuracy": [0.8] * 3}),
-        ("frozen", {"Health__G__moved": [0.0, 0.0, 0.0]}),
-        ("drift", {"Health__G__apart": [0.3]}),
+        ("no_update", {"Health__G__update_norm": [0.0, 0.0, 0.0]}),
+        ("drift", {"Health__G__replica_drift": [0.3]}),
         ("consensus", {"Consensus__G": [0.7, 0.8, 0.8]}),
-        ("label", {"Health__label__roughness": [1.0, 0.97, 1.02], "Health__label__others": [0.5] * 3}),
+        ("noisy_label", {"Health__label__roughness": [1.0, 0.97, 1.02], "Health__label__others": [0.5] * 3}),
     ],
 )
 def test_each_kind_is_named_when_its_sign_has_lasted(kind, last):
@@ -127,9 +127,9 @@ def test_signs_are_what_they_say():
     assert line["Health/D/gradient"] == pytest.approx(float(d.grads.double().norm()), rel=1e-6)
     step = -(-len(d.params) // 1024)
     sample, former = d.params[::step].double(), before[::step].double()
-    assert line["Health/D/moved"] == pytest.approx(float((sample - former).norm() / sample.norm()), rel=1e-9)
+    assert line["Health/D/update_norm"] == pytest.approx(float((sample - former).norm() / sample.norm()), rel=1e-9)
     assert 0 <= line["Health/D/accuracy"] <= 1
-    assert "Health/D/apart" not in line  # one rank
+    assert "Health/D/replica_drift" not in line  # one rank
 
 
 @contextlib.contextmanager
@@ -191,7 +191,7 @@ def test_replicas_that_differ_are_seen_by_all_ranks(pool):
         for seed in (0, world.rank):
             s = tiny_run.make_session(of if seed == 0 else dataclasses.replace(of, seed=seed), world)
             play_round(s)
-            alike.append(HealthSignals()(s)["Health/G/apart"])
+            alike.append(HealthSignals()(s)["Health/G/replica_drift"])
         return alike
 
     (same, apart), (same_too, apart_too) = pool(2, look)
@@ -202,7 +202,7 @@ def test_replicas_that_differ_are_seen_by_all_ranks(pool):
 def test_every_strategy_can_be_looked_at(pool):
     def look(world):
         found = []
-        for settings in (["strategy=gossip", "strategy.peer_timeout_s=0"], ["strategy=async"], ["strategy=quantized"]):
+        for settings in (["strategy=gossip", "strategy.rank_loss_timeout_s=0"], ["strategy=async"], ["strategy=quantized"]):
             s, signs = tiny_run.make_session(tiny_run.make_run(*settings), world), HealthSignals()
             for _ in range(2):
                 play_round(s)
@@ -217,8 +217,8 @@ def test_every_strategy_can_be_looked_at(pool):
     first, second = pool(2, look)
     assert first == second
     gossip, apart, quantized = first
-    assert "Health/G/apart" not in gossip
-    assert quantized["Health/G/apart"] == 0
+    assert "Health/G/replica_drift" not in gossip
+    assert quantized["Health/G/replica_drift"] == 0
     assert "Health/D/accuracy" not in apart
     assert apart["Health/G/diversity"] > 0
 
@@ -234,11 +234,11 @@ def test_a_run_says_once_what_is_wrong_and_writes_it_down(tmp_path):
     with on_step(2, frozen):
         ended = run_cli(*train_args(tmp_path / "run", "--kimg=0.16"))
     assert ended.status == 0
-    (row,) = [row for row in read_jsonl(tmp_path / "run" / "health.jsonl") if row["kind"] == "frozen"]
+    (row,) = [row for row in read_jsonl(tmp_path / "run" / "health.jsonl") if row["kind"] == "no_update"]
     assert {"kimg", "step", "kind", "message", "key", "value", "limit", "action"} <= row.keys()
-    assert (row["key"], row["action"], row["step"]) == ("Health/G/moved", "warned", 5)
+    assert (row["key"], row["action"], row["step"]) == ("Health/G/update_norm", "warned", 5)
     assert ended.out.count("G does not move") == 1
-    assert "frozen" in run_cli("status", tmp_path / "run").out
+    assert "no_update" in run_cli("status", tmp_path / "run").out
 
 
 def hasty(session):
