@@ -215,7 +215,9 @@ def test_data_that_are_streamed_are_looked_at_by_the_command_alone(tmp_path):
     save_images(digits.images[:60], digits.labels[:60] % 2, tmp_path / "photos")
     run = train_tiny(tmp_path / "run", "--kimg=0.032", f"--data={tmp_path}/photos", "--data.cache=stream")
     index = run / "figures" / "figures.json"
-    assert "the data are streamed; `paragan report` searches them" in json.loads(index.read_text())["missing_reasons"][0]
+    assert (
+        "the data are streamed; `paragan report` searches them" in json.loads(index.read_text())["missing_reasons"][0]
+    )
     assert run_cli("report", run).status == 0
     told = json.loads(index.read_text())
     assert (told["missing_reasons"], told["thorough"]) == ([], True)

@@ -202,7 +202,11 @@ def test_replicas_that_differ_are_seen_by_all_ranks(pool):
 def test_every_strategy_can_be_looked_at(pool):
     def look(world):
         found = []
-        for settings in (["strategy=gossip", "strategy.rank_loss_timeout_s=0"], ["strategy=async"], ["strategy=quantized"]):
+        for settings in (
+            ["strategy=gossip", "strategy.rank_loss_timeout_s=0"],
+            ["strategy=async"],
+            ["strategy=quantized"],
+        ):
             s, signs = tiny_run.make_session(tiny_run.make_run(*settings), world), HealthSignals()
             for _ in range(2):
                 play_round(s)
