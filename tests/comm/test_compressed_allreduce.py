@@ -1,4 +1,4 @@
-"""The sum over a lossy wire, and looking ahead, against simulations of all ranks in one process."""
+"""The sum over a lossy wire, and optimistic mirror descent, against simulations of all ranks in one process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paragan.comm.compressed_allreduce import CompressedAllReduce, NonFiniteMess
 from paragan.comm.compression.compressors import FP16, Exact, Int4, Int8, RandomK, Sign, TopK
 from paragan.comm.exchange import NoExchange, OptimisticMirrorDescent
 from paragan.comm.flat_params import FlatParams
-from paragan.comm.traffic import Meter
+from paragan.comm.traffic import Meter, Traffic
 from paragan.core.errors import Diverged, RunError
 
 
@@ -20,168 +20,166 @@ def net(width=50):
     return nn.Sequential(nn.Linear(3, width), nn.Linear(width, 7))
 
 
-def coded(wire, x, seed=0):
-    data, out = torch.zeros(wire.nbytes(len(x)), dtype=torch.uint8), torch.empty_like(x)
+def roundtrip(wire, x, seed=0):
+    data = torch.zeros(wire.nbytes(len(x)), dtype=torch.uint8)
+    out = torch.empty_like(x)
     wire.encode(x, data, seed)
     wire.decode(data, out)
     return out
 
 
-def gradient(rank, step, n):
+def random_gradient(rank, step, n):
     return torch.randn(n, generator=torch.Generator().manual_seed(100 * rank + step))
 
 
-def exchanged(world, exchange, steps, bucket_bytes=256):
-    """What every step left in the gradients, and the residual in the end."""
-    flat, found = FlatParams(net(), bucket_bytes), []
+def run_exchange(world, exchange, steps, bucket_bytes=256):
+    """Return the gradients after every step, the residual at the end, and the sizes of the buckets."""
+    flat = FlatParams(net(), bucket_bytes)
+    gradients = []
     for step in range(steps):
         with flat.exchanging(exchange, step):
-            flat.grads.copy_(gradient(world.rank, step, len(flat.grads)))
+            flat.grads.copy_(random_gradient(world.rank, step, len(flat.grads)))
         flat.finish()
-        found.append(flat.grads.clone())
-    return found, flat.states().get("residual"), [len(bucket.grads) for bucket in flat.buckets]
+        gradients.append(flat.grads.clone())
+    return gradients, flat.states().get("residual"), [len(bucket.grads) for bucket in flat.buckets]
 
 
-def simulated(wire, size, steps, buckets, feedback):
-    """The paper's server and workers as one process, shard by shard: p = g + e, Q(p), e = p - Q(p), Q of the mean."""
-    n, found = sum(buckets), []
-    errors = [torch.zeros(n) for _ in range(size)]
+def simulate_server(wire, size, steps, bucket_sizes, feedback):
+    """Simulate the paper's server and workers, shard by shard: p = g + e, Q(p), e = p - Q(p), Q of the mean."""
+    n = sum(bucket_sizes)
+    sums_by_step = []
+    residuals = [torch.zeros(n) for _ in range(size)]
     for step in range(steps):
-        sums, first = [], 0
-        for length in buckets:
-            here, shard = slice(first, first + length), -(-length // size)
-            owed = [size * gradient(r, step, n)[here] + errors[r][here] for r in range(size)]
-            owed = [nn.functional.pad(p, (0, shard * size - length)).view(size, shard) for p in owed]
-            sent = [torch.stack([coded(wire, row) for row in p]) for p in owed]
-            left = [p - q for p, q in zip(owed, sent)]
-            mean = torch.stack([sum(q[owner] for q in sent) / size for owner in range(size)])
-            answer = torch.stack([coded(wire, row) for row in mean])
+        sums = []
+        start = 0
+        for length in bucket_sizes:
+            bucket = slice(start, start + length)
+            shard = -(-length // size)
+            p = [size * random_gradient(r, step, n)[bucket] + residuals[r][bucket] for r in range(size)]
+            p = [nn.functional.pad(x, (0, shard * size - length)).view(size, shard) for x in p]
+            q = [torch.stack([roundtrip(wire, row) for row in rows]) for rows in p]
+            e = [x - y for x, y in zip(p, q)]
+            mean = torch.stack([sum(rows[owner] for rows in q) / size for owner in range(size)])
+            q_mean = torch.stack([roundtrip(wire, row) for row in mean])
             for owner in range(size):
-                left[owner][owner] += size * (mean[owner] - answer[owner])
-            sums.append(answer.view(-1)[:length])
+                e[owner][owner] += size * (mean[owner] - q_mean[owner])
+            sums.append(q_mean.view(-1)[:length])
             for r in range(size):
-                errors[r][here] = feedback * left[r].view(-1)[:length]
-            first += length
-        found.append(torch.cat(sums))
-    return found, errors
+                residuals[r][bucket] = feedback * e[r].view(-1)[:length]
+            start += length
+        sums_by_step.append(torch.cat(sums))
+    return sums_by_step, residuals
 
 
 @pytest.mark.parametrize("wire", [Int8(), Int4(), Sign(), TopK(fraction=0.1)], ids=lambda w: w.name)
 @pytest.mark.parametrize("feedback", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize("size", [2, 4])
-def test_it_is_the_papers_server(pool, wire, feedback, size):
-    results = pool(size, lambda world: exchanged(world, CompressedAllReduce(wire, world.all_ranks, feedback), 5))
-    expected, errors = simulated(wire, size, 5, results[0][2], feedback)
-    for rank, (found, error, _) in enumerate(results):
-        for ours, theirs in zip(found, expected, strict=True):
+def test_equals_the_papers_server(pool, wire, feedback, size):
+    results = pool(size, lambda world: run_exchange(world, CompressedAllReduce(wire, world.all_ranks, feedback), 5))
+    expected, residuals = simulate_server(wire, size, 5, results[0][2], feedback)
+    for rank, (gradients, residual, _) in enumerate(results):
+        for ours, theirs in zip(gradients, expected, strict=True):
             assert torch.equal(ours, theirs)
         if feedback:
-            assert torch.equal(error, errors[rank])
+            assert torch.equal(residual, residuals[rank])
         else:
-            assert error is None
+            assert residual is None
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("size", [3, 4])
-def test_vectors_that_do_not_divide_or_are_shorter_than_the_ranks(pool, n, size):
+def test_vectors_of_any_length(pool, n, size):
     def job(world):
-        bucket = Bucket(torch.zeros(n), gradient(world.rank, 0, n), 0, [(0, "w")])
+        bucket = Bucket(torch.zeros(n), random_gradient(world.rank, 0, n), 0, [(0, "w")])
         for awaited in CompressedAllReduce(Exact(), world.all_ranks)(bucket, 0):
             if not isinstance(awaited, ExchangeEvent):
                 awaited.wait()
         return bucket.grads, bucket.state("residual")
 
-    for found, error in pool(size, job):
-        torch.testing.assert_close(found, sum(gradient(r, 0, n) for r in range(size)))
-        assert error.abs().max() == 0
+    for summed, residual in pool(size, job):
+        torch.testing.assert_close(summed, sum(random_gradient(r, 0, n) for r in range(size)))
+        assert residual.abs().max() == 0
 
 
 @pytest.mark.parametrize("wire", [Int4(), Sign(), RandomK(fraction=0.1)], ids=lambda w: w.name)
-def test_sent_plus_kept_is_the_gradient(pool, wire):
-    """Over any number of steps: the sum of what arrived and what is owed is the sum of what was given."""
-    results = pool(4, lambda world: exchanged(world, CompressedAllReduce(wire, world.all_ranks), 6))
+def test_sent_plus_residual_is_the_gradient(pool, wire):
+    """Over any number of steps."""
+    results = pool(4, lambda world: run_exchange(world, CompressedAllReduce(wire, world.all_ranks), 6))
     n = len(results[0][0][0])
-    given = sum(gradient(rank, step, n).double() for rank in range(4) for step in range(6))
-    arrived = sum(found.double() for found in results[0][0])
-    owed = sum(error.double() for _, error, _ in results) / 4
-    torch.testing.assert_close(arrived + owed, given, rtol=1e-4, atol=1e-4)
+    total = sum(random_gradient(rank, step, n).double() for rank in range(4) for step in range(6))
+    sent = sum(gradients.double() for gradients in results[0][0])
+    residual = sum(residual.double() for _, residual, _ in results) / 4
+    torch.testing.assert_close(sent + residual, total, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_bytes_counted_are_bytes_predicted(pool, size):
+def test_counted_bytes_equal_predicted_bytes(pool, size):
     def job(world):
         meter = Meter()
         exchange = CompressedAllReduce(Int8(), world.all_ranks.with_meter(meter))
-        _, _, buckets = exchanged(world, exchange, 3)
-        predicted = [exchange.traffic(n) for n in buckets]
-        return (
-            meter.sent_bytes,
-            meter.messages,
-            *(3 * sum(x) for x in zip(*((t.sent_bytes, t.messages) for t in predicted))),
-        )
+        _, _, bucket_sizes = run_exchange(world, exchange, 3)
+        predicted = sum((exchange.traffic(n) for n in bucket_sizes), start=Traffic())
+        return (meter.sent_bytes, meter.messages), (3 * predicted.sent_bytes, 3 * predicted.messages)
 
-    for sent, messages, predicted, predicted_messages in pool(size, job):
-        assert (sent, messages) == (predicted, predicted_messages)
+    for counted, predicted in pool(size, job):
+        assert counted == predicted
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_refused_by_all_and_nothing_moves(pool, bad):
+def test_all_ranks_refuse_a_step_that_is_not_finite(pool, bad):
     def job(world):
         flat = FlatParams(net(), bucket_bytes=256, player_name="D")
         exchange = CompressedAllReduce(Int4(), world.all_ranks)
         with flat.exchanging(exchange, 0):
-            flat.grads.copy_(gradient(world.rank, 0, len(flat.grads)))
+            flat.grads.copy_(random_gradient(world.rank, 0, len(flat.grads)))
         flat.finish()
         before = flat.states()["residual"]
         try:
             with flat.exchanging(exchange, 1):
-                flat.grads.copy_(gradient(world.rank, 1, len(flat.grads)))
+                flat.grads.copy_(random_gradient(world.rank, 1, len(flat.grads)))
                 if world.rank == 1:
                     flat.parameters[1].grad.view(-1)[3] = bad  # the last layer's weight: parameters run backwards
-            said = None
+            refusal = None
         except RunError as error:
-            said = type(error), str(error)
-        return said, torch.equal(before, flat.states()["residual"])
+            refusal = type(error), str(error)
+        return refusal, torch.equal(before, flat.states()["residual"])
 
-    for rank, (said, untouched) in enumerate(pool(3, job)):
-        assert untouched
+    for rank, (refusal, is_unchanged) in enumerate(pool(3, job)):
+        assert is_unchanged
         if rank == 1:
-            assert said == (Diverged, "the gradient of D 1.weight is not finite: the step was refused")
+            assert refusal == (Diverged, "the gradient of D 1.weight is not finite: the step was refused")
         else:
-            assert said[0] is NonFiniteMessage
-            assert "int4 wire delivered numbers that are not finite" in said[1]
+            assert refusal[0] is NonFiniteMessage
+            assert "int4 wire delivered numbers that are not finite" in refusal[1]
 
 
-def test_what_is_too_large_for_the_wire_is_refused_by_name(pool):
+def test_number_too_large_for_the_wire_is_named(pool):
     def job(world):
         flat = FlatParams(net(), bucket_bytes=256, player_name="D")
         try:
             with flat.exchanging(CompressedAllReduce(FP16(), world.all_ranks), 0):
                 if world.rank == 1:
                     flat.parameters[1].grad.view(-1)[3] = 7e4  # float32 holds it
-            said = None
+            return ""
         except RunError as error:
-            said = str(error)
-        return said
+            return str(error)
 
-    said = pool(2, job)
-    assert said[1] == "the gradient of D 1.weight is too large for the fp16 wire: the step was refused"
-    assert "fp16 wire delivered numbers that are not finite" in said[0]
+    refusals = pool(2, job)
+    assert refusals[1] == "the gradient of D 1.weight is too large for the fp16 wire: the step was refused"
+    assert "fp16 wire delivered numbers that are not finite" in refusals[0]
 
 
-def test_lookahead_takes_the_gradient_ahead_and_steps_from_where_it_was():
-    model = net()
-    flat, rate = FlatParams(model), 0.1
-    here = flat.params.clone()
-    previous = torch.zeros_like(here)
+def test_optimistic_mirror_descent_steps_from_the_original_point():
+    flat = FlatParams(net())
+    lr = 0.1
+    params = flat.params.clone()
+    previous_gradient = torch.zeros_like(params)
     for step in range(3):
-        seen = []
-        with flat.exchanging(OptimisticMirrorDescent(NoExchange(), lambda: rate), step):
-            seen.append(flat.params.clone())
-            flat.grads.copy_(gradient(0, step, len(here)))
-        assert torch.equal(seen[0], torch.sub(here, previous, alpha=rate))
+        with flat.exchanging(OptimisticMirrorDescent(NoExchange(), lambda: lr), step):
+            assert torch.equal(flat.params, torch.sub(params, previous_gradient, alpha=lr))
+            flat.grads.copy_(random_gradient(0, step, len(params)))
         flat.finish()
-        assert torch.equal(flat.params, here)
-        previous = flat.grads.clone()
-        flat.params.sub_(flat.grads, alpha=rate)
-        here = flat.params.clone()
+        assert torch.equal(flat.params, params)
+        previous_gradient = flat.grads.clone()
+        flat.params.sub_(flat.grads, alpha=lr)
+        params = flat.params.clone()

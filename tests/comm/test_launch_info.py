@@ -1,4 +1,4 @@
-"""Where a launcher put us: torchrun's variables, or srun's, or none."""
+"""Where a launcher put this process: torchrun's variables, srun's, or none."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from paragan.train.rank_agreement import check_same_config
 from processes import free_port
 
 
-def test_without_a_launcher_we_are_alone():
+def test_single_process_without_a_launcher():
     assert LaunchInfo.from_environment({}) == LaunchInfo(0, 1, 0, 1)
-    assert (
-        LaunchInfo.from_environment({"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}) == LaunchInfo()
-    )  # sbatch, without srun
+    sbatch_without_srun = {"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}
+    assert LaunchInfo.from_environment(sbatch_without_srun) == LaunchInfo()
 
 
 def test_torchrun():
@@ -26,7 +25,7 @@ def test_torchrun():
     assert LaunchInfo.from_environment(env) == LaunchInfo(5, 8, 1, 4)
 
 
-def test_ranks_that_were_started_by_hand():
+def test_ranks_started_by_hand():
     assert LaunchInfo.from_environment({"RANK": "1", "WORLD_SIZE": "2"}) == LaunchInfo(1, 2, 0, 1)
 
 
@@ -36,7 +35,7 @@ def test_srun(tasks, local_size):
     assert LaunchInfo.from_environment(env) == LaunchInfo(5, 8, 1, local_size)
 
 
-def test_torchrun_under_slurm_is_torchrun():
+def test_torchrun_precedes_slurm():
     env = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "RANK": "6", "WORLD_SIZE": "8"}
     assert LaunchInfo.from_environment(env).rank == 6
 
@@ -56,11 +55,11 @@ def test_torchrun_under_slurm_is_torchrun():
     ],
     ids=str,
 )
-def test_places_that_make_no_sense_are_refused_on_every_rank(env):
-    with pytest.raises(UsageError) as refused:
+def test_invalid_variables_are_refused_on_every_rank(env):
+    with pytest.raises(UsageError) as refusal:
         LaunchInfo.from_environment(env)
-    assert not refused.value.same_on_all_ranks  # rank 0 cannot say it for the others
-    assert any(name in str(refused.value) for name in env)
+    assert not refusal.value.same_on_all_ranks  # every rank prints its own
+    assert any(name in str(refusal.value) for name in env)
 
 
 @pytest.mark.parametrize(
@@ -76,34 +75,34 @@ def test_places_that_make_no_sense_are_refused_on_every_rank(env):
         "": "",
     }.items(),
 )
-def test_the_first_host_of_slurms_list(nodes, host):
+def test_first_host_of_slurms_list(nodes, host):
     assert _first_host(nodes) == host
 
 
-def test_rank_0_is_awaited_for_the_timeout_and_named():
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port := free_port())}  # nobody is there
+def test_missing_rank_0_is_named_after_the_timeout():
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port := free_port())}  # no server
     with pytest.raises(
         CommunicationError, match=rf"rank 0 is not at 127\.0\.0\.1:{port} \(MASTER_ADDR:MASTER_PORT\), says rank 1: "
     ):
         rendezvous(LaunchInfo(1, 2), env, 0.2)
 
 
-def test_a_port_that_is_taken_is_named():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+def test_port_in_use_is_named():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         with pytest.raises(CommunicationError, match=f"rank 0 cannot serve 127.0.0.1:{port}"):
             rendezvous(LaunchInfo(0, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}, 1.0)
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "http"])
-def test_a_port_that_is_none_is_refused(port):
+def test_invalid_port_is_refused(port):
     with pytest.raises(UsageError, match="MASTER_PORT"):
         rendezvous(LaunchInfo(0, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}, 1.0)
 
 
-def test_ranks_that_disagree_on_the_run_are_all_named(pool):
+def test_differences_of_the_run_name_all_ranks(pool):
     def job(world):
         wire = {0: "int8", 1: "int4", 2: "int8"}[world.rank]
         run = tiny_run.make_run(
@@ -114,8 +113,8 @@ def test_ranks_that_disagree_on_the_run_are_all_named(pool):
         except UsageError as error:
             return str(error)
 
-    said = pool(3, job)
-    assert len(set(said)) == 1
-    assert "strategy.wire.name is 'int8' on rank 0, 'int4' on rank 1" in said[0]
-    assert "batch is 16 on rank 0, 32 on rank 2" in said[0]
-    assert "kimg is 1.0 on rank 0, 2.0 on rank 1" in said[0]
+    messages = pool(3, job)
+    assert len(set(messages)) == 1
+    assert "strategy.wire.name is 'int8' on rank 0, 'int4' on rank 1" in messages[0]
+    assert "batch is 16 on rank 0, 32 on rank 2" in messages[0]
+    assert "kimg is 1.0 on rank 0, 2.0 on rank 1" in messages[0]

@@ -1,4 +1,4 @@
-"""Mixing matrices: doubly stochastic, as fast as they say, and refused where they do not fit."""
+"""Mixing matrices are doubly stochastic, contract as stated, and are refused for the wrong number of ranks."""
 
 from __future__ import annotations
 
@@ -31,31 +31,35 @@ every_topology = pytest.mark.parametrize("topology", BUILTIN_TOPOLOGIES, ids=lam
 SIZES = (1, 2, 3, 4, 6, 8, 9, 16, 32)
 
 
-def spread(met, size):
+def transitive_closure(reaches, size):
     for _ in range(size):
-        met = met | met @ met
-    return met
+        reaches = reaches | reaches @ reaches
+    return reaches
 
 
 @every_topology
 def test_every_matrix_is_doubly_stochastic_and_connects(topology):
     for size in (n for n in SIZES if not topology.unsupported_reason(n)):
-        met = np.eye(size, dtype=bool)
+        reaches = np.eye(size, dtype=bool)
         for step in range(topology.period(size) or 60):
             w = topology.matrix(size, step)
             assert w.shape == (size, size)
             assert (w >= 0).all()
             np.testing.assert_allclose(w.sum(0), 1, atol=1e-12)
             np.testing.assert_allclose(w.sum(1), 1, atol=1e-12)
-            met |= (w > 0) @ met
-        assert (met | met.T if topology.period(size) != 1 else spread(met, size)).all()
+            reaches |= (w > 0) @ reaches
+        if topology.period(size) == 1:
+            assert transitive_closure(reaches, size).all()
+        else:
+            assert (reaches | reaches.T).all()
 
 
 @every_topology
 @pytest.mark.parametrize("size", [4, 8, 16])
-def test_the_distance_to_the_mean_falls_as_stated(topology, size):
-    """At worst a step leaves `contraction` of it; and from the worst start it does (a fixed W), or on average."""
-    stated, period = contraction(topology, size), topology.period(size)
+def test_distance_to_the_mean_contracts_as_stated(topology, size):
+    """By `contraction` at worst: exactly so for a fixed W from the worst start, and in the mean for random ones."""
+    stated = contraction(topology, size)
+    period = topology.period(size)
     if period:
         product = np.eye(size)
         for step in range(3 * period):
@@ -67,11 +71,11 @@ def test_the_distance_to_the_mean_falls_as_stated(topology, size):
         return
     x = np.random.default_rng(0).standard_normal(size)
     x -= x.mean()
-    left = [np.square(topology.matrix(size, step) @ x).sum() / np.square(x).sum() for step in range(4000)]
-    assert np.mean(left) ** 0.5 == pytest.approx(stated, rel=0.02)
+    ratios = [np.square(topology.matrix(size, step) @ x).sum() / np.square(x).sum() for step in range(4000)]
+    assert np.mean(ratios) ** 0.5 == pytest.approx(stated, rel=0.02)
 
 
-def test_second_eigenvalues_that_are_known():
+def test_known_contractions():
     assert [round(contraction(Ring(), n), 3) for n in (4, 8, 16, 32)] == [0.333, 0.805, 0.949, 0.987]
     assert [rounds_for_consensus(Ring(), n, 1e-2) for n in (4, 8, 16, 32)] == [5, 22, 89, 358]
     assert contraction(Complete(), 8) == 0
@@ -90,7 +94,7 @@ def test_one_peer_reaches_the_mean_in_log2_steps(size):
     assert contraction(OnePeer(), size) == 0
 
 
-def test_messages_a_step():
+def test_messages_per_step():
     sent = {t.name: messages_per_step(t, 16) for t in BUILTIN_TOPOLOGIES}
     assert sent == {
         "ring": 2, "torus": 4, "hypercube": 4, "exponential": 4, "one-peer": 1, "complete": 15,
@@ -99,13 +103,13 @@ def test_messages_a_step():
 
 
 @every_topology
-def test_what_one_hears_another_tells(topology):
+def test_every_receive_has_a_send(topology):
     for size in (n for n in SIZES if not topology.unsupported_reason(n)):
         for step in (0, 1, 5):
-            those = [neighbors(topology, size, rank, step) for rank in range(size)]
-            assert all(j in those[i].recv_from for j in range(size) for i in those[j].send_to)
-            assert sum(len(m.send_to) for m in those) == sum(len(m.recv_from) for m in those)
-            assert all(m.self_weight + sum(m.recv_from.values()) == pytest.approx(1) for m in those)
+            peers = [neighbors(topology, size, rank, step) for rank in range(size)]
+            assert all(j in peers[i].recv_from for j in range(size) for i in peers[j].send_to)
+            assert sum(len(p.send_to) for p in peers) == sum(len(p.recv_from) for p in peers)
+            assert all(p.self_weight + sum(p.recv_from.values()) == pytest.approx(1) for p in peers)
 
 
 def test_random_graphs_differ_from_step_to_step_and_follow_the_seed():
@@ -115,21 +119,21 @@ def test_random_graphs_differ_from_step_to_step_and_follow_the_seed():
 
 
 @pytest.mark.parametrize(
-    ("topology", "size", "said"),
+    ("topology", "size", "message"),
     [
         (Hypercube(), 6, "topology=hypercube on 6 ranks: it needs .* power of two. Use ring, torus, exp"),
         (Torus(), 7, "topology=torus on 7 ranks: it needs .* not prime. Use ring, exp"),
     ],
 )
-def test_what_does_not_fit_names_what_does(topology, size, said):
-    with pytest.raises(UsageError, match=said):
+def test_refusal_names_usable_topologies(topology, size, message):
+    with pytest.raises(UsageError, match=message):
         check_topology(topology, size)
 
 
 RING4 = "0.5,0.25,0,0.25\n0.25,0.5,0.25,0\n0,0.25,0.5,0.25\n0.25,0,0.25,0.5\n"
 
 
-def test_a_graph_from_a_file(tmp_path):
+def test_graph_from_a_file(tmp_path):
     file = tmp_path / "ring.csv"
     file.write_text(RING4)
     graph = GraphFile(path=str(file))
@@ -139,7 +143,7 @@ def test_a_graph_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (RING4.replace("0.5,0.25,0,0.25", "0.6,0.25,0,0.25"), "row 0 of .* adds up to 1.1"),
         ("0.5,0.5\n", "as many numbers as there are lines"),
@@ -151,10 +155,10 @@ def test_a_graph_from_a_file(tmp_path):
         ("1\n", "the matrix in .* is for 1 ranks. Use ring"),
     ],
 )
-def test_a_graph_that_cannot_be_is_refused(tmp_path, text, said):
+def test_invalid_graph_is_refused(tmp_path, text, message):
     file = tmp_path / "graph.csv"
     file.write_text(text)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         check_topology(GraphFile(path=str(file)), 4)
 
 
@@ -163,13 +167,13 @@ def test_a_graph_that_cannot_be_is_refused(tmp_path, text, said):
     [
         (Ring(), (0, 1, 3), 4, "ring"),
         (OnePeer(), (1, 2, 3), 4, "one-peer"),
-        (Hypercube(), (0, 1, 3), 4, "induced-subgraph"),  # what is left of the square is the path 0 - 1 - 3
+        (Hypercube(), (0, 1, 3), 4, "induced-subgraph"),  # the path 0 - 1 - 3 remains of the square
         (Hypercube(), (0, 3), 4, "hypercube"),
         (Torus(), (0, 1, 2, 3, 4), 6, "induced-subgraph"),
-        (Hypercube(), (0, 3, 5), 8, "ring"),  # of the cube's corners no two of these are neighbours
+        (Hypercube(), (0, 3, 5), 8, "ring"),  # no two of these corners of the cube are neighbours
     ],
 )
-def test_survivors_have_a_graph_that_mixes(topology, original_ranks, initial_size, name):
+def test_survivors_stay_connected(topology, original_ranks, initial_size, name):
     restricted = restrict_to(topology, original_ranks, initial_size)
     assert restricted.name == name
     size = len(original_ranks)
@@ -179,5 +183,5 @@ def test_survivors_have_a_graph_that_mixes(topology, original_ranks, initial_siz
     assert contraction(restricted, size) < 1
 
 
-def test_which_graphs_stay():
+def test_static_topologies():
     assert [t.name for t in BUILTIN_TOPOLOGIES if is_static(t, 8)] == ["ring", "torus", "hypercube", "complete", "star"]

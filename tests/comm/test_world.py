@@ -1,4 +1,4 @@
-"""Groups agree, count what they send, and fail with names."""
+"""Collectives of groups and worlds, and failures that name the rank."""
 
 from __future__ import annotations
 
@@ -33,54 +33,53 @@ def test_solo_needs_no_process_group():
     rows, work = world.all_ranks.all_gather(x)
     work.wait()
     assert rows.shape == (1, 3)
-    assert world.all_gather_str("word") == ["word"]
+    assert world.all_gather_str("text") == ["text"]
     world.close()
 
 
 def test_groups_of_some_ranks(pool):
     def job(world):
         groups = [world.new_group([0, 2]), world.new_group([1])]
-        mine = next(g for g in groups if g)
+        own_group = next(g for g in groups if g)
         x = torch.tensor([float(world.rank)])
-        mine.all_reduce_sum(x).wait()
-        return mine.size, mine.rank, x.item()
+        own_group.all_reduce_sum(x).wait()
+        return own_group.size, own_group.rank, x.item()
 
     assert pool(3, job) == [(2, 0, 2.0), (1, 0, 1.0), (2, 1, 2.0)]
 
 
-def test_agree_tells_everyone_every_word(pool):
+def test_strings_are_gathered_in_rank_order(pool):
     assert pool(3, lambda world: world.all_gather_str(f"from {world.rank}")) == [["from 0", "from 1", "from 2"]] * 3
 
 
-def test_a_rank_that_does_not_speak_is_named(pool):
+def test_missing_rank_is_named(pool):
     def job(world):
         if world.rank == 1:
             time.sleep(1)
             return "late"
         with pytest.raises(CommunicationError, match=r"rank 1 did not arrive within 0\.3 s"):
-            world.all_gather_str("here", timeout_s=0.3)
+            world.all_gather_str("text", timeout_s=0.3)
         return "named"
 
     assert pool(3, job) == ["named", "late", "named"]
 
 
-def test_the_fault_of_one_rank_reaches_the_others_with_rank_and_step(pool):
+def test_all_ranks_report_the_first_failure(pool):
     def job(world):
         if world.rank == 2:
             return world.report_failure(ValueError("bad pixel"), 41)
         return world.report_failure(CommunicationError("connection closed"), 41)
 
-    answers = pool(3, job)
-    assert all(answer == "rank 2, step 41: bad pixel" for answer in answers)
+    assert pool(3, job) == ["rank 2, step 41: bad pixel"] * 3
 
 
-def test_pipes_that_are_not_of_the_world_are_left_alone(pool):
+def test_other_sockets_keep_their_timeouts(pool):
     def job(world):
         world.report_failure(ValueError("bad pixel"), 41)
         handles = filter(None, map(duplicate_socket, open_sockets()))
         pipes = [handle for handle in handles if handle.family == socket.AF_UNIX]  # the pool's
-        return [pipe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16) == bytes(16) for pipe in pipes]
+        return [pipe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16) for pipe in pipes]
 
-    for untouched in pool(2, job):
-        assert untouched
-        assert all(untouched)
+    for timeouts in pool(2, job):
+        assert timeouts
+        assert all(timeout == bytes(16) for timeout in timeouts)

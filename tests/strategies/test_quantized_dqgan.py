@@ -35,7 +35,7 @@ class ThreeBits:
 
     def encode(self, x, out, seed):
         block_quantizer.encode_levels(
-            x, out, block=64, bits=4, max_level=3, rule="largest", stochastic=False, seed=seed
+            x, out, block=64, bits=4, max_level=3, rule="absmax", stochastic=False, seed=seed
         )
 
     def decode(self, data, out):

@@ -1,8 +1,9 @@
-"""Wires: what a float vector becomes while it travels.
+"""Wires: compressors, which encode a float vector as the bytes of a message.
 
 A lossy one is a delta-approximate compressor Q: E|Q(v) - v|^2 <= (1 - delta) |v|^2 for every v, which is what error
-feedback needs (Karimireddy et al. 2019; Chen et al. 2020). Each states its size and its delta, so plans need no
-measurement. A compressor of your own is a record with these methods, given as `module:Class`.
+feedback needs (Karimireddy et al. 2019; Chen et al. 2020). Each states its size and its delta, so planning needs no
+measurement. A compressor of your own is a config class with these methods, given as `module:Class`; it is tried on a
+few vectors when the run's configuration is read (`check_compressor`).
 """
 
 from __future__ import annotations
@@ -23,44 +24,52 @@ from paragan.core.schema import config_class, name_shorthand, or_user_class
 
 Block = Annotated[int, Field(ge=64, le=4096, multiple_of=64)]
 Rounding = Literal["nearest", "stochastic"]
-SCALE_ROUNDING = 2.0**-6  # how much greater a scale of 16 bits may be than what it stands for
+SCALE_ROUNDING = 2.0**-6  # the relative error of a scale in 16 bits, which is rounded up
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 class Compressor(Protocol):
-    """A float vector of one number or more to bytes and back. Pure: the same vector and seed give the same bytes.
+    """Encodes a float vector of one number or more. Pure: the same vector and seed give the same bytes.
 
-    feedback : the share of what is lost that is sent with the next step, where nobody says otherwise. All of it, unless
-               so much is lost that debts would be paid long after the opponent they are about has moved on.
+    lossy    : whether decoding may return other numbers than were encoded
+    feedback : the default share of the loss that is sent with the next step (error feedback). It is 1, unless so much
+               is lost that residuals would be sent long after the opponent they concern has moved on.
     """
 
     lossy: ClassVar[bool]
     feedback: ClassVar[float]
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What `strategy.wire` calls it."""
+        ...
 
     def nbytes(self, n: int) -> int:
-        """Bytes that n numbers take on the wire: a multiple of 4, or of 2."""
+        """Return the bytes of n encoded numbers: a multiple of 4, or of 2."""
         ...
 
     def delta(self, n: int) -> float:
-        """How much of |v|^2 arrives at least, in expectation, for n numbers; 0 where no such promise holds."""
+        """Return the part of |v|^2 that is kept at least, in expectation, for n numbers; 0: nothing is guaranteed."""
         ...
 
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
-        """x [n] float32 -> out [nbytes(n)] uint8, at a multiple of 4 bytes. What is not finite stays so.
-        seed: of whatever is drawn, from 0 to 2^31 - 1."""
+        """Encode a vector. If x has a number that is not finite, so has the decoded vector.
+
+        Args:
+            x: [n] float32.
+            out: [nbytes(n)] uint8, aligned to 4 bytes.
+            seed: of random numbers, from 0 to 2^31 - 1.
+        """
         ...
 
     def decode(self, data: Tensor, out: Tensor) -> None:
-        """data [nbytes(n)] uint8 -> out [n] float32."""
+        """Decode data [nbytes(n)] uint8 into out [n] float32."""
         ...
 
 
 @config_class
 class Exact:
-    """float32 as it is."""
+    """float32, without loss."""
 
     name: Literal["exact"] = "exact"
     lossy: ClassVar[bool] = False
@@ -80,12 +89,12 @@ class Exact:
 
 
 class _Float16Wire:
-    """16 bits a number. delta holds for numbers that are normal in this format; smaller ones wait in the residual."""
+    """16 bits a number. delta holds for numbers that are normal in this format; smaller ones stay in the residual."""
 
     lossy: ClassVar[bool] = True
     feedback: ClassVar[float] = 1.0
     dtype: ClassVar[torch.dtype]
-    significant_bits: ClassVar[int]  # bits
+    significant_bits: ClassVar[int]
 
     def nbytes(self, n: int) -> int:
         return 2 * n
@@ -111,7 +120,7 @@ class BF16(_Float16Wire):
 
 @config_class
 class FP16(_Float16Wire):
-    """float16: 11 significant bits, from 6e-5 to 65504 (what is larger is refused, not clipped)."""
+    """float16: 11 significant bits, from 6e-5 to 65504 (larger numbers are refused, not clipped)."""
 
     name: Literal["fp16"] = "fp16"
     dtype: ClassVar[torch.dtype] = torch.float16
@@ -119,9 +128,12 @@ class FP16(_Float16Wire):
 
 
 class _UniformQuantizer:
-    """Equal levels of a block's largest number, and all of them used: -2^(bits - 1), which that number becomes, to
-    2^(bits - 1) - 1 (`block` numbers share a scale and its sign). Rounded at random there are as many on either side,
-    so that the mean is right."""
+    """Equally spaced levels, scaled by the largest number of each block.
+
+    Rounded to nearest, all levels are used, -2^(bits - 1) to 2^(bits - 1) - 1: the scale is signed, so that the largest
+    number becomes -2^(bits - 1). Rounded stochastically, there are as many levels on either side, so that the result is
+    unbiased.
+    """
 
     lossy: ClassVar[bool] = True
     feedback: ClassVar[float] = 1.0
@@ -131,6 +143,7 @@ class _UniformQuantizer:
 
     @property
     def max_level(self) -> int:
+        """The level that the scale stands for."""
         half = 1 << (self.bits - 1)
         return half if self.rounding == "nearest" else half - 1
 
@@ -138,27 +151,26 @@ class _UniformQuantizer:
         return block_quantizer.num_blocks(n, self.block) * block_quantizer.encoded_block_bytes(self.block, self.bits)
 
     def delta(self, n: int) -> float:
-        """The worst block has one large number, and all others at the step's worst place. The scale is up to SLACK
-        greater than that number."""
-        others, step = (
-            (min(self.block, n) - 1) * (1 + SCALE_ROUNDING) ** 2 / self.max_level**2,
-            (1 + SCALE_ROUNDING) / self.max_level,
-        )
+        """Return the bound for the worst block: one large number, and all others in the middle between two levels.
+
+        The scale is up to SCALE_ROUNDING greater than the large number.
+        """
+        step = (1 + SCALE_ROUNDING) / self.max_level
+        others = (min(self.block, n) - 1) * (1 + SCALE_ROUNDING) ** 2 / self.max_level**2
         if self.rounding == "nearest":
-            opposite = 1 / self.max_level**2  # what is lost of a number as large as the largest, of the other sign
+            opposite = 1 / self.max_level**2  # the loss of a number as large as the largest, with the other sign
             return min((1 - SCALE_ROUNDING**2) / (1 + others / 4), 1 - opposite)
         return max(0.0, 1 - (math.sqrt(1 + others) - 1) / 2 - min(SCALE_ROUNDING * step, step**2 / 4))
 
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
         stochastic = self.rounding == "stochastic"
-        rule = "largest" if stochastic else "extreme"
         block_quantizer.encode_levels(
             x,
             out,
             block=self.block,
             bits=self.bits,
             max_level=self.max_level,
-            rule=rule,
+            rule="absmax" if stochastic else "signed_absmax",
             stochastic=stochastic,
             seed=seed,
         )
@@ -169,7 +181,7 @@ class _UniformQuantizer:
 
 @config_class
 class Int8(_UniformQuantizer):
-    """8 bits a number: 256 levels of a block's largest."""
+    """8 bits a number: 256 levels, scaled by a block's largest number."""
 
     name: Literal["int8"] = "int8"
     block: Block = 256
@@ -179,8 +191,10 @@ class Int8(_UniformQuantizer):
 
 @config_class
 class Int4(_UniformQuantizer):
-    """4 bits a number: 16 levels of a block's largest. With larger blocks, or with all of what is lost sent
-    again, GANs become worse (docs/quantized.md)."""
+    """4 bits a number: 16 levels, scaled by a block's largest number.
+
+    GANs become worse with larger blocks, or with feedback of 1 (docs/quantized.md).
+    """
 
     name: Literal["int4"] = "int4"
     block: Block = 64
@@ -191,7 +205,7 @@ class Int4(_UniformQuantizer):
 
 @config_class
 class Int2(_UniformQuantizer):
-    """2 bits a number: a block's largest, half of it, nothing, or minus half of it."""
+    """2 bits a number: a block's largest number, half of it, zero, or minus half of it."""
 
     name: Literal["int2"] = "int2"
     block: Block = 64
@@ -201,24 +215,26 @@ class Int2(_UniformQuantizer):
 
 @config_class
 class QSGD:
-    """Levels of a block's norm, rounded at random so that the mean is right (Alistarh et al. 2017)."""
+    """Levels scaled by a block's norm, rounded stochastically without bias (Alistarh et al. 2017)."""
 
     name: Literal["qsgd"] = "qsgd"
     levels: Annotated[int, Field(ge=1, le=127)] = 127
     block: Block = 256
     lossy: ClassVar[bool] = True
-    feedback: ClassVar[float] = 0.0  # its mean is right without; with few levels delta is 0 and residuals grow for ever
+    feedback: ClassVar[float] = 0.0  # it is unbiased; with few levels delta is 0, and residuals would grow for ever
 
     @property
     def bits(self) -> int:
-        """Few enough for -levels .. levels, and a power of two."""
-        return 2 if self.levels == 1 else 4 if self.levels <= 7 else 8
+        """Bits a number: the least power of two that holds -levels .. levels."""
+        if self.levels == 1:
+            return 2
+        return 4 if self.levels <= 7 else 8
 
     def nbytes(self, n: int) -> int:
         return block_quantizer.num_blocks(n, self.block) * block_quantizer.encoded_block_bytes(self.block, self.bits)
 
     def delta(self, n: int) -> float:
-        """Their lemma 3.1, with a step up to SLACK greater."""
+        """Return the bound of the paper's lemma 3.1, with a step that is up to SCALE_ROUNDING greater."""
         size = min(self.block, n)
         return max(0.0, 1 - min(size / self.levels**2, math.sqrt(size) / self.levels) * (1 + SCALE_ROUNDING) ** 2)
 
@@ -254,14 +270,14 @@ class Sign:
 
 
 class _Sparsifier:
-    """A share of the numbers as they are, with their positions; the others as nothing."""
+    """Sends a fraction of the numbers without loss, with their positions; the others become zero."""
 
     lossy: ClassVar[bool] = True
     feedback: ClassVar[float] = 1.0
     fraction: float
 
     def num_sent(self, n: int) -> int:
-        """How many of n numbers travel: no less than their share."""
+        """Return how many of n numbers are sent: the fraction, rounded up."""
         return min(n, math.ceil(self.fraction * n))
 
     def delta(self, n: int) -> float:
@@ -270,7 +286,7 @@ class _Sparsifier:
 
 @config_class
 class TopK(_Sparsifier):
-    """The largest `fraction` of the numbers as they are (Stich et al. 2018)."""
+    """The `fraction` of the numbers with the largest magnitude, without loss (Stich et al. 2018)."""
 
     name: Literal["topk"] = "topk"
     fraction: Fraction = 0.01
@@ -292,7 +308,7 @@ class TopK(_Sparsifier):
 
 @config_class
 class RandomK(_Sparsifier):
-    """A random `fraction` of the numbers as they are; their positions follow from a seed that travels along."""
+    """A random `fraction` of the numbers, without loss; their positions follow from a seed in the message."""
 
     name: Literal["randomk"] = "randomk"
     fraction: Fraction = 0.01
@@ -310,14 +326,14 @@ class RandomK(_Sparsifier):
         out.zero_()[self._positions(seed, len(out), out.device)] = data[4:].view(torch.float32)
 
     def _positions(self, seed: int, n: int, device: torch.device) -> Tensor:
-        """[k] distinct, every one with equal chance."""
+        """Return [k] distinct positions, all equally likely."""
         generator = torch.Generator().manual_seed(seed)
         return torch.randperm(n, generator=generator)[: self.num_sent(n)].to(device)
 
 
 @contextlib.contextmanager
 def wire_errors(wire: Compressor) -> Generator[None]:
-    """Whatever happens inside is the wire's failure: one of the user's own may fail in any way."""
+    """Turn any exception in this context into a RunError of the wire: a user's own wire may raise anything."""
     try:
         yield
     except Exception as error:
@@ -325,14 +341,15 @@ def wire_errors(wire: Compressor) -> Generator[None]:
 
 
 def check_compressor(wire: Compressor) -> None:
-    """Unusable where a compressor of the user's own does not keep the contract on a few vectors."""
+    """Raise UsageError if a user's own compressor breaks the contract on a few vectors."""
     if not 0 <= wire.feedback <= 1:
         raise UsageError(f"feedback={wire.feedback!r} must be from 0 to 1")
     for x in (torch.linspace(-1, 1, 1000), torch.ones(1), torch.zeros(64)):
         nbytes = wire.nbytes(len(x))
         if type(nbytes) is not int or nbytes < 1 or nbytes % 2:
             raise UsageError(f"nbytes({len(x)}) is {nbytes!r}; it must be a whole number, a multiple of 4 or of 2")
-        data, out = torch.zeros(nbytes, dtype=torch.uint8), torch.full_like(x, torch.nan)
+        data = torch.zeros(nbytes, dtype=torch.uint8)
+        out = torch.full_like(x, torch.nan)
         wire.encode(x.clone(), data, 0)
         wire.decode(data, out)
         if not out.isfinite().all():
@@ -340,7 +357,7 @@ def check_compressor(wire: Compressor) -> None:
 
 
 def _select_values(x: Tensor, positions: Tensor) -> Tensor:
-    """The numbers that travel, or NaN where any of x is not finite: it might be one that stays."""
+    """Return x at these positions; NaN if any of x is not finite, since it might be one that is not sent."""
     return torch.where(x.isfinite().all(), x[positions], torch.nan)
 
 
@@ -351,5 +368,5 @@ Wire = Annotated[
     name_shorthand,
 ]
 
-# those that bring a vector itself, with nothing of it sent later
+# wires that are accurate enough without error feedback
 SnapshotWire = Annotated[Exact | BF16 | FP16 | Int8 | Int4, Field(discriminator="name"), name_shorthand]

@@ -1,7 +1,7 @@
-"""Sorted positions in few bytes: Elias-Fano, at most 2 + log2(n / k) bits each, near the least there can be.
+"""Elias-Fano coding of sorted positions: at most 2 + log2(n / k) bits each, close to the minimum.
 
-Elias 1974, Fano 1971. The low bits of every position are written out; the high bits, which rise, become a bit vector
-with a one at (high + rank). The size is fixed by n and k.
+Elias 1974, Fano 1971. The low bits of every position are stored as they are. The high bits, which are in ascending
+order, become a bit vector with a one at (high bits + index of the position). The size depends on n and k only.
 """
 
 from __future__ import annotations
@@ -11,29 +11,30 @@ from torch import Tensor
 
 
 def position_bytes(n: int, k: int) -> int:
-    """Bytes for k of n positions."""
+    """Return the bytes for k of n positions."""
     low = _low_bits(n, k)
     return -(-k * low // 8) + -(-_high_length(n, k, low) // 8)
 
 
 def encode_positions(positions: Tensor, n: int, out: Tensor) -> None:
-    """positions [k] int64, ascending and distinct, below n; out [position_bytes(n, k)] uint8."""
+    """Encode positions [k] int64, distinct, ascending and below n, into out [position_bytes(n, k)] uint8."""
     k = len(positions)
     low = _low_bits(n, k)
     split = -(-k * low // 8)
     if low:
         out[:split].copy_(_pack_bits(((positions[:, None] >> _arange_like(low, out)) & 1).flatten()))
-    ones = torch.zeros(_high_length(n, k, low), dtype=torch.int64, device=out.device)
-    ones[(positions >> low) + _arange_like(k, out)] = 1
-    out[split:].copy_(_pack_bits(ones))
+    high_bits = torch.zeros(_high_length(n, k, low), dtype=torch.int64, device=out.device)
+    high_bits[(positions >> low) + _arange_like(k, out)] = 1
+    out[split:].copy_(_pack_bits(high_bits))
 
 
 def decode_positions(data: Tensor, n: int, k: int) -> Tensor:
-    """[k] int64."""
+    """Return the k positions [k] int64 that `encode_positions` wrote."""
     low = _low_bits(n, k)
     split = -(-k * low // 8)
-    ones = _unpack_bits(data[split:])
-    high = torch.argsort(ones, descending=True, stable=True)[:k] - _arange_like(k, data)  # no sync, unlike nonzero
+    high_bits = _unpack_bits(data[split:])
+    # the positions of the ones; unlike nonzero this does not wait for the device
+    high = torch.argsort(high_bits, descending=True, stable=True)[:k] - _arange_like(k, data)
     if not low:
         return high
     bits = _unpack_bits(data[:split])[: k * low].view(k, low)
