@@ -1,8 +1,8 @@
 """Check that two checkouts train to the same numbers, bit for bit, from the command line.
 
-    python benchmarks/lib/bit_equality.py --reference ../before --cache before.json     # all cases
-    python benchmarks/lib/bit_equality.py --reference ../before --cases sync-2,biggan   # some of them
-    python benchmarks/lib/bit_equality.py --list                                        # their names and commands
+    python -m benchmarks.lib.bit_equality --reference ../before --cache before.json     # all cases
+    python -m benchmarks.lib.bit_equality --reference ../before --cases sync-2,biggan   # some of them
+    python -m benchmarks.lib.bit_equality --list                                        # their names and commands
 
 Each case is one short training (or a few commands in a row) that is run with `python -m paragan` of the reference
 checkout and of the current one (`--current`, by default the one that holds this file), each in a folder of its own.
@@ -70,6 +70,8 @@ RENAMED = {
     "--strategy.rate": "--strategy.consensus_rate",
     "--strategy.lost_after_s": "--strategy.peer_timeout_s",
     "--strategy.lead": "--strategy.max_lead_rounds",
+    "--strategy.buffer.last": "--strategy.replay_policy.window",
+    "--strategy.buffer": "--strategy.replay_policy",
     "--strategy.within": "--strategy.per_label_strategy",
     "--strategy.share": "--strategy.budget_by",
     "--strategy.order=together": "--strategy.order=simultaneous",
@@ -85,6 +87,8 @@ RENAMED = {
     "--nets.rewritten": "--nets.fused_resampling",
     "--device.merge": "--device.lanes_per_pass",
     "--device.one_call": "--device.concat_real_fake",
+    "--output.keep": "--output.max_checkpoints",
+    "--tune=rates": "--batch-scaling=rates",
 }
 
 # Statistics that depend on the clock, the machine and the load.
@@ -329,6 +333,8 @@ class Checkout:
         """Return an argument in this checkout's words: renamed if this checkout lists the new field or value."""
         for old, new in RENAMED.items():
             field, _, value = new.partition("=")
+            if old == argument and field not in self.fields(cwd) and "." not in field:  # an option of the command
+                return new if field in self.run(["-m", "paragan", "train", "--help"], cwd, 60) else argument
             if value:
                 if argument == old and value in self.fields(cwd).get(field, "").split():
                     return new
