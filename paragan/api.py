@@ -21,11 +21,9 @@ from torch import Tensor, nn
 from paragan.comm.process_group import broadcast_bits
 from paragan.comm.world import LaunchInfo, World
 from paragan.config.batch_scaling import WARM_UP_STEPS_PER_DOUBLING, scale_to_batch
-from paragan.config.resolve import load_dataset, resolve
 from paragan.config.run import Run
 from paragan.config.sections import DataOptions, DeviceOptions, EvaluationOptions
 from paragan.config.user_code import AnyObjective
-from paragan.config.validate import validate
 from paragan.core.devices import pick_device
 from paragan.core.errors import RunError, UsageError
 from paragan.core.schema import apply_overrides, config_class, from_dict, to_dict
@@ -49,6 +47,7 @@ from paragan.train.callbacks.log import check_finite
 from paragan.train.callbacks.scoring import check_evaluation, format_score_summary, score
 from paragan.train.console import RunConsole, format_stats
 from paragan.train.loop import play_round, report_errors
+from paragan.train.prepare import prepare_on_all_ranks
 from paragan.train.rank_agreement import on_all_ranks
 from paragan.train.session import Session, build_session, set_threads
 
@@ -240,14 +239,12 @@ class ScalingManager:
         self.world = World.join(place, pick_device(config.device.kind, place.local_rank), config.timeout_s)
         self.console = RunConsole(self.world.is_main)
         self.run = build_scaled_run(config, bs, num_workers)
-        validate(self.run, self.world.size)
         if self.run.device.tune == "measured":
             raise UsageError('device.tune="measured" is for `paragan train`: set what `paragan plan --tune` names')
         set_threads(self.run, self.world)
-        self.dataset: Dataset = (
-            dataset if dataset is not None else on_all_ranks(self.world, lambda: load_dataset(self.run), 1800.0)
-        )
-        self.run = resolve(self.run, self.dataset)
+        prepared = prepare_on_all_ranks(self.run, self.world, dataset, check_parts=False)
+        self.run = prepared.run
+        self.dataset: Dataset = prepared.dataset
         for line in self.run.reasons:
             self.console.print(line)
         self._session: Session | None = None

@@ -82,9 +82,9 @@ def replace_label_with_noise() -> None:
 
     import numpy as np
 
-    from paragan.train import trainer
+    from paragan.train import prepare
 
-    original = trainer.load_dataset
+    original = prepare.load_dataset
 
     def load(run: Any) -> Any:
         images = original(run)
@@ -92,7 +92,7 @@ def replace_label_with_noise() -> None:
         pixels[mine] = np.random.default_rng(0).integers(0, 256, pixels[mine].shape, dtype=np.uint8)
         return dataclasses.replace(images, images=pixels)
 
-    trainer.load_dataset = load
+    prepare.load_dataset = load
 
 
 def change_rank_seed() -> None:

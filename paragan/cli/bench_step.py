@@ -91,18 +91,19 @@ def _build_run(options: argparse.Namespace, rest: list[str]) -> Any:
 def measure_run_profile(run: Run, options: Any) -> Any:
     """The profile of a run, and where it is kept; whether it takes time is said."""
     from paragan.comm.world import World
-    from paragan.config.resolve import load_dataset, make_spec
+    from paragan.config.resolve import make_spec
     from paragan.config.user_code import is_user_defined
     from paragan.core.devices import pick_device
     from paragan.plan.profile.profile_cache import structure_digest
     from paragan.plan.profile.profiler import profile_run
     from paragan.train.build import build_networks
+    from paragan.train.prepare import prepare
     from paragan.train.session import init_from_model, set_threads
-    from paragan.train.trainer import prepare
 
     set_threads(run, World.solo())
-    images = load_dataset(run)
-    run = prepare(run, images)
+    prepared = prepare(run)
+    run = prepared.run
+    images = prepared.dataset
     device = pick_device(run.device.kind)
 
     def make_networks() -> Any:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 def dry_run(run: Run, ranks: int, reasons: list[str]) -> int:
     """Print the complete record of a run, with its cost as comments; train nothing."""
-    from paragan.config.resolve import load_dataset
     from paragan.config.run import to_saved_dict
     from paragan.config.validate import describe_unreached_stages
     from paragan.core.schema import to_yaml
-    from paragan.train.trainer import prepare
+    from paragan.train.prepare import prepare
 
-    whole = load_dataset(run)
-    whole_run = prepare(run, whole)
+    prepared = prepare(run, ranks)
+    whole_run = prepared.run
+    whole = prepared.dataset
     run, images, ranks, rounds, told = _representative_game(whole_run, whole, ranks)
     try:
         counted = _estimate_cost(run, images, ranks, rounds)
@@ -78,7 +78,7 @@ def _representative_game(run: Run, dataset: Dataset, ranks: int) -> tuple[Any, A
     if not run.per_label:
         return run, dataset, ranks, run.total_rounds, []
     from paragan.train.per_label.jobs import describe_jobs, describe_rare_labels, make_jobs
-    from paragan.train.trainer import prepare
+    from paragan.train.prepare import prepare
 
     found = make_jobs(run, dataset, Path())
     first, crew = found[0], run.per_label.ranks_of_label(0, ranks, len(found))
@@ -91,4 +91,4 @@ def _representative_game(run: Run, dataset: Dataset, ranks: int) -> tuple[Any, A
     ]
     mine = dataset.only_class(first.label)
     rounds = sum(job.run.total_images // job.run.round_images for job in found)
-    return prepare(first.run, mine), mine, len(crew), rounds, [line for line in lines if line]
+    return prepare(first.run, len(crew), mine).run, mine, len(crew), rounds, [line for line in lines if line]

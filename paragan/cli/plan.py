@@ -68,9 +68,8 @@ def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     if options.tune:
         return print_tuning(options, rest)
     from paragan.cli.common import check_writable
-    from paragan.config.resolve import load_dataset
     from paragan.plan.select.compare import format_bytes
-    from paragan.train.trainer import prepare
+    from paragan.train.prepare import prepare
 
     check_writable("--json", options.json)
     _check_options(options, rest)
@@ -82,8 +81,9 @@ def _plan(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
 
         return print_simulation(options, run, links)
     check_lanes(run, ranks)
-    images = load_dataset(run)
-    whole = prepare(run, images)
+    prepared = prepare(run)
+    whole = prepared.run
+    images = prepared.dataset
     profile, source = load_or_measure_profile(options.profile, whole, images)
     memory = parse_bytes(options.memory) if options.memory else memory_per_rank(profile, links.ranks_per_host)
     plan, device = _compare_candidates(options, whole, profile, links, memory, batches), profile.device

@@ -51,12 +51,11 @@ def check_large_scale_options(options: argparse.Namespace, rest: Sequence[str]) 
 def print_simulation(options: argparse.Namespace, run: Run, links: Links) -> int:
     """Print what each strategy does with so many workers, one on each host."""
     from paragan.cli.plan_inputs import load_or_measure_profile
-    from paragan.config.resolve import load_dataset
     from paragan.plan.large_scale.fleet import FleetConfig
     from paragan.plan.large_scale.fleet import simulate_fleet as played
     from paragan.plan.large_scale.round_time import make_worker_round
     from paragan.plan.select.candidates import parse_strategy
-    from paragan.train.trainer import prepare
+    from paragan.train.prepare import prepare
 
     crowd = FleetConfig(
         links.ranks, **_host_link(links), churn_per_h=_checked_churn(options), seed=options.seed, **WORKER_VARIATION
@@ -65,8 +64,9 @@ def print_simulation(options: argparse.Namespace, run: Run, links: Links) -> int
     strategies = {name: parse_strategy(name) for name in names}
     for strategy in strategies.values():
         strategy.check(links.ranks)
-    images = load_dataset(run)
-    run = prepare(run, images)
+    prepared = prepare(run)
+    run = prepared.run
+    images = prepared.dataset
     profile, source = load_or_measure_profile(options.profile, run, images)
     lane = run.batch // run.lanes
     job = make_worker_round(dataclasses.replace(run, batch=lane * links.ranks, lanes=links.ranks), profile, links.ranks)

@@ -8,7 +8,6 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paragan.config.validate import validate
 from paragan.core.errors import UsageError
 from paragan.plan.tune.layout_tuner import format_setting, layout_changes
 
@@ -33,14 +32,13 @@ def add_tune_options(p: argparse.ArgumentParser) -> None:
 def print_tuning(options: argparse.Namespace, rest: list[str]) -> int:
     """Print the operations of a round before and after, and every decision with its share."""
     from paragan.comm.world import World
-    from paragan.config.resolve import load_dataset
     from paragan.core.devices import pick_device
-    from paragan.train.trainer import prepare
+    from paragan.train.prepare import prepare
 
     run = _build_run(options, rest)
-    validate(run)
-    images = load_dataset(run)
-    run = prepare(run, images)
+    prepared = prepare(run)
+    run = prepared.run
+    images = prepared.dataset
     if run.per_label:
         raise UsageError("--tune looks at one game, and per-label plays many: leave --strategy out")
     world = World.solo(pick_device(run.device.kind))

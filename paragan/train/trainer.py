@@ -22,29 +22,23 @@ import torch
 from paragan.comm.elastic.elastic_world import ElasticWorld
 from paragan.comm.sockets import is_listening
 from paragan.comm.world import LaunchInfo, World
-from paragan.config.resolve import load_dataset, make_spec, resolve
+from paragan.config.resolve import make_spec
 from paragan.config.run import Run
-from paragan.config.user_code import is_user_defined
 from paragan.config.validate import (
-    check_d_conditioning,
-    check_gradient_penalty,
-    check_weight_clip,
     describe_unreached_stages,
 )
 from paragan.core.errors import UsageError
 from paragan.core.jsonl import JsonlFile
-from paragan.core.rng import CPU
 from paragan.data.dataset import Dataset
-from paragan.nets.conditioning import resolve_d_conditioning
 from paragan.report.page import write_report
 from paragan.strategies import lag_trace
-from paragan.train.build import build_game, build_networks, make_teacher
+from paragan.train.build import build_networks
 from paragan.train.callbacks.best_model import BestModelTracker, recover_interrupted_publish, resolve_best_metric
 from paragan.train.callbacks.log import BadFilesCallback, LogCallback
 from paragan.train.callbacks.report_figures import make_final_figures
 from paragan.train.callbacks.sample_images import SampleCallback, draw_reals
 from paragan.train.callbacks.save import CheckpointCallback
-from paragan.train.callbacks.scoring import ScoringCallback, check_evaluation, make_feature_space
+from paragan.train.callbacks.scoring import ScoringCallback, make_feature_space
 from paragan.train.checkpoint import Checkpoints
 from paragan.train.console import RunConsole
 from paragan.train.elastic_loop import ElasticTrainer
@@ -52,6 +46,7 @@ from paragan.train.health.monitor import HealthMonitor, drop_findings_after
 from paragan.train.health.rollback import retire_undone_checkpoints, roll_back
 from paragan.train.health.rollback_request import RollbackRequested
 from paragan.train.loop import run_training_loop
+from paragan.train.prepare import prepare, prepare_on_all_ranks
 from paragan.train.rank_agreement import check_same_config, locked_run_dir, on_all_ranks
 from paragan.train.run_dir import RunDir, RunDirRequest, check_same_run, config_changes, find_live_runs
 from paragan.train.session import (
@@ -66,8 +61,6 @@ from paragan.train.session import (
     warn_schedules,
     warn_threads,
 )
-
-LOAD_TIMEOUT_S = 1800.0  # loading the data may take very different times on different ranks
 
 # (run, dataset, world, request, console) -> the run with everything decided that was left open
 DecideFn = Callable[[Run, Dataset, World, RunDirRequest, RunConsole], Run]
@@ -126,9 +119,10 @@ class TrainJob:
         Raises:
             UsageError: the folder was named with --run-dir and holds another run, schedule or data.
         """
-        dataset = load_dataset(self.run)
         previous = run_dir.read_run_config() or {}
-        run = prepare(self.run, dataset)
+        prepared = prepare(self.run, self.launch_info.size)
+        run = prepared.run
+        dataset = prepared.dataset
         if self.request.run_dir:
             check_same_run(previous, run, run_dir.path)
         elif config_changes(previous, run):
@@ -172,8 +166,9 @@ def join_running(existing: RunningRun, world: World, console: RunConsole) -> Pat
 def train(run: Run, world: World, request: RunDirRequest, console: RunConsole, decide: DecideFn | None = None) -> Path:
     """Train the run of a record on this rank. Every rank of the world calls this. Returns the run folder."""
     set_threads(run, world)
-    dataset = on_all_ranks(world, lambda: load_dataset(run), LOAD_TIMEOUT_S)
-    run = on_all_ranks(world, lambda: prepare(run, dataset))
+    prepared = prepare_on_all_ranks(run, world)
+    run = prepared.run
+    dataset = prepared.dataset
     check_same_config(run, world)
     if decide:
         run = decide(run, dataset, world, request, console)
@@ -281,31 +276,6 @@ def run_session(
         late_signal = run_training_loop(session, in_order, on_stop)
     console.stop()
     return late_signal
-
-
-def prepare(run: Run, dataset: Dataset) -> Run:
-    """Fill in a record and check it.
-
-    Returns:
-        The complete record.
-
-    Raises:
-        UsageError: the run could not be trained, or not be scored.
-    """
-    run = resolve(run, dataset)
-    has_user_code = is_user_defined(run.nets, run.objective)
-    if not has_user_code:
-        check_weight_clip(run.objective, run.nets.spectral)
-        check_gradient_penalty(run.objective, getattr(run.nets, "batch_norm", False))
-        if not run.per_label:  # each label's game has no labels, and is checked by itself
-            check_d_conditioning(run.objective, resolve_d_conditioning(run.nets, make_spec(run, dataset)))
-    check_evaluation(run.evaluation, dataset, run.output.best_metric)
-    if run.distill_from:
-        make_teacher(run, dataset, CPU)
-    if has_user_code and not run.per_label:
-        plain_run = replace(run, device=replace(run.device, compile=False), distill_from="")
-        build_game(plain_run, build_networks(plain_run, make_spec(run, dataset), CPU), dataset, CPU)  # tries them
-    return run
 
 
 @dataclass(frozen=True)

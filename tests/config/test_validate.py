@@ -11,7 +11,7 @@ from paragan.config.resolve import resolve
 from paragan.config.validate import check_d_conditioning
 from paragan.core.errors import UsageError
 from paragan.data.dataset import Dataset
-from paragan.train.trainer import prepare
+from paragan.train.prepare import prepare
 
 REFUSED = {
     "objective.bcr=10 has objective.cr=5 in it": ("objective.cr=5", "objective.bcr=10"),
@@ -71,6 +71,6 @@ def test_a_contrastive_family_is_played_label_by_label_without_its_head():
     """Each game has one class and tells nobody: a head for labels is not built, so nothing is unheard."""
     images = Dataset(random_images(20, 32), np.arange(20) % 2, ("a", "b"), "")
     settings = ("nets=contragan", "nets.width=4", "nets.latent=8", "evaluation.metrics=[]", "strategy=per-label")
-    assert prepare(tiny_run.make_run(*settings), images).per_label
+    assert prepare(tiny_run.make_run(*settings), dataset=images).run.per_label
     with pytest.raises(UsageError, match=r"use --objective\.contrastive=1"):
-        prepare(tiny_run.make_run(*settings[:-1]), images)
+        prepare(tiny_run.make_run(*settings[:-1]), dataset=images)

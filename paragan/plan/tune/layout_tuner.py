@@ -254,9 +254,9 @@ def decide_layout(run: Any, dataset: Any, world: Any, request: Any, console: Any
     """The run that is trained where `device.tune` is measured: rank 0 decides, as the run in its folder was decided
     where it goes on, and tells all."""
     from paragan.core.schema import replace_fields
+    from paragan.train.prepare import LOAD_TIMEOUT_S
     from paragan.train.rank_agreement import on_all_ranks
     from paragan.train.run_dir import previous_layout
-    from paragan.train.trainer import LOAD_TIMEOUT_S
 
     plainly = dataclasses.replace(run, device=dataclasses.replace(run.device, tune="rules"))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from paragan.comm.world import LaunchInfo, World
-from paragan.config.resolve import load_dataset, make_spec
+from paragan.config.resolve import make_spec
 from paragan.config.run import Run
 from paragan.core.errors import UsageError
 from paragan.core.schema import diff, from_dict, read_yaml, to_dict
@@ -25,10 +25,10 @@ from paragan.train.console import RunConsole
 from paragan.train.per_label.jobs import describe_jobs, describe_rare_labels, make_jobs
 from paragan.train.per_label.lease_queue import LeaseQueue
 from paragan.train.per_label.worker import FINALIZE_JOB, LabelWorker, has_spent_budget
+from paragan.train.prepare import prepare_on_all_ranks
 from paragan.train.rank_agreement import check_same_config, check_shared_storage, on_all_ranks
 from paragan.train.run_dir import RunDir, RunDirRequest, select_shared_run_dir
 from paragan.train.session import check_init_from, set_threads
-from paragan.train.trainer import LOAD_TIMEOUT_S, prepare
 
 BUDGET_FIELDS = ("kimg", "strategy.minutes")  # how long each game is, so that all workers have to know it alike
 
@@ -42,8 +42,9 @@ def train_per_label(
     world = World.join(launch_info, device, run.timeout_s)
     with leave_on_error(world):
         set_threads(run, world)
-        images = on_all_ranks(world, lambda: load_dataset(run), LOAD_TIMEOUT_S)
-        run = on_all_ranks(world, lambda: prepare(run, images))
+        prepared = prepare_on_all_ranks(run, world)
+        run = prepared.run
+        images = prepared.dataset
         check_same_config(run, world)
         path = Path(world.all_gather_str(on_all_ranks(world, lambda: _prepare_run_dir(run, images, request, world)))[0])
         check_shared_storage(path, world)

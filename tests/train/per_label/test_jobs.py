@@ -12,7 +12,7 @@ import tiny_run
 from paragan.config.validate import validate
 from paragan.core.errors import UsageError
 from paragan.train.per_label.jobs import describe_rare_labels, make_jobs
-from paragan.train.trainer import prepare
+from paragan.train.prepare import prepare
 
 COUNTS = (40, 10, 25)
 
@@ -27,7 +27,7 @@ def images(counts=COUNTS, classes=("ant", "bee", "cat")):
 
 def run(*settings):
     found = tiny_run.make_run("strategy=per-label", "evaluation.metrics=[fd, prdc]", *settings)
-    return prepare(found, images())
+    return prepare(found, dataset=images()).run
 
 
 def made(*settings, of=None):

@@ -1,0 +1,80 @@
+"""From the run that was asked for to one that can be trained: validated, its data loaded, every field resolved.
+
+The command line, the trainer, the workers of per-label runs and `paragan.api` all come through here, so that each
+refuses the same runs with the same words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from paragan.comm.world import World
+from paragan.config.resolve import load_dataset, make_spec, resolve
+from paragan.config.run import Run
+from paragan.config.user_code import is_user_defined
+from paragan.config.validate import check_d_conditioning, check_gradient_penalty, check_weight_clip, validate
+from paragan.core.rng import CPU
+from paragan.data.dataset import Dataset
+from paragan.nets import Spec
+from paragan.nets.conditioning import resolve_d_conditioning
+from paragan.train.build import build_game, build_networks, make_teacher
+from paragan.train.callbacks.scoring import check_evaluation
+from paragan.train.rank_agreement import on_all_ranks
+
+LOAD_TIMEOUT_S = 1800.0  # ranks may read the data at very different speeds
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run whose fields are all resolved, and its data."""
+
+    run: Run
+    dataset: Dataset
+
+    @property
+    def spec(self) -> Spec:
+        """What the networks are built for."""
+        return make_spec(self.run, self.dataset)
+
+
+def prepare(run: Run, ranks: int = 1, dataset: Dataset | None = None, *, check_parts: bool = True) -> Prepared:
+    """Validate a run, load its data, and fill in every field that follows from them.
+
+    Args:
+        ranks: how many ranks train it.
+        dataset: its data, if they are loaded already.
+        check_parts: also refuse networks, objectives, scores and teachers that cannot work; networks and objectives of
+            the user are tried on a batch. False where the networks come later (`Estimator`).
+
+    Raises:
+        UsageError: if it cannot be trained or scored.
+    """
+    validate(run, ranks)
+    if dataset is None:
+        dataset = load_dataset(run)
+    run = resolve(run, dataset)
+    if check_parts:
+        _check_parts(run, dataset)
+    return Prepared(run, dataset)
+
+
+def prepare_on_all_ranks(
+    run: Run, world: World, dataset: Dataset | None = None, *, check_parts: bool = True
+) -> Prepared:
+    """Prepare a run on every rank of a world. All raise if one cannot, with the reasons of all."""
+    return on_all_ranks(world, lambda: prepare(run, world.size, dataset, check_parts=check_parts), LOAD_TIMEOUT_S)
+
+
+def _check_parts(run: Run, dataset: Dataset) -> None:
+    user_defined = is_user_defined(run.nets, run.objective)
+    if not user_defined:
+        check_weight_clip(run.objective, run.nets.spectral)
+        check_gradient_penalty(run.objective, getattr(run.nets, "batch_norm", False))
+        if not run.per_label:  # each of its games has no labels, and is resolved by itself
+            check_d_conditioning(run.objective, resolve_d_conditioning(run.nets, make_spec(run, dataset)))
+    check_evaluation(run.evaluation, dataset, run.output.best_metric)
+    if run.distill_from:
+        make_teacher(run, dataset, CPU)
+    if user_defined and not run.per_label:
+        trial = replace(run, device=replace(run.device, compile=False), distill_from="")
+        build_game(trial, build_networks(trial, make_spec(run, dataset), CPU), dataset, CPU)  # tries them
