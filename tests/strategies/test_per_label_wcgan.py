@@ -36,7 +36,7 @@ def trained(folder, *more):
 def _elsewhere(tmp_path, monkeypatch):
     """And without pages, which take a third of the time: `done` and those that are started have them."""
     monkeypatch.chdir(tmp_path)
-    for page in ("write_report", "at_end"):
+    for page in ("write_report", "make_final_figures"):
         monkeypatch.setattr(trainer, page, lambda *_: None)
 
 
@@ -317,13 +317,13 @@ def test_status_tells_of_every_label(done):
 def test_a_label_again_or_replaced_leaves_the_others_alone(tmp_path):
     folder = trained(tmp_path / "run")
     before = outcomes(folder)
-    assert run_cli("label", folder, "3", "--again").status == 0
+    assert run_cli("label", folder, "3", "--retrain").status == 0
     assert "9 done, 1 waiting" in run_cli("status", folder).out
     assert paragan.load(folder).sampler.for_label(3)  # the former, until there is another
     trained(folder)
     after = outcomes(folder)
     assert [a == b for a, b in zip(before, after, strict=True)] == [n != 3 for n in LABELS]
-    assert run_cli("label", folder, "4", "--by", label(folder, 2)).status == 0
+    assert run_cli("label", folder, "4", "--replace-with", label(folder, 2)).status == 0
     images = paragan.load(folder).sampler.images([0, 0], np.array([2, 4]), 0)
     assert torch.equal(images[0], images[1])
     trained(folder)
@@ -334,7 +334,7 @@ def test_a_label_again_or_replaced_leaves_the_others_alone(tmp_path):
 def test_a_label_that_was_stopped_can_be_begun_again(tmp_path):
     with on_step(3, lambda session: signal.raise_signal(signal.SIGTERM)):
         assert run_cli(*command(tmp_path / "run")).status == 3
-    assert run_cli("label", tmp_path / "run", "0", "--again", "--seed=77").status == 0
+    assert run_cli("label", tmp_path / "run", "0", "--retrain", "--seed=77").status == 0
     trained(tmp_path / "run")
     assert complete(tmp_path / "run")
     assert paragan.config.read_yaml(label(tmp_path / "run", 0) / "run.yaml")["seed"] == 77
@@ -344,7 +344,7 @@ def test_a_replaced_label_makes_the_same_command_go_on(tmp_path):
     arguments = [*command("x")[:-1], f"--outdir={tmp_path}/runs"]
     assert run_cli(*arguments).status == 0
     (folder,) = (tmp_path / "runs").iterdir()
-    assert run_cli("label", folder, "1", "--by", label(folder, 0) / "model" / "model.safetensors").status == 0
+    assert run_cli("label", folder, "1", "--replace-with", label(folder, 0) / "model" / "model.safetensors").status == 0
     assert "before what was trained since" in run_cli("status", folder).out
     assert run_cli(*arguments).status == 0
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]
@@ -505,7 +505,7 @@ def test_images_that_changed_are_refused(tmp_path):
         ("model/0001/config.json", '{"format": 1}', ("sample", "--labels=1", "--out=x.png")),
         ("model/config.json", "{", ("status",)),
         ("model/config.json", "{", ("sample", "--out=x.png")),
-        ("labels/seeds.json", "x", ("label", "1", "--again")),
+        ("labels/seeds.json", "x", ("label", "1", "--retrain")),
         ("run.yaml", "strategy: per-label", ("sample", "--labels=²", "--out=x.png")),
     ],
 )
@@ -528,9 +528,9 @@ def test_damaged_files_in_the_queue_are_seen_through(done, tmp_path, text):
 
 
 def test_labels_that_are_not_there_are_refused(done, finished, tmp_path):
-    assert "there is no class 'x'" in usage_error("label", done, "x", "--again")
-    assert "is no run per label" in usage_error("label", finished, "3", "--again")
-    assert "images of 8 px" in usage_error("label", done, "3", "--by", finished)
+    assert "there is no class 'x'" in usage_error("label", done, "x", "--retrain")
+    assert "is no run per label" in usage_error("label", finished, "3", "--retrain")
+    assert "images of 8 px" in usage_error("label", done, "3", "--replace-with", finished)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text((done / "model" / "config.json").read_text())
     assert "no generator for label 0" in usage_error("export", tmp_path, "--out", tmp_path / "out")
