@@ -11,15 +11,15 @@ import cloudpickle
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # `import ranks, toy` from any test
+sys.path.insert(0, str(Path(__file__).parent))  # tests import rank_pool, tiny_run, ... from here
 
 import browser
 import rank_pool
 import tiny_run
 from processes import LONG_RUN_ARG, CliProcesses, reduce_bn_recalibration, train_args, train_tiny
 
-KILLS = ("test_rank_loss.py", "test_killed_ranks.py", "test_killed_workers.py")
-LONG_ONES = ("test_contracts.py", "test_per_label_wcgan.py", "test_fuzz.py", "test_resume.py", "test_gossip_dposg.py")
+KILL_FILES = ("test_rank_loss.py", "test_killed_ranks.py", "test_killed_workers.py")
+LONG_FILES = ("test_contracts.py", "test_per_label_wcgan.py", "test_fuzz.py", "test_resume.py", "test_gossip_dposg.py")
 
 torch.set_num_threads(1)
 reduce_bn_recalibration()
@@ -43,13 +43,13 @@ def processes(tmp_path: Path) -> Iterator[CliProcesses]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny run that came to its end. Look, do not touch."""
+    """The folder of a tiny run that has ended. Tests must not change it."""
     return train_tiny(tmp_path_factory.mktemp("finished") / "run", "--kimg=0.16")
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of `LONG` that nobody disturbed."""
+    """The folder of a run with LONG_RUN_ARG that was not interrupted."""
     return train_tiny(tmp_path_factory.mktemp("undisturbed") / "run", LONG_RUN_ARG)
 
 
@@ -71,13 +71,13 @@ def _by_value(request: pytest.FixtureRequest) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One worker has all of a file, for its fixtures, and all that kill, which would starve each other."""
+    """Give one worker all tests of a file, for its fixtures, and all that kill, which would starve each other."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return "kills" if file.endswith(KILLS) else file
+            return "kills" if file.endswith(KILL_FILES) else file
 
     config.option.loadscopereorder = False
     return ByFile(config, log)
@@ -85,8 +85,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest come first, so that workers end together."""
-    order = (*KILLS, *LONG_ONES)
+    """Run the longest files first, so that workers end at the same time."""
+    order = (*KILL_FILES, *LONG_FILES)
     items.sort(key=lambda item: order.index(item.path.name) if item.path.name in order else len(order))
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():

@@ -1,7 +1,8 @@
 """Command lines in processes of their own: real signals, real files, real ranks.
 
-`Processes.warm` forks them from a server that has imported everything (0.1 s instead of 3 s);
-`Processes.cold` starts `python -m paragan` as a user does. Whatever still runs when a test ends is killed.
+`CliProcesses.start_forked` forks them from a server that has imported everything (0.1 s instead of 3 s).
+`CliProcesses.start_fresh` starts `python -m paragan` as a user does. Processes that still run when a test ends are
+killed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from unittest import mock
 
 PRELOADED_MODULES = [
     "matplotlib.backends.backend_svg",
-    "torch._dynamo",  # by every optimizer
+    "torch._dynamo",  # which every optimizer imports
     "torch.utils.tensorboard.writer",
     "paragan.cli.main",
     "paragan.eval.evaluate",
@@ -37,12 +38,12 @@ TINY_RUN_ARGS = [
     *("--evaluation.metrics=[fd]", "--evaluation.count=16"),
     *("--device.threads=1", "--device.precision=float32"),
 ]
-LONG_RUN_ARG = "--kimg=1.6"  # 100 steps: long enough to be caught in the middle
+LONG_RUN_ARG = "--kimg=1.6"  # 100 steps: long enough to be interrupted
 LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def reduce_bn_recalibration() -> None:
-    """Measure the statistics of a model, of which a test writes many, on fewer images: it takes half of a tiny run."""
+    """Recalibrate batch norm on fewer images: otherwise it takes half of the time of a tiny run."""
     from paragan.models import bn_recalibration
 
     bn_recalibration.BN_RECALIBRATION_IMAGES = 64
@@ -61,7 +62,7 @@ def _run_cli_in_child(arguments: list[str], log: str, env: dict[str, str], patch
 
 @dataclass(frozen=True)
 class CommandResult:
-    """A command that ended."""
+    """Exit status and output of a command that has ended."""
 
     status: int
     out: str
@@ -69,7 +70,7 @@ class CommandResult:
 
 
 def run_cli(*arguments: str | Path) -> CommandResult:
-    """A command line in this process."""
+    """Run a command line in this process."""
     from paragan.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()
@@ -79,29 +80,29 @@ def run_cli(*arguments: str | Path) -> CommandResult:
 
 
 def usage_error(*arguments: str | Path) -> str:
-    """The one line with which a command line is refused."""
-    ended = run_cli(*arguments)
-    assert ended.status == 2, ended
-    assert ended.err.count("\n") == 1
-    assert ended.err.startswith("paragan: ")
-    return ended.err
+    """Run a command line that must be refused, and return its one line of error."""
+    result = run_cli(*arguments)
+    assert result.status == 2, result
+    assert result.err.count("\n") == 1
+    assert result.err.startswith("paragan: ")
+    return result.err
 
 
 def train_args(folder: Path, *more: str) -> list[str]:
-    """The command line of a tiny run."""
+    """Return the command line of a tiny run."""
     return ["train", *TINY_RUN_ARGS, f"--run-dir={folder}", *more]
 
 
 def train_tiny(folder: Path, *more: str) -> Path:
-    """A tiny run, to its end, in this process."""
-    ended = run_cli(*train_args(folder, *more))
-    assert ended.status == 0, ended
+    """Train a tiny run to its end in this process."""
+    result = run_cli(*train_args(folder, *more))
+    assert result.status == 0, result
     return folder
 
 
 @contextlib.contextmanager
 def on_step(step: int, action: Callable[[Any], object]) -> Iterator[None]:
-    """Inside, runs of this process do something as they play a round (counted from 0)."""
+    """In this context, runs of this process call `action` at the start of round `step` (counted from 0)."""
     from paragan.train import loop
 
     original = loop.play_round
@@ -116,23 +117,24 @@ def on_step(step: int, action: Callable[[Any], object]) -> Iterator[None]:
 
 
 def train_interrupted(folder: Path, step: int, *more: str, number: signal.Signals = signal.SIGTERM) -> Path:
-    """A tiny run that got a signal while it played round `step`."""
+    """Train a tiny run that gets a signal in round `step`."""
     with on_step(step, lambda session: signal.raise_signal(number)):
-        ended = run_cli(*train_args(folder, *more))
-    assert ended.status == 3, ended
+        result = run_cli(*train_args(folder, *more))
+    assert result.status == 3, result
     return folder
 
 
 class CliProcess:
-    """A command that was started; its output goes to LOG.out and LOG.err."""
+    """A command that was started; its output goes to LOG.out and LOG.err, for its path `log`."""
 
     def __init__(self, process: Any, log: Path):
         self._process, self._log, self.pid = process, log, process.pid
 
     def status(self) -> int | None:
-        """The exit status; minus the signal that ended it; None while it runs."""
-        cold = isinstance(self._process, subprocess.Popen)
-        return self._process.poll() if cold else self._process.exitcode
+        """Return the exit status, or minus the signal that ended it; None while it runs."""
+        if isinstance(self._process, subprocess.Popen):
+            return self._process.poll()
+        return self._process.exitcode
 
     def wait(self, timeout_s: float = 60) -> int:
         wait_until(lambda: self.status() is not None, timeout_s, f"{self._log.name} ends")
@@ -152,21 +154,22 @@ class CliProcess:
         return self._read_log("err")
 
     def _read_log(self, stream: str) -> str:
-        """Nothing before the process, which opens its files itself, has begun."""
+        """Empty until the process has started: it opens its files itself."""
         path = self._log.with_name(f"{self._log.name}.{stream}")
         return path.read_text() if path.exists() else ""
 
 
 class CliProcesses:
-    """Starts commands, and ends those that are left."""
+    """Starts commands, and kills those that still run at the end."""
 
     def __init__(self, folder: Path):
-        self.folder, self._started = folder, list[Any]()
+        self.folder = folder
+        self._started: list[Any] = []
         self._server = mp.get_context("forkserver")
         self._server.set_forkserver_preload(PRELOADED_MODULES)
 
     def start_forked(self, *arguments: str, patch: str = "", **env: str) -> CliProcess:
-        """`patch` is run first: code that breaks something in there."""
+        """Start a command from the fork server. `patch` is Python code that the process runs first."""
         log = self._log()
         process = self._server.Process(target=_run_cli_in_child, args=(list(arguments), str(log), env, patch))
         process.start()
@@ -174,6 +177,7 @@ class CliProcesses:
         return CliProcess(process, log)
 
     def start_fresh(self, *arguments: str, **env: str) -> CliProcess:
+        """Start a command as a user does."""
         log = self._log()
         with Path(f"{log}.out").open("wb") as out, Path(f"{log}.err").open("wb") as err:
             command = [sys.executable, "-m", "paragan", *arguments]
@@ -184,13 +188,14 @@ class CliProcesses:
     def start_ranks(
         self, size: int, *arguments: str, start: Callable[..., CliProcess] | None = None
     ) -> list[CliProcess]:
-        """As a launcher would start them: independent processes that know their place."""
+        """Start the ranks of a run as a launcher does: independent processes with the variables of torchrun."""
+        start = start or self.start_forked
         port = str(free_port())
-        places = [(str(r), str(size), str(r), str(size), "127.0.0.1", port) for r in range(size)]
-        return [
-            (start or self.start_forked)(*arguments, **dict(zip(LAUNCH_VARIABLES, place, strict=True)))
-            for place in places
-        ]
+        ranks: list[CliProcess] = []
+        for rank in range(size):
+            values = str(rank), str(size), str(rank), str(size), "127.0.0.1", port
+            ranks.append(start(*arguments, **dict(zip(LAUNCH_VARIABLES, values, strict=True))))
+        return ranks
 
     def close(self) -> None:
         for process in self._started:
@@ -203,12 +208,12 @@ class CliProcesses:
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 60, description: str = "it happens") -> Any:
-    """Poll; returns what the condition returned."""
+    """Poll until the condition is true, and return its value."""
     deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s until {description}"
         time.sleep(0.005)
-    return found
+    return value
 
 
 def free_port() -> int:
@@ -218,29 +223,28 @@ def free_port() -> int:
 
 
 def logged_steps(folder: Path) -> list[int]:
-    """The steps in stats.jsonl, but for a line that is being written."""
+    """Return the steps in stats.jsonl, without a line that is being written."""
     try:
         lines = (folder / "stats.jsonl").read_text().splitlines(keepends=True)
-    except FileNotFoundError:  # not yet; or the folder of a label has just got its name
+    except FileNotFoundError:  # it does not exist yet, or the folder of a label was just renamed
         return []
     return [int(json.loads(line)["Progress/step"]) for line in lines if line.endswith("\n")]
 
 
 def wait_for_step(folder: Path, step: int = 5) -> None:
-    """Return when a run has come as far as this step."""
+    """Return when a run has reached this step."""
     wait_until(lambda: (logged_steps(folder) or [0])[-1] >= step, description=f"step {step}")
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Oldest first."""
-    inside = folder / "checkpoints"
-    return sorted(p for p in inside.iterdir() if p.name.isdigit()) if inside.exists() else []
+    """Return the folders of checkpoints, oldest first."""
+    parent = folder / "checkpoints"
+    return sorted(p for p in parent.iterdir() if p.name.isdigit()) if parent.exists() else []
 
 
 def final_tensors(folder: Path) -> dict[str, bytes]:
-    """What a run has learnt, to the last bit: the model and the tensors of its newest checkpoint."""
-    last = list_checkpoints(folder)[-1]
-    files = [*(folder / "model").glob("*.safetensors"), *last.glob("*.safetensors")]
-    found = {str(file.relative_to(folder)): file.read_bytes() for file in files}
-    assert len(found) >= 3
-    return found
+    """Return the bytes of the model and of the tensors of the newest checkpoint, by path."""
+    newest = list_checkpoints(folder)[-1]
+    files = [*(folder / "model").glob("*.safetensors"), *newest.glob("*.safetensors")]
+    assert len(files) >= 3
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}

@@ -1,4 +1,4 @@
-"""Ranks for tests: gloo processes that are started once and stay warm."""
+"""Ranks for tests: gloo processes that are started once and reused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMEOUT_S = 60
 
 
 def _rank_main(connection: Any) -> None:
-    import pytest  # noqa: F401 - jobs use it, and the first import may take seconds
+    import pytest  # noqa: F401 - jobs use it, and importing it may take seconds
     import torch
 
     from paragan.comm.world import LaunchInfo, World
@@ -37,7 +37,7 @@ def _rank_main(connection: Any) -> None:
 
 
 class RankPool:
-    """`pool(4, job)` runs job(world) on four ranks and returns what each returned. More are started when wanted."""
+    """`pool(4, job)` runs job(world) on four ranks and returns their results. It grows as needed."""
 
     def __init__(self, initial_size: int = 4):
         self._connections, self._processes = [], []
@@ -46,10 +46,10 @@ class RankPool:
     def _grow(self, size: int) -> None:
         context = mp.get_context("spawn")
         while len(self._connections) < size:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_rank_main, args=(theirs,), daemon=True)
+            connection, child_connection = context.Pipe()
+            process = context.Process(target=_rank_main, args=(child_connection,), daemon=True)
             process.start()
-            self._connections.append(ours)
+            self._connections.append(connection)
             self._processes.append(process)
 
     def __call__(self, size: int, job: Callable[[Any], Any]) -> list[Any]:
@@ -63,7 +63,7 @@ class RankPool:
         try:
             return self._collect_results(size)
         except AssertionError:
-            self._restart()  # a rank that failed may have a group left, which the next job would trip over
+            self._restart()  # a rank that failed may still have a process group, with which the next job would fail
             raise
 
     def _collect_results(self, size: int) -> list[Any]:
@@ -71,19 +71,19 @@ class RankPool:
         for rank in range(size):
             assert self._connections[rank].poll(TIMEOUT_S), f"rank {rank} did not answer"
             results.append(self._connections[rank].recv())
-        for rank, (fine, answer) in enumerate(results):
-            assert fine, f"rank {rank}:\n{answer}"
-        return [cloudpickle.loads(answer) for _, answer in results]
+        for rank, (succeeded, result) in enumerate(results):
+            assert succeeded, f"rank {rank}:\n{result}"
+        return [cloudpickle.loads(result) for _, result in results]
 
     def _restart(self) -> None:
-        for end, process in zip(self._connections, self._processes):
+        for connection, process in zip(self._connections, self._processes):
             process.kill()
             process.join(10)
-            end.close()
+            connection.close()
         self._connections, self._processes = [], []
 
     def close(self) -> None:
-        for end in self._connections:
-            end.send(None)
+        for connection in self._connections:
+            connection.send(None)
         for process in self._processes:
             process.join(10)

@@ -1,4 +1,4 @@
-"""Servers on loopback: nginx, S3, and one that fails in whatever way a test wants."""
+"""Servers on loopback: nginx, S3, and one that fails as a test demands."""
 
 from __future__ import annotations
 
@@ -48,37 +48,31 @@ http {{
 
 
 class Nginx:
-    """A real nginx that serves `folder`, on a port of its own, which it keeps through `stop` and `start`.
+    """An nginx that serves `folder`. It keeps its port through `stop` and `start`.
 
-    more : further lines for its `server` block
+    work         : folder for its files
+    extra_config : further lines for its `server` block
     """
 
     def __init__(self, folder: Path, work: Path, extra_config: str = ""):
         if NGINX_PATH is None:
             pytest.skip("no nginx")
         work.mkdir(parents=True, exist_ok=True)
-        self.port, self.work = free_port(), work
-        user = "user root;" if os.geteuid() == 0 else ""  # a worker must read tmp_path
+        self.port = free_port()
+        self.work = work
+        user = "user root;" if os.geteuid() == 0 else ""  # its worker must be able to read tmp_path
         conf = _CONF.format(work=work, port=self.port, folder=folder, user=user, more=extra_config)
         (work / "nginx.conf").write_text(conf)
         self.url = f"http://127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
-        command = [
-            str(NGINX_PATH),
-            "-p",
-            str(self.work),
-            "-c",
-            str(self.work / "nginx.conf"),
-            "-e",
-            str(self.work / "error.log"),
-        ]
-        self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        options = ["-p", self.work, "-c", self.work / "nginx.conf", "-e", self.work / "error.log"]
+        self._process = subprocess.Popen([NGINX_PATH, *options], stderr=subprocess.DEVNULL)
         wait_until(lambda: is_listening(self.port), 10, "nginx answers")
 
     def stop(self) -> None:
-        """At once: connections are reset."""
+        """Stop at once: connections are reset."""
         self._process.terminate()
         self._process.wait(10)
 
@@ -99,7 +93,7 @@ def run_nginx(folder: Path, work: Path, extra_config: str = "") -> Iterator[Ngin
 
 
 class S3Server:
-    """A real S3 server (moto's), and the environment that leads clients to it."""
+    """An S3 server (moto's), and the environment variables by which clients find it."""
 
     def __init__(self, url: str):
         self.url = url
@@ -111,7 +105,7 @@ class S3Server:
         }
 
     def put(self, bucket: str, folder: Path) -> None:
-        """All files of a folder into a new bucket."""
+        """Upload all files of a folder to a new bucket."""
         import boto3
 
         settings = {"aws_access_key_id": "someone", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
@@ -124,7 +118,7 @@ class S3Server:
 
 @contextlib.contextmanager
 def run_s3() -> Iterator[S3Server]:
-    """In this process, in threads."""
+    """Run the server in threads of this process."""
     moto = pytest.importorskip("moto.server")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -138,7 +132,7 @@ def run_s3() -> Iterator[S3Server]:
 
 
 class FaultyRequest(BaseHTTPRequestHandler):
-    """One request of `Faulty`. Its `play` answers with `serve`, or does something else."""
+    """One request to a `FaultyServer`, answered by `serve` or by the server's next response."""
 
     protocol_version = "HTTP/1.1"
     server: FaultyServer  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -146,19 +140,24 @@ class FaultyRequest(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         with self.server.lock:
             self.server.requests.append((self.path, self.headers.get("Range", "")))
-            plan = self.server.responses
-            play = plan.pop(0) if len(plan) > 1 else plan[0] if plan else None
+            responses = self.server.responses
+            respond = responses[0] if responses else None
+            if len(responses) > 1:
+                responses.pop(0)
         with contextlib.suppress(ConnectionError):
-            play(self) if play else self.serve()
+            if respond:
+                respond(self)
+            else:
+                self.serve()
 
     def requested_range(self) -> tuple[bytes, int, int]:
-        """The file; and which bytes of it are wanted."""
+        """Return the file, and the first and the end of the requested bytes."""
         data = self.server.files[self.path.partition("?")[0]]
         first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
         return data, int(first), min(int(last) + 1 if last else len(data), len(data))
 
     def serve(self) -> None:
-        """As a good server does."""
+        """Answer correctly."""
         if self.path.partition("?")[0] not in self.server.files:
             return self.send_status(404)
         data, first, end = self.requested_range()
@@ -174,13 +173,13 @@ class FaultyRequest(BaseHTTPRequestHandler):
     def send_body(
         self, code: int, data: bytes, headers: dict[str, str] | None = None, claimed_length: int | None = None
     ) -> None:
-        """`length`: what it says it sends, if not what it does."""
+        """Send an answer. With `claimed_length` it says that length, and resets the connection after `data`."""
         self.send_response(code)
-        said = {
+        default_headers = {
             "Content-Length": str(len(data) if claimed_length is None else claimed_length),
             "ETag": self.server.version,
         }
-        for key, value in {**said, **(headers or {})}.items():
+        for key, value in {**default_headers, **(headers or {})}.items():
             self.send_header(key, value)
         self.end_headers()
         self.wfile.write(data)
@@ -196,9 +195,13 @@ class FaultyRequest(BaseHTTPRequestHandler):
 
 
 class FaultyServer(ThreadingHTTPServer):
-    """Serves `files` by their paths. `plan`: what to do with the next requests; its last holds for all after it.
+    """Serves files over HTTP, with faults.
 
-    asked : path and Range of every request
+    files     : contents by path
+    responses : what answers the next requests (None: correctly); the last one answers all after it
+    requests  : path and Range of every request so far
+    version   : the ETag of all files
+    closing   : set when the server ends
     """
 
     daemon_threads = True
@@ -208,7 +211,9 @@ class FaultyServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), FaultyRequest)
         self.files = dict[str, bytes]()
         self.responses = list[Callable[[FaultyRequest], None] | None]()
-        self.requests, self.lock, self.version = list[tuple[str, str]](), threading.Lock(), '"1"'
+        self.requests = list[tuple[str, str]]()
+        self.lock = threading.Lock()
+        self.version = '"1"'
         self.closing = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -229,11 +234,11 @@ def run_faulty() -> Iterator[FaultyServer]:
         thread.join()
 
 
-# What a server may do instead of serving.
+# Faulty responses.
 
 
 def respond_status(code: int, **headers: str) -> Callable[[FaultyRequest], None]:
-    return lambda asked: asked.send_status(code, **headers)
+    return lambda request: request.send_status(code, **headers)
 
 
 def reset(request: FaultyRequest) -> None:
@@ -246,7 +251,7 @@ def stall(request: FaultyRequest) -> None:
 
 
 def stall_midway(request: FaultyRequest) -> None:
-    """After half of what was asked for."""
+    """Stall after half of the requested bytes."""
     data, first, end = request.requested_range()
     request.send_response(206)
     request.send_header("Content-Length", str(end - first))
@@ -265,32 +270,32 @@ def delay(wait_s: float) -> Callable[[FaultyRequest], None]:
 
 
 def truncate_body(request: FaultyRequest) -> None:
-    """Says the right length, and closes after half."""
+    """Claim the right length, and close the connection after half of it."""
     data, first, end = request.requested_range()
-    said = {"Content-Range": f"bytes {first}-{end - 1}/{len(data)}"}
-    request.send_body(206, data[first : (first + end) // 2], said, claimed_length=end - first)
+    headers = {"Content-Range": f"bytes {first}-{end - 1}/{len(data)}"}
+    request.send_body(206, data[first : (first + end) // 2], headers, claimed_length=end - first)
 
 
 def serve_half_range(request: FaultyRequest) -> None:
-    """An honest answer, of half of the range."""
+    """Answer correctly, with half of the requested range."""
     data, first, end = request.requested_range()
     end = (first + end) // 2
     request.send_body(206, data[first:end], {"Content-Range": f"bytes {first}-{end - 1}/{len(data)}"})
 
 
 def serve_wrong_range(request: FaultyRequest) -> None:
-    """Another range than was asked for."""
+    """Answer with another range than was requested."""
     data, first, end = request.requested_range()
     request.send_body(206, data[: end - first], {"Content-Range": f"bytes 0-{end - first - 1}/{len(data)}"})
 
 
 def ignore_range(request: FaultyRequest) -> None:
-    """Ignores Range."""
+    """Answer with the whole file."""
     request.send_body(200, request.requested_range()[0])
 
 
 def endless_body(code: int) -> Callable[[FaultyRequest], None]:
-    """A body that never ends."""
+    """Send a body that never ends."""
 
     def respond(request: FaultyRequest) -> None:
         _, first, end = request.requested_range()
@@ -306,7 +311,7 @@ def endless_body(code: int) -> Callable[[FaultyRequest], None]:
 
 
 def send_garbage(request: FaultyRequest) -> None:
-    """No HTTP."""
+    """Answer with bytes that are not HTTP."""
     request.wfile.write(b"\x00\x01 what?\r\n\r\n")
     request.reset_connection()
 
@@ -316,4 +321,10 @@ def redirect_to_self(request: FaultyRequest) -> None:
 
 
 def redirect_to(location: str) -> Callable[[FaultyRequest], None]:
-    return lambda asked: asked.send_status(302, Location=location) if asked.path != location else asked.serve()
+    def respond(request: FaultyRequest) -> None:
+        if request.path == location:
+            request.serve()
+        else:
+            request.send_status(302, Location=location)
+
+    return respond

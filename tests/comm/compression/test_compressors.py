@@ -1,4 +1,4 @@
-"""Every wire: its size, its delta, what it does to numbers that are not finite, and both forms of its kernels."""
+"""Every wire: size, delta, numbers that are not finite, and compiled kernels against the reference."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paragan.config.run import Run
 from paragan.core.errors import UsageError
 from paragan.core.schema import from_dict, from_yaml, to_dict, to_yaml
 
-OWN = "examples.own_wire:Ternary"  # as a user has one
+OWN = "examples.own_wire:Ternary"  # a user's own
 
 
-def asked_for(wire):
+def parse_wire(wire):
     return from_dict(Run, {"strategy": {"name": "sync", "wire": wire}}).strategy.wire
 
 
@@ -37,7 +37,7 @@ WIRES = {
     "topk": TopK(),
     "topk all": TopK(fraction=1.0),
     "randomk": RandomK(fraction=0.1),
-    "own": asked_for(OWN),
+    "own": parse_wire(OWN),
 }
 SIZES = (1, 2, 63, 64, 65, 1000, 4097)
 every_wire = pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
@@ -50,16 +50,17 @@ def vectors(n):
     yield "sparse", x * (torch.rand(n, generator=g) < 0.03)
     yield "constant", torch.full((n,), -3.3)
     yield "one large", x * torch.where(torch.arange(n) == n // 2, 1e4, 1.0)
-    yield "steps apart", torch.where(torch.arange(n) == 0, 1.0, 1 / 16)  # in the middle of int4's levels
-    yield "opposite", torch.where(torch.arange(n) % 3 == 0, 2.0, -2.0)  # there is no level for one of both
+    yield "between levels", torch.where(torch.arange(n) == 0, 1.0, 1 / 16)  # of int4
+    yield "opposite", torch.where(torch.arange(n) % 3 == 0, 2.0, -2.0)  # one of the two has no level
     yield "denormal", x * 1e-40
     yield "huge", x * 1e36
     yield "zero", torch.zeros(n)
     yield "minus zero", -torch.zeros(n)
 
 
-def through(wire, x, seed=5):
-    data, out = torch.full((wire.nbytes(len(x)),), 99, dtype=torch.uint8), torch.full_like(x, 99.0)
+def roundtrip(wire, x, seed=5):
+    data = torch.full((wire.nbytes(len(x)),), 99, dtype=torch.uint8)
+    out = torch.full_like(x, 99.0)
     wire.encode(x, data, seed)
     wire.decode(data, out)
     return out
@@ -67,48 +68,48 @@ def through(wire, x, seed=5):
 
 @every_wire
 @pytest.mark.parametrize("n", SIZES)
-def test_the_delta_holds(wire, n):
-    """E|Q(v) - v|^2 <= (1 - delta) |v|^2: for every vector, in the mean over seeds where something is drawn."""
+def test_delta_holds(wire, n):
+    """E|Q(v) - v|^2 <= (1 - delta) |v|^2 for every vector; in the mean over seeds if the wire is random."""
     for kind, x in vectors(n):
         if isinstance(wire, BF16 | FP16) and kind in ("denormal", "huge"):
-            continue  # outside of what they promise
-        error = sum((through(wire, x, seed).double() - x).square().sum() for seed in range(40)) / 40
+            continue  # delta is for normal numbers
+        error = sum((roundtrip(wire, x, seed).double() - x).square().sum() for seed in range(40)) / 40
         norm = x.double().square().sum()
-        drawn = isinstance(wire, QSGD | RandomK) or getattr(wire, "rounding", "") == "stochastic"
-        bound = (1 - wire.delta(n)) * norm * (1.5 if drawn else 1.0)  # of a mean over 40 seeds
+        is_random = isinstance(wire, QSGD | RandomK) or getattr(wire, "rounding", "") == "stochastic"
+        bound = (1 - wire.delta(n)) * norm * (1.5 if is_random else 1.0)  # of a mean over 40 seeds
         assert wire.delta(n) == 0 or error <= bound + 1e-6 * norm, kind
 
 
 @every_wire
-def test_the_same_seed_gives_the_same_bytes(wire):
+def test_same_seed_gives_same_bytes(wire):
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(through(wire, x, 3), through(wire, x, 3))
+    assert torch.equal(roundtrip(wire, x, 3), roundtrip(wire, x, 3))
 
 
 @pytest.mark.parametrize("wire", [Int8(rounding="stochastic"), Int4(rounding="stochastic"), QSGD(levels=7)])
-def test_stochastic_rounding_is_right_in_the_mean(wire):
+def test_stochastic_rounding_is_unbiased(wire):
     x = torch.randn(256, generator=torch.Generator().manual_seed(0))
-    mean = sum(through(wire, x, seed).double() for seed in range(4000)) / 4000
+    mean = sum(roundtrip(wire, x, seed).double() for seed in range(4000)) / 4000
     step = 16.0 / 7 if isinstance(wire, QSGD) else 4.0 / wire.max_level
     assert (mean - x).abs().max() < 5 * step / 2 / 4000**0.5
 
 
 @every_wire
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_never_hidden(wire, bad):
+def test_non_finite_numbers_stay_non_finite(wire, bad):
     for n in (1, 300, 1000):
-        for at in {0, n // 2, n - 1}:
+        for position in {0, n // 2, n - 1}:
             x = torch.randn(n)
-            x[at] = bad
-            assert not through(wire, x).isfinite().all()
+            x[position] = bad
+            assert not roundtrip(wire, x).isfinite().all()
 
 
 def test_float16_does_not_clip():
-    assert through(FP16(), torch.tensor([1e5, 1.0])).isinf()[0]
+    assert roundtrip(FP16(), torch.tensor([1e5, 1.0])).isinf()[0]
 
 
 @every_wire
-def test_sizes_are_whole_words_so_that_rows_are_aligned(wire):
+def test_sizes_keep_rows_aligned(wire):
     word = 4 if isinstance(wire, Exact | TopK | RandomK) else 2
     assert all(wire.nbytes(n) % word == 0 for n in range(1, 200))
 
@@ -116,69 +117,60 @@ def test_sizes_are_whole_words_so_that_rows_are_aligned(wire):
 @pytest.mark.parametrize(
     ("wire", "bits"), [(Int8(), 8.06), (Int4(), 4.25), (Int2(), 2.25), (Sign(), 1.06), (TopK(), 0.41)]
 )
-def test_bits_a_number(wire, bits):
+def test_bits_per_number(wire, bits):
     assert 8 * wire.nbytes(1 << 20) / (1 << 20) == pytest.approx(bits, abs=0.01)
 
 
 @pytest.mark.parametrize(("bits", "max_level"), [(8, 128), (8, 127), (8, 100), (4, 8), (4, 7), (2, 2), (2, 1)])
 @pytest.mark.parametrize("rule", ["signed_absmax", "absmax", "norm"])
 @pytest.mark.parametrize("stochastic", [False, True])
-def test_compiled_levels_are_the_plain_ones_bit_for_bit(bits, max_level, rule, stochastic):
+def test_compiled_levels_equal_the_reference(bits, max_level, rule, stochastic):
     assert native_kernels.load_kernels() is not None, "no C compiler here: compressors would run ten times slower"
     for n in (1, 255, 256, 5000):
         for kind, x in vectors(n):
-            codes = [
-                torch.zeros(
-                    block_quantizer.num_blocks(n, 256) * block_quantizer.encoded_block_bytes(256, bits),
-                    dtype=torch.uint8,
-                )
-                for _ in "ab"
-            ]
+            nbytes = block_quantizer.num_blocks(n, 256) * block_quantizer.encoded_block_bytes(256, bits)
+            codes = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(2)]
             levels = {"block": 256, "bits": bits, "max_level": max_level}
             settings = levels | {"rule": rule, "stochastic": stochastic, "seed": 77}
             block_quantizer.encode_levels(x, codes[0], **settings)
             block_quantizer.reference_encode_levels(x, codes[1], **settings)
             assert torch.equal(*codes), kind
-            fast, plain = torch.empty(n), torch.empty(n)
-            block_quantizer.decode_levels(codes[0], fast, **levels)
-            block_quantizer.reference_decode_levels(codes[0], plain, **levels)
-            assert torch.equal(fast, plain), kind
+            compiled, reference = torch.empty(n), torch.empty(n)
+            block_quantizer.decode_levels(codes[0], compiled, **levels)
+            block_quantizer.reference_decode_levels(codes[0], reference, **levels)
+            assert torch.equal(compiled, reference), kind
 
 
-def test_compiled_signs_are_the_plain_ones_bit_for_bit():
+def test_compiled_signs_equal_the_reference():
     for n in (1, 255, 256, 5000):
         for kind, x in vectors(n):
-            codes = [
-                torch.zeros(
-                    block_quantizer.num_blocks(n, 256) * block_quantizer.encoded_block_bytes(256, 1), dtype=torch.uint8
-                )
-                for _ in "ab"
-            ]
+            nbytes = block_quantizer.num_blocks(n, 256) * block_quantizer.encoded_block_bytes(256, 1)
+            codes = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(2)]
             block_quantizer.encode_signs(x, codes[0], block=256)
             block_quantizer.reference_encode_signs(x, codes[1], 256)
             assert torch.equal(*codes), kind
-            fast, plain = torch.empty(n), torch.empty(n)
-            block_quantizer.decode_signs(codes[0], fast, block=256)
-            block_quantizer.reference_decode_signs(codes[0], plain, 256)
-            assert torch.equal(fast, plain), kind
+            compiled, reference = torch.empty(n), torch.empty(n)
+            block_quantizer.decode_signs(codes[0], compiled, block=256)
+            block_quantizer.reference_decode_signs(codes[0], reference, 256)
+            assert torch.equal(compiled, reference), kind
 
 
-def test_without_a_compiler_it_is_said_once_and_works(monkeypatch):
+def test_without_a_compiler_one_warning_and_same_result(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     native_kernels.load_kernels.cache_clear()
     try:
         x = torch.randn(1000)
-        with pytest.warns(UserWarning, match="plain PyTorch.*no C compiler") as said:
-            plain, *_ = [through(Int8(), x) for _ in range(3)]
-        assert len(said) == 1
+        with pytest.warns(UserWarning, match="plain PyTorch.*no C compiler") as warnings:
+            reference, *_ = [roundtrip(Int8(), x) for _ in range(3)]
+        assert len(warnings) == 1
     finally:
         monkeypatch.undo()
         native_kernels.load_kernels.cache_clear()
-    assert torch.equal(plain, through(Int8(), x))
+    assert torch.equal(reference, roundtrip(Int8(), x))
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (10, 1), (10, 10), (1000, 7), (1 << 20, 1000), (129, 128)])
-def test_positions_survive_in_few_bytes(n, k):
+def test_positions_are_restored_from_few_bytes(n, k):
     positions = torch.randperm(n, generator=torch.Generator().manual_seed(k))[:k].sort().values
     data = torch.zeros(position_bytes(n, k), dtype=torch.uint8)
     encode_positions(positions, n, data)
@@ -188,7 +180,7 @@ def test_positions_survive_in_few_bytes(n, k):
 
 
 @pytest.mark.parametrize(
-    ("wire", "line"),
+    ("wire", "message"),
     [
         ("int9", "there is no int9; did you mean int8"),
         ({"name": "int8", "block": 100}, "strategy.wire.block=100"),
@@ -211,17 +203,17 @@ def test_positions_survive_in_few_bytes(n, k):
         ),
     ],
 )
-def test_wires_that_cannot_be_are_named(wire, line):
-    with pytest.raises(UsageError, match=line):
-        asked_for(wire)
+def test_invalid_wires_are_named(wire, message):
+    with pytest.raises(UsageError, match=message):
+        parse_wire(wire)
 
 
-def test_a_wire_of_ones_own_is_found_again_from_the_record():
-    wire = asked_for({"name": OWN, "threshold": 0.5})
+def test_own_wire_survives_the_config_file():
+    wire = parse_wire({"name": OWN, "threshold": 0.5})
     run = from_dict(Run, {"strategy": {"name": "quantized", "wire": to_dict(wire)}})
     assert run.strategy.wire == wire
     assert to_dict(run)["strategy"]["wire"] == {"name": OWN, "threshold": 0.5}
-    assert from_dict(Run, from_yaml(to_yaml(run), "it")) == run
+    assert from_dict(Run, from_yaml(to_yaml(run), "run")) == run
 
 
 OWN_WIRE = """
@@ -241,7 +233,7 @@ class W:
 
 
 @pytest.mark.parametrize(
-    ("module", "before", "after", "said"),
+    ("module", "before", "after", "message"),
     [
         ("fine", "", "", ""),
         ("odd", "4 * n", "4 * n + 1", r"odd:W: nbytes\(1000\) is 4001; it must be a whole number, a multiple of 4"),
@@ -254,31 +246,31 @@ class W:
         ("bare", "@config_class", "", "bare:W is not a class under @paragan.core.schema.config_class"),
     ],
 )
-def test_a_wire_of_ones_own_is_tried_before_anything_is_trained(tmp_path, monkeypatch, module, before, after, said):
+def test_own_wire_is_tried_when_the_config_is_read(tmp_path, monkeypatch, module, before, after, message):
     module = f"own_{module}"
     (tmp_path / f"{module}.py").write_text(OWN_WIRE.replace(before, after) if before else OWN_WIRE)
     monkeypatch.syspath_prepend(tmp_path)
-    if not said:
-        assert asked_for(f"{module}:W").nbytes(3) == 12
+    if not message:
+        assert parse_wire(f"{module}:W").nbytes(3) == 12
         return
-    with pytest.raises(UsageError, match=said):
-        asked_for(f"{module}:W")
+    with pytest.raises(UsageError, match=message):
+        parse_wire(f"{module}:W")
 
 
-def test_a_damaged_library_is_compiled_again_and_a_compiler_may_have_arguments(tmp_path, monkeypatch):
+def test_damaged_library_is_compiled_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CC", "cc -pipe")
+    monkeypatch.setenv("CC", "cc -pipe")  # a compiler may have arguments
     try:
         native_kernels.load_kernels.cache_clear()
         assert native_kernels.load_kernels() is not None
-        (made,) = (tmp_path / "paragan").glob("*.so")
-        whole = made.read_bytes()
+        (library,) = (tmp_path / "paragan").glob("*.so")
+        whole = library.read_bytes()
         for damaged in (whole[:3000], b"", whole[:-1] + b"x"):
-            made.unlink()  # it is in use: a new file, as another process would find it
-            made.write_bytes(damaged)
+            library.unlink()  # it is in use: write a new file, as another process would find it
+            library.write_bytes(damaged)
             native_kernels.load_kernels.cache_clear()
             assert native_kernels.load_kernels() is not None
-            assert len(made.read_bytes()) == len(whole)
+            assert len(library.read_bytes()) == len(whole)
     finally:
         monkeypatch.undo()
         native_kernels.load_kernels.cache_clear()

@@ -1,4 +1,4 @@
-"""The words that ranks leave for each other."""
+"""The key-value store that every rank of an elastic world serves."""
 
 from __future__ import annotations
 
@@ -13,61 +13,57 @@ from paragan.comm.process_group import CommunicationError
 
 
 @pytest.fixture
-def board():
-    board = KVServer("127.0.0.1")
-    yield board
-    board.close()
+def server():
+    server = KVServer("127.0.0.1")
+    yield server
+    server.close()
 
 
-def test_words_are_there_for_all(board):
-    with KVClient(board.address, 5) as one, KVClient(board.address, 5) as other:
-        share(board, one, other)
+def test_clients_and_server_share_values(server):
+    with KVClient(server.address, 5) as one, KVClient(server.address, 5) as other:
+        assert not other.check(["a"])
+        one.set("a", "ä, \n and more")
+        assert other.check(["a"])
+        assert not other.check(["a", "b"])
+        assert other.get("a").decode() == server.get("a").decode() == "ä, \n and more"
+        PrefixStore(one, "prefix").set("a", "1")
+        assert PrefixStore(server, "prefix").get("a") == b"1"
+        assert server.get_or_none("a")
+        assert one.get_or_none("b") is None
 
 
-def share(board, one, other):
-    assert not other.check(["a"])
-    one.set("a", "ä, \n and more")
-    assert other.check(["a"])
-    assert not other.check(["a", "b"])
-    assert other.get("a").decode() == board.get("a").decode() == "ä, \n and more"
-    PrefixStore(one, "room").set("a", "1")
-    assert PrefixStore(board, "room").get("a") == b"1"
-    assert board.get_or_none("a")
-    assert one.get_or_none("b") is None
-
-
-def test_a_board_that_hangs_or_is_gone_is_lost_in_time():
-    with socket.create_server(("127.0.0.1", 0)) as frozen:  # takes calls, as a frozen process does, and never answers
-        began = time.monotonic()
-        with pytest.raises(CommunicationError, match="does not answer"), KVClient(frozen.getsockname(), 0.3) as board:
-            board.check(["a"])
-        assert 0.2 < time.monotonic() - began < 2
+def test_frozen_or_closed_server_fails_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as frozen:  # connections succeed, as with a frozen process
+        start = time.monotonic()
+        with pytest.raises(CommunicationError, match="does not answer"), KVClient(frozen.getsockname(), 0.3) as client:
+            client.check(["a"])
+        assert 0.2 < time.monotonic() - start < 2
         address = frozen.getsockname()
-    with pytest.raises(CommunicationError) as refused:
+    with pytest.raises(CommunicationError) as error:
         KVClient(address, 5)
-    assert isinstance(refused.value.__cause__, ConnectionRefusedError)
+    assert isinstance(error.value.__cause__, ConnectionRefusedError)
 
 
-def test_nonsense_ends_the_call_and_not_the_board(board):
-    with socket.create_connection(board.address) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        stranger.settimeout(5)
-        assert stranger.recv(100) == b""
-    with KVClient(board.address, 5) as remote:
-        remote.set("a", "1")
-        assert remote.check(["a"])
+def test_invalid_request_closes_only_its_connection(server):
+    with socket.create_connection(server.address) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        connection.settimeout(5)
+        assert connection.recv(100) == b""
+    with KVClient(server.address, 5) as client:
+        client.set("a", "1")
+        assert client.check(["a"])
 
 
-def test_many_at_once(board):
+def test_concurrent_clients(server):
     def count(name):
-        with KVClient(board.address, 5) as remote:
+        with KVClient(server.address, 5) as client:
             for i in range(200):
-                remote.set(name, str(i))
-                assert remote.get(name) == str(i).encode()
+                client.set(name, str(i))
+                assert client.get(name) == str(i).encode()
 
     threads = [threading.Thread(target=count, args=(str(n),)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(board.get(str(n)) == b"199" for n in range(8))
+    assert all(server.get(str(n)) == b"199" for n in range(8))

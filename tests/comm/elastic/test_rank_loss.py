@@ -1,4 +1,4 @@
-"""Ranks of a gossip run die, freeze and come back: the others go on, and whoever comes back is let in."""
+"""Ranks of a gossip run die, freeze and come back: the others continue, and admit those that come back."""
 
 from __future__ import annotations
 
@@ -26,62 +26,73 @@ from processes import (
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(240)]
 
 GOSSIP = ("--strategy=gossip", "--lanes=4", "--strategy.peer_timeout_s=1.5", "--kimg=4.8")  # 300 steps
-LAST = 300
+LAST_STEP = 300
 
 
-class Team:
-    """Four ranks, started one by one as on four hosts, that can be started again."""
+class RankProcesses:
+    """Ranks that are started one by one, as on several hosts, and can be started again."""
 
     def __init__(self, run: Path, processes: Any, *more: str, size: int = 4):
         self.run, self.processes, self.size = run, processes, size
-        self.command, self.port = train_args(run, *GOSSIP, *more), str(free_port())
-        self.ranks = [self.start(rank) for rank in range(size)]
+        self.command = train_args(run, *GOSSIP, *more)
+        self.port = str(free_port())
+        self.started = [self.start(rank) for rank in range(size)]
 
     def start(self, rank: int, *more: str) -> Any:
-        place = dict(
-            zip(LAUNCH_VARIABLES, (str(rank), str(self.size), str(rank), str(self.size), "127.0.0.1", self.port))
-        )
-        return self.processes.start_forked(*self.command, *more, **place)
+        values = str(rank), str(self.size), str(rank), str(self.size), "127.0.0.1", self.port
+        env = dict(zip(LAUNCH_VARIABLES, values, strict=True))
+        return self.processes.start_forked(*self.command, *more, **env)
 
     def restart(self, rank: int) -> None:
-        self.ranks[rank] = self.start(rank)
+        self.started[rank] = self.start(rank)
 
-    def send(self, number: signal.Signals, *ranks: int) -> None:
+    def send_signal(self, number: signal.Signals, *ranks: int) -> None:
         for rank in ranks:
-            self.ranks[rank].send_signal(number)
+            self.started[rank].send_signal(number)
 
-    def news(self) -> list[dict[str, Any]]:
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of members.jsonl."""
         path = self.run / "members.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def members(self) -> list[int]:
-        return self.news()[-1]["members"] if self.news() else list(range(self.size))
+        events = self.events()
+        return events[-1]["members"] if events else list(range(self.size))
 
-    def returns(self, rank: int) -> int:
+    def num_returns(self, rank: int) -> int:
         """How often a rank came back."""
-        return sum(rank in row["joined"] for row in self.news())
+        return sum(rank in row["joined"] for row in self.events())
 
-    def heard(self, wanted: Any, timeout_s: float = 60) -> dict[str, Any]:
-        """The first news of this kind."""
-        return wait_until(lambda: next(filter(wanted, self.news()), None), timeout_s, f"there is news ({self.news()})")
+    def wait_for_event(self, condition: Any, timeout_s: float = 60) -> dict[str, Any]:
+        """Wait for the first event for which the condition holds, and return it."""
+        return wait_until(
+            lambda: next(filter(condition, self.events()), None), timeout_s, f"the event is logged ({self.events()})"
+        )
 
-    def finished(self, *ranks: int) -> None:
-        assert [self.ranks[rank].wait(120) for rank in ranks] == [0] * len(ranks), [self.ranks[r].err for r in ranks]
-        assert logged_steps(self.run)[-1] == LAST
-        assert list_checkpoints(self.run)[-1].name == f"{LAST:08d}"
+    def assert_finished(self, *ranks: int) -> None:
+        """Wait for these ranks to end, and check that the run is complete."""
+        statuses = [self.started[rank].wait(120) for rank in ranks]
+        assert statuses == [0] * len(ranks), [self.started[rank].err for rank in ranks]
+        assert logged_steps(self.run)[-1] == LAST_STEP
+        assert list_checkpoints(self.run)[-1].name == f"{LAST_STEP:08d}"
         assert (self.run / "metrics.jsonl").read_text().count("\n") == 1
         assert (self.run / "report.html").exists()
 
 
 def longest_pause(run: Path, timeout_s: float) -> float:
-    """Seconds for which no step was written, while this looks."""
-    end, last, seen, longest = time.monotonic() + timeout_s, time.monotonic(), logged_steps(run)[-1], 0.0
+    """Return the longest time without a new step, in seconds, among the next `timeout_s`."""
+    last_change = time.monotonic()
+    end = last_change + timeout_s
+    last_step = logged_steps(run)[-1]
+    longest = 0.0
     while time.monotonic() < end:
-        now = logged_steps(run)[-1]
-        if now != seen:
-            longest, last, seen = max(longest, time.monotonic() - last), time.monotonic(), now
+        step = logged_steps(run)[-1]
+        if step != last_step:
+            longest = max(longest, time.monotonic() - last_change)
+            last_change = time.monotonic()
+            last_step = step
         time.sleep(0.01)
-    return max(longest, time.monotonic() - last) if seen < LAST else longest
+    return max(longest, time.monotonic() - last_change) if last_step < LAST_STEP else longest
 
 
 @pytest.mark.parametrize(
@@ -94,153 +105,154 @@ def longest_pause(run: Path, timeout_s: float) -> float:
         (0, "DPOSG"),
     ],
 )
-def test_three_go_on_without_one_who_was_killed_and_take_it_back(victim, strategy, tmp_path, processes):
-    team = Team(tmp_path / "run", processes, f"--strategy={strategy}")
-    wait_for_step(team.run, 40)
-    team.send(signal.SIGKILL, victim)
-    assert longest_pause(team.run, 2) < 2
+def test_killed_rank_is_taken_back(victim, strategy, tmp_path, processes):
+    ranks = RankProcesses(tmp_path / "run", processes, f"--strategy={strategy}")
+    wait_for_step(ranks.run, 40)
+    ranks.send_signal(signal.SIGKILL, victim)
+    assert longest_pause(ranks.run, 2) < 2
     others = [rank for rank in range(4) if rank != victim]
-    lost = team.heard(lambda row: row["lost"] == [victim])
+    lost = ranks.wait_for_event(lambda row: row["lost"] == [victim])
     assert lost["members"] == others
-    team.restart(victim)
-    back = team.heard(lambda row: row["joined"] == [victim])
+    ranks.restart(victim)
+    back = ranks.wait_for_event(lambda row: row["joined"] == [victim])
     assert back["members"] == [0, 1, 2, 3]
     assert back["step"] > lost["step"]
-    team.finished(0, 1, 2, 3)
-    assert logged_steps(team.run) == sorted(set(logged_steps(team.run)))
+    ranks.assert_finished(0, 1, 2, 3)
+    assert logged_steps(ranks.run) == sorted(set(logged_steps(ranks.run)))
 
 
-def test_a_frozen_rank_is_left_out_and_comes_back_when_it_wakes(tmp_path, processes):
-    team = Team(tmp_path / "run", processes)
-    wait_for_step(team.run, 40)
-    team.send(signal.SIGSTOP, 0)
-    assert longest_pause(team.run, 5) < 3 * 1.5
-    team.heard(lambda row: row["lost"] == [0])
-    team.send(signal.SIGCONT, 0)
-    team.heard(lambda row: row["joined"] == [0])
-    team.finished(0, 1, 2, 3)
+def test_frozen_rank_is_left_out_until_it_wakes(tmp_path, processes):
+    ranks = RankProcesses(tmp_path / "run", processes)
+    wait_for_step(ranks.run, 40)
+    ranks.send_signal(signal.SIGSTOP, 0)
+    assert longest_pause(ranks.run, 5) < 3 * 1.5
+    ranks.wait_for_event(lambda row: row["lost"] == [0])
+    ranks.send_signal(signal.SIGCONT, 0)
+    ranks.wait_for_event(lambda row: row["joined"] == [0])
+    ranks.assert_finished(0, 1, 2, 3)
 
 
-def test_two_who_die_at_once_leave_two(tmp_path, processes):
-    team = Team(tmp_path / "run", processes)
-    wait_for_step(team.run, 40)
-    team.send(signal.SIGKILL, 0, 1)
-    team.heard(lambda row: row["members"] == [2, 3])
-    team.finished(2, 3)
+def test_two_ranks_killed_at_once(tmp_path, processes):
+    ranks = RankProcesses(tmp_path / "run", processes)
+    wait_for_step(ranks.run, 40)
+    ranks.send_signal(signal.SIGKILL, 0, 1)
+    ranks.wait_for_event(lambda row: row["members"] == [2, 3])
+    ranks.assert_finished(2, 3)
 
 
 @pytest.mark.parametrize("second", [0, 2])
-def test_one_dies_while_another_is_away(second, tmp_path, processes):
-    """With somebody away the others ask each other at every line of stats who knocked."""
-    team = Team(tmp_path / "run", processes, "--output.tick_kimg=0.016")
-    wait_for_step(team.run, 40)
-    team.send(signal.SIGKILL, 3)
-    team.heard(lambda row: row["lost"] == [3])
-    wait_for_step(team.run, logged_steps(team.run)[-1] + 20)
-    team.send(signal.SIGKILL, second)
+def test_second_rank_killed_while_one_is_missing(second, tmp_path, processes):
+    """While a rank is missing, the others exchange requests to join at every tick."""
+    ranks = RankProcesses(tmp_path / "run", processes, "--output.tick_kimg=0.016")
+    wait_for_step(ranks.run, 40)
+    ranks.send_signal(signal.SIGKILL, 3)
+    ranks.wait_for_event(lambda row: row["lost"] == [3])
+    wait_for_step(ranks.run, logged_steps(ranks.run)[-1] + 20)
+    ranks.send_signal(signal.SIGKILL, second)
     others = [rank for rank in range(3) if rank != second]
-    team.heard(lambda row: row["members"] == others, 20)
-    team.finished(*others)
+    ranks.wait_for_event(lambda row: row["members"] == others, 20)
+    ranks.assert_finished(*others)
 
 
-def test_two_who_were_frozen_together_come_back(tmp_path, processes):
-    """Neither may wait for the other, who is no member either."""
-    team = Team(tmp_path / "run", processes, "--lanes=8", "--kimg=9.6", size=5)
-    wait_for_step(team.run, 40)
-    team.send(signal.SIGSTOP, 0, 1)
-    team.heard(lambda row: row["members"] == [2, 3, 4])
-    team.send(signal.SIGCONT, 0, 1)
-    wait_until(lambda: team.members() == [0, 1, 2, 3, 4], 60, "all are there")
-    team.send(signal.SIGTERM, 1)
-    assert [rank.wait() for rank in team.ranks] == [3] * 5
+def test_two_frozen_ranks_come_back(tmp_path, processes):
+    """Neither may wait for the other, which is no member either."""
+    ranks = RankProcesses(tmp_path / "run", processes, "--lanes=8", "--kimg=9.6", size=5)
+    wait_for_step(ranks.run, 40)
+    ranks.send_signal(signal.SIGSTOP, 0, 1)
+    ranks.wait_for_event(lambda row: row["members"] == [2, 3, 4])
+    ranks.send_signal(signal.SIGCONT, 0, 1)
+    wait_until(lambda: ranks.members() == [0, 1, 2, 3, 4], 60, "all ranks are members")
+    ranks.send_signal(signal.SIGTERM, 1)
+    assert [rank.wait() for rank in ranks.started] == [3] * 5
 
 
-def test_a_part_without_a_majority_stops_with_its_checkpoint(tmp_path, processes):
-    """Two of four are silent: those who look cannot know whether they go on somewhere."""
-    team = Team(tmp_path / "run", processes)
-    wait_for_step(team.run, 40)
-    members = (team.run / "members.json").read_bytes()
-    team.send(signal.SIGSTOP, 2, 3)
-    assert [team.ranks[rank].wait() for rank in (0, 1)] == [3, 3]
-    assert (team.run / "members.json").read_bytes() == members  # where others may be asked to be let in
-    assert "rank 2, 3 cannot be reached, and rank 0, 1 are no majority" in team.ranks[0].err
-    (private,) = (team.run / "checkpoints").glob("*-ranks-0-1")
-    assert json.loads((private / "checkpoint.json").read_text())["ranks"] == 2
-    assert not list_checkpoints(team.run)  # nothing that others would find
+def test_part_without_a_majority_stops_with_its_checkpoint(tmp_path, processes):
+    """Two of four are silent: the other two cannot know whether they continue somewhere."""
+    ranks = RankProcesses(tmp_path / "run", processes)
+    wait_for_step(ranks.run, 40)
+    members = (ranks.run / "members.json").read_bytes()
+    ranks.send_signal(signal.SIGSTOP, 2, 3)
+    assert [ranks.started[rank].wait() for rank in (0, 1)] == [3, 3]
+    assert (ranks.run / "members.json").read_bytes() == members  # where others read whom to ask
+    assert "rank 2, 3 cannot be reached, and rank 0, 1 are no majority" in ranks.started[0].err
+    (folder,) = (ranks.run / "checkpoints").glob("*-ranks-0-1")
+    assert json.loads((folder / "checkpoint.json").read_text())["ranks"] == 2
+    assert not list_checkpoints(ranks.run)  # none that the others would find
 
 
-def test_who_was_frozen_goes_on_where_the_others_stopped(tmp_path, processes):
-    team = Team(tmp_path / "run", processes)
-    wait_for_step(team.run, 40)
-    team.send(signal.SIGSTOP, 2, 3)
-    assert [team.ranks[rank].wait() for rank in (0, 1)] == [3, 3]
-    team.send(signal.SIGCONT, 2, 3)  # now those two are gone, and these are all there is
-    team.finished(2, 3)
+def test_frozen_ranks_continue_where_the_others_stopped(tmp_path, processes):
+    ranks = RankProcesses(tmp_path / "run", processes)
+    wait_for_step(ranks.run, 40)
+    ranks.send_signal(signal.SIGSTOP, 2, 3)
+    assert [ranks.started[rank].wait() for rank in (0, 1)] == [3, 3]
+    ranks.send_signal(signal.SIGCONT, 2, 3)  # the other two have ended, so these are all that remain
+    ranks.assert_finished(2, 3)
 
 
-def test_the_last_one_stops_with_a_checkpoint_that_all_go_on_from(tmp_path, processes):
-    team = Team(tmp_path / "run", processes)
-    wait_for_step(team.run, 40)
-    team.send(signal.SIGKILL, 0, 1, 3)
-    assert team.ranks[2].wait() == 3
-    assert "rank 0, 1, 3 have ended: no other rank remains" in team.ranks[2].err
-    assert len(list_checkpoints(team.run)) == 1
-    team.port = str(free_port())
+def test_last_rank_stops_with_a_checkpoint_for_all(tmp_path, processes):
+    ranks = RankProcesses(tmp_path / "run", processes)
+    wait_for_step(ranks.run, 40)
+    ranks.send_signal(signal.SIGKILL, 0, 1, 3)
+    assert ranks.started[2].wait() == 3
+    assert "rank 0, 1, 3 have ended: no other rank remains" in ranks.started[2].err
+    assert len(list_checkpoints(ranks.run)) == 1
+    ranks.port = str(free_port())
     for rank in range(4):
-        team.restart(rank)
-    team.finished(0, 1, 2, 3)
+        ranks.restart(rank)
+    ranks.assert_finished(0, 1, 2, 3)
 
 
-def test_kills(tmp_path, processes):
-    team = Team(tmp_path / "run", processes, "--kimg=64")
-    wait_for_step(team.run, 20)
-    draw = random.Random(0)
+def test_repeated_kills(tmp_path, processes):
+    ranks = RankProcesses(tmp_path / "run", processes, "--kimg=64")
+    wait_for_step(ranks.run, 20)
+    rng = random.Random(0)
     for kill in range(20 if "PARAGAN_SOAK" in os.environ else 6):
-        victim = draw.randrange(4)
-        team.send(signal.SIGKILL, victim)
-        time.sleep(draw.random())
-        before = team.returns(victim)
-        team.restart(victim)
-        wait_until(lambda v=victim, n=before: team.returns(v) > n, 60, f"rank {victim} is back after kill {kill}")
-    at = logged_steps(team.run)[-1]
-    wait_for_step(team.run, at + 20)
-    team.send(signal.SIGTERM, 1)
-    assert [rank.wait() for rank in team.ranks] == [3] * 4
-    assert list_checkpoints(team.run)
+        victim = rng.randrange(4)
+        ranks.send_signal(signal.SIGKILL, victim)
+        time.sleep(rng.random())
+        before = ranks.num_returns(victim)
+        ranks.restart(victim)
+        wait_until(lambda v=victim, n=before: ranks.num_returns(v) > n, 60, f"rank {victim} is back after kill {kill}")
+    wait_for_step(ranks.run, logged_steps(ranks.run)[-1] + 20)
+    ranks.send_signal(signal.SIGTERM, 1)
+    assert [rank.wait() for rank in ranks.started] == [3] * 4
+    assert list_checkpoints(ranks.run)
 
 
 @pytest.mark.skipif("PARAGAN_SOAK" not in os.environ, reason="soak")
-def test_ten_freezes(tmp_path, processes):
-    """Some shorter than the silence that makes a rank lost, some longer, on any rank."""
-    team = Team(tmp_path / "run", processes, "--kimg=64")
-    wait_for_step(team.run, 20)
-    draw = random.Random(1)
+def test_repeated_freezes(tmp_path, processes):
+    """Of any rank, some shorter than the peer timeout, some longer."""
+    ranks = RankProcesses(tmp_path / "run", processes, "--kimg=64")
+    wait_for_step(ranks.run, 20)
+    rng = random.Random(1)
     for freeze in range(10):
-        victim, frozen_s = draw.randrange(4), 4 * draw.random()
-        team.send(signal.SIGSTOP, victim)
+        victim, frozen_s = rng.randrange(4), 4 * rng.random()
+        ranks.send_signal(signal.SIGSTOP, victim)
         time.sleep(frozen_s)
-        team.send(signal.SIGCONT, victim)
+        ranks.send_signal(signal.SIGCONT, victim)
         wait_until(
-            lambda: team.members() == [0, 1, 2, 3], 60, f"all are there after freeze {freeze} of {frozen_s:.1f} s"
+            lambda: ranks.members() == [0, 1, 2, 3],
+            60,
+            f"all ranks are members after freeze {freeze} of {frozen_s:.1f} s",
         )
-        wait_for_step(team.run, logged_steps(team.run)[-1] + 20)
-    team.send(signal.SIGTERM, 1)
-    assert [rank.wait() for rank in team.ranks] == [3] * 4
-    assert list_checkpoints(team.run)
+        wait_for_step(ranks.run, logged_steps(ranks.run)[-1] + 20)
+    ranks.send_signal(signal.SIGTERM, 1)
+    assert [rank.wait() for rank in ranks.started] == [3] * 4
+    assert list_checkpoints(ranks.run)
 
 
-def test_who_comes_back_with_another_recipe_is_refused(tmp_path, processes):
-    team = Team(tmp_path / "run", processes)
-    wait_for_step(team.run, 40)
-    team.send(signal.SIGKILL, 3)
-    team.heard(lambda row: row["lost"] == [3])
-    other = team.start(3, "--g.optimizer.lr=0.5")
+def test_rank_with_another_config_is_refused(tmp_path, processes):
+    ranks = RankProcesses(tmp_path / "run", processes)
+    wait_for_step(ranks.run, 40)
+    ranks.send_signal(signal.SIGKILL, 3)
+    ranks.wait_for_event(lambda row: row["lost"] == [3])
+    other = ranks.start(3, "--g.optimizer.lr=0.5")
     assert other.wait() == 2
     assert "g.optimizer.lr was 0.001, is 0.5" in other.err
-    team.finished(0, 1, 2)
+    ranks.assert_finished(0, 1, 2)
 
 
-def test_silence_shorter_than_a_second_is_refused():
+def test_too_short_peer_timeout_is_refused():
     assert "strategy.peer_timeout_s=0.5" in usage_error(
         "train", "digits", "--strategy=gossip", "--strategy.peer_timeout_s=0.5", "-n"
     )
