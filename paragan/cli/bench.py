@@ -38,7 +38,7 @@ high. The file can be written by hand too: see docs/planning.md.
 
 def add_bench_command(commands: Any) -> None:
     about = "measure a worker, links, strategies on the links there are, or data"
-    bench = add_command(commands, "bench", None, about, more=BENCH_HELP)
+    bench = add_command(commands, "bench", None, about, details=BENCH_HELP)
     kinds = bench.add_subparsers(required=True, metavar="step|links|strategies|pipeline")
     add_step_command(kinds)
     _add_links_command(kinds)
@@ -47,7 +47,9 @@ def add_bench_command(commands: Any) -> None:
 
 
 def _add_links_command(kinds: Any) -> None:
-    p = add_command(kinds, "links", _bench_links, "measure what lies between ranks, and between hosts", more=LINKS_HELP)
+    p = add_command(
+        kinds, "links", _bench_links, "measure what lies between ranks, and between hosts", details=LINKS_HELP
+    )
     p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
     p.add_argument("--out", metavar="F", help="write the links to this file")
 
@@ -92,7 +94,7 @@ def _check_ranks(ranks: int | None) -> None:
 
 def _add_strategies_command(kinds: Any) -> None:
     about = "measure what strategies cost on the links there are"
-    p = add_command(kinds, "strategies", _bench_strategies, about, more=STRATEGIES_HELP)
+    p = add_command(kinds, "strategies", _bench_strategies, about, details=STRATEGIES_HELP)
     p.add_argument(
         "--strategies",
         default="sync,quantized",

@@ -23,7 +23,7 @@ more images a step stop paying. Any field of the run can be set: --nets.width=64
 
 
 def add_step_command(kinds: Any) -> None:
-    p = add_command(kinds, "step", _bench_step, "measure a step of one worker", more=STEP_HELP)
+    p = add_command(kinds, "step", _bench_step, "measure a step of one worker", details=STEP_HELP)
     p.add_argument("recipe", metavar="RECIPE | RUN.yaml", help="a named recipe, or the record of a run")
     p.add_argument("--data", metavar="PATH", help="whatever `paragan train --data` takes")
     p.add_argument("--batches", metavar="N,N", help="images on this worker, whole lanes (from one lane to the batch)")

@@ -1,10 +1,11 @@
-"""TODO: docstring of paragan/cli/common.py"""
+"""What the commands share: their parser, checks of options, and how they get a run, a device and a world of ranks."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,46 +13,64 @@ from paragan.core.errors import UsageError
 from paragan.data.storage.filesystem import is_url
 
 if TYPE_CHECKING:
-    from paragan.comm.world import LaunchInfo
+    from torch import device as Device
+
+    from paragan.comm.world import LaunchInfo, World
     from paragan.config.run import Run
+    from paragan.train.console import RunConsole
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is one line."""
+    """An argument parser that raises UsageError with one line, where argparse prints its usage and exits."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (`{self.prog} --help` shows how)")
+        raise UsageError(f"{message} (see `{self.prog} --help`)")
 
 
-def add_command(commands: Any, name: str, action: Any, summary: str, **more: Any) -> argparse.ArgumentParser:
-    lines = f"{summary[0].upper()}{summary[1:]}. {more.pop('more', '')}".splitlines()
+def add_command(
+    commands: Any, name: str, action: Any, summary: str, details: str = "", epilog: str | None = None
+) -> argparse.ArgumentParser:
+    """Add a command and return its parser.
+
+    Args:
+        commands: what `add_subparsers` returned.
+        action: `(options, rest, arguments) -> exit status`; rest are the arguments that the parser does not know,
+            arguments the whole command line. None for a group of commands.
+        summary: one line in the list of commands.
+        details: follows the summary in the help of the command.
+    """
+    lines = f"{summary[0].upper()}{summary[1:]}. {details}".splitlines()
     parser = commands.add_parser(
         name,
         help=summary,
         description="\n".join(line.rstrip() for line in lines),
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        **more,
     )
     parser.set_defaults(command=action)
     return parser
 
 
-def with_absolute_paths(run: Run) -> Any:
-    """A run whose paths mean the same wherever it is repeated."""
-    if run.data.path not in ("", "digits") and not is_url(run.data.path):
-        run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=str(Path(run.data.path).absolute())))
-    paths = {name: str(Path(path).absolute()) for name in ("init_from", "distill_from") if (path := getattr(run, name))}
-    return dataclasses.replace(run, **paths)
+# Runs and fields ----------------------------------------------------------------------------------------
+
+
+def read_run_file_or_recipe(name: str) -> dict[str, Any]:
+    """Return the run in a .yaml file, or that of a named recipe, as plain data."""
+    from paragan.core.schema import read_yaml, to_dict
+    from paragan.recipes import get_recipe
+
+    return read_yaml(Path(name)) if Path(name).suffix in (".yaml", ".yml") else to_dict(get_recipe(name))
 
 
 def parse_settings(rest: list[str]) -> list[tuple[str, str]]:
-    """--a.b=value and --a.b value -> (a.b, value)."""
-    settings, words = [], list(rest)
+    """Parse arguments that set fields: `--a.b=value` and `--a.b value` become ("a.b", "value")."""
+    settings: list[tuple[str, str]] = []
+    words = list(rest)
     while words:
         word = words.pop(0)
         if not word.startswith("--") or word == "--":
-            raise UsageError(f"{word} is not understood; fields are set as --some.field=value")
+            raise UsageError(f"{word}: unexpected argument. Set fields as --some.field=value")
         name, equals, value = word[2:].partition("=")
         if not equals:
             if not words or words[0].startswith("--"):
@@ -61,64 +80,95 @@ def parse_settings(rest: list[str]) -> list[tuple[str, str]]:
     return settings
 
 
+def with_absolute_paths(run: Run) -> Run:
+    """Return the run with absolute paths, so that its run.yaml works from any folder."""
+    if run.data.path not in ("", "digits") and not is_url(run.data.path):
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, path=str(Path(run.data.path).absolute())))
+    if run.init_from:
+        run = dataclasses.replace(run, init_from=str(Path(run.init_from).absolute()))
+    if run.distill_from:
+        run = dataclasses.replace(run, distill_from=str(Path(run.distill_from).absolute()))
+    return run
+
+
+# Ranks and devices --------------------------------------------------------------------------------------
+
+
 def without_ranks_option(arguments: list[str]) -> list[str]:
-    kept, words = [], list(arguments)
+    """Return the command line without `--ranks N`, for the processes that it starts."""
+    result: list[str] = []
+    words = list(arguments)
     while words:
         word = words.pop(0)
         if word == "--ranks":
             words.pop(0)
         elif not word.startswith("--ranks="):
-            kept.append(word)
-    return kept
+            result.append(word)
+    return result
 
 
-def run_in_world(run: Run, launch_info: LaunchInfo, action: Any, join: Any = None, device: Any = None) -> int:
-    """Do it among all ranks of the launcher, and leave them in good order. device: other than the run says."""
+def run_in_world(
+    run: Run,
+    launch_info: LaunchInfo,
+    action: Callable[[World, RunConsole], object],
+    join: Callable[[Device], World] | None = None,
+    device: str | None = None,
+) -> int:
+    """Join the ranks of the launcher, call `action(world, console)` on each, and leave. Returns exit status 0.
+
+    Args:
+        join: joins the world on a device (default: World.join).
+        device: name of the device (default: that of the run).
+    """
     from paragan.comm.world import World
     from paragan.core.devices import pick_device
     from paragan.train.console import RunConsole
 
-    device = select_device(device, "") if device else pick_device(run.device.kind, launch_info.local_rank)
-    with join(device) if join else World.join(launch_info, device, run.timeout_s) as world:
+    where = select_device(device, "") if device else pick_device(run.device.kind, launch_info.local_rank)
+    with join(where) if join else World.join(launch_info, where, run.timeout_s) as world:
         action(world, RunConsole(world.is_main))
     return 0
 
 
+def select_device(name: str | None, default: str) -> Device:
+    """Return the device of `--device`, or of the kind `default` if the option is not given."""
+    from paragan.core.devices import BACKENDS, pick_device
+
+    if name is None:
+        return pick_device(default)
+    kind, colon, number = name.partition(":")
+    if kind not in BACKENDS or (colon and not (kind == "cuda" and number.isdecimal())):
+        raise UsageError(f"--device {name}: unknown device. Use cpu, cuda, cuda:1 or mps")
+    if not BACKENDS[kind].is_available():
+        raise UsageError(f"--device {name}: torch finds no {kind.upper()} device on this machine. Use --device cpu")
+    return pick_device(kind, int(number or 0))
+
+
+# Options and their checks -------------------------------------------------------------------------------
+
+
 def add_nets_option(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--nets", metavar="MODULE:CLASS", help="networks of your own, if it was trained with such")
+    p.add_argument("--nets", metavar="MODULE:CLASS", help="your network class, if the model was trained with one")
 
 
 def check_no_extra_arguments(rest: list[str]) -> None:
     if rest:
-        raise UsageError(f"{rest[0]} is not an option of this command")
+        raise UsageError(f"{rest[0]}: this command has no such option")
 
 
 def check_seed(seed: int) -> None:
     if not 0 <= seed < 2**63:
-        raise UsageError(f"--seed {seed} must be 0 or more, and less than 2^63")
+        raise UsageError(f"--seed {seed}: out of range. Use 0 to 2^63 - 1")
 
 
 def check_truncation(truncation: float) -> None:
     if not 0.05 <= truncation <= 1:
-        raise UsageError(f"--truncation {truncation} must be between 0.05 and 1 (1: none)")
-
-
-def select_device(name: str | None, kind: str) -> Any:
-    """The device a command asks for, or the run's."""
-    from paragan.core.devices import BACKENDS, pick_device
-
-    if name is None:
-        return pick_device(kind)
-    word, colon, number = name.partition(":")
-    if word not in BACKENDS or (colon and not (word == "cuda" and number.isdecimal())):
-        raise UsageError(f"--device {name} is none of cpu, cuda, cuda:1, mps")
-    if not BACKENDS[word].is_available():
-        raise UsageError(f"--device {name}: torch sees no {word.upper()} device here; use --device cpu")
-    return pick_device(word, int(number or 0))
+        raise UsageError(f"--truncation {truncation}: out of range. Use a number between 0.05 and 1 (1: no truncation)")
 
 
 def check_writable(option: str, file: str | None) -> None:
+    """Check that a file can be written; None is allowed."""
     if file and Path(file).is_dir():
-        raise UsageError(f"{option} {file} is a folder: give a file in it")
+        raise UsageError(f"{option} {file}: this is a folder. Use the name of a file")
     if file and not os.access(Path(file).absolute().parent, os.W_OK):
-        raise UsageError(f"{option} {file}: its folder is not there, or cannot be written")
+        raise UsageError(f"{option} {file}: the folder does not exist or is not writable")

@@ -127,7 +127,7 @@ def add_data_command(commands: Any) -> None:
 def _add_subcommand(
     commands: Any, name: str, action: Any, summary: str, details: str, examples: str
 ) -> argparse.ArgumentParser:
-    return add_command(commands, name, action, summary, more=f"\n\n{details}", epilog=examples)
+    return add_command(commands, name, action, summary, details=f"\n\n{details}", epilog=examples)
 
 
 # inspect ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`paragan eval --follow`: what the command line says of it."""
+"""`paragan eval`: score a model now, or with --follow the models of a run as they appear."""
 
 from __future__ import annotations
 
@@ -26,98 +26,34 @@ if TYPE_CHECKING:
     from paragan.train.console import RunConsole
 
 
-def add_follow_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--follow", action="store_true", help="score models as they appear in a run, until it is complete"
-    )
-    parser.add_argument(
-        "--patience", type=float, default=600.0, metavar="S", help="end when the run shows nothing new for S s (600)"
-    )
-    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 or mps (default: as the run says)")
+HELP = """Scores are appended to RUN_DIR/metrics.jsonl, each with its protocol.
 
-
-def follow(options: argparse.Namespace, folder: Path, run: Run, evaluation: Any) -> int:
-    """Score models as they appear. Status 0 when the run is complete, 1 where it stopped, 3 on a signal."""
-    from paragan.comm.world import LaunchInfo
-    from paragan.config.resolve import load_dataset
-    from paragan.report.page import write_report
-    from paragan.train.async_eval import RunFollower
-    from paragan.train.callbacks.best_model import resolve_best_metric
-    from paragan.train.callbacks.scoring import check_evaluation, make_feature_space
-    from paragan.train.console import RunConsole
-
-    _check_follow_options(options, LaunchInfo.from_environment().size)
-    device, screen = select_device(options.device, run.device.kind), RunConsole()
-    if not evaluation.metrics:
-        raise UsageError("this run measures no scores: say which, --metrics fd,kid")
-    images = load_dataset(run)
-    check_evaluation(evaluation, images)
-    space = make_feature_space(evaluation, images)
-    best = "" if run.evaluation.metrics else resolve_best_metric(run.output.best_metric, evaluation.metrics, space)
-    with _signals_as_interrupted(), _follow_lock(folder):
-        number = RunFollower(folder, run, images, evaluation, device, screen, options.patience, best, options.nets)()
-    write_report(folder)
-    screen.print(f"{folder} is complete and scored ({number} models by this command); look at {folder}/report.html")
-    return 0
-
-
-def _check_follow_options(options: argparse.Namespace, ranks: int) -> None:
-    if ranks > 1:
-        raise UsageError("--follow is one process: start it without a launcher")
-    if options.truncation != "1" or options.seed is not None or options.data:
-        raise UsageError("--follow measures as the run does: leave --truncation, --seed and --data out")
-    if not options.patience >= 0:
-        raise UsageError(f"--patience {options.patience} must be 0 or more")
-
-
-@contextlib.contextmanager
-def _follow_lock(folder: Path) -> Iterator[None]:
-    """No other process follows this run meanwhile: both would score the same models."""
-    with (folder / ".follow").open("a") as mark:
-        try:
-            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(f"{folder} is followed by another process already: stop that one first") from error
-        yield
-
-
-@contextlib.contextmanager
-def _signals_as_interrupted() -> Iterator[None]:
-    from paragan.train.shutdown import exit_on_signal
-
-    try:
-        with exit_on_signal():
-            yield
-    except KeyboardInterrupt as error:
-        raise Interrupted(str(error).partition(" ")[0] or "SIGINT") from error
-
-
-SUMMARY = "score a trained model against its data"
-
-
-HELP = """Scores are added to RUN_DIR/metrics.jsonl, each with how it was measured.
-
-Metrics: fd, kid, prdc in any space; is, is1 (1 split) where there is a classifier; fid, fid50k_full, kid50k_full,
-is50k, pr50k3_full, intra_fid with --features inception; class by class intra_fd, and with --features resnet20, a
-classifier of the data that is trained once, accuracy and cas. docs/scores.md says what they are.
+Metrics: fd, kid and prdc in any feature space; is and is1 (1 split) with a classifier; fid, fid50k_full, kid50k_full,
+is50k, pr50k3_full and intra_fid with --features inception; intra_fd by class; accuracy and cas with --features
+resnet20, a classifier of the data that is trained once. docs/scores.md explains them.
 """
 
 
 def add_eval_command(commands: Any) -> None:
-    """Add `eval`."""
-    p = add_command(commands, "eval", _eval, SUMMARY, more=HELP)
+    p = add_command(commands, "eval", _eval, "score a trained model against its data", details=HELP)
     p.add_argument("run_dir", metavar="RUN_DIR", help="a run folder; or a model folder, with --data")
-    p.add_argument("--metrics", metavar="fd,kid,prdc", help="which scores (default: as the run says)")
-    p.add_argument("--count", type=int, metavar="N", help="how many fakes (default: as the run says)")
+    p.add_argument("--metrics", metavar="fd,kid,prdc", help="the scores to compute (default: those of the run)")
+    p.add_argument("--count", type=int, metavar="N", help="number of fakes (default: as in the run)")
     p.add_argument(
-        "--features", metavar="SPACE", help="pixels, inception, resnet20 or module:callable (default: as the run says)"
+        "--features", metavar="SPACE", help="pixels, inception, resnet20 or module:callable (default: as in the run)"
     )
     p.add_argument("--inception", metavar="FILE", help="weights of the 2015-12-05 Inception")
-    p.add_argument("--reference", metavar="FILE.npz", help="compare with its mu and sigma, not with the data")
-    p.add_argument("--data", metavar="PATH", help="other reals than those the run was trained on")
-    p.add_argument("--truncation", default="1", metavar="PSI,PSI", help="one or several; below 1: less variety (1)")
-    p.add_argument("--seed", type=int, metavar="N", help="of the latents (default: the run's)")
-    add_follow_options(p)
+    p.add_argument("--reference", metavar="FILE.npz", help="compare with its mu and sigma instead of the data")
+    p.add_argument("--data", metavar="PATH", help="compare with other reals than those of the run")
+    p.add_argument(
+        "--truncation", default="1", metavar="PSI,PSI", help="one value or several; below 1: less variety (1)"
+    )
+    p.add_argument("--seed", type=int, metavar="N", help="of the latents (default: that of the run)")
+    p.add_argument("--follow", action="store_true", help="score models as they appear in a run, until it is complete")
+    p.add_argument(
+        "--patience", type=float, default=600.0, metavar="S", help="with --follow: end after S s without news (600)"
+    )
+    p.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 or mps (default: as in the run)")
     add_nets_option(p)
 
 
@@ -136,44 +72,109 @@ def _eval(options: argparse.Namespace, rest: list[str], arguments: list[str]) ->
     seed = run.seed if options.seed is None else options.seed
     evaluation = from_dict(EvaluationOptions, _evaluation_fields(options, to_dict(run.evaluation)))
     if options.follow:
-        return follow(options, folder, run, evaluation)
+        return _follow(options, folder, run, evaluation)
 
-    def action(world: World, console: RunConsole) -> None:
+    def score_model(world: World, console: RunConsole) -> None:
         sweep_truncations(folder, run, evaluation, world, console, options.data, truncations, seed, options.nets)
 
-    return run_in_world(run, LaunchInfo.from_environment(), action, device=options.device)
+    return run_in_world(run, LaunchInfo.from_environment(), score_model, device=options.device)
 
 
 def _evaluation_fields(options: argparse.Namespace, recorded: dict[str, Any]) -> dict[str, Any]:
-    """What the run is scored by, as it says itself unless something else is asked for."""
+    """Return the evaluation fields of the run with those of the command line. Metrics may imply others."""
     from paragan.eval.metrics import get_metric, num_fakes
 
-    names = ("count", "features", "inception", "reference")
-    asked = {name: value for name in names if (value := getattr(options, name)) is not None}
+    fields: dict[str, Any] = {}
+    for name in ("count", "features", "inception", "reference"):
+        if (value := getattr(options, name)) is not None:
+            fields[name] = value
     metrics = options.metrics.split(",") if options.metrics else recorded["metrics"]
-    if "count" not in asked and any(get_metric(name).required_fakes for name in metrics):
-        asked["count"] = num_fakes(metrics)
-    if "features" not in asked and recorded["features"] == "pixels":
-        asked |= _features_for(metrics) if options.metrics else {}
-    if "features" not in asked and ":" in recorded["features"]:
-        own = recorded["features"]
-        raise UsageError(f"this run is scored by code of your own, which no file runs: give it, --features {own}")
-    return recorded | asked | {"metrics": metrics}
+    if "count" not in fields and any(get_metric(name).required_fakes for name in metrics):
+        fields["count"] = num_fakes(metrics)
+    if "features" not in fields and options.metrics and recorded["features"] == "pixels":
+        fields |= _required_features(metrics)
+    if "features" not in fields and ":" in recorded["features"]:
+        name = recorded["features"]
+        raise UsageError(
+            f"--features: this run is scored with your own code, which files never run. Use --features {name}"
+        )
+    return recorded | fields | {"metrics": metrics}
 
 
-def _features_for(metrics: list[str]) -> dict[str, str]:
-    """The space in which metrics are defined that pixels have not."""
+def _required_features(metrics: list[str]) -> dict[str, str]:
+    """Return the feature space that these metrics need, or {} if pixels will do."""
     if any(name.startswith(("fid", "intra_fid", "is")) or "50k" in name for name in metrics):
         return {"features": "inception"}
     return {"features": "resnet20"} if {"accuracy", "cas"} & {*metrics} else {}
 
 
 def _parse_truncations(text: str) -> list[float]:
-    """0.4,0.6,1.0 -> numbers, each checked."""
+    """Parse `0.4,0.6,1.0`."""
     try:
-        found = [float(word) for word in text.split(",")]
+        values = [float(word) for word in text.split(",")]
     except ValueError:
-        raise UsageError(f"--truncation {text} is no number, nor several: 0.5 or 0.4,0.6,1") from None
-    for one in found:
-        check_truncation(one)
-    return list(dict.fromkeys(found))
+        raise UsageError(f"--truncation {text}: not a number. Use 0.5 or 0.4,0.6,1") from None
+    for value in values:
+        check_truncation(value)
+    return list(dict.fromkeys(values))
+
+
+# --follow ------------------------------------------------------------------------------------------------
+
+
+def _follow(options: argparse.Namespace, folder: Path, run: Run, evaluation: Any) -> int:
+    """Score models as they appear. Exit status 0 when the run is complete, 1 if it stopped, 3 on a signal."""
+    from paragan.comm.world import LaunchInfo
+    from paragan.config.resolve import load_dataset
+    from paragan.report.page import write_report
+    from paragan.train.async_eval import RunFollower
+    from paragan.train.callbacks.best_model import resolve_best_metric
+    from paragan.train.callbacks.scoring import check_evaluation, make_feature_space
+    from paragan.train.console import RunConsole
+
+    _check_follow_options(options, LaunchInfo.from_environment().size)
+    device = select_device(options.device, run.device.kind)
+    console = RunConsole()
+    if not evaluation.metrics:
+        raise UsageError("--metrics: this run computes no scores. Use --metrics fd,kid")
+    dataset = load_dataset(run)
+    check_evaluation(evaluation, dataset)
+    space = make_feature_space(evaluation, dataset)
+    best = "" if run.evaluation.metrics else resolve_best_metric(run.output.best_metric, evaluation.metrics, space)
+    with _signals_as_interrupted(), _follow_lock(folder):
+        follower = RunFollower(folder, run, dataset, evaluation, device, console, options.patience, best, options.nets)
+        num_scored = follower()
+    write_report(folder)
+    console.print(f"{folder} is complete, {num_scored} models scored by this command; see {folder}/report.html")
+    return 0
+
+
+def _check_follow_options(options: argparse.Namespace, ranks: int) -> None:
+    if ranks > 1:
+        raise UsageError("--follow runs as one process. Start it without a launcher")
+    if options.truncation != "1" or options.seed is not None or options.data:
+        raise UsageError("--follow uses the protocol of the run. Leave --truncation, --seed and --data out")
+    if not options.patience >= 0:
+        raise UsageError(f"--patience {options.patience}: use 0 or more")
+
+
+@contextlib.contextmanager
+def _follow_lock(folder: Path) -> Iterator[None]:
+    """Keep other processes from following this run: they would score the same models."""
+    with (folder / ".follow").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"{folder}: another process follows this run. Stop it first") from error
+        yield
+
+
+@contextlib.contextmanager
+def _signals_as_interrupted() -> Iterator[None]:
+    from paragan.train.shutdown import exit_on_signal
+
+    try:
+        with exit_on_signal():
+            yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(str(error).partition(" ")[0] or "SIGINT") from error

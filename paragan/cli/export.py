@@ -1,4 +1,4 @@
-"""`paragan export` and `paragan import`: models for other programs, and from other libraries."""
+"""`paragan export` and `paragan import`: write models for other programs, read models of other libraries."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 EXPORT_EXAMPLES = """examples:
   paragan export runs/00000-* --out folder                           weights, config.json, a model card, samples
-  paragan export runs/00000-* --push user/name                       the same, onto the Hugging Face hub
+  paragan export runs/00000-* --push user/name                       the same, to the Hugging Face hub
   paragan export runs/00000-* --format onnx --out g.onnx             images = g(z, label), any number of them
   paragan export runs/00000-* --format torch-export --out g.pt2      for torch.export.load
 """
 
 IMPORT_HELP = """BigGAN of BigGAN-PyTorch; BigGAN, SNGAN, SAGAN and ContraGAN of StudioGAN. Resolution, widths, classes
-and attention are read off the shapes. What comes out is a model like any other: sample, export, train --init-from.
+and attention follow from the shapes. The result is a model like any other: sample, export, train --init-from.
 """
 
 IMPORT_EXAMPLES = """examples:
@@ -32,12 +32,12 @@ IMPORT_EXAMPLES = """examples:
 
 
 def add_export_command(commands: Any) -> None:
-    about = "write a model for other programs: a folder, ONNX, torch.export, the Hugging Face hub"
-    p = add_command(commands, "export", _export, about, epilog=EXPORT_EXAMPLES)
+    summary = "write a model for other programs: a folder, ONNX, torch.export, the Hugging Face hub"
+    p = add_command(commands, "export", _export, summary, epilog=EXPORT_EXAMPLES)
     p.add_argument("run_dir", metavar="MODEL", help=MODEL_HELP)
     p.add_argument("--format", choices=["safetensors", "onnx", "torch-export"], default="safetensors")
-    p.add_argument("--out", metavar="FOLDER|FILE", help="a new folder; of a graph a new file, .onnx or .pt2")
-    p.add_argument("--push", metavar="USER/NAME", help="onto the Hugging Face hub, as `hf auth login` let you")
+    p.add_argument("--out", metavar="FOLDER|FILE", help="a new folder; for a graph a new file, .onnx or .pt2")
+    p.add_argument("--push", metavar="USER/NAME", help="to the Hugging Face hub; log in with `hf auth login`")
     add_nets_option(p)
     p.set_defaults(data=None)
 
@@ -45,9 +45,9 @@ def add_export_command(commands: Any) -> None:
 def _export(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     check_no_extra_arguments(rest)
     if bool(options.out) == bool(options.push):
-        raise UsageError("export needs --out FOLDER|FILE or --push USER/NAME, and one of them alone")
+        raise UsageError("export needs either --out FOLDER|FILE or --push USER/NAME")
     if options.push and options.format != "safetensors":
-        raise UsageError(f"--push with --format {options.format}: what is pushed are safetensors; leave --format out")
+        raise UsageError(f"--format {options.format}: --push writes safetensors; leave --format out")
     model = load_model_from_options(options)
     sys.stdout.write(_push_to_hub(model, options.push) if options.push else _export_to_path(model, options))
     return 0
@@ -60,14 +60,14 @@ def _export_to_path(model: Model, options: argparse.Namespace) -> str:
 
         check_new_folder(out)
         write_model_folder(model, out)
-        several = f" with {model.spec.classes} generators" if model.config.get("kind") else ""
-        return f"model{several} in {out}; paragan.load({str(out)!r}) reads it\n"
+        generators = f" with {model.spec.classes} generators" if model.is_per_label else ""
+        return f"model{generators} in {out}; paragan.load({str(out)!r}) reads it\n"
     from paragan.models.export_graph import TOLERANCE, VERIFIED_BATCH_SIZES, export_graphs
 
     files = export_graphs(model, options.format, out)
-    what = f"{len(files)} graphs" if len(files) > 1 else "graph"
+    graphs = f"{len(files)} graphs" if len(files) > 1 else "graph"
     sizes = ", ".join(map(str, VERIFIED_BATCH_SIZES))
-    return f"{what} in {out}: within {TOLERANCE:g} of the network for {sizes} images\n"
+    return f"{graphs} in {out}: within {TOLERANCE:g} of the network for {sizes} images\n"
 
 
 def _push_to_hub(model: Model, name: str) -> str:
@@ -77,19 +77,21 @@ def _push_to_hub(model: Model, name: str) -> str:
 
 
 def add_import_command(commands: Any) -> None:
-    about = "make a model of another library one of ours"
-    p = add_command(commands, "import", _import, about, more=IMPORT_HELP, epilog=IMPORT_EXAMPLES)
+    summary = "convert a model of another library"
+    p = add_command(commands, "import", _import, summary, details=IMPORT_HELP, epilog=IMPORT_EXAMPLES)
     p.add_argument("file", metavar="FILE", help="the generator's state dict: .pth, .safetensors")
     p.add_argument("--from", dest="library", required=True, choices=["biggan-pytorch", "studiogan"])
-    p.add_argument("--out", required=True, metavar="FOLDER", help="where the model is written, a new folder")
-    p.add_argument("--discriminator", metavar="FILE", help="its discriminator, to train on with --init-from")
+    p.add_argument("--out", required=True, metavar="FOLDER", help="a new folder for the model")
+    p.add_argument(
+        "--discriminator", metavar="FILE", help="its discriminator, needed to continue training with --init-from"
+    )
     p.add_argument(
         "--nets",
         default="auto",
         choices=["auto", "biggan", "contragan", "sagan", "sngan"],
-        help="where the file leaves it open: a BigGAN is ContraGAN's too, a SAGAN without attention SNGAN's",
+        help="the family, if the file does not tell: BigGAN or ContraGAN, SAGAN without attention or SNGAN",
     )
-    p.add_argument("--classes", metavar="FILE", help="names of the classes, a line each (default: numbers)")
+    p.add_argument("--classes", metavar="FILE", help="names of the classes, one per line (default: numbers)")
     p.add_argument("--bn-eps", type=float, metavar="X", help="of its batch norms (BigGAN-PyTorch 1e-5, StudioGAN 1e-4)")
 
 
@@ -98,17 +100,22 @@ def _import(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
 
     check_no_extra_arguments(rest)
     if options.bn_eps is not None and not 0 <= options.bn_eps <= 0.1:
-        raise UsageError(f"--bn-eps {options.bn_eps} must be from 0 to 0.1: 1e-5 and 1e-4 are usual")
-    d = Path(options.discriminator) if options.discriminator else None
-    names = _read_class_names(Path(options.classes)) if options.classes else []
+        raise UsageError(f"--bn-eps {options.bn_eps}: out of range. Use 0 to 0.1; 1e-5 and 1e-4 are usual")
     model = import_weights(
-        Path(options.file), options.library, Path(options.out), d, options.nets, names, options.bn_eps
+        Path(options.file),
+        options.library,
+        Path(options.out),
+        discriminator_file=Path(options.discriminator) if options.discriminator else None,
+        family=options.nets,
+        classes=_read_class_names(Path(options.classes)) if options.classes else [],
+        eps=options.bn_eps,
     )
-    size = sum(parameter.numel() for parameter in model.g.parameters())
-    spec, nets = model.spec, model.config["net"]
+    num_parameters = sum(parameter.numel() for parameter in model.g.parameters())
+    family = model.config["net"]["name"]
+    spec = model.spec
     sys.stdout.write(
-        f"{nets['name']}, {spec.resolution} px, {spec.classes} classes, {size / 1e6:.2f}M parameters in G"
-        f"{' and its discriminator' if d else ''}: {options.out}\n"
+        f"{family}, {spec.resolution} px, {spec.classes} classes, {num_parameters / 1e6:.2f}M parameters in G"
+        f"{', with its discriminator' if options.discriminator else ''}: {options.out}\n"
     )
     return 0
 
@@ -117,4 +124,4 @@ def _read_class_names(path: Path) -> list[str]:
     try:
         return [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--classes {path} cannot be read: {error}") from error
+        raise UsageError(f"--classes {path}: cannot be read: {error}") from error

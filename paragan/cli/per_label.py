@@ -1,4 +1,4 @@
-"""TODO: docstring of paragan/cli/per_label.py"""
+"""`paragan merge`, `status` and `label`: commands about runs of --strategy per-label."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from paragan.cli.common import add_command, check_no_extra_arguments, check_seed
 from paragan.cli.train import train_on_ranks
 from paragan.core.errors import UsageError
 
-MERGE_HELP = """An ordinary run, in RUN_DIR/merged: its G also learns what the generators of RUN_DIR make of
-the same latents. The same command again goes on where it stopped. Any field can be set: --some.field=value.
-At the end both models are scored alike; see merge.json.
+MERGE_HELP = """The result is an ordinary run in RUN_DIR/merged. Its G also learns to reproduce
+the images that the generators of RUN_DIR make from the same latents. The same command again resumes it. Any field can
+be set: --some.field=value. At the end both models are scored in the same way; see merge.json.
 """
 
 
 def add_merge_command(commands: Any) -> None:
-    p = add_command(commands, "merge", _merge, "distil a run per label into one conditional generator", more=MERGE_HELP)
+    summary = "distil a per-label run into one conditional generator"
+    p = add_command(commands, "merge", _merge, summary, details=MERGE_HELP)
     p.add_argument("run_dir", metavar="RUN_DIR", help="a run of --strategy per-label")
     p.add_argument("--out", metavar="DIR", help="the folder of the new run (RUN_DIR/merged)")
-    p.add_argument("--data", metavar="PATH", help="the same data as RUN_DIR, where they lie now")
-    p.add_argument("--kimg", metavar="K", help="how long, in thousands of real images shown to D (as RUN_DIR)")
-    p.add_argument("--weight", metavar="W", help="of the distance to the generators of RUN_DIR in G's loss")
+    p.add_argument("--data", metavar="PATH", help="the data of RUN_DIR, if they have moved")
+    p.add_argument("--kimg", metavar="K", help="length, in thousands of real images shown to D (as RUN_DIR)")
+    p.add_argument("--weight", metavar="W", help="weight of the distillation loss in G's loss")
     p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
     p.add_argument("-n", "--dry-run", action="store_true", help="show the resolved run and its cost; train nothing")
 
@@ -38,16 +39,20 @@ def _merge(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
         folder = Path(options.run_dir).absolute()
         out = Path(options.out).absolute() if options.out else folder / "merged"
         if out.resolve() == folder.resolve():
-            raise UsageError(f"--out {options.out} is RUN_DIR itself: leave --out out, or give another folder")
-        fields = {"kimg": options.kimg, "distill_weight": options.weight}
-        given = [(field, value) for field, value in fields.items() if value is not None]
-        given += [("data.path", json.dumps(options.data))] if options.data else []
-        run = with_absolute_paths(student_run(folder, [*given, *parse_settings(rest)]))
+            raise UsageError(f"--out {options.out}: this is RUN_DIR. Use another folder, or leave --out out")
+        overrides: list[tuple[str, str]] = []
+        if options.kimg is not None:
+            overrides.append(("kimg", options.kimg))
+        if options.weight is not None:
+            overrides.append(("distill_weight", options.weight))
+        if options.data:
+            overrides.append(("data.path", json.dumps(options.data)))
+        run = with_absolute_paths(student_run(folder, [*overrides, *parse_settings(rest)]))
         return train_on_ranks(options, arguments, run, RunDirRequest(run_dir=out), [], compare_with_teacher)
 
 
 def add_status_command(commands: Any) -> None:
-    p = add_command(commands, "status", _status, "show what a run, or each of its labels, is doing")
+    p = add_command(commands, "status", _status, "show the progress of a run, or of each of its labels")
     p.add_argument("run_dir", metavar="RUN_DIR")
 
 
@@ -60,23 +65,25 @@ def _status(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
 
 
 def add_label_command(commands: Any) -> None:
-    p = add_command(commands, "label", _label, "train a label of a run per label again, or replace its generator")
+    p = add_command(commands, "label", _label, "retrain labels of a per-label run, or replace their generators")
     p.add_argument("run_dir", metavar="RUN_DIR")
-    p.add_argument("labels", metavar="3,7", help="by number or name")
-    what = p.add_mutually_exclusive_group(required=True)
-    what.add_argument("--retrain", action="store_true", help="put it back into the queue, with another seed")
-    what.add_argument("--replace-with", metavar="MODEL", help="an unconditional model of such images takes its place")
-    p.add_argument("--seed", type=int, metavar="N", help="the seed to train it again with (default: one not used yet)")
+    p.add_argument("labels", metavar="3,7", help="numbers or names")
+    action = p.add_mutually_exclusive_group(required=True)
+    action.add_argument("--retrain", action="store_true", help="put the labels back into the queue, with a new seed")
+    action.add_argument("--replace-with", metavar="MODEL", help="use this unconditional model for the labels")
+    p.add_argument("--seed", type=int, metavar="N", help="of --retrain (default: one that was not used yet)")
 
 
 def _label(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from paragan.train.per_label.retrain import replace_label, retrain
 
     check_no_extra_arguments(rest)
-    folder = Path(options.run_dir)
     if options.seed is not None:
         check_seed(options.seed)
-    by = options.replace_with and Path(options.replace_with)
-    lines = replace_label(folder, options.labels, by) if by else retrain(folder, options.labels, options.seed)
+    folder = Path(options.run_dir)
+    if options.replace_with:
+        lines = replace_label(folder, options.labels, Path(options.replace_with))
+    else:
+        lines = retrain(folder, options.labels, options.seed)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0

@@ -43,7 +43,7 @@ Any field of the run can be set: --nets.width=64. `paragan train --strategy auto
 
 def add_plan_command(commands: Any) -> None:
     about = "tell which strategy pays on these links, what it costs, and what is faster here"
-    p = add_command(commands, "plan", _plan, about, more=HELP)
+    p = add_command(commands, "plan", _plan, about, details=HELP)
     p.add_argument("recipe", metavar="RECIPE | RUN.yaml", help="a named recipe, or the record of a run")
     p.add_argument("--data", metavar="PATH", help="whatever `paragan train --data` takes")
     p.add_argument("--hosts", type=int, metavar="N", help="how many (as --links says, or 1)")

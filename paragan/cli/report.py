@@ -1,76 +1,79 @@
-"""`paragan report`: one page about a run, or about several side by side."""
+"""`paragan report`: one page about a run, or a comparison of several.
+
+`paragan.report` only reads files. This command also makes the figures that need the model and the data (nearest
+neighbours, interpolations), if those in the run folder are missing or of an older model.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import functools
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paragan.cli.common import add_command, add_nets_option, check_no_extra_arguments, check_writable
 from paragan.core.errors import UsageError
 from paragan.data.storage.filesystem import is_url
 
 if TYPE_CHECKING:
     from paragan.config.run import Run
 
-HELP = """With several RUN_DIRs they are drawn over each other, their last scores and the fields in
-which they differ stand side by side.
+HELP = """With several RUN_DIRs the page shows their curves in common charts, and their last scores and
+the settings that differ side by side.
 
-A page shows the nearest training images of some fakes, and interpolations, as the end of training left them; where the
-model is newer, or data that were streamed have not been looked at, they are made now, from the model and the data.
+A page shows the nearest training images of some fakes, and interpolations. Training leaves them in the run folder. If
+the model is newer, or streamed data have not been searched yet, this command makes them from the model and the data.
 """
 
 
-def add_report_options(p: argparse.ArgumentParser) -> None:
+def add_report_command(commands: Any) -> None:
+    p = add_command(commands, "report", _report, "write one HTML page about a run, or about several", details=HELP)
     p.add_argument("run_dirs", nargs="+", metavar="RUN_DIR")
-    p.add_argument("--out", metavar="FILE.html", help="RUN_DIR/report.html; of several runs ./comparison.html")
+    p.add_argument("--out", metavar="FILE.html", help="RUN_DIR/report.html; for several runs ./comparison.html")
     p.add_argument("--as-is", action="store_true", help="show what is in the folders; load no model and no data")
-    p.add_argument("--features", default="pixels", metavar="SPACE", help="where neighbours are near (pixels)")
+    p.add_argument("--features", default="pixels", metavar="SPACE", help="the space of nearest neighbours (pixels)")
     p.add_argument("--inception", metavar="FILE", help="weights of the 2015-12-05 Inception")
-    p.add_argument("--data", metavar="PATH", help="where the data lie now")
-    p.add_argument("--nets", metavar="MODULE:CLASS", help="networks of your own, if it was trained with such")
+    p.add_argument("--data", metavar="PATH", help="the data of the run, if they have moved")
+    add_nets_option(p)
 
 
-def run_report(options: argparse.Namespace) -> int:
-    """Write the page, and say where it is."""
+def _report(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from paragan.report.comparison import write_comparison
     from paragan.report.page import write_report
     from paragan.report.run_data import read_run_data
 
+    check_no_extra_arguments(rest)
     folders = [Path(name) for name in options.run_dirs]
     out = Path(options.out) if options.out else None
     if out and out.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"--out {out} must end in .html, such as report.html")
-    if out and not os.access(out.absolute().parent, os.W_OK):
-        raise UsageError(f"--out {out}: its folder is not there, or cannot be written")
+        raise UsageError(f"--out {out}: not an HTML file. Use a name that ends in .html")
+    check_writable("--out", options.out)
     for folder in folders:
         read_run_data(folder)
     if not options.as_is:
         _make_figures(folders, options)
     if len(folders) == 1:
-        written = write_report(folders[0], out)
+        page = write_report(folders[0], out)
     else:
-        written = write_comparison(folders, out or Path("comparison.html"))
-    sys.stdout.write(f"{written}\n")
+        page = write_comparison(folders, out or Path("comparison.html"))
+    sys.stdout.write(f"{page}\n")
     return 0
 
 
 def _make_figures(folders: list[Path], options: argparse.Namespace) -> None:
-    """Make what the pages are to show and is not there. What cannot be made is said and left out; where it was asked
-    for, that is refused."""
+    """Make missing figures. Failures are printed, or raised if the user gave options for figures."""
     load = functools.cache(_load_data)
-    asked = options.data or options.nets or options.inception or options.features != "pixels"
+    has_options = options.data or options.nets or options.inception or options.features != "pixels"
     for folder in folders:
         if not any((folder / "model").glob("*.*")):
             continue  # no checkpoint yet
         try:
             _make_run_figures(folder, options, load)
         except (UsageError, OSError) as error:
-            if asked:
+            if has_options:
                 raise
             sys.stderr.write(f"{folder}: no neighbours and interpolations: {' '.join(str(error).split())}\n")
 
@@ -83,34 +86,36 @@ def _make_run_figures(folder: Path, options: argparse.Namespace, load_cached: Ca
 
     if not is_outdated(folder, options.features):
         return
-    run, reason, images, space = _load_run(folder, options.data), "", None, None
+    run = _load_run(folder, options.data)
+    dataset = None
+    reason = ""
     if is_url(run.data.path) and not options.data:
-        reason = "the data lie behind an address; `paragan report --data` with that address reads them"
+        reason = "the data are at a URL; `paragan report --data` with that URL reads them"
     else:
         try:
-            images = load_cached(Run(data=run.data))
+            dataset = load_cached(Run(data=run.data))
         except UsageError as error:
             if options.data:
                 raise
             reason = str(error)
-    if images is not None and not images.numbers:
+    space = None
+    if dataset is not None and not dataset.is_array:
         inception = options.inception or run.evaluation.inception
-        wanted = dataclasses.replace(run.evaluation, features=options.features, inception=inception)
-        space = make_feature_space(wanted, images)
-    device = pick_device("auto")
+        evaluation = dataclasses.replace(run.evaluation, features=options.features, inception=inception)
+        space = make_feature_space(evaluation, dataset)
     make_figures(
         folder,
-        images,
+        dataset,
         nets=options.nets,
-        device=device,
+        device=pick_device("auto"),
         space=space,
         max_search_values=MAX_THOROUGH_SEARCH_VALUES,
         no_neighbors_reason=reason,
     )
 
 
-def _load_run(folder: Path, data: str | None) -> Any:
-    """The run of a folder, but for its parts that may be code; its data where they lie now."""
+def _load_run(folder: Path, data: str | None) -> Run:
+    """Load the run of a folder without running user code; `data` replaces the path of its data."""
     from paragan.config.run import load_without_user_code
     from paragan.core.schema import read_yaml
 

@@ -1,4 +1,4 @@
-"""`paragan sample` and `paragan serve`: images of a trained model, in files, as a video, on a page."""
+"""`paragan sample` and `paragan serve`: images of a trained model as files, as a video, or on a web page."""
 
 from __future__ import annotations
 
@@ -26,51 +26,53 @@ EXAMPLES = """examples:
 
 
 def add_sample_command(commands: Any) -> None:
-    p = add_command(commands, "sample", _sample, "make images with a trained model", epilog=EXAMPLES)
+    p = add_command(commands, "sample", _sample, "generate images with a trained model", epilog=EXAMPLES)
     p.add_argument("run_dir", metavar="MODEL", help=MODEL_HELP)
-    p.add_argument("--count", type=int, default=64, metavar="N")
-    p.add_argument("--labels", metavar="3,7", help="classes by number or name, in turn (default: as in the data)")
+    p.add_argument("--count", type=int, default=64, metavar="N", help="number of samples (64)")
+    p.add_argument("--labels", metavar="3,7", help="numbers or names, used in turn (default: as often as in the data)")
     p.add_argument("--truncation", type=float, default=1.0, metavar="PSI", help="below 1: less variety (1)")
-    p.add_argument("--seed", type=int, default=0, metavar="N")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="of the latents (0)")
     where = p.add_mutually_exclusive_group(required=True)
     where.add_argument("--out", metavar="FILE|FOLDER", help="grid.png, samples.npz or a folder")
-    where.add_argument("--video", metavar="FILE", help="a walk from sample to sample and back: .mp4, .gif, .webp")
-    p.add_argument("--seconds", type=float, default=8.0, metavar="S", help="of the video (8)")
-    p.add_argument("--fps", type=float, default=30.0, metavar="F", help="frames of the video a second (30)")
+    where.add_argument("--video", metavar="FILE", help="a walk through samples in a loop: .mp4, .gif, .webp")
+    p.add_argument("--seconds", type=float, default=8.0, metavar="S", help="length of the video (8)")
+    p.add_argument("--fps", type=float, default=30.0, metavar="F", help="frames per second of the video (30)")
     p.add_argument("--stops", type=int, default=8, metavar="N", help="samples that the video passes through (8)")
     add_nets_option(p)
-    p.add_argument("--data", metavar="PATH", help="what G is given, if that is data (default: what it was trained on)")
+    p.add_argument("--data", metavar="PATH", help="input data of G, if it takes data (default: those of the run)")
 
 
 def _sample(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     check_no_extra_arguments(rest)
     if options.count < 1:
-        raise UsageError(f"--count {options.count} must be 1 or more")
+        raise UsageError(f"--count {options.count}: use 1 or more")
     check_truncation(options.truncation)
     check_seed(options.seed)
     if options.video:
         return _save_video(options)
-    model, labels = load_model_from_options(options), _split_labels(options)
-    side = 64 if Path(options.out).suffix.lower() == ".png" else 0
-    _check_memory(f"--count {options.count}", options.count, model.spec, side, "another --seed makes others")
-    indices = range(options.count)
-    drawn = model.labels(options.count, labels, options.seed)
-    made = model.sampler.images(indices, drawn, options.seed, options.truncation)
-    _save_samples(options, model, made, drawn)
-    what = "records" if model.spec.array_shape else "images"
-    sys.stdout.write(f"{options.count} {what} in {options.out}\n")
+    model = load_model_from_options(options)
+    min_side = 64 if Path(options.out).suffix.lower() == ".png" else 0
+    _check_memory(f"--count {options.count}", options.count, model.spec, min_side, "samples; another --seed makes more")
+    labels = model.labels(options.count, _split_labels(options), options.seed)
+    samples = model.sampler.images(range(options.count), labels, options.seed, options.truncation)
+    _save_samples(options, model, samples, labels)
+    kind = "records" if model.spec.array_shape else "images"
+    sys.stdout.write(f"{options.count} {kind} in {options.out}\n")
     return 0
 
 
-def _check_memory(options_text: str, count: int, spec: Spec, side: int, remedy: str) -> None:
-    """All that is made is in memory at once, in several forms. side: to which small images are enlarged."""
+def _check_memory(option: str, count: int, spec: Spec, min_side: int, hint: str) -> None:
+    """Check that `count` samples fit into memory, where up to four copies exist at once.
+
+    min_side: smaller images are enlarged to at least this many pixels.
+    """
     from paragan.data.decode import ram_bytes
 
-    times = 1 if spec.array_shape else max(1, side // spec.resolution)
-    each = math.prod(spec.shape) * times**2 * (4 if spec.array_shape else 1)
-    most = ram_bytes() // (4 * each)
-    if count > most:
-        raise UsageError(f"{options_text} is more than this machine's memory holds: at most {most} ({remedy})")
+    scale = 1 if spec.array_shape else max(1, min_side // spec.resolution)
+    sample_bytes = math.prod(spec.shape) * scale**2 * (4 if spec.array_shape else 1)
+    max_count = ram_bytes() // (4 * sample_bytes)
+    if count > max_count:
+        raise UsageError(f"{option}: more than the memory of this machine holds. Use at most {max_count} {hint}")
 
 
 def _save_samples(options: argparse.Namespace, model: Model, samples: Any, labels: Any) -> None:
@@ -89,14 +91,16 @@ def _save_video(options: argparse.Namespace) -> int:
     if not 0 < options.seconds <= 3600 or not 1 <= options.fps <= 120 or options.stops < 2:
         raise UsageError("--seconds must be above 0 and at most 3600, --fps from 1 to 120, --stops 2 or more")
     check_video_options(Path(options.video), options.fps)
-    if options.stops > (frames := max(2, int(options.seconds * options.fps))):
+    num_frames = max(2, int(options.seconds * options.fps))
+    if options.stops > num_frames:
         raise UsageError(
-            f"--stops {options.stops} are more than the video has frames: from 2 to {frames} (--seconds x --fps)"
+            f"--stops {options.stops}: more than the frames of the video. Use 2 to {num_frames} (--seconds x --fps)"
         )
-    model, steps = load_model_from_options(options), max(1, round(options.seconds * options.fps / options.stops))
-    asked = f"--seconds {options.seconds:g} x --fps {options.fps:g}"
-    _check_memory(asked, frames, model.spec, MIN_SIDE_PIXELS, "frames, seconds x fps")
-    frames = walk(model, options.stops, steps, options.seed, _split_labels(options), options.truncation)
+    model = load_model_from_options(options)
+    product = f"--seconds {options.seconds:g} x --fps {options.fps:g}"
+    _check_memory(product, num_frames, model.spec, MIN_SIDE_PIXELS, "frames")
+    frames_per_stop = max(1, round(options.seconds * options.fps / options.stops))
+    frames = walk(model, options.stops, frames_per_stop, options.seed, _split_labels(options), options.truncation)
     write_video(frames, Path(options.video), options.fps)
     sys.stdout.write(f"{len(frames)} frames in {options.video}\n")
     return 0
@@ -107,51 +111,48 @@ def _split_labels(options: argparse.Namespace) -> list[str] | None:
 
 
 def load_model_from_options(options: argparse.Namespace) -> Model:
-    """The model a command names."""
+    """Load the model that a command names (options `run_dir`, `nets`, `data`)."""
     from paragan.models.load import load
 
     return load(options.run_dir, nets=options.nets, dataset=load_conditioning_data(options, Path(options.run_dir)))
 
 
 def load_conditioning_data(options: argparse.Namespace, path: Path) -> Any:
-    """The data that the networks of a model are given: those asked for, or those of its run."""
+    """Load the data that user-defined networks take as input: those of --data, or of the run. None if not needed."""
     from paragan.config.resolve import load_dataset
     from paragan.config.run import Run, load_without_user_code
     from paragan.core.schema import read_yaml
 
-    record = path / "run.yaml"
-    if not options.nets or not (options.data or record.exists()):
+    run_file = path / "run.yaml"
+    if not options.nets or not (options.data or run_file.exists()):
         return None
-    run = load_without_user_code(read_yaml(record)) if record.exists() else Run()
-    return load_dataset(
-        dataclasses.replace(run, data=dataclasses.replace(run.data, path=options.data or run.data.path))
-    )
+    run = load_without_user_code(read_yaml(run_file)) if run_file.exists() else Run()
+    data = dataclasses.replace(run.data, path=options.data or run.data.path)
+    return load_dataset(dataclasses.replace(run, data=data))
 
 
 def _plot_records(options: argparse.Namespace, records: Any) -> Any:
-    """Records of numbers as their networks draw them."""
+    """Plot records of numbers, with the plot of user-defined networks if they have one."""
     from paragan.config.user_code import load_user_nets
     from paragan.core.array_plots import plot_arrays
     from paragan.train.callbacks.sample_images import render_samples
 
-    images = load_conditioning_data(options, Path(options.run_dir))
-    return (
-        plot_arrays(records, records)
-        if images is None
-        else render_samples(load_user_nets(options.nets), records, images)
-    )
+    dataset = load_conditioning_data(options, Path(options.run_dir))
+    if dataset is None:
+        return plot_arrays(records, records)
+    return render_samples(load_user_nets(options.nets), records, dataset)
 
 
 # serve ------------------------------------------------------------------------------------------------
 
 
 def add_serve_command(commands: Any) -> None:
-    p = add_command(
-        commands, "serve", _serve, "a page on this machine to sample from a model: labels, truncation, blends"
-    )
+    p = add_command(commands, "serve", _serve, "serve a web page to sample from a model and interpolate")
     p.add_argument("run_dir", metavar="MODEL", help=MODEL_HELP)
-    p.add_argument("--host", default="127.0.0.1", metavar="H", help="whom it answers; 0.0.0.0: everyone (127.0.0.1)")
-    p.add_argument("--port", type=int, default=7860, metavar="N", help="0: a free one (7860)")
+    p.add_argument(
+        "--host", default="127.0.0.1", metavar="H", help="address to listen on; 0.0.0.0: all interfaces (127.0.0.1)"
+    )
+    p.add_argument("--port", type=int, default=7860, metavar="N", help="0: any free port (7860)")
     add_nets_option(p)
     p.set_defaults(data=None)
 
@@ -161,6 +162,6 @@ def _serve(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 
     check_no_extra_arguments(rest)
     if not 0 <= options.port < 65536:
-        raise UsageError(f"--port {options.port} must be from 0 to 65535 (0: a free one)")
+        raise UsageError(f"--port {options.port}: out of range. Use 0 to 65535 (0: any free port)")
     serve(load_model_from_options(options), options.host, options.port, sys.stdout)
     return 0

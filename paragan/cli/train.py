@@ -1,4 +1,8 @@
-"""TODO: docstring of paragan/cli/train.py"""
+"""`paragan train` and `paragan recipes`; `paragan merge` uses `train_on_ranks` too.
+
+A command line becomes a run in `resolve_run`: the recipe or run.yaml, then --policy or --batch-scaling, then the fields
+that the user sets. `train_on_ranks` trains it: as one rank, as a rank of a launcher, or by starting the ranks itself.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,19 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paragan.cli.common import add_command, parse_settings, run_in_world, with_absolute_paths, without_ranks_option
-from paragan.config.validate import validate
+from paragan.cli.common import (
+    add_command,
+    check_no_extra_arguments,
+    parse_settings,
+    read_run_file_or_recipe,
+    run_in_world,
+    with_absolute_paths,
+    without_ranks_option,
+)
 from paragan.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,34 +30,38 @@ if TYPE_CHECKING:
     from paragan.config.run import Run
     from paragan.train.console import RunConsole
     from paragan.train.run_dir import RunDirRequest
-    from paragan.train.trainer import TrainJob
 
 EXAMPLES = """examples:
   paragan train digits                                   a first GAN, in about a minute
   paragan train folder --data photos/ --kimg 500         your own images (a folder, .npz, .zip, .h5, tars, ...)
   paragan train digits --ranks 2                         the same training on two processes
   torchrun --nproc-per-node 4 -m paragan train digits    ... under any launcher, on any number of hosts
-  paragan train digits --strategy per-label --ranks 2    a game for every label, no communication; see `paragan status`
-  paragan train digits --batch 1024 --batch-scaling rates         the recipe's settings, carried to another batch
-  paragan train digits --policy paragan                  AdaBelief for G, Adam for D: settings of a paper
+  paragan train digits --strategy per-label --ranks 2    a GAN for each label, no communication; see `paragan status`
+  paragan train digits --batch 1024 --batch-scaling rates    the recipe's settings, scaled to another batch
+  paragan train digits --policy paragan                  the settings of a paper: AdaBelief for G, Adam for D
   paragan train digits --g.optimizer.lr=5e-4 -n          change any field; -n only shows the run and its cost
-  paragan merge runs/00000-*                             one generator of those of --strategy per-label
-  paragan data inspect photos/                           what a set is, and what is wrong with it
+  paragan merge runs/00000-*                             distil a run of --strategy per-label into one generator
+  paragan data inspect photos/                           what a data set contains, and what is wrong with it
   paragan sample runs/00000-* --labels 3,7 --out grid.png
-  paragan report runs/00000-* runs/00001-*               one page about both, side by side
+  paragan report runs/00000-* runs/00001-*               one page that compares two runs
 """
 
+TRAIN_HELP = """The same command again resumes the run.
 
-TRAIN_HELP = """The same command again goes on where it stopped. Any field of the run can be set: --some.field=value.
---policy ttur, biggan, sngan, paragan or optimistic replaces the recipe's g, d and d_steps by those of a paper; wcgan,
-wcgan-gp and dcgan its objective too, and the norm of D. What you set yourself comes after: --policy paragan
---g.optimizer.lr=1e-3. --batch-scaling rates carries the settings that a recipe has for its own batch to --batch: learning rates
-by g.lr_scaling and d.lr_scaling (sqrt, linear, none), warm-up, half-life of the average; --batch-scaling all the weights of R1 and R2 too.
--n shows the values and where they are from.
+Any field of the run can be set: --some.field=value, such as --nets.width=64. `paragan train --fields` lists all fields
+with their meanings. The groups are data, nets, objective, g and d (optimizers), ema, strategy, evaluation, output,
+health, on_divergence and device.
+
+--policy replaces the recipe's g, d and d_steps by the settings of a paper: ttur, biggan, sngan, paragan or optimistic;
+wcgan, wcgan-gp and dcgan also replace the objective and the norm of D. Fields on the command line override the policy:
+--policy paragan --g.optimizer.lr=1e-3.
+
+--batch-scaling rates scales the recipe's settings to --batch: the learning rates as g.lr_scaling and d.lr_scaling say
+(sqrt, linear, none), the warm-up and the half-life of the average. --batch-scaling all also scales the weights of R1
+and R2. -n shows the values and the reasons.
 """
 
-
-# shorthand -> the field it sets
+# option -> the field that it sets
 SHORTHANDS = {
     "strategy": "strategy",
     "batch": "batch",
@@ -55,40 +71,42 @@ SHORTHANDS = {
     "on_divergence": "on_divergence",
     "mirror": "data.mirror",
 }
-
-
-STRING_SHORTHANDS = {"data": "data.path", "init_from": "init_from", "ramp": "ramp"}  # `--data 2024` is a folder
+# ... as a string, whatever it looks like: `--data 2024` is a folder
+STRING_SHORTHANDS = {"data": "data.path", "init_from": "init_from", "ramp": "ramp"}
 
 
 def add_train_command(commands: Any) -> None:
-    p = add_command(commands, "train", _train, "train a recipe, or go on with it", more=TRAIN_HELP, epilog=EXAMPLES)
-    p.add_argument("recipe", nargs="?", metavar="RECIPE | RUN.yaml", help="a named recipe, or the record of a run")
+    p = add_command(commands, "train", _train, "train a recipe, or resume a run", details=TRAIN_HELP, epilog=EXAMPLES)
+    p.add_argument("recipe", nargs="?", metavar="RECIPE | RUN.yaml", help="a named recipe, or the run.yaml of a run")
     p.add_argument(
         "--data",
         metavar="PATH",
-        help="digits, a folder (PATH/<class>/*.png or PATH/*.png), an .npz, .zip, .h5, tar shards, or an address",
+        help="digits, a folder (PATH/<class>/*.png or PATH/*.png), an .npz, .zip, .h5, tar shards, or a URL",
     )
-    p.add_argument("--strategy", metavar="S", help="how ranks work together (sync); auto: what is fastest here")
-    p.add_argument("--policy", default="none", metavar="P", help="how G and D learn, as in a paper (see above)")
-    p.add_argument("--batch", metavar="N", help="total batch, over all ranks")
+    p.add_argument("--strategy", metavar="S", help="how ranks cooperate (sync); auto: the fastest on this machine")
+    p.add_argument("--policy", default="none", metavar="P", help="optimizer settings of a paper (see above)")
+    p.add_argument("--batch", metavar="N", help="images per step, over all ranks")
     p.add_argument(
-        "--batch-scaling", default="none", metavar="rates|all", help="carry the recipe's settings to --batch (above)"
+        "--batch-scaling",
+        default="none",
+        metavar="rates|all",
+        help="scale the recipe's settings to --batch (see above)",
     )
-    p.add_argument("--ramp", metavar="K:N,K:N", help="let the batch grow: from K kimg on it is N")
-    p.add_argument("--lanes", metavar="L", help="logical workers that share the batch: as many ranks can take part")
-    p.add_argument("--kimg", metavar="K", help="how long, in thousands of real images shown to D")
-    p.add_argument("--seed", metavar="N")
+    p.add_argument("--ramp", metavar="K:N,K:N", help="let the batch grow: N images from K kimg on")
+    p.add_argument("--lanes", metavar="L", help="virtual data-parallel ranks that share the batch; limits --ranks")
+    p.add_argument("--kimg", metavar="K", help="length of the run, in thousands of real images shown to D")
+    p.add_argument("--seed", metavar="N", help="of all random numbers (0)")
     p.add_argument(
-        "--on-divergence", metavar="rollback", help="go back to the last good checkpoint where the run falls ill"
+        "--on-divergence", metavar="rollback", help="go back to the last good checkpoint when training diverges"
     )
     p.add_argument("--mirror", action="store_const", const="true", help="also train on flipped images")
     p.add_argument("--init-from", metavar="MODEL", help="start from the model of another run")
-    p.add_argument("--outdir", default="runs", metavar="DIR", help="where numbered run folders are made (runs)")
-    p.add_argument("--run-dir", metavar="DIR", help="this very folder instead")
-    p.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="PATH: a run folder to go on with")
+    p.add_argument("--outdir", default="runs", metavar="DIR", help="where to create numbered run folders (runs)")
+    p.add_argument("--run-dir", metavar="DIR", help="use exactly this run folder")
+    p.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="PATH: the run folder to resume (auto)")
     p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
     p.add_argument("-n", "--dry-run", action="store_true", help="show the resolved run and its cost; train nothing")
-    p.add_argument("--fields", action="store_true", help="list every field that can be set, with its default")
+    p.add_argument("--fields", action="store_true", help="list every field: meaning, type and default")
 
 
 def _train(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
@@ -97,13 +115,38 @@ def _train(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
     if options.fields:
         return _print_fields()
     if options.recipe is None:
-        raise UsageError("which recipe? `paragan recipes` lists them; `paragan train digits` needs nothing else")
+        raise UsageError("train: which recipe? Use `paragan train digits`, or see `paragan recipes`")
     with exit_on_signal():
-        return _train_run(options, rest, arguments)
+        run, request, reasons = resolve_run(options, rest)
+        return train_on_ranks(options, arguments, run, request, reasons)
 
 
-def _train_run(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
-    return train_on_ranks(options, arguments, *resolve_run(options, rest))
+def resolve_run(options: argparse.Namespace, rest: list[str]) -> tuple[Run, RunDirRequest, list[str]]:
+    """Return the run that a `train` command asks for, its run folder, and the reasons for chosen settings."""
+    from paragan.recipes import build_run
+    from paragan.train.run_dir import RunDirRequest, require_run_dir
+
+    overrides: list[tuple[str, str]] = []
+    for name, field in SHORTHANDS.items():
+        if (value := getattr(options, name)) is not None:
+            overrides.append((field, value))
+    for name, field in STRING_SHORTHANDS.items():
+        if value := getattr(options, name):
+            overrides.append((field, json.dumps(value)))
+    overrides += parse_settings(rest)
+    base = read_run_file_or_recipe(options.recipe)
+    if any(field.partition(".")[0] == "strategy" for field, _ in overrides):
+        base = {**base, "auto_choice": {}}  # it was about another strategy
+    run, reasons = build_run(base, overrides, options.policy, options.batch_scaling)
+    run_dir = Path(options.run_dir) if options.run_dir else None
+    if options.resume not in ("auto", "never"):
+        if run_dir:
+            raise UsageError("--resume PATH and --run-dir name two run folders. Use one of them")
+        try:
+            run_dir = require_run_dir(Path(options.resume))
+        except UsageError as error:  # other ranks may see it
+            raise UsageError(str(error), same_on_all_ranks=False) from error
+    return with_absolute_paths(run), RunDirRequest(Path(options.outdir), run_dir, options.resume), reasons
 
 
 def train_on_ranks(
@@ -112,18 +155,26 @@ def train_on_ranks(
     run: Run,
     request: RunDirRequest,
     reasons: list[str],
-    on_finish: Any = None,
+    on_finish: Callable[[Run, Path, World, RunConsole], None] | None = None,
 ) -> int:
-    """Train, on as many ranks as are asked for. at_end: what they do then with run, folder, world and screen."""
-    from paragan.comm.world import LaunchInfo
+    """Train a run on as many ranks as the launcher or --ranks says. Returns the exit status.
 
-    place = LaunchInfo.from_environment()
-    launched = place.size > 1 or "RANK" in os.environ
-    ranks = place.size if options.ranks is None else options.ranks
+    Args:
+        options: with `ranks` and `dry_run`.
+        arguments: the whole command line, for the processes that --ranks starts.
+        reasons: printed before training.
+        on_finish: called on every rank after training with run, run folder, world and console.
+    """
+    from paragan.comm.world import LaunchInfo
+    from paragan.config.validate import validate
+
+    launch_info = LaunchInfo.from_environment()
+    launched = launch_info.size > 1 or "RANK" in os.environ
+    ranks = launch_info.size if options.ranks is None else options.ranks
     if ranks < 1:
-        raise UsageError(f"--ranks {ranks} must be 1 or more")
-    if launched and ranks != place.size:
-        raise UsageError(f"--ranks {ranks} where a launcher started {place.size}: leave --ranks out")
+        raise UsageError(f"--ranks {ranks}: use 1 or more")
+    if launched and ranks != launch_info.size:
+        raise UsageError(f"--ranks {ranks}: the launcher started {launch_info.size}. Leave --ranks out")
     validate(run, ranks)
     if options.dry_run:
         from paragan.cli.dry_run import dry_run
@@ -132,52 +183,27 @@ def train_on_ranks(
     if ranks > 1 and not launched:
         from paragan.train.local_launcher import launch
 
-        return launch(
-            ranks,
-            without_ranks_option(arguments),
-            tolerate_lost_ranks=run.strategy.survives_rank_loss or bool(run.per_label),
-        )
+        tolerate_lost_ranks = run.strategy.survives_rank_loss or bool(run.per_label)
+        return launch(ranks, without_ranks_option(arguments), tolerate_lost_ranks=tolerate_lost_ranks)
     if run.per_label:
-        return _train_per_label(run, place, request, reasons)
+        return _train_per_label(run, launch_info, request, reasons)
     from paragan.plan.select.choose import decide_strategy
     from paragan.plan.tune.layout_tuner import decide_layout
     from paragan.train.trainer import TrainJob
 
-    training = TrainJob(run, place, request, decide_layout if run.device.tune == "measured" else decide_strategy)
+    decide = decide_layout if run.device.tune == "measured" else decide_strategy
+    job = TrainJob(run, launch_info, request, decide)
 
     def train_in_world(world: World, console: RunConsole) -> None:
-        folder = _train_and_report(training, world, console, reasons)
+        for line in reasons:
+            console.print(line)
+        folder = job.train(world, console)
+        if world.is_main:
+            print_done(folder, console)
         if on_finish:
             on_finish(run, folder, world, console)
 
-    return run_in_world(run, place, train_in_world, training.join_world)
-
-
-def resolve_run(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any, list[str]]:
-    """The run and the folder a train command asks for, and why it is as it is."""
-    from paragan.core.schema import read_yaml, to_dict
-    from paragan.recipes import build_run, get_recipe
-    from paragan.train.run_dir import RunDirRequest, require_run_dir
-
-    given = [(field, value) for name, field in SHORTHANDS.items() if (value := getattr(options, name)) is not None]
-    given += [
-        (field, json.dumps(value)) for name, field in STRING_SHORTHANDS.items() if (value := getattr(options, name))
-    ]
-    name, run_dir = options.recipe, options.run_dir and Path(options.run_dir)
-    is_file = Path(name).suffix in (".yaml", ".yml")
-    data = read_yaml(Path(name)) if is_file else to_dict(get_recipe(name))
-    given += parse_settings(rest)
-    if any(field.partition(".")[0] == "strategy" for field, _ in given):
-        data = {**data, "auto_choice": {}}  # not for this one
-    run, reasons = build_run(data, given, options.policy, options.batch_scaling)
-    if options.resume not in ("auto", "never"):
-        if run_dir:
-            raise UsageError("--resume PATH and --run-dir name two folders: give one of them")
-        try:
-            run_dir = require_run_dir(Path(options.resume))
-        except UsageError as error:  # it may be there for other ranks
-            raise UsageError(str(error), same_on_all_ranks=False) from error
-    return with_absolute_paths(run), RunDirRequest(Path(options.outdir), run_dir, options.resume), reasons
+    return run_in_world(run, launch_info, train_in_world, job.join_world)
 
 
 def _train_per_label(run: Run, launch_info: LaunchInfo, request: RunDirRequest, reasons: list[str]) -> int:
@@ -185,41 +211,52 @@ def _train_per_label(run: Run, launch_info: LaunchInfo, request: RunDirRequest, 
     from paragan.train.console import RunConsole
     from paragan.train.per_label.launch_workers import train_per_label
 
-    folder = train_per_label(run, launch_info, pick_device(run.device.kind, launch_info.local_rank), request, reasons)
+    device = pick_device(run.device.kind, launch_info.local_rank)
+    folder = train_per_label(run, launch_info, device, request, reasons)
     if launch_info.rank == 0:
-        _print_done(folder, RunConsole())
+        print_done(folder, RunConsole())
     return 0
 
 
-def _train_and_report(job: TrainJob, world: World, console: RunConsole, reasons: list[str]) -> Path:
-    for line in reasons:
-        console.print(line)
-    folder = job.train(world, console)
-    if world.is_main:
-        _print_done(folder, console)
-    return folder
-
-
-def _print_done(folder: Path, console: RunConsole) -> None:
+def print_done(folder: Path, console: RunConsole) -> None:
+    """Print the last line of a run: its newest scores, and where the report is."""
     from paragan.core.jsonl import format_scores, is_number, read_jsonl
 
-    measured, stats = read_jsonl(folder / "metrics.jsonl"), read_jsonl(folder / "stats.jsonl")
-    spent = sum(row.get("Timing/eval_s", 0.0) for row in stats)
-    took = f" (scores took {spent:.3g} s)" if spent else ""
-    scores, at = format_scores(measured), measured[-1].get("kimg") if measured else None
-    if scores and stats and is_number(at) and at != stats[-1].get("Progress/kimg"):
-        scores += f", which are of {at:g} kimg"
-    console.print(f"done{': ' * bool(scores)}{scores}{took}; look at {folder}/report.html")
+    metrics = read_jsonl(folder / "metrics.jsonl")
+    stats = read_jsonl(folder / "stats.jsonl")
+    text = "done"
+    if scores := format_scores(metrics):
+        text += f": {scores}"
+        kimg = metrics[-1].get("kimg")
+        if stats and is_number(kimg) and kimg != stats[-1].get("Progress/kimg"):
+            text += f" (at {kimg:g} kimg)"
+    if eval_s := sum(row.get("Timing/eval_s", 0.0) for row in stats):
+        text += f" (scores took {eval_s:.3g} s)"
+    console.print(f"{text}; see {folder}/report.html")
 
 
 def _print_fields() -> int:
+    """Print every field of a run: its name, type, default, and below it its meaning."""
     from paragan.config.run import Run
     from paragan.core.schema import list_fields
 
     for name, kind, default in list_fields(Run, skip_repeats=True):
         sys.stdout.write(f"--{name:<36} {kind}{f'  [{default}]' if default else ''}\n")
     sys.stdout.write(
-        "\ng.optimizer and d.optimizer are also those of the pytorch-optimizer library: adabelief, lamb, lion, ...\n"
-        "Their arguments are fields: --g.optimizer=adabelief --g.optimizer.eps=1e-12; `-n` shows them all.\n"
+        "\ng.optimizer and d.optimizer can also be any optimizer of the pytorch-optimizer library: adabelief, lamb, "
+        "lion, ...\nTheir arguments are fields: --g.optimizer=adabelief --g.optimizer.eps=1e-12; `-n` shows them all.\n"
     )
+    return 0
+
+
+def add_recipes_command(commands: Any) -> None:
+    add_command(commands, "recipes", _recipes, "list the named recipes")
+
+
+def _recipes(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
+    from paragan.recipes import RECIPES
+
+    check_no_extra_arguments(rest)
+    for name, recipe in RECIPES.items():
+        sys.stdout.write(f"{name:<24} {(recipe.__doc__ or '').splitlines()[0]}\n")
     return 0

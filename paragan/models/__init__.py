@@ -1,1 +1,1 @@
-"""Models that travel: from other libraries, to other programs, onto a hub, into a page or a video."""
+"""Trained models: files, sampling, import from other libraries, export to other programs, hub, web page, video."""

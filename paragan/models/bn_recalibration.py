@@ -1,4 +1,8 @@
-"""TODO: docstring of paragan/models/bn_recalibration.py"""
+"""Batch-norm statistics for the averaged generator ("standing statistics", Brock et al. 2019).
+
+Running statistics belong to the weights that are trained, not to their average (EMA). Those of the average are computed
+on 1,024 images of the averaged network; they depend on the seed only.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,14 @@ BN_RECALIBRATION_IMAGES = 1024
 def recalibrated_bn(
     player: Player, source: LatentSource | DataSource, labels: np.ndarray | None, seed: int
 ) -> Iterator[nn.Module]:
-    """The averaged network with batch statistics of its own ("standing", Brock et al. 2019), in eval mode.
+    """Inside the block, yield the averaged network of a player in eval mode with recomputed batch-norm statistics.
 
-    The running statistics belong to the parameters that move; those of the average are measured anew on
-    1,024 images, in groups of a lane, a function of the seed. Afterwards everything is as it was.
+    They are computed over groups of a lane's size, as in training. On exit the weights, buffers and modes of the
+    network are restored.
+
+    Args:
+        source: latents or data that the images are made from.
+        labels: int64, the labels of the data set, drawn at random; None without classes.
     """
     layers = [
         layer
@@ -32,18 +40,18 @@ def recalibrated_bn(
         if isinstance(layer, nn.Module) and hasattr(layer, "running_mean")
     ]
     with player.using_ema() as net, torch.no_grad():
-        kept = [(buffer, buffer.clone()) for buffer in net.buffers()]
-        modes = [(part, part.training) for part in net.modules()]
+        saved_buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
+        saved_modes = [(module, module.training) for module in net.modules()]
         try:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)  # of what draws torch's own random numbers
+                torch.manual_seed(seed)  # for networks that use torch's global generator
                 _recompute_bn_stats(net, layers, player.lane_batch, source, labels, seed)
             net.eval()
             yield net
         finally:
-            for part, training in modes:
-                part.training = training
-            for buffer, value in kept:
+            for module, training in saved_modes:
+                module.training = training
+            for buffer, value in saved_buffers:
                 buffer.copy_(value)
 
 
@@ -58,21 +66,26 @@ def _recompute_bn_stats(
     if not group_size or not layers:
         return
     device = next(net.parameters()).device
-    former = [(layer.momentum, layer.lane_batch) for layer in layers]
+    saved_options = [(layer.momentum, layer.lane_batch) for layer in layers]
     for layer in layers:
         layer.reset_running_stats()
-        layer.momentum, layer.tracking, layer.lane_batch = None, True, group_size
+        layer.momentum = None
+        layer.tracking = True
+        layer.lane_batch = group_size
     for batch in range(-(-BN_RECALIBRATION_IMAGES // group_size)):
         rng = philox_generator(seed, "standing", position=batch)
         if isinstance(source, DataSource):
-            rows = range(batch * group_size, (batch + 1) * group_size)
-            z, of = source(rows, seed, 1.0), source.rows(rows)
+            indices = range(batch * group_size, (batch + 1) * group_size)
+            z = source(indices, seed, 1.0)
+            rows = source.rows(indices)
         else:
             z = torch.from_numpy(rng.standard_normal((group_size, source.size), dtype=np.float32))
-            of = rng.integers(len(labels), size=group_size) if labels is not None else None
-        y = None if labels is None else torch.from_numpy(labels[of]).to(device)
+            rows = rng.integers(len(labels), size=group_size) if labels is not None else None
+        y = None if labels is None else torch.from_numpy(labels[rows]).to(device)
         net(z.to(device), y)
         for layer in layers:
             layer.apply_moments()
-    for layer, (momentum, lane_batch) in zip(layers, former):
-        layer.momentum, layer.tracking, layer.lane_batch = momentum, False, lane_batch
+    for layer, (momentum, lane_batch) in zip(layers, saved_options):
+        layer.momentum = momentum
+        layer.tracking = False
+        layer.lane_batch = lane_batch

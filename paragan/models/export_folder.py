@@ -1,4 +1,4 @@
-"""A model as a folder that can go anywhere: weights, config.json, a model card and a grid of samples."""
+"""Export a model as a self-contained folder: weights, config.json, a model card and a grid of samples."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from paragan.models.model import Model, save_model
 from paragan.models.model_card import make_model_card
 from paragan.models.sampler import PerLabelSampler
 
-MAX_GRID_SAMPLES = 64  # samples of the grid, fewer of large images
+MAX_GRID_SAMPLES = 64  # fewer if images are large
 MAX_GRID_PIXELS = 1 << 20
 
 
 def write_model_folder(model: Model, out: Path) -> None:
-    """What is needed to sample, and what tells people about it: model.safetensors (per label: a folder each),
-    config.json, README.md, samples.png. Those that are there are replaced."""
+    """Write model.safetensors (per label: in a folder each), config.json, README.md and samples.png.
+
+    Existing files are replaced.
+    """
     if isinstance(model.sampler, PerLabelSampler):
         for label in range(model.spec.classes):
-            model.sampler.for_label(label)  # all are there, and of one kind
+            model.sampler.for_label(label)  # raises if one is missing, or of another kind
     with write_errors_as_usage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         _write_weights(model, out)
@@ -33,18 +35,18 @@ def write_model_folder(model: Model, out: Path) -> None:
 
 
 def check_new_folder(out: Path) -> None:
-    """Unusable where there is something already."""
+    """Raise UsageError unless a folder is empty or does not exist."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UsageError(f"--out {out} has files in it, or is one: give an empty or a new folder")
+        raise UsageError(f"--out {out}: a file, or a folder with files in it. Use an empty or a new folder")
 
 
 @contextlib.contextmanager
 def write_errors_as_usage_errors(out: Path) -> Iterator[None]:
-    """Unusable where nothing can be written."""
+    """Turn errors of writing inside the block into a UsageError."""
     try:
         yield
     except OSError as error:
-        raise UsageError(f"--out {out} cannot be written: {error.strerror}") from error
+        raise UsageError(f"--out {out}: cannot be written: {error.strerror}") from error
 
 
 def _write_weights(model: Model, out: Path) -> None:

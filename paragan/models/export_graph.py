@@ -1,10 +1,10 @@
-"""A generator as one file for other programs: ONNX, or torch.export's .pt2.
+"""Export a generator as one file for other programs: ONNX, or torch.export's .pt2.
 
-    images = graph(z, label)     # float32 [N, latent], int64 [N] (none without classes) -> float32 [N, C, R, R]
+    images = graph(z, label)     # float32 [N, latent], int64 [N] (if conditional) -> float32 [N, C, R, R]
 
-Images are in [-1, 1], N is free. Spectral norm and the statistics of batch norm are constants in the graph. Truncation
-is the caller's: draw values of z beyond 2 psi again. Every file is run with several N when it is written, and compared
-with the network.
+Images are in [-1, 1] and N is arbitrary. Spectral norm and batch-norm statistics become constants. Truncation is left
+to the caller: draw values of z beyond 2 psi again. Every file is run with several N, and compared with the network,
+before it gets its name.
 """
 
 from __future__ import annotations
@@ -25,26 +25,29 @@ from paragan.core.atomic_write import atomic_output, require_absent
 from paragan.core.errors import RunError, UsageError
 from paragan.core.rng import philox_generator
 from paragan.models.model import Model
-from paragan.models.sampler import LatentSource, PerLabelSampler, Sampler
+from paragan.models.sampler import PerLabelSampler, Sampler
 
 GraphFormat = Literal["onnx", "torch-export"]
 SUFFIXES: dict[GraphFormat, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
-VERIFIED_BATCH_SIZES = (1, 2, 5)  # that a written graph is tried with
+VERIFIED_BATCH_SIZES = (1, 2, 5)  # batch sizes that a graph is compared with the network on
 TOLERANCE = 1e-4  # of values in [-1, 1]
 
 
 def export_graphs(model: Model, graph_format: GraphFormat, out: Path) -> list[Path]:
-    """Write `out`, which is not there yet; of a model per label, a graph for each label into the folder `out`. Failed
-    where one computes something else than the network."""
+    """Write a graph to the new file `out`; for a per-label model, a graph for each label into the new folder `out`.
+
+    Raises:
+        RunError: a graph computes something other than the network.
+    """
     suffix = SUFFIXES[graph_format]
     if isinstance(model.sampler, Sampler):
         if out.suffix != suffix:
-            raise UsageError(f"--out {out}: a graph is one file, named ...{suffix}")
+            raise UsageError(f"--out {out}: a graph is one file. Use a name that ends in {suffix}")
         require_absent(out)
         _export(model.sampler, 0 if model.spec.array_shape else model.spec.classes, graph_format, out, _metadata(model))
         return [out]
     if out.suffix or (out.is_dir() and any(out.iterdir())):
-        raise UsageError(f"--out {out}: this model has a generator for every label: name a new folder for their graphs")
+        raise UsageError(f"--out {out}: this model has a generator for each label. Use a new folder")
     return [_export_label(model, model.sampler, label, graph_format, out) for label in range(model.spec.classes)]
 
 
@@ -59,33 +62,32 @@ def _export_label(
 
 
 def _metadata(model: Model) -> dict[str, Any]:
-    """What the graph says of itself."""
     return {
-        "made by": "paragan",
-        "inputs": "z float32 [N, latent], standard normal; label int64 [N], where there are classes",
+        "producer": "paragan",
+        "inputs": "z float32 [N, latent], standard normal; label int64 [N], if there are classes",
         "outputs": "images float32 [N, C, H, W] in [-1, 1]; uint8 is round((x + 1) * 127.5), clipped to 0 ... 255",
         "classes": list(model.classes),
     }
 
 
 def _export(sampler: Sampler, classes: int, graph_format: GraphFormat, path: Path, metadata: dict[str, Any]) -> None:
-    if not isinstance(sampler.source, LatentSource):
-        raise UsageError("this generator is given data, not latents: there is no graph of it alone")
+    if not sampler.uses_latents:
+        raise UsageError("export: this generator takes data, not latents, so it has no graph of its own")
     write, read = {"onnx": (_write_onnx, _load_onnx), "torch-export": (_write_pt2, _load_pt2)}[graph_format]
     graph = ExportedGenerator(frozen_copy(sampler.g))
     with atomic_output(path) as hidden, warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of torch's exporters, about themselves
-        inside = hidden.with_name(hidden.name + SUFFIXES[graph_format])
+        warnings.simplefilter("ignore")  # from torch's exporters
+        file = hidden.with_name(hidden.name + SUFFIXES[graph_format])
         try:
-            write(graph, example_inputs(3, sampler.latent_size, classes), inside, metadata)
-            _verify(graph, read(inside), sampler.latent_size, classes, path)
-            inside.rename(hidden)
+            write(graph, example_inputs(3, sampler.latent_size, classes), file, metadata)
+            _verify(graph, read(file), sampler.latent_size, classes, path)
+            file.rename(hidden)
         finally:
-            inside.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
 
 
 class ExportedGenerator(nn.Module):
-    """What is exported: no arguments but tensors, none that may be missing."""
+    """The exported module: it takes tensors only."""
 
     def __init__(self, g: nn.Module):
         super().__init__()
@@ -96,7 +98,7 @@ class ExportedGenerator(nn.Module):
 
 
 def frozen_copy(g: nn.Module) -> nn.Module:
-    """A copy in eval mode on the CPU, spectral norm multiplied out."""
+    """Copy a network in eval mode on the CPU, with spectral norm applied to the weights."""
     net = copy.deepcopy(g).cpu().float().eval().requires_grad_(False)
     for module in list(net.modules()):
         if parametrize.is_parametrized(module):
@@ -105,8 +107,10 @@ def frozen_copy(g: nn.Module) -> nn.Module:
 
 
 def _remove_parametrizations(module: nn.Module) -> None:
-    """Take parametrizations away, of this module alone: torch's own way would change the class it shares with the
-    module that it is a copy of."""
+    """Replace parametrized weights by their values.
+
+    torch's own function would change the class, which the copy shares with the original.
+    """
     weights = {name: getattr(module, name).detach().clone() for name in module.parametrizations}  # pyright: ignore
     module.__class__ = type(module).__bases__[0]
     del module._modules["parametrizations"]
@@ -115,7 +119,7 @@ def _remove_parametrizations(module: nn.Module) -> None:
 
 
 def example_inputs(batch_size: int, latent: int, classes: int) -> tuple[Tensor, ...]:
-    """z, and labels where there are classes; a function of the number."""
+    """Draw z [N, latent], and labels [N] if there are classes. They depend on the batch size only."""
     rng = philox_generator(0, "graph", position=batch_size)
     z = torch.from_numpy(rng.standard_normal((batch_size, latent), dtype="float32"))
     return (z, torch.from_numpy(rng.integers(classes, size=batch_size))) if classes else (z,)
@@ -125,11 +129,12 @@ def _verify(
     graph: ExportedGenerator, run_exported: Callable[..., Tensor], latent: int, classes: int, path: Path
 ) -> None:
     for count in VERIFIED_BATCH_SIZES:
-        given = example_inputs(count, latent, classes)
-        wanted, made = graph(*given), run_exported(*given)
-        apart = float((wanted - made).abs().max()) if wanted.shape == made.shape else float("inf")
-        if not apart <= TOLERANCE:
-            raise RunError(f"{path}: {count} images are {apart:.2g} from the network's, more than {TOLERANCE:g}")
+        inputs = example_inputs(count, latent, classes)
+        expected = graph(*inputs)
+        actual = run_exported(*inputs)
+        error = float((expected - actual).abs().max()) if expected.shape == actual.shape else float("inf")
+        if not error <= TOLERANCE:
+            raise RunError(f"{path}: {count} images differ by {error:.2g} from the network's, more than {TOLERANCE:g}")
 
 
 def _dynamic_shapes(inputs: Sequence[Tensor]) -> dict[str, Any]:
@@ -139,7 +144,7 @@ def _dynamic_shapes(inputs: Sequence[Tensor]) -> dict[str, Any]:
 
 def _write_pt2(graph: ExportedGenerator, inputs: tuple[Tensor, ...], path: Path, metadata: dict[str, Any]) -> None:
     program = torch.export.export(graph, inputs, dynamic_shapes=_dynamic_shapes(inputs), strict=False)
-    torch.export.save(program, path, extra_files={"about.json": json.dumps(metadata)})
+    torch.export.save(program, path, extra_files={"metadata.json": json.dumps(metadata)})
 
 
 def _load_pt2(path: Path) -> Callable[..., Tensor]:
@@ -178,10 +183,10 @@ def _load_onnx(path: Path) -> Callable[..., Tensor]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
+    names = [node.name for node in session.get_inputs()]
 
     def run_session(*inputs: Tensor) -> Tensor:
-        (made,) = session.run(["images"], {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
-        return torch.from_numpy(made)
+        (images,) = session.run(["images"], {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
+        return torch.from_numpy(images)
 
     return run_session

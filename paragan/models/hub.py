@@ -1,6 +1,6 @@
 """Models on the Hugging Face hub: `HubModel(model).push_to_hub("user/name")`, `HubModel.from_pretrained("user/name")`.
 
-Needs the extra `paragan[hub]`. What is pushed is what `paragan export` writes.
+Needs the extra `paragan[hub]`. It pushes what `paragan export` writes, and downloads weights and configuration only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DOWNLOAD_PATTERNS = ["*.safetensors", "config.json", "*/config.json"]
 
 
 def download_model(name: str, revision: str | None = None, **download_options: Any) -> Path:
-    """The folder of a model of the hub, downloaded once. Only weights and their configuration are."""
+    """Download a model of the hub, unless it is cached. Returns the local folder."""
     try:
         return Path(
             huggingface_hub.snapshot_download(
@@ -31,17 +31,17 @@ def download_model(name: str, revision: str | None = None, **download_options: A
             )
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise UsageError(f"{name} is no folder here, and the hub does not give it: {said}") from error
+        message = " ".join(str(error).split())[:200]
+        raise UsageError(f"{name}: not a local folder, and not available on the hub: {message}") from error
 
 
 def push_model(model: Model, name: str) -> str:
-    """Put a model onto the hub; its address."""
+    """Push a model to the hub. Returns its URL."""
     try:
         return str(HubModel(model).push_to_hub(name))
     except UsageError:
         raise
-    except Exception as error:  # also those of the library that the hub is reached by, which changes
+    except Exception as error:  # errors of the HTTP library differ between versions
         raise UsageError(f"--push {name}: {' '.join(str(error).split())[:300]}") from error
 
 
@@ -68,11 +68,18 @@ class HubModel(ModelHubMixin, library_name="paragan"):
     ) -> HubModel:
         if Path(model_id).is_dir():
             return cls(load_model(model_id, **load_options))
-        how = {"cache_dir": cache_dir, "force_download": force_download, "local_files_only": local_files_only}
-        return cls(load_model(download_model(model_id, revision, token=token, **how), **load_options))
+        folder = download_model(
+            model_id,
+            revision,
+            token=token,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+        )
+        return cls(load_model(folder, **load_options))
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> Any:
-        """That of `paragan export`; `save_pretrained` asks for one after ours is written, and keeps ours."""
+        """Return the card of `paragan export`. `save_pretrained` keeps the one that is already written."""
         from huggingface_hub import ModelCard
 
         from paragan.models.model_card import make_model_card

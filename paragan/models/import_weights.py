@@ -1,20 +1,20 @@
-"""Models of other libraries as models of ours: BigGAN, SNGAN, SAGAN and ContraGAN of BigGAN-PyTorch and StudioGAN.
+"""Import BigGAN, SNGAN, SAGAN and ContraGAN of BigGAN-PyTorch and StudioGAN.
 
-    bring(Path("G_ema.pth"), "biggan-pytorch", Path("folder"), d=Path("D.pth"))
+    import_weights(Path("G_ema.pth"), "biggan-pytorch", Path("folder"), discriminator_file=Path("D.pth"))
 
-Resolution, widths, classes and the place of attention are read off the shapes. What differs in how it is computed is
-settled in the weights, so that images are equal up to rounding:
+Resolution, widths, classes and the place of attention follow from the shapes. Names are translated by layer_names.py;
+each of our modules takes the tensors that it needs, and tensors that no module takes are an error. Differences in how
+the networks compute are resolved in the weights, so that images are equal up to rounding:
 
-* conditional batch norm sees [class, z] there and [z, class] here: columns change places;
-* gains per class are 1 + weight there, and the weight itself here;
-* other epsilons of batch norm are added to the running variances;
-* spectral norm keeps its vectors where our layer has it too, and is divided out where ours is plain.
+* conditional batch norm takes [class, z] there and [z, class] here: columns are exchanged;
+* gains per class are 1 + weight there, and the weight here;
+* a different epsilon of batch norm is added to the running variances;
+* spectral norm keeps its vectors if our layer has spectral norm, and is applied to the weight if not.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,84 +47,90 @@ def import_weights(
     classes: Sequence[str] = (),
     eps: float | None = None,
 ) -> Model:
-    """Write a model folder with their generator, and their discriminator where it is given; what it then is.
+    """Write a model folder with the generator of a file, and the discriminator of another. Returns the model.
 
-    family  : where the file leaves it open
-    classes : their names; numbers if not given
-    eps     : of their batch norms, where it is not the library's default
+    Args:
+        library: a key of LIBRARIES.
+        out: a new or empty folder.
+        family: the networks, if the file leaves it open.
+        classes: names of the classes; numbers if empty.
+        eps: of the batch norms of the file (default: that of the library).
+
+    Raises:
+        UsageError: the file cannot be read, or our networks cannot compute the same.
     """
     check_new_folder(out)
     source = LIBRARIES[library]
-    theirs = [
-        _SourceNetwork.read(path, source, path is discriminator_file)
-        for path in (generator_file, discriminator_file)
-        if path
-    ]
-    with _check_shapes(theirs[0]):
-        nets, spec = _infer_nets(theirs[0], theirs[1] if discriminator_file else None, family, source)
+    source_g = _SourceNetwork.read(generator_file, source, is_discriminator=False)
+    source_d = _SourceNetwork.read(discriminator_file, source, is_discriminator=True) if discriminator_file else None
+    with _shape_errors_as_usage_errors(source_g):
+        nets, spec = _infer_nets(source_g, source_d, family, source)
     names = _class_names(classes, spec)
-    made = [nets.generator(spec), *([nets.discriminator(spec)] if discriminator_file else [])]
-    offset = (source.eps if eps is None else eps) - BATCH_NORM_EPS
-    for net, weights in zip(made, theirs):
-        with _check_shapes(weights):
-            _load_weights(net, weights, offset, nets, spec)
-    about = {"recipe": f"{source.title}: {generator_file.name}", "kimg": 0.0, "batch_norm": "running"}
-    config = make_model_config(nets, spec, LabelPrior((1 / max(spec.classes, 1),) * spec.classes), names, **about)
+    eps_offset = (source.eps if eps is None else eps) - BATCH_NORM_EPS
+    g = nets.generator(spec)
+    with _shape_errors_as_usage_errors(source_g):
+        _load_weights(g, source_g, eps_offset, nets, spec)
+    d = None
+    if source_d:
+        d = nets.discriminator(spec)
+        with _shape_errors_as_usage_errors(source_d):
+            _load_weights(d, source_d, eps_offset, nets, spec)
+    prior = LabelPrior((1 / max(spec.classes, 1),) * spec.classes)
+    recipe = f"{source.title}: {generator_file.name}"
+    config = make_model_config(nets, spec, prior, names, recipe=recipe, kimg=0.0, batch_norm="running")
     with write_errors_as_usage_errors(out):
-        save_model(out, made[0], made[1] if discriminator_file else None, config)
+        save_model(out, g, d, config)
     return load_model(out)
 
 
 @contextlib.contextmanager
-def _check_shapes(source: _SourceNetwork) -> Iterator[None]:
-    """Unusable where tensors have other numbers of axes than their names say, or do not fit each other."""
+def _shape_errors_as_usage_errors(source: _SourceNetwork) -> Iterator[None]:
+    """Turn errors inside the block into a UsageError: shapes do not fit the names of tensors, or each other."""
     try:
         yield
     except (RuntimeError, IndexError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise UsageError(f"{source.path}: shapes that do not fit each other, or their names: {said}") from error
+        message = " ".join(str(error).split())[:200]
+        raise UsageError(f"{source.path}: shapes that do not fit each other, or their names: {message}") from error
 
 
 def _class_names(names: Sequence[str], spec: Spec) -> list[str]:
     if names and len(names) != spec.classes:
-        raise UsageError(f"--classes has {len(names)} names, and the generator {spec.classes} classes")
+        raise UsageError(f"--classes: {len(names)} names, but the generator has {spec.classes} classes")
     return list(names) or [str(label) for label in range(spec.classes)]
 
 
 @dataclass(frozen=True)
 class _SourceNetwork:
-    """A network of theirs: tensors under our names, and what they are called there."""
+    """The tensors of a file under our names."""
 
     path: Path
     tensors: Mapping[str, Tensor]
-    source_names: Mapping[str, str]
+    source_names: Mapping[str, str]  # our name -> the name in the file
     used_names: set[str] = field(default_factory=set[str])
 
     @staticmethod
     def read(path: Path, library: SourceLibrary, is_discriminator: bool) -> _SourceNetwork:
         tensors = read_tensors(path)
-        found, unknown = translate_names(tensors, library, is_discriminator)
-        _check_unknown_names(path, library, is_discriminator, found, unknown)
-        called = {ours: name for name, ours in found.items() if ours}
-        of_ours = {ours: tensors[name] for ours, name in called.items()}
-        return _SourceNetwork(path, _rename_head(of_ours) if is_discriminator else of_ours, called)
+        translated, unknown = translate_names(tensors, library, is_discriminator)
+        _check_unknown_names(path, library, is_discriminator, translated, unknown)
+        source_names = {name: source_name for source_name, name in translated.items() if name}
+        renamed = {name: tensors[source_name] for name, source_name in source_names.items()}
+        return _SourceNetwork(path, _rename_head(renamed) if is_discriminator else renamed, source_names)
 
     def shape(self, name: str) -> list[int]:
-        """Of a weight. Unusable where it is missing."""
+        """Return the shape of a tensor. UsageError if it is missing."""
         if name not in self.tensors:
-            has = ", ".join(list(self.source_names.values())[:3])
-            raise UsageError(
-                f"{self.path} has no {name}, in our words: it is no whole network of this library (it has {has}...)"
-            )
+            present = ", ".join(list(self.source_names.values())[:3])
+            raise UsageError(f"{self.path}: missing weight {name} (our name): not a complete network ({present}, ...)")
         return list(self.tensors[name].shape)
 
     def has(self, name: str) -> bool:
         return name in self.tensors
 
     def use(self, name: str) -> Tensor:
-        """A tensor that our network needs. Unusable where there is none."""
+        """Return a tensor and mark it as used. UsageError if it is missing."""
         if name not in self.tensors:
-            raise UsageError(f"{self.path} has no {name}, in our words, which our network needs")
+            raise UsageError(f"{self.path}: missing weight {name} (our name), which our network needs")
         self.used_names.add(name)
         return self.tensors[name]
 
@@ -132,10 +138,10 @@ class _SourceNetwork:
         return self.use(name) if self.has(name) else None
 
     def check_all_used(self) -> None:
-        """Unusable where tensors were left over."""
-        left = [self.source_names.get(name, name) for name in self.tensors if name not in self.used_names]
-        if left:
-            raise UsageError(f"{self.path}: our network has no place for {', '.join(sorted(left)[:3])}")
+        """Raise UsageError if our network did not use all tensors."""
+        unused = [self.source_names.get(name, name) for name in self.tensors if name not in self.used_names]
+        if unused:
+            raise UsageError(f"{self.path}: our network has no use for {', '.join(sorted(unused)[:3])}")
 
     @property
     def num_blocks(self) -> int:
@@ -143,12 +149,12 @@ class _SourceNetwork:
 
     @property
     def attention_blocks(self) -> list[int]:
-        """The blocks that attention follows."""
+        """The indices of blocks that attention follows."""
         return sorted(int(name.split(".")[1]) for name in self.tensors if name.endswith(".gamma"))
 
     @property
     def has_spectral_norm(self) -> bool:
-        """Whether its convolutions are spectrally normalised."""
+        """Whether its convolutions have spectral norm."""
         return any(name.endswith("conv1.u") for name in self.tensors)
 
 
@@ -157,168 +163,183 @@ def _check_unknown_names(
 ) -> None:
     ours = set(translated.values())
     if is_discriminator and any(".norm1." in name for name in ours):
-        raise UsageError(
-            f"{path}: batch norm in the discriminator is not among our networks; import the generator alone"
-        )
+        raise UsageError(f"{path}: batch norm in the discriminator is not supported. Import the generator alone")
     if not unknown:
         return
     role, other = ("discriminator", "generator") if is_discriminator else ("generator", "discriminator")
-    why = explain_unknown(unknown) or f"not of a {role} of {library.title} that we know (or is it a {other}?)"
-    raise UsageError(f"{path} cannot be imported: {', '.join(sorted(unknown)[:3])}: {why}")
+    reason = explain_unknown(unknown) or f"not of a known {role} of {library.title} (or is it a {other}?)"
+    raise UsageError(f"{path}: cannot be imported: {', '.join(sorted(unknown)[:3])}: {reason}")
 
 
 def _rename_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """StudioGAN's second linear layer is a classifier (no bias), or says where an image is beside its class."""
-    contrastive, renamed = "head.second.bias" in tensors, {}
+    """Name StudioGAN's second linear layer of D: with a bias it is a contrastive embedding, without a classifier."""
+    is_contrastive = "head.second.bias" in tensors
+    renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if contrastive:
+        if is_contrastive:
             name = name.replace("head.embedding.", "head.proxies.").replace("head.second.", "head.embedding.")
         renamed[name.replace("head.second.", "head.classes.")] = tensor
     return renamed
 
 
-# What networks these are ------------------------------------------------------------------------------
+# Inferring the networks ---------------------------------------------------------------------------------
 
 
 def _infer_nets(
     g: _SourceNetwork, d: _SourceNetwork | None, requested_family: Family, library: SourceLibrary
 ) -> tuple[Any, Spec]:
-    """Our record of the same networks, and the images they are for."""
-    size = 4 << g.num_blocks
-    shared = g.has("conditions.shared.weight")
-    family = _infer_family(g, d, requested_family, shared)
-    classes = _infer_classes(g, shared)
-    spec = Spec(size, g.shape("image.weight")[0], classes)
-    last = g.shape(f"blocks.{g.num_blocks - 1}.conv2.weight")[0]
-    narrow = size == 32 and family != "sngan"
-    chunk = g.shape("start.weight")[1]
-    fields: dict[str, Any] = {"name": family, "width": last // 4 if narrow else last, "shortcut": library.shortcut}
-    fields["latent"] = chunk * (g.num_blocks + 1) if shared else chunk
-    fields["spectral"] = all(one.has_spectral_norm for one in (g, d) if one and not (family == "sngan" and one is g))
-    if shared:
-        fields["shared"] = _infer_embedding_length(g, chunk)
+    """Return the configuration of our networks with the same shapes, and the shape of the images."""
+    resolution = 4 << g.num_blocks
+    has_shared_embedding = g.has("conditions.shared.weight")
+    family = _infer_family(g, d, requested_family, has_shared_embedding)
+    classes = _infer_classes(g, has_shared_embedding)
+    spec = Spec(resolution, g.shape("image.weight")[0], classes)
+    last_width = g.shape(f"blocks.{g.num_blocks - 1}.conv2.weight")[0]
+    width = last_width // 4 if resolution == 32 and family != "sngan" else last_width
+    latent_chunk = g.shape("start.weight")[1]  # of a hierarchical latent; otherwise all of it
+    networks = [d] if family == "sngan" else [g, d]  # SNGAN's G has no spectral norm
+    fields: dict[str, Any] = {
+        "name": family,
+        "width": width,
+        "shortcut": library.shortcut,
+        "latent": latent_chunk * (g.num_blocks + 1) if has_shared_embedding else latent_chunk,
+        "spectral": all(network.has_spectral_norm for network in networks if network),
+    }
+    if has_shared_embedding:
+        fields["shared"] = _infer_embedding_length(g, latent_chunk)
     if family != "sngan":
-        fields["attention"] = _infer_attention_resolution(g, d, size)
+        fields["attention"] = _infer_attention_resolution(g, d, resolution)
     if d:
-        fields |= _infer_discriminator_fields(d, family, size, spec)
+        fields |= _infer_discriminator_fields(d, family, spec)
     nets: Any = from_dict(Nets, fields)  # pyright: ignore
     nets.check(spec)
     return nets, spec
 
 
-def _infer_family(g: _SourceNetwork, d: _SourceNetwork | None, requested_family: Family, shared: bool) -> str:
-    contrastive = d is not None and d.has("head.proxies.weight")
+def _infer_family(
+    g: _SourceNetwork, d: _SourceNetwork | None, requested_family: Family, has_shared_embedding: bool
+) -> str:
+    is_contrastive = d is not None and d.has("head.proxies.weight")
     if requested_family == "auto":
-        if shared:
-            return "contragan" if contrastive else "biggan"
+        if has_shared_embedding:
+            return "contragan" if is_contrastive else "biggan"
         return "sagan" if g.attention_blocks or g.has_spectral_norm else "sngan"
-    if shared != (requested_family in ("biggan", "contragan")):
-        what = "embeds classes once for all norms" if shared else "has an embedding of the class in each norm, or none"
-        raise UsageError(f"--nets {requested_family} does not fit {g.path}, which {what}: leave --nets out")
+    if has_shared_embedding != (requested_family in ("biggan", "contragan")):
+        kind = (
+            "one class embedding for all norms" if has_shared_embedding else "a class embedding in each norm, or none"
+        )
+        raise UsageError(f"--nets {requested_family}: does not fit {g.path}, which has {kind}. Leave --nets out")
     if requested_family == "sngan" and g.attention_blocks:
-        raise UsageError(f"--nets sngan has no attention, and {g.path} has: --nets sagan")
+        raise UsageError(f"--nets sngan: has no attention, but {g.path} has. Use --nets sagan")
     return requested_family
 
 
-def _infer_classes(g: _SourceNetwork, shared: bool) -> int:
-    if shared:
+def _infer_classes(g: _SourceNetwork, has_shared_embedding: bool) -> int:
+    if has_shared_embedding:
         return g.shape("conditions.shared.weight")[0]
     return g.shape("blocks.0.norm1.gain.weight")[0] if g.has("blocks.0.norm1.gain.weight") else 0
 
 
-def _infer_embedding_length(g: _SourceNetwork, chunk: int) -> int:
-    """The length of the embedding; every norm has to see it beside a part of z."""
+def _infer_embedding_length(g: _SourceNetwork, latent_chunk: int) -> int:
+    """Return the length of the shared class embedding. Every norm has to take it together with a chunk of z."""
     length = g.shape("conditions.shared.weight")[1]
-    seen = g.shape("blocks.0.norm1.gain.weight")[1]
-    if seen != length + chunk:
+    norm_inputs = g.shape("blocks.0.norm1.gain.weight")[1]
+    if norm_inputs != length + latent_chunk:
         raise UsageError(
-            f"{g.path}: norms see {seen} numbers, not a class of {length} beside {chunk} of z: a shared embedding "
-            "without a hierarchical latent is not among our networks"
+            f"{g.path}: norms take {norm_inputs} inputs, not {length} of the class and {latent_chunk} of z: a shared "
+            "embedding without a hierarchical latent is not supported"
         )
     return length
 
 
-def _infer_attention_resolution(g: _SourceNetwork, d: _SourceNetwork | None, size: int) -> int:
-    """Its resolution, which is the same in both networks of ours; 0: none."""
-    places = [[8 << block for block in g.attention_blocks]]
+def _infer_attention_resolution(g: _SourceNetwork, d: _SourceNetwork | None, resolution: int) -> int:
+    """Return the resolution of attention, which our two networks share; 0 without attention."""
+    in_g = [8 << block for block in g.attention_blocks]
+    in_d = in_g
     if d:
-        places.append([max(size >> block + 1, 8 if size == 32 else 4) for block in d.attention_blocks])
-    if any(len(of_one) > 1 for of_one in places) or any(of_one != places[0] for of_one in places):
-        told_g, *told_d = (" and ".join(map(str, of_one)) or "no" for of_one in places)
-        where = f"at {told_g} px in G" + "".join(f" and {one} px in D" for one in told_d)
-        raise UsageError(f"{g.path}: attention {where}; ours is at one resolution, the same in both: import G alone")
-    return places[0][0] if places[0] else 0
+        in_d = [max(resolution >> block + 1, 8 if resolution == 32 else 4) for block in d.attention_blocks]
+    if len(in_g) > 1 or in_d != in_g:
+        places = f"at {' and '.join(map(str, in_g)) or 'no'} px in G"
+        if d:
+            places += f" and {' and '.join(map(str, in_d)) or 'no'} px in D"
+        raise UsageError(f"{g.path}: attention {places}; ours is at one resolution, the same in both. Import G alone")
+    return in_g[0] if in_g else 0
 
 
-def _infer_discriminator_fields(d: _SourceNetwork, family: str, size: int, spec: Spec) -> dict[str, Any]:
-    first, last = d.shape("blocks.0.conv2.weight")[0], d.shape(f"blocks.{d.num_blocks - 1}.conv2.weight")[0]
-    width = (
-        last if family == "sngan" and size == 32 else first if family == "sngan" else last // _d_width_multiple(size)
-    )
+def _infer_discriminator_fields(d: _SourceNetwork, family: str, spec: Spec) -> dict[str, Any]:
+    first_width = d.shape("blocks.0.conv2.weight")[0]
+    last_width = d.shape(f"blocks.{d.num_blocks - 1}.conv2.weight")[0]
+    if family != "sngan":
+        width = last_width // (2 if spec.resolution == 32 else 16)  # factors of our D's last block
+    elif spec.resolution == 32:
+        width = last_width
+    else:
+        width = first_width
     fields: dict[str, Any] = {"d_width": max(width, 1)}
-    judged = {"head.embedding.bias": "contrastive", "head.classes.weight": "classifier"}
-    kind = next((kind for name, kind in judged.items() if d.has(name)), "projection")
-    if spec.classes and kind == "projection" and not d.has("head.embedding.weight"):
-        raise UsageError(f"{d.path} is not told the class, and the generator is: ours would be; import G alone")
-    fields["d_conditioning"] = kind if spec.classes else "auto"
-    if kind == "contrastive":
+    conditioning = "projection"
+    if d.has("head.embedding.bias"):
+        conditioning = "contrastive"
+    elif d.has("head.classes.weight"):
+        conditioning = "classifier"
+    if spec.classes and conditioning == "projection" and not d.has("head.embedding.weight"):
+        raise UsageError(f"{d.path}: unconditional, but the generator is conditional. Import G alone")
+    fields["d_conditioning"] = conditioning if spec.classes else "auto"
+    if conditioning == "contrastive":
         length = d.shape("head.embedding.weight")[0]
         if family == "contragan":
             fields["embedding"] = length
-        elif length != min(last, 512):
-            raise UsageError(f"{d.path}: points of {length} numbers; ours has {min(last, 512)} there: import G alone")
+        elif length != min(last_width, 512):
+            raise UsageError(f"{d.path}: embeddings of {length} numbers, not {min(last_width, 512)}. Import G alone")
     if family == "sngan":
-        before, inside = d.shape("blocks.1.conv1.weight")[1::-1]
-        fields["block_width"] = "in" if before == inside != d.shape("blocks.1.conv2.weight")[0] else "out"
+        inner, outer = d.shape("blocks.1.conv1.weight")[:2]
+        fields["block_width"] = "in" if outer == inner != d.shape("blocks.1.conv2.weight")[0] else "out"
     return fields
-
-
-def _d_width_multiple(size: int) -> int:
-    """D's last block is so many times as wide as `d_width`."""
-    return 2 if size == 32 else 16
 
 
 # Weights ----------------------------------------------------------------------------------------------
 
 
 def _load_weights(net: nn.Module, source: _SourceNetwork, eps_offset: float, nets: Any, spec: Spec) -> None:
-    """Give our network their weights. Unusable names the first that do not fit."""
+    """Load the weights of a file into our network. UsageError names the first that do not fit."""
     state = dict(net.state_dict())
     for path, module in net.named_modules():
-        given = _module_state(path.replace(".block.", ".").replace(".attention", ""), module, source, eps_offset)
-        state |= {f"{path}.{name}": value for name, value in given.items()}
-    own = net.state_dict()
+        prefix = path.replace(".block.", ".").replace(".attention", "")
+        state |= {f"{path}.{name}": value for name, value in _module_state(prefix, module, source, eps_offset).items()}
+    own_state = net.state_dict()
     for name, value in state.items():
-        if value.shape != own[name].shape:
+        if value.shape != own_state[name].shape:
             raise UsageError(
-                f"{source.path}: {nets.name} at {spec.resolution} px has {list(own[name].shape)} in {name}, and the "
-                f"file {list(value.shape)}: widths of another form, which ours does not have ({to_dict(nets)})"
+                f"{source.path}: {nets.name} at {spec.resolution} px has {list(own_state[name].shape)} in {name}, the "
+                f"file {list(value.shape)}: widths that our network cannot have ({to_dict(nets)})"
             )
     source.check_all_used()
     net.load_state_dict(state)
 
 
 def _module_state(prefix: str, module: nn.Module, source: _SourceNetwork, eps_offset: float) -> dict[str, Tensor]:
-    """What one module of ours gets, by the names of its own state dict."""
+    """Return the state of one of our modules, by the names of its own state dict."""
     if isinstance(module, SelfAttention):
         return {"gamma": source.use(f"{prefix}.gamma").reshape(1)}
     if isinstance(module, LaneBatchNorm2d):
-        given = _running_statistics(source, prefix, eps_offset)
-        return given | ({k: source.use(f"{prefix}.{k}") for k in ("weight", "bias")} if module.affine else {})
+        state = _running_statistics(source, prefix, eps_offset)
+        if module.affine:
+            state |= {"weight": source.use(f"{prefix}.weight"), "bias": source.use(f"{prefix}.bias")}
+        return state
     if isinstance(module, ConditionalBatchNorm2d):
         gain, bias = (_effective_weight(_read_layer(source, f"{prefix}.{part}")) for part in ("gain", "bias"))
         return {"gain.weight": 1 + gain, "bias.weight": bias}
     if isinstance(module, LinearConditionalBatchNorm2d):
-        return {}  # its layers come by themselves
+        return {}  # its layers are modules of their own
     if isinstance(module, nn.Conv2d | nn.Linear | nn.Embedding):
         return _layer_state(prefix, module, source)
     return {}
 
 
 def _running_statistics(source: _SourceNetwork, prefix: str, eps_offset: float) -> dict[str, Tensor]:
-    """Running moments; BigGAN-PyTorch's standing ones are sums over batches."""
+    """Return the running moments. Standing statistics of BigGAN-PyTorch are sums over batches."""
     prefix = prefix.removesuffix(".norm")
-    mean, var = source.use(f"{prefix}.mean"), source.use(f"{prefix}.var")
+    mean = source.use(f"{prefix}.mean")
+    var = source.use(f"{prefix}.var")
     summed = source.use_optional(f"{prefix}.summed")
     batches = 1 if summed is None else summed.clamp(min=1)
     return {"running_mean": mean / batches, "running_var": var / batches + eps_offset}
@@ -326,7 +347,7 @@ def _running_statistics(source: _SourceNetwork, prefix: str, eps_offset: float) 
 
 @dataclass(frozen=True)
 class _LayerWeight:
-    """A weight, and the vectors of its spectral norm where it has one: u^T weight v is its largest singular value."""
+    """A weight, with the vectors of its spectral norm if it has one: u^T weight v is its largest singular value."""
 
     weight: Tensor
     u: Tensor | None = None
@@ -334,15 +355,14 @@ class _LayerWeight:
 
 
 def _read_layer(source: _SourceNetwork, prefix: str) -> _LayerWeight:
-    """BigGAN-PyTorch keeps u alone, and makes v of it in every pass, and then u anew."""
-    weight, u, v = (
-        source.use(f"{prefix}.weight"),
-        source.use_optional(f"{prefix}.u"),
-        source.use_optional(f"{prefix}.v"),
-    )
+    """Read a weight. BigGAN-PyTorch stores u alone; every pass computes v from it, and then u again."""
+    weight = source.use(f"{prefix}.weight")
+    u = source.use_optional(f"{prefix}.u")
+    v = source.use_optional(f"{prefix}.v")
     if u is None:
         return _LayerWeight(weight)
-    matrix, u = weight.flatten(1), u.flatten()
+    matrix = weight.flatten(1)
+    u = u.flatten()
     if v is None:
         v = F.normalize(matrix.T @ u, dim=0)
         u = F.normalize(matrix @ v, dim=0)
@@ -350,7 +370,7 @@ def _read_layer(source: _SourceNetwork, prefix: str) -> _LayerWeight:
 
 
 def _effective_weight(layer: _LayerWeight) -> Tensor:
-    """The weight that the network multiplies by."""
+    """Return the weight divided by its spectral norm."""
     if layer.u is None or layer.v is None:
         return layer.weight
     return layer.weight / (layer.u @ (layer.weight.flatten(1) @ layer.v))
@@ -358,7 +378,7 @@ def _effective_weight(layer: _LayerWeight) -> Tensor:
 
 def _layer_state(prefix: str, module: nn.Module, source: _SourceNetwork) -> dict[str, Tensor]:
     if prefix.endswith((".gain", ".bias")) and isinstance(module, nn.Embedding):
-        return {}  # came with its norm
+        return {}  # part of its norm
     layer = _read_layer(source, prefix)
     if prefix.endswith((".norm1.gain", ".norm2.gain", ".norm1.bias", ".norm2.bias")):
         layer = _move_class_columns_last(layer, source.shape("conditions.shared.weight")[1])
@@ -366,14 +386,13 @@ def _layer_state(prefix: str, module: nn.Module, source: _SourceNetwork) -> dict
     if not hasattr(module, "parametrizations"):
         return {"weight": _effective_weight(layer)} | bias
     if layer.u is None or layer.v is None:
-        raise UsageError(
-            f"{source.path}: {source.source_names.get(f'{prefix}.weight', prefix)} has no spectral norm, and others there have"
-        )
+        name = source.source_names.get(f"{prefix}.weight", prefix)
+        raise UsageError(f"{source.path}: {name} has no spectral norm, but other layers have")
     norm = "parametrizations.weight"
     return {f"{norm}.original": layer.weight, f"{norm}.0._u": layer.u, f"{norm}.0._v": layer.v} | bias
 
 
 def _move_class_columns_last(layer: _LayerWeight, embedding_length: int) -> _LayerWeight:
-    """Columns for [class, z] as columns for [z, class]."""
-    turned = dataclasses.replace(layer, weight=layer.weight.roll(-embedding_length, 1))
-    return turned if layer.v is None else dataclasses.replace(turned, v=layer.v.roll(-embedding_length))
+    """Reorder columns from [class, z] to [z, class]."""
+    v = None if layer.v is None else layer.v.roll(-embedding_length)
+    return _LayerWeight(layer.weight.roll(-embedding_length, 1), layer.u, v)

@@ -1,4 +1,7 @@
-"""The way from one sample to another: between latents, and between labels."""
+"""Interpolate between latents, and between labels.
+
+Labels are interpolated by hooks on the embedding layers, the only layers through which our networks read labels.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,29 @@ from paragan.models.sampler import Sampler
 
 
 def slerp(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
-    """Rows between those of a and b [N, latent], t [N] from 0 to 1: over the great circle, lengths in proportion.
+    """Interpolate rows of a and b [N, latent] by t [N] in [0, 1]: directions on a great circle, lengths linearly.
 
-    Shoemake 1985, eq. 2; on directions, since normal numbers in many dimensions lie next to a sphere (White 2016). A
-    straight line where they point the same way or away.
+    Shoemake 1985, eq. 2; latents in many dimensions lie near a sphere (White 2016). Parallel and opposite vectors are
+    interpolated linearly.
     """
     x, y, t = a.double(), b.double(), t.double()[:, None]
     lengths = torch.stack([x.norm(dim=1), y.norm(dim=1)])[:, :, None].clamp(min=1e-12)
     x, y = x / lengths[0], y / lengths[1]
     angle = torch.acos((x * y).sum(1, keepdim=True).clamp(-1, 1))
-    whole, straight = torch.sin(angle), torch.sin(angle) < 1e-4
-    first, second = (torch.where(straight, s, torch.sin(s * angle) / whole) for s in (1 - t, t))
-    return ((first * x + second * y) * (lengths[0] * (1 - t) + lengths[1] * t)).to(a.dtype)
+    sin = torch.sin(angle)
+    is_parallel = sin < 1e-4
+    weight_x, weight_y = (torch.where(is_parallel, s, torch.sin(s * angle) / sin) for s in (1 - t, t))
+    return ((weight_x * x + weight_y * y) * (lengths[0] * (1 - t) + lengths[1] * t)).to(a.dtype)
 
 
 @torch.no_grad()
 def sample_interpolated(
     sampler: Sampler, z: Tensor, label_pair: tuple[int, int] | None, weight: Tensor | float = 0.0
 ) -> Tensor:
-    """Images [N, C, R, R] uint8 of latents, each of a blend of two labels: `share` of the second."""
+    """Return images, uint8 [N, C, R, R], of latents [N, latent] and of labels between the two of `label_pair`.
+
+    weight: of the second label, a number or [N].
+    """
     z = z.to(sampler.device)
     if label_pair is None:
         return sampler.to_output(sampler.g(z, None)).cpu()
@@ -44,8 +51,7 @@ def sample_interpolated(
 
 @contextlib.contextmanager
 def blended_labels(sampler: Sampler, other_labels: Tensor, weight: Tensor) -> Iterator[None]:
-    """Inside, every embedding of labels gives what lies between the label it is asked for and `other` [N], by `share`
-    [N]. All families here read labels through embeddings alone."""
+    """Inside the block, label embeddings return values between their label and `other_labels` [N], by `weight` [N]."""
 
     def interpolate(layer: Any, inputs: Any, output: Tensor) -> Tensor:
         return torch.lerp(output, layer.weight[other_labels].to(output.dtype), weight[:, None].to(output.dtype))
@@ -59,6 +65,10 @@ def blended_labels(sampler: Sampler, other_labels: Tensor, weight: Tensor) -> It
 
 
 def label_embeddings(sampler: Sampler) -> list[nn.Embedding]:
-    """The layers by which a generator is told labels, where it is told by layers of this kind."""
+    """Return the embedding layers through which a generator reads labels."""
     classes = len(sampler.prior.probabilities)
-    return [part for part in sampler.g.modules() if isinstance(part, nn.Embedding) and part.num_embeddings == classes]
+    return [
+        module
+        for module in sampler.g.modules()
+        if isinstance(module, nn.Embedding) and module.num_embeddings == classes
+    ]

@@ -1,6 +1,6 @@
-"""Walks through the latent space: a closed loop through latents, over great circles, and labels that blend on the way.
+"""Walks through the latent space: a closed loop through samples, with interpolated latents and labels.
 
-frames = walk(model, stops=8, steps=30, seed=0, labels=[3, 7])     # uint8 [240, R, R, C], a loop
+frames = walk(model, stops=8, frames_per_stop=30, seed=0, labels=[3, 7])     # uint8 [240, R, R, C], a loop
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from paragan.core.errors import UsageError
 from paragan.models.interpolation import sample_interpolated, slerp
 from paragan.models.model import Model
-from paragan.models.sampler import LatentSource, PerLabelSampler, Sampler
+from paragan.models.sampler import PerLabelSampler, Sampler
 
 
 def walk(
@@ -25,35 +25,40 @@ def walk(
     labels: Sequence[int | str] | None = None,
     truncation: float = 1.0,
 ) -> np.ndarray:
-    """uint8 [stops * steps, R, R, C]: `steps` frames from each stop to the next, and from the last to the first.
+    """Return the frames of a loop through `stops` samples, uint8 [stops * frames_per_stop, R, R, C].
 
-    Stop i is sample i of `model.sample` with the same seed. Labels blend (their embeddings do); of a model with a
-    generator for every label they change halfway.
+    Stop i is sample i of `model.sample` with the same seed. Label embeddings are interpolated; a per-label model
+    changes the generator halfway between two stops.
+
+    Raises:
+        UsageError: the generator takes data, or makes numbers.
     """
     sampler = model.sampler
-    first = sampler if isinstance(sampler, Sampler) else sampler.for_label(0)
-    if not isinstance(first.source, LatentSource) or model.spec.array_shape:
-        raise UsageError(
-            "a walk needs a generator that makes images of latents: this one is given data, or makes numbers"
-        )
-    z, y = first.source(range(stops), seed, truncation), model.labels(stops, labels, seed)
+    first = sampler.for_label(0) if isinstance(sampler, PerLabelSampler) else sampler
+    if not first.uses_latents or model.spec.array_shape:
+        raise UsageError("walk: needs a model that makes images from latents, not from data, and not numbers")
+    z = first.source(range(stops), seed, truncation)
+    y = model.labels(stops, labels, seed)
+    t = torch.arange(frames_per_stop) / frames_per_stop
     frames: list[np.ndarray] = []
     for stop in range(stops):
-        following = (stop + 1) % stops
-        t = torch.arange(frames_per_stop) / frames_per_stop
-        between = slerp(z[stop].expand(frames_per_stop, -1), z[following].expand(frames_per_stop, -1), t)
-        pair = (0, 0) if y is None else (int(y[stop]), int(y[following]))
-        frames.append(_render_segment(sampler, between, t, pair, conditional=y is not None))
+        next_stop = (stop + 1) % stops
+        latents = slerp(z[stop].expand(frames_per_stop, -1), z[next_stop].expand(frames_per_stop, -1), t)
+        label_pair = None if y is None else (int(y[stop]), int(y[next_stop]))
+        frames.append(_render_segment(sampler, latents, t, label_pair))
     return np.concatenate(frames)
 
 
 def _render_segment(
-    sampler: Sampler | PerLabelSampler, z: Tensor, t: Tensor, label_pair: tuple[int, int], conditional: bool
+    sampler: Sampler | PerLabelSampler, z: Tensor, t: Tensor, label_pair: tuple[int, int] | None
 ) -> np.ndarray:
+    """Return the frames from one stop to the next, uint8 [N, R, R, C]."""
+    images: list[Tensor] = []
     if isinstance(sampler, PerLabelSampler):
-        halves = zip(z.split(-(-len(z) // 2)), label_pair)
-        made = [sample_interpolated(sampler.for_label(label), part, None) for part, label in halves]
+        assert label_pair is not None
+        for half, label in zip(z.split(-(-len(z) // 2)), label_pair):
+            images.append(sample_interpolated(sampler.for_label(label), half, None))
     else:
-        parts = zip(z.split(sampler.batch_size), t.split(sampler.batch_size))
-        made = [sample_interpolated(sampler, part, label_pair if conditional else None, share) for part, share in parts]
-    return torch.cat(made).permute(0, 2, 3, 1).numpy()
+        for latents, weights in zip(z.split(sampler.batch_size), t.split(sampler.batch_size)):
+            images.append(sample_interpolated(sampler, latents, label_pair, weights))
+    return torch.cat(images).permute(0, 2, 3, 1).numpy()

@@ -1,7 +1,7 @@
-"""What other libraries call the layers of BigGAN, SNGAN, SAGAN and ContraGAN, and what we call them.
+"""Translate the names of weights of BigGAN-PyTorch and StudioGAN to ours.
 
-A name is read from the left: where it is (a residual block, an attention, an end of the network), which layer there,
-which part of that layer, and the tensor. `neutral` gives ours for it, as it would be without our wrappers:
+A name has four parts from left to right: the place (a residual block, an attention, an end of the network), the layer,
+the part of a batch norm, and the tensor. Our names are those of our modules without wrappers:
 
     blocks.1.0.bn1.gain.u0 (BigGAN-PyTorch), blocks.1.0.bn1.gain.weight_u (StudioGAN) -> blocks.1.norm1.gain.u
 """
@@ -18,14 +18,15 @@ Shortcut = Literal["input", "activated"]
 
 @dataclass(frozen=True)
 class SourceLibrary:
-    """A library whose state dicts are read.
+    """The names that a library uses, each mapped to ours.
 
-    blocks        : layers of a residual block or an attention, as in `blocks.0.0.conv1`
-    g_ends, d_ends: all other layers of the two networks
-    parts         : of a batch norm; "" for what is the norm's own
-    tensors       : of a layer
-    eps           : of its batch norms
-    shortcut      : what the shortcuts of D's blocks see (`nets/family.py`)
+    block_layers : layers of a residual block or an attention, as in `blocks.0.0.conv1`
+    g_layers     : all other layers of G
+    d_layers     : all other layers of D
+    norm_parts   : parts of a batch norm; "" for the norm itself
+    tensor_names : tensors of a layer; "" for those that are not needed
+    eps          : of its batch norms
+    shortcut     : input of the shortcuts of D's blocks (field `nets.shortcut`)
     """
 
     title: str
@@ -65,13 +66,13 @@ BIGGAN_PYTORCH = SourceLibrary(
         "bias": "bias",
         "gain": "weight",  # of the last batch norm
         "u0": "u",
-        "stored_mean": "mean",  # its own batch norm
+        "stored_mean": "mean",  # with its own batch norm
         "stored_var": "var",
-        "running_mean": "mean",  # its batch norm across devices
+        "running_mean": "mean",  # with its batch norm across devices
         "running_var": "var",
-        "accumulation_counter": "summed",  # how many batches its standing statistics are sums of
+        "accumulation_counter": "summed",  # number of batches in the sums of standing statistics
         "num_batches_tracked": "",
-        **dict.fromkeys([*(f"sv{i}" for i in range(8)), *(f"u{i}" for i in range(1, 8))], ""),  # for its log
+        **dict.fromkeys([*(f"sv{i}" for i in range(8)), *(f"u{i}" for i in range(1, 8))], ""),  # used for logging only
     },
     eps=1e-5,
     shortcut="input",
@@ -110,71 +111,83 @@ STUDIOGAN = SourceLibrary(
 
 LIBRARIES = {"biggan-pytorch": BIGGAN_PYTORCH, "studiogan": STUDIOGAN}
 
-# Layers of networks that are not among those that are read, and what they tell.
+# Names of layers of other networks, and what they indicate.
 UNSUPPORTED_PATTERNS = {
     r"\.conv_sc2?$|\.conv2d3\.|\.conv3\.|\.conv4\.": "bottleneck blocks, as in BigGAN-deep",
     r"^(mapping|synthesis)\.": "a StyleGAN",
     r"^deconv|^conv[0-9]\.": "a DCGAN",
-    r"^(linear_mi|linear3|linear4|info_|cls_|real_|fake_)": "a discriminator with a head that is not among ours",
+    r"^(linear_mi|linear3|linear4|info_|cls_|real_|fake_)": "a discriminator with an unsupported head",
 }
 
 
 def translate_names(
     names: Iterable[str], library: SourceLibrary, is_discriminator: bool
 ) -> tuple[dict[str, str], list[str]]:
-    """Their names -> ours, "" for what we have no use for; and the names that are not in the table."""
+    """Translate names of a state dict.
+
+    Returns:
+        their name -> our name, "" if the tensor is not needed; and the names that are not in the tables.
+    """
     names = list(names)
-    places = _block_prefixes(names, library)
-    found, unknown = {}, []
+    block_prefixes = _block_prefixes(names, library)
+    end_layers = library.d_layers if is_discriminator else library.g_layers
+    translated: dict[str, str] = {}
+    unknown: list[str] = []
     for name in names:
-        ours = _translate_name(name, places, library, library.d_layers if is_discriminator else library.g_layers)
-        if ours is None:
+        our_name = _translate_name(name, block_prefixes, library, end_layers)
+        if our_name is None:
             unknown.append(name)
         else:
-            found[name] = ours
-    return found, unknown
+            translated[name] = our_name
+    return translated, unknown
 
 
 def _block_prefixes(names: list[str], library: SourceLibrary) -> dict[str, str]:
-    """Where their block lists are among our residual blocks: an attention belongs to the block before it."""
-    inside: dict[tuple[int, int], set[str]] = {}
+    """Map `blocks.i.j` of the library to our `blocks.k`. An attention belongs to the residual block before it."""
+    layers_of: dict[tuple[int, int], set[str]] = {}
     for name in names:
         if match := re.match(r"blocks\.(\d+)\.(\d+)\.(\w+)", name):
-            inside.setdefault((int(match[1]), int(match[2])), set()).add(library.block_layers.get(match[3], ""))
-    places, blocks = {}, 0
-    for (i, j), layers in sorted(inside.items()):
-        blocks += "conv1" in layers
-        places[f"blocks.{i}.{j}"] = f"blocks.{max(blocks - 1, 0)}"
-    return places
+            layers_of.setdefault((int(match[1]), int(match[2])), set()).add(library.block_layers.get(match[3], ""))
+    prefixes: dict[str, str] = {}
+    num_blocks = 0
+    for (i, j), layers in sorted(layers_of.items()):
+        if "conv1" in layers:
+            num_blocks += 1
+        prefixes[f"blocks.{i}.{j}"] = f"blocks.{max(num_blocks - 1, 0)}"
+    return prefixes
 
 
 def _translate_name(
     name: str, block_prefixes: Mapping[str, str], library: SourceLibrary, end_layers: Mapping[str, str]
 ) -> str | None:
-    place = ".".join(name.split(".")[:3])
-    if place in block_prefixes:
-        layer, *rest = name[len(place) + 1 :].split(".")
-        where = library.block_layers.get(layer) and f"{block_prefixes[place]}.{library.block_layers[layer]}"
-        if where and not rest:
-            return where  # a number of its own: how much attention counts
+    """Return our name, "" if the tensor is not needed, None if the name is unknown."""
+    block = ".".join(name.split(".")[:3])
+    if block in block_prefixes:
+        layer, *rest = name[len(block) + 1 :].split(".")
+        if layer not in library.block_layers:
+            return None
+        our_layer = f"{block_prefixes[block]}.{library.block_layers[layer]}"
+        if not rest:
+            return our_layer  # a scalar: the weight of attention
     else:
-        end = next((end for end in end_layers if name.startswith(f"{end}.")), None)
-        where, rest = (end_layers[end], name[len(end) + 1 :].split(".")) if end else ("", [])
-    *part, tensor = rest or [""]
-    if (
-        not where
-        or len(part) > 1
-        or tensor not in library.tensor_names
-        or any(p not in library.norm_parts for p in part)
-    ):
+        layer = next((layer for layer in end_layers if name.startswith(f"{layer}.")), None)
+        if layer is None:
+            return None
+        our_layer = end_layers[layer]
+        rest = name[len(layer) + 1 :].split(".")
+    *parts, tensor = rest
+    if len(parts) > 1 or tensor not in library.tensor_names or any(part not in library.norm_parts for part in parts):
         return None
     if not library.tensor_names[tensor]:
         return ""
-    return ".".join(filter(None, [where, *(library.norm_parts[p] for p in part), library.tensor_names[tensor]]))
+    our_parts = [library.norm_parts[part] for part in parts]
+    return ".".join(filter(None, [our_layer, *our_parts, library.tensor_names[tensor]]))
 
 
 def explain_unknown(unknown: Iterable[str]) -> str:
-    """What names outside the table tell, "" if nothing."""
-    return next(
-        (about for name in unknown for pattern, about in UNSUPPORTED_PATTERNS.items() if re.search(pattern, name)), ""
-    )
+    """Return what unknown names indicate, "" if nothing."""
+    for name in unknown:
+        for pattern, explanation in UNSUPPORTED_PATTERNS.items():
+            if re.search(pattern, name):
+                return explanation
+    return ""

@@ -1,4 +1,4 @@
-"""`paragan.load`: a model in one line, from wherever it is."""
+"""`paragan.load`: load a model from a folder or from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ HUB_NAME_PATTERN = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+
 def load(
     path: str | Path, device: str | torch.device = "cpu", nets: Any = None, dataset: Dataset | None = None
 ) -> Model:
-    """A generator from a run folder, a model folder, RUN_DIR/best, a model.safetensors, or `user/name` on the Hugging
-    Face hub (`user/name@revision`), unless there is such a folder. Runs no code from the files.
+    """Load a trained generator. Runs no code from the files.
 
     model = paragan.load("runs/00000-digits-dcgan-sync-r1-b128")
     images = model.sample(16, labels=[3, 7], truncation=0.7, seed=0)        # uint8 [16, R, R, C]
 
-    nets : networks of your own that it was trained with: the object, or `module:Class`
-    data : what they are given, where that is data
+    Args:
+        path: a run folder, a model folder, RUN_DIR/best, a model.safetensors, or, if there is no such folder,
+            `user/name` or `user/name@revision` on the Hugging Face hub.
+        device: where the generator runs.
+        nets: your networks, if it was trained with such: the object, or `module:Class`.
+        dataset: input data of the generator, if it takes data.
+
+    Raises:
+        UsageError: there is no model, or it cannot be used.
     """
     name = HUB_NAME_PATTERN.fullmatch(str(path))
     if name and not Path(path).exists() and not Path(path).parent.exists():

@@ -1,7 +1,11 @@
-"""The model: the averaged generator as safetensors and json; or a folder of such models, one for every label.
+"""A model: the averaged generator as safetensors and JSON, or one such model for each label.
 
-model/config.json, model.safetensors, discriminator.safetensors
-model/config.json, 0000/, 0001/, ...         per label: what is common to all, and an ordinary model each
+    model/config.json, model.safetensors, discriminator.safetensors
+    model/config.json, 0000/, 0001/, ...       per label: the common configuration, and a folder with a model each
+
+The generator is the average (EMA) of the trained one, with batch-norm statistics of its own (bn_recalibration.py). A
+per-label model loads its generators when they are needed and keeps at most 1 GB of them. Loading runs no code from the
+files; networks of the user have to be passed again.
 """
 
 from __future__ import annotations
@@ -40,20 +44,18 @@ from paragan.models.sampler import DataSource, LabelPrior, LatentSource, PerLabe
 from paragan.nets import Nets, Spec
 
 PER_LABEL = "per-label"
-SIZE_SLACK_BYTES = 2**24  # bytes
-
-
-# Files ------------------------------------------------------------------------------------------------
+SIZE_SLACK_BYTES = 2**24
 
 
 @dataclass(frozen=True, repr=False)
 class Model:
-    """A generator that was loaded, with what it knows about itself.
+    """A loaded generator and its configuration.
 
     images = model.sample(16, labels=[3, "cat"], truncation=0.7)      # uint8 [16, R, R, C]
 
-    sampler : images by index, uint8 [n, C, R, R]
-    folder  : where it was read from
+    sampler : makes images by index, uint8 [n, C, R, R]
+    config  : the content of config.json
+    folder  : the model folder
     """
 
     sampler: Sampler | PerLabelSampler
@@ -62,84 +64,110 @@ class Model:
     folder: Path
 
     def __repr__(self) -> str:
-        classes = f", {len(self.classes)} classes" * bool(self.classes)
+        classes = f", {len(self.classes)} classes" if self.classes else ""
         shape = "x".join(map(str, self.spec.shape))
         return f"Model({shape}{classes}, {self.kimg:g} kimg, from {self.folder})"
 
     @property
+    def is_per_label(self) -> bool:
+        """Whether there is a generator for each label."""
+        return isinstance(self.sampler, PerLabelSampler)
+
+    @property
     def classes(self) -> tuple[str, ...]:
+        """Names of the classes; () for an unconditional model."""
         return tuple(self.config["classes"])
 
     @property
     def kimg(self) -> float:
-        """How long it was trained, in thousands of real images."""
+        """Length of training, in thousands of real images shown to D."""
         return float(self.config["kimg"])
 
     @property
     def batch_norm(self) -> str | None:
-        """How its batch norm came by its statistics; None where that is not known."""
+        """The source of its batch-norm statistics: standing, running or none; None if not recorded."""
         return str(self.config["batch_norm"]) if "batch_norm" in self.config else None
 
     @property
     def g(self) -> nn.Module:
-        """(z [N, latent], y int64 [N] or None) -> images [N, C, R, R] in [-1, 1]. Unusable with one for every label."""
+        """The generator: (z [N, latent], y int64 [N] or None) -> images [N, C, R, R] in [-1, 1].
+
+        Raises:
+            UsageError: the model has a generator for each label.
+        """
         if isinstance(self.sampler, PerLabelSampler):
-            raise UsageError("this model has a generator for every label: model.sampler.of(3).g is that of label 3")
+            raise UsageError("this model has a generator for each label. Use model.sampler.for_label(3).g")
         return self.sampler.g
 
     def to(self, device: str | torch.device) -> Model:
-        """The same on another device; the network itself moves."""
+        """Move the network to a device and return the model on it."""
         return dataclasses.replace(self, sampler=self.sampler.to(torch.device(device)))
 
     def labels(self, count: int, labels: Sequence[int | str] | None = None, seed: int = 0) -> np.ndarray | None:
-        """[count] int64 labels of samples: those given, by number or name, in turn; else drawn as often as in the data.
-        None without classes."""
+        """Return labels for `count` samples, int64 [count]; None without classes.
+
+        Args:
+            labels: numbers or names, used in turn. None draws labels as often as in the data.
+        """
         if labels is None:
             return self.sampler.labels(range(count), seed)
         if not self.classes:
-            raise UsageError("labels: this model was trained without classes; leave labels out")
+            raise UsageError("labels: this model was trained without classes. Leave labels out")
         if not labels:
-            raise UsageError("labels: none are given; labels=None draws them as often as in the data")
-        chosen = [parse_label(str(word), self.classes) for word in labels]
-        return np.array(chosen, np.int64)[np.arange(count) % len(chosen)]
+            raise UsageError("labels=[]: none are given. Use labels=None to draw them as often as in the data")
+        numbers = [parse_label(str(label), self.classes) for label in labels]
+        return np.array(numbers, np.int64)[np.arange(count) % len(numbers)]
 
     def sample(
         self, count: int, labels: Sequence[int | str] | None = None, truncation: float = 1.0, seed: int = 0
     ) -> np.ndarray:
-        """uint8 [count, R, R, C] (of numbers: float32 [count, ...]). Image i depends on (seed, i) and its label alone;
-        which labels they have, `model.labels` says of the same arguments."""
+        """Return samples, uint8 [count, R, R, C]; of a model of numbers float32 [count, ...].
+
+        Sample i depends only on (seed, i) and its label. `model.labels(count, labels, seed)` returns the labels.
+
+        Args:
+            labels: as in `labels`.
+            truncation: below 1, latents beyond 2 * truncation standard deviations are drawn again.
+        """
         if count < 1 or not 0 <= seed < 2**63:
-            raise UsageError(f"count={count} must be 1 or more, and seed={seed} from 0 to 2^63 - 1")
-        made = self.sampler.images(range(count), self.labels(count, labels, seed), seed, truncation).numpy()
-        return made if self.spec.array_shape else made.transpose(0, 2, 3, 1)
+            raise UsageError(f"count={count}, seed={seed}: count must be 1 or more, seed 0 to 2^63 - 1")
+        samples = self.sampler.images(range(count), self.labels(count, labels, seed), seed, truncation).numpy()
+        return samples if self.spec.array_shape else samples.transpose(0, 2, 3, 1)
+
+
+# Writing ------------------------------------------------------------------------------------------------
 
 
 def save_model(folder: Path, g: nn.Module, d: nn.Module | None, config: dict[str, Any]) -> None:
-    """Write model.safetensors, discriminator.safetensors (if there is one) and config.json, each aside and renamed."""
+    """Write model.safetensors, discriminator.safetensors (unless d is None) and config.json, each atomically.
+
+    config.json comes last and holds the checksums of the weights that belong to it (see model_files.py).
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    sums = dict[str, int]()
+    checksums: dict[str, int] = {}
     for name, net in (("model", g), ("discriminator", d)):
         if net is None:
             continue
         data = safetensors.torch.save(_without_shared_storage(strip_objective_state(net.state_dict())))
         atomic_write_bytes(folder / f"{name}.safetensors", data)
-        sums[name] = zlib.crc32(data)
-    _write_config(folder, config | {"crc32": sums})  # last: it tells which weights it is about
+        checksums[name] = zlib.crc32(data)
+    _write_config(folder, config | {"crc32": checksums})
 
 
 def _without_shared_storage(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As safetensors want them: one that several layers share is written for each."""
-    seen, found = set[int](), dict[str, Tensor]()
+    """Copy tensors that several layers share, which safetensors does not store."""
+    known_pointers: set[int] = set()
+    result: dict[str, Tensor] = {}
     for name, value in state.items():
         tensor = value.detach().cpu().contiguous()
-        found[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
-        seen.add(tensor.data_ptr())
-    return found
+        result[name] = tensor.clone() if tensor.data_ptr() in known_pointers else tensor
+        known_pointers.add(tensor.data_ptr())
+    return result
 
 
 def remove_model(folder: Path) -> None:
-    """Take away what `save_model` wrote."""
-    for name in ("config.json", *(f"{name}.safetensors" for name in MODEL_PARTS)):  # the other way round
+    """Remove the files of `save_model`, config.json first."""
+    for name in ("config.json", *(f"{name}.safetensors" for name in MODEL_PARTS)):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -148,19 +176,19 @@ def _write_config(folder: Path, config: dict[str, Any]) -> None:
 
 
 def init_per_label_model(folder: Path, spec: Spec, prior: LabelPrior, classes: Sequence[str], **extra: Any) -> None:
-    """Make the folder of a model that is to have a generator for every label."""
+    """Create the folder of a per-label model, without generators yet."""
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"kind": PER_LABEL, "spec": to_dict(spec), "prior": list(prior.probabilities), "classes": list(classes)}
-    _write_config(folder, about | extra)
+    config = {"kind": PER_LABEL, "spec": to_dict(spec), "prior": list(prior.probabilities), "classes": list(classes)}
+    _write_config(folder, config | extra)
 
 
 def label_dir(folder: Path, label: int) -> Path:
-    """Where the model of a label is."""
+    """Return the folder of the model of a label."""
     return folder / f"{label:04d}"
 
 
 def install_label_model(folder: Path, label: int, source: Path) -> None:
-    """Let the generator in the folder `model` be that of a label, from here on."""
+    """Copy the model in the folder `source` into a per-label model, as the generator of a label."""
     target = label_dir(folder, label)
     target.mkdir(parents=True, exist_ok=True)
     for name in ("model.safetensors", "config.json"):
@@ -168,65 +196,81 @@ def install_label_model(folder: Path, label: int, source: Path) -> None:
 
 
 def labels_without_generator(path: Path, model: Model) -> list[str]:
-    """The labels of a model per label that are not trained yet, by number and name."""
+    """Return the labels of a per-label model that are not trained yet, as `3 (cat)`."""
     folder = find_model_dir(path)
-    there = [(label_dir(folder, label) / "model.safetensors").exists() for label in range(len(model.classes))]
-    return [f"{label} ({name})" for label, name in enumerate(model.classes) if not there[label]]
+    return [
+        f"{label} ({name})"
+        for label, name in enumerate(model.classes)
+        if not (label_dir(folder, label) / "model.safetensors").exists()
+    ]
 
 
 def weights_bytes(path: Path) -> int:
-    """What the weights of a generator take on disk, or those of all labels."""
+    """Return the size on disk of the weights of a generator, or of all generators of a per-label model."""
     return sum(file.stat().st_size for file in find_model_dir(path).rglob("model.safetensors"))
 
 
 def make_model_config(net: Any, spec: Spec, prior: LabelPrior, classes: Sequence[str], **extra: Any) -> dict[str, Any]:
-    """What config.json says: enough to build the network again and to sample from it."""
-    about = {"net": to_dict(net), "spec": to_dict(spec), "prior": list(prior.probabilities), "classes": list(classes)}
-    return about | extra
+    """Return the content of config.json: enough to build the network again and to sample from it."""
+    config = {"net": to_dict(net), "spec": to_dict(spec), "prior": list(prior.probabilities), "classes": list(classes)}
+    return config | extra
+
+
+# Loading ------------------------------------------------------------------------------------------------
 
 
 def load_model(path: str | Path, device: torch.device = CPU, nets: Any = None, dataset: Dataset | None = None) -> Model:
-    """A generator from a run folder, its model folder, or model.safetensors. Runs no code from the files.
+    """Load a model from a run folder, a model folder or a model.safetensors. Runs no code from the files.
 
-    nets : networks of your own that it was trained with: the object, or `module:Class`
-    data : what they are given, where that is data
+    Args:
+        nets: the user-defined networks that it was trained with: the object, or `module:Class`.
+        dataset: input data of the generator, if it takes data.
+
+    Raises:
+        UsageError: there is no model, or its files cannot be used.
     """
     folder = find_model_dir(Path(path))
-    found = None if is_per_label(folder) else read_consistent(folder, ["model"])
-    config = found.config if found else read_model_config(folder)
+    snapshot = None if is_per_label(folder) else read_consistent(folder, ["model"])
+    config = snapshot.config if snapshot else read_model_config(folder)
     with wrap_config_errors(folder):
         spec = from_dict(Spec, config["spec"])
-        prior = LabelPrior(tuple(float(share) for share in config["prior"]))
-        if len(prior.probabilities) != spec.classes or not all(0 <= share <= 1 for share in prior.probabilities):
+        prior = LabelPrior(tuple(float(probability) for probability in config["prior"]))
+        if len(prior.probabilities) != spec.classes or not all(0 <= p <= 1 for p in prior.probabilities):
             raise ValueError("prior does not fit the classes")
         if not all(isinstance(name, str) for name in config["classes"]):
-            raise ValueError("classes are no names")
+            raise ValueError("classes are not names")
         if len(config["classes"]) != spec.classes:
             raise ValueError(f"there are {len(config['classes'])} classes, and spec has {spec.classes}")
-    if found is None:
+    if snapshot is None:
         config |= _aggregate_label_configs(folder, len(prior.probabilities))
-        parts = PerLabelSampler(
+        per_label_sampler = PerLabelSampler(
             lambda label: _load_label_sampler(folder, spec, config, label, device, nets, dataset), prior, device
         )
-        return Model(parts, spec, config, folder)
+        return Model(per_label_sampler, spec, config, folder)
     net_config = resolve_nets(config.get("net"), nets, folder)
-    with wrap_config_errors(folder), _limit_parameter_bytes(4 * len(found.weights["model"]) + SIZE_SLACK_BYTES):
+    with wrap_config_errors(folder), _limit_parameter_bytes(4 * len(snapshot.weights["model"]) + SIZE_SLACK_BYTES):
         g = net_config.generator(spec)
-    found.load_into(g)
-    return Model(make_sampler(g.to(device).eval(), net_config, spec, prior, device, dataset), spec, config, folder)
+    snapshot.load_into(g)
+    sampler = make_sampler(g.to(device).eval(), net_config, spec, prior, device, dataset)
+    return Model(sampler, spec, config, folder)
 
 
 @contextlib.contextmanager
 def _limit_parameter_bytes(max_bytes: int) -> Iterator[None]:
-    """ValueError as soon as a network that this thread makes takes more bytes: a config.json of another size than the
-    weights beside it is not to fill the memory before they are compared. (Parametrized weights count twice.)"""
-    here, taken = threading.get_ident(), 0
+    """Raise ValueError as soon as the parameters that this thread creates take more bytes.
+
+    A wrong size in config.json must not fill the memory before the network is compared with the weights. Parametrized
+    weights count twice.
+    """
+    thread = threading.get_ident()
+    num_bytes = 0
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        nonlocal taken
-        taken += parameter.nbytes if parameter is not None and threading.get_ident() == here else 0
-        if taken > max_bytes:
-            raise ValueError("its networks are much larger than the weights beside it")
+        nonlocal num_bytes
+        if parameter is not None and threading.get_ident() == thread:
+            num_bytes += parameter.nbytes
+        if num_bytes > max_bytes:
+            raise ValueError("its networks are much larger than the weights in the folder")
 
     hook = register_module_parameter_registration_hook(count)
     try:
@@ -237,49 +281,56 @@ def _limit_parameter_bytes(max_bytes: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def wrap_config_errors(folder: Path) -> Iterator[None]:
-    """What config.json says is taken at its word here: Unusable names the file where that cannot be."""
+    """Turn errors inside the block into a UsageError that names config.json."""
     try:
         yield
     except KeyError as error:
-        raise UsageError(f"{folder}/config.json has no {error}") from error
-    except (UsageError, ValueError, TypeError, RuntimeError) as error:  # the last where there is no memory for it
+        raise UsageError(f"{folder}/config.json: {error} is missing") from error
+    except (UsageError, ValueError, TypeError, RuntimeError) as error:  # RuntimeError: out of memory
         raise UsageError(f"{folder}/config.json cannot be used: {error}") from error
 
 
 def make_sampler(
     g: nn.Module, nets: Any, spec: Spec, prior: LabelPrior, device: torch.device, dataset: Dataset | None = None
 ) -> Sampler:
-    """A sampler of a generator that such networks made. Unusable where it is given data, and there are none."""
-    given = conditioning_input_of(nets)
-    if given and dataset is None:
-        raise UsageError(f"{nets.name} makes its images from data: give them too, --data PATH (in Python, data=...)")
-    source = DataSource(dataset, given) if given and dataset else LatentSource(nets.latent)
+    """Return a sampler of a generator that `nets` built.
+
+    Raises:
+        UsageError: the generator takes data as input, and there is no dataset.
+    """
+    conditioning_input = conditioning_input_of(nets)
+    source = LatentSource(nets.latent)
+    if conditioning_input:
+        if dataset is None:
+            raise UsageError(f"{nets.name}: its input is data. Use --data PATH (in Python, dataset=...)")
+        source = DataSource(dataset, conditioning_input)
     return Sampler(g, source, prior, device, to_output=to_float32 if spec.array_shape else to_uint8)
 
 
 def resolve_nets(config: Any, user_nets: Any, folder: Path) -> Any:
-    """The networks a model says it has; those of the user's own are never found by that name, but have to be given."""
+    """Return the networks that a model's config.json names. User-defined networks have to be passed as `user_nets`."""
     name = config.get("name", "") if isinstance(config, dict) else ""
     if ":" not in str(name):
         with wrap_config_errors(folder):
             return from_dict(Nets, config)  # pyright: ignore
     if user_nets is None:
-        raise UsageError(f"{folder} was made by networks of your own, which no file runs: give them, --nets {name}")
-    if isinstance(user_nets, str):  # with the fields they were trained with
+        raise UsageError(f"{folder}: trained with your own networks, which files never run. Use --nets {name}")
+    if isinstance(user_nets, str):  # with the fields of training
         return load_user_nets(config | {"name": user_nets})
     return user_nets
 
 
 def _aggregate_label_configs(folder: Path, num_labels: int) -> dict[str, Any]:
-    """What the models of all labels together are: how much they were trained, and their batch norm."""
-    kimg, kinds = 0.0, set[str]()
+    """Return the total kimg of the models of all labels, and the sources of their batch-norm statistics."""
+    kimg = 0.0
+    batch_norms: set[str] = set()
     for label in range(num_labels):
         if not (label_dir(folder, label) / "config.json").exists():
             continue  # not trained yet
-        about = read_model_config(label_dir(folder, label))
-        kimg += float(about.get("kimg", 0))
-        kinds.add(str(about.get("batch_norm", "none")))
-    return {"kimg": round(kimg, 6), "batch_norm": ", ".join(sorted(kinds)) or "none"}
+        config = read_model_config(label_dir(folder, label))
+        kimg += float(config.get("kimg", 0))
+        batch_norms.add(str(config.get("batch_norm", "none")))
+    return {"kimg": round(kimg, 6), "batch_norm": ", ".join(sorted(batch_norms)) or "none"}
 
 
 def _load_label_sampler(
@@ -291,35 +342,41 @@ def _load_label_sampler(
     nets: Any,
     dataset: Dataset | None,
 ) -> Sampler:
-    where, name = label_dir(folder, label), config["classes"][label]
-    if not (where / "model.safetensors").exists():
-        raise UsageError(
-            f"{folder} has no generator for label {label} ({name}) yet: `paragan status` tells how far it is"
-        )
-    mine = dataset.only_class(label) if dataset and dataset.labels is not None else dataset
-    model = load_model(where, device, nets, mine)
+    label_folder = label_dir(folder, label)
+    if not (label_folder / "model.safetensors").exists():
+        name = config["classes"][label]
+        raise UsageError(f"{folder}: no generator for label {label} ({name}) yet. `paragan status` shows its progress")
+    if dataset and dataset.labels is not None:
+        dataset = dataset.only_class(label)
+    model = load_model(label_folder, device, nets, dataset)
     if model.spec != dataclasses.replace(joint_spec, classes=0) or not isinstance(model.sampler, Sampler):
-        raise UsageError(f"{where} makes other images than the labels beside it: {model.spec}, not {joint_spec}")
+        raise UsageError(f"{label_folder}: its images differ from those of the model: {model.spec}, not {joint_spec}")
     return model.sampler
 
 
+# Finding models and labels ------------------------------------------------------------------------------
+
+
 def find_model_dir(path: Path) -> Path:
+    """Return the model folder of a run folder, a model folder or a model.safetensors.
+
+    Raises:
+        UsageError: there is no model.
+    """
     if path.is_file():
         if path.suffix != ".safetensors":
-            raise UsageError(f"{path} is no safetensors file (pickles are refused: loading one can run code)")
+            raise UsageError(f"{path}: not a safetensors file. Pickles are not loaded, since that can run code")
         path = path.parent
     for folder in (path, path / "model"):
         if (folder / "model.safetensors").is_file() or is_per_label(folder):
             return folder
     if not path.exists():
-        raise UsageError(f"{path} does not exist; give a run folder, as `paragan train` prints it")
-    raise UsageError(
-        f"{path} holds no model yet (model/model.safetensors): `paragan train` writes one with each checkpoint"
-    )
+        raise UsageError(f"{path} does not exist. Use a run folder of `paragan train`")
+    raise UsageError(f"{path}: no model yet (model/model.safetensors). `paragan train` writes it with each checkpoint")
 
 
 def is_per_label(folder: Path) -> bool:
-    """Whether a folder has a model for every label."""
+    """Return whether a folder holds a per-label model."""
     try:
         return json.loads(read_config_bytes(folder)).get("kind") == PER_LABEL
     except (OSError, ValueError, AttributeError, RecursionError):
@@ -327,24 +384,24 @@ def is_per_label(folder: Path) -> bool:
 
 
 def find_init_model_dir(path: Path) -> Path:
-    """The model folder that --init-from names."""
+    """Return the model folder that --init-from names."""
     for folder in (path, path / "model", path.parent):
         if (folder / "model.safetensors").is_file():
             return folder
-    raise UsageError(f"--init-from {path}: there is no model.safetensors; give a run folder or its model folder")
+    raise UsageError(f"--init-from {path}: no model.safetensors. Use a run folder or its model folder")
 
 
 def parse_labels(text: str, classes: Sequence[str]) -> list[int]:
-    """'3,cat' -> label numbers."""
+    """Parse `3,cat` into label numbers."""
     return [parse_label(word, classes) for word in text.split(",")]
 
 
 def parse_label(word: str, classes: Sequence[str]) -> int:
-    """'3' or 'cat' -> a label number. A word that is a name is a name, though it were a number too."""
+    """Return the number of a label given by name or number. Names come first, even if they look like numbers."""
     if word in classes:
         return classes.index(word)
     if word.isdecimal() and len(word) < 19 and int(word) < len(classes):
         return int(word)
     raise UsageError(
-        f"labels: there is no class {word[:40]!r}; classes are 0 to {len(classes) - 1}: {', '.join(classes[:20])}"
+        f"labels: there is no class {word[:40]!r}. Use 0 to {len(classes) - 1}, or a name: {', '.join(classes[:20])}"
     )

@@ -1,4 +1,4 @@
-"""The README.md of a model: what it is, its scores and how they were measured, its use. The hub reads the head."""
+"""The README.md of a model: description, scores with their protocols, usage, and front matter for the hub."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ model.g  # the torch.nn.Module: (z [N, {latent}], y [N]{none}) -> images in [-1,
 ```"""
 
 
+BATCH_NORM_TEXTS = {"standing": "computed on images of the averaged generator", "running": "those of training"}
+
+
 def make_model_card(model: Model, name: str = "") -> str:
-    """Markdown. The licence is left to whoever publishes it: the head has a line for it."""
+    """Return the card in Markdown. Its front matter has a comment where the publisher puts the licence."""
     name = name or _model_name(model)
     scores = read_model_scores(model)
+    front_matter = yaml.safe_dump(_front_matter(model, name, scores), sort_keys=False)
     parts = [
-        f"---\n{yaml.safe_dump(_front_matter(model, name, scores), sort_keys=False)}# license: which one is yours to say\n---",
+        f"---\n{front_matter}# license: add yours\n---",
         f"# {name}",
         _description(model),
-        "" if model.spec.array_shape else "![samples, as often of each class as in the data](samples.png)",
+        "" if model.spec.array_shape else "![samples, classes as frequent as in the data](samples.png)",
         _score_table(scores),
         "## Use\n\n" + _usage(model),
     ]
@@ -35,24 +39,21 @@ def make_model_card(model: Model, name: str = "") -> str:
 
 
 def read_model_scores(model: Model) -> list[Row]:
-    """The lines of the run's metrics.jsonl that were measured of this model, the latest of each name."""
-    found: dict[str, Row] = {}
+    """Return the rows of the run's metrics.jsonl that score this model, the latest for each name."""
+    latest: dict[str, Row] = {}
     for folder in (model.folder, model.folder.parent):
         for row in read_jsonl(folder / "metrics.jsonl"):
-            of_now = row.get("kimg") == model.config.get("kimg") and is_number(row.get("value"))
-            if of_now and isinstance(row.get("name"), str) and isinstance(row.get("protocol", {}), dict):
-                found[row["name"]] = row
-    return list(found.values())
+            is_of_model = row.get("kimg") == model.config.get("kimg") and is_number(row.get("value"))
+            if is_of_model and isinstance(row.get("name"), str) and isinstance(row.get("protocol", {}), dict):
+                latest[row["name"]] = row
+    return list(latest.values())
 
 
 def _model_name(model: Model) -> str:
-    """Of its run, as far as that is known; `best` and `model` are inside it."""
+    """Return the name of the run, whose folder contains `model` and `best`, or of the model folder."""
     folder = model.folder.resolve()
-    return (
-        folder.parent.name
-        if folder.name in ("model", "best") and (folder.parent / "run.yaml").exists()
-        else folder.name
-    )
+    in_run_dir = folder.name in ("model", "best") and (folder.parent / "run.yaml").exists()
+    return folder.parent.name if in_run_dir else folder.name
 
 
 def _front_matter(model: Model, name: str, scores: list[Row]) -> dict[str, Any]:
@@ -72,31 +73,26 @@ def _front_matter(model: Model, name: str, scores: list[Row]) -> dict[str, Any]:
 def _description(model: Model) -> str:
     config, spec = model.config, model.spec
     net = config.get("net", {})
-    what = (
-        f"images of {spec.resolution} x {spec.resolution} x {spec.channels}"
-        if not spec.array_shape
-        else (f"numbers {list(spec.array_shape)}")
-    )
-    classes = f", {spec.classes} classes ({_shortened(model.classes)})" if spec.classes else ""
-    norm = {"standing": "measured anew on its own images", "running": "those kept in training", "none": ""}
-    told = norm.get(str(config.get("batch_norm")), "")
+    if spec.array_shape:
+        output = f"numbers {list(spec.array_shape)}"
+    else:
+        output = f"images of {spec.resolution} x {spec.resolution} x {spec.channels}"
+    classes = ""
+    if spec.classes:
+        names = [*model.classes[:10], *(["..."] if len(model.classes) > 10 else [])]
+        classes = f", {spec.classes} classes ({', '.join(names)})"
     lines = [
-        f"A generator of {what}{classes}.",
-        f"Networks: `{json.dumps(net)}`." if net else "A generator for every label.",
+        f"A generator of {output}{classes}.",
+        f"Networks: `{json.dumps(net)}`." if net else "A generator for each label.",
         f"Recipe: {config.get('recipe', 'custom')}, {float(config.get('kimg', 0)):g} thousand real images shown to D.",
-        f"Statistics of batch norm: {told}." if told else "",
     ]
-    return "  \n".join(line for line in lines if line)
-
-
-def _shortened(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:10]) + ", ..." * (len(names) > 10)
+    if statistics := BATCH_NORM_TEXTS.get(str(config.get("batch_norm"))):
+        lines.append(f"Batch-norm statistics: {statistics}.")
+    return "  \n".join(lines)
 
 
 def _format_protocol(row: Row) -> str:
-    """In what way a score was measured, in short."""
-    told = {k: v for k, v in dict(row.get("protocol", {})).items() if v is not None}
-    return ", ".join(f"{k}={v}" for k, v in told.items())
+    return ", ".join(f"{name}={value}" for name, value in row.get("protocol", {}).items() if value is not None)
 
 
 def _score_table(scores: list[Row]) -> str:
@@ -106,18 +102,19 @@ def _score_table(scores: list[Row]) -> str:
         f"| `{row['name']}` | {row['value']:.5g} | `{row.get('fingerprint', '')}` | {_format_protocol(row)} |"
         for row in scores
     ]
-    head = "## Scores\n\nScores whose protocols differ cannot be compared.\n\n| score | value | protocol | measured |"
+    head = "## Scores\n\nScores with different protocols are not comparable.\n\n| score | value | protocol | measured |"
     return "\n".join([head, "|---|---|---|---|", *rows])
 
 
 def _usage(model: Model) -> str:
     spec = model.spec
     latent = str(model.config.get("net", {}).get("latent", "latent"))
-    shape = (
-        f"float32 {[16, *spec.array_shape]}"
-        if spec.array_shape
-        else f"uint8 {[16, spec.resolution, spec.resolution, spec.channels]}"
-    )
-    labels = f", labels={[0, spec.classes - 1] if spec.classes > 1 else [0]}" if spec.classes else ""
-    none = "" if spec.classes else " or None"
+    shape = f"uint8 {[16, spec.resolution, spec.resolution, spec.channels]}"
+    if spec.array_shape:
+        shape = f"float32 {[16, *spec.array_shape]}"
+    labels = ""
+    none = " or None"
+    if spec.classes:
+        labels = f", labels={[0, spec.classes - 1] if spec.classes > 1 else [0]}"
+        none = ""
     return USAGE.format(where="PATH or user/name", labels=labels, shape=shape, latent=latent, none=none)

@@ -1,6 +1,7 @@
-"""The files of a model that belong together, read where a run may be replacing them.
+"""Read the files of a model consistently while a run may be replacing them.
 
-A run replaces its model file by file. config.json comes last, and says by checksums which weights it is about.
+A run replaces its model file by file. config.json comes last and holds the checksums of the weights that belong to it;
+readers wait until they match.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from torch import nn
 from paragan.core.atomic_write import atomic_write_bytes
 from paragan.core.errors import UsageError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MODEL_PARTS = ("model", "discriminator")
-REPLACE_TIMEOUT_S, POLL_S = 10.0, 0.05  # how long the files of a model may take to be replaced
+REPLACE_TIMEOUT_S = 10.0  # to replace the files of a model
+POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -34,55 +36,61 @@ class ModelSnapshot:
 
     folder: Path
     config: dict[str, Any]
-    config_bytes: bytes  # of config.json
-    weights: dict[str, bytes]  # model, discriminator: as safetensors
+    config_bytes: bytes  # the file config.json
+    weights: dict[str, bytes]  # of the parts model and discriminator, as safetensors
 
     def write_to(self, folder: Path) -> Path:
+        """Write the files into a folder and return it."""
         for name, data in self.weights.items():
             atomic_write_bytes(folder / f"{name}.safetensors", data)
         atomic_write_bytes(folder / "config.json", self.config_bytes)
         return folder
 
     def load_into(self, net: nn.Module, part: str = "model") -> None:
-        """Give a network these weights. Unusable lists the first names that do not fit."""
+        """Load the weights of a part into a network. UsageError names the first tensors that do not fit."""
         _load_weights(net, self.weights[part], self.folder / f"{part}.safetensors")
 
 
 def read_consistent(folder: Path, parts: Sequence[str] = MODEL_PARTS) -> ModelSnapshot:
-    """The model in a folder, once it is whole. Unusable where nobody is about to make it so."""
+    """Read the model in a folder, waiting while a run replaces it.
+
+    Raises:
+        UsageError: the files do not belong together, and nobody is writing them.
+    """
     read_model_config(folder)
-    until = time.monotonic() + 3 * REPLACE_TIMEOUT_S
-    while (found := try_read_consistent(folder, parts)) is None:
-        if time.monotonic() > until or not _is_recently_written(folder):
+    deadline = time.monotonic() + 3 * REPLACE_TIMEOUT_S
+    while (snapshot := try_read_consistent(folder, parts)) is None:
+        if time.monotonic() > deadline or not _is_recently_written(folder):
             raise UsageError(
-                f"{folder} holds weights that config.json is not about: they are damaged, or of another model (if you "
-                "changed them yourself, delete crc32 from config.json)"
+                f"{folder}: the weights do not match config.json: damaged, or of another model (if you changed them, "
+                "delete crc32 from config.json)"
             )
         time.sleep(POLL_S)
-    return found
+    return snapshot
 
 
 def try_read_consistent(folder: Path, parts: Sequence[str] = MODEL_PARTS) -> ModelSnapshot | None:
-    """The model in a folder. None where there is none, or its files do not belong together at the moment."""
+    """Read the model in a folder. None if there is none, or its files do not belong together at the moment."""
     try:
         data = read_config_bytes(folder)
         config = _parse_config(folder, data)
-        sums = config.get("crc32", {})
-        there = [name for name in parts if _has_part(folder, name, sums)]
-        weights = {name: (folder / f"{name}.safetensors").read_bytes() for name in there}
+        checksums = config.get("crc32", {})
+        weights = {
+            name: (folder / f"{name}.safetensors").read_bytes() for name in parts if _has_part(folder, name, checksums)
+        }
         if "model" not in weights or read_config_bytes(folder) != data:
             return None
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UsageError(f"{folder} cannot be read: {error.strerror}") from error
-    if sums and any(zlib.crc32(found) != sums[name] for name, found in weights.items()):
+    if checksums and any(zlib.crc32(part) != checksums[name] for name, part in weights.items()):
         return None
     return ModelSnapshot(folder, config, data, weights)
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
-    """What a model says of itself. Unusable where it cannot be read, or a newer paragan wrote it."""
+    """Return the content of config.json. UsageError if it cannot be read, or has another format version."""
     try:
         return _parse_config(folder, read_config_bytes(folder))
     except OSError as error:
@@ -90,35 +98,36 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 
 
 def read_config_bytes(folder: Path) -> bytes:
-    """OSError where there is none, and for what would never end, such as a pipe."""
+    """Read config.json. OSError if it is missing, or not a regular file: reading a pipe would never end."""
     path = folder / "config.json"
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is no file")
+        raise OSError(errno.EINVAL, "not a regular file")
     return path.read_bytes()
 
 
 def _parse_config(folder: Path, data: bytes) -> dict[str, Any]:
     try:
         config = json.loads(data)
-        written, about = int(config["format"]), {**config, "kimg": float(config.get("kimg", 0))}
-        if not all(isinstance(found, int) for found in dict(config.get("crc32", {})).values()):
-            raise TypeError("crc32 should hold whole numbers")
-        if not 0 <= about["kimg"] < math.inf:
-            raise ValueError("kimg should be 0 or more")
+        version = int(config["format"])
+        kimg = float(config.get("kimg", 0))
+        if not all(isinstance(checksum, int) for checksum in dict(config.get("crc32", {})).values()):
+            raise TypeError("crc32 must hold integers")
+        if not 0 <= kimg < math.inf:
+            raise ValueError("kimg must be 0 or more")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise UsageError(f"{folder}/config.json cannot be read: {error!r}") from error
-    if written > FORMAT_VERSION:
-        raise UsageError(f"{folder} has model format {written}; this paragan reads up to {FORMAT_VERSION}")
-    return about
+    if version != FORMAT_VERSION:
+        raise UsageError(f"{folder}: model format {version}; this version of paragan reads format {FORMAT_VERSION}")
+    return {**config, "kimg": kimg}
 
 
-def _has_part(folder: Path, name: str, sums: dict[str, int]) -> bool:
-    """Whether a part is of this model: another one's may lie beside it."""
-    return (folder / f"{name}.safetensors").is_file() and (name in sums or not sums)
+def _has_part(folder: Path, name: str, checksums: dict[str, int]) -> bool:
+    """Return whether a part belongs to this model; the folder may hold one of another model."""
+    return (folder / f"{name}.safetensors").is_file() and (name in checksums or not checksums)
 
 
 def _is_recently_written(folder: Path) -> bool:
-    """Whether somebody was writing in a folder a moment ago."""
+    """Return whether a folder was changed less than REPLACE_TIMEOUT_S ago."""
     try:
         return abs(time.time() - folder.stat().st_mtime) < REPLACE_TIMEOUT_S
     except OSError:
@@ -128,13 +137,14 @@ def _is_recently_written(folder: Path) -> bool:
 def _load_weights(net: nn.Module, data: bytes, path: Path) -> None:
     try:
         tensors = safetensors.torch.load(data)
-    except (safetensors.SafetensorError, KeyError) as error:  # the second of a kind of number that torch has not
+    except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
         raise UsageError(f"{path} cannot be read as safetensors: {error}") from error
-    own = net.state_dict()
-    wrong = [n for n in own if n not in tensors] + [n for n in tensors if n not in own]
-    wrong += [n for n in own if n in tensors and own[n].shape != tensors[n].shape]
-    if wrong:
-        raise UsageError(f"{path} holds another architecture; the first names that differ: {', '.join(wrong[:3])}")
+    state = net.state_dict()
+    mismatches = [name for name in state if name not in tensors]
+    mismatches += [name for name in tensors if name not in state]
+    mismatches += [name for name in state if name in tensors and state[name].shape != tensors[name].shape]
+    if mismatches:
+        raise UsageError(f"{path}: another architecture; the first names that differ: {', '.join(mismatches[:3])}")
     with torch.no_grad():
-        for name, value in own.items():
+        for name, value in state.items():
             value.copy_(tensors[name])

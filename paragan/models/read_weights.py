@@ -1,4 +1,4 @@
-"""The tensors in a file that somebody else wrote, read without running anything from it."""
+"""Read the tensors of a file from elsewhere without running code from it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from paragan.core.errors import UsageError
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """A state dict from safetensors, or from what `torch.save` wrote; also from under a checkpoint's `state_dict`.
+    """Read a state dict from safetensors, or from a file of `torch.save`, also below the key `state_dict`.
 
-    Numbers in half precision become float32, and the prefix that DataParallel gives goes. Unusable where there is
-    more in the file than tensors and plain values: reading the rest could run code.
+    Half precision becomes float32, and the prefix of DataParallel is removed.
+
+    Raises:
+        UsageError: the file holds more than tensors and plain values, which could run code, or no state dict.
     """
-    found = _load_file(path)
-    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
-        found = found["state_dict"]
-    tensors = {str(k): v for k, v in found.items()} if isinstance(found, Mapping) else {}
-    strange = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
-    if not tensors or strange:
-        what = f"{strange[0]} is no tensor" if strange else "it holds no named tensors"
-        raise UsageError(f"{path} is no state dict: {what}; give what torch.save(model.state_dict(), ...) wrote")
+    content = _load_file(path)
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    tensors = {str(key): value for key, value in content.items()} if isinstance(content, Mapping) else {}
+    others = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
+    if not tensors or others:
+        problem = f"{others[0]} is not a tensor" if others else "it holds no named tensors"
+        raise UsageError(f"{path}: not a state dict: {problem}. Use a file of torch.save(model.state_dict(), ...)")
     prefix = "module." if all(name.startswith("module.") for name in tensors) else ""
     return {name.removeprefix(prefix): _to_float32(value) for name, value in tensors.items()}
 
@@ -43,18 +45,18 @@ def _load_file(path: Path) -> Any:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about forms of pickles, before they are refused
+            warnings.simplefilter("ignore")  # about pickle formats, which are rejected below
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise UsageError(f"{path} does not exist") from error
     except pickle.UnpicklingError as error:
         raise UsageError(
-            f"{path} holds more than tensors, and loading that could run code from the file: it is refused. If you "
-            "trust it, write its weights alone where it was made: torch.save(model.state_dict(), ...), or safetensors"
+            f"{path}: holds more than tensors, and loading it could run code. If you trust it, save its weights alone: "
+            "torch.save(model.state_dict(), ...), or safetensors"
         ) from error
-    except Exception as error:  # of damaged files torch's reader raises nearly anything
-        told = " ".join(str(error).split())[:200]
+    except Exception as error:  # torch raises nearly anything for damaged files
+        message = " ".join(str(error).split())[:200]
         raise UsageError(
-            f"{path} cannot be read as a state dict: it is damaged, or not what torch.save(model.state_dict(), ...) or "
-            f"safetensors wrote ({told})"
+            f"{path}: cannot be read as a state dict: damaged, or not a file of torch.save(model.state_dict(), ...) or "
+            f"safetensors ({message})"
         ) from error

@@ -1,4 +1,7 @@
-"""Images from a trained generator, or from one for every label."""
+"""Sample images from a trained generator, or from a generator for each label.
+
+Sample i depends only on (seed, i) and its label, not on the other samples of a batch.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from paragan.data.dataset import Dataset
 from paragan.data.loader.device_transfer import to_model_input
 from paragan.game.game import ConditioningFn
 
-MAX_CACHED_BYTES = 1 << 30  # of generators per label that are kept in memory
-PREFETCH_BYTES = 1 << 28  # of images that are made ahead, label by label
+MAX_CACHED_BYTES = 1 << 30  # of a per-label model: generators in memory
+PREFETCH_BYTES = 1 << 28  # of a per-label model: images made ahead
 
 
 @dataclass(frozen=True)
 class LabelPrior:
-    """How often each label occurs in the data; () in an unconditional game."""
+    """The frequency of each label in the data; () without labels."""
 
     probabilities: tuple[float, ...]
 
@@ -34,21 +37,18 @@ class LabelPrior:
         return LabelPrior(tuple(float(n) / len(labels) for n in np.bincount(labels, minlength=num_classes)))
 
     def labels(self, seed: int, indices: Sequence[int]) -> np.ndarray | None:
-        """[n] int64 labels of samples, each drawn with the chances of the data; None without labels."""
+        """Draw the labels of samples, int64 [n]; None without labels."""
         if not self.probabilities:
             return None
-        upto, last = np.cumsum(self.probabilities), len(self.probabilities) - 1
-        chances = [philox_generator(seed, "sample label", position=i).random() for i in indices]
-        return np.minimum(np.searchsorted(upto, chances, side="right"), last).astype(np.int64)
+        cumulative = np.cumsum(self.probabilities)
+        uniform = [philox_generator(seed, "sample label", position=i).random() for i in indices]
+        labels = np.searchsorted(cumulative, uniform, side="right")
+        return np.minimum(labels, len(self.probabilities) - 1).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class LatentSource:
-    """What G makes its images from: normal numbers, by (seed, index) alone.
-
-    The truncation trick of BigGAN (Brock et al. 2019): values over the threshold are drawn again; below 1
-    the threshold is 2 psi standard deviations.
-    """
+    """Input of G: latents [n, size], standard normal. See `sample_latent` for truncation."""
 
     size: int
 
@@ -58,7 +58,7 @@ class LatentSource:
 
 @dataclass(frozen=True)
 class DataSource:
-    """What G makes its images from where that is data: of sample i, what it is given of image i, counted around."""
+    """Input of G if that is data: sample i is made from image i of the data set, modulo its size."""
 
     dataset: Dataset
     conditioning_input: ConditioningFn
@@ -67,23 +67,23 @@ class DataSource:
         return torch.cat([self._input_for(index, seed) for index in indices])
 
     def _input_for(self, index: int, seed: int) -> Tensor:
-        """One by one, so that a draw of its own depends on (seed, index) alone."""
+        """Compute the input of one sample, so that its random numbers depend only on (seed, index)."""
         row = self.rows([index])
         labels = None if self.dataset.labels is None else torch.from_numpy(self.dataset.labels[row])
         image = to_model_input(torch.from_numpy(self.dataset.images[row]), torch.contiguous_format)
         return self.conditioning_input(Batch(image, labels, LaneRng(seed, index, (0,), 1)))
 
     def rows(self, indices: Sequence[int]) -> np.ndarray:
-        """[n] which images these samples are made of."""
+        """Return the indices of the images that these samples are made from, [n]."""
         return np.asarray(indices, np.int64) % len(self.dataset.images)
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Images from a generator: image i depends on (seed, i) alone, not on what is sampled with it.
+    """Samples images from one generator.
 
-    source : what it makes them from
-    finish : what it makes -> what is kept
+    source     : makes the inputs of G
+    to_output  : converts the output of G, to uint8 for images
     """
 
     g: nn.Module
@@ -95,42 +95,49 @@ class Sampler:
 
     @property
     def latent_size(self) -> int:
-        """The size of the latents; 0 where G is given data."""
+        """Size of the latents; 0 if G takes data."""
         return self.source.size if isinstance(self.source, LatentSource) else 0
 
+    @property
+    def uses_latents(self) -> bool:
+        """Whether G takes latents, not data."""
+        return isinstance(self.source, LatentSource)
+
     def labels(self, indices: Sequence[int], seed: int) -> np.ndarray | None:
-        """[n] int64 labels drawn from the prior; where G is given data, theirs."""
+        """Return labels of samples, int64 [n]: drawn from the prior, or of the images if G takes data."""
         if isinstance(self.source, DataSource) and self.prior.probabilities and self.source.dataset.labels is not None:
             return self.source.dataset.labels[self.source.rows(indices)]
         return self.prior.labels(seed, indices)
 
     def to(self, device: torch.device) -> Sampler:
-        """The same on another device; the network itself moves."""
+        """Move the network to a device and return the sampler on it."""
         return replace(self, g=self.g.to(device), device=device)
 
     @torch.no_grad()
     def images(
         self, indices: Sequence[int], labels: np.ndarray | None, seed: int = 0, truncation: float = 1.0
     ) -> Tensor:
-        """[n, C, H, W] uint8 (of numbers: float32 [n, ...]) on the CPU. truncation: latents beyond this size are drawn
-        again (1: all kept)."""
-        made = []
+        """Return samples on the CPU, uint8 [n, C, H, W]; of a model of numbers float32 [n, ...].
+
+        labels: int64 [n], or None for an unconditional generator. truncation: see `sample_latent`.
+        """
+        batches: list[Tensor] = []
         for start in range(0, len(indices), self.batch_size):
-            part = indices[start : start + self.batch_size]
-            z = self.source(part, seed, truncation).to(self.device)
+            z = self.source(indices[start : start + self.batch_size], seed, truncation).to(self.device)
             y = None
             if labels is not None:
                 y = torch.from_numpy(np.asarray(labels[start : start + self.batch_size], np.int64)).to(self.device)
-            made.append(self.to_output(self.g(z, y)).cpu())
-        return torch.cat(made)
+            batches.append(self.to_output(self.g(z, y)).cpu())
+        return torch.cat(batches)
 
 
 @dataclass
 class PerLabelSampler:
-    """Images from a generator for every label, loaded when it is first wanted; those wanted last stay in memory, up to
-    `most_bytes`. Image i depends on (seed, i, its label) alone.
+    """Samples images from a generator for each label.
 
-    load : label -> its sampler
+    Generators are loaded when they are needed. The most recently used stay in memory, up to `max_cached_bytes`.
+
+    load_sampler : label -> its sampler
     """
 
     load_sampler: Callable[[int], Sampler]
@@ -140,37 +147,35 @@ class PerLabelSampler:
     _cached_samplers: OrderedDict[int, Sampler] = field(default_factory=OrderedDict[int, Sampler])
 
     def to(self, device: torch.device) -> PerLabelSampler:
-        """The same on another device."""
+        """Return the sampler on another device."""
         return PerLabelSampler(
             lambda label: self.load_sampler(label).to(device), self.prior, device, self.max_cached_bytes
         )
 
     def labels(self, indices: Sequence[int], seed: int) -> np.ndarray | None:
-        """[n] int64 labels drawn from the prior."""
+        """Draw labels from the prior, int64 [n]."""
         return self.prior.labels(seed, indices)
 
     def images(
         self, indices: Sequence[int], labels: np.ndarray | None, seed: int = 0, truncation: float = 1.0
     ) -> Tensor:
-        """[n, C, H, W] uint8 on the CPU, made label by label."""
-        wanted = self.labels(indices, seed) if labels is None else np.asarray(labels)
-        assert wanted is not None
-        order = np.argsort(wanted, kind="stable")
-        groups = np.split(order, np.flatnonzero(np.diff(wanted[order])) + 1)
-        made = [
-            self.for_label(int(wanted[rows[0]])).images([indices[row] for row in rows], None, seed, truncation)
-            for rows in groups
-        ]
-        images = torch.cat(made)
-        return images[torch.from_numpy(np.argsort(order))]
+        """Return samples on the CPU, uint8 [n, C, H, W], made label by label."""
+        labels = self.labels(indices, seed) if labels is None else np.asarray(labels)
+        assert labels is not None
+        order = np.argsort(labels, kind="stable")
+        groups: list[Tensor] = []
+        for rows in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
+            sampler = self.for_label(int(labels[rows[0]]))
+            groups.append(sampler.images([indices[row] for row in rows], None, seed, truncation))
+        return torch.cat(groups)[torch.from_numpy(np.argsort(order))]
 
     def for_label(self, label: int) -> Sampler:
-        """The sampler of one label."""
+        """Return the sampler of one label."""
         if label not in self._cached_samplers:
             self._cached_samplers[label] = self.load_sampler(label)
             while (
                 len(self._cached_samplers) > 1
-                and sum(module_bytes(one.g) for one in self._cached_samplers.values()) > self.max_cached_bytes
+                and sum(module_bytes(cached.g) for cached in self._cached_samplers.values()) > self.max_cached_bytes
             ):
                 self._cached_samplers.popitem(last=False)
         self._cached_samplers.move_to_end(label)
@@ -178,16 +183,19 @@ class PerLabelSampler:
 
 
 def module_bytes(net: nn.Module) -> int:
-    """Bytes of its weights and buffers."""
+    """Return the bytes of the weights and buffers of a network."""
     return sum(t.nbytes for t in (*net.parameters(), *net.buffers()))
 
 
 def prefetch(
     sampler: Sampler | PerLabelSampler, blocks: Sequence[range], seed: int, truncation: float
 ) -> Callable[[range], Tensor]:
-    """`blocks` in turn, each [n, C, H, W] uint8. Those of a model per label are made many at a time, so that a
-    generator is loaded once for all of its images in a window, and not once for every block."""
-    made: dict[int, Tensor] = {}
+    """Return a function that makes the samples of a block of indices, uint8 [n, C, H, W].
+
+    It has to be called with `blocks` in their order. A per-label model makes several blocks at a time, so that each
+    generator is loaded once per PREFETCH_BYTES of images, not once per block.
+    """
+    ready: dict[int, Tensor] = {}  # first index of a block -> its samples
 
     def sample_rows(rows: Sequence[int]) -> Tensor:
         return sampler.images(rows, sampler.labels(rows, seed), seed, truncation)
@@ -195,37 +203,41 @@ def prefetch(
     def sample_block(block: range) -> Tensor:
         if isinstance(sampler, Sampler):
             return sample_rows(block)
-        if block.start not in made:
+        if block.start not in ready:
             first = sample_rows(block)
-            number = max(1, PREFETCH_BYTES // max(first.nbytes, 1))
-            at = blocks.index(block)
-            window = list(blocks[at : at + number])
-            several = sample_rows([i for one in window for i in one]).split([len(one) for one in window])
-            made.clear()
-            made.update(zip((one.start for one in window), several, strict=True))
-        return made.pop(block.start)
+            num_blocks = max(1, PREFETCH_BYTES // max(first.nbytes, 1))
+            position = blocks.index(block)
+            window = list(blocks[position : position + num_blocks])
+            indices = [index for member in window for index in member]
+            samples = sample_rows(indices).split([len(member) for member in window])
+            ready.clear()
+            ready.update(zip((member.start for member in window), samples, strict=True))
+        return ready.pop(block.start)
 
     return sample_block
 
 
 def sample_latent(seed: int, index: int, size: int, truncation: float = 1.0) -> np.ndarray:
-    """[size] float32 normal; with truncation < 1 cut off at 2 * truncation standard deviations. Unusable below 0.05,
-    where drawing again would hardly end."""
+    """Draw the latent of a sample, float32 [size], standard normal.
+
+    With truncation < 1, values beyond 2 * truncation standard deviations are drawn again (the truncation trick, Brock
+    et al. 2019). Below 0.05 that would take too long.
+    """
     if not 0.05 <= truncation <= 1:
-        raise UsageError(f"truncation={truncation} must be between 0.05 and 1 (1: none)")
+        raise UsageError(f"truncation={truncation}: out of range. Use a number between 0.05 and 1 (1: no truncation)")
     rng = philox_generator(seed, "sample latent", position=index)
     z = rng.standard_normal(size, dtype=np.float32)
     if truncation < 1:
-        while (beyond := np.abs(z) > 2 * truncation).any():
-            z[beyond] = rng.standard_normal(int(beyond.sum()), dtype=np.float32)
+        while (outside := np.abs(z) > 2 * truncation).any():
+            z[outside] = rng.standard_normal(int(outside.sum()), dtype=np.float32)
     return z
 
 
 def to_float32(output: Tensor) -> Tensor:
-    """As they are, float32."""
+    """Convert the output of a model of numbers: float32."""
     return output.float()
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """[-1, 1] float -> [0, 255] uint8, the inverse of what the lanes feed."""
+    """Convert images in [-1, 1] to uint8, the inverse of `to_model_input`."""
     return images.float().add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8)

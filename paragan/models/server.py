@@ -1,11 +1,12 @@
-"""`paragan serve`: a small page to sample from a model. Needs the extra `paragan[web]` (Flask).
+"""`paragan serve`: a web page to sample from a model. Needs the extra `paragan[web]` (Flask).
 
     GET /                    the page: labels, truncation, seed, interpolation
-    GET /api/model           what the model is
+    GET /api/model           a description of the model, JSON
     GET /api/sample          ?count=16&labels=3,7&truncation=0.7&seed=0 -> a grid, image/png
-    GET /api/between         ?a=0&b=1&share=0.5&label_a=3&label_b=7&truncation=1 -> one image, image/png
+    GET /api/interpolate     ?a=0&b=1&weight=0.5&label_a=3&label_b=7&truncation=1 -> one image, image/png
 
-The page asks for nothing beyond the server it came from.
+The page loads nothing from other servers. Requests are answered one at a time, since interpolating labels puts hooks on
+the network.
 """
 
 from __future__ import annotations
@@ -24,33 +25,37 @@ from paragan.core.errors import UsageError
 from paragan.core.image_grid import integer_upscale, make_grid
 from paragan.models.interpolation import sample_interpolated, slerp
 from paragan.models.model import Model, parse_label
-from paragan.models.sampler import LatentSource, Sampler, sample_latent
+from paragan.models.sampler import Sampler, sample_latent
 
 N = TypeVar("N", int, float)
-MAX_IMAGES = 256  # images of a grid
-CONNECTION_TIMEOUT_S = 30.0  # that a connection may say nothing
+MAX_IMAGES = 256  # of a grid
+CONNECTION_TIMEOUT_S = 30.0  # an idle connection is closed after this
 LOOPBACK_HOSTS = ["localhost", "127.0.0.1"]
 
 
 def create_app(model: Model, trusted_hosts: Sequence[str] | None = None) -> Any:
-    """The page of a model, for any WSGI server. hosts: the only names by which it may be asked (None: any)."""
+    """Return the WSGI application of a model's page.
+
+    trusted_hosts: the only host names that requests may use (None: any).
+    """
     try:
         import flask
     except ImportError as error:
         raise UsageError("paragan serve needs Flask: pip install 'paragan[web]'") from error
     app = flask.Flask(__name__, template_folder=".")
     app.config["TRUSTED_HOSTS"] = trusted_hosts
-    about, alone = _model_info(model), threading.Lock()  # blending labels changes the network for a moment
+    info = _model_info(model)
+    lock = threading.Lock()  # interpolating labels changes the network for a moment
 
     def png_response(make_images: Callable[..., np.ndarray]) -> Any:
-        with alone:
+        with lock:
             images = make_images(model, flask.request.args)
         file = io.BytesIO()
         make_grid(images, scale=integer_upscale(images)).save(file, "PNG")
         return flask.Response(file.getvalue(), mimetype="image/png")
 
     def page() -> str:
-        return flask.render_template("web.html", about=about)
+        return flask.render_template("server.html", model=info)
 
     def sample() -> Any:
         return png_response(sample_images)
@@ -62,50 +67,50 @@ def create_app(model: Model, trusted_hosts: Sequence[str] | None = None) -> Any:
         return flask.jsonify(error=str(error)), 400
 
     app.add_url_rule("/", view_func=page)
-    app.add_url_rule("/api/model", endpoint="about", view_func=lambda: flask.jsonify(about))
+    app.add_url_rule("/api/model", endpoint="model_info", view_func=lambda: flask.jsonify(info))
     app.add_url_rule("/api/sample", view_func=sample)
-    app.add_url_rule("/api/between", view_func=interpolate)
+    app.add_url_rule("/api/interpolate", view_func=interpolate)
     app.register_error_handler(UsageError, handle_usage_error)
     return app
 
 
 def _model_info(model: Model) -> dict[str, Any]:
     if model.spec.array_shape:
-        raise UsageError("paragan serve shows images, and this model makes numbers")
-    spec, net = model.spec, model.config.get("net", {}).get("name", "per-label")
-    blends = isinstance(model.sampler, Sampler) and isinstance(model.sampler.source, LatentSource)
+        raise UsageError("paragan serve: this model makes numbers. Use a model of images")
     return {
         "name": model.config.get("recipe", "custom"),
-        "networks": net,
-        "resolution": spec.resolution,
-        "channels": spec.channels,
+        "networks": model.config.get("net", {}).get("name", "per-label"),
+        "resolution": model.spec.resolution,
+        "channels": model.spec.channels,
         "classes": list(model.classes),
         "kimg": model.kimg,
-        "interpolates": blends,
+        "interpolates": isinstance(model.sampler, Sampler) and model.sampler.uses_latents,
     }
 
 
 def sample_images(model: Model, query: Mapping[str, str]) -> np.ndarray:
-    """Images [n, R, R, C] of a query."""
+    """Return the images of /api/sample, uint8 [n, R, R, C]."""
     count = _int_arg(query, "count", 16, 1, MAX_IMAGES)
     labels = [word for word in query.get("labels", "").split(",") if word] or None
     return model.sample(count, labels, _truncation_arg(query), _int_arg(query, "seed", 0, 0, 2**63 - 1))
 
 
 def interpolate_image(model: Model, query: Mapping[str, str]) -> np.ndarray:
-    """One image [1, R, R, C] between the latents of two seeds, and between two labels."""
+    """Return the image of /api/interpolate, uint8 [1, R, R, C]: between two latents and two labels."""
     sampler = model.sampler
-    if not isinstance(sampler, Sampler) or not isinstance(sampler.source, LatentSource):
-        raise UsageError("interpolation needs one generator of latents for all labels")
-    psi, share = _truncation_arg(query), _float_arg(query, "share", 0.5, 0, 1)
+    if not isinstance(sampler, Sampler) or not sampler.uses_latents:
+        raise UsageError("interpolation needs a model with one generator that takes latents")
+    truncation = _truncation_arg(query)
+    weight = _float_arg(query, "weight", 0.5, 0, 1)
     seeds = [_int_arg(query, end, i, 0, 2**63 - 1) for i, end in enumerate("ab")]
-    a, b = (torch.from_numpy(sample_latent(seed, 0, sampler.latent_size, psi))[None] for seed in seeds)
-    pair = None
+    a, b = (torch.from_numpy(sample_latent(seed, 0, sampler.latent_size, truncation))[None] for seed in seeds)
+    label_pair = None
     if model.classes:
-        first, second = (parse_label(query.get(f"label_{end}", "0"), model.classes) for end in "ab")
-        pair = (first, second)
-    made = sample_interpolated(sampler, slerp(a, b, torch.tensor([share])), pair, share)
-    return made.permute(0, 2, 3, 1).numpy()
+        label_a = parse_label(query.get("label_a", "0"), model.classes)
+        label_b = parse_label(query.get("label_b", "0"), model.classes)
+        label_pair = (label_a, label_b)
+    images = sample_interpolated(sampler, slerp(a, b, torch.tensor([weight])), label_pair, weight)
+    return images.permute(0, 2, 3, 1).numpy()
 
 
 def _truncation_arg(query: Mapping[str, str]) -> float:
@@ -117,7 +122,7 @@ def _float_arg(query: Mapping[str, str], name: str, default: float, minimum: flo
 
 
 def _int_arg(query: Mapping[str, str], name: str, default: int, minimum: int, maximum: int) -> int:
-    """Seeds may be beyond what a float holds exactly."""
+    """Parse an integer. Seeds are too large to be parsed as floats."""
     return _parse_arg(int, "whole number", query, name, default, minimum, maximum)
 
 
@@ -128,29 +133,38 @@ def _parse_arg(
     try:
         value = number_type(text) if text else default
     except ValueError:
-        raise UsageError(f"{name}={text[:40]} is no {type_name}") from None
+        raise UsageError(f"{name}={text[:40]}: not a {type_name}") from None
     if not minimum <= value <= maximum:
-        raise UsageError(f"{name}={text} must be between {minimum} and {maximum}")
+        raise UsageError(f"{name}={text}: out of range. Use {minimum} to {maximum}")
     return value
 
 
 def serve(model: Model, host: str, port: int, out: TextIO) -> None:
-    """Answer requests until interrupted. Unusable where the port is taken."""
-    app = create_app(
-        model, LOOPBACK_HOSTS if host in LOOPBACK_HOSTS else None
-    )  # else any page that is open could ask it
+    """Serve the page until interrupted.
+
+    On a loopback address only requests to a loopback name are answered; otherwise any page in the user's browser could
+    reach it under a name of its own (DNS rebinding).
+
+    Raises:
+        UsageError: the port is taken.
+    """
+    app = create_app(model, LOOPBACK_HOSTS if host in LOOPBACK_HOSTS else None)
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class TimeoutRequestHandler(WSGIRequestHandler):
-        timeout = CONNECTION_TIMEOUT_S  # browsers open connections ahead of what they ask
+        timeout = CONNECTION_TIMEOUT_S  # browsers open connections before they need them
 
     try:
-        listening = socket.create_server((host, port))
+        listener = socket.create_server((host, port))
     except OSError as error:
-        raise UsageError(f"--port {port} on {host} cannot be had ({error.strerror}): 0 is a free one") from error
-    how: dict[str, Any] = {"threaded": True, "request_handler": TimeoutRequestHandler, "fd": listening.fileno()}
-    with listening, make_server(host, port, app, **how) as server:
-        out.write(f"http://{host}:{listening.getsockname()[1]} shows {model.folder}; Ctrl-C ends it\n")
+        raise UsageError(f"--port {port}: not available on {host} ({error.strerror}). Use 0 for a free port") from error
+    server_options: dict[str, Any] = {
+        "threaded": True,
+        "request_handler": TimeoutRequestHandler,
+        "fd": listener.fileno(),
+    }
+    with listener, make_server(host, port, app, **server_options) as server:
+        out.write(f"http://{host}:{listener.getsockname()[1]} serves {model.folder}; Ctrl-C stops it\n")
         out.flush()
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()

@@ -1,5 +1,4 @@
-"""The generators of a run per label as a teacher: what each makes of a latent. They are frozen, and no part of a
-checkpoint."""
+"""The generators of a per-label run as the teacher of a distilled one. They are frozen, and not in checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from paragan.nets import Spec
 
 @dataclass(frozen=True)
 class Teacher:
-    """(latents, labels) -> images, each from the generator of its label, which is loaded when first asked for."""
+    """Maps latents [N, latent] and labels [N] to images, each from the generator of its label (loaded when needed)."""
 
     sampler: PerLabelSampler
 
@@ -27,43 +26,41 @@ class Teacher:
     def load(
         folder: Path, spec: Spec, latent_size: int, classes: Sequence[str], device: torch.device, nets: Any = None
     ) -> Teacher:
-        """The teacher of a student with this spec, latent and classes. Unusable where they do not fit."""
+        """Load the generators of a run folder. UsageError if they do not fit the student's spec, latent and classes."""
         model = load_model(folder, device, nets)
         if not isinstance(model.sampler, PerLabelSampler):
-            raise UsageError(f"{folder} has one generator for all labels: give a run of --strategy per-label")
+            raise UsageError(f"{folder}: one generator for all labels. Use a run of --strategy per-label")
         if missing := labels_without_generator(folder, model):
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             raise UsageError(
-                f"{folder} has no generator yet for label {', '.join(missing[:5])}{more}: go on with that run first"
+                f"{folder}: no generator yet for label {', '.join(missing[:5])}{more}. Resume that run first"
             )
-        theirs = model.spec
-        if theirs.array_shape != spec.array_shape:
-            raise UsageError(f"--data are other numbers than those of {folder}: {spec.shape}, not {theirs.shape}")
+        if model.spec.array_shape != spec.array_shape:
+            raise UsageError(f"--data: shape {spec.shape} differs from that of {folder}: {model.spec.shape}")
         if not spec.classes:
-            raise UsageError(f"{folder} tells labels apart, and G is told none: use --data.labels=true")
+            raise UsageError(f"data.labels=false: {folder} has a generator for each label. Use --data.labels=true")
         if tuple(classes) != model.classes:
             raise UsageError(
-                f"--data has other classes than {folder}: {_format_classes(classes)}, not {_format_classes(model.classes)}"
+                f"--data: the classes differ from those of {folder}: {_format_classes(classes)}, "
+                f"not {_format_classes(model.classes)}"
             )
-        size = model.sampler.for_label(0).latent_size
-        for field, mine, wanted in (
-            ("data.resolution", spec.resolution, theirs.resolution),
-            ("data.channels", spec.channels, theirs.channels),
-            ("nets.latent", latent_size, size),
+        teacher_latent_size = model.sampler.for_label(0).latent_size
+        for field, value, required in (
+            ("data.resolution", spec.resolution, model.spec.resolution),
+            ("data.channels", spec.channels, model.spec.channels),
+            ("nets.latent", latent_size, teacher_latent_size),
         ):
-            if mine != wanted:
-                raise UsageError(
-                    f"--{field}={mine}, and the generators in {folder} have {wanted}: use --{field}={wanted}"
-                )
+            if value != required:
+                raise UsageError(f"--{field}={value}: the generators in {folder} have {required}. Use {required}")
         return Teacher(model.sampler)
 
     @torch.no_grad()
     def __call__(self, latents: Tensor, labels: Tensor) -> Tensor:
         order = labels.argsort(stable=True)
-        there, counts = labels[order].unique_consecutive(return_counts=True)
+        present_labels, counts = labels[order].unique_consecutive(return_counts=True)
         parts = latents[order].split(counts.tolist())
-        made = [self.sampler.for_label(label).g(part, None) for label, part in zip(there.tolist(), parts)]
-        return torch.cat(made)[order.argsort()]
+        images = [self.sampler.for_label(label).g(part, None) for label, part in zip(present_labels.tolist(), parts)]
+        return torch.cat(images)[order.argsort()]
 
 
 def _format_classes(classes: Sequence[str]) -> str:

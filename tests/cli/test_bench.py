@@ -94,7 +94,7 @@ def test_ranks_of_one_host_have_one_link(tmp_path, processes):
 def test_links_that_cannot_be_measured_are_refused():
     assert "one rank has no links" in usage_error("bench", "links")
     assert "--ranks 0 must be 1 or more" in usage_error("bench", "links", "--ranks=0")
-    assert "its folder is not there" in usage_error("bench", "links", "--ranks=2", "--out=/proc/nope/links.yaml")
+    assert "the folder does not exist" in usage_error("bench", "links", "--ranks=2", "--out=/proc/nope/links.yaml")
 
 
 # the laboratory

@@ -1,4 +1,4 @@
-"""The command line: what it answers, and the one line with which it refuses."""
+"""`paragan train`, `sample` and `eval`: what they do, and their one-line errors."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-# Refused before anything is made --------------------------------------------------------------------------
+# Invalid input ------------------------------------------------------------------------------------------
 
-BAD = {  # command line: what its one line must say
+INVALID_LINES = {  # command line -> parts of its error
     "": ["COMMAND"],
     "tarin digits": ["tarin", "train"],
     "train": ["paragan recipes"],
@@ -87,14 +87,14 @@ BAD = {  # command line: what its one line must say
 }
 
 
-@pytest.mark.parametrize("line", BAD)
-def test_bad_input_is_one_line_and_makes_nothing(line, tmp_path):
-    said = usage_error(*line.split())
-    assert all(words in said for words in BAD[line]), said
+@pytest.mark.parametrize("line", INVALID_LINES)
+def test_invalid_lines_give_one_line_and_no_files(line, tmp_path):
+    error = usage_error(*line.split())
+    assert all(part in error for part in INVALID_LINES[line]), error
     assert not list(tmp_path.iterdir())
 
 
-FILES = {  # contents of run.yaml: what is said of them
+INVALID_RUN_FILES = {  # content of run.yaml -> parts of the error
     b"a: [1": ["run.yaml is not YAML"],
     b"\xff\xfe\x00": ["run.yaml cannot be read"],
     b"- digits": ["run.yaml must hold fields"],
@@ -106,36 +106,36 @@ FILES = {  # contents of run.yaml: what is said of them
 }
 
 
-@pytest.mark.parametrize("contents", FILES)
-def test_a_file_that_is_no_run_is_refused(contents):
-    Path("run.yaml").write_bytes(contents)
-    said = usage_error("train", "run.yaml")
-    assert all(words in said for words in FILES[contents]), said
+@pytest.mark.parametrize("content", INVALID_RUN_FILES)
+def test_invalid_run_files_are_rejected(content):
+    Path("run.yaml").write_bytes(content)
+    error = usage_error("train", "run.yaml")
+    assert all(part in error for part in INVALID_RUN_FILES[content]), error
 
 
-def test_a_folder_is_no_run_file():
+def test_a_folder_is_not_a_run_file():
     Path("run.yaml").mkdir()
     assert "run.yaml cannot be read" in usage_error("train", "run.yaml")
 
 
-def picture(path: str) -> None:
+def write_image(path: str) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Image.new("L", (8, 8)).save(path)
 
 
-def no_images() -> str:
+def without_images() -> str:
     Path("data").mkdir()
     return "data is empty"
 
 
 def class_without_images() -> str:
-    picture("data/cat/1.png")
+    write_image("data/cat/1.png")
     Path("data/dog").mkdir()
     return "data/dog: this class has no image"
 
 
 def corrupt_image() -> str:
-    picture("data/cat/1.png")
+    write_image("data/cat/1.png")
     Path("data/cat/2.png").write_bytes(Path("data/cat/1.png").read_bytes()[:40])
     return "data/cat/2.png cannot be decoded"
 
@@ -156,17 +156,17 @@ def text_file() -> str:
 
 
 @pytest.mark.parametrize(
-    "make", [no_images, class_without_images, corrupt_image, labels_out_of_range, wrong_keys, text_file]
+    "make_data", [without_images, class_without_images, corrupt_image, labels_out_of_range, wrong_keys, text_file]
 )
-def test_data_that_cannot_be_used_is_refused(make):
-    words = make()
-    said = usage_error("train", "folder", "--nets=dcgan", "--data", next(Path().glob("data*")))
-    assert said.startswith("paragan: data: ")
-    assert words in said
+def test_unusable_data_are_rejected(make_data):
+    message = make_data()
+    error = usage_error("train", "folder", "--nets=dcgan", "--data", next(Path().glob("data*")))
+    assert error.startswith("paragan: data: ")
+    assert message in error
     assert not Path("runs").exists()
 
 
-PLACES = {
+LAUNCH_ENVIRONMENTS = {
     "RANK=2 WORLD_SIZE=2": "RANK=2 must be less than WORLD_SIZE=2",
     "RANK=1 WORLD_SIZE=1": "RANK=1 must be less than WORLD_SIZE=1",
     "RANK=first WORLD_SIZE=2": "RANK='first' must be a number",
@@ -180,20 +180,20 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("places", PLACES)
-def test_a_place_among_ranks_that_makes_no_sense_is_refused(places, monkeypatch):
-    for place in places.split():
-        monkeypatch.setenv(*place.split("="))
-    assert PLACES[places] in usage_error("train", *TINY_RUN_ARGS)
+@pytest.mark.parametrize("variables", LAUNCH_ENVIRONMENTS)
+def test_invalid_launch_environments_are_rejected(variables, monkeypatch):
+    for variable in variables.split():
+        monkeypatch.setenv(*variable.split("="))
+    assert LAUNCH_ENVIRONMENTS[variables] in usage_error("train", *TINY_RUN_ARGS)
 
 
-def test_ranks_are_for_those_without_a_launcher(monkeypatch):
+def test_ranks_must_agree_with_the_launcher(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert "leave --ranks out" in usage_error("train", *TINY_RUN_ARGS, "--ranks=2")
 
 
-def test_files_in_the_way_are_refused():
+def test_existing_files_are_not_overwritten():
     Path("file").write_text("")
     assert "file" in usage_error("train", *TINY_RUN_ARGS, "--run-dir=file")
     assert "--outdir file cannot be written" in usage_error("train", *TINY_RUN_ARGS, "--outdir=file")
@@ -203,10 +203,10 @@ def test_files_in_the_way_are_refused():
     assert [path.name for path in Path("folder").iterdir()] == ["thesis.txt"]
 
 
-# Shown without training -----------------------------------------------------------------------------------
+# Without training ---------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_prints_a_record_that_reproduces_itself_and_makes_nothing(tmp_path):
+def test_a_dry_run_prints_a_reproducible_run_and_no_files(tmp_path):
     first = run_cli("train", *TINY_RUN_ARGS, "--g.optimizer=sgd", "--ema.half_life_kimg=3", "-n")
     assert first.status == 0
     assert not list(tmp_path.iterdir())
@@ -215,9 +215,9 @@ def test_a_dry_run_prints_a_record_that_reproduces_itself_and_makes_nothing(tmp_
     assert from_yaml(first.out, "")["g"]["optimizer"]["name"] == "sgd"
 
 
-def test_a_dry_run_tells_the_cost_of_more_ranks():
-    alone, two = (run_cli("train", *TINY_RUN_ARGS, "-n", f"--ranks={n}").out for n in (1, 2))
-    assert "# each rank sends 0 MB" in alone
+def test_a_dry_run_shows_the_traffic_of_ranks():
+    one, two = (run_cli("train", *TINY_RUN_ARGS, "-n", f"--ranks={n}").out for n in (1, 2))
+    assert "# each rank sends 0 MB" in one
     assert "# each rank sends 0 MB" not in two
     teams = run_cli("train", *TINY_RUN_ARGS, "--strategy=async", "-n", "--ranks=2").out
     assert "# a rank of G sends" in teams
@@ -235,40 +235,40 @@ def test_recipes_and_fields_are_listed():
         assert f"--{name} " in fields.out
 
 
-def test_help_is_no_mistake(capsys):
+def test_help_exits_with_status_0(capsys):
     for words in ([], ["train"], ["sample"], ["eval"]):
         with pytest.raises(SystemExit) as ended:
             run_cli(*words, "--help")
         assert ended.value.code == 0
 
 
-def test_which_version_it_is(capsys):
+def test_version(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"paragan {version('paragan')}\n"
 
 
-# Runs that stand ------------------------------------------------------------------------------------------
+# Runs ---------------------------------------------------------------------------------------------------
 
 
-def test_a_record_repeats_its_run_bit_for_bit(finished):
-    ended = run_cli("train", finished / "run.yaml", "--run-dir=again")
+def test_run_yaml_repeats_its_run_bit_for_bit(finished):
+    ended = run_cli("train", finished / "run.yaml", "--run-dir=repeated")
     assert ended.status == 0
-    assert final_tensors(Path("again")) == final_tensors(finished)
-    assert Path("again/run.yaml").read_bytes() == (finished / "run.yaml").read_bytes()
+    assert final_tensors(Path("repeated")) == final_tensors(finished)
+    assert Path("repeated/run.yaml").read_bytes() == (finished / "run.yaml").read_bytes()
 
 
-def test_another_seed_is_another_run(finished):
+def test_another_seed_gives_another_run(finished):
     assert final_tensors(train_tiny(Path("run"), "--kimg=0.16", "--seed=1")) != final_tensors(finished)
 
 
-def test_a_folder_keeps_to_its_run(finished):
+def test_a_run_folder_accepts_its_own_run_only(finished):
     shutil.copytree(finished, "run")
     before = final_tensors(Path("run"))
-    said = usage_error("train", *TINY_RUN_ARGS, "--run-dir=run", "--batch=32", "--lanes=4")
-    assert "batch was 16, is 32" in said
-    assert "lanes was 2, is 4" in said
+    error = usage_error("train", *TINY_RUN_ARGS, "--run-dir=run", "--batch=32", "--lanes=4")
+    assert "batch was 16, is 32" in error
+    assert "lanes was 2, is 4" in error
     assert "recipe was 'digits', is 'folder'" in usage_error("train", "folder", "--data=digits", "--resume=run")
     assert "--resume never" in usage_error("train", *TINY_RUN_ARGS, "--run-dir=run", "--resume=never")
     assert final_tensors(Path("run")) == before
@@ -299,7 +299,7 @@ def test_a_sample_depends_on_seed_and_index_alone(finished):
     assert not np.array_equal(few, images("--count=5", "--truncation=0.5"))
 
 
-def test_samples_that_cannot_be_made_are_refused(finished):
+def test_invalid_samples_are_rejected(finished):
     assert "there is no class '10'" in usage_error("sample", finished, "--labels=10", "--out=a.png")
     assert "there is no class 'x'" in usage_error("sample", finished, "--labels=3,x", "--out=a.png")
     assert "unknown extension .gif" in usage_error("sample", finished, "--out=a.gif")
@@ -307,17 +307,19 @@ def test_samples_that_cannot_be_made_are_refused(finished):
     assert "cannot be written" in usage_error("sample", finished, "--out=file/a.png")
 
 
-def test_more_samples_than_memory_holds_are_refused_with_a_bound_that_works(finished, monkeypatch):
+def test_too_many_samples_are_rejected_with_a_limit_that_works(finished, monkeypatch):
     for out in ("a.png", "a.npz", "folder"):
-        assert "--count 1000000000000 is more than" in usage_error("sample", finished, "--count", 10**12, "--out", out)
+        assert "--count 1000000000000: more than the memory" in usage_error(
+            "sample", finished, "--count", 10**12, "--out", out
+        )
     monkeypatch.setattr(decode, "ram_bytes", lambda: 4 * 10 * 64 * 64)
-    assert "at most 10 (another --seed" in usage_error("sample", finished, "--count=11", "--out=a.png")
+    assert "at most 10 samples; another --seed" in usage_error("sample", finished, "--count=11", "--out=a.png")
     assert run_cli("sample", finished, "--count=10", "--out=a.png").status == 0
-    assert "at most 640 (" in usage_error("sample", finished, "--count=641", "--out=a.npz")
-    assert "at most 0 (frames" in usage_error("sample", finished, "--video=a.gif")
+    assert "at most 640 samples" in usage_error("sample", finished, "--count=641", "--out=a.npz")
+    assert "at most 0 frames" in usage_error("sample", finished, "--video=a.gif")
 
 
-def test_labels_are_refused_where_there_are_no_classes():
+def test_labels_are_rejected_without_classes():
     train_tiny(Path("run"), "--kimg=0.016", "--data.labels=false")
     assert "without classes" in usage_error("sample", "run", "--labels=3", "--out=a.png")
     assert run_cli("sample", "run", "--out=a.png").status == 0
@@ -335,7 +337,7 @@ def test_scores_are_added_with_their_protocol(finished):
     assert [row["protocol"]["fakes"] for row in rows] == [16, 32, 32]
 
 
-def test_scores_that_cannot_be_measured_are_refused(finished):
+def test_invalid_scores_are_rejected(finished):
     shutil.copytree(finished, "run")
     before = Path("run/metrics.jsonl").read_bytes()
     assert "did you mean" in usage_error("eval", "run", "--metrics=foo")
@@ -345,17 +347,17 @@ def test_scores_that_cannot_be_measured_are_refused(finished):
     assert Path("run/metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_may_start_from_the_model_of_another(finished):
+def test_init_from_the_model_of_another_run(finished):
     a, b = (train_tiny(Path(name), "--kimg=0.016", "--init-from", str(finished)) for name in ("a", "b"))
     assert final_tensors(a) == final_tensors(b) != final_tensors(train_tiny(Path("c"), "--kimg=0.016"))
 
 
 @pytest.mark.parametrize("more", [[], ["--strategy=per-label"]])
-def test_a_model_of_another_architecture_is_refused_and_nothing_is_left(finished, more, tmp_path):
+def test_a_model_of_another_architecture_is_rejected_and_no_files(finished, more, tmp_path):
     words = ["train", *TINY_RUN_ARGS, "--init-from", finished, "--nets.width=12", *more]
     for where in (["--run-dir", tmp_path / "run"], ["--outdir", tmp_path / "runs"]):
         line = usage_error(*words, *where)
-        assert "model.safetensors holds another architecture; the first names that differ: " in line
+        assert "model.safetensors: another architecture; the first names that differ: " in line
         assert str(finished) in line
     assert "no model.safetensors" in usage_error(*words, "--init-from", tmp_path, "--outdir", tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []

@@ -179,7 +179,7 @@ def test_reconstructions_from_the_command_line(tmp_path, capsys):
     with np.load(tmp_path / "a.npz") as made:
         assert made["images"].shape == (12, 8, 8, 1)
         np.testing.assert_array_equal(made["labels"], pg.load_data("digits", resolution=8).labels[:12])
-    with pytest.raises(UsageError, match="makes its images from data"):
+    with pytest.raises(UsageError, match="its input is data"):
         load_model(run, nets="examples.tokenizer:Nets")
 
 

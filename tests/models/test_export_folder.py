@@ -1,4 +1,4 @@
-"""A model in one line, from wherever it is; what tells people about it; and onto a hub and back."""
+"""Loading a model, exporting it with a model card, and the hub format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paragan.models.model_card import make_model_card
 from processes import run_cli, usage_error
 
 
-def test_sample_is_by_seed_and_place(small):
+def test_samples_depend_on_seed_and_index(small):
     model = paragan.load(small)
     images = model.sample(5, labels=[2, "ant"], truncation=0.7, seed=3)
     assert (images.shape, images.dtype) == ((5, 32, 32, 3), np.uint8)
@@ -32,7 +32,7 @@ def test_sample_is_by_seed_and_place(small):
         model.sample(1, labels=["dog"])
 
 
-def test_it_is_found_in_run_best_model_and_file(finished, tmp_path):
+def test_load_from_run_best_model_and_file(finished, tmp_path):
     shutil.copytree(finished / "model", tmp_path / "best")
     wanted = paragan.load(finished).sample(3)
     assert repr(paragan.load(finished)).startswith("Model(1x8x8, 10 classes, 0.16 kimg, from ")
@@ -40,7 +40,7 @@ def test_it_is_found_in_run_best_model_and_file(finished, tmp_path):
         np.testing.assert_array_equal(paragan.load(where).sample(3), wanted)
 
 
-def test_an_export_tells_what_it_is(finished, tmp_path):
+def test_an_export_describes_itself(finished, tmp_path):
     assert run_cli("export", finished, "--out", tmp_path / "out").status == 0
     there = {path.name for path in (tmp_path / "out").iterdir()}
     assert there == {"model.safetensors", "config.json", "README.md", "samples.png"}
@@ -53,10 +53,10 @@ def test_an_export_tells_what_it_is(finished, tmp_path):
     assert about["model-index"][0]["results"][0]["metrics"][0]["value"] == rows[-1]["value"]
     assert rows[-1]["fingerprint"] in text
     assert "paragan.load(" in text
-    assert "has files in it" in usage_error("export", finished, "--out", tmp_path / "out")
+    assert "with files in it" in usage_error("export", finished, "--out", tmp_path / "out")
 
 
-def test_a_card_has_the_scores_of_its_own_moment(small, tmp_path):
+def test_a_card_has_the_scores_of_its_model(small, tmp_path):
     shutil.copytree(small, tmp_path / "run" / "model")
     records = JsonlFile(tmp_path / "run" / "metrics.jsonl")
     for kimg, value in ((0.5, 9.0), (1.0, 8.0), (1.0, 7.0), (2.0, 6.0)):
@@ -68,7 +68,7 @@ def test_a_card_has_the_scores_of_its_own_moment(small, tmp_path):
     assert "| 9 |" not in text
 
 
-def test_a_model_per_label_travels_too(per_label, tmp_path):
+def test_export_of_a_per_label_model(per_label, tmp_path):
     assert "with 2 generators" in run_cli("export", per_label, "--out", tmp_path / "out").out
     np.testing.assert_array_equal(paragan.load(tmp_path / "out").sample(5), paragan.load(per_label).sample(5))
 
@@ -83,9 +83,9 @@ def test_hub_folders(small, tmp_path):
     assert json.loads((tmp_path / "pretrained" / "config.json").read_text())["classes"] == ["ant", "bee", "cat"]
 
 
-def test_what_is_no_model_is_refused(small, tmp_path):
+def test_invalid_models_are_rejected(small, tmp_path):
     (tmp_path / "model.pkl").write_bytes(b"")
-    with pytest.raises(UsageError, match="pickles are refused"):
+    with pytest.raises(UsageError, match="Pickles are not loaded"):
         paragan.load(tmp_path / "model.pkl")
     config = json.loads((small / "config.json").read_text())
     config["net"]["width"] = 8
@@ -96,7 +96,7 @@ def test_what_is_no_model_is_refused(small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "message"),
     [
         ({"spec": 3}, "3: input should be a dictionary or an instance of Spec"),
         ({"spec": {"resolution": "big"}}, "resolution=big: input should be a valid integer"),
@@ -113,26 +113,27 @@ def test_what_is_no_model_is_refused(small, tmp_path):
         ({"prior": ["much"]}, "could not convert"),
         ({"prior": [1.0]}, "prior does not fit"),
         ({"classes": 9}, "not iterable"),
-        ({"classes": [1, 2, 3]}, "classes are no names"),
+        ({"classes": [1, 2, 3]}, "classes are not names"),
         ({"classes": ["ant"]}, "there are 1 classes, and spec has 3"),
         ({"kimg": "long"}, "could not convert"),
-        ({"crc32": {"model": "a"}}, "crc32 should hold whole numbers"),
+        ({"crc32": {"model": "a"}}, "crc32 must hold integers"),
         ({"crc32": 7}, "not iterable"),
         ({"format": 99}, "model format 99"),
+        ({"format": 1}, "model format 1; this version of paragan reads format 2"),
         ({"format": None}, "TypeError"),
     ],
 )
-def test_a_configuration_that_cannot_be_names_its_file(change, what, small, tmp_path):
+def test_an_invalid_config_names_its_file(change, message, small, tmp_path):
     shutil.copytree(small, tmp_path / "other")
     config = json.loads((small / "config.json").read_text()) | change
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
     line = usage_error("sample", tmp_path / "other", "--out", tmp_path / "a.png")
-    assert what in line
+    assert message in line
     assert str(tmp_path / "other") in line
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b"7"])
-def test_what_is_no_configuration_names_its_file(text, small, tmp_path):
+def test_an_unreadable_config_names_its_file(text, small, tmp_path):
     shutil.copytree(small, tmp_path / "other")
     (tmp_path / "other" / "config.json").write_bytes(text)
     assert f"{tmp_path / 'other'}/config.json cannot be read" in usage_error(

@@ -102,7 +102,7 @@ def test_a_name_that_no_hub_has_is_one_line(tmp_path, pushed):
     line = [sys.executable, "-m", "paragan", "sample", "me/other", "--out", "a.png"]
     ended = subprocess.run(line, env=pushed[1], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 2, ended
-    assert "me/other is no folder here, and the hub does not give it" in ended.stderr
+    assert "me/other: not a local folder, and not available on the hub" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 

@@ -44,8 +44,8 @@ KINDS = {  # what is imported: its family here
 }
 
 
-def write(folder, of: ReferenceConfig) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """g.pth and d.pth; what is in them."""
+def write_files(folder, of: ReferenceConfig) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Write g.pth and d.pth. Returns their state dicts."""
     g, d = theirs.make_generator_state(of), theirs.make_discriminator_state(of)
     torch.save(g if of.is_biggan else {"state_dict": g, "step": 100, "run_name": "x"}, folder / "g.pth")
     torch.save({f"module.{name}": value for name, value in d.items()}, folder / "d.pth")
@@ -54,31 +54,32 @@ def write(folder, of: ReferenceConfig) -> tuple[dict[str, Tensor], dict[str, Ten
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_images_and_verdicts_are_equal(tmp_path, kind):
+def test_images_and_logits_are_equal(tmp_path, kind):
     of, family = KINDS[kind]
-    g, d = write(tmp_path, of)
+    g, d = write_files(tmp_path, of)
     model = import_weights(tmp_path / "g.pth", of.library, tmp_path / "out", tmp_path / "d.pth")
     assert (model.config["net"]["name"], model.spec.resolution, model.spec.classes) == (
         family,
         of.resolution,
         of.classes,
     )
-    g, d = doubled(g), doubled(d)
+    g, d = to_double(g), to_double(d)
     z, y = torch.randn(3, of.latent, dtype=torch.float64), torch.randint(max(of.classes, 1), (3,))
-    wanted, made = theirs.generate(of, g, z, y), model.sampler.g.double()(z, y)
-    assert wanted.std() > 0.1  # they say something, and are not all at the ends of tanh
-    torch.testing.assert_close(made, wanted, atol=1e-5, rtol=1e-5)
-    said = discriminator(tmp_path / "out", model).double()(wanted, y)
-    for name, value in theirs.discriminate(of, d, wanted, y).items():
-        of_ours = said if isinstance(said, Tensor) else getattr(said, name)
-        torch.testing.assert_close(of_ours, value, atol=1e-5, rtol=1e-5)
+    expected = theirs.generate(of, g, z, y)
+    actual = model.sampler.g.double()(z, y)
+    assert expected.std() > 0.1  # tanh is not saturated
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    output = load_discriminator(tmp_path / "out", model).double()(expected, y)
+    for name, value in theirs.discriminate(of, d, expected, y).items():
+        actual = output if isinstance(output, Tensor) else getattr(output, name)
+        torch.testing.assert_close(actual, value, atol=1e-5, rtol=1e-5)
 
 
-def doubled(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def to_double(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.double() for name, value in state.items()}
 
 
-def discriminator(folder, model):
+def load_discriminator(folder, model):
     nets = from_dict(Nets, model.config["net"])
     d = nets.discriminator(model.spec).eval()
     read_consistent(folder).load_into(d, "discriminator")
@@ -125,7 +126,7 @@ def test_names(which):
     assert translate_names(NAMES[which], LIBRARIES[library], discriminator) == (NAMES[which], [])
 
 
-# What is refused -------------------------------------------------------------------------------------
+# Rejected files -------------------------------------------------------------------------------------
 
 OF = ReferenceConfig("biggan-pytorch", 32, 4, 3, 12, attention=(-1, -1))
 STUDIO = ReferenceConfig("studiogan", 32, 4, 3, 12)
@@ -136,12 +137,12 @@ class Code:
         return print, ("this must not run",)
 
 
-def narrowed(g):
+def narrow(g):
     for name, axis in (("weight", 0), ("bias", 0), ("u0", 1)):
         g[f"blocks.1.0.conv1.{name}"] = g[f"blocks.1.0.conv1.{name}"].narrow(axis, 0, 8)
 
 
-def unshared(g):
+def unshare(g):
     for block in range(3):
         for bn in ("bn1", "bn2"):
             for part in ("gain", "bias"):
@@ -151,31 +152,31 @@ def unshared(g):
 BAD = {  # what is done to a generator of BigGAN-PyTorch: what is said
     "bottleneck": (lambda g: g.update({"blocks.0.0.conv3.weight": torch.ones(1)}), "bottleneck blocks"),
     "stylegan": (lambda g: g.update({"mapping.fc0.weight": torch.ones(1)}), "mapping.fc0.weight: a StyleGAN"),
-    "unknown": (lambda g: g.update({"extra.weight": torch.ones(1)}), "extra.weight: not of a generator"),
-    "missing": (lambda g: g.pop("blocks.1.0.conv2.bias"), "no blocks.1.conv2.bias"),
-    "shapes": (narrowed, "widths of another form"),
+    "unknown": (lambda g: g.update({"extra.weight": torch.ones(1)}), "extra.weight: not of a known generator"),
+    "missing": (lambda g: g.pop("blocks.1.0.conv2.bias"), "missing weight blocks.1.conv2.bias"),
+    "shapes": (narrow, "widths that our network cannot have"),
     "axes": (lambda g: g.update({"linear.weight": torch.ones(3)}), "shapes that do not fit"),
     "vectors": (lambda g: g.update({"linear.u0": torch.ones(1, 3)}), "shapes that do not fit"),
-    "not hierarchical": (unshared, "without a hierarchical latent"),
-    "object": (lambda g: g.update({"x": "text"}), "x is no tensor"),
+    "not hierarchical": (unshare, "without a hierarchical latent"),
+    "object": (lambda g: g.update({"x": "text"}), "x is not a tensor"),
     "code": (lambda g: g.update({"x": Code()}), "could run code"),
     "half the norms": (lambda g: g.pop("blocks.1.0.conv1.u0"), "conv1.weight has no spectral norm"),
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_cannot_be_imported_is_refused_by_name(tmp_path, kind, capsys):
-    spoil, said = BAD[kind]
+def test_unsupported_files_are_rejected_by_name(tmp_path, kind, capsys):
+    change, message = BAD[kind]
     g = theirs.make_generator_state(OF)
-    spoil(g)
+    change(g)
     torch.save(g, tmp_path / "g.pth")
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         import_weights(tmp_path / "g.pth", "biggan-pytorch", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert "must not run" not in capsys.readouterr().out
 
 
-def test_files_that_are_no_state_dicts(tmp_path):
+def test_files_without_state_dicts(tmp_path):
     (tmp_path / "a.pth").write_bytes(b"nothing of the kind")
     (tmp_path / "b.pkl").write_bytes(pickle.dumps({"weight": Code()}))
     torch.save([torch.ones(1)], tmp_path / "c.pth")
@@ -195,20 +196,20 @@ def test_a_damaged_pickle_is_one_line(tmp_path, code):
         import_weights(tmp_path / "a.pth", "studiogan", tmp_path / "out")
 
 
-def test_attention_in_other_places_is_refused(tmp_path):
-    write(tmp_path, dataclasses.replace(STUDIO, width=8, attention=(1, 1)))
+def test_attention_at_different_resolutions_is_rejected(tmp_path):
+    write_files(tmp_path, dataclasses.replace(STUDIO, width=8, attention=(1, 1)))
     with pytest.raises(UsageError, match="attention at 16 px in G and 8 px in D"):
         import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out", tmp_path / "d.pth")
     assert import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out").config["net"]["attention"] == 16
 
 
-def test_a_wrong_family_or_library_is_refused(tmp_path):
-    g, _ = write(tmp_path, STUDIO)
-    with pytest.raises(UsageError, match="--nets sngan does not fit"):
+def test_a_wrong_family_or_library_is_rejected(tmp_path):
+    g, _ = write_files(tmp_path, STUDIO)
+    with pytest.raises(UsageError, match="--nets sngan: does not fit"):
         import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out", family="sngan")
-    with pytest.raises(UsageError, match="not of a generator of BigGAN-PyTorch"):
+    with pytest.raises(UsageError, match="not of a known generator of BigGAN-PyTorch"):
         import_weights(tmp_path / "g.pth", "biggan-pytorch", tmp_path / "out")
-    with pytest.raises(UsageError, match="2 names, and the generator 3 classes"):
+    with pytest.raises(UsageError, match="2 names, but the generator has 3 classes"):
         import_weights(tmp_path / "g.pth", "studiogan", tmp_path / "out", classes=["a", "b"])
     safetensors.torch.save_file(g, tmp_path / "g.safetensors")
     assert (
@@ -217,8 +218,8 @@ def test_a_wrong_family_or_library_is_refused(tmp_path):
     )
 
 
-def test_batch_norm_in_d_is_refused(tmp_path):
-    write(tmp_path, STUDIO)
+def test_batch_norm_in_d_is_rejected(tmp_path):
+    write_files(tmp_path, STUDIO)
     d = {"blocks.1.0.bn1.weight": torch.ones(8), "blocks.1.0.conv2d1.weight": torch.ones(8, 8, 3, 3)}
     torch.save(d, tmp_path / "d.pth")
     with pytest.raises(UsageError, match="batch norm in the discriminator"):
@@ -227,23 +228,23 @@ def test_batch_norm_in_d_is_refused(tmp_path):
 
 def test_standing_statistics_are_sums_over_batches(tmp_path):
     g = theirs.make_generator_state(OF)
-    plain = bring_of(tmp_path, g, "plain")
+    plain = import_state(tmp_path, g, "plain")
     for name in [name for name in g if "stored" in name]:
         layer, _, which = name.rpartition(".")
         g[f"{layer}.bn.{which}"] = g.pop(name) * 4
         g[f"{layer}.bn.accumulation_counter"] = torch.tensor([4.0])
-    summed = bring_of(tmp_path, g, "summed")
+    summed = import_state(tmp_path, g, "summed")
     np.testing.assert_array_equal(plain.sample(4), summed.sample(4))
 
 
-def bring_of(folder, g, name):
+def import_state(folder, g, name):
     torch.save(g, folder / f"{name}.pth")
     return import_weights(folder / f"{name}.pth", "biggan-pytorch", folder / name)
 
 
-def test_an_imported_model_is_one_of_ours(tmp_path):
+def test_an_imported_model_works_like_any_other(tmp_path):
     """Sampled, exported, and trained on."""
-    write(tmp_path, dataclasses.replace(STUDIO, classes=10))
+    write_files(tmp_path, dataclasses.replace(STUDIO, classes=10))
     line = ["import", tmp_path / "g.pth", "--from", "studiogan", "--discriminator", tmp_path / "d.pth"]
     said = run_cli(*line, "--out", tmp_path / "model")
     assert said.status == 0, said
@@ -262,4 +263,4 @@ def test_an_imported_model_is_one_of_ours(tmp_path):
     quick = ["--evaluation.metrics=[]", "--output.tick_kimg=0.004", "--device.precision=float32"]
     ended = run_cli(*train, tmp_path / "run", *quick)
     assert ended.status == 0, ended
-    assert "has files in it" in usage_error(*line, "--out", tmp_path / "model")
+    assert "with files in it" in usage_error(*line, "--out", tmp_path / "model")

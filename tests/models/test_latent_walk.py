@@ -34,13 +34,13 @@ def test_slerp_is_an_arc():
     third = slerp(a, b, torch.tensor([1 / 3]))[0]
     angle, length = np.pi / 6, 3 * 2 / 3 + 1 / 3
     np.testing.assert_allclose(third, [length * np.cos(angle), length * np.sin(angle)], rtol=1e-6)
-    for share, end in ((0.0, a), (1.0, b)):
-        torch.testing.assert_close(slerp(a, b, torch.tensor([share])), end)
+    for t, end in ((0.0, a), (1.0, b)):
+        torch.testing.assert_close(slerp(a, b, torch.tensor([t])), end)
     torch.testing.assert_close(slerp(a, a, torch.tensor([0.4])), a)
     torch.testing.assert_close(slerp(a, -a, torch.tensor([0.25])), a / 2)
 
 
-def test_an_arc_keeps_length_and_pace():
+def test_slerp_keeps_length_and_speed():
     a, b = torch.nn.functional.normalize(torch.randn(2, 64), dim=1)[:, None] * 8
     way = slerp(a.expand(9, -1), b.expand(9, -1), torch.linspace(0, 1, 9))
     assert torch.equal(way[[0, -1]], torch.cat([a, b]))
@@ -49,7 +49,7 @@ def test_an_arc_keeps_length_and_pace():
     torch.testing.assert_close(angles, angles[:1].expand(8), rtol=1e-3, atol=0)
 
 
-def test_a_walk_passes_through_its_samples_and_closes(small):
+def test_a_walk_is_a_loop_through_samples(small):
     model = paragan.load(small)
     frames = walk(model, stops=3, frames_per_stop=4, seed=5, labels=["ant", "cat"], truncation=0.7)
     assert (frames.shape, frames.dtype) == ((12, 32, 32, 3), np.uint8)
@@ -60,7 +60,7 @@ def test_a_walk_passes_through_its_samples_and_closes(small):
 
 
 @torch.no_grad()
-def test_labels_blend_where_their_embeddings_do(small):
+def test_blended_labels_interpolate_embeddings(small):
     sampler = paragan.load(small).sampler
     g = sampler.g
     z, ant, cat = torch.randn(2, 8), torch.tensor([0, 0]), torch.tensor([2, 2])
@@ -75,7 +75,7 @@ def test_labels_blend_where_their_embeddings_do(small):
     torch.testing.assert_close(made, g(z, ant))
 
 
-def test_labels_of_a_model_per_label_change_halfway(per_label):
+def test_per_label_models_change_label_halfway(per_label):
     model = paragan.load(per_label)
     frames = walk(model, stops=2, frames_per_stop=4, seed=1, labels=["a", "b"])
     samples = model.sample(2, ["a", "b"], seed=1)
@@ -90,7 +90,7 @@ def test_videos(small, tmp_path, name):
     line = ["sample", small, "--video", tmp_path / name, "--seconds=1", "--fps=6", "--stops=3"]
     assert run_cli(*line).out == f"6 frames in {tmp_path / name}\n"
     if name.endswith("mp4"):
-        frames = decoded(tmp_path / name, 256, 256)
+        frames = decode_video(tmp_path / name, 256, 256)
         wanted = walk(paragan.load(small), 3, 2).repeat(8, axis=1).repeat(8, axis=2)
         assert frames.shape == wanted.shape
         assert np.abs(frames.astype(int) - wanted).mean() < 16  # it is compressed, colours more
@@ -100,7 +100,7 @@ def test_videos(small, tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def decoded(path, height, width):
+def decode_video(path, height, width):
     """[N, H, W, 3] of a video, by ffmpeg."""
     line = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     data = subprocess.run(line, capture_output=True, check=True, timeout=60).stdout
@@ -114,7 +114,7 @@ def test_grey_and_odd_frames(tmp_path):
         assert (tmp_path / name).stat().st_size > 1000
 
 
-def test_refusals(small, tmp_path):
+def test_bad_input(small, tmp_path):
     assert ".mp4, .gif, .webp" in usage_error("sample", small, "--video", tmp_path / "a.avi")
     assert "--seconds" in usage_error("sample", small, "--video", tmp_path / "a.gif", "--seconds=0")
     assert "a .gif shows at most 50" in usage_error("sample", small, "--video", tmp_path / "a.gif", "--fps=60")
@@ -123,14 +123,14 @@ def test_refusals(small, tmp_path):
         walk(paragan.load(small), 2, 2, labels=["dog"])
 
 
-def test_serve_answers_until_it_is_interrupted(small):
+def test_serve_answers_until_interrupted(small):
     line = [sys.executable, "-m", "paragan", "serve", str(small), "--port=0"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             address = process.stdout.readline().split()[0]
             at = urllib.parse.urlsplit(address)
             with socket.create_connection((at.hostname, at.port)):  # as browsers do ahead of what they ask
-                assert json.loads(asked(f"{address}/api/model", 20))["classes"] == ["ant", "bee", "cat"]
+                assert json.loads(fetch(f"{address}/api/model", 20))["classes"] == ["ant", "bee", "cat"]
             foreign = urllib.request.Request(f"{address}/api/model", headers={"Host": "elsewhere.example"})
             with pytest.raises(urllib.error.HTTPError, match="400"):  # a page of elsewhere, by a name of its own
                 urllib.request.urlopen(foreign, timeout=30)
@@ -140,7 +140,7 @@ def test_serve_answers_until_it_is_interrupted(small):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert "cannot be had" in usage_error("serve", small, f"--port={taken.getsockname()[1]}")
+        assert "not available" in usage_error("serve", small, f"--port={taken.getsockname()[1]}")
 
 
 # The page ---------------------------------------------------------------------------------------------
@@ -159,20 +159,20 @@ def address(small):
     server.server_close()
 
 
-def asked(address: str, timeout: float = 60) -> bytes:
+def fetch(address: str, timeout: float = 60) -> bytes:
     with urllib.request.urlopen(address, timeout=timeout) as answer:
         return answer.read()
 
 
-def test_the_page_asks_for_nothing_elsewhere(address):
-    page = asked(address).decode()
+def test_the_page_loads_nothing_from_other_servers(address):
+    page = fetch(address).decode()
     assert "http" not in page.replace("<!doctype html>", "")
     assert all(name in page for name in ("ant", "bee", "cat"))
-    assert json.loads(asked(f"{address}/api/model"))["resolution"] == 32
+    assert json.loads(fetch(f"{address}/api/model"))["resolution"] == 32
 
 
 def test_the_page_samples(address, small):
-    sheet = np.asarray(Image.open(io.BytesIO(asked(f"{address}/api/sample?count=4&labels=cat&truncation=0.5&seed=7"))))
+    sheet = np.asarray(Image.open(io.BytesIO(fetch(f"{address}/api/sample?count=4&labels=cat&truncation=0.5&seed=7"))))
     wanted = paragan.load(small).sample(4, ["cat"], 0.5, 7)
     np.testing.assert_array_equal(sheet[:64:2, :64:2], wanted[0])  # each pixel twice
     np.testing.assert_array_equal(sheet[66::2, 66::2], wanted[3])  # behind a gutter of 2
@@ -180,59 +180,65 @@ def test_the_page_samples(address, small):
 
 def test_the_page_interpolates(address, small):
     query = "a=3&b=4&label_a=ant&label_b=cat"
-    one, half, other = (asked(f"{address}/api/between?{query}&share={share}") for share in (0, 0.5, 1))
+    one, half, other = (fetch(f"{address}/api/interpolate?{query}&weight={weight}") for weight in (0, 0.5, 1))
     image = np.asarray(Image.open(io.BytesIO(one)))[::2, ::2].astype(int)
     assert np.abs(image - paragan.load(small).sample(1, ["ant"], seed=3)[0]).max() <= 1
     assert len({one, half, other}) == 3
 
 
-def test_seeds_are_whole_numbers_of_any_size(address, small):
+def test_seeds_are_integers_of_any_size(address, small):
     """JSON's and JavaScript's numbers end at 2^53; what is typed goes through as text."""
-    first, second = (asked(f"{address}/api/sample?count=1&labels=cat&seed={seed}") for seed in (2**62, 2**62 + 1))
+    first, second = (fetch(f"{address}/api/sample?count=1&labels=cat&seed={seed}") for seed in (2**62, 2**62 + 1))
     assert first != second
-    sheet = np.asarray(Image.open(io.BytesIO(asked(f"{address}/api/sample?count=1&labels=cat&seed={2**63 - 1}"))))
+    sheet = np.asarray(Image.open(io.BytesIO(fetch(f"{address}/api/sample?count=1&labels=cat&seed={2**63 - 1}"))))
     np.testing.assert_array_equal(sheet[::2, ::2], paragan.load(small).sample(1, ["cat"], seed=2**63 - 1)[0])
 
 
 @pytest.mark.browser
-def test_sliders_say_where_they_stand(small, tmp_path):
+def test_sliders_show_their_values(small, tmp_path):
     page = tmp_path / "page.html"
     page.write_bytes(create_app(paragan.load(small)).test_client().get("/").data)
     with Browser() as browser:
         tab = browser.open(page, 390, 844)
         assert tab.evaluate("[...document.querySelectorAll('output')].map(one => one.value)") == ["1", "1", "0.5"]
         for key in ("ArrowRight", "ArrowLeft", "ArrowLeft"):
-            tab.evaluate("document.querySelector('[name=share]').focus()")
+            tab.evaluate("document.querySelector('[name=weight]').focus()")
             tab.press_key(key)
-        tab.wait_until("document.querySelector('#between').querySelectorAll('output')[1].value == 0.48")
+        tab.wait_until("document.querySelector('#interpolate').querySelectorAll('output')[1].value == 0.48")
         assert tab.evaluate("document.querySelector('#sample output').value") == "1"
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-@pytest.mark.parametrize("query", ["sample?seed=1e3", f"sample?seed={2**63}", "sample?count=1.5", "between?a=inf"])
-def test_what_is_no_whole_number_is_refused(address, query):
+@pytest.mark.parametrize("query", ["sample?seed=1e3", f"sample?seed={2**63}", "sample?count=1.5", "interpolate?a=inf"])
+def test_non_integers_are_rejected(address, query):
     with pytest.raises(urllib.error.HTTPError) as error:
-        asked(f"{address}/api/{query}")
+        fetch(f"{address}/api/{query}")
     with error.value as answer:
         assert answer.code == 400
 
 
 @pytest.mark.parametrize(
     "query",
-    ["sample?labels=dog", f"sample?labels={'9' * 5000}", "sample?count=0", "sample?truncation=x", "between?share=nan"],
+    [
+        "sample?labels=dog",
+        f"sample?labels={'9' * 5000}",
+        "sample?count=0",
+        "sample?truncation=x",
+        "interpolate?weight=nan",
+    ],
 )
-def test_the_page_says_what_is_wrong(address, query):
+def test_errors_are_json(address, query):
     with pytest.raises(urllib.error.HTTPError) as error:
-        asked(f"{address}/api/{query}")
+        fetch(f"{address}/api/{query}")
     with error.value as answer:
         assert answer.code == 400
         assert json.loads(answer.read())["error"]
 
 
 @pytest.mark.parametrize(
-    ("asked_for", "says"),
+    ("arguments", "message"),
     [({"count": 0}, "count=0"), ({"count": 2, "seed": -1}, "seed=-1"), ({"count": 2, "labels": []}, "none are given")],
 )
-def test_what_python_asks_for_has_the_bounds_of_the_command_line(small, asked_for, says):
-    with pytest.raises(UsageError, match=says):
-        paragan.load(small).sample(**asked_for)
+def test_python_arguments_have_the_bounds_of_the_command_line(small, arguments, message):
+    with pytest.raises(UsageError, match=message):
+        paragan.load(small).sample(**arguments)

@@ -1,4 +1,4 @@
-"""A model comes whole, whoever reads it while a run replaces it, and never as halves of two."""
+"""A model is read consistently while a run replaces it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NETS, SPEC = DCGAN(width=4, latent=6), Spec(8, 1)
 
 
 def write(folder, seed):
-    """What a checkpoint does to a folder; by the mean weight one can tell which."""
+    """Write a model into a folder, as a checkpoint does."""
     torch.manual_seed(seed)
     pair = NETS.generator(SPEC), NETS.discriminator(SPEC)
     save_model(folder, *pair, make_model_config(NETS, SPEC, LabelPrior(()), (), kimg=float(seed), batch_norm="none"))
@@ -36,46 +36,46 @@ def model(tmp_path):
     return tmp_path / "model"
 
 
-def test_whoever_comes_while_it_is_replaced_gets_the_new_one(model, tmp_path):
+def test_a_reader_waits_while_the_model_is_replaced(model, tmp_path):
     write(tmp_path / "next", 2)
     for name in ("model", "discriminator"):
         shutil.copy(tmp_path / "next" / f"{name}.safetensors", model)
     later = threading.Timer(0.3, lambda: (tmp_path / "next" / "config.json").replace(model / "config.json"))
     later.start()
     try:
-        found = paragan.load(model)
+        loaded = paragan.load(model)
     finally:
         later.join()
-    assert found.kimg == 2
+    assert loaded.kimg == 2
     write(tmp_path / "next", 2)
-    wanted = paragan.load(tmp_path / "next").g.state_dict()
-    assert all(torch.equal(value, wanted[name]) for name, value in found.g.state_dict().items())
+    weights = paragan.load(tmp_path / "next").g.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in loaded.g.state_dict().items())
 
 
-def test_no_halves_of_two_while_a_writer_never_rests(model):
+def test_a_reader_never_mixes_two_models(model):
     stop = threading.Event()
 
-    def busy():
+    def write_models():
         while not stop.is_set():
             for seed in (2, 1):
                 write(model, seed)
 
-    wanted = {}
+    weights = {}
     for seed in (2, 1):
         write(model, seed)
-        wanted[float(seed)] = paragan.load(model).g.state_dict()
-    writer = threading.Thread(target=busy)
+        weights[float(seed)] = paragan.load(model).g.state_dict()
+    writer = threading.Thread(target=write_models)
     writer.start()
     try:
         for _ in range(20):
-            found = paragan.load(model)
-            assert all(torch.equal(v, wanted[found.kimg][name]) for name, v in found.g.state_dict().items())
+            loaded = paragan.load(model)
+            assert all(torch.equal(v, weights[loaded.kimg][name]) for name, v in loaded.g.state_dict().items())
     finally:
         stop.set()
         writer.join()
 
 
-def test_weights_of_another_model_are_refused_by_all(model, tmp_path, monkeypatch):
+def test_weights_of_another_model_are_rejected(model, tmp_path, monkeypatch):
     monkeypatch.setattr(model_files, "REPLACE_TIMEOUT_S", 0.0)
     write(tmp_path / "other", 2)
     shutil.copy(tmp_path / "other" / "model.safetensors", model)
@@ -87,12 +87,12 @@ def test_weights_of_another_model_are_refused_by_all(model, tmp_path, monkeypatc
         ("train", "digits", "--init-from", model, "--kimg=0.01", "--run-dir", tmp_path / "run"),
     ):
         line = usage_error(*words)
-        assert f"{model} holds weights that config.json is not about" in line, line
+        assert f"{model}: the weights do not match config.json" in line, line
     assert time.monotonic() - start < 30
     assert not (tmp_path / "out").exists()
 
 
-def test_a_part_of_another_model_is_left_alone(model, tmp_path):
+def test_parts_of_another_model_are_ignored(model, tmp_path):
     """An export over a folder that had a discriminator, say."""
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"crc32": {"model": config["crc32"]["model"]}}))
@@ -102,8 +102,8 @@ def test_a_part_of_another_model_is_left_alone(model, tmp_path):
     assert set(read_consistent(model).weights) == {"model", "discriminator"}
 
 
-class Two:
-    """A world of two ranks of which the other one reads `words`, one a time."""
+class TwoRanks:
+    """A world of two ranks. The other one reads the models of `words`, one after the other."""
 
     def __init__(self, *words):
         self.words = list(words)
@@ -112,14 +112,14 @@ class Two:
         return [word, self.words.pop(0) or word]
 
 
-def test_ranks_score_one_model(model):
+def test_ranks_score_the_same_model(model):
     loads = []
 
     def load():
         loads.append(1)
         return paragan.load(model)
 
-    assert scoring.load_same_model(Two("another", ""), load).kimg == 1
+    assert scoring.load_same_model(TwoRanks("another", ""), load).kimg == 1
     assert len(loads) == 2
     with pytest.raises(UsageError, match="another model on every rank"):
-        scoring.load_same_model(Two(*["another"] * scoring.MAX_READ_ATTEMPTS), load)
+        scoring.load_same_model(TwoRanks(*["another"] * scoring.MAX_READ_ATTEMPTS), load)

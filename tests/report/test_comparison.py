@@ -156,6 +156,6 @@ def test_invalid_input_is_rejected_before_anything_is_written(tmp_path, monkeypa
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "metrics.jsonl").write_text(json.dumps({"name": "fid"}))
     assert "foreign: run.yaml is missing" in usage_error("report", a, tmp_path / "foreign")
-    assert "--out page.pdf must end in .html" in usage_error("report", a, "--out", "page.pdf")
+    assert "--out page.pdf: not an HTML file" in usage_error("report", a, "--out", "page.pdf")
     assert "nowhere: does not exist" in usage_error("report", a, "nowhere")
     assert not list(tmp_path.rglob("*.html"))

@@ -170,7 +170,7 @@ def test_a_label_that_was_stopped_goes_on_bit_for_bit(done, tmp_path):
     with on_step(3, lambda session: signal.raise_signal(signal.SIGTERM)):
         ended = run_cli(*command(tmp_path / "run"))
     assert ended.status == 3
-    assert "the same command goes on" in ended.err
+    assert "the same command resumes the run" in ended.err
     assert states(tmp_path / "run") == {"0000": "free"}
     trained(tmp_path / "run")
     assert complete(tmp_path / "run")
@@ -301,7 +301,7 @@ def test_it_travels(done, tmp_path):
     there = paragan.load(tmp_path / "model").sampler.images(range(5), np.arange(5), 1)
     assert torch.equal(there, paragan.load(done).sampler.images(range(5), np.arange(5), 1))
     assert sum(1 for _ in (tmp_path / "model").rglob("*.safetensors")) == 10
-    assert "has files in it" in usage_error("export", done, "--out", tmp_path / "model")
+    assert "with files in it" in usage_error("export", done, "--out", tmp_path / "model")
 
 
 def test_status_tells_of_every_label(done):

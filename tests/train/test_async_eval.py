@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paragan.cli.train import _print_done
+from paragan.cli.train import print_done
 from paragan.core.jsonl import JsonlFile, read_jsonl
 from paragan.eval.features import pixels
 from paragan.models.model_files import try_read_consistent
@@ -64,14 +64,14 @@ def test_the_end_says_when_its_scores_were_taken(tmp_path):
     left = [row for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if row["kimg"] == 0.16]
     JsonlFile(tmp_path / "run" / "metrics.jsonl").filter(lambda row: row in left)
     screen = SimpleNamespace(say=(said := []).append)
-    _print_done(tmp_path / "run", screen)
+    print_done(tmp_path / "run", screen)
     assert ", which are of 0.16 kimg" in said[0]
 
 
 def test_one_process_follows_a_run(run):
     with (run / ".follow").open("a") as mark:
         fcntl.flock(mark, fcntl.LOCK_EX)
-        assert "followed by another process" in usage_error("eval", run, "--follow", *ASKED)
+        assert "another process follows this run" in usage_error("eval", run, "--follow", *ASKED)
     assert run_cli("eval", run, "--follow", *ASKED).status == 0
 
 
@@ -136,7 +136,7 @@ def test_models_are_scored_as_they_appear_and_ctrl_c_ends_it(tmp_path, processes
     wait_until(lambda: len(read_jsonl(run / "metrics.jsonl")) == 4, description="the second model is scored")
     follower.send_signal(signal.SIGINT)
     assert follower.wait() == 3
-    assert follower.err == "paragan: SIGINT; the same command goes on from here\n"
+    assert follower.err == "paragan: SIGINT; the same command resumes the run\n"
     again = processes.start_forked("eval", str(run), "--follow", *ASKED, patch=patch)
     assert run_cli(*train_args(run, *UNSCORED)).status == 0
     assert again.wait() == 0

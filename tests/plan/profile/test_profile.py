@@ -290,7 +290,7 @@ def test_what_cannot_be_kept_is_not_said_to_be(tmp_path, monkeypatch):
         ("--seconds=0", "--seconds=0"),
         ("--seconds=nan", "--seconds=nan"),
         ("--noise-kimg=-1", "--noise-kimg=-1"),
-        ("--out=/proc/nope/x", "its folder is not there"),
+        ("--out=/proc/nope/x", "the folder does not exist"),
         ("--nets.widht=3", "did you mean nets.width"),
     ],
 )
