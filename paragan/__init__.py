@@ -1,4 +1,8 @@
-"""paragan trains generative adversarial networks on one device, on many, and across slow networks."""
+"""Train generative adversarial networks on one device, on many, and across slow networks.
+
+The public names are imported when they are first used: importing torch takes seconds, which `paragan --help` and the
+processes that decode images do not need.
+"""
 
 import importlib
 import os
@@ -18,9 +22,9 @@ if TYPE_CHECKING:
     from paragan.models.model import Model
     from paragan.optim.optimizers import SGD, Adam, PlayerOptim, RMSprop
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch asks for huge pages: devices.py
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings where a rank is lost are stack traces
-os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its profiler says when it starts and stops
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for torch's allocations (core/devices.py)
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack traces when a rank is lost
+os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # no messages from torch's profiler
 
 __version__ = "0.1.0"
 
@@ -51,8 +55,7 @@ __all__ = [
     "with_policy",
 ]
 
-# What is imported when it is first used: torch takes seconds, and `paragan --help` and processes that decode need none.
-_EXPORTS = {
+_EXPORTS = {  # module -> public names, imported on first use
     ".api": ("Config", "Estimator", "ScalingManager", "with_policy"),
     ".core.types": ("Batch", "Loss", "DiscriminatorOutput"),
     ".data.dataset": ("Dataset", "from_arrays", "load_data"),
@@ -71,8 +74,9 @@ def __getattr__(name: str) -> Any:
     module = next((module for module, names in _EXPORTS.items() if name in names), None)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(module, __name__), name)
-    return found
+    value = getattr(importlib.import_module(module, __name__), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

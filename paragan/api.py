@@ -1,10 +1,12 @@
-"""The interface of the ParaGAN paper (Fig. 5), as it is printed there.
+"""The Python interface of the ParaGAN paper (Fig. 5), with the names of the figure.
 
-scale_mgr = pg.ScalingManager(config=cfg, bs=2048, num_workers=128)
-gan = pg.Estimator(Generator(), Discriminator())
-for step in range(cfg.max_steps):
-    scale_mgr.train(gan)
-scale_mgr.eval(metric="fid")
+    scale_mgr = pg.ScalingManager(config=cfg, bs=2048, num_workers=128)
+    gan = pg.Estimator(Generator(), Discriminator())
+    for step in range(cfg.max_steps):
+        scale_mgr.train(gan)
+    scale_mgr.eval(metric="fid")
+
+Under torchrun or srun every process runs the same script.
 """
 
 from __future__ import annotations
@@ -51,19 +53,31 @@ from paragan.train.prepare import prepare_on_all_ranks
 from paragan.train.rank_agreement import on_all_ranks
 from paragan.train.session import Session, build_session, set_threads
 
-PROFILE_EXTRA_TIMEOUT_S = 300.0  # beyond what it was asked to take
+PROFILE_EXTRA_TIMEOUT_S = 300.0  # beyond the requested seconds
 
 
 @config_class
 class Config:
-    """What ScalingManager scales: a game whose settings are right for `base_bs` images a step.
+    """Settings of a game for `base_bs` images per step, which ScalingManager scales to another batch.
 
-    g, d           : optimizers with the learning rates for `base_bs`
-    g_rule, d_rule : how a rate grows with the batch (linear, sqrt, none)
-    warm_up_steps  : steps over which the rates grow from 0, for each doubling of the batch beyond base_bs
-    scale_penalties: whether the weights of R1 and R2 follow the batch too
-    latent         : size of z, where the generator has no attribute `latent` of its own
-    about          : why it is as it is, a line each, said when ScalingManager starts
+    data            : the data set
+    max_steps       : length of the run, in steps of G
+    base_bs         : the batch that the settings are for
+    g, d            : optimizers, with learning rates for `base_bs`
+    g_lr_scaling    : how the learning rate of G follows the batch: linear, sqrt or none
+    d_lr_scaling    : the same for D
+    warm_up_steps   : steps of learning-rate warm-up, for each doubling of the batch beyond base_bs
+    scale_penalties : whether the weights of R1 and R2 follow the batch too
+    objective       : losses and penalties
+    d_steps         : steps of D for each step of G
+    ema             : the average of G's weights
+    strategy        : how ranks cooperate
+    latent          : size of z, unless the generator has an attribute `latent`
+    seed            : of all random numbers
+    evaluation      : defaults of `ScalingManager.eval`
+    device          : where and how to compute
+    timeout_s       : of an exchange between ranks
+    reasons         : reasons for these settings, a line each; printed when ScalingManager starts
     """
 
     data: DataOptions = DataOptions(path="digits")
@@ -88,49 +102,52 @@ class Config:
 
 
 def with_policy(config: Config, name: str, bs: int, nets: str = "") -> Config:
-    """A config whose players learn by a named policy (ttur, biggan, sngan, paragan, optimistic, wcgan, wcgan-gp, dcgan)
-    at a total batch of `bs`: `g`, `d`, `d_steps` and the objective of a policy that has one are replaced, and any of
-    them can be again. Networks are yours: what a policy says of them is among the reasons, and not done. nets: "sngan"
-    where D is like SN-GAN's."""
-    chosen = get_policy(name, bs, nets=nets)
-    objective = {field: value for field, value in chosen.settings.items() if field.startswith("objective.")}
-    others = {field: value for field, value in chosen.settings.items() if field not in objective}
-    laid = config.objective
-    if objective:
-        if not isinstance(laid, Adversarial):
+    """Return the config with the optimizer settings of a paper, for a total batch of `bs`.
+
+    `g`, `d` and `d_steps` are replaced, and the objective if the policy has one. What a policy requires of the networks
+    is only listed in the reasons, since the networks are yours.
+
+    Args:
+        name: ttur, biggan, sngan, paragan, optimistic, wcgan, wcgan-gp or dcgan.
+        nets: "sngan" if D is like that of SN-GAN.
+    """
+    policy = get_policy(name, bs, nets=nets)
+    objective_settings = {field: value for field, value in policy.settings.items() if field.startswith("objective.")}
+    net_settings = {field: value for field, value in policy.settings.items() if field not in objective_settings}
+    objective = config.objective
+    if objective_settings:
+        if not isinstance(objective, Adversarial):
             raise UsageError(
-                f"policy {name} sets {to_cli_line(objective)}, and config.objective is your own: leave one out"
+                f"policy {name}: sets {to_cli_line(objective_settings)}, but config.objective is your own. Use one"
             )
-        laid = from_dict(
-            Adversarial, apply_overrides({"objective": to_dict(laid)}, to_cli_args(objective))["objective"]
-        )
-    about = (
-        f"G {describe_optim(chosen.g)}",
-        f"D {describe_optim(chosen.d)}",
-        *([f"also sets {to_cli_line(objective)}"] if objective else []),
-        *([f"leaves to the networks, which are yours: {to_cli_line(others)}"] if others else []),
-        *chosen.reasons,
-    )
+        data = apply_overrides({"objective": to_dict(objective)}, to_cli_args(objective_settings))
+        objective = from_dict(Adversarial, data["objective"])
+    reasons = [f"G {describe_optim(policy.g)}", f"D {describe_optim(policy.d)}"]
+    if objective_settings:
+        reasons.append(f"also sets {to_cli_line(objective_settings)}")
+    if net_settings:
+        reasons.append(f"leaves to your networks: {to_cli_line(net_settings)}")
+    reasons += policy.reasons
     return dataclasses.replace(
         config,
-        g=chosen.g,
-        d=chosen.d,
-        d_steps=chosen.d_steps,
-        objective=laid,
+        g=policy.g,
+        d=policy.d,
+        d_steps=policy.d_steps,
+        objective=objective,
         base_bs=bs,
-        reasons=tuple(f"policy {name}: {line}" for line in about),
+        reasons=tuple(f"policy {name}: {line}" for line in reasons),
     )
 
 
 @config_class
 class EstimatorNets:
-    """Stands for the networks of an `Estimator`, which are no part of a record."""
+    """Placeholder for the networks of an `Estimator`, which are not part of the run."""
 
     name: str = "estimator"
     latent: int = 1
 
     def generator(self, spec: Spec) -> nn.Module:
-        raise NotImplementedError("an Estimator brings its own")
+        raise NotImplementedError("the networks are those of the Estimator")
 
     discriminator = generator
 
@@ -138,18 +155,20 @@ class EstimatorNets:
 class Estimator:
     """A generator and a discriminator.
 
-    Either `nn.Module`s, called as G(z [N, latent], y [N] or None) -> images [N, C, H, W] in [-1, 1] and
-    D(x, y) -> logits [N]; or objects with `model_fn(latent_var, y)` and `model_fn(x, y) -> output, out_logit`,
-    as the paper writes them, that keep their layers as attributes. Logits of more dimensions (a patch
-    discriminator's [N, 1, H, W]) are averaged to one for each image before the loss. What else D gives (a named
-    tuple, such as a `Verdict`) reaches the objective as it is.
-
-    given : what of a hand of reals G gets in place of z, row by row (an autoencoder: `lambda real: real.images`)
+    Args:
+        generator: an `nn.Module`, (z [N, latent], y [N] or None) -> images [N, C, H, W] in [-1, 1]; or, as in the
+            paper, an object with `model_fn(latent_var, y)` that has its layers as attributes.
+        discriminator: an `nn.Module`, (x, y) -> logits [N], or an object with `model_fn(x, y) -> output, out_logit`.
+            Logits with more dimensions (of a patch discriminator, [N, 1, H, W]) are averaged for each image before
+            the loss. Other outputs, such as a `DiscriminatorOutput`, reach the objective unchanged.
+        conditioning_input: what G gets instead of z, from a batch of reals, row by row (for an autoencoder
+            `lambda real: real.images`).
     """
 
     def __init__(self, generator: Any, discriminator: Any, conditioning_input: ConditioningFn | None = None):
         self.conditioning_input = conditioning_input
-        self.generator, self.discriminator = _UserGenerator(generator), _UserDiscriminator(discriminator)
+        self.generator = _UserGenerator(generator)
+        self.discriminator = _UserDiscriminator(discriminator)
         self.latent: int | None = getattr(generator, "latent", None)
 
 
@@ -160,11 +179,12 @@ class _UserNetwork(nn.Module):
         super().__init__()
         if not isinstance(network, nn.Module) and not hasattr(network, "model_fn"):
             raise UsageError(f"the {role} is neither an nn.Module nor an object with model_fn")
-        self.layers = network if isinstance(network, nn.Module) else nn.ModuleDict(_collect_layers(network))
-        self.loose_parameters = nn.ParameterList(() if isinstance(network, nn.Module) else _collect_parameters(network))
+        is_module = isinstance(network, nn.Module)
+        self.layers = network if is_module else nn.ModuleDict(_collect_layers(network))
+        self.loose_parameters = nn.ParameterList(() if is_module else _collect_parameters(network))
         self._call: Any = network.model_fn if hasattr(network, "model_fn") else network
         if not any(p.requires_grad for p in self.parameters()):
-            raise UsageError(f"the {role} has no parameters to train; keep its layers as attributes, in __init__")
+            raise UsageError(f"the {role} has no parameters to train. Store its layers as attributes, in __init__")
 
 
 class _UserGenerator(_UserNetwork):
@@ -183,18 +203,20 @@ class _UserDiscriminator(_UserNetwork):
         out = self._call(x, y)
         if isinstance(out, DiscriminatorOutput):
             return out._replace(logits=self._one_logit_per_image(out.logits, x))
-        logits = out[-1] if type(out) is tuple else out  # model_fn: (output, out_logit)
+        logits = out[-1] if type(out) is tuple else out  # (output, out_logit) of model_fn
         return self._one_logit_per_image(logits, x) if isinstance(logits, Tensor) else logits
 
     def _one_logit_per_image(self, logits: Tensor, x: Tensor) -> Tensor:
         if logits.dim() == 0 or len(logits) != len(x):
-            raise UsageError(f"the discriminator gives {list(logits.shape)} for {len(x)} images; logits are [{len(x)}]")
+            raise UsageError(
+                f"the discriminator returns {list(logits.shape)} for {len(x)} images; logits are [{len(x)}]"
+            )
         return logits.flatten(1).mean(1) if logits.dim() > 1 else logits
 
 
 def _collect_layers(network: Any) -> dict[str, nn.Module]:
-    """The layers a plain object keeps as attributes, also in lists and dictionaries, by where they are."""
-    return {f"its_{name}": value for name, value in _iter_members(network) if isinstance(value, nn.Module)}
+    """Return the modules in the attributes of an object, also in lists and dictionaries, by their path."""
+    return {f"user_{name}": value for name, value in _iter_members(network) if isinstance(value, nn.Module)}
 
 
 def _collect_parameters(network: Any) -> list[nn.Parameter]:
@@ -202,13 +224,13 @@ def _collect_parameters(network: Any) -> list[nn.Parameter]:
 
 
 def _iter_members(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Modules and parameters in an object's attributes, lists and dictionaries."""
-    inside: dict[Any, Any] = value if isinstance(value, dict) else {}
+    """Yield (path, value) of modules and parameters in the attributes, lists and dictionaries of an object."""
+    members: dict[Any, Any] = value if isinstance(value, dict) else {}
     if isinstance(value, list | tuple):
-        inside = dict(enumerate(value))
+        members = dict(enumerate(value))
     elif not name:
-        inside = vars(value)
-    for key, item in inside.items():
+        members = vars(value)
+    for key, item in members.items():
         path = f"{name}_{key}".strip("_").replace(".", "_")
         if isinstance(item, nn.Module | nn.Parameter):
             yield path, item
@@ -217,30 +239,33 @@ def _iter_members(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 class ScalingManager:
-    """Scales a game to a total batch and a number of logical workers, and plays it.
+    """Scales a config to a total batch, and trains it on all ranks of the launcher.
 
-    config      : what is played, right for `config.base_bs`
-    data        : what it is trained on, where that is not `config.data`: `paragan.from_arrays(x, labels)`
-    bs          : the total batch, over all workers
-    num_workers : logical workers (lanes), dealt to however many ranks there are: the same script gives the same
-                  training on one machine, where they share a rank, and on 128
+    Learning rates follow `g_lr_scaling` and `d_lr_scaling`; the warm-up and the half-life of the average follow the
+    batch. The chosen values are printed with reasons (docs/scaling.md).
 
-    Learning rates follow the rule of each network, a warm-up and the average's half-life the growth of the batch: what
-    was chosen, and why, is printed (docs/batch_scaling.md).
-    Under torchrun or srun every process runs the same script.
+    Args:
+        config: the game, with settings for `config.base_bs`.
+        bs: total batch, over all workers.
+        num_workers: virtual workers (lanes), shared out over the ranks there are. The same script gives the same
+            training on one rank, which owns all of them, and on `num_workers` ranks.
+        dataset: the data, instead of `config.data`: `paragan.from_arrays(x, labels)`.
     """
 
     def __init__(self, config: Config, bs: int, num_workers: int, dataset: Dataset | None = None):
         _check_type("config", config, Config, "paragan.Config(...)")
         if dataset is not None:
-            _check_type("data", dataset, Dataset, "what paragan.from_arrays(x, labels) gives")
+            _check_type("dataset", dataset, Dataset, "what paragan.from_arrays(x, labels) returns")
         self.config = config
-        place = LaunchInfo.from_environment()
-        self.world = World.join(place, pick_device(config.device.kind, place.local_rank), config.timeout_s)
+        launch_info = LaunchInfo.from_environment()
+        device = pick_device(config.device.kind, launch_info.local_rank)
+        self.world = World.join(launch_info, device, config.timeout_s)
         self.console = RunConsole(self.world.is_main)
         self.run = build_scaled_run(config, bs, num_workers)
         if self.run.device.tune == "measured":
-            raise UsageError('device.tune="measured" is for `paragan train`: set what `paragan plan --tune` names')
+            raise UsageError(
+                'device.tune="measured": only for `paragan train`. Set the fields that `paragan plan --tune` prints'
+            )
         set_threads(self.run, self.world)
         prepared = prepare_on_all_ranks(self.run, self.world, dataset, check_parts=False)
         self.run = prepared.run
@@ -251,9 +276,9 @@ class ScalingManager:
         self._estimator: Estimator | None = None
 
     def train(self, gan: Estimator) -> dict[str, float]:
-        """Play one round (`d_steps` steps of D, one of G) over all workers; every 100th is shown.
+        """Play one round: `d_steps` steps of D, one step of G.
 
-        Returns that line of statistics, {} in between.
+        Returns the statistics of every 100th round, which are also printed; otherwise {}.
         """
         session = self._get_session(gan)
         with report_errors(session):
@@ -266,62 +291,78 @@ class ScalingManager:
         return line
 
     def profile(self, gan: Estimator, seconds: float = 30.0, **options: Any) -> Profile:
-        """What one worker does with these networks: measured on rank 0, with copies, or found where it was measured
-        before. asked: other fields of `paragan.plan.worker.profiling.Asked`: batches, noise_kimg, again.
+        """Measure a worker with copies of these networks on rank 0, or return the profile of an earlier measurement.
 
-        `print(*lines(profile), sep="\\n")`, of `paragan.plan.worker.shown`, shows it.
+        `paragan.plan.profile.table.format_profile` formats it.
+
+        Args:
+            seconds: about how long to measure.
+            options: other fields of `paragan.plan.profile.profiler.ProfileOptions`: batches, noise_kimg, remeasure.
         """
         _check_type("gan", gan, Estimator, "paragan.Estimator(generator, discriminator)")
-        wanted = from_dict(ProfileOptions, {"seconds": seconds, **options})
+        profile_options = from_dict(ProfileOptions, {"seconds": seconds, **options})
 
         def measure_on_rank0() -> str:
-            return profile_to_yaml(self._measure_profile(gan, wanted)) if self.world.is_main else ""
+            return profile_to_yaml(self._measure_profile(gan, profile_options)) if self.world.is_main else ""
 
-        told = on_all_ranks(self.world, measure_on_rank0, PROFILE_EXTRA_TIMEOUT_S + 10 * seconds)
-        return parse_profile(self.world.all_gather_str(told)[0], "profile")
+        text = on_all_ranks(self.world, measure_on_rank0, PROFILE_EXTRA_TIMEOUT_S + 10 * seconds)
+        return parse_profile(self.world.all_gather_str(text)[0], "profile")
 
     def _measure_profile(self, gan: Estimator, options: ProfileOptions) -> Profile:
         latent = 0 if gan.conditioning_input else gan.latent or self.config.latent
 
         def copy_networks() -> Networks:
             try:
-                g, d = copy.deepcopy(gan.generator), copy.deepcopy(gan.discriminator)
-            except Exception as error:  # whatever a network holds
-                raise UsageError(f"networks that cannot be copied have no profile: {error}") from error
-            return to_device(
-                self.run, Networks(g, d, latent, gan.conditioning_input, is_user_defined=True), self.world.device
-            )
+                g = copy.deepcopy(gan.generator)
+                d = copy.deepcopy(gan.discriminator)
+            except Exception as error:  # user code may raise anything
+                raise UsageError(f"profile: the networks cannot be copied: {error}") from error
+            networks = Networks(g, d, latent, gan.conditioning_input, is_user_defined=True)
+            return to_device(self.run, networks, self.world.device)
 
         structure = structure_digest(gan.generator, gan.discriminator)
         return profile_run(self.run, self.dataset, copy_networks, self.world.device, options, structure)[0]
 
     def eval(self, metric: str = "fid", count: int | None = None) -> Score:
-        """Score the averaged generator, shared by all ranks. Without the 2015-12-05 Inception "fid" becomes the
-        Fréchet distance in pixels, is said to, and is named `fd_pixels`: it is no FID."""
+        """Score the averaged generator, on all ranks together.
+
+        Without the weights of the 2015-12-05 Inception, "fid" becomes the Fréchet distance in pixels: it is named
+        `fd_pixels`, and the difference is printed.
+
+        Args:
+            metric: see docs/scores.md.
+            count: number of fakes (default: `config.evaluation.count`).
+        """
         if self._session is None:
-            raise UsageError("eval comes after train: nothing was trained yet")
+            raise UsageError("eval: nothing was trained yet. Call train first")
         weights = self._session.game.g.ema
         if weights is None or not weights.params.isfinite().all():
-            raise RunError("G has weights that are not finite: the game diverged, and there is nothing to score", True)
-        wanted = self.run.evaluation
-        features = wanted.features
+            raise RunError("G has weights that are not finite: the game diverged", True)
+        defaults = self.run.evaluation
+        features = defaults.features
         if str(metric).startswith("fid"):
-            there = not self.dataset.is_array and (wanted.inception or inception_path().exists())
-            metric, features = (metric, "inception") if there else ("fd", features)
-            if not there:
+            if not self.dataset.is_array and (defaults.inception or inception_path().exists()):
+                features = "inception"
+            else:
+                metric = "fd"
                 self.console.print(f"no Inception weights: this is the Fréchet distance in {features}, not FID")
-        about = {"count": wanted.count if count is None else count, "features": features}
-        wanted = from_dict(EvaluationOptions, {"metrics": (metric,), "inception": wanted.inception, **about})
-        check_evaluation(wanted, self.dataset)
+        fields = {
+            "metrics": (metric,),
+            "inception": defaults.inception,
+            "count": defaults.count if count is None else count,
+            "features": features,
+        }
+        evaluation = from_dict(EvaluationOptions, fields)
+        check_evaluation(evaluation, self.dataset)
         batch_norm = "standing" if self._session.game.g.batch_coupled_layers else "none"
         with averaged_sampler(self._session, self.dataset) as sampler:
             protocol = EvalProtocol(batch_norm=batch_norm, ema=True, truncation=1.0, seed=self.run.seed)
-            scores = score(sampler, self.dataset, wanted, protocol, self.world.all_ranks)
+            scores = score(sampler, self.dataset, evaluation, protocol, self.world.all_ranks)
         self.console.print(format_score_summary(scores))
         return scores[0]
 
     def close(self) -> None:
-        """Leave the other ranks in good order."""
+        """Stop reading data and leave the other ranks."""
         self._stop_prefetching()
         self.world.close()
 
@@ -336,7 +377,6 @@ class ScalingManager:
             self.world.abandon()
 
     def _stop_prefetching(self) -> None:
-        """Send away those who read data ahead."""
         if self._session:
             self._session.lanes.close()
 
@@ -344,16 +384,17 @@ class ScalingManager:
         _check_type("gan", gan, Estimator, "paragan.Estimator(generator, discriminator)")
         if self._session is None:
             latent = 0 if gan.conditioning_input else gan.latent or self.config.latent
-            pair = Networks(gan.generator, gan.discriminator, latent, gan.conditioning_input, is_user_defined=True)
-            pair = to_device(self.run, pair, self.world.device)
-            self._broadcast_weights(pair)
-            self._session, self._estimator = build_session(self.run, self.world, self.dataset, pair), gan
+            networks = Networks(gan.generator, gan.discriminator, latent, gan.conditioning_input, is_user_defined=True)
+            networks = to_device(self.run, networks, self.world.device)
+            self._broadcast_weights(networks)
+            self._session = build_session(self.run, self.world, self.dataset, networks)
+            self._estimator = gan
         elif gan is not self._estimator:
-            raise UsageError("this ScalingManager trains another Estimator already: make one for each")
+            raise UsageError("this ScalingManager already trains another Estimator. Use a ScalingManager for each")
         return self._session
 
     def _broadcast_weights(self, networks: Networks) -> None:
-        """Everyone starts from rank 0's weights, whatever each process drew."""
+        """Start all ranks from the weights of rank 0."""
         with torch.no_grad():
             for net in (networks.g, networks.d):
                 for tensor in (*net.parameters(), *net.buffers()):
@@ -362,14 +403,14 @@ class ScalingManager:
 
 @config_class
 class _ScaledSize:
-    """Images a step, and logical workers."""
+    """Validated arguments of ScalingManager: images per step, and virtual workers."""
 
     bs: Annotated[int, Field(ge=1)]
     num_workers: Annotated[int, Field(ge=1)]
 
 
 def build_scaled_run(config: Config, bs: int, num_workers: int) -> Run:
-    """The run of a config at a total batch of `bs`."""
+    """Return the run of a config, scaled to a total batch of `bs` on `num_workers` lanes."""
     size = from_dict(_ScaledSize, {"bs": bs, "num_workers": num_workers})
     nets: Any = EstimatorNets()
     run = Run(
@@ -398,9 +439,9 @@ def build_scaled_run(config: Config, bs: int, num_workers: int) -> Run:
 
 def _check_type(name: str, value: object, kind: type, expected: str) -> None:
     if not isinstance(value, kind):
-        raise UsageError(f"{name} is of {type(value).__name__}, and has to be {expected}")
+        raise UsageError(f"{name} is of type {type(value).__name__}. Use {expected}")
 
 
 def _separate_real_fake(device: DeviceOptions) -> DeviceOptions:
-    """Reals and fakes in calls of their own where nothing else was asked for: a D of one's own may couple images."""
+    """Call D separately on reals and fakes unless configured otherwise: a user's D may mix the images of a batch."""
     return dataclasses.replace(device, concat_real_fake=False) if device.concat_real_fake == "auto" else device

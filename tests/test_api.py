@@ -1,4 +1,4 @@
-"""The paper's interface, as it is printed there."""
+"""The Python interface of the paper."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def config(**fields):
     )
 
 
-def seeded(make):
+def make_seeded(make):
     torch.manual_seed(0)
     return make()
 
 
-def test_figure_5_runs_as_printed(capsys):
+def test_figure_5_runs_as_published(capsys):
     cfg = config()
     scale_mgr = pg.ScalingManager(config=cfg, bs=64, num_workers=8)
     gan = pg.Estimator(Generator(), Discriminator())
@@ -79,9 +79,9 @@ def test_figure_5_runs_as_printed(capsys):
     scale_mgr.close()
     assert score.name in ("fd_pixels", "fid")
     assert scale_mgr._session.clock.step == 5
-    shown = capsys.readouterr().out
-    assert "learning rate" in shown
-    assert "not FID" in shown or score.name == "fid"
+    out = capsys.readouterr().out
+    assert "learning rate" in out
+    assert "not FID" in out or score.name == "fid"
 
 
 def test_plain_modules_with_their_own_batch_norm():
@@ -93,14 +93,14 @@ def test_plain_modules_with_their_own_batch_norm():
         assert g.norm.num_batches_tracked == 3
 
 
-def test_workers_are_logical(pool):
+def test_workers_are_virtual(pool):
     """The same script gives the same training on one rank and on two."""
     tiny_run  # noqa: B018 - registered by value
 
     def job(world):
         scale_mgr = pg.ScalingManager(config(), 32, 4)
         scale_mgr.world = world
-        gan = pg.Estimator(seeded(Generator), seeded(Discriminator))
+        gan = pg.Estimator(make_seeded(Generator), make_seeded(Discriminator))
         for _ in range(5):
             scale_mgr.train(gan)
         return torch.cat([p.flatten() for p in gan.generator.parameters()])
@@ -123,24 +123,24 @@ def test_ranks_start_from_the_weights_of_rank_0(pool):
     assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("kind", [torch.int16, torch.bool, torch.float16, torch.float64])
-def test_buffers_of_any_kind_are_those_of_rank_0(pool, kind):
+@pytest.mark.parametrize("dtype", [torch.int16, torch.bool, torch.float16, torch.float64])
+def test_buffers_of_any_dtype_come_from_rank_0(pool, dtype):
     def job(world):
         scale_mgr = pg.ScalingManager(config(), 32, 4)
         scale_mgr.world = world
         g = Generator()
         layer = g.layers[0]
-        layer.register_buffer("table", (torch.arange(6).view(2, 3) + 7 * world.rank).to(kind))
-        layer.register_buffer("number", torch.tensor(world.rank - 1).to(kind))
+        layer.register_buffer("table", (torch.arange(6).view(2, 3) + 7 * world.rank).to(dtype))
+        layer.register_buffer("number", torch.tensor(world.rank - 1).to(dtype))
         scale_mgr.train(pg.Estimator(g, Discriminator()))
         return layer.table, layer.number
 
     for table, number in pool(2, job):
-        assert torch.equal(table, torch.arange(6).view(2, 3).to(kind))
-        assert torch.equal(number, torch.tensor(-1).to(kind))
+        assert torch.equal(table, torch.arange(6).view(2, 3).to(dtype))
+        assert torch.equal(number, torch.tensor(-1).to(dtype))
 
 
-def test_rates_follow_the_rule_of_each_network():
+def test_learning_rates_follow_lr_scaling():
     cfg = dataclasses.replace(config(g_lr_scaling="linear", d_lr_scaling="none", warm_up_steps=10), max_steps=1000)
     run = build_scaled_run(cfg, 256, 8)
     assert run.g.optimizer.lr == pytest.approx(8e-4)
@@ -150,12 +150,12 @@ def test_rates_follow_the_rule_of_each_network():
 
 
 def untyped(value: Any) -> Any:
-    """As from a script that nobody checks."""
+    """Hide the type from the type checker, as in an unchecked script."""
     return value
 
 
 @pytest.mark.parametrize(
-    ("mistake", "words"),
+    ("mistake", "message"),
     [
         (lambda: pg.Estimator(object(), PlainD()), "the generator is neither"),
         (lambda: pg.Estimator(nn.Identity(), PlainD()), "no parameters"),
@@ -164,20 +164,20 @@ def untyped(value: Any) -> Any:
         (lambda: pg.ScalingManager(config(), bs=untyped(64.5), num_workers=8), "bs=64.5: .* integer"),
         (lambda: pg.ScalingManager(config(), bs=untyped(None), num_workers=8), "bs=None: .* integer"),
         (lambda: pg.ScalingManager(config(), bs=64, num_workers=untyped(float("nan"))), "num_workers=nan"),
-        (lambda: pg.ScalingManager(untyped({"data": "digits"}), bs=64, num_workers=8), "config is of dict"),
-        (lambda: pg.ScalingManager(config(), bs=64, num_workers=8, dataset=untyped([1])), "data is of list"),
-        (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).train(untyped(None)), "gan is of NoneType"),
-        (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).profile(untyped(PlainD())), "gan is of PlainD"),
+        (lambda: pg.ScalingManager(untyped({"data": "digits"}), bs=64, num_workers=8), "config is of type dict"),
+        (lambda: pg.ScalingManager(config(), bs=64, num_workers=8, dataset=untyped([1])), "dataset is of type list"),
+        (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).train(untyped(None)), "gan is of type NoneType"),
+        (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).profile(untyped(PlainD())), "gan is of type PlainD"),
         (lambda: pg.ScalingManager(config(), bs=8, num_workers=8).eval(), "nothing was trained"),
     ],
 )
-def test_mistakes_are_one_clear_line(mistake, words):
-    with pytest.raises(pg.UsageError, match=words):
+def test_mistakes_give_a_clear_line(mistake, message):
+    with pytest.raises(pg.UsageError, match=message):
         mistake()
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("arguments", "message"),
     [
         ({"metric": "foo"}, "'foo' is none of"),
         ({"metric": None}, "metrics.*None"),
@@ -185,26 +185,26 @@ def test_mistakes_are_one_clear_line(mistake, words):
         ({"metric": "fd", "count": "many"}, "count=many"),
     ],
 )
-def test_a_score_that_is_none_is_one_clear_line(asked, words):
-    with manager() as scale_mgr:
+def test_invalid_scores_give_a_clear_line(arguments, message):
+    with make_manager() as scale_mgr:
         scale_mgr.train(pg.Estimator(PlainG(), PlainD()))
-        with pytest.raises(pg.UsageError, match=words):
-            scale_mgr.eval(**asked)
+        with pytest.raises(pg.UsageError, match=message):
+            scale_mgr.eval(**arguments)
 
 
-def manager(**fields):
+def make_manager(**fields):
     return pg.ScalingManager(config(latent=8, **fields), bs=32, num_workers=4)
 
 
 def test_a_game_that_diverged_is_not_scored():
-    def game_that_diverges():
-        with manager(g=pg.PlayerOptim(pg.Adam(lr=3e38))) as scale_mgr:
+    def train_until_divergence():
+        with make_manager(g=pg.PlayerOptim(pg.Adam(lr=3e38))) as scale_mgr:
             gan = pg.Estimator(PlainG(), PlainD())
             for _ in range(100):
                 scale_mgr.train(gan)
 
     with pytest.raises(pg.RunError, match="diverged"):
-        game_that_diverges()
+        train_until_divergence()
 
 
 def test_loose_parameters_and_nested_layers_are_trained():
@@ -217,7 +217,7 @@ def test_loose_parameters_and_nested_layers_are_trained():
             h = torch.cat([latent_var, nn.functional.one_hot(y, 10).float()], 1)
             return (self.blocks["all"][0](h) * self.scale).tanh().view(-1, 1, 8, 8)
 
-    with manager() as scale_mgr:
+    with make_manager() as scale_mgr:
         g = Loose()
         gan = pg.Estimator(g, Discriminator())
         before = g.blocks["all"][0].weight.clone()
@@ -236,7 +236,7 @@ def test_only_images_have_a_channels_last_layout():
         def forward(self, x, y):
             return super().forward(self.conv(x[:, :, None]), y)
 
-    with manager() as scale_mgr:
+    with make_manager() as scale_mgr:
         assert scale_mgr.train(pg.Estimator(PlainG(), Volume()))["Progress/step"] == 1
 
 
@@ -250,33 +250,33 @@ class WrongD(PlainD):
         return super().forward(x, y).mean()
 
 
-class Forgetful(PlainG):
+class NoRunningStats(PlainG):
     def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm2d(1, track_running_stats=False)
 
 
 @pytest.mark.parametrize(
-    ("g", "d", "words"),
-    [(WrongG, PlainD, "images are"), (PlainG, WrongD, "logits are"), (Forgetful, PlainD, "track_running_stats")],
+    ("g", "d", "message"),
+    [(WrongG, PlainD, "images are"), (PlainG, WrongD, "logits are"), (NoRunningStats, PlainD, "track_running_stats")],
 )
-def test_networks_that_cannot_play_are_refused_before_training(g, d, words):
-    scale_mgr = manager()
-    with pytest.raises(pg.UsageError, match=words):
+def test_invalid_networks_are_rejected_before_training(g, d, message):
+    scale_mgr = make_manager()
+    with pytest.raises(pg.UsageError, match=message):
         scale_mgr.train(pg.Estimator(g(), d()))
     scale_mgr.close()
 
 
-def test_a_shared_layer_is_refused():
+def test_a_shared_layer_is_rejected():
     g, d = PlainG(), PlainD()
     d.shared = g.net
-    scale_mgr = manager()
+    scale_mgr = make_manager()
     with pytest.raises(pg.UsageError, match="share"):
         scale_mgr.train(pg.Estimator(g, d))
     scale_mgr.close()
 
 
-def test_standing_statistics_leave_every_buffer_as_it_was():
+def test_scoring_restores_every_buffer():
     class Counting(PlainG):
         def __init__(self):
             super().__init__()
@@ -286,7 +286,7 @@ def test_standing_statistics_leave_every_buffer_as_it_was():
             self.calls += 1
             return super().forward(z, y)
 
-    with manager() as scale_mgr:
+    with make_manager() as scale_mgr:
         g = Counting()
         scale_mgr.train(pg.Estimator(g, PlainD()))
         before = {name: value.clone() for name, value in g.named_buffers()}
@@ -302,22 +302,22 @@ def test_a_model_is_loaded_in_one_line(finished):
     assert images.dtype == torch.uint8
 
 
-def test_readers_are_sent_away_after_an_error_too(tmp_path):
+def test_readers_stop_after_an_error(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 1), np.uint8)
     np.savez(tmp_path / "set.npz", images=images)
     data = pg.DataOptions(path=str(tmp_path / "set.npz"), cache="stream")
 
-    def script_that_fails():
+    def run_failing_script():
         cfg = pg.Config(data=data, max_steps=5, evaluation=pg.EvaluationOptions(metrics=("fd",), count=64), latent=8)
         with pg.ScalingManager(cfg, bs=32, num_workers=4) as scale_mgr:
             scale_mgr.train(pg.Estimator(PlainG(), PlainD()))
             raise ZeroDivisionError
 
-    before = readers()
+    before = reader_threads()
     with pytest.raises(ZeroDivisionError):
-        script_that_fails()
-    wait_until(lambda: readers() <= before, 10, "all readers are gone")
+        run_failing_script()
+    wait_until(lambda: reader_threads() <= before, 10, "all readers are gone")
 
 
-def readers():
+def reader_threads():
     return {thread for thread in threading.enumerate() if thread.name.startswith("paragan data")}

@@ -48,72 +48,72 @@ def tab(request, browser, run_dir):
 
 
 def has_no_horizontal_scroll(tab):
-    return tab.value("Math.max(document.documentElement.scrollWidth, window.innerWidth)") == tab.width
+    return tab.evaluate("Math.max(document.documentElement.scrollWidth, window.innerWidth)") == tab.width
 
 
 def test_the_page_loads_nothing_and_fits(tab):
     assert tab.console_messages == []
     assert tab.requests == []
     assert has_no_horizontal_scroll(tab)
-    assert tab.value("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
-    assert tab.value("[...document.images].every(image => image.alt)")
-    assert tab.value("document.body.innerText.includes('<script>console.error(1)')")
+    assert tab.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+    assert tab.evaluate("[...document.images].every(image => image.alt)")
+    assert tab.evaluate("document.body.innerText.includes('<script>console.error(1)')")
 
 
 def test_the_page_fits_with_everything_unfolded(tab):
-    tab.value("document.querySelectorAll('details').forEach(one => { one.open = true })")
+    tab.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
     assert has_no_horizontal_scroll(tab)
-    assert tab.value("document.querySelector('#run ~ details pre').innerText.includes('recipe: digits')")
+    assert tab.evaluate("document.querySelector('#run ~ details pre').innerText.includes('recipe: digits')")
 
 
 def visible_captions(tab):
-    return tab.value(
+    return tab.evaluate(
         "[...document.querySelectorAll('#fakes figure')].filter(f => f.offsetHeight).map(f => f.innerText)"
     )
 
 
 def test_the_slider_works_by_keyboard(tab):
-    tab.value("document.getElementById('when').focus()")
+    tab.evaluate("document.getElementById('when').focus()")
     tab.press_key("End")
     assert [text.split("\n")[0] for text in visible_captions(tab)] == ["Generated at 13 kimg, the latest"]
     tab.press_key("ArrowLeft")
     assert visible_captions(tab) == ["Generated at 12 kimg"]
-    assert tab.value("document.getElementById('when').getAttribute('aria-valuetext')") == "Generated at 12 kimg"
+    assert tab.evaluate("document.getElementById('when').getAttribute('aria-valuetext')") == "Generated at 12 kimg"
     tab.press_key("Home")
     assert visible_captions(tab) == ["Generated at 0 kimg"]
 
 
 def test_the_slider_works_by_touch(browser, run_dir):
     tab = browser.open(write_report(run_dir), *SIZES["phone"])
-    tab.value("document.getElementById('when').scrollIntoView({block: 'center'})")
-    left, top, width, height = tab.value(
+    tab.evaluate("document.getElementById('when').scrollIntoView({block: 'center'})")
+    left, top, width, height = tab.evaluate(
         "(r => [r.left, r.top, r.width, r.height])(document.getElementById('when').getBoundingClientRect())"
     )
     assert height >= 28
     tab.tap(left + width / 2, top + height / 2)
-    tab.until("document.getElementById('when').value != 13")
+    tab.wait_until("document.getElementById('when').value != 13")
     assert len(visible_captions(tab)) == 1
     assert "the latest" not in visible_captions(tab)[0]
 
 
 def test_without_javascript_all_grids_are_shown_newest_first(browser, run_dir):
     tab = browser.open(write_report(run_dir), *SIZES["phone"], script=False)
-    page = tab.ask("DOM.getOuterHTML", nodeId=tab.ask("DOM.getDocument")["root"]["nodeId"])["outerHTML"]
+    page = tab.call("DOM.getOuterHTML", nodeId=tab.call("DOM.getDocument")["root"]["nodeId"])["outerHTML"]
     assert page.count("<figcaption>Generated") == 14
-    figures = tab.ask("DOM.querySelectorAll", nodeId=1, selector="#fakes figure")["nodeIds"]
-    tops = [tab.ask("DOM.getBoxModel", nodeId=figure)["model"]["border"][1] for figure in figures]
+    figures = tab.call("DOM.querySelectorAll", nodeId=1, selector="#fakes figure")["nodeIds"]
+    tops = [tab.call("DOM.getBoxModel", nodeId=figure)["model"]["border"][1] for figure in figures]
     assert len(tops) == 14
     assert tops == sorted(tops)
 
 
 def test_a_printed_page_has_the_latest_grid_and_no_slider(browser, run_dir):
     tab = browser.open(write_report(run_dir), *SIZES["desktop"])
-    tab.ask("Emulation.setEmulatedMedia", media="print")
+    tab.call("Emulation.setEmulatedMedia", media="print")
     texts = visible_captions(tab)
     assert len(texts) == 5
     assert "13 kimg, the latest" in texts[0]
     assert texts[-1] == "Generated at 0 kimg"
-    assert tab.value("document.getElementById('when').offsetHeight") == 0
+    assert tab.evaluate("document.getElementById('when').offsetHeight") == 0
     assert tab.pdf().startswith(b"%PDF")
 
 
@@ -124,15 +124,15 @@ def test_several_runs(browser, run_dir, finished, size, tmp_path):
     tab = browser.open(page, *SIZES[size], dark=True)
     assert (tab.console_messages, tab.requests) == ([], [])
     assert has_no_horizontal_scroll(tab)
-    assert tab.value("document.querySelectorAll('#scores ~ .wide th').length") > 2
-    assert tab.value("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
+    assert tab.evaluate("document.querySelectorAll('#scores ~ .wide th').length") > 2
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
 
 
 def test_a_request_is_detected(browser, tmp_path):
     page = tmp_path / "page.html"
     page.write_text("<img src='https://example.com/a.png'><p style='width: 2000px'>wide<script>nothing()</script>")
-    tab = browser.open(page, *SIZES["phone"], loads=False)
-    tab.until("document.images.length")
+    tab = browser.open(page, *SIZES["phone"], wait_for_load=False)
+    tab.wait_until("document.images.length")
     assert tab.requests == ["https://example.com/a.png"]
     assert tab.console_messages
-    assert tab.value("document.documentElement.scrollWidth") > 390
+    assert tab.evaluate("document.documentElement.scrollWidth") > 390
