@@ -39,7 +39,7 @@ high. The file can be written by hand too: see docs/planning.md.
 def add_bench_command(commands: Any) -> None:
     about = "measure a worker, links, strategies on the links there are, or data"
     bench = add_command(commands, "bench", None, about, details=BENCH_HELP)
-    kinds = bench.add_subparsers(required=True, metavar="step|links|strategies|pipeline")
+    kinds = bench.add_subparsers(required=True, metavar="step|links|strategies|data")
     add_step_command(kinds)
     _add_links_command(kinds)
     _add_strategies_command(kinds)
@@ -112,7 +112,7 @@ def _add_strategies_command(kinds: Any) -> None:
 
 
 def _add_data_command(kinds: Any) -> None:
-    p = add_command(kinds, "pipeline", _bench_data, "measure how fast images come, and how fast they could")
+    p = add_command(kinds, "data", _bench_data, "measure how fast images come, and how fast they could")
     p.add_argument("--data", required=True, metavar="D", help="whatever `paragan train --data` takes")
     p.add_argument("--resolution", type=int, metavar="R", help="crop and resize to this (chosen from the data)")
     p.add_argument("--batch", type=int, default=64, metavar="N", help="images of a batch (64)")

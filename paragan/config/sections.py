@@ -21,7 +21,7 @@ Factor = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 
 def parse_on_off(value: Any) -> Any:
     """`--health=off` is a record too."""
-    return {"watch": value} if isinstance(value, bool | str) else value
+    return {"enabled": value} if isinstance(value, bool | str) else value
 
 
 @config_class

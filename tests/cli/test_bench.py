@@ -243,4 +243,4 @@ def test_how_fast_images_come(tmp_path):
 
 @pytest.mark.parametrize("wrong", ["--batch=0", "--seconds=0", "--resolution=-1"])
 def test_a_measurement_that_cannot_be(wrong):
-    assert wrong.split("=")[0].strip("-") in usage_error("bench", "pipeline", "--data=digits", wrong)
+    assert wrong.split("=")[0].strip("-") in usage_error("bench", "data", "--data=digits", wrong)
