@@ -232,7 +232,7 @@ def test_what_the_laboratory_refuses(argument, said):
 
 def test_how_fast_images_come(tmp_path):
     file = tmp_path / "speed.json"
-    ended = run_cli("bench", "pipeline", "--data=digits", "--seconds=1", "--batch=32", f"--json={file}")
+    ended = run_cli("bench", "data", "--data=digits", "--seconds=1", "--batch=32", f"--json={file}")
     assert ended.status == 0, ended
     found = rows(file)
     assert found["images_s"] > 0
