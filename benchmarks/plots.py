@@ -1,4 +1,4 @@
-"""The plots of docs/quantized.md, gossip.md and async.md from benchmarks/results/: `python -m benchmarks.plots`."""
+"""The plots of docs/measurements/ (quantized, gossip, async) from benchmarks/results/: `python -m benchmarks.plots`."""
 
 from __future__ import annotations
 

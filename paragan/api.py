@@ -242,7 +242,7 @@ class ScalingManager:
     """Scales a config to a total batch, and trains it on all ranks of the launcher.
 
     Learning rates follow `g_lr_scaling` and `d_lr_scaling`; the warm-up and the half-life of the average follow the
-    batch. The chosen values are printed with reasons (docs/scaling.md).
+    batch. The chosen values are printed with reasons (docs/batch_scaling.md).
 
     Args:
         config: the game, with settings for `config.base_bs`.

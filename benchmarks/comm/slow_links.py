@@ -1,4 +1,4 @@
-"""The figures of docs/quantized.md, docs/gossip.md and docs/async.md about slow links, on a machine that does nothing
+"""The figures of docs/measurements/ (quantized, gossip, async) about slow links, on a machine that does nothing
 else:
 
     sudo python -m benchmarks.comm.slow_links wires [--only NAME] [--json F]      about ten minutes

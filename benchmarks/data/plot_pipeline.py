@@ -1,4 +1,4 @@
-"""The plot of docs/pipeline.md: what two contestants met and did over the same bursts."""
+"""The plot of docs/measurements/data.md: two loaders during the same bursts of congestion."""
 
 from __future__ import annotations
 

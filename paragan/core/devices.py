@@ -1,7 +1,7 @@
 """Backends: what differs between CPUs, CUDA GPUs and Apple GPUs (MPS, untested).
 
 One class for each kind of device. The rest of the package asks a backend and never compares device types. XLA is not
-supported (docs/layout.md says why).
+supported (docs/tuning.md says why).
 """
 
 from __future__ import annotations

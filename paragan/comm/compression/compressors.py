@@ -193,7 +193,7 @@ class Int8(_UniformQuantizer):
 class Int4(_UniformQuantizer):
     """4 bits a number: 16 levels, scaled by a block's largest number.
 
-    GANs become worse with larger blocks, or with feedback of 1 (docs/quantized.md).
+    GANs become worse with larger blocks, or with feedback of 1 (docs/measurements/quantized.md).
     """
 
     name: Literal["int4"] = "int4"

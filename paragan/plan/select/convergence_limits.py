@@ -17,7 +17,7 @@ MAX_REMAINING_DISTANCE = 0.9  # fraction of the distance between ranks that may 
 MAX_STALENESS_ROUNDS = 1.5  # mean age of the opponent that a player uses
 MAX_GOSSIP_STALENESS_ROUNDS = 16  # mean age of a neighbor's parameters
 MAX_SYNC_PERIOD = 4  # steps between exchanges
-COARSE_WIRES = ("int2", "sign")  # compressors with a measured loss of quality (docs/quantized.md)
+COARSE_WIRES = ("int2", "sign")  # compressors with a measured loss of quality (docs/measurements/quantized.md)
 MAX_DENSE_RANKS = 512  # up to which the mixing matrix is analyzed; beyond, formulas are used
 
 
