@@ -1,6 +1,7 @@
-"""A batch that grows: a function of the images seen, so that ranks agree, and a resume goes on exactly.
+"""A batch size that grows during a run.
 
-Lanes stay as many, and each gets more images: what a lane draws at a position depends on nothing else.
+The batch is a function of the images seen so far, so that all ranks agree on it and a resumed run continues exactly.
+The number of lanes stays; each lane gets more images.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from pydantic import BeforeValidator, Field
 
 
 def _parse_pairs(value: Any) -> Any:
-    """`100:128,400:256` is a list of pairs too."""
+    """Accept `100:128,400:256` as a list of pairs."""
     if not isinstance(value, str):
         return value
     pairs = [part.split(":") for part in value.split(",")] if value else []
     if any(len(pair) != 2 for pair in pairs):
-        raise ValueError("a ramp is KIMG:BATCH,... such as 100:128,400:256")
+        raise ValueError("a ramp is KIMG:BATCH,..., such as 100:128,400:256")
     return pairs
 
 
@@ -26,7 +27,7 @@ Ramp = Annotated[tuple[RampStage, ...], BeforeValidator(_parse_pairs)]
 
 
 def round_up(images: int, size: int) -> int:
-    """To whole rounds of a size."""
+    """Round a number of images up to whole rounds of a size."""
     return -(-images // size) * size
 
 

@@ -1,4 +1,7 @@
-"""Settings that are right for one batch, carried to another: what follows the batch, by which rule, and why."""
+"""Scale settings that are right for one batch size to another.
+
+Learning rates, warm-up, the half-life of the EMA and the weights of penalties each follow by a rule; every
+decision adds a line to `Run.reasons` (docs/batch_scaling.md)."""
 
 from __future__ import annotations
 
@@ -25,30 +28,33 @@ def scale_to_batch(
     scale_penalties: bool = False,
     fixed_fields: Collection[str] = (),
 ) -> Run:
-    """A run whose settings are right for `base` images a step, as is fit for its batch.
+    """Return a run, whose settings are right for `base_batch` images a step, with those that are right for its batch.
 
-    g.lr_scaling, d.lr_scaling : how each player's learning rate follows
-    warm_up_steps  : over which the rates grow from 0, for each doubling
-    penalties      : whether the weights of R1 and R2 follow too
-    own            : dotted fields that the user has set: they stay as they are
+    Learning rates follow by the rules in g.lr_scaling and d.lr_scaling.
+
+    Args:
+        warm_up_steps: steps over which learning rates grow from 0, for each doubling of the batch.
+        scale_penalties: whether the weights of R1 and R2 follow too.
+        fixed_fields: dotted fields that the user set: they stay.
     """
     if base_batch < 1:
-        raise UsageError(f"settings that are right for {base_batch} images a step: it must be 1 or more")
-    about = [f"batch {run.batch} over {run.lanes} lanes of {run.batch // run.lanes} images, settings for {base_batch}"]
+        raise UsageError(f"base_batch={base_batch}: must be 1 or more")
+    reasons = [
+        f"batch {run.batch} over {run.lanes} lanes of {run.batch // run.lanes} images, settings for {base_batch}"
+    ]
     for name in ("g", "d"):
-        side, of_rate = _scale_lr(run, name, base_batch, fixed_fields)
-        side, of_warm_up = _scale_warm_up(
-            run, name, side, warm_up_steps * max(0.0, math.log2(run.batch / base_batch)), fixed_fields
-        )
-        run = dataclasses.replace(run, **{name: side})
-        about += [*of_rate, *of_warm_up]
+        player_optim, of_rate = _scale_lr(run, name, base_batch, fixed_fields)
+        rounds = warm_up_steps * max(0.0, math.log2(run.batch / base_batch))
+        player_optim, of_warm_up = _scale_warm_up(run, name, player_optim, rounds, fixed_fields)
+        run = dataclasses.replace(run, **{name: player_optim})
+        reasons += [*of_rate, *of_warm_up]
     run, of_average = _scale_ema(run, base_batch, fixed_fields)
     run, of_penalties = _scale_penalties(run, base_batch, fixed_fields) if scale_penalties else (run, [])
-    return dataclasses.replace(run, reasons=(*run.reasons, *about, *of_average, *of_penalties))
+    return dataclasses.replace(run, reasons=(*run.reasons, *reasons, *of_average, *of_penalties))
 
 
 def _scale_lr(run: Run, name: str, base_batch: int, fixed_fields: Collection[str]) -> tuple[PlayerOptim, list[str]]:
-    """A player's learning rate by its rule."""
+    """Scale a player's learning rate by its rule."""
     side: PlayerOptim = getattr(run, name)
     if {f"{name}.optimizer.lr", f"{name}.optimizer.inner.lr"} & set(fixed_fields):
         return side, [f"{name.upper()}: learning rate {side.optimizer.lr:.3g}, set by hand"]
@@ -65,38 +71,47 @@ def _scale_lr(run: Run, name: str, base_batch: int, fixed_fields: Collection[str
 def _scale_warm_up(
     run: Run, name: str, player_optim: PlayerOptim, rounds: float, fixed_fields: Collection[str]
 ) -> tuple[PlayerOptim, list[str]]:
-    """Over so many rounds, but not much of the run."""
-    asked, most = rounds * run.round_images / 1000, MAX_WARM_UP_FRACTION * run.kimg
-    kimg = float(f"{min(asked, most):.6g}")
+    """Warm up over so many rounds, but at most over a part of the run."""
+    wanted_kimg = rounds * run.round_images / 1000
+    max_kimg = MAX_WARM_UP_FRACTION * run.kimg
+    kimg = float(f"{min(wanted_kimg, max_kimg):.6g}")
     if player_optim.lr_scaling == "none" or kimg <= player_optim.warm_up_kimg or f"{name}.warm_up_kimg" in fixed_fields:
         return player_optim, []
-    why = "a tenth of the run, the most there is" if asked > most else f"{rounds:.4g} rounds, for each doubling as many"
-    told = f"{name.upper()}: warm-up {kimg:.4g} kimg, {why}: a larger batch begins gently (Goyal et al. 2017)"
-    return dataclasses.replace(player_optim, warm_up_kimg=kimg), [told]
+    if wanted_kimg > max_kimg:
+        why = "a tenth of the run, the maximum"
+    else:
+        why = f"{rounds:.4g} rounds, in proportion to the doublings"
+    reason = f"{name.upper()}: warm-up {kimg:.4g} kimg, {why}: a larger batch starts slowly (Goyal et al. 2017)"
+    return dataclasses.replace(player_optim, warm_up_kimg=kimg), [reason]
 
 
 def _scale_ema(run: Run, base_batch: int, fixed_fields: Collection[str]) -> tuple[Run, list[str]]:
-    """The half-life is in images, and stays; but an average over a few rounds is none."""
-    half_life, largest = run.ema.half_life_kimg, max((run.batch, *(batch for _, batch in run.ramp)))
+    """Keep the half-life, which is in images, but let the average span enough rounds."""
+    half_life = run.ema.half_life_kimg
+    largest = max((run.batch, *(batch for _, batch in run.ramp)))
     rounds = min(MIN_HALF_LIFE_ROUNDS, 1000 * half_life / (base_batch * run.d_steps))
     least = float(f"{rounds * largest * run.d_steps / 1000:.6g}")
     if "ema.half_life_kimg" in fixed_fields or least <= half_life:
         return run, [f"average: half-life stays at {half_life:g} kimg: it is in images"]
-    average = dataclasses.replace(run.ema, half_life_kimg=least)
-    told = f"average: half-life {least:.4g} kimg: {half_life:g} would be fewer than {rounds:.3g} rounds"
-    return dataclasses.replace(run, ema=average), [told]
+    ema = dataclasses.replace(run.ema, half_life_kimg=least)
+    reason = f"average: half-life {least:.4g} kimg: {half_life:g} would be fewer than {rounds:.3g} rounds"
+    return dataclasses.replace(run, ema=ema), [reason]
 
 
 def _scale_penalties(run: Run, base_batch: int, fixed_fields: Collection[str]) -> tuple[Run, list[str]]:
-    """R1 and R2 weigh as much less as the batch is larger: gamma = 0.0002 resolution^2 / batch in StyleGAN2-ADA."""
-    objective, told = run.objective, list[str]()
+    """Divide the weights of R1 and R2 by the growth of the batch.
+
+    In StyleGAN2-ADA, gamma = 0.0002 resolution^2 / batch.
+    """
+    objective = run.objective
+    reasons = list[str]()
     if not isinstance(objective, Adversarial):
-        return run, ["penalties: the objective is your own, and stays as it is"]
+        return run, ["penalties: the objective is user-defined, and stays"]
     for name, weight in (("r1", objective.r1), ("r2", objective.r2)):
         if weight and f"objective.{name}" not in fixed_fields:
             value = float(f"{weight * base_batch / run.batch:.6g}")
             objective = dataclasses.replace(objective, **{name: value})
-            told.append(f"objective.{name} {value:.3g} = {weight:.3g} x {base_batch} / {run.batch}: {GAMMA_SOURCE}")
+            reasons.append(f"objective.{name} {value:.3g} = {weight:.3g} x {base_batch} / {run.batch}: {GAMMA_SOURCE}")
         elif weight:
-            told.append(f"objective.{name} stays at {weight:.3g}, as you set it")
-    return dataclasses.replace(run, objective=objective), told or ["penalties: there is no R1 or R2 that could follow"]
+            reasons.append(f"objective.{name} stays at {weight:.3g}, as you set it")
+    return dataclasses.replace(run, objective=objective), reasons or ["penalties: there is no R1 or R2 to scale"]

@@ -1,4 +1,8 @@
-"""TODO: docstring of paragan/config/resolve.py"""
+"""Fill in what a run leaves to its data, its device or its strategy.
+
+After `resolve` every field has a value, so that run.yaml repeats the run on another machine. Rollbacks change the run
+that is trained (`run_after_rollbacks`), not the one that is recorded.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from paragan.optim.optimizers import SGD, PlayerOptim, with_lr
 
 
 def make_spec(run: Run, dataset: Dataset) -> Spec:
-    """What the networks of a run are built for."""
+    """Return what the networks of a run are built for: resolution, channels and classes, or the shape of an array."""
     classes = len(dataset.classes) if run.data.labels else 0
     if dataset.is_array:
         return Spec(0, 0, classes, dataset.shape)
@@ -25,51 +29,59 @@ def make_spec(run: Run, dataset: Dataset) -> Spec:
 
 
 def load_dataset(run: Run) -> Dataset:
-    """The data of a run, in memory."""
-    data, alone = run.data, run.data.only_class is not None
-    labels = data.labels or alone
-    images = load_data(
+    """Load the data of a run. Raises UsageError if they cannot be read."""
+    data = run.data
+    dataset = load_data(
         data.path,
         resolution=data.resolution or None,
         channels=data.channels or None,
-        labels=labels,
+        labels=data.labels or data.only_class is not None,
         cache=data.cache,
         max_bad_fraction=data.max_bad_fraction,
         remote=data.remote,
     )
-    return images if data.only_class is None else images.only_class(data.only_class)
+    return dataset if data.only_class is None else dataset.only_class(data.only_class)
 
 
 def resolve(run: Run, dataset: Dataset) -> Run:
-    """The record with everything filled in that was left to the data or to the device."""
+    """Return a run with every field filled in that was left to the data, the device or the strategy.
+
+    Raises:
+        UsageError: if fields do not fit the data.
+    """
     spec = make_spec(run, dataset)
-    labelled = run.data.labels and dataset.labels is not None
-    hold = "memory" if dataset.in_memory else "stream"
-    sizes = {"resolution": spec.resolution, "channels": spec.channels}
-    data = dataclasses.replace(run.data, labels=labelled, cache=hold, **sizes)
+    has_labels = run.data.labels and dataset.labels is not None
+    data = dataclasses.replace(
+        run.data,
+        labels=has_labels,
+        cache="memory" if dataset.in_memory else "stream",
+        resolution=spec.resolution,
+        channels=spec.channels,
+    )
     device = run.device
     if device.precision == "auto":
-        fast = backend_of(pick_device(device.kind)).supports_bf16()
-        device = dataclasses.replace(device, precision="bf16" if fast else "float32")
+        has_bf16 = backend_of(pick_device(device.kind)).supports_bf16()
+        device = dataclasses.replace(device, precision="bf16" if has_bf16 else "float32")
     evaluation = run.evaluation
     if dataset.is_array:
         if run.data.mirror:
-            raise UsageError("--mirror flips images, and the data are numbers: leave it out")
+            raise UsageError("--mirror: flips images, and the data are arrays. Leave it out.")
         check_objective_for_arrays(run.objective)
         if evaluation.features == "pixels":
             evaluation = dataclasses.replace(evaluation, features="values")
     if device.concat_real_fake == "auto":
-        ours = not is_user_defined(run.nets, run.objective)  # a D of one's own may couple images
-        device = dataclasses.replace(device, concat_real_fake=ours and backend_of(pick_device(device.kind)).has_streams)
+        is_builtin = not is_user_defined(run.nets, run.objective)  # a user-defined D may couple images
+        has_streams = backend_of(pick_device(device.kind)).has_streams
+        device = dataclasses.replace(device, concat_real_fake=is_builtin and has_streams)
     run = fill_strategy_defaults(dataclasses.replace(run, data=data, device=device, evaluation=evaluation))
     check_objective(run)
-    check_labels_available(run.objective, labelled)
+    check_labels_available(run.objective, has_labels)
     check_nets(run.nets, make_spec(run, dataset))
     return run
 
 
 def fill_strategy_defaults(run: Run) -> Run:
-    """The record with everything filled in that follows from its other fields."""
+    """Return a run with the fields filled in that follow from its strategy."""
     if run.strategy.auto_request:  # the optimizers follow from the strategy that is chosen
         return run
     strategy = run.strategy.with_recorded_fields()
@@ -79,31 +91,41 @@ def fill_strategy_defaults(run: Run) -> Run:
 
 
 def resolve_optimizer(player_optim: PlayerOptim, strategy: AnyStrategy) -> PlayerOptim:
-    """How a player learns under a strategy that has an optimizer or a wrapper of its own."""
-    optimizer, optimism = player_optim.optimizer, player_optim.optimizer_wrapper
+    """Return how a player learns under a strategy that requires an optimizer or a wrapper.
+
+    Raises:
+        UsageError: if the player's own settings contradict the strategy.
+    """
+    optimizer = player_optim.optimizer
+    wrapper = player_optim.optimizer_wrapper
     if strategy.requires_sgd:
         if optimizer.name not in ("adam", "sgd", "rmsprop"):
+            raise UsageError(f"optimizer={optimizer.name}: strategy.paper_update=true is gradient descent. Use sgd.")
+        if optimizer.name != "sgd" or optimizer.momentum:
+            optimizer = SGD(lr=optimizer.lr)
+        if wrapper not in ("auto", "none"):
             raise UsageError(
-                f"optimizer={optimizer.name}: --strategy.paper_update=true moves by gradient descent; use sgd"
+                f"optimizer_wrapper={wrapper}: strategy.paper_update=true is optimistic by itself. Use none."
             )
-        optimizer = optimizer if optimizer.name == "sgd" and not optimizer.momentum else SGD(lr=optimizer.lr)
-        if optimism not in ("auto", "none"):
-            raise UsageError(f"optimism={optimism}: --strategy.paper_update=true is optimistic by itself; use none")
-    optimism = strategy.optimizer_wrapper if optimism == "auto" else optimism
-    ahead = player_optim.extrapolation
-    if optimism == "optimistic":
-        ahead = strategy.extrapolation if ahead is None else ahead
-    elif ahead in (None, strategy.extrapolation):  # a run's own record has it
-        ahead = None
+    if wrapper == "auto":
+        wrapper = strategy.optimizer_wrapper
+    extrapolation = player_optim.extrapolation
+    if wrapper == "optimistic":
+        extrapolation = strategy.extrapolation if extrapolation is None else extrapolation
+    elif extrapolation in (None, strategy.extrapolation):  # run.yaml has the strategy's
+        extrapolation = None
     else:
         raise UsageError(
-            f"extrapolation={ahead} is for optimism=optimistic, and it is {optimism}; use extrapolation=null"
+            f"extrapolation={extrapolation}: is for optimizer_wrapper=optimistic, not {wrapper}. Use "
+            "extrapolation=null."
         )
-    return dataclasses.replace(player_optim, optimizer=optimizer, optimizer_wrapper=optimism, extrapolation=ahead)
+    return dataclasses.replace(
+        player_optim, optimizer=optimizer, optimizer_wrapper=wrapper, extrapolation=extrapolation
+    )
 
 
 def run_after_rollbacks(run: Run, num_rollbacks: int) -> Run:
-    """The run that is played after it went back so often. The record of the run stays what was asked for."""
+    """Return the run that is trained after so many rollbacks. The recorded run stays as it was asked for."""
     if not num_rollbacks:
         return run
     factor = run.on_divergence.lr_factor**num_rollbacks
@@ -116,7 +138,7 @@ def run_after_rollbacks(run: Run, num_rollbacks: int) -> Run:
 
 
 def seed_after_rollbacks(run: Run, num_rollbacks: int) -> int:
-    """Of images, latents and labels."""
+    """Return the seed of images, latents and labels after so many rollbacks."""
     if not num_rollbacks or not run.on_divergence.reseed:
         return run.seed
     return int(philox_generator(run.seed, "rollback", position=num_rollbacks).integers(2**63))

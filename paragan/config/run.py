@@ -1,4 +1,4 @@
-"""A run: everything that decides what a training does, as one frozen record; and the game built from it."""
+"""A run: everything that determines a training, as one frozen record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from paragan.strategies.presets import fill_from_preset
 from paragan.strategies.quantized_dqgan import Quantized
 from paragan.strategies.sync import Sync
 
-DEFAULT_DISTILL_WEIGHT = 3.0  # of a teacher: what does best on the digits
+DEFAULT_DISTILL_WEIGHT = 3.0  # the best on the digits
 AnyStrategy = Annotated[
     Sync | Quantized | Decentralized | Async | PerLabel | Auto,
     Field(discriminator="name"),
@@ -48,16 +48,32 @@ AnyStrategy = Annotated[
 class Run:
     """A complete training run. `paragan train run.yaml` repeats it.
 
-    batch : images of a step, over all ranks;  lanes : logical workers that share it
-    g_batch : images that G makes in its turn (0: as many as batch)
-    ramp  : how the batch grows: KIMG:BATCH,... or [[KIMG, BATCH], ...];
-            learning rates follow by g.lr_scaling and d.lr_scaling
-    kimg  : how long, in thousands of real images shown to D
-    teacher : a run per label whose generators G also learns from (see `paragan merge`)
-    teacher_weight : of the distance to their images in G's loss (0: only D is listened to)
-    chosen : where the strategy was left open (auto): for how many ranks it was chosen
-    timeout_s : how long an exchange may take; a rank that died is noticed at once, one that hangs after this
-    about : why it is as it is, a line each; for people
+    recipe         : the name of the recipe it began with
+    data           : what to train on
+    nets           : the two networks
+    objective      : the two losses
+    g, d           : how each player learns
+    d_steps        : steps of D in a round, for one of G
+    ema            : the moving average of G's parameters
+    strategy       : how ranks work together
+    batch          : images of a step, over all ranks
+    g_batch        : images that G makes in its turn (0: as many as batch)
+    ramp           : how the batch grows: KIMG:BATCH,... or [[KIMG, BATCH], ...]; learning rates follow by g.lr_scaling
+                     and d.lr_scaling
+    lanes          : virtual data-parallel ranks that share the batch; results do not depend on the number of real ones
+    kimg           : length, in thousands of real images that D sees
+    seed           : of everything random
+    init_from      : a run or model to take the initial weights from
+    distill_from   : a per-label run whose generators G also learns from (see `paragan merge`)
+    distill_weight : the weight of the distance to their images in G's loss (0: not used)
+    evaluation     : what is measured
+    output         : what is written
+    health         : when the run counts as unhealthy
+    on_divergence  : what to do then
+    device         : where and how it is computed
+    auto_choice    : with strategy=auto: how the strategy was chosen
+    timeout_s      : how long an exchange may take; a rank that died is noticed at once, one that hangs after this
+    reasons        : why settings are as they are, one line each; only for people
     """
 
     recipe: str = "custom"
@@ -89,20 +105,20 @@ class Run:
 
     @property
     def total_images(self) -> int:
-        """How long the run is, in whole rounds of images."""
-        asked = math.ceil(round(self.kimg * 1000, 6))
-        start, batch = self._stage(asked - 1)
-        return start + round_up(asked - start, batch * self.d_steps)
+        """The length of the run in images, a whole number of rounds."""
+        images = math.ceil(round(self.kimg * 1000, 6))
+        start, batch = self._stage(images - 1)
+        return start + round_up(images - start, batch * self.d_steps)
 
     @property
     def total_rounds(self) -> int:
-        """How many rounds it has."""
+        """The length of the run in rounds."""
         starts = [*self.stages, (self.total_images, 0)]
         spans = ((min(b, self.total_images) - a, batch) for (a, batch), (b, _) in itertools.pairwise(starts))
         return sum(span // (batch * self.d_steps) for span, batch in spans if span > 0)
 
     def current_round_images(self, images: int) -> int:
-        """Real images of the round that has begun by then, as its batch is there."""
+        """Return the real images of the round that contains image number `images`."""
         return self.batch_at(images) * self.d_steps
 
     @property
@@ -111,7 +127,7 @@ class Run:
         return list(batch_stages(self.batch, self.d_steps, self.ramp))
 
     def batch_at(self, images: int) -> int:
-        """The total batch of the round that has begun after so many images."""
+        """Return the total batch of the round that starts after so many images."""
         return self._stage(images)[1]
 
     def _stage(self, images: int) -> tuple[int, int]:
@@ -119,35 +135,35 @@ class Run:
 
     @property
     def per_label(self) -> PerLabel | None:
-        """The strategy, where every label has a game of its own."""
+        """The strategy, if it trains a game of its own for every label."""
         return self.strategy.per_label
 
     @property
     def round_images(self) -> int:
-        """Real images of one round; of the first, where the batch grows."""
+        """The real images of one round (of the first, if the batch grows)."""
         return self.batch * self.d_steps
 
 
 def to_saved_dict(run: Run) -> dict[str, Any]:
-    """The plain record as files have it, without what is secret in its address."""
+    """Return the plain record that is written to files, without secrets in the address of the data."""
     return to_dict(dataclasses.replace(run, data=dataclasses.replace(run.data, path=run.data.redacted_path)))
 
 
 def with_lanes(run: Run, lanes: int) -> Run:
-    """A run of so many lanes of a run, or of more like them: one rank's part of it."""
+    """Return the run with another number of lanes of the same size."""
     fields = {name: getattr(run, name) // run.lanes * lanes for name in ("batch", "g_batch")}
     fields["ramp"] = tuple((kimg, batch // run.lanes * lanes) for kimg, batch in run.ramp)
     return dataclasses.replace(run, lanes=lanes, **fields)
 
 
 def load_without_user_code(data: dict[str, Any]) -> Run:
-    """The run of a plain record but for what may be code of the user's own: how ranks agree, networks and objective."""
+    """Read a run without the parts that may import user code: strategy (its wire), networks and objective."""
     return from_dict(Run, {name: part for name, part in data.items() if name not in ("strategy", "nets", "objective")})
 
 
 def may_change_on_resume(name: str) -> bool:
-    """Whether a resumed run may differ in this field: how long, where, and what it writes."""
-    may = (
+    """Return whether a resumed run may differ in this dotted field (its length, device and outputs, not its result)."""
+    fields = (
         "kimg",
         "auto_choice",
         "reasons",
@@ -173,4 +189,4 @@ def may_change_on_resume(name: str) -> bool:
         "strategy.lease_s",
         "strategy.wait_for_all",
     )
-    return any(name == field or name.startswith(field + ".") for field in may)
+    return any(name == field or name.startswith(field + ".") for field in fields)

@@ -1,4 +1,6 @@
-"""TODO: docstring of paragan/config/sections.py"""
+"""The sections of a run: data, evaluation, output, health, rollback and device.
+
+The class docstrings hold the meaning of every field, and nothing else does."""
 
 from __future__ import annotations
 
@@ -20,25 +22,25 @@ Factor = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 
 
 def parse_on_off(value: Any) -> Any:
-    """`--health=off` is a record too."""
+    """Accept `--health=off`."""
     return {"enabled": value} if isinstance(value, bool | str) else value
 
 
 @config_class
 class HealthOptions:
-    """When a run is said to be ill; relative to what it did before, where no number below is
-    absolute (step, accuracy, apart, consensus, roughness).
+    """When a run counts as unhealthy. Factors are relative to earlier in the run; max_update, d_saturation,
+    max_replica_drift, max_consensus_distance and max_roughness are absolute.
 
-    watch     : whether anybody looks
-    ticks     : for how many ticks in a row a sign must be there (not those of NaN, of steps and of replicas)
-    step      : a step of a player changes its weights by so much of their norm
-    collapse  : the diversity of fakes within labels falls below this part of what it was
-    blow_up   : a loss or a gradient is so many times what it was
-    vanish    : a gradient is below this part of what it was
-    accuracy  : D tells so many reals from fakes (and its gradient has vanished: it has won)
-    apart     : replicas are so far from their mean, relative to its norm
-    consensus : ranks that have players of their own (gossip) are so far from their mean
-    roughness : the data of one label look like noise: 1 where neighbouring pixels have nothing to do with each other
+    enabled                : whether the health of the run is monitored
+    patience_ticks         : how many ticks in a row a sign must be present (NaN, update size and replica drift: one)
+    max_update             : a step changes a player's weights by more than this part of their norm
+    collapse_factor        : the diversity of fakes within labels is below this part of what it was
+    divergence_factor      : a loss or a gradient is so many times what it was
+    vanishing_factor       : a gradient is below this part of what it was
+    d_saturation           : D classifies so many images correctly, and its gradient has vanished
+    max_replica_drift      : replicas are so far from their mean, relative to its norm
+    max_consensus_distance : ranks with players of their own (gossip) are so far from their mean
+    max_roughness          : the data of one label look like noise (1: neighbouring pixels are unrelated)
     """
 
     enabled: bool = True
@@ -55,12 +57,12 @@ class HealthOptions:
 
 @config_class
 class RollbackOptions:
-    """What is done where a run is ill: nothing (none), or it goes back to the last good checkpoint (rollback), with
-    something changed.
+    """What to do when a run is unhealthy: nothing (none), or continue from the last good checkpoint with other settings
+    (rollback).
 
-    rollbacks : at most so many; then the run fails
-    lr_factor : every time, both learning rates are multiplied by this
-    reseed    : whether it then sees other images, latents and labels
+    max_rollbacks : how often; then the run fails
+    lr_factor     : both learning rates are multiplied by this in every rollback
+    reseed        : whether the run then uses other images, latents and labels
     """
 
     name: Literal["none", "rollback"] = "none"
@@ -80,16 +82,16 @@ HealthOrSwitch = Annotated[HealthOptions, BeforeValidator(parse_on_off)]
 class DataOptions:
     """What to train on.
 
-    path       : `digits`, a file, a folder or an address (docs/data.md lists the formats); "" asks for --data
+    path       : `digits`, a file, a folder or an address (docs/data.md lists the formats); empty: --data is required
     resolution : images are cropped to a square and resized to this (0: chosen from the data)
     channels   : 1 grey, 3 RGB (0: chosen from the data)
-    labels     : whether G and D are told the class
+    labels     : whether G and D are conditioned on the class
     mirror     : flip every second image left to right
-    only       : the images of this class alone, by its number (null: of all); nobody is told a class then
-    hold       : decode all of them into memory, or stream them (auto: what is near and takes at most 2 GiB is held)
-    bad_share  : how much of the data may be damaged or gone; others of the same class stand in for it
-    reach      : how data behind an address is read
-    feed       : how streamed images are read ahead
+    only_class : train on the images of this class only, by its number (null: all); G and D are then unconditional
+    cache      : decode all images into memory, or stream them (auto: local data of at most 2 GiB are kept in memory)
+    max_bad_fraction : how much of the data may be damaged or missing; other images of the same class replace it
+    remote     : how data at an address are read
+    prefetch   : how streamed images are read ahead
     """
 
     path: str = ""
@@ -105,22 +107,26 @@ class DataOptions:
 
     @property
     def redacted_path(self) -> str:
-        """The path as it is written and said: an address without its password or signature."""
+        """The path as it is written to files and shown: an address without its password or signature."""
         return redact_url(self.path)
 
 
 def _parse_list(value: Any) -> Any:
-    """`fd,kid` is a list too."""
+    """Accept `fd,kid` as a list."""
     return tuple(value.split(",")) if isinstance(value, str) else value
 
 
 @config_class
 class EvaluationOptions:
-    """What is scored, on how many fakes, every how many kimg (0: at the end only).
+    """What is measured of the generator.
 
-    features  : what a score sees: pixels, inception, resnet20 (a classifier of the data at hand), or module:callable
-    inception : the weights of that
-    reference : an npz with mu and sigma, which Frechet distances compare with in place of the data
+    metrics    : the scores: fd, kid, prdc, ... (`paragan eval --help` lists them)
+    count      : the number of fakes that are scored
+    every_kimg : how often, in kimg (0: at the end only)
+    features   : what scores are computed from: pixels, inception, resnet20 (a classifier trained on the data), or
+                 module:callable
+    inception  : the file of weights for features=inception
+    reference  : an npz with mu and sigma, in place of the data in Frechet distances
     """
 
     metrics: Annotated[tuple[str, ...], BeforeValidator(_parse_list)] = ("fd", "kid", "prdc")
@@ -133,11 +139,14 @@ class EvaluationOptions:
 
 @config_class
 class OutputOptions:
-    """What is written while training. Times in kimg.
+    """What is written while training.
 
-    keep : how many checkpoints stay
-    best : the score by which the best model is kept in best/ (auto: the first of those that are measured; none: by no
-           score), such as fd_pixels
+    tick_kimg       : a line of statistics every so many kimg
+    fakes_kimg      : a grid of samples every so many kimg
+    checkpoint_kimg : a checkpoint and a model every so many kimg
+    max_checkpoints : how many checkpoints are kept
+    best_metric     : the score by which the best model is kept in best/, such as fd_pixels (auto: the first that is
+                      measured; none: no best model)
     """
 
     tick_kimg: Kimg = 4.0
@@ -149,19 +158,22 @@ class OutputOptions:
 
 @config_class
 class DeviceOptions:
-    """Where and how the numbers are computed; the results change by rounding only.
+    """Where and how the run is computed. Results differ by rounding only.
 
-    kind      : cpu, cuda, mps (untested), or auto (cuda where there is one, else cpu)
-    precision : float32, bf16 (autocast), or auto (bf16 where the device multiplies it in hardware)
-    threads   : CPU threads of each rank (0: the cores shared out over the ranks of a host)
-    merge     : lanes that share one pass (0: all of a rank's; fewer take less memory)
-    channels_last : how maps lie in memory: as [N, H, W, C] in both networks (true), in none, in "G" or in "D" alone
-    graph     : record passes and replay them (one rank, sync): as CUDA graphs, or on a CPU as one compiled program
-    one_call  : D judges reals and fakes in one pass (auto: on cuda, with networks of ours; on a CPU two are faster)
-    pad_channels : fill up the channels of convolutions with zeros to a multiple of this (0: not)
-    huge_pages : memory comes in pages of 2 MB where the system (Linux) has them: much less to do for large tensors
-    layout    : whether these fields stand as they are (rules), or a few rounds are played before a new run to find what
-                is fastest here (measured: docs/tuning.md)
+    kind             : cpu, cuda, mps (untested), or auto (cuda if there is one, else cpu)
+    precision        : float32, bf16 (autocast), or auto (bf16 if the device has it in hardware)
+    channels_last    : memory format of feature maps: [N, H, W, C] in both networks (true), in neither (false), or only
+                       in "G" or "D"
+    compile          : compile the networks with torch.compile
+    threads          : CPU threads per rank (0: the cores of a host divided among its ranks)
+    lanes_per_pass   : how many lanes share one pass (0: all of a rank; fewer need less memory)
+    capture_passes   : capture passes and replay them (one rank, sync): as CUDA graphs, or on a CPU as a compiled program
+    concat_real_fake : D takes reals and fakes in one pass (auto: on cuda with built-in networks; on a CPU two passes are
+                       faster)
+    pad_channels     : pad the channels of convolutions with zeros to a multiple of this (0: no padding)
+    huge_pages       : use memory pages of 2 MB on Linux, which are faster for large tensors
+    tune             : keep these fields as they are (rules), or time some rounds before a new run and use the fastest
+                       settings (measured: docs/tuning.md)
     """
 
     kind: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -177,5 +189,5 @@ class DeviceOptions:
     tune: Literal["rules", "measured"] = "rules"
 
     def memory_format_of(self, player: str) -> torch.memory_format:
-        """How the maps of G or of D lie in memory."""
+        """Return the memory format of the feature maps of "G" or "D"."""
         return torch.channels_last if self.channels_last in (True, player) else torch.contiguous_format

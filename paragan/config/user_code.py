@@ -1,5 +1,6 @@
-"""Networks and objectives of the user's own, beside those that are here: as `module:Class` in a record, or as objects
-from Python."""
+"""Networks and objectives that the user defines: `module:Class` in a run, or objects from Python.
+
+What such classes may define is read here, in one place (docs/custom.md)."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ RenderFn = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (samples [n, ...], 
 
 
 def validate_user_nets(nets: Any) -> None:
-    """Unusable where networks lack a size of what G makes its images from."""
+    """Raise UsageError if networks define neither the size of the latent nor another input of G."""
     if conditioning_input_of(nets) is None and not (isinstance(getattr(nets, "latent", None), int) and nets.latent > 0):
-        raise UsageError("it has neither latent, the size of z, nor given(real), what else G makes its images from")
+        raise UsageError("it needs latent (the size of z) or given(real) (what G gets in place of z)")
 
 
 AnyNets = Annotated[Nets, or_user_class(validate_user_nets, "generator", "discriminator"), name_shorthand]
@@ -34,7 +35,7 @@ AnyObjective = Annotated[
 
 @dataclass(frozen=True)
 class UserObjective:
-    """An objective of the user's own, which has two losses and no more, as a game asks for it."""
+    """A user-defined objective, which has only two losses, as an `Objective`."""
 
     user_objective: Any
     latent_perturbation: float = 0.0
@@ -54,12 +55,12 @@ class UserObjective:
 
 
 def load_user_nets(config: Any) -> Any:
-    """Networks from their plain record; the module it names is imported."""
+    """Build networks from their plain record. This imports the module that it names."""
     return from_dict(AnyNets, config)  # pyright: ignore
 
 
 def is_user_defined(nets: Any, objective: Any = None) -> bool:
-    """Whether a part of the game is the user's, and has to be tried."""
+    """Return whether the networks or the objective are user-defined, so that they have to be tried."""
     return not (_is_builtin(nets, "nets") and (objective is None or _is_builtin(objective, "losses")))
 
 
@@ -68,26 +69,26 @@ def _is_builtin(part: Any, package: str) -> bool:
 
 
 def conditioning_input_of(nets: Any) -> ConditioningFn | None:
-    """What networks of one's own give G in place of latents, if they say so."""
+    """Return what user-defined networks give to G in place of latents, if they define `given`."""
     return getattr(nets, "given", None)
 
 
 def render_fn_of(nets: Any) -> RenderFn | None:
-    """How networks of one's own draw what G makes, if they say so."""
+    """Return how user-defined networks draw samples, if they define `picture`."""
     return getattr(nets, "picture", None)
 
 
 def check_nets(nets: Any, spec: Spec) -> None:
-    """Unusable where networks cannot be built for such data."""
+    """Raise UsageError if networks cannot be built for such data."""
     if spec.array_shape and not is_user_defined(nets):
         raise UsageError(
-            f"--nets {nets.name} makes square images, and the data are numbers {list(spec.array_shape)}: bring "
-            "networks of your own, --nets=module:Class"
+            f"--nets={nets.name}: makes square images, and the data are arrays {list(spec.array_shape)}. Use "
+            "networks of your own, --nets=module:Class."
         )
     if check := getattr(nets, "check", None):
         check(spec)
 
 
 def weight_clip_of(objective: Any) -> float:
-    """The box that D's weights are put back into; 0 where an objective has none."""
+    """Return the bound that the weights of D are clipped to, or 0."""
     return getattr(objective, "clip", 0.0)

@@ -1,4 +1,7 @@
-"""Refuse a run whose fields do not fit each other, before anything is made or loaded."""
+"""Refuse a run whose fields contradict each other, before anything is built or loaded.
+
+What depends on the kind of strategy is asked of the strategy. Checks that need the data or the networks are
+functions of their own, which `resolve` and `prepare` call."""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from paragan.losses.augment import ADA
 
 
 def validate(run: Run, ranks: int = 1) -> None:
-    """Refuse what cannot work, before anything is made."""
+    """Raise UsageError if a run cannot work on so many ranks."""
     for name, batch in (("--batch", run.batch), ("--g_batch", run.g_batch)):
         if batch % run.lanes:
             down = batch - batch % run.lanes or run.lanes
@@ -24,38 +27,41 @@ def validate(run: Run, ranks: int = 1) -> None:
         raise UsageError(f"{ranks} ranks cannot share --lanes {run.lanes}: start at most {run.lanes} ranks")
     run.strategy.check(ranks)
     if run.device.kind == "mps" and ranks > 1:
-        raise UsageError(f"--device.kind=mps is one device, and there are {ranks} ranks: start one, or use cpu")
+        raise UsageError(f"--device.kind=mps: is one device, and {ranks} ranks were started. Start one, or use cpu.")
     if run.device.capture_passes:
-        _refuse_graph(run, ranks)
+        _check_capture(run, ranks)
     if run.device.tune == "measured":
-        _refuse_measuring(run)
+        _check_measured_tuning(run)
     if run.on_divergence.is_enabled:
-        _refuse_guard(run, ranks)
+        _check_rollback(run, ranks)
     if run.ramp:
         check_ramp(run)
     check_objective(run)
     if run.distill_from and run.per_label:
         raise UsageError(
-            f"teacher={run.distill_from} teaches one generator, and --strategy {run.strategy.name} has many"
+            f"distill_from={run.distill_from}: is for one generator, and --strategy {run.strategy.name} has "
+            "several. Leave one of them out."
         )
     if not run.data.path:
-        raise UsageError(f"{run.recipe} needs --data D: {SOURCE_FORMATS_HINT}, or an address of such")
+        raise UsageError(f"{run.recipe} needs --data D: {SOURCE_FORMATS_HINT}, or the address of one")
 
 
-def _refuse_guard(run: Run, ranks: int) -> None:
-    """Going back is for ranks that are all there."""
+def _check_rollback(run: Run, ranks: int) -> None:
+    """A rollback needs all ranks."""
     if not run.health.enabled:
-        raise UsageError("--on-divergence rollback goes by what --health=off does not look at: leave --health out")
+        raise UsageError(
+            "--on-divergence=rollback: needs the health monitor, which --health=off disables. Leave --health out."
+        )
     if ranks > 1 and run.strategy.survives_rank_loss:
         name = run.strategy.name
         raise UsageError(
-            f"--on-divergence rollback needs all ranks, and --strategy {name} goes on without some: use "
-            "--strategy.peer_timeout_s=0"
+            f"--on-divergence=rollback: needs all ranks, and --strategy {name} goes on without lost ones. Use "
+            "--strategy.peer_timeout_s=0."
         )
 
 
-def _refuse_measuring(run: Run) -> None:
-    """What is measured is decided once, for ranks that are all there."""
+def _check_measured_tuning(run: Run) -> None:
+    """Settings are measured once, for all ranks."""
     if run.strategy.auto_request:
         raise UsageError(
             "--device.tune=measured and --strategy auto do not decide together: take the fields that `paragan "
@@ -68,18 +74,18 @@ def _refuse_measuring(run: Run) -> None:
         )
 
 
-def _refuse_graph(run: Run, ranks: int) -> None:
-    """Recorded passes are the same kernels on the same memory every time."""
+def _check_capture(run: Run, ranks: int) -> None:
+    """Captured passes run the same kernels on the same memory every time."""
     strategy = run.strategy
     kind = resolve_device_kind(run.device.kind)
-    lacking = kind == "cpu" and not find_cpp_compiler()
+    lacks_compiler = kind == "cpu" and not find_cpp_compiler()
     reasons = {
-        "records passes on CUDA and on CPUs": kind not in ("cuda", "cpu"),
-        "needs a C++ compiler on a CPU (g++, or what CXX names), and there is none": lacking,
-        f"is for one rank: with {ranks} gradients leave under backward": ranks > 1,
+        "works on CUDA and on CPUs": kind not in ("cuda", "cpu"),
+        "needs a C++ compiler on a CPU (g++, or what CXX names), and there is none": lacks_compiler,
+        f"is for one rank: with {ranks}, gradients are sent during backward": ranks > 1,
         f"needs --strategy sync with order=alternating, not {run.strategy.name}": not strategy.supports_graph_capture,
-        "and --device.compile=true are two ways to the same: choose one": run.device.compile,
-        "and a teacher, loaded when it is asked for, do not go together": bool(run.distill_from),
+        "does not work with --device.compile=true": run.device.compile,
+        "does not work with --distill_from": bool(run.distill_from),
     }
     for reason, holds in reasons.items():
         if holds:
@@ -87,10 +93,10 @@ def _refuse_graph(run: Run, ranks: int) -> None:
 
 
 def check_objective(run: Run) -> None:
-    """What the record of a run tells before its data are there."""
+    """Raise UsageError if the objective does not fit the run, as far as that is known without the data."""
     objective: Any = run.objective
     if not isinstance(objective, Adversarial):
-        return  # the user's own
+        return  # user-defined
     objective.check()
     if objective.latent_perturbation and run.strategy.reuses_fakes:
         raise UsageError(
@@ -116,7 +122,7 @@ def check_objective(run: Run) -> None:
 
 
 def check_labels_available(objective: Any, has_labels: bool) -> None:
-    """Labels that are to be learnt where none are told."""
+    """Raise UsageError if D shall learn labels and there are none."""
     if isinstance(objective, Adversarial) and objective.required_d_conditioning and not has_labels:
         raise UsageError(
             f"objective.{objective.required_d_conditioning} needs labels, and there are none, or "
@@ -125,51 +131,59 @@ def check_labels_available(objective: Any, has_labels: bool) -> None:
 
 
 def check_objective_for_arrays(objective: Any) -> None:
-    """What changes images where the data are numbers."""
+    """Raise UsageError if the objective transforms images and the data are arrays."""
     if not isinstance(objective, Adversarial):
         return
-    for field, value, none in (
+    for field, value, disabled in (
         ("augment", objective.augment.name, "none"),
         ("cr", objective.cr, 0),
         ("bcr", objective.bcr, 0),
     ):
-        if value != none:
-            raise UsageError(f"objective.{field}={value} changes images, and the data are numbers: use {field}={none}")
+        if value != disabled:
+            raise UsageError(
+                f"objective.{field}={value}: transforms images, and the data are arrays. Use "
+                f"objective.{field}={disabled}."
+            )
 
 
 def check_d_conditioning(objective: Adversarial, d_conditioning: str) -> None:
-    """A D of ours that says more than is listened to, or less. d_conditioning: how it is told the label."""
-    more = d_conditioning if d_conditioning in ("classifier", "contrastive") else ""
-    wanted = objective.required_d_conditioning
-    if wanted and wanted != more:
+    """Raise UsageError if a built-in D has a head for labels that no loss trains, or lacks one.
+
+    Args:
+        d_conditioning: how D is conditioned on labels.
+    """
+    head = d_conditioning if d_conditioning in ("classifier", "contrastive") else ""
+    required = objective.required_d_conditioning
+    if required and required != head:
         raise UsageError(
-            f"objective.{wanted} is of what a D with nets.d_conditioning={wanted} says, and this is {d_conditioning}: "
-            f"use --nets.d_conditioning={wanted} where the networks have it, or objective.{wanted}=0"
+            f"objective.{required}: needs nets.d_conditioning={required}, not {d_conditioning}. Use "
+            f"--nets.d_conditioning={required} if the networks have it, or objective.{required}=0."
         )
-    if more and not wanted:
-        raise UsageError(
-            f"nets.d_conditioning={more}: nothing would train that head or tell D the labels; use --objective.{more}=1"
-        )
+    if head and not required:
+        raise UsageError(f"nets.d_conditioning={head}: no loss trains this head. Use --objective.{head}=1")
 
 
 def check_gradient_penalty(objective: Any, d_has_batch_norm: bool) -> None:
-    """A bound on each image's own slope, where what D says of one depends on the others (Gulrajani et al. 2017, 4).
-    mixes: whether D has batch norm."""
+    """Raise UsageError for a gradient penalty on a D with batch norm.
+
+    The penalty is of each image alone, and batch norm makes images depend on each other (Gulrajani et al. 2017,
+    section 4).
+    """
     if d_has_batch_norm and isinstance(objective, Adversarial) and objective.gp:
         raise UsageError(
-            f"objective.gp={objective.gp:g} is of each image's own slope, and D normalises over the batch: use a D "
-            "without batch norm (--nets.batch_norm=false), or objective.gp=0"
+            f"objective.gp={objective.gp:g}: penalises each image alone, and D normalises over the batch. Use a D "
+            "without batch norm (--nets.batch_norm=false), or objective.gp=0."
         )
 
 
 def check_weight_clip(objective: Any, d_has_spectral_norm: bool) -> None:
-    """Weights that are clipped where something else bounds D already. spectral: whether D has spectral norm."""
+    """Raise UsageError for a weight clip on a D that something else bounds already."""
     if not isinstance(objective, Adversarial) or not objective.clip:
         return
     if d_has_spectral_norm:
         raise UsageError(
-            f"objective.clip={objective.clip:g} bounds weights that spectral norm rescales: use --nets.spectral=false "
-            "(a D without it), or objective.clip=0"
+            f"objective.clip={objective.clip:g}: clips weights that spectral norm rescales. Use --nets.spectral=false "
+            "(a D without it), or objective.clip=0."
         )
     if objective.gp:
         raise UsageError(
@@ -179,31 +193,32 @@ def check_weight_clip(objective: Any, d_has_spectral_norm: bool) -> None:
 
 
 def describe_unreached_stages(run: Run) -> str:
-    """What to say of stages that begin after the end; nothing where all are reached."""
+    """Return a note on stages of the ramp that begin after the end; empty if there are none."""
     late = [f"{start / 1000:g}:{batch}" for start, batch in run.stages if start >= run.total_images]
     return f"--ramp {','.join(late)} begins after the end, --kimg {run.kimg:g}" if late else ""
 
 
 def check_ramp(run: Run) -> None:
-    """Unusable where a batch cannot grow."""
-    before, told = -1.0, ",".join(f"{kimg:g}:{batch}" for kimg, batch in run.ramp)
+    """Raise UsageError if the batch cannot grow as the ramp says."""
+    before = -1.0
+    ramp = ",".join(f"{kimg:g}:{batch}" for kimg, batch in run.ramp)
     for kimg, batch in run.ramp:
         if kimg <= before:
-            raise UsageError(f"--ramp {told}: times rise, from one stage to the next: 100:128,400:256")
+            raise UsageError(f"--ramp {ramp}: times must increase from stage to stage, as in 100:128,400:256")
         if batch % run.lanes:
             down = batch - batch % run.lanes or run.lanes
             raise UsageError(
-                f"--ramp {told}: {batch} does not divide into --lanes {run.lanes}: try {down} or {down + run.lanes}"
+                f"--ramp {ramp}: {batch} does not divide into --lanes {run.lanes}: try {down} or {down + run.lanes}"
             )
         if run.g_batch and batch * run.g_batch % (run.batch * run.lanes):
-            raise UsageError(f"--ramp {told}: --g_batch {run.g_batch} does not grow with {batch} in whole lanes")
+            raise UsageError(f"--ramp {ramp}: --g_batch {run.g_batch} does not grow with {batch} in whole lanes")
         before = kimg
     ada = isinstance(run.objective, Adversarial) and isinstance(run.objective.augment, ADA)
     reasons = {
         f"--strategy {run.strategy.name} needs rounds of one size": not run.strategy.supports_batch_ramp,
-        "--device.capture_passes=true records passes of one size": run.device.capture_passes,
-        "objective.augment=ada counts in steps of one size": ada,
+        "--device.capture_passes=true captures passes of one size": run.device.capture_passes,
+        "objective.augment=ada adapts in steps of one size": ada,
     }
     for reason, holds in reasons.items():
         if holds:
-            raise UsageError(f"--ramp {told}: {reason}: leave one of them out")
+            raise UsageError(f"--ramp {ramp}: {reason}: leave one of them out")

@@ -138,7 +138,7 @@ def test_a_command_that_stopped_ends_where_it_would_have(tmp_path):
     ("arguments", "said"),
     [
         (("--ramp=100:31",), "31 does not divide into --lanes 2"),
-        (("--ramp=100:32,50:64",), "times rise"),
+        (("--ramp=100:32,50:64",), "times must increase"),
         (("--ramp=100",), "a ramp is KIMG:BATCH"),
         (("--ramp=a:b",), "ramp.0.0=a"),
         (("--ramp=5:-8",), "ramp.0.1=-8"),
@@ -178,5 +178,5 @@ def test_a_stage_beyond_the_end_is_said_and_not_counted(tmp_path):
 
 
 def test_a_ramp_is_refused_by_name_on_a_graph():
-    with pytest.raises(UsageError, match=r"device\.graph"):
+    with pytest.raises(UsageError, match=r"device\.capture_passes"):
         validate(tiny_run.make_run(RAMP, "device.capture_passes=true"))

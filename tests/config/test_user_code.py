@@ -546,7 +546,7 @@ def test_what_is_wrong_with_own_parts_is_one_line(points, tmp_path, monkeypatch,
     assert "second_order" in refused(capsys, *base, "--objective=examples.mixture:Nets")
     assert "--mirror" in refused(capsys, *base, "--nets=examples.mixture:Nets", "--mirror")
     numbers = (*base, "--nets=examples.mixture:Nets")
-    assert "objective.augment=ada changes images" in refused(capsys, *numbers, "--objective.augment=ada")
+    assert "objective.augment=ada: transforms images" in refused(capsys, *numbers, "--objective.augment=ada")
     assert "use cr=0" in refused(capsys, *numbers, "--objective.cr=1")
     assert "data.resolution" in refused(capsys, *base, "--nets=examples.mixture:Nets", "--data.resolution=8")
     assert "g_batch" in refused(

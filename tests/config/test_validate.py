@@ -19,7 +19,11 @@ REFUSED = {
     "objective.loss=relativistic gives no meaning": ("objective.augment=ada", "objective.loss=relativistic"),
     "objective.loss=wasserstein gives no meaning": ("objective.augment=ada", "objective.loss=wasserstein"),
     "--strategy async D trains on the images of G's own turn": ("objective.zcr=5", "strategy=async"),
-    "D draws what G posted": ("objective.zcr_g=5", "strategy=per-label", "strategy.per_label_strategy=async"),
+    "D trains on the images of G's own turn: use": (
+        "objective.zcr_g=5",
+        "strategy=per-label",
+        "strategy.per_label_strategy=async",
+    ),
     "--g_batch 32 must be --batch 16": ("objective.loss=relativistic", "g_batch=32"),
     "use --lanes 2": ("objective.contrastive=1", "batch=8"),
     "each D sees one": ("objective.classifier=1", "strategy=per-label"),

@@ -15,7 +15,7 @@ from paragan.train.session import build_session
 from processes import TINY_RUN_ARGS, run_cli, usage_error
 
 SPECTRAL = (
-    "paragan: objective.clip=0.01 bounds weights that spectral norm rescales: use --nets.spectral=false (a D without "
+    "paragan: objective.clip=0.01: clips weights that spectral norm rescales. Use --nets.spectral=false (a D without "
     "it), or objective.clip=0\n"
 )
 PENALISED = (
@@ -50,7 +50,7 @@ def test_slopes_of_each_image_are_not_those_of_a_d_that_mixes_them(tmp_path):
     command = ["train", *TINY_RUN_ARGS, "--objective.gp=10", "--kimg=0.016", f"--run-dir={tmp_path / 'run'}"]
     said = usage_error(*command, "--nets.batch_norm=true")
     assert usage_error(*command, "--nets.batch_norm=true", "-n") == said
-    assert said.startswith("paragan: objective.gp=10 is of each image's own slope, and D normalises")
+    assert said.startswith("paragan: objective.gp=10: penalises each image alone, and D normalises")
     assert "--nets.batch_norm=false" in said
     assert not (tmp_path / "run").exists()
     assert run_cli(*command).status == 0
@@ -62,7 +62,7 @@ def test_spectral_norm_of_the_users_own_d_is_found(form):
     run = resolve(tiny_run.make_run("objective.clip=0.01", "nets.spectral=false"), images)
     pair = build_networks(run, make_spec(run, images), world.device)
     own = Networks(pair.g, nn.Sequential(nn.Flatten(), nn.Sequential(form(nn.Linear(64, 1)))), pair.latent)
-    with pytest.raises(UsageError, match=r"objective\.clip=0\.01 bounds weights that spectral norm rescales"):
+    with pytest.raises(UsageError, match=r"objective\.clip=0\.01: clips weights that spectral norm rescales"):
         build_session(run, world, images, own)
     build_session(run, world, images, Networks(form(nn.Linear(8, 64)), pair.d, pair.latent))  # G may have it
 

@@ -133,5 +133,5 @@ def test_a_strategy_says_how_far_ahead_and_the_user_before_it(settings, expected
 
 
 def test_nobody_looks_ahead_where_it_was_not_asked_for():
-    with pytest.raises(UsageError, match=r"extrapolation=3\.0 is for optimism=optimistic, and it is none"):
+    with pytest.raises(UsageError, match=r"extrapolation=3\.0: is for optimizer_wrapper=optimistic, not none"):
         fill_strategy_defaults(tiny_run.make_run("strategy=sync", "g.extrapolation=3"))

@@ -178,16 +178,21 @@ def test_the_division_with_which_neither_waits():
 
 
 def test_what_is_refused():
-    with pytest.raises(UsageError, match=r"split=2:6 wants 8 ranks, and there are 4; use 2:2"):
+    with pytest.raises(UsageError, match=r"split=2:6: needs 8 ranks, and 4 were started. Use 2:2"):
         validate(tiny_run.make_run(*TEAMS, "strategy.split='2:6'"), 4)
-    with pytest.raises(UsageError, match="split=1:1 wants 2 ranks, and there is 1; give --ranks 2"):
+    with pytest.raises(UsageError, match=r"split=1:1: needs 2 ranks, and 1 was started. Use --ranks=2"):
         validate(tiny_run.make_run(*TEAMS, "strategy.split='1:1'"), 1)
-    with pytest.raises(UsageError, match="are for ranks that play both"):
+    with pytest.raises(UsageError, match="are for ranks that train both"):
         validate(tiny_run.make_run(*TEAMS, "strategy.split='1:1'", "strategy.fake_lags=[2]"), 2)
     for split in ("0:2", "1:0", "half", "1:2:3", "-1:3"):
         with pytest.raises(UsageError, match=r"strategy\.split=.*: it should be auto, none, or"):
             tiny_run.make_run(*TEAMS, f"strategy.split='{split}'")
-    for field, value in (("lead", 0), ("snapshot_every", 0), ("buffer.last", 0), ("lead", 5000)):
+    for field, value in (
+        ("max_lead_rounds", 0),
+        ("snapshot_every", 0),
+        ("replay_policy.window", 0),
+        ("max_lead_rounds", 5000),
+    ):
         with pytest.raises(UsageError, match=rf"strategy\.{field}"):
             tiny_run.make_run(*TEAMS, "strategy.replay_policy=uniform", f"strategy.{field}={value}")
     with pytest.raises(UsageError, match=r"strategy\.snapshot_wire"):
@@ -212,14 +217,14 @@ def test_the_record_of_a_run(tmp_path):
     path.write_text('{"first": 0, "fakes": [1, 2], "critic": [0, 0]}\n{"first": 2, "fakes": [2], "critic": [1]}\n')
     strategy = fill_strategy_defaults(tiny_run.make_run(*asked)).strategy
     assert (strategy.fake_lags, strategy.critic_lags, strategy.lags_from_run) == ((1, 2, 2), (0, 0, 1), "")
-    with pytest.raises(UsageError, match="says what the lags are"):
+    with pytest.raises(UsageError, match="gives both lags"):
         fill_strategy_defaults(tiny_run.make_run(*asked, "strategy.fake_lags=[1]"))
     path.write_text('{"first": 0, "fakes": [1, 2], "critic": [0, 0]}\n{"first": 5, "fakes": [2], "critic": [1]}\n')
     with pytest.raises(UsageError, match="lacks rounds 2 to 4: that run was stopped and resumed"):
         fill_strategy_defaults(tiny_run.make_run(*asked))
     for broken in ('{"first": 0, "fakes": [-1], "critic": [0]}', '{"fakes": 3}', '{"first": 0, "fakes": ["a"]}'):
         path.write_text(broken + "\n")
-        with pytest.raises(UsageError, match="no record of lags"):
+        with pytest.raises(UsageError, match="not a valid record of lags"):
             fill_strategy_defaults(tiny_run.make_run(*asked))
 
 

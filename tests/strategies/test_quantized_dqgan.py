@@ -34,9 +34,7 @@ class ThreeBits:
         return 1 / (1 + 63 / 36)
 
     def encode(self, x, out, seed):
-        block_quantizer.encode_levels(
-            x, out, block=64, bits=4, max_level=3, rule="absmax", stochastic=False, seed=seed
-        )
+        block_quantizer.encode_levels(x, out, block=64, bits=4, max_level=3, rule="absmax", stochastic=False, seed=seed)
 
     def decode(self, data, out):
         block_quantizer.decode_levels(data, out, block=64, bits=4, max_level=3)
