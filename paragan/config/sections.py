@@ -167,9 +167,10 @@ class DeviceOptions:
     compile          : compile the networks with torch.compile
     threads          : CPU threads per rank (0: the cores of a host divided among its ranks)
     lanes_per_pass   : how many lanes share one pass (0: all of a rank; fewer need less memory)
-    capture_passes   : capture passes and replay them (one rank, sync): as CUDA graphs, or on a CPU as a compiled program
-    concat_real_fake : D takes reals and fakes in one pass (auto: on cuda with built-in networks; on a CPU two passes are
-                       faster)
+    capture_passes   : capture passes and replay them (one rank, sync): as CUDA graphs, or on a CPU as a compiled
+                       program
+    concat_real_fake : D takes reals and fakes in one pass (auto: on cuda with built-in networks; on a CPU two passes
+                       are faster)
     pad_channels     : pad the channels of convolutions with zeros to a multiple of this (0: no padding)
     huge_pages       : use memory pages of 2 MB on Linux, which are faster for large tensors
     tune             : keep these fields as they are (rules), or time some rounds before a new run and use the fastest

@@ -1,4 +1,4 @@
-"""The exponential moving average of a player's parameters: the network to use."""
+"""The exponential moving average of a player's parameters, which is the network to use after training."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from paragan.core.schema import config_class
 
 @config_class
 class EMAConfig:
-    """How slowly the average follows: its half-life, in thousands of real images.
+    """How slowly the average follows the parameters.
 
-    While a run is young the half-life is at most `rampup` times the images seen so far (Karras et al. 2020,
-    StyleGAN2's `ema_rampup`); rampup 0 means no ramp.
+    half_life_kimg : half-life, in thousands of real images
+    rampup         : the half-life is at most so many times the images seen so far (`ema_rampup` of Karras et al. 2020,
+                     StyleGAN2); 0: no ramp
     """
 
     half_life_kimg: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
     rampup: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
 
     def decay(self, total_images: int, new_images: int) -> float:
-        """How much of the old average stays after `moved` more images, `images` after the start."""
+        """Return the weight of the old average after `new_images` more images, `total_images` after the start."""
         half_life = 1000 * self.half_life_kimg
         if self.rampup > 0:
             half_life = min(half_life, total_images * self.rampup)
@@ -31,10 +32,11 @@ class EMAConfig:
 
 
 class EMA:
-    """One vector that follows another. Buffers are not averaged: averaged spectral-norm vectors explode."""
+    """The average of one flat parameter vector. Buffers are not averaged: averaged spectral-norm vectors explode."""
 
     def __init__(self, params: Tensor, config: EMAConfig):
-        self.params, self.config = params.clone(), config
+        self.params = params.clone()
+        self.config = config
 
     @torch.no_grad()
     def update(self, params: Tensor, total_images: int, new_images: int) -> None:

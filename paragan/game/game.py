@@ -1,4 +1,8 @@
-"""The game: two players, what they want, and what they play against; everything but who does what where."""
+"""The game: two players, an objective, and the source of latents and labels.
+
+A game knows nothing of ranks. A strategy asks it for turns (`d_turn`, `g_turn`) and says what each player trains
+against: the current opponent, or a stale one (stale_opponents.py, remote_opponents.py).
+"""
 
 from __future__ import annotations
 
@@ -19,24 +23,25 @@ from paragan.game.objective import Objective
 from paragan.game.player import Player
 from paragan.game.turn import Turn
 
-FakesFn = Callable[[Batch, int], Batch]  # (hand, step) -> fakes for D to judge
-DiscriminatorGetter = Callable[[int], DiscriminatorFn]  # step -> the D that G plays against
-FakesCallback = Callable[[Batch, int], None]  # (what G made, step)
-ConditioningFn = Callable[[Batch], Tensor]  # (hand) -> what G gets, row by row
+FakesFn = Callable[[Batch, int], Batch]  # (micro-batch, step) -> fakes for D
+DiscriminatorGetter = Callable[[int], DiscriminatorFn]  # step -> the D that G trains against
+FakesCallback = Callable[[Batch, int], None]  # (fakes that G made, step)
+ConditioningFn = Callable[[Batch], Tensor]  # (micro-batch) -> the input of G, row by row
 
 
 @dataclass(frozen=True)
 class Game:
-    """G and D, an objective, and where latents and labels come from.
+    """G and D, an objective, and the source of latents and labels.
 
-    latent   : size of z; z is standard normal [N, latent]
-    labels   : the labels of the data, from which those of the fakes are drawn; None: unconditional
-    g_lane, d_lane : images of a lane in G's turn and in D's
-    autocast : the precision the losses are computed in
-    given    : what of a hand G makes its images from (an autoencoder's: the images); None: of latents
-    shape    : of one image or record of the data
-    restless : a network draws random numbers of torch's own, which are seeded before every pass
-    recorder : what plays the passes of a turn, where they are recorded and replayed (CUDA graphs)
+    latent             : size of z; z is standard normal [N, latent]
+    labels             : the labels of the data, from which those of the fakes are drawn; None: unconditional
+    g_lane_batch, d_lane_batch : images of a lane in G's turn and in D's
+    d_steps            : turns of D in a round
+    autocast           : makes the context in which losses are computed (precision)
+    conditioning_input : what G gets in place of latents (for an autoencoder, the images); None: latents
+    shape              : of one image or array of the data
+    uses_torch_rng     : a network draws from torch's own generator, which is then seeded before every pass
+    make_recorder      : makes what captures and replays the passes of a turn, or None
     """
 
     g: Player
@@ -59,11 +64,17 @@ class Game:
 
     @property
     def g_to_d_batch_ratio(self) -> float:
-        """Images that G makes in its turn, for one that D sees in its."""
+        """Images of G's turn for one real image of D's turn."""
         return self.g_lane_batch / self.d_lane_batch
 
     def d_turn(self, get_fakes: FakesFn, exchange: Exchange, team: Group, weight: float = 1.0) -> Turn:
-        """D's turn, against the images of `fakes`."""
+        """Return a turn of D.
+
+        Args:
+            get_fakes: gives the fakes for a micro-batch of reals.
+            exchange: how the gradient is exchanged with the team.
+            weight: this rank's part of the team's gradient.
+        """
 
         def loss(micro_batch: Batch, step: int) -> Loss:
             self._seed_torch(micro_batch, "D")
@@ -84,18 +95,21 @@ class Game:
         weight: float = 1.0,
         on_fakes: FakesCallback = lambda fake, step: None,
     ) -> Turn:
-        """G's turn, against the D that `critic` gives; `post` gets to see what it makes."""
+        """Return a turn of G.
+
+        Args:
+            get_discriminator: gives the D to train against.
+            exchange: how the gradient is exchanged with the team.
+            weight: this rank's part of the team's gradient.
+            on_fakes: is called with the fakes of every pass.
+        """
 
         def loss(micro_batch: Batch, step: int) -> Loss:
-            mine = replace(
-                micro_batch,
-                rng=replace(
-                    micro_batch.rng, per_lane=micro_batch.rng.per_lane * self.g_lane_batch // self.d_lane_batch
-                ),
-            )
-            self._seed_torch(mine, "G")
+            per_lane = micro_batch.rng.per_lane * self.g_lane_batch // self.d_lane_batch
+            g_batch = replace(micro_batch, rng=replace(micro_batch.rng, per_lane=per_lane))
+            self._seed_torch(g_batch, "G")
             with self.autocast():
-                fake = self.generate(mine, "G")
+                fake = self.generate(g_batch, "G")
                 on_fakes(fake, step)
                 return self._with_weight_penalty(
                     self.g, self.objective.generator(get_discriminator(step), fake, micro_batch, step)
@@ -104,30 +118,38 @@ class Game:
         return Turn(self.g, loss, exchange, team, weight, needs_new_reals=False, recorder=self.make_recorder())
 
     def _with_weight_penalty(self, player: Player, loss: Loss) -> Loss:
-        """A player's loss with what its weights add."""
-        own = self.objective.weight_penalty(player.name, player.net)
-        return Loss(loss.total + own.total, {**loss.parts, **own.parts}) if own else loss
+        penalty = self.objective.weight_penalty(player.name, player.net)
+        if not penalty:
+            return loss
+        return Loss(loss.total + penalty.total, {**loss.parts, **penalty.parts})
 
     def generate(self, micro_batch: Batch, turn: str) -> Batch:
-        """Fakes for a hand: as many, from latents and labels of its lanes' own streams, or from what is given; and
-        those nearby, if wanted."""
+        """Make as many fakes as a micro-batch has rows.
+
+        Latents and labels come from the random streams of its lanes, or from `conditioning_input`. If the objective
+        asks for it, a second set is made from perturbed latents.
+
+        Args:
+            turn: "G" or "D", the name of the random streams.
+        """
         for player in self.players:
             player.set_images_per_lane(micro_batch.rng.per_lane)
         z, y = self.generator_inputs(micro_batch, turn)
-        images, nearby = self.g.net(z, y), None
+        images = self.g.net(z, y)
+        perturbed = None
         if self.objective.latent_perturbation:
-            beside = micro_batch.rng.normal(f"nearby/{turn}", *z.shape[1:])
-            nearby = self.g.net(z + self.objective.latent_perturbation * beside, y)
-        return Batch(images, y, micro_batch.rng, z, nearby)
+            noise = micro_batch.rng.normal(f"nearby/{turn}", *z.shape[1:])
+            perturbed = self.g.net(z + self.objective.latent_perturbation * noise, y)
+        return Batch(images, y, micro_batch.rng, z, perturbed)
 
     def generator_inputs(self, micro_batch: Batch, turn: str) -> tuple[Tensor, Tensor | None]:
-        """What G gets: latents and labels, or what it makes of this very hand, with its labels."""
+        """Return input and labels of G: latents and drawn labels, or `conditioning_input` and data labels."""
         if self.conditioning_input:
             return self.conditioning_input(micro_batch), micro_batch.labels
         return micro_batch.rng.normal(f"latent/{turn}", self.latent), self.draw_labels(micro_batch, turn)
 
     def dummy_batch(self, per_lane: int, device: torch.device) -> Batch:
-        """A hand of one lane, all zeros."""
+        """Return a micro-batch of one lane, all zeros."""
         labels = None if self.labels is None else torch.zeros(per_lane, dtype=torch.int64, device=device)
         images = torch.zeros(per_lane, *self.shape, device=device)
         return Batch(images, labels, LaneRng(0, 0, (0,), per_lane, device))
@@ -137,13 +159,14 @@ class Game:
             micro_batch.rng.seed_torch(turn)
 
     def draw_labels(self, micro_batch: Batch, turn: str) -> Tensor | None:
+        """Draw labels for fakes [N] with the frequencies of the data; None if unconditional."""
         return None if self.labels is None else micro_batch.rng.choice(f"label/{turn}", self.labels)
 
     @torch.no_grad()
     def current_fakes(self, micro_batch: Batch, step: int) -> Batch:
-        """What G makes as it now is."""
+        """Make fakes with the current G."""
         return self.generate(micro_batch, "D")
 
     def current_discriminator(self, step: int) -> DiscriminatorFn:
-        """D as it now is."""
+        """Return the current D."""
         return self.d.net

@@ -1,4 +1,4 @@
-"""What the two players want."""
+"""The objective: the losses of both players."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from paragan.core.types import Batch, DiscriminatorFn, Loss
 
 
 class Objective(Protocol):
-    """The two losses. Nothing about devices, ranks or optimizers.
+    """The two losses, which know nothing of devices, ranks or optimizers.
 
-    d is called as judged(d, images [N, C, H, W], labels [N] or None) -> Verdict, whether it gives logits [N] or more
-    (batch.py).
+    `d` is called with images [N, C, H, W] and labels [N] or None, and gives logits [N] or a `DiscriminatorOutput`
+    (core/types.py).
     """
 
     @property
@@ -23,13 +23,17 @@ class Objective(Protocol):
 
     @property
     def latent_perturbation(self) -> float:
-        """How far from its latents G makes its images a second time (`Batch.perturbed`); 0: it does not."""
+        """The scale of the noise on latents from which G makes a second set of images (`Batch.perturbed`); 0: none."""
         ...
 
-    def discriminator(self, d: DiscriminatorFn, real: Batch, fake: Batch, step: int) -> Loss: ...
+    def discriminator(self, d: DiscriminatorFn, real: Batch, fake: Batch, step: int) -> Loss:
+        """Return the loss of D."""
+        ...
 
-    def generator(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Loss: ...
+    def generator(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Loss:
+        """Return the loss of G."""
+        ...
 
     def weight_penalty(self, player: str, net: nn.Module) -> Loss | None:
-        """What is added to the loss of "G" or "D" for the weights of its network alone; None: nothing."""
+        """Return what the weights of "G" or "D" add to its loss, or None."""
         ...

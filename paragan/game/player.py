@@ -1,4 +1,8 @@
-"""A player: one network that moves."""
+"""A player: one network with its optimizer, flat parameter vectors and moving average.
+
+Batch norm normalises over a lane, not over a pass (nets/lane_batch_norm.py). A player keeps the sums of all such layers
+in one vector and averages it over the team once per step, so that buffers agree on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,10 @@ Optimizer = torch.optim.Optimizer
 
 @runtime_checkable
 class BatchCoupled(Protocol):
-    """A layer whose statistics couple the images of a lane (our batch norm).
+    """A layer whose statistics couple the images of a lane (LaneBatchNorm).
 
-    moments: [m] sums over the lanes seen this step, counted in forward passes where `tracking` is on; the
-    player lays the moments of all layers out in one vector, sums it over the team, and lets every layer settle.
+    moments : [m] sums over the lanes of this step, from forward passes while `tracking` is on. The player keeps those
+              of all layers in one vector, sums it over the team, and calls `apply_moments` of every layer
     """
 
     lane_batch: int | None
@@ -34,15 +38,17 @@ class BatchCoupled(Protocol):
 
 
 class Player:
-    """Its network, its flat vectors, its optimizer, its average.
+    """One network that is trained.
 
-    optimizer : (parameters) -> torch optimizer. Element-wise ones get the flat vector as one parameter,
-                layer-wise ones the network's own.
-    rate      : images seen so far -> the factor on the optimizer's learning rate (warm-up, schedules).
-    lane_batch: images of a lane in its own turn, where layers couple them
-    iterate   : what happens to the network once per step, before its first lane (power iteration).
-    bound     : every weight is put back into [-bound, bound] after the optimizer's step (None: left where it is).
-    watched   : whether `stride` knows how long its steps are.
+    optimizer         : (parameters) -> torch optimizer
+    elementwise       : the optimizer gets the flat vector as one parameter; otherwise the network's own parameters
+    lane_batch        : images of a lane in its own turn, for layers that couple them
+    ema               : how its average follows; None: no average
+    lr_factor         : images seen so far -> the factor on the learning rate (warm-up, schedules)
+    pre_step          : what is done to the network once per step, before its first pass (power iteration)
+    weight_clip       : weights are clipped to [-weight_clip, weight_clip] after every step (None: not clipped)
+    bucket_bytes      : the size of the buckets in which gradients are exchanged
+    track_update_norm : whether `update_norm` measures the size of updates
     """
 
     def __init__(
@@ -60,13 +66,11 @@ class Player:
         bucket_bytes: int = BUCKET_BYTES,
         track_update_norm: bool = False,
     ):
-        self.name, self.net, self.lr_factor, self.pre_step, self.weight_clip = (
-            name,
-            net,
-            lr_factor,
-            pre_step,
-            weight_clip,
-        )
+        self.name = name
+        self.net = net
+        self.lr_factor = lr_factor
+        self.pre_step = pre_step
+        self.weight_clip = weight_clip
         self.flat = FlatParams(net, bucket_bytes, player_name=name)
         self.meter = Meter()
         self.optimizer = optimizer([_as_parameter(self.flat)] if elementwise else self.flat.parameters)
@@ -75,10 +79,8 @@ class Player:
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.lane_batch = lane_batch
         self.batch_coupled_layers = [layer for layer in net.modules() if isinstance(layer, BatchCoupled)]
-        counts = (layer for layer in net.modules() if getattr(layer, "track_running_stats", False))
-        self.mutates_buffers = any(
-            layer not in self.batch_coupled_layers for layer in counts
-        )  # by every pass through it
+        counting = (layer for layer in net.modules() if getattr(layer, "track_running_stats", False))
+        self.mutates_buffers = any(layer not in self.batch_coupled_layers for layer in counting)  # in every pass
         self.moments = self._flatten_moments(lane_batch)
         self._moments_work: Work | None = None
         net.requires_grad_(False)
@@ -88,19 +90,20 @@ class Player:
         moments = self.flat.params.new_zeros(sum(sizes))
         start = 0
         for layer, size in zip(self.batch_coupled_layers, sizes):
-            layer.moments, layer.lane_batch = moments[start : start + size], lane_batch
+            layer.moments = moments[start : start + size]
+            layer.lane_batch = lane_batch
             start += size
         return moments
 
     def set_images_per_lane(self, images_per_lane: int) -> None:
-        """What comes next are lanes of so many images."""
+        """Set the number of images per lane for the next passes."""
         for layer in self.batch_coupled_layers:
             if layer.lane_batch:
                 layer.lane_batch = images_per_lane
 
     @contextlib.contextmanager
     def requiring_grad(self) -> Generator[None]:
-        """Inside, the network's weights get gradients; nowhere else."""
+        """Let the weights get gradients inside this context only."""
         try:
             self._set_requires_grad(True)
             yield
@@ -113,7 +116,7 @@ class Player:
 
     @contextlib.contextmanager
     def tracking_moments(self) -> Generator[None]:
-        """Inside, batch moments are counted: in the forward pass of a turn, and not when backward repeats it."""
+        """Count batch moments inside this context: in the forward pass of a turn, not when backward recomputes it."""
         try:
             for layer in self.batch_coupled_layers:
                 layer.tracking = True
@@ -123,24 +126,32 @@ class Player:
                 layer.tracking = False
 
     def all_reduce_moments(self, team: Group) -> None:
-        """Start the sum of the batch moments over the team, all forward passes being over; `move` waits."""
+        """Start to sum the batch moments over the team, after the last forward pass. `step` waits for it."""
         if self.batch_coupled_layers:
             self._moments_work = team.all_reduce_sum(self.moments)
 
     def prepare_step(self, total_images: int) -> None:
-        """What comes before a step, while all replicas still stand at one point: the learning rate, and what happens
-        to the network once a step. images: seen when the step has been taken."""
+        """Set the learning rate and call `pre_step`, while all replicas are still equal.
+
+        Args:
+            total_images: real images seen after the step.
+        """
         for group, base in zip(self.optimizer.param_groups, self._base_lrs):
             group["lr"] = base * self.lr_factor(total_images)
         self.pre_step(self.net)
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the step being computed."""
+        """The learning rate of the current step."""
         return self.optimizer.param_groups[0]["lr"]
 
     def step(self, total_images: int, new_images: int) -> None:
-        """The optimizer step, then what follows from it. images: seen so far; moved: by this step."""
+        """Take the optimizer step; then clip weights, apply batch moments and update the average.
+
+        Args:
+            total_images: real images seen after the step.
+            new_images: real images of this step.
+        """
         self.flat.finish()
         with self.update_norm.measuring_step() if self.update_norm else contextlib.nullcontext():
             self.optimizer.step()
@@ -155,14 +166,14 @@ class Player:
 
     @contextlib.contextmanager
     def using_ema(self) -> Generator[nn.Module]:
-        """The network with its average in place of its parameters, for as long as the context lasts."""
-        here = self.flat.params.clone()
+        """Put the average in place of the parameters inside this context."""
+        params = self.flat.params.clone()
         if self.ema:
             self.flat.params.copy_(self.ema.params)
         try:
             yield self.net
         finally:
-            self.flat.params.copy_(here)
+            self.flat.params.copy_(params)
 
 
 def _as_parameter(flat: FlatParams) -> nn.Parameter:

@@ -1,10 +1,12 @@
-"""What the other team posts: to D the images of G, to G snapshots of D. Each is used as soon as everyone in the team
-has it, and waited for when without it a team would begin more than `lead` rounds that the other has not ended.
+"""Opponents that are trained on other ranks: images of G that are sent to D, and snapshots of D that are sent to G.
 
-Both ends count rounds, so they know what message k holds: the images that G made in round k; whether D's carries a
-snapshot. In round k D may draw what was made up to round k, and G play against D as it was before round k, not against
-anything later: what came early waits. So every run is one of the patterns that `PastFakes` and `PastCritic` can repeat.
-G posts before it plays, so with a lead of 1, and all lanes of a rank in one pass, the slower team does not wait.
+A message is used as soon as every rank of the team has it. A team waits for it only when it would otherwise be more
+than `max_lead_rounds` rounds ahead of the other.
+
+Both ends count rounds, so they know what message k holds: the images that G made in round k, and whether D's message
+carries a snapshot. In round k D may use images up to round k, and G the D from before round k; what arrives earlier
+waits. So every run is a pattern that `FakeReplayBuffer` and `StaleDiscriminator` can repeat in one process. G sends its
+images before its backward pass, so with a lead of 1 and all lanes of a rank in one pass the slower team does not wait.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from paragan.game.stale_opponents import FakeBatch, FakeReplayBuffer, LaneIds, S
 
 
 def min_over_team(team: Group, value: int, device: torch.device) -> int:
-    """The newest that every rank of the team has."""
+    """Return the smallest value of all ranks of the team."""
     if team.size == 1:
         return value
     rows, work = team.all_gather(torch.tensor([value], device=device))
@@ -35,36 +37,40 @@ def min_over_team(team: Group, value: int, device: torch.device) -> int:
 
 
 class FakeSender:
-    """Images on their way to the ranks that own their lanes. to : by the lanes that this rank shares with them."""
+    """Sends the images of G to the ranks of D that own their lanes.
+
+    send_queues : by the lanes that this rank shares with the receiver
+    """
 
     def __init__(self, send_queues: Mapping[LaneIds, SendQueue]):
         self.send_queues = send_queues
         self._pending_fakes: dict[int, FakeBatch] = {}  # by lane
 
     def __call__(self, fake: Batch, step: int) -> None:
-        """G made these in this step: they leave when all that go to one rank are there."""
+        """Collect the images of one pass of G, and send those of a rank when all are made."""
         lanes = fake.rng.lanes
+        per_lane = len(fake.images) // len(lanes)
+        fakes = FakeBatch(fake.images.detach(), fake.labels)
         for i, lane in enumerate(lanes):
-            per_lane = len(fake.images) // len(lanes)
-            self._pending_fakes[lane] = FakeBatch(fake.images.detach(), fake.labels).slice_rows(
-                i * per_lane, (i + 1) * per_lane
-            )
-        for shared, outbox in self.send_queues.items():
+            self._pending_fakes[lane] = fakes.slice_rows(i * per_lane, (i + 1) * per_lane)
+        for shared, send_queue in self.send_queues.items():
             if all(lane in self._pending_fakes for lane in shared):
-                made = FakeBatch.concat(self._pending_fakes.pop(lane) for lane in shared)
-                tensors = [made.images] if made.labels is None else [made.images, made.labels]
-                outbox.send(TensorPack.from_tensors(tensors).pack(tensors))
+                batch = FakeBatch.concat(self._pending_fakes.pop(lane) for lane in shared)
+                tensors = [batch.images] if batch.labels is None else [batch.images, batch.labels]
+                send_queue.send(TensorPack.from_tensors(tensors).pack(tensors))
 
     def flush(self) -> None:
-        for outbox in self.send_queues.values():
-            outbox.flush()
+        """Wait until everything is sent."""
+        for send_queue in self.send_queues.values():
+            send_queue.flush()
 
 
 class FakeReceiver:
-    """Images from the ranks that own this rank's lanes, put into `fakes`.
+    """Receives images from the ranks of G that own this rank's lanes, and puts them into `replay_buffer`.
 
-    boxes : by the lanes that this rank shares with the sender;  parcels : what one message from there holds
-    layout: in which G makes them
+    recv_queues   : by the lanes that this rank shares with the sender
+    packs         : what one message of each sender holds
+    memory_format : of the images, as G makes them
     """
 
     def __init__(
@@ -76,42 +82,47 @@ class FakeReceiver:
         device: torch.device,
         memory_format: torch.memory_format,
     ):
-        self.recv_queues, self.packs, self.team, self.max_lead_rounds = recv_queues, packs, team, max_lead_rounds
-        self.device, self.memory_format = device, memory_format
+        self.recv_queues = recv_queues
+        self.packs = packs
+        self.team = team
+        self.max_lead_rounds = max_lead_rounds
+        self.device = device
+        self.memory_format = memory_format
         self._last_received = dict.fromkeys(recv_queues, -1)
-        self._step, self._lag = -1, 0
+        self._step = -1
+        self._lag = 0
 
     replay_buffer: FakeReplayBuffer
 
     def lag(self, step: int) -> int:
-        """How many rounds ago the newest were made that everyone in the team has."""
-        if self._step < 0:  # what a checkpoint had is complete
+        """Return how many rounds ago the newest images were made that every rank of the team has."""
+        if self._step < 0:  # rounds from a checkpoint are complete
             self._last_received = dict.fromkeys(self.recv_queues, max(self.replay_buffer.rounds, default=-1))
         if step != self._step:
-            self._receive(
-                post_until=step, wait_until=step - self.max_lead_rounds + 1 if self.replay_buffer.rounds else step
-            )
-            mine = min(step, *self._last_received.values())
-            self._step, self._lag = step, step - min_over_team(self.team, mine, self.device)
+            wait_until = step - self.max_lead_rounds + 1 if self.replay_buffer.rounds else step
+            self._receive(post_until=step, wait_until=wait_until)
+            newest = min(step, *self._last_received.values())
+            self._step = step
+            self._lag = step - min_over_team(self.team, newest, self.device)
         return self._lag
 
     def _receive(self, post_until: int, wait_until: int) -> None:
-        for lanes, box in self.recv_queues.items():
-            for number, data in box.receive(post_until, wait_until):
+        for lanes, recv_queue in self.recv_queues.items():
+            for number, data in recv_queue.receive(post_until, wait_until):
                 images, *labels = (t.to(self.device) for t in self.packs[lanes].unpack(data))
                 images = images.contiguous(memory_format=self.memory_format)
                 self.replay_buffer.insert(FakeBatch(images, labels[0] if labels else None), lanes, number)
                 self._last_received[lanes] = number
 
     def drain(self) -> None:
-        """Nothing is under way any more: of all rounds up to the last."""
+        """Receive everything up to the last round."""
         if self._step >= 0:
             self._receive(self._step, self._step)
 
 
 @dataclass(frozen=True)
 class SnapshotCodec:
-    """How D travels: with every `every`-th of its messages, parameters over a wire and buffers as they are."""
+    """How D is sent: every `period`-th message carries its parameters over a wire, and its buffers as they are."""
 
     d: Player
     period: int
@@ -120,16 +131,20 @@ class SnapshotCodec:
     def __post_init__(self) -> None:
         if self.wire.lossy and self.d.flat.params.dtype != torch.float32:
             kind = str(self.d.flat.params.dtype).removeprefix("torch.")
-            raise UsageError(f"D has {kind} parameters, which only --strategy.snapshot_wire=exact carries")
+            raise UsageError(
+                f"strategy.snapshot_wire={self.wire.name}: D has {kind} parameters. Use --strategy.snapshot_wire=exact."
+            )
 
     def is_due(self, number: int) -> bool:
+        """Return whether message `number` carries a snapshot."""
         return (number + 1) % self.period == 0
 
     def nbytes(self, number: int) -> int:
+        """Return the size of message `number`."""
         return TensorPack.from_tensors(self._tensors() if self.is_due(number) else []).nbytes
 
     def encode(self, number: int) -> Tensor:
-        """D as it stands, or a message that says no more than that there is none."""
+        """Return message `number`: the current D, or an empty message."""
         tensors = self._tensors() if self.is_due(number) else []
         if tensors and self.wire.lossy:
             self.wire.encode(self.d.flat.params.detach(), tensors[0], seed=number)
@@ -137,7 +152,7 @@ class SnapshotCodec:
 
     @torch.no_grad()
     def load(self, data: Tensor) -> None:
-        """Make D what was packed."""
+        """Load a snapshot into D."""
         tensors = self._tensors()
         for tensor, value in zip(tensors, TensorPack.from_tensors(tensors).unpack(data)):
             tensor.copy_(value)
@@ -152,40 +167,41 @@ class SnapshotCodec:
 
 
 class SnapshotSender:
-    """D's rounds, told to the ranks of G that this one serves."""
+    """Sends D to the ranks of G that this rank serves, one message per round."""
 
     def __init__(self, codec: SnapshotCodec, send_queues: Sequence[SendQueue]):
-        self.codec, self.send_queues = codec, send_queues
+        self.codec = codec
+        self.send_queues = send_queues
 
     def __call__(self, step: int) -> None:
-        """D has moved in this step."""
+        """Send the message of one step, after D's step."""
         if self.send_queues:
             data = self.codec.encode(step)
-            for outbox in self.send_queues:
-                outbox.send(data)
+            for send_queue in self.send_queues:
+                send_queue.send(data)
 
     def flush(self) -> None:
-        for outbox in self.send_queues:
-            outbox.flush()
+        """Wait until everything is sent."""
+        for send_queue in self.send_queues:
+            send_queue.flush()
 
 
 class SnapshotReceiver:
-    """D as it was posted last, for G to play against: in this rank's own copy of D, which does not move."""
+    """The newest D that was received, for G to train against: it is loaded into this rank's own, untrained D."""
 
     def __init__(self, codec: SnapshotCodec, recv_queue: RecvQueue, team: Group, max_lead_rounds: int):
-        self.d, self.codec, self.recv_queue, self.team, self.max_lead_rounds = (
-            codec.d,
-            codec,
-            recv_queue,
-            team,
-            max_lead_rounds,
-        )
+        self.d = codec.d
+        self.codec = codec
+        self.recv_queue = recv_queue
+        self.team = team
+        self.max_lead_rounds = max_lead_rounds
         self.staleness = StalenessStats()
-        self.version: int | None = None  # what the copy is: D after so many rounds
+        self.version: int | None = None  # the copy is D after so many rounds
         self._pending_snapshots: dict[int, Tensor] = {}
         self._step = -1
 
     def __call__(self, step: int) -> DiscriminatorFn:
+        """Return the newest D that every rank of the team has."""
         if step != self._step:
             self._step = step
             self._receive(post_until=step, wait_until=step - self.max_lead_rounds)
@@ -210,26 +226,26 @@ class SnapshotReceiver:
             self.codec.load(self._pending_snapshots[version])
         self._pending_snapshots = {v: data for v, data in self._pending_snapshots.items() if v > version}
         self.version = version
-        self.d.pre_step(self.d.net)  # as D did when it went on from there
+        self.d.pre_step(self.d.net)  # as the trained D did before its next step
 
     def drain(self) -> None:
-        """Nothing is under way any more, and the copy is the newest."""
+        """Receive everything up to the last round, and load the newest D."""
         if self._step >= 0:
             self._receive(self._step, self._step)
             self._load_version(max(self._pending_snapshots, default=self.version or 0))
 
     def state(self) -> Tensors:
-        return (
-            {}
-            if self.version is None
-            else {f"critic/{self.version}/{name}": t for name, t in self.d.net.state_dict().items()}
-        )
+        """Return the loaded version of D."""
+        if self.version is None:
+            return {}
+        return {f"critic/{self.version}/{name}": t for name, t in self.d.net.state_dict().items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        own = self.d.net.state_dict()
+        """Restore from the `state` of all ranks."""
+        state = self.d.net.state_dict()
         for name, tensor in tensors.items():
             kind, version, what = name.split("/", 2)
             if kind == "critic":
                 self.version = int(version)
-                own[what].copy_(tensor)
+                state[what].copy_(tensor)

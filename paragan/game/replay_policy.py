@@ -1,4 +1,4 @@
-"""Which of the images that G made D gets to see: policies, as values."""
+"""Which of G's images D trains on where it reuses them: policies."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ Window = Annotated[int, Field(ge=1, le=1024)]
 
 
 class ReplayPolicy(Protocol):
-    """last: how many rounds of images are kept."""
+    """A rule for the ages of the images that D trains on."""
 
     @property
-    def window(self) -> int: ...
+    def window(self) -> int:
+        """How many rounds of images are kept."""
+        ...
 
     def sample_ages(self, rng: LaneRng, available: int) -> Ages | None:
-        """For every image of a hand, which of the `kept` rounds it is from, 0 being the newest; None: all from that."""
+        """Return for every image of a micro-batch which of `available` rounds it is from (0: the newest).
+
+        None: all are from the newest.
+        """
         ...
 
 
 @config_class
 class Latest:
-    """The newest there are."""
+    """The newest images."""
 
     name: Literal["latest"] = "latest"
 
@@ -43,7 +48,7 @@ class Latest:
 
 @config_class
 class UniformReplay:
-    """Each image from any of the `last` rounds."""
+    """Each image from any of the newest `window` rounds, with equal probability."""
 
     name: Literal["uniform"] = "uniform"
     window: Window = 4
@@ -54,7 +59,7 @@ class UniformReplay:
 
 @config_class
 class FractionalReplay:
-    """A `fraction` of the images from any of the `last` - 1 rounds before the newest (Shrivastava et al. 2017)."""
+    """A `fraction` of the images from any of the `window` - 1 rounds before the newest (Shrivastava et al. 2017)."""
 
     name: Literal["replay"] = "replay"
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.25
@@ -80,5 +85,5 @@ LagPattern = tuple[Annotated[int, Field(ge=0, le=1024)], ...]
 
 
 def get_lag(pattern: LagPattern, step: int) -> int:
-    """Of one step: the pattern is repeated."""
+    """Return the lag of one step. The pattern is repeated."""
     return pattern[step % len(pattern)]

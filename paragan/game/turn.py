@@ -1,4 +1,8 @@
-"""One optimizer step of one player, and several that move together."""
+"""Turns: one optimizer step of one player, and groups of turns that step at once.
+
+All turns of a group compute their gradients from the same point, then all players step. On a GPU their passes run on
+streams of their own.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,20 @@ from paragan.game.player import Player
 
 
 def no_op(step: int) -> None:
-    pass
+    """Do nothing after a step."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a player's step is computed against, with whom it is agreed, and what others get to see of it.
+    """One step of a player.
 
-    weight : this rank's share of the team's gradient, own lanes / team lanes (see comm/exchange.py).
-    fresh  : whether it wants a new batch of reals, or plays on with the last one.
-    recorder: what plays its passes, where they are recorded and replayed.
+    loss            : (micro-batch, step) -> the loss, against whatever opponent the strategy chose
+    exchange        : how the gradient is exchanged with the team
+    team            : the ranks that take the same step
+    weight          : this rank's part of the team's gradient, own lanes / team lanes (comm/exchange.py)
+    needs_new_reals : whether it takes a new batch of reals, or uses the last one again
+    on_step_end     : called after the step
+    recorder        : captures and replays its passes, if they are captured
     """
 
     player: Player
@@ -37,21 +45,25 @@ class Turn:
     recorder: GraphRecorder | None = None
 
     def backward(self, micro_batches: Sequence[Batch], step: int) -> Iterator[tuple[Turn, Loss, int]]:
-        """Backward through every hand: what one pass over some of this rank's lanes sees. The opponent is
-        frozen: no weight gradients that nobody wants."""
-        share = sum(len(hand.rng.lanes) for hand in micro_batches)
+        """Run forward and backward of every micro-batch. The opponent gets no gradients.
+
+        Yields:
+            This turn, the loss of a pass, and its number of lanes.
+        """
+        num_lanes = sum(len(micro_batch.rng.lanes) for micro_batch in micro_batches)
         with self.player.requiring_grad():
-            for i, hand in enumerate(micro_batches, 1):
-                weight = self.weight * len(hand.rng.lanes) / share
-                yield self, self._run_pass(hand, step, weight, is_last=i == len(micro_batches)), len(hand.rng.lanes)
+            for i, micro_batch in enumerate(micro_batches, 1):
+                lanes = len(micro_batch.rng.lanes)
+                weight = self.weight * lanes / num_lanes
+                yield self, self._run_pass(micro_batch, step, weight, is_last=i == len(micro_batches)), lanes
         self.player.flat.mark_backward_done()
 
     def _run_pass(self, micro_batch: Batch, step: int, weight: float, is_last: bool) -> Loss:
-        """One pass, forward and backward."""
+        """Run one pass, forward and backward."""
         if self.recorder is None:
             return self._forward_backward(micro_batch, step, weight, reduce_moments=is_last)
         loss = self.recorder.run(
-            lambda hand: self._forward_backward(hand, step, weight, reduce_moments=False), micro_batch, step, weight
+            lambda staged: self._forward_backward(staged, step, weight, reduce_moments=False), micro_batch, step, weight
         )
         if is_last:
             self.player.all_reduce_moments(self.team)
@@ -61,19 +73,18 @@ class Turn:
         with self.player.tracking_moments():
             loss = self.loss(micro_batch, step)
         if reduce_moments:
-            self.player.all_reduce_moments(self.team)  # travels under backward
+            self.player.all_reduce_moments(self.team)  # sent during backward
         total = loss.total if weight == 1 else loss.total * weight
         total.backward()  # pyright: ignore[reportUnknownMemberType]
         return loss
 
 
-TurnGroup = tuple[Turn, ...]  # turns computed at one point, which then move together
+TurnGroup = tuple[Turn, ...]  # turns computed from one point, whose players then step at once
 
 
 def start_exchanges(turn_groups: Sequence[TurnGroup], step: int) -> None:
-    """A round begins, and with it the exchange of every player's first turn: what is known leaves. What a round that
-    failed has left is dropped."""
-    first = {turn.player: turn for beat in reversed(turn_groups) for turn in reversed(beat)}
+    """Begin a round: start the exchange of every player's first turn, after dropping what a failed round left."""
+    first = {turn.player: turn for group in reversed(turn_groups) for turn in reversed(group)}
     for player, turn in reversed(first.items()):
         player.flat.abort()
         player.flat.start_exchange(turn.exchange, step)
@@ -82,14 +93,21 @@ def start_exchanges(turn_groups: Sequence[TurnGroup], step: int) -> None:
 def play_turns(
     turns: TurnGroup, micro_batches: Sequence[Batch], step: int, total_images: int, new_images: int
 ) -> list[tuple[Turn, Loss, int]]:
-    """Play one beat. images: real images seen after this round; moved: by this round.
+    """Play one group of turns.
 
-    Returns what each pass lost, and on how many lanes."""
+    Args:
+        micro_batches: this rank's lanes of the batch, pass by pass.
+        total_images: real images seen after this round.
+        new_images: real images of this round.
+
+    Returns:
+        The turn, the loss and the number of lanes of every pass.
+    """
     losses: list[tuple[Turn, Loss, int]] = []
-    with contextlib.ExitStack() as mail:
+    with contextlib.ExitStack() as exchanges:
         for turn in turns:
             turn.player.prepare_step(total_images)
-            mail.enter_context(turn.player.flat.exchanging(turn.exchange, step, passes=len(micro_batches)))
+            exchanges.enter_context(turn.player.flat.exchanging(turn.exchange, step, passes=len(micro_batches)))
         with player_streams([turn.player for turn in turns]) as streams:
             for turn, stream in zip(turns, streams):
                 with stream:
@@ -101,24 +119,28 @@ def play_turns(
 
 
 def player_streams(players: Sequence[Player]) -> contextlib.AbstractContextManager[list[ContextManager]]:
-    """Where the turn of each is computed: the first where everything is, the others on streams of their own beside it,
-    where the device has such and passing through a network does not write to it."""
+    """Return one stream per player: the current one for the first, side streams for the others.
+
+    If the device has no streams, or a pass writes to buffers of a network, all use the current one.
+    """
     device = players[0].flat.params.device
     kind = BACKENDS["cpu"] if any(player.mutates_buffers for player in players) else backend_of(device)
     return kind.side_streams(device, len(players))
 
 
 def alternating(d: Turn, g: Turn, d_steps: int) -> tuple[TurnGroup, ...]:
-    """D, `d_steps` times, then G against the D that results."""
+    """D takes `d_steps` steps, then G one against the D that results."""
     return (*((d,) for _ in range(d_steps)), (g,))
 
 
 def simultaneous(d: Turn, g: Turn, d_steps: int) -> tuple[TurnGroup, ...]:
-    """D and G at once, both from where they stand; further steps of D come first."""
+    """D and G step at once, from the same point. Further steps of D come before."""
     return (*((d,) for _ in range(d_steps - 1)), (d, g))
 
 
 def simultaneous_reuse_fakes(d: Turn, g: Turn, d_steps: int) -> tuple[TurnGroup, ...]:
-    """D and G at once, both from where they stand when the round begins, G's images first; further steps of D come
-    after."""
+    """D and G step at once, from the point where the round begins; D uses the images of G's turn, which comes first.
+
+    Further steps of D come after.
+    """
     return ((g, d), *((d,) for _ in range(d_steps - 1)))

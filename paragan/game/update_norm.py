@@ -1,4 +1,4 @@
-"""How long a player's steps are, on some of its weights."""
+"""The size of a player's updates, measured on a sample of its weights."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from collections.abc import Generator
 import torch
 from torch import Tensor
 
-SAMPLE_SIZE = 1024  # weights of a player that are looked at
+SAMPLE_SIZE = 1024  # weights of a player
 
 
 def strided_sample(params: Tensor) -> Tensor:
-    """Some of [P], equally far apart; a view."""
+    """Return equally spaced elements of [P], as a view."""
     return params[:: -(-len(params) // SAMPLE_SIZE)]
 
 
 class UpdateNorm:
-    """The longest step of the optimizer since somebody asked, relative to the norm of the weights before it (0 where
-    all of them were 0)."""
+    """The largest update since the last `pop_max`, relative to the norm of the weights before it (0 if they were 0)."""
 
     def __init__(self, params: Tensor):
         self._weights = strided_sample(params)
@@ -27,14 +26,15 @@ class UpdateNorm:
 
     @contextlib.contextmanager
     def measuring_step(self) -> Generator[None]:
-        """Inside, a step is taken."""
+        """Measure the optimizer step that is taken inside."""
         self._before.copy_(self._weights)
         yield
-        norm, went = (x.square().sum().sqrt() for x in (self._before, self._weights - self._before))
-        torch.maximum(self._max, torch.where(norm > 0, went / norm, 0.0), out=self._max)
+        norm = self._before.square().sum().sqrt()
+        update = (self._weights - self._before).square().sum().sqrt()
+        torch.maximum(self._max, torch.where(norm > 0, update / norm, 0.0), out=self._max)
 
     def pop_max(self) -> Tensor:
-        """[] float64: the longest, which is then forgotten."""
-        longest = self._max.double()
+        """Return the largest update ([] float64) and start again."""
+        largest = self._max.double()
         self._max.zero_()
-        return longest
+        return largest

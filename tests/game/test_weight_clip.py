@@ -16,7 +16,7 @@ from processes import TINY_RUN_ARGS, run_cli, usage_error
 
 SPECTRAL = (
     "paragan: objective.clip=0.01: clips weights that spectral norm rescales. Use --nets.spectral=false (a D without "
-    "it), or objective.clip=0\n"
+    "it), or objective.clip=0.\n"
 )
 PENALISED = (
     "paragan: objective.clip=0.02 and objective.gp=10 are two ways to bound the slopes of D: use objective.gp=0, or "
