@@ -57,7 +57,7 @@ def test_the_warm_up_grows_with_the_batch_and_leaves_a_run():
 def test_a_half_life_is_in_images_unless_it_is_a_few_rounds():
     assert scale_to_batch(run(batch=1000, lanes=8), 64).ema.half_life_kimg == 10
     assert scale_to_batch(run(batch=2048), 64).ema.half_life_kimg == 20.48
-    short = run(batch=2048, average=EMAConfig(half_life_kimg=0.128))  # two rounds, as was right for 64 images
+    short = run(batch=2048, ema=EMAConfig(half_life_kimg=0.128))  # two rounds, as was right for 64 images
     assert scale_to_batch(short, 64).ema.half_life_kimg == pytest.approx(2 * 2.048)
     assert scale_to_batch(run(batch=64, ramp=((100, 4096),)), 64).ema.half_life_kimg == 40.96
 
@@ -85,7 +85,7 @@ def test_what_the_user_set_stays():
 
 
 def test_every_choice_has_its_line():
-    lines = scale_to_batch(run(batch=2048, about=("before",)), 64).reasons
+    lines = scale_to_batch(run(batch=2048, reasons=("before",)), 64).reasons
     assert lines[0] == "before"
     assert lines[1] == "batch 2048 over 8 lanes of 256 images, settings for 64"
     assert lines[2] == "G: learning rate 0.00566 = 0.001 x sqrt(32): Krizhevsky 2014; for Adam Malladi et al. 2022"
@@ -105,7 +105,7 @@ def test_a_command_carries_the_settings_of_its_recipe():
     assert again == found
     with pytest.raises(UsageError, match="leave --batch-scaling rates out"):
         build_run(data, [], "sngan", "rates")
-    with pytest.raises(UsageError, match="--tune some"):
+    with pytest.raises(UsageError, match="--batch-scaling some"):
         build_run(data, [], batch_scaling="some")
 
 
@@ -115,7 +115,7 @@ def test_reasons_are_in_the_record_and_the_report_and_no_obstacle(tmp_path):
     assert ended.status == 0, ended
     assert "G: learning rate 0.0005 = 0.001 x sqrt(0.25)" in ended.out
     record = from_yaml((tmp_path / "run/run.yaml").read_text(), "")
-    assert record["about"][0] == "batch 32 over 2 lanes of 16 images, settings for 128"
+    assert record["reasons"][0] == "batch 32 over 2 lanes of 16 images, settings for 128"
     assert record["g"]["optimizer"]["lr"] == pytest.approx(5e-4)
     page = (tmp_path / "run/report.html").read_text()
     assert "Why it is as it is" in page

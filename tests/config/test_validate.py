@@ -76,5 +76,5 @@ def test_a_contrastive_family_is_played_label_by_label_without_its_head():
     images = Dataset(random_images(20, 32), np.arange(20) % 2, ("a", "b"), "")
     settings = ("nets=contragan", "nets.width=4", "nets.latent=8", "evaluation.metrics=[]", "strategy=per-label")
     assert prepare(tiny_run.make_run(*settings), dataset=images).run.per_label
-    with pytest.raises(UsageError, match=r"use --objective\.contrastive=1"):
+    with pytest.raises(UsageError, match=r"Use --objective\.contrastive=1"):
         prepare(tiny_run.make_run(*settings[:-1]), dataset=images)
