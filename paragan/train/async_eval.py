@@ -1,7 +1,8 @@
-"""Scores of models as they appear in a run folder, from a process beside the run: `paragan eval --follow RUN_DIR`.
+"""Score the models of a run as they appear, from another process: `paragan eval --follow RUN_DIR`.
 
-A run replaces its model with every checkpoint. Whoever follows scores the newest; what was replaced while an older one
-was scored is left out, and said to be. The lines of metrics.jsonl are those the run itself would have written.
+A run replaces its model with every checkpoint. The follower scores the newest one; models that were replaced while an
+older one was scored are left out, and counted. The lines of metrics.jsonl are those that the run itself would write;
+whoever writes lines locks the file, and checks whether it was replaced meanwhile (core/jsonl.py).
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ POLL_S = 2.0
 class RunFollower:
     """Follows one run.
 
-    wanted   : what is scored
-    device   : where
-    patience : seconds for which the run may show nothing new, before this ends
-    best     : the score by which the best model is kept ("": nobody keeps it, or the run itself does)
+    evaluation  : what is scored
+    device      : where it is scored
+    patience_s  : how long the run may show nothing new before the follower gives up
+    best_metric : the score by which the best model is kept ("": it is not, or the run does it)
     """
 
     folder: Path
@@ -54,53 +55,71 @@ class RunFollower:
     sleep: Callable[[float], None] = time.sleep
 
     def __call__(self) -> int:
-        """Score until the run is complete; how many models were. Failed, where it showed nothing for too long."""
-        number, kimg, last, before, seen, since = 0, -1.0, dict[str, Any](), 0, None, time.monotonic()
+        """Score models until the run is complete. Returns how many were scored.
+
+        Raises:
+            RunError: the run showed nothing new for `patience_s`.
+        """
+        num_scored = 0
+        kimg = -1.0  # of the last model
+        config: dict[str, Any] = {}  # of the last model; has checksums, so a model after a rollback differs
+        rollbacks_of_model = 0
+        signature: tuple[Any, ...] | None = None
+        last_change_s = time.monotonic()
         while True:
-            undone, found = len(read_rollbacks(self.folder)), self._newest_model()
-            if found and found.config != last:  # which has checksums: after going back there is another of that moment
-                self._report_skipped(kimg, float(found.config["kimg"]))
-                kimg, last, before, since = float(found.config["kimg"]), found.config, undone, time.monotonic()
-                number += self._score_missing(found, undone)
+            num_rollbacks = len(read_rollbacks(self.folder))
+            model = self._newest_model()
+            if model and model.config != config:
+                new_kimg = float(model.config["kimg"])
+                self._report_skipped(kimg, new_kimg)
+                kimg = new_kimg
+                config = model.config
+                rollbacks_of_model = num_rollbacks
+                last_change_s = time.monotonic()
+                num_scored += self._score_missing(model, num_rollbacks)
                 continue  # it may have been replaced meanwhile
-            if 1000 * kimg >= self._current_run().total_images and undone == before:
-                return number
-            now = file_signature(self.folder)
-            seen, since = (now, since) if now == seen else (now, time.monotonic())
-            if time.monotonic() - since >= self.patience_s:
-                at = f"{kimg:g}" if kimg >= 0 else "0"
+            if 1000 * kimg >= self._current_run().total_images and num_rollbacks == rollbacks_of_model:
+                return num_scored
+            new_signature = file_signature(self.folder)
+            if new_signature != signature:
+                signature = new_signature
+                last_change_s = time.monotonic()
+            if time.monotonic() - last_change_s >= self.patience_s:
                 raise RunError(
-                    f"{self.folder} is at {at} of {self._current_run().kimg:g} kimg and showed nothing new for "
-                    f"{self.patience_s:g} s (--patience): go on with the run, then with the same command"
+                    f"{self.folder} is at {max(kimg, 0):g} of {self._current_run().kimg:g} kimg and showed nothing new "
+                    f"for {self.patience_s:g} s (--patience). Continue the run, then repeat this command"
                 )
             self.sleep(POLL_S)
 
     def _current_run(self) -> Run:
-        """The run as its record has it now: it may be taken further meanwhile."""
+        """Return the run with the length that its record has now: it may be extended meanwhile."""
         kimg = (RunDir(self.folder).read_run_config() or {}).get("kimg", self.run.kimg)
         return dataclasses.replace(self.run, kimg=float(kimg))
 
     def _newest_model(self) -> ModelSnapshot | None:
         model = self.folder / "model"
         if is_per_label(model):
-            raise UsageError(f"{self.folder} has a model for every label, which workers score: leave --follow out")
+            raise UsageError(f"--follow: {self.folder} has a model for every label, which workers score. Leave it out")
         return try_read_consistent(model)
 
     def _score_missing(self, model_snapshot: ModelSnapshot, num_rollbacks: int) -> bool:
-        """Score a model by what is missing of it; whether anything was. undone: how often the run had gone back before
-        the model was read."""
+        """Measure the scores that are missing of a model. Returns True if there were any.
+
+        Args:
+            num_rollbacks: how often the run had gone back before the model was read.
+        """
         kimg = float(model_snapshot.config["kimg"])
-        there = scored_names(self.folder, kimg)
         space = make_feature_space(self.evaluation, self.dataset)
-        missing = tuple(m for m in self.evaluation.metrics if not there.issuperset(metric_names(m, space)))
+        known = scored_names(self.folder, kimg)
+        missing = tuple(m for m in self.evaluation.metrics if not known.issuperset(metric_names(m, space)))
         if not missing:
             return False
-        wanted = dataclasses.replace(self.evaluation, metrics=missing)
+        evaluation = dataclasses.replace(self.evaluation, metrics=missing)
         with tempfile.TemporaryDirectory(prefix="paragan-follow-") as name:
             folder = model_snapshot.write_to(Path(name))
             start = time.perf_counter()
-            scores = self._compute_scores(folder, wanted)
-            if len(read_rollbacks(self.folder)) != num_rollbacks:  # the run went back meanwhile, behind this model
+            scores = self._compute_scores(folder, evaluation)
+            if len(read_rollbacks(self.folder)) != num_rollbacks:  # the run went back meanwhile: the model was undone
                 return False
             append_scores(self.folder, scores, kimg)
             self._update_best(folder, scores, kimg)
@@ -113,14 +132,18 @@ class RunFollower:
         return score(model.sampler, self.dataset, evaluation, protocol, SingleRankGroup())
 
     def _update_best(self, model_dir: Path, scores: list[Score], kimg: float) -> None:
-        chosen = next((one for one in scores if one.name == self.best_metric), None)
+        """Keep a model if it is the best so far."""
+        chosen = next((score for score in scores if score.name == self.best_metric), None)
         if chosen and best_model.is_better(chosen, best_model.read_best(self.folder)):
             best_model.copy_model(model_dir, best_model.create_staging_folder(self.folder))
             best_model.publish(self.folder, chosen, kimg)
 
     def _report_skipped(self, previous_kimg: float, current_kimg: float) -> None:
-        every = self.run.output.checkpoint_kimg
-        skipped = round(current_kimg // every - previous_kimg // every) - 1 if every and previous_kimg >= 0 else 0
+        """Print how many models were replaced before they were scored."""
+        period_kimg = self.run.output.checkpoint_kimg
+        if not period_kimg or previous_kimg < 0:
+            return
+        skipped = round(current_kimg // period_kimg - previous_kimg // period_kimg) - 1
         if skipped > 0:
             self.console.print(
                 f"{skipped} models between {previous_kimg:g} and {current_kimg:g} kimg were replaced before that"
@@ -128,7 +151,6 @@ class RunFollower:
 
 
 def file_signature(folder: Path) -> tuple[Any, ...]:
-    """Changes whenever a run that is being trained writes something."""
-    run = RunDir(folder)
-    watched = (folder / "stats.jsonl", folder / "model" / "config.json", run.checkpoints_dir)
+    """Return a value that changes whenever a run that is being trained writes something."""
+    watched = (folder / "stats.jsonl", folder / "model" / "config.json", RunDir(folder).checkpoints_dir)
     return tuple((path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None for path in watched)

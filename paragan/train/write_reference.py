@@ -1,4 +1,4 @@
-"""Moments of real images in a feature space, in a file that other programs read too."""
+"""Write mean and covariance of real images in a feature space, to a file that other programs can read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paragan.eval.frechet import Gaussian
 from paragan.eval.metrics import metric_names
 from paragan.eval.sharding import SINGLE
 
-BLOCK_IMAGES = 64  # images that are looked at together
+BLOCK_IMAGES = 64  # images of a forward pass
 
 
 def compute_reference(
@@ -30,34 +30,47 @@ def compute_reference(
     count: int | None = None,
     on_progress: ProgressFn | None = None,
 ) -> FeatureStats:
-    """What a Frechet distance needs to know of real images, `BLOCK` of them in memory at a time.
+    """Compute the statistics of real images for a Frechet distance, `BLOCK_IMAGES` of them in memory at a time.
 
-    count : how many, evenly chosen (None: all). Raises `Unusable` for fewer than two, or more than there are
+    Args:
+        features: name of the feature space.
+        inception: file of the Inception weights, for spaces that need them.
+        count: how many images, evenly chosen; None for all.
+        on_progress: called with (images done, images in all).
+
+    Raises:
+        UsageError: `count` is below 2 or above the number of images.
     """
-    size, (channels, resolution, _) = len(dataset.images), dataset.shape
-    wanted = size if count is None else count
-    if not 2 <= wanted <= size:
-        raise UsageError(f"--count {wanted} must be from 2 to {size}, the number of images")
-    rows = np.linspace(0, size - 1, wanted).astype(np.int64)
+    num_images = len(dataset.images)
+    channels, resolution, _ = dataset.shape
+    if count is None:
+        count = num_images
+    if not 2 <= count <= num_images:
+        raise UsageError(f"--count {count}: must be from 2 to {num_images}, the number of images")
+    rows = np.linspace(0, num_images - 1, count).astype(np.int64)
 
     def sample(indices: range) -> Tensor:
         pixels = dataset.images[rows[indices.start : indices.stop]]  # [n, R, R, C]
         if on_progress:
-            on_progress(indices.stop, wanted)
+            on_progress(indices.stop, count)
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
 
     space = named_space(features, resolution, channels, inception)
     metric_names("fd", space)  # refuses a covariance that is too large
-    return extract(sample, FeaturePass(space, wanted, BLOCK_IMAGES, 0, 0, CPU), [GaussianAcc()], SINGLE)
+    return extract(sample, FeaturePass(space, count, BLOCK_IMAGES, 0, 0, CPU), [GaussianAcc()], SINGLE)
 
 
 def save_reference(feature_stats: FeatureStats, out: Path) -> None:
-    """`mu` [F] and `sigma` [F, F] float64, `count`, and by which `space` (`space_hash`, `resizer`) of [C, H, W] images.
+    """Write an .npz file, complete or not at all; an older one is replaced.
 
-    Complete or not at all; an older file is replaced.
+    Its arrays: `mu` [F] and `sigma` [F, F], float64; `count`; `space`, `space_hash` and `resizer` name the feature
+    space; `image` is the shape [C, H, W] of the images.
+
+    Raises:
+        UsageError: `out` has another suffix, or cannot be written.
     """
     if out.suffix != ".npz":
-        raise UsageError(f"--out {out} must end in .npz, such as stats.npz")
+        raise UsageError(f"--out {out}: must end in .npz. Use a name such as stats.npz")
     gaussian: Gaussian = feature_stats.get(GaussianAcc())
     space = feature_stats.space
     with atomic_output(out) as path, path.open("wb") as file:

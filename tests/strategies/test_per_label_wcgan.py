@@ -215,7 +215,7 @@ def test_a_label_in_which_workers_die_again_and_again_is_given_up(tmp_path, proc
         assert processes.start_forked(*command(tmp_path / "run"), patch=poison).wait(60) == 9
     ended = processes.start_forked(*command(tmp_path / "run"), patch=poison)
     assert ended.wait(120) == 1
-    assert "label 0 (0): 5 workers ended in it, one after the other, without a checkpoint" in ended.err
+    assert "label 0 (0): 5 workers died in it, one after the other, without a checkpoint" in ended.err
     assert "the same command tries again" in ended.err
     found = states(tmp_path / "run")
     assert found.pop("0000") == "failed"
@@ -529,7 +529,7 @@ def test_damaged_files_in_the_queue_are_seen_through(done, tmp_path, text):
 
 def test_labels_that_are_not_there_are_refused(done, finished, tmp_path):
     assert "there is no class 'x'" in usage_error("label", done, "x", "--retrain")
-    assert "is no run per label" in usage_error("label", finished, "3", "--retrain")
+    assert "no per-label run" in usage_error("label", finished, "3", "--retrain")
     assert "images of 8 px" in usage_error("label", done, "3", "--replace-with", finished)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text((done / "model" / "config.json").read_text())

@@ -52,9 +52,9 @@ def test_the_lines_are_those_that_the_run_would_have_written(run, tmp_path):
 
 def test_where_the_best_was_scored_otherwise_than_the_last_it_is_said(run):
     assert run_cli("eval", run, "--follow", *ASKED).status == 0
-    assert "taken otherwise" not in run_cli("status", run).out
+    assert "another protocol" not in run_cli("status", run).out
     assert run_cli("eval", run, "--metrics", "fd", "--count", "32").status == 0
-    assert "at 0.16 kimg (of scores that were taken otherwise)" in run_cli("status", run).out
+    assert "at 0.16 kimg (measured by another protocol)" in run_cli("status", run).out
 
 
 def test_the_end_says_when_its_scores_were_taken(tmp_path):

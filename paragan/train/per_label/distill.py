@@ -1,4 +1,8 @@
-"""One generator for all labels, distilled from those of a run per label: an ordinary run, and what it costs."""
+"""Distil one generator for all labels from the generators of a per-label run (`paragan merge`).
+
+The student is an ordinary conditional run with `distill_from`; afterwards both models are scored in the same way and
+written side by side to merge.json.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +31,18 @@ COMPARISON_FILE = "merge.json"
 
 
 def student_run(teacher_run_dir: Path, settings: Sequence[tuple[str, str]]) -> Run:
-    """The run that learns from the run per label in a folder: its record, but one conditional game. settings: laid over
-    it. Unusable where the folder holds another run."""
+    """Return the run that is distilled from a per-label run: its record, with one conditional game.
+
+    Args:
+        settings: fields that differ, as (name, value).
+
+    Raises:
+        UsageError: the folder holds no per-label run.
+    """
     folder = require_run_dir(teacher_run_dir).absolute()
     run = from_dict(Run, read_yaml(folder / "run.yaml"))
     if not run.per_label:
-        raise UsageError(
-            f"{folder} has one generator for all labels already: merge is for runs of --strategy per-label"
-        )
+        raise UsageError(f"{folder}: has one generator for all labels already. Use a run of --strategy per-label")
     run = dataclasses.replace(run, strategy=Sync(), init_from="", distill_from=str(folder))
     return from_dict(Run, apply_overrides(to_dict(run), settings))
 
@@ -49,34 +57,43 @@ class MeasuredModel:
     scores: Sequence[Score]
 
     def to_json(self) -> dict[str, Any]:
-        scores = [one.to_json() for one in self.scores]
+        """Return its entry of merge.json."""
+        scores = [score.to_json() for score in self.scores]
         return {"folder": str(self.folder), "kimg": self.kimg, "bytes": self.size_bytes, "scores": scores}
 
 
 def compare_with_teacher(run: Run, student_run_dir: Path, world: World, console: RunConsole) -> None:
-    """Measure the model of a finished merge and the one per label that it learnt from in the same way, all ranks
-    together; show both side by side, and write them to merge.json."""
-    images = load_dataset(run)
+    """Score the student and the per-label model it was distilled from in the same way; print both and write merge.json.
+
+    All ranks call this.
+    """
+    dataset = load_dataset(run)
     console.print(f"scoring {run.evaluation.count:,} fakes of {run.distill_from} and of {student_run_dir}")
-    before, after = (_measure_model(path, run, images, world) for path in (Path(run.distill_from), student_run_dir))
+    teacher = _measure_model(Path(run.distill_from), run, dataset, world)
+    student = _measure_model(student_run_dir, run, dataset, world)
     if not world.is_main:
         return
-    told = {"distill_weight": run.distill_weight, "per_label": before.to_json(), "merged": after.to_json()}
-    atomic_write_bytes(student_run_dir / COMPARISON_FILE, json.dumps(told, indent=1).encode())
-    for line in format_comparison(before, after):
+    comparison = {
+        "distill_weight": run.distill_weight,
+        "per_label": teacher.to_json(),
+        "merged": student.to_json(),
+    }
+    atomic_write_bytes(student_run_dir / COMPARISON_FILE, json.dumps(comparison, indent=1).encode())
+    for line in format_comparison(teacher, student):
         console.print(line)
 
 
 def _measure_model(folder: Path, run: Run, dataset: Dataset, world: World) -> MeasuredModel:
     model = load_model(folder, world.device, run.nets, dataset)
     protocol = EvalProtocol(batch_norm=model.batch_norm, ema=True, truncation=1.0, seed=run.seed)
-    wanted = run.evaluation
-    scores = score(model.sampler, dataset, wanted, protocol, world.all_ranks) if wanted.metrics else []
+    scores: list[Score] = []
+    if run.evaluation.metrics:
+        scores = score(model.sampler, dataset, run.evaluation, protocol, world.all_ranks)
     return MeasuredModel(folder, model.kimg, weights_bytes(folder), scores)
 
 
 def format_comparison(teacher: MeasuredModel, student: MeasuredModel) -> list[str]:
-    """Both side by side."""
+    """Return the lines of a table with a column for each model."""
     rows = [("", "per label", "merged")]
     rows += [(a.name, f"{a.value:.4g}", f"{b.value:.4g}") for a, b in zip(teacher.scores, student.scores, strict=True)]
     rows += [

@@ -1,4 +1,4 @@
-"""What is made of all labels together, when each is done: scores of the merged model, a grid, a page."""
+"""Make what belongs to all labels together when each is done: scores of the combined model, a sample grid, a report."""
 
 from __future__ import annotations
 
@@ -35,53 +35,60 @@ def finalize(
     folder: Path,
     console: RunConsole,
 ) -> None:
-    """Score the model of all labels, as a run does at its end, and write what people look at."""
+    """Score the model of all labels, as a run does at its end, and write its grid, stats, figures and report.
+
+    Repeated by another worker if this one dies, so every file is replaced.
+    """
     model = load_model(folder, nets=run.nets, dataset=dataset)
     kimg = model.kimg
     if run.evaluation.metrics:
         console.print(f"scoring {run.evaluation.count:,} fakes of all labels: {', '.join(run.evaluation.metrics)}")
         protocol = EvalProtocol(batch_norm=model.batch_norm, ema=True, truncation=1.0, seed=run.seed)
         scores = score(model.sampler, dataset, run.evaluation, protocol, SingleRankGroup())
-        JsonlFile(folder / "metrics.jsonl").truncate_after(math.nextafter(kimg, 0), key="kimg")  # of who died in here
+        # drop scores that a worker that died here has written
+        JsonlFile(folder / "metrics.jsonl").truncate_after(math.nextafter(kimg, 0), key="kimg")
         append_scores(folder, scores, kimg)
         console.print(f"{kimg:g} kimg, all labels: {format_score_summary(scores)}")
     draw_fakes(model.sampler, run.nets, dataset, dataset.labels, folder / f"fakes{round(kimg):06d}.png")
-    stats = folder / "stats.jsonl"
-    stats.unlink(missing_ok=True)
-    for row in merge_label_stats([read_jsonl(label_dir(folder / "labels", job.label) / "stats.jsonl") for job in jobs]):
-        JsonlFile(stats).append(row)
-    table = folder / "labels.jsonl"
-    table.unlink(missing_ok=True)
+    stats_path = folder / "stats.jsonl"
+    stats_path.unlink(missing_ok=True)
+    stats_per_label = [read_jsonl(label_dir(folder / "labels", job.label) / "stats.jsonl") for job in jobs]
+    for row in merge_label_stats(stats_per_label):
+        JsonlFile(stats_path).append(row)
+    labels_path = folder / "labels.jsonl"
+    labels_path.unlink(missing_ok=True)
     for job in sorted(jobs, key=lambda job: job.label):
-        JsonlFile(table).append(_label_row(job, entries[job.name]))
+        JsonlFile(labels_path).append(_label_row(job, entries[job.name]))
     make_final_figures(folder, run.nets, dataset, CPU, console)
     write_report(folder)
 
 
 def _label_row(job: Job, entry: LeaseEntry) -> Row:
-    """A label in the report."""
-    about = entry.metadata
+    """Return the line of labels.jsonl, which the report shows."""
+    metadata = entry.metadata
     return {
         "label": job.label,
         "name": job.class_name,
         "images": job.num_images,
-        "kimg": float(about.get("images", 0)) / 1000,
-        "seconds": float(about.get("seconds", 0)),
-        "worker": str(about.get("replaced", entry.worker)),
-        "scores": dict(about.get("scores", {})),
+        "kimg": float(metadata.get("images", 0)) / 1000,
+        "seconds": float(metadata.get("seconds", 0)),
+        "worker": str(metadata.get("replaced", entry.worker)),
+        "scores": dict(metadata.get("scores", {})),
     }
 
 
 def merge_label_stats(stats_per_label: Sequence[Sequence[Row]]) -> list[Row]:
-    """Stats of all labels as those of one run: what is counted is summed, the rest is the mean over labels, line by
-    line; a label that has fewer lines stays at its last."""
-    longest = max((len(rows) for rows in stats_per_label), default=0)
-    lines = list[Row]()
-    for number in range(longest):
+    """Merge the stats of all labels, line by line, into those of one run: counts are summed, the rest is the mean.
+
+    A label with fewer lines counts with its last one.
+    """
+    num_lines = max((len(rows) for rows in stats_per_label), default=0)
+    merged: list[Row] = []
+    for number in range(num_lines):
         rows = [rows[min(number, len(rows) - 1)] for rows in stats_per_label if rows]
         keys = [key for key in rows[0] if all(isinstance(row.get(key), int | float) for row in rows)]
-        lines.append({key: _combine_values(key, [float(row[key]) for row in rows]) for key in keys})
-    return lines
+        merged.append({key: _combine_values(key, [float(row[key]) for row in rows]) for key in keys})
+    return merged
 
 
 def _combine_values(key: str, values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""The games of a run per label, as plain data: each an ordinary run, on the images of its label."""
+"""The jobs of a per-label run, as plain data: one ordinary run for each label, on the images of that label."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from paragan.models.model import label_dir
 from paragan.optim.optimizers import PlayerOptim
 from paragan.strategies.per_label_wcgan import PerLabel
 
-MIN_FAKES_PER_LABEL = 1000  # that a label is scored on
+MIN_FAKES_PER_LABEL = 1000  # for the scores of a label
 
 
 @dataclass(frozen=True)
 class Job:
-    """One label's game.
+    """The training of one label.
 
-    run     : what is trained
-    of      : how many images of the label there are
-    seconds : of training it may take (0: as many as it wants)
-    source  : the label whose finished game it starts from, if any
+    run          : what is trained
+    num_images   : images of the label
+    max_seconds  : of training (0: no limit)
+    source_label : the label from whose finished model it starts, if any
     """
 
     label: int
@@ -41,78 +41,101 @@ class Job:
     source_label: int | None = None
 
     def describe(self) -> str:
-        """A line for people."""
-        time = f" or {self.max_seconds:.3g} s of training, whichever ends first" if self.max_seconds else ""
-        source = "" if self.source_label is None else f"; from the game of label {self.source_label}"
-        return f"label {self.label} ({self.class_name}): {self.num_images:,} images, {self.run.total_images / 1000:g} kimg{time}{source}"
+        """Return a line for the console."""
+        text = f"label {self.label} ({self.class_name}): {self.num_images:,} images"
+        text += f", {self.run.total_images / 1000:g} kimg"
+        if self.max_seconds:
+            text += f" or {self.max_seconds:.3g} s of training, whichever ends first"
+        if self.source_label is not None:
+            text += f"; from the model of label {self.source_label}"
+        return text
 
     @property
     def name(self) -> str:
+        """Its name in the queue."""
         return f"{self.label:04d}"
 
     def is_complete(self, images: float, seconds: float) -> bool:
-        """Whether a game that has come so far has had its budget."""
+        """Return True if training with this many images and seconds has used the budget."""
         return images >= self.run.total_images or (bool(self.max_seconds) and seconds >= self.max_seconds)
 
 
 def make_jobs(run: Run, dataset: Dataset, folder: Path) -> list[Job]:
-    """The games of a run, the longest first, so that none is begun late; those that start from another's end after all
-    others. Unusable where there are no labels, a label has no image, or a budget is less than a step."""
-    strategy, labels = run.per_label, dataset.labels
+    """Make the jobs of a run, the longest first, so that none starts late; those that start from another's model last.
+
+    Args:
+        folder: of the run, where models to start from will be.
+
+    Raises:
+        UsageError: there are no labels, a label has no images, or a budget is less than a step.
+    """
+    strategy = run.per_label
+    labels = dataset.labels
     assert strategy is not None
     if labels is None:
-        raise UsageError("--strategy per-label needs images with classes: PATH/<class>/*.png, or an .npz with labels")
+        raise UsageError(
+            "--strategy per-label: needs images with classes. Use PATH/<class>/*.png, or an .npz with labels"
+        )
     counts = [int(n) for n in np.bincount(labels, minlength=len(dataset.classes))]
     empty = [f"{label} ({dataset.classes[label]})" for label, count in enumerate(counts) if not count]
     if empty:
-        more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
-        raise UsageError(f"label {', '.join(empty[:5])}{more} has no image: add some, or remove the class")
-    shares, sources = strategy.budget_fractions(counts), _warm_start_labels(strategy, dataset, counts)
-    found = [
-        Job(
-            label,
-            dataset.classes[label],
-            _label_run(run, strategy, label, share, counts[label], _source_model_path(folder, source), len(counts)),
-            counts[label],
-            60 * strategy.minutes * share,
-            source,
-        )
-        for label, (share, source) in enumerate(zip(shares, sources))
-    ]
-    _check_budget_per_label(run, found, shares)
-    return sorted(found, key=lambda job: (job.source_label is not None, -job.run.total_images, job.label))
+        raise UsageError(f"label {_list_names(empty, 5)} has no images. Add some, or remove the class")
+    shares = strategy.budget_fractions(counts)
+    source_labels = _warm_start_labels(strategy, dataset, counts)
+    jobs: list[Job] = []
+    for label, (share, source_label) in enumerate(zip(shares, source_labels)):
+        init_from = "" if source_label is None else str(label_dir(folder / "labels", source_label).absolute())
+        label_run = _label_run(run, strategy, label, share, counts[label], init_from, len(counts))
+        max_seconds = 60 * strategy.minutes * share
+        jobs.append(Job(label, dataset.classes[label], label_run, counts[label], max_seconds, source_label))
+    _check_budget_per_label(run, jobs, shares)
+    return sorted(jobs, key=lambda job: (job.source_label is not None, -job.run.total_images, job.label))
+
+
+def _list_names(names: Sequence[str], max_names: int) -> str:
+    """Join names: "a, b and 3 more"."""
+    more = f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    return ", ".join(names[:max_names]) + more
 
 
 def describe_jobs(label_jobs: Sequence[Job]) -> str:
-    """What every game gets, in a line."""
+    """Return a line that says how long each label is trained."""
     runs = sorted((job.run for job in label_jobs), key=lambda run: run.total_images)
-    few, many = (f"{run.total_images / 1000:g}" for run in (runs[0], runs[-1]))
-    steps = [run.total_rounds for run in (runs[0], runs[-1])]
-    most = f"{few} to {many} kimg ({steps[0]:,} to {steps[1]:,} steps of G)"
-    each = f"{few} kimg ({steps[0]:,} steps of G) each" if few == many else most
-    return f"{len(label_jobs)} games of {each}"
+    shortest, longest = runs[0], runs[-1]
+    min_kimg = f"{shortest.total_images / 1000:g}"
+    max_kimg = f"{longest.total_images / 1000:g}"
+    if min_kimg == max_kimg:
+        return f"{len(label_jobs)} games of {min_kimg} kimg ({shortest.total_rounds:,} steps of G) each"
+    steps = f"{shortest.total_rounds:,} to {longest.total_rounds:,} steps of G"
+    return f"{len(label_jobs)} games of {min_kimg} to {max_kimg} kimg ({steps})"
 
 
 def describe_rare_labels(strategy: PerLabel, dataset: Dataset) -> str:
-    """A warning of labels with few images; empty where there are none."""
-    counts = np.bincount(dataset.labels, minlength=len(dataset.classes)) if dataset.labels is not None else np.zeros(0)
-    few = [
+    """Return a warning of labels with few images; "" if there are none."""
+    if dataset.labels is None:
+        return ""
+    counts = np.bincount(dataset.labels, minlength=len(dataset.classes))
+    rare = [
         f"{dataset.classes[label]} ({counts[label]})"
         for label in np.argsort(counts)
         if counts[label] < strategy.rare_below
     ]
-    if not few:
+    if not rare:
         return ""
-    listed = ", ".join(few[:8]) + (f" and {len(few) - 8} more" if len(few) > 8 else "")
-    help_ = "" if strategy.warm_start == "nearest" else "; --strategy.warm_start=nearest starts them from a neighbour"
-    return f"fewer than {strategy.rare_below} images (--strategy.rare_below): {listed}; their generators will repeat them{help_}"
+    text = f"fewer than {strategy.rare_below} images (--strategy.rare_below): {_list_names(rare, 8)}"
+    text += "; their generators will repeat them"
+    if strategy.warm_start != "nearest":
+        text += "; --strategy.warm_start=nearest starts them from a similar label"
+    return text
 
 
 def _label_run(
     run: Run, strategy: PerLabel, label: int, share: float, num_images: int, init_from: str, num_labels: int
 ) -> Run:
-    """The ordinary run of a label: what is given in kimg is of all labels together, and so are the fakes that are
-    scored. Its seed is its own."""
+    """Return the ordinary run of a label, with a seed of its own.
+
+    Lengths in kimg and the number of scored fakes in `run` are of all labels together.
+    """
     output = run.output
     return dataclasses.replace(
         run,
@@ -139,37 +162,46 @@ def _scale_warm_up(player_optim: PlayerOptim, share: float) -> PlayerOptim:
 
 
 def _label_evaluation(evaluation: EvaluationOptions, share: float, num_images: int) -> EvaluationOptions:
-    """The scores that so few reals of one label allow, on a share of the fakes."""
-    fakes = min(evaluation.count, max(MIN_FAKES_PER_LABEL, math.ceil(evaluation.count * share)))
-    known = {name: metric for name, metric in METRICS.items() if not metric.needs_labels and "50k" not in name}
-    free = tuple(m for m in evaluation.metrics if m in known and min(fakes, num_images) >= known[m].min_images)
-    kept = () if evaluation.features == classifier.SPACE_NAME else free  # which tells labels apart
+    """Return the metrics that one label's reals allow, on a share of the fakes."""
+    num_fakes = min(evaluation.count, max(MIN_FAKES_PER_LABEL, math.ceil(evaluation.count * share)))
+    metrics: list[str] = []
+    if evaluation.features != classifier.SPACE_NAME:  # which tells labels apart
+        for name in evaluation.metrics:
+            metric = METRICS.get(name)
+            if metric is None or metric.needs_labels or "50k" in name:
+                continue
+            if min(num_fakes, num_images) >= metric.min_images:
+                metrics.append(name)
     return dataclasses.replace(
-        evaluation, metrics=kept, count=fakes, every_kimg=evaluation.every_kimg * share, reference=""
+        evaluation,
+        metrics=tuple(metrics),
+        count=num_fakes,
+        every_kimg=evaluation.every_kimg * share,
+        reference="",
     )
 
 
-def _source_model_path(folder: Path, label: int | None) -> str:
-    return "" if label is None else str(label_dir(folder / "labels", label).absolute())
-
-
 def _warm_start_labels(strategy: PerLabel, dataset: Dataset, counts: Sequence[int]) -> list[int | None]:
-    """For every rare label the one, not rare, whose mean image is nearest; None for all others."""
+    """Return, for every rare label, the label that is not rare with the nearest mean image; None for all others."""
     common = [label for label, count in enumerate(counts) if count >= strategy.rare_below]
     if strategy.warm_start == "none" or not common or dataset.labels is None:
         return [None] * len(counts)
     means = np.stack(
         [dataset.images[dataset.labels == label].mean(0, np.float64).ravel() for label in range(len(counts))]
     )
-    nearest = [min(common, key=lambda c: float(np.linalg.norm(means[c] - mean))) for mean in means]
-    return [None if count >= strategy.rare_below else near for count, near in zip(counts, nearest)]
+    sources: list[int | None] = []
+    for label, count in enumerate(counts):
+        distances = {other: float(np.linalg.norm(means[other] - means[label])) for other in common}
+        sources.append(None if count >= strategy.rare_below else min(common, key=distances.__getitem__))
+    return sources
 
 
 def _check_budget_per_label(run: Run, label_jobs: Sequence[Job], shares: Sequence[float]) -> None:
-    least = min(shares)
-    if 1000 * run.kimg * least < run.round_images:
-        need = math.ceil(run.round_images / least / 10) / 100
+    smallest = min(shares)
+    images = 1000 * run.kimg * smallest
+    if images < run.round_images:
+        needed_kimg = math.ceil(run.round_images / smallest / 10) / 100
         raise UsageError(
-            f"--kimg {run.kimg:g} over {len(label_jobs)} labels leaves {1000 * run.kimg * least:.3g} images for one, "
-            f"and a step takes {run.round_images}: use --kimg {need:g} or more, or a smaller --batch"
+            f"--kimg {run.kimg:g}: over {len(label_jobs)} labels leaves {images:.3g} images for one, and a step takes "
+            f"{run.round_images}. Use --kimg {needed_kimg:g} or more, or a smaller --batch"
         )

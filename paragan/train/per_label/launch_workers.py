@@ -1,4 +1,4 @@
-"""Workers of a run per label: how the processes of a launcher find its folder, and part."""
+"""Start the workers of a per-label run: how the processes of a launcher find its folder, and part."""
 
 from __future__ import annotations
 
@@ -30,45 +30,53 @@ from paragan.train.rank_agreement import check_same_config, check_shared_storage
 from paragan.train.run_dir import RunDir, RunDirRequest, select_shared_run_dir
 from paragan.train.session import check_init_from, set_threads
 
-BUDGET_FIELDS = ("kimg", "strategy.minutes")  # how long each game is, so that all workers have to know it alike
+BUDGET_FIELDS = ("kimg", "strategy.minutes")  # may change on resume, but must be equal for all workers
 
 
 def train_per_label(
     run: Run, launch_info: LaunchInfo, device: torch.device, request: RunDirRequest, reasons: Sequence[str]
 ) -> Path:
-    """Work on a run per label until it is done, as one of any number of processes: where it is. They meet to find the
-    folder, and exchange nothing afterwards, but for the ranks of one label. reasons: said first, a line each."""
-    screen = RunConsole(launch_info.rank == 0)
+    """Work on a per-label run until it is done, as one of any number of processes. Returns the run folder.
+
+    The processes of a launcher meet to find the folder. Afterwards only the ranks of one label exchange anything.
+
+    Args:
+        reasons: lines that are printed first.
+    """
+    console = RunConsole(launch_info.rank == 0)
     world = World.join(launch_info, device, run.timeout_s)
     with leave_on_error(world):
         set_threads(run, world)
         prepared = prepare_on_all_ranks(run, world)
         run = prepared.run
-        images = prepared.dataset
+        dataset = prepared.dataset
         check_same_config(run, world)
-        path = Path(world.all_gather_str(on_all_ranks(world, lambda: _prepare_run_dir(run, images, request, world)))[0])
+        paths = world.all_gather_str(on_all_ranks(world, lambda: _prepare_run_dir(run, dataset, request, world)))
+        path = Path(paths[0])
         check_shared_storage(path, world)
-        found, strategy = make_jobs(run, images, path), run.per_label
+        jobs = make_jobs(run, dataset, path)
+        strategy = run.per_label
         assert strategy is not None
-        team = strategy.ranks_of_label(world.rank, world.size, len(found))
-        on_all_ranks(world, lambda: _check_ranks_per_label(run, strategy, len(team)))
-    for line in (
+        ranks = strategy.ranks_of_label(world.rank, world.size, len(jobs))
+        on_all_ranks(world, lambda: _check_ranks_per_label(run, strategy, len(ranks)))
+    lines = [
         *reasons,
-        *images.describe().splitlines(),
+        *dataset.describe().splitlines(),
         f"run folder {path}",
-        describe_jobs(found),
-        describe_rare_labels(strategy, images),
-    ):
+        describe_jobs(jobs),
+        describe_rare_labels(strategy, dataset),
+    ]
+    for line in lines:
         if line:
-            screen.print(line)
-    with world.split_off(team) as mine:
-        LabelWorker(run, images, found, path, mine, screen).work()
+            console.print(line)
+    with world.split_off(ranks) as label_world:
+        LabelWorker(run, dataset, jobs, path, label_world, console).work()
     return path
 
 
 @contextlib.contextmanager
 def leave_on_error(world: World) -> Iterator[None]:
-    """Inside, whatever goes wrong ends this rank's part in the world; else it stays."""
+    """Leave the world if anything inside raises; otherwise stay in it."""
     try:
         yield
     except BaseException as error:
@@ -77,86 +85,92 @@ def leave_on_error(world: World) -> Iterator[None]:
 
 
 def _check_ranks_per_label(run: Run, strategy: PerLabel, ranks: int) -> bool:
-    """Unusable where so many ranks cannot play a label together."""
+    """Raise UsageError if so many ranks cannot train a label together; else return True."""
     if ranks > run.lanes:
         raise UsageError(
-            f"{ranks} ranks of a label cannot share --lanes {run.lanes}: use --strategy.ranks_per_label={run.lanes}"
+            f"--lanes {run.lanes}: {ranks} ranks of a label cannot share them. "
+            f"Use --strategy.ranks_per_label={run.lanes}"
         )
     strategy.per_label_strategy.check(ranks)
     return True
 
 
 def _prepare_run_dir(run: Run, dataset: Dataset, request: RunDirRequest, world: World) -> str:
-    """Rank 0 finds or makes the folder, and what all workers need in it."""
+    """Find or create the folder, and what all workers need in it, on rank 0. Returns its path; "." on other ranks."""
     if not world.is_main:
         return "."
-    found = make_jobs(run, dataset, Path())  # nothing is made for what could not begin
-    spec = replace(make_spec(run, dataset), classes=0)  # of a label's networks
-    folder = select_shared_run_dir(
-        request, run, lambda path: is_finished(path, dataset), lambda: check_init_from(run, spec)
+    jobs = make_jobs(run, dataset, Path())  # before a folder is created: it refuses what cannot be trained
+    label_spec = replace(make_spec(run, dataset), classes=0)
+    run_dir = select_shared_run_dir(
+        request, run, lambda path: is_finished(path, dataset), lambda: check_init_from(run, label_spec)
     )
-    path = folder.path
+    path = run_dir.path
     try:
         _check_writable(path)
-        _update_budget(folder, run)
+        _update_budget(run_dir, run)
         model = path / "model"
-        prior, classes = LabelPrior.from_labels(dataset.labels, len(dataset.classes)), dataset.classes
-        counts = [job.num_images for job in sorted(found, key=lambda job: job.label)]
+        prior = LabelPrior.from_labels(dataset.labels, len(dataset.classes))
+        counts = [job.num_images for job in sorted(jobs, key=lambda job: job.label)]
         _check_same_dataset(model, dataset, run)
-        init_per_label_model(model, make_spec(run, dataset), prior, classes, data=dataset.fingerprint, images=counts)
+        init_per_label_model(
+            model, make_spec(run, dataset), prior, dataset.classes, data=dataset.fingerprint, images=counts
+        )
         draw_reals(dataset, path, nets=run.nets)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; give another --run-dir or --outdir") from error
+        raise UsageError(f"{path}: cannot be written ({error.strerror}). Use another --run-dir or --outdir") from error
     return str(path)
 
 
 def _check_same_dataset(model: Path, dataset: Dataset, run: Run) -> None:
-    """Generators belong to the images they were trained on: other ones may have other labels."""
+    """Raise UsageError if the generators of a folder were trained on other images: these may have other labels."""
     if not (model / "config.json").exists():
         return
-    former = read_model_config(model)
-    if former.get("data") != dataset.fingerprint:
+    if read_model_config(model).get("data") != dataset.fingerprint:
         raise UsageError(
-            f"--data {run.data.redacted_path} holds other images than those that {model.parent} is trained on"
+            f"--data {run.data.redacted_path}: not the images that {model.parent} is trained on. "
+            "Use those, or another --run-dir"
         )
 
 
 def _check_writable(path: Path) -> None:
-    """OSError where nothing can be written."""
-    mark = path / f".probe-{secrets.token_hex(8)}"
-    mark.write_bytes(bytes(4096))
-    mark.unlink()
+    """Raise OSError if nothing can be written to a folder."""
+    probe = path / f".probe-{secrets.token_hex(8)}"
+    probe.write_bytes(bytes(4096))
+    probe.unlink()
 
 
 def is_finished(path: Path, dataset: Dataset) -> bool:
-    """Whether nothing is left to do in a folder."""
+    """Return True if nothing is left to do in a folder."""
     try:
         run = from_dict(Run, read_yaml(path / "run.yaml"))
-        entries, found = LeaseQueue(path / "queue", 1.0).entries(), make_jobs(run, dataset, path)
+        entries = LeaseQueue(path / "queue", 1.0).entries()
+        jobs = make_jobs(run, dataset, path)
     except UsageError:
         return True
-    of = {
-        job.name: e.lease_number
-        for job in found
-        if (e := entries.get(job.name)) and e.state == "done" and has_spent_budget(job, e)
-    }
+    finished: dict[str, int] = {}  # job -> lease number
+    for job in jobs:
+        entry = entries.get(job.name)
+        if entry and entry.state == "done" and has_spent_budget(job, entry):
+            finished[job.name] = entry.lease_number
     last = entries.get(FINALIZE_JOB)
-    return last is not None and last.state == "done" and len(of) == len(found) and last.metadata.get("of") == of
+    if last is None or last.state != "done" or len(finished) < len(jobs):
+        return False
+    return last.metadata.get("of") == finished
 
 
 def _update_budget(run_dir: RunDir, run: Run) -> None:
-    """Another budget than before is everybody's: refused while somebody works with the former."""
-    former = run_dir.read_run_config() or {}
-    other = [d for d in diff(former, to_dict(run)) if d[0] in BUDGET_FIELDS]
-    if not other:
+    """Write a changed budget to run.yaml. Raises UsageError if a worker trains with the previous one."""
+    previous = run_dir.read_run_config() or {}
+    changes = [change for change in diff(previous, to_dict(run)) if change[0] in BUDGET_FIELDS]
+    if not changes:
         return
     assert run.per_label is not None
-    leases = LeaseQueue(run_dir.path / "queue", run.per_label.lease_s)
-    for entry in leases.entries().values():
-        if leases.is_busy(entry):
-            name, before, now = other[0]
+    lease_queue = LeaseQueue(run_dir.path / "queue", run.per_label.lease_s)
+    for entry in lease_queue.entries().values():
+        if lease_queue.is_busy(entry):
+            name, before, now = changes[0]
             raise UsageError(
-                f"{run_dir.path} is being trained by {entry.worker} with {name}={before}, not {now}: give the same, or "
+                f"{name}={now}: {run_dir.path} is being trained by {entry.worker} with {name}={before}. Use that, or "
                 "stop the others first"
             )
     run_dir.write_run_config(run)

@@ -1,4 +1,4 @@
-"""One label of a run per label, trained again or replaced; the others are not touched."""
+"""Train one label of a per-label run again, or replace its model; the others are not touched (`paragan label`)."""
 
 from __future__ import annotations
 
@@ -18,44 +18,62 @@ from paragan.train.per_label.label_dirs import SEEDS_FILE, find_label_dir, label
 from paragan.train.per_label.lease_queue import LeaseEntry, LeaseQueue
 from paragan.train.run_dir import require_run_dir
 
-_NEXT_STEP = "the command that trained it goes on with it, and scores all labels anew (--run-dir {})"
+_NEXT_STEP = "repeat the command that trained it to continue, and to score all labels again (--run-dir {})"
 
 
 def retrain(path: Path, label_text: str, seed: int | None) -> list[str]:
-    """Put labels back into the queue, with another seed; what was trained stays beside it, and in the model until there
-    is something new. Returns what was done, a line each."""
+    """Put labels back into the queue, with another seed.
+
+    What was trained stays beside it, and in the model until there is something new.
+
+    Args:
+        label_text: labels, as the user wrote them.
+        seed: for all of them; None for a new one each.
+
+    Returns:
+        Lines that say what was done.
+    """
     folder, run, classes = _open_per_label_run(path)
-    lines = list[str]()
+    lines: list[str] = []
     for label in parse_labels(label_text, classes):
-        leases, entry = _require_idle(folder, run, label)
-        inside, known = find_label_dir(folder, label), read_label_seeds(folder)
-        new = seed if seed is not None else label_seed(folder, label, run.seed + label) + len(classes)
-        atomic_write_bytes(folder / SEEDS_FILE, json.dumps(known | {str(label): new}).encode())
-        lines.append(f"label {label} ({classes[label]}) waits to be trained with seed {new}")
-        if inside:
-            final, number = label_dir(folder / "labels", label), entry.lease_number if entry else 0
-            inside.rename(former := final.with_name(f"{final.name}.former-{number}"))
+        lease_queue, entry = _require_idle(folder, run, label)
+        trained_dir = find_label_dir(folder, label)
+        seeds = read_label_seeds(folder)
+        new_seed = seed
+        if new_seed is None:
+            new_seed = label_seed(folder, label, run.seed + label) + len(classes)
+        atomic_write_bytes(folder / SEEDS_FILE, json.dumps(seeds | {str(label): new_seed}).encode())
+        lines.append(f"label {label} ({classes[label]}) waits to be trained with seed {new_seed}")
+        if trained_dir:
+            final = label_dir(folder / "labels", label)
+            former = final.with_name(f"{final.name}.former-{entry.lease_number if entry else 0}")
+            trained_dir.rename(former)
             lines.append(f"what was trained before is in {former}")
-        _set_state(leases, label, entry, "free", again=new)
+        _set_state(lease_queue, label, entry, "free", retrain_seed=new_seed)
     return [*lines, _NEXT_STEP.format(folder)]
 
 
 def replace_label(path: Path, label_text: str, replacement: Path) -> list[str]:
-    """Let another model be the generator of a label. Unusable where it makes other images."""
+    """Use another model as the generator of a label. Returns lines that say what was done.
+
+    Raises:
+        UsageError: it makes other images, or several labels are named.
+    """
     folder, run, classes = _open_per_label_run(path)
     label, *more = parse_labels(label_text, classes)
     if more:
-        raise UsageError(f"--replace-with gives one label a model: {label_text} are several")
-    model, whole = load_model(replacement, nets=run.nets), load_model(folder, nets=run.nets)
-    wanted = dataclasses.replace(whole.spec, classes=0)
-    if model.spec != wanted or not isinstance(model.sampler, Sampler):
+        raise UsageError(f"--replace-with {replacement}: is for one label, and {label_text} are several. Name one")
+    model = load_model(replacement, nets=run.nets)
+    label_spec = dataclasses.replace(load_model(folder, nets=run.nets).spec, classes=0)
+    if model.spec != label_spec or not isinstance(model.sampler, Sampler):
         raise UsageError(
-            f"--replace-with {replacement} makes {_describe_spec(model.spec)}, and a label of {folder} has {_describe_spec(wanted)}"
+            f"--replace-with {replacement}: makes {_describe_spec(model.spec)}, and a label of {folder} has "
+            f"{_describe_spec(label_spec)}"
         )
-    leases, entry = _require_idle(folder, run, label)
+    lease_queue, entry = _require_idle(folder, run, label)
     source = find_model_dir(replacement)
     install_label_model(folder / "model", label, source)
-    _set_state(leases, label, entry, "done", replaced=str(source.absolute()), images=0, seconds=0.0)
+    _set_state(lease_queue, label, entry, "done", replaced=str(source.absolute()), images=0, seconds=0.0)
     return [f"label {label} ({classes[label]}) is {source} from now on; {_NEXT_STEP.format(folder)}"]
 
 
@@ -63,29 +81,29 @@ def _open_per_label_run(path: Path) -> tuple[Path, Run, tuple[str, ...]]:
     folder = require_run_dir(path)
     run = from_dict(Run, read_yaml(folder / "run.yaml"))
     if not run.per_label:
-        raise UsageError(f"{folder} is no run per label: its strategy is {run.strategy.name}")
+        raise UsageError(f"{folder}: no per-label run, its strategy is {run.strategy.name}")
     return folder, run, load_model(folder, nets=run.nets).classes
 
 
 def _require_idle(folder: Path, run: Run, label: int) -> tuple[LeaseQueue, LeaseEntry | None]:
-    """The label's last word. Unusable where somebody may be training it."""
+    """Return the queue and the last entry of a label. Raises UsageError if a worker may be training it."""
     assert run.per_label is not None
-    leases = LeaseQueue(folder / "queue", run.per_label.lease_s)
-    entry = leases.entry(f"{label:04d}")
-    if entry and leases.is_busy(entry):
-        raise UsageError(f"label {label} is being trained by {entry.worker}: wait, or stop it first")
-    return leases, entry
+    lease_queue = LeaseQueue(folder / "queue", run.per_label.lease_s)
+    entry = lease_queue.entry(f"{label:04d}")
+    if entry and lease_queue.is_busy(entry):
+        raise UsageError(f"label {label} is being trained by {entry.worker}. Wait, or stop it first")
+    return lease_queue, entry
 
 
 def _set_state(lease_queue: LeaseQueue, label: int, entry: LeaseEntry | None, state: str, **metadata: Any) -> None:
     lease = lease_queue.acquire(f"{label:04d}", entry.lease_number if entry else 0, {"label": label})
     if lease is None:
-        raise UsageError(f"label {label} was taken by a worker just now: wait, or stop it first")
+        raise UsageError(f"label {label} was taken by a worker just now. Wait, or stop it first")
     lease.release(state, **metadata)
 
 
 def _describe_spec(spec: Spec) -> str:
-    labelled = f" of {spec.classes} classes" if spec.classes else ", unconditional"
+    classes = f" of {spec.classes} classes" if spec.classes else ", unconditional"
     if spec.array_shape:
-        return f"numbers {list(spec.array_shape)}{labelled}"
-    return f"images of {spec.resolution} px with {spec.channels} channels{labelled}"
+        return f"arrays {list(spec.array_shape)}{classes}"
+    return f"images of {spec.resolution} px with {spec.channels} channels{classes}"

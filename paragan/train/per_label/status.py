@@ -1,4 +1,4 @@
-"""What a run is doing, or each of its labels: read from its folder, without disturbing anyone."""
+"""Describe what a run is doing, or each of its labels: read from its folder, without locking it (`paragan status`)."""
 
 from __future__ import annotations
 
@@ -24,46 +24,57 @@ COLUMNS = ("label", "class", "images", "state", "kimg", "minutes", "worker", "sc
 
 
 def format_status(path: Path) -> str:
-    """Lines for people."""
+    """Return the lines that describe a run folder.
+
+    Raises:
+        UsageError: it is no run folder.
+    """
     folder = require_run_dir(path)
     record = read_yaml(folder / "run.yaml")
     if str(record.get("strategy", {}).get("name")) in PER_LABEL_NAMES:
-        return "\n".join(
-            _format_labels(
-                folder,
-                from_dict(Run, {name: part for name, part in record.items() if name not in ("nets", "objective")}),
-            )
-        )
+        # without nets and objective, which may need the user's own code
+        known = {name: part for name, part in record.items() if name not in ("nets", "objective")}
+        return "\n".join(_format_labels(folder, from_dict(Run, known)))
     return _format_run(RunDir(folder), float(record.get("kimg", 0)))
 
 
 def _format_run(run_dir: RunDir, kimg: float) -> str:
-    lines, seen = _read_stats(run_dir.path), run_dir.trained_images / 1000
-    at = max(float(lines[-1]["Progress/kimg"]) if lines else 0.0, seen)  # it may have been stopped between two lines
+    rows = _read_stats(run_dir.path)
+    saved_kimg = run_dir.trained_images / 1000
+    current_kimg = max(float(rows[-1]["Progress/kimg"]) if rows else 0.0, saved_kimg)  # it may be between two lines
     owner = _lock_owner(run_dir)
-    state = f"trained by {owner}" if owner else "complete" if seen >= round(kimg, 6) else "stopped"
-    pace = f", {lines[-1].get('Timing/img_per_sec', 0):,.0f} img/s" if lines and owner else ""
-    told = f"{_format_scores(run_dir.path)}{_format_best_and_findings(run_dir.path)}"
-    return f"{run_dir.path}: {state}, {at:g} of {kimg:g} kimg{pace}, checkpoint at {seen:g} kimg{told}"
+    if owner:
+        state = f"trained by {owner}"
+    elif saved_kimg >= round(kimg, 6):
+        state = "complete"
+    else:
+        state = "stopped"
+    rate = f", {rows[-1].get('Timing/img_per_sec', 0):,.0f} img/s" if rows and owner else ""
+    text = f"{run_dir.path}: {state}, {current_kimg:g} of {kimg:g} kimg{rate}, checkpoint at {saved_kimg:g} kimg"
+    return text + _format_scores(run_dir.path) + _format_best_and_findings(run_dir.path)
 
 
 def _read_stats(folder: Path) -> list[Row]:
-    """Lines that say how far a run had come, as ours do."""
+    """Return the lines of stats.jsonl that say how far the run was."""
     return [row for row in read_jsonl(folder / "stats.jsonl") if is_number(row.get("Progress/kimg"))]
 
 
 def _format_best_and_findings(folder: Path) -> str:
-    """The best model, and what was found wrong."""
-    best, wrong = read_best(folder), read_jsonl(folder / "health.jsonl")
-    kept = f"; best {best['name']} {best['value']:.4g} at {best['kimg']:g} kimg" if best else ""
-    shown = newest_scores(read_jsonl(folder / "metrics.jsonl")).get(best["name"]) if best else None
-    if best and shown and shown.get("fingerprint") != best["fingerprint"]:
-        kept += " (of scores that were taken otherwise)"
-    return kept + "".join(f"; {row['action']} at {row['kimg']:g} kimg: {row['kind']}" for row in wrong)
+    """Describe the best model, and what was found wrong."""
+    text = ""
+    best = read_best(folder)
+    if best:
+        text += f"; best {best['name']} {best['value']:.4g} at {best['kimg']:g} kimg"
+        newest = newest_scores(read_jsonl(folder / "metrics.jsonl")).get(best["name"])
+        if newest and newest.get("fingerprint") != best["fingerprint"]:
+            text += " (measured by another protocol)"
+    for row in read_jsonl(folder / "health.jsonl"):
+        text += f"; {row['action']} at {row['kimg']:g} kimg: {row['kind']}"
+    return text
 
 
 def _lock_owner(run_dir: RunDir) -> str:
-    """Who is writing in a folder, empty if nobody is."""
+    """Return who is writing in a folder; "" if no process is."""
     try:
         with (run_dir.path / ".lock").open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -75,10 +86,13 @@ def _lock_owner(run_dir: RunDir) -> str:
 
 
 def _format_labels(folder: Path, run: Run) -> Iterator[str]:
+    """Yield a table with a line for each label, and a summary."""
     assert run.per_label is not None
-    about = read_model_config(folder / "model")
-    names, counts = [str(name) for name in about["classes"]], [int(count) for count in about["images"]]
-    entries, now = LeaseQueue(folder / "queue", run.per_label.lease_s).entries(), _folder_time(folder)
+    config = read_model_config(folder / "model")
+    names = [str(name) for name in config["classes"]]
+    counts = [int(count) for count in config["images"]]
+    entries = LeaseQueue(folder / "queue", run.per_label.lease_s).entries()
+    now = _folder_time(folder)
     rows = [
         _format_label_row(folder, label, name, counts[label], entries.get(f"{label:04d}"), now, run.per_label.lease_s)
         for label, name in enumerate(names)
@@ -88,51 +102,59 @@ def _format_labels(folder: Path, run: Run) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
     states = [row[3].split(":")[0].split(",")[0] for row in rows]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
-    spent = sum(float(row[5] or 0) for row in rows)
+    minutes = sum(float(row[5] or 0) for row in rows)
     kimg = sum(float(row[4]) for row in rows)
-    yield f"{folder}: {len(rows)} labels, {counted}; {kimg:g} of {run.kimg:g} kimg, {spent:.3g} minutes of training"
-    if scores := _format_scores(folder):
-        now_of = {job: entry.lease_number for job, entry in entries.items() if job != FINALIZE_JOB}
-        stale = FINALIZE_JOB not in entries or entries[FINALIZE_JOB].metadata.get("of") != now_of
-        yield f"all labels{' (before what was trained since)' if stale else ''}{scores}"
+    yield f"{folder}: {len(rows)} labels, {counted}; {kimg:g} of {run.kimg:g} kimg, {minutes:.3g} minutes of training"
+    scores = _format_scores(folder)
+    if scores:
+        lease_numbers = {job: entry.lease_number for job, entry in entries.items() if job != FINALIZE_JOB}
+        last = entries.get(FINALIZE_JOB)
+        is_current = last is not None and last.metadata.get("of") == lease_numbers
+        yield f"all labels{'' if is_current else ' (before what was trained since)'}{scores}"
 
 
 def _format_label_row(
     folder: Path, label: int, name: str, count: int, entry: LeaseEntry | None, now: float, lease_s: float
 ) -> tuple[str, ...]:
-    under_way = entry and leased_label_dir(folder, label, entry.lease_number)
-    lines = _read_stats(under_way) if under_way and entry and entry.state == "held" else []
-    images = 1000 * float(lines[-1]["Progress/kimg"]) if lines else 0.0
-    about: Mapping[str, Any] = entry.metadata if entry else {}
-    kimg = max(images, float(about.get("images", about.get("from", 0)))) / 1000
-    seconds = float(lines[-1].get("Timing/total_s", 0) if lines else about.get("seconds", 0))
-    scores = "  ".join(f"{key} {value:.3g}" for key, value in about.get("scores", {}).items())
+    """Return the cells of a label, in the order of COLUMNS."""
+    rows: list[Row] = []
+    if entry and entry.state == "held":
+        rows = _read_stats(leased_label_dir(folder, label, entry.lease_number))
+    metadata: Mapping[str, Any] = entry.metadata if entry else {}
+    images = 1000 * float(rows[-1]["Progress/kimg"]) if rows else 0.0
+    kimg = max(images, float(metadata.get("images", metadata.get("from", 0)))) / 1000
+    seconds = float(rows[-1].get("Timing/total_s", 0) if rows else metadata.get("seconds", 0))
+    minutes = f"{seconds / 60:.2f}" if seconds else ""
+    scores = "  ".join(f"{key} {value:.3g}" for key, value in metadata.get("scores", {}).items())
     state = _format_state(entry, now, lease_s)
-    who = entry.worker if entry and state not in ("waiting", "replaced") else str(about.get("replaced", ""))
-    return (str(label), name, f"{count:,}", state, f"{kimg:g}", f"{seconds / 60:.2f}" if seconds else "", who, scores)
+    worker = str(metadata.get("replaced", ""))
+    if entry and state not in ("waiting", "replaced"):
+        worker = entry.worker
+    return (str(label), name, f"{count:,}", state, f"{kimg:g}", minutes, worker, scores)
 
 
 def _format_state(entry: LeaseEntry | None, now: float, lease_s: float) -> str:
-    if entry is None or "again" in entry.metadata:
+    if entry is None or "retrain_seed" in entry.metadata:
         return "waiting"
     if entry.state == "held":
-        silent = now - entry.heartbeat_ns / 1e9
+        silent_s = now - entry.heartbeat_ns / 1e9
         if is_process_gone(entry.metadata.get("process")):
             return "lost, to be taken over"
-        return "training" if silent < lease_s else f"silent, for {silent:.0f} s"
-    reason = f": {entry.metadata.get('reason', '')}"[:60] if entry.state == "failed" else ""
+        return "training" if silent_s < lease_s else f"silent, for {silent_s:.0f} s"
     if "replaced" in entry.metadata:
         return "replaced"
-    return {"free": "stopped", "done": "done", "failed": "failed"}[entry.state] + reason
+    if entry.state == "failed":
+        return "failed" + f": {entry.metadata.get('reason', '')}"[:60]
+    return "stopped" if entry.state == "free" else entry.state
 
 
 def _folder_time(folder: Path) -> float:
-    """The time by the clock that gives the folder's files theirs; ours where nothing can be written there."""
-    mark = folder / f".now-{secrets.token_hex(8)}"
+    """Return the time of the clock that stamps files in a folder; of this host if nothing can be written there."""
+    probe = folder / f".now-{secrets.token_hex(8)}"
     try:
-        mark.touch()
-        now = mark.stat().st_mtime
-        mark.unlink()
+        probe.touch()
+        now = probe.stat().st_mtime
+        probe.unlink()
         return now
     except OSError:
         return time.time()

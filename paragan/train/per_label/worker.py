@@ -1,12 +1,14 @@
-"""A worker of a run per label: it takes one game after another from the run's folder, and trains it as any run.
+"""A worker of a per-label run: it leases one label after the other, and trains it as any run.
 
-RUN/run.yaml          the run;  RUN/queue/ who works on which label, and what became of it (leases.py)
-RUN/labels/0003/      an ordinary run of label 3, which resumes by itself; while it is trained for the second time it is
-RUN/labels/0003.2/    and whoever takes it over renames it: the former owner, should it live, writes into nothing
+RUN/run.yaml          the run
+RUN/queue/            who works on which label, and how it ended (lease_queue.py)
+RUN/labels/0003/      an ordinary run of label 3, with its own checkpoints and report
+RUN/labels/0003.2/    the same, while it is trained under its second lease
 RUN/model/            the model of all labels
 
-Workers tell each other nothing but what they write there, so any number of them can be started and can die at any time,
-on any host that sees the folder. Where a label has several ranks they are one worker, with a world of their own.
+Workers communicate only by these files, so any number of them can start and die at any time, on any host that sees the
+folder. A label's folder is renamed by the worker that takes it over: an earlier owner that is still alive then writes
+into nothing. Where a label has several ranks they are one worker, with a world of their own.
 """
 
 from __future__ import annotations
@@ -31,23 +33,23 @@ from paragan.train.per_label.jobs import Job
 from paragan.train.per_label.label_dirs import find_label_dir, label_seed, leased_label_dir
 from paragan.train.per_label.lease_queue import Lease, LeaseEntry, LeaseQueue
 from paragan.train.run_dir import RunDir
-from paragan.train.session import Session, callbacks_due
+from paragan.train.session import Callback, Session, callbacks_due
 from paragan.train.trainer import train_in_dir
 
 POLL_S = 1.0
-MAX_ATTEMPTS = 5  # workers that may end in a label, one after the other, without coming further
-FINALIZE_JOB = "all"  # the last job: what is made of all labels together
+MAX_ATTEMPTS = 5  # workers that may die in a label, one after the other, without a new checkpoint
+FINALIZE_JOB = "all"  # the last job: what belongs to all labels together
 NO_MORE_JOBS = "end"
-LEASE_LOST_MESSAGE = "this worker was silent for too long and another took it over, or its file in the queue is gone"
+LEASE_LOST_MESSAGE = "this worker was silent for too long and another took over, or its file in the queue is gone"
 
 
 class TimeBudgetTooShort(UsageError):
-    """A budget of time that is less than a step."""
+    """Raised if a time budget is less than a step."""
 
 
 @dataclass(frozen=True)
 class LeaseFence:
-    """An observer: nothing is written for a label that is another's by now."""
+    """Callback: stop before anything is written for a label that another worker has taken over."""
 
     lease: Lease
 
@@ -58,34 +60,40 @@ class LeaseFence:
 
 @dataclass(frozen=True)
 class TimeBudget:
-    """An observer: the game ends where its time does. Ranks that play it together go by the first one's clock."""
+    """Callback: end the run when its time is used up. Ranks that train together go by the clock of the first."""
 
     limit_s: float
     console: RunConsole
 
     def __call__(self, session: Session) -> None:
-        clock, world = session.clock, session.world
-        if not self.limit_s or clock.is_done or (world.size > 1 and clock.step and not callbacks_due(session)):
+        clock = session.clock
+        world = session.world
+        if not self.limit_s or clock.is_done:
             return
-        spent = clock.seconds if world.size == 1 else float(world.all_gather_str(str(clock.seconds))[0])
-        self.console.max_remaining_s = self.limit_s - spent
-        if spent < self.limit_s:
+        seconds = clock.seconds
+        if world.size > 1:
+            if clock.step and not callbacks_due(session):
+                return
+            seconds = float(world.all_gather_str(str(clock.seconds))[0])
+        self.console.max_remaining_s = self.limit_s - seconds
+        if seconds < self.limit_s:
             return
         if clock.step == 1:
             raise TimeBudgetTooShort(
-                f"--strategy.minutes leaves {self.limit_s:.2g} s for this label, and its first step took {spent:.2g} "
-                f"s: use {2 * spent / self.limit_s:.1g} times as much, or more"
+                f"--strategy.minutes: leaves {self.limit_s:.2g} s for this label, and its first step took "
+                f"{seconds:.2g} s. Use {2 * seconds / self.limit_s:.1g} times as much, or more"
             )
         clock.finish_now()
 
 
 @dataclass
 class LabelWorker:
-    """The ranks that train one label together, as one of them sees it.
+    """One of the ranks that train one label together.
 
-    jobs   : the games of the run, the longest first
-    world  : the ranks of this worker, and nobody else
-    before : labels that had failed when it was started: it tries them again
+    jobs              : the labels of the run, the longest first
+    world             : the ranks of this worker only
+    previously_failed : lease numbers of labels that had failed when it started: it tries them again
+    lease             : what this worker works on; None on other ranks than the first
     """
 
     run: Run
@@ -100,15 +108,23 @@ class LabelWorker:
     def __post_init__(self) -> None:
         strategy = self.run.per_label
         assert strategy is not None
-        self.wait_for_all, self.lease_queue = strategy.wait_for_all, LeaseQueue(self.folder / "queue", strategy.lease_s)
+        self.wait_for_all = strategy.wait_for_all
+        self.lease_queue = LeaseQueue(self.folder / "queue", strategy.lease_s)
         self.previously_failed = {
-            job: e.lease_number for job, e in self.lease_queue.entries().items() if e.state == "failed"
+            job: entry.lease_number for job, entry in self.lease_queue.entries().items() if entry.state == "failed"
         }
         self.jobs_by_name = {job.name: job for job in self.jobs}
 
     def work(self) -> None:
-        """Take games until all are done, or none is left for us. Failed lists those that could not be trained."""
-        while (name := self.world.all_gather_str(self.next_job() if self.world.is_main else "")[0]) != NO_MORE_JOBS:
+        """Train labels until all are done, or none is left for this worker.
+
+        Raises:
+            RunError: lists the labels that could not be trained.
+        """
+        while True:
+            name = self.world.all_gather_str(self.next_job() if self.world.is_main else "")[0]
+            if name == NO_MORE_JOBS:
+                break
             if name == FINALIZE_JOB:
                 self.finalize()
             elif name:
@@ -117,26 +133,30 @@ class LabelWorker:
                 time.sleep(POLL_S)
         self.check_failed()
 
-    # What comes next -------------------------------------------------------------------------------------
+    # Choose the next job -------------------------------------------------------------------------------------
 
     def next_job(self) -> str:
-        """The name of a job that was taken for this worker; "" where it has to wait, END where all is done."""
+        """Lease a job and return its name; "" to wait, NO_MORE_JOBS if all is done."""
         entries = self.lease_queue.entries()
-        left = [job for job in self.jobs if not self.is_finished(job, entries.get(job.name))]
-        self.console.suffix = f"{len(self.jobs) - len(left)} of {len(self.jobs)} labels done"
-        for job in left:
-            entry, source = entries.get(job.name), job.source_label
-            begins = source is None or self.is_finished(
-                self.jobs_by_name[f"{source:04d}"], entries.get(f"{source:04d}")
-            )
-            if begins and self.can_acquire(entry) and self.try_acquire(job, entry):
+        open_jobs = [job for job in self.jobs if not self.is_finished(job, entries.get(job.name))]
+        self.console.suffix = f"{len(self.jobs) - len(open_jobs)} of {len(self.jobs)} labels done"
+        for job in open_jobs:
+            entry = entries.get(job.name)
+            if self.has_source(job, entries) and self.can_acquire(entry) and self.try_acquire(job, entry):
                 return job.name
-        if left:
+        if open_jobs:
             return "" if self.wait_for_all else NO_MORE_JOBS
         return self.next_finalize_job(entries)
 
+    def has_source(self, job: Job, entries: Mapping[str, LeaseEntry]) -> bool:
+        """Return True if the label that a job starts from is finished, or if there is none."""
+        if job.source_label is None:
+            return True
+        name = f"{job.source_label:04d}"
+        return self.is_finished(self.jobs_by_name[name], entries.get(name))
+
     def is_finished(self, job: Job, entry: LeaseEntry | None) -> bool:
-        """Whether there is nothing more to do for a label."""
+        """Return True if there is nothing more to do for a label."""
         if entry is None:
             return False
         if entry.state == "done":
@@ -144,139 +164,165 @@ class LabelWorker:
         return entry.state == "failed" and not self.may_retry(entry)
 
     def may_retry(self, entry: LeaseEntry) -> bool:
+        """Return True if a job had failed before this worker started."""
         return self.previously_failed.get(entry.job) == entry.lease_number
 
     def can_acquire(self, entry: LeaseEntry | None) -> bool:
+        """Return True if no living worker holds a job."""
         return entry is None or entry.state != "held" or self.lease_queue.is_dead(entry)
 
     def try_acquire(self, job: Job, entry: LeaseEntry | None) -> bool:
-        """Try to have a label; one in which workers end again and again is given up instead."""
-        number, former = (entry.lease_number, find_label_dir(self.folder, job.label)) if entry else (0, None)
-        reached = RunDir(former).trained_images if former else 0
-        ended = entry is not None and entry.state == "held" and entry.metadata.get("from") == reached
-        attempts = 1 + (int(entry.metadata.get("attempts", 1)) if entry and ended else 0)
-        about = {"label": job.label, "from": reached, "attempts": attempts}
-        self.lease = self.lease_queue.acquire(job.name, number, about)
+        """Try to lease a label. One in which workers die again and again is marked as failed instead."""
+        last_number = 0
+        images = 0
+        attempts = 1
+        if entry:
+            last_number = entry.lease_number
+            label_folder = find_label_dir(self.folder, job.label)
+            images = RunDir(label_folder).trained_images if label_folder else 0
+            if entry.state == "held" and entry.metadata.get("from") == images:  # its worker died without a checkpoint
+                attempts += int(entry.metadata.get("attempts", 1))
+        metadata = {"label": job.label, "from": images, "attempts": attempts}
+        self.lease = self.lease_queue.acquire(job.name, last_number, metadata)
         if self.lease and attempts > MAX_ATTEMPTS:
-            reason = f"{MAX_ATTEMPTS} workers ended in it, one after the other, without a checkpoint"
-            self.lease.release("failed", images=reached, seconds=0.0, reason=reason)
+            reason = f"{MAX_ATTEMPTS} workers died in it, one after the other, without a checkpoint"
+            self.lease.release("failed", images=images, seconds=0.0, reason=reason)
             return False
         return self.lease is not None
 
     def next_finalize_job(self, entries: Mapping[str, LeaseEntry]) -> str:
-        """All labels being settled: what is made of them together, once, by one worker."""
+        """Lease the last job once all labels are done: one worker does it, once. Returns as `next_job` does."""
         self.restore_label_models()
         if any(entries[job.name].state == "failed" for job in self.jobs):
             return NO_MORE_JOBS
-        entry, of = entries.get(FINALIZE_JOB), {job.name: entries[job.name].lease_number for job in self.jobs}
-        if entry and entry.metadata.get("of") == of:
-            if entry.state == "done" or (entry.state == "failed" and not self.may_retry(entry)):
+        entry = entries.get(FINALIZE_JOB)
+        lease_numbers = {job.name: entries[job.name].lease_number for job in self.jobs}
+        if entry:
+            is_current = entry.metadata.get("of") == lease_numbers
+            has_ended = entry.state == "done" or (entry.state == "failed" and not self.may_retry(entry))
+            if is_current and has_ended:
                 return NO_MORE_JOBS
-            if entry.state == "held" and not self.lease_queue.is_dead(entry):
+            if not self.can_acquire(entry):
                 return "" if self.wait_for_all else NO_MORE_JOBS
-        elif entry and not self.can_acquire(entry):
-            return "" if self.wait_for_all else NO_MORE_JOBS
-        self.lease = self.lease_queue.acquire(FINALIZE_JOB, entry.lease_number if entry else 0, {"of": of})
+        last_number = entry.lease_number if entry else 0
+        self.lease = self.lease_queue.acquire(FINALIZE_JOB, last_number, {"of": lease_numbers})
         return FINALIZE_JOB if self.lease else ""
 
     def restore_label_models(self) -> None:
-        """Generators that somebody has removed from the model are put back from their labels."""
+        """Put generators that were removed from the model back, from the folders of their labels."""
         for job in self.jobs:
-            model, here = (
-                label_dir(self.folder / "labels", job.label) / "model",
-                label_dir(self.folder / "model", job.label),
-            )
-            if not (here / "model.safetensors").exists() and (model / "model.safetensors").exists():
-                install_label_model(self.folder / "model", job.label, model)
+            trained = label_dir(self.folder / "labels", job.label) / "model"
+            installed = label_dir(self.folder / "model", job.label)
+            if (trained / "model.safetensors").exists() and not (installed / "model.safetensors").exists():
+                install_label_model(self.folder / "model", job.label, trained)
 
-    # What is done ----------------------------------------------------------------------------------------
+    # Do it ----------------------------------------------------------------------------------------
 
     def train_label(self, job: Job) -> None:
-        """Play a label's game to its end, or leave it as it is for another worker."""
+        """Train a label to its end, or leave it to another worker.
+
+        Raises:
+            Interrupted: a signal came while it was trained, or too late for it.
+            RunError, UsageError, OSError: failures that are not the label's own; this worker ends.
+        """
         self.console.print(job.describe())
-        folder = self.open_label_dir(job)
+        run_dir = self.open_label_dir(job)
         try:
             with self.lease or contextlib.nullcontext():
-                late = self.train_to_end(job, folder)
+                late_signal = self.train_to_end(job, run_dir)
         except TimeBudgetTooShort:
-            self.release_lease("free", folder)
+            self.release_lease("free", run_dir)
             raise
         except (RunError, UsageError, OSError) as error:
             if self.lease and not self.lease.is_owned():
                 self.console.print(f"label {job.label} ({job.class_name}): {LEASE_LOST_MESSAGE}")
             elif isinstance(error, Diverged | UsageError):
-                self.release_lease("failed", folder, reason=str(error))
+                self.release_lease("failed", run_dir, reason=str(error))
                 self.console.print(f"label {job.label} ({job.class_name}) failed: {error}")
             else:
-                self.try_release_lease(folder)
+                self.try_release_lease(run_dir)
                 raise
-            if self.world.size > 1:  # ranks that play together do not go on after a failure: their world is broken
+            if self.world.size > 1:  # the world of ranks that train together is broken after a failure
                 raise
         except (Interrupted, KeyboardInterrupt):
-            self.try_release_lease(folder)
+            self.try_release_lease(run_dir)
             raise
         else:
-            if asked := next(filter(None, self.world.all_gather_str(late)), ""):
-                raise Interrupted(f"{asked}: stopped after label {job.label}", same_on_all_ranks=not self.world.is_main)
+            signals = [name for name in self.world.all_gather_str(late_signal) if name]
+            if signals:
+                message = f"{signals[0]}: stopped after label {job.label}"
+                raise Interrupted(message, same_on_all_ranks=not self.world.is_main)
 
     def open_label_dir(self, job: Job) -> RunDir:
-        """The folder of a label that was just taken, under a name that is ours alone."""
+        """Rename or create the folder of a label that was just leased, under a name that only this worker uses."""
         path = ""
         if self.lease:
-            former, mine = (
-                find_label_dir(self.folder, job.label),
-                leased_label_dir(self.folder, job.label, self.lease.lease_number),
-            )
-            with contextlib.suppress(FileNotFoundError):  # whoever took it over was faster, which the fence will see
-                if mine.exists() and mine != former:
-                    mine.rename(mine.with_name(f"{mine.name}.stray-{secrets.token_hex(4)}"))
-                former.rename(mine) if former else mine.mkdir(parents=True)
-            if former and (reached := RunDir(mine).trained_images):
-                self.console.print(f"it goes on from {reached / 1000:g} kimg")
-            path = str(mine)
+            current = find_label_dir(self.folder, job.label)
+            leased = leased_label_dir(self.folder, job.label, self.lease.lease_number)
+            with contextlib.suppress(FileNotFoundError):  # another worker took over; LeaseFence will notice
+                if leased.exists() and leased != current:
+                    leased.rename(leased.with_name(f"{leased.name}.stray-{secrets.token_hex(4)}"))
+                if current:
+                    current.rename(leased)
+                else:
+                    leased.mkdir(parents=True)
+            images = RunDir(leased).trained_images if current else 0
+            if images:
+                self.console.print(f"it continues at {images / 1000:g} kimg")
+            path = str(leased)
         return RunDir(Path(self.world.all_gather_str(path)[0]))
 
     def train_to_end(self, job: Job, run_dir: RunDir) -> str:
-        """Returns which signal asked for the end when it was too late for this label."""
-        run, images = self.with_original_start(job, run_dir), self.dataset.only_class(job.label)
+        """Train a label and install its model. Returns a signal that came too late for it, or ""."""
+        run = self.with_original_start(job, run_dir)
+        dataset = self.dataset.only_class(job.label)
         if self.world.is_main:
             run_dir.write_run_config(run)
-        fence = [LeaseFence(self.lease)] if self.lease else []
-        watchers = [*fence, TimeBudget(job.max_seconds, self.console)]
-        session, late = train_in_dir(run_dir, run, self.world, images, self.console, watchers)
+        callbacks: list[Callback] = [LeaseFence(self.lease)] if self.lease else []
+        callbacks.append(TimeBudget(job.max_seconds, self.console))
+        session, late_signal = train_in_dir(run_dir, run, self.world, dataset, self.console, callbacks)
         if self.lease and self.lease.is_owned():
-            run_dir.path.rename(final := label_dir(self.folder / "labels", job.label))
+            final = label_dir(self.folder / "labels", job.label)
+            run_dir.path.rename(final)
             install_label_model(self.folder / "model", job.label, final / "model")
-            images_seen, seconds = session.clock.images, round(session.clock.seconds, 3)
             self.lease.release(
-                "done", images=images_seen, seconds=seconds, scores=newest_values(read_jsonl(final / "metrics.jsonl"))
+                "done",
+                images=session.clock.images,
+                seconds=round(session.clock.seconds, 3),
+                scores=newest_values(read_jsonl(final / "metrics.jsonl")),
             )
-        return late
+        return late_signal
 
     def with_original_start(self, job: Job, run_dir: RunDir) -> Run:
-        """A label's run with its seed, and, where it has come further than its beginning, from what it was begun with
-        (the folder may have been moved since): read by the first rank for all."""
-        about = {"seed": job.run.seed, "init_from": job.run.init_from}
+        """Return the run of a label with its seed and `init_from` as they were when it started.
+
+        The folder may have been moved since, and with it the model that the label started from. The first rank reads
+        them for all.
+        """
+        seed = job.run.seed
+        init_from = job.run.init_from
         if self.world.is_main:
-            about["seed"] = label_seed(self.folder, job.label, job.run.seed)
-            about["init_from"] = (
-                (run_dir.read_run_config() or about)["init_from"] if run_dir.trained_images else job.run.init_from
-            )
-        about = json.loads(self.world.all_gather_str(json.dumps(about))[0])
-        return replace(job.run, seed=int(about["seed"]), init_from=str(about["init_from"]))
+            seed = label_seed(self.folder, job.label, seed)
+            previous = run_dir.read_run_config() if run_dir.trained_images else None
+            if previous:
+                init_from = previous["init_from"]
+        text = json.dumps({"seed": seed, "init_from": init_from})
+        start = json.loads(self.world.all_gather_str(text)[0])
+        return replace(job.run, seed=int(start["seed"]), init_from=str(start["init_from"]))
 
     def try_release_lease(self, run_dir: RunDir) -> None:
-        with contextlib.suppress(OSError):  # which may be what is wrong
+        """Give the lease back, unless the folder cannot be written, which may be why."""
+        with contextlib.suppress(OSError):
             self.release_lease("free", run_dir)
 
     def release_lease(self, state: str, run_dir: RunDir, **metadata: str) -> None:
-        """Let others have it, or know that it cannot be trained."""
+        """Write how training ended, if this worker still owns the lease."""
         if self.lease and self.lease.is_owned():
             images, seconds = run_dir.progress
             self.lease.release(state, images=images, seconds=seconds, **metadata)
 
     def finalize(self) -> None:
-        """Score and draw the model of all labels."""
+        """Score and draw the model of all labels, on the rank that holds the lease."""
         if not self.lease:
             return
         with self.lease as lease:
@@ -284,17 +330,20 @@ class LabelWorker:
             lease.release("done")
 
     def check_failed(self) -> None:
+        """Raise RunError if labels have failed, and say why."""
         entries = self.lease_queue.entries()
-        failed = [(job, e) for job in self.jobs if (e := entries.get(job.name)) and e.state == "failed"]
-        if failed:
-            listed = "; ".join(
-                f"label {job.label} ({job.class_name}): {e.metadata.get('reason')}" for job, e in failed[:4]
-            )
-            more = f" and {len(failed) - 4} more labels" if len(failed) > 4 else ""
-            raise RunError(f"{listed}{more}; the same command tries again", same_on_all_ranks=True)
+        failures: list[str] = []
+        for job in self.jobs:
+            entry = entries.get(job.name)
+            if entry and entry.state == "failed":
+                failures.append(f"label {job.label} ({job.class_name}): {entry.metadata.get('reason')}")
+        if failures:
+            more = f" and {len(failures) - 4} more labels" if len(failures) > 4 else ""
+            raise RunError(f"{'; '.join(failures[:4])}{more}; the same command tries again", same_on_all_ranks=True)
 
 
 def has_spent_budget(job: Job, entry: LeaseEntry) -> bool:
-    """Whether a label that is done has had the budget that it now has."""
-    images, seconds = float(entry.metadata.get("images", 0)), float(entry.metadata.get("seconds", 0))
+    """Return True if a label that is done has used the budget that it has now."""
+    images = float(entry.metadata.get("images", 0))
+    seconds = float(entry.metadata.get("seconds", 0))
     return "replaced" in entry.metadata or job.is_complete(images, seconds)

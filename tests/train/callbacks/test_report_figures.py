@@ -219,9 +219,9 @@ def test_data_that_are_streamed_are_looked_at_by_the_command_alone(tmp_path):
         "the data are streamed; `paragan report` searches them" in json.loads(index.read_text())["missing_reasons"][0]
     )
     assert run_cli("report", run).status == 0
-    told = json.loads(index.read_text())
-    assert (told["missing_reasons"], told["thorough"]) == ([], True)
-    assert "all 60 training images" in told["figures"][0]["description"]
+    index_data = json.loads(index.read_text())
+    assert (index_data["missing_reasons"], index_data["thorough"]) == ([], True)
+    assert "all 60 training images" in index_data["figures"][0]["description"]
 
 
 @pytest.mark.parametrize("kind", ["numbers", "given"])

@@ -162,7 +162,7 @@ def test_the_generator_may_be_another_but_for_its_latent(per_label, tmp_path):
 
 def test_what_cannot_be_merged_is_refused(finished, per_label, tmp_path):
     assert "does not exist" in usage_error("merge", tmp_path / "nowhere")
-    assert "merge is for runs of --strategy per-label" in usage_error("merge", finished)
+    assert "Use a run of --strategy per-label" in usage_error("merge", finished)
     assert "is RUN_DIR itself" in usage_error("merge", per_label, f"--out={per_label}")
     assert "has one generator for all labels" in usage_error("train", *TINY_RUN_ARGS, f"--teacher={finished}")
     incomplete = shutil.copytree(per_label, tmp_path / "incomplete")
