@@ -1,4 +1,4 @@
-"""A run is scored from beside as it would have scored itself, once, and models come whole."""
+"""A follower scores a run as the run itself would have, once, and reads only complete models."""
 
 from __future__ import annotations
 
@@ -33,69 +33,69 @@ def run(unscored, tmp_path):
     return shutil.copytree(unscored, tmp_path / "run")
 
 
-def told(folder):
+def score_lines(folder):
     return [
         {name: row[name] for name in ("name", "value", "kimg", "fingerprint")}
         for row in read_jsonl(folder / "metrics.jsonl")
     ]
 
 
-def test_the_lines_are_those_that_the_run_would_have_written(run, tmp_path):
+def test_a_follower_writes_the_lines_of_the_run_itself(run, tmp_path):
     within = train_tiny(tmp_path / "within", "--kimg=0.16", "--evaluation.metrics=[fd,kid]")
     ended = run_cli("eval", run, "--follow", *ASKED, "--device", "cpu")
     assert ended.status == 0, ended.err
-    assert told(run) == told(within)
+    assert score_lines(run) == score_lines(within)
     assert best_model.read_best(run) == best_model.read_best(within)
     assert "complete and scored (1 models" in ended.out
     assert "fd_pixels" in (run / "report.html").read_text()  # which was written before there were scores
 
 
-def test_where_the_best_was_scored_otherwise_than_the_last_it_is_said(run):
+def test_status_says_if_the_best_was_measured_by_another_protocol(run):
     assert run_cli("eval", run, "--follow", *ASKED).status == 0
     assert "another protocol" not in run_cli("status", run).out
     assert run_cli("eval", run, "--metrics", "fd", "--count", "32").status == 0
     assert "at 0.16 kimg (measured by another protocol)" in run_cli("status", run).out
 
 
-def test_the_end_says_when_its_scores_were_taken(tmp_path):
+def test_the_end_says_of_which_moment_its_scores_are(tmp_path):
     words = ("--kimg=0.176", "--evaluation.metrics=[fd]", "--evaluation.every_kimg=0.16")
     ended = run_cli(*train_args(tmp_path / "run", *words))
     assert "which are of" not in ended.out  # the end is scored too
     left = [row for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if row["kimg"] == 0.16]
     JsonlFile(tmp_path / "run" / "metrics.jsonl").filter(lambda row: row in left)
-    screen = SimpleNamespace(say=(said := []).append)
-    print_done(tmp_path / "run", screen)
-    assert ", which are of 0.16 kimg" in said[0]
+    printed = []
+    print_done(tmp_path / "run", SimpleNamespace(print=printed.append))
+    assert ", which are of 0.16 kimg" in printed[0]
 
 
-def test_one_process_follows_a_run(run):
+def test_only_one_process_follows_a_run(run):
     with (run / ".follow").open("a") as mark:
         fcntl.flock(mark, fcntl.LOCK_EX)
         assert "another process follows this run" in usage_error("eval", run, "--follow", *ASKED)
     assert run_cli("eval", run, "--follow", *ASKED).status == 0
 
 
-def test_nothing_is_scored_twice_and_what_is_missing_is(run):
+def test_only_missing_scores_are_measured(run):
     assert run_cli("eval", run, "--follow", "--metrics", "fd", "--count", "16").status == 0
     assert run_cli("eval", run, "--follow", *ASKED).status == 0
     assert [row["name"] for row in read_jsonl(run / "metrics.jsonl")] == ["fd_pixels", "kid_pixels"]
     assert "(0 models" in run_cli("eval", run, "--follow", *ASKED).out
 
 
-def test_a_model_that_is_undone_while_it_is_read_is_not_scored(run, monkeypatch):
-    def meanwhile(folder):
-        found = try_read_consistent(folder)
+def test_a_model_undone_by_a_rollback_is_not_scored(run, monkeypatch):
+    def read_model(folder):
+        model = try_read_consistent(folder)
         if not read_jsonl(run / "health.jsonl"):
             JsonlFile(run / "health.jsonl").append({"action": "rollback", "to_step": 0})
-        return found
+        return model
 
-    monkeypatch.setattr(async_eval, "snapshot", meanwhile)
+    monkeypatch.setattr(async_eval, "try_read_consistent", read_model)
     ended = run_cli("eval", run, "--follow", *ASKED, "--patience", "0")
     assert ended.status == 1, ended  # it is not complete then
     assert read_jsonl(run / "metrics.jsonl") == []
 
 
-def test_a_run_that_stopped_is_told_with_status_1(tmp_path):
+def test_a_stopped_run_ends_the_follower_with_status_1(tmp_path):
     run = train_interrupted(tmp_path / "run", 4, *UNSCORED)
     ended = run_cli("eval", run, "--follow", *ASKED, "--patience", "0")
     assert ended.status == 1
@@ -107,29 +107,29 @@ def test_a_run_that_stopped_is_told_with_status_1(tmp_path):
     assert [row["kimg"] for row in read_jsonl(run / "metrics.jsonl")] == [0.08, 0.08, 0.16, 0.16]
 
 
-def test_a_run_is_followed_to_where_it_is_taken_meanwhile(run, monkeypatch):
+def test_a_run_that_is_extended_is_followed_to_its_new_end(run, monkeypatch):
     """It was begun with 0.16 kimg, and asked for more while its model was scored."""
     longer = ("--kimg=0.32", *UNSCORED[1:])
 
-    def meanwhile(folder):
-        found = try_read_consistent(folder)
-        if found and found.config["kimg"] == 0.16 and not rows(0.16):
+    def read_model(folder):
+        model = try_read_consistent(folder)
+        if model and model.config["kimg"] == 0.16 and not rows(0.16):
             assert run_cli(*train_args(run, *longer)).status == 0
-        return found
+        return model
 
     def rows(kimg):
         return [row for row in read_jsonl(run / "metrics.jsonl") if row["kimg"] == kimg]
 
-    monkeypatch.setattr(async_eval, "snapshot", meanwhile)
+    monkeypatch.setattr(async_eval, "try_read_consistent", read_model)
     ended = run_cli("eval", run, "--follow", *ASKED, "--patience", "0")
     assert ended.status == 0, ended.err
     assert len(rows(0.32)) == 2
 
 
 @pytest.mark.timeout(120)
-def test_models_are_scored_as_they_appear_and_ctrl_c_ends_it(tmp_path, processes):
+def test_models_are_scored_as_they_appear_until_ctrl_c(tmp_path, processes):
     run = train_interrupted(tmp_path / "run", 4, *UNSCORED)
-    patch = "from paragan.train import follow\nfollow.POLL_S = 0.05"
+    patch = "from paragan.train import async_eval\nasync_eval.POLL_S = 0.05"
     follower = processes.start_forked("eval", str(run), "--follow", *ASKED, patch=patch)
     wait_until(lambda: len(read_jsonl(run / "metrics.jsonl")) == 2, description="the first model is scored")
     train_interrupted(run, 7, *UNSCORED)
@@ -143,7 +143,7 @@ def test_models_are_scored_as_they_appear_and_ctrl_c_ends_it(tmp_path, processes
     assert [row["kimg"] for row in read_jsonl(run / "metrics.jsonl")] == [0.08, 0.08, 0.128, 0.128, 0.16, 0.16]
 
 
-def test_weights_and_config_that_do_not_belong_together_are_not_read(run):
+def test_weights_are_not_read_with_another_config(run):
     whole = try_read_consistent(run / "model")
     assert whole
     assert whole.config["kimg"] == 0.16
@@ -168,11 +168,11 @@ def test_weights_and_config_that_do_not_belong_together_are_not_read(run):
         (["--metrics", "fdd"], "fdd"),
     ],
 )
-def test_what_cannot_be_is_refused(words, what, unscored):
+def test_bad_arguments_are_refused(words, what, unscored):
     assert what in usage_error("eval", unscored, "--follow", *words)
 
 
-def test_foreign_folders_are_named(tmp_path):
+def test_other_folders_are_refused_by_name(tmp_path):
     assert "does not exist" in usage_error("eval", tmp_path / "none", "--follow")
     (tmp_path / "other").mkdir()
     assert "no run folder" in usage_error("eval", tmp_path / "other", "--follow")
@@ -183,7 +183,7 @@ def test_foreign_folders_are_named(tmp_path):
 OFTEN = ("--kimg=0.16", "--evaluation.every_kimg=0.032", "--evaluation.metrics=[fd,prdc]")
 
 
-def test_the_best_model_is_kept_and_can_be_used(tmp_path):
+def test_the_best_model_is_kept_as_a_model_folder(tmp_path):
     run = train_tiny(tmp_path / "run", *OFTEN)
     rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["name"] == "fd_pixels"]
     assert len(rows) == 5
@@ -196,7 +196,7 @@ def test_the_best_model_is_kept_and_can_be_used(tmp_path):
     assert again.status == 2  # a model, no run
 
 
-def test_the_best_is_the_same_where_the_run_was_stopped(tmp_path):
+def test_the_best_model_does_not_depend_on_stops(tmp_path):
     straight = train_tiny(tmp_path / "straight", *OFTEN, "--output.best_metric=recall_pixels")
     run = train_interrupted(tmp_path / "run", 5, *OFTEN, "--output.best_metric=recall_pixels")
     assert run_cli(*train_args(run, *OFTEN, "--output.best_metric=recall_pixels")).status == 0
@@ -205,7 +205,7 @@ def test_the_best_is_the_same_where_the_run_was_stopped(tmp_path):
     assert weights[0] == weights[1]
 
 
-def test_a_score_that_nobody_measures_is_refused(tmp_path):
+def test_a_best_metric_that_is_not_measured_is_refused(tmp_path):
     assert "output.best_metric=kid_pixels" in usage_error(
         *train_args(tmp_path / "run", "--output.best_metric=kid_pixels")
     )
@@ -217,7 +217,7 @@ def score(value, name="fd_pixels", fingerprint="a"):
     return SimpleNamespace(name=name, value=value, fingerprint=fingerprint)
 
 
-def test_which_score_is_better():
+def test_better_follows_the_direction_of_the_score():
     assert best_model.is_better(score(2.0), None)
     assert not best_model.is_better(score(float("nan")), None)
     so_far = {"name": "fd_pixels", "value": 1.0, "fingerprint": "a"}
@@ -227,7 +227,7 @@ def test_which_score_is_better():
     assert best_model.is_better(score(2.0, "recall_pixels"), so_far | {"name": "recall_pixels"})
 
 
-def test_a_kill_between_the_two_renames_loses_no_model(tmp_path):
+def test_a_kill_between_two_renames_loses_no_model(tmp_path):
     (tmp_path / best_model.PREVIOUS_FOLDER).mkdir()
     (tmp_path / best_model.PREVIOUS_FOLDER / "config.json").write_text("{}")
     best_model.recover_interrupted_publish(tmp_path)
@@ -238,7 +238,7 @@ def test_a_kill_between_the_two_renames_loses_no_model(tmp_path):
 # Time and lines --------------------------------------------------------------------------------------------
 
 
-def test_the_time_that_scores_take_is_reported(tmp_path):
+def test_scoring_time_is_in_the_stats(tmp_path):
     ended = run_cli(*train_args(tmp_path / "run", *OFTEN))
     lines = read_jsonl(tmp_path / "run" / "stats.jsonl")
     scored = [line["Progress/step"] for line in lines if line["Timing/eval_s"] > 0]
@@ -247,14 +247,14 @@ def test_the_time_that_scores_take_is_reported(tmp_path):
     assert "scores took" in ended.out
 
 
-def test_many_may_write_into_one_file_while_it_is_cut(tmp_path):
+def test_concurrent_appends_survive_truncation(tmp_path):
     records = JsonlFile(tmp_path / "m.jsonl")
 
-    def write(who):
+    def write(writer):
         for number in range(100):
-            JsonlFile(tmp_path / "m.jsonl").append({"kimg": 1, "who": who, "number": number, "more": "x" * 200})
+            JsonlFile(tmp_path / "m.jsonl").append({"kimg": 1, "writer": writer, "number": number, "more": "x" * 200})
 
-    writers = [threading.Thread(target=write, args=(who,)) for who in range(4)]
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for writer in writers:
         writer.start()
     for _ in range(50):
@@ -264,5 +264,5 @@ def test_many_may_write_into_one_file_while_it_is_cut(tmp_path):
         writer.join()
     rows = read_jsonl(tmp_path / "m.jsonl")
     assert len(rows) == 400
-    for who in range(4):
-        assert [row["number"] for row in rows if row["who"] == who] == list(range(100))
+    for writer in range(4):
+        assert [row["number"] for row in rows if row["writer"] == writer] == list(range(100))

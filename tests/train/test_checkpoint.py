@@ -49,7 +49,7 @@ def run(stopped, tmp_path) -> Path:
 # A changed world ------------------------------------------------------------------------------------------
 
 
-def test_vectors_of_several_ranks_become_their_mean():
+def test_tensors_of_several_ranks_become_their_mean():
     a, b, c = ({"x": torch.tensor(v), "n": torch.tensor(3)} for v in ([1.0, 2.0], [2.0, 4.0], [6.0, 0.0]))
     found = merge_ranks([a, b, c])
     assert found["x"].tolist() == [3.0, 2.0]
@@ -57,12 +57,12 @@ def test_vectors_of_several_ranks_become_their_mean():
     assert found["n"].dtype == torch.int64
 
 
-def test_what_one_rank_wrote_stays_as_it_is():
+def test_a_tensor_of_one_rank_is_unchanged():
     x = torch.tensor([0.1, 1e-30, 3e38])
     assert torch.equal(merge_ranks([{"x": x}, {"y": torch.zeros(2)}])["x"], x)
 
 
-def test_the_mean_is_taken_in_double_precision():
+def test_the_mean_is_computed_in_double_precision():
     x = torch.full((2,), 3e38)
     assert torch.equal(merge_ranks([{"x": x}] * 4)["x"], x)
 
@@ -75,42 +75,42 @@ def cut(path: Path) -> None:
     tensors.write_bytes(tensors.read_bytes()[:-100])
 
 
-def flip_a_bit(path: Path, name: str = "rank0000.safetensors") -> None:
+def flip_bit(path: Path, name: str = "rank0000.safetensors") -> None:
     data = bytearray((path / name).read_bytes())
     data[len(data) // 2] ^= 1
     (path / name).write_bytes(data)
 
 
-def lose_the_tensors(path: Path) -> None:
+def remove_tensors(path: Path) -> None:
     (path / "rank0000.safetensors").unlink()
 
 
-def lose_the_description(path: Path) -> None:
+def remove_metadata(path: Path) -> None:
     (path / "checkpoint.json").unlink()
 
 
-def empty_the_description(path: Path) -> None:
+def empty_metadata(path: Path) -> None:
     (path / "checkpoint.json").write_text("")
 
 
-def change_a_digit(path: Path) -> None:
+def change_digit(path: Path) -> None:
     about = (path / "checkpoint.json").read_text()
     assert '"step": 7' in about
     (path / "checkpoint.json").write_text(about.replace('"step": 7', '"step": 6'))
 
 
-def flip_a_bit_of_the_description(path: Path) -> None:
-    flip_a_bit(path, "checkpoint.json")
+def flip_metadata_bit(path: Path) -> None:
+    flip_bit(path, "checkpoint.json")
 
 
 DAMAGES = [
-    *(cut, flip_a_bit, lose_the_tensors),
-    *(lose_the_description, empty_the_description, change_a_digit, flip_a_bit_of_the_description),
+    *(cut, flip_bit, remove_tensors),
+    *(remove_metadata, empty_metadata, change_digit, flip_metadata_bit),
 ]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(damage, run, finished):
+def test_a_damaged_checkpoint_is_named_and_the_previous_used(damage, run, finished):
     before, last = list_checkpoints(run)
     damage(last)
     ended = run_cli(*train_args(run, *SHORT))
@@ -123,13 +123,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(damage, run, fin
 
 def test_a_new_checkpoint_outlives_a_damaged_one(run):
     """The run falls back to round 4 and is stopped before it is again where the damaged one was."""
-    flip_a_bit(list_checkpoints(run)[-1])
+    flip_bit(list_checkpoints(run)[-1])
     train_interrupted(run, 4, *SHORT, "--output.max_checkpoints=1")
     assert [path.name for path in list_checkpoints(run)] == ["00000005"]
     assert "resumed from" in run_cli(*train_args(run, *SHORT)).out
 
 
-def test_nothing_is_trained_where_every_checkpoint_is_damaged(run):
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(run):
     for path in list_checkpoints(run):
         cut(path)
     lines = (run / "stats.jsonl").read_bytes()
@@ -141,13 +141,13 @@ def test_nothing_is_trained_where_every_checkpoint_is_damaged(run):
 def test_a_checkpoint_of_another_version_is_refused(run):
     newest = list_checkpoints(run)[-1] / "checkpoint.json"
     newest.write_text(json.dumps(json.loads(newest.read_text()) | {"format": 1}))
-    said = usage_error(*train_args(run, *SHORT))
-    assert "checkpoint format 1" in said
-    assert "Use the version that wrote it" in said
+    message = usage_error(*train_args(run, *SHORT))
+    assert "checkpoint format 1" in message
+    assert "Use the version that wrote it" in message
     assert len(list_checkpoints(run)) == 2
 
 
-def test_data_that_changed_are_refused(tmp_path):
+def test_changed_data_are_refused(tmp_path):
     data, run = tmp_path / "data.npz", tmp_path / "run"
     np.savez(data, images=np.zeros((64, 8, 8, 1), np.uint8))
     train_interrupted(run, 1, *SHORT, f"--data={data}")
@@ -155,7 +155,7 @@ def test_data_that_changed_are_refused(tmp_path):
     assert "not the images that" in usage_error(*train_args(run, *SHORT, f"--data={data}"))
 
 
-def test_what_an_interrupted_save_left_aside_is_removed(run):
+def test_remains_of_an_interrupted_save_are_removed(run):
     aside = run / "checkpoints/.writing-00000009"
     aside.mkdir()
     (aside / "rank0000.safetensors").write_bytes(b"half")
@@ -166,7 +166,7 @@ def test_what_an_interrupted_save_left_aside_is_removed(run):
 # A full disk ----------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path, finished):
+def test_a_checkpoint_that_does_not_fit_keeps_the_previous(tmp_path, finished):
     run, limits = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
     with on_step(5, lambda session: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))):
         ended = run_cli(*train_args(run, *SHORT))
@@ -195,7 +195,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread
 @pytest.mark.parametrize("tick_kimg", [0.016, 4], ids=["at a line of stats", "at a checkpoint"])
-def test_a_full_disk_stops_the_run_and_space_lets_it_go_on(tick_kimg, small_disk, finished):
+def test_a_full_disk_stops_the_run_which_resumes_with_space(tick_kimg, small_disk, finished):
     run, filler = small_disk / "run", small_disk / "filler"
     command = train_args(run, *SHORT, f"--output.tick_kimg={tick_kimg}")
 
@@ -218,7 +218,7 @@ def test_a_full_disk_stops_the_run_and_space_lets_it_go_on(tick_kimg, small_disk
     assert final_tensors(run) == final_tensors(finished)
 
 
-def test_if_one_rank_cannot_write_none_does(pool, tmp_path):
+def test_if_one_rank_cannot_write_no_checkpoint_appears(pool, tmp_path):
     full = OSError(28, "No space left on device")
 
     def job(world):
@@ -258,7 +258,7 @@ DIVERGING = (
 
 
 @pytest.mark.parametrize("tick_kimg", [0.016, 4], ids=["at a line of stats", "at a checkpoint"])
-def test_a_diverged_game_ends_the_run_and_touches_nothing_that_is_good(tick_kimg, tmp_path):
+def test_divergence_ends_the_run_and_keeps_good_checkpoints(tick_kimg, tmp_path):
     ended = run_cli(*train_args(tmp_path / "run", *DIVERGING, f"--output.tick_kimg={tick_kimg}"))
     assert ended.status == 1
     assert ended.err.count("\n") == 1
@@ -269,7 +269,7 @@ def test_a_diverged_game_ends_the_run_and_touches_nothing_that_is_good(tick_kimg
     assert final_tensors(tmp_path / "run") == final_tensors(good)
 
 
-def test_a_diverged_game_is_not_saved_at_a_stop(tmp_path):
+def test_a_diverged_state_is_not_saved_at_a_stop(tmp_path):
     def poison(session: Session) -> None:
         session.game.d.flat.params[0] = float("nan")
         signal.raise_signal(signal.SIGTERM)

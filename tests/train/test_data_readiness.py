@@ -28,7 +28,12 @@ from servers import FaultyServer, respond_status, run_faulty, stall
 
 pytestmark = [pytest.mark.kill]
 
-FAR = ("--data.cache=stream", "--data.remote.cache_dir=", "--data.prefetch.batches=2", "--data.remote.timeout_s=60")
+REMOTE_ARGS = (
+    "--data.cache=stream",
+    "--data.remote.cache_dir=",
+    "--data.prefetch.batches=2",
+    "--data.remote.timeout_s=60",
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,83 +53,92 @@ def server(images) -> Iterator[FaultyServer]:
 
 
 def command(folder: Path, data: Path | str, *more: str) -> list[str]:
-    return ["train", "folder", *TINY_RUN_ARGS[1:], LONG_RUN_ARG, f"--run-dir={folder}", f"--data={data}", *FAR, *more]
+    return [
+        "train",
+        "folder",
+        *TINY_RUN_ARGS[1:],
+        LONG_RUN_ARG,
+        f"--run-dir={folder}",
+        f"--data={data}",
+        *REMOTE_ARGS,
+        *more,
+    ]
 
 
 @pytest.fixture(scope="module")
-def near(images, tmp_path_factory) -> Iterator[Path]:
-    """Two ranks that nobody disturbed, on the same images here."""
-    processes = CliProcesses(tmp_path_factory.mktemp("near"))
+def undisturbed(images, tmp_path_factory) -> Iterator[Path]:
+    """A run of two ranks on local images."""
+    processes = CliProcesses(tmp_path_factory.mktemp("undisturbed"))
     folder = processes.folder / "run"
     assert [rank.wait() for rank in processes.start_ranks(2, *command(folder, images))] == [0, 0]
     yield folder
     processes.close()
 
 
-def finished(server: FaultyServer, processes: CliProcesses, folder: Path, near: Path) -> None:
-    """The same command goes on, and ends where the undisturbed run ended."""
+def assert_resumes_exactly(server: FaultyServer, processes: CliProcesses, folder: Path, undisturbed: Path) -> None:
+    """The same command resumes, and ends where the undisturbed run ended."""
     server.responses = []
     again = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip"))
     assert [rank.wait() for rank in again] == [0, 0], again[0].err
-    assert final_tensors(folder) == final_tensors(near)
-    assert logged_steps(folder) == logged_steps(near)
+    assert final_tensors(folder) == final_tensors(undisturbed)
+    assert logged_steps(folder) == logged_steps(undisturbed)
 
 
-def saved(folder: Path) -> int:
+def last_saved_step(folder: Path) -> int:
     return int(list_checkpoints(folder)[-1].name)
 
 
 @pytest.mark.parametrize("merge", [0, 1])
-def test_a_stop_does_not_wait_for_data_that_stall(merge, server, near, processes, tmp_path):
+def test_a_stop_does_not_wait_for_stalled_data(merge, server, undisturbed, processes, tmp_path):
     folder = tmp_path / "run"
     ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", f"--device.lanes_per_pass={merge}"))
     wait_for_step(folder, 5)
-    server.plan = [stall]
+    server.responses = [stall]
     time.sleep(1)
     ranks[1].send_signal(signal.SIGTERM)
     assert [rank.wait(25) for rank in ranks] == [3, 3], ranks[0].err
     assert "SIGTERM on rank 1: stopped at" in ranks[0].err
-    assert saved(folder) == logged_steps(folder)[-1] >= 5
+    assert last_saved_step(folder) == logged_steps(folder)[-1] >= 5
     if not merge:  # lane by lane is rounded otherwise
-        finished(server, processes, folder, near)
+        assert_resumes_exactly(server, processes, folder, undisturbed)
 
 
 @pytest.mark.parametrize("more", ["--d_steps=3", "--strategy=gossip"])
 def test_within_a_round_a_stop_ends_at_the_last_checkpoint(more, server, processes, tmp_path):
-    folder, patch = tmp_path / "run", "import paragan.train.loop\nparagan.train.loop.STALLED_STOP_S = 0.5"
+    folder, patch = tmp_path / "run", "import paragan.train.loop\nparagan.train.loop.STOP_DATA_TIMEOUT_S = 0.5"
     start = functools.partial(processes.start_forked, patch=patch)
     ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", more, "--kimg=6.4"), start=start)
     wait_for_step(folder, 5)
-    server.plan = [stall]
+    server.responses = [stall]
     time.sleep(1)
     ranks[0].send_signal(signal.SIGTERM)
     assert [rank.wait(25) for rank in ranks] == [3, 3], [rank.err for rank in ranks]
-    told = ranks[0].err + ranks[1].err  # on rank 0 perhaps before it was told that it speaks for all
-    assert re.search(r"SIGTERM on rank 0: stopped|rank 0, step \d+: SIGTERM: stopped", told)
+    output = ranks[0].err + ranks[1].err  # rank 0 may print before it knows of the others
+    assert re.search(r"SIGTERM on rank 0: stopped|rank 0, step \d+: SIGTERM: stopped", output)
 
 
-def test_a_place_that_is_out_of_reach_leaves_a_checkpoint(server, near, processes, tmp_path):
+def test_unreachable_data_leave_a_checkpoint(server, undisturbed, processes, tmp_path):
     folder = tmp_path / "run"
     ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", "--data.remote.retry_for_s=0.5"))
     wait_for_step(folder, 5)
-    server.plan = [respond_status(503)]
+    server.responses = [respond_status(503)]
     assert [rank.wait(30) for rank in ranks] == [1, 1]
     assert re.search(r"rank 0, step \d+: data: \S+/set.zip\S* is out of reach: it answers 503", ranks[0].err)
     assert ranks[0].err.count("\n") == 1
     assert ranks[1].err == ""
-    assert saved(folder) == logged_steps(folder)[-1] >= 5
-    finished(server, processes, folder, near)
+    assert last_saved_step(folder) == logged_steps(folder)[-1] >= 5
+    assert_resumes_exactly(server, processes, folder, undisturbed)
 
 
 @pytest.mark.parametrize("code", [503, 403])
-def test_alone_it_leaves_a_checkpoint_too(code, server, tmp_path):
-    """403: as of a signature that has run out."""
+def test_unreachable_data_of_one_rank_leave_a_checkpoint(code, server, tmp_path):
+    """403: as of a signature that has expired."""
     folder = tmp_path / "run"
     far = command(folder, f"{server.url}/set.zip", "--data.remote.retry_for_s=0.5")
 
     def break_down() -> None:
         wait_for_step(folder, 3)
-        server.plan = [respond_status(code)]
+        server.responses = [respond_status(code)]
 
     thread = threading.Thread(target=break_down)
     thread.start()
@@ -133,10 +147,10 @@ def test_alone_it_leaves_a_checkpoint_too(code, server, tmp_path):
     assert ended.status == 1, ended
     assert f"it answers {code}" in ended.err
     assert ended.err.count("\n") == 1
-    assert saved(folder) == logged_steps(folder)[-1] >= 3
+    assert last_saved_step(folder) == logged_steps(folder)[-1] >= 3
 
 
-def test_one_that_is_killed_ends_the_other_and_the_same_command_goes_on(server, near, processes, tmp_path):
+def test_a_killed_rank_ends_the_other_and_the_command_resumes(server, undisturbed, processes, tmp_path):
     folder = tmp_path / "run"
     ranks = processes.start_ranks(2, *command(folder, f"{server.url}/set.zip", "--output.checkpoint_kimg=0.32"))
     wait_until(lambda: list_checkpoints(folder), description="a checkpoint")
@@ -144,5 +158,5 @@ def test_one_that_is_killed_ends_the_other_and_the_same_command_goes_on(server, 
     ranks[1].send_signal(signal.SIGKILL)
     assert ranks[0].wait(30) == 1
     assert re.search(r"rank 1 was lost at step \d+ \(killed", ranks[0].err)
-    assert 0 < saved(folder) < 100
-    finished(server, processes, folder, near)
+    assert 0 < last_saved_step(folder) < 100
+    assert_resumes_exactly(server, processes, folder, undisturbed)

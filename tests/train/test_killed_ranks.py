@@ -29,22 +29,22 @@ pytestmark = [pytest.mark.kill, pytest.mark.timeout(240)]
 SAVING = (LONG_RUN_ARG, "--output.checkpoint_kimg=0.32")  # after every 20 of 100 rounds
 
 
-def told(err: str) -> str:
-    """The line of ours among what was said."""
+def paragan_line(err: str) -> str:
+    """The one line of paragan in the output."""
     (line,) = [line for line in err.splitlines() if line.startswith("paragan: ")]
     return line
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(victim, tmp_path, processes, undisturbed_by_two):
+def test_a_killed_rank_ends_the_others_and_the_command_resumes(victim, tmp_path, processes, undisturbed_by_two):
     run = tmp_path / "run"
     ranks = processes.start_ranks(2, *train_args(run, *SAVING))
     wait_for_step(run, 25)
-    ranks[victim].send(signal.SIGKILL)
+    ranks[victim].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     assert ranks[1 - victim].wait() == 1
     assert time.monotonic() - killed < 30
-    found = re.search(r"rank (\d) was lost at step (\d+)", told(ranks[1 - victim].err))
+    found = re.search(r"rank (\d) was lost at step (\d+)", paragan_line(ranks[1 - victim].err))
     assert found
     assert int(found[1]) == victim
     assert abs(int(found[2]) - logged_steps(run)[-1]) <= 1
@@ -55,18 +55,18 @@ def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(victim, tmp_
 
 
 @pytest.mark.parametrize("victim", [1, 3])
-def test_a_killed_rank_of_a_team_ends_both(victim, tmp_path, processes):
+def test_a_killed_rank_of_one_team_ends_both_teams(victim, tmp_path, processes):
     """Two ranks of G and two of D, of which one has no link to it: all name it, and the run goes on."""
     run, teams = tmp_path / "run", ("--strategy=async", "--strategy.split=2:2", "--lanes=4")
     ranks = processes.start_ranks(4, *train_args(run, *SAVING, *teams))
     wait_for_step(run, 25)
-    ranks[victim].send(signal.SIGKILL)
+    ranks[victim].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     others = [rank for i, rank in enumerate(ranks) if i != victim]
     assert [rank.wait() for rank in others] == [1, 1, 1]
     assert time.monotonic() - killed < 30
     for rank in others:
-        assert re.search(rf"rank {victim} was lost at step \d+ \(killed", told(rank.err)), rank.err
+        assert re.search(rf"rank {victim} was lost at step \d+ \(killed", paragan_line(rank.err)), rank.err
     assert [
         rank.wait() for rank in processes.start_ranks(2, *train_args(run, *SAVING, "--strategy=sync", "--lanes=4"))
     ] == [
@@ -87,7 +87,7 @@ def test_the_launcher_ends_with_its_ranks(tmp_path, processes):
     killed = time.monotonic()
     assert launcher.wait() == 1
     assert time.monotonic() - killed < 35
-    assert "rank 0 was lost at step" in told(launcher.err)
+    assert "rank 0 was lost at step" in paragan_line(launcher.err)
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
@@ -108,20 +108,21 @@ def test_the_ranks_end_with_their_launcher(tmp_path, processes):
 
 DIE = """
 import os, signal
-from paragan.comm import groups
+from paragan.comm.process_group import TorchGroup
 def dying(original):
-    def action(*given):
+    def action(*arguments):
         if os.environ["RANK"] == "{victim}":
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(*given)
+        return original(*arguments)
     return action
-groups.Ranks.sum, groups.Ranks.swap = map(dying, (groups.Ranks.sum, groups.Ranks.swap))
+TorchGroup.all_reduce_sum = dying(TorchGroup.all_reduce_sum)
+TorchGroup.send_recv = dying(TorchGroup.send_recv)
 """
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("command", ["bench links", "eval --metrics=fd,kid --count=200"])
-def test_who_was_killed_is_named_outside_of_training_too(command, victim, finished, tmp_path, processes):
+def test_a_killed_rank_is_named_outside_of_training(command, victim, finished, tmp_path, processes):
     name, *more = command.split()
     words = [name, *([] if name == "bench" else [str(shutil.copytree(finished, tmp_path / "run"))]), *more]
     patch = DIE.format(victim=victim)
@@ -135,18 +136,18 @@ def test_who_was_killed_is_named_outside_of_training_too(command, victim, finish
     assert time.monotonic() - killed < 30
 
 
-def test_the_launcher_says_who_was_killed_before_the_others_met_it(tmp_path, processes):
+def test_the_launcher_names_a_rank_killed_before_it_joined(tmp_path, processes):
     patch = """
 import os, signal
-from paragan.train import launch
-launch.GRACE_S = 0.5
-start = launch._start
+from paragan.train import local_launcher
+local_launcher.SHUTDOWN_GRACE_S = 0.5
+start = local_launcher._start_rank
 def killed(rank, *more):
     process = start(rank, *more)
     if rank == 1:
         process.kill()
     return process
-launch._start = killed
+local_launcher._start_rank = killed
 """
     launcher = processes.start_forked(*train_args(tmp_path / "run", "--ranks=2"), patch=patch)
     assert launcher.wait() == 1
@@ -166,7 +167,7 @@ loop.play_round = play_round
 
 @pytest.mark.parametrize("broken", [0, 1])
 @pytest.mark.parametrize("error", ["OSError", "ZeroDivisionError"])
-def test_what_breaks_one_rank_reaches_the_others_with_rank_and_step(broken, error, tmp_path, processes):
+def test_an_error_of_one_rank_reaches_the_others_with_rank_and_step(broken, error, tmp_path, processes):
     patches = ["", ""]
     patches[broken] = BREAK.format(error=error)
     start = iter([functools.partial(processes.start_forked, patch=patch) for patch in patches])
@@ -174,14 +175,14 @@ def test_what_breaks_one_rank_reaches_the_others_with_rank_and_step(broken, erro
         2, *train_args(tmp_path / "run", LONG_RUN_ARG), start=lambda *a, **env: next(start)(*a, **env)
     )
     assert [rank.wait(30) for rank in ranks] == [1, 1]
-    assert told(ranks[1 - broken].err) == f"paragan: rank {broken}, step 10: a bad pixel"
+    assert paragan_line(ranks[1 - broken].err) == f"paragan: rank {broken}, step 10: a bad pixel"
     if error == "ZeroDivisionError":  # not foreseen: whoever mends it needs the traceback
         assert "ZeroDivisionError: a bad pixel" in ranks[broken].err
     else:
         assert ranks[broken].err == f"paragan: rank {broken}, step 10: a bad pixel\n"
 
 
-def test_data_that_one_rank_cannot_read_are_refused_by_all(tmp_path, processes):
+def test_data_that_one_rank_cannot_read_are_refused_on_all(tmp_path, processes):
     patch = "from pathlib import Path\nPath.exists = lambda path: False"
     start = iter([processes.start_forked, functools.partial(processes.start_forked, patch=patch)])
     (tmp_path / "data").mkdir()
@@ -194,30 +195,30 @@ def test_data_that_one_rank_cannot_read_are_refused_by_all(tmp_path, processes):
 
 
 @pytest.mark.parametrize("present", [0, 1])
-def test_a_rank_that_never_comes_is_named(present, tmp_path, processes):
+def test_a_missing_rank_is_named(present, tmp_path, processes):
     port = str(free_port())
     env = {"RANK": str(present), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     rank = processes.start_forked(*train_args(tmp_path / "run", LONG_RUN_ARG, "--timeout_s=1"), **env)
     assert rank.wait(30) == 1
-    said = told(rank.err)
+    line = paragan_line(rank.err)
     assert rank.err.count("\n") == 1
-    assert ("rank 1 did not arrive within 1 s" if present == 0 else f"rank 0 is not at 127.0.0.1:{port}") in said
+    assert ("rank 1 did not arrive within 1 s" if present == 0 else f"rank 0 is not at 127.0.0.1:{port}") in line
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_a_rank_that_hangs_is_noticed_after_the_timeout(frozen, tmp_path, processes):
+def test_a_frozen_rank_is_noticed_after_the_timeout(frozen, tmp_path, processes):
     ranks = processes.start_ranks(2, *train_args(tmp_path / "run", LONG_RUN_ARG, "--timeout_s=2"))
     wait_for_step(tmp_path / "run")
-    ranks[frozen].send(signal.SIGSTOP)  # rank 0 holds the store
+    ranks[frozen].send_signal(signal.SIGSTOP)  # rank 0 holds the store
     assert ranks[1 - frozen].wait(30) == 1
-    assert f"rank {frozen} was lost at step" in told(ranks[1 - frozen].err)
+    assert f"rank {frozen} was lost at step" in paragan_line(ranks[1 - frozen].err)
 
 
-def test_a_signal_before_training_begins_is_status_3_too(tmp_path, processes):
+def test_a_signal_before_training_is_status_3(tmp_path, processes):
     run = tmp_path / "run"
     started = processes.start_fresh(*train_args(run), "--ranks=2")
     wait_until((run / "run.yaml").exists, description="the folder is chosen")
     started.send_signal(signal.SIGTERM)
     assert started.wait(30) == 3
-    assert "SIGTERM" in told(started.err)
+    assert "SIGTERM" in paragan_line(started.err)

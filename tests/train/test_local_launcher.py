@@ -24,5 +24,5 @@ from paragan.train.local_launcher import _wait_for_ranks
         (("kill -9 $$", "exit 1"), True, 1),
     ],
 )
-def test_the_status_of_all(ends, go_on, status):
+def test_the_status_follows_those_of_the_ranks(ends, go_on, status):
     assert _wait_for_ranks([subprocess.Popen(["sh", "-c", end]) for end in ends], go_on) == status

@@ -25,7 +25,7 @@ SHORT = "--kimg=0.16"  # as `finished`
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name)
-def test_a_stopped_run_goes_on_as_if_undisturbed(number, tmp_path, processes, undisturbed):
+def test_a_stopped_run_resumes_exactly(number, tmp_path, processes, undisturbed):
     run = tmp_path / "run"
     process = processes.start_forked(*train_args(run, LONG_RUN_ARG))
     wait_for_step(run)
@@ -40,7 +40,7 @@ def test_a_stopped_run_goes_on_as_if_undisturbed(number, tmp_path, processes, un
     assert logged_steps(run) == logged_steps(undisturbed)
 
 
-def test_stopped_again_and_again(tmp_path, finished):
+def test_repeated_stops_resume_exactly(tmp_path, finished):
     run = tmp_path / "run"
     for step in (1, 2, 5, 8):
         train_interrupted(run, step, SHORT)
@@ -49,7 +49,7 @@ def test_stopped_again_and_again(tmp_path, finished):
     assert logged_steps(run) == logged_steps(finished)
 
 
-def test_a_stop_between_two_lines_of_stats_adds_none(tmp_path):
+def test_a_stop_between_two_ticks_adds_no_line(tmp_path):
     ticks = (SHORT, "--output.tick_kimg=0.048")
     straight = train_tiny(tmp_path / "straight", *ticks)
     run = train_interrupted(tmp_path / "run", 4, *ticks)
@@ -91,7 +91,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(number, rank, tmp_path, proc
     run = tmp_path / "run"
     ranks = processes.start_ranks(2, *train_args(run, LONG_RUN_ARG))
     wait_for_step(run)
-    ranks[rank].send(number)
+    ranks[rank].send_signal(number)
     assert [process.wait() for process in ranks] == [3, 3]
     assert ranks[0].err.startswith(f"paragan: {number.name} on rank {rank}: stopped at ")
     assert ranks[1].err == ""
@@ -101,7 +101,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(number, rank, tmp_path, proc
     assert logged_steps(run) == logged_steps(undisturbed_by_two)
 
 
-def test_another_number_of_ranks_may_go_on(tmp_path, processes, undisturbed):
+def test_another_number_of_ranks_may_resume(tmp_path, processes, undisturbed):
     run = train_interrupted(tmp_path / "run", 50, LONG_RUN_ARG)
     assert [process.wait() for process in processes.start_ranks(2, *train_args(run, LONG_RUN_ARG))] == [0, 0]
     assert logged_steps(run) == logged_steps(undisturbed)
@@ -113,7 +113,7 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.timeout(240)
-def test_launched_ranks_stop_on_a_signal_to_one_of_them_and_on_ctrl_c(tmp_path, processes, undisturbed_by_two):
+def test_launched_ranks_stop_on_a_signal_to_one_and_on_ctrl_c(tmp_path, processes, undisturbed_by_two):
     """`--ranks 2` as a user types it: a signal to one rank, then Ctrl-C in the terminal; then to the end."""
     run, command = tmp_path / "run", train_args(tmp_path / "run", LONG_RUN_ARG, "--ranks=2")
     launcher = processes.start_fresh(*command)

@@ -35,7 +35,7 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_everything_of_the_contract_is_there(finished):
+def test_a_run_folder_is_complete(finished):
     there = {path.name for path in finished.iterdir()}
     files = {"run.yaml", "stats.jsonl", "metrics.jsonl", "report.html", "reals.png", "fakes000000.png"}
     assert files | {"checkpoints", "model"} <= there
@@ -49,7 +49,7 @@ def test_everything_of_the_contract_is_there(finished):
     assert {name for name in there if name.startswith(".")} == {".lock"}
 
 
-def test_the_keys_of_stats_follow_the_field(finished):
+def test_stats_have_the_usual_keys(finished):
     for line in (finished / "stats.jsonl").read_text().splitlines():
         row = json.loads(line)
         assert row.keys() >= {
@@ -72,7 +72,7 @@ def test_the_first_line_of_stats_comes_after_the_first_round_and_the_last_at_the
     assert logged_steps(run) == [1, 4, 8, 10]
 
 
-def test_the_newest_checkpoints_stay(tmp_path):
+def test_the_newest_checkpoints_are_kept(tmp_path):
     run = train_tiny(tmp_path / "run", SHORT, "--output.checkpoint_kimg=0.032", "--output.max_checkpoints=3")
     assert [path.name for path in list_checkpoints(run)] == ["00000006", "00000008", "00000010"]
 
@@ -84,7 +84,7 @@ def test_run_folders_are_numbered(tmp_path):
     assert names == [f"0000{number}-digits-dcgan-sync-r1-b16" for number in range(3)]
 
 
-def test_the_same_command_goes_on_with_the_newest_unfinished_run_of_its_kind(tmp_path, finished):
+def test_the_same_command_resumes_the_newest_unfinished_run(tmp_path, finished):
     runs = tmp_path / "runs"
     train_interrupted(runs / "00007-mine", 3, SHORT)
     train_interrupted(runs / "00008-other", 3, SHORT, "--seed=1")
@@ -92,27 +92,27 @@ def test_the_same_command_goes_on_with_the_newest_unfinished_run_of_its_kind(tmp
     assert run_cli(*command).status == 0
     assert sorted(path.name for path in runs.iterdir()) == ["00007-mine", "00008-other"]
     assert final_tensors(runs / "00007-mine") == final_tensors(finished)
-    told = run_cli(*command)  # nothing is left to go on with
-    assert told.status == 0
-    assert "runs/00007-mine is the same run, at 0.16 kimg; this is a new one" in told.out
+    ended = run_cli(*command)  # nothing is left to go on with
+    assert ended.status == 0
+    assert "runs/00007-mine is the same run, at 0.16 kimg; this is a new one" in ended.out
     assert sorted(path.name for path in runs.iterdir())[2:] == ["00009-digits-dcgan-sync-r1-b16"]
-    told = run_cli("train", *TINY_RUN_ARGS, "--kimg=0.176", "--resume=auto")
-    assert "is the same run, at 0.16 kimg; this is a new one (--resume" in told.out
+    ended = run_cli("train", *TINY_RUN_ARGS, "--kimg=0.176", "--resume=auto")
+    assert "is the same run, at 0.16 kimg; this is a new one (--resume" in ended.out
 
 
-def test_a_run_that_is_beyond_what_is_asked_for_is_left_alone(tmp_path):
+def test_a_run_beyond_the_requested_length_is_left_alone(tmp_path):
     run = train_interrupted(tmp_path / "runs/00000-mine", 3, SHORT)
     before = (run / "run.yaml").read_bytes(), final_tensors(run)
-    told = run_cli("train", *TINY_RUN_ARGS, "--kimg=0.032")
-    assert told.status == 0
-    assert "run folder runs/00001-digits-dcgan-sync-r1-b16" in told.out
+    ended = run_cli("train", *TINY_RUN_ARGS, "--kimg=0.032")
+    assert ended.status == 0
+    assert "run folder runs/00001-digits-dcgan-sync-r1-b16" in ended.out
     assert (run / "run.yaml").read_bytes() == before[0]
     assert final_tensors(run) == before[1]
     assert run_cli("train", *TINY_RUN_ARGS, "--kimg=0.096").status == 0  # that is not beyond it
     assert logged_steps(run) == [1, 2, 3, 4, 5, 6]
 
 
-def test_resume_never_makes_a_new_folder(tmp_path, finished):
+def test_resume_never_creates_a_folder(tmp_path, finished):
     train_interrupted(tmp_path / "runs/00000-mine", 3, SHORT)
     assert run_cli("train", *TINY_RUN_ARGS, SHORT, "--resume=never").status == 0
     assert logged_steps(tmp_path / "runs/00000-mine") == [1, 2, 3, 4]
@@ -131,7 +131,7 @@ def test_the_same_command_after_the_end_changes_nothing(tmp_path, finished):
 
 
 @pytest.mark.parametrize("lost", ["callbacks.save.save_model", "callbacks.scoring.score"])
-def test_a_run_that_was_killed_after_its_last_round_is_not_finished(lost, tmp_path, finished):
+def test_a_run_killed_after_its_last_round_is_resumed(lost, tmp_path, finished):
     with mock.patch(f"paragan.train.{lost}", side_effect=KeyboardInterrupt):
         assert run_cli("train", *TINY_RUN_ARGS, SHORT).status == 3
     (run,) = (tmp_path / "runs").iterdir()
@@ -144,7 +144,7 @@ def test_a_run_that_was_killed_after_its_last_round_is_not_finished(lost, tmp_pa
     assert (run / "report.html").exists()
 
 
-def test_one_run_at_a_time_writes_in_a_folder(tmp_path, processes, undisturbed):
+def test_one_run_at_a_time_owns_a_folder(tmp_path, processes, undisturbed):
     run = tmp_path / "runs/00000-mine"
     owner = processes.start_forked(*train_args(run, LONG_RUN_ARG))
     wait_for_step(run)

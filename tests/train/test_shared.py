@@ -16,12 +16,12 @@ def test_a_folder_that_one_host_does_not_see_is_refused_on_all(pool, tmp_path):
         except UsageError as error:
             return str(error)
 
-    said = pool(3, job)
-    assert len(set(said)) == 1
-    assert said[0].startswith("rank 2: host ")
-    assert "host1. Use storage that all hosts share" in said[0]
+    messages = pool(3, job)
+    assert len(set(messages)) == 1
+    assert messages[0].startswith("rank 2: host ")
+    assert "host1. Use storage that all hosts share" in messages[0]
 
 
-def test_a_shared_folder_keeps_no_trace_of_the_question(pool, tmp_path):
+def test_the_check_leaves_no_file(pool, tmp_path):
     assert pool(2, lambda world: rank_agreement.check_shared_storage(tmp_path, world)) == [None, None]
     assert list(tmp_path.iterdir()) == []

@@ -50,11 +50,11 @@ def test_all_ranks_stop_at_the_same_step(pool, ranks, coupled):
 
     first, *others = pool(ranks, job)
     assert others == [first] * (ranks - 1)
-    assert all(told for _, told in first)
+    assert all(has_reason for _, has_reason in first)
     assert len({step for step, _ in first}) > 1
 
 
-def test_alone_it_stops_before_the_next_round():
+def test_one_rank_stops_before_the_next_round():
     with StopCoordinator(World.solo()) as stop:
         assert not stop.is_due(0)
         stop.request("enough")
@@ -63,7 +63,7 @@ def test_alone_it_stops_before_the_next_round():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name)
-def test_signals_ask_and_are_given_back(number):
+def test_signal_handlers_request_a_stop_and_are_restored(number):
     before = signal.getsignal(number)
     with StopCoordinator(World.solo()) as stop:
         signal.raise_signal(number)
@@ -72,14 +72,14 @@ def test_signals_ask_and_are_given_back(number):
     assert signal.getsignal(number) is before
 
 
-def test_ctrl_c_twice_is_at_once():
+def test_a_second_ctrl_c_stops_at_once():
     with StopCoordinator(World.solo()):
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_nobody_waits_for_ever_for_a_rank_that_does_not_answer(pool):
+def test_a_rank_that_does_not_answer_times_out(pool):
     def job(world):
         module.POLL_S = 0.01
         world.timeout_s = 0.5
@@ -106,7 +106,7 @@ def killed_inside(number):
         time.sleep(5)
 
 
-def test_outside_of_training_a_signal_ends_the_program_at_once():
+def test_a_signal_outside_of_training_exits_at_once():
     before = [signal.getsignal(s) for s in SIGNALS]
     for number in SIGNALS:
         with pytest.raises(KeyboardInterrupt, match=f"{number.name} while nothing was being trained"):

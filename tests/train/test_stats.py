@@ -12,7 +12,7 @@ from paragan.train.loop import play_round
 from paragan.train.stats import StatsCollector
 
 
-def test_scores_and_pictures_do_not_slow_the_pace_that_is_shown():
+def test_excluded_time_does_not_lower_the_rate():
     stats = StatsCollector(tiny_run.World.solo(), ())
     time.sleep(0.02)
     with stats.exclude_from_timing():
@@ -22,12 +22,12 @@ def test_scores_and_pictures_do_not_slow_the_pace_that_is_shown():
     assert line["Timing/sec_per_kimg"] < 0.3
 
 
-def test_losses_that_left_all_bounds_are_short():
+def test_huge_losses_are_printed_short():
     line = {"Timing/img_per_sec": 100.0, "Loss/G/loss": -4.6985e28, "Loss/D/loss": 1.23456}
     assert format_stats(line) == "100 img/s  G -4.7e+28  D 1.235"
 
 
-def test_what_follows_a_tick_inside_counts_to_the_next():
+def test_excluded_time_after_a_tick_counts_to_the_next():
     stats = StatsCollector(tiny_run.World.solo(), ())
     with stats.exclude_from_timing():
         stats.tick(0, 0)
@@ -35,7 +35,7 @@ def test_what_follows_a_tick_inside_counts_to_the_next():
     assert stats.tick(1000, 1)["Timing/sec_per_kimg"] < 0.3
 
 
-def test_losses_are_means_over_lanes_however_they_are_merged():
+def test_losses_are_means_over_lanes_for_any_pass_size():
     def losses(merge):
         s = tiny_run.make_session(tiny_run.make_run("objective.r1=1", f"device.lanes_per_pass={merge}"))
         play_round(s)

@@ -49,7 +49,7 @@ def model_of(nets=None, classes=3, side=8) -> Model:
     return Model(sampler, spec, {"classes": [f"c{number}" for number in range(classes)]}, Path())
 
 
-def fakes_of(model: Model) -> ModelSamples:
+def make_samples(model: Model) -> ModelSamples:
     return ModelSamples(model, tuple(range(model.spec.classes)))
 
 
@@ -61,8 +61,8 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("classes", [0, 3])
 def test_neighbours_are_those_of_brute_force(classes, monkeypatch):
-    monkeypatch.setattr(report_figures, "BLOCK", 7)
-    data, fakes = tiny_run.make_dataset(), fakes_of(model_of(classes=classes))
+    monkeypatch.setattr(report_figures, "BLOCK_IMAGES", 7)
+    data, fakes = tiny_run.make_dataset(), make_samples(model_of(classes=classes))
     found = nearest_neighbors_figure(fakes, data, pixels(8, 1), len(data.images))
     made, _ = fakes.first_samples(report_figures.NUM_FAKES)
     assert len(found.strips) == len(made) == (3 if classes else 10)
@@ -77,10 +77,10 @@ def test_neighbours_are_those_of_brute_force(classes, monkeypatch):
         assert f"nearest at {apart.min():.3g}" in strip.caption
 
 
-def test_what_is_usual_is_the_median_of_reals_to_their_nearest(monkeypatch):
+def test_the_usual_distance_is_the_median_of_reals_to_their_nearest(monkeypatch):
     monkeypatch.setattr(report_figures, "NUM_BASELINE_REALS", 300)
     data = tiny_run.make_dataset()
-    found = nearest_neighbors_figure(fakes_of(model_of()), data, pixels(8, 1), len(data.images))
+    found = nearest_neighbors_figure(make_samples(model_of()), data, pixels(8, 1), len(data.images))
     flat = data.images.reshape(len(data.images), -1).astype(np.float64) / 255
     apart = np.linalg.norm(flat[:, None] - flat[None], axis=2)
     np.fill_diagonal(apart, np.inf)
@@ -101,16 +101,16 @@ def test_a_copy_is_found_and_an_image_is_no_neighbour_of_itself():
 
 def test_neighbours_of_fewer_images_than_are_shown():
     data = from_arrays(np.zeros((2, 8, 8), np.uint8))
-    found = nearest_neighbors_figure(fakes_of(model_of(classes=0)), data, pixels(8, 1), 2)
+    found = nearest_neighbors_figure(make_samples(model_of(classes=0)), data, pixels(8, 1), 2)
     assert found.strips[0].images.shape == (3, 1, 8, 8)
 
 
 @pytest.mark.parametrize(
     "nets", [DCGAN(width=4, latent=8), DCGAN(width=4, latent=8, g_conditioning="concat"), SNGAN(width=4, latent=8)]
 )
-def test_the_ways_end_in_samples(nets):
+def test_interpolations_end_in_samples(nets):
     model = model_of(nets, side=32 if isinstance(nets, SNGAN) else 8)
-    between_latents, between_classes = interpolation_figures(fakes_of(model))
+    between_latents, between_classes = interpolation_figures(make_samples(model))
     assert [one.name for one in (between_latents, between_classes)] == ["latents", "classes"]
 
     def sample(index, label):
@@ -128,17 +128,17 @@ def test_the_ways_end_in_samples(nets):
     assert torch.equal(sample(0, 1), strip.images[-1])  # the embeddings are as they were
 
 
-def test_without_embeddings_there_is_no_way_between_classes():
-    assert [one.name for one in interpolation_figures(fakes_of(model_of(classes=0)))] == ["latents"]
+def test_without_embeddings_there_is_no_class_interpolation():
+    assert [one.name for one in interpolation_figures(make_samples(model_of(classes=0)))] == ["latents"]
 
 
 @pytest.mark.parametrize(("side", "shown"), [(8, 64), (48, 48), (200, 128)])
-def test_strips_have_a_size_that_people_see(side, shown):
+def test_strips_have_a_visible_size(side, shown):
     strip = report_figures.ImageStrip(torch.zeros(6, 3, side, side, dtype=torch.uint8), "", "", gap_after_first=True)
     assert render_strip(strip).size == (6 * shown + report_figures.GAP_PX, shown)
 
 
-def test_the_end_of_a_run_leaves_what_its_page_shows(run):
+def test_a_run_ends_with_figures_for_its_page(run):
     names = {file.name for file in (run / "figures").iterdir()}
     assert {"figures.json", "neighbours-00.png", "latents-03.png", "classes-00.png"} <= names
     assert not is_outdated(run, "pixels")
@@ -148,7 +148,7 @@ def test_the_end_of_a_run_leaves_what_its_page_shows(run):
         assert words in page
 
 
-def test_another_model_is_shown_anew_by_the_command(run):
+def test_report_remakes_figures_of_a_changed_model(run):
     weights = run / "model" / "model.safetensors"
     model = bytearray(weights.read_bytes())
     model[-3] ^= 1
@@ -165,7 +165,7 @@ def test_another_model_is_shown_anew_by_the_command(run):
     assert not (run / "figures" / "neighbours-77.png").exists()
 
 
-def test_data_that_cannot_be_had_are_said(run):
+def test_missing_data_are_reported(run):
     shutil.rmtree(run / "figures")
     (run / "run.yaml").write_text((run / "run.yaml").read_text().replace("path: digits", "path: /nowhere/data.npz"))
     assert run_cli("report", run).status == 0
@@ -178,7 +178,7 @@ def test_data_that_cannot_be_had_are_said(run):
     assert "are not shown" not in (run / "report.html").read_text()
 
 
-def test_what_is_asked_for_and_cannot_be_had_is_refused(run):
+def test_figures_that_cannot_be_made_are_refused(run):
     assert "did you mean" in usage_error("report", run, "--features", "pixel")
     assert "missing nowhere.pth" in usage_error("report", run, "--features", "inception", "--inception", "nowhere.pth")
     shutil.rmtree(run / "figures")
@@ -190,7 +190,7 @@ def test_what_is_asked_for_and_cannot_be_had_is_refused(run):
     assert ended.err.count("\n") == 1
 
 
-def test_other_data_are_not_taken_for_those_of_the_run(run):
+def test_neighbours_in_other_data_are_not_shown(run):
     others = load_data("digits", resolution=16)
     with pytest.raises(Exception, match="space"):
         make_figures(run, dataclasses.replace(others, fingerprint=str(load_model(run).config["data"])))
@@ -201,7 +201,7 @@ def test_other_data_are_not_taken_for_those_of_the_run(run):
     ]
 
 
-def test_a_large_set_is_sampled_and_that_is_said(run):
+def test_a_large_data_set_is_sampled_and_says_so(run):
     make_figures(run, load_data("digits", resolution=8), max_search_values=64 * 500)
     assert (
         "500 of 1,797 training images"
@@ -210,7 +210,7 @@ def test_a_large_set_is_sampled_and_that_is_said(run):
     assert is_outdated(run, "pixels")
 
 
-def test_data_that_are_streamed_are_looked_at_by_the_command_alone(tmp_path):
+def test_streamed_data_are_searched_by_the_command_only(tmp_path):
     digits = load_data("digits", resolution=8)
     save_images(digits.images[:60], digits.labels[:60] % 2, tmp_path / "photos")
     run = train_tiny(tmp_path / "run", "--kimg=0.032", f"--data={tmp_path}/photos", "--data.cache=stream")
@@ -225,7 +225,7 @@ def test_data_that_are_streamed_are_looked_at_by_the_command_alone(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["numbers", "given"])
-def test_what_is_no_image_from_a_latent_is_left_out(kind, run, monkeypatch):
+def test_models_without_images_from_latents_have_no_figures(kind, run, monkeypatch):
     model = load_model(run)
     if kind == "numbers":
         model = dataclasses.replace(model, spec=Spec(0, 0, 0, array_shape=(2,)))
@@ -241,8 +241,8 @@ def test_what_is_no_image_from_a_latent_is_left_out(kind, run, monkeypatch):
     assert "Between" not in page
 
 
-def test_labels_that_are_not_trained_yet_are_left_out(tmp_path, monkeypatch):
-    for page in ("write_report", "at_end"):  # of each label
+def test_untrained_labels_are_left_out(tmp_path, monkeypatch):
+    for page in ("write_report", "make_final_figures"):  # of each label
         monkeypatch.setattr(trainer, page, lambda *_: None)
     folder = train_tiny(tmp_path / "run", "--kimg=0.32", "--strategy=per-label", "--evaluation.metrics=[]")
     shutil.rmtree(folder / "model" / "0001")
@@ -268,20 +268,20 @@ def test_labels_that_are_not_trained_yet_are_left_out(tmp_path, monkeypatch):
     assert page.count(">begun<") == 1
 
 
-def test_pictures_are_whole_pngs(run):
+def test_pictures_are_complete_pngs(run):
     for file in (run / "figures").glob("*.png"):
         with Image.open(file) as image:
             image.load()
             assert image.height == 64
 
 
-def test_the_latents_of_a_way_are_those_of_the_sampler():
-    fakes = fakes_of(model_of())
+def test_interpolated_latents_are_those_of_the_sampler():
+    fakes = make_samples(model_of())
     ends = fakes.sampler.images(range(2, 4), np.full(2, 1), report_figures.SAMPLE_SEED)
     assert torch.equal(fakes.interpolate((2, 3), 1)[[0, -1]], ends)
 
 
 @pytest.mark.parametrize("truncation", [0, -1, 2, float("nan")])
-def test_a_truncation_that_would_never_end_is_refused(truncation):
+def test_a_truncation_out_of_range_is_refused(truncation):
     with pytest.raises(UsageError, match=r"between 0\.05 and 1"):
         sample_latent(0, 0, 4, truncation)

@@ -32,13 +32,13 @@ def npz(path, **arrays):
 
 
 @pytest.mark.parametrize("extra", [["--evaluation.count=3", "--evaluation.metrics=[prdc]"], ["--evaluation.count=6"]])
-def test_too_few_fakes_are_refused_at_once(tmp_path, extra):
+def test_too_few_fakes_are_refused_before_training(tmp_path, extra):
     line = usage_error("train", *TINY_RUN_ARGS, "--evaluation.metrics=[fd,prdc]", *extra, "--run-dir", tmp_path / "run")
     assert "at least 7 images" in line
     assert not (tmp_path / "run").exists()
 
 
-def test_too_few_reals_are_refused_at_once(tmp_path):
+def test_too_few_reals_are_refused_before_training(tmp_path):
     data = npz(tmp_path / "one.npz", images=np.zeros((1, 8, 8, 1), np.uint8))
     line = usage_error("train", *TINY_RUN_ARGS, "--data", data, "--run-dir", tmp_path / "run")
     assert "1 reals" in line
@@ -52,7 +52,7 @@ def test_a_class_without_images_is_not_drawn(tmp_path):
     assert (tmp_path / "run" / "reals.png").exists()
 
 
-def test_a_finished_run_is_scored_by_what_is_asked_for_later(tmp_path):
+def test_a_finished_run_is_scored_by_metrics_added_later(tmp_path):
     arguments = ["train", *TINY_RUN_ARGS, "--kimg=0.032", "--run-dir", tmp_path / "run"]
     assert run_cli(*arguments).status == 0
     assert run_cli(*arguments, "--evaluation.metrics=[fd,kid]").status == 0
@@ -67,7 +67,7 @@ def digits(finished, tmp_path):
     return tmp_path / "run"
 
 
-def test_a_truncation_sweep_is_a_table_and_its_rows_say_which(digits):
+def test_a_truncation_sweep_prints_a_table(digits):
     ended = run_cli("eval", digits, "--truncation=1,0.5", "--metrics=fd", "--count=32")
     assert ended.status == 0, ended.err
     *_, heading, low, high = ended.out.splitlines()
@@ -88,7 +88,7 @@ def test_a_truncation_sweep_is_a_table_and_its_rows_say_which(digits):
     assert "between 0.05 and 1" in usage_error("eval", digits, "--truncation=1,2")
 
 
-def test_a_truncated_score_does_not_stand_for_the_run_s_own(digits):
+def test_a_truncated_score_does_not_replace_the_run_s_own(digits):
     own = (digits / "metrics.jsonl").read_text()
     assert run_cli("eval", digits, "--truncation=0.5", "--metrics=kid").status == 0
     again = ["train", *TINY_RUN_ARGS, "--kimg=0.16", "--run-dir", digits, "--evaluation.metrics=[fd,kid]"]
@@ -108,7 +108,7 @@ def test_a_truncated_score_does_not_stand_for_the_run_s_own(digits):
     ],
     ids=str,
 )
-def test_scores_that_another_program_added_disturb_nobody(digits, tmp_path, more):
+def test_lines_of_other_programs_are_ignored(digits, tmp_path, more):
     JsonlFile(digits / "metrics.jsonl").append({"name": "fd_pixels", "kimg": paragan.load(digits).kimg, **more})
     assert run_cli("export", digits, "--out", tmp_path / "model").status == 0
     assert run_cli("eval", digits, "--metrics=fd", "--count=16", "--follow").status == 0
@@ -117,7 +117,7 @@ def test_scores_that_another_program_added_disturb_nobody(digits, tmp_path, more
     assert "fd_pixels" in ended.out
 
 
-def test_statistics_of_a_file_stand_for_the_data(digits, tmp_path):
+def test_a_reference_file_replaces_the_data(digits, tmp_path):
     stats = tmp_path / "stats.npz"
     assert run_cli("data", "stats", "digits", "--out", stats).status == 0
     ended = run_cli("eval", digits, "--metrics=fd", "--reference", stats)
@@ -162,7 +162,7 @@ def test_a_classifier_of_fakes_scores_them(digits, monkeypatch):
     assert "not finite" not in page.split('id="scores"')[0]
 
 
-def test_scores_of_classes_are_refused_where_there_are_none(tmp_path):
+def test_per_class_scores_need_classes(tmp_path):
     data = npz(tmp_path / "plain.npz", images=np.random.default_rng(0).integers(0, 255, (40, 8, 8, 1), np.uint8))
     plain = ["train", *TINY_RUN_ARGS, "--data", data, "--run-dir", tmp_path / "run"]
     assert "no labels" in usage_error(*plain, "--evaluation.metrics=[intra_fd]")
@@ -171,7 +171,7 @@ def test_scores_of_classes_are_refused_where_there_are_none(tmp_path):
 
 @pytest.mark.parametrize("names", ["abc", "abcdefghijkl", "a"])
 @pytest.mark.parametrize("metric", ["intra_fd", "accuracy"])
-def test_data_of_other_classes_are_refused_for_scores_of_classes(digits, tmp_path, metric, names):
+def test_per_class_scores_need_the_classes_of_the_model(digits, tmp_path, metric, names):
     count = len(names)
     images, labels = np.random.default_rng(0).integers(0, 255, (8 * count, 8, 8, 1), np.uint8), np.arange(8 * count)
     data = npz(tmp_path / "d.npz", images=images, labels=labels % count, classes=np.array([*names]))
@@ -190,7 +190,7 @@ def test_a_model_whose_classes_are_numbers_goes_with_any_names(digits, tmp_path)
 
 
 @pytest.mark.timeout(60)
-def test_a_name_with_a_number_needs_no_count(digits):
+def test_fd50k_needs_no_count(digits):
     ended = run_cli("eval", digits, "--features", "pixels", "--metrics", "kid50k_full")
     assert ended.status == 0, ended.err
     assert read_jsonl(digits / "metrics.jsonl")[-1]["protocol"]["fakes"] == 50_000
@@ -198,7 +198,7 @@ def test_a_name_with_a_number_needs_no_count(digits):
     assert "ask for kid, or count=50000" in line
 
 
-def test_a_space_of_the_user_s_own_is_given_again(digits, tmp_path, monkeypatch):
+def test_a_user_s_feature_space_is_reloaded_by_name(digits, tmp_path, monkeypatch):
     code = "class Rows(nn.Module):\n    def forward(self, x):\n        return x.float().mean(3).flatten(1)\n"
     (tmp_path / "own_space_of_a_run.py").write_text(f"from torch import nn\n\n{code}")
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,4 @@
-"""A run that falls ill goes back, and goes on as it would have, whoever kills it meanwhile."""
+"""A run that diverges goes back to a checkpoint, and continues exactly, even if it is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -15,25 +15,22 @@ from paragan.train import loop
 from paragan.train.health import rollback
 from processes import final_tensors, list_checkpoints, logged_steps, run_cli, train_args, train_tiny, usage_error
 
-GUARDED = (
-    "--kimg=0.16",
-    "--output.checkpoint_kimg=0.032",
-    "--on-divergence=rollback",
-)  # 10 steps, a checkpoint every other
+# 10 steps, a checkpoint every other
+ROLLBACK_ARGS = ("--kimg=0.16", "--output.checkpoint_kimg=0.032", "--on-divergence=rollback")
 
 
-def ill(session):
+def poison(session):
     session.game.d.flat.params[0] = float("nan")
 
 
-def falling_ill(times=1, stop_at=None):
-    """Runs fall ill in round 5, so often; and get a signal in a round after they went back."""
+def diverging(times=1, stop_at=None):
+    """Make runs diverge in round 5, so many times; and send a signal in round `stop_at` after a rollback."""
     original, sent = loop.play_round, []
 
     def play_round(session):
         clock = session.clock
         if clock.step == 5 and clock.rollbacks < times:
-            ill(session)
+            poison(session)
         if clock.step == stop_at and clock.rollbacks and not sent:
             sent.append(signal.raise_signal(signal.SIGTERM))
         original(session)
@@ -42,17 +39,17 @@ def falling_ill(times=1, stop_at=None):
 
 
 @pytest.fixture(scope="module")
-def cured(tmp_path_factory):
-    """A run that fell ill once."""
-    folder = tmp_path_factory.mktemp("cured") / "run"
-    with falling_ill():
-        ended = run_cli(*train_args(folder, *GUARDED))
+def rolled_back(tmp_path_factory):
+    """A run that diverged once."""
+    folder = tmp_path_factory.mktemp("rolled_back") / "run"
+    with diverging():
+        ended = run_cli(*train_args(folder, *ROLLBACK_ARGS))
     assert ended.status == 0, ended
     return folder, ended
 
 
-def test_a_run_goes_back_and_says_so(cured):
-    folder, ended = cured
+def test_a_diverged_run_goes_back_and_says_so(rolled_back):
+    folder, ended = rolled_back
     assert logged_steps(folder) == list(range(1, 11))
     (row,) = read_jsonl(folder / "health.jsonl")
     assert (row["kind"], row["action"], row["to_step"], row["rollback"]) == ("nonfinite", "rollback", 4, 1)
@@ -63,54 +60,60 @@ def test_a_run_goes_back_and_says_so(cured):
     assert "lr: 0.001" in (folder / "run.yaml").read_text()  # the record is what was asked for
 
 
-def test_what_was_changed_matters(cured, tmp_path):
-    plain = run_cli(*train_args(tmp_path / "run", *GUARDED))
+def test_the_changed_settings_have_an_effect(rolled_back, tmp_path):
+    plain = run_cli(*train_args(tmp_path / "run", *ROLLBACK_ARGS))
     assert plain.status == 0
     assert not (tmp_path / "run" / "health.jsonl").exists()
-    assert final_tensors(tmp_path / "run") != final_tensors(cured[0])
+    assert final_tensors(tmp_path / "run") != final_tensors(rolled_back[0])
 
 
-def test_a_run_that_went_back_and_was_stopped_goes_on_exactly(cured, tmp_path):
+def test_a_run_stopped_after_a_rollback_resumes_exactly(rolled_back, tmp_path):
     run = tmp_path / "run"
-    with falling_ill(stop_at=7):
-        assert run_cli(*train_args(run, *GUARDED)).status == 3
-    assert run_cli(*train_args(run, *GUARDED)).status == 0
-    assert final_tensors(run) == final_tensors(cured[0])
-    assert logged_steps(run) == logged_steps(cured[0])
+    with diverging(stop_at=7):
+        assert run_cli(*train_args(run, *ROLLBACK_ARGS)).status == 3
+    assert run_cli(*train_args(run, *ROLLBACK_ARGS)).status == 0
+    assert final_tensors(run) == final_tensors(rolled_back[0])
+    assert logged_steps(run) == logged_steps(rolled_back[0])
     assert len(read_jsonl(run / "health.jsonl")) == 1
 
 
-def test_one_that_was_killed_while_it_went_back_too(cured, tmp_path):
-    """Between the line that says so, and the checkpoints that are set aside: newer ones than the good one are there."""
+def test_a_kill_during_a_rollback_is_completed_by_the_next_start(rolled_back, tmp_path):
+    """Between writing the line and renaming the checkpoints that were undone."""
     run, late = tmp_path / "run", ("--output.max_checkpoints=4", "--health.patience_ticks=1")
 
-    def killed(folder, world):
+    def killed(run_dir, world):
         raise KeyboardInterrupt
 
-    def later(undo):
-        undo.finding = rollback.dataclasses.replace(undo.finding, last_good_step=2)
-        return undo
+    def with_earlier_good_step(request):
+        request.finding = dataclasses.replace(request.finding, last_good_step=2)
+        return request
 
     original = rollback._decide_rollback
     with (
-        falling_ill(),
-        mock.patch.object(rollback, "_decide_rollback", lambda folder, run, undo: original(folder, run, later(undo))),
+        diverging(),
+        mock.patch.object(
+            rollback,
+            "_decide_rollback",
+            lambda run_dir, run, request: original(run_dir, run, with_earlier_good_step(request)),
+        ),
         mock.patch.object(rollback, "retire_undone_checkpoints", killed),
     ):
-        assert run_cli(*train_args(run, *GUARDED, *late)).status == 3
+        assert run_cli(*train_args(run, *ROLLBACK_ARGS, *late)).status == 3
     assert [int(path.name) for path in list_checkpoints(run)] == [2, 4]
     assert read_jsonl(run / "health.jsonl")[-1]["to_step"] == 2
-    ended = run_cli(*train_args(run, *GUARDED, *late))
+    ended = run_cli(*train_args(run, *ROLLBACK_ARGS, *late))
     assert ended.status == 0
     assert "00000002 at" in ended.out
     assert (run / "checkpoints" / "undone1-00000004").exists()
     assert logged_steps(run) == list(range(1, 11))
 
 
-def test_it_gives_up_after_the_stated_number_of_times(tmp_path):
-    with falling_ill(times=9):
+def test_it_gives_up_after_max_rollbacks(tmp_path):
+    with diverging(times=9):
         ended = run_cli(
-            *train_args(tmp_path / "run", *GUARDED, "--on_divergence.max_rollbacks=2", "--on_divergence.reseed=false")
+            *train_args(
+                tmp_path / "run", *ROLLBACK_ARGS, "--on_divergence.max_rollbacks=2", "--on_divergence.reseed=false"
+            )
         )
     assert ended.status == 1
     assert ended.err.count("\n") == 1
@@ -122,37 +125,37 @@ def test_it_gives_up_after_the_stated_number_of_times(tmp_path):
     assert rows[0]["reseed"] is False
 
 
-def test_without_a_checkpoint_it_begins_again(tmp_path):
-    with falling_ill():
+def test_without_a_checkpoint_it_starts_again(tmp_path):
+    with diverging():
         ended = run_cli(*train_args(tmp_path / "run", "--kimg=0.16", "--on-divergence=rollback"))
     assert ended.status == 0
     assert read_jsonl(tmp_path / "run" / "health.jsonl")[0]["to_step"] == 0
     assert logged_steps(tmp_path / "run") == list(range(1, 11))
 
 
-def test_the_model_is_the_one_of_where_the_run_stands(tmp_path):
-    """Also where it went back to the beginning, behind the first checkpoint."""
-    run, there = tmp_path / "run", []
+def test_the_model_is_of_the_current_step_after_a_rollback(tmp_path):
+    """Also if it went back to the start, before the first checkpoint."""
+    run, models = tmp_path / "run", []
     original = loop.play_round
 
     def play_round(session):
         if session.clock.rollbacks:
-            there.append((session.clock.step, (run / "model" / "config.json").exists()))
+            models.append((session.clock.step, (run / "model" / "config.json").exists()))
         original(session)
 
-    def early(folder, run, undo):
-        undo.finding = dataclasses.replace(undo.finding, last_good_step=1)
-        return decided(folder, run, undo)
+    def decide(run_dir, run, request):
+        request.finding = dataclasses.replace(request.finding, last_good_step=1)
+        return original_decide(run_dir, run, request)
 
-    decided = rollback._decide_rollback
+    original_decide = rollback._decide_rollback
     with (
         mock.patch.object(loop, "play_round", play_round),
-        falling_ill(),
-        mock.patch.object(rollback, "_decide_rollback", early),
+        diverging(),
+        mock.patch.object(rollback, "_decide_rollback", decide),
     ):
-        ended = run_cli(*train_args(run, *GUARDED))
+        ended = run_cli(*train_args(run, *ROLLBACK_ARGS))
     assert ended.status == 0
-    assert [kept for step, kept in there] == [False, False, *[True] * 8]
+    assert [exists for step, exists in models] == [False, False, *[True] * 8]
     assert paragan.load(run).kimg == 0.16
 
 
@@ -180,21 +183,21 @@ loop.play_round = play_round
 """
 KILLED = """
 import os, signal
-from paragan.train import guard
-unharmed = guard.set_aside
-def set_aside(folder, world):
+from paragan.train.health import rollback
+original_retire = rollback.retire_undone_checkpoints
+def retire_undone_checkpoints(run_dir, world):
     if world.rank == {victim}:
         os.kill(os.getpid(), signal.SIGKILL)
-    return unharmed(folder, world)
-guard.set_aside = set_aside
+    return original_retire(run_dir, world)
+rollback.retire_undone_checkpoints = retire_undone_checkpoints
 """
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("strategy", ["sync", "quantized", "async"])
-def test_ranks_go_back_together_from_numbers_that_grow(strategy, tmp_path, processes):
+def test_ranks_go_back_together_from_divergence(strategy, tmp_path, processes):
     more = (f"--strategy={strategy}", "--health.patience_ticks=1", "--health.divergence_factor=5")
-    command = train_args(tmp_path / "run", *GUARDED, *more)
+    command = train_args(tmp_path / "run", *ROLLBACK_ARGS, *more)
     ranks = processes.start_ranks(
         2, *command, start=lambda *a, **env: processes.start_forked(*a, patch=DIVERGING, **env)
     )
@@ -207,9 +210,9 @@ def test_ranks_go_back_together_from_numbers_that_grow(strategy, tmp_path, proce
 @pytest.mark.kill
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_is_killed_meanwhile_is_noticed_at_once(victim, tmp_path, processes):
+def test_a_rank_killed_during_a_rollback_is_noticed_at_once(victim, tmp_path, processes):
     """Long before a timeout; and the same command goes on from where it went back to."""
-    command = train_args(tmp_path / "run", *GUARDED, "--timeout_s=120")
+    command = train_args(tmp_path / "run", *ROLLBACK_ARGS, "--timeout_s=120")
     patch = PATCH + KILLED.format(victim=victim)
     ranks = processes.start_ranks(2, *command, start=lambda *a, **env: processes.start_forked(*a, patch=patch, **env))
     assert ranks[victim].wait() == -signal.SIGKILL
@@ -219,14 +222,14 @@ def test_a_rank_that_is_killed_meanwhile_is_noticed_at_once(victim, tmp_path, pr
     assert time.monotonic() - killed < 30
     assert other.err.count("\n") == 1
     assert f"rank {victim}" in other.err
-    assert run_cli(*train_args(tmp_path / "run", *GUARDED)).status == 0
+    assert run_cli(*train_args(tmp_path / "run", *ROLLBACK_ARGS)).status == 0
     assert [row["to_step"] for row in read_jsonl(tmp_path / "run" / "health.jsonl")] == [4]
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("wire", ["exact", "int8"])
 def test_ranks_go_back_together(wire, tmp_path, processes):
-    command = train_args(tmp_path / "run", *GUARDED, f"--strategy.wire={wire}")
+    command = train_args(tmp_path / "run", *ROLLBACK_ARGS, f"--strategy.wire={wire}")
     ranks = processes.start_ranks(2, *command, start=lambda *a, **env: processes.start_forked(*a, patch=PATCH, **env))
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.err for rank in ranks]
     assert [row["to_step"] for row in read_jsonl(tmp_path / "run" / "health.jsonl")] == [4]
@@ -234,13 +237,13 @@ def test_ranks_go_back_together(wire, tmp_path, processes):
 
 
 @pytest.mark.parametrize("to_step", [None, "x"])
-def test_a_rollback_that_says_not_where_to_is_one_line(tmp_path, to_step):
+def test_a_rollback_line_without_to_step_is_refused(tmp_path, to_step):
     run = train_tiny(tmp_path / "run", "--kimg=0.032")
     JsonlFile(run / "health.jsonl").extend([{"kind": 5, "step": "x"}, {"action": "rollback", "to_step": to_step}])
-    assert "mend or delete that line" in usage_error(*train_args(run, "--kimg=0.064"))
+    assert "Correct or delete that line" in usage_error(*train_args(run, "--kimg=0.064"))
 
 
-def test_ranks_that_others_go_on_without_are_refused(tmp_path):
+def test_rollback_needs_ranks_that_are_not_lost(tmp_path):
     words = [
         "train",
         "digits",

@@ -55,7 +55,7 @@ def kinds(lines, limits: HealthOptions = LIMITS) -> list[str]:
     return [finding.kind for finding in detect(lines, limits)]
 
 
-def test_nothing_is_said_of_a_healthy_run():
+def test_a_healthy_run_has_no_findings():
     for ticks in range(1, 60):
         assert kinds(rows(ticks)) == []
 
@@ -76,7 +76,7 @@ def test_nothing_is_said_of_a_healthy_run():
         ("noisy_label", {"Health__label__roughness": [1.0, 0.97, 1.02], "Health__label__others": [0.5] * 3}),
     ],
 )
-def test_each_kind_is_named_when_its_sign_has_lasted(kind, last):
+def test_each_kind_is_found_after_patience_ticks(kind, last):
     (found,) = detect(rows(**last), LIMITS)
     assert found.kind == kind
     assert found.advice
@@ -88,32 +88,32 @@ def test_each_kind_is_named_when_its_sign_has_lasted(kind, last):
         assert kinds(rows(**last), dataclasses.replace(LIMITS, patience_ticks=4)) == []
 
 
-def test_a_line_that_was_read_from_a_file_counts_as_the_one_that_was_written(tmp_path):
+def test_a_line_read_back_is_judged_as_the_one_written(tmp_path):
     from paragan.core.jsonl import JsonlFile
 
     JsonlFile(tmp_path / "s.jsonl").append(rows(Loss__G__loss=[math.nan])[-1])
     assert kinds(read_jsonl(tmp_path / "s.jsonl")) == ["nonfinite"]
 
 
-def test_a_run_that_has_no_past_yet_is_compared_with_nothing():
+def test_a_short_history_is_not_compared():
     assert kinds(rows(4, Health__G__gradient=[0.01, 0.01, 0.01], Health__G__diversity=[0.01] * 3)) == []
 
 
 @pytest.mark.parametrize(
     "settings", [(), ("objective.bcr=1", "objective.lecam=0.1"), ("strategy=async",), ("data.labels=false",)]
 )
-def test_looking_changes_nothing(settings):
+def test_measuring_changes_no_state(settings):
     of = tiny_run.make_run(*settings)
-    looked_at, left_alone, signs = tiny_run.make_session(of), tiny_run.make_session(of), HealthSignals()
+    measured, undisturbed, signs = tiny_run.make_session(of), tiny_run.make_session(of), HealthSignals()
     for _ in range(4):
-        play_round(looked_at)
-        line = signs(looked_at)
-        play_round(left_alone)
+        play_round(measured)
+        line = signs(measured)
+        play_round(undisturbed)
         assert all(math.isfinite(value) for value in line.values())
-    assert tiny_run.is_equal(tiny_run.session_state(looked_at), tiny_run.session_state(left_alone))
+    assert tiny_run.is_equal(tiny_run.session_state(measured), tiny_run.session_state(undisturbed))
 
 
-def test_signs_are_what_they_say():
+def test_signals_equal_numpy():
     """Against numpy, from what the game itself makes."""
     s, signs = tiny_run.make_session(tiny_run.make_run()), HealthSignals()
     play_round(s)
@@ -137,19 +137,19 @@ def longest_step(player):
     """A list that fills with how far each step moves the weights that are sampled, relative to them."""
     found, step = [], player.optimizer.step
 
-    def watched(closure=None):
+    def recorded(closure=None):
         before = player.flat.params.clone()
         step(closure)
         every = -(-len(before) // 1024)
         went = (player.flat.params - before)[::every].double().norm()
         found.append(float(went / before[::every].double().norm()))
 
-    player.optimizer.step = watched
+    player.optimizer.step = recorded
     yield found
     player.optimizer.step = step
 
 
-def test_a_player_that_is_all_zeros_has_made_no_long_step():
+def test_the_first_step_from_zero_weights_is_no_overshoot():
     stride = UpdateNorm(params := torch.zeros(5))
     with stride.measuring_step():
         params += 1
@@ -161,7 +161,7 @@ def test_a_player_that_is_all_zeros_has_made_no_long_step():
     assert float(stride.pop_max()) == pytest.approx(1)
 
 
-def test_variance_within_labels_is_that_of_numpy():
+def test_within_label_variance_equals_numpy():
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((12, 3)), np.array([0, 0, 0, 2, 2, 2, 2, 5, 5, 5, 5, 5])
     expected = sum(((x[y == k] - x[y == k].mean(0)) ** 2).sum() for k in (0, 2, 5)) / (12 - 3)
@@ -169,7 +169,7 @@ def test_variance_within_labels_is_that_of_numpy():
     assert float(within_label_variance(torch.tensor(x), None)) == pytest.approx(x.var(0, ddof=1).sum())
 
 
-def test_noise_has_roughness_one_and_digits_have_not():
+def test_noise_has_roughness_one_and_digits_less():
     rng, digits = np.random.default_rng(0), tiny_run.make_dataset()
     noise = torch.from_numpy(rng.uniform(-1, 1, (400, 1, 8, 8)))
     varies, apart = texture_variances(noise)
@@ -185,8 +185,8 @@ def test_noise_has_roughness_one_and_digits_have_not():
     assert found["Health/label/others"] < 0.6
 
 
-def test_replicas_that_differ_are_seen_by_all_ranks(pool):
-    def look(world):
+def test_all_ranks_see_replica_drift(pool):
+    def measure(world):
         of, alike = tiny_run.make_run(), []
         for seed in (0, world.rank):
             s = tiny_run.make_session(of if seed == 0 else dataclasses.replace(of, seed=seed), world)
@@ -194,13 +194,13 @@ def test_replicas_that_differ_are_seen_by_all_ranks(pool):
             alike.append(HealthSignals()(s)["Health/G/replica_drift"])
         return alike
 
-    (same, apart), (same_too, apart_too) = pool(2, look)
+    (same, apart), (same_too, apart_too) = pool(2, measure)
     assert same == same_too == 0
     assert apart == apart_too > 0.01
 
 
-def test_every_strategy_can_be_looked_at(pool):
-    def look(world):
+def test_every_strategy_can_be_measured(pool):
+    def measure(world):
         found = []
         for settings in (
             ["strategy=gossip", "strategy.rank_loss_timeout_s=0"],
@@ -218,7 +218,7 @@ def test_every_strategy_can_be_looked_at(pool):
                 s.role.drain()
         return found
 
-    first, second = pool(2, look)
+    first, second = pool(2, measure)
     assert first == second
     gossip, apart, quantized = first
     assert "Health/G/replica_drift" not in gossip
@@ -230,28 +230,28 @@ def test_every_strategy_can_be_looked_at(pool):
 # In runs --------------------------------------------------------------------------------------------------
 
 
-def frozen(session):
+def freeze_g(session):
     session.game.g.optimizer.step = lambda closure=None: None
 
 
-def test_a_run_says_once_what_is_wrong_and_writes_it_down(tmp_path):
-    with on_step(2, frozen):
+def test_a_run_warns_once_and_logs_the_finding(tmp_path):
+    with on_step(2, freeze_g):
         ended = run_cli(*train_args(tmp_path / "run", "--kimg=0.16"))
     assert ended.status == 0
     (row,) = [row for row in read_jsonl(tmp_path / "run" / "health.jsonl") if row["kind"] == "no_update"]
     assert {"kimg", "step", "kind", "message", "key", "value", "limit", "action"} <= row.keys()
     assert (row["key"], row["action"], row["step"]) == ("Health/G/update_norm", "warned", 5)
-    assert ended.out.count("G does not move") == 1
+    assert ended.out.count("the weights of G do not change") == 1
     assert "no_update" in run_cli("status", tmp_path / "run").out
 
 
-def hasty(session):
+def raise_learning_rate(session):
     player = session.game.d
     player._base_lrs = [100 * rate for rate in player._base_lrs]
 
 
-def test_a_learning_rate_that_is_far_too_large_is_named_by_the_next_line(tmp_path):
-    with on_step(2, hasty):
+def test_a_far_too_large_learning_rate_is_found_at_the_next_line(tmp_path):
+    with on_step(2, raise_learning_rate):
         ended = run_cli(*train_args(tmp_path / "run", "--kimg=0.16"))
     assert ended.status == 0
     row = read_jsonl(tmp_path / "run" / "health.jsonl")[0]
@@ -260,8 +260,8 @@ def test_a_learning_rate_that_is_far_too_large_is_named_by_the_next_line(tmp_pat
     assert ended.out.count("a step of D changed its weights") == 1
 
 
-def test_nobody_looks_where_health_is_off(tmp_path):
-    with on_step(2, frozen):
+def test_health_off_measures_nothing(tmp_path):
+    with on_step(2, freeze_g):
         ended = run_cli(*train_args(tmp_path / "run", "--kimg=0.16", "--health=off"))
     assert ended.status == 0
     assert not (tmp_path / "run" / "health.jsonl").exists()
@@ -269,10 +269,10 @@ def test_nobody_looks_where_health_is_off(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (["--on-divergence=rollback", "--health=off"], "--health=off"),
-        (["--on-divergence=back"], "guard"),
+        (["--on-divergence=back"], "on_divergence"),
         (["--on_divergence.max_rollbacks=0"], "on_divergence.max_rollbacks"),
         (["--on_divergence.lr_factor=2"], "on_divergence.lr_factor"),
         (["--health.patience_ticks=0"], "health.patience_ticks"),
@@ -280,5 +280,5 @@ def test_nobody_looks_where_health_is_off(tmp_path):
         (["--health=sometimes"], "health.enabled"),
     ],
 )
-def test_fields_that_cannot_be_are_refused(settings, told, tmp_path):
-    assert told in usage_error(*train_args(tmp_path / "run", *settings))
+def test_bad_health_fields_are_refused(settings, message, tmp_path):
+    assert message in usage_error(*train_args(tmp_path / "run", *settings))

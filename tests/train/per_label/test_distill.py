@@ -40,8 +40,8 @@ def per_label(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def taught(teacher: Path, *settings: str, weight: float = 10.0):
-    return tiny_run.make_run(f"teacher={teacher}", f"teacher_weight={weight}", *settings)
+def student_run(teacher: Path, *settings: str, weight: float = 10.0):
+    return tiny_run.make_run(f"distill_from={teacher}", f"distill_weight={weight}", *settings)
 
 
 # The objective --------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def taught(teacher: Path, *settings: str, weight: float = 10.0):
 
 def test_the_distance_to_the_teacher_shrinks(per_label):
     def distances(weight: float) -> list[float]:
-        s, found = tiny_run.make_session(taught(per_label, weight=weight)), []
+        s, found = tiny_run.make_session(student_run(per_label, weight=weight)), []
         for _ in range(4):
             for _ in range(15):
                 play_round(s)
@@ -61,14 +61,14 @@ def test_the_distance_to_the_teacher_shrinks(per_label):
     assert much[-1] < 0.5 * hardly[-1]
 
 
-def test_without_weight_it_is_a_plain_run(per_label):
+def test_weight_zero_equals_a_plain_run(per_label):
     plainly = tiny_run.play_rounds(tiny_run.make_run(), 4)
-    assert tiny_run.is_equal(tiny_run.play_rounds(taught(per_label, weight=0), 4), plainly)
-    assert not tiny_run.is_equal(tiny_run.play_rounds(taught(per_label), 4), plainly)
+    assert tiny_run.is_equal(tiny_run.play_rounds(student_run(per_label, weight=0), 4), plainly)
+    assert not tiny_run.is_equal(tiny_run.play_rounds(student_run(per_label), 4), plainly)
 
 
-def test_each_image_of_the_teacher_is_from_the_generator_of_its_label(per_label):
-    run = taught(per_label)
+def test_the_teacher_uses_the_generator_of_each_label(per_label):
+    run = student_run(per_label)
     teacher, sampler = make_teacher(run, tiny_run.make_dataset(), CPU), load_model(per_label).sampler
     z, y = torch.randn(7, 8), torch.tensor([3, 0, 9, 3, 3, 1, 0])
     made = teacher(z, y)
@@ -79,7 +79,7 @@ def test_each_image_of_the_teacher_is_from_the_generator_of_its_label(per_label)
 
 @pytest.mark.parametrize("strategy", ["sync", "async", "gossip"])
 def test_six_and_four_rounds_equal_ten(per_label, strategy, tmp_path):
-    run = taught(per_label, f"strategy={strategy}", "nets.batch_norm=true")
+    run = student_run(per_label, f"strategy={strategy}", "nets.batch_norm=true")
     saved, _ = tiny_run.save_after(run, 6, tiny_run.World.solo(), tmp_path)
     s = tiny_run.make_session(run, checkpoint_dir=saved)
     for _ in range(4):
@@ -91,7 +91,7 @@ def test_six_and_four_rounds_equal_ten(per_label, strategy, tmp_path):
     "settings", [("strategy=sync",), ("strategy=async",), ("g_batch=32", "device.lanes_per_pass=1")]
 )
 def test_two_ranks_equal_one(pool, per_label, settings):
-    run = taught(per_label, *settings, "nets.batch_norm=true")
+    run = student_run(per_label, *settings, "nets.batch_norm=true")
     one, two = tiny_run.play_rounds(run, 6), pool(2, lambda world: tiny_run.play_rounds(run, 6, world))[0]
     assert tiny_run.relative_distance(two, one, "G/") < 2e-4
     assert tiny_run.relative_distance(two, one, "D/") < 2e-4
@@ -100,7 +100,7 @@ def test_two_ranks_equal_one(pool, per_label, settings):
 # The command ----------------------------------------------------------------------------------------------
 
 
-def test_a_run_per_label_becomes_one_model_with_what_that_costs(tmp_path):
+def test_merge_makes_one_model_and_compares_it(tmp_path):
     few = tiny_run.make_dataset().labels < 2
     np.savez(
         tmp_path / "two.npz", images=tiny_run.make_dataset().images[few], labels=tiny_run.make_dataset().labels[few]
@@ -110,12 +110,12 @@ def test_a_run_per_label_becomes_one_model_with_what_that_costs(tmp_path):
     ended = run_cli(*command)
     assert ended.status == 0, ended
     record = read_yaml(out / "run.yaml")
-    assert record["teacher"] == str(per_label)
-    assert record["teacher_weight"] == 3
+    assert record["distill_from"] == str(per_label)
+    assert record["distill_weight"] == 3
     assert record["strategy"]["name"] == "sync"
 
-    told = json.loads((out / "merge.json").read_text())
-    before, after = told["per_label"], told["merged"]
+    comparison = json.loads((out / "merge.json").read_text())
+    before, after = comparison["per_label"], comparison["merged"]
     assert [one["name"] for one in (*before["scores"], *after["scores"])] == ["fd_pixels"] * 2
     assert before["scores"][0]["protocol"] == after["scores"][0]["protocol"]
     assert after["scores"][0]["value"] == read_jsonl(out / "metrics.jsonl")[-1]["value"]
@@ -127,29 +127,29 @@ def test_a_run_per_label_becomes_one_model_with_what_that_costs(tmp_path):
 
     assert read_jsonl(out / "stats.jsonl")[-1]["Loss/G/distance"] > 0
     assert run_cli("sample", out, "--labels=0,1", "--count=8", "--out", tmp_path / "grid.png").status == 0
-    assert "teacher_weight was 3.0, is 2.0" in usage_error(*command[:-1], "--weight=2")
+    assert "distill_weight was 3.0, is 2.0" in usage_error(*command[:-1], "--weight=2")
 
 
-def test_a_merge_that_was_stopped_ends_where_an_undisturbed_one_does(per_label, tmp_path):
-    given = ("--kimg=0.16", f"--teacher={per_label}")
+def test_a_stopped_merge_equals_an_undisturbed_one(per_label, tmp_path):
+    given = ("--kimg=0.16", f"--distill_from={per_label}")
     stopped = train_interrupted(tmp_path / "a", 4, *given)
     assert run_cli("train", *TINY_RUN_ARGS, f"--run-dir={stopped}", *given).status == 0
     assert final_tensors(stopped) == final_tensors(train_tiny(tmp_path / "b", *given))
 
 
 @pytest.mark.parametrize("strategy", ["sync", "gossip"])
-def test_two_ranks_merge_and_compare_together(processes, per_label, tmp_path, strategy):
+def test_two_ranks_merge_and_compare(processes, per_label, tmp_path, strategy):
     out = tmp_path / "merged"
     command = ("merge", str(per_label), f"--out={out}", "--kimg=0.064", f"--strategy={strategy}")
     ranks = processes.start_ranks(2, *command)
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.err for rank in ranks]
-    told = json.loads((out / "merge.json").read_text())
-    assert told["merged"]["scores"][0]["value"] == read_jsonl(out / "metrics.jsonl")[-1]["value"]
+    comparison = json.loads((out / "merge.json").read_text())
+    assert comparison["merged"]["scores"][0]["value"] == read_jsonl(out / "metrics.jsonl")[-1]["value"]
     assert "per label" in ranks[0].out
     assert "per label" not in ranks[1].out
 
 
-def test_the_generator_may_be_another_but_for_its_latent(per_label, tmp_path):
+def test_the_student_may_differ_except_in_its_latent(per_label, tmp_path):
     ended = run_cli("merge", per_label, "--out", tmp_path / "m", "--kimg=0.032", "--nets.width=8", "--strategy=gossip")
     assert ended.status == 0, ended
     with_latent = ("merge", per_label, "--out", tmp_path / "l")
@@ -160,11 +160,11 @@ def test_the_generator_may_be_another_but_for_its_latent(per_label, tmp_path):
     assert not (tmp_path / "l").exists()
 
 
-def test_what_cannot_be_merged_is_refused(finished, per_label, tmp_path):
+def test_bad_merges_are_refused(finished, per_label, tmp_path):
     assert "does not exist" in usage_error("merge", tmp_path / "nowhere")
     assert "Use a run of --strategy per-label" in usage_error("merge", finished)
     assert "is RUN_DIR itself" in usage_error("merge", per_label, f"--out={per_label}")
-    assert "has one generator for all labels" in usage_error("train", *TINY_RUN_ARGS, f"--teacher={finished}")
+    assert "has one generator for all labels" in usage_error("train", *TINY_RUN_ARGS, f"--distill_from={finished}")
     incomplete = shutil.copytree(per_label, tmp_path / "incomplete")
     for label in (3, 7):
         shutil.rmtree(incomplete / "model" / f"{label:04d}")
@@ -172,10 +172,10 @@ def test_what_cannot_be_merged_is_refused(finished, per_label, tmp_path):
     assert not (incomplete / "merged").exists()
 
 
-def test_a_teacher_is_named_in_full(per_label, tmp_path, monkeypatch):
+def test_distill_from_is_an_absolute_path(per_label, tmp_path, monkeypatch):
     monkeypatch.chdir(per_label.parent)
     ended = run_cli("merge", per_label.name, "-n")
     assert ended.status == 0
-    assert f"teacher: {per_label}" in ended.out
+    assert f"distill_from: {per_label}" in ended.out
     assert not (per_label / "merged").exists()
-    assert to_dict(tiny_run.make_run())["teacher"] == ""
+    assert to_dict(tiny_run.make_run())["distill_from"] == ""

@@ -34,7 +34,7 @@ def made(*settings, of=None):
     return make_jobs(run(*settings), of or images(), Path("run"))
 
 
-def test_a_label_is_an_ordinary_run_of_its_images_alone():
+def test_a_label_is_an_ordinary_run_on_its_images():
     first = made("kimg=3", "seed=7", "output.tick_kimg=3", "objective.r1=2")[1]
     assert (first.label, first.name, first.class_name, first.num_images) == (1, "0001", "bee", 10)
     assert first.run.strategy.name == "sync"
@@ -47,26 +47,26 @@ def test_a_label_is_an_ordinary_run_of_its_images_alone():
     assert first.run.batch == run().batch
 
 
-def test_scores_that_so_few_images_do_not_allow_are_left_out():
+def test_scores_that_need_more_images_are_left_out():
     assert [job.run.evaluation.metrics for job in made()] == [("fd", "prdc")] * 3
     few = images((40, 6, 25))
     assert [job.run.evaluation.metrics for job in made(of=few)] == [("fd", "prdc"), ("fd",), ("fd", "prdc")]
 
 
-def test_scores_that_go_class_by_class_are_of_the_whole_and_not_of_a_label():
+def test_per_class_scores_are_not_of_a_label():
     settings = ("evaluation.metrics=[fd, intra_fd, accuracy]", "evaluation.features=resnet20")
     assert [job.run.evaluation.metrics for job in made(*settings)] == [()] * 3
     assert [job.run.evaluation.metrics for job in made("evaluation.metrics=[fd, intra_fd]")] == [("fd",)] * 3
 
 
-def test_budgets_are_equal_or_follow_the_data_and_the_longest_comes_first():
+def test_budgets_are_equal_or_proportional_longest_first():
     assert [(job.label, round(job.run.kimg, 6)) for job in made("kimg=3")] == [(0, 1), (1, 1), (2, 1)]
     by_data = made("kimg=7.5", "strategy.budget_by=data", "strategy.minutes=15")
     assert [(job.label, round(job.run.kimg, 6)) for job in by_data] == [(0, 4), (2, 2.5), (1, 1)]
     assert [round(job.max_seconds) for job in by_data] == [480, 300, 120]
 
 
-def test_a_budget_ends_with_images_or_time():
+def test_a_budget_is_spent_by_images_or_time():
     job = made("kimg=3", "strategy.minutes=1")[0]
     assert job.run.total_images == 1008
     assert not job.is_complete(992, 19.9)
@@ -75,7 +75,7 @@ def test_a_budget_ends_with_images_or_time():
     assert not made("kimg=3")[0].is_complete(992, 1e9)
 
 
-def test_a_rare_label_starts_from_the_nearest_that_is_not_and_comes_last():
+def test_a_rare_label_starts_from_the_nearest_common_one():
     cold = made("strategy.rare_below=30")
     assert [job.source_label for job in cold] == [None] * 3
     warm = made("strategy.rare_below=25", "strategy.warm_start=nearest")
@@ -102,20 +102,20 @@ def test_rare_labels_are_named():
     ],
     ids=["no labels", "no image", "too short", "too short for one"],
 )
-def test_what_cannot_be_trained_is_refused(of, settings, says):
+def test_bad_label_data_are_refused(of, settings, says):
     with pytest.raises(UsageError) as refused:
         made(*settings, of=of)
     assert says in str(refused.value)
 
 
-def test_the_budget_that_is_named_is_one_that_works():
+def test_the_suggested_budget_works():
     assert len(made("kimg=0.05")) == 3
     assert len(made("kimg=0.12", "strategy.budget_by=data")) == 3
 
 
 @pytest.mark.parametrize("labels", [1, 2, 3, 10])
 @pytest.mark.parametrize("ranks", range(1, 13))
-def test_ranks_and_labels_are_dealt_in_all_proportions(ranks, labels):
+def test_ranks_are_assigned_to_labels_in_all_proportions(ranks, labels):
     strategy = run().per_label
     teams = {strategy.ranks_of_label(rank, ranks, labels) for rank in range(ranks)}
     assert sorted(rank for team in teams for rank in team) == list(range(ranks))
@@ -124,7 +124,7 @@ def test_ranks_and_labels_are_dealt_in_all_proportions(ranks, labels):
     assert all(rank in strategy.ranks_of_label(rank, ranks, labels) for rank in range(ranks))
 
 
-def test_as_many_ranks_a_label_as_one_wants():
+def test_ranks_per_label_is_respected():
     strategy = run("strategy.ranks_per_label=2").per_label
     assert [list(strategy.ranks_of_label(rank, 5, 10)) for rank in (0, 2, 4)] == [[0, 1], [2, 3, 4], [2, 3, 4]]
     central = run("strategy=DC-CGAN").per_label

@@ -1,4 +1,4 @@
-"""Leases: one owner, whatever happens, and whatever the clocks say."""
+"""A lease has one owner, whatever happens, and whatever the clocks say."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from paragan.train.per_label.lease_queue import LeaseQueue, is_process_gone, pro
 from processes import wait_until
 
 
-def taken(folder, name, queue):
+def acquire_and_report(folder, name, queue):
     lease = LeaseQueue(folder, 60).acquire("0003", 0, {})
     if lease:
         queue.put(name)
 
 
-def test_of_many_who_try_at_once_one_has_it(tmp_path):
+def test_one_of_many_processes_acquires_a_job(tmp_path):
     context = mp.get_context("fork")
     queue = context.Queue()
-    racers = [context.Process(target=taken, args=(tmp_path / "queue", n, queue)) for n in range(16)]
+    racers = [context.Process(target=acquire_and_report, args=(tmp_path / "queue", n, queue)) for n in range(16)]
     for racer in racers:
         racer.start()
     for racer in racers:
@@ -33,14 +33,14 @@ def test_of_many_who_try_at_once_one_has_it(tmp_path):
     assert [p.name for p in (tmp_path / "queue").iterdir()] == ["0003.1.json"]
 
 
-def test_only_the_last_word_on_a_job_counts(tmp_path):
+def test_only_the_last_entry_of_a_job_counts(tmp_path):
     leases = LeaseQueue(tmp_path, 60)
     first = leases.acquire("0003", 0, {"label": 3})
     assert first
     assert leases.acquire("0003", 0, {}) is None
     second = leases.acquire("0003", 1, {"label": 3})
     assert second
-    first.release("done", images=1)  # it was taken over, and knows not
+    first.release("done", images=1)  # it lost the lease and does not know
     entry = LeaseQueue(tmp_path, 60).entries()["0003"]
     assert (entry.lease_number, entry.state) == (2, "held")
     assert not first.is_owned()
@@ -52,7 +52,7 @@ def test_only_the_last_word_on_a_job_counts(tmp_path):
     assert leases.entry("0004") is None
 
 
-def elsewhere(folder, job="0003", **about):
+def acquire_from_other_host(folder, job="0003", **about):
     """A lease of a process that this machine knows nothing of."""
     lease = LeaseQueue(folder, 60).acquire(job, 0, about)
     assert lease
@@ -61,8 +61,8 @@ def elsewhere(folder, job="0003", **about):
 
 
 @pytest.mark.parametrize("clock", [0, 1.0, 4e9], ids=["now", "1970", "2096"])
-def test_no_clock_but_the_watchers_own_decides(tmp_path, clock):
-    lease = elsewhere(tmp_path)
+def test_only_the_watcher_s_clock_decides(tmp_path, clock):
+    lease = acquire_from_other_host(tmp_path)
     if clock:
         os.utime(lease.path, (clock, clock))
     watcher = LeaseQueue(tmp_path, 0.2)
@@ -73,8 +73,8 @@ def test_no_clock_but_the_watchers_own_decides(tmp_path, clock):
     assert not watcher.is_dead(watcher.entries()["0003"])
 
 
-def test_an_owner_that_lives_is_never_dead(tmp_path):
-    lease = elsewhere(tmp_path)
+def test_a_living_owner_is_never_dead(tmp_path):
+    lease = acquire_from_other_host(tmp_path)
     lease.lease_s = 0.3
     watcher, deadline = LeaseQueue(tmp_path, 0.3), time.monotonic() + 1.5
     with lease:
@@ -84,13 +84,13 @@ def test_an_owner_that_lives_is_never_dead(tmp_path):
     wait_until(lambda: watcher.is_dead(watcher.entries()["0003"]), 5)
 
 
-def forever(folder):
+def hold_lease(folder):
     with LeaseQueue(folder, 60).acquire("0003", 0, {}):
         signal.pause()
 
 
-def test_a_process_of_this_machine_that_is_gone_is_dead_at_once(tmp_path):
-    child = mp.get_context("fork").Process(target=forever, args=(tmp_path,))
+def test_an_ended_local_process_is_dead_at_once(tmp_path):
+    child = mp.get_context("fork").Process(target=hold_lease, args=(tmp_path,))
     child.start()
     watcher = LeaseQueue(tmp_path, 60)
     wait_until(lambda: "0003" in watcher.entries())
@@ -103,7 +103,7 @@ def test_a_process_of_this_machine_that_is_gone_is_dead_at_once(tmp_path):
     assert watcher.is_dead(watcher.entries()["0003"])
 
 
-def test_another_process_with_the_same_number_is_another():
+def test_a_reused_pid_is_another_process():
     mine = process_identity()
     assert mine
     assert not is_process_gone(mine)
@@ -113,16 +113,16 @@ def test_another_process_with_the_same_number_is_another():
     assert not is_process_gone("nonsense")
 
 
-def test_an_owner_sees_that_it_was_taken_over(tmp_path):
-    lease = elsewhere(tmp_path)
+def test_an_owner_sees_that_it_lost_the_lease(tmp_path):
+    lease = acquire_from_other_host(tmp_path)
     lease.lease_s = 0.2
     with lease:
         assert LeaseQueue(tmp_path, 60).acquire("0003", 1, {})
         wait_until(lambda: lease.is_lost, 5)
 
 
-def test_an_owner_that_cannot_be_seen_to_live_gives_up(tmp_path):
-    lease = elsewhere(tmp_path / "queue")
+def test_an_owner_without_heartbeat_gives_up(tmp_path):
+    lease = acquire_from_other_host(tmp_path / "queue")
     lease.lease_s = 0.3
     with lease:
         (tmp_path / "queue").rename(tmp_path / "away")
@@ -130,8 +130,8 @@ def test_an_owner_that_cannot_be_seen_to_live_gives_up(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"held"', '{"state": "held"}', "\x00"])
-def test_a_damaged_file_is_watched_like_a_silent_owner(tmp_path, text):
-    lease = elsewhere(tmp_path)
+def test_a_damaged_file_counts_as_a_silent_owner(tmp_path, text):
+    lease = acquire_from_other_host(tmp_path)
     lease.path.write_text(text)
     watcher = LeaseQueue(tmp_path, 0.1)
     entry = watcher.entries()["0003"]
@@ -142,7 +142,7 @@ def test_a_damaged_file_is_watched_like_a_silent_owner(tmp_path, text):
     assert watcher.acquire("0003", entry.lease_number, {})
 
 
-def test_other_files_are_none_of_its(tmp_path):
+def test_other_files_are_ignored(tmp_path):
     (tmp_path / "readme.txt").write_text("hello")
     (tmp_path / ".0003.1.json.abc").write_text("being written")
     assert LeaseQueue(tmp_path, 60).entries() == {}
