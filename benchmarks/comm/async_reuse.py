@@ -1,8 +1,8 @@
-"""What saving a forward pass of G gains: `python -m benchmarks.comm.async_reuse [--json F] [--rounds N]`. One process.
+"""Speed-up by reusing G's images for D: `python -m benchmarks.comm.async_reuse [--json F] [--rounds N]`. One process.
 
-With `--strategy async` D judges what G makes in its own turn; alternating training makes images for D
-alone. How many operations that saves is counted (plan/cost.py), how much time is measured, in turns: for `digits`, for
-`digits` with a G three times as wide, and for the networks of `fashion`.
+With `--strategy async` D uses the images that G generates in its own turn; alternating training generates images for D
+alone. The operations that this saves are counted (plan/cost.py), and the time is measured, interleaved: for `digits`,
+for `digits` with a G three times as wide, and for the networks of `fashion`.
 """
 
 from __future__ import annotations
@@ -35,38 +35,39 @@ SETTINGS_BY_CASE = {"alternating": (), "simultaneous": ("strategy.order=simultan
 WIDTH_FACTOR = 3
 
 
-def make_session(name: str, images: Dataset, wider: int, *settings: str, world: World | None = None) -> Session:
-    """A recipe's session, with a G that is `wider` times as wide as the recipe's."""
-    run, device, world = make_endless_run(name, images, *settings), torch.device("cpu"), world or World.solo()
+def make_session(name: str, images: Dataset, g_scale: int, *settings: str, world: World | None = None) -> Session:
+    """Build a recipe's session, with a G that is `g_scale` times as wide as the recipe's."""
+    run = make_endless_run(name, images, *settings)
+    device = torch.device("cpu")
     spec = make_spec(run, images)
     pair = build_networks(run, spec, device)
-    if wider > 1:
-        wide = dataclasses.replace(run.nets, width=wider * run.nets.width)
+    if g_scale > 1:
+        wide = dataclasses.replace(run.nets, width=g_scale * run.nets.width)
         pair = to_device(run, dataclasses.replace(pair, g=wide.generator(spec)), device)
-    return build_session(run, world, images, pair)
+    return build_session(run, world or World.solo(), images, pair)
 
 
-def measure(name: str, images: Dataset, wider: int, rounds: int) -> dict[str, Any]:
-    sessions = {form: make_session(name, images, wider, *settings) for form, settings in SETTINGS_BY_CASE.items()}
-    torch.set_num_threads(next(iter(sessions.values())).run.device.threads or torch.get_num_threads())
-    contestants = {form: make_play_fn(s) for form, s in sessions.items()}
+def measure(name: str, images: Dataset, g_scale: int, rounds: int) -> dict[str, Any]:
+    """Compare the settings of SETTINGS_BY_CASE."""
+    sessions = {case: make_session(name, images, g_scale, *settings) for case, settings in SETTINGS_BY_CASE.items()}
+    torch.set_num_threads(sessions["async"].run.device.threads or torch.get_num_threads())
+    contestants = {case: make_play_fn(session) for case, session in sessions.items()}
     times = interleave(contestants, rounds=rounds, steps=count_steps(BLOCK_S, contestants["async"]))
-    s = sessions["async"]
-    g, d = count_forward_flops(s.game)
-    batch, d_steps = s.run.batch, s.run.d_steps
-    counted = count_round_flops(g, d, batch, d_steps) / count_round_flops(
-        g, d, batch, d_steps, s.role.extra_fakes_for_d
-    )
+    session = sessions["async"]
+    g_flops, d_flops = count_forward_flops(session.game)
+    batch, d_steps = session.run.batch, session.run.d_steps
+    alternating_flops = count_round_flops(g_flops, d_flops, batch, d_steps)
+    async_flops = count_round_flops(g_flops, d_flops, batch, d_steps, session.role.extra_fakes_for_d)
     return {
-        "g over d": g / d,
-        "gain counted": counted,
-        "gain measured": speedup(times),
+        "g_over_d": g_flops / d_flops,
+        "counted_speedup": alternating_flops / async_flops,
+        "measured_speedup": speedup(times),
         "times": times.to_json("alternating"),
     }
 
 
 def speedup(times: Times) -> list[float]:
-    """How many times faster than alternating: the median, and the interval of it."""
+    """Return how many times faster than alternating it is: the median, and its confidence interval."""
     ratio = times.ratio("async", "alternating")
     return [1 / ratio.median, 1 / ratio.high, 1 / ratio.low]
 
@@ -76,26 +77,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
-    about, found = describe_machine(), dict[str, Any]()
-    print(format_machine(about))
-    digits, grey = load_data("digits", resolution=8), random_dataset(32, 1)
-    for case, given in {
+    machine = describe_machine()
+    print(format_machine(machine))
+    digits = load_data("digits", resolution=8)
+    results: dict[str, Any] = {}
+    for case, arguments in {
         "digits": ("digits", digits, 1),
         f"digits, G {WIDTH_FACTOR} times as wide": ("digits", digits, WIDTH_FACTOR),
-        "fashion": ("fashion", grey, 1),
+        "fashion": ("fashion", random_dataset(32, 1), 1),
     }.items():
-        found[case] = measure(*given, options.rounds)
-        save_json(options.json, {"machine": about, "cases": found})
-    print(format_speedups(found))
+        results[case] = measure(*arguments, options.rounds)
+        save_json(options.json, {"machine": machine, "cases": results})
+    print(format_speedups(results))
 
 
-def format_speedups(found: dict[str, Any]) -> str:
-    """What was counted and measured of every case, as a table."""
-    rows = [
-        (case, *(f"{x:.3f}" for x in (row["g over d"], row["gain counted"], *row["gain measured"])))
-        for case, row in found.items()
-    ]
-    return format_table(("case", "G / D", "gain counted", "measured", "low", "high"), rows)
+def format_speedups(results: dict[str, Any]) -> str:
+    """Format the counted and measured speed-ups of every case as a table."""
+    rows = []
+    for case, row in results.items():
+        values = row["g_over_d"], row["counted_speedup"], *row["measured_speedup"]
+        rows.append((case, *(f"{value:.3f}" for value in values)))
+    return format_table(("case", "G / D", "counted", "measured", "low", "high"), rows)
 
 
 if __name__ == "__main__":

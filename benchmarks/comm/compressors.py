@@ -1,20 +1,27 @@
-"""Every wire's encoding and decoding against a copy of the same vector.
+"""Encoding and decoding by every wire, compared with copying the same vector.
 
 `python -m benchmarks.comm.compressors [--json F]`.
 
-One thread, float32 vectors larger than the caches, in turns in one process: the ratio says how far the codec is from
-the memory's own speed.
+One thread, float32 vectors larger than the caches, interleaved in one process. The ratio says how far the codec is from
+the speed of memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 
 import torch
 
-from benchmarks.lib.timing import describe_machine, format_machine, format_table, interleave, save_json
+from benchmarks.lib.timing import (
+    StepsFn,
+    describe_machine,
+    format_machine,
+    format_table,
+    interleave,
+    repeat_fn,
+    save_json,
+)
 from paragan.comm.compression import block_quantizer
 from paragan.comm.compression.compressors import BF16, FP16, QSGD, Compressor, Exact, Int2, Int4, Int8, Sign
 
@@ -30,28 +37,23 @@ COMPRESSORS: dict[str, Compressor] = {
     "qsgd": QSGD(),
     "sign": Sign(),
 }
-MAX_COPY_RATIOS = {"int8": 3.0, "int4": 5.0, "sign": 4.0}  # of a copy
+MAX_COPY_RATIOS = {"int8": 3.0, "int4": 5.0, "sign": 4.0}  # times the time of a copy
 
 
-def encode_decode(wire: Compressor, x: torch.Tensor) -> Callable[[int], None]:
-    data, out = torch.empty(wire.nbytes(len(x)), dtype=torch.uint8), torch.empty_like(x)
-
-    def play(n: int) -> None:
-        for _ in range(n):
-            wire.encode(x, data, 1)
-            wire.decode(data, out)
-
-    return play
-
-
-def copy_fn(x: torch.Tensor) -> Callable[[int], None]:
+def encode_decode_fn(wire: Compressor, x: torch.Tensor) -> StepsFn:
+    data = torch.empty(wire.nbytes(len(x)), dtype=torch.uint8)
     out = torch.empty_like(x)
 
-    def play(n: int) -> None:
-        for _ in range(n):
-            out.copy_(x)
+    def step() -> None:
+        wire.encode(x, data, 1)
+        wire.decode(data, out)
 
-    return play
+    return repeat_fn(step)
+
+
+def copy_fn(x: torch.Tensor) -> StepsFn:
+    out = torch.empty_like(x)
+    return repeat_fn(lambda: out.copy_(x))
 
 
 def main() -> int:
@@ -61,22 +63,22 @@ def main() -> int:
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    where = describe_machine()
-    print(format_machine(where))
+    machine = describe_machine()
+    print(format_machine(machine))
     if block_quantizer.load_kernels() is None:
         sys.exit("there is no C compiler: nothing to compare")
     x = torch.randn(options.numbers)
-    contestants = {"copy": copy_fn(x)} | {name: encode_decode(wire, x) for name, wire in COMPRESSORS.items()}
+    contestants = {"copy": copy_fn(x)} | {name: encode_decode_fn(wire, x) for name, wire in COMPRESSORS.items()}
     times = interleave(contestants, rounds=options.rounds, steps=5)
-    found = times.to_json("copy")
+    results = times.to_json("copy")
     rows = []
-    for name, entry in found.items():
+    for name, entry in results.items():
         ms, ratio = entry["ms"], entry["ratio to copy"]
         bits = "" if name == "copy" else f"{8 * COMPRESSORS[name].nbytes(len(x)) / len(x):.2f}"
         rows.append([name, bits, *(f"{v:.2f}" for v in (ms["median"], ratio["median"], *ratio["ci95"]))])
     print(format_table(["", "bits", "ms", "to copy", "low", "high"], rows))
-    save_json(options.json, {"machine": where, "numbers": options.numbers, "threads": 1, "times": found})
-    slow = [name for name, limit in MAX_COPY_RATIOS.items() if found[name]["ratio to copy"]["median"] > limit]
+    save_json(options.json, {"machine": machine, "numbers": options.numbers, "threads": 1, "times": results})
+    slow = [name for name, limit in MAX_COPY_RATIOS.items() if results[name]["ratio to copy"]["median"] > limit]
     print(f"too slow: {', '.join(slow)}" if slow else "int8 within 3, int4 within 5, sign within 4 copies")
     return bool(slow)
 

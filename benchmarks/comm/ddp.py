@@ -2,21 +2,22 @@
 
 Two ranks (gloo), one thread each, the same networks from the same seed and precision, one lane a rank:
 
-    ours  paragan's session as `paragan train` assembles it: lanes, gradients summed from the backward hooks,
-          batch moments agreed over ranks, statistics of the losses, average
-    ddp   two networks in DistributedDataParallel, written with care (`Careful`)
-    one   the same loop without DDP in one process: the total batch, two threads, the other rank asleep
+    ours  paragan's session as `paragan train` builds it: lanes, gradients summed from the backward hooks, batch moments
+          summed over ranks, statistics of the losses, EMA
+    ddp   two networks in DistributedDataParallel, carefully written (`DDPTrainer`)
+    one   the same loop without DDP in one process: the total batch, two threads, the other rank idle
 
-First ours and ddp are fed the same images, latents and labels, and must lose the same (to 1e-3 in float32): they
-are the same computation. Then all three are timed in turns. What ddp and one are given for free: their data is an
-index into a float tensor in memory and torch.randn, where ours decodes, shuffles and draws lane by lane; their
-batch statistics stay local (rank 0's would be saved), where ours are agreed.
+First ours and ddp get the same images, latents and labels, and must have the same losses (to 1e-3 in float32): they are
+the same computation. Then all three are timed, interleaved. ddp and one have two advantages: their data is an index
+into a float tensor in memory and torch.randn, where ours decodes, shuffles and draws lane by lane; and their batch
+statistics stay local (rank 0's would be saved), where ours are summed.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ BLOCK_S = 2.0
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: a run, and its images."""
+    """One comparison: a run and its images."""
 
     name: str
     run: Run
@@ -72,7 +73,7 @@ class Case:
 
 
 def small_case(precision: str) -> Case:
-    """The digits recipe, penalty and all: some milliseconds a step, so that overheads show."""
+    """The digits recipe, with its penalty: a few milliseconds a step, so that overheads show."""
     return _make_case("small", get_recipe("digits"), load_data("digits", resolution=8), precision)
 
 
@@ -83,7 +84,8 @@ def large_case(precision: str) -> Case:
 
 
 def _make_case(name: str, run: Run, images: Dataset, precision: str) -> Case:
-    device, data = DeviceOptions(kind="cpu", precision=precision), dataclasses.replace(run.data, path=name)
+    device = DeviceOptions(kind="cpu", precision=precision)
+    data = dataclasses.replace(run.data, path=name)
     run = dataclasses.replace(run, lanes=RANKS, kimg=1e6, data=data, device=device)
     return Case(name, resolve(run, images), images)
 
@@ -93,7 +95,7 @@ def _make_case(name: str, run: Run, images: Dataset, precision: str) -> Case:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What one step is computed from: reals and labels, and latents and labels of both turns' fakes."""
+    """The inputs of one step: reals and their labels, latents and labels of the fakes of both turns."""
 
     real: Tensor
     y: Tensor
@@ -108,17 +110,18 @@ Wrap = Callable[[nn.Module], nn.Module]
 
 
 class DDPTrainer:
-    """A loop over two networks as a good engineer writes it; `wrap` is DistributedDataParallel, or nothing.
+    """A loop over two networks as a good engineer writes it; `wrap` is DistributedDataParallel, or the identity.
 
-    Right: in a turn only the network that moves goes through its wrapper, and only its parameters want
-    gradients; no fake of D's turn carries G's graph. Fast: buckets are the gradients (gradient_as_bucket_view),
-    buffers are not broadcast (spectral-norm vectors follow from the weights, and are equal without), fused
-    Adam, one foreach call for the average, R1 on the logits that the loss needs anyway. A static graph and other
-    bucket sizes were no faster.
+    Correct: in a turn only the network that is trained goes through its wrapper, and only its parameters require
+    gradients; the fakes of D's turn carry no graph of G. Fast: the buckets are the gradients (gradient_as_bucket_view),
+    buffers are not broadcast (spectral-norm vectors follow from the weights and are equal anyway), fused Adam, one
+    foreach call for the EMA, R1 on the logits that the loss needs anyway. A static graph and other bucket sizes were
+    not faster.
     """
 
-    def __init__(self, size: Case, inputs: InputFn, wrap: Wrap = lambda net: net):
-        run, pair = size.run, build_networks(size.run, make_spec(size.run, size.images), CPU)
+    def __init__(self, case: Case, inputs: InputFn, wrap: Wrap = lambda net: net):
+        run = case.run
+        pair = build_networks(run, make_spec(run, case.images), CPU)
         self.run, self.inputs = run, inputs
         self.autocast = autocast_factory(CPU, run.device.precision)
         self.g, self.d = (train_mode(plain.to_plain_layers(net)) for net in (pair.g, pair.d))
@@ -133,19 +136,19 @@ class DDPTrainer:
         self.sums = torch.zeros(2)  # of D's and G's loss
 
     def step(self) -> tuple[Tensor, Tensor]:
-        """One round; the losses of D and G."""
-        dealt = self.inputs()
-        d, g = self.step_d(dealt), self.step_g(dealt)
-        self.sums += torch.stack([d, g])
-        return d, g
+        """Play one round; return the losses of D and G."""
+        inputs = self.inputs()
+        d_loss, g_loss = self.step_d(inputs), self.step_g(inputs)
+        self.sums += torch.stack([d_loss, g_loss])
+        return d_loss, g_loss
 
-    def step_d(self, dealt: StepInputs) -> Tensor:
+    def step_d(self, inputs: StepInputs) -> Tensor:
         power_iteration(self.d)
-        real = dealt.real.detach().requires_grad_(self.run.objective.r1 > 0)
+        real = inputs.real.detach().requires_grad_(self.run.objective.r1 > 0)
         with self.autocast():
             with torch.no_grad():
-                fake = self.g(dealt.z_d, dealt.y_d)
-            on_real, on_fake = self.wrapped_d(real, dealt.y), self.wrapped_d(fake, dealt.y_d)
+                fake = self.g(inputs.z_d, inputs.y_d)
+            on_real, on_fake = self.wrapped_d(real, inputs.y), self.wrapped_d(fake, inputs.y_d)
             loss = self.d_loss(on_real, on_fake).mean()
             if self.run.objective.r1:
                 loss = loss + self.run.objective.r1 / 2 * plain.grad_norm_squared(on_real, real)
@@ -154,10 +157,10 @@ class DDPTrainer:
         self.d_optimizer.step()
         return loss.detach()
 
-    def step_g(self, dealt: StepInputs) -> Tensor:
+    def step_g(self, inputs: StepInputs) -> Tensor:
         self.d.requires_grad_(False)
         with self.autocast():
-            on_fake = self.d(self.wrapped_g(dealt.z_g, dealt.y_g), dealt.y_g)
+            on_fake = self.d(self.wrapped_g(inputs.z_g, inputs.y_g), inputs.y_g)
             loss = self.g_loss(on_fake, on_fake).mean()
         self.g_optimizer.zero_grad()
         loss.backward()
@@ -172,65 +175,67 @@ def wrap_ddp(net: nn.Module) -> nn.Module:
     return DistributedDataParallel(net, gradient_as_bucket_view=True, broadcast_buffers=False)
 
 
-def make_memory_inputs(size: Case, batch: int) -> InputFn:
-    """Data at the least cost there is: rows of a float tensor in memory."""
-    images = torch.from_numpy(size.images.images).permute(0, 3, 1, 2).float().div(127.5).sub(1)
+def make_memory_inputs(case: Case, batch: int) -> InputFn:
+    """Return inputs at the least possible cost: rows of a float tensor in memory."""
+    images = torch.from_numpy(case.images.images).permute(0, 3, 1, 2).float().div(127.5).sub(1)
     images = images.contiguous(memory_format=torch.channels_last)
-    labels, latent = torch.from_numpy(size.images.labels), size.run.nets.latent
+    labels = torch.from_numpy(case.images.labels)
+    latent = case.run.nets.latent
 
-    def drawn() -> Tensor:
+    def sample_labels() -> Tensor:
         return labels[torch.randint(len(labels), (batch,))]
 
-    def feed() -> StepInputs:
+    def next_inputs() -> StepInputs:
         rows = torch.randint(len(images), (batch,))
         z_d, z_g = torch.randn(2, batch, latent)
-        return StepInputs(images[rows], labels[rows], z_d, drawn(), z_g, drawn())
+        return StepInputs(images[rows], labels[rows], z_d, sample_labels(), z_g, sample_labels())
 
-    return feed
+    return next_inputs
 
 
 def session_inputs(session: Session) -> InputFn:
-    """Exactly what a session's rank sees, from its first step on."""
-    lanes, game, positions = session.lanes, session.game, iter(range(0, sys.maxsize, session.run.batch))
+    """Return the inputs that a session's rank gets, from its first step on."""
+    lanes, game = session.lanes, session.game
+    positions = itertools.count(0, session.run.batch)
 
-    def feed() -> StepInputs:
-        hand = lanes.make_micro_batch(next(positions), lanes.lane_groups[0])
-        z_d, z_g = (hand.rng.normal(f"latent/{turn}", game.latent) for turn in "DG")
-        y_d, y_g = (game.draw_labels(hand, turn) for turn in "DG")
-        return StepInputs(hand.images, hand.labels, z_d, y_d, z_g, y_g)
+    def next_inputs() -> StepInputs:
+        batch = lanes.make_micro_batch(next(positions), lanes.lane_groups[0])
+        z_d, z_g = (batch.rng.normal(f"latent/{turn}", game.latent) for turn in "DG")
+        y_d, y_g = (game.draw_labels(batch, turn) for turn in "DG")
+        return StepInputs(batch.images, batch.labels, z_d, y_d, z_g, y_g)
 
-    return feed
+    return next_inputs
 
 
 # The comparison -------------------------------------------------------------------------------------------
 
 
-def check(size: Case, world: World) -> list[dict[str, list[float]]]:
-    """The losses of the first steps of both, means over ranks: [{"D": [ours, ddp], "G": ...}, ...]."""
-    session = ours.make_session(size.run, size.images, world)
-    theirs = DDPTrainer(size, session_inputs(session), wrap_ddp)
-    found = []
+def compare_losses(case: Case, world: World) -> list[dict[str, list[float]]]:
+    """Return the losses of the first steps of both, means over ranks: [{"D": [ours, ddp], "G": ...}, ...]."""
+    session = ours.make_session(case.run, case.images, world)
+    ddp = DDPTrainer(case, session_inputs(session), wrap_ddp)
+    steps = []
     for _ in range(NUM_CHECKED_STEPS):
         play_round(session)
         line = session.stats.tick(session.clock.images, session.clock.step)
-        losses = torch.stack(theirs.step()) / world.size
+        losses = torch.stack(ddp.step()) / world.size
         world.all_ranks.all_reduce_sum(losses).wait()
-        found.append({name: [line[f"Loss/{name}/loss"], float(b)] for name, b in zip("DG", losses)})
-    if max_difference(found) > TOLERANCE[size.run.device.precision]:
-        raise SystemExit(f"ours and ddp are not the same computation: {found}")
-    return found
+        steps.append({name: [line[f"Loss/{name}/loss"], float(loss)] for name, loss in zip("DG", losses)})
+    if max_difference(steps) > TOLERANCE[case.run.device.precision]:
+        raise SystemExit(f"ours and ddp are not the same computation: {steps}")
+    return steps
 
 
 def max_difference(losses: list[dict[str, list[float]]]) -> float:
     return max(abs(a - b) for step in losses for a, b in step.values())
 
 
-def compare(size: Case, world: World, rounds: int) -> dict[str, Any]:
-    """Check, then time all three in turns."""
-    agreed = check(size, world)
-    session = ours.make_session(size.run, size.images, world)
-    ddp = DDPTrainer(size, make_memory_inputs(size, size.run.batch // world.size), wrap_ddp)
-    one = DDPTrainer(size, make_memory_inputs(size, size.run.batch)) if world.is_main else None
+def compare(case: Case, world: World, rounds: int) -> dict[str, Any]:
+    """Check that the losses are the same, then time all three."""
+    losses = compare_losses(case, world)
+    session = ours.make_session(case.run, case.images, world)
+    ddp = DDPTrainer(case, make_memory_inputs(case, case.run.batch // world.size), wrap_ddp)
+    one = DDPTrainer(case, make_memory_inputs(case, case.run.batch)) if world.is_main else None
 
     def play_one(n: int) -> None:
         if one:
@@ -245,16 +250,16 @@ def compare(size: Case, world: World, rounds: int) -> dict[str, Any]:
         contestants, rounds=rounds, steps=round(steps.item() / world.size), barrier=lambda: barrier(world)
     )
     return {
-        **describe_case(size, session),
+        **describe_case(case, session),
         **summarize(times),
-        "losses": agreed,
-        "worst_difference": max_difference(agreed),
+        "losses": losses,
+        "worst_difference": max_difference(losses),
     }
 
 
-def describe_case(size: Case, session: Session) -> dict[str, Any]:
+def describe_case(case: Case, session: Session) -> dict[str, Any]:
     parameters = sum(p.numel() for player in session.game.players for p in player.flat.parameters)
-    return {"parameters": parameters, "batch": size.run.batch, "nets": repr(size.run.nets)}
+    return {"parameters": parameters, "batch": case.run.batch, "nets": repr(case.run.nets)}
 
 
 def summarize(times: Times) -> dict[str, Any]:
@@ -265,33 +270,34 @@ def summarize(times: Times) -> dict[str, Any]:
 
 
 def rank_main(world: World, send: SendFn, options: argparse.Namespace) -> None:
-    """One rank."""
-    for make in (small_case,) if options.small_only else (small_case, large_case):
-        size = make(options.precision)
-        send((size.name, compare(size, world, options.rounds)))
+    """Run the comparisons on one rank."""
+    makers = [small_case] if options.small_only else [small_case, large_case]
+    for make_case in makers:
+        case = make_case(options.precision)
+        send((case.name, compare(case, world, options.rounds)))
 
 
 def collect_results(options: argparse.Namespace) -> dict[str, Any]:
-    """What rank 0 found."""
-    found: dict[str, Any] = {}
-    for name, about in run_ranks(RANKS, rank_main, options):
-        found[name] = about
-        print(format_report(name, about), flush=True)
-    return found
+    """Run all ranks; return the results of rank 0 by case."""
+    results: dict[str, Any] = {}
+    for name, result in run_ranks(RANKS, rank_main, options):
+        results[name] = result
+        print(format_report(name, result), flush=True)
+    return results
 
 
-def format_report(name: str, found: dict[str, Any]) -> str:
+def format_report(name: str, result: dict[str, Any]) -> str:
     rows = []
-    for contestant, entry in found["times"].items():
+    for contestant, entry in result["times"].items():
         ms, ratio = entry["ms"], entry["ratio to ddp"]
         rows.append([contestant, *(f"{x:.2f}" for x in (ms["median"], *ms["ci95"], ratio["median"], *ratio["ci95"]))])
-    verdict = "at most 1.0 within noise" if found["ours"]["ci95"][0] <= 1.0 else "SLOWER than ddp"
+    verdict = "at most 1.0 within noise" if result["ours"]["ci95"][0] <= 1.0 else "SLOWER than ddp"
     return "\n".join(
         [
-            f"\n{name}: {found['parameters']:,} parameters, total batch {found['batch']}, {RANKS} ranks; losses of the "
-            f"first {NUM_CHECKED_STEPS} steps agree to {found['worst_difference']:.1e}",
+            f"\n{name}: {result['parameters']:,} parameters, total batch {result['batch']}, {RANKS} ranks; losses of "
+            f"the first {NUM_CHECKED_STEPS} steps agree to {result['worst_difference']:.1e}",
             format_table(["", "ms/step", "low", "high", "to ddp", "low", "high"], rows),
-            f"ours / ddp = {found['ours']['median']:.3f}: {verdict}",
+            f"ours / ddp = {result['ours']['median']:.3f}: {verdict}",
         ]
     )
 
@@ -303,14 +309,14 @@ def main() -> int:
     parser.add_argument("--precision", default="float32", choices=["float32", "bf16"])
     parser.add_argument("--json", metavar="F", help="also write everything to this file")
     options = parser.parse_args()
-    where = describe_machine()
-    print(format_machine(where))
-    found = collect_results(options)
+    machine = describe_machine()
+    print(format_machine(machine))
+    results = collect_results(options)
     save_json(
         options.json,
-        {"machine": where, "ranks": RANKS, "threads_a_rank": 1, "precision": options.precision, "sizes": found},
+        {"machine": machine, "ranks": RANKS, "threads_a_rank": 1, "precision": options.precision, "sizes": results},
     )
-    return 0 if all(size["ours"]["ci95"][0] <= 1.0 for size in found.values()) else 1
+    return 0 if all(result["ours"]["ci95"][0] <= 1.0 for result in results.values()) else 1
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""DistributedDataParallel and torch's own compression hooks, on the links there are: the other side of
-`paragan bench strategies`, and under the same launchers (`benchmarks/lib/netns_lab.py`, torchrun).
+"""DistributedDataParallel with torch's own compression hooks, for comparison with `paragan bench strategies`.
+
+It runs under the same launchers: benchmarks/lib/netns_lab.py, torchrun.
 
     python -m benchmarks.lib.netns_lab --hosts 4 --rate 200mbit -- python -m benchmarks.comm.ddp_hooks --params 8M
 
-Two players of square matrices, D's step and then G's, nothing but communication. Rank 0 prints, and writes --json.
+Two networks of square matrices, D's step and then G's, with next to no computation. Rank 0 prints, and writes --json.
 """
 
 from __future__ import annotations
@@ -26,14 +27,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 LAYERS = 24
 WARM_UP = 4
-SINGLE_BUCKET_MB = (
-    1024  # more than a network: torch's PowerSGD waits inside callbacks, which hold gloo's two threads, so that
-)
-# two buckets under way at once wait for each other for ever
+# More than a network: torch's PowerSGD waits inside callbacks, which block gloo's two threads. Two buckets in flight
+# would wait for each other for ever.
+SINGLE_BUCKET_MB = 1024
 
 
 class MatrixNet(nn.Module):
-    """So many parameters in square matrices, each multiplied into the input: as little arithmetic as there can be."""
+    """A network of `params` parameters in square matrices, each multiplied by a vector: the least arithmetic."""
 
     def __init__(self, params: int):
         super().__init__()
@@ -56,7 +56,7 @@ def wrap_fp16(net: nn.Module) -> DistributedDataParallel:
 
 
 def wrap_power_sgd(net: nn.Module, rank: int) -> DistributedDataParallel:
-    """Factors of this rank for every matrix, and a residual; the first two steps are not compressed."""
+    """Compress every matrix to factors of this rank, with a residual; the first two steps are not compressed."""
     ddp = DistributedDataParallel(net, bucket_cap_mb=SINGLE_BUCKET_MB)
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -72,15 +72,15 @@ HOOKS: dict[str, Callable[[nn.Module], DistributedDataParallel]] = {
 
 
 def step_ms(distributed: Callable[[nn.Module], DistributedDataParallel], params: int, rounds: int) -> float:
-    """Median over rounds of the slowest rank's."""
-    players = [distributed(MatrixNet(params // 2)) for _ in "DG"]
+    """Return the milliseconds of a step: the slowest rank's, the median over rounds."""
+    nets = [distributed(MatrixNet(params // 2)) for _ in "DG"]
     times = []
     for round in range(WARM_UP + rounds):
         dist.barrier()
         start = time.perf_counter()
-        for player in players:
-            player.zero_grad()
-            player().backward()
+        for net in nets:
+            net.zero_grad()
+            net().backward()
         if round >= WARM_UP:
             times.append(1000 * (time.perf_counter() - start))
     slowest = torch.tensor(times)
@@ -107,7 +107,7 @@ def main() -> None:
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
     dist.barrier()
     dist.destroy_process_group()
-    os._exit(0)  # threads of gloo, met by the end of the interpreter, abort now and then
+    os._exit(0)  # gloo's threads sometimes abort when the interpreter ends
 
 
 if __name__ == "__main__":

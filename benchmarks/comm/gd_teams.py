@@ -1,9 +1,9 @@
-"""What it gains that one rank plays G and another D: `python -m benchmarks.comm.gd_teams [--json F] [--rounds N]`.
+"""Speed-up of training G on one rank and D on another: `python -m benchmarks.comm.gd_teams [--json F] [--rounds N]`.
 
-Two ranks (gloo), one thread each, in turns: `--strategy async --strategy.split=1:1` and `--strategy sync`, where both
-play both on half of the lanes. What is to be expected is counted (plan/cost.py): sync needs half of all operations,
-teams as many as the player that needs more. Messages and exchanges are not in the count. For `digits`, for G's batch
-twice and a quarter of D's, and for a G three times as wide.
+Two ranks (gloo), one thread each, interleaved: `--strategy async --strategy.split=1:1`, and `--strategy sync`, where
+both ranks train both networks on half of the lanes. The expected speed-up is counted (plan/cost.py): a rank of sync
+computes half of all operations, a rank of a team those of its player, and the slower player decides. Messages are not
+counted. For `digits`, for G's batch twice and a quarter of D's, and for a G three times as wide.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paragan.plan.cost import count_forward_flops, count_turn_flops
 from paragan.train.session import Session
 
 BLOCK_S = 1.0
-CASES: dict[str, tuple[int, tuple[str, ...]]] = {  # how much wider G is, settings
+CASES: dict[str, tuple[int, tuple[str, ...]]] = {  # times the width of G, settings
     "digits, 1:1": (1, ()),
     "digits, 2:1": (1, ("g_batch=256",)),
     f"digits, G {WIDTH_FACTOR} times as wide, 1:1": (WIDTH_FACTOR, ()),
@@ -32,27 +32,29 @@ CASES: dict[str, tuple[int, tuple[str, ...]]] = {  # how much wider G is, settin
 }
 
 
-def count_speedup(s: Session) -> tuple[float, float]:
-    """Operations of G over those of D, and how many times faster teams are to be than sync on both ranks."""
-    g, d = count_forward_flops(s.game)
-    alone = count_turn_flops(g, d, s.run.batch, s.run.d_steps, True, s.game.g_to_d_batch_ratio)
-    apart = count_turn_flops(g, d, s.run.batch, s.run.d_steps, False, s.game.g_to_d_batch_ratio)
-    return g / d, sum(alone) / 2 / max(apart)
+def count_speedup(session: Session) -> tuple[float, float]:
+    """Return the operations of G over those of D, and the expected speed-up of teams over sync on both ranks."""
+    run, game = session.run, session.game
+    g_flops, d_flops = count_forward_flops(game)
+    sync = count_turn_flops(g_flops, d_flops, run.batch, run.d_steps, True, game.g_to_d_batch_ratio)
+    teams = count_turn_flops(g_flops, d_flops, run.batch, run.d_steps, False, game.g_to_d_batch_ratio)
+    return g_flops / d_flops, sum(sync) / 2 / max(teams)
 
 
 def rank_main(world: World, send: SendFn, rounds: int) -> None:
-    """One rank."""
+    """Measure all cases on one rank."""
     images = load_data("digits", resolution=8)
-    for case, (wider, settings) in CASES.items():
-        teams = make_session("digits", images, wider, "strategy=async", "strategy.split='1:1'", *settings, world=world)
-        sync = make_session("digits", images, wider, *settings, world=world)
+    for case, (g_scale, settings) in CASES.items():
+        teams_settings = "strategy=async", "strategy.split='1:1'", *settings
+        teams = make_session("digits", images, g_scale, *teams_settings, world=world)
+        sync = make_session("digits", images, g_scale, *settings, world=world)
         steps = torch.tensor([float(count_steps(BLOCK_S, make_play_fn(sync)))])
         world.all_ranks.all_reduce_sum(steps).wait()
+        mean_steps = round(steps.item() / world.size)
         contestants = {"async": make_play_fn(teams), "alternating": make_play_fn(sync)}
-        each = round(steps.item() / world.size)
-        times = interleave(contestants, rounds=rounds, steps=each, barrier=lambda: barrier(world))
-        over, expected = count_speedup(sync)
-        row = {"g over d": over, "gain counted": expected, "gain measured": speedup(times)}
+        times = interleave(contestants, rounds=rounds, steps=mean_steps, barrier=lambda: barrier(world))
+        g_over_d, counted = count_speedup(sync)
+        row = {"g_over_d": g_over_d, "counted_speedup": counted, "measured_speedup": speedup(times)}
         send((case, {**row, "times": times.to_json("alternating")}))
 
 
@@ -61,13 +63,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
-    about, found = describe_machine(), dict[str, Any]()
-    print(format_machine(about))
+    machine = describe_machine()
+    print(format_machine(machine))
+    results: dict[str, Any] = {}
     for case, row in run_ranks(2, rank_main, options.rounds):
-        found[case] = row
-        save_json(options.json, {"machine": about, "cases": found})
+        results[case] = row
+        save_json(options.json, {"machine": machine, "cases": results})
         print(case, flush=True)
-    print(format_speedups(found))
+    print(format_speedups(results))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
-"""A rank of a gossip run is lost in the middle.
+"""A rank of a gossip run is lost in the middle of training.
 
 `python -m benchmarks.comm.rank_loss [--cases killed-0,frozen-2] [--json F]`.
 
-Four ranks on this machine train `digits`, each a process of its own. At half time one is killed (SIGKILL), frozen
-(SIGSTOP, and woken when the others have done without it), or cut off: each rank is a host of a laboratory (lab.py,
-needs root), and the link of one goes down. It has no majority, so it stops with its checkpoint; the link comes back,
-and it is started again. Asked: for how long nobody plays a step, whether the rank is back at the end, and whether the
-result passes the digits acceptance.
+Four ranks on this machine train `digits`, each a process of its own. At half time one is
+
+* killed (SIGKILL) and started again,
+* frozen (SIGSTOP) and woken when the others have continued without it, or
+* cut off: each rank is a host of a network lab (benchmarks/lib/netns_lab.py, needs root), and one link goes down.
+  It has no majority, so it stops with its checkpoint; the link comes back, and it is started again.
+
+Measured are the longest time without a step, whether the rank is a member at the end, and whether the result passes the
+digits acceptance test.
 """
 
 from __future__ import annotations
@@ -26,44 +30,45 @@ from typing import Any
 
 from benchmarks.lib import netns_lab as lab
 from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
-from benchmarks.quality.digits_acceptance import DIVERSITY, RECOGNISED, judge
+from benchmarks.quality.digits_acceptance import MIN_DIVERSITY, MIN_RECOGNISED, evaluate_run
 
-RANKS, PEER_TIMEOUT_S = 4, 3.0
+RANKS = 4
+PEER_TIMEOUT_S = 3.0
 TRAIN_ARGS = (
     *("train", "digits", "--strategy=gossip", f"--strategy.peer_timeout_s={PEER_TIMEOUT_S}", "--evaluation.metrics=fd"),
-    "--output.tick_kimg=0.128",  # a line of stats every step: pauses are seen there
+    "--output.tick_kimg=0.128",  # a line of stats every step, to see pauses
 )
 HALF_KIMG = 80.0
 COLUMNS = ("case", "pause s", "members at the end", "recognised", "diversity", "accepted")
 
 
-class RunTeam:
-    """The ranks of a run, which can be started again one by one."""
+class RankProcesses:
+    """The ranks of a run, which can be started again one by one. use_hosts: each on a host of a network lab."""
 
-    def __init__(self, run: Path, hosts: bool):
+    def __init__(self, run: Path, use_hosts: bool):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
-        self.run, self.hosts = run, hosts
-        self.ranks = [self.start(rank) for rank in range(RANKS)]
+        self.run, self.use_hosts = run, use_hosts
+        self.processes = [self.start(rank) for rank in range(RANKS)]
 
     def start(self, rank: int) -> subprocess.Popen[bytes]:
-        place = {"RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": RANKS}
-        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port}
-        if self.hosts:
-            place |= {"MASTER_ADDR": lab.host_address(0), "GLOO_SOCKET_IFNAME": "eth0"}
-        where = ["ip", "netns", "exec", lab.host_namespace(rank)] if self.hosts else []
-        env = os.environ | {name: str(value) for name, value in place.items()}
-        command = [*where, sys.executable, "-m", "paragan", *TRAIN_ARGS, f"--run-dir={self.run}"]
+        launch_env = {"RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": RANKS}
+        launch_env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port}
+        command = [sys.executable, "-m", "paragan", *TRAIN_ARGS, f"--run-dir={self.run}"]
+        if self.use_hosts:
+            launch_env |= {"MASTER_ADDR": lab.host_address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+            command = ["ip", "netns", "exec", lab.host_namespace(rank), *command]
+        env = os.environ | {name: str(value) for name, value in launch_env.items()}
         return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
 
     @property
     def kimg(self) -> float:
-        """How far the run is."""
+        """The progress of the run."""
         path = self.run / "stats.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        whole = [line for line in lines[-2:] if line.endswith(b"\n")]
-        return json.loads(whole[-1])["Progress/kimg"] if whole else 0.0
+        complete = [line for line in lines[-2:] if line.endswith(b"\n")]
+        return json.loads(complete[-1])["Progress/kimg"] if complete else 0.0
 
     def members(self) -> list[int]:
         path = self.run / "members.jsonl"
@@ -71,51 +76,63 @@ class RunTeam:
         return rows[-1]["members"] if rows else list(range(RANKS))
 
     def longest_pause(self, seconds: float) -> float:
-        """The longest time without a step, while this looks."""
-        end, last, seen, longest = time.monotonic() + seconds, time.monotonic(), self.kimg, 0.0
+        """Return the longest time between two steps, in seconds, among the next `seconds`."""
+        last_change = time.monotonic()
+        end = last_change + seconds
+        last_kimg = self.kimg
+        longest = 0.0
         while time.monotonic() < end:
-            now = self.kimg
-            if now != seen:
-                longest, last, seen = max(longest, time.monotonic() - last), time.monotonic(), now
+            kimg = self.kimg
+            if kimg != last_kimg:
+                longest = max(longest, time.monotonic() - last_change)
+                last_change = time.monotonic()
+                last_kimg = kimg
             time.sleep(0.01)
         return longest
 
 
-def lose_rank(team: RunTeam, kind: str, victim: int) -> float:
-    """Lose a rank, and get it back; the longest time without a step."""
-    process = team.ranks[victim]
+def lose_rank(ranks: RankProcesses, kind: str, victim: int) -> float:
+    """Lose a rank and get it back; return the longest time without a step, in seconds."""
+    process = ranks.processes[victim]
     if kind == "frozen":
         process.send_signal(signal.SIGSTOP)
-        pause = team.longest_pause(5 * PEER_TIMEOUT_S)
+        pause_s = ranks.longest_pause(5 * PEER_TIMEOUT_S)
         process.send_signal(signal.SIGCONT)
-        return pause
+        return pause_s
     if kind == "killed":
         process.send_signal(signal.SIGKILL)
     else:
         lab.unplug(victim)
-    pause = team.longest_pause(5 * PEER_TIMEOUT_S)
+    pause_s = ranks.longest_pause(5 * PEER_TIMEOUT_S)
     process.wait()
     if kind == "cut":
         lab.replug(victim)
-    team.ranks[victim] = team.start(victim)
-    return pause
+    ranks.processes[victim] = ranks.start(victim)
+    return pause_s
 
 
 def measure_loss(kind: str, victim: int) -> dict[str, Any]:
+    """Train one run in which a rank is lost; kind: killed, frozen or cut."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         if kind == "cut":
             stack.enter_context(lab.run_network([lab.Link(0, 0)] * RANKS))
-        team = RunTeam(Path(folder) / "run", hosts=kind == "cut")
-        while team.kimg < HALF_KIMG:
+        ranks = RankProcesses(Path(folder) / "run", use_hosts=kind == "cut")
+        while ranks.kimg < HALF_KIMG:
             time.sleep(0.05)
-        pause = lose_rank(team, kind, victim)
-        status = [rank.wait() for rank in team.ranks]
-        if any(status):
-            raise SystemExit(f"{kind}-{victim}: the ranks ended with {status}")
-        found = judge(str(team.run))
-        accepted = found["recognised"] >= RECOGNISED and found["diversity"] >= DIVERSITY
-        return {"case": f"{kind}-{victim}", "pause_s": pause, "members": team.members(), **found, "accepted": accepted}
+        pause_s = lose_rank(ranks, kind, victim)
+        statuses = [process.wait() for process in ranks.processes]
+        if any(statuses):
+            raise SystemExit(f"{kind}-{victim}: the ranks ended with {statuses}")
+        scores = evaluate_run(str(ranks.run))
+        accepted = scores["recognised"] >= MIN_RECOGNISED and scores["diversity"] >= MIN_DIVERSITY
+        return {
+            "case": f"{kind}-{victim}",
+            "pause_s": pause_s,
+            "members": ranks.members(),
+            **scores,
+            "accepted": accepted,
+        }
 
 
 def main() -> None:
@@ -124,14 +141,14 @@ def main() -> None:
     parser.add_argument("--cases", default=cases, help="killed-RANK, frozen-RANK, cut-RANK")
     parser.add_argument("--json", metavar="F")
     options = parser.parse_args()
-    about = describe_machine()
-    print(format_machine(about))
+    machine = describe_machine()
+    print(format_machine(machine))
     rows: list[dict[str, Any]] = []
     for case in options.cases.split(","):
         kind, _, victim = case.partition("-")
         rows.append(measure_loss(kind, int(victim)))
         print(rows[-1], flush=True)
-        save_json(options.json, {"machine": about, "ranks": RANKS, "lost_after_s": PEER_TIMEOUT_S, "rows": rows})
+        save_json(options.json, {"machine": machine, "ranks": RANKS, "peer_timeout_s": PEER_TIMEOUT_S, "rows": rows})
     print(format_table(COLUMNS, [tuple(format_cell(value) for value in row.values()) for row in rows]))
 
 

@@ -1,13 +1,14 @@
-"""A laboratory of slow networks: N hosts on one machine, each with an address and a link of its own.
+"""A lab of slow networks: N hosts on one machine, each with its own address and link.
 
     python -m benchmarks.lib.netns_lab --hosts 4 --rate 200mbit [--latency 20ms] [--rates 200mbit,20mbit] -- COMMAND
 
 Runs COMMAND on every host, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME set, as
-`paragan bench strategies` and `paragan train` read them. A host is a network namespace; its link is limited both ways.
-Without latency: a veth pair into a bridge, `tc tbf` on both ends. With --latency (one-way): `tc netem` besides, where
-the kernel has it; otherwise TAP devices and a small relay in user space do both, and `tc tbf` on a host holds what
-waits for its own link, where its TCP sees it. Output is shown host by host, and kept in --logs. At the end namespaces
-and devices are removed; after a SIGKILL, by the next laboratory. Needs root, `ip` and `tc`.
+`paragan bench strategies` and `paragan train` read them. A host is a network namespace; its link is limited in both
+directions. Without latency, a veth pair into a bridge has `tc tbf` at both ends. With --latency (one-way), `tc netem`
+is added if the kernel has it. Otherwise TAP devices and a relay in user space (tcp_relay.py) do both, and `tc tbf` on
+each host queues what waits for its own link, where its TCP sees the queue. Output is printed with the host's number,
+and kept in --logs. Namespaces and devices are removed at the end; after a SIGKILL, by the next lab. Needs root, `ip`
+and `tc`.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ from pathlib import Path
 RELAY = Path(__file__).with_name("tcp_relay.py")
 PORT = "29500"
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE_S = 30.0  # what the other hosts get to end by themselves when one has failed
-QUEUE_BYTES = 512 << 10  # bytes that wait for a slow link, as in the port of a switch
+GRACE_S = 30.0  # how long the other hosts get to end when one has failed
+QUEUE_BYTES = 512 << 10  # queue of a slow link, as in the port of a switch
 BURST_BYTES = 128 << 10  # of tbf: two of the largest packets
-TCP_CONGESTION = "cubic"  # as on most hosts, whatever this machine's is
-RELAY_MTU, PACKET_S = 60_000, 1e-3  # the largest packets of a relay, and how long one may take: both links hold it
+TCP_CONGESTION = "cubic"  # as on most hosts, whatever this machine uses
+RELAY_MTU = 60_000  # the largest packets of a relay
+PACKET_S = 1e-3  # how long one may take on a link
 
 
 @dataclass(frozen=True)
 class Link:
-    """One host's. rate: bit/s each way (0: as fast as it goes); latency: s one-way."""
+    """The link of a host. rate: bit/s in each direction (0: unlimited); latency: s one-way."""
 
     rate: float
     latency: float
@@ -48,7 +50,7 @@ class Link:
 
 @dataclass
 class Report:
-    """What the laboratory was, and what became of it."""
+    """The network of a lab, and how its command ended."""
 
     hosts: int
     rates_mbit: list[float]
@@ -63,7 +65,7 @@ class Report:
 
 
 def run_command(command: str) -> str:
-    """Run a command line of ip or tc; its output, or the end with its complaint."""
+    """Run a command line of ip or tc and return its output; exit with its error if it fails."""
     done = subprocess.run(command.split(), capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"lab: `{command}` failed: {done.stderr.strip()}")
@@ -87,7 +89,7 @@ def host_address(i: int) -> str:
 
 @contextlib.contextmanager
 def namespace(name: str, exists: bool = False) -> Iterator[None]:
-    """A network namespace; with it go all devices in it, and all processes."""
+    """Own a network namespace. Its devices and processes end with it. exists: it is only to be removed."""
     if not exists:
         run_command(f"ip netns add {name}")
     try:
@@ -95,7 +97,7 @@ def namespace(name: str, exists: bool = False) -> Iterator[None]:
         yield
     finally:
         for number in END_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # once cleaning has begun, nothing interrupts it
+            signal.signal(number, signal.SIG_IGN)  # the cleanup must not be interrupted
         pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -104,7 +106,7 @@ def namespace(name: str, exists: bool = False) -> Iterator[None]:
 
 
 def remove_leftovers() -> None:
-    """The namespaces of laboratories that were killed."""
+    """Remove the namespaces of labs that were killed."""
     for name in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split():
         match = re.match(r"paragan-lab(\d+)-", name)
         if match and not Path(f"/proc/{match[1]}").exists():
@@ -114,15 +116,18 @@ def remove_leftovers() -> None:
 
 @contextlib.contextmanager
 def run_network(links: list[Link]) -> Iterator[tuple[int, str]]:
-    """All hosts, linked; yields the MTU and what shapes the links."""
+    """Set up all hosts and links.
+
+    Yields:
+        The MTU, and the tool that limits the links.
+    """
     with contextlib.ExitStack() as stack:
         for i in range(len(links)):
             stack.enter_context(namespace(host_namespace(i)))
         if all(link.latency == 0 for link in links) or has_netem():
-            shaped = bridge_hosts(stack, links)
+            yield bridge_hosts(stack, links)
         else:
-            shaped = relay_hosts(stack, links)
-        yield shaped
+            yield relay_hosts(stack, links)
 
 
 def bridge_hosts(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
@@ -140,11 +145,12 @@ def bridge_hosts(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, s
 
 
 def unplug(i: int) -> None:
-    """Unplug a host."""
+    """Take the link of a host down."""
     run_command(f"ip -n {switch_namespace()} link set p{i} down")
 
 
 def replug(i: int) -> None:
+    """Take the link of a host up again."""
     run_command(f"ip -n {switch_namespace()} link set p{i} up")
 
 
@@ -170,8 +176,8 @@ def has_netem() -> bool:
 def relay_hosts(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, str]:
     mtu = relay_mtu(links)
     taps = [f"pl{os.getpid() % 10**7}t{i}" for i in range(len(links))]
-    about = [f"{tap},{link.rate},{link.latency}" for tap, link in zip(taps, links)]
-    relay = subprocess.Popen([sys.executable, str(RELAY), *about], stdout=subprocess.PIPE, text=True)
+    arguments = [f"{tap},{link.rate},{link.latency}" for tap, link in zip(taps, links)]
+    relay = subprocess.Popen([sys.executable, str(RELAY), *arguments], stdout=subprocess.PIPE, text=True)
     stack.callback(relay.wait)
     stack.callback(relay.kill)
     if relay.stdout is None or relay.stdout.readline().strip() != "ready":
@@ -180,16 +186,18 @@ def relay_hosts(stack: contextlib.ExitStack, links: list[Link]) -> tuple[int, st
         run_command(f"ip link set {tap} netns {host_namespace(i)} name eth0")
         run_command(f"ip -n {host_namespace(i)} link set eth0 mtu {mtu}")
         raise_interface(i)
-        if links[i].rate:  # what waits for its own link waits on the host: TCP sees that queue, and holds it short
+        if links[i].rate:  # packets queue on the host: its TCP sees the queue, and keeps it short
             bucket = f"tbf rate {links[i].rate:.0f}bit burst {2 * mtu} limit {QUEUE_BYTES}"
             run_command(f"tc -n {host_namespace(i)} qdisc add dev eth0 root {bucket}")
     return mtu, "a relay in user space"
 
 
 def relay_mtu(links: list[Link]) -> int:
-    """Few packets, for the relay's sake, and short ones on slow links."""
+    """Return the MTU: large, so that the relay has few packets to handle, but small on slow links."""
     rates = [link.rate for link in links if link.rate]
-    return round(min(RELAY_MTU, max(1500, PACKET_S * min(rates) / 8))) if rates else RELAY_MTU
+    if not rates:
+        return RELAY_MTU
+    return round(min(RELAY_MTU, max(1500, PACKET_S * min(rates) / 8)))
 
 
 def raise_interface(i: int) -> None:
@@ -208,7 +216,7 @@ def sent_bytes(i: int) -> int:
 
 
 def start_host(i: int, hosts: int, command: list[str], log: Path) -> tuple[subprocess.Popen[str], threading.Thread]:
-    place = {
+    launch_env = {
         "RANK": i,
         "WORLD_SIZE": hosts,
         "LOCAL_RANK": 0,
@@ -218,8 +226,8 @@ def start_host(i: int, hosts: int, command: list[str], log: Path) -> tuple[subpr
         "GLOO_SOCKET_IFNAME": "eth0",
         "OMP_NUM_THREADS": 1,
     }
-    env = os.environ | {name: str(value) for name, value in place.items()}
-    env["PATH"] = f"{Path(sys.executable).parent}:{env.get('PATH', '')}"  # sudo has a PATH of its own
+    env = os.environ | {name: str(value) for name, value in launch_env.items()}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env.get('PATH', '')}"  # sudo sets another PATH
     process = subprocess.Popen(
         ["ip", "netns", "exec", host_namespace(i), *command],
         env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
@@ -235,12 +243,12 @@ def stream_output(i: int, process: subprocess.Popen[str], log: Path) -> None:
         for line in process.stdout:
             f.write(line)
             f.flush()
-            with contextlib.suppress(BrokenPipeError):  # the log has it
+            with contextlib.suppress(BrokenPipeError):  # it is in the log
                 print(f"[{i}] {line}", end="", flush=True)
 
 
 def wait_for_hosts(processes: list[subprocess.Popen[str]], timeout_s: float) -> list[int]:
-    """Everyone's exit status. When one fails the others get some time; when time is up, none."""
+    """Wait for all hosts; return their exit statuses. When one fails, the others are killed after GRACE_S."""
     deadline = time.monotonic() + timeout_s
     while any(p.poll() is None for p in processes):
         if any(p.poll() not in (None, 0) for p in processes):
@@ -254,7 +262,7 @@ def wait_for_hosts(processes: list[subprocess.Popen[str]], timeout_s: float) -> 
 
 
 def parse_rate(text: str) -> float:
-    """200mbit, 1gbit, 56kbit, or bit/s."""
+    """Parse 200mbit, 1gbit, 56kbit, or bit/s."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(k|m|g)?(bit)?", text.lower())
     if not match or (float(match[1]) and float(match[1]) * {None: 1, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]] < 8e3):
         raise argparse.ArgumentTypeError(f"{text} is not a rate of 8kbit or more: 200mbit, 1gbit")
@@ -266,7 +274,7 @@ def parse_rates(text: str) -> list[float]:
 
 
 def parse_duration(text: str) -> float:
-    """20ms, 50us, 1s."""
+    """Parse 20ms, 50us, 1s."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", text.lower())
     if not match:
         raise argparse.ArgumentTypeError(f"{text} is not a time: 20ms, 50us")
@@ -287,7 +295,7 @@ def main() -> int:
     parser.add_argument("--latency", type=parse_duration, default=0.0, help="one-way: 20ms (default: none added)")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S")
     parser.add_argument("--logs", metavar="DIR", help="keep every host's output here")
-    parser.add_argument("--json", metavar="F", help="write what the laboratory was to this file")
+    parser.add_argument("--json", metavar="F", help="write the report of the lab to this file")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     options = parser.parse_args()
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -299,7 +307,7 @@ def main() -> int:
     if not options.timeout > 0:
         parser.error(f"--timeout {options.timeout} must be above 0")
     if options.json and not os.access(Path(options.json).absolute().parent, os.W_OK):
-        parser.error(f"--json {options.json}: its folder is not there, or cannot be written")
+        parser.error(f"--json {options.json}: its folder does not exist, or cannot be written")
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         parser.error(f"{' and '.join(missing)} must be installed (iproute2)")
@@ -311,14 +319,14 @@ def main() -> int:
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        parser.error(f"--logs {logs} cannot be made: {error.strerror}")
+        parser.error(f"--logs {logs} cannot be created: {error.strerror}")
     with run_network([Link(rate, options.latency) for rate in rates]) as (mtu, shaped_by):
-        began = time.monotonic()
-        begun = [start_host(i, options.hosts, command, logs / f"host{i}.log") for i in range(options.hosts)]
-        status = wait_for_hosts([process for process, _ in begun], options.timeout)
-        for _, reader in begun:
+        start = time.monotonic()
+        started = [start_host(i, options.hosts, command, logs / f"host{i}.log") for i in range(options.hosts)]
+        status = wait_for_hosts([process for process, _ in started], options.timeout)
+        for _, reader in started:
             reader.join(GRACE_S)
-        took = time.monotonic() - began
+        seconds = time.monotonic() - start
         report = Report(
             hosts=options.hosts,
             rates_mbit=[rate / 1e6 for rate in rates],
@@ -328,12 +336,11 @@ def main() -> int:
             tcp=TCP_CONGESTION,
             command=command,
             status=status,
-            seconds=round(took, 3),
+            seconds=round(seconds, 3),
             sent_bytes=[sent_bytes(i) for i in range(options.hosts)],
         )
-    print(
-        f"lab: {options.hosts} hosts, MTU {mtu}, shaped by {shaped_by}; status {status}, {took:.1f} s; logs in {logs}"
-    )
+    network = f"{options.hosts} hosts, MTU {mtu}, shaped by {shaped_by}"
+    print(f"lab: {network}; status {status}, {seconds:.1f} s; logs in {logs}")
     if options.json:
         Path(options.json).write_text(json.dumps(asdict(report), indent=1) + "\n")
     return max(abs(s) for s in status)

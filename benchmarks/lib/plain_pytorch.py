@@ -1,9 +1,9 @@
-"""GAN training in plain PyTorch, as people write it: what paragan is measured against.
+"""GAN training in plain PyTorch, as it is usually written: the baseline of the benchmarks.
 
-`Naive` is the loop of tutorials and of most repositories; networks are computed as published implementations do it:
-convolutions at the high resolution, torch's batch norm over the batch, attention by two products and a softmax, power
-iteration in every forward pass. They are the same functions of the same parameters as paragan's, and begin from the
-same weights; `same_function` tells by how much outputs differ.
+`PlainTrainer` is the loop of tutorials and of most repositories. Networks are computed as published implementations do
+it: convolutions at the high resolution, torch's batch norm over the batch, attention by two products and a softmax,
+power iteration in every forward pass. They are the same functions of the same parameters as paragan's, and start from
+the same weights; `max_output_difference` measures by how much outputs differ.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from paragan.nets.grouped_conv import GroupedConv
 from paragan.nets.lane_batch_norm import ConditionalBatchNorm2d, LaneBatchNorm2d, LinearConditionalBatchNorm2d
 from paragan.train.build import Networks, build_networks
 
-# name: (D's loss, G's loss), of real and fake logits
-LossTerm = Callable[[Tensor, Tensor], Tensor]
+LossTerm = Callable[[Tensor, Tensor], Tensor]  # of real and fake logits
+# name: (D's loss, G's loss)
 LOSSES: dict[str, tuple[LossTerm, LossTerm]] = {
     "hinge": (lambda real, fake: relu(1 - real) + relu(1 + fake), lambda real, fake: -fake),
     "nonsaturating": (lambda real, fake: softplus(-real) + softplus(fake), lambda real, fake: softplus(-fake)),
@@ -37,55 +37,56 @@ LOSSES: dict[str, tuple[LossTerm, LossTerm]] = {
 
 
 def grad_norm_squared(logits: Tensor, images: Tensor) -> Tensor:
-    """E |grad_x D(x)|^2, from logits of images that want a gradient: R1 of reals, R2 of fakes."""
-    (slope,) = torch.autograd.grad(logits.sum(), images, create_graph=True)
-    return slope.flatten(1).square().sum(1).mean()
+    """Return E |grad_x D(x)|^2, from the logits of images that require a gradient: R1 of reals, R2 of fakes."""
+    (gradient,) = torch.autograd.grad(logits.sum(), images, create_graph=True)
+    return gradient.flatten(1).square().sum(1).mean()
 
 
 def contrastive_loss(verdict: DiscriminatorOutput, labels: Tensor, temperature: float) -> Tensor:
-    """ContraGAN's 2C loss: every image against its label's proxy and against all other images."""
+    """Return ContraGAN's 2C loss: every image against its label's proxy and against all other images."""
     assert verdict.embedding is not None
     assert verdict.proxies is not None
     to_proxy = (verdict.embedding * verdict.proxies).sum(1, keepdim=True)  # [N, 1]
     others = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    alike = (labels[:, None] == labels[None]) & others
+    same_label = (labels[:, None] == labels[None]) & others
     to_images = verdict.embedding @ verdict.embedding.T
-    every = torch.cat([to_proxy, to_images.masked_fill(~others, -torch.inf)], 1) / temperature
-    same = torch.cat([to_proxy, to_images.masked_fill(~alike, -torch.inf)], 1) / temperature
-    return (every.logsumexp(1) - same.logsumexp(1)).mean()
+    all_pairs = torch.cat([to_proxy, to_images.masked_fill(~others, -torch.inf)], 1) / temperature
+    positive_pairs = torch.cat([to_proxy, to_images.masked_fill(~same_label, -torch.inf)], 1) / temperature
+    return (all_pairs.logsumexp(1) - positive_pairs.logsumexp(1)).mean()
 
 
 def make_same_networks(run: Run, images: Dataset) -> Networks:
-    """The run's two networks as people write them, with paragan's initial weights."""
+    """Return the run's two networks in plain layers, with paragan's initial weights."""
     nets = run.nets if isinstance(run.nets, DCGAN | R3GAN) else dataclasses.replace(run.nets, fused_resampling=False)
-    written = dataclasses.replace(run, nets=nets, device=dataclasses.replace(run.device, channels_last=False))
-    pair = build_networks(written, make_spec(run, images), torch.device("cpu"))
+    plain_run = dataclasses.replace(run, nets=nets, device=dataclasses.replace(run.device, channels_last=False))
+    pair = build_networks(plain_run, make_spec(run, images), torch.device("cpu"))
     return Networks(to_plain_layers(pair.g), to_plain_layers(pair.d), pair.latent)
 
 
 @torch.no_grad()
 def max_output_difference(run: Run, images: Dataset) -> float:
-    """The largest difference between the outputs of both pairs, over the largest output."""
+    """Return the largest difference between the outputs of both pairs, relative to the largest output."""
     spec = make_spec(run, images)
     ours, plain = build_networks(run, spec, torch.device("cpu")), make_same_networks(run, images)
     z = torch.randn(8, run.nets.latent)
     y = torch.randint(spec.classes, (8,)) if spec.classes else None
     x = torch.rand(8, spec.channels, spec.resolution, spec.resolution) * 2 - 1
     sides = (ours.g.eval(), plain.g.eval(), z), (ours.d.eval(), plain.d.eval(), x)
-    made = [(logits_of(a(b, y)), logits_of(c(b, y))) for a, c, b in sides]
-    return max(float((a - b).abs().max() / a.abs().max()) for a, b in made)
+    outputs = [(logits_of(net(x, y)), logits_of(plain_net(x, y))) for net, plain_net, x in sides]
+    return max(float((a - b).abs().max() / a.abs().max()) for a, b in outputs)
 
 
-def logits_of(verdict: Tensor | DiscriminatorOutput) -> Tensor:
-    return verdict.logits if isinstance(verdict, DiscriminatorOutput) else verdict
+def logits_of(output: Tensor | DiscriminatorOutput) -> Tensor:
+    """Return D's logits, or G's images as they are."""
+    return output.logits if isinstance(output, DiscriminatorOutput) else output
 
 
 class PlainTrainer:
     """One loop over two networks, as tutorials write it.
 
-    D is not frozen in G's turn, D's turn builds G's graph and cuts it with detach, spectral norm iterates at
-    every forward, the optimizers are torch's default Adam, the average is a Python loop over parameters. The
-    data cost nothing: rows of a float tensor on the device.
+    D is not frozen in G's turn, D's turn builds G's graph and cuts it with detach, spectral norm iterates in every
+    forward pass, the optimizers are torch's default Adam, the EMA is a Python loop over parameters. Its data are free:
+    rows of a float tensor on the device.
     """
 
     def __init__(self, run: Run, images: Dataset, device: torch.device | str = "cpu", bf16: bool = False):
@@ -95,7 +96,7 @@ class PlainTrainer:
         g, d = run.g.optimizer, run.d.optimizer
         self.g_optimizer = torch.optim.Adam(self.g.parameters(), lr=g.lr, betas=g.betas)
         self.d_optimizer = torch.optim.Adam(self.d.parameters(), lr=d.lr, betas=d.betas)
-        self.average = copy.deepcopy(self.g)
+        self.ema = copy.deepcopy(self.g)
         self.d_loss, self.g_loss = LOSSES[run.objective.loss]
         self.images = (
             torch.from_numpy(images.images).permute(0, 3, 1, 2).to(device).float().div(127.5).sub(1).contiguous()
@@ -113,7 +114,7 @@ class PlainTrainer:
         return z, None if self.labels is None else self.labels[self.next_batch()]
 
     def step(self) -> None:
-        """A round: D so many times, then G."""
+        """Play a round: `d_steps` steps of D, then one of G."""
         for _ in range(self.run.d_steps):
             rows = self.next_batch()
             reals = self.images[rows], None if self.labels is None else self.labels[rows]
@@ -122,18 +123,18 @@ class PlainTrainer:
 
     def step_d(self, real: Tensor, y: Tensor | None) -> None:
         self.d_optimizer.zero_grad()
-        wanted = self.run.objective
-        real.requires_grad_(wanted.r1 > 0)
+        objective = self.run.objective
+        real.requires_grad_(objective.r1 > 0)
         with self.autocast():
             z, fake_y = self.sample_latent()
-            fake = self.g(z, fake_y).detach().requires_grad_(wanted.r2 > 0)
-            of_real, of_fake = self.d(real, y), self.d(fake, fake_y)
-            on_real, on_fake = logits_of(of_real), logits_of(of_fake)
-            loss = self.d_loss(on_real, on_fake).mean() + self.class_loss(of_real, y)
-            if wanted.r1:
-                loss = loss + wanted.r1 / 2 * grad_norm_squared(on_real, real)
-            if wanted.r2:
-                loss = loss + wanted.r2 / 2 * grad_norm_squared(on_fake, fake)
+            fake = self.g(z, fake_y).detach().requires_grad_(objective.r2 > 0)
+            real_output, fake_output = self.d(real, y), self.d(fake, fake_y)
+            on_real, on_fake = logits_of(real_output), logits_of(fake_output)
+            loss = self.d_loss(on_real, on_fake).mean() + self.class_loss(real_output, y)
+            if objective.r1:
+                loss = loss + objective.r1 / 2 * grad_norm_squared(on_real, real)
+            if objective.r2:
+                loss = loss + objective.r2 / 2 * grad_norm_squared(on_fake, fake)
         loss.backward()
         self.d_optimizer.step()
 
@@ -141,29 +142,29 @@ class PlainTrainer:
         self.g_optimizer.zero_grad()
         with self.autocast():
             z, y = self.sample_latent()
-            verdict = self.d(self.g(z, y), y)
-            on_fake = logits_of(verdict)
+            output = self.d(self.g(z, y), y)
+            on_fake = logits_of(output)
             on_real = logits_of(self.d(real.detach(), real_y)) if self.run.objective.is_paired else on_fake
-            loss = self.g_loss(on_real, on_fake).mean() + self.class_loss(verdict, y)
+            loss = self.g_loss(on_real, on_fake).mean() + self.class_loss(output, y)
         loss.backward()
         self.g_optimizer.step()
         with torch.no_grad():
-            for averaged, p in zip(self.average.parameters(), self.g.parameters()):
-                averaged.mul_(0.999).add_(p, alpha=0.001)
+            for ema, p in zip(self.ema.parameters(), self.g.parameters()):
+                ema.mul_(0.999).add_(p, alpha=0.001)
 
-    def class_loss(self, verdict: Tensor | DiscriminatorOutput, y: Tensor | None) -> Tensor | float:
-        """What D's head for labels adds to a loss."""
-        wanted = self.run.objective
-        if not isinstance(verdict, DiscriminatorOutput) or y is None:
+    def class_loss(self, output: Tensor | DiscriminatorOutput, y: Tensor | None) -> Tensor | float:
+        """Return what D's head for labels adds to a loss."""
+        objective = self.run.objective
+        if not isinstance(output, DiscriminatorOutput) or y is None:
             return 0.0
-        if wanted.contrastive:
-            return wanted.contrastive * contrastive_loss(verdict, y, wanted.temperature)
-        assert verdict.class_logits is not None
-        return wanted.classifier * cross_entropy(verdict.class_logits, y)
+        if objective.contrastive:
+            return objective.contrastive * contrastive_loss(output, y, objective.temperature)
+        assert output.class_logits is not None
+        return objective.classifier * cross_entropy(output.class_logits, y)
 
 
 class PlainBatchNorm(nn.BatchNorm2d):
-    """torch's batch norm, called with labels that it ignores."""
+    """torch's batch norm, which ignores the labels."""
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         return super().forward(x)
@@ -184,13 +185,13 @@ class PlainLinearConditionalBatchNorm(LinearConditionalBatchNorm2d):
 
 
 class PlainSelfAttention(SelfAttention):
-    """By two products and a softmax."""
+    """Attention by two products and a softmax."""
 
     def forward(self, x: Tensor) -> Tensor:
         theta, phi, g = self.theta(x), max_pool2d(self.phi(x), 2), max_pool2d(self.g(x), 2)
-        shares = torch.bmm(theta.flatten(2).transpose(1, 2), phi.flatten(2)).softmax(-1)  # [N, HW, HW / 4]
-        seen = torch.bmm(g.flatten(2), shares.transpose(1, 2)).view(len(x), -1, *x.shape[2:])
-        return x + self.gamma * self.o(seen)
+        weights = torch.bmm(theta.flatten(2).transpose(1, 2), phi.flatten(2)).softmax(-1)  # [N, HW, HW / 4]
+        attended = torch.bmm(g.flatten(2), weights.transpose(1, 2)).view(len(x), -1, *x.shape[2:])
+        return x + self.gamma * self.o(attended)
 
 
 PLAIN_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
@@ -203,7 +204,7 @@ PLAIN_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def to_plain_layers(net: nn.Module) -> nn.Module:
-    """A paragan network whose layers compute as people write them; parameters stay as they are."""
+    """Replace the layers of a paragan network by plain ones, in place; parameters keep their values."""
     for module in net.modules():
         if type(module) in PLAIN_LAYERS:
             module.__class__ = PLAIN_LAYERS[type(module)]

@@ -1,4 +1,4 @@
-"""paragan's side of every comparison: a session, assembled as `paragan train` does it."""
+"""paragan's side of every comparison: a session, built as `paragan train` does it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,16 @@ SessionChange = Callable[[Session], None]
 
 
 def random_dataset(resolution: int, channels: int, count: int = 1024) -> Dataset:
-    """Random images of ten classes."""
+    """Return random images of ten classes."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, resolution, resolution, channels), np.uint8)
     return Dataset(images, rng.integers(0, 10, count), tuple("0123456789"), "random")
 
 
 def make_endless_run(name: str, images: Dataset, *settings: str) -> Run:
-    """A recipe that outlasts every benchmark; settings as on the command line."""
-    data = apply_overrides(
-        as_data(get_recipe(name)), [tuple(s.split("=")) for s in ("data.path=given", "kimg=1e6", *settings)]
-    )
-    return resolve(from_dict(Run, data), images)
+    """Return a recipe that outlasts every benchmark; settings as on the command line, without dashes."""
+    overrides = [tuple(setting.split("=")) for setting in ("data.path=given", "kimg=1e6", *settings)]
+    return resolve(from_dict(Run, apply_overrides(as_data(get_recipe(name)), overrides)), images)
 
 
 def no_change(session: Session) -> None:
@@ -44,29 +42,29 @@ def no_change(session: Session) -> None:
 
 
 def make_session(run: Run, images: Dataset, world: World | None = None, change: SessionChange = no_change) -> Session:
-    """`change` takes an ingredient out."""
+    """Build a session; `change` modifies it, to measure what an optimization is worth."""
     world = world or World.solo()
-    made = build_session(run, world, images, build_networks(run, make_spec(run, images), world.device))
-    change(made)
-    return made
+    session = build_session(run, world, images, build_networks(run, make_spec(run, images), world.device))
+    change(session)
+    return session
 
 
 def make_play_fn(session: Session) -> StepsFn:
     return repeat_fn(lambda: play_round(session))
 
 
-# Ingredients taken out ------------------------------------------------------------------------------------
+# Optimizations removed ------------------------------------------------------------------------------------
 
 
 def require_d_grads(session: Session) -> None:
-    """D's weights get gradients in G's turn too, which nobody uses."""
+    """Compute gradients of D's weights in G's turn too, which are not used."""
     for player in session.game.players:
         player.net.requires_grad_(True)
         player._set_requires_grad = lambda moving: None
 
 
 def use_separate_resampling(session: Session) -> None:
-    """3x3 convolutions after upsampling and before pooling, instead of one 4x4 convolution of stride 2."""
+    """Use 3x3 convolutions after upsampling and before pooling, instead of one 4x4 convolution of stride 2."""
     for player in session.game.players:
         for layer in player.net.modules():
             if isinstance(layer, UpConv | DownConv):

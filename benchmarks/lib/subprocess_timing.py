@@ -1,4 +1,4 @@
-"""Ranks of a benchmark: processes of their own on this machine, one thread each."""
+"""Ranks of a benchmark: processes on this machine with one thread each."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ SendFn = Callable[[Any], None]
 
 
 def run_ranks(ranks: int, job: Callable[..., None], *arguments: Any) -> Iterator[Any]:
-    """Run `job(world, tell, *arguments)` on every rank; what rank 0 tells, as it comes."""
+    """Run `job(world, send, *arguments)` on every rank, and yield what rank 0 sends."""
     context = mp.get_context("spawn")
-    answers, ranks_end = context.Pipe(duplex=False)
+    receiver, sender = context.Pipe(duplex=False)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    about = [(rank, ranks, port, ranks_end, job, arguments) for rank in range(ranks)]
-    processes = [context.Process(target=_rank_main, args=args, daemon=True) for args in about]
+    processes = [
+        context.Process(target=_rank_main, args=(rank, ranks, port, sender, job, arguments), daemon=True)
+        for rank in range(ranks)
+    ]
     for process in processes:
         process.start()
-    ranks_end.close()
+    sender.close()
     while True:
         try:
-            yield answers.recv()
+            yield receiver.recv()
         except EOFError:
             break
     for process in processes:
@@ -42,18 +44,17 @@ def run_ranks(ranks: int, job: Callable[..., None], *arguments: Any) -> Iterator
 
 
 def _rank_main(
-    rank: int, ranks: int, port: int, answers: Any, job: Callable[..., None], arguments: tuple[Any, ...]
+    rank: int, ranks: int, port: int, sender: Any, job: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
-    """One rank."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     world = World.join(LaunchInfo(rank, ranks, rank, ranks), CPU, TIMEOUT_S, env)
-    job(world, answers.send if world.is_main else _discard, *arguments)
+    job(world, sender.send if world.is_main else _discard, *arguments)
     world.close()
 
 
-def _discard(answer: Any) -> None:
+def _discard(result: Any) -> None:
     pass
 
 

@@ -1,8 +1,8 @@
-"""What all benchmarks share: timing in turns, ratios with their spread, and what machine it was.
+"""Shared by all benchmarks: interleaved timing, ratios with their spread, and a description of the machine.
 
-A shared or warming machine drifts by more than the differences that matter here. So contestants take turns
-in short blocks, A B C, B C A, ..., ratios are formed within a round, where the drift hits both sides alike,
-and what is reported is the median over rounds with the 95 % confidence interval of that median.
+A shared or warming machine drifts by more than the differences that matter here. So contestants alternate in short
+blocks, A B C, B C A, ...; ratios are formed within a round, where the drift affects both sides alike; and the result is
+the median over rounds with its 95 % confidence interval.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
-StepsFn = Callable[[int], None]  # n -> play n steps
+StepsFn = Callable[[int], None]  # runs n steps
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A median, the 95 % confidence interval of it, and the quartiles."""
+    """A median, its 95 % confidence interval (low, high), and the quartiles."""
 
     median: float
     low: float
@@ -36,10 +36,11 @@ class Spread:
 
     @staticmethod
     def from_values(values: Sequence[float]) -> Spread:
-        """The interval is that of order statistics: it assumes nothing but independent rounds."""
-        ordered, n = sorted(values), len(values)
-        reach = 0.98 * math.sqrt(n)  # 1.96 standard deviations of a binomial count with p = 1/2
-        low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach) - 1)
+        """Compute it by order statistics, which assumes only that the values are independent."""
+        ordered = sorted(values)
+        n = len(ordered)
+        margin = 0.98 * math.sqrt(n)  # 1.96 standard deviations of a binomial count with p = 1/2
+        low, high = max(0, math.floor(n / 2 - margin)), min(n - 1, math.ceil(n / 2 + margin) - 1)
         q1, _, q3 = statistics.quantiles(ordered, n=4, method="inclusive") if n > 1 else ordered * 3
         return Spread(statistics.median(ordered), ordered[low], ordered[max(low, high)], (q1, q3))
 
@@ -52,7 +53,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds a step of every contestant, one number a round."""
+    """Milliseconds per step of every contestant, one number for each round."""
 
     ms: Mapping[str, Sequence[float]]
 
@@ -60,7 +61,7 @@ class Times:
         return Spread.from_values(self.ms[name])
 
     def ratio(self, name: str, to: str) -> Spread:
-        """How long `name` takes beside `to`: below 1 it is faster."""
+        """Return the time of `name` over that of `to`: below 1 it is faster."""
         return Spread.from_values([a / b for a, b in zip(self.ms[name], self.ms[to])])
 
     def to_json(self, to: str) -> dict[str, Any]:
@@ -82,10 +83,14 @@ def interleave(
     barrier: Callable[[], object] = lambda: None,
     warm: int = 1,
 ) -> Times:
-    """Every contestant plays `steps` steps a round, after some that are not timed (caches, threads).
+    """Time the contestants in turn.
 
-    meet: what ends a block for sure: a barrier of ranks, `torch.cuda.synchronize`.
-    warm: how many are not timed.
+    Args:
+        contestants: functions that run n steps, by name.
+        rounds: how often each contestant is timed.
+        steps: how many steps are timed in a round.
+        barrier: waits until the work of a block is complete: a barrier of ranks, `torch.cuda.synchronize`.
+        warm: how many steps are run before them, for caches and threads.
     """
     names = list(contestants)
     ms: dict[str, list[float]] = {name: [] for name in names}
@@ -101,31 +106,31 @@ def interleave(
 
 
 def repeat_fn(step: Callable[[], object]) -> StepsFn:
-    """`step` as often as is asked for."""
+    """Return a function that calls `step` n times."""
 
-    def play(n: int) -> None:
+    def run_steps(n: int) -> None:
         for _ in range(n):
             step()
 
-    return play
+    return run_steps
 
 
-def count_steps(seconds: float, play: StepsFn) -> int:
-    """How many steps fill a block of so many seconds."""
-    play(2)
+def count_steps(seconds: float, run_steps: StepsFn) -> int:
+    """Measure how many steps take `seconds`."""
+    run_steps(2)
     start = time.perf_counter()
-    play(2)
+    run_steps(2)
     return max(1, round(2 * seconds / (time.perf_counter() - start)))
 
 
 def peak_rss_bytes() -> int:
-    """The most bytes this process had in memory so far. (getrusage counts those of whoever started it, too.)"""
+    """Return the peak resident memory of this process. (getrusage would include that of the parent process.)"""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 def describe_machine() -> dict[str, Any]:
-    """What the figures were measured on, and whether it was busy with something else."""
+    """Describe the machine, and whether it was busy with something else."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     facts = dict(line.split(":", 1) for line in info.split("\n\n")[0].splitlines() if ":" in line)
     facts = {key.strip(): value.strip() for key, value in facts.items()}
@@ -142,12 +147,13 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def format_machine(about: Mapping[str, Any]) -> str:
-    return ", ".join(f"{k} {' '.join(v) if isinstance(v, list) else v}" for k, v in about.items())
+def format_machine(machine: Mapping[str, Any]) -> str:
+    """Format what `describe_machine` returned as one line."""
+    return ", ".join(f"{k} {' '.join(v) if isinstance(v, list) else v}" for k, v in machine.items())
 
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Aligned columns, the first to the left."""
+    """Format a table with aligned columns, the first one to the left."""
     cells = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     lines = ["  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))) for row in cells]
@@ -155,7 +161,7 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def save_json(path: str | None, results: Mapping[str, Any]) -> None:
-    """Write what was found, if a file was asked for."""
+    """Write results to a file, if `path` is given."""
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(results, indent=1) + "\n")
