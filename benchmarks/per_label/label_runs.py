@@ -44,7 +44,7 @@ def start_worker(run: Path, settings: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def read_leases(run: Path, label: int) -> list[dict[str, Any]]:
-    """All that ever were of a label, in their order: what they say, and when they said it."""
+    """Return all leases of a label, oldest first: their contents, and when they were written."""
     files = sorted((run / "queue").glob(f"{label:04d}.*.json"), key=lambda file: int(file.name.split(".")[1]))
     return [{"at": file.stat().st_mtime, **json.loads(file.read_text())} for file in files]
 
@@ -53,7 +53,7 @@ def read_leases(run: Path, label: int) -> list[dict[str, Any]]:
 
 
 def measure_scaling(kimg: float, repetitions: int) -> Iterator[list[dict[str, Any]]]:
-    """One worker and two in turns: what was found so far, after each."""
+    """Measure one worker and two in turns. Yields the rows so far after each."""
     rows: list[dict[str, Any]] = []
     for repetition in range(repetitions):
         for workers in ((1, 2), (2, 1))[repetition % 2]:
@@ -86,21 +86,21 @@ def measure_pace(workers: int, kimg: float) -> dict[str, Any]:
 
 def compare_pace(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Images per second of one and of two workers, and how many times more two make in the same repetition."""
-    found: dict[str, Any] = {"sent_bytes": sum(row["sent_bytes"] for row in rows), "rates": {}}
+    results: dict[str, Any] = {"sent_bytes": sum(row["sent_bytes"] for row in rows), "rates": {}}
     for name, seconds in RATES.items():
         by = {(r["repetition"], r["workers"]): r["images"] / r[seconds] for r in rows}
         pairs = [(one, by[n, 2]) for (n, workers), one in by.items() if workers == 1 and (n, 2) in by]
         if pairs:
             spreads = [Spread.from_values([one for one, _ in pairs]), Spread.from_values([two for _, two in pairs])]
             spreads.append(Spread.from_values([two / one for one, two in pairs]))
-            found["rates"][name] = dict(zip(("1", "2", "ratio"), (spread.to_json() for spread in spreads)))
-    return found
+            results["rates"][name] = dict(zip(("1", "2", "ratio"), (spread.to_json() for spread in spreads)))
+    return results
 
 
-def format_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def format_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (name, *(f"{s['median']:.4g} [{s['ci95'][0]:.4g}, {s['ci95'][1]:.4g}]" for s in rates.values()))
-        for name, rates in found["rates"].items()
+        for name, rates in results["rates"].items()
     ]
 
 
@@ -119,14 +119,14 @@ def measure_kills(kills: int, kimg: float, every: float, seed: int) -> dict[str,
             wait_for_a_label(run, workers[victim], number)
             time.sleep(draw.uniform(0, 2 * every))
             workers[victim].send_signal(signal.SIGSTOP)
-            seen = {
+            row = {
                 "kill": number + 1,
                 "second": round(time.monotonic() - began, 1),
                 "at": current_activity(run, workers[victim]),
             }
             workers[victim].kill()
             workers[victim].wait()
-            done.append(seen)
+            done.append(row)
             workers[victim] = start_worker(run, settings)
         status = [worker.wait() for worker in workers]
         wall_s = time.monotonic() - began
@@ -147,14 +147,14 @@ def wait_for_a_label(run: Path, worker: subprocess.Popen[bytes], kills: int) -> 
 
 
 def current_job(run: Path, worker: subprocess.Popen[bytes]) -> str:
-    """The job that a worker has, or nothing."""
-    there = LeaseQueue(run / "queue", 60.0).entries().values()
-    mine = [e.job for e in there if e.state == "held" and e.metadata["process"][2] == str(worker.pid)]
-    return mine[0] if mine else ""
+    """Return the job that a worker holds, or ""."""
+    entries = LeaseQueue(run / "queue", 60.0).entries().values()
+    held = [e.job for e in entries if e.state == "held" and e.metadata["process"][2] == str(worker.pid)]
+    return held[0] if held else ""
 
 
 def current_activity(run: Path, worker: subprocess.Popen[bytes]) -> str:
-    """What a worker is at."""
+    """Describe what a worker is doing."""
     job = current_job(run, worker)
     inside = next((run / "labels").glob(f"{job}*"), None) if job else None
     rows = read_jsonl(inside / "stats.jsonl") if inside else []
@@ -163,23 +163,23 @@ def current_activity(run: Path, worker: subprocess.Popen[bytes]) -> str:
 
 
 def check_finished_run(run: Path, calm: Path) -> dict[str, bool]:
-    """What must hold of a run that ended, beside one that nobody disturbed."""
+    """Return what must hold of a finished run, compared with an undisturbed one."""
     of = range(LABELS)
     last = [read_leases(run, label)[-1] for label in of]
     games = [from_dict(Run, read_yaml(label_dir(run / "labels", label) / "run.yaml")) for label in of]
     steps = [
         [row["Progress/step"] for row in read_jsonl(label_dir(run / "labels", label) / "stats.jsonl")] for label in of
     ]
-    wanted, labels = np.repeat(np.arange(LABELS), 4), list(range(4 * LABELS))
-    samples = [load_model(folder).sampler.images(labels, wanted) for folder in (run, calm)]
+    labels, indices = np.repeat(np.arange(LABELS), 4), list(range(4 * LABELS))
+    samples = [load_model(folder).sampler.images(indices, labels) for folder in (run, calm)]
     return {
         "every label is done once, by its last lease": all(
             [lease["state"] for lease in read_leases(run, label)].count("done") == 1 and last[label]["state"] == "done"
             for label in of
         ),
         "every label has had its kimg": all(lease["images"] == game.total_images for lease, game in zip(last, games)),
-        "no step of a label is missing or told twice": all(
-            told == list(range(1, game.total_images // game.round_images + 1)) for told, game in zip(steps, games)
+        "no step of a label is missing or logged twice": all(
+            logged == list(range(1, game.total_images // game.round_images + 1)) for logged, game in zip(steps, games)
         ),
         "the merged model samples every label, as the undisturbed": bool((samples[0] == samples[1]).all()),
         "every label's model is the undisturbed one, bit for bit": all(

@@ -1,12 +1,12 @@
-"""Many workers and many labels at the queue of `--strategy per-label`, with emulated compute (see labels.py).
+"""Many workers and many labels at the queue of `--strategy per-label`, with emulated compute.
 
-Real: `labels.Worker` with its `work`, `next`, `take` and `train`, the leases with their heartbeats, the record in every
-label's folder, the part that is put into the merged model; each worker is a process, all in one folder.
-Emulated: playing a label's game is a sleep, as long as the game has images; the part is a file of random bytes; a label
-leaves no checkpoints, so `take` finds none; what is made of all labels together is left out.
+Real: `LabelWorker` with its `work`, `next_job`, `try_acquire` and `train_label`, the leases with their heartbeats, the
+record in every label's folder, and the model file that is installed. Each worker is a process, all in one folder.
+Emulated: training a label is a sleep in proportion to its images; its model is a file of random bytes; it leaves no
+checkpoints, so `try_acquire` finds none; the last job does nothing.
 
-So many workers share the cores of one machine here, and wait for each other where real ones would not: the share of the
-queue in wall clock is an upper bound, and beside it stands the processor time that it took.
+All workers share the cores of one machine and wait for each other where real ones would not, so the queue's share of
+the wall clock is an upper bound. Its processor time is printed beside it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ COLUMNS = ("order", "makespan s", "efficiency", "idle tail s", "tail share")
 
 @dataclass
 class TimedWorker(LabelWorker):
-    """A worker that sleeps instead of playing, and notes where its time goes.
+    """A worker that sleeps instead of training, and measures where its time goes.
 
-    pace  : seconds an image
-    spans : (began, ended) of every label's emulated compute
-    spent : seconds in each part of the queue's work
-    cpu_s : processor time of all of them
-    left  : since when it has found nothing to take
+    s_per_image  : seconds of sleep for an image
+    spans        : (start, end) of every label's emulated training
+    step_s       : seconds in each part of the queue's work
+    cpu_s        : processor time of all of them
+    put_s        : seconds spent on records and model files
+    idle_since_s : since when it has had no job
     """
 
     s_per_image: float = 0.0
@@ -109,7 +110,7 @@ class TimedWorker(LabelWorker):
 
 
 def make_long_tailed(labels: int) -> Dataset:
-    """So many labels with as many images each as a lognormal draw says; no pixels worth looking at."""
+    """Make a data set whose label sizes are lognormal; its pixels are all zero."""
     drawn = np.random.default_rng(0).lognormal(np.log(LABEL_SIZES["median"]), LABEL_SIZES["sigma"], labels)
     counts = np.maximum(drawn.astype(np.int64), int(LABEL_SIZES["least"]))
     of = np.repeat(np.arange(labels), counts)
@@ -117,16 +118,16 @@ def make_long_tailed(labels: int) -> Dataset:
 
 
 def make_run(images: Dataset) -> Run:
-    """Whose labels get their share of the data, longest first."""
+    """Make a run whose labels have budgets in proportion to their images."""
     kimg = len(images.images) * PASSES / 1000
-    asked = {
+    settings = {
         "strategy": "per-label",
         "strategy.budget_by": "data",
         "strategy.rare_below": "0",
         "batch": "8",
         "kimg": str(kimg),
     }
-    return from_dict(Run, apply_overrides(to_dict(digits()), list(asked.items())))
+    return from_dict(Run, apply_overrides(to_dict(digits()), list(settings.items())))
 
 
 def measure(workers: int, labels: int, seconds: float, model_kb: int, where: str | None) -> dict[str, Any]:
@@ -139,12 +140,12 @@ def measure(workers: int, labels: int, seconds: float, model_kb: int, where: str
         (folder / "made").mkdir()
         (folder / "made" / "model.safetensors").write_bytes(os.urandom(1024 * model_kb))
         (folder / "made" / "config.json").write_text("{}")
-        found = make_jobs(run, images, folder)
-        pace = seconds * labels / sum(job.run.total_images for job in found)
+        jobs = make_jobs(run, images, folder)
+        pace = seconds * labels / sum(job.run.total_images for job in jobs)
         answers, barrier = context.SimpleQueue(), context.Barrier(workers)
 
         def work() -> None:
-            worker = TimedWorker(run, images, found, folder, World.solo(), RunConsole(False), s_per_image=pace)
+            worker = TimedWorker(run, images, jobs, folder, World.solo(), RunConsole(False), s_per_image=pace)
             barrier.wait()
             began = time.monotonic()
             worker.work()
@@ -153,46 +154,46 @@ def measure(workers: int, labels: int, seconds: float, model_kb: int, where: str
         processes = [context.Process(target=work, daemon=True) for _ in range(workers)]
         for process in processes:
             process.start()
-        told = [answers.get() for _ in processes]
+        reports = [answers.get() for _ in processes]
         for process in processes:
             process.join()
         files = [path.name for path in (folder / "queue").iterdir()]
     assert len(files) == labels + 1, f"{len(files)} leases of {labels} labels: some were taken twice"
-    times = {job.label: pace * job.run.total_images for job in found}
+    times = {job.label: pace * job.run.total_images for job in jobs}
     return {
         "labels": labels,
         "poll_s": POLL_S,
-        **summarize(told, times),
+        **summarize(reports, times),
         "simulated": simulate_schedules(times, workers),
     }
 
 
-def summarize(told: Sequence[Mapping[str, Any]], times: Mapping[int, float]) -> dict[str, Any]:
+def summarize(reports: Sequence[Mapping[str, Any]], times: Mapping[int, float]) -> dict[str, Any]:
     """What all workers say together, in seconds of wall clock or of all workers' time."""
-    began, done = min(t["began"] for t in told), max(end for t in told for _, end in t["spans"])
-    first_left = min([t["left"] for t in told if t["left"]] + [done])
-    spent = {part: sum(t["spent"][part] for t in told) for part in told[0]["spent"]}
-    makespan, all_s = done - began, sum(t["ended"] - t["began"] for t in told)
-    idle = sum(max(0.0, done - t["left"]) for t in told if t["left"])
+    began, done = min(t["began"] for t in reports), max(end for t in reports for _, end in t["spans"])
+    first_left = min([t["left"] for t in reports if t["left"]] + [done])
+    spent = {part: sum(t["spent"][part] for t in reports) for part in reports[0]["spent"]}
+    makespan, all_s = done - began, sum(t["ended"] - t["began"] for t in reports)
+    idle = sum(max(0.0, done - t["left"]) for t in reports if t["left"])
     work = sum(times.values())
     return {
-        "workers": len(told),
+        "workers": len(reports),
         "label_s": {"mean": work / len(times), "least": min(times.values()), "most": max(times.values())},
         "makespan_s": makespan,
         "work_s": work,
-        "efficiency": work / (len(told) * makespan),
-        "slept_s": sum(end - start for t in told for start, end in t["spans"]),
-        "all_began_s": max(t["spans"][0][0] for t in told if t["spans"]) - began,
+        "efficiency": work / (len(reports) * makespan),
+        "slept_s": sum(end - start for t in reports for start, end in t["spans"]),
+        "all_began_s": max(t["spans"][0][0] for t in reports if t["spans"]) - began,
         "queue_s": spent,
         "queue_share": sum(spent.values()) / all_s,
-        "queue_cpu_share": sum(t["cpu_s"] for t in told) / all_s,
-        "queue_cpu_ms_a_label": 1000 * sum(t["cpu_s"] for t in told) / len(times),
-        "put_s": sum(t["put_s"] for t in told),
-        "polls": sum(t["polls"] for t in told),
+        "queue_cpu_share": sum(t["cpu_s"] for t in reports) / all_s,
+        "queue_cpu_ms_a_label": 1000 * sum(t["cpu_s"] for t in reports) / len(times),
+        "put_s": sum(t["put_s"] for t in reports),
+        "polls": sum(t["polls"] for t in reports),
         "tail_s": done - first_left,
         "tail_share": (done - first_left) / makespan,
-        "idle_share": idle / (len(told) * makespan),
-        "all_away_s": max(t["ended"] for t in told) - done,
+        "idle_share": idle / (len(reports) * makespan),
+        "all_away_s": max(t["ended"] for t in reports) - done,
     }
 
 
@@ -220,9 +221,9 @@ def list_schedule(order: Sequence[float], workers: int) -> dict[str, float]:
     }
 
 
-def format_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def format_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """What was measured beside what was simulated."""
-    rows = {"measured": found} | {f"simulated, {name}": row for name, row in found["simulated"].items()}
+    rows = {"measured": results} | {f"simulated, {name}": row for name, row in results["simulated"].items()}
     return [
         (
             name,

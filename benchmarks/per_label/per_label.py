@@ -21,39 +21,41 @@ from benchmarks.per_label import lease_queue as label_queue
 
 
 def queue(options: argparse.Namespace) -> dict[str, Any]:
-    found = label_queue.measure(options.workers, options.labels, options.seconds, options.model_kb, options.folder)
-    print(format_table(label_queue.COLUMNS, label_queue.format_rows(found)))
-    parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in found["queue_s"].items())
-    cpu = f"{found['queue_cpu_share']:.2%} of it in processor time, {found['queue_cpu_ms_a_label']:.1f} ms a label"
-    print(f"queue: {found['queue_share']:.2%} of all workers' time; {cpu}")
-    print(f"       seconds over all workers: {parts}; beside it records and parts {found['put_s']:.2f}")
-    print(f"idle from the first who finds nothing (it looks every {found['poll_s']:g} s): {found['idle_share']:.1%}")
-    return found
+    results = label_queue.measure(options.workers, options.labels, options.seconds, options.model_kb, options.folder)
+    print(format_table(label_queue.COLUMNS, label_queue.format_rows(results)))
+    parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in results["queue_s"].items())
+    cpu = f"{results['queue_cpu_share']:.2%} of it in processor time, {results['queue_cpu_ms_a_label']:.1f} ms a label"
+    print(f"queue: {results['queue_share']:.2%} of all workers' time; {cpu}")
+    print(f"       seconds over all workers: {parts}; beside it records and parts {results['put_s']:.2f}")
+    print(
+        f"idle from the first who finds nothing (it looks every {results['poll_s']:g} s): {results['idle_share']:.1%}"
+    )
+    return results
 
 
 def scaling(options: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for rows in label_runs.measure_scaling(options.kimg, options.repetitions):
-        found = {
+        results = {
             "settings": label_runs.PACE_SETTINGS,
             "kimg": options.kimg,
             "rows": rows,
             **label_runs.compare_pace(rows),
         }
         print(rows[-1], flush=True)
-        save_json(options.json, {"machine": options.machine, **found})
-    print(format_table(("images per second", "1 worker", "2 workers", "ratio"), label_runs.format_rows(found)))
-    print(f"bytes exchanged: {found['sent_bytes']:g}")
-    return found
+        save_json(options.json, {"machine": options.machine, **results})
+    print(format_table(("images per second", "1 worker", "2 workers", "ratio"), label_runs.format_rows(results)))
+    print(f"bytes exchanged: {results['sent_bytes']:g}")
+    return results
 
 
 def kills(options: argparse.Namespace) -> dict[str, Any]:
-    found = label_runs.measure_kills(options.kills, options.kimg, options.every, options.seed)
-    print(format_table(("kill", "second", "victim was at"), [tuple(row.values()) for row in found["kills"]]))
-    again = [at for starts in found["leases_from"].values() for at in starts[1:]]
+    results = label_runs.measure_kills(options.kills, options.kimg, options.every, options.seed)
+    print(format_table(("kill", "second", "victim was at"), [tuple(row.values()) for row in results["kills"]]))
+    again = [at for starts in results["leases_from"].values() for at in starts[1:]]
     print(f"labels taken over: {len(again)} times, {sum(at > 0 for at in again)} of them from a checkpoint")
-    print(format_table(("check", "holds"), list(found["checks"].items())))
-    return found
+    print(format_table(("check", "holds"), list(results["checks"].items())))
+    return results
 
 
 def main() -> None:
@@ -82,9 +84,9 @@ def main() -> None:
     options = parser.parse_args()
     options.machine = describe_machine()
     print(format_machine(options.machine))
-    found = options.command(options)
-    save_json(options.json, {"machine": options.machine, **found})
-    if not all(found.get("checks", {}).values()):
+    results = options.command(options)
+    save_json(options.json, {"machine": options.machine, **results})
+    if not all(results.get("checks", {}).values()):
         raise SystemExit("a check does not hold")
 
 

@@ -1,10 +1,10 @@
-"""What the watcher sees: five failures that are planted, healthy runs of many kinds, and what watching costs.
+"""What the health monitor finds: injected failures, healthy runs of many kinds, and what measuring costs.
 
-    python -m benchmarks.quality.health planted --json F  when each is caught, and by which sign; --seeds 6: so often
-    python -m benchmarks.quality.health healthy --json F      what is said of healthy runs: nothing
-    python -m benchmarks.quality.health cost                  seconds of a tick's look, and of a step, on the digits
+    python -m benchmarks.quality.health planted --json F  when each failure is found, and by which signal; --seeds 6
+    python -m benchmarks.quality.health healthy --json F  what is found in healthy runs: nothing
+    python -m benchmarks.quality.health cost              seconds of a measurement and of a step, on the digits
 
-Failures are planted from here, into processes that are otherwise `paragan train digits`.
+Failures are injected into processes that otherwise run `paragan train digits`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HEALTHY_RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class InjectedFailure:
-    """A failure: on how many ranks, from which kimg on, and how it is made. early: before a run is built."""
+    """A failure: on how many ranks, from which kimg on, and how it is injected: into a session, or before it."""
 
     ranks: int
     kimg: float
