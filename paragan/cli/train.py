@@ -187,11 +187,11 @@ def train_on_ranks(
         return launch(ranks, without_ranks_option(arguments), tolerate_lost_ranks=tolerate_lost_ranks)
     if run.per_label:
         return _train_per_label(run, launch_info, request, reasons)
-    from paragan.plan.select.choose import decide_strategy
+    from paragan.plan.select.choose import choose_strategy
     from paragan.plan.tune.layout_tuner import decide_layout
     from paragan.train.trainer import TrainJob
 
-    decide = decide_layout if run.device.tune == "measured" else decide_strategy
+    decide = decide_layout if run.device.tune == "measured" else choose_strategy
     job = TrainJob(run, launch_info, request, decide)
 
     def train_in_world(world: World, console: RunConsole) -> None:

@@ -1,6 +1,6 @@
-"""What a mix leaves of the distance between many ranks, without their matrix: comm/topology.contraction by formula.
+"""How fast gossip mixes, for any number of ranks: `comm.topology.contraction` by formula instead of by matrix.
 
-Circulant graphs have the eigenvalues sum_k w_k exp(-2 pi i j k / n); the others are in closed form.
+Circulant graphs have the eigenvalues sum_k w_k exp(-2 pi i j k / n); those of the others are known in closed form.
 """
 
 from __future__ import annotations
@@ -14,22 +14,32 @@ from paragan.core.errors import UsageError
 
 
 def contraction_factor(topology: Any, ranks: int) -> float:
-    """After a step, at worst (of random graphs: the root mean square)."""
+    """Return the fraction of the distance between ranks that remains after a step, at worst.
+
+    For random graphs it is the root mean square.
+
+    Raises:
+        UsageError: there is no formula for the topology, or it does not support this number of ranks.
+    """
     formula = CONTRACTION_FORMULAS.get(topology.name)
     if formula is None:
-        raise UsageError(f"strategy.topology={topology.name}: there is no formula for it on {ranks} ranks")
-    misfit = topology.unsupported_reason(ranks)
-    if misfit:
-        raise UsageError(f"strategy.topology={topology.name} on {ranks} ranks: {misfit}")
+        raise UsageError(
+            f"strategy.topology={topology.name}: no formula for {ranks} ranks. Use {', '.join(CONTRACTION_FORMULAS)}"
+        )
+    reason = topology.unsupported_reason(ranks)
+    if reason:
+        raise UsageError(f"strategy.topology={topology.name} on {ranks} ranks: {reason}")
     return formula(ranks) if ranks > 1 else 0.0
 
 
 def rounds_to_contract(remaining: float, strategy: Any, ranks: int) -> float:
-    """Rounds of gossip until so much of a distance between ranks is left."""
-    left = contraction_factor(strategy.topology, ranks) ** strategy.rounds
-    if left == 0:  # the exact mean, once all graphs of a period have had their turn
+    """Return the rounds of gossip until the fraction `remaining` of a distance between ranks is left."""
+    factor = contraction_factor(strategy.topology, ranks) ** strategy.rounds
+    if factor == 0:  # the exact mean, after all graphs of a period
         return math.ceil(max(1, strategy.topology.period(ranks)) / strategy.rounds) * strategy.sync_period
-    return max(1.0, math.log(remaining) / math.log(left) if left < 1 else math.inf) * strategy.sync_period
+    if factor >= 1:
+        return math.inf
+    return max(1.0, math.log(remaining) / math.log(factor)) * strategy.sync_period
 
 
 def _ceil_log2(n: int) -> int:
@@ -37,7 +47,7 @@ def _ceil_log2(n: int) -> int:
 
 
 def _circulant_phases(n: int, offset: int) -> Any:
-    """exp(-2 pi i j offset / n) of every j but 0."""
+    """Return exp(-2 pi i j offset / n) for j from 1 to n - 1."""
     return np.exp(-2j * np.pi * (np.arange(1, n) * offset % n) / n)
 
 
@@ -65,7 +75,7 @@ def _hypercube(n: int) -> float:
 
 
 def _random_graph(n: int, squares: float) -> float:
-    """Random relabellings of a graph whose weights have this sum of squares."""
+    """For random relabellings of a graph whose weights have this sum of squares."""
     return math.sqrt(max(0.0, (squares - 1) / (n - 1)))
 
 

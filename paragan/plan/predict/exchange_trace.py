@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from paragan.comm.bucket import Bucket, Exchange, ExchangeEvent
 from paragan.comm.compression.compressors import Compressor
 from paragan.comm.process_group import Group, SingleRankGroup, WaitThread, Work
-from paragan.comm.traffic import Meter, Traffic, all_to_all, ring_all_gather, ring_all_reduce
+from paragan.comm.traffic import Meter
 from paragan.plan.virtual_world import VirtualWorld
 
 MAX_COMPUTED_NUMEL = 4096  # operations on at most this many numbers are computed
@@ -301,24 +301,6 @@ class ExchangeTracer:
         """Bytes that the exchange keeps between steps."""
         tensors = (*self.bucket.states.values(), *self.bucket._workspaces.values())
         return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
-
-
-def sent_traffic(ops: TraceOps) -> Traffic:
-    """Return what a rank sends, counted as comm/traffic.py does."""
-    return sum((_message_traffic(op) for op in ops if isinstance(op, Message)), Traffic())
-
-
-def _message_traffic(message: Message) -> Traffic:
-    size = len(message.members)
-    match message.kind:
-        case "all_reduce":
-            return ring_all_reduce(message.nbytes, size)
-        case "all_gather":
-            return ring_all_gather(message.nbytes, size)
-        case "all_to_all":
-            return all_to_all(message.nbytes, size)
-        case "send_recv":
-            return Traffic(sum(message.send_bytes.values()), len(message.send_bytes))
 
 
 def trace_compressor(wire: Compressor, trace_handle: TraceHandle) -> Compressor:

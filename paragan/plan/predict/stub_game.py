@@ -1,6 +1,6 @@
-"""A game in the place of a run's own: vectors as long as its networks', cut as theirs, that compute nothing.
+"""A game in place of a run's own: flat vectors of the same lengths and buckets, and networks that compute nothing.
 
-What a strategy wires it with is what it wires the run with, so long as exchanges look at nothing but vectors.
+A strategy builds the same role in it as in the run, since exchanges only look at flat vectors.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from paragan.game.player import Player
 from paragan.plan.memory import fake_tensor_mode
 from paragan.plan.profile.profile import Profile
 
-DEFAULT_NUM_LAYERS = 24  # of a player whose layers nobody knows
+DEFAULT_NUM_LAYERS = 24  # of a player whose layers are unknown
 
 
 class PlannedData(Protocol):
-    """What a run says of its data (train/run.py Data)."""
+    """What is used of config.sections.DataOptions."""
 
     @property
     def resolution(self) -> int: ...
@@ -34,14 +34,14 @@ class PlannedData(Protocol):
 
 
 class PlannedDevice(Protocol):
-    """What a run says of its device (train/run.py Device)."""
+    """What is used of the device section of a run."""
 
     @property
     def precision(self) -> str: ...
 
 
 class PlannedRun(Protocol):
-    """What is asked of a run (train/run.py Run), resolved."""
+    """What is used of a resolved config.run.Run."""
 
     @property
     def strategy(self) -> Any: ...
@@ -62,19 +62,20 @@ class PlannedRun(Protocol):
 
 
 class StubMoments(nn.Module):
-    """Batch moments of so many numbers (game/player.py BatchCoupled)."""
+    """Batch moments of `count` numbers (protocol: game/player.py)."""
 
     def __init__(self, count: int):
         super().__init__()
         self.lane_batch: int | None = None
-        self.tracking, self.moments = False, torch.zeros(count)
+        self.tracking = False
+        self.moments = torch.zeros(count)
 
     def apply_moments(self) -> None:
         pass
 
 
 class StubNet(nn.Module):
-    """Parameters of these sizes, in flat order, and moments; it makes blank pictures."""
+    """A network with parameters of these sizes, in flat order, and batch moments. Its output is blank images."""
 
     def __init__(self, layer_numels: Sequence[int], moments: int, shape: Sequence[int], dtype: torch.dtype):
         super().__init__()
@@ -87,40 +88,46 @@ class StubNet(nn.Module):
 
 
 class StubObjective:
-    """Losses that lead through both networks."""
+    """Losses whose gradients reach both networks."""
 
-    second_order, latent_perturbation = False, 0.0
+    second_order = False
+    latent_perturbation = 0.0
 
     def discriminator(self, d: DiscriminatorFn, real: Batch, fake: Batch, step: int) -> Loss:
-        return Loss(sum_logits(d, real.images) + sum_logits(d, fake.images.detach()))
+        return Loss(_sum_logits(d, real.images) + _sum_logits(d, fake.images.detach()))
 
     def generator(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Loss:
-        return Loss(sum_logits(d, fake.images))
+        return Loss(_sum_logits(d, fake.images))
 
     def weight_penalty(self, player: str, net: nn.Module) -> Loss | None:
         return None
 
 
-def sum_logits(d: DiscriminatorFn, images: Tensor) -> Tensor:
+def _sum_logits(d: DiscriminatorFn, images: Tensor) -> Tensor:
     return run_discriminator(d, images, None).logits.sum()
 
 
 def make_stub_game(run: PlannedRun, profile: Profile) -> Game:
-    """A game like the run's, of tensors without storage."""
-    data, half = run.data, run.device.precision == "bf16"
+    """Make a game with the shapes of a run and the sizes of a profile, of tensors without storage."""
+    data = run.data
+    dtype = torch.bfloat16 if run.device.precision == "bf16" else torch.float32
     shape = (max(1, data.channels), max(1, data.resolution), max(1, data.resolution))
     g_batch = run.g_batch or run.batch
 
-    def player(which: int, name: str) -> Player:
-        sizes = profile.layer_numels[which] or equal_layers(profile.num_params[which])
-        net = StubNet(sizes, profile.moments_numel[which], shape, torch.bfloat16 if half else torch.float32)
-        cut = bucket_bytes(run.strategy.wire)
-        return Player(name, net, lambda parameters: torch.optim.SGD(parameters, lr=1.0), bucket_bytes=cut)
+    def make_player(index: int, name: str) -> Player:
+        sizes = profile.layer_numels[index] or equal_layers(profile.num_params[index])
+        net = StubNet(sizes, profile.moments_numel[index], shape, dtype)
+        return Player(
+            name,
+            net,
+            lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+            bucket_bytes=bucket_bytes(run.strategy.wire),
+        )
 
     with fake_tensor_mode():
         return Game(
-            g=player(0, "G"),
-            d=player(1, "D"),
+            g=make_player(0, "G"),
+            d=make_player(1, "D"),
             objective=StubObjective(),
             latent=1,
             labels=np.zeros(1, np.int64) if data.labels else None,
@@ -132,15 +139,7 @@ def make_stub_game(run: PlannedRun, profile: Profile) -> Game:
 
 
 def equal_layers(numel: int) -> list[int]:
-    """So many numbers in LAYERS equal layers."""
-    return [
-        size
-        for i in range(DEFAULT_NUM_LAYERS)
-        if (size := numel // DEFAULT_NUM_LAYERS + (i < numel % DEFAULT_NUM_LAYERS))
-    ]
-
-
-def vector_layout(game: Game) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int]]:
-    """What a profile says of a game's vectors: `layers`, `moments`."""
-    g, d = (tuple(numel for _, numel in player.flat.slices) for player in game.players)
-    return (g, d), (game.g.moments.numel(), game.d.moments.numel())
+    """Divide `numel` numbers into DEFAULT_NUM_LAYERS layers of equal size, give or take one; leave out empty ones."""
+    size, remainder = divmod(numel, DEFAULT_NUM_LAYERS)
+    sizes = [size + 1] * remainder + [size] * (DEFAULT_NUM_LAYERS - remainder)
+    return [size for size in sizes if size]

@@ -1,7 +1,7 @@
-"""What one worker was measured to do: the record that everything else is predicted from.
+"""The profile of one worker: the measurements from which everything else is predicted (docs/profile.md).
 
-profile = read_profile(Path("profile.yaml"))        # as `paragan bench step --out profile.yaml` wrote it
-profile.turn("D", 16).whole                         # seconds of D's turn with 16 images of reals on this worker
+profile = read_profile(Path("profile.yaml"))        # written by `paragan bench step --out profile.yaml`
+profile.turn("D", 16).total_s                       # seconds of D's turn with 16 real images on this worker
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from paragan.core.schema import config_class, from_dict, from_yaml, to_dict, to_
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = NonNegative
-Images = Annotated[float, Field(ge=0)]  # inf: more than could be told
+Images = Annotated[float, Field(ge=0)]  # infinity: more than could be measured
 Bytes = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 MomentsNumel = Annotated[int, Field(ge=0, le=10**9)]
-NUM_READY_PARTS = 16  # of a player's vector, for `ready`
+NUM_READY_PARTS = 16  # of a player's flat vector, for `grads_ready_s`
 
 
 @config_class
 class TurnProfile:
-    """One player's turn (one optimizer step) on one worker. Seconds since it began, medians.
+    """One player's turn (one optimizer step) on one worker. Times are medians, in seconds since it began.
 
-    batch    : images of the reals' batch on this worker
-    ready    : when each of PARTS equal parts of the player's parameters had its gradient, in flat order (last layer
-               first: comm/flat.py); rising
-    backward : when its passes were over
-    whole    : when the optimizer had stepped, and the average followed
-    made     : what G's forward passes in it took (0: not measured)
+    batch         : real images on this worker
+    grads_ready_s : when each of NUM_READY_PARTS equal parts of the player's parameters had its gradient, in flat order
+                    (last layer first: comm/flat_params.py); increasing
+    backward_s    : when its passes were done
+    total_s       : when the optimizer step and the update of the average were done
+    g_forward_s   : duration of G's forward passes in it (0: not measured)
     """
 
     batch: Count
@@ -47,11 +47,13 @@ class TurnProfile:
 
 @config_class
 class NoiseScale:
-    """The simple noise scale of a player's gradient (McCandlish et al. 2018, appendix A.1), in images: where the batch
-    is smaller, twice as many images a step save nearly half of the steps; where it is larger, they save few.
+    """The simple noise scale of a player's gradient (McCandlish et al. 2018, appendix A.1).
 
-    batch : tr(covariance of one image's gradient) / |mean gradient|^2;  low, high : 95 % of resamples
-    kimg  : how far the networks were trained where it was measured
+    With a smaller batch, twice as many images per step save nearly half of the steps. With a larger one they save few.
+
+    images    : tr(covariance of one image's gradient) / |mean gradient|^2
+    low, high : bounds of 95 % of the resamples
+    kimg      : training of the networks before it was measured
     """
 
     images: Images
@@ -62,8 +64,12 @@ class NoiseScale:
 
 @config_class
 class MemoryUse:
-    """Bytes on a worker in a round with a batch: what the tensors take (foreseen), what the process took (None where
-    the device does not tell)."""
+    """Peak memory of a worker in a round with a batch.
+
+    batch           : real images on this worker
+    estimated_bytes : of the tensors, counted
+    measured_bytes  : of the process; None if the device cannot tell
+    """
 
     batch: Count
     estimated_bytes: Bytes
@@ -72,8 +78,15 @@ class MemoryUse:
 
 @config_class
 class DeviceInfo:
-    """Where it was measured. name : processor or card;  peak_flops : operations a second of a matrix product in the
-    precision of the run, measured;  memory : bytes there are"""
+    """The device of a profile.
+
+    kind         : "cpu", "cuda" or "mps"
+    name         : of the processor or card
+    threads      : of the process
+    precision    : of the run
+    peak_flops   : operations per second of a matrix product in this precision, measured
+    memory_bytes : of the device
+    """
 
     kind: str
     name: str
@@ -87,19 +100,23 @@ class DeviceInfo:
 
 @config_class
 class Profile:
-    """One worker, one network, one device.
+    """Measurements of one worker that trains one pair of networks on one device. Pairs are of G and D.
 
-    recipe     : what was measured, for the screen;  network : a digest of all in the run that changes what is computed
-    params     : numbers of G's and D's vectors;  flops : of one image in a round (d_steps turns of D, one of G)
-    g, d       : their turns, by rising batch
-    fixed      : D's steps in a round, and images that G makes for one that D sees
-    kinds      : the share of a round's time by kind of operation, at the largest batch
-    handling   : seconds for a number that exchanges compute, by wire and what is done ("int8/encode": handling.py)
-    data       : seconds that a round waits for data beyond computing, at the largest batch
-    noise      : of G's and of D's gradient, where it was measured
-    layers     : numbers of every tensor of G's and of D's vector, in flat order: buckets are cut there (empty: alike)
-    moments    : numbers of G's and of D's batch moments, which are summed over ranks
-    seconds    : about how long measuring it was to take
+    recipe          : name of the run, for the screen
+    network_digest  : of everything in the run that changes what a worker computes
+    num_params      : trained parameters
+    flops_per_image : operations of a round (d_steps turns of D, one of G), divided by D's batch
+    g, d            : turns, by increasing batch
+    d_steps         : turns of D in a round
+    g_batch_ratio   : G's batch divided by D's
+    op_shares       : fraction of a round's time by kind of operation, with the largest batch
+    codec_cost      : seconds per number that exchanges compute, by operation ("int8/encode": codec_cost.py)
+    memory          : peak memory, by increasing batch
+    data_wait_s     : seconds that a round waits for data, with the largest batch
+    noise_scale     : of G's and of D's gradient, if it was measured
+    layer_numels    : numbers of every parameter tensor, in flat order; buckets are cut there (empty: equal layers)
+    moments_numel   : numbers of the batch moments, which are summed over ranks
+    measured_for_s  : the time that was planned for the measurement
     """
 
     recipe: str
@@ -121,20 +138,21 @@ class Profile:
     measured_for_s: NonNegative = 0.0
 
     def turn(self, player: Literal["G", "D"], batch: float) -> TurnProfile:
-        """A turn with any batch: between those measured linear, beyond them as the last two (or in proportion)."""
+        """Return a player's turn with any batch, by linear inter- or extrapolation of those measured."""
         return interpolate_turns(self.g if player == "G" else self.d, batch)
 
     def round_s(self, batch: float) -> float:
-        """Seconds of a round that one worker plays alone."""
+        """Return the seconds of a round of one worker without communication."""
         return self.d_steps * self.turn("D", batch).total_s + self.turn("G", batch).total_s
 
 
 def interpolate_turns(turns: Sequence[TurnProfile], batch: float) -> TurnProfile:
-    """The turn with this batch."""
+    """Return the turn with this batch, by linear inter- or extrapolation; in proportion if there is one turn."""
     if len(turns) == 1:
         return _interpolate(turns[0], turns[0], 0.0, batch / turns[0].batch)
     i = next((i for i in range(1, len(turns) - 1) if batch <= turns[i].batch), len(turns) - 1)
-    a, b = turns[i - 1], turns[i]
+    a = turns[i - 1]
+    b = turns[i]
     return _interpolate(a, b, (batch - a.batch) / (b.batch - a.batch), 1.0)
 
 
@@ -142,10 +160,9 @@ def _interpolate(a: TurnProfile, b: TurnProfile, fraction: float, factor: float)
     def mix(x: float, y: float) -> float:
         return max(0.0, factor * ((1 - fraction) * x + fraction * y))
 
-    ready = tuple(mix(x, y) for x, y in zip(a.grads_ready_s, b.grads_ready_s))
     return TurnProfile(
         max(1, round(factor * ((1 - fraction) * a.batch + fraction * b.batch))),
-        ready,
+        tuple(mix(x, y) for x, y in zip(a.grads_ready_s, b.grads_ready_s)),
         mix(a.backward_s, b.backward_s),
         mix(a.total_s, b.total_s),
         mix(a.g_forward_s, b.g_forward_s) if a.g_forward_s and b.g_forward_s else 0.0,
@@ -153,42 +170,46 @@ def _interpolate(a: TurnProfile, b: TurnProfile, fraction: float, factor: float)
 
 
 def read_profile(path: Path) -> Profile:
-    """Unusable names the file, the field and what fits."""
+    """Read a profile.
+
+    Raises:
+        UsageError: names the file and what is wrong in it.
+    """
     try:
         return parse_profile(path.read_text("utf-8"), str(path))
     except FileNotFoundError as error:
-        raise UsageError(
-            f"profile: {path} does not exist; `paragan bench step RECIPE --out {path}` makes one"
-        ) from error
+        raise UsageError(f"profile={path}: it does not exist. Use `paragan bench step RECIPE --out {path}`") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"profile: {path} cannot be read: {error}") from error
+        raise UsageError(f"profile={path}: it cannot be read: {error}") from error
 
 
 def parse_profile(text: str, name: str) -> Profile:
-    """The same from the text of a file of this name."""
+    """Parse the text of a profile file.
+
+    Raises:
+        UsageError: names the file and what is wrong in it.
+    """
     try:
         profile = from_dict(Profile, from_yaml(text, name))
     except UsageError as error:
-        raise UsageError(f"profile: {name}: {error}") from error
-    for wrong in _find_errors(profile):
-        raise UsageError(f"profile: {name}: {wrong}; `paragan bench step RECIPE --out FILE` makes one")
+        raise UsageError(f"profile={name}: {error}") from error
+    for message in _find_errors(profile):
+        raise UsageError(f"profile={name}: {message}. Use `paragan bench step RECIPE --out FILE`")
     return profile
 
 
 def _find_errors(profile: Profile) -> Iterator[str]:
-    """What no worker was measured to do."""
+    """Yield what is inconsistent in a profile."""
     for name, turns in (("g", profile.g), ("d", profile.d)):
         if not turns or not _is_increasing([turn.batch for turn in turns]):
-            yield f"{name} must have turns, of rising batches"
-        if any(
-            len(turn.grads_ready_s) != NUM_READY_PARTS or list(turn.grads_ready_s) != sorted(turn.grads_ready_s)
-            for turn in turns
-        ):
-            yield f"{name}.grads_ready_s must be {NUM_READY_PARTS} rising numbers"
-        if any(not 0 < turn.backward_s <= turn.total_s for turn in turns):
-            yield f"{name}: a turn takes time, and backward_s is a part of total_s"
-    if not _is_increasing([one.batch for one in profile.memory]):
-        yield "memory must be of rising batches"
+            yield f"{name} must be turns with increasing batches"
+        for turn in turns:
+            if len(turn.grads_ready_s) != NUM_READY_PARTS or list(turn.grads_ready_s) != sorted(turn.grads_ready_s):
+                yield f"{name}.grads_ready_s must be {NUM_READY_PARTS} increasing numbers"
+            if not 0 < turn.backward_s <= turn.total_s:
+                yield f"{name}.backward_s must be above 0, and at most total_s"
+    if not _is_increasing([usage.batch for usage in profile.memory]):
+        yield "memory must have increasing batches"
 
 
 def _is_increasing(numbers: Sequence[int]) -> bool:
@@ -196,11 +217,11 @@ def _is_increasing(numbers: Sequence[int]) -> bool:
 
 
 def profile_to_yaml(profile: Profile) -> str:
+    """Format a profile as the text of a file, with five digits."""
     return to_yaml(_round_digits(to_dict(profile)))
 
 
 def _round_digits(value: Any) -> Any:
-    """With as many digits as were measured."""
     if isinstance(value, dict):
         return {key: _round_digits(item) for key, item in value.items()}
     if isinstance(value, list):

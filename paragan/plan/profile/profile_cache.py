@@ -1,4 +1,4 @@
-"""Profiles that were measured: kept by what they are of, found again, and refused where they are of something else."""
+"""Cache of measured profiles, by network, device and options; and the check that a profile matches a run."""
 
 from __future__ import annotations
 
@@ -16,57 +16,48 @@ from paragan.core.schema import diff, to_dict
 from paragan.eval import result_cache
 from paragan.plan.profile.profile import DeviceInfo, Profile, profile_to_yaml, read_profile
 
-MAX_CACHE_BYTES = 10**7  # of all profiles that are kept
-# fields of a run that change nothing of what a worker computes in a turn of some lanes
+MAX_CACHE_BYTES = 10**7  # of all profiles
+
+# Fields of a run that do not change what a worker computes in a turn with some lanes.
 IGNORED_RUN_FIELDS = (
-    *(
-        "recipe",
-        "kimg",
-        "seed",
-        "init_from",
-        "evaluation",
-        "output",
-        "health",
-        "on_divergence",
-        "timeout_s",
-        "strategy",
-    ),
-    *("batch", "g_batch", "ramp", "lanes", "ema", "reasons", "auto_choice"),
+    *("recipe", "kimg", "seed", "init_from", "evaluation", "output", "health", "on_divergence", "timeout_s"),
+    *("strategy", "batch", "g_batch", "ramp", "lanes", "ema", "reasons", "auto_choice"),
 )
 IGNORED_DATA_FIELDS = ("path", "only_class", "cache", "max_bad_fraction", "remote", "prefetch")
-IGNORED_DEVICE_FIELDS = ("kind", "threads", "precision")  # the profile's own device says
+IGNORED_DEVICE_FIELDS = ("kind", "threads", "precision")  # part of DeviceInfo
 
 
 def network_digest(run: Run, structure: str = "") -> str:
-    """Of all in a resolved run that changes what is computed. structure: of networks of the user's own."""
-    about = to_dict(run)
+    """Return a digest of everything in a resolved run that changes what a worker computes.
+
+    `structure` is the digest of user-defined networks (`structure_digest`).
+    """
+    fields = to_dict(run)
     per_lane = [run.batch // run.lanes, run.g_batch // run.lanes]
-    kept = {name: part for name, part in about.items() if name not in IGNORED_RUN_FIELDS}
-    kept["data"] = _without(about["data"], IGNORED_DATA_FIELDS)
-    kept["device"] = _without(about["device"], IGNORED_DEVICE_FIELDS)
-    return _hash([kept, per_lane, structure])
+    relevant = _without(fields, IGNORED_RUN_FIELDS)
+    relevant["data"] = _without(fields["data"], IGNORED_DATA_FIELDS)
+    relevant["device"] = _without(fields["device"], IGNORED_DEVICE_FIELDS)
+    return _hash([relevant, per_lane, structure])
 
 
 def structure_digest(*nets: nn.Module) -> str:
-    """Networks by what they are made of: classes, what they print of themselves, and the shapes of their parameters."""
+    """Return a digest of the structure of networks: classes, `extra_repr` and the shapes of parameters."""
     modules = [
-        f"{name} {type(part).__qualname__} {part.extra_repr()}" for net in nets for name, part in _named_modules(net)
+        f"{name} {type(module).__qualname__} {module.extra_repr()}"
+        for net in nets
+        for name, module in net.named_modules()
     ]
     shapes = [f"{name} {tuple(p.shape)} {p.dtype}" for net in nets for name, p in net.named_parameters()]
     return _hash([modules, shapes])
 
 
-def _named_modules(net: nn.Module) -> list[tuple[str, nn.Module]]:
-    return list(net.named_modules())
-
-
 def cache_file(digest: str, device: DeviceInfo, options: Mapping[str, Any]) -> Path:
-    """Where a profile is kept. asked: what else decides what it says."""
+    """Return the path of a cached profile. `options` are further settings that change its contents."""
     return result_cache.cache_dir() / "profiles" / f"{_hash([digest, _device_identity(device), options])}.yaml"
 
 
 def read_cached_profile(file: Path) -> Profile | None:
-    """What is kept there; one that cannot be read is none."""
+    """Read a cached profile; None if there is none, or it cannot be read."""
     try:
         profile = read_profile(file)
     except UsageError:
@@ -76,20 +67,32 @@ def read_cached_profile(file: Path) -> Profile | None:
 
 
 def write_cached_profile(file: Path, profile: Profile) -> None:
-    result_cache.store(file, lambda aside: aside.write_text(profile_to_yaml(profile), "utf-8"), MAX_CACHE_BYTES)
+    """Store a profile in the cache."""
+    result_cache.store(file, lambda path: path.write_text(profile_to_yaml(profile), "utf-8"), MAX_CACHE_BYTES)
 
 
 def check_profile_matches(profile: Profile, digest: str, device: DeviceInfo, remake_command: str) -> None:
-    """Unusable where a profile is of another network, device or version. remake: the command that makes one."""
-    differing = diff(_device_identity(profile.device), _device_identity(device))
-    found = [f"{name} {a}, here {b}" for name, a, b in differing]
-    found += [] if profile.network_digest == digest else [f"another network or game (it is of {profile.recipe})"]
-    if found:
-        raise UsageError(f"profile: it is of {'; '.join(found)}: `{remake_command}` makes one")
+    """Check that a profile is of these networks, this device and these versions.
+
+    Args:
+        profile: to check.
+        digest: expected `network_digest`.
+        device: expected device.
+        remake_command: the command that makes a matching profile, for the message.
+
+    Raises:
+        UsageError: it is of something else.
+    """
+    differences = diff(_device_identity(profile.device), _device_identity(device))
+    reasons = [f"{name} {theirs}, not {ours}" for name, theirs, ours in differences]
+    if profile.network_digest != digest:
+        reasons.append(f"other networks or another game ({profile.recipe})")
+    if reasons:
+        raise UsageError(f"profile: it is of {'; '.join(reasons)}. Use `{remake_command}`")
 
 
 def _device_identity(device: DeviceInfo) -> dict[str, Any]:
-    """What makes it this device: not what was measured of it, nor what a container leaves it of memory."""
+    """Return the fields that identify a device: neither its speed, nor its memory, which a container may limit."""
     return _without(to_dict(device), ("peak_flops", "memory_bytes"))
 
 

@@ -1,4 +1,4 @@
-"""A profile of one worker: its game is played here, alone, and timed. docs/profiling.md."""
+"""Measure the profile of one worker: its game is played in one process and timed (docs/profile.md)."""
 
 from __future__ import annotations
 
@@ -32,29 +32,27 @@ from paragan.train.build import Networks
 from paragan.train.loop import play_round
 from paragan.train.session import Session, build_session, rebind_to_world
 
-NOISE_LANES = 8  # whose gradients are compared, where the run has one
-MIN_NOISE_ROUNDS, MAX_NOISE_ROUNDS = 4, 32  # rounds for the noise scale
-VISITS_PER_BATCH = 3  # to every batch
-TURNS_TIME_SHARE, TRAINING_TIME_SHARE, NOISE_TIME_SHARE = 0.4, 0.3, 0.15  # of the seconds there are
-MAX_MEMORY_SHARE = 0.9  # of the device's memory: a batch that would take more is not tried
+NOISE_LANES = 8  # lanes whose gradients are compared if the run has only one
+MIN_NOISE_ROUNDS, MAX_NOISE_ROUNDS = 4, 32
+VISITS_PER_BATCH = 3
+TURNS_TIME_SHARE, TRAINING_TIME_SHARE, NOISE_TIME_SHARE = 0.4, 0.3, 0.15  # of ProfileOptions.seconds
+OVERRUN_FACTOR = 4 / 3  # about how much longer a measurement takes than ProfileOptions.seconds
+MAX_MEMORY_SHARE = 0.9  # of the device's memory: a batch that would need more is left out
 Positive = Annotated[int, Field(ge=1)]
 
 
-OVERRUN_FACTOR = 4 / 3  # so much longer than it is asked to take
-
-
 def discard_message(message: str) -> None:
-    """Nobody listens."""
+    """Default log function."""
 
 
 @config_class
 class ProfileOptions:
-    """What is to be measured.
+    """Settings of a measurement.
 
-    batches    : images of the reals' batch on this worker (none: from one lane's to the whole batch of the run)
-    seconds    : about how long, with a third more for what cannot be shortened (TAKES)
-    noise_kimg : how far the networks are trained before their gradients' noise is taken, if the time is enough (0: not)
-    again      : whether to measure what was measured before
+    batches    : real images on this worker (empty: from those of one lane to the whole batch of the run)
+    seconds    : about how long to measure; it takes up to a third longer
+    noise_kimg : training before the noise scale is measured, if the time allows (0: do not measure it)
+    remeasure  : whether to measure again what is in the cache
     """
 
     batches: tuple[Positive, ...] = ()
@@ -64,14 +62,18 @@ class ProfileOptions:
 
 
 def local_batches(run: Run, requested: Sequence[int] = ()) -> list[int]:
-    """Batches of whole lanes, in rising order. Unusable where one that is asked for is none."""
+    """Return the batches to measure, in increasing order. They consist of whole lanes.
+
+    Raises:
+        UsageError: a requested batch is no multiple of a lane.
+    """
     lane = run.batch // run.lanes
     for batch in requested:
         if batch % lane:
             down = max(lane, batch - batch % lane)
             raise UsageError(
                 f"--batches {batch} is no multiple of a lane's {lane} images (--batch {run.batch} over --lanes "
-                f"{run.lanes}): try {down} or {down + lane}, or other --lanes"
+                f"{run.lanes}). Use {down} or {down + lane}, or other --lanes"
             )
     if requested:
         return sorted(set(requested))
@@ -88,31 +90,48 @@ def profile_run(
     structure: str = "",
     log: Callable[[str], object] = discard_message,
 ) -> tuple[Profile, Path]:
-    """The profile of a run that is resolved, and where it is kept: found there, if that was measured for as long, or
-    measured and kept.
+    """Read the profile of a run from the cache, or measure it and store it there.
 
-    pair: its networks anew, on the device; structure: what they are made of, if they are the user's own; say: is told
-    which of both, before it takes time.
+    A cached profile is used if it was measured for at least as long.
+
+    Args:
+        run: resolved.
+        images: of the run.
+        make_networks: makes new networks on the device.
+        device: to measure.
+        options: of the measurement.
+        structure: digest of user-defined networks (`structure_digest`).
+        log: is called with one line, before it takes time.
+
+    Returns:
+        The profile, and its file in the cache.
+
+    Raises:
+        UsageError: the run trains one game per label, or a batch is no multiple of a lane.
     """
     if run.per_label:
         raise UsageError(
-            f"--strategy {run.strategy.name} plays a game for every label: profile one of them, with --strategy sync "
+            f"--strategy {run.strategy.name}: it trains one game per label. Profile one of them with --strategy sync "
             "--data.only_class=0"
         )
     batches = local_batches(run, options.batches)
-    of_data = {"data": run.data.redacted_path, "hold": run.data.cache, "from": run.init_from}
-    else_asked = {"batches": batches, "noise_kimg": options.noise_kimg}
-    network = network_digest(run, structure)
-    file = cache_file(network, describe_device(device, run.device.precision), else_asked | of_data)
+    settings = {
+        "batches": batches,
+        "noise_kimg": options.noise_kimg,
+        "data": run.data.redacted_path,
+        "cache": run.data.cache,
+        "init_from": run.init_from,
+    }
+    digest = network_digest(run, structure)
+    file = cache_file(digest, describe_device(device, run.device.precision), settings)
     profile = None if options.remeasure else read_cached_profile(file)
     if profile and profile.measured_for_s >= options.seconds:
-        log(f"one worker was measured before, for {profile.measured_for_s:g} s")
+        log(f"using the profile of one worker that was measured before, for {profile.measured_for_s:g} s")
     else:
-        log(f"one worker is measured: about {OVERRUN_FACTOR * options.seconds:.0f} s")
-        profile = dataclasses.replace(
-            measure_profile(run, images, make_networks, device, options, batches), network_digest=network
-        )
-        profile = parse_profile(profile_to_yaml(profile), str(file))  # to the digit what is found again
+        log(f"profiling one worker: about {OVERRUN_FACTOR * options.seconds:.0f} s")
+        profile = measure_profile(run, images, make_networks, device, options, batches)
+        profile = dataclasses.replace(profile, network_digest=digest)
+        profile = parse_profile(profile_to_yaml(profile), str(file))  # round as a cached one is
         write_cached_profile(file, profile)
     return profile, file
 
@@ -125,159 +144,171 @@ def measure_profile(
     options: ProfileOptions,
     batches: Sequence[int],
 ) -> Profile:
-    """Play it, with such batches on this worker."""
-    run = dataclasses.replace(run, strategy=Sync(), ramp=())  # how ranks agree is no part of what one of them computes
-    resident = PeakMemory(device)  # before there are networks
+    """Measure a profile with these batches on this worker. Its `network_digest` is empty."""
+    run = dataclasses.replace(run, strategy=Sync(), ramp=())  # one worker does not communicate
+    peak_memory = PeakMemory(device)  # the baseline, before networks are made
 
     def make_profiler() -> WorkerProfiler:
         return WorkerProfiler(build_session(run, World.solo(device), images, make_networks()), images, options.seconds)
 
     peaks = [measure_peak_flops(device, run.device.precision)]
-    timed = make_profiler().measure_fields(batches, resident)
-    noise = (
-        make_profiler().measure_noise(options.noise_kimg) if options.noise_kimg else {}
-    )  # of networks that start anew
-    peaks.append(measure_peak_flops(device, run.device.precision))  # something else may have been busy then or now
+    fields = make_profiler().measure_fields(batches, peak_memory)
+    noise_scale: dict[Literal["G", "D"], NoiseScale] = {}
+    if options.noise_kimg:
+        noise_scale = make_profiler().measure_noise(options.noise_kimg)  # of new networks
+    peaks.append(measure_peak_flops(device, run.device.precision))  # twice: another process may have been busy
     return Profile(
         recipe=run.recipe,
         network_digest="",
         device=dataclasses.replace(describe_device(device, run.device.precision), peak_flops=max(peaks)),
         d_steps=run.d_steps,
         measured_for_s=options.seconds,
-        noise_scale=noise,
-        **timed,
+        noise_scale=noise_scale,
+        **fields,
     )
 
 
 class WorkerProfiler:
-    """One game, played with some of its lanes or more, on a clock that goes on."""
+    """Plays one game with different numbers of lanes. Its clock is not reset between them."""
 
     def __init__(self, session: Session, images: Dataset, seconds: float):
-        self.session, self.images, self.seconds = session, images, seconds
+        self.session = session
+        self.images = images
+        self.seconds = seconds
         self.device = session.world.device
 
     @contextlib.contextmanager
     def session_for(self, run: Run) -> Iterator[Session]:
-        """The same players before these lanes."""
+        """Open a session of the same players with the lanes of `run`."""
         session = rebind_to_world(run, self.session.world, self.images, self.session.game, self.session.clock)
         with contextlib.closing(session.lanes):
             yield session
 
     def run_with_batch(self, batch: int) -> Run:
+        """Return the run with as many lanes as make this batch."""
         run = self.session.run
         return with_lanes(run, batch * run.lanes // run.batch)
 
     def measure_fields(self, batches: Sequence[int], peak_memory: PeakMemory) -> dict[str, Any]:
-        """Fields of a profile: all that does not ask how well networks learn."""
-        game, memory = self.session.game, self.measure_memory(batches, peak_memory)
-        rounds = self.measure_rounds([one.batch for one in memory])
-        kinds, flops = self.measure_op_shares(rounds[-1])
+        """Measure all fields of a profile but the noise scale."""
+        game = self.session.game
+        memory = self.measure_memory(batches, peak_memory)
+        rounds = self.measure_rounds([usage.batch for usage in memory])
+        shares, flops = self.measure_op_shares(rounds[-1])
         return {
             "layer_numels": tuple(tuple(size for _, size in player.flat.slices if size) for player in game.players),
             "moments_numel": tuple(player.moments.numel() for player in game.players),
             "num_params": tuple(sum(p.numel() for p in player.flat.parameters) for player in game.players),
             "flops_per_image": flops / memory[-1].batch,
-            "g": tuple(found.g for found in rounds),
-            "d": tuple(found.d for found in rounds),
+            "g": tuple(times.g for times in rounds),
+            "d": tuple(times.d for times in rounds),
             "g_batch_ratio": game.g_to_d_batch_ratio,
-            "op_shares": kinds,
+            "op_shares": shares,
             "codec_cost": measure_codec_cost(device=self.device),
             "memory": memory,
             "data_wait_s": rounds[-1].data_wait_s,
         }
 
     def measure_memory(self, batches: Sequence[int], peak_memory: PeakMemory) -> tuple[MemoryUse, ...]:
-        """Of every batch in rising order, as far as they fit."""
-        found, there = list[MemoryUse](), describe_device(self.device, "").memory_bytes
+        """Measure the memory of every batch in increasing order, until one would not fit."""
+        usages = list[MemoryUse]()
+        available_bytes = describe_device(self.device, "").memory_bytes
         for batch in batches:
-            if _extrapolate_bytes(found, batch) > MAX_MEMORY_SHARE * there:
+            if _extrapolate_bytes(usages, batch) > MAX_MEMORY_SHARE * available_bytes:
                 break
             peak_memory.reset()
             with self.session_for(self.run_with_batch(batch)) as session:
-                play_round(session)  # from now on optimizers remember
+                play_round(session)  # makes the state of the optimizers
                 peaks = [count_round_cost(session, kind.step).peak_bytes for kind in step_kinds(session.run.objective)]
             backend_of(self.device).synchronize(self.device)
-            found.append(MemoryUse(batch, max(peaks), peak_memory.increase_bytes()))
-        return tuple(found)
+            usages.append(MemoryUse(batch, max(peaks), peak_memory.increase_bytes()))
+        return tuple(usages)
 
     def measure_rounds(self, batches: Sequence[int]) -> list[RoundTimes]:
-        """One batch after the other, and all of them several times: what else the machine does meets them alike."""
+        """Time all batches in turns, several times, so that other load on the machine affects them equally."""
         samples = [RoundSamples(batch, step_kinds(self.session.run.objective)) for batch in batches]
         for _ in range(VISITS_PER_BATCH):
-            for one in samples:
-                with self.session_for(self.run_with_batch(one.batch)) as session:
-                    time_rounds(session, TURNS_TIME_SHARE * self.seconds / len(samples) / VISITS_PER_BATCH, one)
-        return [one.medians() for one in samples]
+            for batch_samples in samples:
+                seconds = TURNS_TIME_SHARE * self.seconds / len(samples) / VISITS_PER_BATCH
+                with self.session_for(self.run_with_batch(batch_samples.batch)) as session:
+                    time_rounds(session, seconds, batch_samples)
+        return [batch_samples.medians() for batch_samples in samples]
 
     def measure_op_shares(self, rounds: RoundTimes) -> tuple[dict[str, float], float]:
-        """Shares of a round by kind of operation, and its operations: over all kinds of steps."""
-        found, flops, kinds = list[dict[str, float]](), list[float](), step_kinds(self.session.run.objective)
+        """Return the fractions of a round by kind of operation, and its FLOPs; means over kinds of steps."""
+        seconds_by_step = list[dict[str, float]]()
+        flops = list[float]()
+        kinds = step_kinds(self.session.run.objective)
         with self.session_for(self.run_with_batch(rounds.d.batch)) as session:
             for kind in kinds:
                 flops.append(count_round_cost(session, kind.step).flops)
                 session.clock.step = kind.step
-                found.append(time_by_op_kind(lambda: play_round(session), self.device))
-        of_steps = [kind.share for kind in kinds]
-        seconds = {name: weighted_sum([one[name] for one in found], of_steps) for name in found[0]}
-        whole = self.session.run.d_steps * rounds.d.total_s + rounds.g.total_s + rounds.data_wait_s
-        return op_shares(seconds, whole), weighted_sum(flops, of_steps)
+                seconds_by_step.append(time_by_op_kind(lambda: play_round(session), self.device))
+        weights = [kind.share for kind in kinds]
+        seconds = {name: weighted_sum([step[name] for step in seconds_by_step], weights) for name in seconds_by_step[0]}
+        round_s = self.session.run.d_steps * rounds.d.total_s + rounds.g.total_s + rounds.data_wait_s
+        return op_shares(seconds, round_s), weighted_sum(flops, weights)
 
     def measure_noise(self, kimg: float) -> dict[Literal["G", "D"], NoiseScale]:
-        """Train for so long, or as long as there is time, then compare lanes."""
-        run, clock = self.session.run, self.session.clock
+        """Train for `kimg`, or as long as the time allows, then compare the gradients of lanes."""
+        run = self.session.run
+        clock = self.session.clock
         with self.session_for(run) as session:
-            ends = time.perf_counter() + TRAINING_TIME_SHARE * self.seconds
-            while clock.images < 1000 * kimg and time.perf_counter() < ends:
+            deadline = time.perf_counter() + TRAINING_TIME_SHARE * self.seconds
+            while clock.images < 1000 * kimg and time.perf_counter() < deadline:
                 play_round(session)
-        run, trained = run if run.lanes > 1 else with_lanes(run, NOISE_LANES), clock.kimg
-        lengths: dict[str, list[SquaredGradNorms]] = {"G": [], "D": []}
-        with self.session_for(
-            dataclasses.replace(run, device=dataclasses.replace(run.device, lanes_per_pass=1))
-        ) as session:
-            ends = time.perf_counter() + NOISE_TIME_SHARE * self.seconds
-            while len(lengths["G"]) < MAX_NOISE_ROUNDS and (
-                len(lengths["G"]) < MIN_NOISE_ROUNDS or time.perf_counter() < ends
+        trained_kimg = clock.kimg
+        if run.lanes == 1:
+            run = with_lanes(run, NOISE_LANES)
+        run = dataclasses.replace(run, device=dataclasses.replace(run.device, lanes_per_pass=1))
+        norms: dict[str, list[SquaredGradNorms]] = {"G": [], "D": []}
+        with self.session_for(run) as session:
+            deadline = time.perf_counter() + NOISE_TIME_SHARE * self.seconds
+            while len(norms["G"]) < MAX_NOISE_ROUNDS and (
+                len(norms["G"]) < MIN_NOISE_ROUNDS or time.perf_counter() < deadline
             ):
-                for name, some in measure_grad_norms(session).items():
-                    lengths[name].extend(some)
-        return _noise_scales(lengths, self.session.game, run.lanes, trained)
+                for name, round_norms in measure_grad_norms(session).items():
+                    norms[name].extend(round_norms)
+        return _noise_scales(norms, self.session.game, run.lanes, trained_kimg)
 
 
 def _extrapolate_bytes(measured: Sequence[MemoryUse], batch: int) -> float:
-    """What a batch takes, as the two before it say."""
+    """Extrapolate the memory of a batch from the last two; 0 if there are fewer."""
     if len(measured) < 2:
         return 0.0
     a, b = measured[-2:]
-    return b.estimated_bytes + max(0.0, (b.estimated_bytes - a.estimated_bytes) / (b.batch - a.batch)) * (
-        batch - b.batch
-    )
+    bytes_per_image = max(0.0, (b.estimated_bytes - a.estimated_bytes) / (b.batch - a.batch))
+    return b.estimated_bytes + bytes_per_image * (batch - b.batch)
 
 
 def _noise_scales(
     norms: dict[str, list[SquaredGradNorms]], game: Game, lanes: int, kimg: float
 ) -> dict[Literal["G", "D"], NoiseScale]:
     scales = dict[Literal["G", "D"], NoiseScale]()
-    if of_g := estimate_noise_scale(norms["G"], game.g_lane_batch, game.g_lane_batch * lanes, kimg):
-        scales["G"] = of_g
-    if of_d := estimate_noise_scale(norms["D"], game.d_lane_batch, game.d_lane_batch * lanes, kimg):
-        scales["D"] = of_d
+    g_scale = estimate_noise_scale(norms["G"], game.g_lane_batch, game.g_lane_batch * lanes, kimg)
+    d_scale = estimate_noise_scale(norms["D"], game.d_lane_batch, game.d_lane_batch * lanes, kimg)
+    if g_scale:
+        scales["G"] = g_scale
+    if d_scale:
+        scales["D"] = d_scale
     return scales
 
 
 def count_round_cost(session: Session, step: int) -> ResourceCounterMode:
-    """Play a round; what tensors took at most, with those that stay between rounds, and its operations."""
+    """Play a round with the number of this step. Returns its operations and the peak memory of all tensors."""
     session.clock.step = step
-    with ResourceCounterMode(persistent_tensors(session.game)) as counted:
+    with ResourceCounterMode(persistent_tensors(session.game)) as counter:
         play_round(session)
-    return counted
+    return counter
 
 
 def persistent_tensors(game: Game) -> list[torch.Tensor]:
-    """What stays between rounds: vectors, averages, what optimizers remember, buffers."""
-    found = list[torch.Tensor]()
+    """Return the tensors that live between rounds: flat vectors, averages, optimizer states, buffers."""
+    tensors = list[torch.Tensor]()
     for player in game.players:
-        found += [player.flat.params, player.flat.grads, *player.net.buffers()]
-        found += [player.ema.params] if player.ema else []
-        state = [value for memory in player.optimizer.state.values() for value in memory.values()]
-        found += [value for value in state if isinstance(value, torch.Tensor)]
-    return found
+        tensors += [player.flat.params, player.flat.grads, *player.net.buffers()]
+        if player.ema:
+            tensors.append(player.ema.params)
+        for state in player.optimizer.state.values():
+            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    return tensors

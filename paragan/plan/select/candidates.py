@@ -1,6 +1,6 @@
-"""Strategies by name, and those that a plan compares.
+"""Strategies by name, and the candidates that a plan compares.
 
-strategy_of("sync+int8+sync_period=4")        # a strategy, + its wire, + any field=value
+parse_strategy("sync+int8+sync_period=4")     # a strategy, + its wire, + any field=value
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from paragan.core.schema import apply_overrides, config_class, from_dict
 from paragan.plan.profile.profile import Profile
 from paragan.strategies.base import Semantics
 from paragan.strategies.gd_teams import balance
-from paragan.strategies.per_label_wcgan import PER_LABEL_NAMES
 
-# what a promise is less than "equivalent": the part of the margin by which it has to be faster
+# The part of the margin by which a strategy must be faster than an equivalent one.
 SEMANTICS_PENALTY: dict[Semantics, float] = {
     "equivalent": 0.0,
     "compressed": 0.4,
@@ -26,7 +25,7 @@ SEMANTICS_PENALTY: dict[Semantics, float] = {
     "periodic": 1.0,
     "per-label models": 1.0,
 }
-# {split}: the division of the ranks with which neither team waits
+# {split}: the split of the ranks with which neither team waits for the other
 DEFAULT_CANDIDATES = (
     *("sync", "sync+bf16", "sync+int8", "sync+int4", "quantized", "quantized+int4"),
     *("sync+sync_period=4", "sync+sync_period=16", "sync+int8+sync_period=4", "quantized+sync_period=4"),
@@ -39,35 +38,43 @@ DEFAULT_CANDIDATES = (
     "per-label",
 )
 SINGLE_RANK_CANDIDATES = ("sync", "async")
-MAX_COMPARED_RANKS = 64  # ranks up to which graphs are looked at
+MAX_COMPARED_RANKS = 64  # up to which graphs are compared by their matrices
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to train. name: as it is asked for;  strategy: the record"""
+    """A strategy to compare."""
 
-    name: str
+    name: str  # as the user gives it
     strategy: Any
 
     @property
     def cli_options(self) -> list[str]:
-        """What `paragan train` is to be told."""
+        """Options of `paragan train` that select the strategy."""
         return [f"--{field}={value}" for field, value in parse_settings(self.name)]
 
     @property
     def semantics(self) -> Semantics:
+        """What the strategy computes, compared with one worker."""
         return self.strategy.semantics
 
 
 def parse_settings(name: str) -> list[tuple[str, str]]:
-    """The fields that a name sets: its wire is given by its own name alone."""
-    kind, *more = name.split("+")
-    fields = [word.partition("=") if "=" in word else ("wire", "=", word) for word in more]
-    return [("strategy", kind), *((f"strategy.{field}", value) for field, _, value in fields)]
+    """Return the fields that a name sets. A word without "=" is the wire."""
+    kind, *words = name.split("+")
+    settings = [("strategy", kind)]
+    for word in words:
+        field, is_field, value = word.partition("=")
+        settings.append((f"strategy.{field}", value) if is_field else ("strategy.wire", word))
+    return settings
 
 
 def parse_strategy(name: str) -> Any:
-    """Unusable names the field that is wrong, and what fits."""
+    """Make a strategy from its name.
+
+    Raises:
+        UsageError: names the wrong field.
+    """
     return from_dict(_StrategyField, apply_overrides({}, parse_settings(name))).strategy
 
 
@@ -77,21 +84,21 @@ class _StrategyField:
 
 
 def default_candidates(ranks: int, profile: Profile, batch: int) -> list[Candidate]:
-    """What is worth comparing on so many ranks; which of them fit is the search's to say."""
+    """Return the strategies that are worth comparing on `ranks` ranks; some may not support this number."""
     if ranks == 1:
         return [Candidate(name, parse_strategy(name)) for name in SINGLE_RANK_CANDIDATES]
-    local, turns = batch / ranks, profile.d_steps
-    split = "{}:{}".format(*balance(profile.turn("G", local).total_s, turns * profile.turn("D", local).total_s, ranks))
-    found = [
-        Candidate(name, parse_strategy(name)) for name in (usual.format(split=split) for usual in DEFAULT_CANDIDATES)
-    ]
-    return list({_equivalence_key(one.strategy, ranks): one for one in reversed(found)}.values())[
-        ::-1
-    ]  # the first of its like
+    local_batch = batch / ranks
+    g_s = profile.turn("G", local_batch).total_s
+    d_s = profile.d_steps * profile.turn("D", local_batch).total_s
+    split = "{}:{}".format(*balance(g_s, d_s, ranks))
+    names = [template.format(split=split) for template in DEFAULT_CANDIDATES]
+    candidates = [Candidate(name, parse_strategy(name)) for name in names]
+    distinct = {_equivalence_key(one.strategy, ranks): one for one in reversed(candidates)}  # the first of equals
+    return list(reversed(distinct.values()))
 
 
 def _equivalence_key(strategy: Any, ranks: int) -> Any:
-    """What two strategies share that do the same: on few ranks, several graphs are one."""
+    """Return a key that is equal for strategies that do the same: on few ranks, several graphs are equal."""
     topology: Topology | None = strategy.gossip_topology
     if (
         topology is None
@@ -100,9 +107,5 @@ def _equivalence_key(strategy: Any, ranks: int) -> Any:
         or not topology.period(ranks)
     ):
         return strategy
-    seen = b"".join(topology.matrix(ranks, step).tobytes() for step in range(topology.period(ranks)))
-    return dataclasses.replace(strategy, topology=Complete()), seen
-
-
-def is_per_label(name: str) -> bool:
-    return name.partition("+")[0] in PER_LABEL_NAMES
+    matrices = b"".join(topology.matrix(ranks, step).tobytes() for step in range(topology.period(ranks)))
+    return dataclasses.replace(strategy, topology=Complete()), matrices

@@ -1,7 +1,7 @@
-"""The final: those that a plan finds about as fast play rounds in turn, on the ranks there are, and the clock decides.
+"""The playoff: strategies with nearly equal predictions are timed in turns on the real ranks, and the fastest wins.
 
-A plan does not see what ranks and their links do to each other's cores, and cannot rank what is so near. Whoever gives
-something up has to be faster for it here too, by its part of the margin.
+A prediction does not include how ranks and messages compete for processor cores, so it cannot rank strategies that are
+close. Here too, a strategy that is not equivalent to one worker must be faster by its part of the margin.
 """
 
 from __future__ import annotations
@@ -19,32 +19,35 @@ from paragan.plan.select.compare import Choice, Plan
 from paragan.train.loop import play_round
 from paragan.train.session import Session
 
-SHORTLIST_MARGIN = 0.15  # of the first's time: what a plan may be wrong by
-MAX_SHORTLIST = 5  # that play
-NUM_BLOCKS, BLOCK_S = 5, 0.4  # of each, at least so long
-MIN_DIFFERENCE = 0.02  # of the time: less is not told apart by so few rounds
+SHORTLIST_MARGIN = 0.15  # by how much a prediction may be wrong, as a fraction of the best time
+MAX_SHORTLIST = 5
+NUM_BLOCKS = 5  # of rounds, for each strategy
+BLOCK_S = 0.4  # about how long a block takes
+MIN_DIFFERENCE = 0.02  # of the time: a smaller difference is within the noise of so few rounds
 
 
 @dataclass
 class Contestant:
-    """One strategy, which plays some rounds when it is its turn."""
+    """One strategy, timed in blocks of rounds."""
 
     session: Session
     block_s: float = BLOCK_S
-    round_s: list[float] = field(default_factory=list[float])  # of a round of the slowest rank, block by block
-    _rounds_per_block: int = 0  # rounds
+    round_s: list[float] = field(default_factory=list[float])  # seconds of a round of the slowest rank, by block
+    _rounds_per_block: int = 0
 
     def play_block(self) -> None:
-        """A block; before the first some rounds that do not count. Every rank calls this."""
+        """Time a block; before the first one, play some rounds to warm up. All ranks call it together."""
         if not self._rounds_per_block:
             period = self.session.run.strategy.traffic_period
             self._time_rounds(2 * period)
-            took = self._time_rounds(2 * period) / 2
-            self._rounds_per_block = period * max(1, round(self.block_s / took))
+            period_s = self._time_rounds(2 * period) / 2
+            self._rounds_per_block = period * max(1, round(self.block_s / period_s))
         self.round_s.append(self._time_rounds(self._rounds_per_block) / self._rounds_per_block)
 
     def _time_rounds(self, count: int) -> float:
-        world, role = self.session.world, self.session.role
+        """Return the seconds of `count` rounds of the slowest rank."""
+        world = self.session.world
+        role = self.session.role
         world.all_gather_str("begin")
         start = time.perf_counter()
         for _ in range(count):
@@ -57,41 +60,63 @@ class Contestant:
 
 
 def shortlist(plan: Plan, seconds: float) -> list[Choice]:
-    """The first of a plan, and those who are near and have nothing against them: as many as fit into the memory beside
-    each other, and into about so many seconds."""
-    first, chosen = plan.best, list[Choice]()
-    taken = needed = 0.0
+    """Return the rows of a plan that are worth timing.
+
+    These are the best row and those without limits that are nearly as fast, as many as fit into the memory at the same
+    time and can be timed in about `seconds`.
+    """
+    best = plan.best
+    chosen = list[Choice]()
+    total_s = 0.0
+    total_bytes = 0
     for row in plan.rows:
-        near = row.fits_memory and not row.limits and row.hours <= (1 + SHORTLIST_MARGIN) * first.hours
-        step_s, period = row.prediction.step_s, row.candidate.strategy.traffic_period
-        takes = (4 * period + NUM_BLOCKS * period) * step_s + NUM_BLOCKS * BLOCK_S
-        needs = row.prediction.memory_bytes
-        if not near or (plan.goal.memory_bytes and needed + needs > plan.goal.memory_bytes) or taken + takes > seconds:
+        is_close = row.fits_memory and not row.limits and row.hours <= (1 + SHORTLIST_MARGIN) * best.hours
+        period = row.candidate.strategy.traffic_period
+        block_s = (4 * period + NUM_BLOCKS * period) * row.prediction.step_s + NUM_BLOCKS * BLOCK_S
+        nbytes = row.prediction.memory_bytes
+        exceeds_memory = plan.goal.memory_bytes and total_bytes + nbytes > plan.goal.memory_bytes
+        if not is_close or exceeds_memory or total_s + block_s > seconds:
             continue
-        chosen, taken, needed = [*chosen, row], taken + takes, needed + needs
-    return chosen[:MAX_SHORTLIST] if first in chosen[:MAX_SHORTLIST] else [first]
+        chosen.append(row)
+        total_s += block_s
+        total_bytes += nbytes
+    chosen = chosen[:MAX_SHORTLIST]
+    return chosen if best in chosen else [best]
 
 
 def time_contestants(names: Sequence[str], make_session: Callable[[str], Session], world: World) -> dict[str, float]:
-    """Seconds of a round of each, the same on every rank. All take turns in blocks: of the first it is the median over
-    them, of another that times the median of its part of the first's in the same block, since no machine is always as
-    fast."""
-    players = dict[str, Contestant]()
+    """Time some strategies in turns, block by block.
+
+    The speed of a machine changes, so a strategy is compared with the first one in the same block: its time is the
+    median of the first one, times the median of its ratio to the first one.
+
+    Args:
+        names: of the strategies.
+        make_session: builds the session of a strategy.
+        world: of all ranks, which call this together.
+
+    Returns:
+        Seconds of a round by name, equal on all ranks.
+    """
+    contestants = dict[str, Contestant]()
     with contextlib.ExitStack() as stack:
         for name in names:
-            players[name] = Contestant(make_session(name))
-            stack.callback(players[name].session.lanes.close)
+            contestants[name] = Contestant(make_session(name))
+            stack.callback(contestants[name].session.lanes.close)
         for block in range(NUM_BLOCKS):
             for i in range(len(names)):
-                players[names[(block + i) % len(names)]].play_block()
-        world.all_gather_str("played")
-    first = players[names[0]].round_s
-    ratios = {name: [a / b for a, b in zip(player.round_s, first, strict=True)] for name, player in players.items()}
-    return {name: statistics.median(first) * statistics.median(found) for name, found in ratios.items()}
+                contestants[names[(block + i) % len(names)]].play_block()
+        world.all_gather_str("done")
+    first = contestants[names[0]].round_s
+    seconds: dict[str, float] = {}
+    for name, contestant in contestants.items():
+        ratios = [a / b for a, b in zip(contestant.round_s, first, strict=True)]
+        seconds[name] = statistics.median(first) * statistics.median(ratios)
+    return seconds
 
 
 def select_winner(plan: Plan, seconds: Mapping[str, float]) -> Choice:
-    """The plan's first, unless another is faster for certain, and what it gives up is worth it."""
+    """Return the best row of the plan, unless another one was faster by more than noise and its penalty."""
 
     def penalized_s(row: Choice) -> float:
         return seconds[row.name] * (1 + plan.goal.margin * SEMANTICS_PENALTY[row.semantics])
@@ -101,20 +126,24 @@ def select_winner(plan: Plan, seconds: Mapping[str, float]) -> Choice:
 
 
 def describe_result(plan: Plan, seconds: Mapping[str, float]) -> list[str]:
-    """How it ended: the winner, and each of the others."""
-    first, fastest = select_winner(plan, seconds), min(seconds.values())
-    behind = seconds[first.name] / fastest - 1
-    how = f"{behind:.1%} behind the fastest" if behind else "the fastest"
-    why = plan.best.reason if first == plan.best else f"the plan had {plan.best.name} first"
-    rows = [f"{first.name}: {_format_ms(seconds[first.name])}, {how} of {len(seconds)} that played here; {why}"]
-    for row in sorted((row for row in plan.rows if row.name in seconds), key=lambda row: seconds[row.name]):
-        faster = seconds[row.name] < seconds[first.name]
-        gives_up = SEMANTICS_PENALTY[row.semantics] > SEMANTICS_PENALTY[first.semantics]
-        but = f": too little for what is {row.semantics} (strategy.margin)" if gives_up else ": hardly a difference"
-        but *= faster
-        rows += [f"not {row.name}: {_format_ms(seconds[row.name])}, as it played here{but}"] if row != first else []
-    return rows
+    """Say which strategy won and why, and the time of each of the others."""
+    winner = select_winner(plan, seconds)
+    winner_s = seconds[winner.name]
+    behind = winner_s / min(seconds.values()) - 1
+    place = f"{behind:.1%} behind the fastest" if behind else "the fastest"
+    reason = plan.best.reason if winner == plan.best else f"predicted to be best was {plan.best.name}"
+    lines = [f"{winner.name}: {_format_ms(winner_s)}, {place} of {len(seconds)} timed here; {reason}"]
+    timed = [row for row in plan.rows if row.name in seconds and row != winner]
+    for row in sorted(timed, key=lambda row: seconds[row.name]):
+        line = f"not {row.name}: {_format_ms(seconds[row.name])}, as timed here"
+        if seconds[row.name] < winner_s:
+            if SEMANTICS_PENALTY[row.semantics] > SEMANTICS_PENALTY[winner.semantics]:
+                line += f": not enough for a strategy that is {row.semantics} (strategy.margin)"
+            else:
+                line += ": the difference is within the noise"
+        lines.append(line)
+    return lines
 
 
 def _format_ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms a round"
+    return f"{1000 * seconds:.3g} ms per round"

@@ -11,32 +11,41 @@ import pytest
 import torch
 
 import tiny_run
+from paragan.comm import traffic
 from paragan.comm.bucket import GRAD_READY, TURN_STARTED
 from paragan.comm.compressed_allreduce import CompressedAllReduce
 from paragan.comm.compression.compressors import Int8
 from paragan.comm.exchange import AllReduce, LocalSGD
+from paragan.comm.traffic import Traffic
 from paragan.config.resolve import make_spec, resolve
 from paragan.config.run import Run
 from paragan.config.sections import DataOptions
 from paragan.core.schema import apply_overrides, from_dict
 from paragan.plan.cost import role_traffic
 from paragan.plan.links import Link, Links, parse_links
-from paragan.plan.predict.closed_form import all_gather_s, all_reduce_s, all_to_all_s
 from paragan.plan.predict.event_loop import Process, SimClock
 from paragan.plan.predict.exchange_trace import (
     Compute,
     ExchangeTracer,
     Message,
     TraceHandle,
+    TraceOps,
     TracingWorld,
     WaitEvent,
-    sent_traffic,
     trace_compressor,
 )
-from paragan.plan.predict.network import MAX_SEGMENTS, MessageKey, Network, all_gather, all_reduce, all_to_all
+from paragan.plan.predict.network import (
+    MAX_IN_FLIGHT,
+    MAX_SEGMENTS,
+    MessageKey,
+    Network,
+    all_gather,
+    all_reduce,
+    all_to_all,
+)
 from paragan.plan.predict.predict import predict
 from paragan.plan.predict.rank_schedule import PlayerName, ScheduleBuilder
-from paragan.plan.predict.stub_game import equal_layers, vector_layout
+from paragan.plan.predict.stub_game import equal_layers
 from paragan.plan.profile.profile import NUM_READY_PARTS, DeviceInfo, MemoryUse, Profile, TurnProfile
 from paragan.plan.virtual_world import VirtualWorld
 from paragan.train.build import build_game, build_networks
@@ -73,6 +82,31 @@ def run(strategy: str, ranks: int, **fields: Any) -> Run:
 
 
 Play = Callable[[Network, Sequence[int], int, MessageKey], Process]
+
+
+def all_reduce_s(nbytes: float, size: int, link: Link) -> float:
+    """Seconds of a ring all-reduce: 2 (size - 1) steps, in each of which a chunk passes in segments."""
+    return 2 * (size - 1) * ring_step_s(nbytes / size, link)
+
+
+def all_gather_s(nbytes: float, size: int, link: Link) -> float:
+    """Seconds of a ring all-gather of `nbytes` per rank."""
+    return (size - 1) * ring_step_s(nbytes, link)
+
+
+def all_to_all_s(nbytes: float, size: int, link: Link) -> float:
+    """Seconds of an all-to-all: a request, then a part of `nbytes` to every other rank at once."""
+    return 2 * link.latency + (size - 1) / size * nbytes / link.bandwidth
+
+
+def ring_step_s(chunk_bytes: float, link: Link) -> float:
+    """Seconds of a step of a ring.
+
+    A segment is requested when the one two before it has arrived. The request waits behind the other segment in the
+    port, or for its answer.
+    """
+    segment_s = chunk_bytes / MAX_IN_FLIGHT / link.bandwidth
+    return max(MAX_IN_FLIGHT * segment_s + link.latency, segment_s + 2 * link.latency)
 
 
 def summed(nbytes: int) -> Play:
@@ -216,6 +250,24 @@ def test_ports_are_shared_and_both_ways_pass_at_once():
 
 
 # scripts --------------------------------------------------------------------------------------------------------------
+
+
+def sent_traffic(ops: TraceOps) -> Traffic:
+    """Return what a rank sends, counted as comm/traffic.py does."""
+    return sum((message_traffic(op) for op in ops if isinstance(op, Message)), Traffic())
+
+
+def message_traffic(message: Message) -> Traffic:
+    size = len(message.members)
+    match message.kind:
+        case "all_reduce":
+            return traffic.ring_all_reduce(message.nbytes, size)
+        case "all_gather":
+            return traffic.ring_all_gather(message.nbytes, size)
+        case "all_to_all":
+            return traffic.all_to_all(message.nbytes, size)
+        case "send_recv":
+            return Traffic(sum(message.send_bytes.values()), len(message.send_bytes))
 
 
 def test_what_an_exchange_does_is_found_by_letting_it():
@@ -482,7 +534,8 @@ def test_a_stand_in_is_wired_as_the_game_is(name: str):
         tiny_run.make_dataset(),
         world.device,
     )
-    layers, moments = vector_layout(game)
+    layers = tuple(tuple(numel for _, numel in player.flat.slices) for player in game.players)
+    moments = (game.g.moments.numel(), game.d.moments.numel())
     counts = (game.g.flat.params.numel(), game.d.flat.params.numel())
     of = dataclasses.replace(profile(), num_params=counts, layer_numels=layers, moments_numel=moments)
     wiring = ScheduleBuilder(asked, of, 4)

@@ -61,7 +61,7 @@ def test_what_speaks_against_one_keeps_it_out():
         ({"sync": 0.10, "sync+int8": 0.11}, "sync", "the fastest of 2"),
         ({"sync": 0.10, "sync+int8": 0.099}, "sync", "1.0% behind the fastest of 2"),
         ({"sync": 0.10, "sync+int8": 0.097}, "sync", "3.1% behind the fastest of 2"),  # it gives up 2 %, and TELLS
-        ({"sync": 0.10, "sync+int8": 0.095}, "sync+int8", "the fastest of 2 that played here; the plan had sync first"),
+        ({"sync": 0.10, "sync+int8": 0.095}, "sync+int8", "the fastest of 2 timed here; predicted to be best was sync"),
         ({"sync": 0.10, "sync+sync_period=4": 0.095}, "sync", "5.3% behind"),
         ({"sync": 0.10, "sync+sync_period=4": 0.09}, "sync+sync_period=4", "the fastest"),
     ],
@@ -74,7 +74,7 @@ def test_the_clock_decides_and_what_is_given_up_counts(seconds, wins, said):
     assert first.startswith(f"{wins}: ")
     assert said in first
     assert other.startswith(f"not {next(name for name in seconds if name != wins)}: ")
-    assert ("too little for what is" in other) == (seconds[wins] > min(seconds.values()))
+    assert ("not enough for a strategy that is" in other) == (seconds[wins] > min(seconds.values()))
 
 
 @pytest.mark.timeout(240)
@@ -92,5 +92,5 @@ def test_ranks_play_and_agree(ranks, tmp_path, processes):
     )
     assert [rank.wait() for rank in started] == [0] * ranks, started[0].err
     about = read_yaml(tmp_path / "run/run.yaml")["reasons"]
-    assert f"of {2 if ranks == 1 else 5} that played here" in about[0]
-    assert sum("as it played here" in line for line in about) == (1 if ranks == 1 else 4)
+    assert f"of {2 if ranks == 1 else 5} timed here" in about[0]
+    assert sum("as timed here" in line for line in about) == (1 if ranks == 1 else 4)
