@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 
-from paragan.cli.bench import parse_strategy  # pyright: ignore[reportPrivateUsage]
 from paragan.comm.flat_params import bucket_bytes
 from paragan.comm.world import LaunchInfo, World
 from paragan.config.run import Run
@@ -44,6 +43,7 @@ from paragan.plan.measure_links import measure_links
 from paragan.plan.predict.predict import Prediction, predict
 from paragan.plan.profile.codec_cost import measure_codec_cost
 from paragan.plan.profile.profile import NUM_READY_PARTS, DeviceInfo, Profile, TurnProfile
+from paragan.plan.select.candidates import parse_strategy
 from paragan.strategies.sync import Sync
 
 BENCHMARKS_DIR = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""`paragan bench ...`: measure links, strategies and data where they are; a worker: cli_step.py."""
+"""`paragan bench links`, `strategies` and `data`: measure links, exchanges and data. (`step`: bench_step.py.)"""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ if TYPE_CHECKING:
     from paragan.train.console import RunConsole
 
 BENCH_HELP = """
-  paragan bench step digits                                          what one worker does: time, memory, noise
-  paragan bench links --ranks 2 --out links.yaml                     what lies between ranks, and between hosts
-  paragan bench strategies --ranks 2 --strategies sync,sync+int8     what agreeing costs
-  paragan bench data --data photos/                              how fast images come, and how fast they could
+  paragan bench step digits                                          time, memory and noise scale of one worker
+  paragan bench links --ranks 2 --out links.yaml                     bandwidth and latency between hosts
+  paragan bench strategies --ranks 2 --strategies sync,sync+int8     time of the exchanges
+  paragan bench data --data photos/                                  images per second of the data pipeline
 """
 
-STRATEGIES_HELP = """Under any launcher (torchrun, srun), or --ranks N: the game has no networks,
-so what is timed is the exchange. `sync+int4` is a strategy with another wire,
+STRATEGIES_HELP = """Start it with a launcher (torchrun, srun), or with --ranks N. The game has no networks, so
+what is timed is the exchange. `sync+int4` is a strategy with another wire,
 `async+split=1:3+max_lead_rounds=2` one with other fields (without commas). --rounds is rounded up to whole
 periods of snapshot_every and sync_period.
 """
 
-LINKS_HELP = """Under any launcher (torchrun, srun), or --ranks N. Pairs of hosts one after another:
-latency, rates one way, the other, and both at once; then all at once. About a second a pair, more where latency is
-high. The file can be written by hand too: see docs/planning.md.
+LINKS_HELP = """Start it with a launcher (torchrun, srun), or with --ranks N. For each pair of hosts in turn,
+latency and rates are measured, in one direction, in the other, and in both; then for all hosts at once. A pair takes
+about a second, more if the latency is high. The file can also be written by hand: see docs/planning.md.
 """
 
 
 def add_bench_command(commands: Any) -> None:
-    about = "measure a worker, links, strategies on the links there are, or data"
-    bench = add_command(commands, "bench", None, about, details=BENCH_HELP)
+    """Add `paragan bench` and its subcommands."""
+    summary = "measure a worker, links, exchanges of strategies, or the data pipeline"
+    bench = add_command(commands, "bench", None, summary, details=BENCH_HELP)
     kinds = bench.add_subparsers(required=True, metavar="step|links|strategies|data")
     add_step_command(kinds)
     _add_links_command(kinds)
@@ -47,9 +48,7 @@ def add_bench_command(commands: Any) -> None:
 
 
 def _add_links_command(kinds: Any) -> None:
-    p = add_command(
-        kinds, "links", _bench_links, "measure what lies between ranks, and between hosts", details=LINKS_HELP
-    )
+    p = add_command(kinds, "links", _bench_links, "measure the links between hosts", details=LINKS_HELP)
     p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
     p.add_argument("--out", metavar="F", help="write the links to this file")
 
@@ -74,27 +73,27 @@ def _bench_links(options: argparse.Namespace, rest: list[str], arguments: list[s
 
 
 def _run_on_cpu_ranks(options: argparse.Namespace, arguments: list[str], action: Any) -> int:
-    """Do it on the CPUs of all ranks of the launcher, or of as many as are asked for."""
+    """Run `action` on the CPUs of all ranks of the launcher, or of the --ranks that are started here."""
     from paragan.comm.world import LaunchInfo
     from paragan.config.run import Run
 
-    place = LaunchInfo.from_environment()
-    if options.ranks and place.size == 1:
+    launch_info = LaunchInfo.from_environment()
+    if options.ranks and launch_info.size == 1:
         from paragan.train.local_launcher import launch
 
         return launch(options.ranks, without_ranks_option(arguments))
     run = dataclasses.replace(Run(), device=dataclasses.replace(Run().device, kind="cpu"))
-    return run_in_world(run, place, action)
+    return run_in_world(run, launch_info, action)
 
 
 def _check_ranks(ranks: int | None) -> None:
     if ranks is not None and ranks < 1:
-        raise UsageError(f"--ranks {ranks} must be 1 or more")
+        raise UsageError(f"--ranks {ranks}: it must be 1 or more")
 
 
 def _add_strategies_command(kinds: Any) -> None:
-    about = "measure what strategies cost on the links there are"
-    p = add_command(kinds, "strategies", _bench_strategies, about, details=STRATEGIES_HELP)
+    summary = "measure the exchanges of strategies on these links"
+    p = add_command(kinds, "strategies", _bench_strategies, summary, details=STRATEGIES_HELP)
     p.add_argument(
         "--strategies",
         default="sync,quantized",
@@ -104,16 +103,16 @@ def _add_strategies_command(kinds: Any) -> None:
     size = p.add_mutually_exclusive_group()
     size.add_argument("--params", default="8M", metavar="N", help="parameters of both players together (8M)")
     size.add_argument("--recipe", metavar="R", help="as many parameters as this recipe has")
-    p.add_argument("--compute-ms", type=float, default=0.0, metavar="X", help="wait so long a step, as computing would")
-    p.add_argument("--compute-share", type=float, default=0.5, metavar="X", help="D's own part of it (0.5)")
-    p.add_argument("--rounds", type=int, default=10, metavar="N", help="steps that are timed (10)")
+    p.add_argument("--compute-ms", type=float, default=0.0, metavar="X", help="emulated computing time of a step (0)")
+    p.add_argument("--compute-share", type=float, default=0.5, metavar="X", help="D's part of the computing time (0.5)")
+    p.add_argument("--rounds", type=int, default=10, metavar="N", help="timed steps (10)")
     p.add_argument("--ranks", type=int, metavar="N", help="start N processes on this machine")
     p.add_argument("--json", metavar="F", help="also write the rows to this file")
 
 
 def _add_data_command(kinds: Any) -> None:
-    p = add_command(kinds, "data", _bench_data, "measure how fast images come, and how fast they could")
-    p.add_argument("--data", required=True, metavar="D", help="whatever `paragan train --data` takes")
+    p = add_command(kinds, "data", _bench_data, "measure how fast the data pipeline makes images")
+    p.add_argument("--data", required=True, metavar="D", help="as for `paragan train --data`")
     p.add_argument("--resolution", type=int, metavar="R", help="crop and resize to this (chosen from the data)")
     p.add_argument("--batch", type=int, default=64, metavar="N", help="images of a batch (64)")
     p.add_argument("--seconds", type=float, default=10.0, metavar="X", help="how long to measure (10)")
@@ -127,39 +126,35 @@ def _bench_data(options: argparse.Namespace, rest: list[str], arguments: list[st
 
     check_no_extra_arguments(rest)
     if options.batch < 1 or not 0 < options.seconds < 1e5:
-        raise UsageError("--batch must be 1 or more, --seconds above 0")
+        raise UsageError("--batch must be 1 or more, and --seconds above 0")
     images = load_data(options.data, resolution=options.resolution, cache="stream")
     assert isinstance(images.images, StreamingImages)
     sys.stdout.write(images.describe() + "\n")
-    speed = measure_throughput(images.images, options.batch, options.seconds)
-    sys.stdout.write(speed.to_line() + "\n")
+    throughput = measure_throughput(images.images, options.batch, options.seconds)
+    sys.stdout.write(throughput.to_line() + "\n")
     if options.json:
-        Path(options.json).write_text(json.dumps(dataclasses.asdict(speed), indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(dataclasses.asdict(throughput), indent=1) + "\n")
     return 0
 
 
 def _bench_strategies(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     check_no_extra_arguments(rest)
     if options.rounds < 1 or not 0 <= options.compute_ms < 1e6 or not 0 <= options.compute_share <= 1:
-        raise UsageError("--rounds must be 1 or more, --compute-ms from 0 to 1e6, --compute-share between 0 and 1")
+        raise UsageError("--rounds must be 1 or more, --compute-ms from 0 to 1e6, and --compute-share from 0 to 1")
     _check_ranks(options.ranks)
-    strategies = {name: parse_strategy(name) for name in options.strategies.split(",")}
+    strategies = _parse_strategies(options.strategies)
     check_writable("--json", options.json)
-    return _run_on_cpu_ranks(options, arguments, lambda world, screen: _measure_strategies(options, strategies, world))
+    return _run_on_cpu_ranks(options, arguments, lambda world, console: _measure_strategies(options, strategies, world))
 
 
-def parse_strategy(name: str) -> Any:
-    """A strategy by its name, with `+wire` and `+field=value`."""
-    from paragan.config.run import Run
-    from paragan.core.schema import apply_overrides, from_dict
-    from paragan.strategies.per_label_wcgan import PER_LABEL_NAMES
+def _parse_strategies(text: str) -> dict[str, Any]:
+    from paragan.plan.select.candidates import parse_strategy
 
-    kind, *more = name.split("+")
-    fields = [word if "=" in word else f"wire={word}" for word in more]
-    if kind in PER_LABEL_NAMES:
-        raise UsageError(f"--strategies {kind}: its games send each other nothing; name what is within, such as sync")
-    settings = [(f"strategy.{field}", value) for field, _, value in (word.partition("=") for word in fields)]
-    return from_dict(Run, apply_overrides({"strategy": {"name": kind}}, settings)).strategy
+    strategies = {name: parse_strategy(name) for name in text.split(",")}
+    for name, strategy in strategies.items():
+        if strategy.per_label:
+            raise UsageError(f"--strategies {name}: its games send nothing to each other. Use the strategy of one game")
+    return strategies
 
 
 def _measure_strategies(options: argparse.Namespace, strategies: dict[str, Any], world: World) -> None:
@@ -179,19 +174,21 @@ def _measure_strategies(options: argparse.Namespace, strategies: dict[str, Any],
         row = measure_exchange(strategy, name, world, num_params=params, **settings)
         rows.append(dataclasses.asdict(row))
         if world.is_main:
-            sys.stdout.write((TABLE_HEADER + "\n" if len(rows) == 1 else "") + row.to_line() + "\n")
+            if len(rows) == 1:
+                sys.stdout.write(TABLE_HEADER + "\n")
+            sys.stdout.write(row.to_line() + "\n")
             sys.stdout.flush()
     if world.is_main and options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def _parse_count(text: str) -> int:
-    """8M, 500k or a plain number."""
+    """Parse "8M", "500k" or a plain number."""
     unit = {"k": 1_000, "M": 1_000_000, "G": 1_000_000_000}.get(text[-1:], 1)
     try:
         return int(float(text[:-1] if unit > 1 else text) * unit)
     except (ValueError, OverflowError):
-        raise UsageError(f"--params {text} is not a number: 8M, 500k or 8000000") from None
+        raise UsageError(f"--params {text}: it must be a number. Use 8M, 500k or 8000000") from None
 
 
 def _count_recipe_parameters(name: str) -> int:
@@ -202,5 +199,6 @@ def _count_recipe_parameters(name: str) -> int:
     from paragan.train.build import build_networks
 
     run = get_recipe(name)
-    pair = build_networks(run, Spec(run.data.resolution or 64, run.data.channels or 3, 10), torch.device("cpu"))
-    return sum(p.numel() for net in (pair.g, pair.d) for p in net.parameters())
+    spec = Spec(run.data.resolution or 64, run.data.channels or 3, 10)
+    networks = build_networks(run, spec, torch.device("cpu"))
+    return sum(p.numel() for net in (networks.g, networks.d) for p in net.parameters())

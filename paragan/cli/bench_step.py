@@ -1,4 +1,4 @@
-"""`paragan bench step`: the profile of one worker."""
+"""`paragan bench step`: measure the profile of one worker."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from paragan.core.errors import UsageError
 
 if TYPE_CHECKING:
     from paragan.config.run import Run
+    from paragan.plan.profile.profile import Profile
+    from paragan.plan.profile.profiler import ProfileOptions
 
-STEP_HELP = """One worker plays the game alone, here: how long a turn takes by batch, what memory and
-which operations it takes, how long it waits for data, and how noisy its gradients are, which says beyond which batch
-more images a step stop paying. Any field of the run can be set: --nets.width=64. Plans go by it: docs/profiling.md.
+STEP_HELP = """One worker trains alone on this machine. Measured are the time of a turn by batch, memory, the
+share of each kind of operation, the time that it waits for data, and the noise scale of the gradients: with a larger
+batch, more images per step save few steps. Plans use the profile (docs/profiling.md). Any field of the run can be set:
+--nets.width=64.
 """
 
 
 def add_step_command(kinds: Any) -> None:
+    """Add `paragan bench step`."""
     p = add_command(kinds, "step", _bench_step, "measure a step of one worker", details=STEP_HELP)
-    p.add_argument("recipe", metavar="RECIPE | RUN.yaml", help="a named recipe, or the record of a run")
-    p.add_argument("--data", metavar="PATH", help="whatever `paragan train --data` takes")
+    p.add_argument("recipe", metavar="RECIPE | RUN.yaml", help="a named recipe, or the run.yaml of a run")
+    p.add_argument("--data", metavar="PATH", help="as for `paragan train --data`")
     p.add_argument("--batches", metavar="N,N", help="images on this worker, whole lanes (from one lane to the batch)")
     p.add_argument("--seconds", type=float, default=30.0, metavar="X", help="about how long to measure (30)")
     p.add_argument(
@@ -33,9 +37,9 @@ def add_step_command(kinds: Any) -> None:
         type=float,
         default=10.0,
         metavar="K",
-        help="train so far before noise is taken (10; 0: not)",
+        help="training before the noise scale is measured (10; 0: do not measure it)",
     )
-    p.add_argument("--remeasure", action="store_true", help="measure even what was measured before")
+    p.add_argument("--remeasure", action="store_true", help="measure again what is in the cache")
     p.add_argument("--out", metavar="F", help="also write the profile to this file")
 
 
@@ -46,10 +50,10 @@ def _bench_step(options: argparse.Namespace, rest: list[str], arguments: list[st
     from paragan.plan.profile.table import format_profile
 
     if LaunchInfo.from_environment().size > 1:
-        raise UsageError("bench step is of one worker: start it without a launcher")
+        raise UsageError("bench step measures one worker. Start it without a launcher")
     check_writable("--out", options.out)
-    asked = _profile_options(options)
-    profile, file = measure_run_profile(_build_run(options, rest), asked)
+    profile_options = _profile_options(options)
+    profile, file = measure_run_profile(_build_run(options, rest), profile_options)
     text = profile_to_yaml(profile)
     if options.out:
         Path(options.out).write_text(text, "utf-8")
@@ -58,17 +62,17 @@ def _bench_step(options: argparse.Namespace, rest: list[str], arguments: list[st
 
 
 def describe_cache_file(file: Path) -> str:
-    """What is said of a profile that was to be kept there."""
-    return f"kept in {file}" if os.access(file, os.R_OK) else f"not kept, since {file} cannot be written"
+    """Say where a profile is cached, or that it could not be."""
+    return f"cached in {file}" if os.access(file, os.R_OK) else f"not cached: {file} cannot be written"
 
 
-def _profile_options(options: argparse.Namespace) -> Any:
+def _profile_options(options: argparse.Namespace) -> ProfileOptions:
     from paragan.core.schema import from_dict
     from paragan.plan.profile.profiler import ProfileOptions
 
     words = options.batches.split(",") if options.batches else []
     if not all(word.strip().isdigit() and int(word) for word in words):
-        raise UsageError(f"--batches {options.batches}: numbers of images, 1 or more: 8,16,32")
+        raise UsageError(f"--batches {options.batches}: they must be numbers of images, 1 or more. Use 8,16,32")
     fields = {"seconds": options.seconds, "noise_kimg": options.noise_kimg, "remeasure": options.remeasure}
     try:
         return from_dict(ProfileOptions, {"batches": [int(word) for word in words], **fields})
@@ -76,20 +80,22 @@ def _profile_options(options: argparse.Namespace) -> Any:
         raise UsageError(f"--{str(error).replace('_', '-', 1)}") from error
 
 
-def _build_run(options: argparse.Namespace, rest: list[str]) -> Any:
+def _build_run(options: argparse.Namespace, rest: list[str]) -> Run:
     from paragan.core.schema import read_yaml, to_dict
     from paragan.recipes import build_run, get_recipe
 
     is_file = Path(options.recipe).suffix in (".yaml", ".yml")
     data = read_yaml(Path(options.recipe)) if is_file else to_dict(get_recipe(options.recipe))
-    given = [("data.path", json.dumps(options.data))] if options.data else []
-    run, _ = build_run(data, [*given, *parse_settings(rest)])
+    settings = parse_settings(rest)
+    if options.data:
+        settings.insert(0, ("data.path", json.dumps(options.data)))
+    run, _ = build_run(data, settings)
     validate(run)
     return run
 
 
-def measure_run_profile(run: Run, options: Any) -> Any:
-    """The profile of a run, and where it is kept; whether it takes time is said."""
+def measure_run_profile(run: Run, options: ProfileOptions) -> tuple[Profile, Path]:
+    """Return the profile of a run and its file in the cache. Progress is written to stderr."""
     from paragan.comm.world import World
     from paragan.config.resolve import make_spec
     from paragan.config.user_code import is_user_defined

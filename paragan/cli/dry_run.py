@@ -1,18 +1,28 @@
-"""`paragan train -n`: the resolved run, and what it would cost."""
+"""`paragan train -n`: print the resolved run and its cost, and train nothing."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paragan.core.errors import UsageError
-from paragan.plan.round_cost import blank_dataset, build_tested_networks, estimate_round
 
 if TYPE_CHECKING:
     from paragan.config.run import Run
     from paragan.data.dataset import Dataset
+
+
+@dataclasses.dataclass(frozen=True)
+class CountedGame:
+    """The game whose cost is estimated: that of the run, or of its first label."""
+
+    run: Run
+    dataset: Dataset
+    ranks: int  # that train it together
+    rounds: int  # of all games
+    notes: list[str]
 
 
 def dry_run(run: Run, ranks: int, reasons: list[str]) -> int:
@@ -23,72 +33,86 @@ def dry_run(run: Run, ranks: int, reasons: list[str]) -> int:
     from paragan.train.prepare import prepare
 
     prepared = prepare(run, ranks)
-    whole_run = prepared.run
-    whole = prepared.dataset
-    run, images, ranks, rounds, told = _representative_game(whole_run, whole, ranks)
+    resolved = prepared.run
+    dataset = prepared.dataset
+    game = _representative_game(resolved, dataset, ranks)
     try:
-        counted = _estimate_cost(run, images, ranks, rounds)
-    except (RuntimeError, UsageError) as error:  # networks of the user's own that ask for numbers; a strategy left open
-        counted = [f"what it costs cannot be foreseen: {str(error).strip().splitlines()[0]}"]
-    late = [line for line in [describe_unreached_stages(whole_run)] if line]
-    comments = [*reasons, *whole.describe().splitlines(), *told, *late, *counted]
-    record = {name: part for name, part in to_saved_dict(whole_run).items() if name != "reasons"}  # said below
+        cost_lines = _estimate_cost(game)
+    except (RuntimeError, UsageError) as error:
+        # User-defined networks whose forward pass depends on values, or a strategy that is not chosen yet.
+        cost_lines = [f"the cost cannot be estimated: {str(error).strip().splitlines()[0]}"]
+    comments = [*reasons, *dataset.describe().splitlines(), *game.notes]
+    unreached = describe_unreached_stages(resolved)
+    if unreached:
+        comments.append(unreached)
+    comments += cost_lines
+    record = {name: value for name, value in to_saved_dict(resolved).items() if name != "reasons"}  # in the comments
     sys.stdout.write(to_yaml(record) + "\n" + "".join(f"# {line}\n" for line in comments))
     return 0
 
 
-def _estimate_cost(run: Run, dataset: Dataset, ranks: int, rounds: int) -> list[str]:
-    """What so many rounds cost, a line each; without what a teacher makes, which has to be loaded."""
+def _estimate_cost(game: CountedGame) -> list[str]:
+    """Estimate the cost of all rounds, without that of a teacher, which would have to be loaded."""
     from paragan.config.run import with_lanes
     from paragan.core.devices import backend_of, pick_device
     from paragan.plan.cost import estimate_run_cost, format_bytes
     from paragan.plan.memory import fake_tensor_mode
+    from paragan.plan.round_cost import blank_dataset, build_tested_networks, estimate_round
     from paragan.plan.virtual_world import VirtualWorld
     from paragan.train.build import build_game
 
-    largest = max(batch for start, batch in run.stages if start < max(run.total_images, 1))
-    mean = (
-        run.total_images / run.total_rounds / run.round_images * run.batch / largest if run.ramp else 1.0
-    )  # round, of the largest
-    run = dataclasses.replace(run, distill_from="", ramp=(), batch=largest, g_batch=run.g_batch * largest // run.batch)
-    blank = blank_dataset(dataset)
-    world = VirtualWorld(ranks)
+    run = game.run
+    largest_batch = max(batch for start, batch in run.stages if start < max(run.total_images, 1))
+    mean_round = 1.0  # mean over rounds of their size, relative to the largest
+    if run.ramp:
+        mean_round = run.total_images / run.total_rounds / run.round_images * run.batch / largest_batch
+    g_batch = run.g_batch * largest_batch // run.batch
+    run = dataclasses.replace(run, distill_from="", ramp=(), batch=largest_batch, g_batch=g_batch)
+    blank = blank_dataset(game.dataset)
+    world = VirtualWorld(game.ranks)
     with fake_tensor_mode():
-        game = build_game(run, build_tested_networks(run, blank, world), blank, world.device)
-        roles = [run.strategy.role(game, world, run.lanes)]
+        built = build_game(run, build_tested_networks(run, blank, world), blank, world.device)
+        roles = [run.strategy.role(built, world, run.lanes)]
         if roles[0].is_split:
-            g = roles[0].owner_ranks[1]
-            divided = dataclasses.replace(run.strategy, split=f"{g}:{ranks - g}")
-            roles.append(divided.role(game, VirtualWorld(ranks, g), run.lanes))
-    everything = estimate_round(run, blank)
-    mine = max(len(role.share.lanes) for role in roles)
-    part = everything if mine == run.lanes else estimate_round(with_lanes(run, mine), blank)
-    lines = estimate_run_cost(
-        game, roles, rounds=rounds, round_flops=mean * everything.flops, peak_bytes=part.peak_bytes
-    ).to_lines()
-    kind = backend_of(device := pick_device(run.device.kind))
-    if not kind.is_available() or part.peak_bytes <= kind.memory_bytes(device):
-        return lines
-    less = "" if run.device.lanes_per_pass == 1 else "; --device.lanes_per_pass=1 takes less"
-    return [*lines, f"that is more than the {format_bytes(kind.memory_bytes(device))} of memory here{less}"]
+            g_ranks = roles[0].owner_ranks[1]
+            split_strategy = dataclasses.replace(run.strategy, split=f"{g_ranks}:{game.ranks - g_ranks}")
+            roles.append(split_strategy.role(built, VirtualWorld(game.ranks, g_ranks), run.lanes))
+    all_lanes = estimate_round(run, blank)
+    rank_lanes = max(len(role.share.lanes) for role in roles)
+    one_rank = all_lanes if rank_lanes == run.lanes else estimate_round(with_lanes(run, rank_lanes), blank)
+    cost = estimate_run_cost(
+        built, roles, rounds=game.rounds, round_flops=mean_round * all_lanes.flops, peak_bytes=one_rank.peak_bytes
+    )
+    lines = cost.to_lines()
+    device = pick_device(run.device.kind)
+    backend = backend_of(device)
+    if backend.is_available() and one_rank.peak_bytes > backend.memory_bytes(device):
+        hint = "" if run.device.lanes_per_pass == 1 else ". Use --device.lanes_per_pass=1, which takes less"
+        lines.append(f"that is more than the {format_bytes(backend.memory_bytes(device))} of memory here{hint}")
+    return lines
 
 
-def _representative_game(run: Run, dataset: Dataset, ranks: int) -> tuple[Any, Any, int, int, list[str]]:
-    """The game whose cost is counted, of the first label where each has one; rounds of all; what to say of them."""
+def _representative_game(run: Run, dataset: Dataset, ranks: int) -> CountedGame:
     if not run.per_label:
-        return run, dataset, ranks, run.total_rounds, []
+        return CountedGame(run, dataset, ranks, run.total_rounds, [])
     from paragan.train.per_label.jobs import describe_jobs, describe_rare_labels, make_jobs
     from paragan.train.prepare import prepare
 
-    found = make_jobs(run, dataset, Path())
-    first, crew = found[0], run.per_label.ranks_of_label(0, ranks, len(found))
-    workers = len({run.per_label.ranks_of_label(rank, ranks, len(found)) for rank in range(ranks)})
-    lines = [
-        f"{describe_jobs(found)}; nothing is sent between them; {ranks} rank{'s' * (ranks != 1)}: "
-        f"{workers} at a time, {len(crew)} rank{'s' * (len(crew) != 1)} each",
+    jobs = make_jobs(run, dataset, Path())
+    first = jobs[0]
+    teams = [run.per_label.ranks_of_label(rank, ranks, len(jobs)) for rank in range(ranks)]
+    team = teams[0]
+    notes = [
+        f"{describe_jobs(jobs)}; nothing is sent between them; {_count_ranks(ranks)}: "
+        f"{len(set(teams))} games at a time, {_count_ranks(len(team))} each",
         describe_rare_labels(run.per_label, dataset),
         f"the first is {first.describe()}",
     ]
-    mine = dataset.only_class(first.label)
-    rounds = sum(job.run.total_images // job.run.round_images for job in found)
-    return prepare(first.run, len(crew), mine).run, mine, len(crew), rounds, [line for line in lines if line]
+    first_dataset = dataset.only_class(first.label)
+    rounds = sum(job.run.total_images // job.run.round_images for job in jobs)
+    first_run = prepare(first.run, len(team), first_dataset).run
+    return CountedGame(first_run, first_dataset, len(team), rounds, [line for line in notes if line])
+
+
+def _count_ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

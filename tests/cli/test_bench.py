@@ -72,10 +72,10 @@ def test_alone_nothing_is_sent_and_a_recipe_says_how_much_there_is(tmp_path):
     [
         ("--strategies=sink", "there is no sink; did you mean sync?"),
         ("--strategies=sync+int5", "did you mean int"),
-        ("--params=many", "--params many is not a number: 8M"),
+        ("--params=many", "--params many: it must be a number. Use 8M"),
         ("--params=1", "Use 2 or more"),
         ("--rounds=0", "--rounds must be 1 or more"),
-        ("--compute-share=2", "between 0 and 1"),
+        ("--compute-share=2", "from 0 to 1"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(argument, said):
@@ -93,7 +93,7 @@ def test_ranks_of_one_host_have_one_link(tmp_path, processes):
 
 def test_links_that_cannot_be_measured_are_refused():
     assert "one rank has no links" in usage_error("bench", "links")
-    assert "--ranks 0 must be 1 or more" in usage_error("bench", "links", "--ranks=0")
+    assert "--ranks 0: it must be 1 or more" in usage_error("bench", "links", "--ranks=0")
     assert "the folder does not exist" in usage_error("bench", "links", "--ranks=2", "--out=/proc/nope/links.yaml")
 
 

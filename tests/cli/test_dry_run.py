@@ -101,7 +101,7 @@ def test_more_memory_than_there_is_is_said(monkeypatch):
     assert "memory here" not in run_cli(*arguments).out
     monkeypatch.setattr(type(BACKENDS["cpu"]), "memory_bytes", lambda self, device: 10**5)
     assert (
-        "that is more than the 100 kB of memory here; --device.lanes_per_pass=1 takes less" in run_cli(*arguments).out
+        "that is more than the 100 kB of memory here. Use --device.lanes_per_pass=1, which" in run_cli(*arguments).out
     )
     assert run_cli(*arguments, "--device.lanes_per_pass=1").out.endswith(" of memory here\n")
     assert run_cli(*arguments[:4], "--device.kind=cuda").status == 2

@@ -1,4 +1,4 @@
-"""The profile of one worker: the measurements from which everything else is predicted (docs/profile.md).
+"""The profile of one worker: the measurements from which everything else is predicted (docs/profiling.md).
 
 profile = read_profile(Path("profile.yaml"))        # written by `paragan bench step --out profile.yaml`
 profile.turn("D", 16).total_s                       # seconds of D's turn with 16 real images on this worker

@@ -1,4 +1,4 @@
-"""Measure the profile of one worker: its game is played in one process and timed (docs/profile.md)."""
+"""Measure the profile of one worker: its game is played in one process and timed (docs/profiling.md)."""
 
 from __future__ import annotations
 

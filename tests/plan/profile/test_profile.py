@@ -260,7 +260,7 @@ def test_the_command_writes_what_it_kept(tmp_path):
     arguments = ("bench", "step", *TINY, "--batches=4,8", "--noise-kimg=0.05")
     ended = run_cli(*arguments, f"--out={out}")
     assert ended.status == 0, ended
-    kept = ended.out.splitlines()[-1].removeprefix("kept in ")
+    kept = ended.out.splitlines()[-1].removeprefix("cached in ")
     profile = read_profile(out)
     assert [turn.batch for turn in profile.g] == [4, 8]
     assert read_profile(Path(kept)) == profile
@@ -275,13 +275,13 @@ def test_what_cannot_be_kept_is_not_said_to_be(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     ended = run_cli("bench", "step", *TINY, "--batches=4", "--noise-kimg=0")
     assert ended.status == 0, ended
-    assert ended.out.splitlines()[-1].startswith(f"not kept, since {tmp_path}/file/paragan/profiles")
+    assert ended.out.splitlines()[-1].startswith(f"not cached: {tmp_path}/file/paragan/profiles")
 
 
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ("--batches=0", "--batches 0: numbers of images, 1 or more"),
+        ("--batches=0", "--batches 0: they must be numbers of images, 1 or more"),
         ("--batches=-8", "--batches -8"),
         ("--batches=many", "--batches many"),
         ("--batches=6", "--batches 6 is no multiple of a lane's 4 images"),
