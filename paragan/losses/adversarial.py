@@ -1,4 +1,8 @@
-"""What G and D want of each other: an adversarial loss, and what may be added to it: docs/objectives.md."""
+"""The objective of G and D: an adversarial loss, penalties, class losses and augmentation. See docs/objectives.md.
+
+Penalties that need gradients of D with respect to images (R1, R2, gp) differentiate D twice. What the objective
+remembers from step to step (LeCam's means, ADA's p) is in `losses/running_state.py`.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +29,33 @@ from paragan.losses.running_state import AugmentProbability, LeCamEMA, Objective
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 StepInterval = Annotated[int, Field(ge=1)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Term = tuple[str, float, Tensor]  # its name, its weight, and what it is
+Term = tuple[str, float, Tensor]  # name, weight, value
 
 
 @config_class
 class Adversarial:
-    """A loss by name, what is added to it with a weight each (0: nothing), and what is done to the images that D sees.
+    """An adversarial loss, the weights of the terms added to it (0: none), and the augmentation of D's images.
 
-    r1            : gamma; adds gamma / 2 E|grad D|^2 on reals every `r1_every` steps, times r1_every ("lazy")
-    r2            : the same on fakes
+    loss          : the adversarial loss
+    r1            : gamma; adds gamma / 2 E|grad D|^2 on reals
+    r1_every      : add it every so many steps, multiplied by r1_every ("lazy")
+    r2            : as r1, on fakes
+    r2_every      : as r1_every, on fakes
     gp            : lambda; adds lambda E(|grad D| - 1)^2 between reals and fakes
-    clip          : c; after every step of D each of its weights is put back into [-c, c] (Arjovsky et al. 2017)
-    lecam         : D's logits on reals and fakes stay near running means of those of the other side
-    lecam_decay   : of these means, a step
-    cr, bcr       : D says the same of images mirrored and shifted: of reals, or of reals and of fakes
-    zcr           : D says the same of fakes whose latents are nearby
-    zcr_g         : and G makes these fakes different
-    zcr_sigma     : how far nearby is, in standard deviations of a latent
-    orthogonal    : different filters of G stay orthogonal (Brock et al. 2019: 1e-4);  d_orthogonal: those of D
-    classifier    : of the cross entropy of D's classifier (a D that has one), on reals and fakes; G's on its own
-    contrastive   : of the 2C loss on D's embeddings (a D that gives them), on reals; G's on its own
-    temperature   : in that
-    augment       : none, diffaugment or ada
+    clip          : c; after every step of D its weights are clamped to [-c, c] (Arjovsky et al. 2017)
+    lecam         : weight of LeCam: keeps D's logits on each side near the running mean of the other side
+    lecam_decay   : decay of these means per step
+    cr            : weight of consistency of D under flips and shifts, on reals
+    bcr           : the same on reals and on fakes
+    zcr           : weight of consistency of D on fakes of perturbed latents
+    zcr_g         : weight of the difference between these fakes, which G maximises
+    zcr_sigma     : size of the perturbation, in standard deviations of a latent
+    orthogonal    : weight of orthogonality of the filters of G (Brock et al. 2019: 1e-4)
+    d_orthogonal  : the same for D
+    classifier    : weight of the cross entropy of D's classifier: for D on reals and fakes, for G on its fakes
+    contrastive   : weight of the 2C loss on D's embeddings: for D on reals, for G on its fakes
+    temperature   : of the 2C loss
+    augment       : augmentation of the images that D gets: none, diffaugment or ada
     """
 
     loss: Literal["hinge", "nonsaturating", "least_squares", "wasserstein", "relativistic"] = "hinge"
@@ -70,7 +79,7 @@ class Adversarial:
     temperature: PositiveNumber = 1.0
     augment: Augment = NoAugment()
 
-    # what others ask of it ------------------------------------------------------------------------------
+    # properties that the trainer uses ---------------------------------------------------------------------
 
     @property
     def second_order(self) -> bool:
@@ -78,41 +87,50 @@ class Adversarial:
         return self.r1 > 0 or self.r2 > 0 or self.gp > 0
 
     def penalties_due(self, step: int) -> tuple[bool, bool]:
-        """Which steps are computed alike: those in which R1, and R2, are due."""
+        """Return whether R1, and whether R2, is due in a step. Steps with equal values run the same computation."""
         return self.r1 > 0 and step % self.r1_every == 0, self.r2 > 0 and step % self.r2_every == 0
 
     @property
     def latent_perturbation(self) -> float:
-        """How far from its latents G makes images a second time; 0: it does not."""
+        """Standard deviation of the perturbation of latents, for a second batch of fakes; 0: no second batch."""
         return self.zcr_sigma if self.zcr or self.zcr_g else 0.0
 
     @property
     def required_d_conditioning(self) -> str:
-        """What of D beside its logits is listened to: the `d_conditioning` of networks that give it."""
-        return "classifier" if self.classifier else "contrastive" if self.contrastive else ""
+        """The `d_conditioning` that D must have for this objective; "" if logits are enough."""
+        if self.classifier:
+            return "classifier"
+        return "contrastive" if self.contrastive else ""
 
     @property
     def is_paired(self) -> bool:
-        """Whether G's loss needs a real for each of its images."""
+        """Whether G's loss needs one real image for each fake."""
         return GAN_LOSSES[self.loss].is_paired
 
     def check(self) -> None:
-        """Unusable where two of its parts do not go together. Those that depend on the run: train/run.py."""
+        """Raise `UsageError` if two fields contradict each other. `config/validate.py` checks them against the run."""
         if self.cr and self.bcr:
-            raise UsageError(f"objective.bcr={self.bcr:g} has objective.cr={self.cr:g} in it: set one of them to 0")
+            raise UsageError(
+                f"objective.bcr={self.bcr:g}: already includes objective.cr={self.cr:g}. Set one of them to 0"
+            )
         if self.classifier and self.contrastive:
             raise UsageError(
-                f"objective.classifier={self.classifier:g} and objective.contrastive={self.contrastive:g} are two ways "
-                "for D to learn labels, and a D has one: set the other to 0"
+                f"objective.classifier={self.classifier:g}: D has one head, and objective.contrastive="
+                f"{self.contrastive:g} needs another. Set one of them to 0"
             )
         if isinstance(self.augment, ADA) and not GAN_LOSSES[self.loss].is_signed:
             raise UsageError(
-                f"objective.augment=ada follows the sign of D's logits, which objective.loss={self.loss} gives no "
-                "meaning: use hinge or nonsaturating, or objective.augment=diffaugment"
+                f"objective.augment=ada: needs a loss for which the sign of D's logits tells reals from fakes, and "
+                f"objective.loss={self.loss} is none. Use objective.loss=hinge or nonsaturating, or "
+                "objective.augment=diffaugment"
             )
 
     def make_state(self, step_images: int) -> ObjectiveState | None:
-        """What it is to remember with D (`attach`), fresh. images: reals of one step of D, over all ranks."""
+        """Return the initial state of this objective, for `attach_state`; None if it needs none.
+
+        Args:
+            step_images: Real images of one step of D, over all ranks.
+        """
         ada = self.augment if isinstance(self.augment, ADA) else None
         if not self.lecam and not ada:
             return None
@@ -126,16 +144,29 @@ class Adversarial:
     def discriminator(
         self, d: DiscriminatorFn, real: Batch, fake: Batch, step: int, concat_real_fake: bool = False
     ) -> Loss:
-        """one_call: D judges reals and fakes in one pass, where no penalty needs the slopes of one of them alone."""
+        """Compute D's loss on a batch of reals and a batch of fakes.
+
+        Args:
+            d: The discriminator.
+            real: Real images.
+            fake: Fakes; `perturbed` is set if `latent_perturbation` is not 0.
+            step: Number of D's step, for `r1_every` and `r2_every`.
+            concat_real_fake: Run D once on reals and fakes together. Ignored in steps with R1 or R2, which need the
+                gradient of one part alone.
+        """
         r1, r2 = self.penalties_due(step)
-        real, fake = self._augmented(d, real, "D/real"), self._augmented(d, fake, "D/fake")
-        real, fake = _requires_grad(real, r1), _requires_grad(fake, r2)
+        real = self._augmented(d, real, "D/real")
+        fake = self._augmented(d, fake, "D/fake")
+        if r1:
+            real = _requires_grad(real)
+        if r2:
+            fake = _requires_grad(fake)
         with cached():  # spectral norm divides D's weights once for all calls
-            on_real, on_fake = (
-                _run_concatenated(d, real, fake)
-                if concat_real_fake and not (r1 or r2)
-                else _run_separately(d, real, fake)
-            )
+            if concat_real_fake and not (r1 or r2):
+                on_real, on_fake = _run_concatenated(d, real, fake)
+            else:
+                on_real = run_discriminator(d, real.images, real.labels)
+                on_fake = run_discriminator(d, fake.images, fake.labels)
             terms = list(self._consistency_terms(d, real, fake, on_real, on_fake))
         if r1:
             terms.append(("D/r1", self.r1 / 2 * self.r1_every, grad_norm_squared(on_real.logits, real.images)))
@@ -150,6 +181,7 @@ class Adversarial:
         return self._update_state(d, on_real.logits, on_fake.logits, _add_terms(total, terms, parts))
 
     def generator(self, d: DiscriminatorFn, fake: Batch, real: Batch, step: int) -> Loss:
+        """Compute G's loss on a batch of its fakes; `real` is used if `is_paired`."""
         fake = self._augmented(d, fake, "G/fake")
         with cached() if self.is_paired else contextlib.nullcontext():
             on_fake = run_discriminator(d, fake.images, fake.labels)
@@ -165,7 +197,7 @@ class Adversarial:
         return run_discriminator(d, real.images, real.labels).logits
 
     def weight_penalty(self, player: str, net: nn.Module) -> Loss | None:
-        """What is added to a player's loss for its weights alone."""
+        """Return the term of a player's loss ("G" or "D") that depends on its weights only, or None."""
         weight = {"G": self.orthogonal, "D": self.d_orthogonal}[player]
         if not weight:
             return None
@@ -173,17 +205,17 @@ class Adversarial:
         return Loss(weight * value, {f"{player}/orthogonal": value.detach()})
 
     def _augmented(self, d: DiscriminatorFn, batch: Batch, stream: str) -> Batch:
-        """A batch as D gets to see it. Nearby fakes are changed as those are that they are compared with."""
+        """Return the batch with augmented images. Perturbed fakes get the same augmentation as their originals."""
         if isinstance(self.augment, NoAugment):
             return batch
-        chance = state_of(d).augment_probability if isinstance(self.augment, ADA) else None
-        p = chance.p if chance else None
-        images, nearby = (
-            None if x is None else self.augment(x, batch.rng, f"augment/{stream}", p)
-            for x in (batch.images, batch.perturbed)
-        )
-        assert images is not None
-        return dataclasses.replace(batch, images=images, perturbed=nearby)
+        p = None
+        if isinstance(self.augment, ADA):
+            p = _augment_probability(d).p
+        images = self.augment(batch.images, batch.rng, f"augment/{stream}", p)
+        perturbed = batch.perturbed
+        if perturbed is not None:
+            perturbed = self.augment(perturbed, batch.rng, f"augment/{stream}", p)
+        return dataclasses.replace(batch, images=images, perturbed=perturbed)
 
     def _consistency_terms(
         self, d: DiscriminatorFn, real: Batch, fake: Batch, on_real: DiscriminatorOutput, on_fake: DiscriminatorOutput
@@ -203,26 +235,26 @@ class Adversarial:
             yield f"{prefix}/contrastive", self.contrastive, value
 
     def _update_state(self, d: DiscriminatorFn, on_real: Tensor, on_fake: Tensor, loss: Loss) -> Loss:
-        """The loss with LeCam's term, and what D said counted for the steps to come."""
+        """Add LeCam's term to the loss, and update the state with D's logits."""
         parts = dict(loss.parts)
         total = loss.total
         if self.lecam:
-            anchors = state_of(d).lecam_ema
-            assert anchors is not None
-            value = lecam_penalty(on_real, on_fake, anchors.means) * anchors.is_initialized
-            total, parts["D/lecam"] = total + self.lecam * value, value.detach()
-            anchors.update(on_real, on_fake)
+            ema = state_of(d).lecam_ema
+            assert ema is not None
+            value = lecam_penalty(on_real, on_fake, ema.means) * ema.is_initialized
+            total = total + self.lecam * value
+            parts["D/lecam"] = value.detach()
+            ema.update(on_real, on_fake)
         if isinstance(self.augment, ADA):
-            chance = state_of(d).augment_probability
-            assert chance is not None
-            parts["D/augment_p"] = chance.p.clone()
-            chance.update(on_real)
+            probability = _augment_probability(d)
+            parts["D/augment_p"] = probability.p.clone()
+            probability.update(on_real)
         return Loss(total, parts)
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveWrapper:
-    """An objective around another, which it is but for what a subclass changes."""
+    """An objective that forwards everything to another one; subclasses override parts."""
 
     inner: Adversarial | ObjectiveWrapper
 
@@ -247,7 +279,10 @@ class ObjectiveWrapper:
 
 
 class ConcatRealFake(ObjectiveWrapper):
-    """The same objective, with D judging reals and fakes in one pass."""
+    """The same objective, with one pass of D over reals and fakes together.
+
+    They are concatenated lane by lane, so that the groups of batch norm stay the same.
+    """
 
     def discriminator(
         self, d: DiscriminatorFn, real: Batch, fake: Batch, step: int, concat_real_fake: bool = True
@@ -255,17 +290,20 @@ class ConcatRealFake(ObjectiveWrapper):
         return self.inner.discriminator(d, real, fake, step, concat_real_fake)
 
 
-def _requires_grad(batch: Batch, enabled: bool) -> Batch:
-    """With images that a gradient can be taken at."""
-    return dataclasses.replace(batch, images=batch.images.detach().requires_grad_(True)) if enabled else batch
+def _requires_grad(batch: Batch) -> Batch:
+    """Return the batch with images that require a gradient."""
+    return dataclasses.replace(batch, images=batch.images.detach().requires_grad_(True))
 
 
-def _run_separately(d: DiscriminatorFn, real: Batch, fake: Batch) -> tuple[DiscriminatorOutput, DiscriminatorOutput]:
-    return run_discriminator(d, real.images, real.labels), run_discriminator(d, fake.images, fake.labels)
+def _augment_probability(d: DiscriminatorFn) -> AugmentProbability:
+    """Return ADA's state of a D."""
+    probability = state_of(d).augment_probability
+    assert probability is not None
+    return probability
 
 
 def _run_concatenated(d: DiscriminatorFn, real: Batch, fake: Batch) -> tuple[DiscriminatorOutput, DiscriminatorOutput]:
-    """The same from one pass: reals, then fakes, lane by lane each, so that batch norm sees the same groups."""
+    """Run D once on the reals followed by the fakes; batch norm gets the same groups as in two passes."""
     labels = None
     if real.labels is not None and fake.labels is not None:
         labels = torch.cat([real.labels, fake.labels])
@@ -273,6 +311,7 @@ def _run_concatenated(d: DiscriminatorFn, real: Batch, fake: Batch) -> tuple[Dis
 
 
 def _add_terms(total: Tensor, terms: list[Term], parts: dict[str, Tensor]) -> Loss:
+    """Return the total plus the weighted terms, which become parts under their names."""
     for name, weight, value in terms:
         total = total + weight * value
         parts[name] = value.detach()

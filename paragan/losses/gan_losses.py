@@ -1,4 +1,4 @@
-"""The adversarial losses, each as its paper writes it."""
+"""The adversarial losses, as in their papers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch.nn.functional import relu, softplus
 
 @dataclass(frozen=True)
 class GanLoss:
-    """What each player minimises, from D's logits on reals and on fakes: [N], [N] -> [N].
+    """The losses of both players from D's logits on reals and on fakes: [N], [N] -> [N].
 
-    paired : G's loss looks at the reals too, image i beside fake i
-    signed : what D finds real has a logit above 0, and what it finds made one below
+    d         : minimised by D
+    g         : minimised by G
+    is_paired : whether G's loss uses the reals too, real i with fake i
+    is_signed : whether D's logits are positive for images that it takes for real, and negative for fakes
     """
 
     d: Callable[[Tensor, Tensor], Tensor]
@@ -36,8 +38,7 @@ GAN_LOSSES: dict[str, GanLoss] = {
     ),
     # Arjovsky et al. 2017
     "wasserstein": GanLoss(lambda real, fake: fake - real, lambda real, fake: -fake, is_signed=False),
-    # Jolicoeur-Martineau 2019 (RpGAN), as Huang et al. 2024 (R3GAN) use it: how much more real each is than a
-    # fake beside it, and for G the reverse
+    # Jolicoeur-Martineau 2019 (RpGAN), as used by Huang et al. 2024 (R3GAN): D compares each real with its paired fake
     "relativistic": GanLoss(
         lambda real, fake: softplus(fake - real),
         lambda real, fake: softplus(real - fake),

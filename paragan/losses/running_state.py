@@ -1,8 +1,9 @@
-"""What an objective remembers from step to step: buffers in a child of D's network, which D does not call.
+"""State of an objective that lasts over steps: buffers in a child module of D's network, which D does not call.
 
-There they go wherever D's other buffers go: into checkpoints, to the team of G, into copies of D. `see` counts in D's
-own turn only (`tracking`), what is counted is summed over lanes and team (`moments`), and applied once a step
-(`settle`), as game/player.py does with every layer that couples images. Never waits for the device.
+So they are treated as D's other buffers: saved in checkpoints, sent to the team of G, copied with D. They are no part
+of model files. `update` counts in D's own turn only (`tracking`); counts are summed over lanes and ranks (`moments`)
+and applied once per step (`apply_moments`), as `game/player.py` does with all layers that mix images of a batch.
+Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from paragan.core.errors import UsageError
 from paragan.core.types import DiscriminatorFn
 
 STATE_NAME = "objective_state"
-UPDATE_INTERVAL_STEPS = 4  # steps of D from one look at the reals' signs to the next (Karras et al. 2020)
+UPDATE_INTERVAL_STEPS = 4  # steps of D between two updates of ADA's p (Karras et al. 2020)
 
 
 class LeCamEMA(nn.Module):
-    """Running means [2] of D's logits on reals and on fakes, in `means`. Before the first step they are unknown:
-    `known` is 0 then, and 1 after. While young they are plain means of all steps: what they began with is forgotten."""
+    """Running means [2] of D's logits on reals and on fakes, in `means`.
+
+    In the first steps they are plain means over all steps, so that the initial zeros have no influence.
+    """
 
     lane_batch: int | None = None
     tracking: bool = False
@@ -34,14 +37,16 @@ class LeCamEMA(nn.Module):
         self.decay = decay
         self.register_buffer("means", torch.zeros(2))
         self.register_buffer("steps", torch.zeros(()))
-        self.register_buffer("moments", torch.zeros(3), persistent=False)  # sums of both, and how many of each
+        self.register_buffer("moments", torch.zeros(3), persistent=False)  # sum on reals, sum on fakes, count of each
 
     @property
     def is_initialized(self) -> Tensor:
+        """0.0 before the first step, 1.0 after it."""
         return self.steps.clamp(max=1)
 
     @torch.no_grad()
     def update(self, on_real: Tensor, on_fake: Tensor) -> None:
+        """Count D's logits on reals [N] and on fakes [N], while `tracking`."""
         if self.tracking:
             self.moments[0].add_(on_real.sum())
             self.moments[1].add_(on_fake.sum())
@@ -49,21 +54,24 @@ class LeCamEMA(nn.Module):
 
     @torch.no_grad()
     def apply_moments(self) -> None:
+        """Update the means by `moments`, and zero those."""
         count = self.moments[2]
-        some = (count > 0).to(self.steps.dtype)
-        self.steps += some
-        rate = (1 / self.steps.clamp(min=1)).clamp(min=1 - self.decay) * some
+        any_counted = (count > 0).to(self.steps.dtype)
+        self.steps += any_counted
+        rate = (1 / self.steps.clamp(min=1)).clamp(min=1 - self.decay) * any_counted
         self.means.lerp_((self.moments[:2] / count.clamp(min=1)).to(self.means.dtype), rate)
         self.moments.zero_()
 
 
 class AugmentProbability(nn.Module):
-    """The chance p, a scalar, with which ADA changes an image (Karras et al. 2020, section 3).
+    """ADA's probability p, a scalar, of applying an augmentation (Karras et al. 2020, section 3).
 
-    Every fourth step it moves by a fixed amount, up if the mean sign of D's logits on reals is above `target`, else
-    down. We keep it between 0 and 1, where the authors let it pass 1.
+    Every fourth step p changes by a fixed amount: up if the mean sign of D's logits on reals is above `target`, else
+    down. It stays between 0 and 1; the authors let it exceed 1.
 
-    pace : by how much for each step of D
+    Args:
+        target: Target of the mean sign of D's logits on reals.
+        step_size: Change of p per step of D.
     """
 
     lane_batch: int | None = None
@@ -74,19 +82,22 @@ class AugmentProbability(nn.Module):
 
     def __init__(self, target: float, step_size: float):
         super().__init__()
-        self.target, self.step_size = target, step_size
+        self.target = target
+        self.step_size = step_size
         self.register_buffer("p", torch.zeros(()))
-        self.register_buffer("sign_stats", torch.zeros(3))  # their sum, of how many, and the steps they were counted in
-        self.register_buffer("moments", torch.zeros(2), persistent=False)
+        self.register_buffer("sign_stats", torch.zeros(3))  # sum of signs, number of signs, steps since the last update
+        self.register_buffer("moments", torch.zeros(2), persistent=False)  # sum of signs, number of signs
 
     @torch.no_grad()
     def update(self, on_real: Tensor) -> None:
+        """Count D's logits on reals [N], while `tracking`."""
         if self.tracking:
             self.moments[0].add_(on_real.sign().sum())
             self.moments[1].add_(len(on_real))
 
     @torch.no_grad()
     def apply_moments(self) -> None:
+        """Add `moments` to the statistics of signs, zero them, and update p if it is due."""
         self.sign_stats[:2] += self.moments
         self.sign_stats[2] += self.moments[1] > 0
         self.moments.zero_()
@@ -97,33 +108,34 @@ class AugmentProbability(nn.Module):
 
 
 class ObjectiveState(nn.Module):
-    """All that an objective keeps."""
+    """The whole state of an objective."""
 
     def __init__(self, lecam_ema: LeCamEMA | None, augment_probability: AugmentProbability | None):
         super().__init__()
-        self.lecam_ema, self.augment_probability = lecam_ema, augment_probability
+        self.lecam_ema = lecam_ema
+        self.augment_probability = augment_probability
 
     def forward(self, x: Tensor) -> Tensor:
-        """Nothing, for networks that call whatever children they have."""
+        """Return x: a D such as nn.Sequential calls all its children."""
         return x
 
 
 def attach_state(state: ObjectiveState | None, d: nn.Module) -> None:
-    """Give D's network, which has its device already, what an objective keeps; before its player is made."""
+    """Add the state of an objective to D's network. D must be on its device; call it before the player is made."""
     if state is not None:
         d.add_module(STATE_NAME, state.to(next(d.parameters()).device))
 
 
 def state_of(d: DiscriminatorFn) -> ObjectiveState:
-    """What is kept with a D, or with a copy of it."""
-    kept = dict(d.named_children()).get(STATE_NAME) if isinstance(d, nn.Module) else None
-    if not isinstance(kept, ObjectiveState):
+    """Return the state of the objective in a D or in a copy of it. Raises `UsageError` if there is none."""
+    state = dict(d.named_children()).get(STATE_NAME) if isinstance(d, nn.Module) else None
+    if not isinstance(state, ObjectiveState):
         raise UsageError(
-            "objective.lecam and objective.augment=ada remember something with D: attach it (losses/kept.py)"
+            "objective.lecam or objective.augment=ada: D has no objective state. Use attach_state(state, d)"
         )
-    return kept
+    return state
 
 
 def strip_objective_state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of a D but for what an objective keeps with it, which belongs to the run and not to the model."""
+    """Return a state dict of D without the objective's state, which belongs to the run and not to the model."""
     return {name: value for name, value in tensors.items() if not name.startswith(f"{STATE_NAME}.")}

@@ -1,4 +1,8 @@
-"""Whether an optimizer can train a game here: it is tried on a few parameters when its record is built."""
+"""Check that an optimizer can train a game: it runs on a toy problem when its config is built.
+
+An optimizer must step on gradients alone, continue exactly from a checkpoint of its tensors and numbers, and continue
+from weights that an exchange has moved.
+"""
 
 from __future__ import annotations
 
@@ -12,79 +16,88 @@ from torch import Tensor, nn
 from paragan.core.errors import UsageError
 from paragan.optim import state_io
 
-SHAPES = ((48, 4), (4,), (3, 2, 3, 3), ())  # of the parameters
-WEIGHT_SHIFT, DIVERGED_ABOVE = 0.5, 1e4
-ALTERNATIVES = "adabelief, radam, lion and lamb can"
+SHAPES = ((48, 4), (4,), (3, 2, 3, 3), ())  # of the toy problem's parameters
+WEIGHT_SHIFT = 0.5
+DIVERGED_ABOVE = 1e4
+ALTERNATIVES = "Use adabelief, radam, lion or lamb"
 
 
 @cache
 def check_optimizer(optimizer: Any) -> None:
-    """Unusable where an optimizer (a frozen record) cannot step on gradients alone, not go on exactly from what a
-    checkpoint has of it, or not go on from where others have moved its weights."""
+    """Raise `UsageError` if an optimizer config cannot train a game; the message gives the reason."""
     if not hasattr(optimizer, "lr"):
-        raise UsageError("it has no learning rate that could be set")
+        raise UsageError("it has no learning rate")
     if optimizer.name == "scionlight":
-        raise UsageError("it keeps its momentum in the gradients, which are zeroed before every step; use scion")
+        raise UsageError("it stores its momentum in the gradients, which are zeroed before every step. Use scion")
     try:
         ToyProblem(optimizer)
-    except ValueError as error:  # its constructor says what is wrong with an argument
+    except ValueError as error:  # the message names the invalid argument
         raise UsageError(str(error)) from error
     except Exception as error:
-        raise UsageError(f"it cannot be built ({type(error).__name__}: {error}); {ALTERNATIVES}") from error
+        raise UsageError(f"it cannot be built ({type(error).__name__}: {error}). {ALTERNATIVES}") from error
     try:
         with torch.random.fork_rng(devices=()):
-            ToyProblem(optimizer).run_steps(1)  # imports what it needs, with whatever warnings they have
+            ToyProblem(optimizer).run_steps(1)  # first imports may warn; those warnings do not count
             with warnings.catch_warnings():
-                warnings.filterwarnings("error", module="pytorch_optimizer")  # many say in a warning what they lack
+                warnings.filterwarnings("error", module="pytorch_optimizer")  # many warn about what they need
                 reason = incompatibility(optimizer)
     except state_io.UnsupportedStateError as error:
-        raise UsageError(f"what it keeps cannot be in a checkpoint ({error})") from error
+        raise UsageError(f"a checkpoint cannot hold its state ({error})") from error
     except Exception as error:
-        raise UsageError(f"it cannot train a game ({type(error).__name__}: {error}); {ALTERNATIVES}") from error
+        raise UsageError(f"it cannot train a game ({type(error).__name__}: {error}). {ALTERNATIVES}") from error
     if reason:
         raise UsageError(reason)
 
 
 def incompatibility(optimizer: Any) -> str:
-    """Why not, or nothing."""
-    whole, before, after = (ToyProblem(optimizer) for _ in range(3))
+    """Return why an optimizer cannot train a game, or ""."""
+    uninterrupted, before, after = (ToyProblem(optimizer) for _ in range(3))
     torch.manual_seed(0)
-    whole.run_steps(11, reuse_grad_buffer=True)  # as a network's flat vector is: zeroed, then filled
+    uninterrupted.run_steps(11, reuse_grad_buffer=True)  # as a network's flat gradient: zeroed, then filled
     before.run_steps(7)
     torch.manual_seed(1)
     after.resume_from(before)
     after.run_steps(4)
-    if not all((p.abs() < DIVERGED_ABOVE).all() for p in whole.parameters):
-        return "with these fields weights run away in a few steps; try a smaller lr"
-    kept = state_io.to_tensors(after.optimizer).values()
-    if hasattr(whole.optimizer, "train") and hasattr(whole.optimizer, "eval"):
-        return "it keeps the weights to use apart from those it steps, and G's average follows the latter"
-    if not all(torch.equal(p, q) for p, q in zip(whole.parameters, after.parameters)):
-        return "it does not go on exactly from what a checkpoint has of it"
-    if any(tensor.dtype in (torch.int8, torch.uint8) for tensor in kept):
-        return "it keeps numbers in 8 bits, of which no mean over ranks can be taken"
-    left, moved = ToyProblem(optimizer), ToyProblem(optimizer)
-    for trial, shift in ((left, 0.0), (moved, WEIGHT_SHIFT)):
-        trial.run_steps(3, constant_gradients=True)
-        trial.shift_weights(shift)
-        trial.run_steps(1, constant_gradients=True)
-    if any((q - p - WEIGHT_SHIFT).abs().median() > WEIGHT_SHIFT / 2 for p, q in zip(left.parameters, moved.parameters)):
-        return "it finds weights from what it has summed up, not from where they are: others may not move them"
+    if not all((p.abs() < DIVERGED_ABOVE).all() for p in uninterrupted.parameters):
+        return "with these fields weights diverge in a few steps. Use a smaller lr"
+    if hasattr(uninterrupted.optimizer, "train") and hasattr(uninterrupted.optimizer, "eval"):
+        return "it stores the weights to use apart from those that it steps, and G's EMA follows the latter"
+    if not all(torch.equal(p, q) for p, q in zip(uninterrupted.parameters, after.parameters)):
+        return "it does not continue exactly from a checkpoint"
+    if any(tensor.dtype in (torch.int8, torch.uint8) for tensor in state_io.to_tensors(after.optimizer).values()):
+        return "it stores its state in 8 bits, which cannot be averaged over ranks"
+    in_place, shifted = (ToyProblem(optimizer) for _ in range(2))
+    for problem, shift in ((in_place, 0.0), (shifted, WEIGHT_SHIFT)):
+        problem.run_steps(3, constant_gradients=True)
+        problem.shift_weights(shift)
+        problem.run_steps(1, constant_gradients=True)
+    for p, q in zip(in_place.parameters, shifted.parameters):
+        if (q - p - WEIGHT_SHIFT).abs().median() > WEIGHT_SHIFT / 2:
+            return "it computes weights from its own sums and ignores changes made by exchanges"
     return ""
 
 
 class ToyProblem:
-    """A few parameters, an optimizer of them, and gradients that follow from where they are, or from the step alone."""
+    """A few parameters with an optimizer, and gradients that depend on the weights and the step, or on the step only."""
 
     def __init__(self, optimizer: Any):
-        draw, layouts = torch.Generator().manual_seed(0), {4: torch.channels_last}
-        values = [torch.randn(shape, generator=draw) for shape in SHAPES]
-        layout = [layouts.get(v.dim(), torch.contiguous_format) for v in values]
-        self.parameters = [nn.Parameter(v.contiguous(memory_format=form)) for v, form in zip(values, layout)]
+        generator = torch.Generator().manual_seed(0)
+        self.parameters: list[nn.Parameter] = []
+        for shape in SHAPES:
+            memory_format = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+            value = torch.randn(shape, generator=generator)
+            self.parameters.append(nn.Parameter(value.contiguous(memory_format=memory_format)))
         self.optimizer: torch.optim.Optimizer = optimizer.build(self.parameters)
         self.steps = 0
 
     def run_steps(self, steps: int, reuse_grad_buffer: bool = False, constant_gradients: bool = False) -> None:
+        """Run optimizer steps.
+
+        Args:
+            steps: Number of steps.
+            reuse_grad_buffer: Write gradients into the same tensors in every step.
+            constant_gradients: Let gradients depend on the step only, not on the weights.
+        """
         for _ in range(steps):
             self.steps += 1
             for group in self.optimizer.param_groups:
@@ -95,18 +108,20 @@ class ToyProblem:
             self.optimizer.step()
 
     def _gradient(self, p: Tensor, constant_gradients: bool) -> Tensor:
-        at = torch.arange(p.numel()).view(p.shape) if constant_gradients else p.detach()
-        return torch.sin(3.0 * at + self.steps)
+        x = torch.arange(p.numel()).view(p.shape) if constant_gradients else p.detach()
+        return torch.sin(3.0 * x + self.steps)
 
     def shift_weights(self, shift: float) -> None:
+        """Add a number to all weights, as an exchange might."""
         with torch.no_grad():
             for p in self.parameters:
                 p += shift
 
     def resume_from(self, other: ToyProblem) -> None:
+        """Take over weights, step and optimizer state, as from a checkpoint."""
         with torch.no_grad():
             for p, q in zip(self.parameters, other.parameters):
                 p.copy_(q)
         self.steps = other.steps
-        kept = {name: tensor.clone() for name, tensor in state_io.to_tensors(other.optimizer).items()}
-        state_io.from_tensors(self.optimizer, kept)
+        saved = {name: tensor.clone() for name, tensor in state_io.to_tensors(other.optimizer).items()}
+        state_io.from_tensors(self.optimizer, saved)

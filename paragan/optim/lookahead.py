@@ -1,4 +1,4 @@
-"""Slow weights that follow fast ones (Zhang et al. 2019, arXiv 1907.08610; for GANs Chavdarova et al. 2021)."""
+"""Lookahead: slow weights that follow fast ones (Zhang et al. 2019; for GANs Chavdarova et al. 2021)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from torch import Tensor
 
 
 def lookahead(optimizer: torch.optim.Optimizer, k: int, alpha: float) -> torch.optim.Optimizer:
-    """Every `k` steps the slow weights go `alpha` of the way to the fast ones, which go on from there. Hooked around
-    `optimizer.step`; what it needs is in the optimizer's own state, so checkpoints have it."""
+    """Every `k` steps move the slow weights by `alpha` of the way to the fast ones, and continue from there.
+
+    Adds hooks around `optimizer.step` and returns the optimizer. Slow weights are in the optimizer's state, so
+    checkpoints contain them.
+    """
     started: dict[Tensor, Tensor] = {}
 
     @torch.no_grad()
@@ -18,7 +21,7 @@ def lookahead(optimizer: torch.optim.Optimizer, k: int, alpha: float) -> torch.o
         for group in optimizer.param_groups:
             for p in group["params"]:
                 if "slow" not in optimizer.state.get(p, {}):
-                    started[p] = p.clone()  # many an optimizer takes a state that is not empty for its own
+                    started[p] = p.clone()  # not in the state yet: many optimizers initialise only if it is empty
 
     @torch.no_grad()
     def post_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -26,8 +29,9 @@ def lookahead(optimizer: torch.optim.Optimizer, k: int, alpha: float) -> torch.o
             for p in group["params"]:
                 state = optimizer.state[p]
                 if p in started:
-                    state["slow"], state["since"] = started.pop(p), 0
-                if "began" in state:  # in the middle of an extragradient iteration
+                    state["slow"] = started.pop(p)
+                    state["since"] = 0
+                if "began" in state:  # between the two steps of an extragradient iteration
                     continue
                 state["since"] += 1
                 if state["since"] == k:

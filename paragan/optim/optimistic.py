@@ -1,6 +1,8 @@
-"""Optimism: small changes to any optimizer that make two players meet instead of circling each other.
+"""Wrappers for optimizers of games: without them the two players can circle each other instead of converging.
 
-Each is hooked around `optimizer.step` and keeps what it needs in the optimizer's own state, so checkpoints have it.
+Each adds hooks around `optimizer.step` and stores its state in the optimizer's state, so checkpoints contain it. A
+strategy asks for a wrapper by name. The update of the quantized paper is not here: it is an exchange that moves to
+where the gradient is computed and back (`OptimisticMirrorDescent`).
 """
 
 from __future__ import annotations
@@ -14,30 +16,31 @@ from torch import Tensor
 
 
 def optimistic(optimizer: torch.optim.Optimizer, extrapolation: float = 1.0) -> torch.optim.Optimizer:
-    """w <- w - 2 u + u_before, where the optimizer alone would make w <- w - u (Daskalakis et al. 2018: OAdam).
+    """Turn the update w <- w - u into w <- w - 2 u + u_previous (OAdam, Daskalakis et al. 2018).
 
-    u is the step as made, learning rate and all. extrapolation: another weight for what is looked ahead,
-    w <- w - u - extrapolation (u - u_before) (Mokhtari et al. 2020: generalized OGDA).
+    u is the whole update, including the learning rate. In general the update is
+    w <- w - u - extrapolation (u - u_previous) (generalized OGDA, Mokhtari et al. 2020).
     """
-    here: dict[Tensor, Tensor] = {}
+    previous: dict[Tensor, Tensor] = {}  # weights before the step
 
     @torch.no_grad()
     def pre_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for p in _parameters(optimizer):
-            here[p] = here[p].copy_(p) if p in here else p.clone()
+            previous[p] = previous[p].copy_(p) if p in previous else p.clone()
 
     @torch.no_grad()
     def post_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for p in _parameters(optimizer):
-            step = here[p].sub_(p)  # u
+            step = previous[p].sub_(p)  # u
             state = optimizer.state[p]
             p.sub_(step, alpha=extrapolation)
             if "last_step" in state:
                 p.add_(state["last_step"], alpha=extrapolation)
-                here[p], state["last_step"] = state["last_step"], step
+                previous[p] = state["last_step"]  # reuse its memory
+                state["last_step"] = step
             else:
                 state["last_step"] = step
-                del here[p]
+                del previous[p]
 
     optimizer.register_step_pre_hook(pre_step)
     optimizer.register_step_post_hook(post_step)
@@ -45,9 +48,12 @@ def optimistic(optimizer: torch.optim.Optimizer, extrapolation: float = 1.0) -> 
 
 
 def extragradient(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Every second step is made from where the one before it began, with the gradient of where that one led
-    (Korpelevich 1976; Gidel et al. 2019: ExtraAdam). A round is half an iteration, so it needs twice the images.
+    """Start every second step from where the step before it started (ExtraAdam, Gidel et al. 2019; Korpelevich 1976).
+
+    Its gradient is that at the point where the first step led. A round is half an iteration, so training needs twice
+    the images.
     """
+    started: dict[Tensor, Tensor] = {}  # weights before the first step of an iteration
 
     @torch.no_grad()
     def pre_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -63,14 +69,13 @@ def extragradient(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         for p in list(started):
             optimizer.state[p]["began"] = started.pop(p)
 
-    started: dict[Tensor, Tensor] = {}
     optimizer.register_step_pre_hook(pre_step)
     optimizer.register_step_post_hook(post_step)
     return optimizer
 
 
 def get_wrapper(name: str, extrapolation: float | None) -> Callable[[torch.optim.Optimizer], torch.optim.Optimizer]:
-    """What is put around an optimizer."""
+    """Return the wrapper of a name: "optimistic", "extragradient" or "none". `extrapolation` is of optimistic."""
     match name:
         case "optimistic":
             assert extrapolation is not None

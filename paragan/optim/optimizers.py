@@ -1,4 +1,4 @@
-"""Optimizers by name, their learning-rate schedules, and how a rate grows with the batch."""
+"""Configs of optimizers, learning-rate schedules, and the scaling of learning rates with the batch size."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class Adam:
     eps: PositiveNumber = 1e-8
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     fused: bool = True
-    elementwise: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True  # a network can be stepped as one flat vector
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Build the torch optimizer."""
         kind = torch.optim.AdamW if self.weight_decay else torch.optim.Adam
         options = {"fused": True} if self.fused else {"foreach": False}
         return kind(parameters, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, **options)
@@ -42,7 +43,7 @@ class Adam:
 
 @config_class
 class SGD:
-    """Plain gradient descent, with momentum if wanted."""
+    """Gradient descent, optionally with momentum."""
 
     name: Literal["sgd"] = "sgd"
     lr: PositiveNumber = 1e-2
@@ -51,13 +52,14 @@ class SGD:
     elementwise: ClassVar[bool] = True
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Build the torch optimizer."""
         options = {"fused": True} if self.fused else {"foreach": False}
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, **options)
 
 
 @config_class
 class RMSprop:
-    """RMSprop (Tieleman & Hinton 2012), the original Wasserstein GAN's choice."""
+    """RMSprop (Tieleman & Hinton 2012), used by the original Wasserstein GAN."""
 
     name: Literal["rmsprop"] = "rmsprop"
     lr: PositiveNumber = 5e-5
@@ -66,6 +68,7 @@ class RMSprop:
     elementwise: ClassVar[bool] = True
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Build the torch optimizer."""
         return torch.optim.RMSprop(parameters, lr=self.lr, alpha=self.alpha, eps=self.eps, foreach=False)
 
 
@@ -77,8 +80,10 @@ InnerOptimizer = Annotated[
 
 @config_class
 class Lookahead:
-    """Any other optimizer, `inner`, whose weights are drawn back every k steps to a point alpha of the way
-    (Zhang et al. 2019)."""
+    """Lookahead (Zhang et al. 2019) around the optimizer `inner`.
+
+    Every k steps the slow weights move by alpha of the way to the current ones, and training continues from there.
+    """
 
     name: Literal["lookahead"] = "lookahead"
     inner: InnerOptimizer = Adam()
@@ -87,17 +92,20 @@ class Lookahead:
 
     @property
     def lr(self) -> float:
+        """Learning rate of the inner optimizer."""
         return self.inner.lr
 
     @property
     def elementwise(self) -> bool:
+        """Whether a network can be stepped as one flat vector."""
         return self.inner.elementwise
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Build the torch optimizer."""
         return build_optimizer(self, parameters, lambda optimizer: optimizer)
 
 
-# beside these, every optimizer of the pytorch-optimizer library that can train a game
+# These, and every optimizer of the pytorch-optimizer library that can train a game.
 Optimizer = Annotated[
     Adam | SGD | RMSprop | Lookahead, Field(discriminator="name"), or_third_party(*BUILTIN_NAMES), name_shorthand
 ]
@@ -105,14 +113,14 @@ Optimizer = Annotated[
 
 @config_class
 class PlayerOptim:
-    """How one player learns.
+    """Optimizer and learning rate of one player.
 
-    optimizer    : adam, sgd, rmsprop, lookahead (around another), or one of the pytorch-optimizer library by its name
-    warm_up_kimg : the learning rate grows from 0 over this time
-    schedule     : whether it then stays, or falls to 0 at the end of the run: in a line, or in half a cosine
-    optimism     : what the optimizer is wrapped in (auto: what the strategy asks for)
-    extrapolation: by how many of its steps an optimistic one looks ahead (None: by what the strategy asks for)
-    rule         : how the learning rate follows the batch where that grows (ramp), and with --tune
+    optimizer         : adam, sgd, rmsprop, lookahead (around another), or a name of the pytorch-optimizer library
+    warm_up_kimg      : the learning rate grows linearly from 0 over this time
+    schedule          : after that: constant, or decay to 0 at the end of the run, linear or half a cosine
+    optimizer_wrapper : wrapper of the optimizer; auto: the strategy's
+    extrapolation     : of the optimistic wrapper, in steps; None: the strategy's
+    lr_scaling        : how the learning rate follows the batch size, in a batch ramp and with --tune
     """
 
     optimizer: Optimizer = Adam()
@@ -123,46 +131,52 @@ class PlayerOptim:
     lr_scaling: LrScaling = "sqrt"
 
     def lr_schedule(self, end_images: int) -> Callable[[int], float]:
-        """images -> factor on the learning rate, in a run of `end` images."""
-        grown, fall, begin = warm_up_factor(self.warm_up_kimg), SCHEDULES[self.schedule], 1000 * self.warm_up_kimg
-        return lambda images: grown(images) * fall(min(1.0, max(0.0, images - begin) / max(1.0, end_images - begin)))
+        """Return the schedule of a run of `end_images`: images shown -> factor on the learning rate."""
+        warm_up = warm_up_factor(self.warm_up_kimg)
+        decay = SCHEDULES[self.schedule]
+        start_images = 1000 * self.warm_up_kimg
+
+        def factor(images: int) -> float:
+            progress = max(0.0, images - start_images) / max(1.0, end_images - start_images)
+            return warm_up(images) * decay(min(1.0, progress))
+
+        return factor
 
 
 def build_optimizer(
     optimizer: Optimizer, parameters: list[nn.Parameter], wrap: OptimizerWrapper
 ) -> torch.optim.Optimizer:
-    """A record's optimizer in a wrapper (optimism.py), with slow weights around both."""
+    """Build the optimizer of a config, wrapped by `wrap`; Lookahead goes around both."""
     if isinstance(optimizer, Lookahead):
         return lookahead(build_optimizer(optimizer.inner, parameters, wrap), optimizer.k, optimizer.alpha)
     return wrap(optimizer.build(parameters))
 
 
 def with_lr(optimizer: Optimizer, lr: float) -> Optimizer:
-    """The same with another learning rate."""
+    """Return the config with another learning rate."""
     if isinstance(optimizer, Lookahead):
         return replace(optimizer, inner=with_lr(optimizer.inner, lr))
     return replace(optimizer, lr=lr)
 
 
 def warm_up_factor(kimg: float) -> Callable[[int], float]:
-    """images -> factor on the learning rate, linear from 0 to 1 over the first `kimg` thousand images."""
+    """Return a schedule, images -> factor on the learning rate: linear from 0 to 1 over the first `kimg`."""
     return lambda images: min(1.0, images / (1000 * kimg)) if kimg > 0 else 1.0
 
 
-# the part of the time after the warm-up that is gone -> factor on the learning rate
+# Progress after the warm-up, 0 to 1 -> factor on the learning rate.
 SCHEDULES: dict[str, Callable[[float], float]] = {
-    "constant": lambda gone: 1.0,
-    "linear": lambda gone: 1.0 - gone,
-    "cosine": lambda gone: (1.0 + math.cos(math.pi * gone)) / 2,  # Loshchilov & Hutter 2017, without restarts
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: (1.0 + math.cos(math.pi * progress)) / 2,  # Loshchilov & Hutter 2017, no restarts
 }
 
-
+# Ratio of batch sizes -> factor on the learning rate.
 LR_SCALINGS: dict[str, Callable[[float], float]] = {
     "linear": lambda ratio: ratio,  # Goyal et al. 2017
     "sqrt": lambda ratio: ratio**0.5,  # Krizhevsky 2014, Hoffer et al. 2017: usual with Adam
     "none": lambda ratio: 1.0,
 }
-
 
 LR_SCALING_SOURCES = {
     "linear": "Goyal et al. 2017",
@@ -172,5 +186,5 @@ LR_SCALING_SOURCES = {
 
 
 def scale_lr(lr: float, lr_scaling: LrScaling, batch: int, base_batch: int) -> float:
-    """The learning rate for `batch`, when `lr` is right for `base_batch`."""
+    """Return the learning rate for `batch`, given the one for `base_batch`."""
     return lr * LR_SCALINGS[lr_scaling](batch / base_batch)

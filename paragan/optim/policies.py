@@ -1,8 +1,8 @@
-"""Named policies: how G and D learn differently, each from the paper it is named after.
+"""Named policies: different learning rates and steps for G and D, each from the paper that it is named after.
 
-A policy takes the place of `g`, `d` and `d_steps` of a recipe, before the user's own settings; one that is about a
-critic of another kind sets its objective too, and what its networks go without. What it gave are plain values in
-run.yaml, so nothing is decided again when a run goes on.
+A policy replaces `g`, `d` and `d_steps` of a recipe; the user's own settings come after it. Some policies also set the
+objective and fields of the networks, where their paper needs them. run.yaml holds the resulting values, not the name
+of the policy, so resuming a run decides nothing again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,21 @@ from paragan.core.errors import UsageError
 from paragan.core.schema import from_dict
 from paragan.optim.optimizers import PlayerOptim, scale_lr, with_lr
 
-MAX_LR_FACTOR = 4.0  # times the published rate: further off it is a guess
+MAX_LR_FACTOR = 4.0  # on a published learning rate: larger factors would be guesses
 
 
 @dataclass(frozen=True)
 class PaperSettings:
-    """What a paper says. g, d: fields of the players' optimizers, right for `batch` images a turn; both: fields of both
-    sides; settings: what else it sets, dotted fields of a run; sources: where each is from, a line each."""
+    """Settings of a paper.
+
+    batch    : images per turn that the learning rates are for
+    g        : fields of G's optimizer
+    d        : fields of D's optimizer
+    sources  : where each value is from, a line each
+    d_steps  : steps of D for one of G
+    common   : fields of `PlayerOptim` for both players
+    settings : other settings, dotted fields of a run
+    """
 
     batch: int
     g: Mapping[str, Any]
@@ -35,7 +43,11 @@ class PaperSettings:
 
 @dataclass(frozen=True)
 class Policy:
-    """What a policy gives, and why, a line each. settings: dotted fields of a run, beside those three."""
+    """Values of a policy for one batch size.
+
+    settings : other settings than `g`, `d` and `d_steps`, dotted fields of a run
+    reasons  : where the values are from, a line each
+    """
 
     g: PlayerOptim
     d: PlayerOptim
@@ -45,7 +57,7 @@ class Policy:
 
 
 def ttur(nets: str) -> PaperSettings:
-    """Two time scales: D learns four times as fast as G."""
+    """Two time scales: D's learning rate is four times G's."""
     adam = {"name": "adam", "betas": (0.0, 0.9)}
     return PaperSettings(
         batch=256,
@@ -59,7 +71,7 @@ def ttur(nets: str) -> PaperSettings:
 
 
 def biggan(nets: str) -> PaperSettings:
-    """Very large batches, slow rates, two steps of D."""
+    """Very large batches, low learning rates, two steps of D for one of G."""
     adam = {"name": "adam", "betas": (0.0, 0.999), "eps": 1e-6}
     return PaperSettings(
         batch=2048,
@@ -74,7 +86,7 @@ def biggan(nets: str) -> PaperSettings:
 
 
 def sngan(nets: str) -> PaperSettings:
-    """Five steps of D for one of G, and a rate that falls to 0."""
+    """Five steps of D for one of G, and learning rates that decay to 0."""
     adam = {"name": "adam", "lr": 2e-4, "betas": (0.0, 0.9)}
     return PaperSettings(
         batch=64,
@@ -84,29 +96,32 @@ def sngan(nets: str) -> PaperSettings:
         common={"schedule": "linear"},
         sources=(
             "2e-4, betas (0, 0.9), five D steps, batch 64: Miyato et al. 2018 (SN-GAN), appendix B, residual nets",
-            "falls in a line from the first step on: their sngan_projection, configs/sn_cifar10_unconditional.yml",
+            "linear decay from the first step on: their sngan_projection, configs/sn_cifar10_unconditional.yml",
         ),
     )
 
 
 def paragan(nets: str) -> PaperSettings:
     """AdaBelief for G, Adam for D."""
-    spectral = nets in ("sngan", "sagan", "biggan", "biggan-deep", "contragan")
-    form = {"eps": 1e-16, "rectify": True} if spectral else {"eps": 1e-12}
-    why = "1e-16 with rectification for SN-GAN, and nets like its" if spectral else "1e-12 for a small GAN"
+    if nets in ("sngan", "sagan", "biggan", "biggan-deep", "contragan"):
+        options = {"eps": 1e-16, "rectify": True}
+        eps_reason = "1e-16 with rectification for SN-GAN and similar networks"
+    else:
+        options = {"eps": 1e-12}
+        eps_reason = "1e-12 for a small GAN"
     return PaperSettings(
         batch=64,
-        g={"name": "adabelief", "lr": 2e-4, "betas": (0.5, 0.999), **form},
+        g={"name": "adabelief", "lr": 2e-4, "betas": (0.5, 0.999), **options},
         d={"name": "adam", "lr": 2e-4, "betas": (0.5, 0.999)},
         sources=(
             "AdaBelief for G with Adam for D: the best pair of Shi et al. 2024 (ParaGAN), as others report it",
-            f"2e-4, betas (0.5, 0.999), eps {why}: AdaBelief's own repository (Zhuang et al. 2020), its table",
+            f"2e-4, betas (0.5, 0.999), eps {eps_reason}: AdaBelief's own repository (Zhuang et al. 2020), its table",
         ),
     )
 
 
 def optimistic(nets: str) -> PaperSettings:
-    """Optimistic Adam for both, one step each."""
+    """Optimistic Adam for both players, one step each."""
     adam = {"name": "adam", "lr": 1e-4, "betas": (0.5, 0.9)}
     return PaperSettings(
         batch=64,
@@ -121,7 +136,7 @@ def optimistic(nets: str) -> PaperSettings:
 
 
 def wcgan(nets: str) -> PaperSettings:
-    """A Wasserstein critic whose weights are clipped, five steps of it for one of G."""
+    """A Wasserstein critic with clipped weights, five steps of D for one of G."""
     adam = {"name": "adam", "lr": 1e-4, "betas": (0.5, 0.999)}
     return PaperSettings(
         batch=100,
@@ -137,7 +152,7 @@ def wcgan(nets: str) -> PaperSettings:
 
 
 def wcgan_gp(nets: str) -> PaperSettings:
-    """A Wasserstein critic whose slopes are penalised, five steps of it for one of G."""
+    """A Wasserstein critic with a gradient penalty, five steps of D for one of G."""
     adam = {"name": "adam", "lr": 1e-4, "betas": (0.0, 0.9)}
     return PaperSettings(
         batch=64,
@@ -154,20 +169,21 @@ def wcgan_gp(nets: str) -> PaperSettings:
 def dcgan(nets: str) -> PaperSettings:
     """DCGAN as it was published: batch norm in D, and no spectral norm."""
     adam = {"name": "adam", "lr": 2e-4, "betas": (0.5, 0.999)}
-    own = {"nets.spectral": False, "nets.batch_norm": True}
+    family = {} if nets == "dcgan" else {"nets": "dcgan"}
+    norms = {"nets.spectral": False, "nets.batch_norm": True}
     return PaperSettings(
         batch=128,
         g=adam,
         d=adam,
-        settings=_objective_settings("nonsaturating") | ({} if nets == "dcgan" else {"nets": "dcgan"}) | own,
+        settings=_objective_settings("nonsaturating") | family | norms,
         sources=("2e-4, betas (0.5, 0.999), batch 128, batch norm: Radford et al. 2016 (DCGAN), sections 3 and 4",),
     )
 
 
 def _objective_settings(loss: str, **weights: float) -> dict[str, Any]:
-    """A whole objective: what bounds or follows D otherwise is none."""
-    none = dict.fromkeys(("r1", "r2", "gp", "clip", "lecam"), 0)
-    return {f"objective.{name}": value for name, value in ({"loss": loss} | none | weights).items()}
+    """Return settings of the objective: the loss and these weights; other penalties are 0."""
+    defaults = dict.fromkeys(("r1", "r2", "gp", "clip", "lecam"), 0)
+    return {f"objective.{name}": value for name, value in ({"loss": loss} | defaults | weights).items()}
 
 
 POLICIES: dict[str, Callable[[str], PaperSettings]] = {
@@ -176,51 +192,69 @@ POLICIES: dict[str, Callable[[str], PaperSettings]] = {
 
 
 def get_policy(name: str, batch: int, g_batch: int = 0, nets: str = "") -> Policy:
-    """A policy for a batch (G's own: g_batch) and for the networks of that name. Unusable names those there are."""
+    """Return a policy with its learning rates scaled to a batch size.
+
+    Args:
+        name: A key of `POLICIES`.
+        batch: Images per turn of D.
+        g_batch: Images per turn of G; 0: `batch`.
+        nets: Name of the family of networks.
+
+    Raises:
+        UsageError: There is no such policy.
+    """
     if name not in POLICIES:
-        raise UsageError(f"there is no policy {name}; there are: {', '.join(POLICIES)}, none")
-    published = POLICIES[name](nets)
-    g, why_g = _player_optim(published, published.g, g_batch or batch)
-    d, why_d = _player_optim(published, published.d, batch)
-    why = (why_d,) if why_d == why_g else (f"G: {why_g}", f"D: {why_d}")
-    return Policy(g, d, published.d_steps, published.settings, (*published.sources, *why))
+        raise UsageError(f"--policy={name}: there is no policy {name}. Use {', '.join(POLICIES)} or none")
+    paper = POLICIES[name](nets)
+    g, g_reason = _player_optim(paper, paper.g, g_batch or batch)
+    d, d_reason = _player_optim(paper, paper.d, batch)
+    reasons = (d_reason,) if d_reason == g_reason else (f"G: {g_reason}", f"D: {d_reason}")
+    return Policy(g, d, paper.d_steps, paper.settings, (*paper.sources, *reasons))
 
 
 def to_cli_args(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Settings of a policy as a user would type them."""
+    """Return the settings of a policy as (field, value) of the command line."""
     return [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in settings.items()]
 
 
 def to_cli_line(settings: Mapping[str, Any]) -> str:
-    """The same in one line."""
+    """Format the settings of a policy in one line."""
     return ", ".join(f"{name}={value}" for name, value in to_cli_args(settings))
 
 
 def lr_factor(batch: int, base_batch: int) -> float:
-    """The factor on a rate that was published for `base` images. With the root of a larger batch, as usual with the
-    Adam family, at most MOST; none for a smaller one, because published rates do not fall with the batch."""
+    """Return the factor on a learning rate that was published for `base_batch` images.
+
+    It is the square root of the ratio of batch sizes, as usual with Adam, at most `MAX_LR_FACTOR`. It is 1 for smaller
+    batches, because papers do not lower their learning rates for them.
+    """
     return min(MAX_LR_FACTOR, max(1.0, scale_lr(1.0, "sqrt", batch, base_batch)))
 
 
-def _player_optim(published: PaperSettings, optimizer: Mapping[str, Any], batch: int) -> tuple[PlayerOptim, str]:
-    side, factor = (
-        from_dict(PlayerOptim, {"optimizer": optimizer, **published.common}),
-        lr_factor(batch, published.batch),
-    )
+def _player_optim(paper: PaperSettings, optimizer: Mapping[str, Any], batch: int) -> tuple[PlayerOptim, str]:
+    """Return the settings of a player for a batch size, and the reason for the learning rate."""
+    optim = from_dict(PlayerOptim, {"optimizer": optimizer, **paper.common})
+    factor = lr_factor(batch, paper.batch)
     if factor > 1:
-        most = ", the most" if factor == MAX_LR_FACTOR else ""
-        why = f"rates x {factor:g}{most}: the square root of {batch} images over the {published.batch} they are for"
-        return replace(side, optimizer=with_lr(side.optimizer, side.optimizer.lr * factor)), why
-    same = batch == published.batch
-    return side, f"rates as published{'' if same else f' for {published.batch} images: a smaller batch keeps them'}"
+        limit = ", the maximum" if factor == MAX_LR_FACTOR else ""
+        reason = f"learning rates x {factor:g}{limit}: square root of {batch} images over the paper's {paper.batch}"
+        return replace(optim, optimizer=with_lr(optim.optimizer, optim.optimizer.lr * factor)), reason
+    if batch == paper.batch:
+        return optim, "learning rates as published"
+    return optim, f"learning rates as published for {paper.batch} images: not lowered for smaller batches"
 
 
 def describe_optim(optim: PlayerOptim) -> str:
-    """How a player learns, in a line: adam lr 0.0001, betas (0.0, 0.9), eps 1e-08."""
+    """Describe a player's optimizer in a line: adam lr 0.0001, betas (0.0, 0.9), eps 1e-08."""
     optimizer = optim.optimizer
-    more = [f"{word} {getattr(optimizer, word)}" for word in ("betas", "eps") if hasattr(optimizer, word)]
-    more += ["rectified"] if getattr(optimizer, "rectify", False) else []
-    more += [optim.optimizer_wrapper] if optim.optimizer_wrapper != "auto" else []
-    more += [f"by {optim.extrapolation:g}"] if optim.extrapolation is not None else []
-    more += [f"{optim.schedule} schedule"] if optim.schedule != "constant" else []
-    return ", ".join([f"{optimizer.name} lr {optimizer.lr:g}", *more])
+    parts = [f"{optimizer.name} lr {optimizer.lr:g}"]
+    parts += [f"{field} {getattr(optimizer, field)}" for field in ("betas", "eps") if hasattr(optimizer, field)]
+    if getattr(optimizer, "rectify", False):
+        parts.append("rectified")
+    if optim.optimizer_wrapper != "auto":
+        parts.append(optim.optimizer_wrapper)
+    if optim.extrapolation is not None:
+        parts.append(f"extrapolation {optim.extrapolation:g}")
+    if optim.schedule != "constant":
+        parts.append(f"{optim.schedule} schedule")
+    return ", ".join(parts)

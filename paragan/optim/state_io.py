@@ -1,4 +1,4 @@
-"""An optimizer's state as named tensors, and back: what a checkpoint has of it."""
+"""Convert an optimizer's state to named tensors for a checkpoint, and back."""
 
 from __future__ import annotations
 
@@ -10,46 +10,57 @@ from torch import Tensor
 
 from paragan.core.errors import RunError
 
-NUMBER_SUFFIX = "="  # ends the name of what was a plain number
-UNSAVED_KEYS = ("params", "lr", "initial_lr")  # what is set anew before every step, and what is stepped
+NUMBER_SUFFIX = "="  # of names whose value was a Python number
+UNSAVED_KEYS = ("params", "lr", "initial_lr")  # the learning rate is set before every step
 
 
 class UnsupportedStateError(RunError):
-    """An optimizer keeps something else than tensors and numbers."""
+    """The state of an optimizer holds something else than tensors and numbers."""
 
 
 def to_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """{"0/exp_avg": ...} for the state of every parameter, and {"group0/step=": ...} for what of a group is not as it
-    was given. The learning rate is set before each step, so it is left out."""
-    saved, tensors = optimizer.state_dict(), dict[str, Tensor]()
+    """Return the state of an optimizer as named tensors.
+
+    Names are "0/exp_avg" for the state of a parameter, and "group0/step=" for values of a group that differ from the
+    optimizer's defaults. The learning rate is set before each step, so it is left out.
+
+    Raises:
+        UnsupportedStateError: The state holds something else than tensors and numbers.
+    """
+    saved = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
     for i, entry in saved["state"].items():
         if not isinstance(i, int):
-            raise UnsupportedStateError(f"{i}, which belongs to no parameter")
+            raise UnsupportedStateError(f"{i} belongs to no parameter")
         for key, value in entry.items():
             tensors |= _named_tensors(f"{i}/{key}", value)
     for i, group in enumerate(saved["param_groups"]):
-        given = optimizer.defaults
+        defaults = optimizer.defaults
         for key, value in group.items():
-            if key not in UNSAVED_KEYS and not (key in given and _equal(given[key], value)):
+            if key not in UNSAVED_KEYS and not (key in defaults and _equal(defaults[key], value)):
                 tensors |= _named_tensors(f"group{i}/{key}", value)
     return tensors
 
 
 def from_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put `to_tensors` back."""
+    """Load what `to_tensors` returned into an optimizer of the same kind."""
     groups = [_initial_group(group, optimizer.defaults) for group in optimizer.state_dict()["param_groups"]]
     state: dict[int, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         owner, _, key = name.partition("/")
-        in_group = owner.startswith("group")  # torch moves what is in the state to its parameter's device, but not this
-        value = tensor.to(optimizer.param_groups[int(owner[5:])]["params"][0].device) if in_group else tensor
-        entry = groups[int(owner[5:])] if in_group else state.setdefault(int(owner), {})
+        value = tensor
+        if owner.startswith("group"):
+            index = int(owner.removeprefix("group"))
+            entry = groups[index]
+            value = tensor.to(optimizer.param_groups[index]["params"][0].device)  # torch does it for states only
+        else:
+            entry = state.setdefault(int(owner), {})
         entry[key.removesuffix(NUMBER_SUFFIX)] = value.tolist() if key.endswith(NUMBER_SUFFIX) else value
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _initial_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A group before its first step: this optimizer may have made some."""
+    """Return a group as before its first step; this optimizer may have stepped already."""
     fixed = {
         key: value for key, value in group.items() if key in UNSAVED_KEYS or not isinstance(value, int | float | Tensor)
     }

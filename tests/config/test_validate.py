@@ -15,9 +15,9 @@ from paragan.train.prepare import prepare
 
 REFUSED = {
     "objective.bcr=10 has objective.cr=5 in it": ("objective.cr=5", "objective.bcr=10"),
-    "two ways for D to learn labels": ("objective.classifier=1", "objective.contrastive=1"),
-    "objective.loss=relativistic gives no meaning": ("objective.augment=ada", "objective.loss=relativistic"),
-    "objective.loss=wasserstein gives no meaning": ("objective.augment=ada", "objective.loss=wasserstein"),
+    "objective.classifier=1: D has one head": ("objective.classifier=1", "objective.contrastive=1"),
+    "objective.loss=relativistic is none": ("objective.augment=ada", "objective.loss=relativistic"),
+    "objective.loss=wasserstein is none": ("objective.augment=ada", "objective.loss=wasserstein"),
     "--strategy async D trains on the images of G's own turn": ("objective.zcr=5", "strategy=async"),
     "D trains on the images of G's own turn: use": (
         "objective.zcr_g=5",

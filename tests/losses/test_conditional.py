@@ -100,7 +100,7 @@ def test_d_learns_labels_from_reals_and_g_from_its_images(name):
 @pytest.mark.parametrize("name", ["classifier", "contrastive"])
 def test_a_d_that_says_no_more_than_logits_is_refused(name):
     real, fake = batch(1), batch(2)
-    with pytest.raises(UsageError, match=f"objective.{name}: this D gives no .*objective.{name}=0"):
+    with pytest.raises(UsageError, match=f"objective.{name}: this D returns no .*objective.{name}=0"):
         Adversarial(**{name: 1.0}).discriminator(lambda x, y: x.mean((1, 2, 3)), real, fake, 0)
 
 

@@ -96,7 +96,7 @@ def test_what_is_seen_in_another_players_turn_is_not_counted():
 
 def test_a_d_that_nothing_is_kept_with_is_refused():
     for d in (torch.nn.Linear(2, 1), lambda x, y: x):
-        with pytest.raises(UsageError, match="attach"):
+        with pytest.raises(UsageError, match="attach_state"):
             state_of(d)
 
 
@@ -245,5 +245,5 @@ def test_a_d_of_ones_own_has_a_classifier_and_what_is_kept():
 
 
 def test_a_d_of_ones_own_that_says_too_little_is_refused_before_it_is_trained():
-    with manager(classifier=1.0) as scale_mgr, pytest.raises(UsageError, match="this D gives no class_logits"):
+    with manager(classifier=1.0) as scale_mgr, pytest.raises(UsageError, match="this D returns no class_logits"):
         scale_mgr.train(pg.Estimator(OwnG(), OwnD(classes=0)))

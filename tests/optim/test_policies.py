@@ -58,7 +58,7 @@ def test_at_its_batch_a_policy_is_what_was_published(name):
     assert (facts(chosen.g), facts(chosen.d), chosen.d_steps) == (g, d, d_steps)
     assert {side.schedule for side in (chosen.g, chosen.d)} == {schedule}
     assert {side.optimizer_wrapper for side in (chosen.g, chosen.d)} == {optimism}
-    assert chosen.reasons[-1] == "rates as published"
+    assert chosen.reasons[-1] == "learning rates as published"
     objective, nets = ALSO.get(name, ((), {}))
     words = (f"objective.{word}" for word in ("loss", "r1", "gp", "clip", "r2", "lecam"))
     wanted = dict(zip(words, (*objective, 0, 0))) if objective else {}
@@ -338,5 +338,5 @@ def test_from_python_a_config_has_a_policy_and_says_so(capsys):
     with ScalingManager(config, bs=512, num_workers=4) as manager:
         assert manager.run.g.optimizer.lr == pytest.approx(1e-4 * 2**0.5)  # no rule on top
         assert manager.run.d.optimizer.lr == pytest.approx(4e-4 * 2**0.5)
-    assert "policy ttur: rates x 1.41421" in capsys.readouterr().out
+    assert "policy ttur: learning rates x 1.41421" in capsys.readouterr().out
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""What is done to every image before D sees it, real or fake, in D's turn and in G's."""
+"""Augmentation of all images that D gets: reals and fakes, in D's turn and in G's."""
 
 from typing import Annotated
 

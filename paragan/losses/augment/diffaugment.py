@@ -1,7 +1,7 @@
-"""DiffAugment: every image is changed, always.
+"""DiffAugment: augments every image in every step.
 
-Zhao, Liu, Lin, Zhu and Han, "Differentiable Augmentation for Data-Efficient GAN Training", 2020; the changes and how
-far they go as in the authors' code.
+Zhao, Liu, Lin, Zhu and Han, "Differentiable Augmentation for Data-Efficient GAN Training", 2020. Augmentations and
+their ranges are those of the authors' code.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ AugmentKind = Literal["color", "translation", "cutout"]
 
 
 def _split_list(value: Any) -> Any:
-    """`color,cutout` is a list too."""
+    """Split `color,cutout`, as typed on the command line."""
     return tuple(value.split(",")) if isinstance(value, str) else value
 
 
 @config_class
 class DiffAugment:
-    """Changes of colour, shifts by up to an eighth, and a square of half the size put to 0.
+    """Random colour, translation by up to an eighth, and cutout of a square of half the size.
 
-    policy : which of them (the paper: all three where data are few; on ImageNet translation alone)
+    policy : which of color, translation, cutout (the paper: all three for small data sets, translation on ImageNet)
     """
 
     name: Literal["diffaugment"] = "diffaugment"
@@ -39,7 +39,7 @@ class DiffAugment:
     )
 
     def __call__(self, images: Tensor, rng: LaneRng, stream: str, probability: Tensor | None) -> Tensor:
-        """[N, C, H, W] to the same, at least float32. Differentiable once. chance: not asked for."""
+        """Augment images [N, C, H, W]; at least float32, differentiable once. `probability` is ignored."""
         x = images.to(torch.promote_types(images.dtype, torch.float32))
         u = rng.uniform(stream, 7).to(x.dtype)
         for kind in self.policy:
@@ -48,32 +48,33 @@ class DiffAugment:
 
 
 def _color(x: Tensor, u: Tensor) -> Tensor:
-    """Brightness, then saturation, then contrast."""
-    brighter, saturation, contrast = (u[:, i, None, None, None] for i in range(3))
-    x = x + (brighter - 0.5)
+    """Change brightness, then saturation, then contrast."""
+    brightness, saturation, contrast = (u[:, i, None, None, None] for i in range(3))
+    x = x + (brightness - 0.5)
     grey = x.mean(1, keepdim=True)
     x = grey + (x - grey) * (2 * saturation)
-    middle = x.mean((1, 2, 3), keepdim=True)
-    return middle + (x - middle) * (contrast + 0.5)
+    mean = x.mean((1, 2, 3), keepdim=True)
+    return mean + (x - mean) * (contrast + 0.5)
 
 
 def _translation(x: Tensor, u: Tensor) -> Tensor:
-    most = [int(size / 8 + 0.5) for size in x.shape[2:]]
-    down, right = (((2 * m + 1) * u[:, i]).floor().long() - m for i, m in zip((3, 4), most))
+    limits = [int(size / 8 + 0.5) for size in x.shape[2:]]
+    down, right = (((2 * limit + 1) * u[:, i]).floor().long() - limit for i, limit in zip((3, 4), limits))
     return translate(x, down, right)
 
 
 def _cutout(x: Tensor, u: Tensor) -> Tensor:
-    rows, columns = (_cutout_rows(x.shape[2 + i], u[:, 5 + i]) for i in range(2))
+    rows = _cutout_rows(x.shape[2], u[:, 5])
+    columns = _cutout_rows(x.shape[3], u[:, 6])
     return x * ~(rows[:, None, :, None] & columns[:, None, None, :])
 
 
 def _cutout_rows(size: int, u: Tensor) -> Tensor:
-    """[N, size] which rows are cut: half of them, around any of them."""
+    """Return which rows are cut out, bool [N, size]: half of them, around a random centre."""
     length = int(size / 2 + 0.5)
     start = ((size + 1 - length % 2) * u).floor()[:, None] - length // 2
-    at = torch.arange(size, device=u.device)
-    return (at >= start) & (at < start + length)
+    index = torch.arange(size, device=u.device)
+    return (index >= start) & (index < start + length)
 
 
 _AUGMENTATIONS = {"color": _color, "translation": _translation, "cutout": _cutout}

@@ -12,9 +12,10 @@ from paragan.core.schema import config_class
 
 @config_class
 class NoAugment:
-    """D sees images as they are."""
+    """No augmentation."""
 
     name: Literal["none"] = "none"
 
     def __call__(self, images: Tensor, rng: LaneRng, stream: str, probability: Tensor | None) -> Tensor:
+        """Return the images unchanged."""
         return images

@@ -1,4 +1,4 @@
-"""Images moved by whole pixels, each by its own."""
+"""Translation by whole pixels, different for each image."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from torch import Tensor
 
 
 def translate(images: Tensor, down: Tensor, right: Tensor, reflect: bool = False) -> Tensor:
-    """[N, C, H, W], every image moved down and right by its own whole number of pixels, int64 [N].
+    """Shift every image of [N, C, H, W] down and right by its own whole number of pixels.
 
-    What comes in from outside is 0, or with `reflected` the image mirrored at its edge. Pixels are copied, so that
-    nothing is rounded; without `reflected` none is copied twice, and the gradient is as exact.
+    Pixels are copied, so nothing is rounded. Without `reflect` no pixel is copied twice, so the gradient is exact too.
+
+    Args:
+        images: [N, C, H, W].
+        down: int64 [N], pixels.
+        right: int64 [N], pixels.
+        reflect: Fill in the image reflected at its edge instead of zeros.
     """
     rows, inside_rows = _source_indices(down, images.shape[2], reflect)
     columns, inside_columns = _source_indices(right, images.shape[3], reflect)
@@ -22,10 +27,10 @@ def translate(images: Tensor, down: Tensor, right: Tensor, reflect: bool = False
 
 
 def _source_indices(offset: Tensor, size: int, reflect: bool) -> tuple[Tensor, Tensor]:
-    """[N, size] where each row comes from, and whether that is in the image."""
-    at = torch.arange(size, device=offset.device) - offset[:, None]
-    inside = (at >= 0) & (at < size)
+    """Return the source index of each row, [N, size], and whether it is inside the image."""
+    index = torch.arange(size, device=offset.device) - offset[:, None]
+    inside = (index >= 0) & (index < size)
     if not reflect:
-        return at % size, inside
-    at = at.abs()
-    return torch.minimum(at, 2 * (size - 1) - at), inside
+        return index % size, inside
+    index = index.abs()
+    return torch.minimum(index, 2 * (size - 1) - index), inside
