@@ -179,7 +179,7 @@ def test_mistakes_give_a_clear_line(mistake, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"metric": "foo"}, "'foo' is none of"),
+        ({"metric": "foo"}, "metrics=foo: is none of"),
         ({"metric": None}, "metrics.*None"),
         ({"metric": "fd", "count": 0}, "count=0"),
         ({"metric": "fd", "count": "many"}, "count=many"),

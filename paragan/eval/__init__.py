@@ -1,3 +1,5 @@
+"""Scores of a generator: FID, KID, precision and recall, Inception score, per-class scores. See docs/scores.md."""
+
 from paragan.eval.evaluate import (
     ClassLabels,
     EvalProtocol,

@@ -1,6 +1,8 @@
-"""What a summary keeps of the images that go by: each metric names the readings it needs.
+"""Accumulators: what a pass over images collects for the metrics (a Gaussian, features, sums of logits, ...).
 
-A reading is a description, and the key under which a summary has it; it adds what it sees to what `begin` gave.
+Each metric names the accumulators that it needs, and each of them collects from the same pass over the images. An
+accumulator is a frozen description and the key of its result in `FeatureStats`; `init` returns its mutable state, which
+`update` changes. Features stay on their rank (`eval/sharding.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,26 +21,29 @@ ShouldAbort = Callable[[int], bool]
 
 
 def never_abort(images: int) -> bool:
-    """Nobody watches, and nobody wants to give up."""
+    """Default of `should_abort`."""
     return False
 
 
 @dataclass(frozen=True)
 class FeaturePass:
-    """What is looked at, how. heed: is told now and then how many images were looked at, and says whether this rank
-    would give up."""
+    """One pass over images: how many, through which feature space, on which device.
+
+    `should_abort` is called from time to time with the number of images so far, and returns whether this rank wants to
+    abort.
+    """
 
     space: FeatureSpace
     count: int
-    block_size: int  # images that are looked at together
+    block_size: int  # images per batch
     classes: int  # 0 without labels
-    seed: int
+    seed: int  # of random splits
     device: torch.device
     should_abort: ShouldAbort = field(default=never_abort, compare=False)
 
 
 class FeatureBatch(NamedTuple):
-    """Some images, and what the space makes of them."""
+    """Some images and their features."""
 
     rows: range
     images: Tensor  # uint8 [n, C, H, W]
@@ -47,25 +52,39 @@ class FeatureBatch(NamedTuple):
 
 
 class Accumulator(Protocol):
-    """One that is a property of the images alone, and so may be kept for later, has a `name`."""
+    """Collects something from a pass over images."""
 
     @property
-    def name(self) -> str: ...
-    @property
-    def metrics(self) -> str: ...  # metrics, for messages
-    @property
-    def needs_labels(self) -> bool: ...  # whether it needs labels
+    def name(self) -> str:
+        """Name in the cache; "" if the result depends on more than the images, and so is not cached."""
+        ...
 
-    def init(self, feature_pass: FeaturePass) -> Any: ...  # what is known of no images yet: `so_far` below
-    def update(self, state: Any, feature_pass: FeaturePass, batch: FeatureBatch) -> None: ...
-    def compute(
-        self, state: Any, feature_pass: FeaturePass, group: ReduceGroup
-    ) -> Any: ...  # joined over ranks, or this rank's share
+    @property
+    def metrics(self) -> str:
+        """Metrics that need it, for messages."""
+        ...
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether it needs labels."""
+        ...
+
+    def init(self, feature_pass: FeaturePass) -> Any:
+        """Return the state before the first image."""
+        ...
+
+    def update(self, state: Any, feature_pass: FeaturePass, batch: FeatureBatch) -> None:
+        """Add a batch to the state."""
+        ...
+
+    def compute(self, state: Any, feature_pass: FeaturePass, group: ReduceGroup) -> Any:
+        """Return the result: reduced over all ranks, or this rank's shard. Every rank calls it."""
+        ...
 
 
 @dataclass(frozen=True)
 class GaussianAcc:
-    """The Gaussian of the features."""
+    """Collects the Gaussian of the features."""
 
     name: str = "gaussian"
     metrics: str = "fd or fid"
@@ -83,7 +102,7 @@ class GaussianAcc:
 
 @dataclass(frozen=True)
 class ClassGaussianAcc:
-    """The Gaussian of each class; None of one that has fewer than two images."""
+    """Collects the Gaussian of each class; None for a class with fewer than two images."""
 
     name: str = "gaussians of classes"
     metrics: str = "intra_fd or intra_fid"
@@ -107,7 +126,7 @@ class ClassGaussianAcc:
 
 @dataclass(frozen=True)
 class FeatureAcc:
-    """The features themselves, each rank its share."""
+    """Collects the features; every rank holds its shard."""
 
     name: str = "features"
     metrics: str = "kid or prdc"
@@ -125,7 +144,7 @@ class FeatureAcc:
 
 @dataclass(frozen=True)
 class LogitAcc:
-    """Sums over what a classifier makes of the images, in random splits."""
+    """Collects sums of class probabilities in random splits of the images."""
 
     splits: int
     name: str = ""
@@ -146,7 +165,7 @@ class LogitAcc:
 
 @dataclass(frozen=True)
 class AccuracyAcc:
-    """[classes, 2]: how many images of each class the classifier tells right, and how many there are."""
+    """Collects [classes, 2]: the number of correctly classified images of each class, and of all its images."""
 
     name: str = ""
     metrics: str = "accuracy"
@@ -157,8 +176,8 @@ class AccuracyAcc:
 
     def update(self, state: Tensor, feature_pass: FeaturePass, batch: FeatureBatch) -> None:
         assert batch.labels is not None
-        right = feature_pass.space.logits(batch.features).argmax(1) == batch.labels
-        state.index_add_(0, batch.labels, torch.stack([right, torch.ones_like(right)], 1).double())
+        correct = feature_pass.space.logits(batch.features).argmax(1) == batch.labels
+        state.index_add_(0, batch.labels, torch.stack([correct, torch.ones_like(correct)], 1).double())
 
     def compute(self, state: Tensor, feature_pass: FeaturePass, group: ReduceGroup) -> Tensor:
         group.all_reduce_sum(state).wait()
@@ -167,8 +186,7 @@ class AccuracyAcc:
 
 @dataclass(frozen=True)
 class ImageAcc:
-    """About `most` images, some of every block, as the space's classifier sees them, and their labels: all of them on
-    every rank."""
+    """Collects about `max_images` preprocessed images and their labels, some of every block, on every rank."""
 
     max_images: int
     name: str = ""
@@ -186,21 +204,19 @@ class ImageAcc:
     def compute(
         self, state: list[tuple[Tensor, Tensor]], feature_pass: FeaturePass, group: ReduceGroup
     ) -> tuple[Tensor, Tensor]:
-        """uint8 [N, C, R, R], int64 [N]."""
-        quota, (blocks, rest) = (
-            self._images_per_block(feature_pass),
-            divmod(feature_pass.count, feature_pass.block_size),
-        )
+        """Return all images, uint8 [N, C, R, R], and labels, int64 [N]."""
+        quota = self._images_per_block(feature_pass)
+        blocks, rest = divmod(feature_pass.count, feature_pass.block_size)
         count = blocks * quota + min(rest, quota)
         shape = broadcast_from_rank0(group, torch.tensor(state[0][0].shape[1:] if state else (0, 0, 0)))
-        own = [torch.zeros(0, int(shape.prod()), dtype=torch.uint8), *(images.flatten(1) for images, _ in state)]
+        local = [torch.zeros(0, int(shape.prod()), dtype=torch.uint8), *(images.flatten(1) for images, _ in state)]
         labels = [torch.zeros(0, dtype=torch.long), *(labels for _, labels in state)]
-        images = gather_all(FeatureShard(torch.cat(own), count, quota), group)
-        numbers = gather_all(FeatureShard(torch.cat(labels)[:, None], count, quota), group)
-        return images.view(-1, *shape.tolist()), numbers[:, 0]
+        all_images = gather_all(FeatureShard(torch.cat(local), count, quota), group)
+        all_labels = gather_all(FeatureShard(torch.cat(labels)[:, None], count, quota), group)
+        return all_images.view(-1, *shape.tolist()), all_labels[:, 0]
 
     def _images_per_block(self, feature_pass: FeaturePass) -> int:
-        """Of every block."""
+        """Return how many images of every block are collected."""
         return min(feature_pass.block_size, max(1, feature_pass.block_size * self.max_images // feature_pass.count))
 
 
@@ -208,5 +224,5 @@ AccumulatorResults = Mapping[Accumulator, Any]
 
 
 def unique_accumulators(accumulators: Sequence[Sequence[Accumulator]]) -> list[Accumulator]:
-    """Each once, in order."""
-    return list(dict.fromkeys(reading for several in accumulators for reading in several))
+    """Return the accumulators of several metrics without duplicates, in order."""
+    return list(dict.fromkeys(accumulator for group in accumulators for accumulator in group))

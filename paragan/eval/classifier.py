@@ -1,10 +1,11 @@
-"""A small classifier that is trained on the labelled images at hand: a feature space for images of any kind.
+"""A small classifier trained on the labelled data set itself: a feature space for images of any kind.
 
-    space = trained(images, labels, names, known_as=fingerprint)      # minutes, once; then from the cache
-    space.name, space.notes            # "resnet20", ("resnet20: 97.2 % of 179 held-out reals told right",)
+    space = classifier_space(images, labels, names, data_digest=digest)      # minutes once, then from the cache
+    space.name, space.notes            # "resnet20", ("resnet20: 97.2 % of 179 held-out reals classified correctly",)
 
-ResNet-20 of He et al. 2015 (arXiv 1512.03385, section 4.2): three stages of three blocks, 64 pooled features. It
-sees images of at most 32 x 32; larger ones are shrunk. Its training is a function of the data and a seed.
+ResNet-20 of He et al. 2015 (arXiv 1512.03385, section 4.2): three stages of three blocks, 64 pooled features. Images
+larger than 32 x 32 are downscaled to that. Training depends on the data and a seed only. Rank 0 trains and sends the
+weights to all ranks; it contacts the others every 20 steps, because a group takes a long silence for a failure.
 """
 
 import contextlib
@@ -30,19 +31,21 @@ from paragan.eval.features import FeatureSpace, state_hash
 from paragan.eval.sharding import SINGLE, ReduceGroup, all_ranks, broadcast_from_rank0
 
 SPACE_NAME = "resnet20"
-MAX_SIDE = 32  # pixels, the most it sees
+MAX_SIDE = 32  # pixels; larger images are downscaled
 NUM_FEATURES = 64
-TRAINING_VERSION = 1  # of what training does: another one is another space
+TRAINING_VERSION = 1  # rises when training changes: the result is another space
 
 
 @dataclass(frozen=True)
 class ClassifierTraining:
-    """How a classifier is trained: SGD with momentum, a rate that rises and falls (Smith and Topin 2017), images
-    shifted by up to an eighth. Not mirrored, since digits and letters are not the same then."""
+    """Hyperparameters of the classifier: SGD with momentum and a one-cycle learning rate (Smith and Topin 2017).
 
-    max_images: int = 50_000  # images it is trained on, evenly chosen
-    max_held_out: int = 5_000  # at most, and a tenth
-    max_samples: int = 64_000  # images shown, each up to `epochs` times
+    Images are randomly shifted by up to an eighth, but not flipped, because flips change digits and letters.
+    """
+
+    max_images: int = 50_000  # images to train on and hold out, evenly spaced in the data
+    max_held_out: int = 5_000  # at most, and at most a tenth of the images
+    max_samples: int = 64_000  # samples in training, each image up to `epochs` times
     epochs: int = 40
     batch: int = 128
     lr: float = 0.2
@@ -50,6 +53,7 @@ class ClassifierTraining:
     seed: int = 0
 
     def num_steps(self, count: int) -> int:
+        """Return the number of steps of training on `count` images."""
         return max(1, min(self.max_samples, self.epochs * count) // self.batch)
 
 
@@ -62,7 +66,8 @@ class ResNet20(nn.Module):
     def __init__(self, channels: int, classes: int):
         super().__init__()
         widths = [(16, 16)] * 3 + [(16, 32), (32, 32), (32, 32), (32, 64), (64, 64), (64, 64)]
-        self.conv, self.norm = nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
         self.blocks = nn.Sequential(*(ResNetBlock(a, b) for a, b in widths))
         self.linear = nn.Linear(NUM_FEATURES, classes)
 
@@ -71,7 +76,7 @@ class ResNet20(nn.Module):
         return self.blocks(F.relu(self.norm(self.conv(x)))).mean((2, 3))
 
     def logits(self, features: Tensor) -> Tensor:
-        """[N, 64] -> [N, classes], in the precision of the features."""
+        """Map features [N, 64] to logits [N, classes], in the dtype of the features."""
         return F.linear(features, self.linear.weight.to(features.dtype), self.linear.bias.to(features.dtype))
 
 
@@ -80,18 +85,21 @@ class ResNetBlock(nn.Module):
 
     def __init__(self, a: int, b: int):
         super().__init__()
-        self.stride, self.padded_channels = (1, 0) if a == b else (2, (b - a) // 2)
-        self.conv1, self.norm1 = nn.Conv2d(a, b, 3, self.stride, padding=1, bias=False), nn.BatchNorm2d(b)
-        self.conv2, self.norm2 = nn.Conv2d(b, b, 3, padding=1, bias=False), nn.BatchNorm2d(b)
+        self.stride = 1 if a == b else 2
+        self.padded_channels = (b - a) // 2
+        self.conv1 = nn.Conv2d(a, b, 3, self.stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(b)
+        self.conv2 = nn.Conv2d(b, b, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(b)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        short = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.padded_channels, self.padded_channels))
-        return F.relu(h + short)
+        padding = (0, 0, 0, 0, self.padded_channels, self.padded_channels)
+        return F.relu(h + F.pad(x[:, :, :: self.stride, :: self.stride], padding))
 
 
 def downscale(images: Tensor) -> Tensor:
-    """uint8 [N, C, R, R] -> the same, of at most 32 x 32."""
+    """Downscale uint8 [N, C, R, R] to at most 32 x 32."""
     if images.shape[-1] <= MAX_SIDE:
         return images
     small = F.interpolate(images.float(), (MAX_SIDE, MAX_SIDE), mode="bilinear", antialias=True, align_corners=False)
@@ -109,7 +117,16 @@ def train_classifier(
     device: torch.device | str = "cpu",
     on_step: Callable[[], None] = lambda: None,
 ) -> ResNet20:
-    """A classifier of uint8 [N, C, R, R] with int64 labels [N], in evaluation mode. each: called after every step."""
+    """Train a classifier and return it in evaluation mode.
+
+    Args:
+        images: uint8 [N, C, R, R].
+        labels: int64 [N].
+        classes: Number of classes.
+        training: Hyperparameters.
+        device: Where to train.
+        on_step: Called after every step.
+    """
     with torch.random.fork_rng(devices=[]), torch.autocast(torch.device(device).type, enabled=False):
         torch.manual_seed(training.seed)
         net = ResNet20(images.shape[1], classes).to(device).train()
@@ -117,58 +134,64 @@ def train_classifier(
         optimizer = torch.optim.SGD(
             net.parameters(), training.lr, 0.9, weight_decay=training.weight_decay, nesterov=True
         )
-        rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, training.lr, steps + 1)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, training.lr, steps + 1)
         for rows in _batches(len(images), training, steps):
-            x, y = _random_shift(images[rows]).to(device), labels[rows].to(device)
+            x = _random_shift(images[rows]).to(device)
+            y = labels[rows].to(device)
             loss = F.cross_entropy(net.logits(net(x)), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            rates.step()
+            scheduler.step()
             on_step()
     return net.eval().requires_grad_(False)
 
 
 def _batches(count: int, training: ClassifierTraining, steps: int) -> Iterator[Tensor]:
-    draw = torch.Generator().manual_seed(training.seed)
-    waiting = torch.zeros(0, dtype=torch.long)
+    """Yield the rows of each batch: the data in a new random order in every epoch."""
+    generator = torch.Generator().manual_seed(training.seed)
+    queue = torch.zeros(0, dtype=torch.long)
     for _ in range(steps):
-        while len(waiting) < training.batch:
-            waiting = torch.cat([waiting, torch.randperm(count, generator=draw)])
-        rows, waiting = waiting[: training.batch], waiting[training.batch :]
-        yield rows
+        while len(queue) < training.batch:
+            queue = torch.cat([queue, torch.randperm(count, generator=generator)])
+        yield queue[: training.batch]
+        queue = queue[training.batch :]
 
 
 def _random_shift(images: Tensor) -> Tensor:
-    """Each moved by up to an eighth of its side, at random."""
+    """Shift each image randomly by up to an eighth of its side."""
     side = images.shape[-1]
-    by = max(1, side // 8)
-    padded = F.pad(images, (by, by, by, by))
-    top, left = torch.randint(0, 2 * by + 1, (2, len(images), 1))
-    rows, columns = torch.arange(side) + top, torch.arange(side) + left  # [N, side]
-    number = torch.arange(len(images))[:, None, None]
-    return padded.permute(0, 2, 3, 1)[number, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2).contiguous()
+    limit = max(1, side // 8)
+    padded = F.pad(images, (limit, limit, limit, limit))
+    top, left = torch.randint(0, 2 * limit + 1, (2, len(images), 1))
+    rows = torch.arange(side) + top  # [N, side]
+    columns = torch.arange(side) + left
+    index = torch.arange(len(images))[:, None, None]
+    return padded.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2).contiguous()
 
 
 def count_correct(net: ResNet20, images: Tensor, labels: Tensor, device: torch.device | str = "cpu") -> Tensor:
-    """[classes, 2] float64: images told right, and all."""
-    tally = torch.zeros(net.linear.out_features, 2, dtype=torch.float64)
+    """Return [classes, 2] float64: the number of correctly classified images of each class, and of all its images."""
+    counts = torch.zeros(net.linear.out_features, 2, dtype=torch.float64)
     with torch.no_grad():
         for x, y in zip(images.split(500), labels.split(500), strict=True):
-            right = net.logits(net(x.to(device))).argmax(1).cpu() == y
-            tally.index_add_(0, y, torch.stack([right, torch.ones_like(right)], 1).double())
-    return tally
+            correct = net.logits(net(x.to(device))).argmax(1).cpu() == y
+            counts.index_add_(0, y, torch.stack([correct, torch.ones_like(correct)], 1).double())
+    return counts
 
 
 # as a feature space -----------------------------------------------------------------------------------------
 
 
 def untrained_space(labels: np.ndarray | None, names: tuple[str, ...]) -> FeatureSpace:
-    """The space before its network is trained: what it is called, and what is defined in it. Raises `Unusable`
-    without two classes."""
+    """Return the space before its network is trained: enough to name its metrics and to check them.
+
+    Raises:
+        UsageError: The data has fewer than two classes.
+    """
     if labels is None or len(names) < 2:
         raise UsageError(
-            f"space: {SPACE_NAME} is a classifier of the data's labels, and they have no two classes: use pixels"
+            f"space={SPACE_NAME}: is a classifier of the data's classes, and the data has fewer than two. Use pixels"
         )
     resizer = f"antialiased bilinear to at most {MAX_SIDE}"
     return FeatureSpace(
@@ -177,7 +200,7 @@ def untrained_space(labels: np.ndarray | None, names: tuple[str, ...]) -> Featur
 
 
 def _raise_untrained() -> nn.Module:
-    raise UsageError("space: resnet20 has to be trained first")
+    raise UsageError("space=resnet20: its classifier is not trained. Use classifier_space")
 
 
 def classifier_space(
@@ -190,26 +213,39 @@ def classifier_space(
     device: torch.device | str = "cpu",
     training: ClassifierTraining | None = None,
 ) -> FeatureSpace:
-    """The space of a classifier of these images, uint8 [N, R, R, C]: from the cache, or trained now by rank 0 and
-    kept. known_as: a digest of the images. Every rank calls this. Raises `Unusable` without two classes."""
-    outlined, training = untrained_space(labels, names), training or DEFAULT_TRAINING
+    """Return the space of a classifier of these images, from the cache or trained now by rank 0. Every rank calls this.
+
+    Args:
+        images: uint8 [N, R, R, C].
+        labels: int64 [N].
+        names: Names of the classes.
+        data_digest: Digest of images and labels, the key in the cache.
+        group: All ranks.
+        device: Where to train.
+        training: Hyperparameters; None: `DEFAULT_TRAINING`.
+
+    Raises:
+        UsageError: The data has fewer than two classes.
+    """
+    space = untrained_space(labels, names)
+    training = training or DEFAULT_TRAINING
     assert labels is not None
-    channels, key = images.shape[3], _cache_key(data_digest, training)
-    file = result_cache.cache_dir() / SPACE_NAME / f"{key}.safetensors"
-    net, right = ResNet20(channels, len(names)), torch.zeros(2, dtype=torch.float64)
-    if not all_ranks(group, (found := _read_cached(net, file)) is not None):
-        found = _train_and_cache(net, file, images, labels, training, group, device)
-    assert found is not None
-    right += found
-    note = f"{SPACE_NAME}: {100 * right[0] / right[1]:.1f} % of {int(right[1])} held-out reals told right"
+    file = result_cache.cache_dir() / SPACE_NAME / f"{_cache_key(data_digest, training)}.safetensors"
+    net = ResNet20(images.shape[3], len(names))
+    accuracy = _read_cached(net, file)
+    if not all_ranks(group, accuracy is not None):
+        accuracy = _train_and_cache(net, file, images, labels, training, group, device)
+    assert accuracy is not None
+    correct, count = accuracy.tolist()
+    note = f"{SPACE_NAME}: {100 * correct / count:.1f} % of {int(count)} held-out reals classified correctly"
     return dataclasses.replace(
-        outlined, hash=state_hash(net), build=lambda: net.eval().requires_grad_(False), notes=(note,)
+        space, hash=state_hash(net), build=lambda: net.eval().requires_grad_(False), notes=(note,)
     )
 
 
 def _cache_key(data_digest: str, training: ClassifierTraining) -> str:
-    told = json.dumps([TRAINING_VERSION, data_digest, dataclasses.asdict(training)])
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    text = json.dumps([TRAINING_VERSION, data_digest, dataclasses.asdict(training)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _cpu_state(net: nn.Module) -> dict[str, Tensor]:
@@ -217,7 +253,7 @@ def _cpu_state(net: nn.Module) -> dict[str, Tensor]:
 
 
 def _read_cached(net: ResNet20, file: Path) -> Tensor | None:
-    """Fill the network from a file; [2] held-out reals told right, and all. None where that cannot be done."""
+    """Load the network from a file; return the numbers [2] of correct and of all held-out reals, None if it fails."""
     try:
         with safetensors.safe_open(file, "pt") as stored:
             net.load_state_dict({name: stored.get_tensor(name) for name in stored.keys()})  # noqa: SIM118 - no mapping
@@ -235,56 +271,71 @@ def _train_and_cache(
     group: ReduceGroup,
     device: torch.device | str,
 ) -> Tensor:
-    """Train on rank 0, keep it, and let all have the same weights; [2] held-out reals told right, and all. What another
-    process kept meanwhile is taken instead: two classifiers would be two spaces."""
-    chosen = np.linspace(0, len(images) - 1, min(len(images), training.max_images)).astype(np.int64)
-    out = np.zeros(len(chosen), bool)
-    out[:: max(10, math.ceil(len(chosen) / training.max_held_out))] = True
+    """Train on rank 0, write the cache, and send the weights to all ranks.
+
+    If another process has written the file meanwhile, its weights are used: two classifiers would be two spaces.
+
+    Returns:
+        The numbers [2] of correctly classified and of all held-out reals.
+    """
+    subset = np.linspace(0, len(images) - 1, min(len(images), training.max_images)).astype(np.int64)
+    held_out = np.zeros(len(subset), bool)
+    held_out[:: max(10, math.ceil(len(subset) / training.max_held_out))] = True
 
     def train(on_step: Callable[[], None]) -> Tensor:
         if _read_cached(net, file) is None:
             with contextlib.suppress(OSError):
-                file.unlink(missing_ok=True)  # it is damaged
-        x, y = _load_images(images, chosen), torch.from_numpy(labels[chosen]).long()
-        own = train_classifier(x[~out], y[~out], net.linear.out_features, training, device, on_step)
-        right = count_correct(own, x[out], y[out], device).sum(0)
-        told = {"right": json.dumps(right.tolist())}
-        result_cache.store(
-            file, lambda aside: safetensors.torch.save_file(_cpu_state(own), aside, told), only_if_absent=True
-        )
-        if (kept := _read_cached(net, file)) is not None:
-            return kept
-        net.load_state_dict(_cpu_state(own))
-        return right
+                file.unlink(missing_ok=True)  # a damaged file
+        x = _load_images(images, subset)
+        y = torch.from_numpy(labels[subset]).long()
+        trained = train_classifier(x[~held_out], y[~held_out], net.linear.out_features, training, device, on_step)
+        accuracy = count_correct(trained, x[held_out], y[held_out], device).sum(0)
+        metadata = {"right": json.dumps(accuracy.tolist())}
 
-    right = run_on_rank0(group, training.num_steps(int((~out).sum())), train)
+        def write(path: Path) -> None:
+            safetensors.torch.save_file(_cpu_state(trained), path, metadata)
+
+        result_cache.store(file, write, only_if_absent=True)
+        if (cached := _read_cached(net, file)) is not None:
+            return cached
+        net.load_state_dict(_cpu_state(trained))
+        return accuracy
+
+    accuracy = run_on_rank0(group, training.num_steps(int((~held_out).sum())), train)
     for value in net.state_dict().values():
         broadcast_from_rank0(group, value)
-    return broadcast_from_rank0(group, torch.zeros(2, dtype=torch.float64) if right is None else right)
+    return broadcast_from_rank0(group, torch.zeros(2, dtype=torch.float64) if accuracy is None else accuracy)
 
 
 def run_on_rank0(group: ReduceGroup, steps: int, train: Callable[[Callable[[], None]], Tensor]) -> Tensor | None:
-    """What rank 0 makes in so many steps, each of which it reports; None on the others. They are told now and then that
-    it goes on, for a group takes silence for a failure."""
+    """Run `train` on rank 0 and return its result there, None on the other ranks.
+
+    A small all-reduce every 20 steps keeps the group alive, because a long silence counts as a failure.
+
+    Args:
+        group: All ranks.
+        steps: Number of steps of the training.
+        train: Called on rank 0 with a function that it calls after every step.
+    """
 
     def heartbeat(step: int) -> None:
         if group.size > 1 and step % 20 == 0:
             group.all_reduce_sum(torch.zeros(1)).wait()
 
     if group.rank == 0:
-        ticks = iter(range(1, steps + 1))
-        return train(lambda: heartbeat(next(ticks)))
+        counter = iter(range(1, steps + 1))
+        return train(lambda: heartbeat(next(counter)))
     for step in range(1, steps + 1):
         heartbeat(step)
     return None
 
 
 def _load_images(images: ImageArray, rows: np.ndarray) -> Tensor:
-    """uint8 [n, C, R, R], R at most 32, of these rows in order."""
+    """Return these rows in order, downscaled, uint8 [n, C, R, R]."""
     parts = []
-    for low in range(0, len(images), 1024):
-        mine = rows[(rows >= low) & (rows < low + 1024)] - low
-        if len(mine):
-            part = np.ascontiguousarray(images[low : low + 1024][mine].transpose(0, 3, 1, 2))
+    for start in range(0, len(images), 1024):
+        in_block = rows[(rows >= start) & (rows < start + 1024)] - start
+        if len(in_block):
+            part = np.ascontiguousarray(images[start : start + 1024][in_block].transpose(0, 3, 1, 2))
             parts.append(downscale(torch.from_numpy(part)))
     return torch.cat(parts)

@@ -1,10 +1,10 @@
-"""Scores of a generator, each with the protocol it was measured under.
+"""Scores of a generator, each with the protocol of its measurement.
 
-    found = evaluate(sample, reals, space=pixels(32, 3), metrics=["fd", "prdc"], count=10_000, group=everyone)
-    found[0].name, found[0].value        # "fd_pixels", 3.1
+    scores = evaluate(sample, reals, space=pixels(32, 3), metrics=["fd", "prdc"], count=10_000, group=group)
+    scores[0].name, scores[0].value        # "fd_pixels", 3.1
 
-`sample` maps a range of indices to images, image i depending on i alone; then a score depends neither on the
-number of ranks nor on the batch. Two scores may be compared where `comparable` finds nothing.
+`sample` maps a range of indices to images; image i must depend on i only. Then a score does not depend on the number of
+ranks or on the batch size. Two scores are comparable if `protocol_differences` is empty.
 """
 
 import dataclasses
@@ -40,80 +40,84 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class EvalProtocol:
-    """What the caller knows about how fakes and reals came about; None where it does not.
+    """How fakes and reals were produced; None if unknown.
 
-    `batch_norm` is how the generator's batch norm ran: "none" (it has none), "running" (statistics kept in
-    training), "standing" (estimated afterwards) or "batch of 64" (of the batch at hand, so that the score
-    depends on the batch).
+    `batch_norm` is the statistics of the generator's batch norm: "none" (it has none), "running" (from training),
+    "standing" (estimated afterwards) or "batch of 64" (of each batch, so that the score depends on the batch size).
     """
 
-    data: str | None = None  # which dataset, at which resolution, resized how
+    data: str | None = None  # the data set, its resolution and how it was resized
     split: str | None = None  # of the reals: train, test, all
     labels: str | None = None  # of the fakes: none, uniform, or as in the data
     batch_norm: str | None = None
-    ema: bool | None = None  # whether the averaged generator was scored
-    truncation: float | None = None  # psi, 1 for none
-    seed: int = 0  # of the latents, and of the subsets and splits that kid and is draw
+    ema: bool | None = None  # whether the EMA of the generator was scored
+    truncation: float | None = None  # psi; 1 for none
+    seed: int = 0  # of the latents, of the subsets of kid, and of the splits of is
 
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """What scores that go class by class need."""
+    """Labels, for per-class scores."""
 
     names: tuple[str, ...]  # of the classes
     reals: np.ndarray | None = None  # int64 [N]
-    fakes: LabelsFn | None = None  # of a range of indices, as they were asked of the generator
+    fakes: LabelsFn | None = None  # labels that the generator got for a range of indices
 
 
 NO_LABELS = ClassLabels(())
-SWEEP_FIELDS = ("truncation", "seed")  # which images of a model are scored; how they are is the same
+SWEEP_FIELDS = ("truncation", "seed")  # scores that differ only in these are of one protocol
 
 
 @dataclass(frozen=True)
 class Score:
-    """One number, how it was measured, and what to keep in mind about it."""
+    """A score with its protocol and notes."""
 
     name: str
     value: float
     protocol: Mapping[str, Value]
-    seconds: float  # seeing the images, which all scores of a call share, and its own arithmetic
+    seconds: float  # of the pass over the images, which all scores of a call share, and of its own computation
     notes: tuple[str, ...] = ()
-    error: float | None = None  # how far arithmetic may have moved the value, where that is known
-    per_class: Mapping[str, float] | None = None  # the value of each class, by its name
+    error: float | None = None  # bound of the rounding error, if known
+    per_class: Mapping[str, float] | None = None  # name of a class -> its value
 
     @property
     def fingerprint(self) -> str:
-        """12 hex digits; equal for protocols that are equal but for truncation and seed."""
-        alike = {name: value for name, value in self.protocol.items() if name not in SWEEP_FIELDS}
-        return hashlib.sha256(json.dumps(alike, sort_keys=True).encode()).hexdigest()[:12]
+        """12 hex digits of the protocol without truncation and seed."""
+        fields = {name: value for name, value in self.protocol.items() if name not in SWEEP_FIELDS}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
     def to_json(self, kimg: float | None = None) -> dict[str, Any]:
-        """A line of metrics.jsonl; of `notes`, `error` and `per_class` what there is. `kimg`: thousands of images
-        trained on."""
-        return {
-            "name": self.name,
-            "value": self.value,
-            **({} if kimg is None else {"kimg": kimg}),
-            "protocol": dict(self.protocol),
-            "fingerprint": self.fingerprint,
-            "seconds": round(self.seconds, 3),
-            **({"notes": list(self.notes)} if self.notes else {}),
-            **({} if self.error is None else {"error": self.error}),
-            **({} if self.per_class is None else {"per_class": dict(self.per_class)}),
-        }
+        """Return a line of metrics.jsonl. `kimg` is the number of images the generator was trained on, in thousands.
+
+        `kimg`, `notes`, `error` and `per_class` are left out if there are none.
+        """
+        line: dict[str, Any] = {"name": self.name, "value": self.value}
+        if kimg is not None:
+            line["kimg"] = kimg
+        line["protocol"] = dict(self.protocol)
+        line["fingerprint"] = self.fingerprint
+        line["seconds"] = round(self.seconds, 3)
+        if self.notes:
+            line["notes"] = list(self.notes)
+        if self.error is not None:
+            line["error"] = self.error
+        if self.per_class is not None:
+            line["per_class"] = dict(self.per_class)
+        return line
 
 
 def protocol_differences(a: Score | Mapping[str, Any], b: Score | Mapping[str, Any]) -> list[str]:
-    """The fields in which two scores, or their lines of metrics.jsonl, were measured differently.
+    """Return the fields in which the protocols of two scores, or of their lines of metrics.jsonl, differ.
 
-    Empty where they may be compared, as the lines of one sweep may: they differ in truncation and seed alone. `name` is
-    among them where the scores have different names.
+    If there are none, the scores are comparable. Truncation and seed do not count, so that the scores of one sweep are
+    comparable. "name" is included if the scores have different names.
     """
     a, b = (s.to_json() if isinstance(s, Score) else s for s in (a, b))
-    one, other = {**a["protocol"], "name": a["name"]}, {**b["protocol"], "name": b["name"]}
+    a_fields = {**a["protocol"], "name": a["name"]}
+    b_fields = {**b["protocol"], "name": b["name"]}
     absent = object()
-    fields = {*one, *other} - {*SWEEP_FIELDS}
-    return sorted(key for key in fields if one.get(key, absent) != other.get(key, absent))
+    fields = {*a_fields, *b_fields} - {*SWEEP_FIELDS}
+    return sorted(field for field in fields if a_fields.get(field, absent) != b_fields.get(field, absent))
 
 
 def evaluate(
@@ -130,77 +134,95 @@ def evaluate(
     labels: ClassLabels = NO_LABELS,
     should_abort: ShouldAbort = never_abort,
 ) -> list[Score]:
-    """Score `count` fakes against all of `reals` by each of `metrics`; the same list on every rank.
+    """Score fakes by each of `metrics`. Every rank calls this with equal arguments and gets the same list.
 
-    `fakes` gives the images of a range of indices, uint8 [len, C, H, W] in [0, 255]; image i must depend on i
-    alone. Each rank asks for its share, blocks of `batch`, the same blocks for any number of ranks. `reals`
-    is uint8 [N, H, W, C], or what `summarize` made of it (which saves seeing them again), or None if no
-    metric looks at them.
+    Args:
+        fakes: Maps a range of indices to images, uint8 [len, C, H, W] in [0, 255]; image i must depend on i only. Each
+            rank requests its blocks of `batch` images; the blocks are the same for any number of ranks.
+        reals: uint8 [N, H, W, C], or the result of `compute_feature_stats`, which saves a pass over them. None if no
+            metric uses reals.
+        space: Feature space.
+        metrics: Keys of `METRICS`.
+        protocol: How fakes and reals were produced.
+        count: Number of fakes; None: what the metrics require, or 50,000.
+        group: All ranks.
+        batch: Images per batch.
+        device: Where features are computed.
+        labels: Labels of reals and fakes, for per-class metrics.
+        should_abort: Called between blocks with the number of fakes so far.
 
-    Every rank calls this, with equal arguments. Raises `Unusable` before any image is drawn for metrics that
-    are unknown or not defined in `space`, for a `count` that a metric's name contradicts, for metrics that lack
-    `labels`, and for reals that do not fit. `heed` is told between blocks how many fakes were seen; where it is true
-    on all ranks, `GivenUp` is raised.
+    Raises:
+        UsageError: Before any image is sampled: a metric is unknown, is not defined in `space`, contradicts `count` or
+            lacks labels, or the reals do not fit.
+        EvaluationAborted: `should_abort` returned True on all ranks.
     """
     protocol = protocol or EvalProtocol()
     names = {name: metric_names(name, space) for name in metrics}
     count = num_fakes(metrics, count)
     check_labels(metrics, space, len(labels.names) if labels.fakes else 0)
-    against = [name for name in metrics if METRICS[name].real_accumulators]
+    against_reals = [name for name in metrics if METRICS[name].real_accumulators]
     start = time.perf_counter()
-    how: dict[str, Any] = {"space": space, "group": group, "batch": batch, "device": device, "labels": labels}
-    real = _real_stats(reals, against, how) if against else FeatureStats(space, (), 0, {})
-    readings = unique_accumulators([METRICS[name].fake_accumulators for name in metrics])
-    seeing = FeaturePass(
+    options: dict[str, Any] = {"space": space, "group": group, "batch": batch, "device": device, "labels": labels}
+    real = _real_stats(reals, against_reals, options) if against_reals else FeatureStats(space, (), 0, {})
+    accumulators = unique_accumulators([METRICS[name].fake_accumulators for name in metrics])
+    feature_pass = FeaturePass(
         space, _check_count(count), batch, len(labels.names), protocol.seed, torch.device(device), should_abort
     )
-    fake = extract(fakes, seeing, readings, group, labels.fakes)
+    fake = extract(fakes, feature_pass, accumulators, group, labels.fakes)
     if real.image_shape and real.image_shape != fake.image_shape:
-        shapes = f"{_format_shape(real.image_shape)} (CxHxW), the fakes {_format_shape(fake.image_shape)}"
-        raise UsageError(f"reals: images are {shapes}; they must agree")
-    given = MetricInputs(real, fake, group, protocol.seed, labels.names, torch.device(device))
-    shared = time.perf_counter() - start
-    return [s for name, called in names.items() for s in _scores(METRICS[name], called, given, protocol, shared)]
+        fake_shape = _format_shape(fake.image_shape)
+        raise UsageError(
+            f"reals: images are {_format_shape(real.image_shape)} (CxHxW), but fakes are {fake_shape}. Use equal shapes"
+        )
+    inputs = MetricInputs(real, fake, group, protocol.seed, labels.names, torch.device(device))
+    shared_s = time.perf_counter() - start
+    scores: list[Score] = []
+    for metric, score_names in names.items():
+        scores += _scores(METRICS[metric], score_names, inputs, protocol, shared_s)
+    return scores
 
 
 def _scores(
     metric: Metric, names: Sequence[str], inputs: MetricInputs, protocol: EvalProtocol, shared_s: float
 ) -> list[Score]:
-    """One metric's, by the names they are called; shared_s: what seeing the images took."""
+    """Compute the scores of one metric; `shared_s` is the duration of the passes over the images."""
     start = time.perf_counter()
     values = metric.compute(inputs, **metric.settings)
     seconds = shared_s + time.perf_counter() - start
-    real, fake = inputs.real, inputs.fake
-    record = _protocol_fields(metric, protocol, real if metric.real_accumulators else None, fake)
+    real = inputs.real
+    fake = inputs.fake
+    fields = _protocol_fields(metric, protocol, real if metric.real_accumulators else None, fake)
     notes = (*metric.notes(fake.space, real, fake), *fake.space.notes)
-    named = zip(names, values, strict=False)  # pr50k3_full reports but two of four
     return [
-        Score(name, one.value, record, seconds, (*one.notes, *notes), one.error, one.per_class) for name, one in named
+        Score(name, value.value, fields, seconds, (*value.notes, *notes), value.error, value.per_class)
+        for name, value in zip(names, values, strict=False)  # pr50k3_full reports only two of four values
     ]
 
 
 def _real_stats(
     reals: ImageArray | FeatureStats | None, metrics: Sequence[str], options: Mapping[str, Any]
 ) -> FeatureStats:
-    """A summary of reals that serves these metrics, made if it was not given."""
+    """Return feature stats of the reals for these metrics; compute them if `reals` are images."""
     if reals is None:
-        raise UsageError(f"reals: {metrics[0]} compares with real images, uint8 [N, H, W, C], and none were given")
+        raise UsageError(f"reals=None: {metrics[0]} compares with real images. Use uint8 images [N, H, W, C]")
     if not isinstance(reals, FeatureStats):
         return compute_feature_stats(reals, metrics=metrics, **options)
     if reals.space != options["space"]:
-        raise UsageError(f"reals: summarized in the space {reals.space.name}, not {options['space'].name}; do it again")
-    for reading in unique_accumulators([METRICS[name].real_accumulators for name in metrics]):
-        reals.get(reading)
+        raise UsageError(
+            f"reals: their stats are of the space {reals.space.name}, not {options['space'].name}. Compute them again"
+        )
+    for accumulator in unique_accumulators([METRICS[name].real_accumulators for name in metrics]):
+        reals.get(accumulator)
     return reals
 
 
 def _protocol_fields(
     metric: Metric, protocol: EvalProtocol, real: FeatureStats | None, fake: FeatureStats
 ) -> dict[str, Value]:
-    """What is written of how a score was measured; `reals` is the number of those it was compared with, if known."""
-    told = dataclasses.asdict(protocol)
+    """Return the protocol of a score; its field `reals` is the number of reals, if known."""
+    production = dataclasses.asdict(protocol)
     if real and real.source_file:
-        told |= {"data": real.source_file, "split": None}
+        production |= {"data": real.source_file, "split": None}
     return {
         "space": fake.space.name,
         "space_hash": fake.space.hash,
@@ -208,7 +230,7 @@ def _protocol_fields(
         "image": _format_shape(fake.image_shape),
         "reals": (real.count or None) if real else None,
         "fakes": fake.count,
-        **told,
+        **production,
         **metric.settings,
     }
 
@@ -226,29 +248,49 @@ def compute_feature_stats(
     data_digest: str = "",
     should_abort: ShouldAbort = never_abort,
 ) -> FeatureStats:
-    """What `metrics` need to know of real images: uint8 [N, H, W, C], or a sampler and a `count`.
+    """Compute what `metrics` need of real images, once for many evaluations.
 
-    Reals that are scored against again and again are summarized once. Every rank calls this, with equal
-    arguments. Of features each rank keeps its share. With `known_as`, a digest of images and labels, what can be
-    kept is read from the cache, and written there. Raises `Unusable` for what are no uint8 images, for fewer than
-    two, for labels that are missing, and for features that are not finite. `heed`: as in `evaluate`.
+    Every rank calls this with equal arguments, and holds its shard of the features.
+
+    Args:
+        images: uint8 [N, H, W, C], or a sampler as in `evaluate`.
+        space: Feature space.
+        metrics: Keys of `METRICS`.
+        count: Number of images; None: all, or 50,000 of a sampler.
+        group: All ranks.
+        batch: Images per batch.
+        device: Where features are computed.
+        labels: Labels of the images, for per-class metrics.
+        data_digest: Digest of images and labels. If given, results are read from the cache and written there.
+        should_abort: As in `evaluate`.
+
+    Raises:
+        UsageError: The images are not uint8 or fewer than two, labels are missing, or features are not finite.
+        EvaluationAborted: `should_abort` returned True on all ranks.
     """
-    readings = unique_accumulators([get_metric(name).real_accumulators for name in metrics])
-    least = len(images) if not callable(images) else DEFAULT_COUNT
-    count = _check_count(least if count is None else count if callable(images) else min(count, least))
-    numbers = labels.reals
-    of = None if numbers is None else lambda rows: numbers[rows.start : rows.stop]
-    if of is None and (lacking := [reading for reading in readings if reading.needs_labels]):
-        raise UsageError(f"metrics: {lacking[0].metrics} goes class by class, and the reals have no labels")
-    how = FeaturePass(space, count, batch, len(labels.names), 0, torch.device(device), should_abort)
+    accumulators = unique_accumulators([get_metric(name).real_accumulators for name in metrics])
+    if callable(images):
+        count = DEFAULT_COUNT if count is None else count
+    else:
+        count = len(images) if count is None else min(count, len(images))
+    feature_pass = FeaturePass(
+        space, _check_count(count), batch, len(labels.names), 0, torch.device(device), should_abort
+    )
+    real_labels = labels.reals
+    label_fn = None if real_labels is None else lambda rows: real_labels[rows.start : rows.stop]
+    if label_fn is None:
+        for accumulator in accumulators:
+            if accumulator.needs_labels:
+                raise UsageError(f"metrics={accumulator.metrics}: needs classes, and the reals have no labels")
     if data_digest and not callable(images):
-        return cached_reference(images, how, readings, group, data_digest, of)
-    return extract(images if callable(images) else array_sampler(images, space), how, readings, group, of)
+        return cached_reference(images, feature_pass, accumulators, group, data_digest, label_fn)
+    sample = images if callable(images) else array_sampler(images, space)
+    return extract(sample, feature_pass, accumulators, group, label_fn)
 
 
 def _check_count(count: int) -> int:
     if count < 2:
-        raise UsageError(f"count: a score needs at least 2 images, not {count}; {DEFAULT_COUNT} is usual")
+        raise UsageError(f"count={count}: a score needs at least 2 images. Use {DEFAULT_COUNT}, which is usual")
     return count
 
 

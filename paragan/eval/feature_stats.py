@@ -1,4 +1,4 @@
-"""What a feature space saw of some images: all that a score needs of them."""
+"""Run images through a feature space and collect what scores need of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ from paragan.eval.accumulators import Accumulator, AccumulatorResults, FeatureBa
 from paragan.eval.features import FeatureSpace
 from paragan.eval.sharding import EvaluationAborted, ReduceGroup, all_ranks, block_shards, broadcast_from_rank0
 
-SYNC_PERIOD_BLOCKS = 8  # blocks of a rank, after which all hear of each other
-SampleFn = Callable[[range], Tensor]  # indices -> uint8 images [len, C, H, W], or numbers float32 [len, ...]
+SYNC_PERIOD_BLOCKS = 8  # blocks of a rank between two votes on aborting
+SampleFn = Callable[[range], Tensor]  # indices -> uint8 images [len, C, H, W], or float32 arrays [len, ...]
 LabelsFn = Callable[[range], np.ndarray]  # indices -> int64 labels [len]
 
 
 class ImageArray(Protocol):
-    """Images uint8 [N, H, W, C], an array or what reads them when it is sliced."""
+    """Images uint8 [N, H, W, C]: an array, or an object that reads them when it is sliced."""
 
     @property
     def dtype(self) -> np.dtype: ...
@@ -31,24 +31,26 @@ class ImageArray(Protocol):
 
 @dataclass(frozen=True)
 class FeatureStats:
-    """What a feature space saw of some images. Made once, it serves often; of features every rank has its share."""
+    """Results of a pass over images. Features are sharded over ranks."""
 
     space: FeatureSpace
-    image_shape: tuple[int, ...]  # (C, H, W), or the shape of a record; () where only statistics are known
-    count: int  # 0 likewise
+    image_shape: tuple[int, ...]  # (C, H, W), or the shape of a record; () if unknown
+    count: int  # 0 if unknown
     results: AccumulatorResults = field(repr=False)
-    source_file: str | None = None  # the file whose statistics these are, if they are
+    source_file: str | None = None  # the file that the statistics come from, if any
 
     def get(self, accumulator: Accumulator) -> Any:
-        """Raises `Unusable` where no metric that needs it was named when summarizing."""
-        if accumulator not in self.results:
-            if self.source_file:
-                names = f"it holds a mean and a covariance, which {accumulator.metrics} do not go by: ask for fd or fid"
-                raise UsageError(f"reference: {self.source_file}: {names}, or leave the reference out")
+        """Return the result of an accumulator. Raises `UsageError` if it was not collected."""
+        if accumulator in self.results:
+            return self.results[accumulator]
+        if self.source_file:
             raise UsageError(
-                f"reals: summarized without {accumulator.name}; name {accumulator.metrics} when summarizing"
+                f"reference={self.source_file}: holds only a mean and a covariance, and {accumulator.metrics} needs "
+                "more. Use fd or fid, or no reference"
             )
-        return self.results[accumulator]
+        raise UsageError(
+            f"reals: their stats have no {accumulator.name}. Compute them with metrics={accumulator.metrics}"
+        )
 
 
 def extract(
@@ -58,50 +60,63 @@ def extract(
     group: ReduceGroup,
     labels: LabelsFn | None = None,
 ) -> FeatureStats:
-    """Look at images 0 to `look.count`, each rank at its share, and keep what was asked for.
+    """Run images 0 to `feature_pass.count` through the space, each rank its blocks, and fill the accumulators.
 
-    Raises `Unusable` for what are no uint8 images, and for features that are not finite; `GivenUp` where `look.heed`
-    says so on all ranks.
+    Args:
+        sample: Images of a range of indices.
+        feature_pass: Space, number of images, block size and device.
+        accumulators: What to collect.
+        group: All ranks; every rank calls this.
+        labels: Labels of a range of indices, if an accumulator needs them.
+
+    Raises:
+        UsageError: The images are not uint8, a label is no class, or features are not finite.
+        EvaluationAborted: `feature_pass.should_abort` returned True on all ranks.
     """
-    known = {reading: reading.init(feature_pass) for reading in accumulators}
-    told, bad = labels if any(reading.needs_labels for reading in accumulators) else None, torch.zeros(1)
-    image = (0,) * (len(feature_pass.space.array_shape) or 3)
+    space = feature_pass.space
+    device = feature_pass.device
+    states = {accumulator: accumulator.init(feature_pass) for accumulator in accumulators}
+    if not any(accumulator.needs_labels for accumulator in accumulators):
+        labels = None
+    num_nonfinite = torch.zeros(1)
+    shape = tuple(0 for _ in space.array_shape) or (0, 0, 0)
     for rows in _local_blocks(feature_pass, group):
-        pictures = _check_images(sample(rows), len(rows), feature_pass.space)
-        image = tuple(pictures.shape[1:])
-        pictures = pictures.to(feature_pass.device)
-        y = None if told is None else _check_labels(told(rows), rows, feature_pass.classes).to(feature_pass.device)
-        seen = FeatureBatch(rows, pictures, feature_pass.space(pictures), y)
-        bad += float(not seen.features.isfinite().all())
-        for reading, so_far in known.items():
-            reading.update(so_far, feature_pass, seen)
-    image = tuple(broadcast_from_rank0(group, torch.tensor(image, device=feature_pass.device)).tolist())
-    group.all_reduce_sum(bad).wait()
-    if bad:
-        raise UsageError(
-            f"space: {feature_pass.space.name} gave features that are not finite"
-        )  # on all ranks if on one
-    kept = {reading: reading.compute(so_far, feature_pass, group) for reading, so_far in known.items()}
-    return FeatureStats(feature_pass.space, image, feature_pass.count, kept)
+        images = _check_images(sample(rows), len(rows), space)
+        shape = tuple(images.shape[1:])
+        images = images.to(device)
+        y = None if labels is None else _check_labels(labels(rows), rows, feature_pass.classes).to(device)
+        batch = FeatureBatch(rows, images, space(images), y)
+        num_nonfinite += float(not batch.features.isfinite().all())
+        for accumulator, state in states.items():
+            accumulator.update(state, feature_pass, batch)
+    shape = tuple(broadcast_from_rank0(group, torch.tensor(shape, device=device)).tolist())
+    group.all_reduce_sum(num_nonfinite).wait()
+    if num_nonfinite:  # on all ranks if on one
+        raise UsageError(f"space={space.name}: returned features that are not finite. Use finite images and weights")
+    results = {accumulator: accumulator.compute(state, feature_pass, group) for accumulator, state in states.items()}
+    return FeatureStats(space, shape, feature_pass.count, results)
 
 
 def _local_blocks(feature_pass: FeaturePass, group: ReduceGroup) -> Iterator[range]:
-    """The blocks of this rank. Now and then all hear from each other: who was lost is noticed before all is done, a
-    group takes a long silence for a failure, and those who want to give up do so together."""
-    mine = block_shards(feature_pass.count, feature_pass.block_size, group.rank, group.size)
-    for number in range(-(-feature_pass.count // (feature_pass.block_size * group.size))):
-        heard = group.size == 1 or number % SYNC_PERIOD_BLOCKS == SYNC_PERIOD_BLOCKS - 1
-        if heard and all_ranks(group, feature_pass.should_abort(number * feature_pass.block_size * group.size)):
+    """Yield the blocks of this rank, and let all ranks vote on aborting every `SYNC_PERIOD_BLOCKS` blocks.
+
+    The votes also detect lost ranks early, and break the silence that a group would take for a failure.
+    """
+    blocks = block_shards(feature_pass.count, feature_pass.block_size, group.rank, group.size)
+    images_per_block = feature_pass.block_size * group.size  # of all ranks
+    for index in range(-(-feature_pass.count // images_per_block)):
+        votes = group.size == 1 or index % SYNC_PERIOD_BLOCKS == SYNC_PERIOD_BLOCKS - 1
+        if votes and all_ranks(group, feature_pass.should_abort(index * images_per_block)):
             raise EvaluationAborted
-        yield from mine[number : number + 1]
+        yield from blocks[index : index + 1]
 
 
 def array_sampler(images: ImageArray, space: FeatureSpace) -> SampleFn:
-    """A sampler of the rows of uint8 [N, H, W, C], or of float32 [N, ...]. Raises `Unusable` for another array."""
+    """Return a sampler of the rows of uint8 [N, H, W, C] or float32 [N, ...]. Raises `UsageError` for other arrays."""
     if space.array_shape and images.dtype == np.float32:
         return lambda rows: torch.from_numpy(np.ascontiguousarray(images[rows.start : rows.stop]))
     if images.dtype != np.uint8 or len(images.shape) != 4:
-        raise UsageError(f"reals: want uint8 images [N, H, W, C], not {images.dtype} {list(images.shape)}")
+        raise UsageError(f"reals: {images.dtype} {list(images.shape)} are no images. Use uint8 [N, H, W, C]")
 
     def sample(rows: range) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(images[rows.start : rows.stop].transpose(0, 3, 1, 2)))
@@ -112,18 +127,18 @@ def array_sampler(images: ImageArray, space: FeatureSpace) -> SampleFn:
 def _check_images(images: Tensor, count: int, space: FeatureSpace) -> Tensor:
     if space.array_shape:
         if images.dtype != torch.float32 or images.shape != (count, *space.array_shape):
-            found = f"{images.dtype} {list(images.shape)}"
-            raise UsageError(f"fakes: want float32 {[count, *space.array_shape]}, not {found}")
+            actual = f"{images.dtype} {list(images.shape)}"
+            raise UsageError(f"fakes: expected float32 {[count, *space.array_shape]}, got {actual}")
         return images
     if images.dtype != torch.uint8 or images.ndim != 4 or len(images) != count:
-        found = f"{images.dtype} {list(images.shape)}"
-        raise UsageError(f"fakes: want uint8 images [{count}, C, H, W] in [0, 255], not {found}")
+        actual = f"{images.dtype} {list(images.shape)}"
+        raise UsageError(f"fakes: expected uint8 images [{count}, C, H, W] in [0, 255], got {actual}")
     return images
 
 
 def _check_labels(values: np.ndarray, rows: range, classes: int) -> Tensor:
-    """int64 [len(rows)] of classes that there are."""
+    """Return the labels as int64 [len(rows)]. Raises `UsageError` unless all are classes."""
     labels = torch.from_numpy(np.asarray(values, np.int64))
     if len(labels) != len(rows) or not ((labels >= 0) & (labels < classes)).all():
-        raise UsageError(f"labels: want one of 0 to {classes - 1} for each image, and images {rows} have others")
+        raise UsageError(f"labels: expected one of 0 to {classes - 1} for each image, got others for images {rows}")
     return labels

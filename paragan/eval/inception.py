@@ -1,17 +1,16 @@
-"""The Inception network of 2015-12-05, as the FID and the Inception score use it.
+"""The Inception network of 2015-12-05, which FID and the Inception score use.
 
-Szegedy et al. 2015, "Rethinking the Inception Architecture for Computer Vision" (arXiv 1512.00567), in the
-form that Heusel et al. 2017 (arXiv 1706.08500) scored with. It departs from the Inception v3 of torchvision
-in four places: 1008 classes; average pools that leave their padding out of the mean; a *max* pool in the last
-block; and inputs resized like TensorFlow 1 did. The weights are no part of this package (see
-`features.inception_2015`).
+Szegedy et al. 2015, "Rethinking the Inception Architecture for Computer Vision" (arXiv 1512.00567), in the version used
+by Heusel et al. 2017 (arXiv 1706.08500). It differs from torchvision's Inception v3 in four places: 1008 classes;
+average pools that exclude padding from the mean; a *max* pool in the last block; and inputs resized as in TensorFlow 1.
+The weights are not part of this package (see `features.inception_2015`).
 
-The network is the table below. A step is a pool, or convolutions that stand side by side; a branch is a row
-of steps; a block concatenates its branches. Parameters are named as in pytorch-fid's file, whose names are
+The network is the table below. A step is a pool, or parallel convolutions whose outputs are concatenated; a branch is a
+sequence of steps; a block concatenates its branches. Parameters have the names of pytorch-fid's file, which are
 torchvision's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -24,12 +23,10 @@ from paragan.core.errors import UsageError
 INPUT_SIDE = 299  # pixels, the resolution the network was trained at
 NUM_FEATURES = 2048
 NUM_LOGITS = 1008
-# 21,785,568 (convolutions without bias, and the scale and shift of their batch norms) + 1008 x 2048 + 1008.
-NUM_PARAMETERS = 23_850_960
 
 
 class ConvSpec(NamedTuple):
-    """A convolution without bias, its batch norm, a ReLU. `padding` in TensorFlow's words."""
+    """A convolution without bias, batch norm, ReLU. `padding` is TensorFlow's "same" or "valid"."""
 
     name: str
     out: int
@@ -45,15 +42,17 @@ Branch = list[Step]
 AVG_POOL: Pool = partial(F.avg_pool2d, kernel_size=3, stride=1, padding=1, count_include_pad=False)
 MAX_POOL: Pool = partial(F.max_pool2d, kernel_size=3, stride=1, padding=1)
 MAX_POOL_STRIDE2: Pool = partial(F.max_pool2d, kernel_size=3, stride=2)
-WIDE, TALL = (1, 7), (7, 1)
+WIDE = (1, 7)
+TALL = (7, 1)
 
 
 def conv_step(name: str, out: int, kernel: int | tuple[int, int] = 1) -> tuple[ConvSpec, ...]:
-    """A step of one convolution; two such steps added stand side by side."""
+    """Return a step of one convolution; the sum of two such steps is a step of parallel convolutions."""
     return (ConvSpec(name, out, kernel),)
 
 
 def stride2_conv_step(name: str, out: int) -> tuple[ConvSpec, ...]:
+    """Return a step of one 3x3 convolution of stride 2."""
     return (ConvSpec(name, out, 3, 2, "valid"),)
 
 
@@ -150,7 +149,7 @@ class ConvNormReLU(nn.Module):
 
 
 class InceptionBlock(nn.Module):
-    """Branches side by side: [N, channels, H, W] -> [N, width, H', W']."""
+    """Parallel branches, concatenated: [N, channels, H, W] -> [N, width, H', W']."""
 
     def __init__(self, channels: int, branches: list[Branch]):
         super().__init__()
@@ -162,30 +161,30 @@ class InceptionBlock(nn.Module):
 
 
 def add_convolutions(owner: nn.Module, channels: int, branch: Branch) -> int:
-    """Give `to` the convolutions of a branch, each under its name; return the branch's number of channels."""
+    """Add the convolutions of a branch to `owner` under their names; return the channels of the branch's output."""
     for step in branch:
         if isinstance(step, tuple):
-            for like in step:
-                owner.add_module(like.name, ConvNormReLU(channels, like))
-            channels = sum(like.out for like in step)
+            for spec in step:
+                owner.add_module(spec.name, ConvNormReLU(channels, spec))
+            channels = sum(spec.out for spec in step)
     return channels
 
 
 def run_branch(owner: nn.Module, branch: Branch, x: Tensor) -> Tensor:
+    """Run the steps of a branch with the convolutions of `owner`."""
     for step in branch:
-        x = concat_convs(owner, step, x) if isinstance(step, tuple) else step(x)
+        if isinstance(step, tuple):
+            x = torch.cat([owner.get_submodule(spec.name)(x) for spec in step], 1)
+        else:
+            x = step(x)
     return x
-
-
-def concat_convs(owner: nn.Module, step: Sequence[ConvSpec], x: Tensor) -> Tensor:
-    return torch.cat([owner.get_submodule(like.name)(x) for like in step], 1)
 
 
 class Inception(nn.Module):
     """uint8 images [N, 3, H, W] (or grey, [N, 1, H, W]) -> pool features [N, 2048] float32.
 
-    `logits` maps those features to the 1008 logits [N, 1008] without bias, which is what the Inception score
-    takes. Freshly made, its weights are random: a stand-in for tests. `load` reads a file's weights into it.
+    `logits` maps the features to logits [N, 1008] without bias, which the Inception score uses. Initial weights are
+    random; `load_inception` loads those of a file.
     """
 
     num_features = NUM_FEATURES
@@ -207,22 +206,22 @@ class Inception(nn.Module):
         return x.mean((2, 3))
 
     def logits(self, features: Tensor) -> Tensor:
-        """[N, 2048] -> [N, 1008], in the precision of the features."""
+        """Map features [N, 2048] to logits [N, 1008], in the dtype of the features."""
         return features @ self.fc.weight.to(features.dtype).T
 
 
 def three_channels(images: Tensor) -> Tensor:
-    """[N, 3, H, W] as it is, [N, 1, H, W] repeated. Raises `Unusable` for any other number of channels."""
+    """Return [N, 3, H, W] unchanged and [N, 1, H, W] repeated. Raises `UsageError` for other numbers of channels."""
     if images.shape[1] not in (1, 3):
-        raise UsageError(f"space: inception sees images of 1 or 3 channels, not {images.shape[1]}")
+        raise UsageError(f"space=inception: needs images of 1 or 3 channels, got {images.shape[1]}. Use pixels")
     return images.expand(-1, 3, -1, -1)
 
 
 def resize_like_tf1(x: Tensor, side: int) -> Tensor:
-    """[N, C, H, W] -> [N, C, side, side], bilinear, `source = target * in / out`, not antialiased.
+    """Resize [N, C, H, W] to [N, C, side, side]: bilinear, `source = target * in / out`, without antialiasing.
 
-    This is `tf.image.resize_bilinear` of TensorFlow 1. Without half-pixel centres it shifts the picture, and
-    scores have it in them: another resizer gives another FID (Parmar et al. 2022, arXiv 2104.11222).
+    This is `tf.image.resize_bilinear` of TensorFlow 1. It has no half-pixel centres, so it shifts images. Scores depend
+    on it: another resizer yields another FID (Parmar et al. 2022, arXiv 2104.11222).
     """
     return _resize_last(_resize_last(x, side).mT, side).mT
 
@@ -236,16 +235,17 @@ def _resize_last(x: Tensor, side: int) -> Tensor:
 
 
 def load_inception(state: dict[str, Tensor]) -> Inception:
-    """The network with the weights of pytorch-fid's file; counters of batches seen may be missing from it.
+    """Return the network with the weights of pytorch-fid's file, which may lack `num_batches_tracked`.
 
-    Raises `Unusable` where names or shapes are not the network's.
+    Raises:
+        UsageError: Names or shapes are not those of the network.
     """
     network = Inception()
     try:
         missing, unexpected = network.load_state_dict(state, strict=False)
     except (RuntimeError, AttributeError) as error:
-        raise UsageError(f"inception: not the weights of this network: {' '.join(str(error).split())}") from error
+        raise UsageError(f"--inception: not the weights of this network: {' '.join(str(error).split())}") from error
     wrong = [name for name in [*missing, *unexpected] if not name.endswith("num_batches_tracked")]
     if wrong:
-        raise UsageError(f"inception: the file has not the names of this network, see {', '.join(wrong[:3])}")
+        raise UsageError(f"--inception: not the weights of this network, whose names differ: {', '.join(wrong[:3])}")
     return network

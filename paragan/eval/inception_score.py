@@ -1,4 +1,4 @@
-"""The Inception score (Salimans et al. 2016, arXiv 1606.03498) from sums of a stream of logits."""
+"""The Inception score (Salimans et al. 2016, arXiv 1606.03498), computed from sums over a stream of logits."""
 
 import torch
 from torch import Tensor
@@ -7,28 +7,28 @@ from paragan.eval.sharding import SINGLE, ReduceGroup
 
 
 class InceptionScoreSums:
-    """What the score needs of `count` images: for each of some random splits, sums over its images.
+    """Sums over the images of each of several random splits, from which the score is computed.
 
-    Splits follow from `seed`, drawn as torchmetrics draws them.
+    Splits depend on `seed` only, and are those of torchmetrics.
     """
 
     def __init__(self, count: int, num_logits: int, splits: int, seed: int, device: torch.device | str = "cpu"):
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
         split = torch.empty_like(order)
         split[order] = torch.arange(count) // -(-count // splits)
-        self.split = split.to(device)  # [count] of each image
+        self.split = split.to(device)  # [count], the split of each image
         self.sums = torch.zeros(splits, num_logits + 2, dtype=torch.float64, device=device)  # p(y|x), entropies, images
 
     def update(self, rows: range, logits: Tensor) -> None:
-        """Logits [len(rows), K] of these images."""
+        """Add logits [len(rows), K] of the images `rows`."""
         p = logits.double().softmax(1)
         entropies = torch.special.entr(p).sum(1, keepdim=True)
         self.sums.index_add_(0, self.split[rows.start : rows.stop], torch.cat([p, entropies, p.new_ones(len(p), 1)], 1))
 
     def compute(self, group: ReduceGroup = SINGLE) -> float:
-        """exp of the mean KL(p(y|x) | p(y)), mean over splits; between 1 and K."""
+        """Return exp of the mean KL(p(y|x) | p(y)), averaged over splits; between 1 and K. Every rank calls it."""
         group.all_reduce_sum(self.sums).wait()
         sums = self.sums[self.sums[:, -1] > 0]
         means = sums[:, :-1] / sums[:, -1:]
-        gained = torch.special.entr(means[:, :-1]).sum(1) - means[:, -1]
-        return gained.exp().mean().item()
+        kl = torch.special.entr(means[:, :-1]).sum(1) - means[:, -1]
+        return kl.exp().mean().item()

@@ -1,11 +1,11 @@
-"""The kernel distance (Bińkowski et al. 2018, arXiv 1801.01401), over features that many ranks hold."""
+"""The kernel Inception distance (Bińkowski et al. 2018, arXiv 1801.01401) of features sharded over ranks."""
 
 import torch
 from torch import Tensor
 
 from paragan.eval.sharding import SINGLE, FeatureShard, ReduceGroup
 
-WINDOW_ROWS = 8192  # rows that are on every rank at a time
+WINDOW_ROWS = 8192  # rows that every rank holds at a time
 
 
 def kid(
@@ -17,52 +17,66 @@ def kid(
     seed: int = 0,
     group: ReduceGroup = SINGLE,
 ) -> float:
-    """Squared maximum mean discrepancy of real [N, F] and fake [M, F] features, mean over random subsets.
+    """Compute the squared maximum mean discrepancy of features, averaged over random subsets.
 
-    The kernel is (x.y / F + 1)^3. Being unbiased, it is as often negative as positive for equal
-    distributions. Subsets are of at most N and M vectors, and follow from `seed`, drawn as torchmetrics draws
-    them. Every rank adds up the pairs of its own rows with all; rows travel in windows.
+    The kernel is (x.y / F + 1)^3. The estimate is unbiased, so for equal distributions it is negative half of the time.
+    Every rank sums over the pairs of its own rows with all rows, which are gathered window by window.
+
+    Args:
+        real: Features of reals [N, F].
+        fake: Features of fakes [M, F].
+        subsets: Number of subsets.
+        subset_size: Vectors of each side in a subset; at most N and M.
+        seed: Seed of the subsets, which are those of torchmetrics.
+        group: All ranks; every rank calls this.
     """
     size = min(subset_size, real.count, fake.count)
-    chosen = _draw_subsets(real.count, fake.count, subsets, size, seed)
-    ours, theirs = ([pair[side].to(real.local.device) for pair in chosen] for side in (0, 1))
-    xx = _kernel_sums(real, real, ours, ours, group)
-    yy = _kernel_sums(fake, fake, theirs, theirs, group)
-    xy = _kernel_sums(real, fake, ours, theirs, group)
-    sums = torch.stack([xx - _diagonal_sums(real, ours, group), yy - _diagonal_sums(fake, theirs, group), xy])
+    pairs = _draw_subsets(real.count, fake.count, subsets, size, seed)
+    real_rows, fake_rows = ([pair[side].to(real.local.device) for pair in pairs] for side in (0, 1))
+    xx = _kernel_sums(real, real, real_rows, real_rows, group) - _diagonal_sums(real, real_rows, group)
+    yy = _kernel_sums(fake, fake, fake_rows, fake_rows, group) - _diagonal_sums(fake, fake_rows, group)
+    xy = _kernel_sums(real, fake, real_rows, fake_rows, group)
+    sums = torch.stack([xx, yy, xy])
     group.all_reduce_sum(sums).wait()
     within = (sums[0] + sums[1]) / (size * (size - 1))
     return (within - 2 * sums[2] / size**2).mean().item()
 
 
 def _draw_subsets(n: int, m: int, subsets: int, size: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    draw = torch.Generator().manual_seed(seed)
-    return [tuple(torch.randperm(k, generator=draw)[:size] for k in (n, m)) for _ in range(subsets)]  # pyright: ignore
+    """Return (rows of the reals, rows of the fakes) of each subset, `size` each."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for _ in range(subsets):
+        real_rows = torch.randperm(n, generator=generator)[:size]
+        fake_rows = torch.randperm(m, generator=generator)[:size]
+        pairs.append((real_rows, fake_rows))
+    return pairs
 
 
 def _kernel_sums(
     a: FeatureShard, b: FeatureShard, subsets_a: list[Tensor], subsets_b: list[Tensor], group: ReduceGroup
 ) -> Tensor:
-    """[subsets] sums of the kernel over pairs of this rank's rows of `a` with all of `b`, of each subset."""
-    mine = _local_rows(a, subsets_a, group)
+    """Return [subsets]: the sum of the kernel over pairs of this rank's rows of `a` with all rows of `b`."""
+    local_rows = _local_rows(a, subsets_a, group)
     sums = a.local.new_zeros(len(subsets_a), dtype=torch.float64)
-    for there, rows in b.windows(group, WINDOW_ROWS):
-        rows = rows.double()
-        for number, (x, chosen) in enumerate(zip(mine, subsets_b, strict=True)):
-            here = chosen[(chosen >= there.start) & (chosen < there.stop)] - there.start
-            sums[number] += (a.local[x].double() @ rows[here].T / rows.shape[1] + 1).pow(3).sum()
+    for window, features in b.windows(group, WINDOW_ROWS):
+        features = features.double()
+        for i, (x, subset) in enumerate(zip(local_rows, subsets_b, strict=True)):
+            in_window = subset[(subset >= window.start) & (subset < window.stop)] - window.start
+            sums[i] += (a.local[x].double() @ features[in_window].T / features.shape[1] + 1).pow(3).sum()
     return sums
 
 
 def _diagonal_sums(a: FeatureShard, subsets: list[Tensor], group: ReduceGroup) -> Tensor:
-    """[subsets] what this rank's rows are with themselves, which is to be left out."""
-    alone = (a.local.double().square().sum(1) / a.local.shape[1] + 1).pow(3)
-    return torch.stack([alone[mine].sum() for mine in _local_rows(a, subsets, group)])
+    """Return [subsets]: the sum of the kernel of this rank's rows with themselves, which is to be left out."""
+    diagonal = (a.local.double().square().sum(1) / a.local.shape[1] + 1).pow(3)
+    return torch.stack([diagonal[rows].sum() for rows in _local_rows(a, subsets, group)])
 
 
-def _local_rows(share: FeatureShard, subsets: list[Tensor], group: ReduceGroup) -> list[Tensor]:
-    """Where among its own rows this rank has those of each subset."""
-    at = torch.full((share.count,), -1, dtype=torch.long, device=share.local.device)
-    rows = share.rows(group)
-    at[rows] = torch.arange(len(rows), device=at.device)
-    return [(there := at[subset])[there >= 0] for subset in subsets]
+def _local_rows(shard: FeatureShard, subsets: list[Tensor], group: ReduceGroup) -> list[Tensor]:
+    """Return, for each subset, the positions of its rows among this rank's rows."""
+    position = torch.full((shard.count,), -1, dtype=torch.long, device=shard.local.device)
+    rows = shard.rows(group)
+    position[rows] = torch.arange(len(rows), device=position.device)
+    positions = [position[subset] for subset in subsets]
+    return [p[p >= 0] for p in positions]

@@ -1,4 +1,4 @@
-"""The table of metrics: what each is called in which space, where it is defined, what it takes."""
+"""The table of metrics: names of their scores, the spaces where they are defined, and the accumulators they need."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -24,24 +24,24 @@ from paragan.eval.features import FeatureSpace, closest_name, inception_path, in
 from paragan.eval.frechet import Gaussian, frechet_distance
 from paragan.eval.sharding import ReduceGroup, compute_on_rank0
 
-KID_SUBSET_SIZE = 1000  # images of one of KID's subsets, as is usual
-DEFAULT_COUNT = 50_000  # fakes, where nobody says otherwise: the field's custom
-MAX_FEATURES = 8192  # of a covariance, whose roots cost the cube of it
-MAX_COVARIANCE_NUMBERS = 2**27  # of the covariances of all classes: 1 GB
-CAS_TEST_IMAGES = 10_000  # reals that a classifier trained on fakes is tried on
+KID_SUBSET_SIZE = 1000  # images, the usual value
+DEFAULT_COUNT = 50_000  # fakes, the usual value
+MAX_FEATURES = 8192  # of a covariance: the time of its root grows with their cube
+MAX_COVARIANCE_NUMBERS = 2**27  # in the covariances of all classes: 1 GB
+CAS_TEST_IMAGES = 10_000  # reals that a classifier trained on fakes is tested on
 
 
 class MetricValue(NamedTuple):
-    """A number, and what is known about it."""
+    """A value, and what is known about it."""
 
     value: float
-    error: float | None = None  # how far arithmetic may have moved it
+    error: float | None = None  # bound of the rounding error
     per_class: Mapping[str, float] | None = None
     notes: tuple[str, ...] = ()
 
 
 class MetricInputs(NamedTuple):
-    """What a metric is computed from."""
+    """Inputs of a metric."""
 
     real: FeatureStats
     fake: FeatureStats
@@ -52,14 +52,16 @@ class MetricInputs(NamedTuple):
 
 
 def _frechet(inputs: MetricInputs) -> list[MetricValue]:
-    a, b = inputs.real.get(GaussianAcc()), inputs.fake.get(GaussianAcc())
+    a = inputs.real.get(GaussianAcc())
+    b = inputs.fake.get(GaussianAcc())
     value, error = compute_on_rank0(inputs.group, lambda: list(frechet_distance(a, b)), 2)
     return [MetricValue(value, error)]
 
 
 def _kid(inputs: MetricInputs, **settings: int) -> list[MetricValue]:
-    x, y = inputs.real.get(FeatureAcc()), inputs.fake.get(FeatureAcc())
-    return [MetricValue(kid.kid(x, y, seed=inputs.seed, group=inputs.group, **settings))]
+    real = inputs.real.get(FeatureAcc())
+    fake = inputs.fake.get(FeatureAcc())
+    return [MetricValue(kid.kid(real, fake, seed=inputs.seed, group=inputs.group, **settings))]
 
 
 def _is(inputs: MetricInputs, *, splits: int) -> list[MetricValue]:
@@ -67,12 +69,9 @@ def _is(inputs: MetricInputs, *, splits: int) -> list[MetricValue]:
 
 
 def _prdc(inputs: MetricInputs, *, k: int) -> list[MetricValue]:
-    return [
-        MetricValue(v)
-        for v in precision_recall.prdc(
-            inputs.real.get(FeatureAcc()), inputs.fake.get(FeatureAcc()), k, group=inputs.group
-        )
-    ]
+    real = inputs.real.get(FeatureAcc())
+    fake = inputs.fake.get(FeatureAcc())
+    return [MetricValue(value) for value in precision_recall.prdc(real, fake, k, group=inputs.group)]
 
 
 def _intra_frechet(inputs: MetricInputs) -> list[MetricValue]:
@@ -80,18 +79,20 @@ def _intra_frechet(inputs: MetricInputs) -> list[MetricValue]:
     b: list[Gaussian | None] = inputs.fake.get(ClassGaussianAcc())
 
     def compute() -> list[float]:
-        return [n for one in per_class.intra_frechet(a, b) for n in (one or (-1.0, 0.0))]  # -1: there is none
+        numbers: list[float] = []
+        for distance in per_class.intra_frechet(a, b):
+            numbers += distance or (-1.0, 0.0)  # -1: no distance
+        return numbers
 
     numbers = compute_on_rank0(inputs.group, compute, 2 * len(a))
-    values = {c: v for c, v in zip(inputs.classes, numbers[::2], strict=True) if v >= 0}
+    values = {name: value for name, value in zip(inputs.classes, numbers[::2], strict=True) if value >= 0}
     if not values:
         raise UsageError(
-            "count: no class has two fakes and two reals, which an intra-class distance needs; ask for more"
+            "count: no class has two fakes and two reals, which an intra-class distance needs. Use a larger count"
         )
     error = sum(numbers[1::2]) / len(values)
-    return [
-        MetricValue(sum(values.values()) / len(values), error, values, _missing_classes_note(inputs.classes, values))
-    ]
+    notes = _missing_classes_notes(inputs.classes, values)
+    return [MetricValue(sum(values.values()) / len(values), error, values, notes)]
 
 
 def _accuracy(inputs: MetricInputs) -> list[MetricValue]:
@@ -99,68 +100,79 @@ def _accuracy(inputs: MetricInputs) -> list[MetricValue]:
 
 
 def _cas(inputs: MetricInputs, *, train_samples: int, test_images: int) -> list[MetricValue]:
-    fakes, reals = inputs.fake.get(_CAS_TRAIN), inputs.real.get(_CAS_TEST)
-    how = dataclasses.replace(DEFAULT_TRAINING, max_samples=train_samples, seed=inputs.seed)
-    tally = per_class.train_on_fakes_test_on_reals(fakes, reals, len(inputs.classes), inputs.group, inputs.device, how)
-    return [_accuracy_value(inputs, tally)]
+    training = dataclasses.replace(DEFAULT_TRAINING, max_samples=train_samples, seed=inputs.seed)
+    counts = per_class.train_on_fakes_test_on_reals(
+        inputs.fake.get(_CAS_TRAIN),
+        inputs.real.get(_CAS_TEST),
+        len(inputs.classes),
+        inputs.group,
+        inputs.device,
+        training,
+    )
+    return [_accuracy_value(inputs, counts)]
 
 
-def _accuracy_value(inputs: MetricInputs, tally: torch.Tensor) -> MetricValue:
-    share, each = per_class.accuracies(tally)
-    values = {name: one for name, one in zip(inputs.classes, each, strict=True) if one is not None}
-    return MetricValue(share, None, values, _missing_classes_note(inputs.classes, values))
+def _accuracy_value(inputs: MetricInputs, counts: torch.Tensor) -> MetricValue:
+    accuracy, class_accuracies = per_class.accuracies(counts)
+    named = zip(inputs.classes, class_accuracies, strict=True)
+    values = {name: value for name, value in named if value is not None}
+    return MetricValue(accuracy, None, values, _missing_classes_notes(inputs.classes, values))
 
 
-def _missing_classes_note(classes: Sequence[str], values: Mapping[str, float]) -> tuple[str, ...]:
-    """Which classes there is no number of, as a note."""
-    left = [name for name in classes if name not in values]
-    some = ", ".join(left[:5]) + ", ..." * (len(left) > 5)
-    return (f"too few images of {len(left)} of {len(classes)} classes ({some})",) if left else ()
+def _missing_classes_notes(classes: Sequence[str], values: Mapping[str, float]) -> tuple[str, ...]:
+    """Return a note that names the classes without a value, if any."""
+    missing = [name for name in classes if name not in values]
+    if not missing:
+        return ()
+    names = ", ".join([*missing[:5], "..."] if len(missing) > 5 else missing)
+    return (f"too few images of {len(missing)} of {len(classes)} classes ({names})",)
 
 
 # where a metric is defined ----------------------------------------------------------------------------------
 
 
 def _accept_any_space(name: str, space: FeatureSpace) -> None:
-    """The metric is defined in every space."""
+    """Check nothing: the metric is defined in every space."""
 
 
 def _check_covariance_fits(name: str, space: FeatureSpace) -> None:
     if space.num_features > MAX_FEATURES:
-        have = f"{space.name} has {space.num_features} features"
-        raise UsageError(f"metrics: {name} takes at most {MAX_FEATURES} features and {have}; kid,prdc take more")
+        raise UsageError(
+            f"metrics={name}: takes at most {MAX_FEATURES} features, and the space {space.name} has "
+            f"{space.num_features}. Use kid or prdc"
+        )
 
 
 def _check_is_inception(name: str, space: FeatureSpace) -> None:
     if not space.is_inception:
-        plain = "intra_fd" if name.startswith("intra") else "fd"
+        alternative = "intra_fd" if name.startswith("intra") else "fd"
         raise UsageError(
-            f"metrics: {name} is defined in the Inception space only, not in {space.name}, where {plain} works; "
-            f"for {name} choose the space inception, whose file is {inception_source(inception_path())}"
+            f"metrics={name}: is defined in the space inception only, not in {space.name}. Use {alternative}, or "
+            f"--features inception with the file {inception_source(inception_path())}"
         )
 
 
 def _check_has_logits(name: str, space: FeatureSpace) -> None:
     if not space.num_logits:
         raise UsageError(
-            f"metrics: {name} needs the logits of a classifier, and {space.name} has none; "
-            "fd, kid and prdc work there, or choose the space inception or resnet20"
+            f"metrics={name}: needs the logits of a classifier, and the space {space.name} has none. "
+            "Use fd, kid or prdc, or --features inception or resnet20"
         )
 
 
 def _check_has_data_classes(name: str, space: FeatureSpace) -> None:
     if not space.classes:
         raise UsageError(
-            f"metrics: {name} needs a classifier of the data's own classes, which {space.name} is not: "
-            "choose the space resnet20 (--features resnet20)"
+            f"metrics={name}: needs a classifier of the data's own classes, and the space {space.name} is none. "
+            "Use --features resnet20"
         )
 
 
-# what to keep in mind ---------------------------------------------------------------------------------------
+# notes of scores ---------------------------------------------------------------------------------------
 
 
 def _rank_deficiency_notes(space: FeatureSpace, real: FeatureStats, fake: FeatureStats) -> tuple[str, ...]:
-    """Why a Fréchet distance is too large, if it is: too few images for its covariances."""
+    """Note that a Fréchet distance is biased, if there are too few images for its covariances."""
     sides = {"reals": real.count, "fakes": fake.count}
     return tuple(
         f"{count} {side} for {space.num_features} features: biased upwards"
@@ -170,22 +182,23 @@ def _rank_deficiency_notes(space: FeatureSpace, real: FeatureStats, fake: Featur
 
 
 def _class_rank_deficiency_notes(space: FeatureSpace, real: FeatureStats, fake: FeatureStats) -> tuple[str, ...]:
-    least = [min((g.count for g in s.get(ClassGaussianAcc()) if g), default=0) for s in (real, fake)]
-    return tuple(
-        f"a class has {count} {side} for {space.num_features} features: biased upwards"
-        for side, count in zip(("reals", "fakes"), least, strict=True)
-        if count <= space.num_features
-    )
+    notes: list[str] = []
+    for side, stats in (("reals", real), ("fakes", fake)):
+        smallest = min((g.count for g in stats.get(ClassGaussianAcc()) if g), default=0)
+        if smallest <= space.num_features:
+            notes.append(f"a class has {smallest} {side} for {space.num_features} features: biased upwards")
+    return tuple(notes)
 
 
 def _few_images_notes(space: FeatureSpace, real: FeatureStats | None, fake: FeatureStats) -> tuple[str, ...]:
-    few = f"{fake.count} fakes for {space.num_logits} classes: biased downwards"
-    return (few,) if fake.count <= space.num_logits else ()
+    if fake.count > space.num_logits:
+        return ()
+    return (f"{fake.count} fakes for {space.num_logits} classes: biased downwards",)
 
 
 def _small_subset_notes(space: FeatureSpace, real: FeatureStats, fake: FeatureStats) -> tuple[str, ...]:
     size = min(real.count, fake.count)
-    return (f"subsets of {size} images: there are no more",) if size < KID_SUBSET_SIZE else ()
+    return (f"subsets of {size} images only",) if size < KID_SUBSET_SIZE else ()
 
 
 def _no_notes(space: FeatureSpace, real: FeatureStats | None, fake: FeatureStats) -> tuple[str, ...]:
@@ -197,33 +210,36 @@ def _no_notes(space: FeatureSpace, real: FeatureStats | None, fake: FeatureStats
 
 @dataclass(frozen=True)
 class Metric:
-    """What may be asked for: which scores it yields, where it is defined, and what it takes.
+    """A metric: the scores it yields, where it is defined, and what it needs.
 
-    In a score's name {} stands for the space; a name without it gets `_<space>` outside Inception.
+    In the name of a score {} stands for the space; a name without it gets the suffix `_<space>` outside Inception.
     """
 
     scores: tuple[str, ...]
     compute: Callable[..., list[MetricValue]]
-    fake_accumulators: tuple[Accumulator, ...]  # what it reads of them
-    real_accumulators: tuple[Accumulator, ...]  # likewise; () where it does not look at them
+    fake_accumulators: tuple[Accumulator, ...]  # what it needs of the fakes
+    real_accumulators: tuple[Accumulator, ...]  # likewise of the reals; () if it does not use them
     settings: Mapping[str, int] = field(default_factory=dict)  # part of the protocol
-    check_space: Callable[[str, FeatureSpace], None] = _accept_any_space  # raises where it is not defined
-    notes: Callable[..., tuple[str, ...]] = _no_notes  # of (space, real, fake): what to keep in mind
-    required_fakes: int | None = None  # how many fakes its name says
+    check_space: Callable[[str, FeatureSpace], None] = _accept_any_space  # raises if the metric is not defined there
+    notes: Callable[..., tuple[str, ...]] = _no_notes  # called with (space, real, fake)
+    required_fakes: int | None = None  # number of fakes, if its name states it
 
     @property
     def min_images(self) -> int:
-        """The fewest images it is defined for: two, or more than the neighbours it counts."""
+        """Smallest number of images: two, or more than the number of neighbours."""
         return self.settings.get("k", 0) + 2
 
     @property
     def needs_labels(self) -> bool:
         """Whether it needs labels."""
-        return any(reading.needs_labels for reading in (*self.fake_accumulators, *self.real_accumulators))
+        return any(acc.needs_labels for acc in (*self.fake_accumulators, *self.real_accumulators))
 
 
-_GAUSSIAN, _CLASS_GAUSSIANS, _FEATURES = (GaussianAcc(),), (ClassGaussianAcc(),), (FeatureAcc(),)
-_CAS_TRAIN, _CAS_TEST = ImageAcc(DEFAULT_TRAINING.max_images), ImageAcc(CAS_TEST_IMAGES)
+_GAUSSIAN = (GaussianAcc(),)
+_CLASS_GAUSSIANS = (ClassGaussianAcc(),)
+_FEATURES = (FeatureAcc(),)
+_CAS_TRAIN = ImageAcc(DEFAULT_TRAINING.max_images)
+_CAS_TEST = ImageAcc(CAS_TEST_IMAGES)
 _CAS_SETTINGS = {"train_samples": DEFAULT_TRAINING.max_samples, "test_images": CAS_TEST_IMAGES}
 _FRECHET = Metric((), _frechet, _GAUSSIAN, _GAUSSIAN, check_space=_check_covariance_fits, notes=_rank_deficiency_notes)
 _INTRA = Metric(
@@ -266,43 +282,46 @@ METRICS: Mapping[str, Metric] = {
 
 
 def metric_names(requested: str, space: FeatureSpace) -> tuple[str, ...]:
-    """What the scores of a metric are called in a space: `fd` gives `fd_pixels`; `fid` is refused there.
+    """Return the names of a metric's scores in a space: `fd` yields `fd_pixels` in pixels.
 
-    Raises `Unusable` for an unknown metric (naming the nearest), and for one that is not defined in the
-    space. Call it before training: then an evaluation is refused early.
+    Call it before training, so that an evaluation that cannot work is refused early.
+
+    Raises:
+        UsageError: The metric is unknown, or not defined in the space.
     """
     metric = get_metric(requested)
     metric.check_space(requested, space)
-    tail = "" if space.is_inception else f"_{space.name}"
-    return tuple(s.format(space.name) if "{}" in s else f"{s}{tail}" for s in metric.scores)
+    suffix = "" if space.is_inception else f"_{space.name}"
+    return tuple(name.format(space.name) if "{}" in name else f"{name}{suffix}" for name in metric.scores)
 
 
 def check_labels(metrics: Sequence[str], space: FeatureSpace, classes: int) -> None:
-    """Raises `Unusable` for metrics of classes where there are no labels, or too many for their covariances."""
+    """Raise `UsageError` for per-class metrics if there are no labels, or too many classes for their covariances."""
     for name in metrics:
         metric = get_metric(name)
         if metric.needs_labels and not classes:
             raise UsageError(
-                f"metrics: {name} goes class by class, and there are no labels of the reals, or G is not told any; "
-                "fd, kid and prdc need none"
+                f"metrics={name}: needs classes, and the reals have no labels or G is unconditional. "
+                "Use fd, kid or prdc"
             )
         if ClassGaussianAcc() in metric.fake_accumulators and classes * space.num_features**2 > MAX_COVARIANCE_NUMBERS:
             size = f"{classes} covariances of {space.num_features} features"
-            raise UsageError(f"metrics: {name} would take {size}; the space resnet20 has 64 (--features resnet20)")
+            raise UsageError(f"metrics={name}: would need {size}. Use --features resnet20, which has 64 features")
 
 
 def num_fakes(metrics: Sequence[str], count: int | None = None) -> int:
-    """`count`, or what the metrics' names promise, or 50,000. Raises `Unusable` where these contradict."""
+    """Return `count`, by default 50,000. Raises `UsageError` if the name of a metric states another number."""
     for name in metrics:
-        promised = get_metric(name).required_fakes
-        if promised and count not in (None, promised):
-            plain = name.partition("50k")[0].replace("pr", "prdc")
-            raise UsageError(f"count: {name} is of {promised} fakes, not {count}; ask for {plain}, or count={promised}")
+        required = get_metric(name).required_fakes
+        if required and count not in (None, required):
+            general = name.partition("50k")[0].replace("pr", "prdc")
+            raise UsageError(f"count={count}: {name} is of {required} fakes. Use {general}, or count={required}")
     return DEFAULT_COUNT if count is None else count
 
 
 def get_metric(name: str) -> Metric:
+    """Return the metric of a name. Raises `UsageError` if there is none."""
     if name not in METRICS:
         known = ", ".join(METRICS)
-        raise UsageError(f"metrics: {name!r} is none of {known}; did you mean {closest_name(name, METRICS)}?")
+        raise UsageError(f"metrics={name}: is none of {known}; did you mean {closest_name(name, METRICS)}?")
     return METRICS[name]

@@ -1,10 +1,11 @@
-"""What is known of reals before they are looked at: statistics from a file, and those that were kept from before.
+"""Stats of real images without a pass over them: from the cache, or from a file of statistics.
 
-    reals = referenced(images, space=space, metrics=["fd", "kid"], known_as=digest)     # a summary, seen or kept
-    reals = from_file("stats.npz", space)                                               # `mu` and `sigma`
+    reals = compute_feature_stats(images, ..., data_digest=digest)     # uses `cached_reference`
+    reals = load_reference_stats("stats.npz", space)                   # `mu` and `sigma`
 
-Kept are Gaussians (safetensors) and features (npy, of which a rank reads its rows), under a digest of the images,
-the space and how they were seen. Records and pixels that are quickly seen again are not.
+The cache holds Gaussians (safetensors) and features (npy, of which each rank reads its rows). The key is a digest of
+the images, the space and the options of the pass. All ranks use a cached result, or all compute it again. Raw pixels
+and arrays are not cached where computing them again is fast.
 """
 
 import contextlib
@@ -31,9 +32,9 @@ from paragan.eval.frechet import Gaussian
 from paragan.eval.sharding import FeatureShard, ReduceGroup, all_ranks
 
 CACHE_FOLDER = "references"
-FORMAT_VERSION = 1  # of how images are seen
-WINDOW_ROWS = 8192  # rows of features that are written at a time
-CHEAP_PRODUCTS = 10**10  # products that are summed in no time
+FORMAT_VERSION = 1  # rises when the results of a pass change
+WINDOW_ROWS = 8192  # rows of features written at a time
+CHEAP_PRODUCTS = 10**10  # products of a covariance that are not worth caching
 
 
 def cached_reference(
@@ -44,66 +45,73 @@ def cached_reference(
     data_digest: str,
     labels: LabelsFn | None = None,
 ) -> FeatureStats:
-    """A summary of all of `images`: what was kept of it, and the rest seen now and kept. known_as: a digest of
-    images and labels. Every rank calls this; what one rank lacks is seen again by all."""
+    """Return the stats of all of `images`: results from the cache, and the others computed now and cached.
+
+    Every rank calls this; a result that one rank cannot read is computed again by all.
+
+    Args:
+        images: uint8 [N, H, W, C].
+        feature_pass: Space, number of images, block size and device.
+        accumulators: What to collect.
+        group: All ranks.
+        data_digest: Digest of images and labels.
+        labels: Labels of a range of indices, if an accumulator needs them.
+    """
     shape = tuple(images.shape[1:]) if feature_pass.space.array_shape else (images.shape[3], *images.shape[1:3])
     files = {
-        reading: _cache_file(reading, feature_pass, data_digest, shape)
-        for reading in accumulators
-        if _is_cacheable(reading, feature_pass)
+        accumulator: _cache_file(accumulator, feature_pass, data_digest, shape)
+        for accumulator in accumulators
+        if _is_cacheable(accumulator, feature_pass)
     }
-    found: dict[Accumulator, Any] = {}
-    for reading, file in files.items():
-        had = _read_cached(reading, file, feature_pass, group)
-        if all_ranks(group, had is not None):
-            found[reading] = had
-    missing = [reading for reading in accumulators if reading not in found]
+    results: dict[Accumulator, Any] = {}
+    for accumulator, file in files.items():
+        cached = _read_cached(accumulator, file, feature_pass, group)
+        if all_ranks(group, cached is not None):
+            results[accumulator] = cached
+    missing = [accumulator for accumulator in accumulators if accumulator not in results]
     if missing:
-        seen = extract(array_sampler(images, feature_pass.space), feature_pass, missing, group, labels)
-        found |= seen.results
-        for reading in (reading for reading in missing if reading in files):
-            _write_cache(found[reading], files[reading], group)
-    return FeatureStats(feature_pass.space, shape, feature_pass.count, found)
+        computed = extract(array_sampler(images, feature_pass.space), feature_pass, missing, group, labels)
+        results |= computed.results
+        for accumulator in missing:
+            if accumulator in files:
+                _write_cache(results[accumulator], files[accumulator], group)
+    return FeatureStats(feature_pass.space, shape, feature_pass.count, results)
 
 
 def _is_cacheable(accumulator: Accumulator, feature_pass: FeaturePass) -> bool:
-    if not isinstance(accumulator, GaussianAcc | ClassGaussianAcc | FeatureAcc):
+    if not accumulator.name:
         return False
-    return not feature_pass.space.is_raw or (
-        isinstance(accumulator, GaussianAcc)
-        and feature_pass.count * feature_pass.space.num_features**2 > CHEAP_PRODUCTS
-    )
+    if not feature_pass.space.is_raw:
+        return True
+    num_products = feature_pass.count * feature_pass.space.num_features**2
+    return isinstance(accumulator, GaussianAcc) and num_products > CHEAP_PRODUCTS
 
 
 def _cache_file(accumulator: Accumulator, feature_pass: FeaturePass, data_digest: str, shape: tuple[int, ...]) -> Path:
     space = [feature_pass.space.name, feature_pass.space.hash, feature_pass.space.resizer]
-    told = json.dumps(
+    text = json.dumps(
         [FORMAT_VERSION, data_digest, feature_pass.count, shape, accumulator.name, feature_pass.classes, *space]
     )
-    key = hashlib.sha256(told.encode()).hexdigest()[:24]
-    return (
-        result_cache.cache_dir()
-        / CACHE_FOLDER
-        / f"{key}.{'npy' if isinstance(accumulator, FeatureAcc) else 'safetensors'}"
-    )
+    key = hashlib.sha256(text.encode()).hexdigest()[:24]
+    suffix = "npy" if isinstance(accumulator, FeatureAcc) else "safetensors"
+    return result_cache.cache_dir() / CACHE_FOLDER / f"{key}.{suffix}"
 
 
 def _read_cached(accumulator: Accumulator, file: Path, feature_pass: FeaturePass, group: ReduceGroup) -> Any:
-    """What is in a file, or None where it is not there, or damaged."""
+    """Return the result in a file; None if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, EOFError, SafetensorError):
         if isinstance(accumulator, FeatureAcc):
             rows = np.load(file, mmap_mode="r", allow_pickle=False)
             if rows.shape != (feature_pass.count, feature_pass.space.num_features) or rows.dtype != np.float32:
                 return None
-            share = FeatureShard(
-                torch.zeros(0, device=feature_pass.device), feature_pass.count, feature_pass.block_size
-            )
-            own = torch.from_numpy(np.ascontiguousarray(rows[share.rows(group).cpu().numpy()])).to(feature_pass.device)
+            empty = torch.zeros(0, device=feature_pass.device)
+            indices = FeatureShard(empty, feature_pass.count, feature_pass.block_size).rows(group).cpu().numpy()
+            local = torch.from_numpy(np.ascontiguousarray(rows[indices])).to(feature_pass.device)
             result_cache.touch(file)
-            return FeatureShard(own, feature_pass.count, feature_pass.block_size)
-        several = _unpack_gaussians(safetensors.torch.load_file(file), feature_pass)
+            return FeatureShard(local, feature_pass.count, feature_pass.block_size)
+        gaussians = _unpack_gaussians(safetensors.torch.load_file(file), feature_pass)
         result_cache.touch(file)
-        return several if isinstance(accumulator, ClassGaussianAcc) else several[0]
+        return gaussians if isinstance(accumulator, ClassGaussianAcc) else gaussians[0]
     return None
 
 
@@ -117,20 +125,20 @@ def _write_cache(result: Any, file: Path, group: ReduceGroup) -> None:
     if isinstance(result, FeatureShard):
         _write_feature_cache(result, file, group)
     elif group.rank == 0:
-        several: list[Gaussian | None] = result if isinstance(result, list) else [result]
-        size = len(next(one for one in several if one).mean) if any(several) else 0
-        nothing = Gaussian(0, torch.zeros(size).double(), torch.zeros(size, size).double())
-        whole = [one or nothing for one in several]
+        results: list[Gaussian | None] = result if isinstance(result, list) else [result]
+        size = len(next(gaussian for gaussian in results if gaussian).mean) if any(results) else 0
+        missing = Gaussian(0, torch.zeros(size).double(), torch.zeros(size, size).double())
+        gaussians = [gaussian or missing for gaussian in results]
         tensors = {
-            "count": torch.tensor([one.count for one in whole]),
-            "mean": torch.stack([one.mean.cpu() for one in whole]),
-            "covariance": torch.stack([one.covariance.cpu() for one in whole]),
+            "count": torch.tensor([gaussian.count for gaussian in gaussians]),
+            "mean": torch.stack([gaussian.mean.cpu() for gaussian in gaussians]),
+            "covariance": torch.stack([gaussian.covariance.cpu() for gaussian in gaussians]),
         }
-        result_cache.store(file, lambda aside: safetensors.torch.save_file(tensors, aside))
+        result_cache.store(file, lambda path: safetensors.torch.save_file(tensors, path))
 
 
 def _write_feature_cache(shard: FeatureShard, file: Path, group: ReduceGroup) -> None:
-    """Window by window: no rank ever has all of them. All ranks walk, whatever befalls the one that writes."""
+    """Write features window by window, so that no rank holds all. All ranks gather, even if rank 0 cannot write."""
     shape = (shard.count, shard.local.shape[1])
     if 4 * shape[0] * shape[1] > result_cache.MAX_BYTES:
         return
@@ -152,57 +160,70 @@ def _write_feature_cache(shard: FeatureShard, file: Path, group: ReduceGroup) ->
 # from a file ------------------------------------------------------------------------------------------------
 
 
-NPZ_ERRORS = (  # what is raised for files that are no npz, or damaged
-    *(OSError, ValueError, TypeError, EOFError, KeyError, RuntimeError, MemoryError),  # the last of sizes that lie
+NPZ_ERRORS = (  # raised for files that are no npz, or damaged
+    *(OSError, ValueError, TypeError, EOFError, KeyError, RuntimeError, MemoryError),  # MemoryError: wrong sizes
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
 )
 
 
 def load_reference_stats(path: str | Path, space: FeatureSpace, device: torch.device | str = "cpu") -> FeatureStats:
-    """The Gaussian in an npz with `mu` [F] and `sigma` [F, F], as pytorch-fid, TTUR and `paragan data stats` write
-    it. Raises `Unusable` for another file, another size, and another space where the file names one."""
+    """Return the Gaussian in an npz with `mu` [F] and `sigma` [F, F], as of pytorch-fid, TTUR or `paragan data stats`.
+
+    Raises:
+        UsageError: The file is missing or no such file, or is of another size or another space.
+    """
     file = Path(path).expanduser()
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in ("mu", "sigma", "count", "space_hash", "image") if name in stored}
     except FileNotFoundError as error:
         raise UsageError(
-            f"reference: {file} does not exist; `paragan data stats PATH --out {file}` writes one"
+            f"reference={file}: does not exist. Use `paragan data stats PATH --out {file}` to write it"
         ) from error
     except NPZ_ERRORS as error:
         raise UsageError(
-            f"reference: {file} is no npz of plain arrays, or not a whole one (pickles are refused: they can run code)"
+            f"reference={file}: is no complete npz of plain arrays (pickles are refused, because they can run code). "
+            f"Use `paragan data stats PATH --out {file}` to write one"
         ) from error
     _check_arrays(arrays, file, space)
     mean, covariance = (torch.from_numpy(arrays[name].astype(np.float64)).to(device) for name in ("mu", "sigma"))
     try:
-        count, image = int(arrays.get("count", 0)), tuple(int(n) for n in arrays.get("image", ()))
+        count = int(arrays.get("count", 0))
+        image_shape = tuple(int(n) for n in arrays.get("image", ()))
     except (ValueError, TypeError, OverflowError) as error:
         raise UsageError(
-            f"reference: count or image in {file} is no whole number, nor several: leave it out"
+            f"reference={file}: count must be an integer and image several. Use a file without them"
         ) from error
     if "count" in arrays and count < 2:
-        raise UsageError(f"reference: count={count} in {file} must be 2 or more: leave it out where it is not known")
+        raise UsageError(
+            f"reference={file}: count={count} must be 2 or more. Use a file without count if it is unknown"
+        )
     digest = hashlib.sha256(arrays["mu"].tobytes() + arrays["sigma"].tobytes()).hexdigest()[:16]
-    gaussian = Gaussian(count or len(mean) + 1, mean, covariance)  # of an unknown number: full rank
-    return FeatureStats(space, image, count, {GaussianAcc(): gaussian}, f"{file.name} {digest}")
+    gaussian = Gaussian(count or len(mean) + 1, mean, covariance)  # if the count is unknown: full rank
+    return FeatureStats(space, image_shape, count, {GaussianAcc(): gaussian}, f"{file.name} {digest}")
 
 
 def _check_arrays(arrays: dict[str, np.ndarray], file: Path, space: FeatureSpace) -> None:
     missing = [name for name in ("mu", "sigma") if name not in arrays]
     if missing:
-        raise UsageError(f"reference: {file} has no {' and no '.join(missing)}: want mu [F] and sigma [F, F]")
-    mu, sigma, size = arrays["mu"], arrays["sigma"], space.num_features
+        raise UsageError(
+            f"reference={file}: has no {' and no '.join(missing)}. Use a file with mu [F] and sigma [F, F]"
+        )
+    mu = arrays["mu"]
+    sigma = arrays["sigma"]
+    size = space.num_features
     if mu.shape != (size,) or sigma.shape != (size, size):
-        found = f"mu {list(mu.shape)} and sigma {list(sigma.shape)}"
-        raise UsageError(f"reference: {file} has {found}, and {space.name} has {size} features: another space?")
+        shapes = f"mu {list(mu.shape)} and sigma {list(sigma.shape)}"
+        raise UsageError(
+            f"reference={file}: has {shapes}, but the space {space.name} has {size} features. Use a file of this space"
+        )
     floats = mu.dtype.kind == sigma.dtype.kind == "f" and max(mu.itemsize, sigma.itemsize) <= 8
     if not floats or not (np.isfinite(mu).all() and np.isfinite(sigma).all()):
-        raise UsageError(f"reference: {file} holds numbers that are not finite, or not floats of at most 8 bytes")
+        raise UsageError(f"reference={file}: has numbers that are not finite. Use finite float32 or float64 arrays")
     if not np.allclose(sigma, sigma.T, rtol=1e-4, atol=1e-6 * max(np.abs(sigma).max(), 1e-30)):
-        raise UsageError(f"reference: sigma in {file} is not symmetric: it is no covariance")
-    roots = np.linalg.eigvalsh(sigma.astype(np.float64))
-    if roots[0] < -1e-6 * max(roots[-1], 0):
-        raise UsageError(f"reference: sigma in {file} has negative variances: it is no covariance")
+        raise UsageError(f"reference={file}: sigma is not symmetric. Use a covariance matrix")
+    eigenvalues = np.linalg.eigvalsh(sigma.astype(np.float64))
+    if eigenvalues[0] < -1e-6 * max(eigenvalues[-1], 0):
+        raise UsageError(f"reference={file}: sigma has negative variances. Use a covariance matrix")
     if "space_hash" in arrays and space.hash and str(arrays["space_hash"]) != space.hash:
-        raise UsageError(f"reference: {file} was measured in another space than this {space.name}: make it again")
+        raise UsageError(f"reference={file}: is of another space than this {space.name}. Compute it again")

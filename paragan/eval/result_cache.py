@@ -1,4 +1,4 @@
-"""A folder of results that can be had again: found by what they are of, written whole or not at all, bounded."""
+"""A cache folder of results that can be computed again: files are written atomically, and their size is bounded."""
 
 import contextlib
 import os
@@ -6,43 +6,53 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-MAX_BYTES = 4 * 10**9  # of one kind; those used longest ago go first
+MAX_BYTES = 4 * 10**9  # in one folder; the least recently used files are removed first
 
 
 def cache_dir() -> Path:
-    """$XDG_CACHE_HOME/paragan, or ~/.cache/paragan; where nothing can be kept, for a user without a home."""
+    """Return $XDG_CACHE_HOME/paragan or ~/.cache/paragan; for users without a home a path that cannot be written."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paragan"
-    except RuntimeError:  # as in a container that runs under any number
+    except RuntimeError:  # no home, as for arbitrary user ids in containers
         return Path(os.devnull) / "paragan"
 
 
 def store(
     file: Path, write: Callable[[Path], object], max_bytes: int = MAX_BYTES, only_if_absent: bool = False
 ) -> None:
-    """Keep what `write` writes as `file`; where the disk refuses that, do without. once: a file that is there stays, so
-    that of several processes all have what the first of them kept."""
-    aside = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    """Write a file atomically into the cache; do nothing if the disk refuses it.
+
+    Args:
+        file: Path in a folder of the cache.
+        write: Called with the path of a temporary file to write.
+        max_bytes: Limit of the folder.
+        only_if_absent: Do not replace an existing file, so that several processes all use the first one.
+    """
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write(aside)
-            os.link(aside, file) if only_if_absent else aside.replace(file)
+            write(temporary)
+            if only_if_absent:
+                os.link(temporary, file)
+            else:
+                temporary.replace(file)
             _evict(file.parent, file, max_bytes)
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def touch(file: Path) -> None:
-    """Say that a file was of use, so that others go before it."""
+    """Mark a file as recently used."""
     with contextlib.suppress(OSError):
         os.utime(file)
 
 
 def _evict(cache: Path, newest: Path, max_bytes: int) -> None:
-    """Remove what was used longest ago, until `most` bytes are left; never what was just written."""
-    found, total = {file: file.stat() for file in cache.iterdir() if file.is_file()}, 0
-    for file in sorted(found, key=lambda file: (file != newest, -found[file].st_mtime)):
-        total += found[file].st_size
+    """Remove the least recently used files down to `max_bytes`, but never `newest`."""
+    stats = {file: file.stat() for file in cache.iterdir() if file.is_file()}
+    total = 0
+    for file in sorted(stats, key=lambda file: (file != newest, -stats[file].st_mtime)):
+        total += stats[file].st_size
         if file != newest and total > max_bytes:  # another process may have removed the newest
             file.unlink(missing_ok=True)

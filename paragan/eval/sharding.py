@@ -1,7 +1,8 @@
-"""How the images of a score are dealt to ranks, and how what was seen of them comes together.
+"""How the images of an evaluation are distributed over ranks, and how results are combined.
 
-Images are dealt in blocks, in turn: rank r takes blocks r, r + size, ... A batch then holds the same images
-whatever the number of ranks, and so does everything that depends on the batch.
+Blocks of images go to ranks in turn: rank r gets blocks r, r + size, ... So a batch holds the same images for any
+number of ranks, and results do not depend on it. Features stay on their rank; `FeatureShard.windows` yields all rows
+in order, a window at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,33 +14,54 @@ from torch import Tensor
 
 
 class Waitable(Protocol):
-    def wait(self) -> Any: ...
+    """A running operation."""
+
+    def wait(self) -> Any:
+        """Block until the operation is done."""
+        ...
 
 
 class ReduceGroup(Protocol):
-    """What a score needs of a group of ranks. Every rank calls the same methods in the same order."""
+    """The part of a process group that evaluation needs. Every rank calls the same methods in the same order."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """This rank, from 0."""
+        ...
+
     @property
-    def size(self) -> int: ...
-    def all_reduce_sum(self, x: Tensor) -> Waitable: ...  # over ranks, in place; x contiguous
-    def all_gather(self, x: Tensor) -> tuple[Tensor, Waitable]: ...  # [k] -> [size, k]
+    def size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    def all_reduce_sum(self, x: Tensor) -> Waitable:
+        """Sum x over ranks, in place; x must be contiguous."""
+        ...
+
+    def all_gather(self, x: Tensor) -> tuple[Tensor, Waitable]:
+        """Gather x [k] of all ranks into [size, k]."""
+        ...
 
 
 class CompletedWork:
-    def wait(self) -> None: ...
+    """Work that is done already."""
+
+    def wait(self) -> None:
+        """Return at once."""
 
 
 class SingleRank:
-    """A group of one."""
+    """A group of one rank."""
 
-    rank, size = 0, 1
+    rank = 0
+    size = 1
 
     def all_reduce_sum(self, x: Tensor) -> CompletedWork:
+        """Leave x as it is."""
         return CompletedWork()
 
     def all_gather(self, x: Tensor) -> tuple[Tensor, CompletedWork]:
+        """Return x [k] as [1, k]."""
         return x[None], CompletedWork()
 
 
@@ -47,58 +69,58 @@ SINGLE = SingleRank()
 
 
 def block_shards(count: int, block_size: int, rank: int, size: int) -> list[range]:
-    """The rows of `range(count)` that are a rank's, as ranges of at most `block`."""
-    return [range(low, min(low + block_size, count)) for low in range(rank * block_size, count, size * block_size)]
+    """Return the blocks of a rank: ranges of at most `block_size` rows of `range(count)`."""
+    starts = range(rank * block_size, count, size * block_size)
+    return [range(start, min(start + block_size, count)) for start in starts]
 
 
 @dataclass(frozen=True)
 class FeatureShard:
-    """A rank's part of `count` rows that were dealt in blocks."""
+    """A rank's part of `count` rows that are distributed in blocks."""
 
     local: Tensor  # [n, F]
     count: int
     block_size: int
 
     def rows(self, group: ReduceGroup) -> Tensor:
-        """[n] int64: which rows these are."""
-        mine = [i for part in block_shards(self.count, self.block_size, group.rank, group.size) for i in part]
-        return torch.tensor(mine, dtype=torch.long, device=self.local.device)
+        """Return the indices of this rank's rows, int64 [n]."""
+        blocks = block_shards(self.count, self.block_size, group.rank, group.size)
+        indices = [i for block in blocks for i in block]
+        return torch.tensor(indices, dtype=torch.long, device=self.local.device)
 
     def windows(self, group: ReduceGroup, max_rows: int) -> Iterator[tuple[range, Tensor]]:
-        """All rows in their order, about `most` at a time: which they are, and [len, F], on every rank.
+        """Yield all rows in order, about `max_rows` at a time, on every rank: (their indices, rows [len, F]).
 
-        Every rank walks through all of them: each window is gathered from its owners.
+        Each window is gathered from all ranks, so every rank must consume all windows.
         """
         blocks = max(1, max_rows // (self.block_size * group.size))  # of each rank
         step = blocks * self.block_size
-        for number, low in enumerate(range(0, self.count, step * group.size)):
-            there = range(low, min(low + step * group.size, self.count))
-            mine = self.local[number * step : (number + 1) * step]
-            yield there, _gather_rows(mine, step, self.block_size, group)[: len(there)]
+        for i, start in enumerate(range(0, self.count, step * group.size)):
+            window = range(start, min(start + step * group.size, self.count))
+            local = self.local[i * step : (i + 1) * step]
+            yield window, _gather_rows(local, step, self.block_size, group)[: len(window)]
 
 
 def _gather_rows(local: Tensor, max_rows: int, block_size: int, group: ReduceGroup) -> Tensor:
-    """[n, F] of each rank, n at most `most`, in blocks -> [size * most, F]; what is missing is at the end."""
+    """Gather up to `max_rows` rows [n, F] of each rank, in blocks, into [size * max_rows, F]; padding is at the end."""
     if group.size == 1:
         return local
     padded = local.new_zeros(max_rows, *local.shape[1:])
     padded[: len(local)] = local
     gathered, work = group.all_gather(padded.flatten())
     work.wait()
-    return (
-        gathered.view(group.size, max_rows // block_size, block_size, -1).transpose(0, 1).reshape(-1, *local.shape[1:])
-    )
+    blocks = gathered.view(group.size, max_rows // block_size, block_size, -1)
+    return blocks.transpose(0, 1).reshape(-1, *local.shape[1:])
 
 
 def gather_all(shard: FeatureShard, group: ReduceGroup) -> Tensor:
-    """All rows, [count, F], on every rank."""
-    return torch.cat(
-        [shard.local[:0], *(rows for _, rows in shard.windows(group, shard.count + shard.block_size * group.size))]
-    )
+    """Return all rows, [count, F], on every rank."""
+    windows = shard.windows(group, shard.count + shard.block_size * group.size)
+    return torch.cat([shard.local[:0], *(rows for _, rows in windows)])
 
 
 def broadcast_from_rank0(group: ReduceGroup, x: Tensor) -> Tensor:
-    """Rank 0's `x`, the same bits on every rank; written over the others'."""
+    """Copy rank 0's `x` bit for bit into the `x` of all ranks, and return it."""
     if group.rank != 0:
         x.zero_()
     group.all_reduce_sum(x).wait()
@@ -106,17 +128,17 @@ def broadcast_from_rank0(group: ReduceGroup, x: Tensor) -> Tensor:
 
 
 def compute_on_rank0(group: ReduceGroup, compute: Callable[[], list[float]], count: int) -> list[float]:
-    """`number` numbers that rank 0 computes and every rank gets."""
+    """Run `compute` on rank 0 and return its `count` numbers on every rank."""
     values = compute() if group.rank == 0 else [0.0] * count
     return broadcast_from_rank0(group, torch.tensor(values, dtype=torch.float64)).tolist()
 
 
 class EvaluationAborted(Exception):
-    """All ranks wanted to, before everything was seen."""
+    """Raised if all ranks vote to abort an evaluation."""
 
 
 def all_ranks(group: ReduceGroup, condition: bool) -> bool:
-    """Whether it is so on all ranks."""
+    """Return whether `condition` is true on all ranks."""
     votes = torch.tensor([float(condition)])
     group.all_reduce_sum(votes).wait()
     return int(votes) == group.size

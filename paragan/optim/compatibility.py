@@ -78,7 +78,7 @@ def incompatibility(optimizer: Any) -> str:
 
 
 class ToyProblem:
-    """A few parameters with an optimizer, and gradients that depend on the weights and the step, or on the step only."""
+    """A few parameters with an optimizer, and gradients that depend on the weights and the step or on the step only."""
 
     def __init__(self, optimizer: Any):
         generator = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ from paragan.data.dataset import Dataset
 from paragan.train.prepare import prepare
 
 REFUSED = {
-    "objective.bcr=10 has objective.cr=5 in it": ("objective.cr=5", "objective.bcr=10"),
+    "objective.bcr=10: already includes objective.cr=5": ("objective.cr=5", "objective.bcr=10"),
     "objective.classifier=1: D has one head": ("objective.classifier=1", "objective.contrastive=1"),
     "objective.loss=relativistic is none": ("objective.augment=ada", "objective.loss=relativistic"),
     "objective.loss=wasserstein is none": ("objective.augment=ada", "objective.loss=wasserstein"),

@@ -119,5 +119,5 @@ def test_large_images_are_shrunk_and_small_ones_are_not():
 
 @pytest.mark.parametrize(("labels", "names"), [(None, ()), (np.zeros(300, int), ("one",))])
 def test_without_classes_it_is_refused(labels, names):
-    with pytest.raises(UsageError, match=r"resnet20 is a classifier of the data's labels.*use pixels"):
+    with pytest.raises(UsageError, match=r"space=resnet20: is a classifier of the data's classes.*Use pixels"):
         classifier_space(halves()[0], labels, names, data_digest="x")

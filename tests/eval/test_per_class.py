@@ -109,7 +109,7 @@ def test_a_classifier_trained_on_good_fakes_knows_the_reals(monkeypatch, on_rank
 
 @pytest.mark.parametrize("metric", ["intra_fd", "accuracy"])
 def test_labels_that_are_missing_are_refused(metric):
-    with pytest.raises(UsageError, match=f"{metric} goes class by class, and there are no labels"):
+    with pytest.raises(UsageError, match=f"metrics={metric}: needs classes, and the reals have no labels"):
         scored([metric], labels=False)
 
 
@@ -139,13 +139,13 @@ def test_labels_of_no_class_are_refused(fakes):
     x = torch.from_numpy(images).permute(0, 3, 1, 2)
     labels = ClassLabels(NAMES, real_labels, lambda rows: fakes[rows.start : rows.stop])
     how = {"space": SPACE, "count": 200, "labels": labels}
-    with pytest.raises(UsageError, match="want one of 0 to 1 for each image"):
+    with pytest.raises(UsageError, match="expected one of 0 to 1 for each image"):
         evaluate(lambda rows: x[rows.start : rows.stop], reals, metrics=["intra_fd"], **how)
     assert evaluate(lambda rows: x[rows.start : rows.stop], reals, metrics=["fd"], **how)  # which asks for no labels
 
 
 def test_a_classifier_of_other_classes_is_refused():
-    with pytest.raises(UsageError, match=r"classifier of the data's own classes.*choose the space resnet20"):
+    with pytest.raises(UsageError, match=r"classifier of the data's own classes.*Use --features resnet20"):
         scored(["accuracy"], space=dataclasses.replace(SPACE, classes=()))
 
 

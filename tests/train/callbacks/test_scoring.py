@@ -125,7 +125,7 @@ def test_a_reference_file_replaces_the_data(digits, tmp_path):
     first, row = read_jsonl(digits / "metrics.jsonl")
     assert row["value"] == pytest.approx(first["value"], rel=1e-6)
     assert row["protocol"]["data"].startswith("stats.npz ")
-    assert "ask for fd or fid" in usage_error("eval", digits, "--metrics=fd,kid", "--reference", stats)
+    assert "Use fd or fid" in usage_error("eval", digits, "--metrics=fd,kid", "--reference", stats)
     wrong = npz(tmp_path / "wrong.npz", mu=np.zeros(3), sigma=np.eye(3))
     assert "pixels has 64 features" in usage_error("eval", digits, "--metrics=fd", "--reference", wrong)
     line = usage_error("train", *TINY_RUN_ARGS, f"--evaluation.reference={wrong}", "--run-dir", tmp_path / "new")
