@@ -178,7 +178,7 @@ def test_reals_are_summarized_once_and_serve_many_times(digits, blurred):
         evaluate(blurred, reals, space=CLASSIFIER, metrics=["fd"], count=100)
     with pytest.raises(UsageError, match="Compute them with metrics=kid or prdc"):
         evaluate(blurred, compute_feature_stats(digits, space=PIXELS, metrics=["fd"]), **ask)
-    with pytest.raises(UsageError, match="name fd or fid when summarizing"):
+    with pytest.raises(UsageError, match="Compute them with metrics=fd or fid"):
         evaluate(blurred, compute_feature_stats(digits, space=PIXELS, metrics=["kid"]), **ask)
 
 
