@@ -427,7 +427,7 @@ def test_images_without_labels_are_refused(tmp_path):
 
 
 def test_budgets_below_a_step_are_refused(tmp_path):
-    assert "use --kimg 0.16 or more" in usage_error(*command(tmp_path / "run", "--kimg=0.1"))
+    assert "Use --kimg 0.16 or more" in usage_error(*command(tmp_path / "run", "--kimg=0.1"))
     assert not (tmp_path / "run").exists()
     assert "--strategy.minutes leaves" in usage_error(*command(tmp_path / "run", "--strategy.minutes=1e-6"))
     assert states(tmp_path / "run") == {"0000": "free"}

@@ -25,17 +25,17 @@ def images(counts=COUNTS, classes=("ant", "bee", "cat")):
     return dataclasses.replace(whole, images=pixels.astype(np.uint8), labels=labels, classes=classes)
 
 
-def run(*settings):
-    found = tiny_run.make_run("strategy=per-label", "evaluation.metrics=[fd, prdc]", *settings)
-    return prepare(found, dataset=images()).run
+def run(*settings, ranks=1):
+    config = tiny_run.make_run("strategy=per-label", "evaluation.metrics=[fd, prdc]", *settings)
+    return prepare(config, ranks, images()).run
 
 
-def made(*settings, of=None):
-    return make_jobs(run(*settings), of or images(), Path("run"))
+def make_label_jobs(*settings, dataset=None):
+    return make_jobs(run(*settings), dataset or images(), Path("run"))
 
 
 def test_a_label_is_an_ordinary_run_on_its_images():
-    first = made("kimg=3", "seed=7", "output.tick_kimg=3", "objective.r1=2")[1]
+    first = make_label_jobs("kimg=3", "seed=7", "output.tick_kimg=3", "objective.r1=2")[1]
     assert (first.label, first.name, first.class_name, first.num_images) == (1, "0001", "bee", 10)
     assert first.run.strategy.name == "sync"
     assert first.run.data.only_class == 1
@@ -48,40 +48,40 @@ def test_a_label_is_an_ordinary_run_on_its_images():
 
 
 def test_scores_that_need_more_images_are_left_out():
-    assert [job.run.evaluation.metrics for job in made()] == [("fd", "prdc")] * 3
+    assert [job.run.evaluation.metrics for job in make_label_jobs()] == [("fd", "prdc")] * 3
     few = images((40, 6, 25))
-    assert [job.run.evaluation.metrics for job in made(of=few)] == [("fd", "prdc"), ("fd",), ("fd", "prdc")]
+    assert [job.run.evaluation.metrics for job in make_label_jobs(dataset=few)] == [("fd", "prdc"), ("fd",), ("fd", "prdc")]
 
 
 def test_per_class_scores_are_not_of_a_label():
     settings = ("evaluation.metrics=[fd, intra_fd, accuracy]", "evaluation.features=resnet20")
-    assert [job.run.evaluation.metrics for job in made(*settings)] == [()] * 3
-    assert [job.run.evaluation.metrics for job in made("evaluation.metrics=[fd, intra_fd]")] == [("fd",)] * 3
+    assert [job.run.evaluation.metrics for job in make_label_jobs(*settings)] == [()] * 3
+    assert [job.run.evaluation.metrics for job in make_label_jobs("evaluation.metrics=[fd, intra_fd]")] == [("fd",)] * 3
 
 
 def test_budgets_are_equal_or_proportional_longest_first():
-    assert [(job.label, round(job.run.kimg, 6)) for job in made("kimg=3")] == [(0, 1), (1, 1), (2, 1)]
-    by_data = made("kimg=7.5", "strategy.budget_by=data", "strategy.minutes=15")
+    assert [(job.label, round(job.run.kimg, 6)) for job in make_label_jobs("kimg=3")] == [(0, 1), (1, 1), (2, 1)]
+    by_data = make_label_jobs("kimg=7.5", "strategy.budget_by=data", "strategy.minutes=15")
     assert [(job.label, round(job.run.kimg, 6)) for job in by_data] == [(0, 4), (2, 2.5), (1, 1)]
     assert [round(job.max_seconds) for job in by_data] == [480, 300, 120]
 
 
 def test_a_budget_is_spent_by_images_or_time():
-    job = made("kimg=3", "strategy.minutes=1")[0]
+    job = make_label_jobs("kimg=3", "strategy.minutes=1")[0]
     assert job.run.total_images == 1008
     assert not job.is_complete(992, 19.9)
     assert job.is_complete(1008, 1)
     assert job.is_complete(16, 20)
-    assert not made("kimg=3")[0].is_complete(992, 1e9)
+    assert not make_label_jobs("kimg=3")[0].is_complete(992, 1e9)
 
 
 def test_a_rare_label_starts_from_the_nearest_common_one():
-    cold = made("strategy.rare_below=30")
+    cold = make_label_jobs("strategy.rare_below=30")
     assert [job.source_label for job in cold] == [None] * 3
-    warm = made("strategy.rare_below=25", "strategy.warm_start=nearest")
+    warm = make_label_jobs("strategy.rare_below=25", "strategy.warm_start=nearest")
     assert [(job.label, job.source_label) for job in warm] == [(0, None), (2, None), (1, 2)]
     assert Path(warm[2].run.init_from) == Path("run/labels/0002").absolute()
-    all_rare = made("strategy.rare_below=100", "strategy.warm_start=nearest")
+    all_rare = make_label_jobs("strategy.rare_below=100", "strategy.warm_start=nearest")
     assert [job.source_label for job in all_rare] == [None] * 3
 
 
@@ -93,24 +93,24 @@ def test_rare_labels_are_named():
 
 
 @pytest.mark.parametrize(
-    ("of", "settings", "says"),
+    ("dataset", "settings", "message"),
     [
         (dataclasses.replace(images(), labels=None, classes=()), (), "needs images with classes"),
         (images((40, 0, 25)), (), "label 1 (bee) has no image"),
-        (images(), ("kimg=0.04",), "use --kimg 0.05 or more"),
-        (images(), ("kimg=0.1", "strategy.budget_by=data"), "use --kimg 0.12 or more"),
+        (images(), ("kimg=0.04",), "Use --kimg 0.05 or more"),
+        (images(), ("kimg=0.1", "strategy.budget_by=data"), "Use --kimg 0.12 or more"),
     ],
     ids=["no labels", "no image", "too short", "too short for one"],
 )
-def test_bad_label_data_are_refused(of, settings, says):
+def test_bad_label_data_are_refused(dataset, settings, message):
     with pytest.raises(UsageError) as refused:
-        made(*settings, of=of)
-    assert says in str(refused.value)
+        make_label_jobs(*settings, dataset=dataset)
+    assert message in str(refused.value)
 
 
 def test_the_suggested_budget_works():
-    assert len(made("kimg=0.05")) == 3
-    assert len(made("kimg=0.12", "strategy.budget_by=data")) == 3
+    assert len(make_label_jobs("kimg=0.05")) == 3
+    assert len(make_label_jobs("kimg=0.12", "strategy.budget_by=data")) == 3
 
 
 @pytest.mark.parametrize("labels", [1, 2, 3, 10])
@@ -125,10 +125,10 @@ def test_ranks_are_assigned_to_labels_in_all_proportions(ranks, labels):
 
 
 def test_ranks_per_label_is_respected():
-    strategy = run("strategy.ranks_per_label=2").per_label
+    strategy = run("strategy.ranks_per_label=2", ranks=5).per_label
     assert [list(strategy.ranks_of_label(rank, 5, 10)) for rank in (0, 2, 4)] == [[0, 1], [2, 3, 4], [2, 3, 4]]
     central = run("strategy=DC-CGAN").per_label
     assert (central.per_label_strategy.name, central.ranks_per_label) == ("async", 2)
     assert list(central.ranks_of_label(0, 1, 10)) == [0]
-    with pytest.raises(UsageError, match=r"--strategy.ranks_per_label=4: 2 were started"):
-        validate(run("strategy.ranks_per_label=4"), 2)
+    with pytest.raises(UsageError, match=r"--strategy.ranks_per_label=4: only 2 ranks were started"):
+        validate(run("strategy.ranks_per_label=4", ranks=4), 2)
