@@ -316,7 +316,7 @@ class RandomRing(_RandomTopology):
         return metropolis_weights(size, zip(order, order[1:] + order[:1]))
 
 
-# graphs that are given ------------------------------------------------------------------------------------------------
+# other graphs --------------------------------------------------------------------------------------------------------
 
 
 @config_class

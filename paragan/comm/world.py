@@ -327,23 +327,23 @@ class World:
         """
         if self.size == 1:
             return str(error) if step is None else f"step {step}: {error}"
-        own_message = f"rank {self.rank}: {error}" if step is None else f"rank {self.rank}, step {step}: {error}"
+        local_message = f"rank {self.rank}: {error}" if step is None else f"rank {self.rank}, step {step}: {error}"
         step_suffix = "" if step is None else f" at step {step}"
         try:
             set_recv_timeout(self._store_sockets, FAULT_WINDOW_S)
             if isinstance(error, CommunicationError):
-                self.store.set(f"fault/{self.rank}", LOST + own_message)
+                self.store.set(f"fault/{self.rank}", LOST + local_message)
                 self._shutdown_peer_sockets()  # ranks without a connection to the lost one notice it by this
-                message = self._find_first_fault(own_message, step_suffix)
+                message = self._find_first_fault(local_message, step_suffix)
             else:
-                self.store.set(f"fault/{self.rank}", own_message)
-                message = own_message
+                self.store.set(f"fault/{self.rank}", local_message)
+                message = local_message
             self.store.set(f"fault_read/{self.rank}", "")
             return message
         except RuntimeError:
             return f"rank 0 was lost{step_suffix} (it held the store); rank {self.rank} saw: {error}"
 
-    def _find_first_fault(self, own_message: str, step_suffix: str) -> str:
+    def _find_first_fault(self, local_message: str, step_suffix: str) -> str:
         """Wait for the others' reports; return the one that names a cause, or which ranks did not report."""
         deadline = time.monotonic() + FAULT_WINDOW_S
         silent = [r for r in range(self.size) if r != self.rank]
@@ -355,10 +355,10 @@ class World:
                 silent.remove(rank)
             time.sleep(POLL_S)
         if not silent:
-            return own_message
+            return local_message
         self._silent_ranks = silent
         ranks = ", ".join(map(str, silent))
-        return f"rank {ranks} was lost{step_suffix} (killed, or out of reach); {own_message}"
+        return f"rank {ranks} was lost{step_suffix} (killed, or out of reach); {local_message}"
 
     def split_off(self, ranks: Sequence[int], env: Mapping[str, str] = os.environ) -> World:
         """Close this world, and return one of this rank and some others that is independent of the rest.
