@@ -39,13 +39,13 @@ def made(data_digest="halves", **more):
     return classifier_space(images, labels, ("left", "right"), data_digest=data_digest, training=QUICK, **more)
 
 
-def test_is_the_network_of_the_paper():
+def test_number_of_parameters_equals_the_paper():
     net = ResNet20(3, 10)
     assert sum(p.numel() for p in net.parameters()) == 269_722  # 0.27 million, their table 6
     assert net.eval()(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape == (2, 64)
 
 
-def test_is_trained_once_and_then_found(own_cache, monkeypatch):
+def test_classifier_is_trained_once_and_then_read_from_the_cache(own_cache, monkeypatch):
     first = made()
     (note,) = first.notes
     assert float(note.split()[1]) > 95  # % of held-out reals
@@ -60,14 +60,14 @@ def test_is_trained_once_and_then_found(own_cache, monkeypatch):
         made("others")
 
 
-def test_a_damaged_file_is_made_again(own_cache):
+def test_damaged_cache_file_is_replaced(own_cache):
     first = made()
     (file,) = own_cache.iterdir()
     file.write_bytes(file.read_bytes()[:100])
     assert made() == first
 
 
-def test_of_two_that_train_at_once_both_have_what_the_first_kept(own_cache, monkeypatch):
+def test_concurrent_trainings_use_the_first_result(own_cache, monkeypatch):
     """On other hardware they would be two, and their scores not comparable."""
     fit, faster = classifier.train_classifier, []
 
@@ -87,19 +87,19 @@ def test_of_two_that_train_at_once_both_have_what_the_first_kept(own_cache, monk
     assert made() != slower  # what it trained itself was another
 
 
-def test_where_nothing_can_be_kept_it_is_trained_all_the_same(monkeypatch, tmp_path):
+def test_training_without_a_cache(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert made().num_logits == 2
 
 
-def test_all_ranks_have_the_weights_of_the_first(own_cache, on_ranks):
+def test_all_ranks_have_the_weights_of_rank_0(own_cache, on_ranks):
     spaces = on_ranks(3, lambda group: made(group=group))
     assert spaces[0] == spaces[1] == spaces[2]
     assert spaces[0].notes == spaces[2].notes
 
 
-def test_training_is_a_function_of_data_and_seed():
+def test_training_depends_on_data_and_seed_only():
     images, labels = halves(100)
     x, y = torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels)
     how = ClassifierTraining(max_samples=128, batch=32)
@@ -110,7 +110,7 @@ def test_training_is_a_function_of_data_and_seed():
     )
 
 
-def test_large_images_are_shrunk_and_small_ones_are_not():
+def test_only_large_images_are_downscaled():
     large = torch.full((2, 3, 64, 64), 7, dtype=torch.uint8)
     assert torch.equal(downscale(large), large[:, :, :32, :32])
     small = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
@@ -118,6 +118,6 @@ def test_large_images_are_shrunk_and_small_ones_are_not():
 
 
 @pytest.mark.parametrize(("labels", "names"), [(None, ()), (np.zeros(300, int), ("one",))])
-def test_without_classes_it_is_refused(labels, names):
+def test_classifier_needs_two_classes(labels, names):
     with pytest.raises(UsageError, match=r"space=resnet20: is a classifier of the data's classes.*Use pixels"):
         classifier_space(halves()[0], labels, names, data_digest="x")

@@ -98,7 +98,7 @@ def test_scores_do_not_depend_on_the_batch(digits, blurred, batch):
     assert [found[name] for name in counts] == [usual[name] for name in counts]
 
 
-def test_scores_are_the_same_on_processes_that_talk(pool, digits):
+def test_scores_are_equal_on_processes(pool, digits):
     def job(world):
         import torch
 
@@ -115,7 +115,7 @@ def test_scores_are_the_same_on_processes_that_talk(pool, digits):
     assert alone[2:] == two[0][2:] == four[0][2:]  # counts
 
 
-def test_no_rank_keeps_the_features_of_another(on_ranks, digits):
+def test_features_stay_on_their_rank(on_ranks, digits):
     def kept(group):
         stats = compute_feature_stats(digits, space=PIXELS, metrics=["fd", "kid", "prdc"], group=group)
         return stats.get(FeatureAcc()).local
@@ -135,7 +135,7 @@ def test_pixel_distance_does_not_depend_on_the_number_of_ranks(on_ranks, digits,
         assert not protocol_differences(score, alone)
 
 
-def test_each_rank_draws_only_its_share_in_the_same_batches(on_ranks, digits, blurred):
+def test_each_rank_samples_only_its_blocks(on_ranks, digits, blurred):
     def drawn(group):
         asked = []
         fakes = lambda rows: asked.append(rows) or blurred(rows)  # noqa: E731
@@ -156,7 +156,7 @@ class Deserted:
         raise ConnectionError("rank 1 is gone")
 
 
-def test_a_rank_that_is_lost_is_noticed_before_all_is_drawn(digits):
+def test_lost_rank_is_detected_early(digits):
     drawn = []
 
     def sample(rows):
@@ -169,7 +169,7 @@ def test_a_rank_that_is_lost_is_noticed_before_all_is_drawn(digits):
     assert sum(map(len, drawn)) < 5_000
 
 
-def test_reals_are_summarized_once_and_serve_many_times(digits, blurred):
+def test_feature_stats_of_reals_can_be_reused(digits, blurred):
     reals = compute_feature_stats(digits, space=PIXELS, metrics=["fd", "prdc"])
     ask = {"space": PIXELS, "metrics": ["fd", "prdc"], "count": 100}
     again, fresh = evaluate(blurred, reals, **ask), evaluate(blurred, digits, **ask)
@@ -182,7 +182,7 @@ def test_reals_are_summarized_once_and_serve_many_times(digits, blurred):
         evaluate(blurred, compute_feature_stats(digits, space=PIXELS, metrics=["kid"]), **ask)
 
 
-def test_a_score_of_too_few_images_says_so(digits, blurred):
+def test_scores_of_too_few_images_have_notes(digits, blurred):
     few, many = (evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=count)[0] for count in (64, 65))
     assert few.notes == ("64 fakes for 64 features: biased upwards",)
     assert many.notes == ()
@@ -236,7 +236,7 @@ def test_scores_of_other_protocols_are_not_comparable(digits, blurred):
         ),
     ],
 )
-def test_names_say_the_space(requested, in_inception, in_pixels):
+def test_names_of_scores_contain_the_space(requested, in_inception, in_pixels):
     assert metric_names(requested, INCEPTION) == in_inception
     if in_pixels is None:
         with pytest.raises(UsageError, match="fd"):
@@ -257,18 +257,18 @@ def test_nothing_is_called_fid_but_fid(space):
         metric_names("fid50k_full", space)
 
 
-def test_the_nearest_metric_is_named():
+def test_unknown_metric_suggests_the_nearest():
     for said, meant in (("fid50k", "fid50k_full"), ("FD", "fd"), ("iss", "is"), ("", "fd")):
         with pytest.raises(UsageError, match=rf"did you mean {meant}\?"):
             metric_names(said, INCEPTION)
 
 
-def test_a_covariance_too_large_is_refused():
+def test_too_many_features_for_a_covariance_raise():
     with pytest.raises(UsageError, match=r"pixels has 12288. Use kid or prdc"):
         metric_names("fd", pixels(64, 3))
 
 
-def test_a_name_with_a_number_keeps_its_promise():
+def test_names_with_a_count_require_it():
     assert num_fakes(["fd"], 7) == 7
     assert num_fakes(["fd", "fid50k_full"]) == num_fakes(["is50k"], 50_000) == 50_000
     with pytest.raises(UsageError, match=r"count=10: fid50k_full is of 50000 fakes. Use fid,"):
@@ -280,7 +280,7 @@ def test_a_name_with_a_number_keeps_its_promise():
 # what is refused
 
 
-def test_bad_metrics_are_refused_before_anything_is_drawn(digits):
+def test_bad_metrics_raise_before_sampling(digits):
     def never(rows):
         raise AssertionError
 
@@ -296,12 +296,12 @@ def test_bad_metrics_are_refused_before_anything_is_drawn(digits):
         (torch.zeros(9, 1, 8, 8, dtype=torch.uint8), r"got torch.uint8 \[9, 1, 8, 8\]"),
     ],
 )
-def test_fakes_that_are_no_images_are_refused(digits, fakes, says):
+def test_fakes_that_are_no_images_raise(digits, fakes, says):
     with pytest.raises(UsageError, match=says):
         evaluate(lambda rows: fakes, digits, space=PIXELS, metrics=["fd"], count=10)
 
 
-def test_fakes_of_another_shape_are_refused(digits):
+def test_fakes_of_another_shape_raise(digits):
     def tall(rows):
         return torch.zeros(len(rows), 1, 16, 8, dtype=torch.uint8)
 
@@ -314,7 +314,7 @@ class Corner(nn.Module):
         return images[:, 0, 0, :4].float() / (1 - images[:, :1, 0, 0].float())
 
 
-def test_reals_that_are_no_images_are_refused(blurred):
+def test_reals_that_are_no_images_raise(blurred):
     for reals in (np.zeros((10, 8, 8), np.uint8), np.zeros((10, 8, 8, 1), np.float32)):
         with pytest.raises(UsageError, match=r"reals: .* Use uint8 \[N, H, W, C\]"):
             evaluate(blurred, reals, space=PIXELS, metrics=["fd"], count=10)
@@ -322,7 +322,7 @@ def test_reals_that_are_no_images_are_refused(blurred):
         evaluate(blurred, None, space=PIXELS, metrics=["fd"], count=10)
 
 
-def test_features_that_are_not_finite_are_refused(digits):
+def test_nonfinite_features_raise(digits):
     def ones(rows):
         return torch.ones(len(rows), 1, 8, 8, dtype=torch.uint8)
 
@@ -330,6 +330,6 @@ def test_features_that_are_not_finite_are_refused(digits):
         evaluate(ones, digits, space=module_features("corner", Corner(), 4), metrics=["kid"], count=10)
 
 
-def test_one_image_is_no_score(digits, blurred):
+def test_one_image_raises(digits, blurred):
     with pytest.raises(UsageError, match=r"count=1: .*at least 2 images"):
         evaluate(blurred, digits, space=PIXELS, metrics=["fd"], count=1)

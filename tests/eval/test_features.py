@@ -31,12 +31,12 @@ def test_pixels_are_the_image():
         space(images[:, :1])
 
 
-def test_an_unknown_space_is_refused_with_the_nearest():
+def test_unknown_space_suggests_the_nearest():
     with pytest.raises(UsageError, match="did you mean inception"):
         named_space("incepton", 32, 3)
 
 
-def test_without_its_file_inception_says_where_to_get_it(monkeypatch, tmp_path):
+def test_missing_inception_file_names_its_source(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(UsageError) as error:
@@ -47,7 +47,7 @@ def test_without_its_file_inception_says_where_to_get_it(monkeypatch, tmp_path):
     assert "\n" not in line
 
 
-def test_other_weights_are_not_inception_but_a_space_of_their_own(inception_file):
+def test_other_weights_need_another_name(inception_file):
     with pytest.raises(UsageError, match="not the network of 2015-12-05"):
         named_space("inception", 32, 3, path=inception_file)
     space = inception_2015(inception_file, name="mine")
@@ -64,7 +64,7 @@ def test_the_right_digest_makes_it_inception(monkeypatch, inception_file):
     assert (space.name, space.is_inception, space.resizer) == ("inception", True, "tf1-bilinear-299")
 
 
-def test_a_file_with_code_in_it_is_refused(tmp_path):
+def test_file_with_code_raises(tmp_path):
     torch.save(Means(), tmp_path / "code.pth")
     (tmp_path / "text.pth").write_text("<html>not found</html>")
     for name in ("code", "text"):
@@ -72,7 +72,7 @@ def test_a_file_with_code_in_it_is_refused(tmp_path):
             _ = inception_2015(tmp_path / f"{name}.pth", name="mine").module
 
 
-def test_a_fetched_file_is_whole_and_right_or_absent(monkeypatch, tmp_path):
+def test_download_is_complete_or_absent(monkeypatch, tmp_path):
     source, file = tmp_path / "source", tmp_path / "cache" / "file.pth"
     source.write_bytes(b"weights")
     with pytest.raises(UsageError, match="sha256 starts with"):
@@ -85,7 +85,7 @@ def test_a_fetched_file_is_whole_and_right_or_absent(monkeypatch, tmp_path):
     assert [f.name for f in file.parent.iterdir()] == ["file.pth"]
 
 
-def test_a_module_s_space_does_not_train_with_it():
+def test_space_of_a_module_is_a_copy():
     module = Means()
     space = module_features("means", module, 3)
     images = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
@@ -98,13 +98,13 @@ def test_a_module_s_space_does_not_train_with_it():
     assert module.weight.requires_grad
 
 
-def test_a_module_is_held_to_its_word():
+def test_wrong_feature_shape_raises():
     with pytest.raises(UsageError, match=r"space=means: returned features \[2, 3\], expected \[2, 4\]"):
         module_features("means", Means(), 4)(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("name", ["inception", "pixels", "fid", "a b", ""])
-def test_names_of_other_spaces_are_taken(name):
+def test_names_of_spaces_are_reserved(name):
     with pytest.raises(UsageError, match="Use my-classifier"):
         module_features(name, Means(), 3)
 
@@ -141,7 +141,7 @@ wrong = lambda: nn.Identity()
 """
 
 
-def test_a_space_of_the_user_s_code(monkeypatch, tmp_path):
+def test_space_from_user_code(monkeypatch, tmp_path):
     (tmp_path / "own_space.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("Means", "made"):

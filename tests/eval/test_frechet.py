@@ -34,7 +34,7 @@ def from_features(x, y):
 # Fréchet distance
 
 
-def test_moments_are_those_of_all_batches():
+def test_moments_of_batches_equal_those_of_all():
     x, _ = two_sets()
     fitted = gaussian(x[:7], x[7:100], x[100:])
     assert fitted.count == 200
@@ -48,7 +48,7 @@ def test_moments_do_not_cancel():
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_moments_join_over_ranks_even_where_one_has_none(on_ranks, size):
+def test_moments_combine_over_ranks_even_if_one_has_none(on_ranks, size):
     x, _ = two_sets()
 
     def share(group):
@@ -87,7 +87,7 @@ def test_frechet_is_torchmetrics_of_the_features_themselves():
     assert frechet_distance(gaussian(x), gaussian(y)).value == pytest.approx(metric.compute().item(), rel=1e-9)
 
 
-def test_frechet_is_close_where_covariances_lack_rank(digits):
+def test_frechet_of_singular_covariances(digits):
     x = torch.from_numpy(digits.reshape(-1, 64) / 255)
     for a, b in [(x[:900], x[900:]), (x[:30], x[900:940]), (x[:1].repeat(50, 1) + 1e-3 * x[:50], x[900:])]:
         assert frechet_distance(gaussian(a), gaussian(b)).value == pytest.approx(from_features(a, b), rel=1e-6)
@@ -128,7 +128,7 @@ SPECTRA = {
 
 
 @pytest.mark.parametrize("spectra", SPECTRA.values(), ids=SPECTRA.keys())
-def test_covariances_that_commute_have_a_closed_form_and_the_error_holds(spectra):
+def test_error_bound_holds_for_commuting_covariances(spectra):
     s, t = (values.double() for values in spectra)
     exact = (s.sqrt() - t.sqrt()).square().sum().item()
     found = frechet_distance(turned(s, 0), turned(t, 0))
@@ -136,7 +136,7 @@ def test_covariances_that_commute_have_a_closed_form_and_the_error_holds(spectra
     assert found.value == pytest.approx(exact, rel=1e-5)
 
 
-def test_the_error_is_small_where_nothing_is_wrong_and_tells_where_something_is():
+def test_error_bound_is_small_only_for_exact_cases():
     well, ill = (turned(values.double(), 0) for values in (SPECTRA["alike"][0], SPECTRA["over ten magnitudes"][0]))
     good, bad = (
         frechet_distance(well, turned(SPECTRA["alike"][1].double(), 1)),
@@ -146,14 +146,14 @@ def test_the_error_is_small_where_nothing_is_wrong_and_tells_where_something_is(
     assert 1e-9 < bad.error < 1e-4
 
 
-def test_known_rank_keeps_rounding_out():
+def test_known_rank_removes_rounding():
     """40 vectors in 200 dimensions: 161 eigenvalues are rounding, and each root of 1e-16 would count 1e-8."""
     x, y = two_sets(40, 300, 200)
     found = frechet_distance(gaussian(x), gaussian(y))
     assert found.value == pytest.approx(from_features(x, y), rel=1e-11)
 
 
-def test_a_factor_multiplies_back_whatever_the_rank():
+def test_cholesky_factor_multiplies_back_for_any_rank():
     for rank in (0, 1, 30, 64):
         covariance = turned(torch.cat([torch.ones(rank), torch.zeros(64 - rank)]).double(), rank).covariance
         lower, residual = pivoted_cholesky(covariance)
@@ -162,7 +162,7 @@ def test_a_factor_multiplies_back_whatever_the_rank():
         assert residual < 1e-13
 
 
-def test_moments_do_not_depend_on_how_many_come_together():
+def test_moments_do_not_depend_on_the_batch():
     x, _ = two_sets(1300, 2, 700)
     first = gaussian(*x.split(1))
     for batch in (7, 512, 1300):

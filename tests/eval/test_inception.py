@@ -14,7 +14,7 @@ def net():
     return network.Inception().eval()
 
 
-def test_has_as_many_parameters_as_published(net):
+def test_number_of_parameters(net):
     assert sum(p.numel() for p in net.parameters()) == 23_850_960
     assert sum(p.numel() for p in net.fc.parameters()) == 2048 * 1008 + 1008
 
@@ -36,11 +36,11 @@ def test_has_as_many_parameters_as_published(net):
         ("fc.bias", (1008,)),
     ],
 )
-def test_names_and_shapes_are_the_file_s(net, name, shape):
+def test_names_and_shapes_equal_the_file(net, name, shape):
     assert tuple(net.state_dict()[name].shape) == shape
 
 
-def test_gives_features_and_logits_without_bias(net):
+def test_features_and_logits_without_bias(net):
     with torch.no_grad():
         features = net(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8))
         assert features.shape == (2, 2048)
@@ -48,7 +48,7 @@ def test_gives_features_and_logits_without_bias(net):
         torch.testing.assert_close(net.logits(features), net.fc(features) - net.fc.bias)
 
 
-def test_grey_is_grey_in_three_channels_and_four_are_refused():
+def test_grey_is_repeated_and_four_channels_raise():
     grey = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
     assert torch.equal(network.three_channels(grey), grey.repeat(1, 3, 1, 1))
     with pytest.raises(UsageError, match="1 or 3 channels, got 4"):
@@ -59,7 +59,7 @@ def plain(layer, x, padding=0):
     return F.relu(layer.bn(F.conv2d(x, layer.conv.weight, padding=padding)))
 
 
-def test_last_block_pools_by_maximum_and_forks_twice(net):
+def test_last_block_has_a_max_pool_and_two_forks(net):
     block, x = net.Mixed_7c, torch.randn(1, 2048, 8, 8)
     with torch.no_grad():
         a = plain(block.branch3x3_1, x)
@@ -75,7 +75,7 @@ def test_last_block_pools_by_maximum_and_forks_twice(net):
         torch.testing.assert_close(block(x), torch.cat(expected, 1))
 
 
-def test_average_pools_leave_their_padding_out():
+def test_average_pools_exclude_padding():
     constant = torch.full((1, 2, 5, 5), 3.0)
     assert torch.equal(network.AVG_POOL(constant), constant)
     pools = {name: block[-1][0] for name, block in network.BLOCKS.items()}
@@ -98,7 +98,7 @@ def test_resizes_like_tensorflow_1(size, side):
     torch.testing.assert_close(network.resize_like_tf1(image[None, None], side)[0, 0], expected)
 
 
-def test_other_weights_are_refused():
+def test_other_weights_raise():
     with pytest.raises(UsageError, match=r"whose names differ: Conv2d_1a_3x3\.conv\.weight"):
         network.load_inception({"conv1.weight": torch.zeros(1)})
     with pytest.raises(UsageError, match=r"not the weights of this network: .*fc\.bias"):

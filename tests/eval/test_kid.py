@@ -32,7 +32,7 @@ def test_kid_is_the_unbiased_polynomial_mmd():
     assert kid(x, y) == pytest.approx(brute_force_mmd(x.double(), y.double()), rel=1e-10)
 
 
-def test_kid_follows_from_its_seed_alone():
+def test_kid_depends_on_its_seed_only():
     x, y = two_sets()
     first = kid(x, y, subsets=3, subset_size=50, seed=1)
     torch.manual_seed(0)

@@ -68,7 +68,7 @@ def test_intra_class_distance_is_the_mean_of_each_class_by_itself():
     assert found.error < 1e-6
 
 
-def test_accuracy_counts_the_fakes_a_classifier_takes_for_what_they_should_be():
+def test_accuracy_counts_correctly_classified_fakes():
     (found,) = scored(["accuracy"])
     assert (found.name, found.value) == ("accuracy_four", 0.95)
     assert found.per_class == {"dark": 1.0, "bright": 0.9}
@@ -83,7 +83,7 @@ def test_scores_of_classes_do_not_depend_on_ranks_or_batch(on_ranks):
             assert accuracy.per_class == right.per_class
 
 
-def test_a_class_without_enough_images_is_left_out_and_named():
+def test_class_with_too_few_images_is_left_out_with_a_note():
     (found,) = scored(["intra_fd"], count=3, wrong=0)  # dark, bright, dark
     assert list(found.per_class) == ["dark"]
     assert "too few images of 1 of 2 classes (bright)" in found.notes
@@ -92,7 +92,7 @@ def test_a_class_without_enough_images_is_left_out_and_named():
         scored(["intra_fd"], count=2, wrong=0)
 
 
-def test_a_classifier_trained_on_good_fakes_knows_the_reals(monkeypatch, on_ranks):
+def test_classifier_trained_on_good_fakes_classifies_reals(monkeypatch, on_ranks):
     monkeypatch.setattr(table, "DEFAULT_TRAINING", ClassifierTraining(batch=16, lr=0.05))
     cas = dataclasses.replace(table.METRICS["cas"], settings={"train_samples": 800, "test_images": 100})
     monkeypatch.setitem(table.METRICS, "cas", cas)
@@ -108,7 +108,7 @@ def test_a_classifier_trained_on_good_fakes_knows_the_reals(monkeypatch, on_rank
 
 
 @pytest.mark.parametrize("metric", ["intra_fd", "accuracy"])
-def test_labels_that_are_missing_are_refused(metric):
+def test_missing_labels_raise(metric):
     with pytest.raises(UsageError, match=f"metrics={metric}: needs classes, and the reals have no labels"):
         scored([metric], labels=False)
 
@@ -122,7 +122,7 @@ class Once(Brightness):
 
 
 @pytest.mark.parametrize("metric", ["intra_fd", "is", "accuracy"])
-def test_features_that_are_not_finite_are_no_small_class(metric, on_ranks):
+def test_nonfinite_features_raise_on_all_ranks(metric, on_ranks):
     space = dataclasses.replace(module_features("once", Once(), 4, num_logits=2), classes=NAMES)
 
     def says(group):
@@ -134,7 +134,7 @@ def test_features_that_are_not_finite_are_no_small_class(metric, on_ranks):
 
 
 @pytest.mark.parametrize("fakes", [np.full(200, 2), np.full(200, -1), np.zeros(3, int)])
-def test_labels_of_no_class_are_refused(fakes):
+def test_labels_of_no_class_raise(fakes):
     (reals, real_labels), (images, _) = pictures(300, 0), pictures(200, 1)
     x = torch.from_numpy(images).permute(0, 3, 1, 2)
     labels = ClassLabels(NAMES, real_labels, lambda rows: fakes[rows.start : rows.stop])
@@ -144,11 +144,11 @@ def test_labels_of_no_class_are_refused(fakes):
     assert evaluate(lambda rows: x[rows.start : rows.stop], reals, metrics=["fd"], **how)  # which asks for no labels
 
 
-def test_a_classifier_of_other_classes_is_refused():
+def test_classifier_of_other_classes_raises():
     with pytest.raises(UsageError, match=r"classifier of the data's own classes.*Use --features resnet20"):
         scored(["accuracy"], space=dataclasses.replace(SPACE, classes=()))
 
 
-def test_covariances_that_would_not_fit_are_refused():
+def test_too_many_class_covariances_raise():
     with pytest.raises(UsageError, match="1000 covariances of 3072 features"):
         table.check_labels(["intra_fd"], pixels(32, 3), 1000)

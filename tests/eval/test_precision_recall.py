@@ -28,7 +28,7 @@ def brute_force_prdc(x, y, k):
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
-def test_prdc_is_the_definition(k):
+def test_prdc_equals_the_definition(k):
     x, y = two_sets(60, 45, 4)
     expected = brute_force_prdc(x.double().numpy(), y.double().numpy(), k)
     assert 0 < expected[1] < 1
@@ -68,7 +68,7 @@ def test_prdc_is_the_same_on_any_number_of_ranks_and_for_any_block(on_ranks, mon
         assert set(found) == {alone}
 
 
-def test_prdc_refuses_fewer_images_than_neighbours():
+def test_prdc_needs_more_images_than_neighbours():
     x, y = two_sets(20, 5)
     with pytest.raises(UsageError, match=r"count=5: .*at least 6 images"):
         prdc(x, y, 5)

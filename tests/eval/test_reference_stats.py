@@ -49,7 +49,7 @@ def labelled(digits):
     return ClassLabels(("even", "odd"), np.arange(len(digits)) % 2)
 
 
-def test_reals_are_seen_once(kept, digits, space):
+def test_features_of_reals_are_computed_once(kept, digits, space):
     how = {"space": space, "metrics": EVERYTHING, "labels": labelled(digits)}
     plain, first = compute_feature_stats(digits, **how), compute_feature_stats(digits, data_digest="digits", **how)
     Rows.asked = 0
@@ -65,7 +65,7 @@ def test_reals_are_seen_once(kept, digits, space):
     assert Rows.asked > 0
 
 
-def test_what_one_number_of_ranks_kept_serves_another(kept, on_ranks, digits, blurred, space):
+def test_cache_serves_any_number_of_ranks(kept, on_ranks, digits, blurred, space):
     def scores(group):
         reals = compute_feature_stats(
             digits, space=space, metrics=["fd", "kid"], data_digest="digits", group=group, batch=50
@@ -80,7 +80,7 @@ def test_what_one_number_of_ranks_kept_serves_another(kept, on_ranks, digits, bl
     assert again[0] == again[1] == pytest.approx(first[0], rel=1e-9)
 
 
-def test_what_is_damaged_is_seen_again(kept, digits, space):
+def test_damaged_cache_is_computed_again(kept, digits, space):
     how = {"space": space, "metrics": ["fd", "kid"], "data_digest": "digits"}
     first = compute_feature_stats(digits, **how)
     for file in kept.iterdir():
@@ -91,12 +91,12 @@ def test_what_is_damaged_is_seen_again(kept, digits, space):
     assert torch.equal(again.get(GaussianAcc()).covariance, first.get(GaussianAcc()).covariance)
 
 
-def test_what_is_quick_to_see_is_not_kept(kept, digits):
+def test_cheap_results_are_not_cached(kept, digits):
     compute_feature_stats(digits, space=PIXELS, metrics=["fd", "kid"], data_digest="digits")
     assert not kept.exists()
 
 
-def test_the_cache_is_bounded_and_keeps_what_was_used_last(tmp_path):
+def test_cache_is_bounded_and_evicts_the_least_recently_used(tmp_path):
     for name in "abc":
         result_cache.store(tmp_path / name, lambda aside: aside.write_bytes(bytes(10)), max_bytes=10**3)
         result_cache.os.utime(tmp_path / name, ns=(0, ord(name)))
@@ -105,13 +105,13 @@ def test_the_cache_is_bounded_and_keeps_what_was_used_last(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "d"]
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
+def test_unwritable_cache_is_ignored(tmp_path):
     (tmp_path / "file").write_text("")
     result_cache.store(tmp_path / "file" / "x", lambda aside: aside.write_bytes(b""))
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_cache_may_be_filled_by_many_at_once(tmp_path):
+def test_cache_with_concurrent_writers(tmp_path):
     def keep(number):  # of which there is room for two
         result_cache.store(tmp_path / str(number % 5), lambda aside: aside.write_bytes(bytes(10)), max_bytes=20)
 
@@ -122,7 +122,7 @@ def test_a_cache_may_be_filled_by_many_at_once(tmp_path):
     assert len(list(tmp_path.iterdir())) <= 2
 
 
-def test_who_has_no_home_keeps_nothing(monkeypatch):
+def test_no_cache_without_a_home(monkeypatch):
     def home():
         raise RuntimeError("Could not determine home directory.")
 
@@ -148,7 +148,7 @@ def saved(file, **arrays):
     return file
 
 
-def test_a_file_of_mu_and_sigma_stands_for_the_reals(stats, digits, blurred):
+def test_file_of_mu_and_sigma_replaces_the_reals(stats, digits, blurred):
     ask = {"space": PIXELS, "metrics": ["fd"], "count": 100}
     (found,) = evaluate(blurred, load_reference_stats(stats(), PIXELS), **ask)
     (plain,) = evaluate(blurred, digits, **ask)
@@ -177,12 +177,12 @@ def test_a_file_of_mu_and_sigma_stands_for_the_reals(stats, digits, blurred):
         ({"space_hash": "0" * 16}, "is of another space"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused(stats, arrays, says):
+def test_file_that_does_not_fit_raises(stats, arrays, says):
     with pytest.raises(UsageError, match=says):
         load_reference_stats(stats(**arrays), PIXELS)
 
 
-def test_a_file_that_is_none_is_refused(tmp_path):
+def test_file_that_is_no_npz_raises(tmp_path):
     (tmp_path / "x.npz").write_bytes(b"no zip")
     with pytest.raises(UsageError, match="is no complete npz"):
         load_reference_stats(tmp_path / "x.npz", PIXELS)
@@ -190,7 +190,7 @@ def test_a_file_that_is_none_is_refused(tmp_path):
         load_reference_stats(tmp_path / "y.npz", PIXELS)
 
 
-def test_a_file_that_is_packed_otherwise_or_lies_of_its_size_is_refused(stats, tmp_path):
+def test_file_with_other_compression_or_wrong_sizes_raises(stats, tmp_path):
     whole, other = stats(), tmp_path / "other.npz"
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**14,)})
@@ -213,13 +213,13 @@ def test_a_file_that_is_packed_otherwise_or_lies_of_its_size_is_refused(stats, t
         load_reference_stats(other, PIXELS)
 
 
-def test_a_file_that_is_cut_short_is_refused(stats):
+def test_truncated_file_raises(stats):
     cut = stats()
     cut.write_bytes(cut.read_bytes()[:-200])
     with pytest.raises(UsageError, match="is no complete npz"):
         load_reference_stats(cut, PIXELS)
 
 
-def test_metrics_that_need_more_than_moments_are_refused(stats, blurred):
+def test_metrics_that_need_features_raise_for_a_file(stats, blurred):
     with pytest.raises(UsageError, match=r"kid or prdc needs more. Use fd or fid, or no reference"):
         evaluate(blurred, load_reference_stats(stats(), PIXELS), space=PIXELS, metrics=["fd", "kid"], count=50)

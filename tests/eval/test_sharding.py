@@ -5,7 +5,7 @@ from paragan.eval.sharding import FeatureShard, all_ranks, block_shards, gather_
 
 
 @pytest.mark.parametrize(("count", "block", "size"), [(10, 3, 2), (9, 3, 3), (2, 5, 3), (7, 1, 4)])
-def test_rows_are_dealt_once_and_come_back_in_order(on_ranks, count, block, size):
+def test_blocks_cover_all_rows_and_gather_in_order(on_ranks, count, block, size):
     shares = [i for rank in range(size) for rows in block_shards(count, block, rank, size) for i in rows]
     assert sorted(shares) == list(range(count))
     x = torch.arange(2.0 * count).view(count, 2)
@@ -18,7 +18,7 @@ def test_rows_are_dealt_once_and_come_back_in_order(on_ranks, count, block, size
 
 
 @pytest.mark.parametrize("most", [1, 8, 1000])
-def test_windows_go_through_all_rows_in_order(on_ranks, most):
+def test_windows_yield_all_rows_in_order(on_ranks, most):
     x = torch.arange(2.0 * 53).view(53, 2)
 
     def walked(group):
@@ -34,6 +34,6 @@ def test_windows_go_through_all_rows_in_order(on_ranks, most):
             assert all(len(part) == len(rows) <= max(most, 4 * size) for rows, part in windows)
 
 
-def test_what_is_so_on_all_ranks(on_ranks):
+def test_all_ranks_is_a_conjunction(on_ranks):
     assert on_ranks(3, lambda group: all_ranks(group, group.rank < 2)) == [False] * 3
     assert on_ranks(3, lambda group: all_ranks(group, True)) == [True] * 3

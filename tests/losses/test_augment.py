@@ -35,7 +35,7 @@ def images(channels=3, size=16, kind=torch.float32):
 @KINDS
 @CHANNELS
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
-def test_every_image_is_changed_and_lanes_merged_equal_lanes_apart(augment, channels, kind):
+def test_all_images_change_and_merged_lanes_equal_separate_lanes(augment, channels, kind):
     x = images(channels, kind=kind)
     chance = torch.tensor(0.9)
     found = augment(x, DRAW, "s", chance)
@@ -51,7 +51,7 @@ def test_every_image_is_changed_and_lanes_merged_equal_lanes_apart(augment, chan
 
 @KINDS
 @CHANNELS
-def test_its_gradient_is_that_of_finite_differences(augment, channels):
+def test_gradient_matches_finite_differences(augment, channels):
     x = images(channels, 8, torch.float64).requires_grad_(True)
     w, way = (torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
     of = lambda x: (augment(x, DRAW, "s", torch.tensor(1.0)) * w).sum()  # noqa: E731
@@ -61,7 +61,7 @@ def test_its_gradient_is_that_of_finite_differences(augment, channels):
     torch.testing.assert_close((grad * way).sum(), measured, rtol=1e-7, atol=1e-7)
 
 
-def test_diffaugment_is_what_its_paper_does():
+def test_diffaugment_equals_the_paper():
     x = images()
     u = DRAW.uniform("s", 7)
     found = DiffAugment()(x, DRAW, "s", None)
@@ -78,7 +78,7 @@ def test_diffaugment_is_what_its_paper_does():
         torch.testing.assert_close(got, image)
 
 
-def test_a_policy_says_which_changes():
+def test_policy_selects_augmentations():
     x = images()
     assert DiffAugment(policy="cutout").policy == ("cutout",)
     cut = DiffAugment(policy="cutout")(x, DRAW, "s", None)
@@ -87,13 +87,13 @@ def test_a_policy_says_which_changes():
     assert set(shifted[0].unique().tolist()) <= {0.0, *x[0].unique().tolist()}
 
 
-def test_without_a_chance_ada_changes_nothing():
+def test_ada_with_probability_0_changes_nothing():
     x = images()
     torch.testing.assert_close(ADA()(x, DRAW, "s", torch.tensor(0.0)), x, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("p", [0.2, 0.7])
-def test_an_image_is_spared_by_chance(p):
+def test_images_are_augmented_with_probability_p(p):
     draw = LaneRng(0, 0, (0,), 4000)
     dice = AdaSampler(draw.uniform("u", NUM_UNIFORMS), draw.normal("n", NUM_NORMALS), torch.tensor(p))
     changed = dice.maybe_apply(torch.ones(4000), 0.0)
@@ -118,7 +118,7 @@ def test_blits_copy_pixels():
     torch.testing.assert_close(down[:, :, :14], x[:, :, 2:], atol=1e-4, rtol=0)
 
 
-def test_geometry_keeps_areas_when_it_stretches_and_rotates():
+def test_stretching_and_rotation_keep_areas():
     """Of all maps drawn without scale: the product of their stretches is 1."""
     draw = LaneRng(0, 0, (0,), 500)
     spared = torch.tensor([0.0, 1, 1, 1, 1, 1, 1, 1])
@@ -127,7 +127,7 @@ def test_geometry_keeps_areas_when_it_stretches_and_rotates():
     torch.testing.assert_close(maps.det().abs(), torch.ones(500), atol=1e-4, rtol=0)
 
 
-def test_hue_turns_about_grey():
+def test_hue_rotates_about_the_grey_axis():
     turn = _hue_matrix(torch.tensor([0.3, 2 * math.pi / 3]))
     torch.testing.assert_close(turn @ turn.mT, torch.eye(3).expand(2, 3, 3), atol=1e-6, rtol=0)
     torch.testing.assert_close(turn @ torch.ones(3), torch.ones(2, 3))
@@ -160,7 +160,7 @@ class Plain(torch.nn.Module):
 
 
 @KINDS
-def test_d_sees_nothing_else_in_either_turn(augment):
+def test_d_gets_only_augmented_images_in_both_turns(augment):
     d, real, fake = Plain(), Batch(images(), None, DRAW), Batch(images() / 2, None, DRAW)
     objective = Adversarial("nonsaturating", r1=1.0, gp=1.0, augment=augment)
     attach_state(objective.make_state(12), d)
@@ -177,7 +177,7 @@ def test_d_sees_nothing_else_in_either_turn(augment):
     torch.testing.assert_close(between, on_real + alpha * (on_fake - on_real))
 
 
-def test_with_relativistic_pairs_reals_are_augmented_in_gs_turn_too():
+def test_relativistic_augments_reals_in_the_turn_of_g_too():
     d, real, fake = Plain(), Batch(images(), None, DRAW), Batch(images() / 2, None, DRAW)
     objective = Adversarial("relativistic", augment=DiffAugment())
     loss = objective.generator(d, fake, real, 0)

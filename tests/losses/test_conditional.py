@@ -43,14 +43,14 @@ def naive_2c(x, proxies, y, t):
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0])
-def test_2c_is_a_double_loop_over_the_images_of_each_lane(temperature):
+def test_2c_equals_a_double_loop_over_the_images_of_each_lane(temperature):
     v = verdict()
     lanes = [slice(i * N, (i + 1) * N) for i in range(len(LANES))]
     expected = sum(naive_2c(v.embedding[s], v.proxies[s], Y[s], temperature) for s in lanes) / len(LANES)
     assert contrastive_loss(v, Y, N, temperature).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_2c_has_a_gradient_where_a_class_is_alone_in_its_lane():
+def test_2c_has_a_gradient_for_a_class_with_one_image():
     v = verdict(requires_grad=True)
     contrastive_loss(v, Y, N, 0.5).backward()
     assert v.embedding.grad.isfinite().all()
@@ -64,7 +64,7 @@ def test_2c_of_bf16_embeddings_is_computed_in_float32():
     assert torch.equal(found, contrastive_loss(v, Y, N, 0.1))
 
 
-def test_the_classifier_is_right_on_average_over_images():
+def test_classification_loss_is_a_mean_over_images():
     v = verdict()
     chosen = v.class_logits.softmax(1)[torch.arange(len(Y)), Y]
     torch.testing.assert_close(classification_loss(v, Y), -chosen.log().mean())
@@ -84,7 +84,7 @@ def speaking(x, y):
 
 
 @pytest.mark.parametrize("name", ["classifier", "contrastive"])
-def test_d_learns_labels_from_reals_and_g_from_its_images(name):
+def test_class_losses_of_d_and_g(name):
     real, fake, plain = batch(1), batch(2), Adversarial()
     objective = Adversarial(**{name: 0.5})
     of = {
@@ -98,13 +98,13 @@ def test_d_learns_labels_from_reals_and_g_from_its_images(name):
 
 
 @pytest.mark.parametrize("name", ["classifier", "contrastive"])
-def test_a_d_that_says_no_more_than_logits_is_refused(name):
+def test_a_d_with_logits_only_raises(name):
     real, fake = batch(1), batch(2)
     with pytest.raises(UsageError, match=f"objective.{name}: this D returns no .*objective.{name}=0"):
         Adversarial(**{name: 1.0}).discriminator(lambda x, y: x.mean((1, 2, 3)), real, fake, 0)
 
 
-def test_one_call_says_what_two_say():
+def test_concatenated_pass_equals_two_passes():
     real, fake = batch(1), batch(2)
     objective = Adversarial(classifier=1.0)
     one = objective.discriminator(speaking, real, fake, 0, concat_real_fake=True)

@@ -37,7 +37,7 @@ def naive(image, flip, down, right):
     )
 
 
-def test_images_are_mirrored_and_shifted_as_the_draw_says():
+def test_flip_and_shift_follow_the_random_numbers():
     x = batch(1).images
     u = DRAW.uniform("some", 3)
     for image, found, (flip, a, b) in zip(x, random_flip_and_shift(x, DRAW, "some"), u.tolist()):
@@ -48,7 +48,7 @@ def difference(objective, d, real, fake):
     return objective.discriminator(d, real, fake, 0).total - Adversarial().discriminator(d, real, fake, 0).total
 
 
-def test_cr_is_of_reals_and_bcr_of_fakes_too():
+def test_cr_uses_reals_and_bcr_also_fakes():
     d, real, fake = critic(), batch(1), batch(2)
 
     def gap(b, which):
@@ -60,7 +60,7 @@ def test_cr_is_of_reals_and_bcr_of_fakes_too():
     torch.testing.assert_close(difference(Adversarial(bcr=10.0), d, real, fake), 10 * (of_reals + of_fakes))
 
 
-def test_zcr_holds_d_together_and_pushes_g_apart():
+def test_zcr_of_d_and_of_g_have_opposite_signs():
     d, real, fake = critic(), batch(1), batch(2, nearby=True)
     objective = Adversarial(zcr=5.0, zcr_g=0.5)
     gap = (d(fake.images, None) - d(fake.perturbed, None)).square().mean()
@@ -69,14 +69,14 @@ def test_zcr_holds_d_together_and_pushes_g_apart():
     torch.testing.assert_close(adds, -0.5 * (fake.images - fake.perturbed).square().mean())
 
 
-def test_nearby_fakes_are_augmented_as_those_they_are_compared_with():
+def test_perturbed_fakes_get_the_same_augmentation():
     d, real, fake = critic(), batch(1), batch(2)
     fake = Batch(fake.images, None, DRAW, perturbed=fake.images.clone())
     loss = Adversarial(zcr=5.0, augment={"name": "diffaugment"}).discriminator(d, real, fake, 0)
     assert loss.parts["D/zcr"] == 0
 
 
-def test_no_gradient_goes_to_fakes_from_what_d_says_of_them_moved():
+def test_consistency_has_no_gradient_to_the_fakes():
     real, fake = batch(1), batch(2)
     fake.images.requires_grad_(True)
     d = critic()

@@ -52,7 +52,7 @@ def slopes(d, x, eps=1e-6):
     return out
 
 
-def test_r1_is_the_squared_slope_at_reals():
+def test_r1_is_the_squared_gradient_norm_on_reals():
     d, real = critic(), batch(1)
     expected = slopes(d, real.images).square().sum(1).mean()
     images = real.images.clone().requires_grad_(True)
@@ -67,7 +67,7 @@ def test_gradient_penalty_is_taken_between_reals_and_fakes():
     torch.testing.assert_close(gradient_penalty(d, real, fake).double(), expected, rtol=1e-5, atol=0)
 
 
-def test_lazy_r1_weighs_the_same():
+def test_lazy_r1_has_the_same_weight():
     d, real, fake = critic(), batch(1), batch(2)
     plain = Adversarial("wasserstein").discriminator(d, real, fake, 0).total
     every = [Adversarial("wasserstein", r1=3).discriminator(d, real, fake, s).total - plain for s in range(4)]
@@ -78,7 +78,7 @@ def test_lazy_r1_weighs_the_same():
 
 
 @pytest.mark.parametrize("loss", GAN_LOSSES)
-def test_the_players_want_opposite_things(loss):
+def test_losses_of_the_players_have_opposite_gradients(loss):
     """A step of each player moves the fake logits its own way."""
     objective, real = Adversarial(loss), batch(1)
     shift = torch.zeros((), dtype=torch.float64, requires_grad=True)

@@ -70,7 +70,7 @@ def play(run, world):
 
 
 @pytest.mark.parametrize("name", ["classifier", "contrastive"])
-def test_so_they_do_where_d_learns_labels(pool, name):
+def test_n_ranks_equal_one_with_class_losses(pool, name):
     run = tiny_run.make_run(f"objective.{name}=1", "objective.temperature=0.5", "batch=32")
     one, losses = play(run, World.solo())
     assert losses[f"Loss/G/{name}"] > 0

@@ -31,7 +31,7 @@ class Critic(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["r1", "r2", "gp"])
-def test_its_gradient_in_the_weights_is_that_of_finite_differences(name):
+def test_weight_gradients_match_finite_differences(name):
     d, real, fake = Critic(), batch(1), batch(2)
     objective, plain = Adversarial(**{name: 7.0}), Adversarial()
 
@@ -54,14 +54,14 @@ def test_its_gradient_in_the_weights_is_that_of_finite_differences(name):
     torch.testing.assert_close((moved(1e-6) - moved(-1e-6)) / 2e-6, exact, rtol=1e-6, atol=1e-9)
 
 
-def test_r2_is_r1_of_the_fakes():
+def test_r2_is_r1_on_fakes():
     d, real, fake = Critic(), batch(1), batch(2)
     one = Adversarial("wasserstein", r1=3.0).discriminator(d, fake, real, 0)
     other = Adversarial("wasserstein", r2=3.0).discriminator(d, real, fake, 0)
     torch.testing.assert_close(one.parts["D/r1"], other.parts["D/r2"])
 
 
-def test_each_has_a_period_of_its_own():
+def test_r1_and_r2_have_their_own_intervals():
     d, real, fake = Critic(), batch(1), batch(2)
     objective = Adversarial(r1=1.0, r1_every=2, r2=1.0, r2_every=3)
     there = [objective.discriminator(d, real, fake, step).parts.keys() for step in range(6)]
@@ -70,7 +70,7 @@ def test_each_has_a_period_of_its_own():
 
 @pytest.mark.parametrize("nets", [DCGAN(width=16), SNGAN(width=16)], ids=["dcgan", "sngan"])
 @pytest.mark.parametrize("name", ["r1", "r2", "gp"])
-def test_under_bf16_it_is_nearly_that_of_float32(nets, name):
+def test_bf16_is_close_to_float32(nets, name):
     torch.manual_seed(0)
     d = train_mode(nets.discriminator(Spec(16, 1)))
     real, fake = (batch(seed, 32, 16, torch.float32) for seed in (1, 2))
@@ -84,13 +84,13 @@ def test_under_bf16_it_is_nearly_that_of_float32(nets, name):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in d.parameters())
 
 
-def test_lecam_pulls_logits_to_the_anchor_of_the_other_side():
+def test_lecam_pulls_logits_towards_the_mean_of_the_other_side():
     real, fake, anchors = torch.tensor([1.0, 3.0]), torch.tensor([-1.0, 0.0]), torch.tensor([2.0, -0.5])
     expected = ((1 + 0.5) ** 2 + (3 + 0.5) ** 2) / 2 + ((-1 - 2.0) ** 2 + (0 - 2.0) ** 2) / 2
     assert lecam_penalty(real, fake, anchors).item() == pytest.approx(expected)
 
 
-def test_lecam_adds_nothing_before_there_are_anchors_then_its_weight_times_that():
+def test_lecam_starts_after_the_first_step():
     d, real, fake = Critic(), batch(1), batch(2)
     objective = Adversarial(lecam=0.3)
     plain = Adversarial().discriminator(d, real, fake, 0).total
@@ -113,7 +113,7 @@ class Layers(nn.Module):
 
 
 @torch.no_grad()
-def test_overlap_is_that_of_every_two_filters():
+def test_orthogonal_penalty_sums_over_pairs_of_filters():
     torch.manual_seed(0)
     net = Layers().double()
     expected = 0.0
@@ -124,7 +124,7 @@ def test_overlap_is_that_of_every_two_filters():
     assert orthogonal_penalty(net).item() == pytest.approx(expected)
 
 
-def test_overlap_is_of_the_weight_that_moves_and_not_of_its_length():
+def test_orthogonal_penalty_ignores_norms_and_uses_the_raw_weight():
     net = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
     raw = net.parametrizations.weight.original
     with torch.no_grad():
@@ -134,7 +134,7 @@ def test_overlap_is_of_the_weight_that_moves_and_not_of_its_length():
     assert not grad.any()
 
 
-def test_each_player_has_the_weight_of_its_own_filters():
+def test_orthogonal_weights_of_g_and_d():
     net = Layers()
     objective = Adversarial(orthogonal=2.0)
     assert objective.weight_penalty("D", net) is None

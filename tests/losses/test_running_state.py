@@ -44,7 +44,7 @@ def fed(chance, logits):
     chance.apply_moments()
 
 
-def test_p_moves_every_fourth_step_by_a_fixed_amount_towards_the_target():
+def test_p_changes_every_fourth_step_by_a_fixed_amount():
     chance = AugmentProbability(target=0.6, step_size=0.01)
     sure, unsure = torch.ones(10), torch.tensor([1.0] * 7 + [-1.0] * 3)  # mean signs 1 and 0.4
     for _ in range(3 * UPDATE_INTERVAL_STEPS):
@@ -60,7 +60,7 @@ def test_p_moves_every_fourth_step_by_a_fixed_amount_towards_the_target():
     assert chance.p == 0
 
 
-def test_p_takes_ada_kimg_to_come_from_0_to_1():
+def test_p_goes_from_0_to_1_in_kimg():
     objective = Adversarial(augment={"name": "ada", "kimg": 0.8})
     chance = objective.make_state(16).augment_probability
     for _ in range(int(0.8 * 1000 / 16)):
@@ -68,7 +68,7 @@ def test_p_takes_ada_kimg_to_come_from_0_to_1():
     assert chance.p.item() == pytest.approx(0.96)  # 50 steps: twelve times four, and two that are not looked at yet
 
 
-def test_anchors_are_a_moving_average_that_begins_as_a_mean():
+def test_lecam_ema_starts_as_a_mean():
     anchors, decay = LeCamEMA(0.9), 0.9
     anchors.tracking = True
     expected = None
@@ -83,7 +83,7 @@ def test_anchors_are_a_moving_average_that_begins_as_a_mean():
         torch.testing.assert_close(anchors.means, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_seen_in_another_players_turn_is_not_counted():
+def test_nothing_is_counted_without_tracking():
     for kept, seen in (
         (LeCamEMA(0.9), (torch.ones(3), torch.ones(3))),
         (AugmentProbability(0.6, 1.0), (torch.ones(3),)),
@@ -94,13 +94,13 @@ def test_what_is_seen_in_another_players_turn_is_not_counted():
         assert all(torch.equal(before[name], value) for name, value in kept.state_dict().items())
 
 
-def test_a_d_that_nothing_is_kept_with_is_refused():
+def test_a_d_without_state_raises():
     for d in (torch.nn.Linear(2, 1), lambda x, y: x):
         with pytest.raises(UsageError, match="attach_state"):
             state_of(d)
 
 
-def test_a_network_that_calls_all_its_children_gives_what_it_gave():
+def test_state_does_not_change_a_sequential_d():
     d = torch.nn.Sequential(torch.nn.Linear(2, 1))
     x = torch.randn(3, 2)
     before = d(x)
@@ -108,7 +108,7 @@ def test_a_network_that_calls_all_its_children_gives_what_it_gave():
     assert torch.equal(d(x), before)
 
 
-def test_the_run_uses_it_and_shows_it():
+def test_a_run_uses_and_logs_the_state():
     s = tiny_run.make_session(tiny_run.make_run(*BOTH))
     for _ in range(12):
         play_round(s)
@@ -120,7 +120,7 @@ def test_the_run_uses_it_and_shows_it():
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_keep_together_what_one_keeps(pool, ranks):
+def test_state_of_n_ranks_equals_that_of_one(pool, ranks):
     run = tiny_run.make_run(*BOTH)
     one = kept_of(tiny_run.play_rounds(run, 8))
     for several in pool(ranks, lambda world: tiny_run.play_rounds(run, 8, world)):
@@ -131,7 +131,7 @@ def test_ranks_keep_together_what_one_keeps(pool, ranks):
             torch.testing.assert_close(several[name], value, rtol=1e-3, atol=1e-3)
 
 
-def test_six_and_six_rounds_keep_what_twelve_keep(tmp_path):
+def test_resuming_after_six_rounds_equals_twelve(tmp_path):
     run, world = tiny_run.make_run(*BOTH), World.solo()
     saved, _ = tiny_run.save_after(run, 6, world, tmp_path)
     s = tiny_run.make_session(run, world, saved)
@@ -142,7 +142,7 @@ def test_six_and_six_rounds_keep_what_twelve_keep(tmp_path):
     assert tiny_run.is_equal(tiny_run.gather_owner_state(s), twelve)
 
 
-def test_it_travels_to_the_team_of_g(pool):
+def test_state_is_sent_to_the_team_of_g(pool):
     run = tiny_run.make_run(*BOTH, GROWING, "strategy=async")
 
     def job(world):
@@ -158,7 +158,7 @@ def test_it_travels_to_the_team_of_g(pool):
     assert tiny_run.is_equal(of_g, of_d)
 
 
-def test_it_goes_with_a_past_d():
+def test_a_stale_d_has_its_own_state():
     s = tiny_run.make_session(tiny_run.make_run(*BOTH, GROWING, "strategy=async", "strategy.critic_lags=[1]"))
     seen = []
     for _ in range(14):
@@ -170,7 +170,7 @@ def test_it_goes_with_a_past_d():
     assert any(0 < past < now for past, now in seen)
 
 
-def test_it_is_no_part_of_the_model(tmp_path):
+def test_model_files_have_no_state(tmp_path):
     run = tiny_run.make_run(*BOTH)
     s = tiny_run.make_session(run)
     play_round(s)
@@ -182,7 +182,7 @@ def test_it_is_no_part_of_the_model(tmp_path):
 
 
 @pytest.mark.filterwarnings("default")  # of the compiler, about itself
-def test_it_moves_with_a_compiled_d():
+def test_state_of_a_compiled_d():
     s = tiny_run.make_session(tiny_run.make_run(*BOTH))
     s.game.d.net.compile(backend="eager")
     for _ in range(2):
@@ -191,7 +191,7 @@ def test_it_moves_with_a_compiled_d():
 
 
 @pytest.mark.parametrize("strategy", ["gossip", "sync"])
-def test_ranks_resume_what_each_of_them_keeps(pool, strategy, tmp_path):
+def test_ranks_resume_their_state(pool, strategy, tmp_path):
     run = tiny_run.make_run(*BOTH, GROWING, "objective.augment.kimg=1", f"strategy={strategy}")
 
     def job(world):
@@ -234,7 +234,7 @@ def manager(**objective):
     return pg.ScalingManager(config=config, bs=16, num_workers=4)
 
 
-def test_a_d_of_ones_own_has_a_classifier_and_what_is_kept():
+def test_user_d_with_a_classifier_and_state():
     with manager(classifier=1.0, lecam=0.1, augment={"name": "ada", "target": -0.9}) as scale_mgr:
         gan = pg.Estimator(OwnG(), OwnD())
         for _ in range(5):
@@ -244,6 +244,6 @@ def test_a_d_of_ones_own_has_a_classifier_and_what_is_kept():
     assert state_of(session.game.d.net).augment_probability.p > 0
 
 
-def test_a_d_of_ones_own_that_says_too_little_is_refused_before_it_is_trained():
+def test_user_d_without_class_logits_raises_before_training():
     with manager(classifier=1.0) as scale_mgr, pytest.raises(UsageError, match="this D returns no class_logits"):
         scale_mgr.train(pg.Estimator(OwnG(), OwnD(classes=0)))

@@ -14,7 +14,7 @@ from paragan.nets.layers import LayerFactory
 LAYERS = LayerFactory(nn.init.xavier_uniform_)
 
 
-def test_projection_adds_the_product_with_the_classs_vector():
+def test_projection_adds_the_product_with_the_class_vector():
     torch.manual_seed(0)
     layer, features, y = make_head("projection", 5, 3, LAYERS), torch.randn(4, 5), torch.tensor([2, 0, 1, 2])
     assert isinstance(layer, ProjectionHead)
@@ -24,7 +24,7 @@ def test_projection_adds_the_product_with_the_classs_vector():
     torch.testing.assert_close(layer(features, y), torch.stack(expected))
 
 
-def test_classifier_says_how_real_and_which():
+def test_classifier_returns_logits_and_class_logits():
     torch.manual_seed(0)
     layer, features = make_head("classifier", 5, 3, LAYERS), torch.randn(4, 5)
     assert isinstance(layer, ClassifierHead)
@@ -35,7 +35,7 @@ def test_classifier_says_how_real_and_which():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_contrastive_points_lie_on_the_sphere(dtype):
+def test_contrastive_embeddings_have_length_one(dtype):
     torch.manual_seed(0)
     layer, y = make_head("contrastive", 5, 3, LAYERS, 7), torch.tensor([2, 0, 1, 2])
     features = torch.randn(4, 5, dtype=dtype)
@@ -55,7 +55,7 @@ def test_contrastive_points_lie_on_the_sphere(dtype):
     assert torch.equal(proxies[0], proxies[3])
 
 
-def test_attention_is_the_papers_sum_over_pixels():
+def test_attention_equals_the_sum_of_the_paper():
     torch.manual_seed(0)
     layer, x = SelfAttention(16, LAYERS), torch.randn(2, 16, 4, 6)
     assert torch.equal(layer(x), x)  # as it begins
@@ -72,7 +72,7 @@ def test_attention_is_the_papers_sum_over_pixels():
 
 
 @pytest.mark.parametrize("width", [2, 3])  # of values: torch takes its fused kernel on CPU where it is that of queries
-def test_attention_may_be_differentiated_twice(width):
+def test_attention_has_a_second_derivative(width):
     torch.manual_seed(0)
     sizes = ((4, 2), (3, 2), (3, width))
     inputs = [torch.randn(2, 1, *size, dtype=torch.float64, requires_grad=True) for size in sizes]
@@ -80,14 +80,14 @@ def test_attention_may_be_differentiated_twice(width):
     assert torch.autograd.gradgradcheck(dot_product_attention, inputs)
 
 
-def test_attention_has_eight_channels_or_is_refused():
+def test_attention_needs_eight_channels():
     check_attention(16, Spec(32, 3), (4, 4, 8, 4), (8, 4, 4))
     check_attention(0, Spec(32, 3), (1, 1, 1, 1), (1, 1, 1))
     with pytest.raises(UsageError, match=r"nets.d_width: leaves 4 channels for attention at 8 px"):
         check_attention(8, Spec(32, 3), (8, 8, 8, 8), (8, 4, 4))
 
 
-def test_every_block_sees_its_part_of_z_beside_the_class():
+def test_blocks_get_their_chunk_of_z_and_the_class():
     shared, y = nn.Embedding(3, 2), torch.tensor([1, 2])
     z = torch.arange(24.0).view(2, 12)
     label = shared(y)
@@ -105,7 +105,7 @@ def test_every_block_sees_its_part_of_z_beside_the_class():
     assert (whole.out_features, whole.norm_features) == (14, 14)
 
 
-def test_a_map_of_the_class_stands_beside_the_image():
+def test_label_map_is_one_more_channel():
     layer, x, y = LabelMap(3), torch.randn(2, 3, 16, 16), torch.tensor([2, 0])
     out = layer(x, y)
     assert torch.equal(out[:, :3], x)

@@ -39,7 +39,7 @@ def torchs(x, weight, bias, stride, padding, groups):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @cases
-def test_it_and_its_gradients_are_torchs_to_the_bit(a, b, kernel, stride, padding, groups, bias, dtype, layout):
+def test_output_and_gradients_equal_torch_bit_for_bit(a, b, kernel, stride, padding, groups, bias, dtype, layout):
     given = inputs(a, b, kernel, groups, bias, dtype)
     given[:2] = [x.detach().contiguous(memory_format=layout).requires_grad_() for x in given[:2]]
     ours, theirs = (slopes(conv, given, (stride, padding, groups), False) for conv in (grouped_conv, torchs))
@@ -47,7 +47,7 @@ def test_it_and_its_gradients_are_torchs_to_the_bit(a, b, kernel, stride, paddin
 
 
 @cases
-def test_the_gradient_of_its_gradient_is_torchs(a, b, kernel, stride, padding, groups, bias):
+def test_second_derivative_equals_torch(a, b, kernel, stride, padding, groups, bias):
     given = inputs(a, b, kernel, groups, bias, torch.float64)
     ours, theirs = (slopes(conv, given, (stride, padding, groups), True) for conv in (grouped_conv, torchs))
     for x, y in zip(ours, theirs, strict=True):
@@ -55,7 +55,7 @@ def test_the_gradient_of_its_gradient_is_torchs(a, b, kernel, stride, padding, g
 
 
 @cases
-def test_both_gradients_are_those_of_finite_differences(a, b, kernel, stride, padding, groups, bias):
+def test_both_derivatives_match_finite_differences(a, b, kernel, stride, padding, groups, bias):
     given = inputs(a, b, kernel, groups, bias, torch.float64)
 
     def conv(*given):
@@ -66,7 +66,7 @@ def test_both_gradients_are_those_of_finite_differences(a, b, kernel, stride, pa
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_of_what_is_frozen_there_is_no_gradient(frozen):
+def test_frozen_tensors_get_no_gradient(frozen):
     given = inputs(4, 4, 3, 2, True, torch.float64)
     given[frozen].requires_grad_(False)
     moving = [x for i, x in enumerate(given) if i != frozen]
@@ -78,7 +78,7 @@ def test_of_what_is_frozen_there_is_no_gradient(frozen):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
-def test_autocast_computes_as_torchs_does():
+def test_autocast_equals_torch():
     torch.manual_seed(0)
     layer, x = GroupedConv(8, 8, 3, padding=1, groups=2), torch.randn(2, 8, 4, 4, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
@@ -90,7 +90,7 @@ def test_autocast_computes_as_torchs_does():
     assert all(torch.equal(a, b) and a.dtype == torch.float32 for a, b in zip(*grads, strict=True))
 
 
-def test_no_group_is_convolved_alone():
+def test_groups_are_convolved_in_one_call():
     """Torch's own would be, one after the other."""
 
     class Counted(TorchDispatchMode):

@@ -59,7 +59,7 @@ def test_one_group_is_torch_bit_for_bit(lane_batch, dtype):
     assert torch.equal(ours(x), F.batch_norm(x, None, None, theirs.weight, theirs.bias, training=True))
 
 
-def test_eval_uses_running_statistics_whatever_the_lanes():
+def test_eval_uses_running_statistics_for_any_lanes():
     ours, theirs = pair(LaneBatchNorm2d, nn.BatchNorm2d, lane_batch=5)
     x = torch.randn(12, 3, 4, 4)
     theirs(x)
@@ -67,7 +67,7 @@ def test_eval_uses_running_statistics_whatever_the_lanes():
     assert torch.equal(ours.eval()(x), theirs.eval()(x))
 
 
-def test_forward_leaves_running_statistics_and_tracks_only_when_asked():
+def test_forward_collects_moments_only_while_tracking():
     norm = LaneBatchNorm2d(3)
     before = copy.deepcopy(norm.state_dict())
     x = torch.randn(6, 3, 4, 4)
@@ -81,7 +81,7 @@ def test_forward_leaves_running_statistics_and_tracks_only_when_asked():
     assert "moments" not in before
 
 
-def test_settle_applies_the_mean_over_groups_once():
+def test_apply_moments_applies_the_mean_over_groups_once():
     ours, _ = pair(LaneBatchNorm2d, nn.BatchNorm2d, lane_batch=4)
     ours.tracking = True
     x = torch.randn(12, 3, 4, 4, dtype=torch.float32) * 2 + 1
@@ -96,7 +96,7 @@ def test_settle_applies_the_mean_over_groups_once():
     assert not ours.moments.any()
 
 
-def test_settle_of_one_group_is_torchs_update():
+def test_apply_moments_of_one_group_equals_torch():
     ours, theirs = pair(LaneBatchNorm2d, nn.BatchNorm2d)
     ours.tracking = True
     for _ in range(5):
@@ -106,7 +106,7 @@ def test_settle_of_one_group_is_torchs_update():
         torch.testing.assert_close(ours.state_dict()[key], value)
 
 
-def test_settle_without_moments_changes_nothing():
+def test_apply_moments_without_moments_changes_nothing():
     for momentum in (0.1, None):
         norm = LaneBatchNorm2d(3, momentum=momentum)
         before = copy.deepcopy(norm.state_dict())
@@ -133,7 +133,7 @@ def test_moments_may_be_a_view_of_a_shared_vector():
     assert not flat.any()
 
 
-def test_lanes_that_do_not_divide_the_batch_are_refused():
+def test_lanes_must_divide_the_batch():
     norm = LaneBatchNorm2d(3)
     norm.lane_batch = 8
     with pytest.raises(UsageError, match=r"lane_batch=8: does not divide a batch of 20 images. Use a batch of 16"):
@@ -195,7 +195,7 @@ def test_conditional_is_a_gain_and_bias_per_class():
         norm(x, None)
 
 
-def test_a_vector_moves_gains_from_one_and_biases_from_zero():
+def test_linear_conditional_gains_start_at_one_and_biases_at_zero():
     torch.manual_seed(0)
     norm = LinearConditionalBatchNorm2d(3, 5, lambda layer: layer)
     norm.norm.lane_batch = 4
@@ -209,7 +209,7 @@ class Own(nn.BatchNorm2d):
     pass
 
 
-def test_convert_keeps_objects_and_names_and_tells_what_is_left():
+def test_convert_keeps_objects_and_names_and_returns_the_unconverted():
     plain = [nn.BatchNorm1d(2), nn.BatchNorm2d(3), nn.BatchNorm3d(4), nn.SyncBatchNorm(5)]
     inner = nn.Sequential(Own(3), nn.LazyBatchNorm2d(), nn.GroupNorm(1, 3), nn.BatchNorm2d(6))
     net = nn.Sequential(*plain, nn.InstanceNorm2d(3), inner, LaneBatchNorm2d(3))
@@ -226,7 +226,7 @@ def test_convert_keeps_objects_and_names_and_tells_what_is_left():
     assert convert_batch_norm(net) == ["5.0", "5.1"]
 
 
-def test_a_converted_network_equals_the_user_s_lane_by_lane():
+def test_converted_network_equals_the_original_lane_by_lane():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5), nn.BatchNorm1d(5))
     twin = copy.deepcopy(net)
@@ -238,7 +238,7 @@ def test_a_converted_network_equals_the_user_s_lane_by_lane():
     torch.testing.assert_close(twin(x), torch.cat([net(part) for part in x.split(4)]))
 
 
-def test_without_running_statistics_the_batch_serves_in_eval_mode_too():
+def test_without_running_statistics_eval_uses_the_batch():
     net = nn.BatchNorm2d(3, track_running_stats=False)
     x = torch.randn(4, 3, 2, 2)
     expected = net.eval()(x)

@@ -28,7 +28,7 @@ def strides(x):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_one_channel_too_is_told_to_be_last(channels):
+def test_one_channel_gets_channels_last_strides(channels):
     x = torch.rand(2, channels, 4, 4)
     last = to_memory_format(x, torch.channels_last)
     assert last.stride() == strides(x)
@@ -36,7 +36,7 @@ def test_one_channel_too_is_told_to_be_last(channels):
     assert to_memory_format(x, torch.contiguous_format).stride() == x.stride()
 
 
-def test_the_gradient_of_flattened_maps_is_laid_out_too():
+def test_gradient_of_flattened_maps_has_the_memory_format():
     flat, seen = FlattenCL(), []
     flat.memory_format = torch.channels_last
     x = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
@@ -52,7 +52,7 @@ def test_the_gradient_of_flattened_maps_is_laid_out_too():
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("nets", FAMILIES.values(), ids=FAMILIES)
-def test_networks_are_the_same_in_both_layouts_and_filled_up(nets, channels):
+def test_networks_are_equal_in_both_formats_and_with_padded_channels(nets, channels):
     spec = Spec(32, channels, 10)
     torch.manual_seed(0)
     made = nets.generator(spec).double(), nets.discriminator(spec).double()
@@ -86,7 +86,7 @@ def test_maps_of_a_grey_dcgan_are_channels_last_throughout():
     assert all(found == wanted for found, wanted in seen)
 
 
-def test_a_square_of_numbers():
+def test_unflatten_to_4x4():
     h = torch.arange(64.0).view(2, 32)
     square = Unflatten4x4()
     assert square(h).shape == (2, 2, 4, 4)

@@ -121,7 +121,7 @@ def test_larger_resolutions_build(name, resolution):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_without_classes_labels_are_ignored_and_with_them_they_are_needed(name):
+def test_labels_are_ignored_without_classes_and_needed_with_them(name):
     size = least(CONFIGS[name])
     G, D = build(CONFIGS[name], Spec(size, 1))
     z, y = torch.randn(4, G.latent), torch.arange(4)
@@ -140,7 +140,7 @@ def test_without_classes_labels_are_ignored_and_with_them_they_are_needed(name):
 
 @pytest.mark.parametrize("classes", [0, 3])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_channels_last_goes_through(name, classes):
+def test_channels_last_is_kept(name, classes):
     spec = Spec(max(16, least(CONFIGS[name])), 3, classes)
     G, D = build(CONFIGS[name], spec)
     z, y = batch(G, spec)
@@ -201,7 +201,7 @@ def test_gradient_penalty_matches_finite_differences(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_lanes_merged_equal_lanes_apart(name):
+def test_merged_lanes_equal_separate_lanes(name):
     spec = Spec(least(CONFIGS[name]), 1, classes=3)
     G, D = build(CONFIGS[name], spec)
     z, y = batch(G, spec, 8)
@@ -276,7 +276,7 @@ def blocks(net):
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_what_rewrites_and_checkpointing_save_is_as_documented(config, products, memory):
+def test_savings_of_fused_resampling_and_checkpointing(config, products, memory):
     """Billions of products an image, forward, and MiB kept for backward: G as published, G, D as published, D."""
     spec = Spec(128, 3, 1000)
     found = [multiplied(dataclasses.replace(config, fused_resampling=way), spec) for way in (False, True)]
@@ -338,7 +338,7 @@ def test_initial_weights():
     assert not block.conv1.bias.any()
 
 
-def test_one_strided_convolution_is_the_two_operations():
+def test_fused_convolution_equals_the_two_operations():
     torch.manual_seed(0)
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
     up, down = UpConv(3, 4, 3, padding=1).double(), DownConv(3, 4, 3, padding=1).double()
@@ -349,7 +349,7 @@ def test_one_strided_convolution_is_the_two_operations():
 
 @pytest.mark.parametrize("classes", [0, 3])
 @pytest.mark.parametrize("name", RESIDUAL)
-def test_rewritten_networks_are_those_that_were_published(name, classes):
+def test_fused_resampling_changes_no_output(name, classes):
     spec = Spec(32, 3, classes)
     results = []
     for rewritten in (True, False):
@@ -366,7 +366,7 @@ def test_rewritten_networks_are_those_that_were_published(name, classes):
 
 
 @pytest.mark.parametrize("name", RESIDUAL)
-def test_checkpointing_changes_memory_alone(name):
+def test_checkpointing_changes_only_memory(name):
     """Gradients, moments and penalties are the same to the bit; less than half is kept between the passes."""
     spec = Spec(32, 3, classes=3)
     results, kept = [], []
@@ -401,7 +401,7 @@ def test_checkpointing_changes_memory_alone(name):
 
 
 @pytest.mark.parametrize("name", RESIDUAL)
-def test_checkpointing_where_two_calls_share_normalised_weights(name):
+def test_checkpointing_under_cached_parametrizations(name):
     """As an objective calls D; the gradients of the calls are then divided before or after they are added."""
     spec, results = Spec(32, 3, classes=3), []
     for again in (False, True):
@@ -417,7 +417,7 @@ def test_checkpointing_where_two_calls_share_normalised_weights(name):
 
 
 @pytest.mark.parametrize("name", CONDITIONED)
-def test_every_way_of_telling_the_class(name):
+def test_every_conditioning(name):
     config = CONDITIONED[name]
     spec = Spec(least(config), 3, classes=4)
     G, D = build(config, spec)
@@ -442,7 +442,7 @@ def test_every_way_of_telling_the_class(name):
     torch.testing.assert_close(score(D(G(z, y), y)), score(verdict), rtol=1e-3, atol=1e-3)
 
 
-def test_conditionings_that_do_not_fit_are_refused():
+def test_conditionings_that_do_not_fit_raise():
     labelled, plain = Spec(32, 3, 10), Spec(32, 3)
     for kind in (DCGAN, SNGAN, SAGAN, BigGAN, BigGANDeep, ContraGAN):
         for field, ways in (("g_conditioning", ("concat", "batch_norm")), ("d_conditioning", ("concat", "projection"))):
@@ -467,20 +467,20 @@ def test_conditionings_that_do_not_fit_are_refused():
         (BigGAN(width=16, d_width=4), 128, "nets.d_width: leaves 4 channels"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(config, resolution, line):
+def test_sizes_that_do_not_fit_raise(config, resolution, line):
     for refuse in (config.check, config.generator, config.discriminator):
         with pytest.raises(UsageError, match=line):
             refuse(Spec(resolution, 3))
 
 
-def test_without_attention_narrow_networks_are_fine():
+def test_narrow_networks_without_attention():
     G, D = build(SAGAN(width=1, attention=0), Spec(64, 1))
     assert not any(isinstance(part, SelfAttention) for part in (*G.modules(), *D.modules()))
 
 
 @pytest.mark.parametrize("config", [SAGAN(), BigGAN(), BigGANDeep(), ContraGAN()])
 @pytest.mark.parametrize(("wrong", "right"), [(16, 32), (8, 32), (28, 32), (40, 32), (100, 128), (2048, 1024)])
-def test_families_from_32_to_1024_px_say_so(config, wrong, right):
+def test_families_from_32_to_1024_px_name_the_limits(config, wrong, right):
     for refuse in (config.check, config.generator, config.discriminator):
         with pytest.raises(UsageError, match=f"resolution={wrong}: .*from 32 to 1024 pixels. Use {right}"):
             refuse(Spec(wrong, 3))
@@ -488,13 +488,13 @@ def test_families_from_32_to_1024_px_say_so(config, wrong, right):
 
 @pytest.mark.parametrize("config", [DCGAN(), SNGAN()])
 @pytest.mark.parametrize(("wrong", "right"), [(28, 32), (4, 8), (0, 8), (24, 32), (20, 16), (100, 128)])
-def test_resolutions_that_do_not_fit_are_refused(config, wrong, right):
+def test_resolutions_that_do_not_fit_raise(config, wrong, right):
     for refuse in (config.check, config.generator, config.discriminator):
         with pytest.raises(UsageError, match=f"resolution={wrong}: .*. Use {right}"):
             refuse(Spec(wrong, 3))
 
 
-def test_configs_are_told_apart_by_name_and_refuse_what_they_do_not_know():
+def test_configs_are_chosen_by_name_and_reject_unknown_fields():
     nets = TypeAdapter(Nets)
     assert nets.validate_python({"name": "sngan", "width": 8, "d_width": 4}) == SNGAN(width=8, d_width=4)
     assert nets.validate_python({"name": "dcgan"}) == DCGAN()

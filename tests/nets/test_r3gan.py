@@ -50,7 +50,7 @@ def test_shapes_and_gradients(resolution, classes):
 
 
 @pytest.mark.parametrize("resolution", [256, 1024])
-def test_large_images_too(resolution):
+def test_large_images(resolution):
     spec = Spec(resolution, 1)
     G, D = build(spec, R3GAN(width=64, latent=4, blocks=1, group=4))
     with torch.no_grad():
@@ -70,7 +70,7 @@ def test_labels_are_needed_with_classes_and_ignored_without():
             wrong()
 
 
-def test_a_block_begins_as_what_it_is_given_and_ends_as_its_paper_says():
+def test_a_block_starts_as_the_identity_and_equals_the_paper():
     x = torch.randn(2, 32, 5, 5)
     block = R3GANBlock(32, 2, 4, 8)
     assert torch.equal(block(x), x)
@@ -83,7 +83,7 @@ def test_a_block_begins_as_what_it_is_given_and_ends_as_its_paper_says():
     torch.testing.assert_close(block(x), x + F.conv2d(h, block.narrow.weight))
 
 
-def test_layers_are_smaller_the_more_blocks_there_are():
+def test_initial_weights_shrink_with_the_number_of_blocks():
     few, many = R3GANBlock(256, 2, 16, 1), R3GANBlock(256, 2, 16, 16)
     gain = (2 / 1.04) ** 0.5
     assert few.widen.weight.std().item() == pytest.approx(gain / 16, rel=0.02)
@@ -101,7 +101,7 @@ def test_resampling_is_smoothing():
     torch.testing.assert_close(BinomialUpsample()(x), F.conv2d(spread, 4 * smooth, padding=1, groups=3))
 
 
-def test_bf16_and_channels_last_go_through():
+def test_bf16_and_channels_last():
     G, D = build(Spec(16, 3, 3))
     awake(G, D)
     z, y = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
@@ -116,7 +116,7 @@ def test_bf16_and_channels_last_go_through():
     logits.sum().backward()
 
 
-def test_the_gradient_of_its_slope_is_that_of_finite_differences():
+def test_gradient_penalty_matches_finite_differences():
     _, D = build(Spec(8, 1))
     awake(D)
     D.double()
@@ -164,11 +164,11 @@ def test_sizes_for_cifar10():
         (R3GAN(width=20), Spec(256, 3), r"2.5 x 2 channels.*Use 64"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_does(config, spec, words):
+def test_sizes_that_do_not_fit_raise_with_a_remedy(config, spec, words):
     for refuse in (config.check, config.generator, config.discriminator):
         with pytest.raises(UsageError, match=words):
             refuse(spec)
 
 
-def test_it_is_found_by_its_name():
+def test_config_by_name():
     assert TypeAdapter(Nets).validate_python({"name": "r3gan", "width": 32}) == R3GAN(width=32)

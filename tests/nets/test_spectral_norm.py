@@ -33,7 +33,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_equals_torchs_own_when_there_is_one_forward_a_step(name):
+def test_equals_torch_with_one_forward_per_step(name):
     torch.manual_seed(0)
     theirs = NETS[name]()
     ours, x = train_mode(copy.deepcopy(theirs)), torch.randn(2, 3, 4, 4)
@@ -55,7 +55,7 @@ def alike():
 
 
 @pytest.mark.parametrize("together", [0, 1 << 20])
-def test_layers_of_one_shape_are_iterated_as_torch_does_each(monkeypatch, together):
+def test_batched_iteration_equals_torch_for_each_layer(monkeypatch, together):
     monkeypatch.setattr("paragan.nets.spectral_norm.MAX_BATCHED_NUMBERS", {"cpu": together})
     torch.manual_seed(0)
     theirs = alike().double()
@@ -125,7 +125,7 @@ def test_after_other_parametrizations():
     assert torch.linalg.svdvals(layer.weight)[0].item() == pytest.approx(1, abs=1e-3)
 
 
-def test_networks_without_spectral_norm_are_left_alone():
+def test_networks_without_spectral_norm_do_not_change():
     net = train_mode(nn.Sequential(nn.Linear(2, 2)))
     power_iteration(net)
     assert net.training

@@ -37,7 +37,7 @@ def test_an_optimistic_step_looks_ahead_by_what_this_one_would_repeat(policy, ah
         before = u
 
 
-def test_an_extragradient_iteration_steps_from_where_it_began():
+def test_extragradient_steps_from_its_starting_point():
     w = start()
     optimizer = extragradient(SGD(lr=0.1).build([w]))
     for _ in range(3):
@@ -74,7 +74,7 @@ def made(wrapper, policy, w):
 
 
 @pytest.mark.parametrize("wrapper", [optimistic, extragradient, None])
-def test_players_of_a_bilinear_game_meet_only_with_optimism(wrapper):
+def test_bilinear_game_converges_only_with_a_wrapper(wrapper):
     """min_x max_y x y from (1, 1): plain simultaneous descent spirals away."""
     x, y = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
     optimizers = [SGD(lr=0.2).build([w]) for w in (x, y)]

@@ -52,7 +52,7 @@ def facts(side):
 
 
 @every_policy
-def test_at_its_batch_a_policy_is_what_was_published(name):
+def test_policy_at_its_batch_equals_the_paper(name):
     batch, g, d, d_steps, schedule, optimism = PUBLISHED[name]
     chosen = get_policy(name, batch)
     assert (facts(chosen.g), facts(chosen.d), chosen.d_steps) == (g, d, d_steps)
@@ -65,7 +65,7 @@ def test_at_its_batch_a_policy_is_what_was_published(name):
     assert get_policy(name, batch, nets="dcgan").settings == wanted | nets
 
 
-def test_networks_decide_the_form_of_adabelief():
+def test_adabelief_options_depend_on_the_networks():
     small, spectral = (get_policy("paragan", 64, nets=nets).g.optimizer for nets in ("dcgan", "sngan"))
     assert (small.eps, small.rectify) == (1e-12, False)
     assert (spectral.eps, spectral.rectify) == (1e-16, True)
@@ -74,21 +74,21 @@ def test_networks_decide_the_form_of_adabelief():
 @pytest.mark.parametrize(
     ("batch", "factor"), [(1, 1), (32, 1), (64, 1), (128, 2**0.5), (256, 2), (1 << 20, MAX_LR_FACTOR)]
 )
-def test_rates_grow_with_the_root_of_the_batch_never_fall_and_are_bounded(batch, factor):
+def test_learning_rates_grow_with_the_root_of_the_batch_up_to_a_limit(batch, factor):
     assert lr_factor(batch, 64) == pytest.approx(factor)
     chosen = get_policy("sngan", batch)
     assert chosen.g.optimizer.lr == pytest.approx(2e-4 * factor)
     assert chosen.d.optimizer.lr == pytest.approx(2e-4 * factor)
 
 
-def test_each_player_has_the_rate_of_its_own_batch():
+def test_each_player_is_scaled_to_its_own_batch():
     chosen = get_policy("paragan", 64, g_batch=256)
     assert (chosen.g.optimizer.lr, chosen.d.optimizer.lr) == (pytest.approx(4e-4), 2e-4)
     assert [line[:2] for line in chosen.reasons[-2:]] == ["G:", "D:"]
 
 
 @every_policy
-def test_under_a_policy_both_players_train(name):
+def test_both_players_train_under_every_policy(name):
     run, _ = build_run(to_dict(tiny_run.make_run()), [], name)
     s = tiny_run.make_session(run)
     before = tiny_run.session_state(s)
@@ -105,14 +105,14 @@ def test_under_a_policy_both_players_train(name):
 
 
 @pytest.mark.parametrize("strategy", ["quantized", "CPOAdam-GQ", "gossip", "Rand-DP-OAdam", "async"])
-def test_two_optimizers_go_with_every_strategy(pool, strategy):
+def test_different_optimizers_work_with_every_strategy(pool, strategy):
     run, _ = build_run(to_dict(tiny_run.make_run(f"strategy={strategy}")), [], "paragan")
     states = pool(2, lambda world: tiny_run.play_rounds(run, 3, world))
     assert all(value.isfinite().all() for value in states[0].values())
 
 
 @pytest.mark.parametrize("name", ["paragan", "ttur"])
-def test_a_strategy_that_moves_by_plain_descent_refuses_a_policy_by_its_name(name):
+def test_strategies_that_need_sgd_reject_a_policy_by_name(name):
     data = to_dict(tiny_run.make_run("strategy=quantized", "strategy.paper_update=true"))
     first = "adabelief" if name == "paragan" else "adam"
     with pytest.raises(UsageError, match=rf"--policy {name} gives G {first}, .*paper_update=true.*--g.optimizer=sgd"):
@@ -122,7 +122,7 @@ def test_a_strategy_that_moves_by_plain_descent_refuses_a_policy_by_its_name(nam
     assert (run.g.optimizer, run.d.optimizer) == (SGD(), SGD())
 
 
-def test_what_the_user_sets_comes_last_and_is_named():
+def test_user_settings_override_a_policy_and_are_named():
     own = [("g.optimizer.lr", "1e-3"), ("g.optimizer.rectify", "true"), ("d.warm_up_kimg", "2"), ("batch", "64")]
     run, lines = build_run(to_dict(get_recipe("digits")), own, "paragan")
     assert (run.g.optimizer.name, run.g.optimizer.lr, run.g.optimizer.rectify) == ("adabelief", 1e-3, True)
@@ -132,7 +132,7 @@ def test_what_the_user_sets_comes_last_and_is_named():
     assert named == "policy paragan: set by hand: g.optimizer.lr, g.optimizer.rectify, d.warm_up_kimg"
 
 
-def test_only_g_d_and_d_steps_are_replaced_and_by_plain_values():
+def test_policy_replaces_only_g_d_and_d_steps():
     before, (after, _) = get_recipe("digits"), build_run(to_dict(get_recipe("digits")), [], "sngan")
     changed = {name for name, value in to_dict(before).items() if to_dict(after)[name] != value}
     assert changed == {"g", "d", "d_steps", "reasons"}
@@ -151,7 +151,7 @@ def objective(run):
 
 @pytest.mark.parametrize("name", ALSO)
 @pytest.mark.parametrize("of", ["digits", "fashion"])
-def test_an_objective_is_replaced_whole_and_of_the_networks_what_a_paper_says(name, of):
+def test_policy_replaces_the_objective_and_fields_of_the_networks(name, of):
     before = to_dict(get_recipe(of)) | {"objective": to_dict(Adversarial("hinge", r1=2, gp=3, clip=1))}
     after, lines = build_run(before, [], name)
     assert objective(after) == ALSO[name][0]
@@ -170,7 +170,7 @@ def test_an_objective_is_replaced_whole_and_of_the_networks_what_a_paper_says(na
     assert build_run(from_yaml(to_yaml(after), "run.yaml"), []) == (after, [])
 
 
-def test_what_the_user_sets_of_it_comes_last_too():
+def test_user_settings_override_the_objective_of_a_policy():
     own = [("objective.clip", "0.02"), ("nets.width", "16"), ("objective.r1_every", "4")]
     run, lines = build_run(to_dict(get_recipe("digits")), own, "wcgan")
     assert objective(run) == ("wasserstein", 0, 0, 0.02)
@@ -195,13 +195,13 @@ def test_networks_that_a_policy_is_not_about_are_left_as_the_user_wants_them():
     assert not any("nets.spectral" in line for line in lines)
 
 
-def test_a_field_of_the_networks_a_policy_brings_can_be_set():
+def test_fields_of_the_networks_of_a_policy_can_be_set():
     run, _ = build_run(to_dict(get_recipe("fashion")), [("nets.batch_norm", "false")], "dcgan")
     assert run.nets == DCGAN(spectral=False, batch_norm=False)
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_from_python_an_objective_is_set_and_networks_are_left_to_the_user(name):
+def test_policy_from_python_sets_the_objective_but_no_networks(name):
     config = Config(objective=Adversarial(r1=2))
     chosen = with_policy(config, name, bs=64)
     said = [line.removeprefix(f"policy {name}: ") for line in chosen.reasons]
@@ -228,24 +228,24 @@ def test_from_python_an_objective_is_set_and_networks_are_left_to_the_user(name)
         ("cosine", (0.0, 0.5, 1.0, 0.5, 0.0, 0.0)),
     ],
 )
-def test_a_rate_at_the_begin_in_and_after_the_warm_up_half_way_at_the_end_and_beyond(kind, expected):
+def test_schedules_at_selected_points(kind, expected):
     rate = PlayerOptim(warm_up_kimg=0.2, schedule=kind).lr_schedule(1000)
     assert [rate(images) for images in (0, 100, 200, 600, 1000, 1500)] == pytest.approx(expected)
 
 
-def test_a_cosine_is_flat_at_both_ends_and_a_line_is_not():
+def test_cosine_is_flat_at_both_ends_and_linear_is_not():
     line, cosine = (PlayerOptim(schedule=kind).lr_schedule(1000) for kind in ("linear", "cosine"))
     assert (line(250), line(750)) == pytest.approx((0.75, 0.25))
     assert (cosine(250), cosine(750)) == pytest.approx((0.5 + 0.5**1.5, 0.5 - 0.5**1.5))
     assert line(0) == cosine(0) == 1
 
 
-def test_a_run_shorter_than_its_warm_up_only_grows():
+def test_run_shorter_than_its_warm_up():
     rate = PlayerOptim(warm_up_kimg=1.0, schedule="linear").lr_schedule(500)
     assert [rate(images) for images in (0, 250, 500)] == [0, 0.25, 0.5]
 
 
-def test_the_players_of_a_run_have_the_rate():
+def test_players_follow_their_schedules():
     s = tiny_run.make_session(tiny_run.make_run("kimg=0.16", "g.schedule=linear", "d.warm_up_kimg=0.08"))
     seen = []
     for _ in range(10):
@@ -255,7 +255,7 @@ def test_the_players_of_a_run_have_the_rate():
     assert [d for _, d in seen] == pytest.approx([min(1, k / 5) for k in range(1, 11)])
 
 
-def test_six_and_four_rounds_equal_ten_while_rates_fall(tmp_path):
+def test_six_and_four_rounds_equal_ten_under_schedules(tmp_path):
     own = [("kimg", "0.16"), ("g.schedule", "cosine"), ("d.schedule", "linear"), ("g.warm_up_kimg", "0.032")]
     run, _ = build_run(to_dict(tiny_run.make_run()), own, "paragan")
     world = World.solo()
@@ -272,7 +272,7 @@ def test_six_and_four_rounds_equal_ten_while_rates_fall(tmp_path):
 # As a user asks for it ------------------------------------------------------------------------------------
 
 
-def test_the_command_line_says_what_it_chose_and_why(tmp_path, monkeypatch):
+def test_command_line_prints_the_policy_and_its_sources(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shown = run_cli("train", *TINY_RUN_ARGS, "--policy=paragan", "-n")
     assert shown.status == 0
@@ -292,7 +292,7 @@ def test_the_command_line_says_what_it_chose_and_why(tmp_path, monkeypatch):
     assert "g.schedule=linear now ends at 0.32 kimg, not at 0.16: the learning rate continues at 50%" in extended.out
 
 
-def test_without_a_falling_rate_a_longer_run_says_nothing_of_it(tmp_path):
+def test_longer_run_without_a_schedule_prints_no_warning(tmp_path):
     train_tiny(tmp_path / "run", "--kimg=0.016")
     longer = run_cli("train", *TINY_RUN_ARGS, "--run-dir", tmp_path / "run", "--kimg=0.032")
     assert longer.status == 0
@@ -301,7 +301,7 @@ def test_without_a_falling_rate_a_longer_run_says_nothing_of_it(tmp_path):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
-def test_a_rank_that_is_let_in_again_has_the_same_end_where_rates_fall(tmp_path, schedule):
+def test_rejoining_rank_must_have_the_same_end_under_a_schedule(tmp_path, schedule):
     images, longer = (
         tiny_run.make_dataset(),
         tiny_run.make_run(f"g.schedule={schedule}", "kimg=2", "evaluation.metrics=[]"),
@@ -315,7 +315,7 @@ def test_a_rank_that_is_let_in_again_has_the_same_end_where_rates_fall(tmp_path,
         training._match_running_run(folder, "of other images")
 
 
-def test_an_unknown_policy_is_one_line_with_those_there_are():
+def test_unknown_policy_lists_the_known_ones():
     said = usage_error("train", *TINY_RUN_ARGS, "--policy=bigan")
     assert "there is no policy bigan" in said
     assert all(name in said for name in POLICIES)
@@ -324,7 +324,7 @@ def test_an_unknown_policy_is_one_line_with_those_there_are():
     )
 
 
-def test_the_help_teaches_it(capsys):
+def test_help_lists_the_policies(capsys):
     with pytest.raises(SystemExit):
         main.main(["train", "--help"])
     said = capsys.readouterr().out
@@ -332,7 +332,7 @@ def test_the_help_teaches_it(capsys):
     assert all(name in said for name in POLICIES)
 
 
-def test_from_python_a_config_has_a_policy_and_says_so(capsys):
+def test_policy_from_python_is_printed(capsys):
     config = with_policy(Config(evaluation=EvaluationOptions(count=16)), "ttur", bs=512)
     assert config.g.optimizer == Adam(lr=1e-4 * 2**0.5, betas=(0.0, 0.9))
     with ScalingManager(config, bs=512, num_workers=4) as manager:

@@ -20,7 +20,7 @@ def asked_for(**settings):
 
 
 @pytest.mark.parametrize("name", ["adabelief", "lamb", "lars", "radam", "lookahead", "ranger", "prodigy", "yogi"])
-def test_one_is_asked_for_by_name_and_the_record_finds_it_again(name):
+def test_optimizer_by_name_survives_yaml(name):
     run = from_dict(Run, {"g": {"optimizer": name}})
     again = from_dict(Run, from_yaml(to_yaml(run), "run.yaml"))
     assert again == run
@@ -28,7 +28,7 @@ def test_one_is_asked_for_by_name_and_the_record_finds_it_again(name):
     assert run.d.optimizer == Adam()
 
 
-def test_its_arguments_are_fields():
+def test_arguments_are_fields():
     found = asked_for(name="adabelief", lr=2e-4, betas=[0.5, 0.999], eps=1e-12, rectify=True)
     built = found.build([nn.Parameter(torch.zeros(3))])
     assert type(built).__name__ == "AdaBelief"
@@ -60,7 +60,7 @@ def test_its_arguments_are_fields():
         ({"name": "lookahead", "k": 0}, "g.optimizer.k=0"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(settings, words):
+def test_unusable_optimizers_raise_with_the_reason(settings, words):
     with pytest.raises(UsageError, match=words):
         asked_for(**settings)
 
@@ -79,7 +79,7 @@ def test_most_of_the_library_can_train_a_game():
 
 
 @pytest.mark.parametrize("name", sorted(third_party.ELEMENTWISE))
-def test_element_wise_ones_do_the_same_to_one_long_vector(name):
+def test_elementwise_optimizers_can_step_a_flat_vector(name):
     draw = torch.Generator().manual_seed(1)
     apart = [nn.Parameter(torch.randn(shape, generator=draw)) for shape in compatibility.SHAPES]
     whole = nn.Parameter(torch.cat([p.detach().flatten() for p in apart]))
@@ -95,7 +95,7 @@ def test_element_wise_ones_do_the_same_to_one_long_vector(name):
     torch.testing.assert_close(torch.cat([p.detach().flatten() for p in apart]), whole.detach(), rtol=1e-6, atol=1e-7)
 
 
-def test_lookahead_draws_back_every_k_steps():
+def test_lookahead_interpolates_every_k_steps():
     w = nn.Parameter(torch.zeros(1))
     optimizer = lookahead(SGD(lr=1.0, fused=False).build([w]), k=3, alpha=0.5)
     seen = []
@@ -118,18 +118,18 @@ def positions(wrap, k, steps, alpha=0.5):
     return seen
 
 
-def test_slow_weights_are_around_the_optimism():
+def test_lookahead_goes_around_the_wrapper():
     """Whole iterations count, and what is drawn back is where the optimistic step led."""
     assert positions(extragradient, 2, 8) == [1, 1, 2, 1, 2, 2, 3, 2]
     assert positions(optimistic, 3, 6) == [2, 3, 2, 3, 4, 3.5]
 
 
-def test_a_rate_is_set_inside():
+def test_learning_rate_is_set_on_the_inner_optimizer():
     assert with_lr(asked_for(name="lookahead", inner="adabelief"), 0.5).inner.lr == 0.5
     assert with_lr(asked_for(name="lamb"), 0.5).lr == 0.5
 
 
-def test_what_an_optimizer_did_before_is_gone_when_another_state_is_loaded():
+def test_loading_a_state_replaces_the_former_one():
     """A rank that comes back takes over another's state, also where that is as at the beginning."""
     record = asked_for(name="prodigy")
     fresh, stepped = (record.build([nn.Parameter(torch.ones(3))]) for _ in "ab")
@@ -142,11 +142,11 @@ def test_what_an_optimizer_did_before_is_gone_when_another_state_is_loaded():
 
 
 @pytest.mark.parametrize("inner", ["adam", "sgd", "rmsprop", "adabelief", "lamb"])
-def test_lookahead_goes_on_exactly_from_a_checkpoint(inner):
+def test_lookahead_continues_exactly_from_a_checkpoint(inner):
     compatibility.check_optimizer(asked_for(name="lookahead", inner=inner))
 
 
-def test_numbers_and_moved_groups_are_kept():
+def test_numbers_and_changed_groups_are_saved():
     record = asked_for(name="adabelief")
     w = nn.Parameter(torch.ones(2))
     optimizer = record.build([w])
@@ -157,5 +157,5 @@ def test_numbers_and_moved_groups_are_kept():
     assert not any(name.startswith("group0/") and "step" not in name for name in kept)
 
 
-def test_our_own_names_come_first():
+def test_builtin_names_come_first():
     assert {asked_for(name=name).__class__.__module__ for name in BUILTIN_NAMES} == {"paragan.optim.optimizers"}
