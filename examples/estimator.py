@@ -1,4 +1,4 @@
-"""The paper's own interface (ParaGAN, Fig. 5): `python examples/estimator.py [--steps N]`.
+"""The Python interface of the ParaGAN paper (Fig. 5): `python examples/estimator.py [--steps N]`.
 
 The same script trains on one process or on many: `torchrun --nproc-per-node 2 examples/estimator.py`.
 """

@@ -1,7 +1,7 @@
 """Mixtures of Gaussians in the plane: 8 on a ring, or 25 on a square. `python -m examples.mixture [ring|square]`
 
-Networks of one's own for vectors [N, 2], with points that move in RUN_DIR/fakes*.png as the game goes on. Whatever
-`paragan train` takes may follow: `python -m examples.mixture square --strategy async --ranks 2`.
+Shows user-defined networks for vectors [N, 2]. RUN_DIR/fakes*.png shows how the points move during training. Options of
+`paragan train` may follow: `python -m examples.mixture square --strategy async --ranks 2`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPREAD = 0.05  # standard deviation of a mode; neighbours are 0.77 (ring) and 0.
 
 
 def modes(name: str) -> np.ndarray:
-    """[K, 2] where the modes are."""
+    """Return the centres of the modes, [K, 2]."""
     if name == "ring":
         turns = np.arange(8) / 8 * 2 * np.pi
         return np.stack([np.cos(turns), np.sin(turns)], 1).astype(np.float32)
@@ -33,25 +33,27 @@ def modes(name: str) -> np.ndarray:
     return np.stack(np.meshgrid(steps, steps), -1).reshape(-1, 2)
 
 
-def sampled(name: str, count: int = 5_000) -> tuple[np.ndarray, np.ndarray]:
-    """Points [N, 2] float32, and which mode each is of [N]."""
+def sample_points(name: str, count: int = 5_000) -> tuple[np.ndarray, np.ndarray]:
+    """Return points, float32 [N, 2], and the index of the mode of each, [N]."""
     rng, centres = np.random.default_rng(0), modes(name)
     labels = rng.integers(len(centres), size=count)
     noise = SPREAD * rng.standard_normal((count, 2), dtype=np.float32)
     return centres[labels] + noise, labels
 
 
-def covered(points: np.ndarray, centres: np.ndarray) -> tuple[int, float]:
-    """How many modes have a fair part of the points (a tenth of an even share), and the share of points within three
-    standard deviations of a mode."""
-    apart = np.linalg.norm(points[:, None] - centres, axis=2)  # [n, K]
-    good = apart.min(1) < 3 * SPREAD
-    counts = np.bincount(apart.argmin(1)[good], minlength=len(centres))
-    return int((counts > 0.1 * len(points) / len(centres)).sum()), float(good.mean())
+def count_covered_modes(points: np.ndarray, centres: np.ndarray) -> tuple[int, float]:
+    """Return the number of covered modes and the fraction of points within three standard deviations of a mode.
+
+    A mode is covered if it has at least a tenth of its share of the points.
+    """
+    distances = np.linalg.norm(points[:, None] - centres, axis=2)  # [n, K]
+    is_close = distances.min(1) < 3 * SPREAD
+    counts = np.bincount(distances.argmin(1)[is_close], minlength=len(centres))
+    return int((counts > 0.1 * len(points) / len(centres)).sum()), float(is_close.mean())
 
 
 class Network(nn.Module):
-    """(x [N, inputs], y [N] or None) -> [N, outputs]. Labels, where there are any, are part of the input."""
+    """(x [N, inputs], y [N] or None) -> [N, outputs]. Labels, if any, are part of the input."""
 
     def __init__(self, inputs: int, outputs: int, classes: int, width: int):
         super().__init__()
@@ -66,8 +68,8 @@ class Network(nn.Module):
         return self.body(x)
 
 
-class Judge(Network):
-    """Points -> logits [N]."""
+class Discriminator(Network):
+    """Points [N, 2] -> logits [N]."""
 
     def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
         return super().forward(x, y).squeeze(1)
@@ -75,7 +77,7 @@ class Judge(Network):
 
 @config_class
 class Nets:
-    """Two perceptrons, for vectors of any length."""
+    """Two multilayer perceptrons, for vectors of any length."""
 
     name: str = "perceptrons"
     latent: int = 16
@@ -85,31 +87,28 @@ class Nets:
         return Network(self.latent, spec.shape[0], spec.classes, self.width)
 
     def discriminator(self, spec: Spec) -> nn.Module:
-        return Judge(spec.shape[0], 1, spec.classes, self.width)
+        return Discriminator(spec.shape[0], 1, spec.classes, self.width)
 
 
 def main(arguments: Sequence[str]) -> int:
-    name, *more = arguments if arguments and arguments[0] in ("ring", "square") else ("ring", *arguments)
+    name, *train_options = arguments if arguments and arguments[0] in ("ring", "square") else ("ring", *arguments)
     folder = Path("runs") / f"mixture-{name}"
     folder.mkdir(parents=True, exist_ok=True)
-    x, labels = sampled(name)
+    x, labels = sample_points(name)
     np.savez(folder / "points.npz", x=x, labels=labels)
     print(f"{len(x):,} points around {len(modes(name))} modes, in {folder}/points.npz")
-    wanted = [
-        "train",
-        RECIPE,
-        f"--data={folder}/points.npz",
-        f"--run-dir={folder}/run",
-        *more,
-    ]
-    if status := paragan_main(wanted):
+    if status := paragan_main(
+        ["train", RECIPE, f"--data={folder}/points.npz", f"--run-dir={folder}/run", *train_options]
+    ):
         return status
     model = pg.load(folder / "run", nets="examples.mixture:Nets")
     indices = range(4000)
     points = model.sampler.images(indices, model.sampler.labels(indices, 0)).numpy()
-    found, good = covered(points, modes(name))
-    print(f"{found} of {len(modes(name))} modes covered, {good:.1%} of the points within three deviations of one")
-    print(f"the points as they moved: {folder}/run/fakes*.png, {folder}/run/report.html")
+    num_covered, close_fraction = count_covered_modes(points, modes(name))
+    print(
+        f"{num_covered} of {len(modes(name))} modes covered, {close_fraction:.1%} of the points within 3 deviations of one"
+    )
+    print(f"the points during training: {folder}/run/fakes*.png, {folder}/run/report.html")
     return 0
 
 

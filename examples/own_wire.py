@@ -1,10 +1,10 @@
-"""A compressor of your own: three levels a number, five numbers a byte.
+"""A user-defined compressor: three levels per number, five numbers per byte.
 
     paragan train digits --ranks 2 --strategy.wire=examples.own_wire:Ternary
     paragan train digits --ranks 2 --strategy.wire=examples.own_wire:Ternary --strategy.wire.threshold=1
 
-It needs a name, what it costs (`nbytes`), what it keeps (`delta`, `feedback`), `encode` and `decode`; the exchange does
-the rest: shards, both directions, error feedback, checkpoints, prediction and counting of bytes.
+A compressor has a name, a size (`nbytes`), its accuracy (`delta`, `feedback`), `encode` and `decode`. The exchange does
+the rest: shards, both directions, error feedback, checkpoints, predicted and counted bytes.
 """
 
 from typing import ClassVar
@@ -19,9 +19,9 @@ PER_BYTE = 5  # 3^5 = 243
 
 @config_class
 class Ternary:
-    """Nothing, or plus or minus one scale: the mean magnitude of the numbers that are not small (Li et al. 2016).
+    """Each number becomes 0 or plus or minus one scale, the mean magnitude of the large numbers (Li et al. 2016).
 
-    threshold : how large a number has to be to travel, in mean magnitudes of the vector
+    threshold : numbers below this become 0, in mean magnitudes of the vector
     """
 
     name: str = "ternary"
@@ -37,7 +37,7 @@ class Ternary:
 
     def encode(self, x: Tensor, out: Tensor, seed: int) -> None:
         size = x.abs()
-        large = ~(size < self.threshold * size.mean(dtype=torch.float64))  # and what is not finite
+        large = ~(size < self.threshold * size.mean(dtype=torch.float64))  # nan and infinities count as large
         scale = size[large].sum(dtype=torch.float64) / large.sum().clamp(min=1)
         digits = (x.sign() * large + 1).nan_to_num().to(torch.uint8)
         digits = nn.functional.pad(digits, (0, PER_BYTE * (len(out) - 4) - len(x)))

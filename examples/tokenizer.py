@@ -1,8 +1,8 @@
 """A tokenizer with an adversarial loss: G is an encoder, a quantizer and a decoder. `python -m examples.tokenizer`
 
-Networks and an objective of one's own on real images, 8 x 8 digits as 4 tokens of 625 each: reconstruction, feature
-matching and hinge, as in VQGAN (Esser et al. 2021), with finite scalar quantization (Mentzer et al. 2023) for the
-codebook. G is given images in place of latents. RUN_DIR/fakes*.png has what was made beside what it was made of.
+Shows user-defined networks and objective on real images. 8 x 8 digits become 4 tokens with 625 values each, with
+reconstruction, feature matching and hinge loss as in VQGAN (Esser et al. 2021), and finite scalar quantization (Mentzer
+et al. 2023) for the codebook. G gets images instead of latents. RUN_DIR/fakes*.png shows reconstructions and originals.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Tokenizer(nn.Module):
         )
 
     def codes(self, x: Tensor) -> Tensor:
-        """[N, DIMS, R/4, R/4] whole numbers from -2 to 2, with the gradient of what was rounded."""
+        """Return integers from -2 to 2, [N, DIMS, R/4, R/4], with the gradient of the values before rounding."""
         bounded = self.encoder(x).tanh() * (LEVELS // 2)
         return bounded + (bounded.round() - bounded).detach()
 
     def tokens(self, x: Tensor) -> Tensor:
-        """[N, R/4, R/4] int64 in 0..624."""
+        """Return the tokens, int64 [N, R/4, R/4] in 0..624."""
         digits = self.codes(x).round().long() + LEVELS // 2
         return (digits * LEVELS ** torch.arange(DIMS, device=x.device)[:, None, None]).sum(1)
 
@@ -63,15 +63,15 @@ class Tokenizer(nn.Module):
         return self.decoder(self.codes(x))
 
 
-class Said(NamedTuple):
-    """What D gives: how real each patch is [N, 1, h, w], and what it saw on the way."""
+class PatchOutput(NamedTuple):
+    """Output of D: logits of patches [N, 1, h, w], and its intermediate features."""
 
     logits: Tensor
     features: tuple[Tensor, ...]
 
 
-class Patches(nn.Module):
-    """Images, y unused -> `Said`."""
+class PatchDiscriminator(nn.Module):
+    """Images, y unused -> `PatchOutput`."""
 
     def __init__(self, channels: int, width: int):
         super().__init__()
@@ -79,15 +79,15 @@ class Patches(nn.Module):
         self.second = nn.Conv2d(width, 2 * width, 4, 2, 1)
         self.last = nn.Conv2d(2 * width, 1, 3, padding=1)
 
-    def forward(self, x: Tensor, y: Tensor | None) -> Said:
+    def forward(self, x: Tensor, y: Tensor | None) -> PatchOutput:
         a = nn.functional.leaky_relu(self.first(x), 0.2)
         b = nn.functional.leaky_relu(self.second(a), 0.2)
-        return Said(self.last(b), (a, b))
+        return PatchOutput(self.last(b), (a, b))
 
 
 @config_class
 class Nets:
-    """A tokenizer as G, and a D of patches that lets its features be seen."""
+    """A tokenizer as G, and a patch discriminator that returns its features."""
 
     name: str = "tokenizer"
     width: int = 48
@@ -96,10 +96,10 @@ class Nets:
         return Tokenizer(spec.shape[0], self.width)
 
     def discriminator(self, spec: Spec) -> nn.Module:
-        return Patches(spec.shape[0], self.width)
+        return PatchDiscriminator(spec.shape[0], self.width)
 
-    def given(self, real: pg.Batch) -> Tensor:
-        """G gets the images themselves."""
+    def conditioning_input(self, real: pg.Batch) -> Tensor:
+        """Return the input of G: the images."""
         return real.images
 
 
@@ -113,32 +113,33 @@ class Objective:
     second_order: ClassVar[bool] = False
 
     def discriminator(self, d, real: pg.Batch, fake: pg.Batch, step: int) -> pg.Loss:
-        on_real, on_fake = d(real.images, None).logits, d(fake.images, None).logits
-        total = relu(1 - on_real).mean() + relu(1 + on_fake).mean()
-        return pg.Loss(total, {"scores/real": on_real.detach().mean(), "scores/fake": on_fake.detach().mean()})
+        real_logits = d(real.images, None).logits
+        fake_logits = d(fake.images, None).logits
+        total = relu(1 - real_logits).mean() + relu(1 + fake_logits).mean()
+        return pg.Loss(total, {"scores/real": real_logits.detach().mean(), "scores/fake": fake_logits.detach().mean()})
 
     def generator(self, d, fake: pg.Batch, real: pg.Batch, step: int) -> pg.Loss:
-        said, wanted = d(fake.images, None), d(real.images, None)
+        on_fake = d(fake.images, None)
+        on_real = d(real.images, None)
         distance = l1_loss(fake.images, real.images)
-        matching = sum(l1_loss(a, b.detach()) for a, b in zip(said.features, wanted.features))
-        total = distance + self.matching * matching - self.adversarial * said.logits.mean()
+        matching = sum(l1_loss(a, b.detach()) for a, b in zip(on_fake.features, on_real.features))
+        total = distance + self.matching * matching - self.adversarial * on_fake.logits.mean()
         return pg.Loss(total, {"G/distance": distance.detach(), "G/matching": matching.detach()})
 
 
 def main(arguments: Sequence[str]) -> int:
     folder = Path("runs") / "tokenizer"
-    wanted = ["train", RECIPE, f"--run-dir={folder}", *arguments]
-    if status := paragan_main(wanted):
+    if status := paragan_main(["train", RECIPE, f"--run-dir={folder}", *arguments]):
         return status
     data = pg.load_data("digits", resolution=8)
     model = pg.load(folder, nets="examples.tokenizer:Nets", dataset=data)
-    made = model.sampler.images(range(len(data.images)), None).permute(0, 2, 3, 1).numpy()  # [N, 8, 8, 1]
-    mse = np.square((made.astype(np.float64) - data.images) / 255).mean()
+    fakes = model.sampler.images(range(len(data.images)), None).permute(0, 2, 3, 1).numpy()  # [N, 8, 8, 1]
+    mse = np.square((fakes.astype(np.float64) - data.images) / 255).mean()
     x = torch.from_numpy(data.images).permute(0, 3, 1, 2).float() / 127.5 - 1
     tokens = model.sampler.g.tokens(x).unique()
-    print(f"mean squared error {mse:.5f}, PSNR {-10 * np.log10(mse):.1f} dB, on {len(made):,} digits of 4 tokens each")
-    print(f"{len(tokens)} of {LEVELS**DIMS} tokens in use; 37 bits an image in place of 512")
-    print(f"digits and what the tokens say of them: {folder}/fakes*.png, {folder}/report.html")
+    print(f"mean squared error {mse:.5f}, PSNR {-10 * np.log10(mse):.1f} dB, on {len(fakes):,} digits of 4 tokens each")
+    print(f"{len(tokens)} of {LEVELS**DIMS} tokens in use; 37 bits per image instead of 512")
+    print(f"digits and their reconstructions: {folder}/fakes*.png, {folder}/report.html")
     return 0
 
 

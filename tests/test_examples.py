@@ -12,31 +12,32 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-def shown(folder: Path, *words: str) -> str:
-    """What an example prints that is started in a folder."""
+def run_example(folder: Path, *arguments: str) -> str:
+    """Run an example in a folder. Returns its output."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=100, cwd=folder, env=env)
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=100, cwd=folder, env=env
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_the_papers_interface(tmp_path):
-    told = shown(tmp_path, str(ROOT / "examples" / "estimator.py"), "--steps", "20")
-    assert "learning rate" in told
-    assert "fd_pixels" in told or "fid" in told
+def test_interface_of_the_paper(tmp_path):
+    out = run_example(tmp_path, str(ROOT / "examples" / "estimator.py"), "--steps", "20")
+    assert "learning rate" in out
+    assert "fd_pixels" in out or "fid" in out
 
 
-# example: (what makes it short, what it tells)
-OWN = {
+EXAMPLES = {  # name -> (arguments that make it short, a part of its output)
     "mixture": (("square", "--nets.width=16", "--kimg=2"), "of 25 modes covered"),
     "showers": (("--nets.width=2", "--kimg=0.256", "--evaluation.metrics=kid"), "longitudinal profile"),
     "tokenizer": (("--nets.width=8", "--kimg=1", "--ranks=2"), "dB, on 1,797 digits"),
 }
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_networks_and_losses_of_ones_own(name, tmp_path):
-    words, told = OWN[name]
-    assert told in shown(tmp_path, "-m", f"examples.{name}", *words, "--evaluation.count=100")
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_user_defined_networks_and_losses(name, tmp_path):
+    arguments, text = EXAMPLES[name]
+    assert text in run_example(tmp_path, "-m", f"examples.{name}", *arguments, "--evaluation.count=100")
     (page,) = tmp_path.rglob("report.html")
     assert page.stat().st_size > 10_000

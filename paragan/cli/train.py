@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,8 +241,11 @@ def _print_fields() -> int:
     from paragan.config.run import Run
     from paragan.core.schema import list_fields
 
-    for name, kind, default in list_fields(Run, skip_repeats=True):
-        sys.stdout.write(f"--{name:<36} {kind}{f'  [{default}]' if default else ''}\n")
+    for field in list_fields(Run, skip_repeats=True):
+        default = f"  [{field.default}]" if field.default else ""
+        sys.stdout.write(f"--{field.name:<36} {field.values}{default}\n")
+        if field.meaning:
+            sys.stdout.write(textwrap.fill(field.meaning, 116, initial_indent="    ", subsequent_indent="    ") + "\n")
     sys.stdout.write(
         "\ng.optimizer and d.optimizer can also be any optimizer of the pytorch-optimizer library: adabelief, lamb, "
         "lion, ...\nTheir arguments are fields: --g.optimizer=adabelief --g.optimizer.eps=1e-12; `-n` shows them all.\n"

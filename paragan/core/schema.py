@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pydantic.dataclasses
 import yaml
@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from paragan.core.errors import UsageError
+from paragan.core.field_docs import field_meanings
 
 T = TypeVar("T")
 MAX_YAML_VALUES = 100_000
@@ -242,8 +243,17 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"; there are: {listed}"
 
 
-def list_fields(cls: Any, prefix: str = "", skip_repeats: bool = False) -> list[tuple[str, str, str]]:
-    """Return (dotted field, possible values, default) of a config class and the sections in it, for --fields.
+class FieldInfo(NamedTuple):
+    """A field of a config class, for --fields."""
+
+    name: str  # dotted
+    values: str  # what it may be; "(of X)" if only the choice X has it
+    default: str
+    meaning: str  # "" if it has no text
+
+
+def list_fields(cls: Any, prefix: str = "", skip_repeats: bool = False) -> list[FieldInfo]:
+    """Return the fields of a config class and of the sections in it.
 
     Args:
         cls: the config class.
@@ -253,26 +263,29 @@ def list_fields(cls: Any, prefix: str = "", skip_repeats: bool = False) -> list[
     return _list_fields(cls, prefix, frozenset[Any]() if skip_repeats else None)
 
 
-def _list_fields(cls: Any, prefix: str, expanded: frozenset[Any] | None) -> list[tuple[str, str, str]]:
-    rows: list[tuple[str, str, str]] = []
+def _list_fields(cls: Any, prefix: str, expanded: frozenset[Any] | None) -> list[FieldInfo]:
+    rows: list[FieldInfo] = []
     hints = typing.get_type_hints(cls)
+    meanings = field_meanings(cls)
     for f in dataclasses.fields(cls):
         name = f"{prefix}{f.name}"
+        meaning = meanings.get(f.name, "")
         choices = _union_members(hints[f.name])
         if len(choices) > 1:
             default = "" if f.default is dataclasses.MISSING else _default_name(type(f.default))
-            rows.append((name, " | ".join(tag for c in choices for tag in _names_of(c)), default))
+            rows.append(FieldInfo(name, " | ".join(tag for c in choices for tag in _names_of(c)), default, meaning))
         is_repeat = expanded is not None and len(expanded) > 0 and expanded.issuperset(choices)
         expanded_below = None if expanded is None else expanded.union(choices)
         for choice in choices:
             if is_repeat:
                 break
             owner = f" (of {_default_name(choice)})" if len(choices) > 1 else ""
-            for inner_name, values, default in _list_fields(choice, f"{name}.", expanded_below):
-                rows.append((inner_name, values + owner, default))
+            for inner in _list_fields(choice, f"{name}.", expanded_below):
+                rows.append(inner._replace(values=inner.values + owner))
         if not choices and f.name != "name":
             default = "" if f.default is dataclasses.MISSING else to_dict(f.default)
-            rows.append((name, _type_name(hints[f.name]), "null" if default is None else str(default)))
+            default = "null" if default is None else str(default)
+            rows.append(FieldInfo(name, _type_name(hints[f.name]), default, meaning))
     return rows
 
 
@@ -345,7 +358,7 @@ def _describe_error(cls: Any, error: ValidationError) -> str:
 
 def _describe_unknown_field(cls: Any, path: str, section: Any) -> str:
     parent = path.rpartition(".")[0]
-    owners = [values.rpartition("(of ")[2].rstrip(")") for name, values, _ in list_fields(cls) if name == path]
+    owners = [field.values.rpartition("(of ")[2].rstrip(")") for field in list_fields(cls) if field.name == path]
     if owners:
         selected = _default_name(section)
         return f"there is no field {path} where {parent}={selected}: it is of {parent}={', '.join(owners)}"

@@ -141,7 +141,7 @@ parser = functools.cache(build_parser)
 @functools.cache
 def field_names() -> frozenset[str]:
     """Return every dotted field of a run, of every network, optimizer and strategy."""
-    return frozenset(row[0] for row in list_fields(Run))
+    return frozenset(field.name for field in list_fields(Run))
 
 
 @functools.cache

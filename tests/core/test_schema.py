@@ -71,9 +71,9 @@ def test_the_nearest_name_or_all_of_them():
 
 
 def test_every_field_is_listed_and_takes_the_default_that_is_listed():
-    rows = [(name, default) for name, what, default in list_fields(Run) if "(of " not in what]
+    rows = [(field.name, field.default) for field in list_fields(Run) if "(of " not in field.values]
     assert from_dict(Run, apply_overrides(to_dict(Run()), rows)) == Run()
-    listed = {name for name, _, _ in list_fields(Run)}
+    listed = {field.name for field in list_fields(Run)}
     assert leaves(to_dict(Run())) <= listed
 
 
