@@ -105,9 +105,7 @@ def main(arguments: Sequence[str]) -> int:
     indices = range(4000)
     points = model.sampler.images(indices, model.sampler.labels(indices, 0)).numpy()
     num_covered, close_fraction = count_covered_modes(points, modes(name))
-    print(
-        f"{num_covered} of {len(modes(name))} modes covered, {close_fraction:.1%} of the points within 3 deviations of one"
-    )
+    print(f"{num_covered} of {len(modes(name))} modes covered, {close_fraction:.1%} of points within 3 deviations")
     print(f"the points during training: {folder}/run/fakes*.png, {folder}/run/report.html")
     return 0
 

@@ -70,12 +70,12 @@ def _is_builtin(part: Any, package: str) -> bool:
 
 def conditioning_input_of(nets: Any) -> ConditioningFn | None:
     """Return what user-defined networks give to G in place of latents, if they define `given`."""
-    return getattr(nets, "given", None)
+    return getattr(nets, "conditioning_input", None)
 
 
 def render_fn_of(nets: Any) -> RenderFn | None:
     """Return how user-defined networks draw samples, if they define `picture`."""
-    return getattr(nets, "picture", None)
+    return getattr(nets, "render", None)
 
 
 def check_nets(nets: Any, spec: Spec) -> None:

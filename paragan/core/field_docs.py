@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import itertools
 import re
 import textwrap
 
@@ -57,7 +58,7 @@ def _meanings_below_fields(cls: type) -> dict[str, str]:
         return {}
     class_def = ast.parse(source).body[0]
     body = class_def.body if isinstance(class_def, ast.ClassDef) else []
-    for statement, following in zip(body, body[1:]):
+    for statement, following in itertools.pairwise(body):
         if (
             isinstance(statement, ast.AnnAssign)
             and isinstance(statement.target, ast.Name)

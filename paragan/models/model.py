@@ -299,11 +299,12 @@ def make_sampler(
         UsageError: the generator takes data as input, and there is no dataset.
     """
     conditioning_input = conditioning_input_of(nets)
-    source = LatentSource(nets.latent)
-    if conditioning_input:
-        if dataset is None:
-            raise UsageError(f"{nets.name}: its input is data. Use --data PATH (in Python, dataset=...)")
+    if conditioning_input is None:
+        source = LatentSource(nets.latent)
+    elif dataset is not None:
         source = DataSource(dataset, conditioning_input)
+    else:
+        raise UsageError(f"{nets.name}: its input is data. Use --data PATH (in Python, dataset=...)")
     return Sampler(g, source, prior, device, to_output=to_float32 if spec.array_shape else to_uint8)
 
 
