@@ -24,7 +24,7 @@ RenderFn = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (samples [n, ...], 
 def validate_user_nets(nets: Any) -> None:
     """Raise UsageError if networks define neither the size of the latent nor another input of G."""
     if conditioning_input_of(nets) is None and not (isinstance(getattr(nets, "latent", None), int) and nets.latent > 0):
-        raise UsageError("it needs latent (the size of z) or given(real) (what G gets in place of z)")
+        raise UsageError("it needs latent (the size of z) or conditioning_input(real) (what G gets in place of z)")
 
 
 AnyNets = Annotated[Nets, or_user_class(validate_user_nets, "generator", "discriminator"), name_shorthand]
@@ -69,12 +69,12 @@ def _is_builtin(part: Any, package: str) -> bool:
 
 
 def conditioning_input_of(nets: Any) -> ConditioningFn | None:
-    """Return what user-defined networks give to G in place of latents, if they define `given`."""
+    """Return what user-defined networks give to G in place of latents, if they define `conditioning_input`."""
     return getattr(nets, "conditioning_input", None)
 
 
 def render_fn_of(nets: Any) -> RenderFn | None:
-    """Return how user-defined networks draw samples, if they define `picture`."""
+    """Return how user-defined networks draw samples, if they define `render`."""
     return getattr(nets, "render", None)
 
 
