@@ -190,7 +190,7 @@ def test_invalid_launch_environments_are_rejected(variables, monkeypatch):
 def test_ranks_must_agree_with_the_launcher(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert "leave --ranks out" in usage_error("train", *TINY_RUN_ARGS, "--ranks=2")
+    assert "Leave --ranks out" in usage_error("train", *TINY_RUN_ARGS, "--ranks=2")
 
 
 def test_existing_files_are_not_overwritten():
