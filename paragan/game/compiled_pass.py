@@ -1,8 +1,8 @@
-"""A pass on a CPU as one program: forward, backward and what they write, traced once and compiled by torch's inductor.
+"""Compile a whole pass on a CPU (forward, backward and in-place writes) with torch's inductor.
 
-What `torch.compile` makes of a network ends where autograd begins, and no penalty can differentiate it twice. Here
-autograd has done its work when the operations are listed: what is between convolutions and products becomes a few
-loops, and nothing asks Python or the dispatcher what comes next.
+`torch.compile` of a network ends where autograd begins, and a penalty cannot differentiate it twice. Here the
+operations are traced with autograd already done: those between convolutions and matrix products fuse into a few loops, and nothing
+goes through Python or the dispatcher.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from torch.utils._pytree import tree_leaves
 
 from paragan.core.errors import RunError
 
-MAX_TABLE_ROWS = 64  # rows of a table that are worth multiplying with, instead of looking them up
+MAX_TABLE_ROWS = 64  # up to so many rows, a matrix product is faster than a look-up
 
 aten = torch.ops.aten
 
 
 def compile_pass(action: Callable[[], Sequence[Tensor]], backend: str = "inductor") -> Callable[[], Sequence[Tensor]]:
-    """What `action` computes of the tensors that it knows, and writes into them: on the same memory every time.
+    """Return a compiled `action`, which reads and writes the same tensors every time.
 
-    It is traced now, without being computed, and compiled when it is first called. Failed where what it does depends on
-    the numbers it meets, or cannot be compiled here."""
-    try:  # in fake mode operations tell shapes; tensors that are met become the program's, as they are
+    It is traced now, without being computed, and compiled in its first call.
+
+    Raises:
+        RunError: if what it does depends on values of tensors, or cannot be compiled.
+    """
+    try:  # in fake mode operations only compute shapes; real tensors that are used become constants of the program
         with _UndoWrites():
             listed = make_fx(lambda: list(action()), DECOMPOSITIONS, "fake", _allow_non_fake_inputs=True)()
     except Exception as error:
@@ -41,26 +44,28 @@ def compile_pass(action: Callable[[], Sequence[Tensor]], backend: str = "inducto
         listed, fullgraph=True, dynamic=False, backend=backend
     )
 
-    built = False
+    is_compiled = False
 
     @torch.no_grad()
     def run() -> Sequence[Tensor]:
-        nonlocal built
+        nonlocal is_compiled
         try:
-            made = compiled()
+            outputs = compiled()
         except (RuntimeError, OSError) as error:
-            if built:
+            if is_compiled:
                 raise
             raise _compile_error("compiled", error) from error
-        built = True
-        return made
+        is_compiled = True
+        return outputs
 
     return run
 
 
 class _UndoWrites(TorchDispatchMode):
-    """Leaves the tensors that a trace meets as they were: what writes one, with nothing fake, is played for real. What
-    asks for a number is refused, since that would stay what it is now."""
+    """Restores the real tensors that a trace writes to: an operation without fake tensors is really executed.
+
+    Operations that read a value of a tensor are refused, since the program would keep that value.
+    """
 
     def __init__(self):
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
@@ -70,11 +75,11 @@ class _UndoWrites(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if torch.Tag.data_dependent_output in func.tags:
-            raise RuntimeError("it asks a tensor for a number")
-        met = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        if func._schema.is_mutable and not any(isinstance(x, FakeTensor) for x in met):
+            raise RuntimeError("it reads a value of a tensor")
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if func._schema.is_mutable and not any(isinstance(x, FakeTensor) for x in tensors):
             with _disable_current_modes():
-                self.saved_tensors |= {x: x.detach().clone() for x in met if x not in self.saved_tensors}
+                self.saved_tensors |= {x: x.detach().clone() for x in tensors if x not in self.saved_tensors}
         return func(*args, **(kwargs or {}))
 
     @torch.no_grad()
@@ -85,27 +90,26 @@ class _UndoWrites(TorchDispatchMode):
 
 
 def _compile_error(action: str, error: Exception) -> RunError:
-    said = str(error).strip().splitlines() or [type(error).__name__]
+    lines = str(error).strip().splitlines() or [type(error).__name__]
     return RunError(
-        f"device.capture_passes: a pass could not be {action} ({said[0]}); use --device.capture_passes=false"
+        f"device.capture_passes=true: a pass could not be {action} ({lines[0]}). Use --device.capture_passes=false."
     )
 
 
 def _embedding_as_matmul(table: Tensor, rows: Tensor, *about: Any) -> Any:
-    """Rows of a small table, as a product: loops that look numbers up are not vectorised. (Where one row is NaN, all
-    are.)"""
+    """Look up rows of a small table by a matrix product, since look-ups are not vectorised. One NaN row spoils all."""
     return _one_hot(rows, len(table), table) @ table if len(table) <= MAX_TABLE_ROWS and rows.dim() else NotImplemented
 
 
 def _embedding_backward_as_matmul(grad: Tensor, rows: Tensor, count: int, padding: int, by_frequency: bool) -> Any:
-    """The table's gradient."""
+    """Return the gradient of the table."""
     if count > MAX_TABLE_ROWS or not rows.dim() or padding >= 0 or by_frequency:
         return NotImplemented
     return _one_hot(rows.flatten(), count, grad).T @ grad.flatten(0, -2)
 
 
 def _one_hot(rows: Tensor, count: int, like: Tensor) -> Tensor:
-    """[...] -> [..., count]: 1 where a row is, 0 elsewhere."""
+    """[...] -> [..., count]: 1 at the index, 0 elsewhere."""
     return (rows[..., None] == torch.arange(count, device=rows.device)).to(like.dtype)
 
 

@@ -1,8 +1,8 @@
-"""A turn's passes, recorded once and replayed: on CUDA as a graph, which starts a thousand small kernels in one call;
-on a CPU as a compiled program (game/program.py).
+"""Capture the passes of a turn once and replay them: on CUDA as a graph, which launches all kernels in one call; on a
+CPU as a compiled program (compiled_pass.py).
 
-For games on one device, where nothing happens under backward. What a pass draws comes from the host, so it is drawn
-ahead of a replay into the tensors that the recorded kernels read.
+For games on one device, where nothing is sent during backward. Random numbers come from the host, so they are drawn
+before a replay, into the tensors that the captured kernels read.
 """
 
 from __future__ import annotations
@@ -23,56 +23,57 @@ from paragan.core.rng import LaneRng
 from paragan.core.types import Batch, Loss
 
 ReplayFn = Callable[[], Sequence[Tensor]]
-CaptureFn = Callable[
-    [ReplayFn], ReplayFn
-]  # something to do -> that which does it. Nothing is computed before it is called
-PassKindFn = Callable[[int], Hashable]  # step -> what tells passes of different kernels apart (lazy penalties)
-WARMUP_PASSES = 3  # passes played before a CUDA graph is recorded: libraries choose their kernels
+CaptureFn = Callable[[ReplayFn], ReplayFn]  # a pass -> its replay, which computes nothing before it is called
+PassKindFn = Callable[[int], Hashable]  # step -> a key for passes that run the same kernels (lazy penalties)
+WARMUP_PASSES = 3  # passes before a CUDA graph is captured, in which libraries choose their kernels
 
 
 def capture_cuda_graph(action: ReplayFn) -> ReplayFn:
-    """The kernels that it starts, on the memory that they had."""
+    """Capture the kernels of `action`. A replay runs them on the same memory."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        made = action()
+        outputs = action()
 
     def replay() -> Sequence[Tensor]:
         graph.replay()
-        return made
+        return outputs
 
     return replay
 
 
 @contextlib.contextmanager
 def side_stream() -> Generator[None]:
-    """Inside, on CUDA, a stream other than the one that replays: autograd remembers where gradients were first added,
-    and the default stream cannot be recorded."""
+    """Use another CUDA stream inside this context than the one that replays.
+
+    Autograd remembers the stream on which gradients were first added, and the default stream cannot be captured.
+    """
     if not torch.cuda.is_available():
         yield
         return
-    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    side.wait_stream(here)
+    current = torch.cuda.current_stream()
+    side = torch.cuda.Stream()
+    side.wait_stream(current)
     with torch.cuda.stream(side):
         yield
-    here.wait_stream(side)
+    current.wait_stream(side)
 
 
 @dataclass(frozen=True)
 class StagedRng(LaneRng):
-    """Random numbers that stay where they are: what was asked for once is drawn anew by `refresh`, in place."""
+    """Random numbers in tensors that stay in place: `refresh` draws all of them again."""
 
     streams: dict[tuple[Any, ...], tuple[Callable[[LaneRng], Tensor], Tensor]] = field(
         default_factory=dict[tuple[Any, ...], tuple[Callable[[LaneRng], Tensor], Tensor]]
     )
 
     def normal(self, stream: str, *shape: int) -> Tensor:
-        return self._draw_staged(("normal", stream, shape), lambda draw: draw.normal(stream, *shape))
+        return self._draw_staged(("normal", stream, shape), lambda rng: rng.normal(stream, *shape))
 
     def uniform(self, stream: str, *shape: int) -> Tensor:
-        return self._draw_staged(("uniform", stream, shape), lambda draw: draw.uniform(stream, *shape))
+        return self._draw_staged(("uniform", stream, shape), lambda rng: rng.uniform(stream, *shape))
 
     def choice(self, stream: str, values: np.ndarray) -> Tensor:
-        return self._draw_staged(("choice", stream, id(values)), lambda draw: draw.choice(stream, values))
+        return self._draw_staged(("choice", stream, id(values)), lambda rng: rng.choice(stream, values))
 
     def _draw_staged(self, key: tuple[Any, ...], draw_fn: Callable[[LaneRng], Tensor]) -> Tensor:
         key = (*key, self.per_lane)  # G's batch may be another than D's
@@ -87,14 +88,14 @@ class StagedRng(LaneRng):
         return self.streams[key][1]
 
     def refresh(self, rng: LaneRng) -> None:
-        """Draw what was asked for again, as `draw` does."""
-        for of, tensor in self.streams.values():
-            tensor.copy_(of(rng), non_blocking=True)
+        """Draw all numbers again, at the position of `rng`."""
+        for sample, tensor in self.streams.values():
+            tensor.copy_(sample(rng), non_blocking=True)
 
 
 @dataclass
 class CapturedPass:
-    """One kind of pass: the hand it reads, and how it is replayed, once it has been recorded."""
+    """One kind of pass: the micro-batch that it reads, and its replay once it is captured."""
 
     micro_batch: Batch
     rng: StagedRng
@@ -103,7 +104,7 @@ class CapturedPass:
     part_names: Sequence[str] = ()  # of the loss, by name
 
     def copy_inputs(self, micro_batch: Batch) -> None:
-        """Put what a hand holds where the recorded kernels look."""
+        """Copy a micro-batch to where the captured kernels read, and draw its random numbers."""
         self.micro_batch.images.copy_(micro_batch.images, non_blocking=True)
         if self.micro_batch.labels is not None and micro_batch.labels is not None:
             self.micro_batch.labels.copy_(micro_batch.labels, non_blocking=True)
@@ -112,12 +113,13 @@ class CapturedPass:
 
 @dataclass
 class GraphRecorder:
-    """Plays the passes of one turn.
+    """Captures and replays the passes of one turn.
 
-    kind    : which steps are computed alike; each kind is recorded once
-    capture : how something is recorded
-    warm    : passes that are played before
-    built_s : seconds that recording took, so far
+    pass_kind       : a key for steps that run the same kernels; each kind is captured once
+    capture         : captures a pass
+    warmup_passes   : passes that run before a capture
+    captured_passes : what was captured so far
+    capture_s       : seconds that captures took so far
     """
 
     pass_kind: PassKindFn
@@ -127,27 +129,29 @@ class GraphRecorder:
     capture_s: float = 0.0
 
     def run(self, action: Callable[[Batch], Loss], micro_batch: Batch, step: int, weight: float) -> Loss:
-        """What `action`, a pass forward and backward, does with a hand; gradients are added where they always are."""
+        """Run `action`, forward and backward of a pass, or replay it. Gradients accumulate in place."""
         key = (self.pass_kind(step), tuple(micro_batch.images.shape), micro_batch.rng.per_lane, weight)
         if key not in self.captured_passes:
-            draw = StagedRng(**{f.name: getattr(micro_batch.rng, f.name) for f in dataclasses.fields(LaneRng)})
+            rng = StagedRng(**{f.name: getattr(micro_batch.rng, f.name) for f in dataclasses.fields(LaneRng)})
             labels = None if micro_batch.labels is None else micro_batch.labels.clone()
-            mine = dataclasses.replace(micro_batch, images=micro_batch.images.clone(), labels=labels, rng=draw)
-            self.captured_passes[key] = CapturedPass(mine, draw)
-        kept = self.captured_passes[key]
-        kept.copy_inputs(micro_batch)
-        kept.num_passes += 1
-        if kept.num_passes <= self.warmup_passes:
+            staged = dataclasses.replace(micro_batch, images=micro_batch.images.clone(), labels=labels, rng=rng)
+            self.captured_passes[key] = CapturedPass(staged, rng)
+        captured = self.captured_passes[key]
+        captured.copy_inputs(micro_batch)
+        captured.num_passes += 1
+        if captured.num_passes <= self.warmup_passes:
             with side_stream():
-                return action(kept.micro_batch)
-        start, new = time.perf_counter(), kept.replay is None
+                return action(captured.micro_batch)
+        start = time.perf_counter()
+        is_new = captured.replay is None
 
         def run_action() -> Sequence[Tensor]:
-            loss = action(kept.micro_batch)
-            kept.part_names = tuple(loss.parts)
+            loss = action(captured.micro_batch)
+            captured.part_names = tuple(loss.parts)
             return loss.total.detach(), *loss.parts.values()
 
-        kept.replay = kept.replay or self.capture(run_action)
-        total, *parts = (value.clone() for value in kept.replay())
-        self.capture_s += time.perf_counter() - start if new else 0.0  # a program is compiled when it is first called
-        return Loss(total, dict(zip(kept.part_names, parts)))
+        captured.replay = captured.replay or self.capture(run_action)
+        total, *parts = (value.clone() for value in captured.replay())
+        if is_new:  # a program is compiled in its first call
+            self.capture_s += time.perf_counter() - start
+        return Loss(total, dict(zip(captured.part_names, parts)))

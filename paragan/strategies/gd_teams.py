@@ -1,4 +1,8 @@
-"""Two teams: the ranks that play G, then those that play D, and the links between them."""
+"""Two teams: the ranks that train G, then those that train D, and the links between them.
+
+Images go from each rank of G to the ranks of D that own the same lanes; snapshots of D go from one rank of D to each
+rank of G (game/remote_opponents.py).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,8 @@ from paragan.strategies.base import LaneShare, Role, assign_lanes
 
 T = TypeVar("T")
 
-IMAGES_TAG, SNAPSHOTS_TAG = 1, 2  # tags
+IMAGES_TAG = 1
+SNAPSHOTS_TAG = 2
 TIMING_REPEATS = 3
 
 
@@ -36,7 +41,7 @@ def parse_split(split: str) -> tuple[int, int]:
 
 
 def validate_split(split: Any) -> str:
-    """auto, none or 2:6, which YAML reads as two minutes and six seconds. ValueError says so."""
+    """Return a split as text: auto, none or 2:6, which YAML reads as a number in base 60. Else raise ValueError."""
     text = "{}:{}".format(*divmod(split, 60)) if isinstance(split, int) and split >= 60 else str(split)
     if not re.fullmatch(r"auto|none|[1-9]\d*:[1-9]\d*", text):
         raise ValueError("it should be auto, none, or how many ranks play G and how many D: 2:6")
@@ -44,7 +49,7 @@ def validate_split(split: Any) -> str:
 
 
 def split_ranks(split: str, game: Game, world: World) -> tuple[int, int]:
-    """How many ranks play G and how many D. "auto": so that their turns take equally long, as rank 0 measures it."""
+    """Return the numbers of ranks of G and of D. "auto": turns of equal length, as rank 0 measures them."""
     if split != "auto":
         return parse_split(split)
     seconds = measure_turns(game, world.device) if world.is_main else (0.0, 0.0)
@@ -54,20 +59,22 @@ def split_ranks(split: str, game: Game, world: World) -> tuple[int, int]:
 
 
 def balance(g_s: float, d_s: float, ranks: int) -> tuple[int, int]:
-    """The division with which the slower of both teams is fastest. g_s, d_s: of the turns, on one rank."""
+    """Return the split with which the slower team is fastest. g_s, d_s: seconds of the turns on one rank."""
     g = min(range(1, ranks), key=lambda g: max(g_s / g, d_s / (ranks - g)))
     return g, ranks - g
 
 
 @torch.no_grad()
 def measure_turns(game: Game, device: torch.device) -> tuple[float, float]:
-    """Seconds that G's and D's turns of one round take on one rank, from forward passes of one lane: a backward
-    pass costs a forward for the inputs and one for the weights."""
-    hand = game.dummy_batch(game.g_lane_batch, device)
+    """Estimate the seconds of G's and D's turns of one round on one rank, from forward passes of one lane.
+
+    A backward pass costs one forward pass for the inputs and one for the weights.
+    """
+    batch = game.dummy_batch(game.g_lane_batch, device)
     with game.autocast():
-        g, fake = _median_seconds(lambda: game.generate(hand, "G"), device)
+        g, fake = _median_seconds(lambda: game.generate(batch, "G"), device)
         d, _ = _median_seconds(lambda: game.d.net(fake.images, fake.labels), device)
-    images = 1 / game.g_to_d_batch_ratio  # of D's turn for one of G's
+    images = 1 / game.g_to_d_batch_ratio  # of D's turn, for one of G's
     return 3 * g + 2 * d, game.d_steps * images * (6 + 3 * game.objective.second_order) * d
 
 
@@ -76,42 +83,44 @@ def _median_seconds(action: Callable[[], T], device: torch.device) -> tuple[floa
     times: list[float] = []
     while True:
         start = time.perf_counter()
-        made = action()
+        result = action()
         backend_of(device).synchronize(device)
         times.append(time.perf_counter() - start)
         if len(times) == TIMING_REPEATS:
-            return statistics.median(times), made
+            return statistics.median(times), result
 
 
 class TeamLinks:
-    """Who this rank is in its team, and its links to the other one.
+    """The team of this rank, and its links to the ranks of the other team.
 
-    split : ranks of G, ranks of D
+    split : number of ranks of G, and of D
     """
 
     def __init__(
         self, game: Game, world: World, lanes: int, split: tuple[int, int], max_lead_rounds: int, codec: SnapshotCodec
     ):
-        self.game, self.world, self.max_lead_rounds, self.codec = game, world, max_lead_rounds, codec
-        self.g_ranks, self.d_ranks = range(split[0]), range(split[0], world.size)
+        self.game = game
+        self.world = world
+        self.max_lead_rounds = max_lead_rounds
+        self.codec = codec
+        self.g_ranks = range(split[0])
+        self.d_ranks = range(split[0], world.size)
         self.split = split
         self.plays_g = world.rank in self.g_ranks
-        mine, others = (self.g_ranks, self.d_ranks) if self.plays_g else (self.d_ranks, self.g_ranks)
+        members, others = (self.g_ranks, self.d_ranks) if self.plays_g else (self.d_ranks, self.g_ranks)
         groups = [world.new_group(ranks) for ranks in (self.g_ranks, self.d_ranks)]
         self.team = next(group for group in groups if group)
-        self.share = assign_lanes(lanes, mine.index(world.rank), len(mine))
-        theirs = {rank: assign_lanes(lanes, others.index(rank), len(others)) for rank in others}
-        self.shared_lanes = {rank: _common_lanes(self.share, theirs[rank]) for rank in others}
-        self.snapshot_peers = [
-            rank for rank in others if self._shares_snapshots(rank)
-        ]  # by snapshots, one way or the other
+        self.share = assign_lanes(lanes, members.index(world.rank), len(members))
+        other_shares = {rank: assign_lanes(lanes, others.index(rank), len(others)) for rank in others}
+        self.shared_lanes = {rank: _common_lanes(self.share, other_shares[rank]) for rank in others}
+        self.snapshot_peers = [rank for rank in others if self._shares_snapshots(rank)]
         player = game.g if self.plays_g else game.d
-        wanted = [rank for rank in others if self.shared_lanes[rank] or rank in self.snapshot_peers]
-        self.pair_groups = {rank: world.pair_group(rank).with_meter(player.meter) for rank in wanted}
+        peers = [rank for rank in others if self.shared_lanes[rank] or rank in self.snapshot_peers]
+        self.pair_groups = {rank: world.pair_group(rank).with_meter(player.meter) for rank in peers}
         self._wait_threads = list[WaitThread]()
 
     def _shares_snapshots(self, other: int) -> bool:
-        """Whether a rank of D sends its snapshots to a rank of G, of whom this is one."""
+        """Return whether this rank and `other` share a snapshot link."""
         g, d = sorted((self.world.rank, other))
         return self.d_ranks.index(d) == g % len(self.d_ranks)
 
@@ -124,24 +133,26 @@ class TeamLinks:
         return SendQueue(self.pair_groups[rank], self._make_wait_thread(rank), tag)
 
     def _make_recv_queue(self, rank: int, tag: int, nbytes: Callable[[int], int]) -> RecvQueue:
-        name = f"rank {rank}, which plays {'D' if self.plays_g else 'G'},"
+        name = f"rank {rank}, which trains {'D' if self.plays_g else 'G'},"
         return RecvQueue(self.pair_groups[rank], self._make_wait_thread(rank), tag, nbytes, name)
 
     def make_fake_sender(self) -> FakeSender:
+        """Return what sends the images of this rank of G."""
         return FakeSender(
             {lanes: self._make_send_queue(rank, IMAGES_TAG) for rank, lanes in self.shared_lanes.items() if lanes}
         )
 
     def make_fake_receiver(self) -> FakeReceiver:
-        parcels = {rank: self._image_pack(lanes) for rank, lanes in self.shared_lanes.items() if lanes}
-        boxes = {
-            self.shared_lanes[rank]: self._make_recv_queue(rank, IMAGES_TAG, lambda _, nbytes=parcel.nbytes: nbytes)
-            for rank, parcel in parcels.items()
+        """Return what receives images on this rank of D."""
+        packs = {rank: self._image_pack(lanes) for rank, lanes in self.shared_lanes.items() if lanes}
+        recv_queues = {
+            self.shared_lanes[rank]: self._make_recv_queue(rank, IMAGES_TAG, lambda _, nbytes=pack.nbytes: nbytes)
+            for rank, pack in packs.items()
         }
-        by_lanes = {self.shared_lanes[rank]: parcel for rank, parcel in parcels.items()}
+        packs_by_lanes = {self.shared_lanes[rank]: pack for rank, pack in packs.items()}
         return FakeReceiver(
-            boxes,
-            by_lanes,
+            recv_queues,
+            packs_by_lanes,
             self.team,
             self.max_lead_rounds,
             self.world.device,
@@ -149,9 +160,11 @@ class TeamLinks:
         )
 
     def make_snapshot_sender(self) -> SnapshotSender:
+        """Return what sends the snapshots of this rank of D."""
         return SnapshotSender(self.codec, [self._make_send_queue(rank, SNAPSHOTS_TAG) for rank in self.snapshot_peers])
 
     def make_snapshot_receiver(self) -> SnapshotReceiver:
+        """Return what receives snapshots on this rank of G."""
         (server,) = self.snapshot_peers
         return SnapshotReceiver(
             self.codec, self._make_recv_queue(server, SNAPSHOTS_TAG, self.codec.nbytes), self.team, self.max_lead_rounds
@@ -159,25 +172,30 @@ class TeamLinks:
 
     @torch.no_grad()
     def _example_fakes(self) -> Batch:
-        """What G makes for a lane."""
+        """Return the images that G makes for one lane."""
         with self.game.autocast():
             return self.game.generate(self.game.dummy_batch(self.game.g_lane_batch, self.world.device), "G")
 
     def _image_pack(self, lanes: LaneIds) -> TensorPack:
-        """What a message with the images of these lanes holds: the kind of numbers that G makes."""
-        made = self._example_fakes()
-        count = len(lanes) * len(made.images)
-        shapes, kinds = [(count, *made.images.shape[1:])], [made.images.dtype]
-        if made.labels is not None:
-            shapes, kinds = [*shapes, (count,)], [*kinds, made.labels.dtype]
-        return TensorPack(tuple(shapes), tuple(kinds))
+        """Return the shapes and dtypes of a message with the images of these lanes."""
+        fakes = self._example_fakes()
+        count = len(lanes) * len(fakes.images)
+        shapes = [(count, *fakes.images.shape[1:])]
+        dtypes = [fakes.images.dtype]
+        if fakes.labels is not None:
+            shapes.append((count,))
+            dtypes.append(fakes.labels.dtype)
+        return TensorPack(tuple(shapes), tuple(dtypes))
 
     def to_role(self, role: Role, sync_period: int, *drains: Callable[[], None]) -> Role:
-        """A role in this team."""
+        """Complete a role with what follows from the teams.
+
+        Args:
+            drains: wait until no message of this rank is in flight.
+        """
         for waiter in self._wait_threads:
             weakref.finalize(self, waiter.close)
         g, d = self.split
-        about = f"{g} of {g + d} ranks play G, {d} play D"
         return replace(
             role,
             replicated=sync_period == 1,
@@ -185,7 +203,7 @@ class TeamLinks:
             extra_fakes_for_d=False,
             extra_traffic=self._extra_traffic(),
             drain=lambda: _drain_all(drains, self),
-            description=about,
+            description=f"{g} of {g + d} ranks train G, {d} train D",
         )
 
     def _extra_traffic(self) -> dict[str, Traffic]:
@@ -197,8 +215,8 @@ class TeamLinks:
 
 
 def _memory_format(images: torch.Tensor) -> torch.memory_format:
-    last = images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format
+    is_channels_last = images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if is_channels_last else torch.contiguous_format
 
 
 def _common_lanes(a: LaneShare, b: LaneShare) -> LaneIds:
