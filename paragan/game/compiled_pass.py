@@ -1,8 +1,8 @@
 """Compile a whole pass on a CPU (forward, backward and in-place writes) with torch's inductor.
 
 `torch.compile` of a network ends where autograd begins, and a penalty cannot differentiate it twice. Here the
-operations are traced with autograd already done: those between convolutions and matrix products fuse into a few loops, and nothing
-goes through Python or the dispatcher.
+operations are traced with autograd already done: those between convolutions and matrix products fuse into a few loops,
+and nothing goes through Python or the dispatcher.
 """
 
 from __future__ import annotations
