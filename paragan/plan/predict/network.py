@@ -274,10 +274,9 @@ def all_reduce(
         return [max(0, min(segment, nbytes - start)) for start in starts]
 
     neighbors = (ranks[(index + 1) % size], ranks[index], ranks[index - 1])
-    first, second = segment_lengths(index + 1), segment_lengths(index + 2)
-    yield from _ring_pass(network, neighbors, (*key, "reduce_scatter"), first, second, reduce_s_per_byte)
-    first, second = segment_lengths(index), segment_lengths(index + 1)
-    yield from _ring_pass(network, neighbors, (*key, "all_gather"), first, second, 0.0)
+    chunks = [segment_lengths(index + i) for i in range(3)]
+    yield from _ring_pass(network, neighbors, (*key, "reduce_scatter"), chunks[1], chunks[2], reduce_s_per_byte)
+    yield from _ring_pass(network, neighbors, (*key, "all_gather"), chunks[0], chunks[1], 0.0)
 
 
 def all_gather(network: Network, ranks: Sequence[int], index: int, key: MessageKey, nbytes: int) -> Process:
