@@ -50,7 +50,11 @@ def test_a_label_is_an_ordinary_run_on_its_images():
 def test_scores_that_need_more_images_are_left_out():
     assert [job.run.evaluation.metrics for job in make_label_jobs()] == [("fd", "prdc")] * 3
     few = images((40, 6, 25))
-    assert [job.run.evaluation.metrics for job in make_label_jobs(dataset=few)] == [("fd", "prdc"), ("fd",), ("fd", "prdc")]
+    assert [job.run.evaluation.metrics for job in make_label_jobs(dataset=few)] == [
+        ("fd", "prdc"),
+        ("fd",),
+        ("fd", "prdc"),
+    ]
 
 
 def test_per_class_scores_are_not_of_a_label():
