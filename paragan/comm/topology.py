@@ -294,7 +294,10 @@ class _RandomTopology:
 
 @config_class
 class Matching(_RandomTopology):
-    """Random pairs, new ones at each step; one of an odd number of ranks has no partner."""
+    """Random pairs, new ones at each step; one of an odd number of ranks has no partner.
+
+    seed : of the random graphs
+    """
 
     name: Literal["matching"] = "matching"
     seed: Annotated[int, Field(ge=0)] = 0
@@ -306,7 +309,10 @@ class Matching(_RandomTopology):
 
 @config_class
 class RandomRing(_RandomTopology):
-    """A ring in random order, a new one at each step."""
+    """A ring in random order, a new one at each step.
+
+    seed : of the random graphs
+    """
 
     name: Literal["random-ring"] = "random-ring"
     seed: Annotated[int, Field(ge=0)] = 0
@@ -321,7 +327,10 @@ class RandomRing(_RandomTopology):
 
 @config_class
 class GraphFile(_StaticTopology):
-    """The matrix in a text file: one row a line, numbers separated by commas or spaces."""
+    """The matrix in a text file: one row a line, numbers separated by commas or spaces.
+
+    path : of the text file
+    """
 
     path: str
     name: Literal["graph"] = "graph"

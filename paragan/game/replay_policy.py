@@ -48,7 +48,10 @@ class Latest:
 
 @config_class
 class UniformReplay:
-    """Each image from any of the newest `window` rounds, with equal probability."""
+    """Each image from any of the newest `window` rounds, with equal probability.
+
+    window : rounds whose images are used
+    """
 
     name: Literal["uniform"] = "uniform"
     window: Window = 4
@@ -59,7 +62,11 @@ class UniformReplay:
 
 @config_class
 class FractionalReplay:
-    """A `fraction` of the images from any of the `window` - 1 rounds before the newest (Shrivastava et al. 2017)."""
+    """A `fraction` of the images from any of the `window` - 1 rounds before the newest (Shrivastava et al. 2017).
+
+    fraction : of the images that come from earlier rounds
+    window   : rounds whose images are used
+    """
 
     name: Literal["replay"] = "replay"
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.25

@@ -24,7 +24,14 @@ LrScaling = Literal["linear", "sqrt", "none"]
 
 @config_class
 class Adam:
-    """Adam (Kingma & Ba 2015); with weight_decay, AdamW (Loshchilov & Hutter 2019)."""
+    """Adam (Kingma & Ba 2015); with weight_decay, AdamW (Loshchilov & Hutter 2019).
+
+    lr           : learning rate
+    betas        : decay of the means of the gradient and of its square, per step
+    eps          : is added to the root of the mean square
+    weight_decay : decoupled weight decay; above 0 this is AdamW
+    fused        : torch's fused kernel: one pass over the weights
+    """
 
     name: Literal["adam"] = "adam"
     lr: PositiveNumber = 2e-4
@@ -43,7 +50,12 @@ class Adam:
 
 @config_class
 class SGD:
-    """Gradient descent, optionally with momentum."""
+    """Gradient descent, optionally with momentum.
+
+    lr       : learning rate
+    momentum : 0: none
+    fused    : torch's fused kernel: one pass over the weights
+    """
 
     name: Literal["sgd"] = "sgd"
     lr: PositiveNumber = 1e-2
@@ -59,7 +71,12 @@ class SGD:
 
 @config_class
 class RMSprop:
-    """RMSprop (Tieleman & Hinton 2012), used by the original Wasserstein GAN."""
+    """RMSprop (Tieleman & Hinton 2012), used by the original Wasserstein GAN.
+
+    lr    : learning rate
+    alpha : decay of the mean square of the gradient, per step
+    eps   : is added to the root of the mean square
+    """
 
     name: Literal["rmsprop"] = "rmsprop"
     lr: PositiveNumber = 5e-5
@@ -83,6 +100,10 @@ class Lookahead:
     """Lookahead (Zhang et al. 2019) around the optimizer `inner`.
 
     Every k steps the slow weights move by alpha of the way to the current ones, and training continues from there.
+
+    inner : the optimizer that steps
+    k     : steps between two interpolations
+    alpha : how far the slow weights move towards the fast ones
     """
 
     name: Literal["lookahead"] = "lookahead"

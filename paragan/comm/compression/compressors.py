@@ -181,7 +181,11 @@ class _UniformQuantizer:
 
 @config_class
 class Int8(_UniformQuantizer):
-    """8 bits a number: 256 levels, scaled by a block's largest number."""
+    """8 bits a number: 256 levels, scaled by a block's largest number.
+
+    block    : numbers that share a scale
+    rounding : nearest, or stochastic: at random, so that the mean is exact
+    """
 
     name: Literal["int8"] = "int8"
     block: Block = 256
@@ -194,6 +198,9 @@ class Int4(_UniformQuantizer):
     """4 bits a number: 16 levels, scaled by a block's largest number.
 
     GANs become worse with larger blocks, or with feedback of 1 (docs/measurements/quantized.md).
+
+    block    : numbers that share a scale
+    rounding : nearest, or stochastic: at random, so that the mean is exact
     """
 
     name: Literal["int4"] = "int4"
@@ -205,7 +212,11 @@ class Int4(_UniformQuantizer):
 
 @config_class
 class Int2(_UniformQuantizer):
-    """2 bits a number: a block's largest number, half of it, zero, or minus half of it."""
+    """2 bits a number: a block's largest number, half of it, zero, or minus half of it.
+
+    block    : numbers that share a scale
+    rounding : nearest, or stochastic: at random, so that the mean is exact
+    """
 
     name: Literal["int2"] = "int2"
     block: Block = 64
@@ -215,7 +226,11 @@ class Int2(_UniformQuantizer):
 
 @config_class
 class QSGD:
-    """Levels scaled by a block's norm, rounded stochastically without bias (Alistarh et al. 2017)."""
+    """Levels scaled by a block's norm, rounded stochastically without bias (Alistarh et al. 2017).
+
+    levels : quantization levels of a magnitude
+    block  : numbers that share a norm
+    """
 
     name: Literal["qsgd"] = "qsgd"
     levels: Annotated[int, Field(ge=1, le=127)] = 127
@@ -249,7 +264,10 @@ class QSGD:
 
 @config_class
 class Sign:
-    """1 bit a number, times the mean magnitude of its block (Karimireddy et al. 2019)."""
+    """1 bit a number, times the mean magnitude of its block (Karimireddy et al. 2019).
+
+    block : numbers that share a magnitude
+    """
 
     name: Literal["sign"] = "sign"
     block: Block = 256
@@ -286,7 +304,10 @@ class _Sparsifier:
 
 @config_class
 class TopK(_Sparsifier):
-    """The `fraction` of the numbers with the largest magnitude, without loss (Stich et al. 2018)."""
+    """The `fraction` of the numbers with the largest magnitude, without loss (Stich et al. 2018).
+
+    fraction : of the numbers that are sent
+    """
 
     name: Literal["topk"] = "topk"
     fraction: Fraction = 0.01
@@ -308,7 +329,10 @@ class TopK(_Sparsifier):
 
 @config_class
 class RandomK(_Sparsifier):
-    """A random `fraction` of the numbers, without loss; their positions follow from a seed in the message."""
+    """A random `fraction` of the numbers, without loss; their positions follow from a seed in the message.
+
+    fraction : of the numbers that are sent
+    """
 
     name: Literal["randomk"] = "randomk"
     fraction: Fraction = 0.01
