@@ -32,6 +32,7 @@ class FakeRemoteFileSystem(LocalFileSystem):
     """A folder that behaves as if it lay far away, and counts what is asked of it."""
 
     is_remote = True
+    local_root = None
 
     def __init__(self, root: Path):
         super().__init__(root)

@@ -1,4 +1,4 @@
-"""`paragan data ...`: look at sets of images, write them in other formats, measure them."""
+"""`paragan data`: inspect data sets, convert them to other formats, compute their statistics."""
 
 from __future__ import annotations
 
@@ -19,47 +19,49 @@ if TYPE_CHECKING:
     from paragan.data.tools.convert import ConvertResult
     from paragan.data.tools.parallel_map import ProgressFn
 
-ACCEPTED_PATHS = """is whatever `paragan train --data` takes: `digits`, a folder of images or of a folder each class,
-an .npz, a .zip, an .h5, tar shards, an address."""
+ACCEPTED_PATHS = """is anything that `paragan train --data` accepts: `digits`, a folder of images, a folder with one
+folder for each class, an .npz, a .zip, an .h5, tar shards, an address."""
 
 EXAMPLES = """examples:
-  paragan data inspect photos/ --sheet photos.png           what is there, what is wrong, what training would use
-  paragan data convert photos/ photos.zip                   every file as it is, for StyleGAN and EDM too
+  paragan data inspect photos/ --sheet photos.png           report contents, problems, and what training would use
+  paragan data convert photos/ photos.zip                   the same files in a zip, also for StyleGAN and EDM
   paragan data convert photos/ photos64.npz --resolution 64   squares of 64 x 64, uint8 [N, 64, 64, C]
-  paragan data shard photos/ shards/ --shuffle 0            tar shards to be read over a network, in random order
-  paragan data index shards/                                list what is in tar shards, so that opening them is quick
+  paragan data shard photos/ shards/ --shuffle 0            tar shards in random order, to be read over a network
+  paragan data index shards/                                build the index of tar shards, so that they open fast
   paragan data stats photos/ --out stats.npz --resolution 32       mu and sigma, for Frechet distances
 """
 
-INSPECT = f"""Every image is read and decoded once. Status 2 where none can be, and where training would refuse what is
-there (images beside the folders of classes, a class without any): it is described all the same.
+INSPECT = f"""Every image is read and decoded once. The exit status is 2 if no image can be decoded, and if training
+would not accept the data (images outside of the class folders, a class without images); in the second case the report
+is printed as well.
 
-It says: formats, colours and sizes; what is turned by EXIF or has transparency; exact copies (equal pixels, however
-they are stored), and those of them that lie in several classes; what is next to constant; what cannot be decoded, and
-why; what training would make of it.
+The report lists: formats, colours and sizes; images rotated by EXIF, images with transparency; exact copies (equal
+pixels, in whatever encoding), and copies in several classes; almost constant images; images that cannot be decoded, and
+why; what training would use.
 
 PATH {ACCEPTED_PATHS}
 """
 
 INSPECT_EXAMPLES = """examples:
   paragan data inspect digits
-  paragan data inspect photos/ --sheet photos.png           a row of images for each class, to look at
-  paragan data inspect photos/ --json photos.json           everything, each bad file and copy by name
-  paragan data inspect photos/ --resolution 128             what training at 128 x 128 would take
+  paragan data inspect photos/ --sheet photos.png           also draw a row of images for each class
+  paragan data inspect photos/ --json photos.json           also write all results, with names of bad files and copies
+  paragan data inspect photos/ --resolution 128             report what training at 128 x 128 would use
 """
 
-CONVERT = f"""The order and the labels stay (a folder has its images class by class).
+CONVERT = f"""Order and labels are kept (a folder stores its images class by class).
 
-TO says the format by its name:
-  photos             a folder of a folder each class (without labels: of images)
+The name of TO decides the format:
+  photos             a folder with one folder for each class (without labels: a folder of images)
   photos.npz         images uint8 [N, R, R, C], labels, classes
-  photos.zip         as StyleGAN and EDM read it: 00000/img00000000.png, dataset.json; classes.json beside
-  photos.h5          imgs uint8 [N, C, R, R], labels, as BigGAN reads it
+  photos.zip         for StyleGAN and EDM: 00000/img00000000.png, dataset.json; also classes.json
+  photos.h5          for BigGAN: imgs uint8 [N, C, R, R], labels
   photos --to tars   tar shards; see `paragan data shard`
 
-Files stay as they are, byte for byte, unless --resolution or --format ask for something else; .npz and .h5 take one
-size, that of all images or what training would choose. Every image is decoded on the way: with a bad one nothing is
-written, or with --skip-bad all but these, which TO.bad.txt lists. TO appears complete, or not at all.
+Files are copied byte for byte, unless --resolution or --format change them. An .npz or .h5 has images of one size:
+their own if they are squares of one size, else the resolution that training would use. Every image is decoded on the
+way. If one cannot be decoded, nothing is written; with --skip-bad it is left out and listed in TO.bad.txt. TO appears
+complete or not at all.
 
 FROM {ACCEPTED_PATHS}
 """
@@ -72,22 +74,21 @@ CONVERT_EXAMPLES = """examples:
   paragan data convert digits digits/ --no-labels
 """
 
-SHARD = f"""Each image becomes KEY.jpg (or .png, ...) and, with labels, KEY.cls in shard-000000.tar, ...;
-classes.json beside them has the names. Equal sets become equal bytes. The index that makes opening them quick is
-written too.
+SHARD = f"""Each image becomes KEY.jpg (or .png, ...) and, with labels, KEY.cls in shard-000000.tar, ...; classes.json
+has the names of the classes. Equal data sets become equal bytes. The index of the shards is written too.
 
 FROM {ACCEPTED_PATHS}
 """
 
 SHARD_EXAMPLES = """examples:
   paragan data shard photos/ shards/
-  paragan data shard photos/ shards/ --shuffle 0 --shard-mb 256         for readers that only go through them in order
+  paragan data shard photos/ shards/ --shuffle 0 --shard-mb 256         for readers that read in order
   paragan data shard photos/ shards/ --resolution 256 --format jpg      smaller, to be sent over a network
 """
 
-INDEX = """Every shard is read once; what is found is kept in paragan-index.npz beside them, small enough to be fetched
-first. Opening a folder of shards here makes it too if it is missing or does not fit; for shards that are read over a
-network, make it where they lie and put it beside them, so that nobody has to read them whole.
+INDEX = """Every shard is read once. The index is written to paragan-index.npz in the folder of the shards; it is small
+and is downloaded first. Opening a local folder of shards builds a missing or outdated index as well. Build the index of
+shards that are served over a network on the server, so that clients do not have to read whole shards.
 """
 
 INDEX_EXAMPLES = """examples:
@@ -96,8 +97,8 @@ INDEX_EXAMPLES = """examples:
   paragan data index https://host/shards/shard-{000000..000012}.tar --out paragan-index.npz
 """
 
-STATS = f"""The file holds mu [F] and sigma [F, F] float64 (divided by N - 1), as other programs name them, and
-count, space, space_hash, resizer and image [C, H, W], which say how they were made.
+STATS = f"""The file holds mu [F] and sigma [F, F] float64 (divided by N - 1) under the usual names, and count, space,
+space_hash, resizer and image [C, H, W], which say how they were computed.
 
 PATH {ACCEPTED_PATHS}
 """
@@ -105,16 +106,16 @@ PATH {ACCEPTED_PATHS}
 STATS_EXAMPLES = """examples:
   paragan data stats photos/ --out stats.npz --resolution 32                        of pixels
   paragan data stats photos/ --out stats.npz --features inception --inception pt_inception.pth
-  paragan data stats photos/ --out stats.npz --count 10000                          of 10,000, evenly chosen
+  paragan data stats photos/ --out stats.npz --count 10000                          of 10,000 images, evenly spaced
 """
 
 
 def add_data_command(commands: Any) -> None:
-    """Add `data` and its commands."""
+    """Add `data` and its subcommands to the parser."""
     group = commands.add_parser(
         "data",
-        help="look at a set of images, write it in another format, measure it",
-        description=f"Look at sets of images, write them in other formats, measure them.\n\nPATH {ACCEPTED_PATHS}",
+        help="inspect a data set, convert it to another format, compute its statistics",
+        description=f"Inspect data sets, convert them, compute their statistics.\n\nPATH {ACCEPTED_PATHS}",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -135,12 +136,12 @@ def _add_subcommand(
 
 def _add_inspect_command(commands: Any) -> None:
     p = _add_subcommand(
-        commands, "inspect", _inspect, "say what a set is, and what is wrong with it", INSPECT, INSPECT_EXAMPLES
+        commands, "inspect", _inspect, "report the contents and problems of a data set", INSPECT, INSPECT_EXAMPLES
     )
     p.add_argument("path", metavar="PATH")
-    p.add_argument("--resolution", type=int, metavar="R", help="what training would be asked for")
+    p.add_argument("--resolution", type=int, metavar="R", help="resolution of training (default: as in training)")
     p.add_argument("--sheet", metavar="FILE.png", help="also draw a few images of each class")
-    p.add_argument("--json", metavar="FILE", help="also write everything that was found, by name")
+    p.add_argument("--json", metavar="FILE", help="also write all results, with names of images")
 
 
 def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
@@ -151,25 +152,26 @@ def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str])
     check_no_extra_arguments(rest)
     _check_resolution(options.resolution)
     if options.sheet and Path(options.sheet).suffix.lower() != ".png":
-        raise UsageError(f"--sheet {options.sheet} must end in .png, such as sheet.png")
-    odd = None
+        raise UsageError(f"--sheet={options.sheet}: the name must end in .png. Use one such as sheet.png.")
+    malformed: MalformedDataset | None = None
     try:
         source = _open_images(options.path)
     except MalformedDataset as error:
-        source, odd = error.source, error
-    with _progress_bar("images looked at") as tell:
-        found = inspect_dataset(source, resolution=options.resolution, progress=tell)
-    _print_lines(found.to_lines())
+        malformed = error
+        source = error.source
+    with _progress_bar("images inspected") as show_progress:
+        report = inspect_dataset(source, resolution=options.resolution, progress=show_progress)
+    _print_lines(report.to_lines())
     if options.json:
         with atomic_output(Path(options.json)) as path:
-            path.write_text(json.dumps(found.to_json(), indent=1) + "\n")
+            path.write_text(json.dumps(report.to_json(), indent=1) + "\n")
     if options.sheet:
         from paragan.data.tools.contact_sheet import make_contact_sheet
 
         with atomic_output(Path(options.sheet)) as path:
-            make_contact_sheet(found).save(path, format="PNG")
-    if odd:
-        raise UsageError(f"training would refuse it: {odd}")
+            make_contact_sheet(report).save(path, format="PNG")
+    if malformed:
+        raise UsageError(f"training would not accept it: {malformed}")
     return 0
 
 
@@ -177,29 +179,35 @@ def _inspect(options: argparse.Namespace, rest: list[str], arguments: list[str])
 
 
 def _add_convert_command(commands: Any) -> None:
-    p = _add_subcommand(commands, "convert", _convert, "write a set in another format", CONVERT, CONVERT_EXAMPLES)
+    p = _add_subcommand(commands, "convert", _convert, "write a data set in another format", CONVERT, CONVERT_EXAMPLES)
     p.add_argument("path", metavar="FROM")
-    p.add_argument("out", metavar="TO", help="must not exist yet")
-    p.add_argument("--to", choices=["folder", "npz", "zip", "h5", "tars"], help="the format, if its name does not say")
+    p.add_argument("out", metavar="TO", help="must not exist")
+    p.add_argument(
+        "--to", choices=["folder", "npz", "zip", "h5", "tars"], help="the format (default: by the name of TO)"
+    )
     _add_output_options(p)
 
 
 def _add_shard_command(commands: Any) -> None:
-    p = _add_subcommand(commands, "shard", _convert, "write a set as WebDataset tar shards", SHARD, SHARD_EXAMPLES)
+    p = _add_subcommand(commands, "shard", _convert, "write a data set as WebDataset shards", SHARD, SHARD_EXAMPLES)
     p.set_defaults(to="tars")
     p.add_argument("path", metavar="FROM")
-    p.add_argument("out", metavar="TO_FOLDER", help="must not exist yet")
+    p.add_argument("out", metavar="TO_FOLDER", help="must not exist")
     _add_output_options(p)
 
 
 def _add_output_options(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--resolution", type=int, metavar="R", help="the largest centred square, resized with Lanczos")
-    p.add_argument("--format", choices=["png", "jpg"], help="of files (as they are; png for what is none)")
+    p.add_argument(
+        "--resolution", type=int, metavar="R", help="crop to the largest centred square, resize with Lanczos"
+    )
+    p.add_argument("--format", choices=["png", "jpg"], help="of files (default: unchanged; png if it is not a file)")
     p.add_argument("--quality", type=int, default=95, metavar="Q", help="of jpg, 1 to 100 (95)")
-    p.add_argument("--labels", action=argparse.BooleanOptionalAction, default=True, help="whether to keep them (yes)")
-    p.add_argument("--skip-bad", action="store_true", help="leave out what cannot be decoded; TO.bad.txt lists it")
-    p.add_argument("--shuffle", type=int, metavar="SEED", help="in a random order, by this seed")
-    p.add_argument("--shard-mb", type=float, default=64.0, metavar="MB", help="size of a tar shard at most (64)")
+    p.add_argument(
+        "--labels", action=argparse.BooleanOptionalAction, default=True, help="whether to write labels (yes)"
+    )
+    p.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be decoded; see TO.bad.txt")
+    p.add_argument("--shuffle", type=int, metavar="SEED", help="write in a random order")
+    p.add_argument("--shard-mb", type=float, default=64.0, metavar="MB", help="maximum size of a tar shard (64)")
 
 
 def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
@@ -211,8 +219,8 @@ def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str])
     check_no_extra_arguments(rest)
     out = Path(options.out)
     if not 0.001 <= options.shard_mb < 1e6:
-        raise UsageError(f"--shard-mb {options.shard_mb:g} must be from 0.001 to 1e6, such as 64")
-    wanted = ConvertOptions(
+        raise UsageError(f"--shard-mb={options.shard_mb:g}: out of range. Use 0.001 to 1e6, such as 64.")
+    convert_options = ConvertOptions(
         resolution=options.resolution,
         encoding=options.format,
         quality=options.quality,
@@ -220,46 +228,51 @@ def _convert(options: argparse.Namespace, rest: list[str], arguments: list[str])
         skip_bad=options.skip_bad,
         shuffle=options.shuffle,
     )
-    form = choose_format(out, options.to, options.shard_mb)
-    if form.stores_pixels and options.format:
-        raise UsageError(f"--format {options.format}: an .{form.name} holds pixels, not files; leave --format out")
+    output_format = choose_format(out, options.to, options.shard_mb)
+    if output_format.stores_pixels and options.format:
+        raise UsageError(
+            f"--format={options.format}: an .{output_format.name} stores pixels, not files. Leave --format out."
+        )
     require_absent(out)
-    finish = _reindex_folder if form.name == "tars" else None
-    with exit_on_signal(), _progress_bar("images written") as tell:
+    finalize = _reindex_folder if output_format.name == "tars" else None
+    with exit_on_signal(), _progress_bar("images written") as show_progress:
         source = _open_images(options.path, labels=options.labels)
-        _print_lines(_describe_result(convert(source, out, form, wanted, progress=tell, finalize=finish), out))
+        result = convert(source, out, output_format, convert_options, progress=show_progress, finalize=finalize)
+        _print_lines(_describe_result(result, out))
     return 0
 
 
 def _describe_result(result: ConvertResult, out: Path) -> list[str]:
-    what = ""
+    summary = f"{result.count:,} images in {out}"
     if result.shape:
         side, _, channels = result.shape
-        what = f", each {side} x {side}, {'grey' if channels == 1 else 'RGB'}"
-    left_out = [f"{len(result.bad_samples.reasons):,} cannot be decoded and were left out: {out}.bad.txt lists them"]
-    return [f"{result.count:,} images in {out}{what}", *result.notes, *left_out * bool(result.bad_samples.reasons)]
+        summary += f", each {side} x {side}, {'grey' if channels == 1 else 'RGB'}"
+    lines = [summary, *result.notes]
+    num_bad = len(result.bad_samples.reasons)
+    if num_bad:
+        lines.append(f"{num_bad:,} cannot be decoded and were left out: {out}.bad.txt lists them")
+    return lines
 
 
 # index ------------------------------------------------------------------------------------------------
 
 
 def _add_index_command(commands: Any) -> None:
-    p = _add_subcommand(commands, "index", _index, "list where the images lie in tar shards", INDEX, INDEX_EXAMPLES)
+    p = _add_subcommand(commands, "index", _index, "build the index of tar shards", INDEX, INDEX_EXAMPLES)
     p.add_argument("path", metavar="PATH_OR_ADDRESS", help="a folder of tars, or a pattern such as shards/shard-*.tar")
-    p.add_argument("--out", metavar="FILE", help="where to write it (beside the shards)")
+    p.add_argument(
+        "--out", metavar="FILE", help="file to write (default: paragan-index.npz in the folder of the shards)"
+    )
 
 
 def _index(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
     from paragan.data.tools.reindex import reindex
 
     check_no_extra_arguments(rest)
-    index, kept = reindex(options.path, options.out and Path(options.out), _print_to_stderr)
-    _print_lines([f"{len(index):,} images in {len(index.shards):,} shards: {kept}"])
+    out = Path(options.out) if options.out else None
+    index, path = reindex(options.path, out, lambda line: sys.stderr.write(f"{line}\n"))
+    _print_lines([f"{len(index):,} images in {len(index.shards):,} shards: {path}"])
     return 0
-
-
-def _print_to_stderr(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
 
 
 def _reindex_folder(folder: Path) -> None:
@@ -273,16 +286,14 @@ def _reindex_folder(folder: Path) -> None:
 
 def _add_stats_command(commands: Any) -> None:
     p = _add_subcommand(
-        commands, "stats", _stats, "write the moments that Frechet distances compare with", STATS, STATS_EXAMPLES
+        commands, "stats", _stats, "write the mean and covariance for Frechet distances", STATS, STATS_EXAMPLES
     )
     p.add_argument("path", metavar="PATH")
-    p.add_argument("--out", required=True, metavar="FILE.npz", help="where to write them")
+    p.add_argument("--out", required=True, metavar="FILE.npz", help="file to write")
     p.add_argument("--features", default="pixels", metavar="SPACE", help="pixels or inception (pixels)")
     p.add_argument("--inception", metavar="FILE", help="weights of the 2015-12-05 Inception")
-    p.add_argument(
-        "--resolution", type=int, metavar="R", help="of the squares that are measured (what training would choose)"
-    )
-    p.add_argument("--count", type=int, metavar="N", help="so many images, evenly chosen (all)")
+    p.add_argument("--resolution", type=int, metavar="R", help="of the images (default: as in training)")
+    p.add_argument("--count", type=int, metavar="N", help="use N images, evenly spaced (all)")
 
 
 def _stats(options: argparse.Namespace, rest: list[str], arguments: list[str]) -> int:
@@ -293,32 +304,33 @@ def _stats(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
     _check_resolution(options.resolution)
     out = Path(options.out)
     if out.suffix != ".npz":
-        raise UsageError(f"--out {out} must end in .npz, such as stats.npz")
-    images = load_data(options.path, resolution=options.resolution, labels=False, cache="stream")
-    with _progress_bar("images measured") as tell:
-        found = compute_reference(images, options.features, options.inception, options.count, tell)
-    save_reference(found, out)
-    bad = len(images.bad_samples.reasons) if images.bad_samples else 0
-    notes = [f"{bad:,} cannot be decoded; others stand in"] * bool(bad)
-    few = f"fewer images ({found.count:,}) than features ({found.space.num_features:,}): distances are biased upwards"
-    notes += [few] * (found.count <= found.space.num_features)
-    _print_lines(
-        [f"mu [{found.space.num_features}] and sigma of {found.count:,} images, {found.space.name}, in {out}", *notes]
-    )
+        raise UsageError(f"--out={out}: the name must end in .npz. Use one such as stats.npz.")
+    dataset = load_data(options.path, resolution=options.resolution, labels=False, cache="stream")
+    with _progress_bar("images measured") as show_progress:
+        stats = compute_reference(dataset, options.features, options.inception, options.count, show_progress)
+    save_reference(stats, out)
+    num_features = stats.space.num_features
+    lines = [f"mu [{num_features}] and sigma of {stats.count:,} images, {stats.space.name}, in {out}"]
+    num_bad = len(dataset.bad_samples.reasons) if dataset.bad_samples else 0
+    if num_bad:
+        lines.append(f"{num_bad:,} cannot be decoded and were replaced by others")
+    if stats.count <= num_features:
+        lines.append(f"fewer images ({stats.count:,}) than features ({num_features:,}): distances are biased upwards")
+    _print_lines(lines)
     return 0
 
 
-# all --------------------------------------------------------------------------------------------------
+# shared -----------------------------------------------------------------------------------------------
 
 
 def _open_images(location: str, labels: bool = True) -> Source:
-    """The set that a command names."""
+    """Open the data set that a command names; it must hold images."""
     from paragan.data.open_source import open_source
     from paragan.data.source import DecodeError
     from paragan.data.storage.filesystem import printable, redact_url
 
     try:
-        found = open_source(location, labels=labels)
+        source = open_source(location, labels=labels)
     except DecodeError as error:
         raise UsageError(f"data: {printable(redact_url(location))}: {error}: check the path or address") from None
     except RunError as error:
@@ -328,16 +340,16 @@ def _open_images(location: str, labels: bool = True) -> Source:
         raise UsageError(
             f"data: {name} cannot be read: {error.strerror or error}; check path and permissions"
         ) from None
-    if found.array is not None and found.array.dtype != "uint8":
+    if source.array is not None and source.array.dtype != "uint8":
         raise UsageError(
-            f"data: {found.location} holds numbers {list(found.array.shape)}, and `paragan data` is for images"
+            f"data: {source.location} holds numbers {list(source.array.shape)}, and `paragan data` is for images"
         )
-    return found
+    return source
 
 
 def _check_resolution(resolution: int | None) -> None:
     if resolution is not None and resolution < 1:
-        raise UsageError(f"--resolution {resolution} is no size: use 1 or more, such as 64")
+        raise UsageError(f"--resolution={resolution}: not a size. Use 1 or more, such as 64.")
 
 
 def _print_lines(lines: list[str]) -> None:
@@ -346,21 +358,21 @@ def _print_lines(lines: list[str]) -> None:
 
 @contextmanager
 def _progress_bar(unit: str, every_s: float = 10.0) -> Iterator[ProgressFn]:
-    """A live line on a terminal, a line every ten seconds elsewhere; on stderr, so that answers can be piped."""
+    """Yield a function that shows progress on stderr: a live bar on a terminal, else a line every `every_s`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True, highlight=False)
     columns = (MofNCompleteColumn(), TextColumn(unit), BarColumn(bar_width=20), TimeRemainingColumn())
-    shown_s = time.monotonic()
+    last_line_s = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
 
         def show_progress(done: int, count: int) -> None:
-            nonlocal shown_s
+            nonlocal last_line_s
             bar.update(task, completed=done, total=count)
-            if not console.is_terminal and time.monotonic() - shown_s >= every_s:
+            if not console.is_terminal and time.monotonic() - last_line_s >= every_s:
                 console.print(f"{done:,} of {count:,} {unit}")
-                shown_s = time.monotonic()
+                last_line_s = time.monotonic()
 
         yield show_progress

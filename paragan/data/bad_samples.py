@@ -1,4 +1,8 @@
-"""The images of a set that cannot be used, and which others stand in for them."""
+"""Images that cannot be decoded, and the images that replace them.
+
+A replacement depends on the data alone, so it needs no saved state: all ranks and every resume use the same one, and no
+label is wrong.
+"""
 
 from __future__ import annotations
 
@@ -9,47 +13,65 @@ import numpy as np
 
 from paragan.core.errors import RunError
 
+MAX_BAD_FRACTION = 0.01  # of the images, unless the user allows more
+
 
 class BadSamples:
-    """What was found to be damaged or gone; safe to use from many threads.
+    """The images known to be damaged or missing; safe to use from many threads.
 
-    For a bad image stands the next one of its class that is good, in the order of the set and around its end. This
-    depends on the data alone, so every rank and every resume sees the same; and no label is wrong.
+    A bad image is replaced by the next good one of its class, in the order of the data set and around its end.
 
-    name  : what messages call an image
-    share : of all images may be bad; where more are, the run ends (`Failed`)
+    Args:
+        labels: [N] int64, or None without classes.
+        count: N.
+        sample_name: returns what messages call an image.
+        max_fraction: of all images may be bad before the run ends.
     """
 
     def __init__(self, labels: np.ndarray | None, count: int, sample_name: Callable[[int], str], max_fraction: float):
-        self.labels, self.count, self.sample_name, self.max_fraction = labels, count, sample_name, max_fraction
+        self.labels = labels
+        self.count = count
+        self.sample_name = sample_name
+        self.max_fraction = max_fraction
         self.reasons: dict[int, str] = {}
         self._lock = threading.Lock()
 
     def report(self, index: int, reason: str) -> None:
+        """Add an image.
+
+        Raises:
+            RunError: too many are bad.
+        """
         with self._lock:
             self.reasons[index] = reason
         self.check_limit()
 
     def check_limit(self) -> None:
-        """`Failed` where more is bad than may be."""
+        """Raise RunError if too many images are bad."""
         if len(self.reasons) > self.max_fraction * self.count:
             raise RunError(self.error_message())
 
     def error_message(self) -> str:
-        """One line for a set of which too much is bad."""
+        """Return the message for a data set with too many bad images."""
         first, reason = next(iter(self.reasons.items()))
-        more = len(self.reasons) - 1
-        others = f" (and {more:,} more of {self.count:,} images)" if more else ""
-        remedy = f"replace or remove {'them' if more else 'it'}, or allow more with --data.max_bad_fraction"
-        return f"data: {self.sample_name(first)} cannot be decoded: {reason}{others}: {remedy}"
+        message = f"data: {self.sample_name(first)} cannot be decoded: {reason}"
+        others = len(self.reasons) - 1
+        if others:
+            return (
+                f"{message} (and {others:,} more of {self.count:,} images): replace or remove them, "
+                "or allow more with --data.max_bad_fraction"
+            )
+        return f"{message}: replace or remove it, or allow more with --data.max_bad_fraction"
 
     def replacements(self, index: int) -> Iterator[int]:
-        """Who may stand in for image `index`, in this order; not itself."""
-        same = np.arange(self.count) if self.labels is None else np.flatnonzero(self.labels == self.labels[index])
-        at = int(np.searchsorted(same, index))
-        yield from (int(other) for other in np.roll(same, -at)[1:] if other not in self.reasons)
+        """Yield the images that may replace image `index`, in order of preference."""
+        candidates = np.arange(self.count)
+        if self.labels is not None:
+            candidates = np.flatnonzero(self.labels == self.labels[index])
+        position = int(np.searchsorted(candidates, index))
+        yield from (int(other) for other in np.roll(candidates, -position)[1:] if other not in self.reasons)
 
     def to_lines(self) -> list[str]:
-        """name, tab, reason: of each, in the order of the set."""
+        """Return "name<tab>reason" of each bad image, in the order of the data set."""
         with self._lock:
             return [f"{self.sample_name(index)}\t{reason}" for index, reason in sorted(self.reasons.items())]

@@ -1,4 +1,8 @@
-"""The images a run trains on, from wherever they lie: uint8, in memory or decoded as they are asked for."""
+"""The data set of a run: images uint8, in memory or streaming, or arrays of numbers float32.
+
+Numbers come from `x` of an npz, from an npy, or from Python. They are kept in memory, unchanged, and plotted by their
+shape (`core.array_plots`).
+"""
 
 from __future__ import annotations
 
@@ -11,34 +15,35 @@ from typing import Literal
 import numpy as np
 
 from paragan.core.errors import RunError, UsageError
-from paragan.data.bad_samples import BadSamples
+from paragan.data.bad_samples import MAX_BAD_FRACTION, BadSamples
 from paragan.data.decode import DecodeFailure, Header, parallel_map, read_header
 from paragan.data.formats.array import to_float32
-from paragan.data.formats.npz import check_labels
+from paragan.data.formats.class_labels import check_labels, resolve_class_names
 from paragan.data.open_source import open_source
 from paragan.data.source import DecodeError, Source
 from paragan.data.storage.filesystem import RemoteOptions, printable, redact_url
 from paragan.data.streaming import StreamingImages
 
 CacheMode = Literal["auto", "memory", "stream"]
-MAX_AUTO_CACHE_BYTES = 2 * 2**30  # bytes of pixels that are held in memory unless asked otherwise
-HEADER_SAMPLE, HEADER_SAMPLE_REMOTE = 20_000, 256  # headers that are read
+MAX_AUTO_CACHE_BYTES = 2 * 2**30  # pixels up to this size are cached in memory with data.cache=auto
+HEADER_SAMPLE = 20_000  # headers that are read to choose a resolution
+HEADER_SAMPLE_REMOTE = 256
 
-_MAX_LISTED_CLASSES = 20  # classes described one by one; beyond, the smallest and largest few
+_MAX_LISTED_CLASSES = 20  # of more classes, `describe` lists the smallest and largest few
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A labelled set of images, or of numbers of another shape.
+    """A labelled data set of images, or of numbers of any shape.
 
-    images : [N, R, R, C] uint8, C 1 (grey) or 3 (RGB): in memory, or read when they are indexed; or float32 [N, ...],
-        numbers that networks see as they are
-    labels : [N] int64 in 0..K-1; None without classes
-    classes : [K] names; () without
-    fingerprint : of shape, labels and pixels (streamed: of names, sizes and checksums); a resume on other data is
-        noticed by it
-    notes  : what was found and done to it, for `describe`
-    bad    : which cannot be decoded, as far as they were met
+    images      : [N, R, R, C] uint8, C 1 (grey) or 3 (RGB), in memory or read when they are indexed; or numbers
+                  [N, ...] float32, which networks see unchanged
+    labels      : [N] int64 in 0..K-1; None without classes
+    classes     : [K] names; () without classes
+    fingerprint : of shape, labels and pixels (streaming: of names, sizes and checksums), to notice a resume on other
+                  data
+    notes       : lines for `describe`
+    bad_samples : images known to be bad; None for numbers and arrays
     """
 
     images: np.ndarray | StreamingImages
@@ -50,35 +55,40 @@ class Dataset:
 
     @property
     def in_memory(self) -> bool:
-        """Whether they are in memory."""
+        """Whether all images are in memory."""
         return isinstance(self.images, np.ndarray)
 
     @property
     def is_array(self) -> bool:
-        """Whether they are no images."""
+        """Whether the data is numbers rather than images."""
         return self.images.dtype == np.float32
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one, as networks see it: [C, R, R], or that of the numbers."""
+        """Shape of one record as networks see it: (C, R, R), or that of the numbers."""
         if self.is_array:
             return self.images.shape[1:]
         _, side, _, channels = self.images.shape
         return channels, side, side
 
     def describe(self) -> str:
-        """A few lines for people: count, size, colour, classes, and what the images were before resizing."""
+        """Return a few lines for people: count, size, colour, classes, and what was done to the images."""
         count, *_ = self.images.shape
         if self.is_array:
-            what = f"{count:,} records of {' x '.join(map(str, self.shape))} numbers, float32"
+            summary = f"{count:,} records of {' x '.join(map(str, self.shape))} numbers, float32"
         else:
             channels, side, _ = self.shape
-            what = f"{count:,} image{'s' * (count != 1)}, {side} x {side}, {'grey' if channels == 1 else 'RGB'}"
-        lines = [what, describe_classes(self.labels, self.classes), *self.notes]
+            unit = "image" if count == 1 else "images"
+            summary = f"{count:,} {unit}, {side} x {side}, {'grey' if channels == 1 else 'RGB'}"
+        lines = [summary, describe_classes(self.labels, self.classes), *self.notes]
         return "\n".join(textwrap.fill(line, 100, subsequent_indent="  ", break_long_words=False) for line in lines)
 
     def only_class(self, label: int) -> Dataset:
-        """The images of one class, without labels. Unusable where there is no such class, or no image of it."""
+        """Return the images of one class as a data set without labels.
+
+        Raises:
+            UsageError: there is no such class, or it has no image.
+        """
         if self.labels is None:
             raise UsageError(f"data.only_class={label}: these images have no classes; leave data.only_class out")
         if not 0 <= label < len(self.classes):
@@ -88,37 +98,44 @@ class Dataset:
         rows = np.flatnonzero(self.labels == label)
         if not len(rows):
             raise UsageError(
-                f"data.only_class={label}: class {self.classes[label]} has no image; add some, or take another"
+                f"data.only_class={label}: class {self.classes[label]} has no image; add some, or use another class"
             )
-        notes = (*self.notes, f"class {label} ({self.classes[label]}) alone")
+        notes = (*self.notes, f"only class {label} ({self.classes[label]})")
         if isinstance(self.images, StreamingImages):
-            mine = self.images.subset(rows)
-            return Dataset(mine, None, (), _streaming_fingerprint(mine, None), notes, self.bad_samples)
+            subset = self.images.subset(rows)
+            return Dataset(subset, None, (), _streaming_fingerprint(subset, None), notes, self.bad_samples)
         pixels = self.images[rows]
         return Dataset(pixels, None, (), compute_fingerprint(pixels, None), notes, self.bad_samples)
 
 
 def from_arrays(x: np.ndarray, labels: np.ndarray | None = None, classes: tuple[str, ...] = ()) -> Dataset:
-    """A set that is in memory: images uint8 [N, R, R, C] or [N, R, R], or numbers float [N, ...], which networks see as
-    they are. labels: integers [N] in 0..K-1. Raises `Unusable` for other arrays."""
+    """Make a data set of arrays.
+
+    Args:
+        x: images [N, R, R, C] or [N, R, R] uint8, or numbers [N, ...] of a floating-point type.
+        labels: [N] integers in 0..K-1, or None.
+        classes: [K] names; their numbers if there are none.
+
+    Raises:
+        UsageError: arrays of another type or shape.
+    """
     if x.dtype == np.uint8:
         pixels = x[..., None] if x.ndim == 3 else x
         if pixels.ndim != 4 or pixels.shape[1] != pixels.shape[2] or pixels.shape[3] not in (1, 3) or 0 in x.shape:
-            raise UsageError(f"data: uint8 {list(x.shape)} are no square images [N, R, R, C] with C 1 or 3")
+            raise UsageError(f"data: uint8 {list(x.shape)} are not square images [N, R, R, C] with C 1 or 3")
     else:
         pixels = to_float32(x, "the array")
     if labels is not None:
         labels = np.asarray(labels)
         if labels.dtype.kind not in "iu" or labels.shape != (len(x),):
-            raise UsageError(f"data: labels are {labels.dtype} {list(labels.shape)}, wanted integers [{len(x)}]")
+            raise UsageError(f"data: labels are {labels.dtype} {list(labels.shape)}, expected integers [{len(x)}]")
         check_labels(labels, "the arrays", len(classes) or None)
         labels = labels.astype(np.int64)
-        classes = classes or tuple(str(label) for label in range(int(labels.max()) + 1))
-    return Dataset(pixels, labels, classes if labels is not None else (), compute_fingerprint(pixels, labels))
+    return Dataset(pixels, labels, resolve_class_names(labels, classes), compute_fingerprint(pixels, labels))
 
 
 def describe_classes(labels: np.ndarray | None, classes: tuple[str, ...]) -> str:
-    """A line for people: how many classes, and how many images each has."""
+    """Return a line for people: how many classes, and how many images each has."""
     if labels is None:
         return "no classes"
     counts = np.bincount(labels, minlength=len(classes))  # [K]
@@ -127,7 +144,8 @@ def describe_classes(labels: np.ndarray | None, classes: tuple[str, ...]) -> str
         return ", ".join(f"{classes[label]} ({counts[label]:,})" for label in class_ids)
 
     if len(counts) <= _MAX_LISTED_CLASSES:
-        return f"{len(counts)} class{'es' * (len(counts) != 1)}: {format_classes(range(len(counts)))}"
+        unit = "class" if len(counts) == 1 else "classes"
+        return f"{len(counts)} {unit}: {format_classes(range(len(counts)))}"
     order = np.argsort(counts, kind="stable")
     return (
         f"{len(counts):,} classes of {counts.min():,} to {counts.max():,} images; "
@@ -136,9 +154,9 @@ def describe_classes(labels: np.ndarray | None, classes: tuple[str, ...]) -> str
 
 
 def header_sample(source: Source) -> np.ndarray:
-    """[n] the images whose headers stand for all: every one, or an even sample of a large set."""
-    most = HEADER_SAMPLE if source.is_local else HEADER_SAMPLE_REMOTE
-    return np.linspace(0, len(source) - 1, min(len(source), most)).astype(np.int64)
+    """Return the indices [n] of the images whose headers are read: all, or an even sample of a large set."""
+    max_count = HEADER_SAMPLE if source.is_local else HEADER_SAMPLE_REMOTE
+    return np.linspace(0, len(source) - 1, min(len(source), max_count)).astype(np.int64)
 
 
 def load_data(
@@ -148,35 +166,41 @@ def load_data(
     channels: int | None = None,
     labels: bool = True,
     cache: CacheMode = "auto",
-    max_bad_fraction: float = 0.01,
+    max_bad_fraction: float = MAX_BAD_FRACTION,
     remote: RemoteOptions | None = None,
 ) -> Dataset:
-    """Find and check a set of images, and decode it, or make ready to decode it as it is asked for.
+    """Open and check a data set, and decode it, or prepare to decode images when they are needed.
 
-    `where` is what `find.find` knows: the word `digits`, a file, a folder, or an address.
+    Every image is cropped to the largest square in its centre and resized to R x R with LANCZOS; an image of that size
+    is unchanged, bit for bit. Transparency is composited on white. An image that cannot be decoded is replaced by
+    another of its class (`BadSamples`).
 
-    Every image is cropped to the largest square in its centre and resized to R x R (LANCZOS); one of that
-    size is untouched, bit for bit. Transparency is composited on white. `resolution` None takes the native
-    size if all images share one that networks accept (square, a power of two from 8 on), else the power of
-    two at or above the median of the short sides, at least 8, at most 64. `channels` None is 1 if every image
-    is grey, else 3. Of more than 20,000 images (far away 256) an even sample is asked for that. `labels=False` drops
-    labels and classes. `hold` "memory" decodes all now, "stream" each when it is needed; "auto" holds what is near and
-    becomes at most 2 GiB. For an image that cannot be decoded stands another of its class (`Bad`), up to `bad_share`
-    of all.
+    Args:
+        location: `digits`, a file, a folder, or an address; see `open_source`.
+        resolution: R. None takes the size of the images if all share one that networks accept (square, a power of two
+            from 8 on), else the power of two at or above the median of the short sides, at least 8 and at most 64. Of
+            more than HEADER_SAMPLE images an even sample decides.
+        channels: C. None takes 1 if every image is grey, else 3.
+        labels: False drops labels and classes.
+        cache: `memory` decodes all images now, `stream` each when it is needed; `auto` is memory for local images of
+            at most MAX_AUTO_CACHE_BYTES.
+        max_bad_fraction: of all images may be bad.
+        remote: options for remote storage.
 
-    Raises `Unusable`, one line, for whatever cannot be used: a path, a format, too many damaged files, a folder
-    without images, labels that do not fit, or more pixels than half of the machine's memory holds.
+    Raises:
+        UsageError: the path or format is wrong, too many images are damaged, there is none, labels do not fit, or the
+            pixels take more than half of the machine's memory.
     """
     if resolution is not None and resolution < 1:
-        raise UsageError(f"resolution: {resolution} is no size: use a power of two from 8 on, such as 32")
+        raise UsageError(f"resolution={resolution}: not a size. Use a power of two from 8 on, such as 32.")
     if channels not in (None, 1, 3):
-        raise UsageError(f"channels: {channels} is not possible: use 1 (grey) or 3 (RGB)")
+        raise UsageError(f"channels={channels}: not possible. Use 1 (grey) or 3 (RGB).")
     try:
         source = open_source(location, remote, labels=labels)
         return _build_dataset(source, resolution, channels, labels, cache, max_bad_fraction)
     except RunError as error:
         raise UsageError(str(error)) from error
-    except DecodeError as error:  # of the set itself: a bad image has a stand-in
+    except DecodeError as error:  # of the data set itself: a bad image would be replaced
         raise UsageError(f"data: {printable(redact_url(location))}: {error}: check the path or address") from None
     except OSError as error:
         name = printable(error.filename or redact_url(location))
@@ -197,30 +221,31 @@ def _build_dataset(
     if source.array is not None and source.array.dtype == np.float32:
         if resolution or channels or cache == "stream":
             raise UsageError(
-                f"data: {source.location} holds numbers, no images: leave data.resolution, data.channels and "
+                f"data: {source.location} holds numbers, not images: leave data.resolution, data.channels and "
                 "data.cache=stream out"
             )
         return Dataset(source.array, numbers, classes, compute_fingerprint(source.array, numbers), source.notes)
-    bad = BadSamples(numbers, len(source), source.sample_name, max_bad_fraction)
-    seen = scan_headers(source, bad)
-    side, depth = resolution or choose_resolution(seen.sizes), channels or (1 if seen.is_grey else 3)
+    bad_samples = BadSamples(numbers, len(source), source.sample_name, max_bad_fraction)
+    scan = scan_headers(source, bad_samples)
+    side = resolution or choose_resolution(scan.sizes)
+    depth = channels or (1 if scan.is_grey else 3)
     notes = (
-        *_describe_sizes(seen, side, resolution is None),
-        *_describe_colour(seen.is_grey, depth),
-        *seen.notes,
+        *_describe_sizes(scan, side, resolution is None),
+        *_describe_color(scan.is_grey, depth),
+        *scan.notes,
         *source.notes,
     )
-    pixels = StreamingImages(source, bad, side, depth)
-    if cache == "stream" or (cache == "auto" and (not source.is_local or pixels.nbytes > MAX_AUTO_CACHE_BYTES)):
-        return Dataset(
-            pixels, numbers, classes, _streaming_fingerprint(pixels, numbers), (*notes, "decoded as it is needed"), bad
-        )
-    images = pixels.read_all()
-    return Dataset(images, numbers, classes, compute_fingerprint(images, numbers), (*notes, *_describe_bad(bad)), bad)
+    streaming = StreamingImages(source, bad_samples, side, depth)
+    if cache == "stream" or (cache == "auto" and (not source.is_local or streaming.nbytes > MAX_AUTO_CACHE_BYTES)):
+        fingerprint = _streaming_fingerprint(streaming, numbers)
+        return Dataset(streaming, numbers, classes, fingerprint, (*notes, "decoded when needed"), bad_samples)
+    images = streaming.read_all()
+    notes = (*notes, *_describe_bad(bad_samples))
+    return Dataset(images, numbers, classes, compute_fingerprint(images, numbers), notes, bad_samples)
 
 
 def choose_resolution(sizes: np.ndarray) -> int:
-    """The resolution for images of `sizes` [N, 2] (width, height), where nobody asked for one; see `load`."""
+    """Return the default resolution for images of `sizes` [N, 2] (width, height); see `load_data`."""
     first = int(sizes[0, 0])
     if (sizes == first).all() and first >= 8 and first.bit_count() == 1:
         return first
@@ -229,18 +254,18 @@ def choose_resolution(sizes: np.ndarray) -> int:
 
 
 def compute_fingerprint(images: np.ndarray, labels: np.ndarray | None) -> str:
-    """16 hex digits of the sha256 over shape, pixels [N, R, R, C] uint8 (or numbers) and labels [N] integers."""
-    digest = hashlib.sha256(repr((images.shape, labels is not None)).encode())
-    digest.update(np.ascontiguousarray(images).reshape(-1).data)
-    if labels is not None:
-        digest.update(np.ascontiguousarray(labels, dtype="<i8").view(np.uint8).data)
-    return digest.hexdigest()[:16]
+    """Return 16 hex digits of the sha256 over shape, pixels [N, R, R, C] (or numbers) and labels [N]."""
+    return _fingerprint(images.shape, [np.ascontiguousarray(images).reshape(-1).data], labels)
 
 
-def _streaming_fingerprint(pixels: StreamingImages, labels: np.ndarray | None) -> str:
-    """16 hex digits that tell a set from others without decoding it."""
-    digest = hashlib.sha256(repr((pixels.shape, labels is not None)).encode())
-    for part in pixels.source.fingerprint_parts():
+def _streaming_fingerprint(images: StreamingImages, labels: np.ndarray | None) -> str:
+    """Return a fingerprint of names, sizes and checksums, which decodes nothing."""
+    return _fingerprint(images.shape, images.source.fingerprint_parts(), labels)
+
+
+def _fingerprint(shape: tuple[int, ...], parts: Iterable[bytes | memoryview], labels: np.ndarray | None) -> str:
+    digest = hashlib.sha256(repr((shape, labels is not None)).encode())
+    for part in parts:
         digest.update(part)
     if labels is not None:
         digest.update(np.ascontiguousarray(labels, dtype="<i8").view(np.uint8).data)
@@ -249,68 +274,87 @@ def _streaming_fingerprint(pixels: StreamingImages, labels: np.ndarray | None) -
 
 @dataclass(frozen=True)
 class HeaderScan:
-    """What the headers of a set say."""
+    """What the headers of the images say.
 
-    sizes: np.ndarray  # [n, 2] width, height of those whose header can be read
+    sizes   : [n, 2] width and height of the images whose header can be read
+    is_grey : whether all are grey
+    notes   : lines for `describe`
+    """
+
+    sizes: np.ndarray
     is_grey: bool
     notes: tuple[str, ...] = ()
 
 
 def scan_headers(source: Source, bad_samples: BadSamples) -> HeaderScan:
-    """Read headers: of all images, or of an even sample of a large set."""
+    """Read the headers of all images, or of an even sample of a large set.
+
+    Args:
+        source: the images.
+        bad_samples: gets the reasons if no header can be read.
+
+    Raises:
+        UsageError: no header can be read.
+    """
     if source.array is not None:
         count, height, width, channels = source.array.shape
         return HeaderScan(np.broadcast_to(np.array([width, height]), (count, 2)), channels == 1)
-    chosen = header_sample(source)
-    found = parallel_map(
-        len(chosen), lambda index: read_header(source.read(int(chosen[index]))), 0 if source.is_local else 32
-    )
-    headers = [one for one in found if isinstance(one, Header)]
+    sample = header_sample(source)
+    io_threads = 0 if source.is_local else 32
+    results = parallel_map(len(sample), lambda index: read_header(source.read(int(sample[index]))), io_threads)
+    headers = [result for result in results if isinstance(result, Header)]
     if not headers:
-        for fault in found:
-            if isinstance(fault, DecodeFailure):
-                bad_samples.reasons[int(chosen[fault.index])] = fault.reason
+        for failure in results:
+            if isinstance(failure, DecodeFailure):
+                bad_samples.reasons[int(sample[failure.index])] = failure.reason
         raise UsageError(bad_samples.error_message())
-    clear, sample = sum(one.has_alpha for one in headers), len(chosen) < len(source)
-    among = f" of the {len(chosen):,} looked at" if sample else ""
-    notes = [f"{clear:,}{among} may have transparency, which is composited on white"] * bool(clear)
-    notes += [f"sizes and colour are those of {len(chosen):,} images, evenly chosen"] * sample
-    sizes = np.array([(one.width, one.height) for one in headers])
-    return HeaderScan(sizes, all(one.is_grey for one in headers), tuple(notes))
+    is_sample = len(sample) < len(source)
+    notes: list[str] = []
+    num_alpha = sum(header.has_alpha for header in headers)
+    if num_alpha:
+        of_sample = f" of {len(sample):,} sampled images" if is_sample else ""
+        notes.append(f"{num_alpha:,}{of_sample} may have transparency, which is composited on white")
+    if is_sample:
+        notes.append(f"sizes and colour are those of {len(sample):,} images, evenly spaced")
+    sizes = np.array([(header.width, header.height) for header in headers])
+    return HeaderScan(sizes, all(header.is_grey for header in headers), tuple(notes))
+
+
+# Notes for `describe` ---------------------------------------------------------------------------------------
 
 
 def _describe_bad(bad_samples: BadSamples) -> list[str]:
     count = len(bad_samples.reasons)
     if not count:
         return []
-    return [f"{count:,} cannot be decoded; others of the same class stand in: {bad_samples.to_lines()[0]}, ..."]
-
-
-# What describe() says ---------------------------------------------------------------------------------------
+    return [f"{count:,} cannot be decoded and are replaced by others of their class: {bad_samples.to_lines()[0]}, ..."]
 
 
 def _describe_sizes(scan: HeaderScan, resolution: int, is_automatic: bool) -> list[str]:
-    sizes = scan.sizes
-    short = sizes.min(axis=1)
-    kinds = np.unique(sizes, axis=0)  # [kinds, 2]
-    kinds = kinds[np.argsort(kinds.prod(axis=1), kind="stable")]
-    (width, height), (widest, highest) = kinds[0], kinds[-1]
+    short_sides = scan.sizes.min(axis=1)
+    unique = np.unique(scan.sizes, axis=0)  # [k, 2]
+    unique = unique[np.argsort(unique.prod(axis=1), kind="stable")]
+    width, height = unique[0]
     line = f"found {width} x {height}"
-    if len(kinds) > 1:
-        line = f"found {len(kinds):,} sizes, {width} x {height} to {widest} x {highest}"
-        line += f", median short side {np.median(short):g}"
-    done = ["centre-cropped"] * bool((kinds[:, 0] != kinds[:, 1]).any())
-    done += [f"resized to {resolution} x {resolution} (LANCZOS)"] * bool((short != resolution).any())
-    lines = [f"{line}; {' and '.join(done) or 'untouched'}"]
-    if is_automatic and done:
-        lines += [
-            f"resolution {resolution} was chosen: the power of two at or above the median short side, "
-            f"at least 8, at most 64; give one to change it"
-        ]
+    if len(unique) > 1:
+        max_width, max_height = unique[-1]
+        line = f"found {len(unique):,} sizes, {width} x {height} to {max_width} x {max_height}"
+        line += f", median short side {np.median(short_sides):g}"
+    changes: list[str] = []
+    if (unique[:, 0] != unique[:, 1]).any():
+        changes.append("centre-cropped")
+    if (short_sides != resolution).any():
+        changes.append(f"resized to {resolution} x {resolution} (LANCZOS)")
+    lines = [f"{line}; {' and '.join(changes) or 'unchanged'}"]
+    if is_automatic and changes:
+        lines.append(
+            f"resolution {resolution} is the default: the power of two at or above the median short side, "
+            f"at least 8, at most 64; --data.resolution changes it"
+        )
     return lines
 
 
-def _describe_colour(is_grey: bool, channels: int) -> list[str]:
+def _describe_color(is_grey: bool, channels: int) -> list[str]:
     if is_grey == (channels == 1):
         return []
     return ["grey repeated to RGB"] if is_grey else ["colour reduced to grey"]

@@ -1,9 +1,11 @@
-"""Image files to squares of uint8, on all cores.
+"""Decode image files into squares of uint8, on all cores.
 
-Declared once, here: EXIF orientation is applied; transparency is composited on white; of 16 bits the high
-byte is kept; of an animation the first frame; `fit` crops to the largest square in the centre and resizes
+Conventions for all formats: EXIF orientation is applied, transparency is composited on white, 16-bit values keep their
+high byte, an animation is its first frame. `center_crop_resize` takes the largest square in the centre and resizes it
 with LANCZOS.
 """
+
+from __future__ import annotations
 
 import io
 import math
@@ -24,7 +26,7 @@ from PIL import Image, UnidentifiedImageError
 from paragan.core.errors import UsageError
 from paragan.data.source import IMAGE_FORMATS, DecodeError, Record
 
-# What Pillow raises on damaged files, beside its own UnidentifiedImageError (an OSError).
+# What Pillow raises on damaged files, besides its own UnidentifiedImageError (an OSError).
 _CORRUPTION_ERRORS = (
     OSError,
     SyntaxError,
@@ -48,38 +50,46 @@ _TRANSPOSES = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# Pillow warns of images that are refused here anyway, and of odd EXIF, which turns nothing.
+# Pillow warns of images that `open_image` rejects anyway, and of odd EXIF, which is ignored.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 T = TypeVar("T")
 
-_JPEG_MAGIC, _EXIF_MARKER, _ADOBE_MARKER, _QUANT_TABLE_MARKER = b"\xff\xd8\xff", b"Exif\0\0", b"Adobe", b"\xff\xdb"
-_EXACT_COLORSPACES = ("YCbCr", "Gray")  # colours of which simplejpeg and Pillow make the same bits
+_JPEG_MAGIC = b"\xff\xd8\xff"
+_EXIF_MARKER = b"Exif\0\0"
+_ADOBE_MARKER = b"Adobe"
+_QUANT_TABLE_MARKER = b"\xff\xdb"
+_EXACT_COLORSPACES = ("YCbCr", "Gray")  # for which simplejpeg and Pillow decode to the same bits
 
-_CHUNK_IMAGES = 64  # images a task: one future an image would itself fill the memory at ImageNet's size
+_CHUNK_IMAGES = 64  # per task: with a future for each image, the futures of ImageNet would fill the memory
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says about its image before it is decoded. Sizes are as stored, before any turn by EXIF."""
+    """What a file says about its image before it is decoded.
+
+    width, height : as stored, before EXIF rotation
+    is_grey       : no colour in the mode or in the palette
+    has_alpha     : it may have transparency
+    """
 
     width: int
     height: int
-    is_grey: bool  # no colour in the mode, or none in the palette
-    has_alpha: bool  # some transparency may be in it
+    is_grey: bool
+    has_alpha: bool
 
 
 @dataclass(frozen=True)
 class DecodeFailure:
-    """Image `index` of a set cannot be decoded, and why."""
+    """Image `index` of a data set cannot be decoded, for `reason`."""
 
     index: int
     reason: str
 
 
 def read_header(record: Record) -> Header:
-    """Read what a record says about its image. Raises `DecodeError`."""
+    """Read the header of a record. Raises `DecodeError`."""
     if isinstance(record, np.ndarray):
         height, width = int(record.shape[0]), int(record.shape[1])
         return Header(width, height, is_grey=record.ndim == 2 or record.shape[2] == 1, has_alpha=False)
@@ -92,17 +102,20 @@ def decode_image(record: Record) -> Image.Image:
     """Decode a record: upright, opaque, in mode L or RGB, at its own size. Raises `DecodeError`."""
     if isinstance(record, np.ndarray):
         return Image.fromarray(record[:, :, 0] if record.ndim == 3 and record.shape[2] == 1 else record)
-    if record.startswith(_JPEG_MAGIC) and (fast := _decode_jpeg(record)):
-        return fast
+    if record.startswith(_JPEG_MAGIC) and (jpeg := _decode_jpeg(record)):
+        return jpeg
     with open_image(record) as image:
         image.load()
-        turn = _TRANSPOSES.get(exif_orientation(image))
-        plain = _to_opaque(image)
-        return plain if turn is None else plain.transpose(turn)
+        transpose = _TRANSPOSES.get(exif_orientation(image))
+        opaque = _to_opaque(image)
+        return opaque if transpose is None else opaque.transpose(transpose)
 
 
 def decode_into(record: Record, out: np.ndarray) -> None:
-    """Decode a record and fit it into `out` [R, R, C] uint8, as `picture` and `fit` do. Raises `DecodeError`."""
+    """Decode a record, crop and resize it into `out` [R, R, C] uint8. Raises `DecodeError`.
+
+    The same as `decode_image` and `center_crop_resize`, without a copy where possible.
+    """
     resolution, _, channels = out.shape
     if isinstance(record, np.ndarray):
         if record.shape == out.shape:
@@ -114,48 +127,48 @@ def decode_into(record: Record, out: np.ndarray) -> None:
 
 
 def _decode_jpeg_into(data: bytes, out: np.ndarray) -> bool:
-    """Decode a JPEG into `out` [R, R, 3] without a detour; False if it has another size or is unusual."""
+    """Decode a JPEG directly into `out` [R, R, 3]; return False if it has another size or is unusual."""
     if _may_have_orientation(data) or _may_be_cmyk(data):
         return False
     try:
         return simplejpeg.decode_jpeg(data, buffer=out).shape == out.shape
-    except ValueError:  # too large for it, CMYK, or damaged: Pillow has the last word
+    except ValueError:  # too large for it, CMYK, or damaged: Pillow decides
         return False
 
 
 def _may_have_orientation(data: bytes) -> bool:
-    """Whether a JPEG may have an EXIF orientation: EXIF stands before its first table."""
+    """Return whether a JPEG may have an EXIF orientation. EXIF precedes the first quantization table."""
     return data.find(_EXIF_MARKER, 0, data.find(_QUANT_TABLE_MARKER)) >= 0
 
 
 def _may_be_cmyk(data: bytes) -> bool:
-    """Whether a JPEG may be CMYK, of which simplejpeg makes other bits: then Adobe's marker stands there too."""
+    """Return whether a JPEG may be CMYK (it has Adobe's marker), which simplejpeg decodes differently."""
     return data.find(_ADOBE_MARKER, 0, data.find(_QUANT_TABLE_MARKER)) >= 0
 
 
 def _decode_jpeg(data: bytes) -> Image.Image | None:
-    """A JPEG by simplejpeg, bit for bit what Pillow makes of it, in a fraction of the time; None if it is unusual."""
+    """Decode a JPEG with simplejpeg: Pillow's bits in a fraction of the time. Returns None if it is unusual."""
     try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if colours not in _EXACT_COLORSPACES or int(height) * int(width) > (Image.MAX_IMAGE_PIXELS or math.inf):
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+        if colorspace not in _EXACT_COLORSPACES or int(height) * int(width) > (Image.MAX_IMAGE_PIXELS or math.inf):
             return None
-        grey = colours == "Gray"
-        pixels = simplejpeg.decode_jpeg(data, "GRAY" if grey else "RGB")
+        is_grey = colorspace == "Gray"
+        pixels = simplejpeg.decode_jpeg(data, "GRAY" if is_grey else "RGB")
     except ValueError:
         return None
-    image = Image.fromarray(pixels[:, :, 0] if grey else pixels)
+    image = Image.fromarray(pixels[:, :, 0] if is_grey else pixels)
     if not _may_have_orientation(data):
         return image
-    with open_image(data) as about:
-        turn = _TRANSPOSES.get(exif_orientation(about))
-    return image if turn is None else image.transpose(turn)
+    with open_image(data) as header:
+        transpose = _TRANSPOSES.get(exif_orientation(header))
+    return image if transpose is None else image.transpose(transpose)
 
 
 def center_crop_resize(image: Image.Image, resolution: int, channels: int) -> np.ndarray:
-    """The largest centred square of `image`, resized with LANCZOS: [R, R, C] uint8.
+    """Return the largest centred square of an image, resized with LANCZOS: [R, R, C] uint8.
 
-    An image that has the size already is untouched, bit for bit. Grey becomes RGB by repetition; RGB becomes
-    grey by Pillow's "L" (ITU-R 601 luma).
+    An image that has this size already is unchanged, bit for bit. Grey becomes RGB by repetition; RGB becomes grey by
+    Pillow's "L" (ITU-R 601 luma).
     """
     image = image.convert("L" if channels == 1 else "RGB")
     side = min(image.size)
@@ -168,49 +181,67 @@ def center_crop_resize(image: Image.Image, resolution: int, channels: int) -> np
 
 
 def parallel_map(count: int, work: Callable[[int], T], io_threads: int = 0) -> list[T | DecodeFailure]:
-    """`[work(0), ..., work(count - 1)]`, on all cores; a `Fault` where `work` raises `DecodeError`.
+    """Return `[work(0), ..., work(count - 1)]`, with a `DecodeFailure` where `work` raises `DecodeError`.
 
-    waiting : how many at once, where work is mostly waiting
+    Args:
+        count: number of calls.
+        work: is called from many threads.
+        io_threads: number of threads if `work` mostly waits; 0 for a thread per core.
     """
     step = 1 if io_threads else _CHUNK_IMAGES
 
     def run_chunk(start: int) -> list[T | DecodeFailure]:
         return [catch_decode_error(work, index) for index in range(start, min(start + step, count))]
 
-    Image.init()  # the plugins are imported here, not by several threads at once
+    Image.init()  # imports Pillow's plugins now, not in several threads at once
     with decompression_bombs_as_errors(), ThreadPoolExecutor(io_threads or os.cpu_count()) as pool:
         return [result for part in pool.map(run_chunk, range(0, count, step)) for result in part]
 
 
 def catch_decode_error(work: Callable[[int], T], index: int) -> T | DecodeFailure:
-    """`work(index)`, or that it cannot be decoded, and why."""
+    """Return `work(index)`, or a `DecodeFailure` if it raises `DecodeError`."""
     try:
         return work(index)
     except DecodeError as error:
         return DecodeFailure(index, str(error))
 
 
-def check_fits_memory(count: int, height: int, width: int, channels: int) -> None:
-    """Raise `Unusable` if [count, height, width, channels] uint8 take more than half of the memory."""
-    need, limit = count * height * width * channels, ram_bytes() // 2
-    if need <= limit:
-        return
-    sides = [side for side in (8, 16, 32, 64, 128, 256, 512, 1024) if count * side * side * channels <= limit]
-    remedy = f"use resolution {sides[-1]} or less" if sides else "use fewer images"
-    raise UsageError(
-        f"data: {count:,} images of {width} x {height} x {channels} need {need / 2**30:,.1f} GiB, "
-        f"more than half of this machine's {2 * limit / 2**30:,.1f} GiB of memory: {remedy}"
-    )
+def check_fits_memory(nbytes: int, what: str, remedy: str) -> None:
+    """Check that data takes at most half of the memory of this machine.
+
+    Args:
+        nbytes: the memory it takes.
+        what: what messages call it.
+        remedy: what to do if it does not fit.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    limit = ram_bytes() // 2
+    if nbytes > limit:
+        raise UsageError(
+            f"data: {what} needs {nbytes / 2**30:,.1f} GiB, more than half of this machine's "
+            f"{2 * limit / 2**30:,.1f} GiB of memory: {remedy}"
+        )
+
+
+def check_images_fit_memory(count: int, resolution: int, channels: int) -> None:
+    """Raise UsageError if images [count, R, R, C] uint8 take more than half of the memory of this machine."""
+    limit = ram_bytes() // 2
+    fitting = [side for side in (8, 16, 32, 64, 128, 256, 512, 1024) if count * side * side * channels <= limit]
+    remedy = f"use resolution {fitting[-1]} or less" if fitting else "use fewer images"
+    what = f"{count:,} images of {resolution} x {resolution} x {channels}"
+    check_fits_memory(count * resolution * resolution * channels, what, remedy)
 
 
 def ram_bytes() -> int:
-    """The memory of this machine, in bytes."""
+    """Return the memory of this machine, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @contextmanager
 def open_image(data: bytes) -> Iterator[Image.Image]:
-    """An encoded image, with everything Pillow may raise while it is read turned into `DecodeError`."""
+    """Open an encoded image. Whatever Pillow raises while it is read becomes a `DecodeError`."""
     try:
         with Image.open(io.BytesIO(data), formats=sorted(set(IMAGE_FORMATS.values()))) as image:
             if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
@@ -227,7 +258,7 @@ def open_image(data: bytes) -> Iterator[Image.Image]:
 
 @contextmanager
 def decompression_bombs_as_errors() -> Iterator[None]:
-    """Pillow only warns of images up to twice too large. Its other warnings are about EXIF, not pixels."""
+    """Make Pillow raise for images above its limit, up to twice of which it only warns; ignore warnings about EXIF."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning)
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -235,7 +266,7 @@ def decompression_bombs_as_errors() -> Iterator[None]:
 
 
 def exif_orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8; unreadable EXIF turns nothing, as in any viewer."""
+    """Return the EXIF orientation, 1 to 8; 1 (upright) if EXIF is damaged, as in any viewer."""
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except _CORRUPTION_ERRORS:
@@ -254,11 +285,12 @@ def _has_alpha(image: Image.Image) -> bool:
 
 
 def _to_opaque(image: Image.Image) -> Image.Image:
-    """Any mode to L or RGB, opaque."""
-    if image.mode.startswith("I"):  # 16-bit grey: its high byte, which is what Pillow keeps of 16-bit colour
+    """Convert any mode to L or RGB, composited on white."""
+    if image.mode.startswith("I"):  # 16-bit grey: the high byte, which Pillow keeps of 16-bit colour
         return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
-    grey = _is_grey(image)
+    is_grey = _is_grey(image)
     if _has_alpha(image):
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
-    return image.convert("RGB").convert("L") if grey else image.convert("RGB")  # grey survives the detour exactly
+    rgb = image.convert("RGB")
+    return rgb.convert("L") if is_grey else rgb  # grey values are the same after the conversion to RGB and back

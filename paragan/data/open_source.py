@@ -1,4 +1,4 @@
-"""Which set of images a name means."""
+"""Open the data set that a name, a path or an address means: finds its format."""
 
 from __future__ import annotations
 
@@ -28,63 +28,76 @@ from paragan.data.storage.open_location import open_location
 
 SOURCE_FORMATS_HINT = (
     "`digits`, an .npz, .npy, .zip or .h5, .tar shards (shard-*.tar, shard-{000..012}.tar), or a folder: of images "
-    f"({', '.join(IMAGE_FORMATS)}), of a folder each class, of tars, of CIFAR, or one that Hugging Face `datasets` saved"
+    f"({', '.join(IMAGE_FORMATS)}), of a folder for each class, of tars, of CIFAR, "
+    "or one that Hugging Face `datasets` saved"
 )
 
 
 def open_source(location: str, remote: RemoteOptions | None = None, *, labels: bool = True) -> Source:
-    """The set that `where` names: a word, a path, or an address. Raises `Unusable` for what is none."""
+    """Open a data set.
+
+    Args:
+        location: the word `digits`, a path, an address, or a pattern of tar shards.
+        remote: options for remote storage.
+        labels: False does not read labels.
+
+    Raises:
+        UsageError: it does not exist, or is not a data set of a supported format.
+    """
     if not location:
-        raise UsageError(f"data: nothing is named: give {SOURCE_FORMATS_HINT}")
+        raise UsageError(f"data: no location is given: give {SOURCE_FORMATS_HINT}")
     if location == "digits":
         return load_digits()
     require_credentials(location)
-    far = is_url(location)
-    if (far or not Path(location).exists()) and is_shard_pattern(location):
+    exists = is_url(location) or Path(location).exists()
+    if is_shard_pattern(location) and (is_url(location) or not exists):
         return _open_pattern(location, remote, labels)
-    if not far and not Path(location).exists():
+    if not exists:
         raise UsageError(_missing_message(Path(location)))
-    place, name = open_location(location, remote)
-    return _open_file(place, name, remote, labels) if name else _open_folder(place, remote, labels)
+    fs, name = open_location(location, remote)
+    return _open_file(fs, name, remote, labels) if name else _open_folder(fs, remote, labels)
 
 
 def _open_pattern(location: str, remote: RemoteOptions | None, labels: bool) -> Source:
-    above, _, pattern = location.rpartition("/")
-    if is_shard_pattern(above):
+    display_name = printable(redact_url(location))
+    folder, _, pattern = location.rpartition("/")
+    if is_shard_pattern(folder):
         raise UsageError(
-            f"data: {printable(redact_url(location))} has * or {{..}} in a folder's name: only the last name may have them"
+            f"data: {display_name} has * or {{..}} in the name of a folder: only the last name may have them"
         )
-    if not is_url(location) and not Path(above or ".").is_dir():
-        raise UsageError(_missing_message(Path(above)))
+    if not is_url(location) and not Path(folder or ".").is_dir():
+        raise UsageError(_missing_message(Path(folder)))
     if not pattern.lower().endswith(".tar"):
         raise UsageError(
-            f"data: {printable(redact_url(location))} is not about .tar files: give such as shard-*.tar, or {SOURCE_FORMATS_HINT}"
+            f"data: {display_name} is not a pattern of .tar files: give one such as shard-*.tar, "
+            f"or {SOURCE_FORMATS_HINT}"
         )
-    place, _ = open_location(f"{above}/" if above or location.startswith("/") else ".", remote)
-    return open_tar_shards(place, pattern, remote, labels=labels)
+    fs, _ = open_location(f"{folder}/" if folder or location.startswith("/") else ".", remote)
+    return open_tar_shards(fs, pattern, remote, labels=labels)
 
 
 def _open_folder(fs: FileSystem, remote: RemoteOptions | None, labels: bool) -> Source:
     try:
-        here = fs.list_dir()
-    except UsageError:
-        found = open_from_index(fs, remote, labels=labels) if fs.is_remote else None
-        if found is None:
+        listing = fs.list_dir()
+    except UsageError:  # a server that does not list folders
+        source = open_from_index(fs, remote, labels=labels) if fs.is_remote else None
+        if source is None:
             raise
-        return found
-    if is_hf_dataset(here):
-        return open_hf_dataset(fs, here, labels=labels)
-    if DATASET_JSON in here.files:
-        return open_labelled_folder(fs, here, labels=labels)
-    if list_shards(here):
+        return source
+    if is_hf_dataset(listing):
+        return open_hf_dataset(fs, listing, labels=labels)
+    if DATASET_JSON in listing.files:
+        return open_labelled_folder(fs, listing, labels=labels)
+    if list_shards(listing):
         return open_tar_shards(fs, "*.tar", remote, labels=labels)
-    if is_cifar(here):
-        return open_cifar(fs, here, labels=labels)
-    return open_image_folder(fs, here)
+    if is_cifar(listing):
+        return open_cifar(fs, listing, labels=labels)
+    return open_image_folder(fs, listing)
 
 
 def _open_file(fs: FileSystem, name: str, remote: RemoteOptions | None, labels: bool) -> Source:
-    suffix, where = Path(name).suffix.lower(), fs.display_path(name)
+    suffix = Path(name).suffix.lower()
+    path = fs.display_path(name)
     if suffix == ".npz":
         return read_npz(fs, name, labels=labels)
     if suffix == ".npy":
@@ -96,17 +109,19 @@ def _open_file(fs: FileSystem, name: str, remote: RemoteOptions | None, labels: 
     if suffix == ".tar":
         return open_tar_shards(fs, name, remote, labels=labels)
     if suffix in IMAGE_FORMATS:
-        raise UsageError(f"data: {where} is one image: give the folder it lies in, {fs.location}")
-    raise UsageError(f"data: {where} has {format_extensions([name])}, no format known here: give {SOURCE_FORMATS_HINT}")
+        raise UsageError(f"data: {path} is one image: give its folder, {fs.location}")
+    raise UsageError(
+        f"data: {path} has {format_extensions([name])}, which is not a supported format: give {SOURCE_FORMATS_HINT}"
+    )
 
 
 def _missing_message(path: Path) -> str:
-    """Name what does not exist: the first part of the path that is missing, and what is there instead."""
-    lost = path
-    while lost.parent != lost and not lost.parent.exists():
-        lost = lost.parent
-    there = [printable(entry.name) for entry in lost.parent.iterdir()] if lost.parent.is_dir() else []
-    near = difflib.get_close_matches(lost.name, [*there, "digits"], n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"give {SOURCE_FORMATS_HINT}"
-    inside = "" if lost == path else f" (there is no {printable(lost)})"
-    return f"data: {printable(path)} does not exist{inside}: {hint}"
+    """Name the first part of a path that does not exist, and similar names that do."""
+    missing = path
+    while missing.parent != missing and not missing.parent.exists():
+        missing = missing.parent
+    siblings = [printable(entry.name) for entry in missing.parent.iterdir()] if missing.parent.is_dir() else []
+    similar = difflib.get_close_matches(missing.name, [*siblings, "digits"], n=3)
+    hint = f"did you mean {' or '.join(similar)}?" if similar else f"give {SOURCE_FORMATS_HINT}"
+    detail = "" if missing == path else f" (there is no {printable(missing)})"
+    return f"data: {printable(path)} does not exist{detail}: {hint}"

@@ -1,70 +1,84 @@
-"""A set of images where it lies: one class a format, in `sources/`, found by `find.py`."""
+"""The interface of data sets: one class for each format in `formats`, opened by `open_source`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from paragan.core.errors import UsageError
 
-if TYPE_CHECKING:
-    pass
-
 Record = bytes | np.ndarray  # an encoded image (a whole PNG, JPEG, ... file), or pixels uint8 [H, W] or [H, W, C]
+
+IMAGE_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
 
 
 class Source(Protocol):
-    """A labelled set of images, of which nothing is read but what is asked for. Safe to read from many threads.
-
-    where   : what messages call it
-    labels  : [N] int64 in 0..K-1; None without classes
-    classes : [K] names; () without
-    notes   : what was found, a line each, for people
-    near    : whether a record comes at the speed of this machine's memory or disk, so that whoever decodes it may as
-              well fetch it
-    whole   : [N, H, W, C] uint8, C 1 or 3, where the set is an array in memory already; or numbers, float32 [N, ...]
-    """
+    """A labelled data set that reads only the records it is asked for. Safe to read from many threads."""
 
     @property
-    def location(self) -> str: ...
+    def location(self) -> str:
+        """What messages call it."""
+        ...
+
     @property
-    def labels(self) -> np.ndarray | None: ...
+    def labels(self) -> np.ndarray | None:
+        """[N] int64 in 0..K-1; None without classes."""
+        ...
+
     @property
-    def classes(self) -> tuple[str, ...]: ...
+    def classes(self) -> tuple[str, ...]:
+        """[K] names; () without classes."""
+        ...
+
     @property
-    def notes(self) -> tuple[str, ...]: ...
+    def notes(self) -> tuple[str, ...]:
+        """Lines for people: what was ignored, where an index came from, ..."""
+        ...
+
     @property
-    def is_local(self) -> bool: ...
+    def is_local(self) -> bool:
+        """Whether a record is read at the speed of memory or disk, so that decoders read for themselves."""
+        ...
+
     @property
-    def array(self) -> np.ndarray | None: ...
+    def array(self) -> np.ndarray | None:
+        """[N, H, W, C] uint8, C 1 or 3, or numbers [N, ...] float32, if the data is an array already."""
+        ...
+
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Record:
-        """One record. Raises `DecodeError` where it is damaged or gone for good, and `Failed` where it cannot be
-        reached now, after everything was tried."""
+        """Return one record.
+
+        Raises:
+            DecodeError: it is damaged, or does not exist.
+            RunError: it cannot be reached now, after all retries.
+        """
         ...
 
     def sample_name(self, index: int) -> str:
-        """What messages and bad_files.txt call image `index`: its path or address."""
+        """Return what messages and bad_files.txt call image `index`: its path or address."""
         ...
 
     def fingerprint_parts(self) -> Iterable[bytes]:
-        """What tells this set from others without reading its pixels: names, sizes, checksums where there are any."""
+        """Yield what identifies the data without reading pixels: names, sizes, and checksums if there are any."""
         ...
 
 
 class MalformedDataset(UsageError):
-    """A set that training refuses, though its images are there; `source` is all of them, to be looked at."""
+    """A data set that training does not accept although its images can be read, for `paragan data inspect`.
+
+    Args:
+        message: what is wrong.
+        source: all of the images.
+    """
 
     def __init__(self, message: str, source: Source):
         super().__init__(message)
         self.source = source
 
 
-IMAGE_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
-
-
 class DecodeError(Exception):
-    """One image cannot be decoded; the message is the reason, without the file's name."""
+    """One image cannot be decoded. The message is the reason, without the name of the file."""

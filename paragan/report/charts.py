@@ -22,16 +22,16 @@ CHARTS = (  # title, unit, y_floor of make_chart, ((name of the line, key, colou
         0,
         (
             ("median", "Data/fetch_ms", "g"),
-            ("90th percentile", "Data/fetch_high_ms", "d"),
-            ("without congestion", "Data/quiet_ms", "real"),
+            ("90th percentile", "Data/fetch_p90_ms", "d"),
+            ("without congestion", "Data/baseline_ms", "real"),
         ),
     ),
-    ("Data: batches ahead", "batches", 0, (("requested", "Data/depth", "g"), ("ready", "Data/ready", "real"))),
+    ("Data: batches ahead", "batches", 0, (("requested", "Data/batches_ahead", "g"), ("ready", "Data/ready", "real"))),
     (
         "Data: threads",
         "threads",
         0,
-        (("decoding", "Data/workers", "g"), ("concurrent requests", "Data/fetches", "d")),
+        (("decoding", "Data/workers", "g"), ("concurrent requests", "Data/concurrent_requests", "d")),
     ),
     ("Bytes sent", "bytes", 0, (("G", "Comm/G/sent_bytes", "g"), ("D", "Comm/D/sent_bytes", "d"))),
     (

@@ -94,7 +94,7 @@ def test_every_help_teaches_by_examples(command, capsys):
 def test_inspect_says_what_is_there():
     said = run_cli("data", "inspect", "digits")
     assert said.status == 0
-    for words in ("1,797", "all 8 x 8", "10 classes: 0 (178)", "grey 1,797", "8 x 8, grey; 115 kB, held in memory"):
+    for words in ("1,797", "all 8 x 8", "10 classes: 0 (178)", "grey 1,797", "8 x 8, grey; 115 kB, cached in memory"):
         assert words in said.out
     assert said.err == ""
 
@@ -123,7 +123,7 @@ def test_inspect_describes_what_training_would_refuse(oddity, tmp_path):
     ended = run_cli("data", "inspect", "photos", "--json=found.json", "--sheet=sheet.png")
     assert ended.status == 2
     assert {"stray": "3 classes: ant (3), bee (3), (no class) (1)", "empty": "cat (0)"}[oddity] in ended.out
-    assert f"training would refuse it: data: {said[oddity]}" in ended.err
+    assert f"training would not accept it: data: {said[oddity]}" in ended.err
     assert json.loads(Path("found.json").read_text())["images"] == 6 + (oddity == "stray")
     assert Path("sheet.png").exists()
     assert said[oddity] in usage_error("data", "convert", "photos", "a.zip")

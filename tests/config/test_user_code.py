@@ -559,8 +559,8 @@ def test_what_is_wrong_with_own_parts_is_one_line(points, tmp_path, monkeypatch,
 def test_arrays_that_cannot_be_used_are_refused(tmp_path):
     for x, word in (
         (np.zeros((4, 2), np.int64), "floating point"),
-        (np.zeros(4), "wanted [N, ...]"),
-        (np.zeros((4, 0)), "wanted [N, ...]"),
+        (np.zeros(4), "expected [N, ...]"),
+        (np.zeros((4, 0)), "expected [N, ...]"),
         (np.full((4, 2), np.nan), "8 numbers of x are not finite"),
         (np.full((4, 2), 1e300), "not finite"),
     ):

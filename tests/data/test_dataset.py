@@ -309,7 +309,7 @@ def test_describe_says_what_was_found(tmp_path):
     assert "2 classes: cat (2), dog (1)" in text
     assert "3 sizes, 20 x 30 to 28 x 40" in text.replace("30 x 20", "20 x 30").replace("40 x 28", "28 x 40")
     assert "resolution 32 was chosen" in text
-    assert "untouched" in load_data("digits", resolution=8).describe()
+    assert "unchanged" in load_data("digits", resolution=8).describe()
 
 
 def test_describe_stays_short_with_a_thousand_classes():
@@ -354,7 +354,7 @@ def test_a_missing_path_names_what_is_near(tmp_path):
 def test_paths_the_system_cannot_take(tmp_path):
     assert "File name too long" in refusal(tmp_path / ("x" * 300))
     assert "does not exist" in refusal("a\0b")
-    assert "nothing is named" in refusal("")
+    assert "no location is given" in refusal("")
 
 
 def test_an_empty_folder(tmp_path):
@@ -386,7 +386,7 @@ def test_a_class_without_images_is_named(tmp_path):
     (tmp_path / "dog").mkdir()
     assert f"{tmp_path / 'dog'}: this class has no image: add one" in refusal(tmp_path)
     (tmp_path / "emu").mkdir()
-    assert f"{tmp_path / 'dog'}: this class has no image, like 1 more: add" in refusal(tmp_path)
+    assert f"{tmp_path / 'dog'}: this class has no image, nor have 1 more: add" in refusal(tmp_path)
 
 
 def test_images_beside_folders_are_refused(tmp_path):
@@ -456,25 +456,25 @@ def test_an_npz_that_claims_more_than_memory_is_refused_unread(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"x_train": noise(2, 8, 8), "y": [0, 1]}, "has no images; found x_train, y; wanted images"),
+        ({"x_train": noise(2, 8, 8), "y": [0, 1]}, "has no images; found x_train, y; expected images"),
         ({}, "has no images; found nothing"),
         ({"images": noise(2, 8, 8), "label": [0, 1]}, "has label, which should be called labels"),
         ({"images": noise(2, 8, 8), "classes": ["a"]}, "has classes but no labels"),
-        ({"images": np.zeros((2, 8, 8))}, "images are float64, wanted uint8 in 0..255: (images * 255)"),
+        ({"images": np.zeros((2, 8, 8))}, "images are float64, expected uint8 in 0..255: (images * 255)"),
         ({"images": np.zeros((2, 8, 8), np.int64)}, "images.astype(np.uint8)"),
         ({"images": np.zeros((2, 8, 8), bool)}, "images.astype(np.uint8) * 255"),
-        ({"images": noise(8, 8)}, "images are [8, 8], wanted [N, H, W, C]"),
+        ({"images": noise(8, 8)}, "images are [8, 8], expected [N, H, W, C]"),
         ({"images": noise(2, 3, 8, 8)}, "images.transpose(0, 2, 3, 1)"),
-        ({"images": noise(2, 8, 8, 4)}, "images are [2, 8, 8, 4], wanted [N, H, W, C] with C 1 or 3"),
+        ({"images": noise(2, 8, 8, 4)}, "images are [2, 8, 8, 4], expected [N, H, W, C] with C 1 or 3"),
         ({"images": noise(0, 8, 8, 3)}, "no image"),
         ({"images": noise(2, 0, 8, 3)}, "no image"),
         ({"images": noise(2, 8, 8), "labels": [0, 1, 0]}, "3 labels for 2 images"),
         ({"images": noise(2, 8, 8), "labels": [0, -1]}, "1 of 2 labels are negative (-1)"),
         (
             {"images": noise(2, 8, 8), "labels": [0.0, 1.0]},
-            "labels are float64, wanted integers: labels.astype",
+            "labels are float64, expected integers: labels.astype",
         ),
-        ({"images": noise(2, 8, 8), "labels": ["a", "b"]}, "labels are <U1, wanted integers"),
+        ({"images": noise(2, 8, 8), "labels": ["a", "b"]}, "labels are <U1, expected integers"),
         ({"images": noise(2, 8, 8), "labels": np.eye(2, dtype=int)}, "labels.argmax(1)"),
         ({"images": noise(2, 8, 8), "labels": [[0], [1]]}, "labels.reshape(-1)"),
         ({"images": noise(2, 8, 8), "labels": [0, 3]}, "2 of these classes have no image (1, 2)"),
@@ -526,7 +526,7 @@ def test_files_that_are_no_npz(tmp_path):
         with zipfile.ZipFile(tmp_path / f"{name}.npz", "w") as archive:
             archive.writestr("images.npy", damage)
     for name in ("renamed", "empty", "text", "open", "key"):
-        assert f"{name}.npz is not an npz, or a damaged one" in refusal(tmp_path / f"{name}.npz")
+        assert f"{name}.npz is not an npz, or is damaged" in refusal(tmp_path / f"{name}.npz")
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -536,7 +536,7 @@ def test_a_damaged_npz_never_escapes_as_a_traceback(tmp_path, save):
     data = path.read_bytes()
     for length in (10, len(data) // 2, len(data) - 10):
         path.write_bytes(data[:length])
-        assert "is not an npz, or a damaged one" in refusal(path)
+        assert "is not an npz, or is damaged" in refusal(path)
     for position in range(0, len(data), 29):
         path.write_bytes(data[:position] + bytes([data[position] ^ 0x55]) + data[position + 1 :])
         try:
@@ -549,14 +549,16 @@ def test_other_files_are_told_the_formats(tmp_path):
     (tmp_path / "a.rar").write_text("")
     (tmp_path / "noext").write_text("")
     put(tmp_path / "a.png")
-    assert "has .rar, no format known here: give `digits`, an .npz, .npy, .zip or .h5" in refusal(tmp_path / "a.rar")
+    assert "has .rar, which is not a supported format: give `digits`, an .npz, .npy, .zip or .h5" in refusal(
+        tmp_path / "a.rar"
+    )
     assert "(no extension)" in refusal(tmp_path / "noext")
-    assert f"is one image: give the folder it lies in, {tmp_path}" in refusal(tmp_path / "a.png")
+    assert f"is one image: give its folder, {tmp_path}" in refusal(tmp_path / "a.png")
 
 
 @pytest.mark.parametrize(
     ("how", "said"),
-    [({"resolution": 0}, "resolution: 0"), ({"resolution": -8}, "power of two"), ({"channels": 4}, "1")],
+    [({"resolution": 0}, "resolution=0"), ({"resolution": -8}, "power of two"), ({"channels": 4}, "1")],
 )
 def test_impossible_requests(how, said):
     assert said in refusal("digits", **how)

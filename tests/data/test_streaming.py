@@ -87,7 +87,8 @@ def test_bad_images_are_listed_with_their_reasons(photos, streamed):
 
 def test_the_pipeline_is_in_the_lines_of_stats(streamed):
     rows = [json.loads(line) for line in (streamed / "stats.jsonl").read_text().splitlines()]
-    for key in ("workers", "depth", "fetches", "ready", "fetch_ms", "quiet_ms", "decode_ms", "congested", "bad"):
+    keys = ["workers", "batches_ahead", "concurrent_requests", "ready", "fetch_ms", "baseline_ms", "decode_ms"]
+    for key in (*keys, "congested", "bad"):
         assert all(f"Data/{key}" in row for row in rows)
     assert rows[-1]["Data/bad"] == 1
     assert "Data: batches ahead" in (streamed / "report.html").read_text()
@@ -260,8 +261,8 @@ def test_a_server_that_is_gone_ends_the_run_and_the_command_goes_on(shards, tmp_
         assert ended.status == 1, ended
         assert ended.err.count("\n") == 1
         assert f"{server.url}/shards/" in ended.err
-        assert "is out of reach" in ended.err
-        assert "the same command goes on from the last checkpoint" in ended.err
+        assert "cannot be reached" in ended.err
+        assert "the same command resumes from the last checkpoint" in ended.err
         server.start()
         assert run_cli(*command).status == 0
     finally:

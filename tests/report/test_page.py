@@ -507,10 +507,8 @@ def test_a_long_run_yaml_is_shortened(fresh):
 
 
 def test_data_pipeline_changes_are_shown(fresh):
-    rows = [
-        tick(i, **{"Data/fetch_ms": 5 + i, "Data/depth": 4 * i, "Data/fetches": 16, "Data/workers": 1})
-        for i in range(1, 4)
-    ]
+    fixed = {"Data/concurrent_requests": 16, "Data/workers": 1}
+    rows = [tick(i, **{"Data/fetch_ms": 5 + i, "Data/batches_ahead": 4 * i}, **fixed) for i in range(1, 4)]
     rows[1]["Data/decisions"] = ["3.5 s, congestion: fetches 16 -> 48 <b>"]
     rows[2]["Data/decisions"] = "not a list"
     write_jsonl(fresh / "stats.jsonl", rows)

@@ -123,7 +123,7 @@ def test_unreachable_data_leave_a_checkpoint(server, undisturbed, processes, tmp
     wait_for_step(folder, 5)
     server.responses = [respond_status(503)]
     assert [rank.wait(30) for rank in ranks] == [1, 1]
-    assert re.search(r"rank 0, step \d+: data: \S+/set.zip\S* is out of reach: it answers 503", ranks[0].err)
+    assert re.search(r"rank 0, step \d+: data: \S+/set.zip\S* cannot be reached: it answers 503", ranks[0].err)
     assert ranks[0].err.count("\n") == 1
     assert ranks[1].err == ""
     assert last_saved_step(folder) == logged_steps(folder)[-1] >= 5

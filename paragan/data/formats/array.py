@@ -1,4 +1,4 @@
-"""A set that is one array already."""
+"""Data that is one array: the base of several formats, arrays from Python, and scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from importlib.metadata import distribution
 import numpy as np
 
 from paragan.core.errors import UsageError
-from paragan.data.decode import ram_bytes
+from paragan.data.decode import check_fits_memory
 
 
 class ArraySource:
-    """Images [N, H, W, C] uint8, C 1 or 3, in memory or mapped into it; or numbers of any shape, float32 [N, ...].
+    """A `Source` over an array.
 
-    mark : what tells them from others, where that is known without reading them all
+    Args:
+        location: what messages call it.
+        images: [N, H, W, C] uint8, C 1 or 3, in memory or memory-mapped; or numbers of any shape, float32 [N, ...].
+        labels: [N] int64 in 0..K-1, or None.
+        classes: [K] names.
+        notes: lines for `describe`.
+        fingerprint: identifies the data, if that is known without reading all of it.
     """
 
     is_local = True
@@ -28,19 +34,26 @@ class ArraySource:
         notes: tuple[str, ...] = (),
         fingerprint: bytes = b"",
     ):
-        self.location, self.array, self.fingerprint = location, images, fingerprint
-        self.labels, self.classes, self.notes = labels, classes, notes
+        self.location = location
+        self.array = images
+        self.labels = labels
+        self.classes = classes
+        self.notes = notes
+        self.fingerprint = fingerprint
 
     def __len__(self) -> int:
         return len(self.array)
 
     def read(self, index: int) -> np.ndarray:
+        """Return the pixels [H, W, C] of image `index`."""
         return self.array[index]
 
     def sample_name(self, index: int) -> str:
+        """Return what messages call image `index`."""
         return f"{self.location}, image {index}"
 
     def fingerprint_parts(self) -> Iterable[bytes]:
+        """Yield the fingerprint, or else the shape and all pixels."""
         if self.fingerprint:
             yield self.fingerprint
             return
@@ -50,17 +63,22 @@ class ArraySource:
 
 
 def to_float32(x: np.ndarray, location: str) -> np.ndarray:
-    """Numbers to train on as they are, [N, ...] float32. Unusable for another kind of array."""
+    """Return numbers to train on, [N, ...] float32.
+
+    Args:
+        x: [N, ...] of a floating-point type.
+        location: what messages call it.
+
+    Raises:
+        UsageError: another type or shape, values that are not finite, or too large for the memory.
+    """
     if x.dtype.kind != "f":
-        raise UsageError(f"data: {location}: x is {x.dtype}, wanted floating point: x.astype(np.float32)")
+        raise UsageError(f"data: {location}: x is {x.dtype}, expected floating point: x.astype(np.float32)")
     if x.ndim < 2 or 0 in x.shape:
         raise UsageError(
-            f"data: {location}: x is {list(x.shape)}, wanted [N, ...], at least one number each: x[:, None]"
+            f"data: {location}: x is {list(x.shape)}, expected [N, ...], at least one number each: x[:, None]"
         )
-    if 4 * x.size > ram_bytes() // 2:
-        raise UsageError(
-            f"data: {location}: x {list(x.shape)} needs more than half of this machine's memory: store less"
-        )
+    check_fits_memory(4 * x.size, f"{location}: x {list(x.shape)}", "store less")
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, np.float32)
     if bad := int((~np.isfinite(x)).sum()):
@@ -69,8 +87,8 @@ def to_float32(x: np.ndarray, location: str) -> np.ndarray:
 
 
 def load_digits() -> ArraySource:
-    """scikit-learn's 1,797 handwritten digits of 8 x 8, grey."""
+    """Load scikit-learn's 1,797 handwritten digits, 8 x 8, grey."""
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
-    rows = np.loadtxt(str(file), delimiter=",")  # 64 in 0..16, the label; sklearn takes a second to import
+    rows = np.loadtxt(str(file), delimiter=",")  # 64 values in 0..16, the label; importing sklearn takes a second
     images = (rows[:, :-1] * 255 / 16).round().astype(np.uint8).reshape(-1, 8, 8, 1)
     return ArraySource("digits", images, rows[:, -1].astype(np.int64), tuple("0123456789"))

@@ -1,4 +1,7 @@
-"""A labelled set in one HDF5 file, as BigGAN and StudioGAN keep it: `imgs` [N, C, H, W] uint8 and `labels` [N]."""
+"""A labelled data set in one HDF5 file, as BigGAN and StudioGAN store it: `imgs` [N, C, H, W] uint8, `labels` [N].
+
+HDF5 crashes on some damaged files, so sizes, chunks and filters are checked before it reads data.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,22 @@ from typing import Any
 import numpy as np
 
 from paragan.core.errors import UsageError
-from paragan.data.formats.dataset_json import resolve_class_names
-from paragan.data.formats.npz import check_labels
+from paragan.data.formats.class_labels import check_labels, resolve_class_names
 from paragan.data.formats.read_span import MAX_RECORD_BYTES, FileStamp, read_span
 from paragan.data.source import DecodeError
-from paragan.data.storage.filesystem import FileSystem, format_error, printable
-from paragan.data.storage.local import LocalFileSystem
+from paragan.data.storage.filesystem import FileSystem, abbreviate, format_error, printable
 
 EXPECTED_KEYS = (
     "imgs (uint8 [N, C, H, W] or [N, H, W, C]), labels (integers [N], optional), classes (names [K], optional)"
 )
 
 _IMAGE_KEYS = ("imgs", "images")
-_FILTERS = {1, 2, 3, 32000}  # deflate, shuffle, fletcher32, lzf: what h5py itself brings
-_MAX_COMPRESSION_RATIO = 1100  # how much smaller than its data a file can be: deflate makes 1,032 bytes of one
-_CHUNK_CACHE_BYTES = 2**26  # bytes of unpacked chunks that HDF5 keeps
-_FINGERPRINT_IMAGES = 16  # images that tell a set from others
+_FILTERS = {1, 2, 3, 32000}  # deflate, shuffle, fletcher32, lzf: those that h5py always has
+_MAX_COMPRESSION_RATIO = 1100  # deflate makes at most 1,032 bytes of one
+_CHUNK_CACHE_BYTES = 2**26  # of decompressed chunks
+_FINGERPRINT_IMAGES = 16
 
-# What h5py makes of HDF5's complaints.
+# What h5py raises for errors of HDF5.
 _CORRUPTION_ERRORS = (
     OSError,
     RuntimeError,
@@ -43,9 +44,20 @@ _CORRUPTION_ERRORS = (
 
 
 class Hdf5Source:
-    """Images of an HDF5 file, one at a time: h5py is not for many threads, so they wait for each other.
+    """The images of an HDF5 file.
 
-    Not so where images lie in one piece and plain: then their bytes are read without h5py.
+    Contiguous uncompressed images are read as bytes of the file. Others are read by h5py, which is not thread-safe, so
+    under a lock.
+
+    Args:
+        stamp: detects changes of the file.
+        fs: its folder.
+        file_name: its name.
+        images: the h5py data set.
+        channels_first: whether it is [N, C, H, W] rather than [N, H, W, C].
+        labels: [N] int64, or None.
+        classes: [K] names.
+        notes: lines for `describe`.
     """
 
     array = None
@@ -61,15 +73,17 @@ class Hdf5Source:
         classes: tuple[str, ...],
         notes: tuple[str, ...],
     ):
-        self.fs, self.file_name, self.location, self.is_local = (
-            fs,
-            file_name,
-            fs.display_path(file_name),
-            not fs.is_remote,
-        )
-        self.stamp, self.images, self.channels_first = stamp, images, channels_first
-        self.labels, self.classes, self.notes = labels, classes, notes
-        self.shape = tuple(int(side) for side in images.shape)  # [N, C, H, W] if the channels come `first`
+        self.fs = fs
+        self.file_name = file_name
+        self.location = fs.display_path(file_name)
+        self.is_local = not fs.is_remote
+        self.stamp = stamp
+        self.images = images
+        self.channels_first = channels_first
+        self.labels = labels
+        self.classes = classes
+        self.notes = notes
+        self.shape = tuple(int(side) for side in images.shape)
         self.data_offset = _data_offset(images, fs.size(file_name))
         with _reraise_as_usage_error(self.location):
             self.intact_rows = _intact_rows(images, fs.size(file_name)) if images.chunks else None
@@ -79,10 +93,11 @@ class Hdf5Source:
         return self.shape[0]
 
     def read(self, index: int) -> np.ndarray:
+        """Return the pixels [H, W, C] of image `index`."""
         if self.intact_rows is not None and not self.intact_rows[index // self.images.chunks[0]]:
             raise DecodeError("the chunk of the file that holds it is damaged or missing")
         if self.data_offset is None:
-            self.stamp.check_unchanged()  # HDF5 itself crashes on some files that were written over
+            self.stamp.check_unchanged()  # HDF5 crashes on some files that were overwritten
             with self.stamp.checked_read(), self._lock:
                 try:
                     image = self.images[index]
@@ -96,10 +111,11 @@ class Hdf5Source:
         return np.ascontiguousarray(image.transpose(1, 2, 0)) if self.channels_first else image
 
     def sample_name(self, index: int) -> str:
+        """Return what messages call image `index`."""
         return f"{self.location}, image {index}"
 
     def fingerprint_parts(self) -> Iterable[bytes]:
-        """The format has no checksum of all: shape, size, and the pixels of a few."""
+        """Yield shape, file size and the pixels of a few images: the format has no checksum of all."""
         yield repr((self.shape, self.fs.size(self.file_name))).encode()
         for index in np.unique(np.linspace(0, len(self) - 1, _FINGERPRINT_IMAGES).astype(int)):
             try:
@@ -109,26 +125,35 @@ class Hdf5Source:
 
 
 def open_hdf5(fs: FileSystem, name: str, *, labels: bool = True) -> Hdf5Source:
-    """The set in the HDF5 file `name`. Nothing that it links to in other files is followed."""
-    import h5py  # slow to import, and only needed here
+    """Open the data set in the HDF5 file `name`. Links to other files are not followed.
 
-    where, steady, opened = fs.display_path(name), FileStamp(fs, name), fs.open(name)
-    how: Any = opened
-    if isinstance(fs, LocalFileSystem) and not fs.is_remote:
-        opened.close()  # it may be read: the rest is HDF5's, which is faster with a path
-        how = fs.root / name
-    with _reraise_as_usage_error(where):
-        file = h5py.File(how, "r", rdcc_nbytes=_CHUNK_CACHE_BYTES, locking=False)
+    Raises:
+        UsageError: it is not HDF5, is damaged, or holds arrays that do not fit.
+    """
+    import h5py  # slow to import
+
+    path = fs.display_path(name)
+    stamp = FileStamp(fs, name)
+    opened = fs.open(name)
+    file_or_path: Any = opened
+    if fs.local_root is not None:
+        opened.close()  # it can be read; HDF5 is faster with a path
+        file_or_path = fs.local_root / name
+    with _reraise_as_usage_error(path):
+        file = h5py.File(file_or_path, "r", rdcc_nbytes=_CHUNK_CACHE_BYTES, locking=False)
     try:
-        key, images = _find_images(file, where, fs.size(name))
-        first = len(images.shape) == 4 and images.shape[3] not in (1, 3)
-        names = _read_classes(file, where, fs.size(name))
-        numbers = _read_labels(file, where, images.shape[0], fs.size(name), len(names) or None) if labels else None
-        others = _list_keys(file, where) - {key, "labels"} - ({"classes"} if names else set())
-        notes = [f"ignored keys: {_abbreviate(others)}"] * bool(others)
+        key, images = _find_images(file, path, fs.size(name))
+        channels_first = len(images.shape) == 4 and images.shape[3] not in (1, 3)
+        names = _read_classes(file, path, fs.size(name))
+        numbers = _read_labels(file, path, images.shape[0], fs.size(name), len(names) or None) if labels else None
+        notes: list[str] = []
+        ignored = _list_keys(file, path) - {key, "labels"} - ({"classes"} if names else set())
+        if ignored:
+            notes.append(f"ignored keys: {_abbreviate_keys(ignored)}")
         if images.chunks and images.chunks[0] > 1 and images.compression:
-            notes += [f"compressed in chunks of {images.chunks[0]:,} images: each is unpacked for any of them"]
-        return Hdf5Source(steady, fs, name, images, first, numbers, resolve_class_names(numbers, names), tuple(notes))
+            notes.append(f"compressed in chunks of {images.chunks[0]:,} images: each is decompressed for any of them")
+        classes = resolve_class_names(numbers, names)
+        return Hdf5Source(stamp, fs, name, images, channels_first, numbers, classes, tuple(notes))
     except UsageError:
         with contextlib.suppress(*_CORRUPTION_ERRORS):
             file.close()
@@ -140,57 +165,55 @@ def _list_keys(file: Any, location: str) -> set[str]:
         return {printable(key) for key in file}
 
 
-def _abbreviate(keys: set[str]) -> str:
-    return ", ".join(sorted(keys)[:10])[:300] + ", ..." * (len(keys) > 10) or "nothing"
+def _abbreviate_keys(keys: set[str]) -> str:
+    return abbreviate(sorted(keys), 10) or "nothing"
 
 
 def _checked_dataset(file: Any, location: str, key: str, size: int) -> Any:
-    """A dataset that lies in this file, of which not more is claimed than can be in it."""
+    """Return an h5py data set that lies in this file and is not larger than a file of `size` bytes can hold."""
     import h5py
 
     with _reraise_as_usage_error(location):
         if not isinstance(file.get(key, getlink=True), h5py.HardLink):
+            raise UsageError(f"data: {location}: {key} is a link, which is not followed: copy the data into the file")
+        dataset = file[key]
+        if not isinstance(dataset, h5py.Dataset):
+            raise UsageError(f"data: {location}: {key} is not an array; expected {EXPECTED_KEYS}")
+        if dataset.is_virtual or dataset.external:
             raise UsageError(
-                f"data: {location}: {key} is a link to elsewhere, which is not followed: copy the data into it"
+                f"data: {location}: {key} lies in other files, which are not followed: copy the data into the file"
             )
-        found = file[key]
-        if not isinstance(found, h5py.Dataset):
-            raise UsageError(f"data: {location}: {key} is not an array; wanted {EXPECTED_KEYS}")
-        if found.is_virtual or found.external:
-            raise UsageError(
-                f"data: {location}: {key} lies in other files, which are not followed: copy the data into it"
-            )
-        plan = found.id.get_create_plist()
-        filters = [int(plan.get_filter(i)[0]) for i in range(plan.get_nfilters())]
+        properties = dataset.id.get_create_plist()
+        filters = [int(properties.get_filter(i)[0]) for i in range(properties.get_nfilters())]
         if not _FILTERS.issuperset(filters):
-            known = "gzip or lzf"
             raise UsageError(
-                f"data: {location}: {key} is packed by filter {filters[0]}, unknown here: write it with {known}"
+                f"data: {location}: {key} is compressed by filter {filters[0]}, which is not supported: "
+                "write it with gzip or lzf"
             )
-        if found.shape is None or found.size * found.dtype.itemsize > _MAX_COMPRESSION_RATIO * size:
+        if dataset.shape is None or dataset.size * dataset.dtype.itemsize > _MAX_COMPRESSION_RATIO * size:
             raise UsageError(
                 f"data: {location}: {key} claims to hold more than the file can, it is damaged: write it again"
             )
-        if found.chunks and math.prod(found.chunks) * found.dtype.itemsize > MAX_RECORD_BYTES:
+        if dataset.chunks and math.prod(dataset.chunks) * dataset.dtype.itemsize > MAX_RECORD_BYTES:
             raise UsageError(
-                f"data: {location}: {key} has chunks of more than {MAX_RECORD_BYTES:,} bytes: write it with smaller ones"
+                f"data: {location}: {key} has chunks of more than {MAX_RECORD_BYTES:,} bytes: use smaller chunks"
             )
-        return found
+        return dataset
 
 
 def _find_images(file: Any, location: str, size: int) -> tuple[str, Any]:
     keys = _list_keys(file, location)
     key = next((key for key in _IMAGE_KEYS if key in keys), None)
     if key is None:
-        raise UsageError(f"data: {location} has no imgs; found {_abbreviate(keys)}; wanted {EXPECTED_KEYS}")
+        raise UsageError(f"data: {location} has no imgs; found {_abbreviate_keys(keys)}; expected {EXPECTED_KEYS}")
     images = _checked_dataset(file, location, key, size)
     shape = list(images.shape)
     if images.dtype != np.uint8:
         raise UsageError(
-            f"data: {location}: {key} are {images.dtype}, wanted uint8 in 0..255: convert and write them again"
+            f"data: {location}: {key} are {images.dtype}, expected uint8 in 0..255: convert and write them again"
         )
     if len(shape) not in (3, 4) or (len(shape) == 4 and not {shape[1], shape[3]} & {1, 3}):
-        raise UsageError(f"data: {location}: {key} are {shape}, wanted [N, C, H, W] or [N, H, W, C] with C 1 or 3")
+        raise UsageError(f"data: {location}: {key} are {shape}, expected [N, C, H, W] or [N, H, W, C] with C 1 or 3")
     if 0 in shape:
         raise UsageError(f"data: {location}: {key} are {shape}, no image: give at least one")
     if math.prod(shape[1:]) > MAX_RECORD_BYTES:
@@ -201,14 +224,14 @@ def _find_images(file: Any, location: str, size: int) -> tuple[str, Any]:
 
 
 def _read_classes(file: Any, location: str, size: int) -> tuple[str, ...]:
-    """The names of classes, if there are such: different strings of fixed width in UTF-8. Anything else is ignored."""
+    """Return the names of the classes, if `classes` holds unique UTF-8 strings of fixed width; else ()."""
     if "classes" not in _list_keys(file, location):
         return ()
-    found = _checked_dataset(file, location, "classes", size)
-    if found.dtype.kind != "S" or len(found.shape) != 1:
+    dataset = _checked_dataset(file, location, "classes", size)
+    if dataset.dtype.kind != "S" or len(dataset.shape) != 1:
         return ()
     with _reraise_as_usage_error(location):
-        names = tuple(printable(name.decode(errors="replace")) for name in found[:].tolist())
+        names = tuple(printable(name.decode(errors="replace")) for name in dataset[:].tolist())
     return names if len(set(names)) == len(names) else ()
 
 
@@ -217,9 +240,11 @@ def _read_labels(file: Any, location: str, count: int, size: int, classes: int |
         return None
     labels = _checked_dataset(file, location, "labels", size)
     if labels.dtype.kind not in "iu":
-        raise UsageError(f"data: {location}: labels are {labels.dtype}, wanted integers: write labels.astype('int64')")
+        raise UsageError(
+            f"data: {location}: labels are {labels.dtype}, expected integers: write labels.astype('int64')"
+        )
     if labels.shape != (count,):
-        raise UsageError(f"data: {location}: labels are {list(labels.shape)}, wanted [{count}], one an image")
+        raise UsageError(f"data: {location}: labels are {list(labels.shape)}, expected [{count}], one an image")
     with _reraise_as_usage_error(location):
         numbers = labels[:]
     check_labels(numbers, location, classes)
@@ -227,25 +252,28 @@ def _read_labels(file: Any, location: str, count: int, size: int, classes: int |
 
 
 def _data_offset(images: Any, size: int) -> int | None:
-    """Where the images begin in the file, if they lie there in one piece and plain."""
+    """Return where the images begin in the file, if they are contiguous and not compressed; else None."""
     start = None if images.chunks or images.compression else images.id.get_offset()
     return start if start is not None and start + images.size <= size else None
 
 
 def _intact_rows(images: Any, size: int) -> np.ndarray:
-    """[rows of chunks] bool: whether all chunks of a row lie in the file. HDF5 itself crashes on some that do not."""
-    rows, *across = (-(-side // chunk) for side, chunk in zip(images.shape, images.chunks))
-    found = np.zeros(rows, np.int64)
+    """Return for each row of chunks (along N) whether all of its chunks lie in the file: [rows] bool.
+
+    HDF5 crashes on some chunks that do not.
+    """
+    rows, *chunks_per_row = (-(-side // chunk) for side, chunk in zip(images.shape, images.chunks))
+    num_intact = np.zeros(rows, np.int64)
 
     def count_chunk(chunk: Any) -> None:
         row = chunk.chunk_offset[0] // images.chunks[0]
         if row < rows and chunk.size > 0 and chunk.byte_offset + chunk.size <= size:
-            found[row] += 1
+            num_intact[row] += 1
         elif row < rows:
-            found[row] = -(2**40)
+            num_intact[row] = -(2**40)
 
     images.id.chunk_iter(count_chunk)
-    return found == math.prod(across)
+    return num_intact == math.prod(chunks_per_row)
 
 
 @contextmanager
@@ -254,4 +282,4 @@ def _reraise_as_usage_error(location: str) -> Iterator[None]:
         yield
     except _CORRUPTION_ERRORS as error:
         reason = format_error(error)
-        raise UsageError(f"data: {location} is no HDF5 file, or a damaged one ({reason}): write it again") from None
+        raise UsageError(f"data: {location} is not an HDF5 file, or is damaged ({reason}): write it again") from None

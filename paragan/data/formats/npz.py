@@ -1,4 +1,4 @@
-"""A labelled set in one `.npz`, checked array by array before it is read. Nothing in it is ever unpickled."""
+"""A labelled data set in one `.npz`. Every array is checked before it is read; nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -14,26 +14,23 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from paragan.core.errors import UsageError
-from paragan.data.decode import ram_bytes
+from paragan.data.decode import check_fits_memory
 from paragan.data.formats.array import ArraySource, to_float32
+from paragan.data.formats.class_labels import check_labels, resolve_class_names
 from paragan.data.formats.read_span import FileStamp, read_span
-from paragan.data.storage.filesystem import FileSystem, format_error, printable
-from paragan.data.storage.local import LocalFileSystem
+from paragan.data.storage.filesystem import FileSystem, abbreviate, format_error, printable
 
 EXPECTED_KEYS = (
     "images (uint8 [N, H, W, C] or [N, H, W]) or x (float [N, ...]), labels (integers [N], optional), "
     "classes (names [K], optional)"
 )
 
-MIN_MMAP_BYTES = (
-    2**28
-)  # bytes of images from which on they are mapped into memory rather than read, if they are not compressed
+MIN_MMAP_BYTES = 2**28  # uncompressed images of this size or more are memory-mapped rather than read
 
 _CORRUPTION_ERRORS = (
     # of the archive
@@ -45,12 +42,15 @@ _CORRUPTION_ERRORS = (
 
 @dataclass(frozen=True)
 class _ArrayHeader:
-    """What an array in the archive is, before its data is read."""
+    """The header of an array in the archive.
+
+    data_offset : bytes of the member before the data
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     fortran_order: bool
-    data_offset: int  # bytes before its data
+    data_offset: int
 
     @property
     def nbytes(self) -> int:
@@ -58,13 +58,26 @@ class _ArrayHeader:
 
 
 class MmapSource(ArraySource):
-    """Images mapped from a file. Single ones are read from it: touching a map whose file was cut ends the process."""
+    """Images of a memory-mapped file. Single ones are read from the file: touching a map whose file was truncated ends
+    the process.
 
-    def __init__(self, stamp: FileStamp, fs: FileSystem, name: str, images: np.ndarray, *args: Any, **kwargs: Any):
+    Args:
+        stamp: detects changes of the file.
+        fs: its folder.
+        name: its name.
+        images: [N, H, W, C] uint8, the map.
+        *args, **kwargs: as for `ArraySource`.
+    """
+
+    def __init__(self, stamp: FileStamp, fs: FileSystem, name: str, images: np.memmap, *args: Any, **kwargs: Any):
         super().__init__(fs.display_path(name), images, *args, **kwargs)
-        self.stamp, self.fs, self.file_name, self.data_offset = stamp, fs, name, images.offset  # pyright: ignore[reportAttributeAccessIssue]
+        self.stamp = stamp
+        self.fs = fs
+        self.file_name = name
+        self.data_offset = images.offset
 
     def read(self, index: int) -> np.ndarray:
+        """Return the pixels [H, W, C] of image `index`."""
         shape = self.array.shape[1:]
         size = math.prod(shape)
         with self.stamp.checked_read():
@@ -73,67 +86,53 @@ class MmapSource(ArraySource):
 
 
 def read_npz(fs: FileSystem, name: str, *, labels: bool = True) -> ArraySource:
-    """Read the set in the file `name`, images or numbers `x`; without `labels` theirs are not even looked at.
+    """Read the data set in the npz `name`: `images`, or numbers `x`; with `labels` also its labels and classes.
 
-    Large images that are not compressed are mapped rather than read: then nobody checks their checksum.
+    Large uncompressed images are memory-mapped rather than read; their checksum is not verified then.
 
-    Raises `Unusable` for what is not an npz, is damaged, or holds keys, types, shapes or labels that do not
-    fit; `OSError` if the file cannot be read.
+    Raises:
+        UsageError: it is not an npz, is damaged, or holds keys, types, shapes or labels that do not fit.
+        OSError: the file cannot be read.
     """
-    where, steady = fs.display_path(name), FileStamp(fs, name)
+    path = fs.display_path(name)
+    stamp = FileStamp(fs, name)
     with _open_archive(fs, name) as archive:
-        keys = _list_keys(archive, where)
-        images, mark = _read_images(archive, where, fs, name) if "images" in keys else (_read_x(archive, where), b"")
+        keys = _list_keys(archive, path)
+        images, fingerprint = (
+            _read_images(archive, path, fs, name) if "images" in keys else (_read_x(archive, path), b"")
+        )
         if labels and "classes" in keys and "labels" not in keys:
-            raise UsageError(f"data: {where} has classes but no labels: add labels, integers [{len(images)}]")
-        mapped = isinstance(images, np.memmap)
-        made = partial(MmapSource, steady, fs, name) if mapped else partial(ArraySource, where)
-        others = _ignored_keys(keys)
-        notes = (f"ignored keys: {_abbreviate(others)}",) * bool(others)
-        if not labels or "labels" not in keys:
-            return made(images, notes=notes, fingerprint=mark)
-        names = _read_classes(archive, where) if "classes" in keys else None
-        numbers = _read_labels(archive, where, len(images))
-        check_labels(numbers, where, None if names is None else len(names))
-        classes = names or tuple(str(label) for label in range(int(numbers.max()) + 1))
-        return made(images, numbers.astype(np.int64), classes, notes, mark)
+            raise UsageError(f"data: {path} has classes but no labels: add labels, integers [{len(images)}]")
+        numbers: np.ndarray | None = None
+        classes: tuple[str, ...] = ()
+        if labels and "labels" in keys:
+            classes = _read_classes(archive, path) if "classes" in keys else ()
+            numbers = _read_labels(archive, path, len(images))
+            check_labels(numbers, path, len(classes) or None)
+            classes = resolve_class_names(numbers, classes)
+            numbers = numbers.astype(np.int64)
+    ignored = _ignored_keys(keys)
+    notes = (f"ignored keys: {abbreviate(ignored, 10)}",) if ignored else ()
+    if isinstance(images, np.memmap):
+        return MmapSource(stamp, fs, name, images, numbers, classes, notes, fingerprint)
+    return ArraySource(path, images, numbers, classes, notes, fingerprint)
 
 
 def read_npy(fs: FileSystem, name: str) -> ArraySource:
-    """Numbers [N, ...] in one array, without labels."""
-    where = fs.display_path(name)
-    if fs.size(name) > ram_bytes() // 2:
-        raise UsageError(f"data: {where} is larger than half of this machine's memory: store less")
+    """Read numbers [N, ...] without labels from an npy.
+
+    Raises:
+        UsageError: it is damaged, too large, or not of a floating-point type.
+    """
+    path = fs.display_path(name)
+    check_fits_memory(fs.size(name), path, "store less")
     try:
         x = np.lib.format.read_array(io.BytesIO(fs.read(name)), allow_pickle=False)
     except _CORRUPTION_ERRORS as error:
         raise UsageError(
-            f"data: {where} is no array, or a damaged one ({format_error(error)}): np.save(path, x)"
+            f"data: {path} is not an array, or is damaged ({format_error(error)}): np.save(path, x)"
         ) from None
-    return ArraySource(where, to_float32(x, where))
-
-
-def check_labels(labels: np.ndarray, location: str, num_classes: int | None) -> None:
-    """Raise `Unusable` unless `labels` [N] lie in 0..classes-1; if None, in 0..max with an image for each."""
-    lowest, highest = int(labels.min()), int(labels.max())
-    if lowest < 0:
-        count = int((labels < 0).sum())
-        raise UsageError(f"data: {location}: {count:,} of {len(labels):,} labels are negative ({lowest}): count from 0")
-    if num_classes is not None:
-        if highest >= num_classes:
-            raise UsageError(
-                f"data: {location}: label {highest} but {num_classes} classes: labels must lie in 0..{num_classes - 1}"
-            )
-        return
-    seen = np.unique(labels)
-    if missing := highest + 1 - len(seen):
-        candidates = np.arange(min(highest + 1, len(seen) + 5))  # holds the first five, however large the labels
-        first = ", ".join(str(label) for label in np.setdiff1d(candidates, seen)[:5])
-        raise UsageError(
-            f"data: {location}: labels go up to {highest}, but {missing:,} of these classes have no image "
-            f"({first}{', ...' if missing > 5 else ''}): "
-            f"renumber with np.unique(labels, return_inverse=True)[1]"
-        )
+    return ArraySource(path, to_float32(x, path))
 
 
 def _list_keys(archive: zipfile.ZipFile, location: str) -> list[str]:
@@ -145,12 +144,14 @@ def _list_keys(archive: zipfile.ZipFile, location: str) -> list[str]:
             f"data: {location} holds moments of images (mu, sigma; see `paragan data stats`): give the images"
         )
     if "images" not in keys:
-        raise UsageError(f"data: {location} has no images; found {_abbreviate(keys)}; wanted {EXPECTED_KEYS}")
-    for wanted in ("labels", "classes"):
-        near = difflib.get_close_matches(wanted, _ignored_keys(keys), n=1)
-        if near and wanted not in keys:
+        raise UsageError(
+            f"data: {location} has no images; found {abbreviate(keys, 10) or 'nothing'}; expected {EXPECTED_KEYS}"
+        )
+    for key in ("labels", "classes"):
+        similar = difflib.get_close_matches(key, _ignored_keys(keys), n=1)
+        if similar and key not in keys:
             raise UsageError(
-                f"data: {location} has {printable(near[0])}, which should be called {wanted}; wanted {EXPECTED_KEYS}"
+                f"data: {location} has {printable(similar[0])}, which should be called {key}; expected {EXPECTED_KEYS}"
             )
     return keys
 
@@ -159,89 +160,86 @@ def _ignored_keys(keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(key for key in keys if key not in ("images", "x", "labels", "classes"))
 
 
-def _abbreviate(keys: Sequence[str]) -> str:
-    return ", ".join(printable(key)[:80] for key in keys[:10]) + ", ..." * (len(keys) > 10) or "nothing"
-
-
 def _read_images(archive: zipfile.ZipFile, location: str, fs: FileSystem, name: str) -> tuple[np.ndarray, bytes]:
-    """[N, H, W, C] uint8, and what tells them from others if that is known without reading them."""
-    head = _read_header(archive, location, "images")
-    shape, dtype = head.shape, head.dtype
+    """Return images [N, H, W, C] uint8, and their fingerprint if they are mapped."""
+    header = _read_header(archive, location, "images")
+    shape = header.shape
+    dtype = header.dtype
     if dtype != np.uint8:
-        raise UsageError(f"data: {location}: images are {dtype}, wanted uint8 in 0..255: {_conversion_hint(dtype)}")
+        raise UsageError(f"data: {location}: images are {dtype}, expected uint8 in 0..255: {_conversion_hint(dtype)}")
     if len(shape) == 4 and shape[3] not in (1, 3) and shape[1] in (1, 3):
         raise UsageError(
-            f"data: {location}: images are {list(shape)}, wanted [N, H, W, C]: "
+            f"data: {location}: images are {list(shape)}, expected [N, H, W, C]: "
             f"images.transpose(0, 2, 3, 1) moves the channels"
         )
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
-        raise UsageError(f"data: {location}: images are {list(shape)}, wanted [N, H, W, C] with C 1 or 3, or [N, H, W]")
+        raise UsageError(
+            f"data: {location}: images are {list(shape)}, expected [N, H, W, C] with C 1 or 3, or [N, H, W]"
+        )
     if 0 in shape:
         raise UsageError(f"data: {location}: images are {list(shape)}, no image: give at least one")
     info = archive.getinfo("images.npy")
-    stored = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
-    if (
-        isinstance(fs, LocalFileSystem)
-        and not fs.is_remote
-        and stored
-        and head.nbytes >= MIN_MMAP_BYTES
-        and not head.fortran_order
-    ):
-        at = _member_data_offset(fs, name, info) + head.data_offset
-        if at + head.nbytes <= min(fs.size(name), at - head.data_offset + info.file_size):
-            mapped = np.memmap(fs.root / name, np.uint8, "r", at, shape)
+    is_stored = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
+    if fs.local_root and is_stored and header.nbytes >= MIN_MMAP_BYTES and not header.fortran_order:
+        member_offset = _member_data_offset(fs, name, info)
+        offset = member_offset + header.data_offset
+        if offset + header.nbytes <= min(fs.size(name), member_offset + info.file_size):
+            mapped = np.memmap(fs.local_root / name, np.uint8, "r", offset, shape)
             return mapped.reshape(*shape[:3], -1), f"images {shape} {info.CRC}".encode()
-    _check_fits_memory(head, location, "images")
+    _check_array_fits_memory(header, location, "images")
     return np.ascontiguousarray(_read_array(archive, location, "images")).reshape(*shape[:3], -1), b""
 
 
 def _read_x(archive: zipfile.ZipFile, location: str) -> np.ndarray:
-    _check_fits_memory(_read_header(archive, location, "x"), location, "x")
+    _check_array_fits_memory(_read_header(archive, location, "x"), location, "x")
     return to_float32(_read_array(archive, location, "x"), location)
 
 
 def _member_data_offset(fs: FileSystem, name: str, info: zipfile.ZipInfo) -> int:
-    """Where the bytes of a member start: behind its local header, which has two lengths at 26."""
+    """Return where the data of a zip member starts: after its local header, which has two lengths at byte 26."""
     lengths = struct.unpack("<HH", fs.read(name, info.header_offset + 26, 4))
     return info.header_offset + 30 + sum(lengths)
 
 
-def _read_labels(archive: zipfile.ZipFile, location: str, count: int) -> np.ndarray:  # [N], integers of any type
-    head = _read_header(archive, location, "labels")
-    shape, dtype = head.shape, head.dtype
+def _read_labels(archive: zipfile.ZipFile, location: str, count: int) -> np.ndarray:
+    """Return the labels [N] of any integer type."""
+    header = _read_header(archive, location, "labels")
+    shape = header.shape
+    dtype = header.dtype
     if dtype.kind not in "iu":
-        raise UsageError(f"data: {location}: labels are {dtype}, wanted integers: labels.astype(np.int64)")
+        raise UsageError(f"data: {location}: labels are {dtype}, expected integers: labels.astype(np.int64)")
     if len(shape) != 1:
         remedy = "labels.argmax(1)" if len(shape) == 2 and shape[1] > 1 else "labels.reshape(-1)"
-        raise UsageError(f"data: {location}: labels are {list(shape)}, wanted [{count}], one an image: {remedy}")
+        raise UsageError(f"data: {location}: labels are {list(shape)}, expected [{count}], one an image: {remedy}")
     if shape[0] != count:
         raise UsageError(f"data: {location}: {shape[0]:,} labels for {count:,} images: give one label an image")
-    _check_fits_memory(head, location, "labels")
+    _check_array_fits_memory(header, location, "labels")
     return _read_array(archive, location, "labels")
 
 
 def _read_classes(archive: zipfile.ZipFile, location: str) -> tuple[str, ...]:
-    head = _read_header(archive, location, "classes")
-    shape, dtype = head.shape, head.dtype
+    header = _read_header(archive, location, "classes")
+    shape = header.shape
+    dtype = header.dtype
     if dtype.kind != "U" or len(shape) != 1 or not shape[0]:
         raise UsageError(
-            f"data: {location}: classes are {dtype} {list(shape)}, wanted one name a class: np.array(names, dtype=str)"
+            f"data: {location}: classes are {dtype} {list(shape)}, expected one name a class: "
+            "np.array(names, dtype=str)"
         )
-    _check_fits_memory(head, location, "classes")
-    names = tuple(str(one) for one in _read_array(archive, location, "classes"))
-    twice, count = Counter(names).most_common(1)[0]
+    _check_array_fits_memory(header, location, "classes")
+    names = tuple(str(name) for name in _read_array(archive, location, "classes"))
+    most_common, count = Counter(names).most_common(1)[0]
     if count > 1:
-        raise UsageError(
-            f"data: {location}: {count} classes are called {printable(repr(twice)[:80])}: every class needs its own name"
-        )
+        name = printable(repr(most_common)[:80])
+        raise UsageError(f"data: {location}: {count} classes are called {name}: every class needs its own name")
     return names
 
 
 def _conversion_hint(dtype: np.dtype) -> str:
     if dtype.kind == "O":
-        return "these are pickled objects, which are never loaded; np.stack(images) of equal uint8 arrays"
+        return "these are pickled objects, which are never loaded; use np.stack(images) of equal uint8 arrays"
     if dtype.kind == "f":
-        return "(images * 255).round().astype(np.uint8) from [0, 1]; from [-1, 1] the same of (images + 1) / 2"
+        return "(images * 255).round().astype(np.uint8) from [0, 1]; from [-1, 1] the same for (images + 1) / 2"
     if dtype.kind == "b":
         return "images.astype(np.uint8) * 255"
     return "images.astype(np.uint8) if they are in 0..255"
@@ -251,19 +249,14 @@ def _read_header(archive: zipfile.ZipFile, location: str, key: str) -> _ArrayHea
     with _reraise_as_usage_error(location), archive.open(f"{key}.npy") as file:
         version = np.lib.format.read_magic(file)
         parse = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = parse(file)
+        shape, fortran_order, dtype = parse(file)
         if any(side < 0 for side in shape):
             raise ValueError(f"{key} are {list(shape)}")
-        return _ArrayHeader(shape, dtype, fortran, file.tell())
+        return _ArrayHeader(shape, dtype, fortran_order, file.tell())
 
 
-def _check_fits_memory(head: _ArrayHeader, location: str, key: str) -> None:
-    need, limit = head.nbytes, ram_bytes() // 2
-    if need > limit:
-        raise UsageError(
-            f"data: {location}: {key} {list(head.shape)} need {need / 2**30:,.1f} GiB, more than half of "
-            f"this machine's {2 * limit / 2**30:,.1f} GiB of memory: store smaller or fewer images"
-        )
+def _check_array_fits_memory(header: _ArrayHeader, location: str, key: str) -> None:
+    check_fits_memory(header.nbytes, f"{location}: {key} {list(header.shape)}", "store smaller or fewer images")
 
 
 def _read_array(archive: zipfile.ZipFile, location: str, key: str) -> np.ndarray:
@@ -273,11 +266,11 @@ def _read_array(archive: zipfile.ZipFile, location: str, key: str) -> np.ndarray
 
 @contextmanager
 def _open_archive(fs: FileSystem, name: str) -> Iterator[zipfile.ZipFile]:
-    where = fs.display_path(name)
-    if fs.is_remote and fs.size(name) > ram_bytes() // 2:
-        raise UsageError(f"data: {where} is larger than half of this machine's memory: copy it to this machine")
+    path = fs.display_path(name)
+    if fs.is_remote:
+        check_fits_memory(fs.size(name), path, "copy it to this machine")
     with io.BytesIO(fs.read(name)) if fs.is_remote else fs.open(name) as file:
-        with _reraise_as_usage_error(where):
+        with _reraise_as_usage_error(path):
             archive = zipfile.ZipFile(file)
         with archive:
             yield archive
@@ -285,13 +278,13 @@ def _open_archive(fs: FileSystem, name: str) -> Iterator[zipfile.ZipFile]:
 
 @contextmanager
 def _reraise_as_usage_error(location: str) -> Iterator[None]:
-    """Everything that zipfile and NumPy raise on damaged files, as `Unusable`."""
+    """Raise UsageError for everything that zipfile and NumPy raise on damaged files."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a header that is an odd Python literal
+            warnings.simplefilter("ignore")  # about a header that is an odd Python literal
             yield
-    except (*_CORRUPTION_ERRORS, OSError) as error:  # OSError: the damage sent zipfile to an impossible place
+    except (*_CORRUPTION_ERRORS, OSError) as error:  # OSError: damage made zipfile seek to an impossible position
         raise UsageError(
-            f"data: {location} is not an npz, or a damaged one ({format_error(error)}): write it again with "
+            f"data: {location} is not an npz, or is damaged ({format_error(error)}): write it again with "
             f"np.savez(path, images=images, labels=labels)"
         ) from None

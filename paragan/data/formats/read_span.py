@@ -1,4 +1,8 @@
-"""Bytes of a record, from wherever it lies."""
+"""Read the bytes of a record, and notice files that change while a run reads them.
+
+Old and new contents are never mixed: a remote file keeps the version that was read first (`storage.remote`), a local
+file without checksums its date and size (`FileStamp`). A change is reported by name.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +16,28 @@ from isal.isal_zlib import crc32
 from paragan.core.errors import RunError
 from paragan.data.source import DecodeError
 from paragan.data.storage.filesystem import FileSystem
-from paragan.data.storage.local import LocalFileSystem
 
-MAX_RECORD_BYTES = 2**28  # bytes of one record, packed or not: no image is larger, and a lie about sizes ends here
-RETRY_DELAYS_S = (0.1, 0.3, 1.0)  # before a machine that is in trouble is asked again
-TRANSIENT_ERRNOS = {  # of the machine, or of the disk or mount that files lie on; no image is to blame
+MAX_RECORD_BYTES = 2**28  # of one record, encoded or not: no image is larger, so a wrong size in an index fails early
+RETRY_DELAYS_S = (0.1, 0.3, 1.0)  # after a transient error
+TRANSIENT_ERRNOS = {  # caused by the machine, its disk or a mount, not by the image
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN),
     *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EREMOTEIO),
 }
 
 
 def read_span(fs: FileSystem, name: str, start: int = 0, size: int | None = None, checksum: int | None = None) -> bytes:
-    """As `place.read`. What the system says against this record alone is a `DecodeError`; trouble of the machine is
-    waited for shortly, and then `Failed`.
+    """Read the bytes of a record as `fs.read` does.
 
-    checksum : the CRC-32 that its index knows
+    Args:
+        fs: the folder of the file.
+        name: the file.
+        start: first byte.
+        size: number of bytes; None for the rest of the file.
+        checksum: the expected CRC-32, if known.
+
+    Raises:
+        DecodeError: the record is damaged, or the system reports an error of this file alone.
+        RunError: a transient error of the machine lasts for all of RETRY_DELAYS_S.
     """
     if size is not None and size > MAX_RECORD_BYTES:
         raise DecodeError(f"takes {size:,} bytes, more than any image ({MAX_RECORD_BYTES:,})")
@@ -35,7 +46,7 @@ def read_span(fs: FileSystem, name: str, start: int = 0, size: int | None = None
     except OSError as error:
         data = _retry_read(fs, name, start, size, error)
     if checksum is not None and crc32(data) != checksum:
-        raise DecodeError("its checksum in the index is another: it was damaged")
+        raise DecodeError("does not match its checksum in the index: it was damaged")
     return data
 
 
@@ -51,32 +62,38 @@ def _retry_read(fs: FileSystem, name: str, start: int, size: int | None, error: 
     reason = error.strerror or str(error)
     if error.errno not in TRANSIENT_ERRNOS:
         raise DecodeError(reason) from None
-    remedy = "see to this machine's open files (`ulimit -n`), memory, disk and mounts"
+    remedy = "check this machine's open files (`ulimit -n`), memory, disk and mounts"
     raise RunError(
         f"data: {fs.display_path(name)} cannot be read: {reason} (tried {len(RETRY_DELAYS_S) + 1} times): {remedy}"
     )
 
 
 class FileStamp:
-    """A file of this machine as it is now. (A far one is watched by its place.)
+    """Inode, size and date of a local file when it was opened, to notice changes. (A remote file is checked by
+    `RemoteFileSystem`.)
 
-    What is written over it would give new images the labels of old ones. One that is removed stays as it is while open.
+    An overwritten file would give new images the labels of old ones. A removed file stays readable while it is open.
+
+    Args:
+        fs: the folder of the file.
+        name: the file.
     """
 
     def __init__(self, fs: FileSystem, name: str):
-        self.path = fs.root / name if isinstance(fs, LocalFileSystem) and not fs.is_remote else None
-        self.location, self.stat = fs.display_path(name), self._current_stat()
+        self.path = fs.local_root / name if fs.local_root else None
+        self.location = fs.display_path(name)
+        self.stat = self._current_stat()
 
     def check_unchanged(self) -> None:
-        """Raise `Failed` where it is another now."""
+        """Raise RunError if the file has changed."""
         if self._current_stat() not in (self.stat, None):
             raise RunError(
-                f"data: {self.location} was changed while it was used: leave it as it is, or begin anew with it"
+                f"data: {self.location} was changed while it was used: restore it, or start a new run with it"
             )
 
     @contextmanager
     def checked_read(self) -> Iterator[None]:
-        """Around reading from it: what does not look damaged was not changed either, and what does may have been."""
+        """Check after a read, also after one that found damage, that the file has not changed."""
         try:
             yield
         except DecodeError:
@@ -86,7 +103,7 @@ class FileStamp:
 
     def _current_stat(self) -> tuple[int, int, int] | None:
         try:
-            found = self.path.stat() if self.path else None
+            stat = self.path.stat() if self.path else None
         except OSError:
             return None
-        return found and (found.st_ino, found.st_size, found.st_mtime_ns)
+        return stat and (stat.st_ino, stat.st_size, stat.st_mtime_ns)

@@ -1,7 +1,7 @@
-"""Pickles read without running anything of theirs: numbers, texts, lists, dicts and NumPy arrays, nothing else.
+"""Read pickles without running code from them: numbers, strings, lists, dicts and NumPy arrays only.
 
-A pickle is a program. This one is looked through before it starts, opcode by opcode, and what it asks to be called is
-answered with a thing that only remembers what it was called with.
+A pickle is a program. Its opcodes are checked before it runs, and every function it calls is replaced by an object that
+only records the call (`_RecordedCall`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ALLOWED_CALLABLES = {
     ("__builtin__", "bytearray"): "bytes",
 }
 # fmt: off
-_OPCODES = {  # of protocol 2 and newer; those before it are programs in text
+_OPCODES = {  # of protocol 2 and newer; older protocols are text
     "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "LONG4",
     "BINFLOAT", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "BINUNICODE",
     "SHORT_BINUNICODE", "BINUNICODE8", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS",
@@ -34,8 +34,8 @@ _OPCODES = {  # of protocol 2 and newer; those before it are programs in text
     "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
 }
 # fmt: on
-_MAX_OPCODES = 5_000_000  # opcodes; CIFAR-100 takes half a million
-_MAX_TUPLES = 1000  # within each other they could exhaust the C stack
+_MAX_OPCODES = 5_000_000  # CIFAR-100 takes half a million
+_MAX_TUPLES = 1000  # nested tuples could exhaust the C stack
 
 # What Unpickler and genops raise on damaged pickles.
 _CORRUPTION_ERRORS = (
@@ -45,16 +45,18 @@ _CORRUPTION_ERRORS = (
 
 
 class UnsafePickleError(Exception):
-    """A pickle that is damaged, or wants more than data."""
+    """A pickle that is damaged, or that contains more than data."""
 
 
 class _RecordedCall:
-    """Stands for a maker, and for what it made: only remembers."""
+    """Replaces a function, and the object that it would return: records arguments and state."""
 
     __slots__ = ("arguments", "kind", "state")
 
     def __init__(self, kind: str, arguments: tuple[Any, ...] = ()):
-        self.kind, self.arguments, self.state = kind, arguments, None
+        self.kind = kind
+        self.arguments = arguments
+        self.state = None
 
     def __call__(self, *arguments: Any) -> _RecordedCall:
         return _RecordedCall(self.kind, arguments)
@@ -67,31 +69,37 @@ class _SafeUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> _RecordedCall:
         if (module, name) not in _ALLOWED_CALLABLES:
             raise UnsafePickleError(
-                f"it asks for {module}.{name}, which is not run: only lists, dicts and arrays are read"
+                f"it calls {module}.{name}, which is not run: only lists, dicts and arrays are read"
             )
         return _RecordedCall(_ALLOWED_CALLABLES[module, name])
 
 
 def safe_unpickle(data: bytes) -> Any:
-    """The plain data in a pickle; Python 2's texts as bytes; arrays yet to be made, by `array`. Raises `Refused`."""
+    """Return the plain data in a pickle.
+
+    Strings of Python 2 are bytes. Arrays are recorded calls, for `to_array`.
+
+    Raises:
+        UnsafePickleError: it is damaged, or contains more than data.
+    """
     try:
         _check_opcodes(data)
         return _SafeUnpickler(io.BytesIO(data), encoding="bytes").load()
     except _CORRUPTION_ERRORS as error:
         raise UnsafePickleError(
-            f"it is no pickle, or a damaged one: {' '.join(str(error).split()) or 'it ends early'}"
+            f"it is not a pickle, or is damaged: {' '.join(str(error).split()) or 'it ends early'}"
         ) from None
 
 
 def to_array(value: Any) -> np.ndarray:
-    """The array of bytes or integers that a pickle holds. Raises `Refused`."""
+    """Return the array of integers in the result of `safe_unpickle`. Raises `UnsafePickleError` for other values."""
     match value:
         case _RecordedCall(kind="array", state=(_, tuple(shape), dtype, bool(fortran) | int(fortran), data)):
             return _build_array(data, dtype, shape, bool(fortran))
         case _RecordedCall(kind="buffer", arguments=(data, dtype, tuple(shape), order)):
             return _build_array(data, dtype, shape, order in ("F", b"F"))
         case _:
-            raise UnsafePickleError("what should be an array is none")
+            raise UnsafePickleError("it is not an array")
 
 
 def _check_opcodes(data: bytes) -> None:
@@ -106,17 +114,18 @@ def _check_opcodes(data: bytes) -> None:
             raise UnsafePickleError("it holds more tuples than arrays need")
         if opcode.name == "LONG_BINPUT" and int(argument or 0) > count:
             raise UnsafePickleError(
-                "it remembers at a place that no writer would choose"
-            )  # the reader would allocate up to there
+                "its memo index is larger than any writer would use"
+            )  # the unpickler would allocate memory up to that index
 
 
-def _build_array(data: Any, dtype: Any, shape: tuple[Any, ...], fortran: bool) -> np.ndarray:
-    kind, raw = _to_dtype(dtype), _to_bytes(data)
+def _build_array(data: Any, dtype: Any, shape: tuple[Any, ...], fortran_order: bool) -> np.ndarray:
+    array_dtype = _to_dtype(dtype)
+    array_bytes = _to_bytes(data)
     if not all(isinstance(side, int) and 0 <= side < 2**40 for side in shape) or len(shape) > 8:
         raise UnsafePickleError("an array of an impossible shape")
-    if math.prod(shape) * kind.itemsize != len(raw):
-        raise UnsafePickleError(f"an array of {len(raw):,} bytes, which is not {list(shape)} of {kind}")
-    return np.frombuffer(raw, kind).reshape(shape, order="F" if fortran else "C")
+    if math.prod(shape) * array_dtype.itemsize != len(array_bytes):
+        raise UnsafePickleError(f"an array of {len(array_bytes):,} bytes, which is not {list(shape)} of {array_dtype}")
+    return np.frombuffer(array_bytes, array_dtype).reshape(shape, order="F" if fortran_order else "C")
 
 
 def _to_dtype(value: Any) -> np.dtype:
@@ -127,7 +136,7 @@ def _to_dtype(value: Any) -> np.dtype:
             big = order in (">", b">")
             if len(text) == 2 and text[0] in "iu" and text[1] in "1248":
                 return np.dtype((">" if big else "<") + text)
-            raise UnsafePickleError(f"an array of {text[:20]!r}, wanted integers")
+            raise UnsafePickleError(f"an array of {text[:20]!r}, expected integers")
         case _:
             raise UnsafePickleError("an array of no type")
 
@@ -150,4 +159,4 @@ def _encode_latin1(text: str) -> bytes:
     try:
         return text.encode("latin1")
     except UnicodeEncodeError:
-        raise UnsafePickleError("an array whose bytes are none") from None
+        raise UnsafePickleError("an array whose data is not bytes") from None

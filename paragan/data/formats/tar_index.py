@@ -1,4 +1,4 @@
-"""Where the images lie in tar shards, so that any one is read by itself: found once, and kept in a small file."""
+"""The index of tar shards: where each image lies, so that it can be read alone. Built once, stored as a small npz."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from isal.isal_zlib import crc32
 
 from paragan.core.errors import UsageError
 from paragan.data.formats.dataset_json import CLASSES_JSON, parse_class_names
-from paragan.data.formats.tar_reader import SequentialReader, TarMember, changed_shard_error, iter_members
+from paragan.data.formats.tar_reader import SequentialReader, TarMember, iter_members
 from paragan.data.source import IMAGE_FORMATS, DecodeError
 from paragan.data.storage.filesystem import FileSystem, format_error, printable
 
-NO_LABEL = -(2**63)  # the label of an image that has none
+NO_LABEL = -(2**63)  # the label of an image without label
 
-_LABEL_SUFFIXES = ("cls", "txt", "json")  # kinds of members that may tell the label, the first that does
-_MAX_LABEL_BYTES = 2**20  # bytes; larger ones tell no label
+_LABEL_SUFFIXES = ("cls", "txt", "json")  # of members that may hold the label, in order of preference
+_MAX_LABEL_BYTES = 2**20  # larger members are not labels
 _MAX_KEY_BYTES = 255
 _DTYPE_KINDS = {
     "shards": "U",
@@ -43,14 +43,17 @@ _CORRUPTION_ERRORS = (
 
 @dataclass(frozen=True, eq=False)
 class TarIndex:
-    """The images of some shards, in their order.
+    """The images of tar shards, in their order.
 
-    shards : [S] names;  sizes : [S] int64, bytes of each, by which a changed shard is noticed
-    shard  : [N] int32, which of them;  start, size : [N] int64, bytes within it
-    label  : [N] int64, `NONE` where an image has none
-    crc32  : [N] uint32, of its bytes
-    keys   : [N] fixed-width bytes, names of samples
-    classes: [K] names, where they are known
+    shards  : [S] names
+    sizes   : [S] int64, bytes of each shard; a changed shard is noticed by them
+    shard   : [N] int32, index of the shard of an image
+    start   : [N] int64, first byte of the image in its shard
+    size    : [N] int64, in bytes
+    label   : [N] int64, NO_LABEL without label
+    crc32   : [N] uint32, of the bytes of the image
+    keys    : [N] fixed-width bytes, names of the samples
+    classes : [K] names, if they are known
     """
 
     shards: tuple[str, ...]
@@ -67,75 +70,93 @@ class TarIndex:
         return len(self.shard)
 
     def select(self, shards: Sequence[str], sizes: Sequence[int]) -> TarIndex | None:
-        """The part about these shards, in this order; None if it is not about all of them as they are."""
-        known = {name: (place, int(size)) for place, (name, size) in enumerate(zip(self.shards, self.sizes))}
+        """Return the index of these shards, in this order; None if one of them is unknown or has another size."""
+        known = {name: (number, int(size)) for number, (name, size) in enumerate(zip(self.shards, self.sizes))}
         if any(known.get(name, (0, -1))[1] != size for name, size in zip(shards, sizes)):
             return None
-        order = np.full(len(self.shards), -1, np.int32)
-        order[[known[name][0] for name in shards]] = np.arange(len(shards))
-        mine = order[self.shard]
-        rows = np.argsort(mine, kind="stable")
-        rows = rows[mine[rows] >= 0]
-        parts = {key: getattr(self, key)[rows] for key in ("start", "size", "label", "crc32", "keys")}
-        return replace(self, shards=tuple(shards), sizes=np.array(sizes, np.int64), shard=mine[rows], **parts)
+        new_number = np.full(len(self.shards), -1, np.int32)  # [S]
+        new_number[[known[name][0] for name in shards]] = np.arange(len(shards))
+        shard = new_number[self.shard]  # [N]
+        rows = np.argsort(shard, kind="stable")
+        rows = rows[shard[rows] >= 0]
+        columns = {key: getattr(self, key)[rows] for key in ("start", "size", "label", "crc32", "keys")}
+        return replace(self, shards=tuple(shards), sizes=np.array(sizes, np.int64), shard=shard[rows], **columns)
 
     def to_bytes(self) -> bytes:
-        """As an .npz, without any pickle."""
-        parts = {key: np.asarray(getattr(self, key)) for key in _DTYPE_KINDS if key != "shards"}
+        """Return the index as an .npz without pickled objects."""
+        columns = {key: np.asarray(getattr(self, key)) for key in _DTYPE_KINDS if key != "shards"}
         names = {"shards": np.array(self.shards, str), "classes": np.array(self.classes, str)}
         file = io.BytesIO()
-        np.savez(file, **names, **parts)  # pyright: ignore[reportArgumentType]
+        np.savez(file, **names, **columns)  # pyright: ignore[reportArgumentType]
         return file.getvalue()
 
 
 def from_bytes(data: bytes, location: str) -> TarIndex:
-    """Read an index, which messages call `where`. Raises `Unusable` for one that is damaged or impossible."""
+    """Parse an index, which messages call `location`.
+
+    Raises:
+        UsageError: it is damaged, or describes impossible shards.
+    """
     try:
         with warnings.catch_warnings(), zipfile.ZipFile(io.BytesIO(data)) as archive:
             warnings.simplefilter("ignore")
-            parts = {key: _read_array(archive, key, kind) for key, kind in {**_DTYPE_KINDS, "classes": "U"}.items()}
-        return _validate(parts)
+            arrays = {key: _read_array(archive, key, kind) for key, kind in {**_DTYPE_KINDS, "classes": "U"}.items()}
+        return _validate(arrays)
     except _CORRUPTION_ERRORS as error:
-        raise UsageError(f"data: {location} is no index, or a damaged one ({format_error(error)}): delete it") from None
+        raise UsageError(
+            f"data: {location} is not an index, or is damaged ({format_error(error)}): delete it"
+        ) from None
 
 
 def build_index(
     fs: FileSystem, shards: Sequence[str], sizes: Sequence[int], log: Callable[[str], None] | None = None
 ) -> TarIndex:
-    """Read every shard once, from front to end, and note where its images lie.
+    """Read every shard once and return where its images lie.
 
-    Files belong together if their names are the same up to the first dot, as webdataset has it: an image (.jpg, .png,
-    .webp, .bmp) and what tells its class, .cls or .txt with a number, or .json with a "label".
+    As in WebDataset, files with the same name up to the first dot are one sample: an image (.jpg, .png, .webp, .bmp)
+    and its label, .cls or .txt with a number, or .json with a "label".
+
+    Args:
+        fs: the folder of the shards.
+        shards: [S] names.
+        sizes: [S] in bytes.
+        log: is called with a line for every shard.
+
+    Raises:
+        UsageError: a shard is damaged or changes, or there is no image.
     """
-    found: list[_TarSample] = []
+    samples: list[_TarSample] = []
     for number, (name, size) in enumerate(zip(shards, sizes)):
         file = SequentialReader(fs, name, size)
         try:
-            found += _read_samples(file, number)
+            samples += _read_samples(file, number)
         except DecodeError as error:
-            raise changed_shard_error(file, error) from None
+            raise UsageError(
+                f"data: {fs.display_path(name)} cannot be read: it {error}; is it being written?"
+            ) from None
         if log:
-            log(f"{number + 1:,} of {len(shards):,} shards looked through, {len(found):,} images")
-    if not found:
+            log(f"{number + 1:,} of {len(shards):,} shards read, {len(samples):,} images")
+    if not samples:
         raise UsageError(
             f"data: {fs.location}: no image in {_abbreviate(shards)}: put {', '.join(IMAGE_FORMATS)} into them"
         )
-    keys = [one.key.encode("utf8", "surrogateescape")[:_MAX_KEY_BYTES] for one in found]
     return TarIndex(
-        tuple(shards),
-        np.array(sizes, np.int64),
-        np.array([one.shard for one in found], np.int32),
-        np.array([one.start for one in found], np.int64),
-        np.array([one.size for one in found], np.int64),
-        np.array([one.label for one in found], np.int64),
-        np.array([one.crc32 for one in found], np.uint32),
-        np.array(keys),
-        read_classes_json(fs),
+        shards=tuple(shards),
+        sizes=np.array(sizes, np.int64),
+        shard=np.array([sample.shard for sample in samples], np.int32),
+        start=np.array([sample.start for sample in samples], np.int64),
+        size=np.array([sample.size for sample in samples], np.int64),
+        label=np.array([sample.label for sample in samples], np.int64),
+        crc32=np.array([sample.crc32 for sample in samples], np.uint32),
+        keys=np.array([sample.key.encode("utf8", "surrogateescape")[:_MAX_KEY_BYTES] for sample in samples]),
+        classes=read_classes_json(fs),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _TarSample:
+    """One image: a row of the index."""
+
     key: str
     shard: int
     start: int
@@ -145,23 +166,27 @@ class _TarSample:
 
 
 def _read_samples(file: SequentialReader, shard: int) -> Iterator[_TarSample]:
-    """The samples of one shard that have an image."""
-    key, images, texts = None, {}, {}
+    """Yield the samples of one shard that have an image."""
+    key: str | None = None
+    images: dict[str, tuple[TarMember, int]] = {}
+    labels: dict[str, bytes] = {}
     for member in iter_members(file):
         folder, _, base = member.name.rpartition("/")
-        stem, dot, kind = base.partition(".")
+        stem, dot, suffix = base.partition(".")
         if not stem or not dot:
-            continue  # hidden, or without a kind
-        mine = f"{folder}/{stem}" if folder else stem
-        if mine != key:
-            yield from _finish_sample(file, shard, key, images, texts)
-            key, images, texts = mine, {}, {}
-        kind = kind.lower()
-        if f".{kind.rpartition('.')[2]}" in IMAGE_FORMATS:
-            images[kind] = member, _compute_crc32(file, member)
-        elif kind in _LABEL_SUFFIXES and member.size <= _MAX_LABEL_BYTES:
-            texts[kind] = file.read(member.offset, member.size)
-    yield from _finish_sample(file, shard, key, images, texts)
+            continue  # hidden, or without a suffix
+        member_key = f"{folder}/{stem}" if folder else stem
+        if member_key != key:
+            yield from _finish_sample(file, shard, key, images, labels)
+            key = member_key
+            images = {}
+            labels = {}
+        suffix = suffix.lower()
+        if f".{suffix.rpartition('.')[2]}" in IMAGE_FORMATS:
+            images[suffix] = member, _compute_crc32(file, member)
+        elif suffix in _LABEL_SUFFIXES and member.size <= _MAX_LABEL_BYTES:
+            labels[suffix] = file.read(member.offset, member.size)
+    yield from _finish_sample(file, shard, key, images, labels)
 
 
 def _finish_sample(
@@ -169,35 +194,36 @@ def _finish_sample(
     shard: int,
     key: str | None,
     images: dict[str, tuple[TarMember, int]],
-    texts: dict[str, bytes],
+    labels: dict[str, bytes],
 ) -> Iterator[_TarSample]:
+    """Yield the sample of members with one key, by suffix, if it has an image."""
     if key is None or not images:
         return
-    plain = [kind for kind in images if "." not in kind] or list(images)
-    if len(plain) > 1:
+    candidates = [suffix for suffix in images if "." not in suffix] or list(images)
+    if len(candidates) > 1:
         raise UsageError(
             f"data: {file.fs.display_path(file.name)}: {printable(key)} has several images "
-            f"({', '.join(printable(kind) for kind in plain[:3])}): keep one a sample"
+            f"({', '.join(printable(suffix) for suffix in candidates[:3])}): keep one a sample"
         )
-    member, crc32 = images[plain[0]]
-    yield _TarSample(key, shard, member.offset, member.size, crc32, _parse_label(texts, file, key))
+    member, checksum = images[candidates[0]]
+    yield _TarSample(key, shard, member.offset, member.size, checksum, _parse_label(labels, file, key))
 
 
-def _parse_label(texts: dict[str, bytes], file: SequentialReader, key: str) -> int:
-    if "cls" in texts:
-        if (label := _parse_int(texts["cls"])) is None:
-            text = printable(texts["cls"][:40].decode("utf8", "replace"))
-            where = f"{file.fs.display_path(file.name)}, {printable(key)}.cls"
-            raise UsageError(f"data: {where}: {text!r} is no class: write a number from 0 on")
+def _parse_label(labels: dict[str, bytes], file: SequentialReader, key: str) -> int:
+    if "cls" in labels:
+        if (label := _parse_int(labels["cls"])) is None:
+            text = printable(labels["cls"][:40].decode("utf8", "replace"))
+            member = f"{file.fs.display_path(file.name)}, {printable(key)}.cls"
+            raise UsageError(f"data: {member}: {text!r} is not a class: write a number from 0 on")
         return label
-    if "txt" in texts and (label := _parse_int(texts["txt"])) is not None:
+    if "txt" in labels and (label := _parse_int(labels["txt"])) is not None:
         return label
-    if "json" in texts:
+    if "json" in labels:
         try:
-            whole = json.loads(texts["json"])
+            content = json.loads(labels["json"])
         except (ValueError, RecursionError):
             return NO_LABEL
-        label = whole.get("label") if isinstance(whole, dict) else None
+        label = content.get("label") if isinstance(content, dict) else None
         if type(label) is int and abs(label) < 2**63:
             return label
     return NO_LABEL
@@ -209,14 +235,18 @@ def _parse_int(data: bytes) -> int | None:
 
 
 def _compute_crc32(file: SequentialReader, member: TarMember) -> int:
-    found = 0
-    for piece in file.iter_chunks(member.offset, member.size):
-        found = crc32(piece, found)
-    return found
+    checksum = 0
+    for chunk in file.iter_chunks(member.offset, member.size):
+        checksum = crc32(chunk, checksum)
+    return checksum
 
 
 def read_classes_json(fs: FileSystem) -> tuple[str, ...]:
-    """The names in the classes.json beside the shards, if there is one that may be read."""
+    """Return the names in the classes.json of a folder; () if it does not exist or cannot be read.
+
+    Raises:
+        UsageError: it is not a list of unique names.
+    """
     try:
         data = fs.read(CLASSES_JSON)
     except (DecodeError, OSError, UsageError):
@@ -225,7 +255,7 @@ def read_classes_json(fs: FileSystem) -> tuple[str, ...]:
 
 
 def _read_array(archive: zipfile.ZipFile, key: str, kind: str) -> np.ndarray:
-    """One array [n], its length taken from its bytes, never from what it claims."""
+    """Read one array [n]. Its length must match its bytes: the header alone is not trusted."""
     info = archive.getinfo(f"{key}.npy")
     if info.compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"{key} is compressed")
@@ -239,24 +269,29 @@ def _read_array(archive: zipfile.ZipFile, key: str, kind: str) -> np.ndarray:
     return np.frombuffer(data, dtype)
 
 
-def _validate(parts: dict[str, np.ndarray]) -> TarIndex:
-    shards, sizes, shard, start, size = (parts[key] for key in ("shards", "sizes", "shard", "start", "size"))
-    rows = {key: len(parts[key]) for key in ("shard", "start", "size", "label", "crc32", "keys")}
+def _validate(arrays: dict[str, np.ndarray]) -> TarIndex:
+    shards, sizes, shard, start, size = (arrays[key] for key in ("shards", "sizes", "shard", "start", "size"))
+    rows = {key: len(arrays[key]) for key in ("shard", "start", "size", "label", "crc32", "keys")}
     if len(set(rows.values())) != 1 or not len(shard) or len(shards) != len(sizes) or not len(shards):
-        raise ValueError(f"its parts do not fit: {len(shards)} shards, {len(sizes)} sizes, {rows}")
+        raise ValueError(f"its arrays do not fit: {len(shards)} shards, {len(sizes)} sizes, {rows}")
     names = tuple(str(name) for name in shards)
     if len(set(names)) < len(names) or shard.min() < 0 or shard.max() >= len(shards):
-        raise ValueError("it names shards that are not there, or one twice")
+        raise ValueError("it names shards that do not exist, or one twice")
     if start.min() < 0 or size.min() < 0 or (size > sizes[shard] - start).any():
         raise ValueError("it places images outside of their shards")
-    fields = {key: parts[key].astype(np.int64) for key in ("sizes", "start", "size", "label")}
-    classes = tuple(str(name) for name in parts["classes"])
-    crc32 = parts["crc32"].astype(np.uint32)
     return TarIndex(
-        shards=names, shard=shard.astype(np.int32), crc32=crc32, keys=parts["keys"], classes=classes, **fields
+        shards=names,
+        sizes=sizes.astype(np.int64),
+        shard=shard.astype(np.int32),
+        start=start.astype(np.int64),
+        size=size.astype(np.int64),
+        label=arrays["label"].astype(np.int64),
+        crc32=arrays["crc32"].astype(np.uint32),
+        keys=arrays["keys"],
+        classes=tuple(str(name) for name in arrays["classes"]),
     )
 
 
 def _abbreviate(names: Sequence[str]) -> str:
-    first, *others = map(printable, names)
-    return f"{first} and {len(others):,} more" if others else first
+    first = printable(names[0])
+    return f"{first} and {len(names) - 1:,} more" if len(names) > 1 else first

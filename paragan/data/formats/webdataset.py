@@ -1,4 +1,4 @@
-"""WebDataset shards: images in tars, read one by one through an index."""
+"""WebDataset shards: images in tar files, read one by one through an index (`tar_index`)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,30 @@ import numpy as np
 
 from paragan.core.atomic_write import atomic_output
 from paragan.core.errors import UsageError
-from paragan.data.formats.dataset_json import default_class_names
-from paragan.data.formats.npz import check_labels
+from paragan.data.formats.class_labels import check_labels, resolve_class_names
 from paragan.data.formats.read_span import read_span
 from paragan.data.formats.tar_index import NO_LABEL, TarIndex, build_index, from_bytes, read_classes_json
 from paragan.data.source import DecodeError
 from paragan.data.storage.filesystem import ByteRange, DirListing, FileSystem, RemoteOptions, printable
-from paragan.data.storage.local import LocalFileSystem
 
 INDEX_FILE = "paragan-index.npz"
 LogFn = Callable[[str], None]
 
 _NUMBER_RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
-_MAX_SHARDS = 100_000  # shards
-_STAT_THREADS = 16  # far shards whose size is asked for
+_MAX_SHARDS = 100_000
+_STAT_THREADS = 16
 
 
 class TarShardSource:
-    """Images in tar shards. Their checksums are those of the index, and checked."""
+    """The images of tar shards. Each read is verified with the checksum in the index.
+
+    Args:
+        fs: the folder of the shards.
+        index: where the images lie.
+        labels: [N] int64, or None.
+        classes: [K] names.
+        notes: lines for `describe`.
+    """
 
     array = None
 
@@ -43,27 +49,36 @@ class TarShardSource:
         classes: tuple[str, ...],
         notes: tuple[str, ...],
     ):
-        self.fs, self.index, self.location, self.is_local = fs, index, fs.location, not fs.is_remote
-        self.labels, self.classes, self.notes = labels, classes, notes
+        self.fs = fs
+        self.index = index
+        self.location = fs.location
+        self.is_local = not fs.is_remote
+        self.labels = labels
+        self.classes = classes
+        self.notes = notes
         columns: tuple[Any, ...] = (index.shard, index.start, index.size, index.crc32)
-        self._columns = tuple(map(memoryview, columns))  # which are read faster than arrays
+        self._columns = tuple(map(memoryview, columns))  # single values are read faster than from arrays
 
     def __len__(self) -> int:
         return len(self.index)
 
     def read(self, index: int) -> bytes:
+        """Return the file of image `index`."""
         shard, start, size, checksum = self._columns
         return read_span(self.fs, self.index.shards[shard[index]], start[index], size[index], checksum[index])
 
     def byte_ranges(self, index: np.ndarray) -> list[ByteRange]:
-        about = self.index
-        columns = (column[index].tolist() for column in (about.shard, about.start, about.size, about.crc32))
-        return [(about.shards[shard], *lies) for shard, *lies in zip(*columns)]
+        """Return where the images `index` [n] lie."""
+        rows = self.index
+        columns = (column[index].tolist() for column in (rows.shard, rows.start, rows.size, rows.crc32))
+        return [(rows.shards[shard], start, size, checksum) for shard, start, size, checksum in zip(*columns)]
 
     def sample_name(self, index: int) -> str:
+        """Return the path or address of the shard of image `index`, and its name in the shard."""
         return _sample_name(self.fs, self.index, index)
 
     def fingerprint_parts(self) -> Iterable[bytes]:
+        """Yield names, sizes and checksums of all images."""
         yield self.index.keys.tobytes()
         yield self.index.size.astype("<i8").tobytes()
         yield self.index.crc32.astype("<u4").tobytes()
@@ -78,31 +93,44 @@ def open_tar_shards(
     log: LogFn | None = None,
     names: Sequence[str] = (),
 ) -> TarShardSource:
-    """The images in the shards of `place` that `pattern` names: a.tar, shard-*.tar, shard-{000..012}.tar; or `names`.
+    """Open the images of tar shards.
 
-    Their index is `INDEX` beside them where it is about them as they are. Otherwise they are read once to make it, and
-    it is kept there, or in the cache of `reach` if they lie far away, if that can be written.
+    The index is read from INDEX_FILE in their folder if it fits. Otherwise the shards are read once to build it, and it
+    is stored there, or for remote shards in the cache folder, if that can be written.
+
+    Args:
+        fs: the folder of the shards.
+        pattern: their names: a.tar, shard-*.tar, shard-{000..012}.tar.
+        remote: has the cache folder.
+        labels: whether to use the labels.
+        log: is called with a line for every shard that is read.
+        names: their names, instead of `pattern`.
+
+    Raises:
+        UsageError: there are no such shards, one is damaged, or labels do not fit.
     """
     sizes = _stat_shards(fs, names) if names else shard_sizes(fs, pattern)
-    index, note = _load_or_build_index(fs, sizes, remote or RemoteOptions(), log)
-    notes = (f"{len(sizes):,} shard{'s' * (len(sizes) != 1)}; {note}",)
+    index, index_note = _load_or_build_index(fs, sizes, remote or RemoteOptions(), log)
+    unit = "shard" if len(sizes) == 1 else "shards"
+    notes = (f"{len(sizes):,} {unit}; {index_note}",)
     if not labels or (index.label == NO_LABEL).all():
         return TarShardSource(fs, index, None, (), notes)
-    bare = np.flatnonzero(index.label == NO_LABEL)
-    if len(bare):
+    unlabelled = np.flatnonzero(index.label == NO_LABEL)
+    if len(unlabelled):
+        example = _sample_name(fs, index, int(unlabelled[0]))
         raise UsageError(
-            f"data: {len(bare):,} of {len(index):,} images have no class ({_sample_name(fs, index, int(bare[0]))}): "
+            f"data: {len(unlabelled):,} of {len(index):,} images have no class ({example}): "
             f"add a .cls with a number to each"
         )
     classes = read_classes_json(fs) or index.classes
     check_labels(index.label, fs.location, len(classes) or None)
-    return TarShardSource(fs, index, index.label, classes or default_class_names(index.label), notes)
+    return TarShardSource(fs, index, index.label, resolve_class_names(index.label, classes), notes)
 
 
 def open_from_index(
     fs: FileSystem, remote: RemoteOptions | None = None, *, labels: bool = True
 ) -> TarShardSource | None:
-    """The shards that the index in a folder names, where the folder itself cannot be listed; None if there is none."""
+    """Open the shards that the index of a folder names, if the folder cannot be listed; None without an index."""
     try:
         index = from_bytes(fs.read(INDEX_FILE), fs.display_path(INDEX_FILE))
     except (DecodeError, UsageError, OSError):
@@ -118,17 +146,21 @@ def _sample_name(fs: FileSystem, index: TarIndex, row: int) -> str:
 
 
 def is_shard_pattern(name: str) -> bool:
-    """Whether it names shards by `*` or {first..last}."""
+    """Return whether a name is a pattern with `*` or {first..last}."""
     return "*" in name or _NUMBER_RANGE.search(name) is not None
 
 
 def list_shards(listing: DirListing) -> list[str]:
-    """The tars of a folder."""
+    """Return the tar files of a folder."""
     return [name for name in listing.files if name.endswith(".tar")]
 
 
 def expand_pattern(pattern: str) -> Iterator[str]:
-    """The names that {first..last} stands for; zeros in front of the first are kept."""
+    """Yield the names that {first..last} stands for, padded like the first number.
+
+    Raises:
+        UsageError: the range is empty or too large.
+    """
     match = _NUMBER_RANGE.search(pattern)
     if match is None:
         yield pattern
@@ -136,7 +168,7 @@ def expand_pattern(pattern: str) -> Iterator[str]:
     first, last = match[1], match[2]
     if not 0 <= int(last) - int(first) < _MAX_SHARDS:
         raise UsageError(
-            f"data: {printable(match[0])} is no range of 1 to {_MAX_SHARDS:,}: give one such as {{000..012}}"
+            f"data: {printable(match[0])} is not a range of 1 to {_MAX_SHARDS:,} shards: give one such as {{000..012}}"
         )
     width = len(first) if first.startswith("0") else 0
     for number in range(int(first), int(last) + 1):
@@ -145,17 +177,22 @@ def expand_pattern(pattern: str) -> Iterator[str]:
 
 
 def shard_sizes(fs: FileSystem, pattern: str) -> dict[str, int]:
-    """The shards that a pattern names, with their bytes."""
-    itself = isinstance(fs, LocalFileSystem) and (fs.root / pattern).is_file()  # a file that is called so
-    names, sizes = [pattern] if itself else list(expand_pattern(pattern)), {}
-    if "*" in pattern and not itself:
-        wanted = re.compile("|".join(re.escape(name).replace(r"\*", ".*") for name in names))
+    """Return the shards that a pattern names, and their sizes in bytes.
+
+    Raises:
+        UsageError: there are none, or one does not exist.
+    """
+    is_file = fs.local_root is not None and (fs.local_root / pattern).is_file()  # a file with the pattern as its name
+    names = [pattern] if is_file else list(expand_pattern(pattern))
+    sizes: dict[str, int | None] = {}
+    if "*" in pattern and not is_file:
+        regex = re.compile("|".join(re.escape(name).replace(r"\*", ".*") for name in names))
         files = fs.list_dir().files
-        sizes = {name: files[name] for name in files if wanted.fullmatch(name)}
+        sizes = {name: files[name] for name in files if regex.fullmatch(name)}
         names = list(sizes)
         if not names:
             raise UsageError(
-                f"data: {fs.location} holds no {printable(pattern)}: give the names that lie there, by * if many"
+                f"data: {fs.location} holds no {printable(pattern)}: give the names of its shards, such as *.tar"
             )
     sizes |= _stat_shards(fs, [name for name in names if sizes.get(name) is None])
     return {name: int(sizes[name] or 0) for name in names}
@@ -178,26 +215,27 @@ def _stat_shard(fs: FileSystem, name: str) -> int:
 def _load_or_build_index(
     fs: FileSystem, sizes: dict[str, int], remote: RemoteOptions, log: LogFn | None
 ) -> tuple[TarIndex, str]:
-    """The index of the shards, and where it is from."""
-    names, lengths = list(sizes), list(sizes.values())
-    kept = _index_path(fs, sizes, remote)
-    for data, where in _stored_indexes(fs, kept):
-        with contextlib.suppress(UsageError):  # damaged: as if there was none
-            if found := from_bytes(data, where).select(names, lengths):
-                return found, f"index of {where}"
-    made = build_index(fs, names, lengths, log)
-    if kept is None:
-        return made, "their index is made anew each time; --data.remote.cache_dir=FOLDER would keep it"
+    """Return the index of the shards, and a note about where it comes from."""
+    names = list(sizes)
+    lengths = list(sizes.values())
+    index_path = _index_path(fs, sizes, remote)
+    for data, location in _stored_indexes(fs, index_path):
+        with contextlib.suppress(UsageError):  # a damaged index is built again
+            if index := from_bytes(data, location).select(names, lengths):
+                return index, f"index of {location}"
+    index = build_index(fs, names, lengths, log)
+    if index_path is None:
+        return index, "the index is built at every start; --data.remote.cache_dir=FOLDER would store it"
     try:
-        with atomic_output(kept) as path:
-            path.write_bytes(made.to_bytes())
+        with atomic_output(index_path) as path:
+            path.write_bytes(index.to_bytes())
     except (UsageError, OSError):
-        return made, f"their index cannot be kept as {printable(kept)}, and is made anew each time"
-    return made, f"index kept as {printable(kept)}"
+        return index, f"the index cannot be stored as {printable(index_path)} and is built at every start"
+    return index, f"index stored as {printable(index_path)}"
 
 
 def _stored_indexes(fs: FileSystem, path: Path | None) -> Iterator[tuple[bytes, str]]:
-    """What may be their index: the file beside them, or the one that was kept."""
+    """Yield the stored indexes, which may be of other shards: the file in the folder, and the one in the cache."""
     with contextlib.suppress(DecodeError, OSError):
         yield fs.read(INDEX_FILE), fs.display_path(INDEX_FILE)
     if path is not None and fs.is_remote:
@@ -206,10 +244,10 @@ def _stored_indexes(fs: FileSystem, path: Path | None) -> Iterator[tuple[bytes, 
 
 
 def _index_path(fs: FileSystem, sizes: dict[str, int], remote: RemoteOptions) -> Path | None:
-    """The file that keeps an index which had to be made."""
-    if not fs.is_remote:
-        return fs.root / INDEX_FILE if isinstance(fs, LocalFileSystem) else None
-    about = hashlib.sha256(repr((fs.location, list(sizes.items()))).encode(errors="surrogateescape")).hexdigest()[:32]
-    return (
-        Path(remote.resolved_cache_dir).expanduser() / "indexes" / f"{about}.npz" if remote.resolved_cache_dir else None
-    )
+    """Return where to store an index that had to be built; None if nowhere."""
+    if fs.local_root is not None:
+        return fs.local_root / INDEX_FILE
+    if not remote.resolved_cache_dir:
+        return None
+    digest = hashlib.sha256(repr((fs.location, list(sizes.items()))).encode(errors="surrogateescape")).hexdigest()[:32]
+    return Path(remote.resolved_cache_dir).expanduser() / "indexes" / f"{digest}.npz"

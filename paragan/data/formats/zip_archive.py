@@ -1,4 +1,4 @@
-"""Image files in a .zip, read one by one where they lie in it."""
+"""Image files in a .zip, read one by one without extracting the archive."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from isal.isal_zlib import crc32
 
 from paragan.core.errors import UsageError
 from paragan.data.formats import dataset_json
+from paragan.data.formats.class_labels import resolve_class_names
 from paragan.data.formats.dataset_json import (
     CLASSES_JSON,
     DATASET_JSON,
     is_image,
     parse_class_names,
     parse_dataset_json,
-    resolve_class_names,
 )
 from paragan.data.formats.image_folder import format_extensions
 from paragan.data.formats.read_span import MAX_RECORD_BYTES, read_span
 from paragan.data.source import IMAGE_FORMATS, DecodeError
 from paragan.data.storage.filesystem import FileSystem, format_error, printable
 
-_LOCAL_HEADER = struct.Struct(
-    "<4s5H3L2H"
-)  # the header before a member's bytes: [0] signature, [9] and [10] two lengths
-_HEADER_SLACK_BYTES = 64  # bytes asked for beyond what the header probably takes: one request a member instead of two
+# The local header of a member: [0] is the signature, [9] and [10] are the lengths of name and extra field.
+_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+_HEADER_SLACK_BYTES = 64  # read beyond the expected header, so that most members take one request instead of two
 _ENCRYPTED_FLAG = 1
 _CORRUPTION_ERRORS = (
     *(zipfile.BadZipFile, struct.error, EOFError, RuntimeError, NotImplementedError),
@@ -41,10 +40,10 @@ _CORRUPTION_ERRORS = (
 
 @dataclass(frozen=True, slots=True)
 class ZipMember:
-    """Where a file lies in its archive, as the central directory says. Sizes in bytes."""
+    """A file in the archive, as the central directory describes it. Sizes in bytes."""
 
     name: str
-    header_offset: int  # of its local header
+    header_offset: int
     compressed_size: int
     size: int
     method: int
@@ -53,10 +52,16 @@ class ZipMember:
 
 
 class ZipArchive:
-    """The files in a zip. Names in it are only ever compared, never taken for paths."""
+    """The files in a zip. Names in it are only compared, never used as paths.
+
+    Raises:
+        UsageError: it is damaged, or not a zip.
+    """
 
     def __init__(self, fs: FileSystem, name: str):
-        self.fs, self.name, self.location = fs, name, fs.display_path(name)
+        self.fs = fs
+        self.name = name
+        self.location = fs.display_path(name)
         self.size_bytes = fs.size(name)
         with fs.open(name) as file:
             self.members = self._read_directory(file)
@@ -71,41 +76,42 @@ class ZipArchive:
                     for i in archive.infolist()
                     if not i.filename.endswith("/")
                 ]
-        except (*_CORRUPTION_ERRORS, OSError) as error:  # OSError: the damage sent zipfile to an impossible place
+        except (*_CORRUPTION_ERRORS, OSError) as error:  # OSError: damage made zipfile seek to an impossible position
             reason = format_error(error)
-            raise UsageError(f"data: {self.location} is no zip, or a damaged one ({reason}): write it again") from None
+            raise UsageError(f"data: {self.location} is not a zip, or is damaged ({reason}): write it again") from None
 
     def read(self, member: ZipMember, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
-        """What a member holds, checked. Raises `DecodeError`."""
+        """Return the contents of a member, verified by its checksum. Raises `DecodeError`."""
         if member.flags & _ENCRYPTED_FLAG:
             raise DecodeError("is encrypted")
         if member.method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise DecodeError(f"is packed by method {member.method}, only stored and deflated are read")
+            raise DecodeError(f"is compressed by method {member.method}, only stored and deflated are supported")
         if max(member.size, member.compressed_size) > max_bytes:
             raise DecodeError(
                 f"takes {max(member.size, member.compressed_size):,} bytes, more than any image ({max_bytes:,})"
             )
         data = self._decompress(member, self._read_compressed(member))
         if len(data) != member.size:
-            raise DecodeError(f"is not of {member.size:,} bytes, as the archive says")
+            raise DecodeError(f"does not have the {member.size:,} bytes that the archive says")
         if crc32(data) != member.crc32:
-            raise DecodeError("its checksum in the archive is another: it was damaged")
+            raise DecodeError("does not match its checksum in the archive: it was damaged")
         return data
 
     def _read_compressed(self, member: ZipMember) -> bytes:
-        likely = (
+        if not 0 <= member.header_offset <= self.size_bytes - _LOCAL_HEADER.size - member.compressed_size:
+            raise DecodeError("lies outside of the archive")
+        likely_size = (
             _LOCAL_HEADER.size
             + len(member.name.encode(errors="replace"))
             + _HEADER_SLACK_BYTES
             + member.compressed_size
         )
-        if not 0 <= member.header_offset <= self.size_bytes - _LOCAL_HEADER.size - member.compressed_size:
-            raise DecodeError("lies outside of the archive")
-        data = read_span(self.fs, self.name, member.header_offset, min(likely, self.size_bytes - member.header_offset))
-        signature, *_, name, extra = _LOCAL_HEADER.unpack_from(data)
+        likely_size = min(likely_size, self.size_bytes - member.header_offset)
+        data = read_span(self.fs, self.name, member.header_offset, likely_size)
+        signature, *_, name_size, extra_size = _LOCAL_HEADER.unpack_from(data)
         if signature != b"PK\x03\x04":
             raise DecodeError("its header in the archive is damaged")
-        start = _LOCAL_HEADER.size + name + extra
+        start = _LOCAL_HEADER.size + name_size + extra_size
         if start + member.compressed_size > len(data):
             return read_span(self.fs, self.name, member.header_offset + start, member.compressed_size)
         return data[start : start + member.compressed_size]
@@ -113,16 +119,23 @@ class ZipArchive:
     def _decompress(self, member: ZipMember, data: bytes) -> bytes:
         if member.method == zipfile.ZIP_STORED:
             return data
+        max_size = member.size + 1  # a wrong size is noticed, and a decompression bomb is harmless
         try:
-            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(
-                data, member.size + 1
-            )  # never more, whatever it holds
+            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, max_size)
         except zlib.error as error:
-            raise DecodeError(f"cannot be unpacked ({error})") from None
+            raise DecodeError(f"cannot be decompressed ({error})") from None
 
 
 class ZipSource:
-    """The images in an archive. Their checksums are those of the archive, and checked."""
+    """The images of an archive. Each read is verified with the checksum in the archive.
+
+    Args:
+        archive: the archive.
+        members: [N] the images.
+        labels: [N] int64, or None.
+        classes: [K] names.
+        notes: lines for `describe`.
+    """
 
     array = None
 
@@ -134,76 +147,90 @@ class ZipSource:
         classes: tuple[str, ...],
         notes: tuple[str, ...],
     ):
-        self.archive, self.members, self.location, self.is_local = (
-            archive,
-            members,
-            archive.location,
-            not archive.fs.is_remote,
-        )
-        self.labels, self.classes, self.notes = labels, classes, notes
+        self.archive = archive
+        self.members = members
+        self.location = archive.location
+        self.is_local = not archive.fs.is_remote
+        self.labels = labels
+        self.classes = classes
+        self.notes = notes
 
     def __len__(self) -> int:
         return len(self.members)
 
     def read(self, index: int) -> bytes:
+        """Return the file of image `index`."""
         return self.archive.read(self.members[index])
 
     def sample_name(self, index: int) -> str:
+        """Return the path or address of the archive, and the name of image `index` in it."""
         return f"{self.location}/{printable(self.members[index].name)}"
 
     def fingerprint_parts(self) -> Iterable[bytes]:
-        for one in self.members:
-            yield f"{one.name}\0{one.size}\0{one.crc32}\n".encode(errors="surrogateescape")
+        """Yield names, sizes and checksums."""
+        for member in self.members:
+            yield f"{member.name}\0{member.size}\0{member.crc32}\n".encode(errors="surrogateescape")
 
 
 def open_zip(fs: FileSystem, name: str, *, labels: bool = True) -> ZipSource:
-    """The images in the archive `name`, labelled by its dataset.json, or by its folders where it has none."""
+    """Open the images of the archive `name`, labelled by its dataset.json, or by its folders if it has none.
+
+    Raises:
+        UsageError: it is damaged, holds no image, or labels do not fit.
+    """
     archive = ZipArchive(fs, name)
-    images = sorted((one for one in archive.members if is_image(one.name)), key=lambda one: one.name)
+    members_by_name = {member.name: member for member in reversed(archive.members)}  # the first of equal names
+    images = sorted((member for member in archive.members if is_image(member.name)), key=lambda member: member.name)
     if not images:
-        found = f"only {format_extensions(one.name for one in archive.members)}" if archive.members else "it is empty"
+        found = f"only {format_extensions(member.name for member in archive.members)}"
+        if not archive.members:
+            found = "it is empty"
         raise UsageError(f"data: {archive.location} holds no image, {found}: put {', '.join(IMAGE_FORMATS)} into it")
-    names = [one.name for one in images]
-    others = len(archive.members) - len(images)
-    twice = next((name for name, after in itertools.pairwise(names) if name == after), None)
-    if twice is not None:
-        raise UsageError(f"data: {archive.location} holds {printable(twice)} twice: write it again with one of them")
-    about, names_of = (
-        next((one for one in archive.members if one.name == name), None) for name in (DATASET_JSON, CLASSES_JSON)
-    )
-    others -= bool(about) + bool(about and names_of)
-    notes = (f"ignored other files in the archive ({others:,})",) * bool(others)
+    names = [member.name for member in images]
+    for first, second in itertools.pairwise(names):
+        if first == second:
+            raise UsageError(
+                f"data: {archive.location} holds {printable(first)} twice: write it again with one of them"
+            )
+    labels_member = members_by_name.get(DATASET_JSON)
+    classes_member = members_by_name.get(CLASSES_JSON) if labels_member else None
+    num_ignored = len(archive.members) - len(images) - bool(labels_member) - bool(classes_member)
+    notes = (f"ignored other files in the archive ({num_ignored:,})",) if num_ignored else ()
     if not labels:
         return ZipSource(archive, images, None, (), notes)
-    if about is None:
+    if labels_member is None:
         return ZipSource(archive, images, *_labels_from_folders(names, archive.location), notes)
-    where = f"{archive.location}/{DATASET_JSON}"
+    path = f"{archive.location}/{DATASET_JSON}"
+    classes: tuple[str, ...] = ()
     try:
-        classes = parse_class_names(archive.read(names_of), f"{archive.location}/{CLASSES_JSON}") if names_of else ()
-        numbers = parse_dataset_json(
-            archive.read(about, dataset_json.MAX_JSON_BYTES), names, where, len(classes) or None
-        )
+        if classes_member:
+            classes = parse_class_names(archive.read(classes_member), f"{archive.location}/{CLASSES_JSON}")
+        data = archive.read(labels_member, dataset_json.MAX_JSON_BYTES)
+        numbers = parse_dataset_json(data, names, path, len(classes) or None)
     except DecodeError as error:
-        raise UsageError(f"data: {where} cannot be read: it {error}; write the archive again") from None
+        raise UsageError(f"data: {path} cannot be read: it {error}; write the archive again") from None
     return ZipSource(archive, images, numbers, resolve_class_names(numbers, classes), notes)
 
 
 def _labels_from_folders(names: Sequence[str], location: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """Labels by the folder that holds a file; without any folder, none. One folder around all of them is nothing."""
-    parts = [name.split("/")[:-1] for name in names]
-    depth = len(parts[0])
-    odd = next((name for name, folders in zip(names, parts) if len(folders) != depth), None)
-    if odd is not None:
-        raise UsageError(
-            f"data: {location} holds images at different depths ({printable(names[0])}, {printable(odd)}): "
-            f"put all of them into a folder each class, or add a {DATASET_JSON}"
-        )
-    if depth > 1 and len({tuple(folders[:-1]) for folders in parts}) > 1:
+    """Return labels by the folder of each file, and the names of the folders; none if files are in no folder.
+
+    One folder around all others is allowed.
+    """
+    folders_by_image = [name.split("/")[:-1] for name in names]
+    depth = len(folders_by_image[0])
+    for name, folders in zip(names, folders_by_image):
+        if len(folders) != depth:
+            raise UsageError(
+                f"data: {location} holds images at different depths ({printable(names[0])}, {printable(name)}): "
+                f"put all of them into a folder for each class, or add a {DATASET_JSON}"
+            )
+    if depth > 1 and len({tuple(folders[:-1]) for folders in folders_by_image}) > 1:
         raise UsageError(
             f"data: {location} holds folders within folders ({printable(names[0])}): "
-            f"keep one level, a folder each class, or add a {DATASET_JSON}"
+            f"keep one level, a folder for each class, or add a {DATASET_JSON}"
         )
     if depth == 0:
         return None, ()
-    classes, labels = np.unique([folders[-1] for folders in parts], return_inverse=True)
+    classes, labels = np.unique([folders[-1] for folders in folders_by_image], return_inverse=True)
     return labels.astype(np.int64), tuple(printable(str(name)) for name in classes)

@@ -1,12 +1,14 @@
-"""A process that decodes.
+"""Processes that decode images.
 
-    with Decoder(shared, folder) as decoder:
-        reasons, spent = decoder.decode(records, mirrored, piece, 0)     # piece: of shared, [N, R, R, C] uint8
+    with DecodeWorker(arena, root) as worker:
+        reasons, cost = worker.decode(samples, mirrored, block, 0)     # block: of the arena, [N, R, R, C] uint8
 
-It has an interpreter of its own, and so a lock of its own: neither the training loop nor another decoder ever waits for
-it. Encoded images, or the spots where they lie, go there through a socket; pixels come back through memory that both
-see. It ends when its owner does. A record at which it dies twice, alone the second time, is damaged; where somebody
-killed it, nothing is.
+A process has an interpreter of its own, so neither the training loop nor other workers wait for its lock. Encoded
+images, or the byte ranges where they lie, go to it through a socket; pixels come back through shared memory. It is
+started with `python -c`, never forked, and does not import torch. It ends with its owner.
+
+If it crashes, each image of the request is tried alone; one that crashes it again is damaged. If the system or a user
+kills it, no image is to blame.
 """
 
 from __future__ import annotations
@@ -35,38 +37,47 @@ from paragan.data.source import DecodeError, Record
 from paragan.data.storage.filesystem import ByteRange, format_error
 from paragan.data.storage.local import LocalFileSystem
 
-EncodedSample = Record | ByteRange | DecodeError  # what there is of an image before it is decoded
-START_TIMEOUT_S, REPLY_TIMEOUT_S, EXIT_TIMEOUT_S = 120.0, 60.0, 5.0  # and another second for each image
+EncodedSample = Record | ByteRange | DecodeError  # an image before it is decoded, or why it cannot be read
+START_TIMEOUT_S = 120.0
+REPLY_TIMEOUT_S = 60.0  # and another second for each image
+EXIT_TIMEOUT_S = 5.0
 RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0)  # after it was killed
 KILL_STATUSES = (-signal.SIGKILL, -signal.SIGTERM)
-USE_THREADS_HINT = "--data.prefetch.worker_type=threads does without"
-PR_SET_PDEATHSIG = 1  # of linux/prctl.h; counts for the thread that started it, which is its owner
+USE_THREADS_HINT = "--data.prefetch.worker_type=threads needs no processes"
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h; about the thread that started the process, which is its owner
 _WORKER_CODE = "from paragan.data.loader.decode_worker import serve; serve{}"
 
 
 @dataclass
 class DecodeCost:
-    """What images took. cpu_s : of the processor, all together;  read_s : of each that was read"""
+    """Time spent on images.
+
+    cpu_s  : CPU time of all of them
+    read_s : time of each read
+    """
 
     cpu_s: float = 0.0
     read_s: list[float] = field(default_factory=list)
 
 
-DecodeResult = tuple[list[str | None], DecodeCost]  # why each image could not be decoded, or None; and what they took
+DecodeResult = tuple[list[str | None], DecodeCost]  # why each image could not be decoded, or None
 
 
 class WorkerCrashed(Exception):
-    """The process died, of what it decodes."""
+    """The process crashed on what it decodes. The message is its exit status."""
 
 
 class DecodeWorker:
-    """One such process, started when it is first needed.
+    """One decode process, started when it is first needed.
 
-    shared : where pixels go;  folder : where spots are
+    Args:
+        arena: where pixels go.
+        folder: of the files that byte ranges refer to.
     """
 
     def __init__(self, arena: SharedArena, folder: Path | None = None):
-        self._arena, self._folder = arena, folder
+        self._arena = arena
+        self._folder = folder
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> DecodeWorker:
@@ -79,72 +90,92 @@ class DecodeWorker:
     def decode(
         self, samples: Sequence[EncodedSample], mirrored: Sequence[bool], block: MemoryBlock, start_row: int
     ) -> DecodeResult:
-        """As `decoded`, in the process, to the rows of `piece` from `row` on. `Failed` where there cannot be one."""
-        size, shape = block.array[0].nbytes, block.array.shape[1:]
-        at = block.offset + start_row * size
+        """Decode images in the process, into the rows of `block` from `start_row` on.
+
+        Args:
+            samples: [n] images.
+            mirrored: [n] whether to flip each from left to right.
+            block: [N, R, R, C] uint8, of the arena.
+            start_row: first row that is written.
+
+        Returns:
+            Why each image could not be decoded, or None; and the time spent.
+
+        Raises:
+            RunError: the process cannot be started, is killed again and again, or the machine is in trouble.
+        """
+        image_bytes = block.array[0].nbytes
+        shape = block.array.shape[1:]
+        offset = block.offset + start_row * image_bytes
         try:
-            return self._request(samples, mirrored, at, shape)
+            return self._request(samples, mirrored, offset, shape)
         except WorkerCrashed:
-            ones = zip(samples, mirrored, itertools.count(at, size))
-            return [self._decode_single(*one, shape) for one in ones], DecodeCost()
+            offsets = itertools.count(offset, image_bytes)
+            reasons = [self._decode_single(*image, shape) for image in zip(samples, mirrored, offsets)]
+            return reasons, DecodeCost()
 
     def _decode_single(self, sample: EncodedSample, flip: bool, offset: int, shape: tuple[int, ...]) -> str | None:
         try:
-            return self._request([sample], [flip], offset, shape)[0][0]
-        except WorkerCrashed as death:
-            return f"whatever decodes it dies ({death})"
+            reasons, _ = self._request([sample], [flip], offset, shape)
+            return reasons[0]
+        except WorkerCrashed as crash:
+            return f"decoder crashed on this image ({crash})"
 
     def _request(
         self, samples: Sequence[EncodedSample], mirrored: Sequence[bool], offset: int, shape: tuple[int, ...]
     ) -> DecodeResult:
-        """Again, and after a pause, where somebody else killed it: no image is to blame for that."""
-        for pause_s in RETRY_DELAYS_S:
+        """Send a request; repeat it after a pause if the process was killed from outside."""
+        for delay_s in RETRY_DELAYS_S:
             child = self._child = self._child or self._start_worker()
             with suppress(EOFError, OSError):
                 self._pipe.send((samples, mirrored, offset, shape))
                 if self._pipe.poll(REPLY_TIMEOUT_S + len(samples)):
-                    answer: DecodeResult | str = self._pipe.recv()
-                    if isinstance(answer, str):
-                        raise RunError(answer)
-                    return answer
+                    reply: DecodeResult | str = self._pipe.recv()
+                    if isinstance(reply, str):
+                        raise RunError(reply)
+                    return reply
             status = self._stop(child)
             if status not in KILL_STATUSES:
                 raise WorkerCrashed(_describe_exit(status))
-            time.sleep(pause_s)
-        remedy = "is memory short? Fewer --data.prefetch.workers, or --data.prefetch.worker_type=threads"
-        raise RunError(f"data: a process that decodes was killed {len(RETRY_DELAYS_S)} times: {remedy}")
+            time.sleep(delay_s)
+        raise RunError(
+            f"data: a decode process was killed {len(RETRY_DELAYS_S)} times: is memory short? "
+            "Use fewer --data.prefetch.workers, or --data.prefetch.worker_type=threads"
+        )
 
     def _start_worker(self) -> subprocess.Popen[bytes]:
-        """The process, once it is ready."""
+        """Start the process and wait until it is ready."""
         try:
             child = self._spawn()
         except (OSError, ValueError) as error:
             raise RunError(
-                f"data: a process that decodes cannot be started ({format_error(error)}): {USE_THREADS_HINT}"
+                f"data: a decode process cannot be started ({format_error(error)}): {USE_THREADS_HINT}"
             ) from None
         with suppress(EOFError, OSError):
             if self._pipe.poll(START_TIMEOUT_S):
                 self._pipe.recv()
                 return child
-        how = _describe_exit(self._stop(child))
-        raise RunError(f"data: a process that decodes ends before it begins ({how}): {USE_THREADS_HINT}")
+        status = _describe_exit(self._stop(child))
+        raise RunError(f"data: a decode process ended before it was ready ({status}): {USE_THREADS_HINT}")
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        ours, theirs = socket.socketpair()
-        self._pipe, file = Connection(ours.detach()), self._arena.fd
+        owner_socket, worker_socket = socket.socketpair()
+        self._pipe = Connection(owner_socket.detach())
+        arena_fd = self._arena.fd
         folder = str(self._folder.absolute()) if self._folder else "/"
-        with theirs:
+        with worker_socket:
+            pipe_fd = worker_socket.fileno()
             return subprocess.Popen(
-                [sys.executable, "-P", "-c", _WORKER_CODE.format((theirs.fileno(), file, folder))],
-                pass_fds=(theirs.fileno(), file),
+                [sys.executable, "-P", "-c", _WORKER_CODE.format((pipe_fd, arena_fd, folder))],
+                pass_fds=(pipe_fd, arena_fd),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(str(path) for path in sys.path if path)},
-                start_new_session=True,  # what a terminal sends to everyone is its owner's to decide
+                start_new_session=True,  # signals of the terminal go to its owner only
             )
 
     def _stop(self, child: subprocess.Popen[bytes]) -> int:
-        """Let it go; its exit status."""
+        """Close the socket, wait for the process to end, or kill it. Returns its exit status."""
         self._child = None
         self._pipe.close()
         try:
@@ -155,21 +186,29 @@ class DecodeWorker:
 
 
 def serve(pipe_fd: int, memory_fd: int, folder: str) -> None:
-    """The process: decode what comes until the owner is gone."""
+    """Run the process: decode requests until the owner closes the socket.
+
+    Args:
+        pipe_fd: file descriptor of the socket.
+        memory_fd: file descriptor of the arena.
+        folder: of the files that byte ranges refer to.
+    """
     _exit_with_parent()
-    owner, seen, here = Connection(pipe_fd), AttachedArena(memory_fd), LocalFileSystem(Path(folder))
+    owner = Connection(pipe_fd)
+    arena = AttachedArena(memory_fd)
+    fs = LocalFileSystem(Path(folder))
     with suppress(EOFError, OSError):
         owner.send("ready")
         while True:
-            gots, mirrored, at, shape = owner.recv()
+            samples, mirrored, offset, shape = owner.recv()
             try:
-                owner.send(decode_batch(gots, mirrored, seen.view(at, (len(gots), *shape)), here))
+                owner.send(decode_batch(samples, mirrored, arena.view(offset, (len(samples), *shape)), fs))
             except RunError as error:
                 owner.send(str(error))
 
 
 def _exit_with_parent() -> None:
-    """Even while it is stopped, or hangs: where the system can do that (Linux)."""
+    """Make the kernel kill this process when its parent ends, also while it is stopped or hangs (Linux only)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -177,30 +216,41 @@ def _exit_with_parent() -> None:
 def decode_batch(
     samples: Sequence[EncodedSample], mirrored: Sequence[bool], out: np.ndarray, fs: LocalFileSystem | None = None
 ) -> DecodeResult:
-    """Decode images to `out` [n, R, R, C] uint8, some mirrored: why each could not be, or None. here : of spots"""
+    """Decode images into `out`.
+
+    Args:
+        samples: [n] images.
+        mirrored: [n] whether to flip each from left to right.
+        out: [n, R, R, C] uint8.
+        fs: folder of the files that byte ranges refer to.
+
+    Returns:
+        Why each image could not be decoded, or None; and the time spent.
+    """
     reasons: list[str | None] = []
-    spent, began = DecodeCost(), time.thread_time()
-    for got, flip, one in zip(samples, mirrored, out):
+    cost = DecodeCost()
+    start_cpu_s = time.thread_time()
+    for sample, flip, image in zip(samples, mirrored, out):
         try:
-            if isinstance(got, tuple) and fs:
-                start = time.perf_counter()
-                got = read_span(fs, *got)
-                spent.read_s.append(time.perf_counter() - start)
-            if isinstance(got, DecodeError):
-                raise got
-            assert not isinstance(got, tuple)
-            decode_into(got, one)
+            if isinstance(sample, tuple) and fs:
+                start_s = time.perf_counter()
+                sample = read_span(fs, *sample)
+                cost.read_s.append(time.perf_counter() - start_s)
+            if isinstance(sample, DecodeError):
+                raise sample
+            assert not isinstance(sample, tuple)
+            decode_into(sample, image)
             if flip:
-                mirror(one)
+                mirror(image)
             reasons.append(None)
         except DecodeError as error:
             reasons.append(str(error))
-    spent.cpu_s = time.thread_time() - began
-    return reasons, spent
+    cost.cpu_s = time.thread_time() - start_cpu_s
+    return reasons, cost
 
 
 def mirror(image: np.ndarray) -> None:
-    """Left to right, in place: [H, W, C]."""
+    """Flip an image [H, W, C] from left to right, in place."""
     image[:] = image[:, ::-1].copy()
 
 

@@ -1,4 +1,4 @@
-"""Memory that this process and those it starts see alike."""
+"""Memory shared with worker processes, in blocks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from typing import Any
 
 import numpy as np
 
-SPARE_BLOCKS = 2  # pieces that keep their memory while they are not used
+SPARE_BLOCKS = 2  # free blocks that keep their memory
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryBlock:
-    """A piece of it. at : of its first byte;  array : its contents"""
+    """A block of a `SharedArena`.
+
+    offset : of its first byte in the file
+    array  : its contents, uint8
+    memory : its map
+    """
 
     offset: int
     array: np.ndarray
@@ -25,60 +30,69 @@ class MemoryBlock:
 
 
 class SharedArena:
-    """A file without a name, grown by pieces: nothing is left of it, however this ends.
+    """A file without a name that grows by blocks. It disappears with the last process that has it open.
 
-    pinned : pieces are such that a CUDA device copies from them by itself
+    Args:
+        pinned: page-lock the blocks, so that a CUDA device copies from them asynchronously.
     """
 
     def __init__(self, *, pinned: bool = False):
-        self.fd, self.pinned, self._size = _create_anonymous_file(), pinned, 0  # file: its descriptor
-        weakref.finalize(self, os.close, self.fd)
+        self.fd = _create_anonymous_file()
+        self.pinned = pinned
+        self._size = 0
         self._free: list[MemoryBlock] = []
+        weakref.finalize(self, os.close, self.fd)
 
     def allocate(self, shape: tuple[int, ...]) -> MemoryBlock:
-        """A piece of uint8 in this shape; of unknown contents."""
-        for place in reversed(range(len(self._free))):  # what was released last is still in the processor's cache
-            if self._free[place].array.shape == shape:
-                return self._free.pop(place)
-        size, at = int(np.prod(shape)), self._size
+        """Return a block of uint8 in this shape, with undefined contents."""
+        for number in reversed(range(len(self._free))):  # what was released last is still in the CPU's cache
+            if self._free[number].array.shape == shape:
+                return self._free.pop(number)
+        size = int(np.prod(shape))
+        offset = self._size
         self._size += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         os.ftruncate(self.fd, self._size)
-        memory = mmap.mmap(self.fd, size, offset=at)
+        memory = mmap.mmap(self.fd, size, offset=offset)
         array = np.frombuffer(memory, np.uint8)
         if self.pinned:
             _pin_memory(array)
-        return MemoryBlock(at, array.reshape(shape), memory)
+        return MemoryBlock(offset, array.reshape(shape), memory)
 
     def release(self, block: MemoryBlock) -> None:
-        """For another of its shape. The memory of all but the last few is given back, unless it is pinned."""
+        """Free a block for reuse. Unless pinned, the memory of all but SPARE_BLOCKS goes back to the system."""
         self._free.append(block)
         if len(self._free) > SPARE_BLOCKS and not self.pinned and hasattr(mmap, "MADV_REMOVE"):
-            with suppress(OSError):  # a system that cannot
+            with suppress(OSError):  # not supported by the system
                 self._free[-SPARE_BLOCKS - 1].memory.madvise(mmap.MADV_REMOVE)
 
 
 class AttachedArena:
-    """Such a file, as another process sees it."""
+    """A `SharedArena` in another process.
+
+    Args:
+        fd: file descriptor of the arena.
+    """
 
     def __init__(self, fd: int):
-        self._fd, self._memory = fd, mmap.mmap(-1, 1)
+        self._fd = fd
+        self._memory = mmap.mmap(-1, 1)
 
     def view(self, offset: int, shape: tuple[int, ...]) -> np.ndarray:
-        """The uint8 from there on, in this shape."""
+        """Return the uint8 array of this shape at `offset`."""
         size = int(np.prod(shape))
-        if offset + size > len(self._memory):
+        if offset + size > len(self._memory):  # the file has grown
             self._memory = mmap.mmap(self._fd, 0)
         return np.frombuffer(self._memory, np.uint8, size, offset).reshape(shape)
 
 
 def _pin_memory(array: np.ndarray) -> None:
-    """Until nobody knows it any more. No test has done this: it needs a CUDA device."""
-    import torch  # not needed, and slow to import, where another process sees such memory
+    """Page-lock an array for as long as it lives. Needs a CUDA device, so only GPU tests cover it."""
+    import torch  # slow to import, and not needed by worker processes
 
     runtime: Any = torch.cuda.cudart()
-    at = array.ctypes.data
-    torch.cuda.check_error(int(runtime.cudaHostRegister(at, array.nbytes, 0)))
-    weakref.finalize(array, runtime.cudaHostUnregister, at).atexit = False
+    address = array.ctypes.data
+    torch.cuda.check_error(int(runtime.cudaHostRegister(address, array.nbytes, 0)))
+    weakref.finalize(array, runtime.cudaHostUnregister, address).atexit = False
 
 
 def _create_anonymous_file() -> int:

@@ -1,4 +1,4 @@
-"""What came from far away, on a disk of this host, for all its processes and later runs."""
+"""A disk cache of remote data, for all processes of this host and later runs."""
 
 from __future__ import annotations
 
@@ -16,38 +16,52 @@ from isal.isal_zlib import crc32
 from paragan.core.errors import UsageError
 
 GB_BYTES = 10**9
-_MAGIC = 0x70617261_67616E31  # makes zeros invalid
+_MAGIC = 0x70617261_67616E31  # is added to checksums, so that zeros are not a valid entry
 _HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5], "<u8")
-ENTRY_BYTES = 40  # bytes: key, offset, size, crc, check, each uint64
+ENTRY_BYTES = 40  # key, offset, size, crc, checksum of these; each uint64
 
 
 def default_cache_dir() -> str:
-    """Where a cache lies unless somebody says: $XDG_CACHE_HOME/paragan/data, or ~/.cache/paragan/data."""
+    """Return the default folder: $XDG_CACHE_HOME/paragan/data, or ~/.cache/paragan/data."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     return str(Path(home) / "paragan" / "data")
 
 
 class DiskCache:
-    """Ranges of the files of one place, kept as they came. Safe to use from many threads and processes.
+    """A cache of byte ranges of the files below one address. Safe to use from many threads and processes.
 
-    Two files, to which is only ever appended, so nothing is locked and a crash leaves at most an unused end: `data`,
-    the ranges one after the other; and `index`, an entry of 40 bytes for each, written after it in one piece. Whatever
-    is read is checked against its CRC32: what was torn or damaged is dropped, and kept anew when it comes again.
+    It has two files that are only appended to, so no file lock is needed and a crash leaves at most an unused tail:
+    `data` holds the ranges one after the other, `index` an entry of 40 bytes for each, written in one piece after its
+    data. Everything read is checked against its CRC32; a damaged range is dropped and stored again when it is
+    downloaded again.
 
-    Once `most_gb` are there (0: half of what is free at opening), nothing more is kept. Nothing is thrown out either:
-    images are drawn evenly over epochs, so those that stay are as good as any others. A file that was replaced on its
-    server has another key; what was kept of the old one takes room until the folder is deleted.
+    A full cache stores nothing more and evicts nothing: training visits all images equally often, so any subset is as
+    good as any other. A file that was replaced on its server has another key; ranges of the old version take space
+    until the folder is deleted. A forked process has to open its own.
 
-    hits, misses : of `get`;  kept : ranges written;  unkept : not, as full or for an error of the disk
-    damaged      : ranges whose checksum was wrong
+    hits, misses : calls of `get` with and without result
+    stored       : ranges written
+    not_stored   : ranges not written, because the cache is full or after a disk error
+    corrupted    : ranges whose checksum was wrong
 
-    A process that was forked opens its own.
+    Args:
+        folder: for the caches of all addresses.
+        location: the address, without credentials.
+        max_gb: limit of all caches in `folder`, in 1e9 bytes; 0 for half of the space that is free now.
+
+    Raises:
+        UsageError: the folder cannot be used.
     """
 
     def __init__(self, folder: str, location: str, max_gb: float = 0.0):
-        self.hits = self.misses = self.stored = self.not_stored = self.corrupted = 0
+        self.hits = 0
+        self.misses = 0
+        self.stored = 0
+        self.not_stored = 0
+        self.corrupted = 0
         self._ranges: dict[int, tuple[int, int, int]] = {}  # key to offset, size, crc
-        self._index_read_bytes, self._lock = 0, threading.Lock()  # bytes of the index that were read
+        self._index_read_bytes = 0
+        self._lock = threading.Lock()
         name = re.sub(r"[^a-zA-Z0-9]+", "-", location)[:80].strip("-")
         self.path = Path(folder).expanduser() / f"{name}-{hashlib.sha256(location.encode()).hexdigest()[:12]}"
         try:
@@ -72,19 +86,19 @@ class DiskCache:
 
     @staticmethod
     def key(name: str, version: str, total: int, start: int, end: int) -> int:
-        """64 bits for a range of a version of a file of `total` bytes."""
-        told = f"{name}\0{version}\0{total}\0{start}\0{end}".encode(errors="surrogateescape")
-        return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
+        """Return the 64-bit key of bytes `start` to `end` of a version of a file of `total` bytes."""
+        text = f"{name}\0{version}\0{total}\0{start}\0{end}".encode(errors="surrogateescape")
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
     def get(self, key: int) -> bytes | None:
-        """A range that is there, and whole."""
-        found = self._ranges.get(key)
-        if found is None and self._refresh():
-            found = self._ranges.get(key)
-        if found is None:
+        """Return a range, or None if it is not stored or is damaged."""
+        entry = self._ranges.get(key)
+        if entry is None and self._refresh():
+            entry = self._ranges.get(key)
+        if entry is None:
             self.misses += 1
             return None
-        offset, size, crc = found
+        offset, size, crc = entry
         try:
             data = os.pread(self._data, size, offset)
         except OSError:
@@ -95,13 +109,13 @@ class DiskCache:
         self.corrupted += 1
         self.misses += 1
         with self._lock:
-            if self._ranges.get(key) == found:
+            if self._ranges.get(key) == entry:
                 del self._ranges[key]
         return None
 
     def put(self, key: int, data: bytes) -> None:
-        """Keep a range, if there is room and another process did not."""
-        with self._lock:  # the place in the file, which an append moves, is the process's
+        """Store a range, unless the cache is full or another process stored it."""
+        with self._lock:  # all threads share the file position that an append moves
             self._read_new_entries()
             if key in self._ranges:
                 return
@@ -118,16 +132,16 @@ class DiskCache:
             self._read_new_entries()
 
     def _capacity_bytes(self, max_gb: float) -> int:
-        """How long `data` may become, in bytes."""
-        here = os.fstat(self._data).st_size
-        others = sum(file.stat().st_size for file in self.path.parent.glob("*/data")) - here
+        """Return how large `data` may become."""
+        used = os.fstat(self._data).st_size
+        used_by_others = sum(file.stat().st_size for file in self.path.parent.glob("*/data")) - used
         free = shutil.disk_usage(self.path).free
-        if free < 2**20 and not here:
+        if free < 2**20 and not used:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return int(max_gb * GB_BYTES) - others if max_gb else here + free // 2
+        return int(max_gb * GB_BYTES) - used_by_others if max_gb else used + free // 2
 
     def _refresh(self) -> bool:
-        """Read what was added to the index since; whether there was anything."""
+        """Read the new entries of the index. Returns whether there were any."""
         if os.fstat(self._index).st_size - self._index_read_bytes < ENTRY_BYTES:
             return False
         with self._lock:
@@ -140,30 +154,36 @@ class DiskCache:
             new = os.pread(self._index, size, self._index_read_bytes) if size >= ENTRY_BYTES else b""
         except OSError:
             pass
-        used, found = parse_index(new)
-        self._index_read_bytes += used
-        self._ranges.update(found)
-        return bool(found)
+        parsed_bytes, entries = parse_index(new)
+        self._index_read_bytes += parsed_bytes
+        self._ranges.update(entries)
+        return bool(entries)
 
 
 def parse_index(index: bytes) -> tuple[int, dict[int, tuple[int, int, int]]]:
-    """Entries, key to offset, size, crc, and the bytes they took. Later ones win; what is torn or damaged is left out.
+    """Parse index entries; damaged ones are skipped, later ones replace earlier ones of the same key.
 
-    The end is left where it may be an entry that is being written.
+    Returns:
+        The number of bytes parsed (a partial entry at the end may still be being written), and key -> (offset, size,
+        crc).
     """
-    at, found = 0, dict[int, tuple[int, int, int]]()
-    while len(index) - at >= ENTRY_BYTES:
-        rows = np.frombuffer(index, "<u8", count=(len(index) - at) // ENTRY_BYTES * 5, offset=at).reshape(-1, 5)
-        good = _checksum(rows[:, :4]) == rows[:, 4]  # [n]
-        run = len(rows) if good.all() else int(good.argmin())
-        keys, offsets, sizes, crcs = rows[:run, :4].T.tolist()
-        found.update(zip(keys, zip(offsets, sizes, crcs)))
-        at += run * ENTRY_BYTES
-        if run < len(rows):
-            at += 1  # past the first byte of a torn one: the next begins within 40
-            while len(index) - at >= ENTRY_BYTES and not _is_valid_entry(index[at : at + ENTRY_BYTES]):
-                at += 1
-    return at, found
+    position = 0
+    entries: dict[int, tuple[int, int, int]] = {}
+    while len(index) - position >= ENTRY_BYTES:
+        count = (len(index) - position) // ENTRY_BYTES
+        rows = np.frombuffer(index, "<u8", count=count * 5, offset=position).reshape(-1, 5)
+        is_valid = _checksum(rows[:, :4]) == rows[:, 4]  # [n]
+        num_valid = len(rows) if is_valid.all() else int(is_valid.argmin())
+        keys, offsets, sizes, crcs = rows[:num_valid, :4].T.tolist()
+        entries.update(zip(keys, zip(offsets, sizes, crcs)))
+        position += num_valid * ENTRY_BYTES
+        if num_valid < len(rows):
+            position += 1  # past the first byte of a damaged entry: the next begins within ENTRY_BYTES
+            while len(index) - position >= ENTRY_BYTES and not _is_valid_entry(
+                index[position : position + ENTRY_BYTES]
+            ):
+                position += 1
+    return position, entries
 
 
 def _encode_entry(key: int, offset: int, size: int, crc: int) -> bytes:

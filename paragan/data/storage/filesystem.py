@@ -1,8 +1,13 @@
-"""Where files lie: a folder here, or an address far away."""
+"""The interface of folders that hold data, local or remote, and names that are safe to print.
+
+Addresses may carry a password or a signature. Nothing that is printed or written shows them: `redact` and `redact_url`
+replace them by `***` and `?...`, also in run.yaml, so a resume needs the address again (`require_credentials`).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO, Protocol, runtime_checkable
@@ -14,18 +19,22 @@ from paragan.core.errors import UsageError
 from paragan.core.schema import config_class
 from paragan.data.storage.disk_cache import default_cache_dir
 
-_CREDENTIALS_MASK, _QUERY_MASK = "***", "?..."  # stand for a user with a password, and for a signature
+# Where a record lies: name of the file, first byte, size (None: the whole file), CRC-32 if known.
+ByteRange = tuple[str, int, int | None, int | None]
+
+_CREDENTIALS_MASK = "***"  # replaces a user name with a password
+_QUERY_MASK = "?..."  # replaces a query, such as a signature
 _URL = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 
 @config_class
 class RemoteOptions:
-    """How far places are reached.
+    """How remote storage is read.
 
-    cache      : folder that keeps what came from far away ("" for none, auto: ~/.cache/paragan/data)
-    cache_gb   : how much of it, 0 for half of what is free there
-    timeout_s  : a request that is not answered in full within this is asked again
-    patience_s : for how long it is asked again, with growing pauses, before the place counts as out of reach
+    cache_dir   : folder that caches what was downloaded ("" for none, auto: ~/.cache/paragan/data)
+    cache_gb    : size limit of the cache; 0 for half of the free space
+    timeout_s   : a request without a full response within this time is retried
+    retry_for_s : how long a request is retried, with growing pauses, before the run ends
     """
 
     cache_dir: str = "auto"
@@ -35,94 +44,111 @@ class RemoteOptions:
 
     @property
     def resolved_cache_dir(self) -> str:
-        """The cache's, "" for none."""
+        """The folder of the cache, "" for none."""
         return default_cache_dir() if self.cache_dir == "auto" else self.cache_dir
 
 
 @dataclass(frozen=True)
 class DirListing:
-    """What lies in a folder, by name, without hidden ones. Sizes in bytes; None where only asking would tell."""
+    """The contents of a folder, without hidden files.
+
+    files   : name -> size in bytes; None where the listing does not tell
+    folders : names
+    """
 
     files: dict[str, int | None]
     folders: list[str]
 
 
 class FileSystem(Protocol):
-    """A folder of files, here or far away. Names in it are relative, with `/`. Safe to use from many threads.
+    """A folder of files, local or remote. Names are relative to it, with `/`. Safe to use from many threads.
 
-    Whatever cannot be had raises: `DecodeError` for a file that is gone, or shorter than what is asked for; `Failed`
-    for a place that cannot be reached; `Unusable` for one that refuses us. Locally also OSError.
+    Errors: `DecodeError` for a file that is missing or shorter than the requested range, `RunError` for storage that
+    cannot be reached, `UsageError` for storage that denies access. Local folders also raise OSError.
     """
 
     @property
-    def location(self) -> str: ...  # as messages call it
+    def location(self) -> str:
+        """The path or address of the folder, as messages show it."""
+        ...
+
     @property
-    def is_remote(self) -> bool: ...
+    def is_remote(self) -> bool:
+        """Whether reading takes a network request."""
+        ...
+
+    @property
+    def local_root(self) -> Path | None:
+        """The folder on this machine, None if it is remote."""
+        ...
 
     def display_path(self, name: str) -> str:
-        """The path or address of a file, as messages call it."""
+        """Return the path or address of a file as messages show it."""
         ...
 
     def list_dir(self, folder: str = "") -> DirListing:
-        """Files and folders directly in `folder`, in the order of their names."""
+        """List the files and folders directly in `folder`, sorted by name."""
         ...
 
-    def size(self, name: str) -> int: ...
+    def size(self, name: str) -> int:
+        """Return the size of a file in bytes."""
+        ...
 
     def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
-        """Exactly `size` bytes from `start` on, or all of it."""
+        """Read exactly `size` bytes from `start` on; None reads to the end."""
         ...
 
     def open(self, name: str) -> BinaryIO:
-        """The file, seekable, for formats that are read by libraries."""
+        """Open a file for reading, seekable, for libraries that read files."""
         ...
-
-
-def is_url(location: str) -> bool:
-    """Whether it names something by protocol: https://..., s3://..., rather than a path of this machine."""
-    return _URL.match(location) is not None
-
-
-def printable(name: str | Path) -> str:
-    """A name that stays on one line and can be printed: control and undecodable characters escaped."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(name))
-
-
-def redact_url(location: str) -> str:
-    """A path, or an address without its password or signature: what may be written down."""
-    return redact(location) if is_url(location) else location
-
-
-def require_credentials(location: str) -> None:
-    """`Unusable` for an address whose password or signature was left out by `public`."""
-    if is_url(location) and (f"://{_CREDENTIALS_MASK}@" in location or location.endswith(_QUERY_MASK)):
-        raise UsageError(
-            f"data: {location} needs its password or signature, which is never written down: give --data again"
-        )
-
-
-def redact(text: str) -> str:
-    """A line without the passwords and signatures that addresses in it carry."""
-    return re.sub(r"\?[^\s:]\S*", _QUERY_MASK, re.sub(r"://[^/\s]*@", f"://{_CREDENTIALS_MASK}@", text))
-
-
-def format_error(error: BaseException) -> str:
-    """What an error says, on one line; its kind where it says nothing."""
-    return printable(" ".join(str(error).split()))[:300] or type(error).__name__
-
-
-ByteRange = tuple[
-    str, int, int | None, int | None
-]  # where a record lies: name of the file, start, size, CRC-32 if known
 
 
 @runtime_checkable
 class SeekableSource(Protocol):
-    """A source whose records lie in files as they are, so that another process can read them by itself."""
+    """A source whose records are unchanged byte ranges of files, which another process can read by itself."""
 
     @property
-    def fs(self) -> FileSystem: ...
+    def fs(self) -> FileSystem:
+        """The folder of the files."""
+        ...
 
     def byte_ranges(self, index: np.ndarray) -> list[ByteRange]:
-        """Of many records, [n]."""
+        """Return where the records `index` [n] lie."""
         ...
+
+
+def is_url(location: str) -> bool:
+    """Return whether a location is an address (https://..., s3://...) rather than a path of this machine."""
+    return _URL.match(location) is not None
+
+
+def printable(name: str | Path) -> str:
+    """Return a name with control and undecodable characters escaped, so that it stays on one line."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(name))
+
+
+def abbreviate(names: Sequence[str], limit: int = 3, max_chars: int = 80) -> str:
+    """Return the first `limit` names, each printable and cut to `max_chars`, and ", ..." if there are more."""
+    text = ", ".join(printable(name)[:max_chars] for name in names[:limit])
+    return f"{text}, ..." if len(names) > limit else text
+
+
+def redact_url(location: str) -> str:
+    """Return a path as it is, or an address without its password and signature."""
+    return redact(location) if is_url(location) else location
+
+
+def require_credentials(location: str) -> None:
+    """Raise UsageError for an address whose password or signature was replaced by `redact_url`."""
+    if is_url(location) and (f"://{_CREDENTIALS_MASK}@" in location or location.endswith(_QUERY_MASK)):
+        raise UsageError(f"data: {location} needs its password or signature, which is never saved: give --data again")
+
+
+def redact(text: str) -> str:
+    """Return a text without the passwords and signatures of the addresses in it."""
+    return re.sub(r"\?[^\s:]\S*", _QUERY_MASK, re.sub(r"://[^/\s]*@", f"://{_CREDENTIALS_MASK}@", text))
+
+
+def format_error(error: BaseException) -> str:
+    """Return the message of an error on one line, or the name of its class if it has none."""
+    return printable(" ".join(str(error).split()))[:300] or type(error).__name__

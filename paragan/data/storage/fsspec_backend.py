@@ -1,4 +1,4 @@
-"""Files of s3://, and of any other protocol that fsspec knows."""
+"""Files of s3:// and of any other protocol of fsspec."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import fsspec
 from fsspec.registry import known_implementations
 
 from paragan.data.storage.filesystem import DirListing
-from paragan.data.storage.http import PART_BYTES
+from paragan.data.storage.http import PART_BYTES, short_response_error
 from paragan.data.storage.retry import FileStat, NotFoundError, PermanentError, Response, RetryableError
 from paragan.data.storage.timeouts import run_in_thread, run_on_loop
 
@@ -26,17 +26,24 @@ _CREDENTIALS_HINT = (
 
 
 class FsspecBackend:
-    """A folder by a protocol of fsspec. Those that cannot do two things at once are asked one by one."""
+    """A `StorageBackend` for a protocol of fsspec. Requests of protocols that are not asynchronous are sent one by
+    one."""
 
     def __init__(self, base_url: str, timeout_s: float):
-        self.base_url, self.protocol = base_url, base_url.partition("://")[0].lower()
+        self.base_url = base_url
+        self.protocol = base_url.partition("://")[0].lower()
         self._fsspec_fs: Any = None
         self._root = ""
-        self._open_lock, self._request_lock = threading.Lock(), threading.Lock()
+        self._open_lock = threading.Lock()
+        self._request_lock = threading.Lock()
         self._fsspec_options: dict[str, Any] = {"use_listings_cache": False}
-        if self.protocol in _S3_PROTOCOLS:  # asking again is ours
-            quick = {"connect_timeout": timeout_s, "read_timeout": timeout_s, "retries": {"max_attempts": 0}}
-            self._fsspec_options |= {"config_kwargs": {**quick, "max_pool_connections": 100}}
+        if self.protocol in _S3_PROTOCOLS:  # `retry` does the retries
+            self._fsspec_options["config_kwargs"] = {
+                "connect_timeout": timeout_s,
+                "read_timeout": timeout_s,
+                "retries": {"max_attempts": 0},
+                "max_pool_connections": 100,
+            }
         try:
             fsspec.get_filesystem_class(self.protocol)
         except ValueError:
@@ -48,7 +55,10 @@ class FsspecBackend:
             ) from None
 
     def fetch(self, name: str, start: int, end: int | None, timeout_s: float) -> Response:
-        stop, size, version = start + PART_BYTES if end is None else end, None, ""
+        """Read bytes `start` to `end`; None: the first PART_BYTES."""
+        stop = start + PART_BYTES if end is None else end
+        size = None
+        version = ""
         try:
             if self.protocol in _S3_PROTOCOLS:
                 data, size, version = self._request(_s3_read_range, name, timeout_s, start=start, end=stop)
@@ -57,83 +67,87 @@ class FsspecBackend:
         except _RangeBeyondEnd:
             data = b""
         if len(data) > stop - start:
-            raise PermanentError("it ignores byte ranges and sends whole files: copy them here first")
+            raise PermanentError("it ignores byte ranges and sends whole files: copy them to this machine first")
         if size is None and len(data) < stop - start:
             size = self.stat(name, timeout_s).size
         if size is not None and start + len(data) < min(size, stop):
-            raise RetryableError(f"{len(data):,} bytes came of the {stop - start:,} that were asked for")
+            raise short_response_error(len(data), stop - start)
         return Response(data, FileStat(size, version))
 
     def stat(self, name: str, timeout_s: float) -> FileStat:
+        """Return the size and version of a file."""
         return _to_file_stat(self._request("info", name, timeout_s))
 
     def list_dir(self, folder: str, timeout_s: float) -> tuple[DirListing, dict[str, FileStat]]:
-        seen, files, folders = self._request("ls", folder, timeout_s, detail=True), dict[str, FileStat](), set[str]()
+        """List a folder, with sizes and versions."""
+        entries = self._request("ls", folder, timeout_s, detail=True)
+        files: dict[str, FileStat] = {}
+        folders = set[str]()
         parent = self._path(folder).strip("/")
-        for one in seen:
-            path = str(one["name"]).strip("/")
-            inside = path.removeprefix(f"{parent}/") if parent else path
-            if path == parent and one["type"] != "directory" and len(seen) == 1 and one.get("size"):
-                raise PermanentError("this is a file: give the folder it lies in, or a file of a format known here")
-            if path == parent or "/" in inside or inside.startswith("."):
+        for entry in entries:
+            path = str(entry["name"]).strip("/")
+            name = path.removeprefix(f"{parent}/") if parent else path
+            if path == parent and entry["type"] != "directory" and len(entries) == 1 and entry.get("size"):
+                raise PermanentError("this is a file: give its folder, or a file of a supported format")
+            if path == parent or "/" in name or name.startswith("."):
                 continue
-            if one["type"] == "directory":
-                folders.add(inside)
+            if entry["type"] == "directory":
+                folders.add(name)
             else:
-                files[inside] = _to_file_stat(one)
+                files[name] = _to_file_stat(entry)
         return DirListing({name: files[name].size for name in sorted(files)}, sorted(folders)), files
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}".rstrip("/") if name else self._root
 
     def _connect(self) -> Any:
-        """Made when it is needed first: some protocols connect, so this may fail, and is asked again."""
+        """Make the fsspec file system at the first request: some protocols connect, so it may fail and be retried."""
         with self._open_lock:
             if self._fsspec_fs is None:
-                files, self._root = fsspec.url_to_fs(self.base_url, **self._fsspec_options)
+                fsspec_fs, self._root = fsspec.url_to_fs(self.base_url, **self._fsspec_options)
                 if self.protocol in _S3_PROTOCOLS:
-                    files.retries = 1
-                self._fsspec_fs = files
+                    fsspec_fs.retries = 1
+                self._fsspec_fs = fsspec_fs
             return self._fsspec_fs
 
     def _request(self, method: str | Callable[..., Any], name: str, timeout_s: float, **options: Any) -> Any:
-        """What a method of the protocol returns, or a coroutine that is given its files."""
+        """Call a method of the fsspec file system, or a coroutine function that takes it, with a timeout."""
         try:
-            files = self._fsspec_fs or run_in_thread(self._connect, timeout_s)
+            fsspec_fs = self._fsspec_fs or run_in_thread(self._connect, timeout_s)
             path = self._path(name)
             if not isinstance(method, str):
-                return run_on_loop(method(files, path, **options), timeout_s)
-            if files.async_impl:
-                return run_on_loop(getattr(files, f"_{method}")(path, **options), timeout_s)
-            return run_in_thread(self._serialized(lambda: getattr(files, method)(path, **options)), timeout_s)
+                return run_on_loop(method(fsspec_fs, path, **options), timeout_s)
+            if fsspec_fs.async_impl:
+                return run_on_loop(getattr(fsspec_fs, f"_{method}")(path, **options), timeout_s)
+
+            def call() -> Any:
+                with self._request_lock:
+                    return getattr(fsspec_fs, method)(path, **options)
+
+            return run_in_thread(call, timeout_s)
         except (RetryableError, NotFoundError, PermanentError):
             raise
         except Exception as error:
             raise _translate_error(error, self.protocol) from None
 
-    def _serialized(self, request: Callable[[], Any]) -> Callable[[], Any]:
-        def run() -> Any:
-            with self._request_lock:
-                return request()
-
-        return run
-
 
 class _RangeBeyondEnd(Exception):
-    """The range begins where the file has ended."""
+    """The range begins at or after the end of the file."""
 
 
 async def _s3_read_range(fsspec_fs: Any, path: str, start: int, end: int) -> tuple[bytes, int | None, str]:
-    """Bytes of an object, its size, and the version they are of, which `cat_file` of s3fs would not tell."""
+    """Return bytes of an object, its size and its version. `cat_file` of s3fs does not tell the version."""
     bucket, key, version = fsspec_fs.split_path(path)
-    which = {"VersionId": version} if version else {}
-    answer = await fsspec_fs._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", **which)
+    options = {"VersionId": version} if version else {}
+    response = await fsspec_fs._call_s3(
+        "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", **options
+    )
     try:
-        data = await answer["Body"].read()
+        data = await response["Body"].read()
     finally:
-        answer["Body"].close()
-    size = answer.get("ContentRange", "").rpartition("/")[2]
-    return data, int(size) if size.isdigit() else None, answer.get("ETag", "")
+        response["Body"].close()
+    size = response.get("ContentRange", "").rpartition("/")[2]
+    return data, int(size) if size.isdigit() else None, response.get("ETag", "")
 
 
 def _to_file_stat(info: dict[str, Any]) -> FileStat:
@@ -142,22 +156,25 @@ def _to_file_stat(info: dict[str, Any]) -> FileStat:
 
 
 def _translate_error(error: Exception, protocol: str) -> Exception:
-    """What an exception of fsspec, or of what it stands on, means for us."""
-    kind, text = type(error).__name__, " ".join(str(error).split())[:200]
-    keys = _CREDENTIALS_HINT if protocol in _S3_PROTOCOLS else "check the credentials"
+    """Return one of our errors for an exception of fsspec or of a library below it."""
+    error_name = type(error).__name__
+    text = " ".join(str(error).split())[:200]
+    hint = _CREDENTIALS_HINT if protocol in _S3_PROTOCOLS else "check the credentials"
     if isinstance(error, FileNotFoundError):
         code = getattr(error.__cause__, "response", {}).get("Error", {}).get("Code")
-        return PermanentError(f"there is no such bucket: {keys}") if code == "NoSuchBucket" else NotFoundError("404")
+        return PermanentError(f"there is no such bucket: {hint}") if code == "NoSuchBucket" else NotFoundError("404")
     if isinstance(error, PermissionError):
-        return PermanentError(f"it refuses us ({text}): {keys}")
-    if kind in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"):
-        return PermanentError(f"no credentials: {keys}")
-    if kind in ("ParamValidationError", "InvalidBucketName") or isinstance(error, (NotImplementedError, TypeError)):
-        return PermanentError(f"it cannot be asked for this ({text}): check the address")
+        return PermanentError(f"it denies access ({text}): {hint}")
+    if error_name in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"):
+        return PermanentError(f"no credentials: {hint}")
+    if error_name in ("ParamValidationError", "InvalidBucketName") or isinstance(
+        error, (NotImplementedError, TypeError)
+    ):
+        return PermanentError(f"it does not support this request ({text}): check the address")
     if isinstance(error, IsADirectoryError):
         return PermanentError("this is a folder: give its address with a / at its end")
     if isinstance(error, OSError) and error.errno == errno.EINVAL and "range" in text.lower():
         return _RangeBeyondEnd()
     if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
-        return RetryableError("no full answer in time")
-    return RetryableError(f"{kind}: {text}")
+        return RetryableError("no full response in time")
+    return RetryableError(f"{error_name}: {text}")

@@ -1,4 +1,4 @@
-"""Files of an HTTP server: byte ranges, and the folder pages that nginx, Apache and the like make."""
+"""Files of an HTTP server: byte ranges, and the folder listings that nginx, Apache and similar servers make."""
 
 from __future__ import annotations
 
@@ -19,45 +19,49 @@ from paragan.data.storage.filesystem import DirListing
 from paragan.data.storage.retry import FileStat, NotFoundError, PermanentError, Response, RetryableError
 from paragan.data.storage.timeouts import run_on_loop
 
-PART_BYTES = 2 * 2**20  # bytes of a file whose length is not known, to begin with
-MAX_RESPONSE_BYTES = 2**28  # bytes that are accepted in one answer where its length was not ours to choose
+PART_BYTES = 2 * 2**20  # of a large file, per request
+MAX_RESPONSE_BYTES = 2**28  # limit of a response whose length the server chose
 
-_URL_SAFE = "/!$&'()*+,;=:@~"  # stand in the path of an address as they are
+_URL_SAFE = "/!$&'()*+,;=:@~"  # not escaped in the path of an address
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)$")
 _AUTH_HINT = (
     "check the user and password in the address, or make the files public "
     "(a server that lists no folders: name shard-{000000..000012}.tar)"
 )
 _NO_RANGES_HINT = (
-    "it ignores byte ranges and sends whole files: serve them by nginx or the like, or copy them here first"
+    "it ignores byte ranges and sends whole files: serve them by nginx or similar, or copy them to this machine first"
 )
 
 T = TypeVar("T")
 
 
 class HttpBackend:
-    """A folder below http:// or https://. Connections are kept and shared by all threads.
+    """A `StorageBackend` for http:// and https://. Connections stay open and are shared by all threads.
 
-    base  : its address, as it was given, without a trailing /
-    query : what stands behind every address, such as a signature; "" for nothing
+    Args:
+        base_url: address of the folder, without a trailing /.
+        query: is appended to every address, such as a signature.
     """
 
     def __init__(self, base_url: str, query: str = ""):
         self.query = f"?{query}" if query else ""
         try:
             url = URL(base_url)
-            self.base_url, host = str(url).rstrip("/"), url.host or ""
+            self.base_url = str(url).rstrip("/")
+            host = url.host or ""
         except ValueError as error:
-            raise PermanentError(f"no address ({error}): check it") from None
+            raise PermanentError(f"not an address ({error}): check it") from None
         if not host:
             raise PermanentError("the address has no host: check it")
         proxy = None if proxy_bypass(host) else getproxies().get(url.scheme)
         settings = {"proxy": proxy, "headers": {"Accept-Encoding": "identity", "User-Agent": "paragan"}}
-        self.fsspec_fs = fsspec.filesystem(  # which closes the session in the end
+        self.fsspec_fs = fsspec.filesystem(  # closes the session at exit
             "http", get_client=_make_session, client_kwargs=settings, skip_instance_cache=True
         )
 
     def fetch(self, name: str, start: int, end: int | None, timeout_s: float) -> Response:
+        """Read bytes `start` to `end`; None: the first PART_BYTES, or all if the server ignores ranges."""
+
         async def handle_response(response: aiohttp.ClientResponse) -> Response:
             if response.status == 416:
                 total = _parse_content_range(response)[2]
@@ -73,21 +77,23 @@ class HttpBackend:
         return self._request(self._url(name), handle_response, timeout_s, Range=f"bytes={start}-{last}")
 
     def stat(self, name: str, timeout_s: float) -> FileStat:
-        """By its first byte, and not by HEAD: signed addresses allow but one method."""
+        """Return size and version from a request of the first byte. Signed addresses do not allow HEAD as well."""
 
         async def handle_response(response: aiohttp.ClientResponse) -> FileStat:
             size = response.content_length if response.status == 200 else _parse_content_range(response)[2]
             if response.status == 206:
-                await _read_body(response, 1)  # then the connection can be used again
+                await _read_body(response, 1)  # so that the connection can be used again
             return FileStat(size, _file_version(response))
 
         return self._request(self._url(name), handle_response, timeout_s, Range="bytes=0-0")
 
     def list_dir(self, folder: str, timeout_s: float) -> tuple[DirListing, dict[str, FileStat]]:
+        """List a folder from the links of its page, which tells nothing about the files."""
+
         async def handle_response(response: aiohttp.ClientResponse) -> tuple[str, str]:
             if response.content_type != "text/html":
                 raise PermanentError(
-                    f"no page that lists a folder, but {response.content_type}: turn the server's listing on"
+                    f"the server sent {response.content_type}, not a page that lists the folder: turn its listing on"
                 )
             return str(response.url), (await _read_body(response, MAX_RESPONSE_BYTES)).decode(errors="surrogateescape")
 
@@ -106,9 +112,9 @@ class HttpBackend:
     ) -> T:
         async def send() -> T:
             session: Any = await self.fsspec_fs.set_session()
-            async with session.get(URL(url, encoded=True), headers=headers) as answer:
-                _check_status(answer)
-                return await handle_response(answer)
+            async with session.get(URL(url, encoded=True), headers=headers) as response:
+                _check_status(response)
+                return await handle_response(response)
 
         try:
             return run_on_loop(send(), timeout_s)
@@ -117,51 +123,55 @@ class HttpBackend:
         except aiohttp.TooManyRedirects:
             raise PermanentError("it is redirected in circles: check the address") from None
         except (aiohttp.InvalidURL, aiohttp.RedirectClientError):
-            raise PermanentError("no address, or redirected to none: check it") from None
+            raise PermanentError("not an address, or redirected to something that is not: check it") from None
         except aiohttp.ClientResponseError:
-            raise RetryableError("its answer is no HTTP") from None
+            raise RetryableError("its response is not HTTP") from None
         except aiohttp.ClientConnectorCertificateError:
             raise PermanentError("its certificate is not trusted: check the address, or set SSL_CERT_FILE") from None
         except aiohttp.ClientConnectorDNSError:
-            raise RetryableError("its host is not found") from None
+            raise RetryableError("its host was not found") from None
         except aiohttp.ServerDisconnectedError:
             raise RetryableError("the connection was closed") from None
         except aiohttp.ClientPayloadError:
-            raise RetryableError("the answer broke off") from None
+            raise RetryableError("the response was cut off") from None
         except OSError as error:
             raise RetryableError(f"{error.strerror or type(error).__name__}") from None
-        except Exception as error:  # whatever a broken server makes of aiohttp
+        except Exception as error:  # aiohttp may raise anything on the data of a broken server
             raise RetryableError(" ".join(f"{type(error).__name__} {error}".split())) from None
 
 
 async def _make_session(**settings: Any) -> aiohttp.ClientSession:
-    """Without timeouts: whoever waits for an answer gives up in time."""
-    never = aiohttp.ClientTimeout(total=None, sock_connect=None)
+    """Make a session without timeouts: `run_on_loop` has one."""
+    no_timeout = aiohttp.ClientTimeout(total=None, sock_connect=None)
     settings = {key: value for key, value in settings.items() if key != "loop"}
-    return aiohttp.ClientSession(timeout=never, cookie_jar=aiohttp.DummyCookieJar(), **settings)
+    return aiohttp.ClientSession(timeout=no_timeout, cookie_jar=aiohttp.DummyCookieJar(), **settings)
 
 
 def parse_listing(base_url: str, page: str) -> DirListing:
-    """The links of a folder's page that lead directly into it: no parents, no queries, no hidden ones."""
-    links = _LinkParser()
-    links.feed(page)
-    base, files, folders = URL(base_url).with_query(None).with_fragment(None), set[str](), set[str]()
-    for link in links.hrefs:
+    """Return the links of a folder's page that lead directly into it: no parents, no queries, no hidden names."""
+    parser = _LinkParser()
+    parser.feed(page)
+    base = URL(base_url).with_query(None).with_fragment(None)
+    files = set[str]()
+    folders = set[str]()
+    for link in parser.hrefs:
         try:
             url = base.join(URL(link))
-            elsewhere = url.origin() != base.origin()
-        except ValueError:  # no address, or one without a host
+            is_other_host = url.origin() != base.origin()
+        except ValueError:  # not an address, or one without a host
             continue
-        inside = url.raw_path.removeprefix(base.raw_path)
-        if elsewhere or inside == url.raw_path or url.raw_query_string or not inside:
+        relative = url.raw_path.removeprefix(base.raw_path)
+        if is_other_host or relative == url.raw_path or url.raw_query_string or not relative:
             continue
-        name = unquote(inside.rstrip("/"), errors="surrogateescape")
+        name = unquote(relative.rstrip("/"), errors="surrogateescape")
         if name and "/" not in name and not name.startswith("."):
-            (folders if inside.endswith("/") else files).add(name)
+            (folders if relative.endswith("/") else files).add(name)
     return DirListing(dict.fromkeys(sorted(files)), sorted(folders))
 
 
 class _LinkParser(HTMLParser):
+    """Collects the targets of the links of a page."""
+
     def __init__(self):
         super().__init__()
         self.hrefs = list[str]()
@@ -172,20 +182,20 @@ class _LinkParser(HTMLParser):
 
 
 def _check_status(response: aiohttp.ClientResponse) -> None:
-    """Raise for every status that does not bring bytes."""
+    """Raise for every status but 200, 206 and 416."""
     status = response.status
     if status in (200, 206, 416):
         return
     if status in (404, 410):
         raise NotFoundError(str(status))
-    told = f"it answers {status} {response.reason or ''}".rstrip()
+    message = f"it answers {status} {response.reason or ''}".rstrip()
     if status in (408, 425, 429) or status >= 500:
-        raise RetryableError(told, _parse_retry_after_s(response.headers.get("Retry-After", "")))
-    raise PermanentError(f"{told}: {_AUTH_HINT if status in (401, 403, 407) else 'check the address'}")
+        raise RetryableError(message, _parse_retry_after_s(response.headers.get("Retry-After", "")))
+    raise PermanentError(f"{message}: {_AUTH_HINT if status in (401, 403, 407) else 'check the address'}")
 
 
 def _parse_retry_after_s(value: str) -> float:
-    """Retry-After: seconds, or a date."""
+    """Return the seconds of a Retry-After header, which has seconds or a date."""
     if value.isdigit():
         return float(value[:9])
     try:
@@ -199,33 +209,38 @@ def _file_version(response: aiohttp.ClientResponse) -> str:
 
 
 def _parse_content_range(response: aiohttp.ClientResponse) -> tuple[int | None, int | None, int | None]:
-    """First byte, end, and the whole file's size, as Content-Range tells them."""
-    told = _CONTENT_RANGE.match(response.headers.get("Content-Range", ""))
-    first, last, total = told.groups() if told else (None, None, None)
+    """Return the first byte, the end and the size of the whole file from Content-Range; None for what it lacks."""
+    match = _CONTENT_RANGE.match(response.headers.get("Content-Range", ""))
+    first, last, total = match.groups() if match else (None, None, None)
     end = None if last is None else int(last) + 1
     return None if first is None else int(first), end, int(total) if total and total != "*" else None
 
 
 async def _read_range(response: aiohttp.ClientResponse, start: int, end: int) -> Response:
-    """Bytes `start` to `end` of an answer that says it has them, all there are of these."""
+    """Read bytes `start` to `end`, or to the end of the file, from a response with status 206."""
     first, stop, total = _parse_content_range(response)
     data = await _read_body(response, end - start)
     if first not in (None, start) or (stop is not None and stop - start != len(data)):
-        raise RetryableError(f"another range came than bytes {start:,} to {end:,}")
+        raise RetryableError(f"it sent another range than bytes {start:,} to {end:,}")
     if len(data) < (end if total is None else min(end, total)) - start:
-        raise RetryableError(f"{len(data):,} bytes came of the {end - start:,} that were asked for")
+        raise short_response_error(len(data), end - start)
     return Response(data, FileStat(total, _file_version(response)))
 
 
 async def _read_body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """All of an answer, of at most so many bytes. An answer that has more is not read to its end."""
+    """Read a response of at most `max_bytes`. A longer one is not read to its end."""
     length = response.content_length
     if length is not None and length <= max_bytes:
         return await response.read()
-    came = bytearray()
-    while len(came) <= max_bytes and (length is None or length <= max_bytes):
+    data = bytearray()
+    while len(data) <= max_bytes and (length is None or length <= max_bytes):
         chunk = await response.content.read(2**16)
         if not chunk:
-            return bytes(came)
-        came += chunk
-    raise RetryableError(f"more came than the {max_bytes:,} bytes that were asked for")
+            return bytes(data)
+        data += chunk
+    raise RetryableError(f"it sent more than the requested {max_bytes:,} bytes")
+
+
+def short_response_error(received: int, requested: int) -> RetryableError:
+    """Return the error for a response with too few bytes."""
+    return RetryableError(f"it sent {received:,} of the requested {requested:,} bytes")

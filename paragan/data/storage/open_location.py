@@ -1,4 +1,4 @@
-"""TODO: docstring of paragan/data/storage/open_location.py"""
+"""Open what a path or an address names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from paragan.data.storage.local import LocalFileSystem
 
 
 def open_location(location: str, remote: RemoteOptions | None = None) -> tuple[FileSystem, str]:
-    """The folder that `where` names, or lies in, and the name of a file in it ("" for the folder itself)."""
+    """Open the folder that `location` names, or the folder of the file that it names.
+
+    Returns:
+        The folder, and the name of the file in it ("" if `location` is the folder itself).
+    """
     if is_url(location):
-        from paragan.data.storage.remote import open_remote  # fsspec is slow to import, and only needed here
+        from paragan.data.storage.remote import open_remote  # fsspec is slow to import
 
         return open_remote(location, remote or RemoteOptions())
     path = Path(location)

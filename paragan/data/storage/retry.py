@@ -1,4 +1,8 @@
-"""Asking a server, and asking again for as long as it may still answer."""
+"""Retry requests to remote storage.
+
+`retry` is the only loop that repeats a request. Every backend reports a failure as one of three errors: retryable, not
+found, or permanent; those that wait do so in `timeouts`, with a timeout.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,20 @@ from paragan.core.errors import RunError, UsageError
 from paragan.data.source import DecodeError
 from paragan.data.storage.filesystem import DirListing, RemoteOptions, redact
 
-FIRST_DELAY_S, MAX_DELAY_S = 0.1, 10.0  # pauses: the first, and what they grow to
-MIN_TIMEOUT_S = 1.0  # even the last request before patience ends has this long
+FIRST_DELAY_S = 0.1  # after the first failure; doubles with every other one
+MAX_DELAY_S = 10.0
+MIN_TIMEOUT_S = 1.0  # of the last request, however little time is left for retries
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class FileStat:
-    """What a server tells about a file. `size` None: it does not; `version`: changes when the file does, or ""."""
+    """What a server says about a file.
+
+    size    : in bytes; None if unknown
+    version : a text that changes when the file does; "" if unknown
+    """
 
     size: int | None
     version: str = ""
@@ -29,14 +38,19 @@ class FileStat:
 
 @dataclass(frozen=True)
 class Response:
-    """Bytes of a file, fewer than asked for only where it ends there, and what was told about it besides."""
+    """Bytes of a file (fewer than requested only at its end), and what the server said about it."""
 
     data: bytes
     stat: FileStat
 
 
 class RetryableError(Exception):
-    """No answer this time. `after_s`: the server's own wish, when to ask again."""
+    """This request failed, another may succeed.
+
+    Args:
+        reason: for messages.
+        retry_after_s: the pause that the server asks for.
+    """
 
     def __init__(self, reason: str, retry_after_s: float = 0.0):
         super().__init__(reason)
@@ -44,64 +58,82 @@ class RetryableError(Exception):
 
 
 class NotFoundError(Exception):
-    """The server is well, and has no such file; the message is the reason, such as 404."""
+    """The server answers, and has no such file. The message is the reason, such as 404."""
 
 
 class PermanentError(Exception):
-    """The server will never answer this; the message is the reason and a remedy."""
+    """The server will never answer this request. The message is the reason and what to do."""
 
 
 class StorageBackend(Protocol):
-    """A folder on a server, by one protocol. Names are relative to it. Safe to use from many threads.
+    """A folder of a server, by one protocol. Names are relative to it. Safe to use from many threads.
 
-    All of it raises `Again`, `Gone` or `Refused`, and nothing else, within `timeout_s`.
+    Every method returns within `timeout_s`, or raises RetryableError, NotFoundError or PermanentError and nothing else.
     """
 
     def fetch(self, name: str, start: int, end: int | None, timeout_s: float) -> Response:
-        """Bytes `start` to `end`; None: its first bytes, all of them if it is short or the server cannot do less."""
+        """Read bytes `start` to `end` of a file.
+
+        With `end` None read its first bytes: all of them if it is short, or if the server cannot send less.
+        """
         ...
 
-    def stat(self, name: str, timeout_s: float) -> FileStat: ...
+    def stat(self, name: str, timeout_s: float) -> FileStat:
+        """Return the size and version of a file."""
+        ...
 
     def list_dir(self, folder: str, timeout_s: float) -> tuple[DirListing, dict[str, FileStat]]:
-        """What lies in a folder; and of its files, by name in there, what the listing tells."""
+        """List a folder. Also returns what the listing says about its files, by name in the folder."""
         ...
 
 
 def retry_delay_s(attempt: int, jitter: float, retry_after_s: float = 0.0) -> float:
-    """How long to wait after the n-th request (1, 2, ...) failed: doubling, `luck` in 0..1 making it half to whole.
+    """Return the pause after the n-th failed attempt: exponential backoff with jitter.
 
-    What the server wishes, `after_s`, is waited for, and a little more by luck: not all come back at once.
+    Args:
+        attempt: 1, 2, ...
+        jitter: uniform in 0..1; scales the backoff by 0.5 to 1, so that many clients do not return at once.
+        retry_after_s: the pause that the server asked for; the backoff is added to it.
     """
-    longest = min(FIRST_DELAY_S * 2.0 ** min(attempt - 1, 60), MAX_DELAY_S)
-    return retry_after_s + longest * (1 + jitter) / 2
+    backoff_s = min(FIRST_DELAY_S * 2.0 ** min(attempt - 1, 60), MAX_DELAY_S)
+    return retry_after_s + backoff_s * (1 + jitter) / 2
 
 
 def retry(request: Callable[[float], T], location: str, options: RemoteOptions) -> T:
-    """What `request(timeout_s)` returns, asked again until `reach.patience_s` have passed; `at` is its address.
+    """Call `request(timeout_s)` until it succeeds, for at most `options.retry_for_s`, and return its result.
 
-    Raises `DecodeError` for what is gone, `Unusable` for what is refused, and `Failed` where patience ends.
+    Args:
+        request: the request; takes its timeout.
+        location: the address, for messages.
+        options: timeout and time for retries.
+
+    Raises:
+        DecodeError: the file was not found, twice.
+        UsageError: the error is permanent.
+        RunError: no attempt succeeded in time.
     """
-    end, gone = time.monotonic() + options.retry_for_s, False
-    for asked in count(1):
+    end = time.monotonic() + options.retry_for_s
+    was_not_found = False
+    for attempt in count(1):
         left_s = end - time.monotonic()
-        wish_s = 0.0
+        retry_after_s = 0.0
         try:
             return request(min(options.timeout_s, max(left_s, MIN_TIMEOUT_S)))
         except PermanentError as error:
             raise UsageError(redact(f"data: {location}: {error}")) from None
         except NotFoundError as error:
-            if gone:
-                raise DecodeError(f"gone ({error})") from None
-            gone = True
+            if was_not_found:
+                raise DecodeError(f"not found ({error})") from None
+            was_not_found = True
         except RetryableError as error:
             left_s = end - time.monotonic()
             if left_s <= 0:
-                raise RunError(redact(_unreachable_message(location, str(error), asked, options.retry_for_s))) from None
-            wish_s = error.retry_after_s
-        time.sleep(min(retry_delay_s(asked, random.random(), wish_s), max(left_s, 0.0)))
+                raise RunError(
+                    redact(
+                        f"data: {location} cannot be reached: {error} "
+                        f"({attempt:,} attempts within {options.retry_for_s:g} s)"
+                    )
+                ) from None
+            retry_after_s = error.retry_after_s
+        time.sleep(min(retry_delay_s(attempt, random.random(), retry_after_s), max(left_s, 0.0)))
     raise AssertionError
-
-
-def _unreachable_message(location: str, last_error: str, attempts: int, retry_for_s: float) -> str:
-    return f"data: {location} is out of reach: {last_error} (asked {attempts:,} times within {retry_for_s:g} s)"

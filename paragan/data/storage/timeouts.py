@@ -1,4 +1,4 @@
-"""Requests that wait at most so long: on fsspec's event loop, which runs in a thread of its own, or in a thread."""
+"""Run requests with a timeout: on fsspec's event loop, which has a thread of its own, or in a new thread."""
 
 from __future__ import annotations
 
@@ -16,36 +16,38 @@ T = TypeVar("T")
 
 
 def run_on_loop(request: Coroutine[Any, Any, T], timeout_s: float) -> T:
-    """What a coroutine returns; `Again`, and its end, where that takes longer.
+    """Return the result of a coroutine; cancel it and raise `RetryableError` after `timeout_s`.
 
-    As asyncio.run_coroutine_threadsafe, at half of its price, which is that of a request.
+    Does what asyncio.run_coroutine_threadsafe does in half of the time, which matters for small requests.
     """
-    loop, over, started = get_loop(), threading.Lock(), list[asyncio.Task[T]]()
-    over.acquire()
+    loop = get_loop()
+    done = threading.Lock()
+    tasks = list[asyncio.Task[T]]()
+    done.acquire()
 
     def start() -> None:
-        started.append(loop.create_task(request))
-        started[0].add_done_callback(lambda _: over.release())
-
-    def stop() -> None:
-        started[0].cancel()
+        tasks.append(loop.create_task(request))
+        tasks[0].add_done_callback(lambda _: done.release())
 
     loop.call_soon_threadsafe(start)
-    ended = False
+    is_done = False
     try:
-        ended = over.acquire(timeout=timeout_s)
+        is_done = done.acquire(timeout=timeout_s)
     finally:
-        if not ended:
-            loop.call_soon_threadsafe(stop)
-    if not ended:
+        if not is_done:
+            loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+    if not is_done:
         raise _timeout_error(timeout_s)
-    if started[0].cancelled():  # whose error is no `Exception`, and would end the thread that asks
-        raise RetryableError("its connection was closed here")
-    return started[0].result()
+    if tasks[0].cancelled():  # CancelledError is not an `Exception` and would end the calling thread
+        raise RetryableError("its connection was closed by this program")
+    return tasks[0].result()
 
 
 def run_in_thread(request: Callable[[], T], timeout_s: float) -> T:
-    """The same of a function that waits. One that never ends is left behind in its thread."""
+    """Return the result of a blocking function; raise `RetryableError` after `timeout_s`.
+
+    A function that never returns stays behind in its thread.
+    """
     future = Future[T]()
 
     def run() -> None:
@@ -62,4 +64,4 @@ def run_in_thread(request: Callable[[], T], timeout_s: float) -> T:
 
 
 def _timeout_error(timeout_s: float) -> RetryableError:
-    return RetryableError(f"no full answer within {timeout_s:.3g} s")
+    return RetryableError(f"no full response within {timeout_s:.3g} s")

@@ -1,4 +1,4 @@
-"""A set of images, written in another format: `paragan data convert` and `paragan data shard`."""
+"""Write a data set in another format: `paragan data convert` and `paragan data shard`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from paragan.data.decode import DecodeFailure, center_crop_resize, decode_image,
 from paragan.data.source import Record, Source
 from paragan.data.storage.filesystem import format_error
 from paragan.data.tools.image_info import detect_format, is_rotated
+from paragan.data.tools.inspect_dataset import no_good_image_message
 from paragan.data.tools.parallel_map import ProgressFn, ordered_parallel_map
 from paragan.data.tools.writers import DatasetInfo, OutputFormat
 
@@ -30,13 +31,13 @@ from paragan.data.tools.writers import DatasetInfo, OutputFormat
 class ConvertOptions:
     """How images are written.
 
-    resolution : of squares; None leaves files as they are, and gives pixels the size that all share, or what training
-        would choose
-    encoding   : of files; None keeps what is a file of that size already, byte for byte, and makes the others PNG
-    quality    : of JPEG, 1 to 100, without subsampling of colour
-    labels     : whether they are kept
-    skip_bad   : whether what cannot be decoded is left out, rather than refused
-    shuffle    : a seed, for another order
+    resolution : R of the squares; None keeps files unchanged, and gives pixels the size that all images share, or the
+                 resolution that training would use
+    encoding   : of files; None keeps files of the right size, byte for byte, and encodes others as PNG
+    quality    : of JPEG, 1 to 100, without chroma subsampling
+    labels     : whether to write them
+    skip_bad   : leave out images that cannot be decoded, instead of an error
+    shuffle    : seed of a random order; None keeps the order
     """
 
     resolution: int | None = None
@@ -48,16 +49,22 @@ class ConvertOptions:
 
     def __post_init__(self):
         if self.resolution is not None and self.resolution < 1:
-            raise UsageError(f"--resolution {self.resolution} is no size: use 1 or more, such as 64")
+            raise UsageError(f"--resolution={self.resolution}: not a size. Use 1 or more, such as 64.")
         if self.shuffle is not None and not 0 <= self.shuffle < 2**63:
-            raise UsageError(f"--shuffle {self.shuffle} is no seed: use 0 or more, and less than 2^63")
+            raise UsageError(f"--shuffle={self.shuffle}: not a seed. Use 0 or more, and less than 2^63.")
         if not 1 <= self.quality <= 100:
-            raise UsageError(f"--quality {self.quality} must be between 1 and 100, such as 95")
+            raise UsageError(f"--quality={self.quality}: out of range. Use 1 to 100, such as 95.")
 
 
 @dataclass(frozen=True, eq=False)
 class ConvertResult:
-    """What was written: images, [R, R, C] where they are pixels, and what was left out."""
+    """What was written.
+
+    count       : images
+    shape       : (R, R, C) if they are pixels
+    bad_samples : images that were left out
+    notes       : lines for people
+    """
 
     count: int
     shape: tuple[int, int, int] | None
@@ -74,30 +81,45 @@ def convert(
     progress: ProgressFn | None = None,
     finalize: Callable[[Path], object] | None = None,
 ) -> ConvertResult:
-    """Write all of `source` to `out`, in its order, decoding each on the way; complete or not at all.
+    """Write all images of a source, in its order. Every image is decoded on the way.
 
-    finish : is given the path before it gets its name, to add to it
+    The output appears complete or not at all. Images that were left out are listed in `out.bad.txt`.
 
-    What was left out is listed in `out.bad.txt`. Raises `Unusable` for an `out` that exists or cannot be written, for
-    images that cannot be decoded, and for what the format cannot hold.
+    Args:
+        source: the images.
+        out: the file or folder to write; must not exist.
+        output_format: its format.
+        options: how images are written.
+        progress: is called with the number of images done, and of all.
+        finalize: is called with the temporary path before it is renamed, to add files to it.
+
+    Raises:
+        UsageError: `out` exists or cannot be written, an image cannot be decoded, or the format cannot hold the data.
+        RunError: writing failed.
     """
     require_absent(out)
-    bad = BadSamples(None, len(source), source.sample_name, 1.0)
-    rows = _good_indices(source, bad, progress) if options.skip_bad else np.arange(len(source))
-    rows = rows if options.shuffle is None else rows[epoch_permutation(options.shuffle, 0, len(rows))]
+    bad_samples = BadSamples(None, len(source), source.sample_name, 1.0)
+    rows = _good_indices(source, bad_samples, progress) if options.skip_bad else np.arange(len(source))
+    if options.shuffle is not None:
+        rows = rows[epoch_permutation(options.shuffle, 0, len(rows))]
     labels = source.labels[rows] if options.labels and source.labels is not None else None
     shape = _output_shape(source, options.resolution) if output_format.stores_pixels else None
-    whole = DatasetInfo(len(rows), labels, source.classes if labels is not None else (), shape)
-    _check_empty_classes(output_format, whole)
-    work = _make_encoder(source, options) if shape is None else _make_decoder(source, shape)
-    with _reraise_as_run_error(out), atomic_output(out) as hidden:
-        writer = output_format.make_writer(hidden, whole)
+    info = DatasetInfo(len(rows), labels, source.classes if labels is not None else (), shape)
+    _check_empty_classes(output_format, info)
+
+    def make_record(row: int) -> Record:
+        record = source.read(int(rows[row]))
+        if shape is None:
+            return encode_record(record, options)
+        pixels = np.empty(shape, np.uint8)
+        decode_into(record, pixels)
+        return pixels
+
+    with _reraise_as_run_error(out), atomic_output(out) as temporary:
+        writer = output_format.make_writer(temporary, info)
         try:
-            with closing(
-                ordered_parallel_map(
-                    len(rows), lambda i: work(int(rows[i])), is_local=source.is_local, progress=progress
-                )
-            ) as records:
+            records = ordered_parallel_map(len(rows), make_record, is_local=source.is_local, progress=progress)
+            with closing(records):
                 for index, record in zip(rows, records):
                     if isinstance(record, DecodeFailure):
                         raise UsageError(_bad_image_message(source.sample_name(int(index)), record.reason))
@@ -105,10 +127,11 @@ def convert(
         finally:
             writer.close()
         if finalize:
-            finalize(hidden)
-        if bad.reasons:
-            _write_bad_list(bad, out)
-    return ConvertResult(len(rows), shape, bad, _describe_order(output_format, whole))
+            finalize(temporary)
+        if bad_samples.reasons:
+            with atomic_output(out.with_name(f"{out.name}.bad.txt")) as path:
+                path.write_text("\n".join(bad_samples.to_lines()) + "\n", errors="surrogateescape")
+    return ConvertResult(len(rows), shape, bad_samples, _describe_order(output_format, info))
 
 
 @contextmanager
@@ -121,12 +144,17 @@ def _reraise_as_run_error(out: Path) -> Iterator[None]:
 
 
 def encode_record(record: Record, options: ConvertOptions) -> bytes:
-    """A record as a file: the very same where nothing else is wanted. Raises `DecodeError`, for what it keeps too."""
-    image, side = decode_image(record), options.resolution
+    """Return a record as an image file: the same bytes if it has the right size and encoding.
+
+    Raises:
+        DecodeError: it cannot be decoded, also if its bytes would be kept.
+    """
+    image = decode_image(record)
+    side = options.resolution
     if isinstance(record, bytes) and _is_encoded(record, options):
         return record
     pixels = np.asarray(image) if side is None else center_crop_resize(image, side, 1 if image.mode == "L" else 3)
-    image = Image.fromarray(pixels[:, :, 0] if image.mode == "L" and side else pixels)  # without EXIF, which is done
+    image = Image.fromarray(pixels[:, :, 0] if image.mode == "L" and side else pixels)  # without EXIF: it was applied
     file = io.BytesIO()
     if options.encoding == "jpg":
         image.save(file, "JPEG", quality=options.quality, subsampling=0)
@@ -140,47 +168,33 @@ def _is_encoded(record: bytes, options: ConvertOptions) -> bool:
         return False
     if not options.resolution:
         return True
-    about = read_header(record)
-    return (about.width, about.height) == (options.resolution, options.resolution) and not is_rotated(record)
-
-
-def _make_encoder(source: Source, options: ConvertOptions) -> Callable[[int], Record]:
-    return lambda index: encode_record(source.read(index), options)
-
-
-def _make_decoder(source: Source, shape: tuple[int, int, int]) -> Callable[[int], Record]:
-    def work(index: int) -> np.ndarray:
-        out = np.empty(shape, np.uint8)
-        decode_into(source.read(index), out)
-        return out
-
-    return work
+    header = read_header(record)
+    return (header.width, header.height) == (options.resolution, options.resolution) and not is_rotated(record)
 
 
 def _good_indices(source: Source, bad_samples: BadSamples, progress: ProgressFn | None) -> np.ndarray:
-    """[n] the images that can be decoded; the others are in `bad`."""
+    """Decode all images; return the indices [n] of those that can be decoded, and report the others."""
 
-    def work(index: int) -> None:
+    def try_decode(index: int) -> None:
         decode_image(source.read(index))
 
-    for index, result in enumerate(
-        ordered_parallel_map(len(source), work, is_local=source.is_local, progress=progress)
-    ):
+    results = ordered_parallel_map(len(source), try_decode, is_local=source.is_local, progress=progress)
+    for index, result in enumerate(results):
         if isinstance(result, DecodeFailure):
             bad_samples.report(index, result.reason)
     if len(bad_samples.reasons) == len(source):
-        raise UsageError(
-            f"data: none of the {len(source):,} images of {source.location} can be decoded, {_example_failure(bad_samples)}"
-        )
+        raise UsageError(no_good_image_message(source, bad_samples.reasons))
     return np.setdiff1d(np.arange(len(source)), list(bad_samples.reasons))
 
 
 def _output_shape(source: Source, resolution: int | None) -> tuple[int, int, int]:
-    """The one shape [R, R, C] of all: what they have already, where that is a square; else as `load` has it."""
-    seen = scan_headers(source, BadSamples(None, len(source), source.sample_name, 1.0))
-    first = int(seen.sizes[0, 0])
-    side = resolution or (first if (seen.sizes == first).all() else choose_resolution(seen.sizes))
-    return side, side, 1 if seen.is_grey else 3
+    """Return the shape (R, R, C) of all images: their own if they are squares of one size, else that of `load_data`."""
+    scan = scan_headers(source, BadSamples(None, len(source), source.sample_name, 1.0))
+    side = resolution
+    if side is None:
+        first_width = int(scan.sizes[0, 0])
+        side = first_width if (scan.sizes == first_width).all() else choose_resolution(scan.sizes)
+    return side, side, 1 if scan.is_grey else 3
 
 
 def _check_empty_classes(output_format: OutputFormat, info: DatasetInfo) -> None:
@@ -190,7 +204,7 @@ def _check_empty_classes(output_format: OutputFormat, info: DatasetInfo) -> None
     if not counts.all():
         name = info.classes[int(counts.argmin())]
         raise UsageError(
-            f"data: class {name!r} has no image, which a {output_format.name} cannot tell: use an .npz, or --no-labels"
+            f"data: class {name!r} has no image, which a {output_format.name} cannot store: use .npz or --no-labels"
         )
 
 
@@ -201,17 +215,7 @@ def _bad_image_message(name: str, reason: str) -> str:
     )
 
 
-def _example_failure(bad_samples: BadSamples) -> str:
-    index, reason = next(iter(bad_samples.reasons.items()))
-    return f"such as {bad_samples.sample_name(index)}: {reason}"
-
-
-def _write_bad_list(bad_samples: BadSamples, out: Path) -> None:
-    with atomic_output(out.with_name(f"{out.name}.bad.txt")) as path:
-        path.write_text("\n".join(bad_samples.to_lines()) + "\n", errors="surrogateescape")
-
-
 def _describe_order(output_format: OutputFormat, info: DatasetInfo) -> tuple[str, ...]:
     if output_format.name != "folder" or info.labels is None or (np.diff(info.labels) >= 0).all():
         return ()
-    return ("a folder has its images class by class: within each they are in the order they had",)
+    return ("a folder stores its images class by class, in their order within each class",)

@@ -1,4 +1,4 @@
-"""What one image is, as it lies there and once decoded."""
+"""Properties of one image, encoded and decoded."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ MAGIC_BYTES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"RIFF": "WEBP", b"BM
 FORMAT_SUFFIXES = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "BMP": ".bmp"}
 MODE_NAMES = {"1": "black and white", "L": "grey", "LA": "grey with alpha", "P": "palette", "PA": "palette with alpha"}
 
-_FLAT_STDDEV = 2.0  # of 255: the standard deviation, in every channel, below which an image shows next to nothing
-_PNG_BIT_DEPTH_OFFSET = 24  # where a PNG says how many bits a channel has
+_FLAT_STDDEV = 2.0  # of 255: an image is almost constant if the standard deviation of every channel is below this
+_PNG_BIT_DEPTH_OFFSET = 24  # of the byte of a PNG that holds the bits per channel
 
 
 @dataclass(frozen=True)
 class ImageInfo:
     """An image that can be decoded.
 
-    width, height : upright
-    form   : JPEG, PNG, WEBP, BMP, or "pixels" for what is no file
-    mode   : its colours, in words: "grey", "RGB", "palette", "CMYK", "grey, 16 bit", ...
-    grey   : as training sees it
-    turned : by EXIF;  clear: a pixel is not opaque;  flat: next to constant
-    nbytes : as it lies there
-    digest : 16 bytes, the same for the same decoded pixels
+    width, height : after EXIF rotation
+    file_format   : JPEG, PNG, WEBP, BMP, or "pixels" if it is not a file
+    mode          : its colours, in words: "grey", "RGB", "palette", "CMYK", "grey, 16 bit", ...
+    is_grey       : as training sees it
+    is_rotated    : by EXIF
+    has_alpha     : a pixel is not opaque
+    is_flat       : almost constant
+    nbytes        : encoded
+    digest        : 16 bytes, equal for equal decoded pixels
     """
 
     width: int
@@ -45,14 +47,14 @@ class ImageInfo:
 
 
 def detect_format(record: Record) -> str:
-    """The format of a record, by its first bytes."""
+    """Return the format of a record by its first bytes: JPEG, PNG, WEBP, BMP, "pixels" or "unknown"."""
     if isinstance(record, np.ndarray):
         return "pixels"
-    return next((form for start, form in MAGIC_BYTES.items() if record.startswith(start)), "unknown")
+    return next((name for magic, name in MAGIC_BYTES.items() if record.startswith(magic)), "unknown")
 
 
 def is_rotated(record: Record) -> bool:
-    """Whether EXIF has it turned. Raises `DecodeError`."""
+    """Return whether EXIF rotates or flips a record. Raises `DecodeError`."""
     if isinstance(record, np.ndarray):
         return False
     with open_image(record) as image:
@@ -60,18 +62,19 @@ def is_rotated(record: Record) -> bool:
 
 
 def inspect_image(record: Record) -> ImageInfo:
-    """Decode an image and say what it is. Raises `DecodeError`."""
-    about, image = read_header(record), decode_image(record)
-    pixels = image.convert("RGB").tobytes()  # grey is the same image, whichever way it is stored
+    """Decode an image and return its properties. Raises `DecodeError`."""
+    header = read_header(record)
+    image = decode_image(record)
+    pixels = image.convert("RGB").tobytes()  # a grey image has the same digest whether stored as grey or as RGB
     digest = hashlib.blake2b(repr(image.size).encode(), digest_size=16)
     digest.update(pixels)
     return ImageInfo(
         *image.size,
         file_format=detect_format(record),
         mode=_mode_name(record),
-        is_grey=about.is_grey,
+        is_grey=header.is_grey,
         is_rotated=is_rotated(record),
-        has_alpha=about.has_alpha and _has_transparent_pixel(record),
+        has_alpha=header.has_alpha and _has_transparent_pixel(record),
         is_flat=max(ImageStat.Stat(image).stddev) < _FLAT_STDDEV,
         nbytes=record.nbytes if isinstance(record, np.ndarray) else len(record),
         digest=digest.digest(),
@@ -79,8 +82,7 @@ def inspect_image(record: Record) -> ImageInfo:
 
 
 def _has_transparent_pixel(record: Record) -> bool:
-    """Whether a pixel is not opaque. (Grey of 16 bits is always opaque: what its file says of transparency is not
-    applied.)"""
+    """Return whether a pixel is not opaque. 16-bit grey is always opaque: its transparency is ignored."""
     if isinstance(record, np.ndarray):
         return False
     with open_image(record) as image:
@@ -94,5 +96,6 @@ def _mode_name(record: Record) -> str:
         mode = image.mode
     if mode.startswith("I"):
         return "grey, 16 bit"
-    deep = record.startswith(b"\x89PNG") and record[_PNG_BIT_DEPTH_OFFSET] == 16
-    return MODE_NAMES.get(mode, mode) + ", 16 bit" * deep
+    name = MODE_NAMES.get(mode, mode)
+    is_16_bit = record.startswith(b"\x89PNG") and record[_PNG_BIT_DEPTH_OFFSET] == 16
+    return f"{name}, 16 bit" if is_16_bit else name

@@ -1,4 +1,4 @@
-"""What a set of images is, every one of them decoded: `paragan data inspect`."""
+"""Inspect a data set by decoding every image: `paragan data inspect`."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ from typing import Any
 import numpy as np
 
 from paragan.core.errors import UsageError
+from paragan.data.bad_samples import MAX_BAD_FRACTION
 from paragan.data.dataset import MAX_AUTO_CACHE_BYTES, choose_resolution, describe_classes, header_sample
 from paragan.data.decode import DecodeFailure
 from paragan.data.source import DecodeError, Source
 from paragan.data.tools.image_info import ImageInfo, detect_format, inspect_image
 from paragan.data.tools.parallel_map import ProgressFn, ordered_parallel_map
 
-MAX_BAD_FRACTION = 0.01  # more than this, and training refuses the set unless told otherwise
+UNREADABLE = "unreadable"  # the format of a file that cannot be read at all
 
-UNREADABLE = "unreadable"  # the format of what cannot even be read
-
-_MAX_LISTED_BAD = 10  # bad images on a screen
+_MAX_LISTED_BAD = 10
 
 
 @dataclass(frozen=True, eq=False)
 class DatasetReport:
-    """What was found.
+    """Properties of a data set.
 
-    sizes  : [N, 2] int32 width, height, upright; 0 where bad
-    forms, bad_forms : how many files of which format, and how many of them are bad
-    modes  : how many good images of which colours
-    turned, clear : how many are turned by EXIF, how many have a pixel that is not opaque
-    flat   : [N] bool, next to constant
-    copies : groups of indices of equal pixels, each of two or more
-    bad    : index -> reason
-    nbytes : of all good images, as they lie there
-    resolution, channels : what training would take; `held` whether in memory
+    sizes             : [N, 2] int32 width, height after EXIF rotation; 0 for bad images
+    format_counts     : format -> images
+    bad_format_counts : format -> bad images
+    mode_counts       : colour mode -> good images
+    num_rotated       : images rotated or flipped by EXIF
+    num_with_alpha    : images with a pixel that is not opaque
+    is_flat           : [N] bool, almost constant
+    duplicates        : groups of two or more indices of images with equal pixels
+    bad_reasons       : index -> reason
+    nbytes            : of all good images, encoded
+    resolution        : that training would use
+    channels          : that training would use
     """
 
     source: Source
@@ -54,36 +56,35 @@ class DatasetReport:
 
     @property
     def good_indices(self) -> np.ndarray:
-        """[n] the indices of images that can be decoded."""
+        """Indices [n] of the images that can be decoded."""
         return np.flatnonzero(self.sizes[:, 0])
 
     @property
     def conflicting_duplicates(self) -> list[np.ndarray]:
-        """Those groups of copies whose labels differ."""
+        """The groups of duplicates with different labels."""
         labels = self.source.labels
         return [] if labels is None else [group for group in self.duplicates if len(set(labels[group])) > 1]
 
     @property
     def training_bytes(self) -> int:
-        """What training takes to hold all."""
+        """Memory that the pixels take in training."""
         return len(self.source) * self.resolution**2 * self.channels
 
     @property
     def in_memory(self) -> bool:
+        """Whether training caches the pixels in memory by default."""
         return self.source.is_local and self.training_bytes <= MAX_AUTO_CACHE_BYTES
 
     def to_lines(self) -> list[str]:
-        """For people."""
+        """Return the report as lines for people."""
         good = self.good_indices
+        per_image = _format_bytes(self.nbytes / len(good))
         rows = [
-            (
-                "images",
-                f"{len(self.source):,}, {_format_bytes(self.nbytes)} ({_format_bytes(self.nbytes / len(good))} an image)",
-            ),
+            ("images", f"{len(self.source):,}, {_format_bytes(self.nbytes)} ({per_image} an image)"),
             ("formats", self._describe_formats()),
             ("colours", _format_counts(self.mode_counts)),
             ("sizes", _format_sizes(self.sizes[good])),
-            ("EXIF", f"{self.num_rotated:,} turned upright" if self.num_rotated else ""),
+            ("EXIF", f"{self.num_rotated:,} rotated upright" if self.num_rotated else ""),
             ("alpha", f"{self.num_with_alpha:,} with transparency, composited on white" if self.num_with_alpha else ""),
             ("classes", describe_classes(self.source.labels, self.source.classes).removeprefix("no classes") or "none"),
             ("copies", self._describe_duplicates()),
@@ -96,22 +97,24 @@ class DatasetReport:
         return [f"{name:<9} {text}" for name, text in rows if text] + self._bad_lines()
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, by name rather than by index."""
-        name, labels, classes = self.source.sample_name, self.source.labels, self.source.classes
+        """Return the report as plain data, with names of images rather than indices."""
+        name = self.source.sample_name
         sizes, counts = np.unique(self.sizes[self.good_indices], axis=0, return_counts=True)
+        class_counts: dict[str, int] | None = None
+        if self.source.labels is not None:
+            images_per_class = np.bincount(self.source.labels, minlength=len(self.source.classes))
+            class_counts = dict(zip(self.source.classes, images_per_class.tolist()))
         return {
-            "where": self.source.location,
+            "location": self.source.location,
             "images": len(self.source),
             "bytes": self.nbytes,
             "formats": dict(self.format_counts),
             "bad_formats": dict(self.bad_format_counts),
             "colours": dict(self.mode_counts),
             "sizes": [[*size, count] for size, count in zip(sizes.tolist(), counts.tolist())],
-            "turned": self.num_rotated,
+            "rotated": self.num_rotated,
             "transparent": self.num_with_alpha,
-            "classes": None
-            if labels is None
-            else dict(zip(classes, np.bincount(labels, minlength=len(classes)).tolist())),
+            "classes": class_counts,
             "copies": [[name(int(index)) for index in group] for group in self.duplicates],
             "copies_of_several_labels": [
                 [name(int(index)) for index in group] for group in self.conflicting_duplicates
@@ -121,7 +124,7 @@ class DatasetReport:
                 "resolution": self.resolution,
                 "channels": self.channels,
                 "bytes": self.training_bytes,
-                "held": self.in_memory,
+                "in_memory": self.in_memory,
             },
             "notes": list(self.source.notes),
             "bad": [{"name": name(index), "reason": reason} for index, reason in self.bad_reasons.items()],
@@ -134,37 +137,45 @@ class DatasetReport:
     def _describe_duplicates(self) -> str:
         if not self.duplicates:
             return "none"
-        more = sum(map(len, self.duplicates)) - len(self.duplicates)
-        which = f"exact cop{'y' if more == 1 else 'ies'} of {len(self.duplicates):,} image{'s' * (len(self.duplicates) != 1)}"
-        return f"{more:,} {which}, such as {self._format_names(self.duplicates[0])}"
+        originals = len(self.duplicates)
+        copies = sum(map(len, self.duplicates)) - originals
+        copies_text = "exact copy" if copies == 1 else "exact copies"
+        originals_text = "image" if originals == 1 else "images"
+        example = self._format_names(self.duplicates[0])
+        return f"{copies:,} {copies_text} of {originals:,} {originals_text}, such as {example}"
 
     def _describe_conflicts(self) -> str:
-        if not (mixed := self.conflicting_duplicates):
+        conflicts = self.conflicting_duplicates
+        if not conflicts:
             return ""
-        return f"{len(mixed):,} of the copied lie in several classes, such as {self._format_names(mixed[0])}"
+        example = self._format_names(conflicts[0])
+        return f"{len(conflicts):,} images have copies in several classes, such as {example}"
 
     def _describe_flat(self) -> str:
         flat = np.flatnonzero(self.is_flat)
-        return f"{len(flat):,} next to constant, such as {self._format_names(flat[:1])}" if len(flat) else "none"
+        return f"{len(flat):,} almost constant, such as {self._format_names(flat[:1])}" if len(flat) else "none"
 
     def _describe_training(self) -> str:
-        colour, side = "grey" if self.channels == 1 else "RGB", self.resolution
-        how = "held in memory" if self.in_memory else "decoded as it is needed"
-        line = f"{side} x {side}, {colour}; {_format_bytes(self.training_bytes)}, {how}"
+        color = "grey" if self.channels == 1 else "RGB"
+        cache = "cached in memory" if self.in_memory else "decoded when needed"
+        line = f"{self.resolution} x {self.resolution}, {color}; {_format_bytes(self.training_bytes)}, {cache}"
         if len(self.bad_reasons) <= MAX_BAD_FRACTION * len(self.source):
             return line
-        return f"{line}; refused as it is, since more than {MAX_BAD_FRACTION:.0%} are bad (--data.max_bad_fraction)"
+        return (
+            f"{line}; training does not accept it, since more than {MAX_BAD_FRACTION:.0%} are bad "
+            "(--data.max_bad_fraction)"
+        )
 
     def _describe_bad(self) -> str:
         return f"{len(self.bad_reasons):,} of {len(self.source):,} cannot be decoded" if self.bad_reasons else "none"
 
     def _bad_lines(self) -> list[str]:
-        first = [
-            f"  {self.source.sample_name(index)}: {reason}"
-            for index, reason in [*self.bad_reasons.items()][:_MAX_LISTED_BAD]
-        ]
-        more = len(self.bad_reasons) - len(first)
-        return first + [f"  and {more:,} more (--json FILE lists them)"] * bool(more)
+        listed = [*self.bad_reasons.items()][:_MAX_LISTED_BAD]
+        lines = [f"  {self.source.sample_name(index)}: {reason}" for index, reason in listed]
+        more = len(self.bad_reasons) - len(listed)
+        if more:
+            lines.append(f"  and {more:,} more (--json FILE lists them)")
+        return lines
 
     def _format_names(self, group: np.ndarray) -> str:
         return " = ".join(self.source.sample_name(int(index)) for index in group[:2])
@@ -173,56 +184,80 @@ class DatasetReport:
 def inspect_dataset(
     source: Source, *, resolution: int | None = None, progress: ProgressFn | None = None
 ) -> DatasetReport:
-    """Read and decode every image once. `resolution` None is what `load` would choose.
+    """Read and decode every image once. Uses some 40 bytes of memory an image.
 
-    Holds some 40 bytes an image. Raises `Unusable` where not one can be decoded.
+    Args:
+        source: the images.
+        resolution: that training would be asked for; None for the default of `load_data`.
+        progress: is called with the number of images done, and of all.
+
+    Raises:
+        UsageError: no image can be decoded.
     """
     count = len(source)
-    sizes, flat, grey = np.zeros((count, 2), np.int32), np.zeros(count, bool), np.zeros(count, bool)
+    sizes = np.zeros((count, 2), np.int32)
+    is_flat = np.zeros(count, bool)
+    is_grey = np.zeros(count, bool)
     digests = np.zeros(count, "S16")
-    forms, bad_forms, modes = Counter[str](), Counter[str](), Counter[str]()
-    turned = clear = nbytes = 0
-    bad: dict[int, str] = {}
-    looks = ordered_parallel_map(
+    format_counts = Counter[str]()
+    bad_format_counts = Counter[str]()
+    mode_counts = Counter[str]()
+    num_rotated = num_with_alpha = nbytes = 0
+    bad_reasons: dict[int, str] = {}
+    results = ordered_parallel_map(
         count, lambda index: _inspect_record(source, index), is_local=source.is_local, progress=progress
     )
-    for index, result in enumerate(looks):
-        form, found = (UNREADABLE, result.reason) if isinstance(result, DecodeFailure) else result
-        forms[form] += 1
-        if isinstance(found, str):
-            bad[index] = found
-            bad_forms[form] += 1
+    for index, result in enumerate(results):
+        file_format, info = (UNREADABLE, result.reason) if isinstance(result, DecodeFailure) else result
+        format_counts[file_format] += 1
+        if isinstance(info, str):
+            bad_reasons[index] = info
+            bad_format_counts[file_format] += 1
             continue
-        sizes[index] = found.width, found.height
-        flat[index], grey[index], digests[index] = found.is_flat, found.is_grey, found.digest
-        modes[found.mode] += 1
-        turned, clear, nbytes = turned + found.is_rotated, clear + found.has_alpha, nbytes + found.nbytes
-    good = sizes[:, 0] > 0
-    if not good.any():
-        raise UsageError(
-            f"data: none of the {count:,} images of {source.location} can be decoded, {_first_failure(source, bad)}"
-        )
-    asked = header_sample(source)
-    asked = asked[good[asked]] if good[asked].any() else np.flatnonzero(good)
+        sizes[index] = info.width, info.height
+        is_flat[index] = info.is_flat
+        is_grey[index] = info.is_grey
+        digests[index] = info.digest
+        mode_counts[info.mode] += 1
+        num_rotated += info.is_rotated
+        num_with_alpha += info.has_alpha
+        nbytes += info.nbytes
+    is_good = sizes[:, 0] > 0
+    if not is_good.any():
+        raise UsageError(no_good_image_message(source, bad_reasons))
+    sample = _good_sample(source, is_good)
     return DatasetReport(
         source=source,
         sizes=sizes,
-        format_counts=forms,
-        bad_format_counts=bad_forms,
-        mode_counts=modes,
-        num_rotated=turned,
-        num_with_alpha=clear,
-        is_flat=flat,
-        duplicates=_group_duplicates(digests, np.flatnonzero(good)),
-        bad_reasons=bad,
+        format_counts=format_counts,
+        bad_format_counts=bad_format_counts,
+        mode_counts=mode_counts,
+        num_rotated=num_rotated,
+        num_with_alpha=num_with_alpha,
+        is_flat=is_flat,
+        duplicates=_group_duplicates(digests, np.flatnonzero(is_good)),
+        bad_reasons=bad_reasons,
         nbytes=nbytes,
-        resolution=resolution or choose_resolution(sizes[asked]),
-        channels=1 if grey[asked].all() else 3,
+        resolution=resolution or choose_resolution(sizes[sample]),
+        channels=1 if is_grey[sample].all() else 3,
     )
 
 
+def _good_sample(source: Source, is_good: np.ndarray) -> np.ndarray:
+    """Return the indices [n] of good images from which training would choose resolution and channels."""
+    sample = header_sample(source)
+    return sample[is_good[sample]] if is_good[sample].any() else np.flatnonzero(is_good)
+
+
+def no_good_image_message(source: Source, bad_reasons: dict[int, str]) -> str:
+    """Return the message for a data set of which no image can be decoded."""
+    index, reason = next(iter(bad_reasons.items()))
+    example = f"such as {source.sample_name(index)}: {reason}"
+    return f"data: none of the {len(source):,} images of {source.location} can be decoded, {example}"
+
+
 def _inspect_record(source: Source, index: int) -> tuple[str, ImageInfo | str]:
-    """The format of an image, and what it is, or why it is bad. Raises `DecodeError` where it cannot be read."""
+    """Return the format of an image, and its properties or why it is bad. Raises `DecodeError` if it cannot be read."""
     record = source.read(index)
     try:
         return detect_format(record), inspect_image(record)
@@ -231,7 +266,7 @@ def _inspect_record(source: Source, index: int) -> tuple[str, ImageInfo | str]:
 
 
 def _group_duplicates(digests: np.ndarray, good: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The groups of two or more of equal digest, in the order of the set."""
+    """Return the groups of two or more images of equal digest, in the order of the data set."""
     order = good[np.argsort(digests[good], kind="stable")]
     starts = np.flatnonzero(np.append(True, digests[order][1:] != digests[order][:-1]))
     ends = np.append(starts[1:], len(order))
@@ -239,24 +274,20 @@ def _group_duplicates(digests: np.ndarray, good: np.ndarray) -> tuple[np.ndarray
     return tuple(sorted(groups, key=lambda group: int(group[0])))
 
 
-def _first_failure(source: Source, bad_reasons: dict[int, str]) -> str:
-    index, reason = next(iter(bad_reasons.items()))
-    return f"such as {source.sample_name(index)}: {reason}"
-
-
 def _format_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.most_common())
 
 
 def _format_sizes(sizes: np.ndarray) -> str:
-    """Of [n, 2] widths and heights."""
-    kinds = np.unique(sizes, axis=0)
-    if len(kinds) == 1:
-        return f"all {_format_size(kinds[0])}"
+    """Describe widths and heights [n, 2]."""
+    unique = np.unique(sizes, axis=0)
+    if len(unique) == 1:
+        return f"all {_format_size(unique[0])}"
     by_area = sizes[np.argsort(sizes.astype(np.int64).prod(axis=1), kind="stable")]
-    odd = int((sizes[:, 0] != sizes[:, 1]).sum())
-    middle = f"median {_format_size(by_area[len(by_area) // 2])}"
-    return f"{len(kinds):,}, {_format_size(by_area[0])} to {_format_size(by_area[-1])}, {middle}; {odd:,} not square"
+    size_range = f"{_format_size(by_area[0])} to {_format_size(by_area[-1])}"
+    median = _format_size(by_area[len(by_area) // 2])
+    num_not_square = int((sizes[:, 0] != sizes[:, 1]).sum())
+    return f"{len(unique):,}, {size_range}, median {median}; {num_not_square:,} not square"
 
 
 def _format_size(size: Sequence[int] | np.ndarray) -> str:

@@ -1,4 +1,4 @@
-"""Work on every image of a set, on all cores, in the order of the set and in little memory."""
+"""Process every image of a data set on all cores, in order and with little memory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ T = TypeVar("T")
 
 ProgressFn = Callable[[int, int], object]  # how many images are done, of how many
 
-_CHUNK_IMAGES = 8  # images a task
-_REMOTE_THREADS = 32  # threads that wait for what lies far away
+_CHUNK_IMAGES = 8  # per task
+_REMOTE_THREADS = 32
 
 
 def ordered_parallel_map(
     count: int, work: Callable[[int], T], *, is_local: bool = True, progress: ProgressFn | None = None
 ) -> Generator[T | DecodeFailure]:
-    """work(0), ..., work(count - 1), a few dozen ahead of whoever takes them; a `Fault` where `DecodeError` is raised.
+    """Yield work(0), ..., work(count - 1), computed a few dozen ahead; a `DecodeFailure` where it raises `DecodeError`.
 
-    near : the work is computing, a thread a core; else waiting, and there are more
+    Args:
+        count: number of calls.
+        work: is called from many threads.
+        is_local: use a thread per core; else more, because the work mostly waits.
+        progress: is called with the number of results taken, and of all.
     """
 
     def run_chunk(start: int) -> list[T | DecodeFailure]:
@@ -35,17 +39,17 @@ def ordered_parallel_map(
     threads = (os.cpu_count() or 1) if is_local else _REMOTE_THREADS
     starts = iter(range(0, count, _CHUNK_IMAGES))
     done = 0
-    Image.init()  # the plugins are imported here, not by several threads at once
+    Image.init()  # imports Pillow's plugins now, not in several threads at once
     with decompression_bombs_as_errors(), ThreadPoolExecutor(threads) as pool:
-        ahead = deque(pool.submit(run_chunk, start) for start in islice(starts, 2 * threads))
+        tasks = deque(pool.submit(run_chunk, start) for start in islice(starts, 2 * threads))
         try:
-            while ahead:
-                results = ahead.popleft().result()
-                ahead.extend(pool.submit(run_chunk, start) for start in islice(starts, 1))
+            while tasks:
+                results = tasks.popleft().result()
+                tasks.extend(pool.submit(run_chunk, start) for start in islice(starts, 1))
                 yield from results
                 done += len(results)
                 if progress:
                     progress(done, count)
         finally:
-            for task in ahead:
+            for task in tasks:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""WebDataset: tar files in which an image and its label lie side by side, `00000007.jpg` and `00000007.cls`."""
+"""Write WebDataset shards: tar files with an image and its label in sequence, `00000007.jpg` and `00000007.cls`."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from pathlib import Path
 
 import numpy as np
 
+from paragan.data.formats.dataset_json import CLASSES_JSON
 from paragan.data.source import Record
 from paragan.data.tools.image_info import FORMAT_SUFFIXES, detect_format
 
-CLASSES_JSON = "classes.json"
-
 
 class TarShardWriter:
-    """A writer of `out/shard-000000.tar`, ...; the same set makes the same bytes.
+    """Writes `out/shard-000000.tar`, ...; equal data sets become equal bytes.
 
-    labels : [N] int64 or None;  classes : [K] names, which become classes.json
-    shard_mb : a shard is closed before it would grow beyond this many million bytes
+    Args:
+        out: the folder.
+        labels: [N] int64, or None.
+        classes: [K] names, for classes.json.
+        shard_mb: a shard is closed before it would grow beyond this many million bytes.
     """
 
     def __init__(self, out: Path, labels: np.ndarray | None, classes: tuple[str, ...], shard_mb: float):
         out.mkdir(parents=True)
-        self.out, self.labels, self.max_bytes = out, labels, shard_mb * 1e6
+        self.out = out
+        self.labels = labels
+        self.max_bytes = shard_mb * 1e6
         self.names: list[str] = []
         self.num_written = 0
         self.tar: tarfile.TarFile | None = None
@@ -32,6 +36,7 @@ class TarShardWriter:
             (out / CLASSES_JSON).write_text(json.dumps(list(classes)) + "\n")
 
     def add(self, record: Record) -> None:
+        """Write the next image."""
         assert isinstance(record, bytes)
         key = f"{self.num_written:08d}"
         tar = self._shard_for(len(record))
@@ -41,12 +46,13 @@ class TarShardWriter:
         self.num_written += 1
 
     def close(self) -> None:
+        """Close the last shard."""
         if self.tar:
             self.tar.close()
             self.tar = None
 
     def _shard_for(self, size: int) -> tarfile.TarFile:
-        """The shard that takes the next image."""
+        """Return the shard for the next image of `size` bytes; begin a new one if the last is full."""
         if self.tar and self.tar.offset + size > self.max_bytes:
             self.close()
         if not self.tar:
@@ -56,6 +62,6 @@ class TarShardWriter:
 
 
 def _add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    about = tarfile.TarInfo(name)  # of nobody, of 1970
-    about.size = len(data)
-    tar.addfile(about, io.BytesIO(data))
+    info = tarfile.TarInfo(name)  # without owner, dated 1970: the bytes do not depend on user and time
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))

@@ -1,4 +1,4 @@
-"""How fast images come: of the pipeline, and of decoding alone, which is its limit where storage is fast."""
+"""Measure the throughput of the prefetch pipeline, and of decoding alone, its limit if storage is fast."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from paragan.data.loader.prefetch import BatchIndices, PrefetchOptions, Prefetch
 from paragan.data.source import DecodeError
 from paragan.data.streaming import StreamingImages
 
-DECODE_SAMPLE_IMAGES = 1024  # images that the decoder is measured with
-WARMUP_BATCHES = 32  # batches that are not timed: hands are found meanwhile
+DECODE_SAMPLE_IMAGES = 1024  # for the measurement of decoding alone
+WARMUP_BATCHES = 32  # are not timed: the tuner settles
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """images_s : of the pipeline, when nobody computes;  decoder_s : of decoding alone, from memory, on all cores
-    fetch_ms : latency of an image, median;  workers, fetches, depth, apart : the hands at the end
+    """Measured throughput.
+
+    images_per_s        : of the pipeline, without training
+    decode_images_per_s : of decoding alone, from memory, on all cores
+    fetch_ms            : median latency of an image
+    workers, concurrent_requests, batches, use_processes : the knobs at the end
     """
 
     images_per_s: float
@@ -37,34 +41,44 @@ class Throughput:
     use_processes: int
 
     def to_line(self) -> str:
-        share = self.images_per_s / self.decode_images_per_s
-        hands = "processes" if self.use_processes else "threads"
+        """Return a line for people."""
+        fraction = self.images_per_s / self.decode_images_per_s
+        worker_type = "processes" if self.use_processes else "threads"
         return (
-            f"{self.images_per_s:,.0f} images/s, {share:.0%} of the {self.decode_images_per_s:,.0f} that decoding alone makes here; "
-            f"an image comes in {self.fetch_ms:.3g} ms; {self.workers} {hands} decode, {self.concurrent_requests} "
-            f"requests at once, {self.batches} batches ahead"
+            f"{self.images_per_s:,.0f} images/s, {fraction:.0%} of the {self.decode_images_per_s:,.0f} of decoding "
+            f"alone; latency of an image {self.fetch_ms:.3g} ms; {self.workers} {worker_type} decode, "
+            f"{self.concurrent_requests} concurrent requests, {self.batches} batches ahead"
         )
 
 
 def measure_throughput(
     images: StreamingImages, batch: int, seconds: float, prefetch: PrefetchOptions | None = None
 ) -> Throughput:
-    """Take batches as fast as they come for so long, in a shuffled order."""
-    alone = _measure_decoding(images, seconds / 8)
+    """Take batches as fast as possible, in a shuffled order.
+
+    Args:
+        images: the images.
+        batch: images of a batch.
+        seconds: time for all measurements.
+        prefetch: options of the pipeline.
+    """
+    decode_images_per_s = _measure_decoding(images, seconds / 8)
     pipeline = PrefetchPipeline(images, _shuffled_batches(len(images), batch), prefetch)
     try:
         deadline = time.perf_counter() + seconds / 4
         for _ in itertools.takewhile(lambda _: time.perf_counter() < deadline, range(WARMUP_BATCHES)):
             pipeline.next_batch()
-        begin, count, latencies = time.perf_counter(), 0, []
-        while (spent := time.perf_counter() - begin) < seconds / 2 or not count:
+        start = time.perf_counter()
+        count = 0
+        latencies_s: list[float] = []
+        while (elapsed_s := time.perf_counter() - start) < seconds / 2 or not count:
             count += len(pipeline.next_batch())
-            latencies.append(pipeline.last_window.fetch_s)
-        hands = pipeline.tuner_state.knobs
-        alone = max(
-            alone, _measure_decoding(images, seconds / 8)
-        )  # both sides of it: machines have good and bad seconds
-        return Throughput(count / spent, alone, 1000 * float(np.median(latencies)), *hands.as_tuple())
+            latencies_s.append(pipeline.last_window.fetch_s)
+        knobs = pipeline.tuner_state.knobs
+        # Decoding is measured before and after, since the speed of a machine varies.
+        decode_images_per_s = max(decode_images_per_s, _measure_decoding(images, seconds / 8))
+        fetch_ms = 1000 * float(np.median(latencies_s))
+        return Throughput(count / elapsed_s, decode_images_per_s, fetch_ms, *knobs.as_tuple())
     finally:
         pipeline.close()
 
@@ -72,13 +86,13 @@ def measure_throughput(
 def _shuffled_batches(count: int, batch: int) -> Iterator[BatchIndices]:
     for epoch in itertools.count():
         order = epoch_permutation(0, epoch, count)
-        order = np.resize(order, max(batch, count))  # [count], or a batch of the same ones again
+        order = np.resize(order, max(batch, count))  # a data set smaller than a batch is repeated
         for start in range(0, len(order) - batch + 1, batch):
             yield BatchIndices(order[start : start + batch])
 
 
 def _measure_decoding(images: StreamingImages, seconds: float) -> float:
-    """Images a second from records in memory to memory, on all cores."""
+    """Return the images per second that all cores decode, from records in memory."""
     records = []
     for index in range(min(DECODE_SAMPLE_IMAGES, len(images))):
         try:
@@ -89,7 +103,8 @@ def _measure_decoding(images: StreamingImages, seconds: float) -> float:
     deadline = time.perf_counter() + seconds
 
     def decode_loop(first: int) -> int:
-        out, done = np.empty((CHUNK_IMAGES, *images.shape[1:]), np.uint8), 0
+        out = np.empty((CHUNK_IMAGES, *images.shape[1:]), np.uint8)
+        done = 0
         for record in itertools.cycle(records[first:] + records[:first]):
             try:
                 decode_into(record, out[done % CHUNK_IMAGES])
@@ -101,6 +116,6 @@ def _measure_decoding(images: StreamingImages, seconds: float) -> float:
         return 0
 
     with ThreadPoolExecutor(cores) as pool:
-        begin = time.perf_counter()
+        start = time.perf_counter()
         done = sum(pool.map(decode_loop, [len(records) * core // cores for core in range(cores)]))
-    return done / (time.perf_counter() - begin)
+    return done / (time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""One writer a format: it is given every image of a set, in order, and closed."""
+"""Writers of data sets, one for each format. Equal data sets become equal files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from paragan.core.errors import UsageError
+from paragan.data.formats.dataset_json import CLASSES_JSON, DATASET_JSON
 from paragan.data.source import Record
 from paragan.data.tools.image_info import FORMAT_SUFFIXES, detect_format
 from paragan.data.tools.shard_writer import TarShardWriter
@@ -20,15 +21,19 @@ from paragan.data.tools.shard_writer import TarShardWriter
 OUTPUT_FORMATS_HINT = "a folder (a name without extension), .npz, .zip, .h5, or --to tars"
 
 _H5_BATCH_IMAGES = 64  # images written at once into an .h5
-_DATE = (1980, 1, 1, 0, 0, 0)  # of whatever is in an archive, so that equal sets are equal files
+_DATE = (1980, 1, 1, 0, 0, 0)  # of all members of an archive, so that equal data sets are equal files
+_RESERVED_CHARS = set('/\\:*?"<>|')  # by some file system
+_MAX_NAME_BYTES = 100
 
 
 @dataclass(frozen=True, eq=False)
 class DatasetInfo:
-    """What a writer knows before it is given the first image.
+    """What a writer is told in advance.
 
-    labels : [count] int64 in 0..K-1, or None;  classes : [K] names
-    shape  : (R, R, C) of every image, for writers of pixels
+    count   : images
+    labels  : [count] int64 in 0..K-1, or None
+    classes : [K] names
+    shape   : (R, R, C) of every image, for formats that store pixels
     """
 
     count: int
@@ -38,20 +43,24 @@ class DatasetInfo:
 
 
 class Writer(Protocol):
+    """Writes the images of a data set, in order."""
+
     def add(self, record: Record) -> None:
-        """The next image: a whole file, or pixels [R, R, C]."""
+        """Write the next image: an encoded file, or pixels [R, R, C]."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Finish the file or folder."""
+        ...
 
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """A format that sets are written in.
+    """A format of data sets.
 
-    pixels : whether it holds arrays of one shape, rather than files as they are
-    empty  : whether it can tell of a class without images
-    make   : of a path, to become a file or a folder, and what is known
+    stores_pixels        : it stores arrays of one shape rather than encoded files
+    allows_empty_classes : it can store a class without images
+    make_writer          : (path of the file or folder, what is known in advance) -> writer
     """
 
     name: str
@@ -61,50 +70,55 @@ class OutputFormat:
 
 
 class FolderWriter:
-    """`out/<class>/00000000.png`, or `out/00000000.png` without labels: the same images, class by class."""
+    """Writes `out/<class>/00000000.png`, or `out/00000000.png` without labels."""
 
     def __init__(self, out: Path, info: DatasetInfo):
-        self.labels, self.num_written = info.labels, 0
+        self.labels = info.labels
+        self.num_written = 0
         self.folders = [out] if info.labels is None else [out / name for name in folder_names(info.classes)]
         for folder in self.folders:
             folder.mkdir(parents=True)
 
     def add(self, record: Record) -> None:
+        """Write the next image."""
         assert isinstance(record, bytes)
         folder = self.folders[0 if self.labels is None else int(self.labels[self.num_written])]
         (folder / f"{self.num_written:08d}{FORMAT_SUFFIXES[detect_format(record)]}").write_bytes(record)
         self.num_written += 1
 
     def close(self) -> None:
-        pass
+        """Do nothing: every file is complete."""
 
 
 class ZipWriter:
-    """As StyleGAN and EDM have it: `00000/img00000000.png`, stored, and dataset.json; names of classes beside it."""
+    """Writes the layout of StyleGAN and EDM: `00000/img00000000.png`, stored, and dataset.json; also classes.json."""
 
     def __init__(self, out: Path, info: DatasetInfo):
         self.archive = zipfile.ZipFile(out, "w")
-        self.info, self.names = info, list[str]()
+        self.info = info
+        self.names: list[str] = []
 
     def add(self, record: Record) -> None:
+        """Write the next image."""
         assert isinstance(record, bytes)
         number = f"{len(self.names):08d}"
         self.names.append(f"{number[:5]}/img{number}{FORMAT_SUFFIXES[detect_format(record)]}")
         self.archive.writestr(zipfile.ZipInfo(self.names[-1], _DATE), record)
 
     def close(self) -> None:
+        """Write the labels and close the archive."""
         labels = None if self.info.labels is None else list(zip(self.names, self.info.labels.tolist()))
         with self.archive:
-            self._write_json("dataset.json", {"labels": labels})
+            self._write_json(DATASET_JSON, {"labels": labels})
             if labels:
-                self._write_json("classes.json", list(self.info.classes))
+                self._write_json(CLASSES_JSON, list(self.info.classes))
 
-    def _write_json(self, name: str, what: object) -> None:
-        self.archive.writestr(zipfile.ZipInfo(name, _DATE), json.dumps(what))
+    def _write_json(self, name: str, content: object) -> None:
+        self.archive.writestr(zipfile.ZipInfo(name, _DATE), json.dumps(content))
 
 
 class NpzWriter:
-    """`images` uint8 [N, R, R, C], `labels` int64 [N], `classes` [K] names: an array after the other, as they come."""
+    """Writes `images` uint8 [N, R, R, C], `labels` int64 [N] and `classes` [K] names, without holding the images."""
 
     def __init__(self, out: Path, info: DatasetInfo):
         assert info.shape
@@ -115,10 +129,12 @@ class NpzWriter:
         np.lib.format.write_array_header_1_0(self.images, header)  # pyright: ignore[reportArgumentType]
 
     def add(self, record: Record) -> None:
+        """Write the pixels of the next image."""
         assert isinstance(record, np.ndarray)
         self.images.write(record.tobytes())
 
     def close(self) -> None:
+        """Write labels and classes and close the archive."""
         with self.archive:
             self.images.close()
             if self.info.labels is not None:
@@ -132,10 +148,10 @@ class NpzWriter:
 
 
 class H5Writer:
-    """`imgs` uint8 [N, C, R, R], as BigGAN's, `labels` int64 [N] and `classes` [K] names."""
+    """Writes BigGAN's `imgs` uint8 [N, C, R, R] and `labels` int64 [N], and `classes` [K] names."""
 
     def __init__(self, out: Path, info: DatasetInfo):
-        import h5py  # slow to import, and only needed here
+        import h5py  # slow to import
 
         assert info.shape
         side, _, channels = info.shape
@@ -148,12 +164,14 @@ class H5Writer:
         self.num_written = 0
 
     def add(self, record: Record) -> None:
+        """Write the pixels of the next image."""
         assert isinstance(record, np.ndarray)
         self.buffer.append(record.transpose(2, 0, 1))
         if len(self.buffer) == _H5_BATCH_IMAGES:
             self._flush()
 
     def close(self) -> None:
+        """Write the buffered images and close the file."""
         self._flush()
         self.file.close()
 
@@ -165,10 +183,8 @@ class H5Writer:
 
 
 def tar_format(shard_mb: float) -> OutputFormat:
-    """WebDataset shards of at most about that many million bytes."""
-    return OutputFormat(
-        "tars", False, True, lambda out, whole: TarShardWriter(out, whole.labels, whole.classes, shard_mb)
-    )
+    """Return the format of WebDataset shards of about `shard_mb` million bytes at most."""
+    return OutputFormat("tars", False, True, lambda out, info: TarShardWriter(out, info.labels, info.classes, shard_mb))
 
 
 OUTPUT_FORMATS = {
@@ -181,36 +197,44 @@ _SUFFIX_FORMATS = {"": "folder", ".npz": "npz", ".zip": "zip", ".h5": "h5", ".hd
 
 
 def choose_format(out: Path, name: str | None = None, shard_mb: float = 64) -> OutputFormat:
-    """The format `name`, or the one that the end of `out` means. Raises `Unusable` for another."""
+    """Return an output format.
+
+    Args:
+        out: its extension decides if `name` is None.
+        name: folder, npz, zip, h5 or tars.
+        shard_mb: size limit of a tar shard, in million bytes.
+
+    Raises:
+        UsageError: the extension is not known.
+    """
     if name is None and out.suffix.lower() not in _SUFFIX_FORMATS:
-        raise UsageError(f"{out} ends in {out.suffix}, no format that is written here: use {OUTPUT_FORMATS_HINT}")
+        raise UsageError(f"{out} ends in {out.suffix}, which is not a supported format: use {OUTPUT_FORMATS_HINT}")
     name = name or _SUFFIX_FORMATS[out.suffix.lower()]
     return tar_format(shard_mb) if name == "tars" else OUTPUT_FORMATS[name]
 
 
-_RESERVED_CHARS = set('/\\:*?"<>|')  # by some file system or other
-
-
-_MAX_NAME_BYTES = 100  # bytes
-
-
 def folder_names(classes: Sequence[str]) -> list[str]:
-    """One for each class. Where the plain names would be equal, or sorted otherwise, all begin with their number."""
-    plain = [sanitize_name(name) for name in classes]
-    if plain == sorted(plain) and len({name.casefold() for name in plain}) == len(plain):
-        return plain
-    width = len(str(len(plain) - 1))
-    return [_prefix_number(f"{number:0{width}d}", name) for number, name in enumerate(plain)]
+    """Return a folder name for each class.
+
+    If sanitized names would not be unique, or would sort differently, all begin with the number of the class.
+    """
+    names = [sanitize_name(name) for name in classes]
+    if names == sorted(names) and len({name.casefold() for name in names}) == len(names):
+        return names
+    width = len(str(len(names) - 1))
+    return [_prefix_number(f"{number:0{width}d}", name) for number, name in enumerate(names)]
 
 
 def sanitize_name(name: str) -> str:
-    """What of a name every file system takes as one visible folder; never empty."""
-    kept = "".join(char if char.isprintable() and char not in _RESERVED_CHARS else "_" for char in name)
-    kept = kept.encode()[:_MAX_NAME_BYTES].decode(errors="ignore").strip(" ")
-    kept = "_" + kept[1:] if kept.startswith(".") else kept  # hidden files do not count
-    return kept.rstrip(". ") or "_"
+    """Return a name that every file system accepts as one visible folder; never empty."""
+    safe = "".join(char if char.isprintable() and char not in _RESERVED_CHARS else "_" for char in name)
+    safe = safe.encode()[:_MAX_NAME_BYTES].decode(errors="ignore").strip(" ")
+    if safe.startswith("."):  # hidden folders are ignored
+        safe = "_" + safe[1:]
+    return safe.rstrip(". ") or "_"
 
 
 def _prefix_number(number: str, name: str) -> str:
-    """Numbers themselves only get their zeros."""
-    return number if name.isdecimal() and name.lstrip("0") == number.lstrip("0") else f"{number}-{name}"
+    """Return `number-name`; a name that is the number itself is only padded with zeros."""
+    is_same_number = name.isdecimal() and name.lstrip("0") == number.lstrip("0")
+    return number if is_same_number else f"{number}-{name}"

@@ -91,7 +91,7 @@ def test_a_trap_is_not_sprung(tmp_path, protocol):
         batch = {"data": ROWS[:5], "labels": LABELS[:5], "more": trap}
         (tmp_path / "data_batch_2").write_bytes(pickle.dumps(batch, protocol))
         message = open_error(tmp_path)
-        assert f"{tmp_path / 'data_batch_2'} is not CIFAR's: it " in message
+        assert f"{tmp_path / 'data_batch_2'} is not a file of CIFAR: it " in message
         if protocol > 1:
             assert "which is not run" in message
     assert not (tmp_path / "sprung").exists()
@@ -140,10 +140,10 @@ def test_other_objects_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("batch", "said"),
     [
-        ({"labels": LABELS}, "data cannot be read: what should be an array is none"),
-        ({"data": ROWS.astype("i8"), "labels": LABELS}, "data is int64 [25, 3072], wanted uint8"),
-        ({"data": ROWS.astype("f4"), "labels": LABELS}, "an array of 'f4', wanted integers"),
-        ({"data": ROWS[:, :100], "labels": LABELS}, "data is uint8 [25, 100], wanted uint8 [n, 3072]"),
+        ({"labels": LABELS}, "data cannot be read: it is not an array"),
+        ({"data": ROWS.astype("i8"), "labels": LABELS}, "data is int64 [25, 3072], expected uint8"),
+        ({"data": ROWS.astype("f4"), "labels": LABELS}, "an array of 'f4', expected integers"),
+        ({"data": ROWS[:, :100], "labels": LABELS}, "data is uint8 [25, 100], expected uint8 [n, 3072]"),
         ({"data": ROWS}, "has no list of labels; found data"),
         ({"data": ROWS, "labels": LABELS[1:]}, "labels are not 25 integers"),
         ({"data": ROWS, "labels": ["a"] * 25}, "labels are not 25 integers"),
@@ -159,14 +159,14 @@ def test_what_does_not_fit_is_told_why(tmp_path, batch, said):
     (tmp_path / "data_batch_1").write_bytes(pickle_python2(batch) if "f4" not in said else pickle.dumps(batch, 2))
     assert said in open_error(tmp_path)
     (tmp_path / "data_batch_1").write_bytes(b"no pickle")
-    assert f"{tmp_path / 'data_batch_1'} is not CIFAR's: it is no pickle" in open_error(tmp_path)
+    assert f"{tmp_path / 'data_batch_1'} is not a file of CIFAR: it is not a pickle" in open_error(tmp_path)
 
 
 def test_names_that_are_none(tmp_path):
     ten(tmp_path)
     for names in (["a", "a", "b", "c"], [1, 2, 3, 4], "abcd", []):
         (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, 2))
-        assert "label_names is no list of different names" in open_error(tmp_path)
+        assert "label_names is not a list of unique names" in open_error(tmp_path)
 
 
 def test_the_test_helper_writes_what_python_reads():

@@ -92,7 +92,7 @@ def test_without_checksums_a_change_ends_the_run_by_name(tmp_path, form):
     file = stored(tmp_path / "old", form, OLD)
     found = open_source(str(file))
     os.utime(file, (1, 1))
-    with pytest.raises(RunError, match=rf"^data: {file} was changed while it was used: leave it as it is"):
+    with pytest.raises(RunError, match=rf"^data: {file} was changed while it was used: restore it"):
         found.read(3)
     assert detect_format(open_source(str(file)).read(3)) == "pixels"
     file.unlink()

@@ -69,15 +69,15 @@ def test_the_identity_tells_sets_apart(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"x": FIRST, "y": LABELS}, "has no imgs; found x, y; wanted imgs (uint8"),
+        ({"x": FIRST, "y": LABELS}, "has no imgs; found x, y; expected imgs (uint8"),
         ({}, "found nothing"),
-        ({"imgs": FIRST.astype("f4")}, "imgs are float32, wanted uint8 in 0..255"),
-        ({"imgs": FIRST[0, 0]}, "imgs are [8, 8], wanted"),
+        ({"imgs": FIRST.astype("f4")}, "imgs are float32, expected uint8 in 0..255"),
+        ({"imgs": FIRST[0, 0]}, "imgs are [8, 8], expected"),
         ({"imgs": FIRST.reshape(30, 6, 4, 8)}, "with C 1 or 3"),
         ({"imgs": FIRST[:0]}, "no image"),
-        ({"imgs": FIRST, "labels": LABELS[:3]}, "labels are [3], wanted [30]"),
-        ({"imgs": FIRST, "labels": LABELS[:, None]}, "labels are [30, 1], wanted [30]"),
-        ({"imgs": FIRST, "labels": LABELS / 2}, "labels are float64, wanted integers"),
+        ({"imgs": FIRST, "labels": LABELS[:3]}, "labels are [3], expected [30]"),
+        ({"imgs": FIRST, "labels": LABELS[:, None]}, "labels are [30, 1], expected [30]"),
+        ({"imgs": FIRST, "labels": LABELS / 2}, "labels are float64, expected integers"),
         ({"imgs": FIRST, "labels": LABELS - 1}, "10 of 30 labels are negative"),
         ({"imgs": FIRST, "labels": LABELS * 2}, "classes have no image (1, 3)"),
     ],
@@ -96,10 +96,10 @@ def test_what_lies_in_other_files_is_not_followed(tmp_path):
     FIRST.tofile(tmp_path / "raw")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["imgs"] = h5py.ExternalLink("other.h5", "/imgs")
-    assert "imgs is a link to elsewhere" in open_error(tmp_path / "a.h5")
+    assert "imgs is a link, which is not followed" in open_error(tmp_path / "a.h5")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["imgs"] = h5py.SoftLink("/elsewhere")
-    assert "imgs is a link to elsewhere" in open_error(tmp_path / "a.h5")
+    assert "imgs is a link, which is not followed" in open_error(tmp_path / "a.h5")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         layout = h5py.VirtualLayout(FIRST.shape, "u1")
         layout[:] = h5py.VirtualSource("other.h5", "imgs", FIRST.shape)
@@ -126,7 +126,7 @@ def test_what_is_no_hdf5_or_cut(tmp_path):
     data = where.read_bytes()
     for part in (b"", b"x" * 1000, data[:100], data[: len(data) // 2]):
         where.write_bytes(part)
-        assert "is no HDF5 file, or a damaged one" in open_error(where)
+        assert "is not an HDF5 file, or is damaged" in open_error(where)
 
 
 def test_a_damaged_chunk_costs_its_images_alone(tmp_path):

@@ -128,13 +128,13 @@ def test_images_that_lie_elsewhere_are_not_followed(tmp_path):
     table = table.set_column(0, table.schema.field("image"), column)
     with pa.ipc.new_stream(data, table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(DecodeError, match="its bytes are not in the set, only its path"):
+    with pytest.raises(DecodeError, match="its bytes are not in the data set, only its path"):
         open_source(str(where)).read(0)
 
 
 def test_far_away_it_is_not_read(tmp_path):
     place = FakeRemoteFileSystem(saved(tmp_path / "a"))
-    with pytest.raises(UsageError, match="read from this machine only: copy it here first"):
+    with pytest.raises(UsageError, match="can only be read locally: copy it to this machine first"):
         open_hf_dataset(place, place.list_dir())
 
 

@@ -57,7 +57,7 @@ def labelled(count: int = 3) -> Members:
 @pytest.mark.parametrize("name", ["", "shard-*.tar", "shard-{000..002}.tar"])
 def test_webdatasets_shards(tmp_path, name):
     where = str(shards(tmp_path) / name) if name else str(shards(tmp_path))
-    for note in ("index kept as", "index of"):
+    for note in ("index stored as", "index of"):
         found = open_source(where)
         assert (read_all_pixels(found) == IMAGES).all()
         assert found.labels is not None
@@ -85,7 +85,7 @@ def test_ranges():
     assert list(expand_pattern("a-{08..11}.tar")) == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
     assert list(expand_pattern("{1..2}-{0..1}")) == ["1-0", "1-1", "2-0", "2-1"]
     for wrong in ("{3..1}.tar", "{0..999999999}.tar"):
-        with pytest.raises(UsageError, match="is no range of 1 to"):
+        with pytest.raises(UsageError, match="is not a range of 1 to"):
             list(expand_pattern(wrong))
 
 
@@ -94,7 +94,7 @@ def test_names_that_are_not_there(tmp_path):
     assert f"{tmp_path / 'shard-003.tar'} does not exist" in open_error(tmp_path / "shard-{000..003}.tar")
     assert f"{tmp_path} holds no x*.tar" in open_error(tmp_path / "x*.tar")
     assert "only the last name may have them" in open_error(tmp_path / "*" / "a.tar")
-    assert "is not about .tar files" in open_error(tmp_path / "*.jpg")
+    assert "is not a pattern of .tar files" in open_error(tmp_path / "*.jpg")
     assert "does not exist" in open_error(tmp_path / "nowhere" / "*.tar")
 
 
@@ -113,7 +113,7 @@ def test_far_shards_keep_their_index_in_the_cache(tmp_path):
     again.read(3)
     assert len(place.requests) == 1
     assert not (tmp_path / "a" / INDEX_FILE).exists()
-    assert "made anew each time" in open_tar_shards(place, "*.tar", RemoteOptions(cache_dir="")).notes[0]
+    assert "is built at every start" in open_tar_shards(place, "*.tar", RemoteOptions(cache_dir="")).notes[0]
 
 
 def test_an_index_that_is_old_or_damaged_is_made_again(tmp_path):
@@ -130,7 +130,7 @@ def test_an_index_that_is_old_or_damaged_is_made_again(tmp_path):
 def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path, monkeypatch):
     shards(tmp_path)
     monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(PermissionError()))
-    assert "is made anew each time" in open_source(str(tmp_path)).notes[0]
+    assert "is built at every start" in open_source(str(tmp_path)).notes[0]
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -168,7 +168,7 @@ def test_names_of_classes_lie_beside(tmp_path):
     (tmp_path / INDEX_FILE).unlink()
     for text in ('["a"]', '["a", "a", "b"]', "{"):
         (tmp_path / "classes.json").write_text(text)
-        said = "label 2 but 1 classes" if text == '["a"]' else "is no list of different names"
+        said = "label 2 but 1 classes" if text == '["a"]' else "is not a list of unique names"
         assert said in open_error(tmp_path)
 
 
@@ -195,7 +195,7 @@ def test_what_is_no_image_is_passed_over(tmp_path):
     ("members", "said"),
     [
         ([("a.txt", b"x")], "no image in a.tar"),
-        ([("0.png", b"x"), ("0.cls", b"cat")], "a.tar, 0.cls: 'cat' is no class"),
+        ([("0.png", b"x"), ("0.cls", b"cat")], "a.tar, 0.cls: 'cat' is not a class"),
         ([("0.png", b"x"), ("0.cls", b"0"), ("1.png", b"x")], "1 of 2 images have no class"),
         ([("0.png", b"x"), ("0.cls", b"-1")], "1 of 1 labels are negative"),
         ([("0.png", b"x"), ("0.cls", b"2")], "2 of these classes have no image (0, 1)"),
@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_told_why(tmp_path, members, said):
 def test_a_cut_shard_is_named_with_the_place(tmp_path):
     data = tar(tmp_path / "b.tar", labelled()).read_bytes()
     (tmp_path / "b.tar").unlink()
-    for length, said in ((0, "at byte 0 ends here"), (600, "at byte 0 a member"), (1536, "at byte"), (700, "cut")):
+    for length, said in ((0, "at byte 0 the file ends"), (600, "0 a member"), (1536, "at byte"), (700, "truncated")):
         (tmp_path / "a.tar").write_bytes(data[:length])
         message = open_error(tmp_path)
         assert f"{tmp_path / 'a.tar'}: at byte" in message
@@ -250,7 +250,7 @@ def test_every_shard_is_read_once(tmp_path):
     said = []
     build_index(place, names, [place.size(name) for name in names], said.append)
     assert [name for name, _, _ in place.requests] == [*names, "classes.json"]
-    assert said[-1] == "3 of 3 shards looked through, 30 images"
+    assert said[-1] == "3 of 3 shards read, 30 images"
 
 
 # The index --------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_no_pickle_is_read_and_nothing_impossible(tmp_path):
     for change in wrong:
         file = io.BytesIO()
         np.savez(file, **{**parts, **change})
-        with pytest.raises(UsageError, match="it is no index, or a damaged one"):
+        with pytest.raises(UsageError, match="it is not an index, or is damaged"):
             from_bytes(file.getvalue(), "it")
     file = io.BytesIO()
     np.savez_compressed(file, **parts)

@@ -138,27 +138,27 @@ def test_names_that_do_not_match_are_told(tmp_path):
     wrong = [f"x{name}" for name in NAMES]
     message = open_error(archive(tmp_path / "a.zip", {**images(), "dataset.json": dataset_json(wrong, LABELS)}))
     assert f"{tmp_path / 'a.zip'}/dataset.json gives no label to 30 of 30 images ({NAMES[0]}, {NAMES[1]}," in message
-    assert f"names 30 of 30 that are not there (x{NAMES[0]}" in message
+    assert f"names 30 of 30 that do not exist (x{NAMES[0]}" in message
     message = open_error(archive(tmp_path / "a.zip", {**images(), "dataset.json": dataset_json(NAMES[1:], LABELS[1:])}))
     assert f"gives no label to 1 of 30 images ({NAMES[0]}):" in message
-    assert "not there" not in message
+    assert "do not exist" not in message
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "is no JSON"),
-        (b"\xff\xfe\xfa", "is no JSON"),
+        ("{", "is not JSON"),
+        (b"\xff\xfe\xfa", "is not JSON"),
         ("[" * 100_000, "nested too deeply"),
         ("[]", "is not of the form"),
         ('{"labels": 3}', "is not of the form"),
-        ('{"labels": [["a.png", 0.5]]}', '["a.png", 0.5] is no pair'),
-        ('{"labels": [["a.png", true]]}', "is no pair"),
-        ('{"labels": [["a.png", [0, 1]]]}', "is no pair"),
+        ('{"labels": [["a.png", 0.5]]}', '["a.png", 0.5] is not a pair'),
+        ('{"labels": [["a.png", true]]}', "is not a pair"),
+        ('{"labels": [["a.png", [0, 1]]]}', "is not a pair"),
         ('{"labels": [["a.png", 0], ["a.png", 1]]}', "names a.png twice, as 0 and 1"),
         ('{"labels": [["a.png", -1]]}', "1 of 1 labels are negative"),
         ('{"labels": [["a.png", 5]]}', "5 of these classes have no image (0, 1, 2, 3, 4)"),
-        ('{"labels": [["a.png", 99999999999999999999]]}', "is no pair"),
+        ('{"labels": [["a.png", 99999999999999999999]]}', "is not a pair"),
     ],
 )
 def test_a_bad_listing_is_refused_in_a_zip_and_in_a_folder(tmp_path, text, said):
@@ -183,7 +183,7 @@ def test_a_folder_with_a_listing(tmp_path):
     (tmp_path / "dataset.json").write_text(json.dumps({"labels": None}))
     assert open_source(str(tmp_path)).labels is None
     (tmp_path / "dataset.json").write_text(dataset_json([*NAMES, "../up.png"], [*LABELS, 0]))
-    assert "names 1 of 31 that are not there (../up.png)" in open_error(tmp_path)
+    assert "names 1 of 31 that do not exist (../up.png)" in open_error(tmp_path)
 
 
 # Damage -----------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_a_folder_with_a_listing(tmp_path):
 def test_what_is_no_zip(tmp_path):
     for data in (b"", b"PK", b"x" * 1000, archive(tmp_path / "b.zip", images()).read_bytes()[:-30]):
         (tmp_path / "a.zip").write_bytes(data)
-        assert f"{tmp_path / 'a.zip'} is no zip, or a damaged one" in open_error(tmp_path / "a.zip")
+        assert f"{tmp_path / 'a.zip'} is not a zip, or is damaged" in open_error(tmp_path / "a.zip")
     assert "holds no image, only .txt" in open_error(archive(tmp_path / "c.zip", {"a.txt": "x"}))
     assert "it is empty" in open_error(archive(tmp_path / "c.zip", {}))
 
@@ -203,7 +203,7 @@ def test_damage_is_noticed_by_the_checksum(tmp_path):
     data[data.index(b"IDAT") + 20] ^= 1
     where.write_bytes(data)
     found = open_source(str(where))
-    with pytest.raises(DecodeError, match="its checksum in the archive is another"):
+    with pytest.raises(DecodeError, match="does not match its checksum in the archive"):
         found.read(0)
     assert found.read(1) == encode_image(IMAGES[1])
 
@@ -221,8 +221,8 @@ def changed(where: Path, at: int, value: bytes) -> Path:
     ("at", "value", "said"),
     [
         (8, b"\x01\x00", "is encrypted"),
-        (10, b"\x0c\x00", "packed by method 12"),
-        (24, struct.pack("<L", 5), "is not of 5 bytes"),
+        (10, b"\x0c\x00", "compressed by method 12"),
+        (24, struct.pack("<L", 5), "does not have the 5 bytes"),
         (20, struct.pack("<2L", 2**30, 2**30), "more than any image"),
         (20, struct.pack("<2L", 10**8, 10**8), "lies outside of the archive"),
         (42, struct.pack("<L", 7), "its header in the archive is damaged"),
@@ -239,7 +239,7 @@ def test_a_bomb_is_unpacked_no_further_than_it_says(tmp_path, monkeypatch):
     bomb = {"a.png": b"\0" * 10_000_000}
     where = archive(tmp_path / "a.zip", bomb, compression=zipfile.ZIP_DEFLATED)
     changed(where, 24, struct.pack("<L", 100))
-    with pytest.raises(DecodeError, match="is not of 100 bytes"):
+    with pytest.raises(DecodeError, match="does not have the 100 bytes"):
         open_source(str(where)).read(0)
     monkeypatch.setattr(read_span, "MAX_RECORD_BYTES", 1000)
     where = archive(tmp_path / "b.zip", {"a.png": b"\0" * 2000})

@@ -75,7 +75,7 @@ def test_it_releases_what_is_not_needed_after_a_calm_and_never_below_what_is():
     assert back.knobs == replace(grown.knobs)
     first = after(back, CALM)
     assert first.knobs.batches == 150
-    assert first.reason == "calm"
+    assert first.reason == "idle"
     end = after(grown, *[CALM] * 100 * COOLDOWN_WINDOWS)
     assert end.knobs == PipelineKnobs(1, 5, 20)  # 640/s x 5 ms x 1.5 = 4.8 requests, two seconds ahead
 

@@ -65,7 +65,7 @@ def test_a_record_at_which_it_dies_is_bad_and_the_others_are_not(shared):
         reasons, _ = decoder.decode(
             [encode_image(pixels[0]), cast(Any, Fatal()), encode_image(pixels[2])], [False] * 3, piece, 0
         )
-    assert reasons == [None, "whatever decodes it dies (status 7)", None]
+    assert reasons == [None, "decoder crashed on this image (status 7)", None]
     assert np.array_equal(piece.array[[0, 2]], pixels[[0, 2]])
 
 
@@ -118,11 +118,11 @@ def test_one_that_is_killed_or_cannot_start_blames_no_image(shared, monkeypatch)
         patch.setattr(DecodeWorker, "_start_worker", doomed)
         with pytest.raises(RunError, match=r"was killed 2 times: is memory short\?"):
             decoder.decode([image], [False], piece, 0)
-    for program, says in (("/nowhere/python", "cannot be started .*nowhere"), ("/bin/false", "begins .status 1.")):
+    for program, says in (("/nowhere/python", "cannot be started .*nowhere"), ("/bin/false", "ready .status 1.")):
         monkeypatch.setattr(sys, "executable", program)
         with (
             DecodeWorker(shared) as decoder,
-            pytest.raises(RunError, match=f"{says}.*: --data.prefetch.worker_type=threads does"),
+            pytest.raises(RunError, match=f"{says}.*: --data.prefetch.worker_type=threads needs"),
         ):
             decoder.decode([image], [False], piece, 0)
 
@@ -246,5 +246,5 @@ def test_trouble_of_the_machine_is_told_and_no_image_is_blamed(shared, tmp_path)
         child = decoder._child
         assert child is not None
         resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (3, 3))
-        with pytest.raises(RunError, match=r"loop.png cannot be read: Too many open files .tried 4 times.: see to"):
+        with pytest.raises(RunError, match=r"loop.png cannot be read: Too many open files .tried 4 times.: check"):
             decoder.decode([("loop.png", 0, None, None)], [False], piece, 0)

@@ -349,7 +349,7 @@ def test_depth_does_not_grow_beyond_what_there_is_room_for(opened):
         pipeline.next_batch()
         time.sleep(0.01)
     assert pipeline.tuner_state.congested
-    assert not any("congestion" in line and "depth" in line for line in pipeline.pop_decisions())
+    assert not any("congestion" in line and "batches" in line for line in pipeline.pop_decisions())
 
 
 def test_a_step_that_asks_again_after_an_error_gets_memory_of_its_own(opened):

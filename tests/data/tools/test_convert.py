@@ -270,7 +270,7 @@ def test_an_index_is_made_anew(start, tmp_path):
 
 
 def test_what_are_no_shards_has_no_index(start, tmp_path):
-    for where, said in {tmp_path: "holds no .tar", start: "is no .tar", tmp_path / "x": "does not exist"}.items():
+    for where, said in {tmp_path: "holds no .tar", start: "is not a .tar", tmp_path / "x": "does not exist"}.items():
         with pytest.raises(UsageError, match=said):
             reindex(str(where))
 

@@ -131,7 +131,7 @@ def test_copies_are_of_pixels_whatever_their_files(tmp_path):
     assert [group.tolist() for group in found.duplicates] == [[0, 1, 2], [3, 4]]
     assert [group.tolist() for group in found.conflicting_duplicates] == [[0, 1, 2]]
     assert "3 exact copies of 2 images" in text(found)
-    assert "1 of the copied lie in several classes" in text(found)
+    assert "1 images have copies in several classes" in text(found)
 
 
 def test_nothing_differs_where_there_are_no_labels(tmp_path):
@@ -162,7 +162,7 @@ def test_bad_ones_are_named_with_their_reason_and_counted(tmp_path):
     assert "12 of 42 cannot be decoded" in said
     assert said.count("not a PNG, JPEG, WebP or BMP image") == 10
     assert "and 2 more" in said
-    assert "refused as it is" in said
+    assert "training does not accept it" in said
     assert len(found.to_json()["bad"]) == 12
     assert found.good_indices.tolist() == list(range(30))
 
@@ -231,4 +231,4 @@ def test_names_and_counts_reach_json(tmp_path):
     found = json.loads(json.dumps(looked(tmp_path).to_json()))
     assert found["classes"] == {"a": 1, "b": 1}
     assert found["sizes"] == [[8, 8, 2]]
-    assert found["training"] == {"resolution": 8, "channels": 3, "bytes": 2 * 192, "held": True}
+    assert found["training"] == {"resolution": 8, "channels": 3, "bytes": 2 * 192, "in_memory": True}

@@ -1,0 +1,51 @@
+"""Checks and names of class labels, shared by all formats."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paragan.core.errors import UsageError
+
+
+def check_labels(labels: np.ndarray, location: str, num_classes: int | None) -> None:
+    """Check that labels [N] lie in 0..num_classes-1; without num_classes, that every class up to the largest occurs.
+
+    Args:
+        labels: [N] integers.
+        location: what messages call them.
+        num_classes: if it is known.
+
+    Raises:
+        UsageError: they do not fit.
+    """
+    lowest, highest = int(labels.min()), int(labels.max())
+    if lowest < 0:
+        count = int((labels < 0).sum())
+        raise UsageError(f"data: {location}: {count:,} of {len(labels):,} labels are negative ({lowest}): count from 0")
+    if num_classes is not None:
+        if highest >= num_classes:
+            raise UsageError(
+                f"data: {location}: label {highest} but {num_classes} classes: labels must lie in 0..{num_classes - 1}"
+            )
+        return
+    present = np.unique(labels)
+    if missing := highest + 1 - len(present):
+        candidates = np.arange(min(highest + 1, len(present) + 5))  # holds the first five, however large the labels
+        first = ", ".join(str(label) for label in np.setdiff1d(candidates, present)[:5])
+        raise UsageError(
+            f"data: {location}: labels go up to {highest}, but {missing:,} of these classes have no image "
+            f"({first}{', ...' if missing > 5 else ''}): "
+            f"renumber with np.unique(labels, return_inverse=True)[1]"
+        )
+
+
+def default_class_names(labels: np.ndarray) -> tuple[str, ...]:
+    """Return the numbers of the classes as their names."""
+    return tuple(str(label) for label in range(int(labels.max()) + 1))
+
+
+def resolve_class_names(labels: np.ndarray | None, classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the classes: `classes` if there are any, else their numbers; () without labels."""
+    if labels is None:
+        return ()
+    return classes or default_class_names(labels)
