@@ -1,4 +1,4 @@
-"""Named runs: functions that return a complete record."""
+"""Recipes: functions that return a complete run, by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECIPES: dict[str, Callable[[], Run]] = {recipe.__name__: recipe for recipe in _
 
 
 def get_recipe(name: str) -> Run:
-    """The run of a recipe. Unusable names the nearest."""
+    """Return the run of a recipe. Raises UsageError with the nearest name if there is none."""
     if name not in RECIPES:
         raise UsageError(f"there is no recipe {name}{did_you_mean(name, RECIPES)} (`paragan recipes` lists them)")
     return RECIPES[name]()
@@ -30,8 +30,13 @@ def get_recipe(name: str) -> Run:
 def build_run(
     base: dict[str, Any], overrides: Sequence[tuple[str, str]], policy_name: str = "none", batch_scaling: str = "none"
 ) -> tuple[Run, list[str]]:
-    """The run of a plain record, with the policy `by` laid over it and then the user's settings, or with those of the
-    record carried to the user's batch (`tune`: rates, all); and why it is as it is, a line each."""
+    """Return the run of a plain record with the user's settings, and the reasons for its values, one line each.
+
+    Args:
+        overrides: dotted fields and their values, as on the command line.
+        policy_name: a policy to apply before the overrides.
+        batch_scaling: none, or what of the record is scaled to the user's batch: rates or all.
+    """
     if batch_scaling not in ("none", "rates", "all"):
         raise UsageError(f"--batch-scaling {batch_scaling}: what follows the batch is rates, all or none")
     if batch_scaling != "none" and policy_name != "none":
@@ -89,11 +94,11 @@ def _apply_policy(
 
 
 def _nested_value(data: dict[str, Any], path: str) -> Any:
-    """The value of a dotted field."""
+    """Return the value of a dotted field."""
     first, _, rest = path.partition(".")
     return _nested_value(data[first], rest) if rest else data[first]
 
 
 def _tag_of(part: Any) -> Any:
-    """What a part is called that may be given by its name alone."""
+    """Return the name of a part, which may be given by its name alone."""
     return part.get("name", "") if isinstance(part, dict) else part
