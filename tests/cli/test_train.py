@@ -196,7 +196,7 @@ def test_ranks_must_agree_with_the_launcher(monkeypatch):
 def test_existing_files_are_not_overwritten():
     Path("file").write_text("")
     assert "file" in usage_error("train", *TINY_RUN_ARGS, "--run-dir=file")
-    assert "--outdir file cannot be written" in usage_error("train", *TINY_RUN_ARGS, "--outdir=file")
+    assert "--outdir file: cannot be written" in usage_error("train", *TINY_RUN_ARGS, "--outdir=file")
     Path("folder").mkdir()
     Path("folder/thesis.txt").write_text("")
     assert "folder has files in it but no run.yaml" in usage_error("train", *TINY_RUN_ARGS, "--run-dir=folder")

@@ -135,3 +135,9 @@ def test_what_is_wrong_is_named_as_a_user_would_type_it(field, value):
     with pytest.raises(UsageError) as refused:
         from_dict(Run, apply_overrides(to_dict(Run()), [(field, value)]))
     assert str(refused.value).startswith(WRONG[field, value])
+
+
+def test_every_field_has_a_meaning():
+    """`paragan train --fields` shows it; see paragan/core/field_docs.py for where it is written."""
+    is_choice = {field.name.rpartition(".")[0] for field in list_fields(Run)}  # sections have a text of their own
+    assert [f.name for f in list_fields(Run) if not f.meaning and f.name not in is_choice] == []
