@@ -62,7 +62,7 @@ INVALID_LINES = {  # command line -> parts of its error
     "train digits --init-from nowhere": ["--init-from", "nowhere"],
     "train digits --g.optimizer.betas=0.5": ["--g.optimizer.betas=[0.5]"],
     "train digits --evaluation.metrics=kid,fod": ["fod", "did you mean fd?"],
-    "train digits --evaluation.metrics=[fid]": ["fid", "fd works"],
+    "train digits --evaluation.metrics=[fid]": ["fid", "Use fd"],
     "train digits --evaluation.features=inception --evaluation.inception=nowhere": ["missing nowhere"],
     "train digits --evaluation.count=1": ["evaluation.count=1", "2"],
     "train fashion": ["fashion needs --data", ".npz"],
