@@ -10,19 +10,19 @@ from paragan.eval.inception import Inception
 from paragan.eval.sharding import CompletedWork
 
 
-class Threads:
+class ThreadGroup:
     """A rank of a group whose ranks are threads of this process."""
 
-    def __init__(self, rank, size, barrier, desk):
-        self.rank, self.size, self.barrier, self.desk = rank, size, barrier, desk
+    def __init__(self, rank, size, barrier, slots):
+        self.rank, self.size, self.barrier, self.slots = rank, size, barrier, slots
 
     def exchange(self, x):
         assert x.is_contiguous()
-        self.desk[self.rank] = x.clone()
+        self.slots[self.rank] = x.clone()
         self.barrier.wait(30)
-        heard = list(self.desk)
+        received = list(self.slots)
         self.barrier.wait(30)
-        return heard
+        return received
 
     def all_reduce_sum(self, x):
         x.copy_(sum(self.exchange(x)))
@@ -37,9 +37,9 @@ def on_ranks():
     """`on_ranks(3, f)`: [f(group) of each rank]."""
 
     def run(size, f):
-        barrier, desk = threading.Barrier(size), [None] * size
+        barrier, slots = threading.Barrier(size), [None] * size
         with ThreadPoolExecutor(size, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(lambda rank: f(Threads(rank, size, barrier, desk)), range(size)))
+            return list(pool.map(lambda rank: f(ThreadGroup(rank, size, barrier, slots)), range(size)))
 
     return run
 

@@ -34,7 +34,7 @@ def own_cache(monkeypatch, tmp_path):
     return tmp_path / "paragan" / SPACE_NAME
 
 
-def made(data_digest="halves", **more):
+def make_space(data_digest="halves", **more):
     images, labels = halves()
     return classifier_space(images, labels, ("left", "right"), data_digest=data_digest, training=QUICK, **more)
 
@@ -46,25 +46,25 @@ def test_number_of_parameters_equals_the_paper():
 
 
 def test_classifier_is_trained_once_and_then_read_from_the_cache(own_cache, monkeypatch):
-    first = made()
+    first = make_space()
     (note,) = first.notes
     assert float(note.split()[1]) > 95  # % of held-out reals
     assert (first.name, first.num_features, first.num_logits, first.classes) == (SPACE_NAME, 64, 2, ("left", "right"))
     images = torch.from_numpy(halves()[0]).permute(0, 3, 1, 2)
     assert (first.logits(first(images)).argmax(1).numpy() == halves()[1]).mean() > 0.95
     monkeypatch.setattr(classifier, "train_classifier", None)
-    again = made()
+    again = make_space()
     assert (again, again.notes) == (first, first.notes)
     assert torch.equal(again(images), first(images))
     with pytest.raises(TypeError):  # other data, other training
-        made("others")
+        make_space("others")
 
 
 def test_damaged_cache_file_is_replaced(own_cache):
-    first = made()
+    first = make_space()
     (file,) = own_cache.iterdir()
     file.write_bytes(file.read_bytes()[:100])
-    assert made() == first
+    assert make_space() == first
 
 
 def test_concurrent_trainings_use_the_first_result(own_cache, monkeypatch):
@@ -76,25 +76,25 @@ def test_concurrent_trainings_use_the_first_result(own_cache, monkeypatch):
 
     def overtaken(*given):
         monkeypatch.setattr(classifier, "train_classifier", other)
-        faster.append(made())
+        faster.append(make_space())
         return fit(*given)
 
     monkeypatch.setattr(classifier, "train_classifier", overtaken)
-    slower = made()
+    slower = make_space()
     assert (slower, slower.notes) == (faster[0], faster[0].notes)
     monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache / "elsewhere"))
     monkeypatch.setattr(classifier, "train_classifier", fit)
-    assert made() != slower  # what it trained itself was another
+    assert make_space() != slower  # what it trained itself was another
 
 
 def test_training_without_a_cache(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert made().num_logits == 2
+    assert make_space().num_logits == 2
 
 
 def test_all_ranks_have_the_weights_of_rank_0(own_cache, on_ranks):
-    spaces = on_ranks(3, lambda group: made(group=group))
+    spaces = on_ranks(3, lambda group: make_space(group=group))
     assert spaces[0] == spaces[1] == spaces[2]
     assert spaces[0].notes == spaces[2].notes
 

@@ -116,11 +116,11 @@ def test_scores_are_equal_on_processes(pool, digits):
 
 
 def test_features_stay_on_their_rank(on_ranks, digits):
-    def kept(group):
+    def local_features(group):
         stats = compute_feature_stats(digits, space=PIXELS, metrics=["fd", "kid", "prdc"], group=group)
         return stats.get(FeatureAcc()).local
 
-    shares = on_ranks(3, kept)
+    shares = on_ranks(3, local_features)
     assert sorted(map(len, shares)) == [576, 581, 640]
     assert sum(map(len, shares)) == len(digits)
 
@@ -147,7 +147,7 @@ def test_each_rank_samples_only_its_blocks(on_ranks, digits, blurred):
     assert two == [range(30, 60), range(90, 100)]
 
 
-class Deserted:
+class LostPeerGroup:
     """A group whose other rank is gone."""
 
     rank, size = 0, 2
@@ -165,7 +165,7 @@ def test_lost_rank_is_detected_early(digits):
 
     reals = compute_feature_stats(digits, space=PIXELS, metrics=["fd"])
     with pytest.raises(ConnectionError, match="rank 1 is gone"):
-        evaluate(sample, reals, space=PIXELS, metrics=["fd"], count=50_000, group=Deserted())
+        evaluate(sample, reals, space=PIXELS, metrics=["fd"], count=50_000, group=LostPeerGroup())
     assert sum(map(len, drawn)) < 5_000
 
 
@@ -290,14 +290,14 @@ def test_bad_metrics_raise_before_sampling(digits):
 
 
 @pytest.mark.parametrize(
-    ("fakes", "says"),
+    ("fakes", "message"),
     [
         (torch.zeros(10, 1, 8, 8), r"expected uint8 images \[10, C, H, W\] in \[0, 255\], got torch.float32"),
         (torch.zeros(9, 1, 8, 8, dtype=torch.uint8), r"got torch.uint8 \[9, 1, 8, 8\]"),
     ],
 )
-def test_fakes_that_are_no_images_raise(digits, fakes, says):
-    with pytest.raises(UsageError, match=says):
+def test_fakes_that_are_no_images_raise(digits, fakes, message):
+    with pytest.raises(UsageError, match=message):
         evaluate(lambda rows: fakes, digits, space=PIXELS, metrics=["fd"], count=10)
 
 

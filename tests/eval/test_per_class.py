@@ -24,7 +24,7 @@ class Brightness(nn.Module):
 SPACE = dataclasses.replace(module_features("four", Brightness(), 4, num_logits=2), classes=NAMES)
 
 
-def pictures(count, seed, wrong=0):
+def make_images(count, seed, wrong=0):
     """uint8 [N, 8, 8, 1], dark (0) and bright (1) ones; the first `wrong` bright ones are dark."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % 2
@@ -34,8 +34,8 @@ def pictures(count, seed, wrong=0):
     return images, labels
 
 
-def scored(metrics, group=None, count=200, wrong=10, space=SPACE, batch=16, labels=True):
-    (reals, real_labels), (fakes, fake_labels) = pictures(300, 0), pictures(count, 1, wrong)
+def score(metrics, group=None, count=200, wrong=10, space=SPACE, batch=16, labels=True):
+    (reals, real_labels), (fakes, fake_labels) = make_images(300, 0), make_images(count, 1, wrong)
     x = torch.from_numpy(fakes).permute(0, 3, 1, 2)
     return evaluate(
         lambda rows: x[rows.start : rows.stop],
@@ -52,10 +52,10 @@ def scored(metrics, group=None, count=200, wrong=10, space=SPACE, batch=16, labe
 
 
 def test_intra_class_distance_is_the_mean_of_each_class_by_itself():
-    (found,) = scored(["intra_fd"])
+    (found,) = score(["intra_fd"])
     each = {}
     for label, name in enumerate(NAMES):
-        (reals, of_reals), (fakes, of_fakes) = pictures(300, 0), pictures(200, 1, 10)
+        (reals, of_reals), (fakes, of_fakes) = make_images(300, 0), make_images(200, 1, 10)
         x = torch.from_numpy(fakes[of_fakes == label]).permute(0, 3, 1, 2)
         how = {"space": SPACE, "metrics": ["fd"], "count": len(x)}
         (alone,) = evaluate(lambda rows, x=x: x[rows.start : rows.stop], reals[of_reals == label], **how)
@@ -69,27 +69,27 @@ def test_intra_class_distance_is_the_mean_of_each_class_by_itself():
 
 
 def test_accuracy_counts_correctly_classified_fakes():
-    (found,) = scored(["accuracy"])
+    (found,) = score(["accuracy"])
     assert (found.name, found.value) == ("accuracy_four", 0.95)
     assert found.per_class == {"dark": 1.0, "bright": 0.9}
     assert found.protocol["reals"] is None
 
 
 def test_scores_of_classes_do_not_depend_on_ranks_or_batch(on_ranks):
-    (alone, right) = scored(["intra_fd", "accuracy"])
+    (alone, right) = score(["intra_fd", "accuracy"])
     for size, batch in ((2, 16), (4, 9), (1, 200)):
-        for found, accuracy in on_ranks(size, lambda group, b=batch: scored(["intra_fd", "accuracy"], group, batch=b)):
+        for found, accuracy in on_ranks(size, lambda group, b=batch: score(["intra_fd", "accuracy"], group, batch=b)):
             assert found.per_class == pytest.approx(alone.per_class, rel=1e-9)
             assert accuracy.per_class == right.per_class
 
 
 def test_class_with_too_few_images_is_left_out_with_a_note():
-    (found,) = scored(["intra_fd"], count=3, wrong=0)  # dark, bright, dark
+    (found,) = score(["intra_fd"], count=3, wrong=0)  # dark, bright, dark
     assert list(found.per_class) == ["dark"]
     assert "too few images of 1 of 2 classes (bright)" in found.notes
     assert any("2 fakes for 4 features: biased upwards" in note for note in found.notes)
     with pytest.raises(UsageError, match="no class has two fakes"):
-        scored(["intra_fd"], count=2, wrong=0)
+        score(["intra_fd"], count=2, wrong=0)
 
 
 def test_classifier_trained_on_good_fakes_classifies_reals(monkeypatch, on_ranks):
@@ -97,12 +97,12 @@ def test_classifier_trained_on_good_fakes_classifies_reals(monkeypatch, on_ranks
     cas = dataclasses.replace(table.METRICS["cas"], settings={"train_samples": 800, "test_images": 100})
     monkeypatch.setitem(table.METRICS, "cas", cas)
     space = dataclasses.replace(untrained_space(np.arange(2), NAMES), build=Brightness, num_features=4)
-    (good,) = scored(["cas"], wrong=0, space=space)
+    (good,) = score(["cas"], wrong=0, space=space)
     assert good.name == "cas_resnet20"
     assert good.value > 0.95
     assert set(good.per_class) == set(NAMES)
     assert (good.protocol["train_samples"], good.protocol["test_images"]) == (800, 100)
-    (one,), (two,) = on_ranks(2, lambda group: scored(["cas"], group, wrong=0, space=space))
+    (one,), (two,) = on_ranks(2, lambda group: score(["cas"], group, wrong=0, space=space))
     assert one.per_class == two.per_class
     assert one.value > 0.95
 
@@ -110,10 +110,10 @@ def test_classifier_trained_on_good_fakes_classifies_reals(monkeypatch, on_ranks
 @pytest.mark.parametrize("metric", ["intra_fd", "accuracy"])
 def test_missing_labels_raise(metric):
     with pytest.raises(UsageError, match=f"metrics={metric}: needs classes, and the reals have no labels"):
-        scored([metric], labels=False)
+        score([metric], labels=False)
 
 
-class Once(Brightness):
+class NonFinite(Brightness):
     """Some features are no numbers."""
 
     def forward(self, images):
@@ -123,11 +123,11 @@ class Once(Brightness):
 
 @pytest.mark.parametrize("metric", ["intra_fd", "is", "accuracy"])
 def test_nonfinite_features_raise_on_all_ranks(metric, on_ranks):
-    space = dataclasses.replace(module_features("once", Once(), 4, num_logits=2), classes=NAMES)
+    space = dataclasses.replace(module_features("once", NonFinite(), 4, num_logits=2), classes=NAMES)
 
     def says(group):
         with pytest.raises(UsageError, match="features that are not finite"):
-            scored([metric], space=space, group=group)
+            score([metric], space=space, group=group)
         return True
 
     assert on_ranks(2, says) == [True, True]
@@ -135,7 +135,7 @@ def test_nonfinite_features_raise_on_all_ranks(metric, on_ranks):
 
 @pytest.mark.parametrize("fakes", [np.full(200, 2), np.full(200, -1), np.zeros(3, int)])
 def test_labels_of_no_class_raise(fakes):
-    (reals, real_labels), (images, _) = pictures(300, 0), pictures(200, 1)
+    (reals, real_labels), (images, _) = make_images(300, 0), make_images(200, 1)
     x = torch.from_numpy(images).permute(0, 3, 1, 2)
     labels = ClassLabels(NAMES, real_labels, lambda rows: fakes[rows.start : rows.stop])
     how = {"space": SPACE, "count": 200, "labels": labels}
@@ -146,7 +146,7 @@ def test_labels_of_no_class_raise(fakes):
 
 def test_classifier_of_other_classes_raises():
     with pytest.raises(UsageError, match=r"classifier of the data's own classes.*Use --features resnet20"):
-        scored(["accuracy"], space=dataclasses.replace(SPACE, classes=()))
+        score(["accuracy"], space=dataclasses.replace(SPACE, classes=()))
 
 
 def test_too_many_class_covariances_raise():

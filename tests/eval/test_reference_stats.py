@@ -35,7 +35,7 @@ class Rows(nn.Module):
 
 
 @pytest.fixture
-def kept(monkeypatch, tmp_path):
+def cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "paragan" / "references"
 
@@ -49,13 +49,13 @@ def labelled(digits):
     return ClassLabels(("even", "odd"), np.arange(len(digits)) % 2)
 
 
-def test_features_of_reals_are_computed_once(kept, digits, space):
+def test_features_of_reals_are_computed_once(cache_folder, digits, space):
     how = {"space": space, "metrics": EVERYTHING, "labels": labelled(digits)}
     plain, first = compute_feature_stats(digits, **how), compute_feature_stats(digits, data_digest="digits", **how)
     Rows.asked = 0
     again = compute_feature_stats(digits, data_digest="digits", **how)
     assert Rows.asked == 0
-    assert len(list(kept.iterdir())) == 3
+    assert len(list(cache_folder.iterdir())) == 3
     for found in (first, again):
         assert (found.image_shape, found.count) == (plain.image_shape, plain.count) == ((1, 8, 8), 1797)
         assert torch.equal(found.get(GaussianAcc()).covariance, plain.get(GaussianAcc()).covariance)
@@ -65,7 +65,7 @@ def test_features_of_reals_are_computed_once(kept, digits, space):
     assert Rows.asked > 0
 
 
-def test_cache_serves_any_number_of_ranks(kept, on_ranks, digits, blurred, space):
+def test_cache_serves_any_number_of_ranks(cache_folder, on_ranks, digits, blurred, space):
     def scores(group):
         reals = compute_feature_stats(
             digits, space=space, metrics=["fd", "kid"], data_digest="digits", group=group, batch=50
@@ -80,10 +80,10 @@ def test_cache_serves_any_number_of_ranks(kept, on_ranks, digits, blurred, space
     assert again[0] == again[1] == pytest.approx(first[0], rel=1e-9)
 
 
-def test_damaged_cache_is_computed_again(kept, digits, space):
+def test_damaged_cache_is_computed_again(cache_folder, digits, space):
     how = {"space": space, "metrics": ["fd", "kid"], "data_digest": "digits"}
     first = compute_feature_stats(digits, **how)
-    for file in kept.iterdir():
+    for file in cache_folder.iterdir():
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     Rows.asked = 0
     again = compute_feature_stats(digits, **how)
@@ -91,9 +91,9 @@ def test_damaged_cache_is_computed_again(kept, digits, space):
     assert torch.equal(again.get(GaussianAcc()).covariance, first.get(GaussianAcc()).covariance)
 
 
-def test_cheap_results_are_not_cached(kept, digits):
+def test_cheap_results_are_not_cached(cache_folder, digits):
     compute_feature_stats(digits, space=PIXELS, metrics=["fd", "kid"], data_digest="digits")
-    assert not kept.exists()
+    assert not cache_folder.exists()
 
 
 def test_cache_is_bounded_and_evicts_the_least_recently_used(tmp_path):
@@ -161,7 +161,7 @@ def test_file_of_mu_and_sigma_replaces_the_reals(stats, digits, blurred):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "says"),
+    ("arrays", "message"),
     [
         ({"mu": None}, r"no mu. Use a file with mu \[F\]"),
         ({"mu": np.zeros(3), "sigma": np.eye(3)}, r"mu \[3\] and sigma \[3, 3\], but the space pixels has 64 features"),
@@ -177,8 +177,8 @@ def test_file_of_mu_and_sigma_replaces_the_reals(stats, digits, blurred):
         ({"space_hash": "0" * 16}, "is of another space"),
     ],
 )
-def test_file_that_does_not_fit_raises(stats, arrays, says):
-    with pytest.raises(UsageError, match=says):
+def test_file_that_does_not_fit_raises(stats, arrays, message):
+    with pytest.raises(UsageError, match=message):
         load_reference_stats(stats(**arrays), PIXELS)
 
 

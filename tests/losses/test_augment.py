@@ -37,16 +37,16 @@ def images(channels=3, size=16, kind=torch.float32):
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
 def test_all_images_change_and_merged_lanes_equal_separate_lanes(augment, channels, kind):
     x = images(channels, kind=kind)
-    chance = torch.tensor(0.9)
-    found = augment(x, DRAW, "s", chance)
+    probability = torch.tensor(0.9)
+    found = augment(x, DRAW, "s", probability)
     assert found.shape == x.shape
     assert found.dtype == torch.promote_types(kind, torch.float32)
     assert all((a != b).any() for a, b in zip(found, x))
     for lane, part, whole in zip(DRAW.lanes, x.split(4), found.split(4)):
-        alone = augment(part, LaneRng(3, 64, (lane,), 4), "s", chance)
+        alone = augment(part, LaneRng(3, 64, (lane,), 4), "s", probability)
         torch.testing.assert_close(alone, whole)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(augment(x, DRAW, "s", chance), found)
+        assert torch.equal(augment(x, DRAW, "s", probability), found)
 
 
 @KINDS
@@ -100,7 +100,7 @@ def test_images_are_augmented_with_probability_p(p):
     assert float(changed.mean()) == pytest.approx(p, abs=0.03)
 
 
-def dice_of(uniform, normal=(), p=1.0):
+def make_sampler(uniform, normal=(), p=1.0):
     """For one image: these numbers, then such that spare it."""
     row = [*uniform, *[2.0] * (NUM_UNIFORMS - len(uniform))]
     return AdaSampler(
@@ -110,11 +110,11 @@ def dice_of(uniform, normal=(), p=1.0):
 
 def test_blits_copy_pixels():
     x = images(size=16)[:1]
-    mirrored = _transform(x, dice_of([0.7, 0.0]))  # the second half: mirror; then whether
+    mirrored = _transform(x, make_sampler([0.7, 0.0]))  # the second half: mirror; then whether
     torch.testing.assert_close(mirrored, x.flip(3), atol=1e-5, rtol=0)
-    turned = _transform(x, dice_of([0.0, 2.0, 0.3, 0.0]))
+    turned = _transform(x, make_sampler([0.0, 2.0, 0.3, 0.0]))
     assert any(torch.allclose(turned, x.rot90(k, (2, 3)), atol=1e-4) for k in (1, 3))
-    down = _transform(x, dice_of([0.0, 2.0, 0.0, 2.0, 0.0, 2.0, 1.0, 0.0]))  # by 2 px along y
+    down = _transform(x, make_sampler([0.0, 2.0, 0.0, 2.0, 0.0, 2.0, 1.0, 0.0]))  # by 2 px along y
     torch.testing.assert_close(down[:, :, :14], x[:, :, 2:], atol=1e-4, rtol=0)
 
 
@@ -138,18 +138,18 @@ def test_hue_rotates_about_the_grey_axis():
 @CHANNELS
 def test_brightness_and_contrast(channels):
     x = images(channels)[:1]
-    found = _recolor(x, dice_of([0.0, 0.0], [0.5, 2.0]))
+    found = _recolor(x, make_sampler([0.0, 0.0], [0.5, 2.0]))
     torch.testing.assert_close(found, (x + 0.1) * 2)
 
 
 def test_inversion_mirrors_brightness_and_keeps_hues():
     x = images()[:1]
-    found = _recolor(x, dice_of([2.0, 2.0, 0.9, 0.0]))
+    found = _recolor(x, make_sampler([2.0, 2.0, 0.9, 0.0]))
     torch.testing.assert_close(found.mean(1), -x.mean(1))
     torch.testing.assert_close(found - found.mean(1, keepdim=True), x - x.mean(1, keepdim=True))
 
 
-class Plain(torch.nn.Module):
+class LinearD(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(256 * 3, 1)
@@ -161,7 +161,7 @@ class Plain(torch.nn.Module):
 
 @KINDS
 def test_d_gets_only_augmented_images_in_both_turns(augment):
-    d, real, fake = Plain(), Batch(images(), None, DRAW), Batch(images() / 2, None, DRAW)
+    d, real, fake = LinearD(), Batch(images(), None, DRAW), Batch(images() / 2, None, DRAW)
     objective = Adversarial("nonsaturating", r1=1.0, gp=1.0, augment=augment)
     attach_state(objective.make_state(12), d)
     if isinstance(augment, ADA):
@@ -178,7 +178,7 @@ def test_d_gets_only_augmented_images_in_both_turns(augment):
 
 
 def test_relativistic_augments_reals_in_the_turn_of_g_too():
-    d, real, fake = Plain(), Batch(images(), None, DRAW), Batch(images() / 2, None, DRAW)
+    d, real, fake = LinearD(), Batch(images(), None, DRAW), Batch(images() / 2, None, DRAW)
     objective = Adversarial("relativistic", augment=DiffAugment())
     loss = objective.generator(d, fake, real, 0)
     on_fake, on_real = (d.layer(x.flatten(1)).squeeze(1) for x in d.seen)

@@ -18,7 +18,7 @@ LANES, N = (0, 1, 2), 5  # images of each
 Y = torch.tensor([0, 1, 0, 0, 2, 1, 1, 0, 2, 2, 0, 0, 0, 0, 0])
 
 
-def verdict(requires_grad=False):
+def random_output(requires_grad=False):
     generator = torch.Generator().manual_seed(0)
     x = normalize(torch.randn(len(LANES) * N, 6, generator=generator), dim=1)
     proxies = normalize(torch.randn(3, 6, generator=generator), dim=1)[Y]
@@ -44,28 +44,28 @@ def naive_2c(x, proxies, y, t):
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0])
 def test_2c_equals_a_double_loop_over_the_images_of_each_lane(temperature):
-    v = verdict()
+    v = random_output()
     lanes = [slice(i * N, (i + 1) * N) for i in range(len(LANES))]
     expected = sum(naive_2c(v.embedding[s], v.proxies[s], Y[s], temperature) for s in lanes) / len(LANES)
     assert contrastive_loss(v, Y, N, temperature).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_2c_has_a_gradient_for_a_class_with_one_image():
-    v = verdict(requires_grad=True)
+    v = random_output(requires_grad=True)
     contrastive_loss(v, Y, N, 0.5).backward()
     assert v.embedding.grad.isfinite().all()
     assert v.proxies.grad[Y == 2].any()
 
 
 def test_2c_of_bf16_embeddings_is_computed_in_float32():
-    v = verdict()
+    v = random_output()
     with torch.autocast("cpu", torch.bfloat16):
         found = contrastive_loss(v, Y, N, 0.1)
     assert torch.equal(found, contrastive_loss(v, Y, N, 0.1))
 
 
 def test_classification_loss_is_a_mean_over_images():
-    v = verdict()
+    v = random_output()
     chosen = v.class_logits.softmax(1)[torch.arange(len(Y)), Y]
     torch.testing.assert_close(classification_loss(v, Y), -chosen.log().mean())
 
@@ -75,7 +75,7 @@ def batch(seed):
     return Batch(torch.randn(len(Y), 1, 4, 4, generator=generator), Y, LaneRng(0, 0, LANES, N))
 
 
-def speaking(x, y):
+def two_headed_d(x, y):
     """A D with both heads."""
     flat = x.flatten(1)
     return DiscriminatorOutput(
@@ -88,11 +88,14 @@ def test_class_losses_of_d_and_g(name):
     real, fake, plain = batch(1), batch(2), Adversarial()
     objective = Adversarial(**{name: 0.5})
     of = {
-        "classifier": lambda b: classification_loss(speaking(b.images, Y), Y),
-        "contrastive": lambda b: contrastive_loss(speaking(b.images, Y), Y, N, 1.0),
+        "classifier": lambda b: classification_loss(two_headed_d(b.images, Y), Y),
+        "contrastive": lambda b: contrastive_loss(two_headed_d(b.images, Y), Y, N, 1.0),
     }[name]
-    d_adds = objective.discriminator(speaking, real, fake, 0).total - plain.discriminator(speaking, real, fake, 0).total
-    g_adds = objective.generator(speaking, fake, real, 0).total - plain.generator(speaking, fake, real, 0).total
+    d_adds = (
+        objective.discriminator(two_headed_d, real, fake, 0).total
+        - plain.discriminator(two_headed_d, real, fake, 0).total
+    )
+    g_adds = objective.generator(two_headed_d, fake, real, 0).total - plain.generator(two_headed_d, fake, real, 0).total
     torch.testing.assert_close(d_adds, 0.5 * (of(real) + (of(fake) if name == "classifier" else 0)))
     torch.testing.assert_close(g_adds, 0.5 * of(fake))
 
@@ -107,8 +110,8 @@ def test_a_d_with_logits_only_raises(name):
 def test_concatenated_pass_equals_two_passes():
     real, fake = batch(1), batch(2)
     objective = Adversarial(classifier=1.0)
-    one = objective.discriminator(speaking, real, fake, 0, concat_real_fake=True)
-    two = objective.discriminator(speaking, real, fake, 0)
+    one = objective.discriminator(two_headed_d, real, fake, 0, concat_real_fake=True)
+    two = objective.discriminator(two_headed_d, real, fake, 0)
     assert one.parts.keys() == two.parts.keys()
     torch.testing.assert_close(one.total, two.total)
-    assert run_discriminator(speaking, real.images, Y).split(4)[1].proxies.shape == (len(Y) - 4, 6)
+    assert run_discriminator(two_headed_d, real.images, Y).split(4)[1].proxies.shape == (len(Y) - 4, 6)

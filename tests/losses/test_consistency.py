@@ -12,10 +12,10 @@ from paragan.losses.consistency import random_flip_and_shift
 DRAW = LaneRng(3, 64, (0, 5), 8)
 
 
-def batch(seed, nearby=False):
+def batch(seed, with_perturbed=False):
     generator = torch.Generator().manual_seed(seed)
-    images, beside = (torch.randn(16, 1, 8, 8, generator=generator) for _ in range(2))
-    return Batch(images, None, DRAW, perturbed=beside if nearby else None)
+    images, perturbed_images = (torch.randn(16, 1, 8, 8, generator=generator) for _ in range(2))
+    return Batch(images, None, DRAW, perturbed=perturbed_images if with_perturbed else None)
 
 
 def critic():
@@ -61,7 +61,7 @@ def test_cr_uses_reals_and_bcr_also_fakes():
 
 
 def test_zcr_of_d_and_of_g_have_opposite_signs():
-    d, real, fake = critic(), batch(1), batch(2, nearby=True)
+    d, real, fake = critic(), batch(1), batch(2, with_perturbed=True)
     objective = Adversarial(zcr=5.0, zcr_g=0.5)
     gap = (d(fake.images, None) - d(fake.perturbed, None)).square().mean()
     torch.testing.assert_close(difference(objective, d, real, fake), 5 * gap)

@@ -41,7 +41,7 @@ def test_formulas():
         torch.testing.assert_close(GAN_LOSSES[name].g(real, fake), g)
 
 
-def slopes(d, x, eps=1e-6):
+def numeric_gradients(d, x, eps=1e-6):
     """[N, 9] gradients by central differences."""
     out = torch.zeros(len(x), 9, dtype=x.dtype)
     for i in range(9):
@@ -54,7 +54,7 @@ def slopes(d, x, eps=1e-6):
 
 def test_r1_is_the_squared_gradient_norm_on_reals():
     d, real = critic(), batch(1)
-    expected = slopes(d, real.images).square().sum(1).mean()
+    expected = numeric_gradients(d, real.images).square().sum(1).mean()
     images = real.images.clone().requires_grad_(True)
     torch.testing.assert_close(grad_norm_squared(d(images, None), images).double(), expected, rtol=1e-5, atol=0)
 
@@ -63,7 +63,7 @@ def test_gradient_penalty_is_taken_between_reals_and_fakes():
     d, real, fake = critic(), batch(1), batch(2)
     alpha = real.rng.uniform("gradient penalty", 1, 1, 1).double()
     between = real.images + alpha * (fake.images - real.images)
-    expected = (slopes(d, between).norm(dim=1) - 1).square().mean()
+    expected = (numeric_gradients(d, between).norm(dim=1) - 1).square().mean()
     torch.testing.assert_close(gradient_penalty(d, real, fake).double(), expected, rtol=1e-5, atol=0)
 
 

@@ -37,7 +37,7 @@ def test_n_ranks_equal_one(pool, settings, ranks):
             assert tiny_run.relative_distance(several, one, network) < 1e-5
 
 
-class Speaking(nn.Module):
+class TwoHeadedD(nn.Module):
     """A D with both heads."""
 
     def __init__(self):
@@ -47,11 +47,16 @@ class Speaking(nn.Module):
 
     def forward(self, x, y):
         h = self.first(x.flatten(1)).tanh()
-        said = self.logit(h)[:, 0], self.classes(h), normalize(self.embed(h), dim=1), normalize(self.proxies(y), dim=1)
-        return DiscriminatorOutput(*said)
+        outputs = (
+            self.logit(h)[:, 0],
+            self.classes(h),
+            normalize(self.embed(h), dim=1),
+            normalize(self.proxies(y), dim=1),
+        )
+        return DiscriminatorOutput(*outputs)
 
 
-class Made(nn.Module):
+class LinearG(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed, self.image = nn.Embedding(10, 8), nn.Linear(16, 64)
@@ -63,7 +68,7 @@ class Made(nn.Module):
 def play(run, world):
     torch.manual_seed(1)
     images = tiny_run.make_dataset()
-    s = build_session(resolve(run, images), world, images, Networks(Made(), Speaking(), 8))
+    s = build_session(resolve(run, images), world, images, Networks(LinearG(), TwoHeadedD(), 8))
     for _ in range(6):
         play_round(s)
     return tiny_run.session_state(s), s.stats.mean_losses()

@@ -85,9 +85,9 @@ def test_bf16_is_close_to_float32(nets, name):
 
 
 def test_lecam_pulls_logits_towards_the_mean_of_the_other_side():
-    real, fake, anchors = torch.tensor([1.0, 3.0]), torch.tensor([-1.0, 0.0]), torch.tensor([2.0, -0.5])
+    real, fake, ema = torch.tensor([1.0, 3.0]), torch.tensor([-1.0, 0.0]), torch.tensor([2.0, -0.5])
     expected = ((1 + 0.5) ** 2 + (3 + 0.5) ** 2) / 2 + ((-1 - 2.0) ** 2 + (0 - 2.0) ** 2) / 2
-    assert lecam_penalty(real, fake, anchors).item() == pytest.approx(expected)
+    assert lecam_penalty(real, fake, ema).item() == pytest.approx(expected)
 
 
 def test_lecam_starts_after_the_first_step():
@@ -95,13 +95,13 @@ def test_lecam_starts_after_the_first_step():
     objective = Adversarial(lecam=0.3)
     plain = Adversarial().discriminator(d, real, fake, 0).total
     attach_state(objective.make_state(6), d)
-    anchors = d.objective_state.lecam_ema
-    anchors.tracking = True
+    ema = d.objective_state.lecam_ema
+    ema.tracking = True
     assert torch.equal(objective.discriminator(d, real, fake, 0).total, plain)
-    anchors.apply_moments()
+    ema.apply_moments()
     on_real, on_fake = d(real.images), d(fake.images)
-    torch.testing.assert_close(anchors.means.double(), torch.stack([on_real.mean(), on_fake.mean()]), rtol=1e-6, atol=0)
-    gap = lecam_penalty(on_real, on_fake, anchors.means)
+    torch.testing.assert_close(ema.means.double(), torch.stack([on_real.mean(), on_fake.mean()]), rtol=1e-6, atol=0)
+    gap = lecam_penalty(on_real, on_fake, ema.means)
     torch.testing.assert_close(objective.discriminator(d, real, fake, 1).total, plain + 0.3 * gap)
 
 

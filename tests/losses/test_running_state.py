@@ -34,53 +34,55 @@ GROWING = "objective.augment.target=-0.9"  # whatever D makes of reals
 P = f"D/{STATE_NAME}.augment_probability.p"
 
 
-def kept_of(state):
+def state_tensors(state):
     return {name: value for name, value in state.items() if STATE_NAME in name}
 
 
-def fed(chance, logits):
-    chance.tracking = True
-    chance.update(logits)
-    chance.apply_moments()
+def update_once(probability, logits):
+    probability.tracking = True
+    probability.update(logits)
+    probability.apply_moments()
 
 
 def test_p_changes_every_fourth_step_by_a_fixed_amount():
-    chance = AugmentProbability(target=0.6, step_size=0.01)
+    probability = AugmentProbability(target=0.6, step_size=0.01)
     sure, unsure = torch.ones(10), torch.tensor([1.0] * 7 + [-1.0] * 3)  # mean signs 1 and 0.4
     for _ in range(3 * UPDATE_INTERVAL_STEPS):
-        fed(chance, sure)
-    assert chance.p.item() == pytest.approx(0.12)
+        update_once(probability, sure)
+    assert probability.p.item() == pytest.approx(0.12)
     for _ in range(UPDATE_INTERVAL_STEPS - 1):
-        fed(chance, unsure)
-    assert chance.p.item() == pytest.approx(0.12)
-    fed(chance, unsure)
-    assert chance.p.item() == pytest.approx(0.08)
+        update_once(probability, unsure)
+    assert probability.p.item() == pytest.approx(0.12)
+    update_once(probability, unsure)
+    assert probability.p.item() == pytest.approx(0.08)
     for _ in range(10 * UPDATE_INTERVAL_STEPS):
-        fed(chance, unsure)
-    assert chance.p == 0
+        update_once(probability, unsure)
+    assert probability.p == 0
 
 
 def test_p_goes_from_0_to_1_in_kimg():
     objective = Adversarial(augment={"name": "ada", "kimg": 0.8})
-    chance = objective.make_state(16).augment_probability
+    probability = objective.make_state(16).augment_probability
     for _ in range(int(0.8 * 1000 / 16)):
-        fed(chance, torch.ones(16))
-    assert chance.p.item() == pytest.approx(0.96)  # 50 steps: twelve times four, and two that are not looked at yet
+        update_once(probability, torch.ones(16))
+    assert probability.p.item() == pytest.approx(
+        0.96
+    )  # 50 steps: twelve times four, and two that are not looked at yet
 
 
 def test_lecam_ema_starts_as_a_mean():
-    anchors, decay = LeCamEMA(0.9), 0.9
-    anchors.tracking = True
+    ema, decay = LeCamEMA(0.9), 0.9
+    ema.tracking = True
     expected = None
     for step in range(1, 40):
         real, fake = torch.randn(8) + step, torch.randn(8)
-        anchors.update(real[:3], fake[:3])
-        anchors.update(real[3:], fake[3:])  # another pass of the step
-        anchors.apply_moments()
+        ema.update(real[:3], fake[:3])
+        ema.update(real[3:], fake[3:])  # another pass of the step
+        ema.apply_moments()
         means = torch.stack([real.mean(), fake.mean()])
         rate = max(1 / step, 1 - decay)
         expected = means if expected is None else expected + rate * (means - expected)
-        torch.testing.assert_close(anchors.means, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ema.means, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_is_counted_without_tracking():
@@ -122,9 +124,9 @@ def test_a_run_uses_and_logs_the_state():
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_state_of_n_ranks_equals_that_of_one(pool, ranks):
     run = tiny_run.make_run(*BOTH)
-    one = kept_of(tiny_run.play_rounds(run, 8))
+    one = state_tensors(tiny_run.play_rounds(run, 8))
     for several in pool(ranks, lambda world: tiny_run.play_rounds(run, 8, world)):
-        several = kept_of(several)
+        several = state_tensors(several)
         assert several.keys() == one.keys()
         assert torch.equal(several[P], one[P])
         for name, value in one.items():
@@ -150,7 +152,7 @@ def test_state_is_sent_to_the_team_of_g(pool):
         for _ in range(14):
             play_round(s)
         s.role.drain()
-        return kept_of(tiny_run.session_state(s)), s.game.d in s.role.trained_players
+        return state_tensors(tiny_run.session_state(s)), s.game.d in s.role.trained_players
 
     (of_g, moves), (of_d, does) = pool(2, job)
     assert (moves, does) == (False, True)
@@ -224,8 +226,8 @@ class OwnD(torch.nn.Module):
         self.layer, self.classes = torch.nn.Linear(64, 2 + classes), classes
 
     def forward(self, x, y):
-        said = self.layer(x.flatten(1))
-        return DiscriminatorOutput(said[:, :2], said[:, 2:] if self.classes else None)
+        output = self.layer(x.flatten(1))
+        return DiscriminatorOutput(output[:, :2], output[:, 2:] if self.classes else None)
 
 
 def manager(**objective):

@@ -22,17 +22,17 @@ def inputs(a, b, kernel, groups, bias, dtype):
     return [torch.randn(shape, generator=gen, dtype=dtype).requires_grad_() for shape in shapes]
 
 
-def slopes(conv, given, rest, twice):
+def gradients(conv, tensors, rest, twice):
     """The output, then its gradients; `twice`: those of a penalty on its slope, as R1 has, through a leaky ReLU."""
-    y = conv(*given, *([None] * (3 - len(given))), *rest)
+    y = conv(*tensors, *([None] * (3 - len(tensors))), *rest)
     if not twice:
-        return y, *torch.autograd.grad(y.square().sum(), given)
+        return y, *torch.autograd.grad(y.square().sum(), tensors)
     h = F.leaky_relu(y, 0.2).square().sum()
-    wanted = torch.autograd.grad(h, given, create_graph=True)
-    return y, *torch.autograd.grad(sum(g.square().sum() for g in wanted), given)
+    wanted = torch.autograd.grad(h, tensors, create_graph=True)
+    return y, *torch.autograd.grad(sum(g.square().sum() for g in wanted), tensors)
 
 
-def torchs(x, weight, bias, stride, padding, groups):
+def torch_conv(x, weight, bias, stride, padding, groups):
     return F.conv2d(x, weight, bias, stride, padding, 1, groups)
 
 
@@ -40,39 +40,39 @@ def torchs(x, weight, bias, stride, padding, groups):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @cases
 def test_output_and_gradients_equal_torch_bit_for_bit(a, b, kernel, stride, padding, groups, bias, dtype, layout):
-    given = inputs(a, b, kernel, groups, bias, dtype)
-    given[:2] = [x.detach().contiguous(memory_format=layout).requires_grad_() for x in given[:2]]
-    ours, theirs = (slopes(conv, given, (stride, padding, groups), False) for conv in (grouped_conv, torchs))
+    tensors = inputs(a, b, kernel, groups, bias, dtype)
+    tensors[:2] = [x.detach().contiguous(memory_format=layout).requires_grad_() for x in tensors[:2]]
+    ours, theirs = (gradients(conv, tensors, (stride, padding, groups), False) for conv in (grouped_conv, torch_conv))
     assert all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
 
 
 @cases
 def test_second_derivative_equals_torch(a, b, kernel, stride, padding, groups, bias):
-    given = inputs(a, b, kernel, groups, bias, torch.float64)
-    ours, theirs = (slopes(conv, given, (stride, padding, groups), True) for conv in (grouped_conv, torchs))
+    tensors = inputs(a, b, kernel, groups, bias, torch.float64)
+    ours, theirs = (gradients(conv, tensors, (stride, padding, groups), True) for conv in (grouped_conv, torch_conv))
     for x, y in zip(ours, theirs, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
 @cases
 def test_both_derivatives_match_finite_differences(a, b, kernel, stride, padding, groups, bias):
-    given = inputs(a, b, kernel, groups, bias, torch.float64)
+    tensors = inputs(a, b, kernel, groups, bias, torch.float64)
 
-    def conv(*given):
-        return grouped_conv(*given, *([None] * (3 - len(given))), stride, padding, groups)
+    def conv(*tensors):
+        return grouped_conv(*tensors, *([None] * (3 - len(tensors))), stride, padding, groups)
 
-    assert torch.autograd.gradcheck(conv, given)
-    assert torch.autograd.gradgradcheck(conv, given)
+    assert torch.autograd.gradcheck(conv, tensors)
+    assert torch.autograd.gradgradcheck(conv, tensors)
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_frozen_tensors_get_no_gradient(frozen):
-    given = inputs(4, 4, 3, 2, True, torch.float64)
-    given[frozen].requires_grad_(False)
-    moving = [x for i, x in enumerate(given) if i != frozen]
+    tensors = inputs(4, 4, 3, 2, True, torch.float64)
+    tensors[frozen].requires_grad_(False)
+    moving = [x for i, x in enumerate(tensors) if i != frozen]
     pairs = []
-    for conv in (grouped_conv, torchs):
-        (first, *_) = torch.autograd.grad(conv(*given, 1, 1, 2).square().sum(), moving, create_graph=True)
+    for conv in (grouped_conv, torch_conv):
+        (first, *_) = torch.autograd.grad(conv(*tensors, 1, 1, 2).square().sum(), moving, create_graph=True)
         pairs.append((first, *torch.autograd.grad(first.square().sum(), moving, allow_unused=True)))
     for x, y in zip(*pairs, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
@@ -100,8 +100,8 @@ def test_groups_are_convolved_in_one_call():
             self.convolutions += "convolution" in str(func)
             return func(*args, **(kwargs or {}))
 
-    given = inputs(32, 32, 3, 32, False, torch.float32)
+    tensors = inputs(32, 32, 3, 32, False, torch.float32)
     with Counted() as counted:
-        slopes(grouped_conv, given, (1, 1, 32), True)
+        gradients(grouped_conv, tensors, (1, 1, 32), True)
     # itself; its gradients; of these, towards g twice, towards x and towards w; and what comes through y once more
     assert counted.convolutions == 7

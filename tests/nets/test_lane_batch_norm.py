@@ -205,13 +205,13 @@ def test_linear_conditional_gains_start_at_one_and_biases_at_zero():
     torch.testing.assert_close(norm(x, c), gain[:, :, None, None] * plain + bias[:, :, None, None])
 
 
-class Own(nn.BatchNorm2d):
+class CustomBatchNorm(nn.BatchNorm2d):
     pass
 
 
 def test_convert_keeps_objects_and_names_and_returns_the_unconverted():
     plain = [nn.BatchNorm1d(2), nn.BatchNorm2d(3), nn.BatchNorm3d(4), nn.SyncBatchNorm(5)]
-    inner = nn.Sequential(Own(3), nn.LazyBatchNorm2d(), nn.GroupNorm(1, 3), nn.BatchNorm2d(6))
+    inner = nn.Sequential(CustomBatchNorm(3), nn.LazyBatchNorm2d(), nn.GroupNorm(1, 3), nn.BatchNorm2d(6))
     net = nn.Sequential(*plain, nn.InstanceNorm2d(3), inner, LaneBatchNorm2d(3))
     tensors, keys = [*net.parameters(), *net.buffers()], list(net.state_dict())
     assert convert_batch_norm(net) == ["5.0", "5.1"]
@@ -219,7 +219,7 @@ def test_convert_keeps_objects_and_names_and_returns_the_unconverted():
     assert kinds == [LaneBatchNorm1d, LaneBatchNorm2d, LaneBatchNorm3d, LaneBatchNorm]
     assert isinstance(net[1], nn.BatchNorm2d)
     assert type(net[4]) is nn.InstanceNorm2d
-    assert type(net[5][0]) is Own
+    assert type(net[5][0]) is CustomBatchNorm
     assert list(net.state_dict()) == keys
     now = {id(t) for t in [*net.parameters(), *net.buffers()]}
     assert {id(t) for t in tensors} <= now

@@ -59,22 +59,22 @@ def build(config, spec, seed=0):
     return G, D
 
 
-def meta(config, spec):
+def build_on_meta(config, spec):
     """Without memory, and without spectral norm, which has no parameters and takes its time."""
     with torch.device("meta"):
         config = dataclasses.replace(config, spectral=False)
         return config.generator(spec), config.discriminator(spec)
 
 
-def score(verdict):
+def score(output):
     """[N] of all that a discriminator says."""
-    if isinstance(verdict, Tensor):
-        return verdict
-    total = verdict.logits
-    if verdict.class_logits is not None:
-        total = total + verdict.class_logits.logsumexp(1)
-    if verdict.embedding is not None:
-        total = total + (verdict.embedding * verdict.proxies).sum(1)
+    if isinstance(output, Tensor):
+        return output
+    total = output.logits
+    if output.class_logits is not None:
+        total = total + output.class_logits.logsumexp(1)
+    if output.embedding is not None:
+        total = total + (output.embedding * output.proxies).sum(1)
     return total
 
 
@@ -237,7 +237,7 @@ def test_sngan_has_the_published_sizes_on_cifar10():
 )
 def test_published_sizes(config, spec, expected):
     """All parameters of G and of D, on images of 3 channels; buffers are not counted."""
-    assert tuple(count(net) for net in meta(config, spec)) == expected
+    assert tuple(count(net) for net in build_on_meta(config, spec)) == expected
 
 
 def test_spectral_norm_has_no_parameters():
@@ -249,7 +249,7 @@ def test_spectral_norm_has_no_parameters():
 
 def test_biggan_at_1024_px():
     """Eight octaves: every block's channels, and shapes all the way through, on no memory."""
-    G, D = meta(BigGAN(latent=180), Spec(1024, 3, 10))
+    G, D = build_on_meta(BigGAN(latent=180), Spec(1024, 3, 10))
     rises = [(part.conv1.in_channels, part.conv1.out_channels) for part in blocks(G)]
     falls = [(part.conv1.in_channels, part.conv2.out_channels) for part in blocks(D)]
     widths = [1536, 1536, 768, 768, 384, 192, 96, 96, 96]
@@ -279,22 +279,22 @@ def blocks(net):
 def test_savings_of_fused_resampling_and_checkpointing(config, products, memory):
     """Billions of products an image, forward, and MiB kept for backward: G as published, G, D as published, D."""
     spec = Spec(128, 3, 1000)
-    found = [multiplied(dataclasses.replace(config, fused_resampling=way), spec) for way in (False, True)]
+    found = [num_products(dataclasses.replace(config, fused_resampling=way), spec) for way in (False, True)]
     assert [x for pair in zip(*found) for x in pair] == pytest.approx(products, rel=0.01)
-    found = [held(dataclasses.replace(config, checkpointing=way), spec) for way in (False, True)]
+    found = [saved_bytes_of_config(dataclasses.replace(config, checkpointing=way), spec) for way in (False, True)]
     assert [x for pair in zip(*found) for x in pair] == pytest.approx(memory, rel=0.01)
 
 
 def passes(config, spec, n):
     """(network, its forward pass on n images) of both, on no memory."""
-    G, D = meta(config, spec)
+    G, D = build_on_meta(config, spec)
     with torch.device("meta"):
         z, y = torch.empty(n, G.latent), torch.zeros(n, dtype=torch.int64)
         x = torch.empty(n, spec.channels, spec.resolution, spec.resolution)
     return [(G, lambda: G(z, y)), (D, lambda: D(x, y))]
 
 
-def multiplied(config, spec):
+def num_products(config, spec):
     for_each = []
     for _, forward in passes(config, spec, 1):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -303,13 +303,13 @@ def multiplied(config, spec):
     return for_each
 
 
-def held(config, spec):
+def saved_bytes_of_config(config, spec):
     """What grows with the batch: kernels are held once."""
-    few, many = ([kept(net, forward) for net, forward in passes(config, spec, n)] for n in (2, 4))
+    few, many = ([saved_bytes(net, forward) for net, forward in passes(config, spec, n)] for n in (2, 4))
     return [(more - less) / 2 / 2**20 for less, more in zip(few, many)]
 
 
-def kept(net, forward):
+def saved_bytes(net, forward):
     """Bytes that autograd keeps of a forward pass, parameters left out."""
     storages = []  # held, so that none is freed and its place taken
     with saved_tensors_hooks(lambda x: storages.append(x.untyped_storage()) or x, lambda x: x):
@@ -352,16 +352,16 @@ def test_fused_convolution_equals_the_two_operations():
 def test_fused_resampling_changes_no_output(name, classes):
     spec = Spec(32, 3, classes)
     results = []
-    for rewritten in (True, False):
-        G, D = build(dataclasses.replace(CONFIGS[name], fused_resampling=rewritten), spec)
+    for fused in (True, False):
+        G, D = build(dataclasses.replace(CONFIGS[name], fused_resampling=fused), spec)
         G.double(), D.double()
         torch.manual_seed(1)
         z, y = batch(G, spec)
         fake = G(z.double(), y)
-        verdict = score(D(fake, y))
-        verdict.square().sum().backward()
+        output = score(D(fake, y))
+        output.square().sum().backward()
         named = (*G.named_parameters(), *D.named_parameters())
-        results.append({"fake": fake, "verdict": verdict, **{f"{key} {i}": p.grad for i, (key, p) in enumerate(named)}})
+        results.append({"fake": fake, "verdict": output, **{f"{key} {i}": p.grad for i, (key, p) in enumerate(named)}})
     torch.testing.assert_close(results[0], results[1])
 
 
@@ -369,7 +369,7 @@ def test_fused_resampling_changes_no_output(name, classes):
 def test_checkpointing_changes_only_memory(name):
     """Gradients, moments and penalties are the same to the bit; less than half is kept between the passes."""
     spec = Spec(32, 3, classes=3)
-    results, kept = [], []
+    results, saved_bytes = [], []
     for again in (False, True):
         G, D = build(dataclasses.replace(CONFIGS[name], checkpointing=again), spec)
         norms = [part for part in G.modules() if isinstance(part, LaneBatchNorm)]
@@ -385,19 +385,19 @@ def test_checkpointing_changes_only_memory(name):
             norm.tracking, norm.lane_batch = True, 4
         with saved_tensors_hooks(keep, lambda x: x):
             fake = G(z, y)
-            verdict = score(D(fake, y))
+            output = score(D(fake, y))
         for norm in norms:
             norm.tracking = False  # as a player has it in backward
-        verdict.square().sum().backward()
+        output.square().sum().backward()
         x = fake.detach().requires_grad_()
         (slope,) = torch.autograd.grad(score(D(x, y)).sum(), x, create_graph=True)
         slope.square().sum().backward()
         grads = [p.grad for p in (*G.parameters(), *D.parameters())]
-        results.append([fake, verdict, slope, *grads, *(norm.moments for norm in norms)])
-        kept.append(sum(sizes.values()))
+        results.append([fake, output, slope, *grads, *(norm.moments for norm in norms)])
+        saved_bytes.append(sum(sizes.values()))
     assert all(torch.equal(a, b) for a, b in zip(*results))
     assert all(norm.moments[-1] == 2 for norm in norms)  # lanes, counted once
-    assert kept[1] < kept[0] / 2
+    assert saved_bytes[1] < saved_bytes[0] / 2
 
 
 @pytest.mark.parametrize("name", RESIDUAL)
@@ -423,23 +423,23 @@ def test_every_conditioning(name):
     G, D = build(config, spec)
     z, y = batch(G, spec, 8)
     fake = G(z, y)
-    verdict = D(fake, y)
+    output = D(fake, y)
     kind = config.d_conditioning
-    assert isinstance(verdict, DiscriminatorOutput) == (
+    assert isinstance(output, DiscriminatorOutput) == (
         kind in ("classifier", "contrastive") or config.name == "contragan" == kind
     )
     if config.g_conditioning == "concat":
         assert not torch.equal(fake, G(z, y.flip(0)))
     if kind != "classifier":
-        assert not torch.equal(score(verdict), score(D(fake, y.flip(0))))
-    score(verdict).square().sum().backward()
+        assert not torch.equal(score(output), score(D(fake, y.flip(0))))
+    score(output).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in D.parameters())
     assert all(p.grad is not None for p in G.parameters())
     for net in (G, D):
         net.to(memory_format=torch.channels_last)
     with torch.autocast("cpu", torch.bfloat16):
         assert score(D(G(z, y), y)).dtype == torch.float32
-    torch.testing.assert_close(score(D(G(z, y), y)), score(verdict), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(score(D(G(z, y), y)), score(output), rtol=1e-3, atol=1e-3)
 
 
 def test_conditionings_that_do_not_fit_raise():

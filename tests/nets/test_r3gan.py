@@ -19,7 +19,7 @@ def build(spec, config=SMALL):
     return train_mode(config.generator(spec)), train_mode(config.discriminator(spec))
 
 
-def awake(*nets):
+def randomize_last_layers(*nets):
     """With the last layers of blocks away from 0, where they begin."""
     for net in nets:
         for part in net.modules():
@@ -35,7 +35,7 @@ def count(net):
 @pytest.mark.parametrize("resolution", [8, 16, 64])
 def test_shapes_and_gradients(resolution, classes):
     G, D = build(Spec(resolution, 3, classes))
-    awake(G, D)
+    randomize_last_layers(G, D)
     z, y = torch.randn(12, 6), torch.arange(12) % classes if classes else None
     fake = G(z, y)
     assert G.latent == 6
@@ -74,7 +74,7 @@ def test_a_block_starts_as_the_identity_and_equals_the_paper():
     x = torch.randn(2, 32, 5, 5)
     block = R3GANBlock(32, 2, 4, 8)
     assert torch.equal(block(x), x)
-    awake(block)
+    randomize_last_layers(block)
     h = F.leaky_relu(F.conv2d(x, block.widen.weight, block.widen.bias), 0.2)
     parts = [
         F.conv2d(h[:, 4 * i : 4 * i + 4], block.middle.weight[4 * i : 4 * i + 4], padding=1) for i in range(16)
@@ -103,7 +103,7 @@ def test_resampling_is_smoothing():
 
 def test_bf16_and_channels_last():
     G, D = build(Spec(16, 3, 3))
-    awake(G, D)
+    randomize_last_layers(G, D)
     z, y = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
     plain = D(G(z, y), y)
     for net in (G, D):
@@ -118,7 +118,7 @@ def test_bf16_and_channels_last():
 
 def test_gradient_penalty_matches_finite_differences():
     _, D = build(Spec(8, 1))
-    awake(D)
+    randomize_last_layers(D)
     D.double()
     x = torch.randn(3, 1, 8, 8, dtype=torch.float64, requires_grad=True)
 

@@ -35,16 +35,16 @@ def same(a, b):
 @pytest.mark.parametrize("name", NETS)
 def test_equals_torch_with_one_forward_per_step(name):
     torch.manual_seed(0)
-    theirs = NETS[name]()
-    ours, x = train_mode(copy.deepcopy(theirs)), torch.randn(2, 3, 4, 4)
+    torch_net = NETS[name]()
+    net_under_test, x = train_mode(copy.deepcopy(torch_net)), torch.randn(2, 3, 4, 4)
     for _ in range(4):
-        power_iteration(ours)
-        step(ours, x)
-        step(theirs, x)
-    assert same(ours, theirs)
+        power_iteration(net_under_test)
+        step(net_under_test, x)
+        step(torch_net, x)
+    assert same(net_under_test, torch_net)
 
 
-def alike():
+def layers_of_equal_shapes():
     """Layers of one shape among others, in two memory formats."""
     convs = [spectral_norm(nn.Conv2d(4, 4, 3, padding=1)) for _ in range(3)]
     convs[1].to(memory_format=torch.channels_last)
@@ -54,18 +54,18 @@ def alike():
     )
 
 
-@pytest.mark.parametrize("together", [0, 1 << 20])
-def test_batched_iteration_equals_torch_for_each_layer(monkeypatch, together):
-    monkeypatch.setattr("paragan.nets.spectral_norm.MAX_BATCHED_NUMBERS", {"cpu": together})
+@pytest.mark.parametrize("max_batched", [0, 1 << 20])
+def test_batched_iteration_equals_torch_for_each_layer(monkeypatch, max_batched):
+    monkeypatch.setattr("paragan.nets.spectral_norm.MAX_BATCHED_NUMBERS", {"cpu": max_batched})
     torch.manual_seed(0)
-    theirs = alike().double()
-    ours, x = train_mode(copy.deepcopy(theirs)), torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    torch_net = layers_of_equal_shapes().double()
+    net_under_test, x = train_mode(copy.deepcopy(torch_net)), torch.randn(2, 3, 4, 4, dtype=torch.float64)
     for _ in range(4):
-        power_iteration(ours)
-        step(ours, x)
-        step(theirs, x)
-    for key, value in theirs.state_dict().items():
-        torch.testing.assert_close(ours.state_dict()[key], value, rtol=1e-12, atol=1e-13, msg=key)
+        power_iteration(net_under_test)
+        step(net_under_test, x)
+        step(torch_net, x)
+    for key, value in torch_net.state_dict().items():
+        torch.testing.assert_close(net_under_test.state_dict()[key], value, rtol=1e-12, atol=1e-13, msg=key)
 
 
 @pytest.mark.parametrize("name", NETS)

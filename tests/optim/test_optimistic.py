@@ -61,15 +61,15 @@ def test_it_resumes_bit_for_bit(wrapper, policy, saved_after):
             optimizer.step()
         return w, optimizer
 
-    whole, _ = play(*made(wrapper, policy, start()), range(6))
-    w, optimizer = play(*made(wrapper, policy, start()), range(saved_after))
-    again, fresh = made(wrapper, policy, torch.nn.Parameter(w.detach().clone()))
+    whole, _ = play(*wrapped_optimizer(wrapper, policy, start()), range(6))
+    w, optimizer = play(*wrapped_optimizer(wrapper, policy, start()), range(saved_after))
+    again, fresh = wrapped_optimizer(wrapper, policy, torch.nn.Parameter(w.detach().clone()))
     fresh.load_state_dict(optimizer.state_dict())
     play(again, fresh, range(saved_after, 6))
     assert torch.equal(again, whole)
 
 
-def made(wrapper, policy, w):
+def wrapped_optimizer(wrapper, policy, w):
     return w, wrapper(policy.build([w]))
 
 

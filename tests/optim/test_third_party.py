@@ -15,7 +15,7 @@ from paragan.optim.optimistic import extragradient, optimistic
 from paragan.optim.optimizers import BUILTIN_NAMES, SGD, Adam, build_optimizer, with_lr
 
 
-def asked_for(**settings):
+def make_optimizer(**settings):
     return from_dict(Run, {"g": {"optimizer": settings}}).g.optimizer
 
 
@@ -29,7 +29,7 @@ def test_optimizer_by_name_survives_yaml(name):
 
 
 def test_arguments_are_fields():
-    found = asked_for(name="adabelief", lr=2e-4, betas=[0.5, 0.999], eps=1e-12, rectify=True)
+    found = make_optimizer(name="adabelief", lr=2e-4, betas=[0.5, 0.999], eps=1e-12, rectify=True)
     built = found.build([nn.Parameter(torch.zeros(3))])
     assert type(built).__name__ == "AdaBelief"
     group = built.param_groups[0]
@@ -62,7 +62,7 @@ def test_arguments_are_fields():
 )
 def test_unusable_optimizers_raise_with_the_reason(settings, words):
     with pytest.raises(UsageError, match=words):
-        asked_for(**settings)
+        make_optimizer(**settings)
 
 
 def test_most_of_the_library_can_train_a_game():
@@ -109,7 +109,7 @@ def test_lookahead_interpolates_every_k_steps():
 def positions(wrap, k, steps, alpha=0.5):
     """Where weights go from 0 with a rate of 1 and a gradient of -1, with slow weights around a wrapper."""
     w = nn.Parameter(torch.zeros(1))
-    record = asked_for(name="lookahead", inner={"name": "sgd", "lr": 1.0, "fused": False}, k=k, alpha=alpha)
+    record = make_optimizer(name="lookahead", inner={"name": "sgd", "lr": 1.0, "fused": False}, k=k, alpha=alpha)
     optimizer, seen = build_optimizer(record, [w], wrap), []
     for _ in range(steps):
         w.grad = -torch.ones(1)
@@ -125,13 +125,13 @@ def test_lookahead_goes_around_the_wrapper():
 
 
 def test_learning_rate_is_set_on_the_inner_optimizer():
-    assert with_lr(asked_for(name="lookahead", inner="adabelief"), 0.5).inner.lr == 0.5
-    assert with_lr(asked_for(name="lamb"), 0.5).lr == 0.5
+    assert with_lr(make_optimizer(name="lookahead", inner="adabelief"), 0.5).inner.lr == 0.5
+    assert with_lr(make_optimizer(name="lamb"), 0.5).lr == 0.5
 
 
 def test_loading_a_state_replaces_the_former_one():
     """A rank that comes back takes over another's state, also where that is as at the beginning."""
-    record = asked_for(name="prodigy")
+    record = make_optimizer(name="prodigy")
     fresh, stepped = (record.build([nn.Parameter(torch.ones(3))]) for _ in "ab")
     for _ in range(5):
         stepped.param_groups[0]["params"][0].grad = torch.ones(3)
@@ -143,11 +143,11 @@ def test_loading_a_state_replaces_the_former_one():
 
 @pytest.mark.parametrize("inner", ["adam", "sgd", "rmsprop", "adabelief", "lamb"])
 def test_lookahead_continues_exactly_from_a_checkpoint(inner):
-    compatibility.check_optimizer(asked_for(name="lookahead", inner=inner))
+    compatibility.check_optimizer(make_optimizer(name="lookahead", inner=inner))
 
 
 def test_numbers_and_changed_groups_are_saved():
-    record = asked_for(name="adabelief")
+    record = make_optimizer(name="adabelief")
     w = nn.Parameter(torch.ones(2))
     optimizer = record.build([w])
     w.grad = torch.ones(2)
@@ -158,4 +158,4 @@ def test_numbers_and_changed_groups_are_saved():
 
 
 def test_builtin_names_come_first():
-    assert {asked_for(name=name).__class__.__module__ for name in BUILTIN_NAMES} == {"paragan.optim.optimizers"}
+    assert {make_optimizer(name=name).__class__.__module__ for name in BUILTIN_NAMES} == {"paragan.optim.optimizers"}
