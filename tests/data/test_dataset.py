@@ -308,7 +308,7 @@ def test_describe_says_what_was_found(tmp_path):
     assert "3 images, 32 x 32, grey" in text
     assert "2 classes: cat (2), dog (1)" in text
     assert "3 sizes, 20 x 30 to 28 x 40" in text.replace("30 x 20", "20 x 30").replace("40 x 28", "28 x 40")
-    assert "resolution 32 was chosen" in text
+    assert "resolution 32 is the default" in text
     assert "unchanged" in load_data("digits", resolution=8).describe()
 
 

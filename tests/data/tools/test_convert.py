@@ -351,9 +351,9 @@ def test_formats_that_are_not_written(start, tmp_path):
 
 
 def test_impossible_wishes():
-    with pytest.raises(UsageError, match="--quality 0"):
+    with pytest.raises(UsageError, match="--quality=0"):
         ConvertOptions(quality=0)
-    with pytest.raises(UsageError, match="--resolution 0"):
+    with pytest.raises(UsageError, match="--resolution=0"):
         ConvertOptions(resolution=0)
 
 
