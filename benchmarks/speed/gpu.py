@@ -208,10 +208,10 @@ def workloads(bench: GpuBench, fashion: str | None) -> list[Workload]:
         Workload("sngan-cifar10, batch 512", "sngan-cifar10", colour, (*many, *thin), steady),
         Workload("digits", "digits", load_data("digits", resolution=8), small, few),
     ]
-    return found + [measure_large(bench, *of) for of in ((128, 64), (256, 32), (512, 16), (1024, 8))]
+    return found + [make_large_workload(bench, *of) for of in ((128, 64), (256, 32), (512, 16), (1024, 8))]
 
 
-def measure_large(bench: GpuBench, resolution: int, batch: int) -> Workload:
+def make_large_workload(bench: GpuBench, resolution: int, batch: int) -> Workload:
     """BigGAN on one card: a step of D and one of G, as many images as fit with room to spare."""
     size = (f"batch={2 if bench.tiny else batch}", "lanes=1", "device.lanes_per_pass=0", "d_steps=1", "g_batch=0")
     if bench.tiny:
