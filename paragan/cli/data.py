@@ -270,9 +270,13 @@ def _index(options: argparse.Namespace, rest: list[str], arguments: list[str]) -
 
     check_no_extra_arguments(rest)
     out = Path(options.out) if options.out else None
-    index, path = reindex(options.path, out, lambda line: sys.stderr.write(f"{line}\n"))
+    index, path = reindex(options.path, out, _print_to_stderr)
     _print_lines([f"{len(index):,} images in {len(index.shards):,} shards: {path}"])
     return 0
+
+
+def _print_to_stderr(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _reindex_folder(folder: Path) -> None:
