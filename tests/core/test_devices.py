@@ -51,7 +51,7 @@ def test_auto_is_never_what_was_not_tried(monkeypatch):
     assert pick_device("mps") == torch.device("mps")
     with pytest.raises(UsageError, match="one rank"):
         pick_device("mps", 1)
-    with pytest.raises(UsageError, match="start one"):
+    with pytest.raises(UsageError, match="Start one, or use cpu"):
         validate(tiny_run.make_run("device.kind=mps"), 2)
 
 

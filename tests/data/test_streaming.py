@@ -73,8 +73,8 @@ def test_streamed_or_held_it_is_the_same_training(photos, streamed, tmp_path):
         [json.loads(line)["value"] for line in (f / "metrics.jsonl").read_text().splitlines()] for f in (held, streamed)
     ]
     assert scores[0] == scores[1]
-    assert "hold: memory" in (held / "run.yaml").read_text()
-    assert "hold: stream" in (streamed / "run.yaml").read_text()
+    assert "cache: memory" in (held / "run.yaml").read_text()
+    assert "cache: stream" in (streamed / "run.yaml").read_text()
 
 
 def test_bad_images_are_listed_with_their_reasons(photos, streamed):
@@ -96,7 +96,7 @@ def test_the_pipeline_is_in_the_lines_of_stats(streamed):
 
 @pytest.mark.parametrize("step", [2, 5])
 def test_a_resume_in_the_middle_of_an_epoch(step, photos, streamed, tmp_path, monkeypatch):
-    monkeypatch.setattr("processes.train", lambda folder, *more: run(folder, photos, *more))
+    monkeypatch.setattr("processes.train_args", lambda folder, *more: run(folder, photos, *more))
     stopped = train_interrupted(tmp_path / "run", step, "--data.cache=stream")
     assert run_cli(*run(stopped, photos, "--data.cache=stream")).status == 0
     assert final_tensors(stopped) == final_tensors(streamed)

@@ -58,7 +58,7 @@ def test_they_are_in_no_file_and_may_change(server, tmp_path):
     then = run_cli(*own, "--kimg=0.064", f"--data={address(server, 'other', '4567')}")
     assert then.status == 0, then
     assert logged_steps(folder)[-1] == 4
-    assert any("4567" in path for path, _ in server.asked)
+    assert any("4567" in path for path, _ in server.requests)
     line = usage_error("train", folder / "run.yaml", f"--run-dir={folder}", "--kimg=0.096")
     assert "needs its password or signature" in line
     assert "--data" in line
