@@ -258,7 +258,11 @@ class NoRunningStats(PlainG):
 
 @pytest.mark.parametrize(
     ("g", "d", "message"),
-    [(WrongG, PlainD, "the generator returned"), (PlainG, WrongD, "logits are"), (NoRunningStats, PlainD, "track_running_stats")],
+    [
+        (WrongG, PlainD, "the generator returned"),
+        (PlainG, WrongD, "logits are"),
+        (NoRunningStats, PlainD, "track_running_stats"),
+    ],
 )
 def test_invalid_networks_are_rejected_before_training(g, d, message):
     scale_mgr = make_manager()

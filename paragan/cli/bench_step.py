@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paragan.cli.common import add_command, parse_settings
-from paragan.config.validate import validate
 from paragan.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -81,6 +80,7 @@ def _profile_options(options: argparse.Namespace) -> ProfileOptions:
 
 
 def _build_run(options: argparse.Namespace, rest: list[str]) -> Run:
+    from paragan.config.validate import validate
     from paragan.core.schema import read_yaml, to_dict
     from paragan.recipes import build_run, get_recipe
 

@@ -15,7 +15,6 @@ from paragan.cli.plan_inputs import check_lanes, load_or_measure_profile, memory
 from paragan.cli.plan_large_scale import add_large_scale_options, check_large_scale_options
 from paragan.cli.plan_tune import HELP as TUNE_HELP
 from paragan.cli.plan_tune import add_tune_options
-from paragan.config.validate import validate
 from paragan.core.errors import UsageError
 from paragan.report.number_format import format_duration
 
@@ -120,6 +119,7 @@ def _check_options(options: argparse.Namespace, rest: list[str]) -> None:
 
 def _build_run(options: argparse.Namespace, rest: list[str]) -> tuple[Run, tuple[int, ...]]:
     """Return the run, and the batches to compare if --batch is auto."""
+    from paragan.config.validate import validate
     from paragan.core.schema import read_yaml, to_dict
     from paragan.recipes import build_run, get_recipe
 
