@@ -58,7 +58,8 @@ def _scale_lr(run: Run, name: str, base_batch: int, fixed_fields: Collection[str
     side: PlayerOptim = getattr(run, name)
     if {f"{name}.optimizer.lr", f"{name}.optimizer.inner.lr"} & set(fixed_fields):
         return side, [f"{name.upper()}: learning rate {side.optimizer.lr:.3g}, set by hand"]
-    before, ratio = side.optimizer.lr, run.batch / base_batch
+    before = side.optimizer.lr
+    ratio = run.batch / base_batch
     if ratio == 1:
         return side, [f"{name.upper()}: learning rate {before:.3g}, as it is for this batch"]
     side = dataclasses.replace(

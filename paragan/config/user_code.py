@@ -29,7 +29,7 @@ def validate_user_nets(nets: Any) -> None:
 
 AnyNets = Annotated[Nets, or_user_class(validate_user_nets, "generator", "discriminator"), name_shorthand]
 AnyObjective = Annotated[
-    Adversarial, or_user_class(lambda own: None, "second_order", "discriminator", "generator"), name_shorthand
+    Adversarial, or_user_class(lambda objective: None, "second_order", "discriminator", "generator"), name_shorthand
 ]
 
 

@@ -21,7 +21,8 @@ def slerp(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
     Shoemake 1985, eq. 2; latents in many dimensions lie near a sphere (White 2016). Parallel and opposite vectors are
     interpolated linearly.
     """
-    x, y, t = a.double(), b.double(), t.double()[:, None]
+    x, y = a.double(), b.double()
+    t = t.double()[:, None]
     lengths = torch.stack([x.norm(dim=1), y.norm(dim=1)])[:, :, None].clamp(min=1e-12)
     x, y = x / lengths[0], y / lengths[1]
     angle = torch.acos((x * y).sum(1, keepdim=True).clamp(-1, 1))

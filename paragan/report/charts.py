@@ -43,7 +43,7 @@ CHARTS = (  # title, unit, y_floor of make_chart, ((name of the line, key, colou
     ("Peak memory", "GB", 0, (("peak memory", "Resources/peak_mem_gb", "other"),)),
 )
 LINE_COLOURS = ("g", "d", "real", "other")
-SHOWN_ELSEWHERE = {"Progress/kimg", "Progress/step", "Timing/total_s", "Timing/sec_per_kimg", "Timing/eval_s"}
+PLOTTED_ELSEWHERE = {"Progress/kimg", "Progress/step", "Timing/total_s", "Timing/sec_per_kimg", "Timing/eval_s"}
 
 
 def score_charts(score_series: Sequence[ScoreSeries], marks_kimg: Sequence[float] = ()) -> Iterator[Chart]:
@@ -93,7 +93,7 @@ def scale_to_byte_unit(lines: Sequence[Line]) -> tuple[str, list[Line]]:
 
 def extra_charts(stats: StatsColumns) -> list[Chart]:
     """Return charts of the other keys whose value changes."""
-    shown = SHOWN_ELSEWHERE | {key for *_, series in CHARTS for _, key, _ in series}
+    shown = PLOTTED_ELSEWHERE | {key for *_, series in CHARTS for _, key, _ in series}
     keys = (key for key in stats.keys if key not in shown and not AGE_KEY.fullmatch(key))
     lines = [Line(key, *stats.column(key), "other") for key in keys]
     changing = [line for line in lines if len(set(line.values)) > 1][:MAX_EXTRA_CHARTS]

@@ -218,5 +218,6 @@ def _bad_files_warning(files: Sequence[str]) -> Iterator[str]:
 def _stat_ranges(stats: StatsColumns) -> Iterator[tuple[str, float, float, float]]:
     """Yield `(key, last, lowest, highest)` of every recorded number."""
     for key in stats.keys[:MAX_ROWS]:
-        last, finite = stats.column(key)[1][-1], stats.finite_values(key)
+        last = stats.column(key)[1][-1]
+        finite = stats.finite_values(key)
         yield number_format.format_value(key), last, min(finite, default=math.nan), max(finite, default=math.nan)

@@ -116,7 +116,8 @@ def group_scores(rows: Sequence[Row], known_protocols: dict[str, RecordedProtoco
     by_name: dict[str, dict[str, list[Row]]] = {}
     latest: dict[str, tuple[Any, str]] = {}  # name -> (rank, key of the protocol)
     for i, row in enumerate(rows):
-        name, key = number_format.format_value(row.get("name", "unnamed")), _protocol_key(row)
+        name = number_format.format_value(row.get("name", "unnamed"))
+        key = _protocol_key(row)
         known_protocols.setdefault(key, _parse_protocol(len(known_protocols) + 1, row))
         by_name.setdefault(name, {}).setdefault(key, []).append(row)
         kimg = row.get("kimg")

@@ -23,7 +23,7 @@ from paragan.train.session import Session
 
 HEALTH_FILE = "health.jsonl"
 ACTION_ROLLBACK = "rollback"
-ACTION_GAVE_UP = "gave up"
+ACTION_EXHAUSTED = "gave up"
 ACTION_WARNED = "warned"
 
 
@@ -122,10 +122,10 @@ def read_rollbacks(folder: Path) -> list[Row]:
 def drop_findings_after(folder: Path, step: int) -> None:
     """Drop the findings of steps that come again. Lines that say that the run went back or gave up stay."""
 
-    def is_kept(row: Row) -> bool:
-        if row.get("action") in (ACTION_ROLLBACK, ACTION_GAVE_UP):
+    def is_retained(row: Row) -> bool:
+        if row.get("action") in (ACTION_ROLLBACK, ACTION_EXHAUSTED):
             return True
         found_at = row.get("step")
         return not is_number(found_at) or found_at <= step
 
-    JsonlFile(folder / HEALTH_FILE).filter(is_kept)
+    JsonlFile(folder / HEALTH_FILE).filter(is_retained)

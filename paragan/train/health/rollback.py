@@ -14,7 +14,7 @@ from paragan.config.run import Run
 from paragan.core.errors import Diverged
 from paragan.train import checkpoint
 from paragan.train.console import RunConsole
-from paragan.train.health.monitor import ACTION_GAVE_UP, ACTION_ROLLBACK, append_finding, read_rollbacks
+from paragan.train.health.monitor import ACTION_EXHAUSTED, ACTION_ROLLBACK, append_finding, read_rollbacks
 from paragan.train.health.rollback_request import RollbackRequested
 from paragan.train.run_dir import RunDir
 
@@ -29,8 +29,8 @@ def roll_back(
     """
     message = _decide_rollback(run_dir, run, rollback_request) if world.is_main else ""
     message = world.all_gather_str(message)[0]
-    if message.startswith(ACTION_GAVE_UP):
-        raise Diverged(message.removeprefix(ACTION_GAVE_UP), same_on_all_ranks=True)
+    if message.startswith(ACTION_EXHAUSTED):
+        raise Diverged(message.removeprefix(ACTION_EXHAUSTED), same_on_all_ranks=True)
     console.print(message)
     retire_undone_checkpoints(run_dir, world)
 
@@ -43,9 +43,9 @@ def _decide_rollback(run_dir: RunDir, run: Run, rollback_request: RollbackReques
     options = run.on_divergence
     previous = read_rollbacks(run_dir.path)
     if len(previous) >= options.max_rollbacks:
-        append_finding(run_dir.path, finding, kimg, step, ACTION_GAVE_UP)
+        append_finding(run_dir.path, finding, kimg, step, ACTION_EXHAUSTED)
         count = f"it went back {len(previous)} times (on_divergence.max_rollbacks)"
-        return f"{ACTION_GAVE_UP}{kimg:g} kimg: {finding.message}; {count}, and it happened again; {finding.advice}"
+        return f"{ACTION_EXHAUSTED}{kimg:g} kimg: {finding.message}; {count}, and it happened again; {finding.advice}"
     steps = [int(path.name) for path in checkpoint.list_checkpoints(run_dir.checkpoints_dir)]
     to_step = next((saved_step for saved_step in steps if saved_step <= finding.last_good_step), 0)
     number = len(previous) + 1

@@ -101,7 +101,8 @@ def _list_names(names: Sequence[str], max_names: int) -> str:
 def describe_jobs(label_jobs: Sequence[Job]) -> str:
     """Return a line that says how long each label is trained."""
     runs = sorted((job.run for job in label_jobs), key=lambda run: run.total_images)
-    shortest, longest = runs[0], runs[-1]
+    shortest = runs[0]
+    longest = runs[-1]
     min_kimg = f"{shortest.total_images / 1000:g}"
     max_kimg = f"{longest.total_images / 1000:g}"
     if min_kimg == max_kimg:
