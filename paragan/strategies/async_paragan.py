@@ -41,8 +41,8 @@ class Async(StrategyDefaults):
 
     split            : how many ranks train G and how many D, "2:6"; "auto": so that neither waits; "none": all train
                        both
-    max_lead_rounds  : how many rounds one team may be ahead of the other. 1: both train the same round at once, and a
-                       run can be repeated bit for bit
+    max_lead_rounds  : how many rounds may be in progress at once; then the faster team waits. 1: both are in the same
+                       round, and a run can be repeated bit for bit
     snapshot_every   : rounds of D between the snapshots that it sends
     snapshot_wire    : how snapshots are encoded for the network
     replay_policy    : which of the images that G made D trains on

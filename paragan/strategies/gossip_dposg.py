@@ -1,9 +1,16 @@
 """DPOSG: decentralized training, where each rank mixes its players with those of a few neighbours.
 
 Liu, Zhang, Mroueh, Cui, Ross, Yang and Das, "A Decentralized Parallel Algorithm for Training Generative Adversarial
-Nets", NeurIPS 2020, arXiv 1910.12999. What is sent: the parameters of both players, to the neighbours in the graph of
-the step, while the gradient is computed; they are mixed before the optimizer steps. The algorithms of the paper (DPOSG,
-DP-OAdam, Rand-DP-OAdam, CP-OAdam) are presets (presets.py).
+Nets", NeurIPS 2020, arXiv 1910.12999. The update of DPOSG (`paper_update`), with the players of all ranks as rows of
+X, t rounds of mixing, and one gradient F an iteration:
+
+    mixed = W^t X_before              Blocking(Gossip): before the gradient is computed (comm/gossip.py)
+    Z = mixed - lr F(Z_before)        OptimisticMirrorDescent: the point of the gradient (comm/exchange.py)
+    X = mixed - lr F(Z)
+
+By default (DP-OAdam) each player's own optimizer makes the optimistic step, and mixing overlaps with the gradient:
+parameters leave when the round starts and are mixed before the optimizer steps. DPOSG, DP-OAdam, Rand-DP-OAdam and
+CP-OAdam are presets (presets.py).
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """The training loop: play rounds until the clock reaches the length of the run.
 
-A round is one pass through a role's turn groups, for example D twice and then G. `run_rounds` plays it in this order:
+A round is one pass through the turn groups of this rank's role, for example D, D, G. A turn group is a tuple of turns
+whose players step at once (game/turn.py). `run_rounds` plays a round in this order:
 
 1. `wait_for_data`: block until the real images of the round are decoded on this rank and, where data are remote, on all
    ranks. No message is in flight between rounds, so this is where a run can stop.
-2. `stop.is_due`: if the ranks have agreed to stop here (a signal, or data that failed), write a checkpoint and raise
-   `Interrupted`. No collective is needed as long as nobody asks (shutdown.py).
+2. `stop.is_due`: if a stop was requested (by a signal, or because data failed) and this is the round on which the ranks
+   agreed, write a checkpoint and raise `Interrupted`. As long as nobody asks, this costs no communication (shutdown.py).
 3. `play_round`:
-   a. `start_exchanges`: begin the exchange of each player's first turn. Some exchanges send at once what they know.
+   a. `start_exchanges`: begin the exchange of each player's first turn. Gossip sends its parameters here.
    b. for every turn group: `lanes.next_micro_batches` loads real images, if the group needs new ones; `play_turns` runs
       forward and backward of its turns, exchanges gradients (buckets leave while backward runs), and steps the
       optimizers; `stats.add` sums the losses on the device.
@@ -50,6 +51,7 @@ def run_training_loop(session: Session, callbacks: list[Callback], on_stop: Call
 
     Raises:
         Interrupted: the run was asked to stop and can be resumed.
+        RunError: this rank failed, or another one did.
         RollbackRequested: the run must go back to an earlier checkpoint, on all ranks.
     """
     with report_errors(session), StopCoordinator(session.world) as stop:
@@ -73,7 +75,7 @@ def run_rounds(session: Session, callbacks: list[Callback], on_stop: Callback, s
                 if stop.failed:
                     raise RunError(stop.reason, same_on_all_ranks=True)
                 message = f"{stop.reason}: stopped at {clock.kimg:.1f} kimg (step {clock.step})"
-                raise Interrupted(message, same_on_all_ranks=not session.world.is_main)
+                raise Interrupted(message, same_on_all_ranks=not session.world.is_main)  # rank 0 prints it
             with rollback_on_divergence(session.run.on_divergence.is_enabled, clock):
                 play_round(session)
                 clock.seconds += time.perf_counter() - start
@@ -98,7 +100,7 @@ def wait_for_data(session: Session, stop: StopCoordinator, readiness: DataReadin
         return True
     except (RunError, UsageError) as error:
         if isinstance(error, CommunicationError) or (session.world.size > 1 and not readiness.is_active):
-            raise
+            raise  # the ranks cannot agree on a stop, or do not wait for each other between rounds
         stop.request(str(error), failed=True)
         if not stop.acknowledged(step):
             raise
