@@ -5,8 +5,8 @@ whose players step at once (game/turn.py). `run_rounds` plays a round in this or
 
 1. `wait_for_data`: block until the real images of the round are decoded on this rank and, where data are remote, on all
    ranks. No message is in flight between rounds, so this is where a run can stop.
-2. `stop.is_due`: if a stop was requested (by a signal, or because data failed) and this is the round on which the ranks
-   agreed, write a checkpoint and raise `Interrupted`. As long as nobody asks, this costs no communication (shutdown.py).
+2. `stop.is_due`: if a stop was requested (by a signal, or because data failed) and the ranks agreed to stop before this
+   round, write a checkpoint and raise `Interrupted`. As long as nobody asks, this needs no collective (shutdown.py).
 3. `play_round`:
    a. `start_exchanges`: begin the exchange of each player's first turn. Gossip sends its parameters here.
    b. for every turn group: `lanes.next_micro_batches` loads real images, if the group needs new ones; `play_turns` runs

@@ -197,7 +197,7 @@ class Int8(_UniformQuantizer):
 class Int4(_UniformQuantizer):
     """4 bits a number: 16 levels, scaled by a block's largest number.
 
-    GANs become worse with larger blocks, or with feedback of 1 (docs/measurements/quantized.md).
+    A GAN became worse with blocks of 256 and feedback of 1 (docs/measurements/quantized.md).
 
     block    : numbers that share a scale
     rounding : nearest, or stochastic: at random, so that the mean is exact
