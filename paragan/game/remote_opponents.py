@@ -1,7 +1,7 @@
 """Opponents that are trained on other ranks: images of G that are sent to D, and snapshots of D that are sent to G.
 
-A message is used as soon as every rank of the team has it. A team waits for it only when it would otherwise be more
-than `max_lead_rounds` rounds ahead of the other.
+A message is used as soon as every rank of the team has it. A team waits for it only where more than `max_lead_rounds`
+rounds would otherwise be in progress at once.
 
 Both ends count rounds, so they know what message k holds: the images that G made in round k, and whether D's message
 carries a snapshot. In round k D may use images up to round k, and G the D from before round k; what arrives earlier
