@@ -118,7 +118,7 @@ def test_reasons_are_in_the_record_and_the_report_and_no_obstacle(tmp_path):
     assert record["reasons"][0] == "batch 32 over 2 lanes of 16 images, settings for 128"
     assert record["g"]["optimizer"]["lr"] == pytest.approx(5e-4)
     page = (tmp_path / "run/report.html").read_text()
-    assert "Why it is as it is" in page
+    assert "Why these settings" in page
     assert "<li>G: learning rate 0.0005 = 0.001 x sqrt(0.25)" in page
     plainly = train_args(
         tmp_path / "run", "--batch=32", "--kimg=0.128", "--g.optimizer.lr=5e-4", "--d.optimizer.lr=1e-3"
@@ -128,7 +128,7 @@ def test_reasons_are_in_the_record_and_the_report_and_no_obstacle(tmp_path):
 
 
 def test_a_run_without_reasons_has_no_such_section(finished):
-    assert "Why it is as it is" not in Path(finished / "report.html").read_text()
+    assert "Why these settings" not in Path(finished / "report.html").read_text()
 
 
 def test_a_scaling_manager_gives_the_same_reasons():

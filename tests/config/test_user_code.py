@@ -29,11 +29,11 @@ from paragan.train.session import build_session
 
 STRATEGIES = {
     "sync": {"name": "sync"},
-    "together": {"name": "sync", "order": "together"},
+    "simultaneous": {"name": "sync", "order": "simultaneous"},
     "quantized": {"name": "quantized"},
     "gossip": {"name": "gossip"},
     "async": {"name": "async"},
-    "async, lags": {"name": "async", "fake_lags": [1, 0, 2], "critic_lags": [0, 1], "buffer": {"name": "replay"}},
+    "async, lags": {"name": "async", "fake_lags": [1, 0, 2], "critic_lags": [0, 1], "replay_policy": {"name": "replay"}},
 }
 GAMES = {
     "mixture": {"nets": {"name": "examples.mixture:Nets", "width": 8}},
@@ -158,8 +158,8 @@ def test_numbers_from_the_command_line(points, tmp_path, capsys):
     assert main(["export", str(run), nets, f"--out={tmp_path}/model"]) == 0
     assert "examples.mixture:Nets" in refused(capsys, "sample", run, "--out=a.png")
     assert "--nets" in refused(capsys, "eval", run)
-    assert "use samples.npz" in refused(capsys, "sample", run, nets, f"--out={tmp_path}/folder")
-    with pytest.raises(UsageError, match="no file runs"):
+    assert "Use samples.npz" in refused(capsys, "sample", run, nets, f"--out={tmp_path}/folder")
+    with pytest.raises(UsageError, match="which files never run"):
         load_model(run)
     assert main(["train", str(run / "run.yaml"), "-n"]) == 0
     model = load_model(run, nets="examples.mixture:Nets")
@@ -451,7 +451,7 @@ class Long(D):
 
 REFUSED = {
     "a shape": (lambda: G(size=3), D, ["returned [8, 3] for 8 latents", "[8, 2]"]),
-    "logits": (G, Long, ["discriminator returned [7] for 8"]),
+    "logits": (G, Long, ["discriminator returns [7] for 8"]),
     "no parameters": (G, lambda: nn.Flatten(), ["no parameters"]),
     "lazy": (lambda: G(nn.LazyLinear(8)), D, ["no shape before its first pass"]),
     "other memory": (lambda: G(Moves()), D, ["weight of G gets other memory"]),
@@ -529,25 +529,25 @@ def test_objectives_that_cannot_be_followed_are_refused():
 
 def test_what_is_wrong_with_own_parts_is_one_line(points, tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.py").write_text(
-        "from paragan.config import record\n"
+        "from paragan.core.schema import config_class\n"
         "import torch.nn as nn\n"
-        "@record\nclass Odd:\n    name: str = 'odd'\n"
+        "@config_class\nclass Odd:\n    name: str = 'odd'\n"
         "    def generator(self, spec): return nn.Linear(1, 1)\n"
         "    discriminator = generator\n"
-        "@record\nclass NoModules(Odd):\n    latent: int = 4\n"
+        "@config_class\nclass NoModules(Odd):\n    latent: int = 4\n"
         "    def generator(self, spec): return lambda z, y: z\n"
     )
     monkeypatch.chdir(tmp_path)
     base = ("train", "custom", f"--data={points}", "--run-dir=run")
-    assert "neither latent" in refused(capsys, *base, "--nets=mine:Odd")
-    assert "no nn.Module" in refused(capsys, *base, "--nets=mine:NoModules")
+    assert "needs latent" in refused(capsys, *base, "--nets=mine:Odd")
+    assert "Return an nn.Module" in refused(capsys, *base, "--nets=mine:NoModules")
     assert "has no generator, discriminator" in refused(capsys, *base, "--nets=examples.own_wire:Ternary")
     assert "makes square images" in refused(capsys, *base)
     assert "second_order" in refused(capsys, *base, "--objective=examples.mixture:Nets")
     assert "--mirror" in refused(capsys, *base, "--nets=examples.mixture:Nets", "--mirror")
     numbers = (*base, "--nets=examples.mixture:Nets")
     assert "objective.augment=ada: transforms images" in refused(capsys, *numbers, "--objective.augment=ada")
-    assert "use cr=0" in refused(capsys, *numbers, "--objective.cr=1")
+    assert "Use objective.cr=0" in refused(capsys, *numbers, "--objective.cr=1")
     assert "data.resolution" in refused(capsys, *base, "--nets=examples.mixture:Nets", "--data.resolution=8")
     assert "g_batch" in refused(
         capsys, "train", "custom", "--data=digits", "--nets=examples.tokenizer:Nets", "--run-dir=run",
@@ -573,7 +573,7 @@ def test_arrays_that_cannot_be_used_are_refused(tmp_path):
         with pytest.raises(UsageError):
             pg.from_arrays(x)
     np.save(tmp_path / "a.npy", np.array([None]), allow_pickle=True)
-    with pytest.raises(UsageError, match="no array"):
+    with pytest.raises(UsageError, match="is not an array"):
         pg.load_data(str(tmp_path / "a.npy"), resolution=None)
     with pytest.raises(UsageError, match="labels"):
         pg.from_arrays(VECTORS, np.zeros(3, np.int64))
@@ -583,5 +583,5 @@ def test_images_from_arrays_are_images():
     digits = pg.load_data("digits", resolution=8)
     again = pg.from_arrays(digits.images, digits.labels, digits.classes)
     assert dataclasses.replace(again, notes=digits.notes).fingerprint == digits.fingerprint
-    with pytest.raises(UsageError, match="no square images"):
+    with pytest.raises(UsageError, match="are not square images"):
         pg.from_arrays(np.zeros((3, 8, 9), np.uint8))

@@ -104,8 +104,8 @@ def plain_loop(run, rounds):
     for step in range(rounds):
         for i in range(run.d_steps):
             (hand,) = s.lanes.next_micro_batches()
-            together = run.strategy.order == "together" and i == run.d_steps - 1
-            if together:
+            simultaneous = run.strategy.order == "simultaneous" and i == run.d_steps - 1
+            if simultaneous:
                 g_grads = torch.autograd.grad(g_loss(hand).mean(), list(g.parameters()))
             d_opt.zero_grad()
             d_loss(hand).backward()
@@ -113,7 +113,7 @@ def plain_loop(run, rounds):
             if run.objective.clip:
                 for p in d.parameters():
                     p.data.clamp_(-run.objective.clip, run.objective.clip)
-        if not together:
+        if not simultaneous:
             g_grads = torch.autograd.grad(g_loss(hand).mean(), list(g.parameters()))
         for p, grad in zip(g.parameters(), g_grads, strict=True):
             p.grad = grad
@@ -231,7 +231,7 @@ def test_a_run_per_label_is_as_many_plain_loops():
         s = build_session(job.run, tiny_run.World.solo(), mine, Networks(*two_nets(job.run.seed), 8))
         hands = list[object]()
         reals = (hands.append(s.lanes.next_micro_batches()[0]) or hands[-1].images for _ in iter(int, 1))
-        latents = lambda turn, hands=hands: hands[-1].draw.normal(f"latent/{turn}", 8)  # noqa: E731
+        latents = lambda turn, hands=hands: hands[-1].rng.normal(f"latent/{turn}", 8)  # noqa: E731
         plain = w_cgan(job.label, reals, latents, run, 6)
         s = build_session(job.run, tiny_run.World.solo(), mine, Networks(*two_nets(job.run.seed), 8))
         for _ in range(6):
