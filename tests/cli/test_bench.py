@@ -219,7 +219,7 @@ def test_what_a_killed_laboratory_left_the_next_one_removes(tmp_path):
         ("--rate=1bit", "1bit is not a rate"),
         ("--timeout=0", "must be above 0"),
         ("--json=/proc/nope/x", "cannot be written"),
-        ("--logs=/proc/nope", "cannot be made"),
+        ("--logs=/proc/nope", "cannot be created"),
     ],
 )
 def test_what_the_laboratory_refuses(argument, said):

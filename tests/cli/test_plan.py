@@ -136,7 +136,7 @@ def test_many_workers_are_simulated(profile, tmp_path):
         (["--hosts=2", "--links=1e-320 B/s, 1 ms"], "is not understood"),
         (["--hosts=2", "--links=0.000001 bit/s, 1 ms"], "a rate must be above 0"),
         (["--hosts=2", "--links=25 Gbit/s"], "--links '25 Gbit/s' is not understood"),
-        (["--json=/tmp"], "--json /tmp is a folder"),
+        (["--json=/tmp"], "--json /tmp: this is a folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

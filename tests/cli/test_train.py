@@ -199,7 +199,7 @@ def test_existing_files_are_not_overwritten():
     assert "--outdir file: cannot be written" in usage_error("train", *TINY_RUN_ARGS, "--outdir=file")
     Path("folder").mkdir()
     Path("folder/thesis.txt").write_text("")
-    assert "folder has files in it but no run.yaml" in usage_error("train", *TINY_RUN_ARGS, "--run-dir=folder")
+    assert "folder: has files in it but no run.yaml" in usage_error("train", *TINY_RUN_ARGS, "--run-dir=folder")
     assert [path.name for path in Path("folder").iterdir()] == ["thesis.txt"]
 
 
