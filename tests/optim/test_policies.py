@@ -212,7 +212,7 @@ def test_policy_from_python_sets_the_objective_but_no_networks(name):
     assert objective(chosen) == ALSO[name][0]
     assert sum(line.startswith("also sets objective.loss=") for line in said) == 1
     assert not any("nets" in line for line in said if line.startswith("also sets"))
-    (theirs,) = [line for line in said if line.startswith("leaves to the networks, which are yours: ")]
+    (theirs,) = [line for line in said if line.startswith("leaves to your networks: ")]
     assert "nets.spectral=false" in theirs
     assert ("nets.batch_norm=true" in theirs) == (name == "dcgan")
 
@@ -311,7 +311,7 @@ def test_rejoining_rank_must_have_the_same_end_under_a_schedule(tmp_path, schedu
         resolve(tiny_run.make_run(f"g.schedule={schedule}", "kimg=1", "evaluation.metrics=[]"), images)
     )
     training = TrainJob(longer, LaunchInfo(), RunDirRequest())
-    with pytest.raises(UsageError, match=r"ends at 1\.0 kimg" if schedule == "linear" else "other images"):
+    with pytest.raises(UsageError, match=r"fall until 1\.0 kimg" if schedule == "linear" else "not the images"):
         training._match_running_run(folder, "of other images")
 
 

@@ -46,7 +46,7 @@ def test_a_follower_writes_the_lines_of_the_run_itself(run, tmp_path):
     assert ended.status == 0, ended.err
     assert score_lines(run) == score_lines(within)
     assert best_model.read_best(run) == best_model.read_best(within)
-    assert "complete and scored (1 models" in ended.out
+    assert "is complete, 1 models scored by this command" in ended.out
     assert "fd_pixels" in (run / "report.html").read_text()  # which was written before there were scores
 
 
@@ -65,7 +65,7 @@ def test_the_end_says_of_which_moment_its_scores_are(tmp_path):
     JsonlFile(tmp_path / "run" / "metrics.jsonl").filter(lambda row: row in left)
     printed = []
     print_done(tmp_path / "run", SimpleNamespace(print=printed.append))
-    assert ", which are of 0.16 kimg" in printed[0]
+    assert "(at 0.16 kimg)" in printed[0]
 
 
 def test_only_one_process_follows_a_run(run):
@@ -79,7 +79,7 @@ def test_only_missing_scores_are_measured(run):
     assert run_cli("eval", run, "--follow", "--metrics", "fd", "--count", "16").status == 0
     assert run_cli("eval", run, "--follow", *ASKED).status == 0
     assert [row["name"] for row in read_jsonl(run / "metrics.jsonl")] == ["fd_pixels", "kid_pixels"]
-    assert "(0 models" in run_cli("eval", run, "--follow", *ASKED).out
+    assert " 0 models scored" in run_cli("eval", run, "--follow", *ASKED).out
 
 
 def test_a_model_undone_by_a_rollback_is_not_scored(run, monkeypatch):

@@ -84,7 +84,7 @@ def test_a_truncation_sweep_prints_a_table(digits):
     page = (digits / "report.html").read_text()
     assert ">truncation 0.7, seed 5<" in page
     assert "Not comparable with the first fd_pixels: fakes 32, not 16." in page
-    assert "no number" in usage_error("eval", digits, "--truncation=a")
+    assert "not a number" in usage_error("eval", digits, "--truncation=a")
     assert "between 0.05 and 1" in usage_error("eval", digits, "--truncation=1,2")
 
 
@@ -153,7 +153,7 @@ def test_a_classifier_of_fakes_scores_them(digits, monkeypatch):
     assert ended.status == 0, ended.err
     cas, accuracy = read_jsonl(digits / "metrics.jsonl")[-2:]
     assert (cas["name"], accuracy["name"]) == ("cas_resnet20", "accuracy_resnet20")
-    assert (cas["protocol"]["shown"], cas["protocol"]["tested"], cas["protocol"]["fakes"]) == (640, 100, 200)
+    assert (cas["protocol"]["train_samples"], cas["protocol"]["test_images"], cas["protocol"]["fakes"]) == (640, 100, 200)
     assert 0 <= cas["value"] <= 1
     assert set(cas["per_class"]) <= set(map(str, range(10)))
     assert run_cli("report", digits).status == 0
@@ -166,7 +166,7 @@ def test_per_class_scores_need_classes(tmp_path):
     data = npz(tmp_path / "plain.npz", images=np.random.default_rng(0).integers(0, 255, (40, 8, 8, 1), np.uint8))
     plain = ["train", *TINY_RUN_ARGS, "--data", data, "--run-dir", tmp_path / "run"]
     assert "no labels" in usage_error(*plain, "--evaluation.metrics=[intra_fd]")
-    assert "use pixels" in usage_error(*plain, "--evaluation.features=resnet20")
+    assert "Use pixels" in usage_error(*plain, "--evaluation.features=resnet20")
 
 
 @pytest.mark.parametrize("names", ["abc", "abcdefghijkl", "a"])
@@ -195,7 +195,7 @@ def test_fd50k_needs_no_count(digits):
     assert ended.status == 0, ended.err
     assert read_jsonl(digits / "metrics.jsonl")[-1]["protocol"]["fakes"] == 50_000
     line = usage_error("eval", digits, "--features", "pixels", "--metrics", "kid50k_full", "--count", "16")
-    assert "ask for kid, or count=50000" in line
+    assert "Use kid, or count=50000" in line
 
 
 def test_a_user_s_feature_space_is_reloaded_by_name(digits, tmp_path, monkeypatch):

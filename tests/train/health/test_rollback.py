@@ -253,4 +253,4 @@ def test_rollback_needs_ranks_that_are_not_lost(tmp_path):
         "-n",
         f"--run-dir={tmp_path}/r",
     ]
-    assert "--strategy.rank_loss_timeout_s=0" in usage_error(*words)
+    assert "--strategy.peer_timeout_s=0" in usage_error(*words)

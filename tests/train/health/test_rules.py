@@ -203,7 +203,7 @@ def test_every_strategy_can_be_measured(pool):
     def measure(world):
         found = []
         for settings in (
-            ["strategy=gossip", "strategy.rank_loss_timeout_s=0"],
+            ["strategy=gossip", "strategy.peer_timeout_s=0"],
             ["strategy=async"],
             ["strategy=quantized"],
         ):
