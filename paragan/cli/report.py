@@ -44,6 +44,7 @@ def _report(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     from paragan.report.comparison import write_comparison
     from paragan.report.page import write_report
     from paragan.report.run_data import read_run_data
+    from paragan.train.run_dir import require_current_format
 
     check_no_extra_arguments(rest)
     folders = [Path(name) for name in options.run_dirs]
@@ -53,6 +54,8 @@ def _report(options: argparse.Namespace, rest: list[str], arguments: list[str]) 
     check_writable("--out", options.out)
     for folder in folders:
         read_run_data(folder)
+    if len(folders) == 1 and out is None:
+        require_current_format(folders[0])  # the page of that version would be replaced by a poorer one
     if not options.as_is:
         _make_figures(folders, options)
     if len(folders) == 1:
@@ -116,10 +119,9 @@ def _make_run_figures(folder: Path, options: argparse.Namespace, load_cached: Ca
 
 def _load_run(folder: Path, data: str | None) -> Run:
     """Load the run of a folder without running user code; `data` replaces the path of its data."""
-    from paragan.config.run import load_without_user_code
-    from paragan.core.schema import read_yaml
+    from paragan.train.run_dir import load_run_without_user_code
 
-    run = load_without_user_code(read_yaml(folder / "run.yaml"))
+    run = load_run_without_user_code(folder)
     return dataclasses.replace(run, data=dataclasses.replace(run.data, path=data)) if data else run
 
 

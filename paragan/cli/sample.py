@@ -120,13 +120,13 @@ def load_model_from_options(options: argparse.Namespace) -> Model:
 def load_conditioning_data(options: argparse.Namespace, path: Path) -> Any:
     """Load the data that user-defined networks take as input: those of --data, or of the run. None if not needed."""
     from paragan.config.resolve import load_dataset
-    from paragan.config.run import Run, load_without_user_code
-    from paragan.core.schema import read_yaml
+    from paragan.config.run import Run
+    from paragan.train.run_dir import load_run_without_user_code
 
     run_file = path / "run.yaml"
     if not options.nets or not (options.data or run_file.exists()):
         return None
-    run = load_without_user_code(read_yaml(run_file)) if run_file.exists() else Run()
+    run = load_run_without_user_code(path) if run_file.exists() else Run()
     data = dataclasses.replace(run.data, path=options.data or run.data.path)
     return load_dataset(dataclasses.replace(run, data=data))
 

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -326,7 +326,8 @@ def check_run_dir(request: RunDirRequest, run: Run) -> None:
         return
     previous = RunDir(request.run_dir).read_run_config()
     if previous:
-        started = from_dict(Run, previous)
+        with wrap_run_errors(request.run_dir):
+            started = from_dict(Run, previous)
         run = fill_strategy_defaults(replace(run, strategy=started.strategy, auto_choice=started.auto_choice))
     _open_requested(request.run_dir, request.resume, run, no_check).release()
     if previous and not run.auto_choice.ranks:
@@ -378,6 +379,7 @@ def check_same_run(previous: dict[str, Any], run: Run, path: Path) -> None:
     """Raise UsageError if the record of a folder is of another run, and name the fields that differ."""
     changes = config_changes(previous, run)
     if changes:
+        require_current_format(path)
         listed = "; ".join(f"{name} was {before!r}, is {now!r}" for name, before, now in changes[:8])
         raise UsageError(f"{path}: holds another run: {listed}. Use its settings, or another --run-dir")
 
@@ -424,6 +426,44 @@ def _dir_name(number: int, run: Run, ranks: int = 0) -> str:
     return f"{number:05d}-{run.recipe}-{nets}-{strategy}{ranks_text}-b{run.batch}"
 
 
+def require_current_format(folder: Path) -> None:
+    """Raise UsageError if another version of paragan wrote the checkpoints or the model of a run folder."""
+    for path in (*checkpoint.list_checkpoints(folder / "checkpoints"), *sorted(folder.glob("labels/*/checkpoints/*"))):
+        with contextlib.suppress(checkpoint.CorruptCheckpoint):
+            checkpoint.read_metadata(path)
+            return
+    if (folder / "model" / "config.json").is_file():
+        read_model_config(folder / "model")
+
+
+@contextlib.contextmanager
+def wrap_run_errors(folder: Path) -> Iterator[None]:
+    """Name the format of a run folder in UsageErrors that come from a record of another version of paragan."""
+    try:
+        yield
+    except UsageError as error:
+        require_current_format(folder)
+        raise UsageError(f"{folder / 'run.yaml'}: {error}") from error
+
+
+def load_run(folder: Path) -> Run:
+    """Return the run that a folder holds.
+
+    Raises:
+        UsageError: run.yaml is none of this version of paragan.
+    """
+    record = read_yaml(folder / "run.yaml")
+    with wrap_run_errors(folder):
+        return from_dict(Run, record)
+
+
+def load_run_without_user_code(folder: Path) -> Run:
+    """Return the run that a folder holds, without the parts that may import user code."""
+    record = read_yaml(folder / "run.yaml")
+    with wrap_run_errors(folder):
+        return load_without_user_code(record)
+
+
 def require_run_dir(path: Path) -> Path:
     """Return the path if it is a run folder.
 
@@ -453,7 +493,7 @@ def resolve_scored_run(path: Path, data: str | None) -> tuple[Path, Run]:
     """
     if (path / "run.yaml").exists() or not (path / "model.safetensors").exists():
         run_dir = require_run_dir(path)
-        return run_dir, load_without_user_code(read_yaml(run_dir / "run.yaml"))
+        return run_dir, load_run_without_user_code(run_dir)
     if not data:
         raise UsageError(f"--data: {path} is a model without its run. Use --data PATH to say what it is scored against")
     config = read_model_config(path)

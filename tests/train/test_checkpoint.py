@@ -147,6 +147,17 @@ def test_a_checkpoint_of_another_version_is_refused(run):
     assert len(list_checkpoints(run)) == 2
 
 
+def test_a_record_of_another_version_is_refused_by_the_format_of_its_checkpoints(run):
+    record = run / "run.yaml"
+    record.write_text(record.read_text().replace("max_bad_fraction", "bad_share"))
+    for path in list_checkpoints(run):
+        metadata = path / "checkpoint.json"
+        metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"format": 1}))
+    for command in (train_args(run, *SHORT), ["eval", str(run)], ["report", str(run)], ["status", str(run)]):
+        assert "checkpoint format 1" in usage_error(*command)
+    assert not (run / "report.html").exists()
+
+
 def test_changed_data_are_refused(tmp_path):
     data, run = tmp_path / "data.npz", tmp_path / "run"
     np.savez(data, images=np.zeros((64, 8, 8, 1), np.uint8))

@@ -18,14 +18,14 @@ from paragan.config.resolve import load_dataset
 from paragan.config.run import Run
 from paragan.core.atomic_write import atomic_write_bytes
 from paragan.core.errors import UsageError
-from paragan.core.schema import apply_overrides, from_dict, read_yaml, to_dict
+from paragan.core.schema import apply_overrides, from_dict, to_dict
 from paragan.data.dataset import Dataset
 from paragan.eval.evaluate import EvalProtocol, Score
 from paragan.models.model import load_model, weights_bytes
 from paragan.strategies.sync import Sync
 from paragan.train.callbacks.scoring import score
 from paragan.train.console import RunConsole
-from paragan.train.run_dir import require_run_dir
+from paragan.train.run_dir import load_run, require_run_dir
 
 COMPARISON_FILE = "merge.json"
 
@@ -40,7 +40,7 @@ def student_run(teacher_run_dir: Path, settings: Sequence[tuple[str, str]]) -> R
         UsageError: the folder holds no per-label run.
     """
     folder = require_run_dir(teacher_run_dir).absolute()
-    run = from_dict(Run, read_yaml(folder / "run.yaml"))
+    run = load_run(folder)
     if not run.per_label:
         raise UsageError(f"{folder}: has one generator for all labels already. Use a run of --strategy per-label")
     run = dataclasses.replace(run, strategy=Sync(), init_from="", distill_from=str(folder))

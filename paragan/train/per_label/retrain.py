@@ -10,13 +10,12 @@ from typing import Any
 from paragan.config.run import Run
 from paragan.core.atomic_write import atomic_write_bytes
 from paragan.core.errors import UsageError
-from paragan.core.schema import from_dict, read_yaml
 from paragan.models.model import find_model_dir, install_label_model, label_dir, load_model, parse_labels
 from paragan.models.sampler import Sampler
 from paragan.nets import Spec
 from paragan.train.per_label.label_dirs import SEEDS_FILE, find_label_dir, label_seed, read_label_seeds
 from paragan.train.per_label.lease_queue import LeaseEntry, LeaseQueue
-from paragan.train.run_dir import require_run_dir
+from paragan.train.run_dir import load_run, require_run_dir
 
 _NEXT_STEP = "repeat the command that trained it to continue, and to score all labels again (--run-dir {})"
 
@@ -79,7 +78,7 @@ def replace_label(path: Path, label_text: str, replacement: Path) -> list[str]:
 
 def _open_per_label_run(path: Path) -> tuple[Path, Run, tuple[str, ...]]:
     folder = require_run_dir(path)
-    run = from_dict(Run, read_yaml(folder / "run.yaml"))
+    run = load_run(folder)
     if not run.per_label:
         raise UsageError(f"{folder}: no per-label run, its strategy is {run.strategy.name}")
     return folder, run, load_model(folder, nets=run.nets).classes

@@ -18,7 +18,7 @@ from paragan.train.callbacks.best_model import read_best
 from paragan.train.per_label.label_dirs import leased_label_dir
 from paragan.train.per_label.lease_queue import LeaseEntry, LeaseQueue, is_process_gone
 from paragan.train.per_label.worker import FINALIZE_JOB
-from paragan.train.run_dir import RunDir, require_run_dir
+from paragan.train.run_dir import RunDir, require_run_dir, wrap_run_errors
 
 COLUMNS = ("label", "class", "images", "state", "kimg", "minutes", "worker", "scores")
 
@@ -34,7 +34,9 @@ def format_status(path: Path) -> str:
     if str(record.get("strategy", {}).get("name")) in PER_LABEL_NAMES:
         # without nets and objective, which may need the user's own code
         known = {name: part for name, part in record.items() if name not in ("nets", "objective")}
-        return "\n".join(_format_labels(folder, from_dict(Run, known)))
+        with wrap_run_errors(folder):
+            run = from_dict(Run, known)
+        return "\n".join(_format_labels(folder, run))
     return _format_run(RunDir(folder), float(record.get("kimg", 0)))
 
 
