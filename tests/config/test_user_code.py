@@ -33,7 +33,12 @@ STRATEGIES = {
     "quantized": {"name": "quantized"},
     "gossip": {"name": "gossip"},
     "async": {"name": "async"},
-    "async, lags": {"name": "async", "fake_lags": [1, 0, 2], "critic_lags": [0, 1], "replay_policy": {"name": "replay"}},
+    "async, lags": {
+        "name": "async",
+        "fake_lags": [1, 0, 2],
+        "critic_lags": [0, 1],
+        "replay_policy": {"name": "replay"},
+    },
 }
 GAMES = {
     "mixture": {"nets": {"name": "examples.mixture:Nets", "width": 8}},

@@ -153,7 +153,8 @@ def test_a_classifier_of_fakes_scores_them(digits, monkeypatch):
     assert ended.status == 0, ended.err
     cas, accuracy = read_jsonl(digits / "metrics.jsonl")[-2:]
     assert (cas["name"], accuracy["name"]) == ("cas_resnet20", "accuracy_resnet20")
-    assert (cas["protocol"]["train_samples"], cas["protocol"]["test_images"], cas["protocol"]["fakes"]) == (640, 100, 200)
+    protocol = cas["protocol"]
+    assert (protocol["train_samples"], protocol["test_images"], protocol["fakes"]) == (640, 100, 200)
     assert 0 <= cas["value"] <= 1
     assert set(cas["per_class"]) <= set(map(str, range(10)))
     assert run_cli("report", digits).status == 0
