@@ -121,5 +121,5 @@ def test_ranks_score_the_same_model(model):
 
     assert scoring.load_same_model(TwoRanks("another", ""), load).kimg == 1
     assert len(loads) == 2
-    with pytest.raises(UsageError, match="another model on every rank"):
+    with pytest.raises(UsageError, match="ranks read different models"):
         scoring.load_same_model(TwoRanks(*["another"] * scoring.MAX_READ_ATTEMPTS), load)
