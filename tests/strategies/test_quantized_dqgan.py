@@ -150,5 +150,5 @@ def test_a_lossy_wire_carries_float32_only():
     of = resolve(of, data)
     pair = build_networks(of, make_spec(of, data), torch.device("cpu"))
     pair.d.double()
-    with pytest.raises(UsageError, match="D has float64 parameters. Use --strategy.wire=exact"):
+    with pytest.raises(UsageError, match="D has float64 parameters"):
         build_game(of, pair, data, torch.device("cpu"))
