@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
-from benchmarks.quality.quality import RECIPES, Judge, paragan
+from benchmarks.quality.quality import RECIPES, SampleJudge, run_paragan
 from paragan.config.resolve import load_dataset
 from paragan.config.run import Run
 from paragan.core.schema import from_dict, read_yaml
@@ -55,7 +55,7 @@ MAX_REALS = 10_000  # reals that are looked at, at most: precision and recall co
 def kimg_within(seconds: float, settings: Sequence[str], folder: Path) -> float:
     """Thousands of images that two ranks see in so long."""
     if not (folder / "stats.jsonl").exists():
-        paragan("train", *settings, *QUIET_OUTPUT, f"--kimg={PILOT_KIMG}", f"--run-dir={folder}")
+        run_paragan("train", *settings, *QUIET_OUTPUT, f"--kimg={PILOT_KIMG}", f"--run-dir={folder}")
     lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
     return seconds / statistics.median(line["Timing/sec_per_kimg"] for line in lines[1:])
 
@@ -69,7 +69,7 @@ def train_for(folder: Path, settings: Sequence[str], minutes: float) -> Path:
         budget = ("--kimg=1e6", f"--strategy.minutes={minutes / ranks}")
     else:
         budget = (f"--kimg={kimg_within(30 * minutes, settings, folder.with_name(folder.name + '-pilot')):.0f}",)
-    paragan("train", *settings, *QUIET_OUTPUT, *budget, f"--run-dir={folder}")
+    run_paragan("train", *settings, *QUIET_OUTPUT, *budget, f"--run-dir={folder}")
     return folder
 
 
@@ -128,11 +128,11 @@ def main() -> None:
             settings = (*(own or fixed), *CASES[case], f"--seed={seed}")
             folder = train_for(Path(options.runs) / "-".join(words), settings, options.minutes)
             reals = load_dataset(from_dict(Run, read_yaml(folder / "run.yaml")))
-            judge = judge or Judge(folder)
+            judge = judge or SampleJudge(folder)
             rows.append(
                 {"case": case, "seed": int(seed), **training_progress(folder), **scores(load_model(folder), reals)}
             )
-            rows[-1] |= judge.looks(folder)
+            rows[-1] |= judge.score_run(folder)
             print(rows[-1], flush=True)
             found = {"recipe": options.recipe, "minutes": options.minutes, "settings": fixed, "machine": about}
             save_json(options.json, {**found, "rows": rows})

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from sklearn.svm import SVC
 
 from benchmarks.lib.timing import describe_machine, format_machine, format_table, save_json
-from benchmarks.quality.digits_acceptance import spread
+from benchmarks.quality.digits_acceptance import class_diversity
 from paragan.config.resolve import load_dataset
 from paragan.config.run import Run
 from paragan.core.schema import from_dict, read_yaml
@@ -167,7 +167,7 @@ class SampleJudge:
         images, labels = sample_images(run_dir)
         return {
             "recognised": float((self.svm.predict(_flatten(images)) == labels).mean()),
-            "diversity": spread(images, labels) / spread(self.images, self.labels),
+            "diversity": class_diversity(images, labels) / class_diversity(self.images, self.labels),
         }
 
     def score_run(self, run_dir: Path) -> dict[str, float]:
