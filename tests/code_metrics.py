@@ -376,6 +376,23 @@ def forbidden_fields(modules: Iterable[Module]) -> list[Finding]:
     return sorted(findings)
 
 
+def forbidden_locals(modules: Iterable[Module]) -> list[Finding]:
+    """List the variables of modules whose name contains a forbidden word."""
+    findings: list[Finding] = []
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                findings += _forbidden(module.file, node.lineno, "variable", node.id)
+    return sorted(findings)
+
+
+def forbidden_names(modules: Iterable[Module]) -> list[Finding]:
+    """List every name that modules define and that contains a forbidden word."""
+    modules = list(modules)
+    findings = {*forbidden_definitions(modules), *forbidden_fields(modules), *forbidden_locals(modules)}
+    return sorted(findings)
+
+
 def _forbidden_targets(file: str, kind: str, body: Iterable[ast.stmt]) -> list[Finding]:
     findings: list[Finding] = []
     for statement in body:
@@ -397,6 +414,36 @@ def _forbidden(file: str, line: int, kind: str, name: str) -> list[Finding]:
 
 def _is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
+
+
+# Error messages ---------------------------------------------------------------------------------------
+
+
+def misformed_messages(modules: Iterable[Module]) -> list[Finding]:
+    """List the messages of UsageError that are not of the form `field=value: what is wrong. Use X or Y.`
+
+    A message names its subject before a colon, and says what to do in a sentence of its own.
+    """
+    findings: list[Finding] = []
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "UsageError" and node.args:
+                text = _literal_text(node.args[0])
+                if text is not None and (": " not in text or _INLINE_ADVICE.search(text)):
+                    findings.append(Finding(module.file, node.lineno, text[:90]))
+    return sorted(findings)
+
+
+_INLINE_ADVICE = re.compile(r"[:;,(] ?(try|use|leave|start|take|give|choose|set|write|run|ask) ")
+
+
+def _literal_text(node: ast.expr) -> str | None:
+    """Return the text of a string or f-string, with {} for values; None for another expression."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    return None
 
 
 # Strategies -------------------------------------------------------------------------------------------
@@ -455,6 +502,26 @@ def _has_tag(node: ast.ClassDef) -> bool:
     """Return whether a configuration class has a field `name: Literal[...]`."""
     fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
     return any(ast.unparse(f.target) == "name" and ast.unparse(f.annotation).startswith("Literal[") for f in fields)
+
+
+# Arguments --------------------------------------------------------------------------------------------
+
+
+def whole_runs(modules: Iterable[Module]) -> list[Finding]:
+    """List the functions that get a whole run, and read a single field or section of it."""
+    findings: list[Finding] = []
+    for module, node in _functions(modules):
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        if not any(a.arg == "run" and a.annotation and ast.unparse(a.annotation) == "Run" for a in arguments):
+            continue
+        uses = [part for part in ast.walk(node) if isinstance(part, ast.Name) and part.id == "run"]
+        reads = [
+            part for part in ast.walk(node) if isinstance(part, ast.Attribute) and ast.unparse(part.value) == "run"
+        ]
+        fields = {part.attr for part in reads}
+        if uses and len(uses) == len(reads) and len(fields) == 1:
+            findings.append(Finding(module.file, node.lineno, f"{node.name} reads run.{fields.pop()} only"))
+    return sorted(findings)
 
 
 # Expressions ------------------------------------------------------------------------------------------
@@ -666,6 +733,12 @@ def count_all(root: Path) -> dict[str, int]:
         "classes named by a forbidden word": sum(entry.text.startswith("class") for entry in forbidden),
         "modules named by a forbidden word": sum(entry.text.startswith("module") for entry in forbidden),
         "fields, parameters, constants by a forbidden word": len(forbidden_fields(modules)),
+        "variables by a forbidden word": len(forbidden_locals(modules)),
+        "names of tests and benchmarks by a forbidden word": sum(
+            len(forbidden_names(load_modules(root, folder))) for folder in ("tests", "benchmarks")
+        ),
+        "error messages not in the one form": len(misformed_messages(modules)),
+        "functions that get a run and read one field": len(whole_runs(modules)),
         "strategies distinguished by class or name": len(strategy_queries(modules)),
         "named strategies that subclass another": len(strategy_subclasses(modules)),
         "multi-target assignments": len(multi_target_assignments(modules)),
@@ -693,6 +766,9 @@ LISTS: dict[str, Callable[[Sequence[Module]], Iterable[object]]] = {
     "stems": lambda modules: (f"{stem}: {' '.join(files)}" for stem, files in duplicate_stems(modules).items()),
     "forbidden": forbidden_definitions,
     "fields": forbidden_fields,
+    "names": forbidden_names,
+    "messages": misformed_messages,
+    "runs": whole_runs,
     "assignments": multi_target_assignments,
     "unlike": unlike_assignments,
     "strategies": lambda modules: [*strategy_queries(modules), *strategy_subclasses(modules)],
@@ -710,11 +786,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("roots", nargs="*", type=Path, metavar="ROOT", help="checkouts, before and after (this one)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--list", choices=sorted(LISTS), help="list what is counted, with file and line")
+    parser.add_argument("--folder", default=PACKAGE, help="what to list of: the package, tests or benchmarks")
     options = parser.parse_args(argv)
     roots = options.roots or [Path(__file__).resolve().parent.parent]
     if options.list:
         for root in roots:
-            sys.stdout.writelines(f"{entry}\n" for entry in LISTS[options.list](load_modules(root)))
+            sys.stdout.writelines(f"{entry}\n" for entry in LISTS[options.list](load_modules(root, options.folder)))
         return 0
     counts = [count_all(root) for root in roots]
     if options.json:
